@@ -70,6 +70,14 @@ class KvMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class StageMemory:
+    """What the weights of a pipeline's stage take. `layers` is in words."""
+
+    layers: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Shape:
     """A model's measures. `layers` counts them, `mixers` their parts by kind. `context` is in tokens.
 
@@ -110,6 +118,7 @@ class Inspection:
     kv_cache: Sequence[KvMemory]
     refusal: str | None
     mtp_bytes: int | None = None
+    stages: Sequence[StageMemory] = ()  # of a pipeline; none if all layers are in one process
 
 
 def inspect_model(options: EngineOptions) -> Inspection | EncoderInspection:
@@ -171,11 +180,13 @@ class _Look:
             if contents is None:
                 raise
             self._refused(error)
+        stages: Sequence[StageMemory] = ()
         try:
             if config:
                 quantization = method_in_words(config)
                 spec = describe(config, self._options.max_model_len).spec
                 opened = open_model(self._options, self._source)
+                stages = _stages(self._options, opened)
                 if self._has_tokenizer or self._options.tokenizer is not None:
                     opened.tokenizer()
         except (ModelError, DeviceError) as error:
@@ -194,6 +205,7 @@ class _Look:
             kv_cache=[] if opened is None else _kv_cache(opened),
             refusal=self._refusal,
             mtp_bytes=None if opened is None else self._mtp_bytes(opened),
+            stages=stages,
         )
 
     def _mtp_bytes(self, opened: OpenedModel) -> int | None:
@@ -230,6 +242,17 @@ class _Look:
             if (kept_as := other.kept_as) not in seen:
                 seen.add(kept_as)
                 yield WeightMemory(kept_as, other.weight_bytes, False)
+
+
+def _stages(options: EngineOptions, opened: OpenedModel) -> list[StageMemory]:
+    """Those of a pipeline. Raises ModelError and DeviceError if the model cannot be split so."""
+    if options.pipeline.stages == 1:
+        return []
+    from .pipeline.loading import plan_stages
+    from .pipeline.split import stage_bytes
+
+    planned = plan_stages(options, opened)
+    return [StageMemory(str(stage), stage_bytes(opened.spec, stage, opened.formats)) for stage in planned]
 
 
 def shape_of(spec: DecoderSpec) -> Shape:

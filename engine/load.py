@@ -21,7 +21,7 @@ from .errors import ModelError
 from .load_progress import WarmUpProgress
 from .machine.memory import Memory, read_memory
 from .models.generation import sampling_defaults
-from .models.spec import DecoderSpec, ExpertsSpec, mixers, tensor_shapes
+from .models.spec import DecoderSpec, ExpertsSpec, StageSpec, mixers, tensor_shapes
 from .opened_model import OpenedModel, open_model
 from .options import DEFAULT_KV_OFFLOAD_SPACE, EngineOptions, most_logprobs
 from .speculative_options import DraftModel, Mtp, Speculation
@@ -60,6 +60,7 @@ class EngineLoad:
         self._options = options
         self._model = model = open_model(options)
         self._generation = model.source.generation()
+        self._stages = _plan_stages(options, model)
         self._draft = _open_draft(options, model)
         self._max_model_len = options.max_model_len or model.spec.max_positions
         if options.num_gpu_blocks_override is not None and options.kv_cache_space is not None:
@@ -104,10 +105,19 @@ class EngineLoad:
             model.kv_bytes_per_token * _BLOCK_TOKENS,
         )
 
+    @property
+    def _weight_bytes(self) -> int:
+        """Of the model, over all its stages."""
+        if not self._stages:
+            return self._model.weight_bytes
+        from .pipeline.loading import stages_bytes
+
+        return stages_bytes(self._model, self._stages, self._options.max_num_batched_tokens)
+
     def _plan(self) -> None:
         """Size what will lie in this machine's memory."""
         model, memory = self._model, read_memory()
-        weight_bytes, groups = model.weight_bytes + model.lora_bytes(self._options.lora), model.kv_groups
+        weight_bytes, groups = self._weight_bytes + model.lora_bytes(self._options.lora), model.kv_groups
         if self._draft is not None:
             weight_bytes += self._draft.model.weight_bytes
             groups = self._draft.with_own_bytes(groups)
@@ -196,6 +206,7 @@ class EngineLoad:
                 "quantization": model.kept_as if model.quantization or model.keeps_bits else "",
                 "kv_cache_dtype": model.kv_cache_dtype,
                 "enable_prefix_caching": str(options.enable_prefix_caching),
+                **({"stages": ", ".join(map(str, self._stages))} if self._stages else {}),
             },
         )
         self._finished = True
@@ -266,15 +277,7 @@ class EngineLoad:
         try:
             if self._kv_folder is not None:
                 self._kv_folder.scan()
-            self._executor = self._model.load(
-                self._options,
-                kv_cache_bytes=self._kv_cache_bytes,
-                max_model_len=self._max_model_len,
-                max_num_seqs=self._options.max_num_seqs,
-                max_num_batched_tokens=self._options.max_num_batched_tokens,
-                num_blocks=self._num_blocks,
-                cancellation=self._cancellation,
-            )
+            self._executor = self._load_model()
             asked = self._options.speculative.speculation
             if isinstance(asked, Mtp):
                 self._drafter = _mtp_drafter(asked, self._executor, self._max_model_len)
@@ -285,12 +288,44 @@ class EngineLoad:
         except BaseException as error:  # it is raised again in the thread that waits
             self._failure = error
 
+    def _load_model(self) -> Executor:
+        model, options = self._model, self._options
+        if not self._stages:
+            return model.load(
+                options,
+                kv_cache_bytes=self._kv_cache_bytes,
+                max_model_len=self._max_model_len,
+                max_num_seqs=options.max_num_seqs,
+                max_num_batched_tokens=options.max_num_batched_tokens,
+                num_blocks=self._num_blocks,
+                cancellation=self._cancellation,
+            )
+        from .pipeline.loading import load_pipeline
+
+        executor_options = model.executor_options(
+            kv_cache_bytes=self._kv_cache_bytes,
+            max_model_len=self._max_model_len,
+            max_num_seqs=options.max_num_seqs,
+            max_num_batched_tokens=options.max_num_batched_tokens,
+            num_blocks=self._num_blocks,
+        )
+        return load_pipeline(options, model, self._stages, executor_options, self._cancellation)
+
     def _wait(self) -> Executor:
         self._thread.join()
         if self._failure is not None:
             raise self._failure
         assert self._executor is not None
         return self._executor
+
+
+def _plan_stages(options: EngineOptions, model: OpenedModel) -> Sequence[StageSpec]:
+    """The stages of a pipeline, if one was asked for. Raises ModelError and DeviceError if there cannot be one."""
+    if options.pipeline.stages == 1:
+        return ()
+    from .pipeline.loading import plan_stages
+
+    return plan_stages(options, model)
 
 
 def _open_draft(options: EngineOptions, model: OpenedModel) -> OpenedDraft | None:

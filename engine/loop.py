@@ -21,7 +21,7 @@ from .devices.base import Executor, Pending, RecurrentExecutor
 from .devices.batch import TokenMasks
 from .histogram import Histogram
 from .scheduling.ahead import drop_ended
-from .scheduling.batch_builder import BatchBuilder
+from .scheduling.batch_builder import BatchBuilders
 from .scheduling.scheduler import Scheduler
 from .scheduling.sequence import Sequence
 from .scheduling.step import Finished, Step
@@ -65,11 +65,12 @@ class EngineLoop:
         self.step_tokens = Histogram(_STEP_TOKENS)
         self.step_started: float | None = None
         self._scheduler = scheduler
-        self._builder = BatchBuilder(executor.limits)
+        self._builder = BatchBuilders(executor.limits, scheduler.max_in_flight)
         self._executor = executor
         self._masks = masks
         self._deliver = deliver
         self._ahead: _Started | None = None  # the step after the one that is being ended
+        self._in_flight: deque[_Started] = deque()  # of a device that runs several steps at a time
         self._last_ended = 0.0
         self._inbox: deque[Message] = deque()
         self._wake = threading.Event()
@@ -144,6 +145,8 @@ class EngineLoop:
         while self._inbox:
             message = self._inbox.popleft()
             if message is None:
+                while self._in_flight:
+                    self._end(self._in_flight.popleft())
                 finished += [end for key in scheduler.unfinished for end in scheduler.abort(key)]
                 running = False
                 break
@@ -159,6 +162,9 @@ class EngineLoop:
 
     def _step(self) -> None:
         self.step_started = time.perf_counter()
+        if self._scheduler.max_in_flight > 1:
+            self._step_of_many()
+            return
         if (started := self._ahead or self._begin()) is None:
             return
         following = self._scheduler.schedule_after(started.step) if not self._inbox else None
@@ -168,13 +174,21 @@ class EngineLoop:
             self._ahead.pending.wait()
             self._ahead = None
 
+    def _step_of_many(self) -> None:
+        """Start as many steps as may be, and end the first of them."""
+        while len(self._in_flight) < self._scheduler.max_in_flight and (begun := self._begin()) is not None:
+            self._in_flight.append(begun)
+        if self._in_flight:
+            self.step_started = self._in_flight[0].started
+            self._end(self._in_flight.popleft())
+
     def _begin(self) -> _Started | None:
         scheduler, offload = self._scheduler, self._scheduler.offload
         if offload is not None:
             offload.restore(scheduler.num_running)
         step = scheduler.schedule()
         if step is None:
-            if scheduler.has_work:
+            if scheduler.has_work and not self._in_flight:
                 if offload is None or (until := offload.waits_until) is None:
                     raise RuntimeError("no sequence can run although some are unfinished")
                 self.step_started = None
@@ -194,7 +208,9 @@ class EngineLoop:
             self._executor.copy_blocks(np.array(pairs, dtype=np.int32), group)
         if step.state_copies:
             cast(RecurrentExecutor, self._executor).copy_states(np.array(step.state_copies, dtype=np.int32))
-        return _Started(step, masks, self._executor.start(batch), started)
+        pending = self._executor.start(batch)
+        self._scheduler.begin_step(step)
+        return _Started(step, masks, pending, started)
 
     def _end(self, begun: _Started) -> None:
         scheduler, step, masks = self._scheduler, begun.step, begun.masks
@@ -208,6 +224,7 @@ class EngineLoop:
         self._last_ended = ended
         # What grammars take says nothing of the device: fewer tokens of prompts would not make such a step shorter.
         device_s = ended - started - (0.0 if masks is None else masks.waited_s)
+        device_s *= 1 + len(self._in_flight)  # of stages that are all busy, the last one ends a step each such time
         scheduler.cost_model.observe(step.load, device_s * 1e3)
         assert self.step_started is not None
         self.step_seconds.observe(ended - self.step_started)

@@ -10,6 +10,7 @@ from .adapters.options import LoraOptions
 from .declaring.option import REQUIRED, Options, option
 from .declaring.values import above, at_least, count, json_object, number_or_none
 from .devices import DEVICE_NAMES
+from .pipeline_options import PipelineOptions
 from .speculative_options import SpeculativeOptions
 from .weights import LOAD_FORMATS
 from .weights.dtypes import DType, KvCacheDType
@@ -33,9 +34,10 @@ class EngineOptions(Options):
     """What to serve and how. None and "auto" leave the choice to the model, the device and the machine.
 
     `kv_cache_space` and `kv_offload_space` are in GiB, `max_step_ms` in milliseconds, `step_timeout` in seconds, the
-    other maxima in tokens and sequences. `lora` says which adapters there are, `speculative` how tokens are guessed.
-    `device_options` are options that single devices have, a group a device (see `devices`): the group of the device
-    that runs takes effect. Raises OptionError for a value that is out of range.
+    other maxima in tokens and sequences. `lora` says which adapters there are, `speculative` how tokens are guessed,
+    `pipeline` how layers are shared out to processes. `device_options` are options that single devices have, a group a
+    device (see `devices`): the group of the device that runs takes effect. Raises OptionError for a value that is out
+    of range.
     """
 
     model: str = option(REQUIRED, "a folder, a .gguf file or a Hugging Face hub id, such as owner/name:Q4_K_M")
@@ -163,4 +165,5 @@ class EngineOptions(Options):
     )
     lora: LoraOptions = field(default_factory=LoraOptions)
     speculative: SpeculativeOptions = field(default_factory=SpeculativeOptions)
+    pipeline: PipelineOptions = field(default_factory=PipelineOptions)
     device_options: tuple[Options, ...] = ()

@@ -189,7 +189,7 @@ struct StepReader {
 
 void run_step(Executor& executor, nb::handle batch, decltype(SamplingOutputs::tokens) tokens, Output<float, 1> logprobs,
               Output<int32_t, 1> ranks, Output<int32_t, 2> top_ids, Output<float, 2> top_logprobs,
-              Output<float, 2> logits) {
+              Output<float, 2> logits, Output<float, 2> rows) {
   StepReader read(batch);
   Step& step = read.step;
   SamplingOutputs outputs{std::move(tokens), std::move(logprobs), std::move(ranks), std::move(top_ids),
@@ -203,6 +203,7 @@ void run_step(Executor& executor, nb::handle batch, decltype(SamplingOutputs::to
     }
     step.out_logits = logits->data();
   }
+  step.rows = output_span<float, 2>(rows);
   const std::function<void()> wait = masks.wait();
   nb::gil_scoped_release release;
   executor.step(step, wait);
@@ -482,7 +483,7 @@ NB_MODULE(_native, m) {
         return runs;
       })
       .def("step", &run_step, "batch"_a, "token_ids"_a, "logprobs"_a.none(), "ranks"_a.none(), "top_ids"_a.none(),
-           "top_logprobs"_a.none(), "logits"_a.none())
+           "top_logprobs"_a.none(), "logits"_a.none(), "rows"_a.none() = nb::none())
       .def("guess", &run_guess, "batch"_a, "counts"_a, "least_probability"_a, "token_ids"_a)
       .def("copy_blocks", [](Executor& self, nb::ndarray<const int32_t, nb::shape<-1, 2>, nb::c_contig, nb::device::cpu> pairs,
                              int group) {
@@ -521,6 +522,8 @@ NB_MODULE(_native, m) {
       })
       .def_prop_ro("isa", [](const Executor& self) { return self.kernels().name; })
       .def_prop_ro("num_threads", &Executor::num_threads)
+      .def_prop_ro("row_floats", &Executor::row_floats)
+      .def_prop_ro("has_states", &Executor::has_states)
       .def_prop_ro("weight_bytes", &Executor::weight_bytes)
       .def_prop_ro("cache_bytes", &Executor::cache_bytes)
       .def_prop_ro("block_bytes", [](const Executor& self) { return self.cache().whole_block_bytes(); });

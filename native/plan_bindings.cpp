@@ -272,6 +272,8 @@ void bind_plans(nb::module_& m) {
       .def_rw("vocab_size", &DecoderPlan::vocab_size)
       .def_rw("hidden_size", &DecoderPlan::hidden_size)
       .def_rw("max_positions", &DecoderPlan::max_positions)
+      .def_rw("embeds", &DecoderPlan::embeds)
+      .def_rw("has_head", &DecoderPlan::has_head)
       .def_rw("embedding", &DecoderPlan::embedding)
       .def_rw("layers", &DecoderPlan::layers)
       .def_rw("final_norm", &DecoderPlan::final_norm, nb::arg().none())

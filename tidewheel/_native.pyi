@@ -276,6 +276,8 @@ class DecoderPlan:
     vocab_size: int
     hidden_size: int
     max_positions: int
+    embeds: bool
+    has_head: bool
     embedding: EmbeddingPlan
     layers: list[list[BranchPlan]]
     final_norm: NormPlan | None
@@ -294,6 +296,8 @@ class Executor:
     weight_bytes: int
     cache_bytes: int
     block_bytes: int
+    row_floats: int
+    has_states: bool
     def __init__(
         self,
         plan: DecoderPlan,
@@ -327,6 +331,7 @@ class Executor:
         top_ids: NDArray[np.int32] | None,
         top_logprobs: NDArray[np.float32] | None,
         logits: NDArray[np.float32] | None,
+        rows: NDArray[np.float32] | None = None,
     ) -> None: ...
     def guess(
         self, batch: StepBatch, counts: NDArray[np.int32], least_probability: float, token_ids: NDArray[np.int32]

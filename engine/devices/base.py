@@ -11,7 +11,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from ..cancellation import Cancellation
-from ..models.spec import DecoderSpec
+from ..models.spec import DecoderSpec, StageSpec
 from ..weights.dtypes import DType, KvCacheDType
 from ..weights.kv_scales import KvScales
 from ..weights.lora import LoraAdapter
@@ -150,6 +150,9 @@ class ExecutorLimits:
     `num_states` are the slots of recurrent state, one for each sequence and the others for snapshots, with one for
     padding behind them; 0: no layer is recurrent. A state can go back behind `max_guesses` of a sequence, so a step has
     no more of them; other models have no such limit. `max_loras` are the different adapters that may share a step.
+
+    With `pipeline_stages` above 1, so many steps may be started before the first of them is waited for, none of which
+    has a sequence of another. What is written and copied for them happens in the order in which it was asked for.
     """
 
     block_size: int
@@ -166,6 +169,7 @@ class ExecutorLimits:
     num_states: int = 0
     max_guesses: int = 0
     max_loras: int = 0
+    pipeline_stages: int = 1
 
     def __post_init__(self) -> None:
         if 0 < self.num_states < self.max_num_seqs:
@@ -422,6 +426,34 @@ class MtpDevice(Device, Protocol):
     @property
     def has_mtp(self) -> bool:
         """Whether that is so."""
+        ...
+
+
+@runtime_checkable
+class StagedDevice(Device, Protocol):
+    """One that can have some layers of a model in a process of their own."""
+
+    def limits(self, spec: DecoderSpec, options: ExecutorOptions) -> ExecutorLimits:
+        """Those of the whole model, which all stages have. Raises DeviceError if the cache is too small."""
+        ...
+
+    def stage_groups(self, num_stages: int) -> list[list[int]]:
+        """The processors of each stage. Raises DeviceError if they cannot be shared out."""
+        ...
+
+    def bound_to(self, cpus: Sequence[int]) -> StagedDevice:
+        """The device on these processors alone."""
+        ...
+
+    def load_stage(
+        self,
+        spec: DecoderSpec,
+        weights: WeightSource,
+        options: ExecutorOptions,
+        stage: StageSpec,
+        cancellation: Cancellation | None = None,
+    ) -> Executor:
+        """Load the layers of a stage. `weights` have theirs alone; `spec` and `options` are the model's."""
         ...
 
 

@@ -173,6 +173,11 @@ class StepOutput:
         arrays = {field.name: getattr(self, field.name) for field in fields(self)}
         return replace(self, **{name: array[rows] for name, array in arrays.items() if array is not None})
 
+    def copy(self) -> StepOutput:
+        """The same in arrays of their own."""
+        arrays = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{name: array.copy() for name, array in arrays.items() if array is not None})
+
     @classmethod
     def empty(cls, sampling: SamplingBatch) -> StepOutput:
         """Room for all that these rows ask for."""

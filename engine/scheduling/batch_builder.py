@@ -31,6 +31,24 @@ class _Shape(Struct):
     sampling: SamplingBatch | None = None  # but for its positions and masks
 
 
+class BatchBuilders:
+    """Builds the batches of `count` sets of decoding sequences that take turns, and keeps the arrays of each.
+
+    A batch is valid until the next one is built.
+    """
+
+    def __init__(self, limits: ExecutorLimits, count: int) -> None:
+        # One more where there are several: for steps without decodes.
+        self._builders = [BatchBuilder(limits) for _ in range(count if count == 1 else count + 1)]
+
+    def build(self, step: Step, masks: TokenMasks | None = None) -> StepBatch:
+        """The arrays of a step: see BatchBuilder."""
+        builders = self._builders
+        known = next((i for i, builder in enumerate(builders) if builder.version == step.decode_version), 0)
+        builders.append(builders.pop(known))  # the first is the one that was not used for longest
+        return builders[-1].build(step, masks)
+
+
 class BatchBuilder:
     """Builds one StepBatch at a time. A batch is valid until the next one is built."""
 
@@ -44,6 +62,11 @@ class BatchBuilder:
         self._uses_history = False
         self._owners: list[Sequence] = []  # of the rows of the last step with drafts
         self._shapes: dict[tuple[int, ...], _Shape] = {}  # of those owners, by the rows of each
+
+    @property
+    def version(self) -> int | None:
+        """Of the decodes whose arrays are kept."""
+        return self._version
 
     def build(self, step: Step, masks: TokenMasks | None = None) -> StepBatch:
         """The arrays of a step: one of each decode, then drafts and chunks. `masks` are for its sampled rows."""

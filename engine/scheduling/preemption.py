@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Callable, Set
+from collections.abc import Sequence as Seq
 
 from ..cache.manager import CacheManager
 from ..devices.base import ExecutorLimits
@@ -12,6 +13,10 @@ from .running import Running
 from .sequence import Sequence, SequenceState
 from .step import Step
 from .waiting import WaitingQueue
+
+
+class MustWaitError(Exception):
+    """Somebody would have to make way, which has to wait until all steps that were started have ended."""
 
 
 class Preemption:
@@ -30,8 +35,11 @@ class Preemption:
         beams: Beams,
         prompts: Prompts,
     ) -> None:
-        """`total` is how often it has happened."""
-        self.total = 0
+        """`total` is how often it has happened, and `num_in_flight` the steps that have not ended.
+
+        While there are any, whoever would have to make way may be in them, and all methods raise MustWaitError instead.
+        """
+        self.total = self.num_in_flight = 0
         self._cache = cache
         self._chunked_prefill = limits.chunked_prefill
         self._running = running
@@ -57,10 +65,13 @@ class Preemption:
                     return
                 self._preempt(last, step)
 
-    def make_room(self, step: Step) -> Set[int]:
-        """See to it that each decoding sequence has a block of its own to write to; keys of those whose are new."""
+    def make_room(self, step: Step, choose: Callable[[], Seq[Sequence]]) -> Set[int]:
+        """See to it that each sequence that decodes has a block of its own to write to; keys of those whose are new.
+
+        `choose` gives those who decode.
+        """
         while True:
-            short, sharing = self._cache.lacking(self._running.decoding)
+            short, sharing = self._cache.lacking(choose())
             if len(short) + len(sharing) <= self._cache.num_free:
                 break
             self._preempt(self._running.last(), step)
@@ -68,6 +79,8 @@ class Preemption:
         return moved
 
     def _preempt(self, sequence: Sequence, step: Step) -> None:
+        if self.num_in_flight:
+            raise MustWaitError
         search = sequence.search
         for preempted in [sequence] if search is None else self._beams.live(search):
             self._running.remove(preempted)

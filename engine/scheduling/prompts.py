@@ -29,7 +29,8 @@ class Prompts:
     """Admits sequences that wait, and cuts their prompts into chunks that fit into steps.
 
     `num_deferred` wait for a prefix that they share with a sequence which computes it now, or that is read from disk
-    by `offload`. `cached_tokens_total` are the prompts' tokens that were found in the cache.
+    by `offload`. `cached_tokens_total` are the prompts' tokens that were found in the cache. `num_starting` forks will
+    run after the steps that have not ended.
     """
 
     def __init__(
@@ -48,7 +49,9 @@ class Prompts:
         self.num_deferred = 0
         self.cached_tokens_total = 0
         self.offload: Offload | None = None
+        self.num_starting = 0
         self.max_num_seqs = min(limits.max_num_seqs, limits.max_num_batched_tokens)
+        self._runs_many_steps = limits.pipeline_stages > 1
         self._cache = cache
         self._room = room
         self._delay = delay
@@ -63,7 +66,7 @@ class Prompts:
     @property
     def num_taken(self) -> int:
         """Sequences that run, and those that running searches may need."""
-        return len(self._running) + self._beams.num_idle
+        return len(self._running) + self._beams.num_idle + self.num_starting
 
     def choices(self, sequence: Sequence) -> Seq[Sequence]:
         """The choices that depend on a sequence's prompt, itself last."""
@@ -79,7 +82,7 @@ class Prompts:
             return
         limit_ms = self._cost_model.limit_ms(step.load) if self._running.decoding else None
         for sequence in self._running.prefilling:
-            if not self._add_chunk(step, sequence, limit_ms):
+            if not sequence.in_flight and not self._add_chunk(step, sequence, limit_ms):
                 return
         if self._waiting.peek() is None or self._delay.holds(is_idle=not self._running):
             return
@@ -133,6 +136,7 @@ class Prompts:
                 num_scored=num_scored,
                 sampling=ready if sequence.num_tokens < sequence.max_length else (),
                 started=self._started(ready) if start + tokens == sequence.prompt_len else (),
+                counts_early=self._runs_many_steps and not complete and not num_scored,
             )
             step.load = step.load.plus_chunk(start, tokens, num_scored)
         return start + fitting == sequence.num_tokens

@@ -20,7 +20,8 @@ class Chunk(Struct, frozen=True):
     The logits after the last one are sampled once for each sequence in `sampling`: if the chunk is the last one of its
     sequence, for that and for forks that go on from the end of its prompt. Log-probabilities are wanted of the
     `num_scored` tokens that follow the chunk's last ones in the prompt. The prompt of the choices in `started` has
-    now been computed for the first time.
+    now been computed for the first time. One that `counts_early` has no rows, and its sequence goes on before the step
+    has ended.
     """
 
     sequence: Sequence
@@ -31,6 +32,7 @@ class Chunk(Struct, frozen=True):
     num_scored: int
     first_scored: int  # of the step's scored rows
     started: Seq[Sequence]
+    counts_early: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -148,12 +150,23 @@ class StepRows:
         num_scored: int = 0,
         sampling: Seq[Sequence] = (),
         started: Seq[Sequence] = (),
+        counts_early: bool = False,
     ) -> None:
         """Run the next tokens of a sequence in prefill."""
         tokens = slice(self.num_tokens, self.num_tokens + num_tokens)
         sampled = slice(self.num_sampled, self.num_sampled + len(sampling))
         self.chunks.append(
-            Chunk(sequence, sequence.num_computed, tokens, sampling, sampled, num_scored, self.num_scored, started)
+            Chunk(
+                sequence,
+                sequence.num_computed,
+                tokens,
+                sampling,
+                sampled,
+                num_scored,
+                self.num_scored,
+                started,
+                counts_early,
+            )
         )
         self.num_tokens, self.num_sampled = tokens.stop, sampled.stop
         self.num_scored += num_scored

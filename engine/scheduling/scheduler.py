@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..cache.manager import CacheManager
@@ -14,11 +15,12 @@ from ..outputs import FinishReason
 from .ahead import Ahead
 from .beams import Beams
 from .cost_model import CostModel, StepLoad
+from .decode_sets import DecodeSets
 from .drafter import BatchDrafter, Drafter
 from .drafts import Drafts, Guesses
 from .endings import NO_TOKEN_ERROR, append
 from .forks import Forks
-from .preemption import Preemption
+from .preemption import MustWaitError, Preemption
 from .prompt_delay import PromptDelay
 from .prompts import Prompts
 from .running import Running
@@ -60,6 +62,9 @@ class Scheduler:
         if drafter is not None and limits.most_guesses == 0:
             why = "with fixed shapes" if limits.shapes else "whose recurrent state cannot go back before a wrong guess"
             raise ValueError(f"drafts cannot be run by a device {why}")
+        if drafter is not None:  # guesses are chosen for all that decode together
+            limits = replace(limits, pipeline_stages=1)
+        self.max_in_flight = limits.pipeline_stages
         self.cache = CacheManager(limits, prefix_caching=enable_prefix_caching)
         self.cost_model = cost_model
         self.prompt_tokens_total = 0
@@ -93,7 +98,7 @@ class Scheduler:
         )
         self.drafts = (
             None
-            if limits.most_guesses == 0
+            if limits.most_guesses == 0 or self.max_in_flight > 1
             else Drafts(
                 drafter,
                 self.cache,
@@ -108,7 +113,9 @@ class Scheduler:
         self._ahead = Ahead(self.cache, self._running, self._waiting) if can_run_ahead else None
         self._drafted: set[int] = set()  # keys of those that had a draft in the last step
         self._prefilled_last = False
-        self._num_constrained = 0
+        self._num_constrained = self._num_searching = 0
+        self._sets = DecodeSets(self._running, self.max_in_flight)
+        self._leaving: set[int] = set()  # keys of those that end with the step that they are in
 
     @property
     def offload(self) -> Offload | None:
@@ -164,6 +171,7 @@ class Scheduler:
         for sequence in choices:
             self._sequences[sequence.key] = sequence
             self._num_constrained += sequence.constraint is not None
+            self._num_searching += sequence.search is not None
         self.prompt_tokens_total += choices[0].prompt_len
         if (search := choices[0].search) is not None:
             self._beams.add(search, choices)
@@ -174,11 +182,45 @@ class Scheduler:
     def abort(self, key: int) -> list[Finished]:
         """End a sequence now, and its search if it is a beam, and free the blocks. Nothing if it has already ended."""
         sequence = self._sequences.get(key)
-        return [] if sequence is None else self._finish_all(sequence, FinishReason.ABORT)
+        if sequence is None:
+            return []
+        if sequence.in_flight:
+            self._leaving.add(key)
+            return []
+        return self._finish_all(sequence, FinishReason.ABORT)
 
     def schedule(self) -> Step | None:
-        """Choose the next step; None when there is nothing to run."""
+        """Choose the next step; None when there is nothing to run, or not before a step that runs has ended.
+
+        Of `max_in_flight` steps, which have no sequence in common, each may be started before the others have ended.
+        They are committed in order. Searches run one step at a time.
+        """
+        if self._preemption.num_in_flight and self._num_searching:
+            return None
         step = Step()
+        try:
+            self._fill(step)
+        except MustWaitError:
+            return None
+        step.rows.has_beams = self._beams.are_running
+        step.load = self._room.padded(step)
+        if step.rows:
+            step.state_copies = self.cache.take_state_copies()
+        return step if step.rows else None
+
+    def begin_step(self, step: Step) -> None:
+        """Hear that a step was started. Where there may be several, what the others may have is not its own."""
+        if self.max_in_flight == 1:
+            return
+        self._preemption.num_in_flight += 1
+        self._prompts.num_starting += step.rows.num_starting
+        for chunk in step.rows.chunks:
+            if chunk.counts_early:  # whatever runs later finds its K and V
+                chunk.sequence.num_computed = chunk.end
+                self.cache.advance(chunk.sequence)
+        self._set_in_flight(step, True)
+
+    def _fill(self, step: Step) -> None:
         self._preemption.make_way(step)
         if self.cache.has_windows:
             self._preemption.make_room_for_prompts(step)
@@ -192,11 +234,6 @@ class Scheduler:
                 if not step.rows:
                     add(step)
             self._prefilled_last = bool(step.rows.chunks)
-        step.rows.has_beams = self._beams.are_running
-        step.load = self._room.padded(step)
-        if step.rows:
-            step.state_copies = self.cache.take_state_copies()
-        return step if step.rows else None
 
     def schedule_after(self, step: Step) -> Step | None:
         """The step after one that runs and was not committed yet; None if that has to be first."""
@@ -208,6 +245,10 @@ class Scheduler:
     def commit(self, step: Step, output: StepOutput) -> list[Finished]:
         """Take in the tokens of the step's rows, sampled and scored; return what has ended."""
         rows, finished = step.rows, list[Finished]()
+        if self.max_in_flight > 1:
+            self._preemption.num_in_flight -= 1
+            self._prompts.num_starting -= rows.num_starting
+            self._set_in_flight(step, False)
         block_size = self.cache.block_size
         token_ids: list[int] = output.token_ids.tolist()
         for sequence in rows.decodes:
@@ -227,6 +268,8 @@ class Scheduler:
                 self.drafts.learn(draft.sequence, len(draft.token_ids) - 1, num_kept - 1)
         for chunk in rows.chunks:
             sequence = chunk.sequence
+            if chunk.counts_early:
+                continue
             sequence.num_computed = chunk.end
             sequence.num_scored += chunk.num_scored
             self.cache.advance(sequence)
@@ -248,7 +291,7 @@ class Scheduler:
         if rows.has_beams:
             finished += self._advance_beams(step, output)
         self.generation_tokens_total += rows.num_sampled
-        return finished
+        return finished + self._leave() if self._leaving else finished
 
     def end_step(self, step: Step) -> None:
         """Hear that all is done that the engine does in a step, after its tokens were passed on."""
@@ -274,10 +317,15 @@ class Scheduler:
 
     def _add_decodes(self, step: Step) -> None:
         """One token of every decoding sequence, each with room for it in a block of its own, and drafts."""
-        block_size = self.cache.block_size
-        short = [s for s in self._running.decoding if s.num_tokens > s.num_blocks * block_size]
-        moved: Set[int] = self._preemption.make_room(step) if short or self.cache.has_changed else frozenset()
-        decoding = self._running.decoding
+        block_size, sets = self.cache.block_size, self._sets
+        decoding = self._decoding()
+        if not decoding and self.max_in_flight > 1:
+            return
+        short = [s for s in decoding if s.num_tokens > s.num_blocks * block_size]
+        moved: Set[int] = frozenset()
+        if short or self.cache.has_changed:
+            moved = self._preemption.make_room(step, self._decoding)
+            decoding = self._decoding()
         step.load = StepLoad(len(decoding), sum([s.num_tokens for s in decoding]))
         drafts: Mapping[Sequence, Guesses] = {}
         if self.drafts is not None and (self.drafts.has_drafter or self._num_constrained):
@@ -293,8 +341,33 @@ class Scheduler:
             step.rows.add_draft(sequence, guesses.token_ids, guesses.lookahead)
             step.load = step.load.plus_draft(sequence.num_tokens, len(guesses.token_ids))
         step.decode_version = self._running.decode_version
+        if self.max_in_flight > 1:
+            moved, step.decode_version = sets.moved(decoding, moved), sets.number(decoding)
         if moved:
             step.moved = [row for row, sequence in enumerate(decoding) if sequence.key in moved]
+
+    def _decoding(self) -> Seq[Sequence]:
+        """Who decodes in the next step: all where it is the only one."""
+        return self._running.decoding if self.max_in_flight == 1 or self._num_searching else self._sets.choose()
+
+    def _set_in_flight(self, step: Step, in_flight: bool) -> None:
+        for sequence in step.rows.decodes:
+            sequence.in_flight = in_flight
+        for chunk in step.rows.chunks:
+            if not chunk.counts_early:
+                chunk.sequence.in_flight = in_flight
+            for sequence in chunk.sampling:
+                sequence.in_flight = in_flight
+
+    def _leave(self) -> list[Finished]:
+        """End those who were to end with a step that has."""
+        finished = []
+        for key in list(self._leaving):
+            sequence = self._sequences.get(key)
+            if sequence is None or not sequence.in_flight:
+                self._leaving.discard(key)
+                finished += [] if sequence is None else self._finish_all(sequence, FinishReason.ABORT)
+        return finished
 
     def _advance_beams(self, step: Step, output: StepOutput) -> list[Finished]:
         finished = []
@@ -317,6 +390,8 @@ class Scheduler:
         if self.drafts is not None:
             self.drafts.ended(sequence)
         self._num_constrained -= sequence.constraint is not None
+        self._num_searching -= sequence.search is not None
+        self._sets.forget(sequence)
         if sequence.search is None:
             self._forks.leave(sequence)
         else:

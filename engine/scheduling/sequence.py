@@ -51,9 +51,11 @@ class Sequence:
         "awaited",
         "block_tables",
         "constraint",
+        "decode_set",
         "eos_ids",
         "first_blocks",
         "identity",
+        "in_flight",
         "index",
         "key",
         "last_token",
@@ -108,6 +110,8 @@ class Sequence:
         self.adapter = -1 if lora is None else lora.number  # of the executor's
         self.constraint = constraint
         self.state = SequenceState.WAITING
+        self.in_flight = False  # in a step that was started, whose end decides how it goes on
+        self.decode_set = 0  # in which it decoded last, where there are several
         self.queued_at = time.perf_counter()
         self.scheduled_at = 0.0  # for the first time
 

@@ -11,6 +11,7 @@ from .sequence import Sequence
 from .step import Step
 
 _ALIGNED_BLOCKS = 4  # chunks of this many and more end where a block does
+_STAGE_TOKENS = 128  # of prompts in a step of a pipeline, so that a prompt keeps all stages busy
 
 
 class StepRoom:
@@ -52,7 +53,9 @@ class StepRoom:
         """The longest chunk that the step may have beside what it runs."""
         most = self._limits.max_num_batched_tokens
         if not self._limits.shapes:
-            return most - rows.num_tokens
+            if self._limits.pipeline_stages > 1:
+                most = min(most, _STAGE_TOKENS + len(rows.decodes))
+            return max(most - rows.num_tokens, 0)
         shape = _shape(rows)
         sequences = shape.num_sequences + 1
         for query_len in (most // sequences, *self._query_lens):

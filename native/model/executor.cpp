@@ -20,27 +20,30 @@ Executor::Executor(DecoderPlan plan, const Kernels& kernels, CacheType cache_typ
   require(plan_.head.divisor > 0 && plan_.head.softcap >= 0, "the logits' divisor must be above 0, and their cap at least 0");
   const EmbeddingPlan& embedding = plan_.embedding;
   const int size = plan_.hidden_size, vocab = plan_.vocab_size;
-  weights_.add_matrix("embed.weight", embed_, vocab, embedding.size);
-  if (embedding.num_positions) {
+  const bool embeds = plan_.embeds, has_head = plan_.has_head;
+  if (embeds || (has_head && plan_.head.tied)) weights_.add_matrix("embed.weight", embed_, vocab, embedding.size);
+  if (embeds && embedding.num_positions) {
     weights_.add_matrix("embed.positions", positions_, embedding.num_positions + embedding.position_offset, size);
   }
   require(!embed_.input_order && !positions_.input_order, "a table that is looked up has its inputs in the model's order");
-  weights_.add_norm("embed.norm", embedding_norm_, embedding.norm, size);
-  if (plan_.streams) streams_.emplace(*plan_.streams, context_);
+  if (embeds) weights_.add_norm("embed.norm", embedding_norm_, embedding.norm, size);
+  if (plan_.streams) streams_.emplace(*plan_.streams, context_, embeds, has_head);
   const int width = streams_ ? streams_->width() : size;
   hidden_ = workspace_.add<float>(width);
   if (streams_) embedded_ = workspace_.add<float>(size);
   if (projects()) {
-    weights_.add_linear("embed.project_in", project_in_, size, embedding.size, false);
-    weights_.add_linear("embed.project_out", project_out_, embedding.size, size, false);
+    if (embeds) weights_.add_linear("embed.project_in", project_in_, size, embedding.size, false);
+    if (has_head) weights_.add_linear("embed.project_out", project_out_, embedding.size, size, false);
     projected_ = workspace_.add<float>(embedding.size);
   }
   if (const auto& per_layer = embedding.per_layer) {
     const int layers = static_cast<int>(plan_.layers.size()), told = layers * per_layer->size;
     require(per_layer->size > 0 && per_layer->vocab_size > 0, "per-layer embeddings must have a size");
-    weights_.add_matrix("embed.per_layer", per_layer_, per_layer->vocab_size, told);
-    weights_.add_linear("embed.per_layer_projection", per_layer_projection_, told, size, false);
-    weights_.add_norm("embed.per_layer_norm", per_layer_norm_, per_layer->norm, per_layer->size);
+    if (embeds) {
+      weights_.add_matrix("embed.per_layer", per_layer_, per_layer->vocab_size, told);
+      weights_.add_linear("embed.per_layer_projection", per_layer_projection_, told, size, false);
+      weights_.add_norm("embed.per_layer_norm", per_layer_norm_, per_layer->norm, per_layer->size);
+    }
     context_.per_layer = {workspace_.add<float>(told), layers, per_layer->size};
     workspace_.need_scratch(told * sizeof(float));
   }
@@ -48,9 +51,11 @@ Executor::Executor(DecoderPlan plan, const Kernels& kernels, CacheType cache_typ
     const std::string prefix = "layers." + std::to_string(i) + ".";
     for (const BranchPlan& branch : plan_.layers[i]) branches_.emplace_back(branch, prefix, context_, width);
   }
-  weights_.add_norm("final_norm", final_norm_, plan_.final_norm, size);
-  if (!plan_.head.tied) weights_.add_linear("head", untied_head_, vocab, embedding.size, false);
-  if (plan_.head.bias) weights_.add_bias("head", plan_.head.tied ? embed_ : untied_head_);
+  if (has_head) {
+    weights_.add_norm("final_norm", final_norm_, plan_.final_norm, size);
+    if (!plan_.head.tied) weights_.add_linear("head", untied_head_, vocab, embedding.size, false);
+    if (plan_.head.bias) weights_.add_bias("head", plan_.head.tied ? embed_ : untied_head_);
+  }
 
   if (plan_.mtp) {
     require(!projects() && !streams_ && !embedding.per_layer && !embedding.norm && !embedding.num_positions,
@@ -65,7 +70,7 @@ Executor::Executor(DecoderPlan plan, const Kernels& kernels, CacheType cache_typ
   gemms_.allocate(weights_.matrices());
   adapters_.allocate(weights_.matrices(), embedding.size, shape_.max_lora_rank, pool_->size());
   workspace_.allocate(ownership);
-  logits_ = Arena(size_t(shape_.max_num_seqs) * vocab * sizeof(float));
+  if (has_head) logits_ = Arena(size_t(shape_.max_num_seqs) * vocab * sizeof(float));
   require(states_.empty() || shape_.num_states > 0, "recurrent layers need slots for their state");
   require(shape_.max_guesses >= 0, "there cannot be less than no guess");
   states_.allocate(shape_.num_states, shape_.max_guesses);
@@ -106,6 +111,9 @@ void Executor::check(const Step& step, bool with_states) const {
             "logits_rows must lie within the tokens");
   }
   sampler_.check(step.sampling, rows);
+  const bool is_stage = !plan_.embeds || !plan_.has_head;
+  require(step.rows.size() == (is_stage ? tokens * row_floats() : 0), "a stage needs a row for each token");
+  require(plan_.has_head || rows == 0, "only the stage with the head gives logits");
 }
 
 void Executor::check_room(const Step& step, int sequence, int context) const {
@@ -139,12 +147,17 @@ void Executor::step(const Step& step, const std::function<void()>& before_sampli
 }
 
 void Executor::forward(Worker& worker, const Step& step) {
-  embed(worker, step);
-  if (plan_.embedding.per_layer) tell_layers(worker, step);
-  if (streams_) streams_->widen(worker, embedded(), static_cast<int>(step.token_ids.size()), hidden());
+  if (plan_.embeds) {
+    embed(worker, step);
+    if (plan_.embedding.per_layer) tell_layers(worker, step);
+    if (streams_) streams_->widen(worker, embedded(), static_cast<int>(step.token_ids.size()), hidden());
+  } else {
+    take_rows(worker, step);
+  }
   profile_.end(worker, Phase::kEmbed);
   for (const Branch& branch : branches_) branch.run(worker, step, hidden(), hidden());
   if (mtp_) mtp_->remember(worker, step, hidden(), final_norm_);
+  if (!plan_.has_head) give_rows(worker, step);
   if (!step.logits_rows.empty()) logits(worker, step, 0);
 }
 
@@ -161,6 +174,30 @@ void Executor::predict(const Step& step, std::span<const int> from) {
     profile_.begin(worker);
     head(worker, mtp_->predict(worker, step));
     sample(worker, step);
+  });
+}
+
+void Executor::take_rows(Worker& worker, const Step& step) {
+  const size_t width = row_width(), told = told_width();
+  worker.share(static_cast<int64_t>(step.token_ids.size()), 4, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      const float* row = step.rows.data() + t * row_floats();
+      std::copy_n(row, width, hidden() + t * width);
+      if (told) std::copy_n(row + width, told, workspace_.rows(context_.per_layer.rows) + t * told);
+      const Adapter* const adapter = adapters_.of_token(t);
+      attention_.ropes.compute(static_cast<int>(t), step.positions[t], adapter ? adapter->rope_factor() : 1);
+    }
+  });
+}
+
+void Executor::give_rows(Worker& worker, const Step& step) {
+  const size_t width = row_width(), told = plan_.embeds ? told_width() : 0;  // who was told has it from the rows
+  worker.share(static_cast<int64_t>(step.token_ids.size()), 4, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      float* row = step.rows.data() + t * row_floats();
+      std::copy_n(hidden() + t * width, width, row);
+      if (told) std::copy_n(workspace_.rows(context_.per_layer.rows) + t * told, told, row + width);
+    }
   });
 }
 

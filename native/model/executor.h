@@ -81,6 +81,9 @@ class Executor {
   void set_adapter(int number, std::shared_ptr<const Adapter> adapter) { adapters_.set(number, std::move(adapter)); }
 
   int vocab_size() const { return plan_.vocab_size; }
+  bool has_states() const { return !states_.empty(); }
+  // What a token is between two stages: its hidden row, or those of all streams, and what the layers are told of it.
+  size_t row_floats() const { return row_width() + told_width(); }
   Profile& profile() { return profile_; }
   size_t weight_bytes() const { return weights_.packed().bytes(); }
   size_t cache_bytes() const;
@@ -101,6 +104,9 @@ class Executor {
   // A token's row of the embedding, with what its adapter adds.
   void embed_token(const Worker& worker, const Step& step, int64_t token, float* row) const;
   void embed(Worker& worker, const Step& step);
+  // Where another stage embeds, or has the head: the step's rows instead.
+  void take_rows(Worker& worker, const Step& step);
+  void give_rows(Worker& worker, const Step& step);
   // What each layer is told of the tokens, in models with per-layer embeddings.
   void tell_layers(Worker& worker, const Step& step);
   // For the rows from `first` on, as many as there is room for.
@@ -111,6 +117,8 @@ class Executor {
   void sample(Worker& worker, const Step& step);
 
   bool projects() const { return plan_.embedding.size != plan_.hidden_size; }
+  size_t row_width() const { return streams_ ? streams_->width() : plan_.hidden_size; }
+  size_t told_width() const { return size_t(context_.per_layer.layers) * context_.per_layer.size; }
   float* hidden() const { return workspace_.rows(hidden_); }
   float* embedded() const { return streams_ ? workspace_.rows(embedded_) : hidden(); }
   float* logits_row(size_t row) const { return reinterpret_cast<float*>(logits_.data()) + row * plan_.vocab_size; }

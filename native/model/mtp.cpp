@@ -100,7 +100,10 @@ void Mtp::remember(Worker& worker, const Step& step, const float* hidden_rows, c
 Rows Mtp::predict(Worker& worker, const Step& step) const {
   const int size = context_.hidden_size, tokens = static_cast<int>(step.token_ids.size());
   worker.share(tokens, 4, [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) context_.attention.ropes.compute(static_cast<int>(t), step.positions[t]);
+    for (int64_t t = begin; t < end; ++t) {
+      const Adapter* const adapter = context_.adapters.of_token(t);
+      context_.attention.ropes.compute(static_cast<int>(t), step.positions[t], adapter ? adapter->rope_factor() : 1);
+    }
   });
   project(worker, step, nullptr, {});
   context_.profile.end(worker, Phase::kEmbed);

@@ -233,8 +233,11 @@ struct MtpPlan {
   int num_guesses = 0;
 };
 
+// A stage of a pipeline has some of the layers, and nothing in the places of the others. If it does not `embed`, it is
+// given rows instead; if it has no `head`, it gives rows. See Step::rows.
 struct DecoderPlan {
   int vocab_size = 0, hidden_size = 0, max_positions = 0;
+  bool embeds = true, has_head = true;
   EmbeddingPlan embedding;
   std::vector<std::vector<BranchPlan>> layers;
   std::optional<NormPlan> final_norm;

@@ -22,13 +22,13 @@ float mean_square(const float* x, int size) {
 
 }  // namespace
 
-Streams::Streams(const StreamsPlan& plan, Context& context) : context_(context), plan_(plan) {
+Streams::Streams(const StreamsPlan& plan, Context& context, bool widens, bool narrows) : context_(context), plan_(plan) {
   require(plan.count >= 2 && plan.least_square > 0, "there must be two streams or more, whose least square is above 0");
   const int size = context.hidden_size;
   for (int i = 1; i < plan.count; ++i) {
     const std::string name = ".stream." + std::to_string(i);
-    context.weights.add_linear("embed" + name, in_.emplace_back(), size, size, false);
-    context.weights.add_linear("final" + name, out_.emplace_back(), size, size, false);
+    if (widens) context.weights.add_linear("embed" + name, in_.emplace_back(), size, size, false);
+    if (narrows) context.weights.add_linear("final" + name, out_.emplace_back(), size, size, false);
   }
   projected_ = context.workspace.add<float>(size_t(plan.count - 1) * size);
 }

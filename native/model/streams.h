@@ -11,7 +11,8 @@ namespace tidewheel {
 // What makes several rows of each token's embedding, and one of them again.
 class Streams {
  public:
-  Streams(const StreamsPlan& plan, Context& context);
+  // With the weights of what it is to do: `widens`, `narrows` or both.
+  Streams(const StreamsPlan& plan, Context& context, bool widens, bool narrows);
 
   int width() const { return plan_.count * context_.hidden_size; }
 

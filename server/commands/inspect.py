@@ -11,6 +11,7 @@ from tidewheel.engine.declaring.option import OptionError, options_of
 from tidewheel.engine.encoders.inspection import EncoderInspection
 from tidewheel.engine.inspection import Inspection, KvMemory, Verdict, inspect_model
 from tidewheel.engine.options import EngineOptions
+from tidewheel.engine.pipeline_options import PipelineOptions
 from tidewheel.engine.speculative_options import Mtp, SpeculativeOptions
 
 from ..options.parser import OptionParser, add_option, build, read_given
@@ -18,7 +19,8 @@ from .sizes import in_bytes, in_thousands
 
 _OPTIONS = (
     "revision", "download_dir", "tokenizer", "skip_tokenizer_init", "device", "dtype", "quantization",
-    "quantization_group_size", "quantization_zero_points", "kv_cache_dtype", "max_model_len",
+    "quantization_group_size", "quantization_zero_points", "kv_cache_dtype", "max_model_len", "pipeline_parallel_size",
+    "pipeline_split",
 )  # fmt: skip
 
 
@@ -33,7 +35,8 @@ def run(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("model", metavar="MODEL", help="a folder, a .gguf file or a hub id, such as owner/name:Q4_K_M")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    options = [option for option in options_of(EngineOptions) if option.field in _OPTIONS]
+    declared = (*options_of(EngineOptions), *options_of(PipelineOptions))
+    options = [option for option in declared if option.field in _OPTIONS]
     options += [option for option in options_of(SpeculativeOptions) if option.field == "speculative_config"]
     group = parser.add_argument_group("as it would be served")
     for option in options:
@@ -44,7 +47,8 @@ def run(arguments: Sequence[str]) -> int:
         speculative = build(SpeculativeOptions, given)
         if not isinstance(speculative.speculation, Mtp | None):
             raise OptionError("--speculative-config: only a layer of the model's own (mtp) is a part of what it takes")
-        asked = build(EngineOptions, given, model=parsed["model"], speculative=speculative)
+        pipeline = build(PipelineOptions, given)
+        asked = build(EngineOptions, given, model=parsed["model"], pipeline=pipeline, speculative=speculative)
     except OptionError as error:
         parser.error(str(error))
     found = inspect_model(asked)
@@ -134,6 +138,8 @@ def _memory(found: Inspection) -> Iterator[tuple[str, str]]:
     if found.mtp_bytes is not None:
         use = '--speculative-config \'{"method": "mtp"}\''
         yield "MTP layer takes", f"{in_bytes(found.mtp_bytes)} of weights, with {use}"
+    for number, stage in enumerate(found.stages):
+        yield "stages" if number == 0 else "", f"{stage.layers}: {in_bytes(stage.bytes)}"
     for number, cached in enumerate(found.kv_cache):
         yield "KV cache takes" if number == 0 else "", f"{_cached(cached)}, for a sequence of {cached.tokens} tokens"
 

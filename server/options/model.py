@@ -12,6 +12,7 @@ from tidewheel.engine.adapters.options import LoraOptions
 from tidewheel.engine.declaring.option import OptionError, options_of
 from tidewheel.engine.devices import DEVICE_OPTIONS
 from tidewheel.engine.options import EngineOptions
+from tidewheel.engine.pipeline_options import PipelineOptions
 from tidewheel.engine.speculative_options import SpeculativeOptions
 from tidewheel.engine.weights.quantization import Method
 
@@ -22,10 +23,11 @@ DEMO_MODEL_NAME = "tidewheel-demo"
 DEMO_QUANTIZATION: Method = "int8-channel"  # as many of its held-out prompts are answered right as in bfloat16, sooner
 
 MODEL_OPTIONS = in_order_of_help(
-    (EngineOptions, LoraOptions, SpeculativeOptions, *DEVICE_OPTIONS),
-    ["model", "cache_dir", "kv_cache_dtype", "threads_bind", "bucketing", "enable_lora", "speculative_config", "seed"],
+    (EngineOptions, LoraOptions, SpeculativeOptions, PipelineOptions, *DEVICE_OPTIONS),
+    "model cache_dir kv_cache_dtype threads_bind pipeline_parallel_size bucketing enable_lora speculative_config "
+    "seed".split(),
 )
-"""The engine's options, those of adapters and of drafts, and those of its devices."""
+"""The engine's options, those of adapters, drafts and pipelines, and those of its devices."""
 
 _REMARKS = {
     "model": " [the embedded demo model]",
@@ -73,6 +75,7 @@ def engine_options(given: Mapping[str, Any]) -> EngineOptions:
     rest = {
         "lora": build(LoraOptions, given),
         "speculative": build(SpeculativeOptions, given),
+        "pipeline": build(PipelineOptions, given),
         "device_options": groups,
     }
     if "model" in given:

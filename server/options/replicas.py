@@ -1,4 +1,4 @@
-"""Several servers as replicas on Ray Serve: how many, and with how many cores each."""
+"""Several processes: replicas on Ray Serve, how many and with how many cores each, or the stages of a pipeline."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class ReplicaOptions(Options):
     distributed_executor_backend: str | None = option(
         None,
         "ray starts the server as replicas on Ray Serve, in the cluster of RAY_ADDRESS or a new one on this machine; "
-        "needs the extra ray",
-        choices=("ray",),
+        "needs the extra ray. mp is for --pipeline-parallel-size, whose stages are processes of this machine",
+        choices=("ray", "mp"),
     )
     data_parallel_size: int = option(
         1,
@@ -34,7 +34,7 @@ class ReplicaOptions(Options):
     )
 
     def _contradiction(self) -> str | None:
-        if self.distributed_executor_backend is None and (
+        if self.distributed_executor_backend != "ray" and (
             flag := self._differing(("data_parallel_size", "cpus_per_replica"))
         ):
             return (

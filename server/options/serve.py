@@ -76,13 +76,19 @@ def parse_options(
         given = read_model_options(parser, parsed, environment)
         given |= read_given(_SERVER_OPTIONS, parsed, environment)
         names = given.get("served_model_name") or (() if "model" in given else (DEMO_MODEL_NAME,))
+        engine, replicas = engine_options(given), build(ReplicaOptions, given)
+        if engine.pipeline.stages > 1 and replicas.distributed_executor_backend == "ray":
+            raise OptionError(
+                "--pipeline-parallel-size and --distributed-executor-backend ray do not work together: take mp for "
+                "stages on this machine"
+            )
         return ServeOptions(
-            engine=engine_options(given),
+            engine=engine,
             encoders=build(EncoderOptions, given),
             app=build(AppOptions, {**given, "served_model_name": names}, admission=build(AdmissionLimits, given)),
             http=build(HttpOptions, given, limits=build(ConnectionLimits, given)),
             log=build(LogOptions, given),
-            replicas=build(ReplicaOptions, given),
+            replicas=replicas,
             shown=shown_options(SERVE_OPTIONS, given),
             notes=notes,
         )

@@ -26,9 +26,9 @@ WORKS = {
     "1, or as --tensor-parallel-size: a draft model computes on the same cores": "--speculative-draft-tensor-parallel-"
     "size",
     "replicas, with `--distributed-executor-backend ray` (docs/scale-out.md)": "--data-parallel-size",
-    "`ray` for replicas on Ray Serve (docs/scale-out.md); `mp` and `uni` are accepted without effect": (
-        "--distributed-executor-backend"
-    ),
+    "processes of this machine on a CPU, each with some layers (docs/scale-out.md)": "--pipeline-parallel-size",
+    "`ray` for replicas on Ray Serve, `mp` for the stages of a pipeline (docs/scale-out.md); `uni` is accepted without "
+    "effect": ("--distributed-executor-backend"),
     "0 or 256, without effect, as the log says: adapters cannot add tokens": "--lora-extra-vocab-size",
     "`half` and `float` are `float16` and `float32`": "--dtype",
     "requests are logged unless this is turned off": "--enable-log-requests",
@@ -124,12 +124,13 @@ ACCEPTED = {
     "--scheduler-reserve-full-isl --watermark=",
     "requests are served first come, first served within their priority": "--scheduling-policy=",
     "tokens are streamed as soon as they are there": "--stream-interval=",
-    "the server is one process, with a thread for each core": "--disable-frontend-multiprocessing "
-    "--distributed-executor-backend=mp --distributed-executor-backend=uni --api-server-count=1 --worker-cls=auto "
-    "--max-parallel-loading-workers= --disable-custom-all-reduce --distributed-timeout-seconds= "
-    "--cpu-distributed-timeout-seconds= --enable-shm-tensor-arena --disable-nccl-for-dp-synchronization "
-    "--enable-nccl-comm-suspend --enable-batch-sharded-sampling --dp-sync-interval= --enable-hc-sp",
-    "it asks for one machine, and there is one": "--pipeline-parallel-size=1 --data-parallel-size=1 "
+    "the server is one process, with a thread for each core, but for the stages of a pipeline": (
+        "--disable-frontend-multiprocessing --distributed-executor-backend=uni --api-server-count=1 --worker-cls=auto "
+        "--max-parallel-loading-workers= --disable-custom-all-reduce --distributed-timeout-seconds= "
+        "--cpu-distributed-timeout-seconds= --enable-shm-tensor-arena --disable-nccl-for-dp-synchronization "
+        "--enable-nccl-comm-suspend --enable-batch-sharded-sampling --dp-sync-interval= --enable-hc-sp"
+    ),
+    "it asks for one machine, and there is one": "--data-parallel-size=1 "
     "--data-parallel-size-local=1 --data-parallel-rank=0 --decode-context-parallel-size=1 "
     "--prefill-context-parallel-size=1 --nnodes=1 --node-rank=0 --data-parallel-backend=mp --master-addr= "
     "--master-port= --cp-kv-cache-interleave-size= --dcp-kv-cache-interleave-size= --dcp-comm-backend= "
@@ -185,7 +186,6 @@ _MANY_SERVERS = (
 
 REFUSED = {
     "a preempted sequence is computed again; leave it out": "--preemption-mode=",
-    "a model is not split into stages; --tensor-parallel-size shares each layer": "--pipeline-parallel-size=",
     _MANY_SERVERS: "--data-parallel-size-local= --data-parallel-rank= --data-parallel-start-rank= "
     "--data-parallel-address= --data-parallel-rpc-port= --data-parallel-backend= --data-parallel-hybrid-lb "
     "--data-parallel-external-lb --data-parallel-multi-port-external-lb --data-parallel-supervisor-port= "

@@ -19,6 +19,7 @@ def banner(names: Sequence[str], info: Mapping[str, str], max_model_len: int, ad
     rows = {
         "model": ", ".join(names) + (f" ({', '.join(model)})" if model else ""),
         "device": f"{info.get('device', '')}{kernels}",
+        "stages": info.get("stages", ""),
         "memory": ", ".join(sizes),
         "context": f"{max_model_len} tokens",
         "page": f"{address}/" if page else "",

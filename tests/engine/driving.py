@@ -6,6 +6,7 @@ import dataclasses
 import random
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from tidewheel.engine.devices.base import (
     Executor,
     ExecutorLimits,
     OffloadingExecutor,
+    OnWait,
     Pending,
     RecurrentExecutor,
     StepShape,
@@ -34,7 +36,7 @@ from tidewheel.engine.devices.batch import StepOutput
 from tidewheel.engine.outputs import FinishReason
 from tidewheel.engine.sampling_params import SamplingParams
 from tidewheel.engine.scheduling.ahead import drop_ended
-from tidewheel.engine.scheduling.batch_builder import BatchBuilder
+from tidewheel.engine.scheduling.batch_builder import BatchBuilders
 from tidewheel.engine.scheduling.beam_search import BeamSearch, Hypothesis
 from tidewheel.engine.scheduling.cost_model import CostModel
 from tidewheel.engine.scheduling.drafter import BatchDrafter, Draftable, Drafter
@@ -83,6 +85,7 @@ class Oracle:
         return [token for token in guesses if token >= 0] + [self._rng.randrange(32)] * self._rng.randint(0, 1)
 
 
+STAGES = st.sampled_from([1, 1, 2, 3])  # of a pipeline
 METHODS = st.sampled_from([None, "oracle", "ngram", "suffix"])
 
 
@@ -131,9 +134,10 @@ class Driver:
             delay_factor=self.delay_factor,
         )
         self.cache = self.scheduler.cache
-        self.builder = BatchBuilder(self.executor.limits)
+        self.builder = BatchBuilders(self.executor.limits, self.scheduler.max_in_flight)
         self.masks = MaskWriter(self.vocab_size)
         self._ahead: tuple[Step, Pending] | None = None
+        self.in_flight: deque[tuple[Step, Pending]] = deque()
         self._has_read = threading.Event()
         if self.kv_folder is not None:
             storing = cast(OffloadingExecutor, self.executor)
@@ -181,8 +185,14 @@ class Driver:
         self.scheduler.check()
 
     def step(self) -> Step | None:
-        """Run one step. A device that `runs_ahead` is given the next one before this is committed."""
-        if (begun := self._ahead or self._begin()) is None:
+        """Run one step. A device that `runs_ahead` is given the next one before this is committed, and one with stages
+        as many as it has.
+        """
+        if self.scheduler.max_in_flight > 1:
+            begun = self._begin_many()
+        else:
+            begun = self._ahead or self._begin()
+        if begun is None:
             return None
         step, pending = begun
         following = self.scheduler.schedule_after(step)
@@ -203,6 +213,17 @@ class Driver:
         if not self.scheduler.has_work:
             self._ahead = None
         return step
+
+    def _begin_many(self) -> tuple[Step, Pending] | None:
+        """Fill a pipeline. What a step writes is there for those that are started after it."""
+        while len(self.in_flight) < self.scheduler.max_in_flight and (begun := self._begin()) is not None:
+            step, pending = begun
+            output = pending.wait()
+            self.in_flight.append((step, OnWait(lambda output=output: output)))
+            running = [key for step, _ in self.in_flight for key in _waiting_for(step)]
+            assert len(set(running)) == len(running), "two steps have one sequence"
+            self.scheduler.check()
+        return self.in_flight.popleft() if self.in_flight else None
 
     def close(self) -> None:
         """End all sequences, and keep their blocks where there is a folder for them."""
@@ -259,7 +280,9 @@ class Driver:
             self.executor.copy_blocks(np.array(pairs, dtype=np.int32), group)
         if step.state_copies:
             cast(RecurrentExecutor, self.executor).copy_states(np.array(step.state_copies, dtype=np.int32))
-        return self.executor.start(batch)
+        pending = self.executor.start(batch)
+        self.scheduler.begin_step(step)
+        return pending
 
     def run(self, limit: int = 10_000) -> None:
         """Step until nothing is left to do; fails if that takes more than `limit` steps."""
@@ -307,6 +330,13 @@ class Driver:
                 top = _top(output, row, chunk.sequence.num_prompt_logprobs)
                 found = (position, float(output.logprobs[row]), int(output.ranks[row]), top)
                 self.scored[chunk.sequence.key].append(found)
+
+
+def _waiting_for(step: Step) -> list[int]:
+    """The keys of those who go on when the step has ended."""
+    rows = step.rows
+    chunks = [chunk.sequence for chunk in rows.chunks if not chunk.counts_early]
+    return [sequence.key for sequence in (*rows.decodes, *chunks)]
 
 
 def _top(output: StepOutput, row: int, count: int) -> bytes:
@@ -393,6 +423,7 @@ def check_any_company(
         num_batched_tokens,
         st.integers(0, 99),
         METHODS,
+        STAGES,
     )
     def property_holds(
         moments: list[tuple[list[Job], list[int]]],
@@ -401,9 +432,11 @@ def check_any_company(
         num_tokens: int,
         seed: int,
         method: str | None,
+        stages: int,
     ) -> None:
         limits = dataclasses.replace(
             tested.limits,
+            pipeline_stages=stages,
             num_blocks=num_blocks,
             max_num_seqs=num_seqs,
             max_num_batched_tokens=num_tokens,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tidewheel import _native
@@ -14,13 +15,13 @@ from ...errors import DeviceError
 from ...machine.cgroup import cpu_quota
 from ...machine.cpu_list import cpu_list
 from ...machine.huge_pages import huge_pages
-from ...models.spec import DecoderSpec
+from ...models.spec import DecoderSpec, StageSpec
 from ...start_log import start_logger
 from ...weights.dtypes import DType, KvCacheDType
 from ...weights.packed_cache import BackgroundWrite, PackedCache
 from ...weights.quantization import TensorFormat
 from ...weights.tensor import WeightSource
-from ..base import Executor, ExecutorOptions
+from ..base import Executor, ExecutorLimits, ExecutorOptions
 from ..cache_split import GroupBytes
 from ..parallel_options import ParallelOptions
 from .executor import CpuExecutor
@@ -33,15 +34,20 @@ from .weights import set_weights
 logger = logging.getLogger(__name__)
 
 
-def thread_groups(isa: str, options: CpuOptions, num_groups: int = 1) -> list[list[int]]:
-    """The processors to compute on, by group. Says what was chosen. Raises DeviceError for what cannot be used."""
+def thread_groups(
+    isa: str, options: CpuOptions, num_groups: int = 1, asked_by: str = "--tensor-parallel-size"
+) -> list[list[int]]:
+    """The processors to compute on, by group. Says what was chosen. Raises DeviceError for what cannot be used.
+
+    `asked_by` is the option that says how many groups there are.
+    """
     topology, quota = _native.topology(), cpu_quota()
     groups = choose_groups(options.threads_bind, topology, quota, options.reserved_cpus)
     named = options.threads_bind != "auto"
     if named and options.reserved_cpus is not None:
         logger.warning("--reserved-cpus has no effect: --threads-bind %s names the cores", options.threads_bind)
     if num_groups > 1:
-        groups = shared_out(groups, num_groups, named=named)
+        groups = shared_out(groups, num_groups, named=named, asked_by=asked_by)
     for group in spanning_groups(groups, topology):
         logger.warning(
             "CPUs %s are of several NUMA nodes, which read each other's memory as one group of threads; "
@@ -123,6 +129,15 @@ class CpuDevice:
         """The state, and what its guesses give to the recurrences."""
         return spec.state_bytes + self.max_guesses(spec) * spec.state_input_bytes
 
+    def limits(self, spec: DecoderSpec, options: ExecutorOptions) -> ExecutorLimits:
+        """Those of an executor that is loaded with these options. Raises DeviceError if the cache is too small."""
+        return options.limits(
+            self.kv_group_bytes(spec, options.cache_dtype),
+            _native.block_tokens(),
+            state_bytes=self.slot_bytes(spec),
+            max_guesses=self.max_guesses(spec),
+        )
+
     def kv_version(self) -> str:
         """The instruction set level, and a digest of the native library: any change to it may change bits."""
         library = Path(_native.__file__).read_bytes()
@@ -145,6 +160,39 @@ class CpuDevice:
         # Else the event loop has a processor without taking one from a worker.
         on_all = sum(map(len, groups)) == len(_native.topology()["processors"])
         return self._load(spec, weights, options, cancellation or Cancellation(), groups=groups, lends_cores=on_all)
+
+    def load_stage(
+        self,
+        spec: DecoderSpec,
+        weights: WeightSource,
+        options: ExecutorOptions,
+        stage: StageSpec,
+        cancellation: Cancellation | None = None,
+    ) -> CpuExecutor:
+        """The same for some of the model's layers, whose weights alone are in `weights`. The rest is the model's."""
+        groups = thread_groups(self.isa, self._options)
+        return self._load(spec, weights, options, cancellation or Cancellation(), groups=groups, stage=stage)
+
+    def stage_groups(self, num_stages: int) -> list[list[int]]:
+        """The processors of each stage of a pipeline. Raises DeviceError for what cannot be used."""
+        if self._num_groups > 1:
+            raise DeviceError(
+                f"--pipeline-parallel-size {num_stages} gives each stage one group of cores: leave "
+                f"--tensor-parallel-size {self._num_groups} out"
+            )
+        cores = _native.topology()["cores"]
+        if self._options.threads_bind == "auto" and len(cores) < num_stages:
+            logger.warning(
+                "%d stages take turns on %d cores, and are slower than one process: lower --pipeline-parallel-size",
+                num_stages,
+                len(cores),
+            )
+            return [[cores[stage % len(cores)]] for stage in range(num_stages)]
+        return thread_groups(self.isa, self._options, num_stages, "--pipeline-parallel-size")
+
+    def bound_to(self, cpus: Sequence[int]) -> CpuDevice:
+        """The same device on these processors alone."""
+        return CpuDevice(replace(self._options, threads_bind=cpu_list(cpus), reserved_cpus=None), isa=self.isa)
 
     def load_draft(
         self,
@@ -170,13 +218,9 @@ class CpuDevice:
         groups: list[list[int]] | None = None,
         beside: _native.Executor | None = None,
         lends_cores: bool = False,
+        stage: StageSpec | None = None,
     ) -> CpuExecutor:
-        limits = options.limits(
-            self.kv_group_bytes(spec, options.cache_dtype),
-            _native.block_tokens(),
-            state_bytes=self.slot_bytes(spec),
-            max_guesses=self.max_guesses(spec),
-        )
+        limits = self.limits(spec, options)
         formats = formats_of(spec, options.dtype, options.quantization, weights)
         unpacked, reason = unpacked_experts(formats, weights)
         _report_unpacked(unpacked, reason, self._options.cache_dir)
@@ -189,6 +233,7 @@ class CpuDevice:
                     unpacked_experts=bool(unpacked),
                     mtp_guesses=options.mtp_guesses,
                     kv_scales=options.kv_scales,
+                    stage=stage,
                 ),
                 self.isa,
                 options.cache_dtype,
@@ -201,7 +246,7 @@ class CpuDevice:
                 limits.max_guesses,
                 beside,
             )
-            cache = None if unpacked else self._packed_cache(spec, formats, weights)
+            cache = None if unpacked else self._packed_cache(spec, formats, weights, stage)
             with cancellation.calling(native.stop_loading):
                 cached = cache is not None and cache.read(native)
                 if not cached:
@@ -217,11 +262,13 @@ class CpuDevice:
         lora_dtype = options.dtype if options.lora is None else options.lora.dtype
         return CpuExecutor(native, limits, spec.vocab_size, write, lends_cores=lends_cores, lora_dtype=lora_dtype)
 
-    def _packed_cache(self, spec: DecoderSpec, formats: Formats, weights: WeightSource) -> PackedCache | None:
+    def _packed_cache(
+        self, spec: DecoderSpec, formats: Formats, weights: WeightSource, stage: StageSpec | None
+    ) -> PackedCache | None:
         cache_dir = self._options.cache_dir
         if cache_dir is None or weights.identity is None:
             return None
         # Packed weights depend on the spec and the formats only. A field of the spec that does not matter costs at most
         # one more packing.
         facts = (_native.packed_version(), self.isa, repr(spec), repr(formats), weights.identity)
-        return PackedCache(cache_dir, facts)
+        return PackedCache(cache_dir, facts if stage is None else (*facts, repr(stage)))

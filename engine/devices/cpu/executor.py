@@ -68,7 +68,16 @@ class CpuExecutor:
         output = StepOutput.empty(batch.sampling)
         if batch.return_logits:
             output.logits = np.empty((len(batch.logits_rows), self._vocab_size), np.float32)
-        native.step(
+        self.run_into(output, batch)
+        return output
+
+    def run_into(self, output: StepOutput, batch: StepBatch, rows: NDArray[np.float32] | None = None) -> None:
+        """Run the batch, and write what it gives to the arrays of `output`.
+
+        A stage of a pipeline is given the `rows [T, row_floats]` of the stage before it, and puts its own in their
+        place. Raises ValueError for arrays that do not fit.
+        """
+        self.native.step(
             batch,
             output.token_ids,
             output.logprobs,
@@ -76,8 +85,8 @@ class CpuExecutor:
             output.top_ids,
             output.top_logprobs,
             output.logits,
+            rows,
         )
-        return output
 
     def guess(self, batch: StepBatch, counts: NDArray[np.int32], least_probability: float = 0.0) -> NDArray[np.int32]:
         """Run the batch, then guess after guess: see DraftExecutor. Raises ValueError for arrays that do not fit."""

@@ -57,8 +57,10 @@ def choose_groups(
     return groups
 
 
-def shared_out(groups: Sequence[Sequence[int]], num_groups: int, *, named: bool) -> list[list[int]]:
-    """The same processors in `num_groups` groups of neighbours, which is what `--tensor-parallel-size` means here.
+def shared_out(
+    groups: Sequence[Sequence[int]], num_groups: int, *, named: bool, asked_by: str = "--tensor-parallel-size"
+) -> list[list[int]]:
+    """The same processors in `num_groups` groups of neighbours, which is what the option `asked_by` means here.
 
     Groups that were `named` stay as they are. Raises DeviceError if they are not as many, or for too few processors.
     """
@@ -66,14 +68,13 @@ def shared_out(groups: Sequence[Sequence[int]], num_groups: int, *, named: bool)
         return [list(group) for group in groups]
     if named and len(groups) > 1:
         raise DeviceError(
-            f"--tensor-parallel-size {num_groups} and --threads-bind {group_list(groups)} name different numbers of "
+            f"{asked_by} {num_groups} and --threads-bind {group_list(groups)} name different numbers of "
             "groups: leave one of them out"
         )
     cpus = [cpu for group in groups for cpu in group]
     if len(cpus) < num_groups:
         raise DeviceError(
-            f"--tensor-parallel-size {num_groups} needs as many cores to make groups of, and there are {len(cpus)}: "
-            "lower it"
+            f"{asked_by} {num_groups} needs as many cores to make groups of, and there are {len(cpus)}: lower it"
         )
     ends = [len(cpus) * i // num_groups for i in range(num_groups + 1)]
     return [cpus[begin:end] for begin, end in pairwise(ends)]

@@ -27,7 +27,9 @@ from ...models.spec import (
     PerLayerSpec,
     RopeSpec,
     ShortConvSpec,
+    StageSpec,
     mixers,
+    stage_tensors,
     tensor_shapes,
 )
 from ...weights.dtypes import DType
@@ -106,11 +108,12 @@ def lower(
     unpacked_experts: bool = False,
     mtp_guesses: int = 0,
     kv_scales: KvScales | None = None,
+    stage: StageSpec | None = None,
 ) -> _native.DecoderPlan:
     """The plan of a model that serves contexts of `max_positions` tokens, with routed experts packed or as they lie.
 
-    An `mtp` layer makes drafts of at most `mtp_guesses`. Raises DeviceError for a kind of mixer that the CPU device
-    does not have, and ValueError for an unknown format.
+    An `mtp` layer makes drafts of at most `mtp_guesses`. With a `stage` it is the plan of its layers alone. Raises
+    DeviceError for a kind of mixer that the CPU device does not have, and ValueError for an unknown format.
     """
     plan = _native.DecoderPlan()
     plan.vocab_size, plan.hidden_size, plan.max_positions = spec.vocab_size, spec.hidden_size, max_positions
@@ -123,9 +126,12 @@ def lower(
         _norm(embedding.norm),
         _per_layer(embedding.per_layer),
     )
-    around = _Surroundings(spec, unpacked_experts, kv_scales)
+    stage = stage or StageSpec(0, len(spec.layers), len(spec.layers))
+    plan.embeds, plan.has_head = stage.is_first, stage.is_last
+    around = _Surroundings(spec, stage, unpacked_experts, kv_scales)
     plan.layers = [
-        [_branch(branch, around.of_layer(index)) for branch in layer] for index, layer in enumerate(spec.layers)
+        [_branch(branch, around.of_layer(index)) for branch in (layer if stage.begin <= index < stage.end else ())]
+        for index, layer in enumerate(spec.layers)
     ]
     plan.final_norm = _norm(spec.final_norm)
     if (mtp := spec.mtp) is not None:
@@ -141,9 +147,10 @@ def lower(
         plan.streams = _native.StreamsPlan(spec.streams.count, spec.streams.least_square)
     plan.head = _native.HeadPlan(head.tied, head.divisor, head.softcap or 0.0, head.bias)
     shapes = tensor_shapes(spec)
-    plan.formats = {name: _format(format, shapes[name][1]) for name, format in formats.items()}
+    own = {name: formats[name] for name in stage_tensors(spec, stage) if name in formats}
+    plan.formats = {name: _format(format, shapes[name][1]) for name, format in own.items()}
     plan.input_orders = {
-        name: format.input_order.indices.tolist() for name, format in formats.items() if format.input_order is not None
+        name: format.input_order.indices.tolist() for name, format in own.items() if format.input_order is not None
     }
     return plan
 
@@ -165,17 +172,17 @@ def _format(format: TensorFormat, inputs: int) -> _native.WeightFormat:
 
 class _Surroundings:
     """What a mixer cannot tell itself: whether experts are packed, and where each layer's K and V lie: in which cache
-    group, and as the how-manyeth layer of it, and by what they are divided there.
+    group, and as the how-manyeth layer of the stage in it, and by what they are divided there.
     """
 
-    def __init__(self, spec: DecoderSpec, unpacked_experts: bool, kv_scales: KvScales | None) -> None:
+    def __init__(self, spec: DecoderSpec, stage: StageSpec, unpacked_experts: bool, kv_scales: KvScales | None) -> None:
         self.unpacked_experts = unpacked_experts
         self._kv_scales, self._index = kv_scales, 0
         self._windows = spec.windows()
         self._layers: dict[int, int] = {}
         counts = dict.fromkeys(self._windows, 0)
-        for index, layer in enumerate(spec.layers):
-            for mixer in mixers(layer):
+        for index in range(stage.begin, stage.end):
+            for mixer in mixers(spec.layers[index]):
                 if isinstance(mixer, AttentionSpec | LatentAttentionSpec) and mixer.cached is not None:
                     self._layers[index] = counts[mixer.cached.window]
                     counts[mixer.cached.window] += 1

@@ -20,6 +20,7 @@ from .mtp import MtpSpec
 from .norm import NormSpec
 from .per_layer import PerLayerEmbeddingSpec, PerLayerSpec
 from .short_conv import ShortConvSpec
+from .stages import StageSpec, layer_bytes_of, stage_cuts, stage_row_floats, stage_tensors
 
 __all__ = [
     "Activation",
@@ -46,8 +47,13 @@ __all__ = [
     "RopeSpec",
     "RouterSpec",
     "ShortConvSpec",
+    "StageSpec",
     "StreamsSpec",
     "TemperatureSpec",
+    "layer_bytes_of",
     "mixers",
+    "stage_cuts",
+    "stage_row_floats",
+    "stage_tensors",
     "tensor_shapes",
 ]

@@ -51,24 +51,35 @@ jobs = st.builds(
     Job, prompts, samplings(), st.integers(0, 3), st.sampled_from([0, 0, 0, -1, 5]), st.sampled_from([None, None, "a"])
 )
 
-executor_limits = st.builds(
-    ExecutorLimits,
-    block_size=st.just(BLOCK),
-    num_blocks=st.integers(8, 24),
-    max_num_seqs=st.integers(1, 6),
-    max_num_batched_tokens=st.sampled_from([1, 3, 6, 17, 64]),
-    mixed_steps=st.booleans(),
-    chunked_prefill=st.just(True),
-    runs_ahead=st.booleans(),
-) | st.builds(
-    ExecutorLimits,
-    block_size=st.just(BLOCK),
-    num_blocks=st.integers(8, 24),
-    max_num_seqs=st.integers(1, 6),
-    max_num_batched_tokens=st.sampled_from([32, 40]),
-    mixed_steps=st.booleans(),
-    chunked_prefill=st.just(False),
-    runs_ahead=st.booleans(),
+executor_limits = (
+    st.builds(
+        ExecutorLimits,
+        block_size=st.just(BLOCK),
+        num_blocks=st.integers(8, 24),
+        max_num_seqs=st.integers(1, 6),
+        max_num_batched_tokens=st.sampled_from([1, 3, 6, 17, 64]),
+        mixed_steps=st.booleans(),
+        chunked_prefill=st.just(True),
+        runs_ahead=st.booleans(),
+    )
+    | st.builds(
+        ExecutorLimits,
+        block_size=st.just(BLOCK),
+        num_blocks=st.integers(8, 24),
+        max_num_seqs=st.integers(1, 6),
+        max_num_batched_tokens=st.sampled_from([1, 3, 6, 17, 64]),
+        pipeline_stages=st.integers(2, 4),
+    )
+    | st.builds(
+        ExecutorLimits,
+        block_size=st.just(BLOCK),
+        num_blocks=st.integers(8, 24),
+        max_num_seqs=st.integers(1, 6),
+        max_num_batched_tokens=st.sampled_from([32, 40]),
+        mixed_steps=st.booleans(),
+        chunked_prefill=st.just(False),
+        runs_ahead=st.booleans(),
+    )
 )
 
 

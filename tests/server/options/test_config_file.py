@@ -66,7 +66,7 @@ def test_the_command_line_goes_first_then_the_file_then_the_environment(file: Pa
             "ctx-size: 4096\nn_gpu_layers: 3",
             "options.yaml: unknown options --ctx-size (did you mean --max-model-len?), ",
         ),
-        ("pipeline-parallel-size: 2", "options.yaml: --pipeline-parallel-size is not supported"),
+        ("node-rank: 2", "options.yaml: --node-rank is not supported"),
         ("config: other.yaml", "give all options in one"),
         ("{" * 5000, "is not valid YAML"),
         ("\x00", "is not valid YAML"),

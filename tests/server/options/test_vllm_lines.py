@@ -38,6 +38,10 @@ def refusal(capsys: pytest.CaptureFixture[str], line: str, **environment: str) -
         ("m --reasoning-parser deepseek_r1 --enable-reasoning", {"reasoning_parser": "deepseek_r1"}),
         ("m -tp 2 --distributed-executor-backend mp", {"tensor_parallel_size": 2}),
         (
+            "m -pp 3 --pipeline-split 4,2,4 --distributed-executor-backend mp",
+            {"pipeline_parallel_size": 3, "pipeline_split": (4, 2, 4)},
+        ),
+        (
             "m -dp 2 --distributed-executor-backend ray",
             {"data_parallel_size": 2, "distributed_executor_backend": "ray"},
         ),
@@ -131,6 +135,8 @@ def test_a_line_that_works(line: str, shown: dict[str, Any]) -> None:
         ("m --runner pooling", "--runner is not supported"),
         ("m --tokenizer-mode mistral --config-format mistral", "--config-format is not supported: convert"),
         ("m -dp 4", "--data-parallel-size needs --distributed-executor-backend ray"),
+        ("m -pp 2 --distributed-executor-backend ray", "take mp for stages on this machine"),
+        ("m -pp 2 --pipeline-split 1,2,3", "--pipeline-split names 3 stages"),
         ("m --headless --grpc", "--grpc is not supported"),
         ("m --hf-token secret-of-mine", "set HF_TOKEN"),
         ("m --kv-cache-memory-bytes 1073741824", "say it in GiB with --kv-cache-space"),

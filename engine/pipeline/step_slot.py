@@ -1,0 +1,161 @@
+"""StepSlot: the arrays of one step in memory that all stages share.
+
+The memory has no name (memfd_create): it is gone with the last process that has it, however that ends.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..devices.batch import SamplingBatch, StepBatch, StepOutput, TokenMasks
+
+Arrays: TypeAlias = dict[str, NDArray[Any] | None]
+
+_ALIGNMENT = 64
+_PAGE = 1 << 16
+_INT: np.dtype[Any] = np.dtype(np.int32)
+_FLOAT: np.dtype[Any] = np.dtype(np.float32)
+_TYPES: dict[str, np.dtype[Any]] = {
+    "seed": np.dtype(np.uint64),
+    "masks": np.dtype(np.uint32),
+    "times": np.dtype(np.float64),
+}
+_FLOATS = {
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "bias_values",
+    "logprob_temperature",
+    "out_logprobs",
+    "out_top_logprobs",
+    "out_logits",
+    "rows",
+}
+_BATCH = (
+    "token_ids",
+    "positions",
+    "query_start",
+    "context_len",
+    "block_tables",
+    "logits_rows",
+    "state_slots",
+    "num_guesses",
+)
+_SAMPLING = tuple(field.name for field in fields(SamplingBatch) if field.name != "masks")
+_OUTPUT = tuple(field.name for field in fields(StepOutput))
+
+
+class StepSlot:
+    """Room for one step: the batch, the rows between stages, what was sampled, and when each stage computed.
+
+    One process `write`s a batch, and the others then `read` it.
+    """
+
+    def __init__(self, num_groups: int, num_stages: int, row_floats: int, fd: int | None = None) -> None:
+        """With `fd`, the memory of another process's slot, which had the same numbers."""
+        self.fd = os.memfd_create("tidewheel-step") if fd is None else fd
+        self._row_floats, self._num_stages = row_floats, num_stages
+        narrower = [f"narrower{group}" for group in range(1, num_groups)]
+        names = [*_BATCH, *narrower, *_SAMPLING, "mask_index", "masks", "times", "rows"]
+        self._narrower = narrower
+        self._names = [*names, *(f"out_{name}" for name in _OUTPUT)]
+        self._dtypes: dict[str, np.dtype[Any]] = {
+            name: _TYPES.get(name, _FLOAT if name in _FLOATS else _INT) for name in self._names
+        }
+        self._first = -(-len(self._names) * 24 // _ALIGNMENT) * _ALIGNMENT  # behind the places of all arrays
+        self._memory: mmap.mmap | None = None
+        self._places = np.empty((0, 3), np.int64)
+
+    def write(self, batch: StepBatch, vocab_size: int) -> tuple[int, Arrays]:
+        """Take a batch in, but for the bits of its masks. Returns the bytes that it takes, and the arrays there."""
+        sampling = batch.sampling
+        given: dict[str, NDArray[Any] | None] = {name: getattr(batch, name) for name in _BATCH}
+        given |= {name: getattr(sampling, name) for name in _SAMPLING}
+        given |= zip(self._narrower, batch.narrower_tables, strict=True)
+        output, rows = StepOutput.empty(sampling), len(batch.logits_rows)
+        shapes: dict[str, tuple[int, ...]] = {
+            f"out_{name}": array.shape for name in _OUTPUT if (array := getattr(output, name)) is not None
+        }
+        if batch.return_logits:
+            shapes["out_logits"] = rows, vocab_size
+        shapes["rows"] = len(batch.token_ids), self._row_floats
+        shapes["times"] = self._num_stages, 2
+        if sampling.masks is not None:
+            given["mask_index"], shapes["masks"] = sampling.masks.index, sampling.masks.bits.shape
+        shapes |= {name: array.shape for name, array in given.items() if array is not None}
+        places, size = self._lay_out(shapes)
+        self._map(size)
+        self._places[:] = places
+        arrays = self._arrays()
+        for name, array in given.items():
+            if (place := arrays[name]) is not None:
+                place[...] = array
+        times = arrays["times"]
+        assert times is not None
+        times[...] = 0
+        return size, arrays
+
+    def read(self, size: int) -> Arrays:
+        """The arrays of a batch that takes `size` bytes."""
+        self._map(size)
+        return self._arrays()
+
+    def close(self) -> None:
+        """Give the memory back."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd, self._memory, self._places = -1, None, np.empty((0, 3), np.int64)
+
+    def batch(self, arrays: Arrays, wait_for_masks: Any = None) -> StepBatch:
+        """The batch of these arrays; `wait_for_masks` returns when the bits of its masks are written."""
+        sampling = SamplingBatch(**{name: arrays[name] for name in _SAMPLING})  # type: ignore[arg-type]
+        bits, index = arrays["masks"], arrays["mask_index"]
+        if bits is not None and index is not None:
+            sampling.masks = TokenMasks(bits, index, wait_for_masks)
+        batch = StepBatch(sampling=sampling, **{name: arrays[name] for name in _BATCH})  # type: ignore[arg-type]
+        batch.narrower_tables = tuple(arrays[name] for name in self._narrower)  # type: ignore[misc]
+        return batch
+
+    def output(self, arrays: Arrays) -> StepOutput:
+        """Where the results of these arrays' batch lie."""
+        return StepOutput(**{name: arrays[f"out_{name}"] for name in _OUTPUT})  # type: ignore[arg-type]
+
+    def _lay_out(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[NDArray[np.int64], int]:
+        places, at = [], self._first
+        for name in self._names:
+            shape = shapes.get(name)
+            if shape is None:
+                places.append((0, 0, 0))
+                continue
+            rows, columns = shape if len(shape) == 2 else (shape[0], -1)
+            places.append((at, rows, columns))
+            size = rows * max(columns, 1) * self._dtypes[name].itemsize if columns else 0
+            at += -(-size // _ALIGNMENT) * _ALIGNMENT
+        return np.array(places, np.int64), at
+
+    def _map(self, size: int) -> None:
+        if self._memory is not None and len(self._memory) >= size:
+            return
+        mapped = -(-size // _PAGE) * _PAGE
+        if os.fstat(self.fd).st_size < mapped:
+            os.ftruncate(self.fd, mapped)
+        self._memory = mmap.mmap(self.fd, mapped)
+        self._places = np.ndarray((len(self._names), 3), np.int64, self._memory)
+
+    def _arrays(self) -> Arrays:
+        assert self._memory is not None
+        arrays: Arrays = {}
+        for name, (at, rows, columns) in zip(self._names, self._places.tolist(), strict=True):
+            shape = (rows,) if columns < 0 else (rows, columns)
+            arrays[name] = np.ndarray(shape, self._dtypes[name], self._memory, at) if at else None
+        return arrays

@@ -1,0 +1,51 @@
+"""The options of pipelines: a model whose layers are shared out to several processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .declaring.option import Options, option
+from .declaring.values import at_least, count
+
+
+def _split(text: str) -> tuple[int, ...]:
+    return tuple(count(part) for part in text.split(","))
+
+
+def _above_zero(split: Sequence[int]) -> str | None:
+    return None if split and all(layers > 0 for layers in split) else "must be numbers of layers above 0, like 10,12,10"
+
+
+@dataclass(frozen=True)
+class PipelineOptions(Options):
+    """How many stages there are, and how many layers each of them has. Raises OptionError."""
+
+    pipeline_parallel_size: int = option(
+        1,
+        "processes of this machine that each have some of the model's layers, on the CPU",
+        parse=count,
+        check=at_least(1),
+        metavar="N",
+    )
+    pipeline_split: Sequence[int] | None = option(
+        None,
+        "how many layers each of these processes has, e.g. 10,12,10 [by the bytes of their weights]",
+        parse=_split,
+        check=_above_zero,
+        metavar="LAYERS",
+    )
+
+    @property
+    def stages(self) -> int:
+        """How many processes compute the model."""
+        return self.pipeline_parallel_size
+
+    def _contradiction(self) -> str | None:
+        split = self.pipeline_split
+        if split is not None and len(split) != self.stages:
+            return (
+                f"--pipeline-split names {len(split)} stages, and --pipeline-parallel-size is {self.stages}: they must "
+                "be as many"
+            )
+        return None

@@ -1,0 +1,269 @@
+"""Pipelines give the bits of one process, whatever runs in them, and leave no process behind."""
+
+from __future__ import annotations
+
+import dataclasses
+import http.client
+import os
+import random
+import signal
+import socket as sockets
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import models_zoo
+import pytest
+
+from tidewheel import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
+from tidewheel.engine.errors import TidewheelError
+
+OPTIONS: dict[str, Any] = {
+    "device": "cpu",
+    "max_model_len": 128,
+    "max_num_seqs": 6,
+    "max_num_batched_tokens": 40,  # less than the longest prompts
+    "num_gpu_blocks_override": 20,  # less than all sequences need
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A model of the zoo, in how many stages, and what it is loaded with."""
+
+    model: str
+    stages: int = 2
+    options: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def id(self) -> str:
+        return "-".join([self.model, str(self.stages), *(str(value) for _, value in self.options)])
+
+
+CASES = [
+    Case("llama-tied"),
+    Case("qwen3", 2, (("dtype", "bfloat16"),)),
+    Case("granitemoehybrid", 3, (("quantization", "int8"),)),
+    Case("mistral-window", 2, (("quantization", "int4"),)),
+    Case("gemma3n", 2),  # several streams, and what layers are told of a token
+    Case("opt-350m"),  # projections around the layers
+    Case("qwen3_5"),
+    Case("qwen3-moe", 2, (("kv_cache_dtype", "int8"),)),
+    Case("deepseek-v3"),
+]
+
+
+def requests() -> tuple[list[list[int]], list[SamplingParams]]:
+    """Prompts of which some begin alike, and parameters of all kinds."""
+    rng = random.Random(5)
+    shared = [rng.randrange(3, 90) for _ in range(48)]
+    prompts = [[rng.randrange(3, 90) for _ in range(length)] for length in (1, 7, 16, 33, 70)]
+    prompts += [[*shared, *prompts[1]], [*shared, *prompts[2]], shared]
+    params = [
+        SamplingParams(max_tokens=14, temperature=0.0, logprobs=2, ignore_eos=True),
+        SamplingParams(max_tokens=12, temperature=1.0, seed=1, n=3),
+        SamplingParams(max_tokens=9, temperature=0.7, seed=2, repetition_penalty=1.3, frequency_penalty=0.2),
+        SamplingParams(max_tokens=10, temperature=0.0, prompt_logprobs=1, logprobs=1),
+        SamplingParams(max_tokens=1, temperature=0.0),
+        SamplingParams(max_tokens=12, temperature=0.9, seed=3, top_k=5, min_tokens=4, logprobs=0),
+        SamplingParams(max_tokens=40, temperature=0.8, seed=4, ignore_eos=True),
+        SamplingParams(max_tokens=11, temperature=0.0, logit_bias={5: 2.0}),
+    ]
+    return prompts, params
+
+
+def answers(folder: Path, **options: Any) -> list[Any]:
+    prompts, params = requests()
+    with LLM(str(folder), **{**OPTIONS, **options}) as llm:
+        first = llm.generate(prompts, params, use_tqdm=False)
+        again = llm.generate(prompts[3:6], params[3:6], use_tqdm=False)  # with what is in the cache
+    return [
+        (output.prompt_logprobs, [(choice.token_ids, choice.logprobs) for choice in output.outputs])
+        for output in (*first, *again)
+    ]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_stages_give_the_bits_of_one_process(case: Case) -> None:
+    folder = models_zoo.folder(case.model, tokenizer=True)
+    options = dict(case.options)
+    assert answers(folder, **options, pipeline_parallel_size=case.stages) == answers(folder, **options)
+
+
+def test_layers_are_shared_out_by_hand(caplog: pytest.LogCaptureFixture) -> None:
+    folder = models_zoo.folder("llama-tied", tokenizer=True)
+    options = {"load_format": "dummy", "hf_overrides": {"num_hidden_layers": 5}}
+    with caplog.at_level("INFO"):
+        found = answers(folder, **options, pipeline_parallel_size=3, pipeline_split="1,3,1")
+    assert found == answers(folder, **options)
+    stages = [record.getMessage() for record in caplog.records if "pipeline stage" in record.getMessage()]
+    assert [text.split(":")[0] for text in stages] == [
+        "pipeline stage 1 of 3 (layer 0)",
+        "pipeline stage 2 of 3 (layers 1-3)",
+        "pipeline stage 3 of 3 (layer 4)",
+    ]
+
+
+@pytest.mark.parametrize("what", ["grammar", "beams", "ngram"])
+def test_structured_answers_searches_and_guesses_run_in_stages(what: str) -> None:
+    folder = models_zoo.folder("llama-tied", tokenizer=True)
+    prompts = ["one", "two words", "three more words"]
+    options = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}} if what == "ngram" else {}
+    regex = StructuredOutputsParams(regex="(ab|cd){2,9}x") if what == "grammar" else None
+    params = SamplingParams(max_tokens=16, temperature=0.0, structured_outputs=regex)
+    found = []
+    for stages in (1, 2):
+        with LLM(str(folder), device="cpu", max_model_len=128, pipeline_parallel_size=stages, **options) as llm:
+            if what == "beams":
+                outputs: Any = llm.beam_search(prompts, BeamSearchParams(beam_width=3, max_tokens=8))
+                found.append([[sequence.tokens for sequence in output.sequences] for output in outputs])
+            else:
+                outputs = llm.generate(prompts, params, use_tqdm=False)
+                found.append([output.outputs[0].token_ids for output in outputs])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"enable_lora": True}, "--pipeline-parallel-size 2 and --enable-lora do not work together"),
+        ({"tensor_parallel_size": 2}, "leave --tensor-parallel-size 2 out"),
+        ({"pipeline_parallel_size": 3}, "3 is more than the 2 stages"),
+        ({"pipeline_split": "1,2"}, "names 3 layers, and the model has 2"),
+        ({"pipeline_split": "1,1,1"}, "--pipeline-split names 3 stages"),
+        ({"device": "torch"}, "needs --device cpu"),
+        ({"threads_bind": "0|1|2"}, "--threads-bind"),
+    ],
+)
+def test_what_cannot_be_in_a_pipeline_is_refused(options: dict[str, Any], words: str) -> None:
+    folder = models_zoo.folder("llama-tied", tokenizer=True)
+    with pytest.raises(TidewheelError, match=words):
+        LLM(str(folder), **{**OPTIONS, "pipeline_parallel_size": 2, **options})
+    assert children_of(os.getpid()) == []
+
+
+def test_a_draft_model_and_a_folder_for_blocks_are_refused(tmp_path: Path) -> None:
+    folder = str(models_zoo.folder("llama-tied", tokenizer=True))
+    with pytest.raises(TidewheelError, match="--kv-offload do not work together"):
+        LLM(folder, **OPTIONS, pipeline_parallel_size=2, kv_offload=str(tmp_path))
+    draft = {"method": "draft_model", "model": folder, "num_speculative_tokens": 2}
+    with pytest.raises(TidewheelError, match="a draft model or MTP layers do not work together"):
+        LLM(folder, **OPTIONS, pipeline_parallel_size=2, speculative_config=draft)
+
+
+def test_layers_that_share_k_and_v_stay_in_one_stage() -> None:
+    folder = models_zoo.folder("gemma3n", tokenizer=True)
+    with pytest.raises(TidewheelError, match=r"is more than the .* stages that the model can be split into"):
+        LLM(str(folder), **OPTIONS, pipeline_parallel_size=64)
+
+
+def test_a_broken_file_is_told_by_the_stage_that_reads_it(tmp_path: Path) -> None:
+    whole = models_zoo.folder("llama-tied", tokenizer=True)
+    for path in whole.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    weights = tmp_path / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-4096:] = b"\xff" * 4096  # not numbers
+    weights.write_bytes(data)
+    with pytest.raises(TidewheelError, match=r"pipeline stage \d of 2 \(layer \d\): ") as failure:
+        LLM(str(tmp_path), **OPTIONS, pipeline_parallel_size=2)
+    assert "\n" not in str(failure.value)
+    assert children_of(os.getpid()) == []
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_stage_that_is_killed_ends_all_requests_with_its_name(stage: int) -> None:
+    folder = models_zoo.folder("llama-tied", tokenizer=True)
+    with LLM(str(folder), **OPTIONS, pipeline_parallel_size=2) as llm:
+        llm.generate([[5, 6, 7]], SamplingParams(max_tokens=2), use_tqdm=False)
+        stages = children_of(os.getpid())
+        assert len(stages) == 2
+        os.kill(stages[stage], signal.SIGKILL)
+        name = rf"pipeline stage {stage + 1} of 2 \(layer {stage}\)"
+        with pytest.raises(TidewheelError, match=f"{name} was killed by SIGKILL"):
+            llm.generate([[5, 6, 7]], SamplingParams(max_tokens=4), use_tqdm=False)
+    assert children_of(os.getpid()) == []
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    folder = models_zoo.folder("llama-tied", tokenizer=True)
+    socket = str(tmp_path / "server.sock")
+    program = str(Path(sys.executable).with_name("tidewheel"))
+    backend = ["--pipeline-parallel-size", "2", "--distributed-executor-backend", "mp"]
+    command = [program, "serve", str(folder), "--device", "cpu", "--max-model-len", "64", "--uds", socket, *backend]
+    command += ["--served-model-name", "tiny"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=tmp_path)
+    try:
+        yield process, socket
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_server_leaves_no_process(server: tuple[subprocess.Popen[bytes], str], number: signal.Signals) -> None:
+    process, socket = server
+    wait_until(lambda: is_serving(socket) or process.poll() is not None)
+    stages = children_of(process.pid)
+    assert len(stages) == 2
+    process.send_signal(number)
+    process.wait(20)
+    wait_until(lambda: not any(Path(f"/proc/{stage}").exists() for stage in stages))
+
+
+def test_a_server_whose_stage_ends_says_so_and_ends(server: tuple[subprocess.Popen[bytes], str]) -> None:
+    process, socket = server
+    wait_until(lambda: is_serving(socket) or process.poll() is not None)
+    stages = children_of(process.pid)
+    os.kill(stages[1], signal.SIGKILL)
+    body = b'{"model": "tiny", "prompt": [5, 6], "max_tokens": 3}'
+    status = curl(socket, "/v1/completions", body)
+    assert status >= 500
+    _, said = process.communicate(timeout=30)
+    assert process.returncode != 0
+    assert b"pipeline stage 2 of 2 (layer 1) was killed by SIGKILL" in said
+    assert not any(Path(f"/proc/{stage}").exists() for stage in stages)
+
+
+def is_serving(socket: str) -> bool:
+    return curl(socket, "/health") == 200
+
+
+def curl(path: str, url: str, body: bytes | None = None) -> int:
+    """The status of an answer over a Unix socket; 0 for none."""
+    connection = http.client.HTTPConnection("localhost", timeout=30)
+    connection.sock = sockets.socket(sockets.AF_UNIX)
+    try:
+        connection.sock.connect(path)
+        headers = {"Content-Type": "application/json"} if body else {}
+        connection.request("POST" if body else "GET", url, body, headers)
+        return connection.getresponse().status
+    except (OSError, http.client.HTTPException):
+        return 0
+    finally:
+        connection.close()
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes of stages that a process has started, in order."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+            command = (path.parent / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if int(fields[1]) == pid and fields[0] != "Z" and b"engine.pipeline.stage" in command:
+            found.append(int(path.parent.name))
+    return sorted(found)
+
+
+def wait_until(condition: Any) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "nothing happens"
+        time.sleep(0.05)
