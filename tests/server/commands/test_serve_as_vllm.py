@@ -99,7 +99,7 @@ def test_more_logprobs_than_allowed_are_refused(client: httpx.Client, path: str,
     ("arguments", "said"),
     [
         (
-            ["--pipeline-parallel-size", "2", "--ctx-size", "9"],
+            ["--node-rank", "2", "--ctx-size", "9"],
             "unknown option --ctx-size (did you mean --max-model-len?)",
         ),
         (["--tensor-parallel-size", "100000"], "--tensor-parallel-size 100000 needs as many cores"),

@@ -16,6 +16,7 @@ from tidewheel.engine.devices.cpu.options import CpuOptions
 from tidewheel.engine.devices.graph.options import GraphOptions
 from tidewheel.engine.encoders.options import EncoderOptions
 from tidewheel.engine.options import EngineOptions
+from tidewheel.engine.pipeline_options import PipelineOptions
 from tidewheel.engine.speculative_options import SpeculativeOptions
 from tidewheel.server.app_options import AppOptions
 from tidewheel.server.commands.cli import main
@@ -30,6 +31,7 @@ OWNERS: tuple[type[Options], ...] = (
     EngineOptions,
     LoraOptions,
     SpeculativeOptions,
+    PipelineOptions,
     *DEVICE_OPTIONS,
     EncoderOptions,
     ConfigFileOptions,
@@ -179,7 +181,7 @@ def test_unknown_options_are_refused_by_name_with_a_hint(capsys: pytest.CaptureF
     message = refusal(capsys, "m", "--max-model-length", "5")
     assert "--max-model-length" in message
     assert "did you mean --max-model-len?" in message
-    assert "--pipeline-parallel-size" in refusal(capsys, "m", "--pipeline-parallel-size=2")
+    assert "--node-rank" in refusal(capsys, "m", "--node-rank=2")
     several = refusal(capsys, "--ctx-size", "4096", "-c", "9", "--n-predict", "5", "--threads=4", "--nonsense")
     assert "--ctx-size (did you mean --max-model-len?), -c (did you mean --max-model-len?)" in several
     assert "--n-predict (a request says it as max_tokens), --threads (did you mean --threads-bind?)" in several

@@ -120,8 +120,6 @@ def test_a_line_that_works(line: str, shown: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("m --pipeline-parallel-size 2", "--pipeline-parallel-size is not supported: a model is not split into stages"),
-        ("m -pp=2", "--pipeline-parallel-size is not supported"),
         ("m -dp 4 --data-parallel-size-local 2", "--data-parallel-size-local is not supported: a server is one"),
         ("m --preemption-mode swap", "--preemption-mode is not supported: a preempted sequence is computed again"),
         ("m --load-format tensorizer", "--load-format tensorizer is not supported: convert the model"),
