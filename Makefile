@@ -108,14 +108,14 @@ PYTEST_WORKERS := --numprocesses 2 --dist loadfile
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest $(PYTEST_WORKERS)
 
 # Runs the command `pytest`, because `python -m pytest` would put the sources before the installed package.
-python-test: $(VENV)/.test-tools $(VENV)/.installed $(VENV)/.node-clients  ## the Python tests (PYTEST_ARGS= chooses some)
+python-test: $(VENV)/.test-tools $(VENV)/.installed $(VENV)/.node-clients $(VENV)/.other-clients  ## the Python tests (PYTEST_ARGS= chooses some)
 	@$(BEGIN)
 	TIDEWHEEL_SKIPPED=$(SKIPPED)/$@ $(PYTEST) $(PYTEST_ARGS)
 
 sweep: $(VENV)/.test-tools $(VENV)/.installed  ## the Python tests that `make test` leaves out, as others are like them
 	$(PYTEST) -m sweep $(PYTEST_ARGS)
 
-clients: $(VENV)/.test-tools $(VENV)/.installed $(VENV)/.node-clients $(VENV)/.other-clients  ## the tests with LiteLLM, LangChain, LlamaIndex and other clients
+clients: $(VENV)/.test-tools $(VENV)/.installed $(VENV)/.node-clients $(VENV)/.other-clients  ## only the tests with LiteLLM, LlamaIndex and other clients
 	$(BIN)/pytest -m clients $(PYTEST_ARGS)
 
 fuzz: $(VENV)/.test-tools $(VENV)/.installed  ## look for inputs that break a parser (HARNESS=, FUZZ_SECONDS=)
@@ -169,7 +169,9 @@ $(VENV)/.node-clients: tests/clients/package.json tests/clients/package-lock.jso
 	    npm ci --prefix $(VENV)/node --ignore-scripts --no-audit --no-fund --loglevel=error; touch $@; \
 	fi
 
-$(VENV)/.other-clients: requirements/clients.in | $(VENV)/.tools
+# In an environment of their own, because some need an older openai. Few of their modules are used: those compile then.
+$(VENV)/.other-clients: pyproject.toml | $(VENV)/.test-tools
+	$(BIN)/python tools/extra_requirements.py clients > $@.txt
 	$(PYTHON) -m venv $(VENV)/clients
-	$(VENV)/clients/bin/python -m pip install --quiet --upgrade --requirement $<
+	$(VENV)/clients/bin/python -m pip install --quiet --upgrade --no-compile --requirement $@.txt
 	touch $@

@@ -75,8 +75,8 @@ def test_token_ids_are_logged_where_the_prompt_has_them(
 
 
 def test_inputs_of_embeddings_are_prompts(cutting: RunningServer, logged: pytest.LogCaptureFixture) -> None:
-    for texts in ("the first of the texts", [1, 2]):
-        assert cutting.post("/v1/embeddings", {"input": texts}).status_code == 200
+    for text in ("the first of the texts", [1, 2]):
+        assert cutting.post("/v1/embeddings", {"input": text}).status_code == 200
     assert said(logged, "prompt_text") == ["the first of"]
     assert said(logged, "prompt_token_ids") == [[1, 2]]
 
