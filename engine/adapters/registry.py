@@ -9,10 +9,11 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ..devices.base import LoraExecutor
 from ..errors import TidewheelError, quoted
@@ -131,7 +132,7 @@ class LoraRegistry:
             async with self._loading:
                 if entry.lora is None and self._entries.get(name) is entry:
                     await self._make_room()
-                    self._enter(entry, await self._load_in_thread(entry.module))
+                    await _to_its_end(self._load_again(entry))
 
     async def add(self, module: LoraModule, *, replace: bool = False) -> None:
         """Serve one more, or another one under its name. Raises LoraExistsError, and ModelError for a broken one."""
@@ -139,11 +140,7 @@ class LoraRegistry:
             if module.name in self._entries and not replace:
                 raise LoraExistsError(f"an adapter is named {quoted(module.name)} already")
             await self._make_room()
-            lora = await self._load_in_thread(module)
-            if module.name in self._entries:
-                self.remove(module.name)
-            entry = self._entries[module.name] = _Entry(module)
-            self._enter(entry, lora)
+            await _to_its_end(self._load_new(module))
 
     def remove(self, name: str) -> None:
         """Serve it no more; requests that use it go on. Raises UnknownLoraError."""
@@ -201,6 +198,18 @@ class LoraRegistry:
         self.drop(entry.lora.number)
         entry.lora = None
 
+    async def _load_again(self, entry: _Entry) -> None:
+        self._enter(entry, await self._load_in_thread(entry.module))
+        if self._entries.get(entry.module.name) is not entry:  # it was removed meanwhile
+            self._evict(entry)
+
+    async def _load_new(self, module: LoraModule) -> None:
+        lora = await self._load_in_thread(module)
+        if module.name in self._entries:
+            self.remove(module.name)
+        entry = self._entries[module.name] = _Entry(module)
+        self._enter(entry, lora)
+
     async def _load_in_thread(self, module: LoraModule) -> Lora:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._load, module)
 
@@ -210,6 +219,18 @@ class LoraRegistry:
         self._executor.load_lora(lora.number, adapter)
         logger.info("Loaded the adapter %s of rank %d from %s", quoted(module.name), adapter.rank, module.path)
         return lora
+
+
+async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Wait for what a thread does. It cannot be stopped, so who is cancelled waits too, and what it loads is known."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # nobody else asks for it
+        raise
 
 
 def _give_way() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,9 @@ _MODULES = tuple(LoraModule(name, name) for name in "abc")
 
 
 def _read(path: Path) -> LoraAdapter:
-    if path.name == "broken":
+    if path.name.startswith("slow"):
+        time.sleep(0.1)
+    if path.name.endswith("broken"):
         raise ModelError("broken")
     size = 1 + ord(path.name[0])
     return LoraAdapter((LowRankUpdate("layers.0.q", np.ones((1, size), np.float32), np.ones((1, 1), np.float32), 1.0),))
@@ -143,5 +146,49 @@ def test_what_fails_changes_nothing() -> None:
         with pytest.raises(UnknownLoraError):
             registry.remove("new")
         (await registry.lease("a")).release()
+
+    run(check)
+
+
+def test_one_name_is_loaded_once_by_those_who_ask_at_the_same_time() -> None:
+    async def check(registry: LoraRegistry, memory: Memory) -> None:
+        new = [LoraModule("new", path) for path in ("slow-1", "slow-2", "slow-3")]
+        found = await asyncio.gather(*map(registry.add, new), return_exceptions=True)
+        assert [type(one) for one in found] == [type(None), LoraExistsError, LoraExistsError]
+        assert [module.path for module in registry.modules if module.name == "new"] == ["slow-1"]
+
+    run(check)
+
+
+def test_one_that_is_removed_while_it_is_read_leaves_nothing_behind() -> None:
+    async def check(registry: LoraRegistry, memory: Memory) -> None:
+        await registry.add(LoraModule("slow", "slow"))
+        for name in "ab":  # which take its room
+            (await registry.lease(name)).release()
+        before = set(memory.numbers)
+        waiting = asyncio.create_task(registry.lease("slow"))
+        await asyncio.sleep(0.03)
+        registry.remove("slow")
+        with pytest.raises(UnknownLoraError):
+            await waiting
+        assert memory.numbers < before
+        assert registry.in_memory == ["b"]
+
+    run(check)
+
+
+@pytest.mark.parametrize("path", ["slow", "slow-broken"])
+def test_who_goes_away_while_it_is_read_leaves_nothing_unknown_behind(path: str) -> None:
+    async def check(registry: LoraRegistry, memory: Memory) -> None:
+        waiting = asyncio.create_task(registry.add(LoraModule("new", path)))
+        await asyncio.sleep(0.03)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert len(registry.in_memory) == len(memory.numbers)
+        for name in "abc":
+            lease = await registry.lease(name)
+            assert len(registry.in_memory) == len(memory.numbers) == 2
+            lease.release()
 
     run(check)
