@@ -170,7 +170,7 @@ $(VENV)/.node-clients: tests/clients/package.json tests/clients/package-lock.jso
 	fi
 
 # In an environment of their own, because some need an older openai. Few of their modules are used: those compile then.
-$(VENV)/.other-clients: pyproject.toml | $(VENV)/.test-tools
+$(VENV)/.other-clients: pyproject.toml | $(VENV)/.test-tools $(VENV)/.installed
 	$(BIN)/python tools/extra_requirements.py clients > $@.txt
 	$(PYTHON) -m venv $(VENV)/clients
 	$(VENV)/clients/bin/python -m pip install --quiet --upgrade --no-compile --requirement $@.txt
