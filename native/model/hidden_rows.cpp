@@ -50,10 +50,12 @@ void HiddenRows::begin(const Step& step) {
     places_[row->place].used = step_;
   }
   std::vector<int> free;  // the longest unused last
-  for (int place = 0; place < static_cast<int>(places_.size()); ++place) {
-    if (places_[place].used != step_) free.push_back(place);
+  if (std::find(taken.begin(), taken.end(), -1) != taken.end()) {
+    for (int place = 0; place < static_cast<int>(places_.size()); ++place) {
+      if (places_[place].used != step_) free.push_back(place);
+    }
+    std::sort(free.begin(), free.end(), [&](int a, int b) { return places_[a].used > places_[b].used; });
   }
-  std::sort(free.begin(), free.end(), [&](int a, int b) { return places_[a].used > places_[b].used; });
   for (int s = 0; s < sequences; ++s) {
     int place = taken[s];
     if (place < 0) {

@@ -68,6 +68,10 @@ def refusal(capsys: pytest.CaptureFixture[str], line: str, **environment: str) -
             {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4}},
         ),
         (
+            "m --speculative-config.method qwen3_next_mtp --speculative-config.num_speculative_tokens 2",
+            {"speculative_config": {"method": "qwen3_next_mtp", "num_speculative_tokens": 2}},
+        ),
+        (
             'm --speculative-config \'{"method": "suffix", "suffix_decoding_max_spec_factor": 2}\'',
             {"speculative_config": {"method": "suffix", "suffix_decoding_max_spec_factor": 2}},
         ),
