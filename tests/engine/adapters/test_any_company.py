@@ -14,6 +14,7 @@ from engine.driving import Job, check_any_company
 from harness import device_ids, make_device
 from hypothesis import strategies as st
 
+from tidewheel.engine.adapters.long_context import LongContexts
 from tidewheel.engine.adapters.lora import Lora
 from tidewheel.engine.adapters.peft_folder import read_peft_folder
 from tidewheel.engine.devices.base import Executor, ExecutorOptions, LoraExecutor, LoraLimits
@@ -22,6 +23,7 @@ from tidewheel.engine.sampling_params import SamplingParams
 from tidewheel.engine.weights import open_source
 from tidewheel.engine.weights.quantization import Quantization
 
+LONG = LongContexts(256, (4.0,))
 LORAS = [Lora(number, f"digest {number}") for number in range(3)]
 # What each changes of the embedding and the head.
 WHOLE: list[Callable[[], dict[str, Any]]] = [
@@ -55,7 +57,7 @@ def executor(device_id: str, threads: int, quantization: str | None, folder: Pat
     made = device.load(description.spec, weights, options)
     assert isinstance(made, LoraExecutor)
     for lora in LORAS:
-        made.load_lora(lora.number, read_peft_folder(folder / str(lora.number), description, 4, weights))
+        made.load_lora(lora.number, read_peft_folder(folder / str(lora.number), description, 4, weights, LONG))
     return made
 
 
@@ -65,7 +67,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory, dummy_llama: Path) -> Path:
     (root / "model").symlink_to(dummy_llama)
     for lora in LORAS:
         content = lora_files.tensors(lora.number) | WHOLE[lora.number]()
-        lora_files.write(root / str(lora.number), content, modules_to_save=["embed_tokens", "lm_head"])
+        config = {"modules_to_save": ["embed_tokens", "lm_head"], "context_length": 1024 if lora.number == 2 else None}
+        lora_files.write(root / str(lora.number), content, **config)
     return root
 
 

@@ -25,14 +25,18 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(scope="module")
-def server(dummy_model: Path, folders: Path) -> Iterator[ServerProcess]:
-    process = ServerProcess(
+def start(dummy_model: Path, folders: Path, *more: str) -> ServerProcess:
+    return ServerProcess(
         *(str(dummy_model), "--load-format", "dummy", "--served-model-name", "base", "--enable-lora"),
         *("--long-lora-scaling-factors", "2.0,4.0", "--max-loras", "2", "--kv-cache-space", "0.05"),
         *("--lora-modules", f"short={folders / 'short'}", f"long={folders / 'long'}"),
-        *("--allow-runtime-lora-updating", "--lora-resolver-cache-dir", str(folders)),
+        *("--allow-runtime-lora-updating", "--lora-resolver-cache-dir", str(folders), *more),
     )
+
+
+@pytest.fixture(scope="module")
+def server(dummy_model: Path, folders: Path) -> Iterator[ServerProcess]:
+    process = start(dummy_model, folders)
     yield process
     process.stop()
 
@@ -83,6 +87,17 @@ def test_the_same_prompt_is_another_with_a_longer_context(server: ServerProcess)
     alone = {model: tokens(model) for model in ("base", "short", "long")}
     assert len({tuple(found) for found in alone.values()}) == 3
     assert {model: tokens(model) for model in alone} == alone  # from the prefix cache
+
+
+def test_guesses_change_no_token_of_a_long_context(server: ServerProcess, dummy_model: Path, folders: Path) -> None:
+    guessing = start(dummy_model, folders, "--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3}')
+    try:
+        for model, context in (("base", OWN), ("long", LONG)):
+            found, wanted = (complete(one, model, context - 60, max_tokens=100).json() for one in (guessing, server))
+            assert found["choices"][0]["token_ids"] == wanted["choices"][0]["token_ids"]
+            assert found["usage"]["total_tokens"] == context
+    finally:
+        guessing.stop()
 
 
 def test_a_factor_that_was_not_given_is_refused(server: ServerProcess, folders: Path) -> None:
