@@ -42,7 +42,8 @@ CacheType parse_cache_type(const std::string& name) {
   if (name == "fp8_e5m2") return CacheType::kFloat8E5M2;
   if (name == "fp8_e4m3") return CacheType::kFloat8E4M3;
   if (name == "int8") return CacheType::kInt8;
-  throw std::invalid_argument("a KV cache is of float32, bfloat16, float16, fp8_e5m2, fp8_e4m3 or int8, not " + name);
+  if (name == "int4") return CacheType::kInt4;
+  throw std::invalid_argument("a KV cache is of float32, bfloat16, float16, fp8_e5m2, fp8_e4m3, int8 or int4, not " + name);
 }
 
 // Keeps the arrays whose memory the spans point into.

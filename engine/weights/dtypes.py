@@ -12,9 +12,9 @@ from ..errors import ModelError
 from ..files.wording import shown
 
 DType = Literal["float32", "bfloat16", "float16"]
-# fp8_e5m2 rounds to 2 bits of mantissa, fp8_e4m3 to 3, with a scale for K and one for V of a layer; int8 keeps a scale
-# for each token and KV head.
-KvCacheDType = Literal["float32", "bfloat16", "float16", "fp8_e5m2", "fp8_e4m3", "int8"]
+# fp8_e5m2 rounds to 2 bits of mantissa, and fp8_e4m3 to 3, with a scale for K and one for V of a layer. int8 keeps a
+# scale for each token and KV head, and int4 one for each group of 32 elements of a head.
+KvCacheDType = Literal["float32", "bfloat16", "float16", "fp8_e5m2", "fp8_e4m3", "int8", "int4"]
 
 STORAGE: dict[DType, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),

@@ -167,6 +167,7 @@ class Piece {
   using Q = typename Cached<T>::Query;
   static constexpr int kStep = Cached<T>::kStep;
   static constexpr bool kScaled = kHasScales<T>;
+  static constexpr bool kGrouped = Cached<T>::kType == CacheType::kInt4;
 
   Piece(const AttentionArgs& args, Scratch& scratch)
       : args_(args), rows_(args), dim_(rows_.dim), values_(rows_.values), stored_values_(args.heads.stored_values()),
@@ -176,6 +177,7 @@ class Piece {
         weights_(scratch.take<Q>((stored_values_ ? kTileRows : rows_.count) * kAttentionTile)),
         k_scales_(scratch.take<float>(kAttentionTile)),
         v_scales_(scratch.take<float>(kAttentionTile)),
+        scaled_(kGrouped ? scratch.take<float>(kTileRows * kAttentionTile) : nullptr),
         spread_(stored_values_ ? nullptr : scratch.take<T>(kAttentionTile * kSpreadValues)) {
     const Q* source = static_cast<const Q*>(args.q);
     for (int r = 0; r < rows_.count; ++r) {
@@ -197,7 +199,7 @@ class Piece {
     for (int tile = first; tile < (piece + 1) * kPieceTiles && tile * kAttentionTile < end; ++tile) {
       const int seen = std::min(end - tile * kAttentionTile, kAttentionTile);
       if constexpr (kScaled) gather_scales(tile, seen);
-      if (!spread_) {
+      if (kGrouped || !spread_) {
         columns_ = {0, values_};
         each_rows(tile, [&](int count, int row, int tokens) {
           (this->*kVisits.weigh[count])(row, tile, tokens);
@@ -205,11 +207,13 @@ class Piece {
         });
         continue;
       }
-      each_rows(tile, [&](int count, int row, int tokens) { (this->*kVisits.weigh[count])(row, tile, tokens); });
-      for (int d = 0; d < values_; d += kSpreadValues) {
-        columns_ = {d, std::min(d + kSpreadValues, values_)};
-        spread(tile, seen);
-        each_rows(tile, [&](int count, int row, int tokens) { (this->*kVisits.sum[count])(row, tile, tokens); });
+      if constexpr (!kGrouped) {
+        each_rows(tile, [&](int count, int row, int tokens) { (this->*kVisits.weigh[count])(row, tile, tokens); });
+        for (int d = 0; d < values_; d += kSpreadValues) {
+          columns_ = {d, std::min(d + kSpreadValues, values_)};
+          spread(tile, seen);
+          each_rows(tile, [&](int count, int row, int tokens) { (this->*kVisits.sum[count])(row, tile, tokens); });
+        }
       }
     }
   }
@@ -218,6 +222,11 @@ class Piece {
   CachedHead<T> head(int block) const {
     const char* start = args_.cache_head + args_.block_table[block] * block_stride_;
     return {reinterpret_cast<T*>(const_cast<char*>(start)), dim_, stored_values_};
+  }
+
+  CachedInt4Head int4_head(int block) const {
+    const char* start = args_.cache_head + args_.block_table[block] * block_stride_;
+    return {reinterpret_cast<uint8_t*>(const_cast<char*>(start)), dim_, stored_values_};
   }
 
   // Bytes from a block to one that is needed a little later, by this task or the next one. Blocks are scattered in
@@ -280,6 +289,12 @@ class Piece {
   // The scores of the tile's tokens from vector `first` on.
   template <int ROWS, int VECTORS>
   void score_vectors(int row, int tile, int first) {
+    if constexpr (kGrouped) return score_groups<ROWS, VECTORS>(row, tile, first);
+    else score_elements<ROWS, VECTORS>(row, tile, first);
+  }
+
+  template <int ROWS, int VECTORS>
+  void score_elements(int row, int tile, int first) {
     Columns<T, VECTORS> columns;
     F acc[ROWS][VECTORS];
 #pragma GCC unroll 4
@@ -295,6 +310,54 @@ class Piece {
     for (int r = 0; r < ROWS; ++r) {
 #pragma GCC unroll 4
       for (int v = 0; v < VECTORS; ++v) store(scores_ + r * kAttentionTile + (first + v) * kLanes, acc[r][v]);
+    }
+  }
+
+  // The same for groups of K that each have a scale.
+  template <int ROWS, int VECTORS>
+  void score_groups(int row, int tile, int first) {
+    float* const scores = scores_ + first * kLanes;
+    for (int group = 0; group < cache_groups(dim_); ++group) {
+      const uint8_t* start[VECTORS];
+      const f16* scales[VECTORS];
+      ptrdiff_t later[VECTORS];
+      F acc[ROWS][VECTORS];
+#pragma GCC unroll 4
+      for (int v = 0; v < VECTORS; ++v) {
+        const int block = tile * kTileBlocks + (first + v) / kBlockVectors, slot = (first + v) % kBlockVectors * kLanes;
+        start[v] = int4_head(block).k_pair(slot, group * kCacheGroup);
+        scales[v] = int4_head(block).k_scales(group) + slot;
+        later[v] = ahead(block);
+#pragma GCC unroll 16
+        for (int r = 0; r < ROWS; ++r) acc[r][v] = zero();
+      }
+      const int pairs = std::min(kCacheGroup, dim_ - group * kCacheGroup) / 2;
+      const float* q = q_ + size_t(row) * dim_ + group * kCacheGroup;
+      for (int i = 0; i < pairs; ++i) {
+        NibbleFloats k[VECTORS];
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; ++v) {
+          const uint8_t* p = start[v] + i * kBlockTokens;
+          if (v % kBlockVectors == 0 && i * kBlockTokens % 64 == 0) prefetch_later(p + later[v]);
+          k[v] = load_signed_nibbles(p);
+        }
+#pragma GCC unroll 16
+        for (int r = 0; r < ROWS; ++r) {
+#pragma GCC unroll 4
+          for (int v = 0; v < VECTORS; ++v) {
+            acc[r][v] = dot_single(acc[r][v], k[v].low, q + r * dim_ + 2 * i);
+            acc[r][v] = dot_single(acc[r][v], k[v].high, q + r * dim_ + 2 * i + 1);
+          }
+        }
+      }
+#pragma GCC unroll 16
+      for (int r = 0; r < ROWS; ++r) {
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; ++v) {
+          float* sum = scores + r * kAttentionTile + v * kLanes;
+          store(sum, group ? fma(acc[r][v], load(scales[v]), load(sum)) : mul(acc[r][v], load(scales[v])));
+        }
+      }
     }
   }
 
@@ -359,6 +422,79 @@ class Piece {
 
   template <int ROWS>
   void sum_rows(int row, int tile, int tokens) {
+    if constexpr (kGrouped) return sum_groups<ROWS>(row, tile, tokens);
+    else sum_elements<ROWS>(row, tile, tokens);
+  }
+
+  // Sums of V in groups that each have a scale.
+  template <int ROWS>
+  void sum_groups(int row, int tile, int tokens) {
+    constexpr int kHalf = kCacheGroup / 2, kWanted = std::max(vectors_for(ROWS) / 2, 1);
+    constexpr int kVectors = std::min(static_cast<int>(std::bit_floor(unsigned{kWanted})), kHalf / kLanes);
+    const float* w = weights(row);
+    for (int group = 0; group < cache_groups(values_); ++group) {
+      for (int t = 0; t < tokens; t += kLanes) {
+        const int block = tile * kTileBlocks + t / kBlockTokens;
+        const F scales = load(int4_head(block).v_scales(group) + t % kBlockTokens);
+        for (int r = 0; r < ROWS; ++r) {
+          // If the weight is 0, the scale may be NaN, as in `soften`.
+          const F p = load(w + r * kAttentionTile + t);
+          store(scaled_ + r * kAttentionTile + t, keep_if(mul(p, scales), p, set1(0x1p-126f)));
+        }
+      }
+      for (int i = 0; i < kHalf; i += kVectors * kLanes) sum_nibbles<ROWS, kVectors>(row, tile, tokens, group, i);
+    }
+  }
+
+  // Of bytes `first` to first + VECTORS * kLanes - 1 of the group: their lower numbers and their upper ones.
+  template <int ROWS, int VECTORS>
+  void sum_nibbles(int row, int tile, int tokens, int group, int first) {
+    constexpr int kHalf = kCacheGroup / 2;
+    const int d = group * kCacheGroup + first;
+    const bool has_upper = d + kHalf < values_;
+    float* sums = result_.sums + size_t(row) * values_ + d;
+    F low[ROWS][VECTORS], high[ROWS][VECTORS];
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; ++r) {
+#pragma GCC unroll 4
+      for (int v = 0; v < VECTORS; ++v) {
+        low[r][v] = load(sums + r * values_ + v * kLanes);
+        high[r][v] = has_upper ? load(sums + r * values_ + kHalf + v * kLanes) : zero();
+      }
+    }
+    for (int begin = 0; begin < tokens; begin += kBlockTokens) {
+      const int block = tile * kTileBlocks + begin / kBlockTokens, count = std::min(tokens - begin, kBlockTokens);
+      const uint8_t* bytes = int4_head(block).v_group(0, group) + first;
+      const ptrdiff_t later = ahead(block);
+      for (int t = 0; t < count; ++t) {
+        const uint8_t* p = bytes + t * kHalf;
+        if (first == 0 && t * kHalf % 64 == 0) prefetch_later(p + later);
+        NibbleFloats v4[VECTORS];
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; ++v) v4[v] = load_signed_nibbles(p + v * kLanes);
+#pragma GCC unroll 16
+        for (int r = 0; r < ROWS; ++r) {
+          const float* weight = scaled_ + r * kAttentionTile + begin + t;
+#pragma GCC unroll 4
+          for (int v = 0; v < VECTORS; ++v) {
+            low[r][v] = dot_single(low[r][v], v4[v].low, weight);
+            high[r][v] = dot_single(high[r][v], v4[v].high, weight);
+          }
+        }
+      }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; ++r) {
+#pragma GCC unroll 4
+      for (int v = 0; v < VECTORS; ++v) {
+        store(sums + r * values_ + v * kLanes, low[r][v]);
+        if (has_upper) store(sums + r * values_ + kHalf + v * kLanes, high[r][v]);
+      }
+    }
+  }
+
+  template <int ROWS>
+  void sum_elements(int row, int tile, int tokens) {
     constexpr int kVectors = vectors_for(ROWS);
     const int end = columns_.end;
     int d = columns_.begin;
@@ -442,6 +578,7 @@ class Piece {
   Q* const weights_;       // [kTileRows, or all rows if V is spread, kAttentionTile]
   float* const k_scales_;  // [kAttentionTile], for int8
   float* const v_scales_;
+  float* const scaled_;    // [kTileRows, kAttentionTile] weights times a group's scales of V; null without groups
   T* const spread_;        // [kAttentionTile, kSpreadValues] of V, in blocks as V is cached; null: the cache has V
   struct {
     int begin, end;
@@ -506,8 +643,8 @@ size_t attention_scratch_bytes(const Heads& heads) {
   const int tokens = std::max(1, kAttentionRows / heads.group());
   const size_t rows = size_t(tokens) * heads.group();
   const size_t spread = heads.values_in_keys() ? kAttentionTile * (kSpreadValues + rows) : 0;
-  return sizeof(float) * (rows * heads.padded_dim() + (2 * kTileRows + 2) * kAttentionTile +
-                          2 * heads.partial_floats(tokens) + spread) + 8 * 64;
+  return sizeof(float) * (rows * heads.padded_dim() + (3 * kTileRows + 2) * kAttentionTile +
+                          2 * heads.partial_floats(tokens) + spread) + 9 * 64;
 }
 
 void attention(CacheType type, const AttentionArgs& args) {

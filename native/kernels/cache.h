@@ -1,5 +1,6 @@
 // Cached<T>: the layout of K and V of type T in a block, and how they are multiplied by queries and probabilities. T is
 // float, f16, bf16, e5m2, e4m3 or int8_t. The last four are in pairs of consecutive elements for one multiply-accumulate.
+// What is cached as int4x2 has a layout of its own: CachedInt4Head.
 #pragma once
 
 #include "kernels/element.h"
@@ -28,6 +29,8 @@ template <>
 struct Cached<e4m3> : CachedAs<CacheType::kFloat8E4M3, PairedElements<e4m3>> {};
 template <>
 struct Cached<int8_t> : CachedAs<CacheType::kInt8, PairedElements<int8_t>> {};
+template <>
+struct Cached<int4x2> : CachedAs<CacheType::kInt4, SingleElements<float>> {};
 
 template <typename T>
 constexpr bool kHasScales = Cached<T>::kType == CacheType::kInt8;
@@ -50,6 +53,24 @@ struct CachedHead {
   T* v_element(int slot, int d) const { return v() + (size_t(slot / kStep) * values + d) * kStep + slot % kStep; }
 };
 
+// The same in int4.
+struct CachedInt4Head {
+  uint8_t* const k;
+  const int dim, values;
+
+  // Elements d and d + 1 of a slot's K.
+  uint8_t* k_pair(int slot, int d) const { return k + d / 2 * kBlockTokens + slot; }
+  // A slot's elements of V of a group: kCacheGroup / 2 bytes, before those of the next slot.
+  uint8_t* v_group(int slot, int group) const {
+    return k + (size_t(dim) + size_t(group * kBlockTokens + slot) * kCacheGroup / kBlockTokens) * kBlockTokens / 2;
+  }
+  // Of a group of K, and of V: by slot.
+  f16* k_scales(int group) const {
+    return reinterpret_cast<f16*>(v_group(0, cache_groups(values))) + group * kBlockTokens;
+  }
+  f16* v_scales(int group) const { return k_scales(cache_groups(dim) + group); }
+};
+
 // Calls `body` with a null pointer to the type that `type` stands for.
 template <typename Body>
 TW_INLINE void with_cached(CacheType type, Body&& body) {
@@ -60,6 +81,7 @@ TW_INLINE void with_cached(CacheType type, Body&& body) {
     case CacheType::kFloat8E5M2: return body(static_cast<e5m2*>(nullptr));
     case CacheType::kInt8: return body(static_cast<int8_t*>(nullptr));
     case CacheType::kFloat8E4M3: return body(static_cast<e4m3*>(nullptr));
+    case CacheType::kInt4: return body(static_cast<int4x2*>(nullptr));
   }
 }
 

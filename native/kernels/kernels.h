@@ -69,6 +69,8 @@ constexpr int kPackedVersion = 5;
 // KV blocks of 16 tokens. A block holds for each KV head K, then V, then for int8 16 scales of K and 16 of V. Heads whose V
 // is a part of K have no V of its own there, and no scales of it.
 // float32 and float16: K [dim][16], V [16][values]; the others: K [dim/2][16][2], V [16/2][values][2].
+// int4: K [dim/2][16] bytes, V [groups of values][16][16] bytes, of which each has elements i and i + 16 of the group, and
+// scales [groups of K][16] and [groups of V][16]. Heads whose V is a part of K cannot be in int4.
 constexpr int kBlockTokens = 16;
 // Attention is computed in pieces of the context, tile after tile within a piece; both start at multiples of their
 // size in tokens, whoever else is in the batch. Each piece is a softmax of its own, and a row's pieces are folded in
@@ -208,6 +210,10 @@ struct Heads {
   int group() const { return num_heads / num_kv_heads; }
   // One KV head's part of a block, and a block.
   size_t head_bytes(CacheType type) const {
+    if (type == CacheType::kInt4) {
+      const size_t k_groups = cache_groups(padded_dim()), v_groups = cache_groups(stored_values());
+      return kBlockTokens * (size_t(padded_dim()) / 2 + v_groups * kCacheGroup / 2 + (k_groups + v_groups) * sizeof(f16));
+    }
     const size_t scales = type == CacheType::kInt8 ? (values_in_keys() ? 1 : 2) * sizeof(float) : 0;
     return kBlockTokens * (size_t(padded_dim() + stored_values()) * cache_element_bytes(type) + scales);
   }

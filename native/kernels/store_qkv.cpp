@@ -1,4 +1,6 @@
 // The work between the qkv projection and attention, one token at a time: q/k norm, rope, and writing to the cache.
+#include <algorithm>
+
 #include "kernels/cache.h"
 #include "kernels/kernels.h"
 #include "kernels/table.h"
@@ -79,6 +81,83 @@ float int8_scale(const float* x, int dim, int padded) {
   return (absmax < 0x1p-100f ? 0.0f : absmax / 127.0f) + hsum(poison);
 }
 
+// One token's K or V, in groups that each have a scale: their element of the largest magnitude becomes -8. Calls `put(group,
+// codes [kCacheGroup], scale)`. If any element of a group is not finite, its scale is NaN.
+template <typename Put>
+TW_INLINE void quantize_int4(const float* x, int dim, Put&& put) {
+  for (int group = 0; group < cache_groups(dim); ++group) {
+    float elements[kCacheGroup] = {};
+    std::memcpy(elements, x + group * kCacheGroup, sizeof(float) * std::min(kCacheGroup, dim - group * kCacheGroup));
+    F highest = zero(), lowest = zero(), poison = zero();
+    for (int i = 0; i < kCacheGroup; i += kLanes) {
+      const F a = load(elements + i);
+      highest = max(a, highest);
+      lowest = max(sub(zero(), a), lowest);
+      poison = fma(a, zero(), poison);
+    }
+    const float above = hmax(highest), below = hmax(lowest);
+    const f16 scale = to_f16((above >= below ? above : -below) / -8.0f + hsum(poison));
+    const float step = to_float(scale);
+    const F factor = set1(step != 0 ? 1.0f / step : 0.0f);
+    int8_t codes[kCacheGroup];
+    for (int i = 0; i < kCacheGroup; i += kLanes) {
+      store(codes + i, round_to_int(min(max(mul(load(elements + i), factor), set1(-8.0f)), set1(7.0f))));
+    }
+    put(group, codes, scale);
+  }
+}
+
+uint8_t two_codes(int8_t low, int8_t high) { return static_cast<uint8_t>((low & 15) | (high & 15) << 4); }
+
+void store_int4(const CachedInt4Head& head, int slot, const float* k, int dim, const float* v, int values) {
+  quantize_int4(k, dim, [&](int group, const int8_t* codes, f16 scale) {
+    head.k_scales(group)[slot] = scale;
+    const int begin = group * kCacheGroup;
+    for (int i = 0; i < kCacheGroup && begin + i < head.dim; i += 2) {
+      *head.k_pair(slot, begin + i) = two_codes(codes[i], codes[i + 1]);
+    }
+  });
+  quantize_int4(v, values, [&](int group, const int8_t* codes, f16 scale) {
+    head.v_scales(group)[slot] = scale;
+    uint8_t* const bytes = head.v_group(slot, group);
+    for (int i = 0; i < kCacheGroup / 2; ++i) bytes[i] = two_codes(codes[i], codes[i + kCacheGroup / 2]);
+  });
+}
+
+// One token's K and V of a head, for types that are not int4.
+template <typename T>
+void store_elements(const StoreQkvArgs& args, const CachedHead<T>& head, const float* k, const float* v) {
+  using C = Cached<T>;
+  const int dim = args.heads.head_dim, values = args.heads.values(), padded = head.dim, stored_values = head.values;
+  F k_factor = set1(1.0f), v_factor = set1(1.0f);
+  if constexpr (kHasScales<T>) {
+    const auto scaled = [](const float* x, int size, int size_padded, float& scale) {
+      scale = int8_scale(x, size, size_padded);
+      return set1(scale > 0 ? 1.0f / scale : 0.0f);
+    };
+    k_factor = scaled(k, dim, padded, head.k_scales()[args.slot]);
+    if (stored_values) v_factor = scaled(v, values, stored_values, head.v_scales()[args.slot]);
+  }
+  if constexpr (C::kType == CacheType::kFloat8E4M3) k_factor = set1(args.k_scale), v_factor = set1(args.v_scale);
+  const auto quantized = [](F a, F factor) {
+    if constexpr (C::kType == CacheType::kFloat8E4M3) return div(a, factor);
+    return kHasScales<T> ? mul(a, factor) : a;
+  };
+  T rounded[kLanes];
+  each_vector(k, dim, padded, [&](int d, F a) {
+    store(rounded, quantized(a, k_factor));
+    for (int i = 0; i < kLanes; i += C::kStep) {
+      std::memcpy(head.k_step(args.slot, d + i), rounded + i, C::kStep * sizeof(T));
+    }
+  });
+  if (!stored_values) return;
+  each_vector(v, values, stored_values, [&](int d, F a) {
+    store(rounded, quantized(a, v_factor));
+    // One by one: the elements between belong to another token, which another worker may be writing.
+    for (int i = 0; i < kLanes; ++i) *head.v_element(args.slot, d + i) = rounded[i];
+  });
+}
+
 template <typename T>
 void store_typed(const StoreQkvArgs& args) {
   using C = Cached<T>;
@@ -107,35 +186,12 @@ void store_typed(const StoreQkvArgs& args) {
     if (args.values_from_keys) std::memcpy(v, k, sizeof(float) * values);
     if (stored_values && args.v_norm.kind != NormKind::kNone) normalize(args.v_norm, v, values);
     turn(k, args.k_norm, h);
-    const CachedHead<T> head{
-        reinterpret_cast<T*>(static_cast<char*>(args.cache_heads) + (h - args.kv_begin) * head_bytes), padded, stored_values};
-    F k_factor = set1(1.0f), v_factor = set1(1.0f);
-    if constexpr (kHasScales<T>) {
-      const auto scaled = [](const float* x, int size, int size_padded, float& scale) {
-        scale = int8_scale(x, size, size_padded);
-        return set1(scale > 0 ? 1.0f / scale : 0.0f);
-      };
-      k_factor = scaled(k, dim, padded, head.k_scales()[args.slot]);
-      if (stored_values) v_factor = scaled(v, values, stored_values, head.v_scales()[args.slot]);
+    char* const start = static_cast<char*>(args.cache_heads) + (h - args.kv_begin) * head_bytes;
+    if constexpr (C::kType == CacheType::kInt4) {
+      store_int4({reinterpret_cast<uint8_t*>(start), padded, stored_values}, args.slot, k, dim, v, values);
+    } else {
+      store_elements<T>(args, {reinterpret_cast<T*>(start), padded, stored_values}, k, v);
     }
-    if constexpr (C::kType == CacheType::kFloat8E4M3) k_factor = set1(args.k_scale), v_factor = set1(args.v_scale);
-    const auto quantized = [](F a, F factor) {
-      if constexpr (C::kType == CacheType::kFloat8E4M3) return div(a, factor);
-      return kHasScales<T> ? mul(a, factor) : a;
-    };
-    T rounded[kLanes];
-    each_vector(k, dim, padded, [&](int d, F a) {
-      store(rounded, quantized(a, k_factor));
-      for (int i = 0; i < kLanes; i += C::kStep) {
-        std::memcpy(head.k_step(args.slot, d + i), rounded + i, C::kStep * sizeof(T));
-      }
-    });
-    if (!stored_values) continue;
-    each_vector(v, values, stored_values, [&](int d, F a) {
-      store(rounded, quantized(a, v_factor));
-      // One by one: the elements between belong to another token, which another worker may be writing.
-      for (int i = 0; i < kLanes; ++i) *head.v_element(args.slot, d + i) = rounded[i];
-    });
   }
 }
 

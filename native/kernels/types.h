@@ -34,11 +34,21 @@ struct e4m3 {
 
 constexpr uint8_t kE4m3Nan = 0x7f;
 
-// The type of cached K and V. Int8 has a float32 scale for each token and KV head, for K and for V; e4m3 has one for all K of
-// a layer and one for all V, which are not in the cache.
-enum class CacheType : int { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2, kFloat8E5M2 = 3, kInt8 = 4, kFloat8E4M3 = 5 };
-constexpr int kCacheTypes = 6;
+// Two numbers of 4 bits in two's complement, the first one in the lower bits.
+struct int4x2 {
+  uint8_t bits;
+};
 
+// The type of cached K and V. Int8 has a float32 scale for each token and KV head, for K and for V; e4m3 has one for all K of
+// a layer and one for all V, which are not in the cache. Int4 has a float16 scale for every kCacheGroup elements of a head.
+enum class CacheType : int {
+  kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2, kFloat8E5M2 = 3, kInt8 = 4, kFloat8E4M3 = 5, kInt4 = 6,
+};
+constexpr int kCacheTypes = 7;
+constexpr int kCacheGroup = 32;
+constexpr int cache_groups(int elements) { return (elements + kCacheGroup - 1) / kCacheGroup; }
+
+// Of a type whose elements are whole bytes.
 constexpr int cache_element_bytes(CacheType type) {
   if (type == CacheType::kFloat32) return 4;
   return type == CacheType::kBFloat16 || type == CacheType::kFloat16 ? 2 : 1;

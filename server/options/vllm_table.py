@@ -40,7 +40,7 @@ WORKS = {
     "`auto` finds the format in the chat template": "--tool-call-parser --reasoning-parser",
     "gptq, awq, compressed-tensors, fp8, bitsandbytes and mxfp4 are found without it; int8 and int4 quantize while "
     "weights are loaded": "--quantization",
-    "`fp8` is `fp8_e4m3`; int8 is there too": "--kv-cache-dtype",
+    "`fp8` is `fp8_e4m3`; int8 and int4 are there too": "--kv-cache-dtype",
     "with `--kv-cache-dtype fp8_e4m3` on a CPU; one scale for K and V of a layer": "--quantization-param-path",
     "accelerators only; on a CPU the log says that it has no effect": "--gpu-memory-utilization "
     "--device-memory-utilization --enforce-eager --max-seq-len-to-capture --max-context-len-to-capture",

@@ -84,6 +84,7 @@ def subjects() -> Iterator[Subject]:
         yield Subject(best, "float16", "float16", threads)
     yield Subject(best, "bfloat16", "fp8_e5m2", 2)
     yield Subject(best, "bfloat16", "fp8_e4m3", 2, groups=2)
+    yield Subject(best, "bfloat16", "int4", 2, groups=2)
     yield Subject(best, "bfloat16", "bfloat16", 2, groups=2)
     yield Subject(best, "bfloat16", "int8", 2, _QUANTIZATIONS[1], groups=2)
     for quantization in _QUANTIZATIONS:
@@ -110,6 +111,7 @@ def swept_subjects() -> Iterator[Subject]:
         yield Subject(level, "bfloat16", "bfloat16", 1)
         yield Subject(level, "bfloat16", "fp8_e5m2", 2)
         yield Subject(level, "bfloat16", "fp8_e4m3", 2)
+        yield Subject(level, "bfloat16", "int4", 2)
         for quantization in (_QUANTIZATIONS[0], _QUANTIZATIONS[1], _QUANTIZATIONS[3]):
             yield Subject(level, "bfloat16", "int8", 2, quantization)
 

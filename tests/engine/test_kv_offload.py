@@ -51,7 +51,7 @@ def request(salt: str | None = None, **sampling: object) -> Request:
     return Request("r", PROMPT, SamplingParams(**(usual | sampling)), cache_salt=salt)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8", "int4"])
 def test_a_restart_changes_no_bit(tmp_path: Path, kv_cache_dtype: str) -> None:
     plain = options(kv_cache_dtype=kv_cache_dtype)
     kept = replace(plain, kv_offload=str(tmp_path))
@@ -129,3 +129,13 @@ def test_what_cannot_be_offloaded_is_refused_by_name(
 def test_a_space_without_a_folder_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     load_engine(options(kv_offload_space=1.0)).close()
     assert "--kv-offload-space has no effect: name a folder with --kv-offload" in caplog.messages
+
+
+def test_blocks_that_were_divided_by_other_scales_are_not_found(tmp_path: Path) -> None:
+    kept = options(kv_offload=str(tmp_path / "kept"), kv_cache_dtype="fp8_e4m3")
+    serve(kept, request())
+    cache = {"dtype": "float8_e4m3fn", "scaling_factor": {"0": {"0": 0.5, "1": 0.5}}}
+    scales = tmp_path / "scales.json"
+    scales.write_text(json.dumps({"kv_cache": cache}))
+    assert serve(replace(kept, quantization_param_path=str(scales)), request())[1].cached_prompt_tokens_total == 0
+    assert serve(kept, request())[1].cached_prompt_tokens_total == 96

@@ -12,12 +12,16 @@
 namespace tidewheel::test {
 
 constexpr CacheType kAllCacheTypes[] = {CacheType::kFloat32, CacheType::kBFloat16, CacheType::kFloat16,
-                                        CacheType::kFloat8E5M2, CacheType::kInt8, CacheType::kFloat8E4M3};
+                                        CacheType::kFloat8E5M2, CacheType::kInt8, CacheType::kFloat8E4M3,
+                                        CacheType::kInt4};
 
 inline const char* name_of(CacheType type) {
-  constexpr const char* kNames[] = {"float32", "bfloat16", "float16", "fp8_e5m2", "int8", "fp8_e4m3"};
+  constexpr const char* kNames[] = {"float32", "bfloat16", "float16", "fp8_e5m2", "int8", "fp8_e4m3", "int4"};
   return kNames[static_cast<int>(type)];
 }
+
+// Whether a type can cache the K and V of such heads.
+inline bool caches(CacheType type, const Heads& heads) { return type != CacheType::kInt4 || !heads.values_in_keys(); }
 
 // What `store_qkv` does to queries and keys besides.
 struct Preparation {
@@ -71,17 +75,31 @@ class CachedSequence {
     return unit() == 4 ? at<float>(queries.data(), index) : to_float(at<bf16>(queries.data(), index));
   }
   double k(int token, int kv_head, int d) const {
+    if (type == CacheType::kInt4) {
+      return nibble(token, kv_head, d / 2 * kBlockTokens + slot(token), d % 2) * scale(token, kv_head, 0, d);
+    }
     const int s = slot(token), index = pairs() ? (d / 2 * kBlockTokens + s) * 2 + d % 2 : d * kBlockTokens + s;
     return element(token, kv_head, index) * scale(token, kv_head, 0);
   }
   double v(int token, int kv_head, int d) const {
     if (heads.values_in_keys()) return k(token, kv_head, heads.value_start + d);
+    if (type == CacheType::kInt4) {
+      const int byte = (d / kCacheGroup * kBlockTokens + slot(token)) * kCacheGroup / 2 + d % (kCacheGroup / 2);
+      return nibble(token, kv_head, heads.padded_dim() * kBlockTokens / 2 + byte, d / (kCacheGroup / 2) % 2) *
+             scale(token, kv_head, 1, d);
+    }
     const int values = heads.padded_values(), s = slot(token);
     const int index = pairs() ? (s / 2 * values + d) * 2 + s % 2 : s * values + d;
     return element(token, kv_head, heads.padded_dim() * kBlockTokens + index) * scale(token, kv_head, 1);
   }
-  // Of K (0) or V (1); 1 for the types that have none.
-  double scale(int token, int kv_head, int which) const {
+  // Of element d of K (0) or V (1); 1 for the types that have none.
+  double scale(int token, int kv_head, int which, int d = 0) const {
+    if (type == CacheType::kInt4) {
+      const int groups = cache_groups(heads.padded_dim()), v_groups = cache_groups(heads.stored_values());
+      const size_t codes = size_t(heads.padded_dim() + v_groups * kCacheGroup) * kBlockTokens / 2;
+      const int group = (which ? groups : 0) + d / kCacheGroup;
+      return to_float(at<f16>(head(token, kv_head) + codes, group * kBlockTokens + slot(token)));
+    }
     if (type == CacheType::kFloat8E4M3) return which ? v_scale : k_scale;
     if (type != CacheType::kInt8) return 1.0;
     const char* scales = head(token, kv_head) + size_t(heads.padded_dim() + heads.stored_values()) * kBlockTokens;
@@ -100,9 +118,14 @@ class CachedSequence {
     return weight.empty() ? Norm{} : Norm{kind, 1e-5f, weight.data()};
   }
   static int slot(int token) { return token % kBlockTokens; }
+  // Only of types whose elements are whole bytes.
   bool pairs() const { return type != CacheType::kFloat32 && type != CacheType::kFloat16; }
   const char* head(int token, int kv_head) const {
     return cache.data() + table[token / kBlockTokens] * heads.block_bytes(type) + kv_head * heads.head_bytes(type);
+  }
+  double nibble(int token, int kv_head, int byte, int which) const {
+    const int code = static_cast<uint8_t>(head(token, kv_head)[byte]) >> 4 * which & 15;
+    return code < 8 ? code : code - 16;
   }
   double element(int token, int kv_head, int index) const {
     const char* start = head(token, kv_head);
@@ -116,6 +139,7 @@ class CachedSequence {
         const e4m3 x = at<e4m3>(start, index);
         return x.bits == kE4m3Nan ? std::numeric_limits<double>::quiet_NaN() : to_float(x);
       }
+      case CacheType::kInt4: break;  // see `nibble`
     }
     return 0;
   }

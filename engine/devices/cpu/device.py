@@ -106,13 +106,18 @@ class CpuDevice:
         return checkpoint
 
     def kv_bytes_per_token(self, spec: DecoderSpec, kv_cache_dtype: KvCacheDType) -> int:
-        """Bytes of KV cache that one token takes over all layers, padding and int8's scales included."""
+        """Bytes of KV cache that one token takes over all layers, padding and the scales of int8 and int4 included."""
         return sum(group.bytes_per_token for group in self.kv_group_bytes(spec, kv_cache_dtype))
 
     def kv_group_bytes(self, spec: DecoderSpec, kv_cache_dtype: KvCacheDType) -> list[GroupBytes]:
-        """The same bytes for each cache group."""
+        """The same bytes for each cache group. Raises DeviceError for latents in int4."""
         blocks = dict.fromkeys(spec.windows(), 0)
         for shape in spec.caches():
+            if shape.values_in_keys and kv_cache_dtype == "int4":
+                raise DeviceError(
+                    f"the cpu device does not cache the latents of {spec.family} in int4: take --kv-cache-dtype int8 "
+                    "or fp8_e4m3"
+                )
             blocks[shape.window] += _native.kv_bytes_per_block(
                 shape.num_heads, shape.key_dim, shape.value_dim, shape.values_in_keys, kv_cache_dtype
             )

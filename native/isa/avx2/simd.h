@@ -157,6 +157,15 @@ TW_INLINE __m256i four_bytes(const int8_t* p) {
   return _mm256_set1_epi32(four);
 }
 
+struct NibbleFloats {
+  F low, high;
+};
+TW_INLINE NibbleFloats load_signed_nibbles(const uint8_t* p) {
+  const __m256i bytes = _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  return {{_mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(bytes, 28), 28))},
+          {_mm256_cvtepi32_ps(_mm256_srai_epi32(bytes, 4))}};
+}
+
 TW_INLINE F load(const uint8_t* p) {
   return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))))};
 }

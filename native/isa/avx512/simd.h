@@ -164,6 +164,15 @@ TW_INLINE __m512i four_bytes(const int8_t* p) {
   return _mm512_set1_epi32(four);
 }
 
+struct NibbleFloats {
+  F low, high;
+};
+TW_INLINE NibbleFloats load_signed_nibbles(const uint8_t* p) {
+  const __m512i bytes = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return {{_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(bytes, 28), 28))},
+          {_mm512_cvtepi32_ps(_mm512_srai_epi32(bytes, 4))}};
+}
+
 TW_INLINE F load(const uint8_t* p) {
   return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
 }

@@ -198,6 +198,16 @@ TW_INLINE uint8x8_t load_four(const void* p) {
   std::memcpy(&four, p, 4);
   return vreinterpret_u8_u32(uint32x2_t{four, 0});
 }
+struct NibbleFloats {
+  F low, high;
+};
+TW_INLINE NibbleFloats load_signed_nibbles(const uint8_t* p) {
+  uint32_t four;
+  std::memcpy(&four, p, 4);
+  const int32x4_t bytes = vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u32(vdup_n_u32(four)))));
+  return {{vcvtq_f32_s32(vshrq_n_s32(vshlq_n_s32(bytes, 28), 28))}, {vcvtq_f32_s32(vshrq_n_s32(bytes, 4))}};
+}
+
 TW_INLINE F load(const uint8_t* p) { return {vcvtq_f32_u32(vmovl_u16(vget_low_u16(vmovl_u8(load_four(p)))))}; }
 TW_INLINE F load(const int8_t* p) {
   return {vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u8(load_four(p))))))};

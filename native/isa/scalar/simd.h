@@ -178,6 +178,19 @@ TW_INLINE I dot_quads(I acc, Quads w, const int8_t* x) {
   return acc;
 }
 
+// kLanes bytes of two numbers of 4 bits each: the lower ones and the upper ones.
+struct NibbleFloats {
+  F low, high;
+};
+TW_INLINE NibbleFloats load_signed_nibbles(const uint8_t* p) {
+  NibbleFloats r;
+  TW_EACH {
+    r.low.v[i] = static_cast<float>(((p[i] & 15) ^ 8) - 8);
+    r.high.v[i] = static_cast<float>((p[i] >> 4 ^ 8) - 8);
+  }
+  return r;
+}
+
 // kLanes whole numbers.
 TW_INLINE F load(const uint8_t* p) { F r; TW_EACH r.v[i] = static_cast<float>(p[i]); return r; }
 TW_INLINE F load(const int8_t* p) { F r; TW_EACH r.v[i] = static_cast<float>(p[i]); return r; }

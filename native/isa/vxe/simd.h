@@ -210,6 +210,16 @@ TW_INLINE void store(int8_t* p, I a) {
   std::memcpy(p, &four, sizeof four);
 }
 
+struct NibbleFloats {
+  F low, high;
+};
+TW_INLINE NibbleFloats load_signed_nibbles(const uint8_t* p) {
+  uint32_t four;
+  std::memcpy(&four, p, 4);
+  const Ints bytes = vec_unpackh(vec_unpackh((SignedBytes)words(four)));
+  return {small_floats((Ints)((Words)bytes << 28) >> 28), small_floats(bytes >> 4)};
+}
+
 // Four bytes, each in a word.
 TW_INLINE F load(const uint8_t* p) {
   uint32_t four;

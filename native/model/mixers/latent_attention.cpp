@@ -24,6 +24,7 @@ LatentAttention::LatentAttention(const LatentAttentionPlan& plan, const std::str
           "the sizes and the scale of attention to latents must be above 0");
   require(plan.rope.inv_freq.size() * 2 == size_t(plan.rope_dim), "rope must rotate all of the part that is for it");
   AttentionState& state = context.attention;
+  require(state.cache_type != CacheType::kInt4, "latents cannot be cached in int4");
   require(plan.cache_group >= 0 && size_t(plan.cache_group) < state.heads.size(),
           "attention must be of a cache group that has blocks");
   layer_ = static_cast<int>(state.heads[plan.cache_group].size());

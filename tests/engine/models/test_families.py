@@ -105,20 +105,22 @@ def test_logits_in_half_precision_differ_by_rounding(device: Device, name: str, 
         ("float32", "fp8_e5m2"),
         ("float32", "fp8_e4m3"),
         ("bfloat16", "int8"),
+        ("float32", "int4"),
     ],
 )
 def test_the_cache_may_have_a_type_of_its_own(device: Device, dtype: DType, kv_cache_dtype: KvCacheDType) -> None:
     folder = models_zoo.folder("llama", dtype)
     tokens = models_zoo.prompts()[-1]
     exact = Harness(load(device, folder)).logits(tokens)
-    if device.name == "torch" and kv_cache_dtype in ("fp8_e5m2", "fp8_e4m3", "int8"):
+    if device.name == "torch" and kv_cache_dtype in ("fp8_e5m2", "fp8_e4m3", "int8", "int4"):
         with pytest.raises(DeviceError, match=f"not {kv_cache_dtype}: choose one"):
             load(device, folder, dtype, kv_cache_dtype=kv_cache_dtype)
         return
     executor = load(device, folder, dtype, kv_cache_dtype=kv_cache_dtype)
     logits = Harness(executor).logits(tokens)
-    # Weights and cache are rounded; fp8_e5m2 has 2 bits of mantissa and fp8_e4m3 has 3, where bfloat16 has 7.
-    epsilon = {"fp8_e5m2": 2.0**-4, "fp8_e4m3": 2.0**-5}.get(kv_cache_dtype, 2.0**-8)
+    # Weights and cache are rounded; fp8_e5m2 has 2 bits of mantissa and fp8_e4m3 has 3, where bfloat16 has 7;
+    # int4 has steps of an eighth of a group's largest number.
+    epsilon = {"fp8_e5m2": 2.0**-4, "fp8_e4m3": 2.0**-5, "int4": 2.0**-4}.get(kv_cache_dtype, 2.0**-8)
     assert np.sqrt(np.mean((logits - exact) ** 2)) <= 2 * epsilon * np.abs(exact).max()
     np.testing.assert_array_equal(logits, Harness(executor, seed=1).logits(tokens, chunk=5))
 

@@ -1,4 +1,4 @@
-"""Quantized weights: how far they move the embedded model, what they cost, and what is refused."""
+"""Quantized weights and caches: how far they move the embedded model, what they cost, and what is refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tidewheel.engine.errors import DeviceError, ModelError
 from tidewheel.engine.models import describe
 from tidewheel.engine.models.spec import tensor_shapes
 from tidewheel.engine.text.tokenizer import Tokenizer
-from tidewheel.engine.weights.dtypes import DType
+from tidewheel.engine.weights.dtypes import DType, KvCacheDType
 from tidewheel.engine.weights.dummy import DummyWeights
 from tidewheel.engine.weights.quantization import Method, Quantization, TensorFormat, format_of, parse_quantization
 from tidewheel.server.options.model import DEMO_MODEL
@@ -40,6 +40,13 @@ BOUNDS = [
     (Quantization("int4", 128), 0.07),
     (Quantization("int4", 128, zero_points=True), 0.07),
 ]
+# The same of what K and V are cached as, beside weights in bfloat16.
+KV_BOUNDS: list[tuple[KvCacheDType, float]] = [
+    ("fp8_e5m2", 0.02),
+    ("fp8_e4m3", 0.006),
+    ("int8", 0.001),
+    ("int4", 0.04),
+]
 
 
 @functools.cache
@@ -54,9 +61,13 @@ def conversations() -> list[list[int]]:
     return [tokenizer.encode("".join(text for text, _ in spans(item)))[:_PROMPT_TOKENS] for item in items]
 
 
-def log_probabilities(dtype: DType, quantization: Quantization | None) -> NDArray[np.float64]:
+def log_probabilities(
+    dtype: DType, quantization: Quantization | None, kv_cache_dtype: KvCacheDType | None = None
+) -> NDArray[np.float64]:
     """Of every next token after every token of the conversations, [tokens, vocabulary]."""
-    executor = load(make_device(device_ids()[1]), _DEMO, dtype, quantization=quantization)
+    executor = load(
+        make_device(device_ids()[1]), _DEMO, dtype, quantization=quantization, kv_cache_dtype=kv_cache_dtype
+    )
     values = np.concatenate([Harness(executor).logits(tokens) for tokens in conversations()]).astype(np.float64)
     executor.close()
     values -= values.max(axis=1, keepdims=True)
@@ -73,6 +84,13 @@ def reference() -> NDArray[np.float64]:
 def test_divergence_of_the_embedded_model(quantization: Quantization, bound: float) -> None:
     exact, quantized = reference(), log_probabilities("bfloat16", quantization)
     divergence = (np.exp(exact) * (exact - quantized)).sum(axis=1)
+    assert bound / 100 < divergence.mean() < bound
+
+
+@pytest.mark.parametrize(("kv_cache_dtype", "bound"), KV_BOUNDS)
+def test_divergence_by_what_k_and_v_are_cached_as(kv_cache_dtype: KvCacheDType, bound: float) -> None:
+    exact, rounded = reference(), log_probabilities("bfloat16", None, kv_cache_dtype)
+    divergence = (np.exp(exact) * (exact - rounded)).sum(axis=1)
     assert bound / 100 < divergence.mean() < bound
 
 

@@ -60,6 +60,8 @@ double cached_error(CacheType type, double x, double largest) {
     case CacheType::kFloat8E5M2: return std::abs(x) * 0x1.01p-3 + 0x1p-17 + 1e-6 * largest;
     case CacheType::kInt8: return largest * (0.5 / 127 + 1e-5);
     case CacheType::kFloat8E4M3: return std::abs(x) * 0x1.01p-4 + 0x1p-10 + 1e-6 * largest;
+    // Half of a step; of one that is as large as the group's largest, with the other sign, a whole step is missing.
+    case CacheType::kInt4: return largest * (1.0 / 8 + 1e-3);
   }
   return 0;
 }
@@ -77,6 +79,7 @@ TEST_CASE("queries, keys and values are normalized, rotated and cached, for ever
   for (const Kernels* kernels : tested_kernels()) {
     for (const CacheType type : kAllCacheTypes) {
       for (const Heads heads : {Heads{3, 1, 64}, Heads{2, 2, 40}, Heads{8, 1, 80}, Heads{4, 2, 40, 24}, Heads{8, 1, 80, 56, 24}}) {
+        if (!caches(type, heads)) continue;
         for (const int pairs : {0, heads.head_dim / 2, 11}) {
           for (const bool norm : {false, true}) {
             CAPTURE(std::string(kernels->name));
@@ -209,6 +212,49 @@ TEST_CASE("int8 keeps what is not finite from becoming a number") {
         CHECK(std::isnan(sequence.v(1, 0, 1)));
         CHECK(sequence.v(0, 0, 1) == doctest::Approx(1.0));
         CHECK(sequence.k(1, 0, 1) == doctest::Approx(1.0));
+      }
+    }
+  }
+}
+
+TEST_CASE("int4 has a scale for every 32 elements, and its largest element is exact but for the scale") {
+  const Heads heads{1, 1, 80};
+  for (const Kernels* kernels : tested_kernels()) {
+    CAPTURE(std::string(kernels->name));
+    for (const float size : {1e-3f, 1.0f, 1e3f}) {
+      std::vector<float> qkv(2 * 240, 0.0f);  // the first token's are all 0
+      for (int i = 0; i < 240; ++i) {
+        const int group = i % 80 / 32, within = i % 80 % 32;
+        qkv[240 + i] = size * static_cast<float>(std::pow(10, group)) * static_cast<float>(within % 16 - 8) / 8.0f;
+      }
+      const CachedSequence sequence(*kernels, CacheType::kInt4, heads, qkv);
+      for (int d = 0; d < 80; ++d) {
+        CAPTURE(d);
+        CHECK(sequence.k(0, 0, d) == 0.0);
+        CHECK(sequence.v(0, 0, d) == 0.0);
+        CHECK(sequence.k(1, 0, d) == doctest::Approx(qkv[240 + 80 + d]).epsilon(0x1p-10));
+        CHECK(sequence.v(1, 0, d) == doctest::Approx(qkv[240 + 160 + d]).epsilon(0x1p-10));
+      }
+    }
+  }
+}
+
+TEST_CASE("int4 keeps what is not finite from becoming a number, in its group") {
+  const Heads heads{1, 1, 80};
+  for (const Kernels* kernels : tested_kernels()) {
+    CAPTURE(std::string(kernels->name));
+    for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(), 1e30f}) {
+      for (const int at : {32, 47, 63}) {
+        std::vector<float> qkv(240, 1.0f);
+        qkv[80 + at] = bad;
+        qkv[160 + at] = -bad;
+        const CachedSequence sequence(*kernels, CacheType::kInt4, heads, qkv);
+        for (const int d : {31, 64, 79}) {
+          CHECK(sequence.k(0, 0, d) == doctest::Approx(1.0));
+          CHECK(sequence.v(0, 0, d) == doctest::Approx(1.0));
+        }
+        CHECK(!std::isfinite(sequence.k(0, 0, at)));
+        CHECK(!std::isfinite(sequence.v(0, 0, at)));
       }
     }
   }

@@ -10,6 +10,7 @@ import pytest
 from harness import Harness, device_ids, load, make_device
 
 from tidewheel.engine.devices.base import OffloadingExecutor
+from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.weights.dtypes import KvCacheDType
 
 pytest.importorskip("transformers")
@@ -26,8 +27,13 @@ def cpu(level: str, threads_bind: str, kv_cache_dtype: KvCacheDType = "bfloat16"
     return executor
 
 
-@pytest.mark.parametrize("kv_cache_dtype", ["bfloat16", "float32", "int8", "fp8_e5m2"])
-@pytest.mark.parametrize("model", ["llama", "minicpm3"])
+TYPES: list[KvCacheDType] = ["bfloat16", "float32", "int8", "fp8_e5m2", "fp8_e4m3"]
+
+
+@pytest.mark.parametrize(
+    ("model", "kv_cache_dtype"),
+    [("llama", "int4"), *((model, dtype) for model in ("llama", "minicpm3") for dtype in TYPES)],
+)
 def test_another_executor_goes_on_from_the_bytes_of_blocks(model: str, kv_cache_dtype: KvCacheDType) -> None:
     cpus = [processor["cpu"] for processor in native.topology()["processors"]]
     if len(cpus) < 2:
@@ -53,6 +59,11 @@ def test_another_executor_goes_on_from_the_bytes_of_blocks(model: str, kv_cache_
         harness.step([sequence])
     assert again.tokens == sequence.tokens
     assert all((a == b).all() for a, b in zip(again.logits, sequence.logits, strict=True))
+
+
+def test_latents_are_not_cached_in_int4_and_the_error_says_what_to_take() -> None:
+    with pytest.raises(DeviceError, match="latents of minicpm3 in int4: take --kv-cache-dtype int8 or fp8_e4m3"):
+        cpu(LEVELS[0], "auto", "int4", "minicpm3")
 
 
 def test_blocks_that_are_not_there_and_too_few_bytes_are_refused() -> None:
