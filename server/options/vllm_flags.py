@@ -93,6 +93,8 @@ def _in_full(arguments: Sequence[str]) -> Iterator[str]:
 
 
 def _following(rest: Sequence[str], takes: int) -> list[str]:
-    """The values of a flag, of which the next one is last in `rest`."""
+    """The values of a flag, of which the next one is last in `rest`. A switch may have its state, as in vLLM 0.6."""
     values = [*takewhile(lambda argument: not is_flag(argument), reversed(rest))]
+    if takes == 0:
+        return [value for value in values[:1] if value.lower() in ("true", "false")]
     return values if takes == _MANY else values[:takes]

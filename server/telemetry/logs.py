@@ -21,7 +21,7 @@ class LogOptions(Options):
     log_level: str = option(
         "info",
         "what is logged",
-        parse=str.lower,
+        parse=lambda text: {"trace": "debug"}.get(text.lower(), text.lower()),
         choices=("debug", "info", "warning", "error", "critical"),
         flag_aliases=("--uvicorn-log-level",),
         env_aliases=("VLLM_LOGGING_LEVEL",),
