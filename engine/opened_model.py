@@ -76,6 +76,7 @@ class OpenedModel:
     formats: Mapping[str, TensorFormat]
     description: ModelDescription
     contexts: LongContexts | None = None  # None: all adapters have the model's own
+    tokenizer_mode: str = "auto"
 
     @property
     def kv_cache_dtype(self) -> KvCacheDType:
@@ -110,7 +111,8 @@ class OpenedModel:
     def tokenizer(self) -> Tokenizer:
         """The tokenizer, read from its files. Raises ModelError if there is none, or it is broken."""
         if self.tokenizer_source is not None:
-            return self.tokenizer_source.tokenizer()
+            source = self.tokenizer_source
+            return source.mistral_tokenizer() if self.tokenizer_mode == "mistral" else source.tokenizer()
         from .text.no_tokenizer import NoTokenizer
 
         return NoTokenizer(self.spec.vocab_size)
@@ -289,6 +291,7 @@ def open_model(options: EngineOptions, source: ModelSource | None = None) -> Ope
         formats=formats,
         description=description,
         contexts=contexts,
+        tokenizer_mode=options.tokenizer_mode,
     )
 
 
@@ -306,8 +309,7 @@ def _formats(
 def _tokenizer_source(options: EngineOptions, model: ModelSource) -> ModelSource | None:
     revision = options.tokenizer_revision
     if options.skip_tokenizer_init:
-        if options.tokenizer is not None or revision is not None:
-            name = "--tokenizer" if options.tokenizer is not None else "--tokenizer-revision"
+        for name in options.given_flags(["tokenizer", "tokenizer_revision", "tokenizer_mode"]):
             logger.warning("%s has no effect: --skip-tokenizer-init leaves the tokenizer out", name)
         return None
     if options.tokenizer is None and revision in (None, options.revision):

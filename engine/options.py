@@ -48,6 +48,12 @@ class EngineOptions(Options):
     tokenizer_revision: str | None = option(
         None, "the branch, tag or commit of the tokenizer [the model's, for its own]", metavar="NAME"
     )
+    tokenizer_mode: str = option(
+        "auto",
+        "mistral reads tekken.json or tokenizer.model.v3, and encodes conversations, with mistral-common; needs the "
+        "extra mistral",
+        choices=("auto", "mistral"),
+    )
     skip_tokenizer_init: bool = option(False, "read no tokenizer: prompts and answers are token ids")
     hf_overrides: Mapping[str, Any] | None = option(
         None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ..errors import ModelError
 from ..files.folder import read_json_if_there
@@ -28,8 +28,28 @@ from .tokenizer_backends import (
 _CONTEXT_TOKENS = 8  # of the prompt, for the first piece of output
 _LEGACY_FILES = ("vocab.json", "vocab.txt", "merges.txt", "spiece.model", "tokenizer_config.json")
 
+_MISTRAL_FILES = ("tekken.json", "tokenizer.model.v*")
+
 SpecialTokens = Mapping[str, str | list[str]]
 ChatTemplate = str | dict[str, str]
+
+
+class ChatEncoder(Protocol):
+    """Encodes conversations itself, in place of a chat template: what a message says stays text."""
+
+    def encode(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        continue_final_message: bool = False,
+        reasoning_effort: str | None = None,
+    ) -> list[int]:
+        """The token ids of a prompt. Raises InvalidRequestError for what cannot be said in this format.
+
+        Messages and tools are as OpenAI's API has them, with contents of text, and calls' arguments as JSON.
+        """
+        ...
 
 
 class Tokenizer:
@@ -37,7 +57,8 @@ class Tokenizer:
 
     `special_tokens_map` gives the names that templates use (`bos_token`, `eos_token`, ...) their tokens.
     `chat_template` is one template or several by name, None if the folder has none. `class_name` is that of
-    transformers' class, empty if the folder names none. Only a NoTokenizer has no text.
+    transformers' class, empty if the folder names none. `chat` encodes conversations where no template does. Only a
+    NoTokenizer has no text.
     """
 
     has_text = True
@@ -48,12 +69,14 @@ class Tokenizer:
         special_tokens_map: SpecialTokens | None = None,
         chat_template: ChatTemplate | None = None,
         class_name: str = "",
+        chat: ChatEncoder | None = None,
     ) -> None:
         self._backend = backend
         self.class_name = class_name
         self.vocab_size = backend.vocab_size
         self.special_tokens_map: SpecialTokens = special_tokens_map or {}
         self.chat_template = chat_template
+        self.chat = chat
         self._texts: dict[tuple[bool, frozenset[int]], dict[int, str]] = {}  # one for each set of skipped tokens
 
     @classmethod
@@ -188,6 +211,11 @@ def _backend(folder: Path, config: Mapping[str, Any]) -> TokenizerBackend:
     if is_there(path := folder / "tokenizer.model"):
         require_file(path, MAX_TOKENIZER_BYTES)
         return SentencePieceBackend(path, config)
+    if any(any(folder.glob(name)) for name in _MISTRAL_FILES):
+        raise ModelError(
+            f"{folder} has Mistral's own tokenizer alone: --tokenizer-mode mistral reads it, with mistral-common "
+            "(pip install 'tidewheel[mistral]'); or add a tokenizer.json, or name another folder with --tokenizer"
+        )
     if any(is_there(folder / name) for name in _LEGACY_FILES):
         require_no_special_files(folder)
         return load_with_transformers(folder)

@@ -61,7 +61,7 @@ def reading_tokenizer(path: Path) -> Iterator[None]:
         raise ModelError(f"{path} is not a tokenizer that can be used: {one_line(error)}") from error
 
 
-def _raise_panic(error: BaseException) -> None:
+def raise_panic(error: BaseException) -> None:
     """Raise a panic of the library, which is not an Exception, as one. So it fails only one request."""
     if not isinstance(error, Exception | KeyboardInterrupt | SystemExit):
         raise RuntimeError(f"the tokenizers library failed: {error}") from error
@@ -99,7 +99,7 @@ class TokenizersBackend:
         try:
             ids: list[int] = encoding_of(self._tokenizer, text, add_special_tokens).ids
         except BaseException as error:
-            _raise_panic(error)
+            raise_panic(error)
             raise
         return ids
 
@@ -111,7 +111,7 @@ class TokenizersBackend:
                 return texts[0]
             text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
         except BaseException as error:
-            _raise_panic(error)
+            raise_panic(error)
             raise
         return text
 

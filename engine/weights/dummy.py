@@ -87,6 +87,10 @@ class DummySource:
         """The source's own."""
         return self._source.tokenizer()
 
+    def mistral_tokenizer(self) -> Tokenizer:
+        """The source's own."""
+        return self._source.mistral_tokenizer()
+
     def weights(self, description: ModelDescription, config: Mapping[str, Any] | None = None) -> WeightSource:
         """Random weights. Raises ModelError for a dtype that is not known."""
         return DummyWeights(description.spec, dtype_from_config(self.config if config is None else config), self._seed)

@@ -40,6 +40,12 @@ class FolderSource:
 
         return Tokenizer.load(self._folder)
 
+    def mistral_tokenizer(self) -> Tokenizer:
+        """The tokenizer of Mistral's own files."""
+        from ..text.mistral import load_mistral
+
+        return load_mistral(self._folder)
+
     def weights(self, description: ModelDescription, config: Mapping[str, Any] | None = None) -> WeightSource:
         """The folder's safetensors checkpoint."""
         return open_weights(self._folder, description, layer_reader(self.config if config is None else config))

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 # What serving needs. Never pickle; not the copies in other formats that many repositories have in subfolders, nor the
 # unsharded duplicate that some keep beside the shards.
-_WANTED = ["*.json", "*.jinja", "*.txt", "tokenizer.model"]
+_WANTED = ["*.json", "*.jinja", "*.txt", "tokenizer.model", "tokenizer.model.v*"]
 _WEIGHTS = ["*.safetensors"]
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _UNWANTED = ["*/*", "consolidated*.safetensors"]

@@ -26,6 +26,9 @@ class ModelSource(Protocol):
     def tokenizer(self) -> Tokenizer:
         """The tokenizer, which has the chat template too."""
 
+    def mistral_tokenizer(self) -> Tokenizer:
+        """The tokenizer of `--tokenizer-mode mistral`, which encodes conversations itself."""
+
     def weights(self, description: ModelDescription, config: Mapping[str, Any] | None = None) -> WeightSource:
         """The tensors that `description` names; shapes are checked, data is not read. `config` is what `description`
         was made of, if that is not the source's own: it says how tensors are quantized.

@@ -78,6 +78,8 @@ class TokenizeEndpoints:
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
         )
+        if prompt.token_ids is not None:
+            return prompt.token_ids
         return self._encoder.count(prompt.text, "messages", add_special_tokens=bool(body.add_special_tokens))
 
     @operation("Token ids to text", DetokenizeRequest, DetokenizeResponse, example={"tokens": [72, 105]}, waits=False)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
+
 from ..errors import bad_request
 from ..generation.prompt_encoding import PromptEncoder
 from ..protocol.chat import Message, Tool, check_parts
@@ -18,14 +20,19 @@ T = TypeVar("T")
 _END_OF_MESSAGE = "\U0010fffdend of message\U0010fffd"
 
 
+_KNOWN_TO_ENCODERS = {"reasoning_effort"}
+_MOST_TOOLS = 2**16  # bytes; mistral-common checks schemas in Python, and takes half a second for so many
+
+
 class RenderedPrompt(NamedTuple):
     """A prompt's text, and whether the model continues the final message. Also the text of the final message, if it is
-    the assistant's.
+    the assistant's, and the prompt's token ids, if they are not those of its text.
     """
 
     text: str
     continues: bool
     spoken: str
+    token_ids: list[int] | None = None
 
 
 class PromptRenderer:
@@ -77,6 +84,8 @@ class PromptRenderer:
         final = rendered[-1]
         content: str = final["content"]
         spoken = content if final["role"] == "assistant" else ""
+        if self._encoder.tokenizer.chat is not None:
+            return self._encoded(rendered, tools, context, template, spoken, continues=bool(continue_final_message))
         if not continue_final_message:
             opens_turn = add_generation_prompt is not False
             text = self._text(template, rendered, tools, add_generation_prompt=opens_turn, variables=context)
@@ -98,6 +107,41 @@ class PromptRenderer:
             )
         return RenderedPrompt(text, True, spoken)
 
+    def _encoded(
+        self,
+        messages: list[dict[str, Any]],
+        tools: Sequence[Tool] | None,
+        variables: Mapping[str, Any],
+        template: str | None,
+        spoken: str,
+        *,
+        continues: bool,
+    ) -> RenderedPrompt:
+        """By a tokenizer that encodes conversations itself."""
+        tokenizer = self._encoder.tokenizer
+        assert tokenizer.chat is not None
+        if template is not None:
+            raise bad_request("chat_template cannot be used: this model's chats have no template", "chat_template")
+        effort = variables.get("reasoning_effort")
+        if unknown := variables.keys() - _KNOWN_TO_ENCODERS - ({"enable_thinking"} if effort is not None else set()):
+            raise bad_request(
+                f"chat_template_kwargs: this model's chats have no template; {', '.join(sorted(unknown)):.100} means "
+                "nothing to them; send reasoning_effort alone",
+                "chat_template_kwargs",
+            )
+        self._encoder.check_size(sum(map(_size, messages)), "messages")
+        if (size := len(msgspec.json.encode(tools or []))) > _MOST_TOOLS:
+            raise bad_request(
+                f"tools has {size} bytes, and this model's chat format takes at most {_MOST_TOOLS}", "tools"
+            )
+        for message in messages:
+            for call in message.get("tool_calls", ()):
+                call["function"]["arguments"] = str(call["function"]["arguments"])
+        ids = tokenizer.chat.encode(
+            messages, template_tools(tools), continue_final_message=continues, reasoning_effort=effort
+        )
+        return RenderedPrompt(tokenizer.decode(ids, skip_special_tokens=False), continues, spoken, ids)
+
     def _text(
         self, source: str | None, messages: list[dict[str, Any]], tools: Sequence[Tool] | None, **options: Any
     ) -> str:
@@ -115,3 +159,9 @@ class PromptRenderer:
                 "unsupported_parameter",
             )
         return self._request_templates
+
+
+def _size(message: Mapping[str, Any]) -> int:
+    """About how many characters a message has that are encoded."""
+    calls = message.get("tool_calls", ())
+    return len(message["content"]) + sum(len(str(call["function"]["arguments"])) for call in calls)

@@ -33,8 +33,10 @@ class RequestPrompts:
         """How many tokens a request's prompt has, even if it is too long for the context."""
 
         def count() -> int:
-            text, special = self._rendered(body).text, bool(body.add_special_tokens)
-            return len(self._encoder.count(text, "messages", add_special_tokens=special))
+            prompt, special = self._rendered(body), bool(body.add_special_tokens)
+            if prompt.token_ids is not None:
+                return len(prompt.token_ids)
+            return len(self._encoder.count(prompt.text, "messages", add_special_tokens=special))
 
         return await self._renderer.run(raw_size, body.chat_template, count)
 
@@ -47,19 +49,25 @@ class RequestPrompts:
             if len(messages) >= encoder.max_model_len:  # each has a token at least
                 return False
             prompt = self._rendered(structs.replace(body, messages=messages))
+            if prompt.token_ids is not None:
+                return len(prompt.token_ids) < encoder.max_model_len
             return encoder.fits(prompt.text, add_special_tokens=bool(body.add_special_tokens))
 
         return await self._renderer.run(raw_size, body.chat_template, lambda: drop_oldest_turns(body.messages, fits))
 
     def _encoded(self, encoder: PromptEncoder, body: ChatCompletionRequest) -> tuple[RenderedPrompt, list[int]]:
         prompt = self._rendered(body)
-        token_ids = encoder.encode(
-            prompt.text,
-            "messages",
-            add_special_tokens=bool(body.add_special_tokens),  # the template writes them itself
-            truncate_to=body.truncate_prompt_tokens,
-            side=body.truncation_side,
-        )
+        limit, side = body.truncate_prompt_tokens, body.truncation_side
+        if prompt.token_ids is not None:
+            token_ids = encoder.truncated(prompt.token_ids, limit, side)
+        else:
+            token_ids = encoder.encode(
+                prompt.text,
+                "messages",
+                add_special_tokens=bool(body.add_special_tokens),  # the template writes them itself
+                truncate_to=limit,
+                side=side,
+            )
         encoder.check_prompt(token_ids, "messages")
         return prompt, token_ids
 

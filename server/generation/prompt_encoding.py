@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
-from tidewheel.engine.text.long_texts import encode_at_most, encode_part
+from tidewheel.engine.text.long_texts import encode_at_most, encode_part, most_characters
 from tidewheel.engine.text.tokenizer import Tokenizer
 
 from ..errors import ApiError, bad_request
@@ -75,6 +75,11 @@ class PromptEncoder:
         """Whether the text fits into the context and leaves room for one token."""
         token_ids = encode_at_most(self._encode(add_special_tokens), text, self.max_model_len - 1)
         return token_ids is not None and len(token_ids) < self.max_model_len
+
+    def check_size(self, characters: int, param: str) -> None:
+        """Raises ApiError (400) for more characters than are encoded at all, as `count` does."""
+        if characters > most_characters(self.max_counted):
+            raise self._too_long(param, characters, self.max_counted)
 
     def count(self, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
         """The token ids of a text for `/tokenize`, which may be longer than the context.

@@ -36,6 +36,9 @@ WORKS = {
     "answers are cut to --max-log-len, if that is given": "--enable-log-outputs",
     "`auto`, `safetensors`, `gguf` and `dummy`": "--load-format",
     "`auto` takes the model's file, `vllm` takes none": "--generation-config",
+    "`auto`, and `mistral` with mistral-common (docs/models.md); `hf`, `slow` and `fast` are accepted without effect": (
+        "--tokenizer-mode"
+    ),
     "tool calls are found without it": "--enable-auto-tool-choice",
     "`auto` finds the format in the chat template": "--tool-call-parser --reasoning-parser",
     "gptq, awq, compressed-tensors, fp8, bitsandbytes and mxfp4 are found without it; int8 and int4 quantize while "
@@ -80,6 +83,7 @@ SHORT = {
     "-q": "--quantization",
     "-r": "--node-rank",
     "-sc": "--speculative-config",
+    "-spec-draft-tp": "--speculative-draft-tensor-parallel-size",
     "-tp": "--tensor-parallel-size",
 }
 
@@ -204,7 +208,13 @@ REFUSED = {
     "--load-format=npcache --load-format=tensorizer --load-format=sharded_state --load-format=runai_streamer_sharded "
     "--load-format=modelexpress --load-format=instanttensor",
     "models are run by the server's own code; docs/models.md lists them": "--model-impl= --model-class-overrides=",
-    "take a tokenizer.json or tokenizer.model, with --tokenizer if need be": "--tokenizer-mode=",
+    "no code of others is run as a tokenizer; take a folder with a tokenizer.json, with --tokenizer if need be": (
+        "--tokenizer-mode=custom"
+    ),
+    "the model's own files say what its tokenizer is, and --chat-template how chats are written; leave it out": (
+        "--tokenizer-mode=cohere --tokenizer-mode=deepseek_v32 --tokenizer-mode=deepseek_v4 --tokenizer-mode=grok2 "
+        "--tokenizer-mode=hy_v3 --tokenizer-mode=kimi_audio --tokenizer-mode=qwen_vl"
+    ),
     "embedding models and cross-encoders are served beside the model, with --embedding-model": "--task= --runner= "
     "--convert= --pooler-config= --override-pooler-config= --io-processor-plugin=",
     "--quantization takes one method for all weights, with --quantization-group-size": "--quantization-config=",

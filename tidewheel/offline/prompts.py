@@ -13,10 +13,9 @@ from tidewheel.engine.constraints.constraint import Preface
 from tidewheel.engine.errors import InvalidRequestError
 from tidewheel.engine.text.tokenizer import ChatTemplate as TemplateSource
 from tidewheel.server.chat.answer_parsers import AnswerParsers
-from tidewheel.server.chat.model_formats import model_formats
+from tidewheel.server.chat.model_template import model_template
 from tidewheel.server.chat.rendering import PromptRenderer
 from tidewheel.server.chat.request_prompts import RequestPrompts
-from tidewheel.server.chat.templates import ChatTemplate
 from tidewheel.server.generation.prompt_encoding import PromptEncoder
 from tidewheel.server.protocol.chat import ChatCompletionRequest
 from tidewheel.server.protocol.decode import BodyDecoder, ParameterNotes
@@ -87,10 +86,9 @@ class Prompts:
         return EncodedPrompt(rendered.text, token_ids, None, parsers.preface(rendered))
 
     def _chat_of(self, template: str | None) -> tuple[RequestPrompts, AnswerParsers]:
-        source, tokenizer = template or self._template, self._encoder.tokenizer
-        renderer = PromptRenderer(ChatTemplate(source, tokenizer.special_tokens_map), self._encoder)
-        parsers = AnswerParsers(model_formats(source, "auto", "auto"), tokenizer)
-        return RequestPrompts(self._encoder, renderer), parsers
+        read = model_template(self._encoder.tokenizer, template or self._template, "auto", "auto")
+        renderer = PromptRenderer(read.template, self._encoder)
+        return RequestPrompts(self._encoder, renderer), AnswerParsers(read.formats, self._encoder.tokenizer)
 
     @staticmethod
     def _from_dict(prompt: Mapping[str, Any]) -> tuple[str | Sequence[int], str | None]:

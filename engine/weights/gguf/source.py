@@ -68,6 +68,13 @@ class GgufSource:
 
         return tokenizer_of(self._file)
 
+    def mistral_tokenizer(self) -> Tokenizer:
+        """Raises ModelError: the metadata has no such file."""
+        raise ModelError(
+            f"{self._path} is a GGUF file, which has no tekken.json for --tokenizer-mode mistral: name a folder that "
+            "has one with --tokenizer, or leave that option out"
+        )
+
     def weights(self, description: ModelDescription, config: Mapping[str, Any] | None = None) -> WeightSource:
         """The tensors. Raises ModelError if `config` says how they are quantized, which the file says itself."""
         if config is not None and config.get("quantization_config") is not None:
