@@ -377,7 +377,8 @@ void set_weights(Executor& executor, const std::vector<Tensor>& tensors, const s
 
 using Matrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
-// Updates as tuples of name, first output, A, B, bias or None, scale, and shift or None. That of `embed.weight` is of tokens' rows.
+// Updates as tuples of name, first output, A, B, bias or None, scale, and shift or None. That of `embed.weight` is of
+// tokens' rows.
 using Update = std::tuple<std::string, int, Matrix, Matrix, std::optional<Array1<float>>, float,
                           std::optional<Array1<float>>>;
 

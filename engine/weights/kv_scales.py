@@ -98,11 +98,10 @@ def read_scales_file(path: str, spec: DecoderSpec, model_type: object) -> KvScal
 def _rank(owner: str, scales: object, caching: Mapping[int, bool]) -> dict[int, float]:
     if not isinstance(scales, dict):
         raise ModelError(f"{owner} must be an object with a scale by layer")
-    missing = [index for index in caching if str(index) not in scales]
-    if missing:
+    needed = {str(index): index for index in caching}
+    if missing := [index for name, index in needed.items() if name not in scales]:
         raise ModelError(f"{owner} lacks layer {missing[0]}, and {len(caching)} layers of this model need a scale")
-    beyond = [name for name in scales if name not in {str(index) for index in caching}]
-    if beyond:
+    if beyond := [name for name in scales if name not in needed]:
         raise ModelError(f"{owner} has layer {shown(beyond[0])}, which this model does not have")
     return {index: _checked(scales[str(index)], f"{owner}, layer {index},") for index in caching}
 

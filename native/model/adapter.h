@@ -15,7 +15,8 @@
 namespace tidewheel {
 
 // What an adapter adds to the outputs `first_output` to `first_output + outputs - 1` of one matrix:
-// scale * (B A x + bias) + shift. The rank may be 0 if there is a shift. Updates of one matrix that have the same `a`, rank and scale project x once.
+// scale * (B A x + bias) + shift. The rank may be 0 if there is a shift. Updates of one matrix that have the same `a`, rank
+// and scale project x once.
 struct LowRankUpdate {
   std::string name;  // of the matrix' tensor
   int first_output = 0, outputs = 0, inputs = 0, rank = 0;

@@ -8,7 +8,6 @@
 #include "model/kv_cache.h"
 #include "model/profile.h"
 #include "model/require.h"
-#include "model/require.h"
 #include "model/ropes.h"
 #include "model/state_slots.h"
 #include "model/weights/weights.h"
