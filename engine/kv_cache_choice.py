@@ -10,7 +10,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from .devices.base import Device
-from .errors import DeviceError
+from .errors import DeviceError, ModelError
 from .files.wording import shown
 from .models.spec import DecoderSpec
 from .weights.dtypes import DType, KvCacheDType
@@ -38,16 +38,18 @@ def choose_kv_cache(
 ) -> KvCacheChoice:
     """What `--kv-cache-dtype` and `--quantization-param-path` ask for, or else a checkpoint with a `kv_cache_scheme`.
 
-    The log says what of them is not used. Raises ModelError for a `kv_cache_scheme` that is no scheme.
+    The log says what of them is not used. Raises ModelError for a `kv_cache_scheme` that is no scheme, or one that is
+    not supported where nothing else was asked for.
     """
     scheme = kv_cache_scheme(config)
     in_checkpoint = scheme is not None and is_static_fp8(scheme)
     if scheme is not None and not in_checkpoint:
-        logger.info(
-            "The checkpoint's kv_cache_scheme %s has no effect: K and V are cached as --kv-cache-dtype says, and read "
-            "is FP8 with a static scale for each layer",
-            shown(dict(scheme)),
-        )
+        if asked == "auto":
+            raise ModelError(
+                f"config.json: kv_cache_scheme {shown(dict(scheme))} is not supported; supported is FP8 with a static "
+                f"scale for each layer. Say how K and V are cached instead, such as --kv-cache-dtype {dtype}"
+            )
+        logger.info("K and V are cached as %s, and not as the checkpoint's kv_cache_scheme says", asked)
     chosen: KvCacheDType = dtype if asked == "auto" else asked
     if asked == "auto" and in_checkpoint and _caches(device, spec, "fp8_e4m3"):
         chosen = "fp8_e4m3"

@@ -156,13 +156,16 @@ def test_another_type_needs_no_scales(tmp_path: Path, caplog: pytest.LogCaptureF
     [{"dynamic": True}, {"type": "int"}, {"num_bits": 4}, {"symmetric": False}, {"strategy": "attn_head"},
      {"strategy": "group", "group_size": 32}],
 )  # fmt: skip
-def test_other_schemes_have_no_effect_and_the_log_says_so(
+def test_other_schemes_are_refused_unless_a_type_is_asked_for(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, change: dict[str, Any]
 ) -> None:
     caplog.set_level(logging.INFO)
     scheme = {**QUANTIZED, "kv_cache_scheme": {**SCHEME, **change}}
-    assert opened(checkpoint(tmp_path, {}, quantization_config=scheme)).kv_cache_dtype == "float32"
-    assert [record.message for record in caplog.records if "kv_cache_scheme" in record.message] != []
+    folder = checkpoint(tmp_path, {}, quantization_config=scheme)
+    with pytest.raises(ModelError, match=r"kv_cache_scheme .* is not supported; .* such as --kv-cache-dtype float32"):
+        opened(folder)
+    assert opened(folder, kv_cache_dtype="bfloat16").kv_cache_dtype == "bfloat16"
+    assert "not as the checkpoint's kv_cache_scheme says" in caplog.text
 
 
 def without(name: str) -> Callable[[dict[str, Array]], None]:
