@@ -42,9 +42,10 @@ _ENUM = {
     "deepseek_v3": gguf.MODEL_ARCH.DEEPSEEK2, "glm4_moe_lite": gguf.MODEL_ARCH.DEEPSEEK2,
     "minicpm3": gguf.MODEL_ARCH.MINICPM3, "olmo": gguf.MODEL_ARCH.OLMO, "olmo3": gguf.MODEL_ARCH.OLMO2,
     "glm": gguf.MODEL_ARCH.CHATGLM, "llama4_text": gguf.MODEL_ARCH.LLAMA4,
-    "hunyuan_v1_moe": gguf.MODEL_ARCH.HUNYUAN_MOE,
+    "hunyuan_v1_moe": gguf.MODEL_ARCH.HUNYUAN_MOE, "granitemoeshared": gguf.MODEL_ARCH.GRANITE_MOE,
 }  # fmt: skip
-_PERMUTED = ("llama", "granite", "smollm3", "mixtral", "granitemoe", "ministral3", "olmo", "granitemoehybrid")
+_GRANITES = ("granite", "granitemoe", "granitemoeshared", "granitemoehybrid")
+_PERMUTED = ("llama", "smollm3", "mixtral", "ministral3", "olmo", *_GRANITES)
 _COUNTS = ("num_local_experts", "n_routed_experts", "num_experts")
 _LAYER = re.compile(r"(?:model|backbone)\.layers\.(\d+)\.(.+)")
 
@@ -182,6 +183,9 @@ def _of_experts(config: Any, name: str, data: NDArray[np.float32]) -> dict[str, 
     if name.startswith("experts.down_proj"):
         kind = "bias" if name.endswith("bias") else "weight"
         return {f"ffn_down_exps.{kind}": data.swapaxes(1, 2) if transposed and kind == "weight" else data}
+    if config.model_type == "granitemoeshared" and name == "shared_mlp.input_linear.weight":
+        gate, up = np.split(data, 2)
+        return {"ffn_gate_shexp.weight": gate, "ffn_up_shexp.weight": up}
     if name.startswith("experts.up_proj"):
         return {"ffn_up_exps.weight": data}
     simple = {
@@ -305,7 +309,7 @@ def _write_options(writer: Any, config: Any) -> None:
         writer.add_max_alibi_bias(config.attn_config.alibi_bias_max)
     if config.model_type == "gpt_neox":
         writer.add_parallel_residual(config.use_parallel_residual)
-    if config.model_type in ("granite", "granitemoe", "granitemoehybrid"):
+    if config.model_type in _GRANITES:
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
@@ -323,6 +327,8 @@ def _write_experts(writer: Any, config: Any) -> None:
         writer.add_expert_feed_forward_length(size)
     if config.model_type == "qwen2_moe":
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+    if config.model_type == "granitemoeshared":
+        writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)
     if config.model_type == "gpt_oss":
         writer.add_sliding_window(config.sliding_window)
     if config.model_type == "glm4_moe":

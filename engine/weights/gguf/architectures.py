@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+
 from ...errors import ModelError
 from ...files.wording import shown
 from . import config_fields, experts, gemmas, hybrids, latents, names
@@ -23,8 +25,12 @@ def architecture_of(file: GgufFile) -> GgufArchitecture:
     """The file's architecture. Raises ModelError, naming it, for one that is not supported."""
     name = Fields(file).text("general.architecture")
     if name not in ARCHITECTURES:
-        known = ", ".join(sorted(ARCHITECTURES))
-        raise ModelError(f"{file.path}: GGUF architecture {shown(name)} is not supported; supported are {known}")
+        near = difflib.get_close_matches(name, ARCHITECTURES)
+        like = f"similar names that are supported: {', '.join(near)}; " if near else ""
+        raise ModelError(
+            f"{file.path}: GGUF architecture {shown(name)} is not supported: what is missing is its description; {like}"
+            "docs/models.md has the whole list"
+        )
     for architecture in variants_of(name):
         if architecture.serves(Fields(file, f"{name}.")):
             return architecture
@@ -139,8 +145,14 @@ ARCHITECTURES: dict[str, GgufArchitecture | _Variants] = {
     "qwen2moe": GgufArchitecture("Qwen2MoeForCausalLM", fields=experts.qwen2_moe, serves=anyhow),
     "qwen3moe": GgufArchitecture("Qwen3MoeForCausalLM", fields=experts.qwen3_moe, serves=anyhow),
     "olmoe": GgufArchitecture("OlmoeForCausalLM", fields=experts.olmoe, serves=anyhow),
-    "granitemoe": GgufArchitecture(
-        "GraniteMoeForCausalLM", rotated_pairs=True, fields=config_fields.granite_moe, serves=anyhow
+    "granitemoe": (
+        GgufArchitecture(
+            "GraniteMoeSharedForCausalLM",
+            rotated_pairs=True,
+            fields=config_fields.granite_moe_shared,
+            serves=experts.has_shared_expert,
+        ),
+        GgufArchitecture("GraniteMoeForCausalLM", rotated_pairs=True, fields=config_fields.granite_moe, serves=anyhow),
     ),
     "gpt-oss": GgufArchitecture("GptOssForCausalLM", names.POST_ATTENTION_NORM, fields=experts.gpt_oss, serves=anyhow),
     "glm4moe": GgufArchitecture(

@@ -65,6 +65,12 @@ def granite_moe(file: GgufFile, fields: Fields, config: Config) -> Config:
     return granite(file, fields, config) | experts.mixtral(file, fields, config)
 
 
+def granite_moe_shared(file: GgufFile, fields: Fields, config: Config) -> Config:
+    """The same with an MLP beside the experts."""
+    size = fields.integer("expert_shared_feed_forward_length")
+    return granite_moe(file, fields, config) | {"shared_intermediate_size": size}
+
+
 def granite_hybrid(file: GgufFile, fields: Fields, config: Config) -> Config:
     """Granite 4."""
     return granite(file, fields, config) | hybrids.granite_hybrid(file, fields, config)

@@ -97,6 +97,11 @@ def gpt_oss(file: GgufFile, fields: Fields, config: _Config) -> _Config:
     }
 
 
+def has_shared_expert(fields: Fields) -> bool:
+    """Whether a file has an MLP beside the experts."""
+    return bool(fields.optional_integer("expert_shared_feed_forward_length"))
+
+
 def drafts(fields: Fields, config: _Config) -> _Config:
     """How many layers there are without those for drafts, which are counted too and come last."""
     count = fields.optional_integer("nextn_predict_layers") or 0

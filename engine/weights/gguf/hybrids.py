@@ -124,7 +124,8 @@ def qwen35_moe(file: GgufFile, fields: Fields, config: _Config) -> _Config:
 
 def qwen3_next(file: GgufFile, fields: Fields, config: _Config) -> _Config:
     """Qwen3-Next's."""
-    return _delta_net(fields) | experts.qwen3_moe(file, fields, config) | _shared_expert(fields)
+    own = experts.qwen3_moe(file, fields, config) | _shared_expert(fields)
+    return _delta_net(fields) | experts.drafts(fields, config) | own
 
 
 def _delta_net(fields: Fields) -> _Config:

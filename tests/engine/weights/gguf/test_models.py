@@ -31,7 +31,8 @@ NAMES = [
     "gemma2", "gemma3", "phi3", "phi3-longrope", "granite", "smollm3", "gpt2", "falcon-grouped",
     "ministral3", "stablelm", "lfm2", "lfm2-experts", "qwen3_5", "qwen3_5-experts", "qwen3_next-experts",
     "granitemoehybrid", "granitemoehybrid-experts", "falcon-h1", "nemotron-h", "nemotron-h-experts", "mamba2",
-    "mixtral", "qwen2-moe", "qwen3-moe", "olmoe", "granitemoe", "gpt-oss", "glm4-moe", "ernie4-5-moe",
+    "mixtral", "qwen2-moe", "qwen3-moe", "olmoe", "granitemoe", "granitemoe-shared", "gpt-oss", "glm4-moe",
+    "ernie4-5-moe",
     "deepseek-v2", "deepseek-v3", "minicpm3", "gemma3n", "gemma4", "gemma4-experts", "llama4", "olmo3",
 ]  # fmt: skip
 # Which need nothing that the others do not need.
@@ -108,10 +109,12 @@ def test_older_files_divide_matrices_otherwise(name: str, tmp_path: Path) -> Non
     ("arch", "name", "config"),
     [
         (gguf.MODEL_ARCH.INTERNLM2, "llama", {}),
+        (gguf.MODEL_ARCH.QWEN2VL, "qwen2", {}),
+        (gguf.MODEL_ARCH.QWEN3VL, "qwen3", {}),
         # Scores of the usual scale, and the others as MiniCPM has them.
         (gguf.MODEL_ARCH.MINICPM, "granite", {"attention_multiplier": 0.25, "attention_bias": False}),
     ],
-    ids=["internlm2", "minicpm"],
+    ids=["internlm2", "qwen2vl", "qwen3vl", "minicpm"],
 )
 def test_models_that_transformers_has_under_another_name(
     arch: Any, name: str, config: dict[str, Any], tmp_path: Path
@@ -119,9 +122,8 @@ def test_models_that_transformers_has_under_another_name(
     case = models_zoo.CASES[name]
     model = models_zoo.build(models_zoo.Case(case.model_type, case.config | config))
     path = gguf_files.write(tmp_path / "m.gguf", model, arch=arch)
-    assert open_source(str(path)).config["architectures"] == [
-        {"llama": "InternLM2ForCausalLM", "granite": "MiniCPMForCausalLM"}[name]
-    ]
+    theirs = {"llama": "InternLM2ForCausalLM", "granite": "MiniCPMForCausalLM"}.get(name, type(model).__name__)
+    assert open_source(str(path)).config["architectures"] == [theirs]
     assert served(path) == expected_of(model)
 
 
@@ -244,7 +246,7 @@ def no_theta(writer: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "arch", "message"),
     [
-        (embedding, "mamba", "GGUF architecture 'mamba' is not supported; supported are bloom"),
+        (embedding, "mamba", "GGUF architecture 'mamba' is not supported: what is missing is its description; similar"),
         (embedding, "qwen2", "has no tensor blk.0.attn_norm.weight, which the model needs"),
         (lambda writer: writer.add_vocab_size(3), "qwen2", "m.gguf is a vocabulary without weights, which --tokenizer"),
         (lambda writer: writer.add_tensor("x", np.zeros(4, np.float32)), "qwen2", "has no tensor token_embd.weight"),

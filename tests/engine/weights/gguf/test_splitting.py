@@ -114,6 +114,12 @@ def test_texts_are_cut_as_by_transformers(pre: str) -> None:
         assert SPLITTINGS[pre].pre_tokenizer().pre_tokenize_str(text) == theirs.pre_tokenizer.pre_tokenize_str(text)
 
 
+def test_names_of_one_splitting_are_taken_alike() -> None:
+    """As the converter calls those of Falcon 3, Falcon-H1, LFM2, and of Pixtral, whose words Nemotron 3 has too."""
+    for pre in ("falcon3", "falcon-h1", "lfm2", "pixtral"):
+        assert SPLITTINGS[pre] == SPLITTINGS["llama-bpe"]
+
+
 def test_falcon_cuts_off_punctuation_first_and_digits_by_threes() -> None:
     assert ours("falcon", "ab, cd!? 12345 x") == ["ab", ",", " cd", "!?", " ", "123", "45", " x"]
 
