@@ -34,7 +34,7 @@ from .models.overrides import overridden
 from .models.spec import DecoderSpec, tensor_shapes
 from .options import EngineOptions
 from .speculative_options import Mtp
-from .weights import ModelSource, open_source
+from .weights import ModelSource, StoredSource, open_source
 from .weights.drafts import no_mtp
 from .weights.dtypes import STORAGE, DType, KvCacheDType
 from .weights.kv_scales import KvScales
@@ -250,7 +250,8 @@ def open_model(options: EngineOptions, source: ModelSource | None = None) -> Ope
     for said in options.lora.without_effect():
         logger.warning("%s", said)
     dtype = device.default_dtype(weights.dtype) if options.dtype == "auto" else options.dtype
-    method = method_to_load_with(options.quantization, config)
+    contents = source.contents if isinstance(source, StoredSource) else None
+    method = method_to_load_with(options.quantization, config, contents)
     quantization = parse_quantization(method, options.quantization_group_size, options.quantization_zero_points)
     if quantization is not None and not device.quantizes:
         logger.warning(

@@ -80,7 +80,7 @@ class EngineOptions(Options):
     quantization: Method | CheckpointMethod | None = option(
         None,
         "store weights in fewer bits; they are quantized while they are loaded. gptq, awq, compressed-tensors, fp8, "
-        "bitsandbytes and mxfp4 name a checkpoint's own method, which is found without this option too",
+        "bitsandbytes, mxfp4 and gguf name a checkpoint's own method, which is found without this option too",
         parse=lambda text: QUANTIZATION_ALIASES.get(text, text),
         choices=(*get_args(Method), *get_args(CheckpointMethod)),
     )

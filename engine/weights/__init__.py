@@ -12,13 +12,22 @@ from .checkpoint import open_weights
 from .dummy import DummySource
 from .gguf.choosing import find_gguf
 from .hub import resolve
-from .source import ModelSource
+from .source import ModelSource, StoredSource
 
 if TYPE_CHECKING:
     from .folder_source import FolderSource
     from .gguf.source import GgufSource
 
-__all__ = ["LOAD_FORMATS", "ModelSource", "open_source", "open_weights", "read_config", "resolve", "source_at"]
+__all__ = [
+    "LOAD_FORMATS",
+    "ModelSource",
+    "StoredSource",
+    "open_source",
+    "open_weights",
+    "read_config",
+    "resolve",
+    "source_at",
+]
 
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ..models import ModelDescription
 from ..models.generation import GenerationConfig
+from .contents import Contents
 from .tensor import WeightSource
 
 if TYPE_CHECKING:
@@ -33,3 +34,11 @@ class ModelSource(Protocol):
         """The tensors that `description` names; shapes are checked, data is not read. `config` is what `description`
         was made of, if that is not the source's own: it says how tensors are quantized.
         """
+
+
+@runtime_checkable
+class StoredSource(ModelSource, Protocol):
+    """One whose weights lie in files."""
+
+    def contents(self) -> Contents:
+        """What the files hold."""

@@ -21,6 +21,7 @@ from tidewheel.engine.devices.base import LoraExecutor, LoraLimits
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.load import load_engine
 from tidewheel.engine.models import describe
+from tidewheel.engine.opened_model import open_model
 from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.request import Request
 from tidewheel.engine.sampling_params import SamplingParams
@@ -128,6 +129,14 @@ def test_the_method_of_the_file_may_be_named(tmp_path: Path) -> None:
     assert served(tmp_path, "torch", quantization="awq") == expected
     with pytest.raises(ModelError, match=r"--quantization gptq names .* this one's is 'awq': leave the option out"):
         served(tmp_path, "cpu", quantization="gptq")
+
+
+def test_a_gguf_files_own_method_may_be_named(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    gguf_model(path)
+    assert open_model(EngineOptions(str(path), device="cpu", quantization="gguf")).quantization is None
+    with pytest.raises(ModelError, match=r"--quantization awq names .* this one is a GGUF file with .*Q4_0"):
+        open_model(EngineOptions(str(path), device="cpu", quantization="awq"))
 
 
 def test_a_checkpoint_that_is_not_quantized_has_no_method(tmp_path: Path) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, runtime_checkable
 
 from ...errors import ModelError
 from ...files.wording import one_line, shown
 from ...models.config import ConfigReader
+from ..contents import Contents
 from ..quantization import Method
 from ..stored import StoredMatrix
 from .layer import LayerTensors
@@ -32,7 +33,7 @@ __all__ = [
     "readers",
 ]
 
-CheckpointMethod = Literal["gptq", "awq", "compressed-tensors", "fp8", "bitsandbytes", "mxfp4"]
+CheckpointMethod = Literal["gptq", "awq", "compressed-tensors", "fp8", "bitsandbytes", "mxfp4", "gguf"]
 QUANTIZATION_ALIASES = {"gptq_marlin": "gptq", "awq_marlin": "awq"}  # vLLM's kernels for them
 
 
@@ -101,13 +102,23 @@ def readers() -> list[type[Gptq | Awq | CompressedTensors | Fp8 | BitsAndBytes |
     return [Gptq, Awq, CompressedTensors, Fp8, BitsAndBytes, Mxfp4]
 
 
-def method_to_load_with(asked: Method | CheckpointMethod | None, config: Mapping[str, Any]) -> Method | None:
+def method_to_load_with(
+    asked: Method | CheckpointMethod | None, config: Mapping[str, Any], contents: Callable[[], Contents] | None
+) -> Method | None:
     """What --quantization asks a device to quantize to; None if it names the checkpoint's own method, or nothing.
 
-    Raises ModelError if it names a method that the checkpoint of that config.json does not have.
+    Raises ModelError if it names a method that the checkpoint of that config.json, with these contents, does not have.
     """
     if asked is None or asked == "int8" or asked == "int8-channel" or asked == "int4":
         return asked
+    if contents is not None and (held := contents()).kind == "GGUF":
+        if asked == "gguf":
+            return None
+        types = ", ".join(stored.name for stored in held.formats)
+        raise ModelError(
+            f"--quantization {asked} names the method of a checkpoint, but this one is a GGUF file with {types}: leave "
+            "the option out, and the weights stay as they are"
+        )
     found = _read_method(config)
     if found is None:
         raise ModelError(
