@@ -196,8 +196,9 @@ CONTRAST = """() => {
     return (high + 0.05) / (low + 0.05);
   };
   const faint = [];
-  const look = (element, ink, what) => {
-    const contrast = ratio(ink, ground(element));
+  const opacity = (element) => element ? getComputedStyle(element).opacity * opacity(element.parentElement) : 1;
+  const look = (element, [r, g, b, a], what, share = 1) => {
+    const contrast = ratio([r, g, b, a * share * opacity(element)], ground(element));
     if (contrast < 4.5) faint.push([what, contrast]);
   };
   const words = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
@@ -210,7 +211,8 @@ CONTRAST = """() => {
     seen += 1;
   }
   for (const field of document.querySelectorAll("[placeholder]")) {
-    look(field, parse(getComputedStyle(field, "::placeholder").color), field.placeholder);
+    const style = getComputedStyle(field, "::placeholder");
+    look(field, parse(style.color), field.placeholder, style.opacity);
   }
   const code = document.querySelector("pre code");
   for (const [name] of code ? CSS.highlights : []) {
