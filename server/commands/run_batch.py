@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Collection, Sequence
@@ -21,7 +22,10 @@ from ..http import event_loop
 from ..http.limits import AdmissionLimits
 from ..options.model import DEMO_MODEL_NAME, engine_options, model_parser, read_model_options
 from ..options.parser import add_option, build, read_given
+from ..options.vllm_flags import read_vllm_line
 from ..telemetry.logs import LogOptions, configure_logging
+
+logger = logging.getLogger(__name__)
 
 _OWNERS = (AppOptions, EncoderOptions, LogOptions)
 _NAMES = (
@@ -104,7 +108,8 @@ def _parse(arguments: Sequence[str]) -> _Batch:
         help="the answers; requests that it already has answers to are not run again")  # fmt: skip
     for option in _OPTIONS:
         add_option(group, option)
-    parsed = parser.parse_known(arguments)
+    line = read_vllm_line(arguments, parser.flags)
+    parsed = parser.parse_known(line.ours, line.refusals)
     given = read_model_options(parser, parsed)
     try:
         given |= read_given(_OPTIONS, parsed, os.environ)
@@ -119,5 +124,7 @@ def _parse(arguments: Sequence[str]) -> _Batch:
     except OptionError as error:
         parser.error(str(error))
     configure_logging(log.log_level, log.log_format)
+    for note in line.notes:
+        logger.warning("%s", note)
     source, target = Path(parsed["input_file"]), Path(parsed["output_file"])
     return _Batch(source=source, target=target, engine=engine, encoders=encoders, app=app)

@@ -189,6 +189,7 @@ _MANY_SERVERS = (
 )
 
 REFUSED = {
+    "tool_choice none always leaves the tools out; leave it out": "--expand-tools-even-if-tool-choice-none",
     "a preempted sequence is computed again; leave it out": "--preemption-mode=",
     _MANY_SERVERS: "--data-parallel-size-local= --data-parallel-rank= --data-parallel-start-rank= "
     "--data-parallel-address= --data-parallel-rpc-port= --data-parallel-backend= --data-parallel-hybrid-lb "

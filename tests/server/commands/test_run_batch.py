@@ -55,8 +55,9 @@ def test_answers_are_those_of_the_server_and_are_kept(tmp_path: Path, demo_serve
     ]
     source, target = written(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
     encoders = ("--embedding-model", str(zoo.folder("bert")), "--served-embedding-model-name", "embed")
-    done = run_batch(source, target, *encoders)
+    done = run_batch(source, target, *encoders, "--swap-space", "4")
     assert done.returncode == 1, done.stderr
+    assert "--swap-space has no effect" in done.stderr
     assert "10 requests answered, 6 of them with an error" in done.stderr
     found = answers(target)
     assert {name for name, line in found.items() if line["error"] is None} == {"chat", "text", "vector", "score"}
