@@ -28,6 +28,7 @@ KNOWN = {
 REFUSED = {
     "VLLM_USE_MODELSCOPE": "models come from the Hugging Face Hub: download the model, and serve its folder",
     "VLLM_LOGGING_CONFIG_PATH": "use --log-level and --log-format",
+    "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "say with --rope-scaling or --hf-overrides how the context becomes longer",
 }
 """vLLM's variables that ask for what is not there, with what to do instead, unless they are 0 or empty."""
 
