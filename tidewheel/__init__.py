@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .engine.errors import TidewheelError
+    from .lora.request import LoRARequest
     from .offline.async_llm import AsyncLLM
     from .offline.llm import LLM
     from .offline.outputs import CompletionOutput, EmbeddingRequestOutput, RequestOutput, ScoringRequestOutput
@@ -24,6 +25,7 @@ __all__ = [
     "BeamSearchParams",
     "CompletionOutput",
     "EmbeddingRequestOutput",
+    "LoRARequest",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
@@ -34,6 +36,7 @@ __all__ = [
 
 _MODULES = {
     "engine.errors": ("TidewheelError",),
+    "lora.request": ("LoRARequest",),
     "offline.async_llm": ("AsyncLLM",),
     "offline.llm": ("LLM",),
     "offline.outputs": ("CompletionOutput", "EmbeddingRequestOutput", "RequestOutput", "ScoringRequestOutput"),

@@ -43,8 +43,13 @@ class VllmLine:
 @cache
 def vllm_flags() -> Mapping[str, Sequence[VllmFlag]]:
     """All of them by name, those with a value first."""
+    return flags_of((ACCEPTED, True), (REFUSED, False), (NOT_YET, False))
+
+
+def flags_of(*tables: tuple[Mapping[str, str], bool]) -> dict[str, list[VllmFlag]]:
+    """The flags of tables as `vllm_table` has them by name, those with a value first; with each, if it accepts them."""
     found: dict[str, list[VllmFlag]] = {}
-    for table, accepted in ((ACCEPTED, True), (REFUSED, False), (NOT_YET, False)):
+    for table, accepted in tables:
         for why, flags in table.items():
             for text in flags.split():
                 name, equals, value = text.partition("=")
@@ -65,7 +70,7 @@ def read_vllm_line(arguments: Sequence[str], declared: Collection[str]) -> VllmL
         flags = table.get("--" + name.removeprefix("--no-") if turned_off else name, ())
         values = [value] if equals or not flags else _following(rest, flags[0].takes)
         given = " ".join(values)
-        flag = next((f for f in flags if f.value == given or (f.value is None and name not in declared)), None)
+        flag = fitting(flags, given, is_declared=name in declared)
         if flag is None:
             line.ours.append(argument)
             continue
@@ -77,6 +82,11 @@ def read_vllm_line(arguments: Sequence[str], declared: Collection[str]) -> VllmL
         else:
             line.refusals.append(f"{name}{f' {given}' if flag.value else ''} is not supported: {flag.why}")
     return line
+
+
+def fitting(flags: Sequence[VllmFlag], given: str, *, is_declared: bool) -> VllmFlag | None:
+    """What is said of a flag with the value `given`; of one that is declared here, its table speaks of values alone."""
+    return next((flag for flag in flags if flag.value == given or (flag.value is None and not is_declared)), None)
 
 
 def _in_full(arguments: Sequence[str]) -> Iterator[str]:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import encoder_zoo as zoo
+import lora_files
 from server.conftest import TIDEWHEEL
 
 PAGE = (Path(__file__).parents[2] / "docs" / "python.md").read_text("utf-8")
@@ -19,12 +20,15 @@ def blocks(language: str) -> list[str]:
 
 
 def test_the_python_examples(tmp_path: Path) -> None:
-    setting = f"EMBEDDING_MODEL = {str(zoo.folder('bert'))!r}\n"
+    adapter = lora_files.write(tmp_path / "adapter", lora_files.tensors(hidden=256, kv=128, layers=6))
+    setting = f"EMBEDDING_MODEL, ADAPTER = {str(zoo.folder('bert'))!r}, {str(adapter)!r}\n"
     script = tmp_path / "examples.py"
     script.write_text(setting + "\n".join(blocks("python")))
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, cwd=tmp_path, timeout=280)
     assert done.returncode == 0, done.stderr
     assert "The tide turns ->" in done.stdout
+    assert "\npoems -> " in done.stdout
+    assert "swap_space has no effect" in done.stderr
 
 
 def test_the_batch_example(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from tidewheel.engine.outputs import FinishReason, PromptLogprobs, TokenLogprob
 from tidewheel.engine.outputs import RequestOutput as EngineOutput
 from tidewheel.engine.stream import RequestStream
 from tidewheel.engine.text.tokenizer import Tokenizer
+from tidewheel.lora.request import LoRARequest
 
 from .outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, TokenLogprobs
 from .prompts import EncodedPrompt
@@ -65,13 +66,14 @@ class _Choice:
 class Answers:
     """Gathers the answers to one prompt. `add` takes the engine's outputs, and `output` gives all that they say.
 
-    Without `detokenize` answers have no text.
+    Without `detokenize` answers have no text. `lora_request` is the adapter that they come from.
     """
 
     __slots__ = (
         "_arrival",
         "_choices",
         "_detokenize",
+        "_lora_request",
         "_names",
         "_num_open",
         "_prompt",
@@ -81,13 +83,21 @@ class Answers:
     )
 
     def __init__(
-        self, request_id: str, prompt: EncodedPrompt, stream: RequestStream, names: TokenNames, *, detokenize: bool
+        self,
+        request_id: str,
+        prompt: EncodedPrompt,
+        stream: RequestStream,
+        names: TokenNames,
+        *,
+        detokenize: bool,
+        lora_request: LoRARequest | None = None,
     ) -> None:
         self._request_id = request_id
         self._prompt = prompt
         self._stream = stream
         self._names = names
         self._detokenize = detokenize
+        self._lora_request = lora_request
         self._arrival = time.time()
         self._choices = [_Choice() for _ in stream.choices]
         self._num_open = len(self._choices)
@@ -128,12 +138,14 @@ class Answers:
             outputs=[self._completion(index) for index in indices],
             finished=self.finished,
             metrics=self._metrics() if self.finished else None,
+            lora_request=self._lora_request,
             num_cached_tokens=max(choice.num_cached_tokens for choice in self._stream.choices),
         )
 
     def _completion(self, index: int) -> CompletionOutput:
         choice = self._choices[index]
         completion = CompletionOutput(index, "".join(choice.texts) if self._detokenize else "", choice.token_ids)
+        completion.lora_request = self._lora_request
         if choice.cumulative is not None:
             completion.cumulative_logprob = choice.cumulative
             completion.logprobs = [

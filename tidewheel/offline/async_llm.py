@@ -8,12 +8,14 @@ import itertools
 import weakref
 from collections.abc import AsyncGenerator, Sequence
 from types import TracebackType
-from typing import Any, cast
+from typing import Any
 
 from tidewheel.engine.errors import InvalidRequestError, TidewheelError
 from tidewheel.engine.stream import RequestStream
 from tidewheel.engine.text.tokenizer import Tokenizer
+from tidewheel.lora.request import LoRARequest
 
+from .adapters import Adapter
 from .generation import Job
 from .model import OfflineModel
 from .options import offline_options
@@ -52,15 +54,17 @@ class AsyncLLM:
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         *,
+        lora_request: LoRARequest | None = None,
         priority: int = 0,
     ) -> AsyncGenerator[RequestOutput, None]:
         """The answers to a prompt as they grow. Each output has one of the `n` answers, and the last of all is
         `finished`. Its text is all there is so far, or as `sampling_params.output_kind` says.
 
-        `request_id` is for `abort`. Raises InvalidRequestError for what cannot be served.
+        `request_id` is for `abort`. `lora_request` is the adapter that answers, see LLM.generate. Raises
+        InvalidRequestError for what cannot be served.
         """
         params = sampling_params or self.get_default_sampling_params()
-        async with contextlib.aclosing(self._run(params, request_id, priority, prompt, None)) as outputs:
+        async with contextlib.aclosing(self._run(params, request_id, priority, lora_request, prompt, None)) as outputs:
             async for output in outputs:
                 yield output
 
@@ -70,12 +74,14 @@ class AsyncLLM:
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         *,
+        lora_request: LoRARequest | None = None,
         priority: int = 0,
         **options: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
         """The answers to a conversation as they grow, as `generate` gives them. `options` are those of LLM.chat."""
         params = sampling_params or self.get_default_sampling_params()
-        async with contextlib.aclosing(self._run(params, request_id, priority, messages, options)) as outputs:
+        run = self._run(params, request_id, priority, lora_request, messages, options)
+        async with contextlib.aclosing(run) as outputs:
             async for output in outputs:
                 yield output
 
@@ -113,6 +119,7 @@ class AsyncLLM:
         params: SamplingParams,
         request_id: str | None,
         priority: int,
+        lora_request: LoRARequest | None,
         prompt: Prompt | Conversation,
         chat: dict[str, Any] | None,
     ) -> AsyncGenerator[RequestOutput, None]:
@@ -122,13 +129,13 @@ class AsyncLLM:
             raise InvalidRequestError(f"a request with the id {name!r} runs already", "request_id")
         request = self._requests[name] = _Request()
         model, generator = self._model, self._model.generator
+        adapter: Adapter | None = None
         try:
             plan = await generator.plan(params)
-            if chat is None:
-                encoded = await model.encode(cast("Prompt", prompt), plan)
-            else:
-                encoded = await model.render(cast("Conversation", prompt), plan, chat)
-            request.stream, answers = generator.submit(Job(name, encoded, plan, priority))
+            [wanted] = model.adapters.each(lora_request, 1)
+            adapter = await model.adapters.lease(wanted)
+            encoded = await model.encode(prompt, plan, adapter, chat)
+            request.stream, answers = generator.submit(Job(name, encoded, plan, priority, adapter))
             if request.is_aborted:
                 request.stream.abort()
             async for output in generator.read(request.stream, answers, plan.output_kind):
@@ -136,6 +143,8 @@ class AsyncLLM:
         finally:
             del self._requests[name]
             request.abort()
+            if adapter is not None:
+                adapter.release()
 
     def _start(self) -> None:
         loop = asyncio.get_running_loop()

@@ -19,6 +19,7 @@ from tidewheel.engine.sampling_params import SamplingParams as EngineSampling
 from tidewheel.engine.stream import RequestStream
 from tidewheel.server.generation.token_constraints import token_constraints
 
+from .adapters import Adapter
 from .answers import Answers, TokenNames
 from .errors import engine_errors
 from .outputs import RequestOutput
@@ -45,12 +46,18 @@ class Plan:
 
 
 class Job(NamedTuple):
-    """A prompt to be answered."""
+    """A prompt to be answered. Its `adapter` is released by who runs it."""
 
     request_id: str
     prompt: EncodedPrompt
     plan: Plan
     priority: int = 0
+    adapter: Adapter | None = None
+
+    def release(self) -> None:
+        """Give the adapter back."""
+        if self.adapter is not None:
+            self.adapter.release()
 
 
 class Generator:
@@ -75,9 +82,20 @@ class Generator:
         constraints = plan.constraints
         if constraints is not None and prompt.preface is not None:
             constraints = replace(constraints, preface=prompt.preface)
-        request = Request(job.request_id, prompt.token_ids, plan.sampling, job.priority, prompt.cache_salt, constraints)
+        adapter = job.adapter
+        request = Request(
+            job.request_id,
+            prompt.token_ids,
+            plan.sampling,
+            job.priority,
+            prompt.cache_salt,
+            constraints,
+            lora=None if adapter is None else adapter.lora,
+        )
         stream = self.engine.submit(request)
-        return stream, Answers(job.request_id, prompt, stream, self._names, detokenize=plan.detokenize)
+        wanted = None if adapter is None else adapter.request
+        names, detokenize = self._names, plan.detokenize
+        return stream, Answers(job.request_id, prompt, stream, names, detokenize=detokenize, lora_request=wanted)
 
     async def read(
         self, stream: RequestStream, answers: Answers, kind: RequestOutputKind
@@ -109,14 +127,15 @@ class Batch:
         self._done = done
         self._room = _STEPS_AHEAD * generator.engine.limits.max_num_seqs  # in sequences
         self._waiting: deque[tuple[int, Job]] = deque()
-        self._running: dict[int, RequestStream] = {}
+        self._running: dict[int, tuple[RequestStream, Job]] = {}
         self._num_added = 0
         self._is_complete = False
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def add(self, job: Job) -> None:
-        """Run a prompt, now or when there is room. Raises what has ended the batch."""
+        """Run a prompt, now or when there is room, and release its adapter. Raises what has ended the batch."""
         if self._ended.done():
+            job.release()
             self._ended.result()
         self._waiting.append((self._num_added, job))
         self._num_added += 1
@@ -142,15 +161,20 @@ class Batch:
             self._ended.set_result(None)
 
     def _start(self, position: int, job: Job) -> None:
-        stream, answers = self._generator.submit(job)
+        try:
+            stream, answers = self._generator.submit(job)
+        except BaseException:
+            job.release()
+            raise
         self._room -= job.plan.sampling.num_sequences
-        self._running[position] = stream
+        self._running[position] = stream, job
         stream.read(_Reader(answers, lambda failure: self._end(position, job, answers, failure)))
         stream.resume()
 
     def _end(self, position: int, job: Job, answers: Answers, failure: Exception | None) -> None:
         if self._running.pop(position, None) is None:
             return  # it was aborted
+        job.release()
         self._room += job.plan.sampling.num_sequences
         try:
             if failure is not None:
@@ -162,10 +186,13 @@ class Batch:
         self._fill()
 
     def _fail(self, failure: BaseException) -> None:
+        for _, job in self._waiting:
+            job.release()
         self._waiting.clear()
         running, self._running = self._running, {}
-        for stream in running.values():
+        for stream, job in running.values():
             stream.abort()
+            job.release()
         if self._ended.done():
             return
         if isinstance(failure, asyncio.CancelledError):

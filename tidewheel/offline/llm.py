@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 from tidewheel.engine.errors import TidewheelError
 from tidewheel.engine.text.tokenizer import Tokenizer
 
+from .adapters import LoraRequests
 from .loop_thread import LoopThread
 from .model import OfflineModel
 from .options import offline_options
@@ -25,6 +26,7 @@ from .params import BeamSearchParams, SamplingParams
 from .pooling import Text
 from .progress import UseTqdm, progress
 from .prompts import Conversation, Prompt
+from .vllm_arguments import log_idle
 
 T = TypeVar("T")
 
@@ -66,25 +68,29 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: UseTqdm = True,
+        lora_request: LoraRequests = None,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """The answers to prompts, in their order.
 
         A list of integers is one prompt. `sampling_params` are for all prompts, or one each; None is what the model
-        asks for (see `get_default_sampling_params`). Prompts with a lower `priority` run first. Raises
-        InvalidRequestError for a prompt or parameters that cannot be served.
+        asks for (see `get_default_sampling_params`). Prompts with a lower `priority` run first.
+        `lora_request` is the adapter of all prompts, or one each, where None is the model itself; it is loaded when it
+        is first named. Raises InvalidRequestError for a prompt, parameters or an adapter that cannot be served.
         """
         wanted = _listed(prompts)
         params = sampling_params or self.get_default_sampling_params()
-        return self._answers(wanted, params, "Prompts", use_tqdm, priorities=priority)
+        return self._answers(wanted, params, "Prompts", use_tqdm, priorities=priority, lora_request=lora_request)
 
     def chat(
         self,
         messages: Conversation | Sequence[Conversation],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
         use_tqdm: UseTqdm = True,
+        lora_request: LoraRequests = None,
+        *,
         chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[dict[str, Any]] | None = None,
@@ -93,8 +99,11 @@ class LLM:
         """The answers to a conversation, or to several. Answers are what the model wrote: reasoning and tool calls are
         not taken out.
 
-        `chat_template` is used instead of the model's own. Raises InvalidRequestError.
+        `chat_template` is used instead of the model's own; `lora_request` is as in `generate`. Raises
+        InvalidRequestError. A `chat_template_content_format` has no effect, as a line in the log says.
         """
+        if chat_template_content_format != "auto":
+            log_idle(chat_template_content_format=chat_template_content_format)
         one = bool(messages) and isinstance(messages[0], dict)
         conversations = [cast(Conversation, messages)] if one else cast("Sequence[Conversation]", messages)
         options = {
@@ -105,13 +114,21 @@ class LLM:
             "chat_template_kwargs": chat_template_kwargs,
         }
         params = sampling_params or self.get_default_sampling_params()
-        return self._answers(conversations, params, "Conversations", use_tqdm, chat=options)
+        return self._answers(conversations, params, "Conversations", use_tqdm, chat=options, lora_request=lora_request)
 
     def beam_search(
-        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, use_tqdm: UseTqdm = False
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        lora_request: LoraRequests = None,
+        use_tqdm: UseTqdm = False,
     ) -> list[BeamSearchOutput]:
-        """The likeliest continuations of prompts, `beam_width` of each. Raises InvalidRequestError."""
-        return [_beams(output) for output in self._answers(_listed(prompts), params, "Prompts", use_tqdm)]
+        """The likeliest continuations of prompts, `beam_width` of each. `lora_request` is as in `generate`.
+
+        Raises InvalidRequestError.
+        """
+        found = self._answers(_listed(prompts), params, "Prompts", use_tqdm, lora_request=lora_request)
+        return [_beams(output) for output in found]
 
     def embed(
         self,

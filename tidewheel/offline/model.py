@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from itertools import repeat
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from tidewheel.engine.encoders.load import load_encoders
 from tidewheel.engine.engine import Engine
 from tidewheel.engine.errors import InvalidRequestError
 from tidewheel.engine.load import load_engine
+from tidewheel.lora.request import LoRARequest
 from tidewheel.server.app_resources import find_resources
 from tidewheel.server.generation.prompt_encoding import PromptEncoder
 
+from .adapters import Adapter, Adapters, LoraRequests
 from .generation import Batch, Generator, Job, Plan, few_collections
 from .options import OfflineOptions
 from .outputs import RequestOutput
 from .params import BeamSearchParams, SamplingParams
 from .pooling import Pooler
 from .prompts import Conversation, EncodedPrompt, Prompt, Prompts
+
+logger = logging.getLogger(__name__)
 
 Params: TypeAlias = SamplingParams | BeamSearchParams
 
@@ -31,6 +36,8 @@ class OfflineModel:
 
     def __init__(self, options: OfflineOptions) -> None:
         """Load it. Raises TidewheelError, saying what to change."""
+        for note in options.notes:
+            logger.warning("%s", note)
         resources = find_resources(options.app)
         # First, because a chat model's cache takes a share of the memory that is left.
         self.encoders = load_encoders(
@@ -45,10 +52,12 @@ class OfflineModel:
             return
         self.engine = engine = load_engine(options.engine)
         self._generator = Generator(engine)
+        self.adapters = Adapters(engine)
         self._encoder = PromptEncoder(engine.tokenizer, engine.context_of(1.0))
         self._prompts = Prompts(self._encoder, resources.chat_template or engine.tokenizer.chat_template)
         given = resources.sampling_defaults
-        self._defaults = engine.generation_defaults if given is None else given
+        defaults = engine.generation_defaults if given is None else given
+        self._defaults = {**defaults, **resources.sampling_overrides}
 
     def start(self) -> None:
         """Start the engines' threads; they deliver to the running event loop."""
@@ -83,13 +92,23 @@ class OfflineModel:
         defaults: Mapping[str, Any] = self._defaults
         return SamplingParams(**defaults)
 
-    async def encode(self, prompt: Prompt, plan: Plan) -> EncodedPrompt:
-        """A prompt's token ids. Raises InvalidRequestError."""
-        return await self._prompts.encode(prompt, truncate_to=plan.truncate_to, room=plan.room)
+    async def encode(
+        self,
+        prompt: Prompt | Conversation,
+        plan: Plan,
+        adapter: Adapter | None = None,
+        chat: Mapping[str, Any] | None = None,
+    ) -> EncodedPrompt:
+        """A prompt's token ids; with `chat` it is a conversation, and these are fields of a chat completion's body.
 
-    async def render(self, conversation: Conversation, plan: Plan, options: Mapping[str, Any]) -> EncodedPrompt:
-        """A conversation's token ids; `options` are fields of a chat completion's body. Raises InvalidRequestError."""
-        return await self._prompts.render(conversation, truncate_to=plan.truncate_to, **options)
+        It has to fit the context of its adapter. Raises InvalidRequestError.
+        """
+        context = self.generator.engine.context_of(1.0 if adapter is None else adapter.lora.rope_factor)
+        if chat is None:
+            text = cast("Prompt", prompt)
+            return await self._prompts.encode(text, context=context, truncate_to=plan.truncate_to, room=plan.room)
+        said = cast("Conversation", prompt)
+        return await self._prompts.render(said, context=context, truncate_to=plan.truncate_to, **chat)
 
     async def answer_all(
         self,
@@ -99,6 +118,7 @@ class OfflineModel:
         *,
         first_id: int,
         priorities: Sequence[int] | None = None,
+        lora_request: LoraRequests = None,
         chat: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """The answers to all prompts, in their order; with `chat` they are conversations.
@@ -109,7 +129,8 @@ class OfflineModel:
         plans = await self._plans(params, len(prompts))
         if priorities is not None and len(priorities) != len(prompts):
             raise InvalidRequestError(f"priority has {len(priorities)} values for {len(prompts)} prompts", "priority")
-        order = sorted(range(len(prompts)), key=(priorities or [0] * len(prompts)).__getitem__)
+        wanted = self.adapters.each(lora_request, len(prompts))
+        order = _order(priorities or [0] * len(prompts), wanted)
         found: dict[int, RequestOutput] = {}
 
         def take(position: int, output: RequestOutput) -> None:
@@ -120,12 +141,14 @@ class OfflineModel:
         with few_collections():
             try:
                 for position, i in enumerate(order):
-                    plan, prompt = plans[i], prompts[i]
-                    if chat is None:
-                        encoded = await self.encode(prompt, plan)  # type: ignore[arg-type]
-                    else:
-                        encoded = await self.render(prompt, plan, chat)  # type: ignore[arg-type]
-                    batch.add(Job(str(first_id + i), encoded, plan, priorities[i] if priorities else 0))
+                    plan, adapter = plans[i], await self.adapters.lease(wanted[i])
+                    try:
+                        encoded = await self.encode(prompts[i], plan, adapter, chat)
+                    except BaseException:
+                        if adapter is not None:
+                            adapter.release()
+                        raise
+                    batch.add(Job(str(first_id + i), encoded, plan, priorities[i] if priorities else 0, adapter))
                     if not position % _TURN:
                         await asyncio.sleep(0)
                 await batch.finish()
@@ -145,3 +168,11 @@ class OfflineModel:
         by_id = {id(one): one for one in params}
         plans = {key: await self.generator.plan(one) for key, one in by_id.items()}
         return [plans[id(one)] for one in params]
+
+
+def _order(priorities: Sequence[int], adapters: Sequence[LoRARequest | None]) -> list[int]:
+    """Positions by priority, and within one by adapter: with more adapters than fit into memory, each is read once."""
+    first: dict[LoRARequest | None, int] = {}
+    for one in adapters:
+        first.setdefault(one, len(first))
+    return sorted(range(len(priorities)), key=lambda i: (priorities[i], first[adapters[i]]))

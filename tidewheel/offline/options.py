@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from tidewheel.engine.declaring.option import Option, OptionError, options_of
@@ -14,39 +15,53 @@ from tidewheel.server.app_options import AppOptions
 from tidewheel.server.options.model import MODEL_OPTIONS, engine_options
 from tidewheel.server.options.parser import build
 
+from .vllm_arguments import runner_of, take_vllm_arguments
+
 RUNNERS = ("auto", "generate", "pooling")
 
 _ENCODER_OPTIONS = options_of(EncoderOptions)
-_APP_OPTIONS = [o for o in options_of(AppOptions) if o.name in ("chat_template", "generation_config")]
+_OF_PROMPTS = ("chat_template", "generation_config", "override_generation_config")
+_APP_OPTIONS = [o for o in options_of(AppOptions) if o.name in _OF_PROMPTS]
 _OPTIONS: Mapping[str, Option] = {o.name: o for o in (*MODEL_OPTIONS, *_ENCODER_OPTIONS, *_APP_OPTIONS)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class OfflineOptions:
-    """What an LLM was told. `engine` is None for one that runs encoders alone."""
+    """What an LLM was told. `engine` is None for one that runs encoders alone.
+
+    `notes` are for the log: what was given and has no effect.
+    """
 
     engine: EngineOptions | None
     encoders: EncoderOptions
     app: AppOptions
+    notes: Sequence[str] = field(default=(), compare=False)
 
 
 def offline_options(model: str | None, runner: str, given: Mapping[str, Any]) -> OfflineOptions:
     """The options of keyword arguments; an argument that is None counts as left out. `model` None is the embedded one.
 
-    With the runner "pooling", the model is an encoder. Raises TypeError for an argument that does not exist,
-    OptionError for a value that cannot be used.
+    With the runner "pooling", the model is an encoder. vLLM's arguments without effect are `notes`. Raises TypeError
+    for an argument that does not exist, OptionError for a value that cannot be used or is not supported.
     """
+    wanted = {name: value for name, value in given.items() if value is not None}
+    runner = runner_of(runner, wanted.pop("task", None))
     if runner not in RUNNERS:
         raise OptionError(f"runner must be one of {', '.join(RUNNERS)}, got {runner!r}")
-    read = {name: _read(name, value) for name, value in given.items() if value is not None}
+    ours, notes = take_vllm_arguments(wanted, _OPTIONS)
+    read = {name: _read(name, value) for name, value in ours.items()}
     if runner != "pooling":
         named = {} if model is None else {"model": model}
         engine = engine_options({**read, **named})
     elif model is None:
         raise OptionError("runner='pooling' needs a model: an embedding model's folder or hub id")
     else:
+        of_encoders = {option.name for option in _ENCODER_OPTIONS}
+        idle = [name for name in read if name not in of_encoders]
+        notes += [f"{name} has no effect: runner='pooling' loads encoders alone" for name in idle]
         read["embedding_model"], engine = (model, *read.get("embedding_model", ())), None
-    return OfflineOptions(engine=engine, encoders=build(EncoderOptions, read), app=build(AppOptions, read))
+    encoders, app = build(EncoderOptions, read), build(AppOptions, read)
+    return OfflineOptions(engine=engine, encoders=encoders, app=app, notes=notes)
 
 
 def _read(name: str, value: Any) -> Any:
@@ -55,11 +70,17 @@ def _read(name: str, value: Any) -> Any:
         close = difflib.get_close_matches(name, _OPTIONS, 1)
         hint = f"; did you mean {close[0]}?" if close else "; the options are those of `tidewheel serve --help`"
         raise TypeError(f"LLM has no option {name}{hint}")
-    if option.takes_several:
-        return (value,) if isinstance(value, str) else tuple(value)
-    if not isinstance(value, str):
-        return value
     try:
-        return option.read(value)
+        if not option.takes_several:
+            return option.read(value) if isinstance(value, str) else value
+        return tuple(_items(option, [value] if isinstance(value, str | Mapping) else value))
     except ValueError as error:
         raise OptionError(f"{name}: {error}") from None
+
+
+def _items(option: Option, values: Iterable[Any]) -> Iterator[Any]:
+    """The values of one that takes several; texts as a command line has them, and dicts as its JSON."""
+    for value in values:
+        text = json.dumps(value, default=str) if isinstance(value, Mapping) else value
+        read = option.read(text) if isinstance(text, str) else value
+        yield from read if isinstance(read, list) else [read]

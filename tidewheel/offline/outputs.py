@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar
 
+from tidewheel.lora.request import LoRARequest
+
 T = TypeVar("T")
 
 
@@ -30,7 +32,7 @@ class CompletionOutput:
 
     `finish_reason` is None while it goes on, else stop, length, abort or error. With error, `error` says what went
     wrong. `stop_reason` is the stop string or stop token id that ended the answer. `cumulative_logprob` is known if
-    log-probabilities were asked for.
+    log-probabilities were asked for. `lora_request` is the adapter that answered.
     """
 
     index: int
@@ -40,6 +42,7 @@ class CompletionOutput:
     logprobs: list[TokenLogprobs] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    lora_request: LoRARequest | None = None
     error: str | None = None
 
     def finished(self) -> bool:
@@ -69,7 +72,8 @@ class RequestOutput:
     """A prompt and its answers. `prompt` is None if the prompt was given as token ids.
 
     `prompt_logprobs` has an entry for each token of the prompt; the first one is None. `num_cached_tokens` of the
-    prompt were found in the prefix cache.
+    prompt were found in the prefix cache. Models with an encoder for prompts are not served, so `encoder_prompt` and
+    `encoder_prompt_token_ids` are always None.
     """
 
     request_id: str
@@ -79,6 +83,9 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     metrics: RequestMetrics | None = None
+    lora_request: LoRARequest | None = None
+    encoder_prompt: str | None = None
+    encoder_prompt_token_ids: list[int] | None = None
     num_cached_tokens: int | None = None
 
 

@@ -51,12 +51,15 @@ class Prompts:
         self._chat = lru_cache(_TEMPLATES)(self._chat_of)
         self._decode = BodyDecoder(ChatCompletionRequest, notes=ParameterNotes())
 
-    async def encode(self, prompt: Prompt, *, truncate_to: int | None, room: int) -> EncodedPrompt:
-        """A prompt's token ids. `truncate_to` and `room` are as in PromptEncoder. Raises InvalidRequestError."""
+    async def encode(self, prompt: Prompt, *, context: int, truncate_to: int | None, room: int) -> EncodedPrompt:
+        """A prompt's token ids, for a context of so many tokens. `truncate_to` and `room` are as in PromptEncoder.
+
+        Raises InvalidRequestError.
+        """
         given, salt = prompt, None
         if isinstance(prompt, Mapping):
             given, salt = self._from_dict(prompt)
-        encoder = self._encoder
+        encoder = self._encoder.within(context)
         with engine_errors():
             if isinstance(given, str):
                 text = given
@@ -70,7 +73,9 @@ class Prompts:
             encoder.check_prompt(ids, "prompt", room)
         return EncodedPrompt(None, ids, salt)
 
-    async def render(self, conversation: Conversation, *, truncate_to: int | None, **fields: Any) -> EncodedPrompt:
+    async def render(
+        self, conversation: Conversation, *, context: int, truncate_to: int | None, **fields: Any
+    ) -> EncodedPrompt:
         """A conversation's prompt; `fields` are others of a chat completion's body. Raises InvalidRequestError."""
         template = fields.pop("chat_template", None)
         given = {name: value for name, value in fields.items() if value is not None}
@@ -82,7 +87,7 @@ class Prompts:
             body = self._decode(raw)
             body.check_supported()
             prompts, parsers = self._chat(template)
-            rendered, token_ids = await prompts.encode(body, len(raw), self._encoder.max_model_len)
+            rendered, token_ids = await prompts.encode(body, len(raw), context)
         return EncodedPrompt(rendered.text, token_ids, None, parsers.preface(rendered))
 
     def _chat_of(self, template: str | None) -> tuple[RequestPrompts, AnswerParsers]:

@@ -1,0 +1,103 @@
+"""The arguments of vLLM's LLM that are no options here: one line in the log, or a reason and a way out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import encoder_zoo as zoo
+import pytest
+
+from tidewheel import LLM
+from tidewheel.engine.declaring.option import OptionError
+from tidewheel.offline.options import offline_options
+from tidewheel.server.options.model import MODEL_OPTIONS
+from tidewheel.server.options.vllm_flags import vllm_flags
+
+LLM_FLAGS = {option.flag for option in MODEL_OPTIONS}
+
+
+def test_what_has_no_effect_is_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """Once, with the reason. What LLM has is used."""
+    of_vllm: dict[str, Any] = {
+        "trust_remote_code": True, "swap_space": 4, "disable_log_stats": True, "block_size": 16,
+        "disable_custom_all_reduce": True, "cpu_offload_gb": 0.0, "load_format": "auto", "tokenizer_mode": "slow",
+        "compilation_config": {"level": 3}, "worker_use_ray": False, "kv_transfer_config": {},
+        "distributed_executor_backend": "mp", "served_model_name": "m", "task": "generate", "tensor_parallel_size": 1,
+        "tokenizer_revision": None, "enable_chunked_prefill": None,
+    }  # fmt: skip
+    with (
+        caplog.at_level("WARNING", "tidewheel.offline.model"),
+        LLM(kv_cache_space=0.05, override_generation_config={"temperature": 0.25}, **of_vllm) as llm,
+    ):
+        assert llm.get_default_sampling_params().temperature == 0.25
+    said = [record.getMessage() for record in caplog.records if record.name == "tidewheel.offline.model"]
+    assert [text.partition(" has no effect: ")[0] for text in said] == [
+        "trust_remote_code", "swap_space", "disable_log_stats", "block_size", "disable_custom_all_reduce",
+        "cpu_offload_gb=0.0", "tokenizer_mode='slow'", "compilation_config", "worker_use_ray", "kv_transfer_config",
+        "distributed_executor_backend='mp'", "served_model_name",
+    ]  # fmt: skip
+    assert said[1].endswith("a preempted sequence is computed again, so KV blocks are never swapped")
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"trust_remote_code": "yes"}, "trust_remote_code must be True or False"),
+        ({"cpu_offload_gb": 4}, "cpu_offload_gb is not supported: .*; quantization makes them smaller"),
+        ({"tokenizer_mode": "custom"}, "tokenizer_mode='custom' is not supported: .* tokenizer.json"),
+        ({"hf_token": "secret"}, "^hf_token is not supported: set HF_TOKEN$"),
+        ({"data_parallel_size": 2}, "data_parallel_size is not supported: .*starts replicas"),
+        (
+            {"enable_sleep_mode": True, "kv_cache_memory_bytes": 2**30},
+            "enable_sleep_mode is not supported: .*shutdown.*kv_cache_memory_bytes is not supported: .*kv_cache_space",
+        ),
+        ({"task": "classify"}, "task='classify' is not supported: .*generate, embed"),
+        ({"task": "embed", "runner": "generate"}, "contradict each other"),
+    ],
+    ids=str,
+)
+def test_what_is_not_supported(options: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(OptionError, match=complaint):
+        LLM(**options)
+
+
+@pytest.mark.parametrize("name", sorted({*vllm_flags()} - {"--task", "--runner"}))
+def test_every_flag_of_the_server_is_an_argument(name: str) -> None:
+    argument = name.removeprefix("--").replace("-", "_")
+    for flag in vllm_flags()[name]:
+        if flag.value is None and name in LLM_FLAGS:
+            continue  # LLM's own
+        given = {argument: True if flag.takes == 0 else flag.value or "9"}
+        if flag.accepted:
+            [note] = offline_options(None, "auto", given).notes
+            assert note.startswith(argument)
+            assert " has no effect: " in note
+        else:
+            with pytest.raises(OptionError, match=f"^{argument}.* is not supported: "):
+                offline_options(None, "auto", given)
+
+
+@pytest.mark.parametrize(("task", "runner"), [("auto", "auto"), ("generate", "auto"), ("auto", "generate")])
+def test_a_task_that_generates(task: str, runner: str) -> None:
+    assert offline_options(None, runner, {"task": task}).engine is not None
+
+
+def test_a_task_that_embeds(caplog: pytest.LogCaptureFixture) -> None:
+    with LLM(str(zoo.folder("bert")), task="embed", max_model_len=64) as llm:
+        assert llm.embed("the tide", use_tqdm=False)[0].outputs.hidden_size
+    assert "max_model_len has no effect: runner='pooling' loads encoders alone" in caplog.text
+
+
+def test_the_format_of_contents(caplog: pytest.LogCaptureFixture) -> None:
+    with LLM(kv_cache_space=0.05) as llm:
+        for form in ("auto", "openai"):
+            llm.chat([{"role": "user", "content": "Hi"}], use_tqdm=False, chat_template_content_format=form)
+    assert caplog.text.count("chat_template_content_format has no effect: ") == 1
+
+
+def test_another_name_of_an_option() -> None:
+    old, new = (
+        offline_options(None, "auto", {name: 8}) for name in ("max_context_len_to_capture", "max_seq_len_to_capture")
+    )
+    assert old == new != offline_options(None, "auto", {})
+    assert not old.notes

@@ -1,0 +1,1 @@
+"""LoRA adapters for `LLM` and `AsyncLLM`, where vLLM has them."""

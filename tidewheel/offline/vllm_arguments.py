@@ -1,0 +1,129 @@
+"""The arguments of vLLM's LLM that are no options here: the table of vLLM's flags says what becomes of them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence, Sized
+from functools import cache
+from typing import Any
+
+from tidewheel.engine.declaring.option import OptionError
+from tidewheel.server.options.vllm_flags import VllmFlag, fitting, flags_of, vllm_flags
+from tidewheel.server.options.vllm_table import RENAMED
+
+logger = logging.getLogger(__name__)
+
+_ACCEPTED = {
+    "an LLM logs no requests and no statistics; its outputs have metrics": "--disable-log-requests --disable-log-stats "
+    "--enable-log-requests --max-log-len=",
+    "the format of reasoning is found in the chat template": "--reasoning-parser=",
+    "prompts do not name the model": "--served-model-name=*",
+    "the stages of a pipeline are processes, and all else is in this one": "--distributed-executor-backend=mp",
+}
+_REFUSED = {
+    "an LLM is one engine; `tidewheel serve` starts replicas (docs/scale-out.md)": "--data-parallel-size= "
+    "--distributed-executor-backend=",
+    "the server alone sends traces; leave it out": "--otlp-traces-endpoint=",
+    "set HF_TOKEN": "--hf-token=",
+    "the model stays in memory; shutdown() frees it": "--enable-sleep-mode",
+    "runner='pooling' loads an embedding model or a cross-encoder; embedding_model loads one beside the model": (
+        "--convert= --pooler-config= --override-pooler-config="
+    ),
+}
+"""What is said of them where there is no server, written as in the table; this goes first."""
+
+_TASKS = {"auto": "auto", "generate": "generate", "embed": "pooling", "embedding": "pooling", "score": "pooling"}
+_FLAG = re.compile(r"--([a-z][a-z-]*[a-z])")
+
+
+def runner_of(runner: str, task: Any) -> str:
+    """The runner of vLLM's older argument `task`. Raises OptionError."""
+    if task is None:
+        return runner
+    if task not in _TASKS:
+        raise OptionError(f"task={task!r} is not supported: it must be one of {', '.join(_TASKS)}")
+    meant = _TASKS[task]
+    if "auto" not in (runner, meant) and runner != meant:
+        raise OptionError(f"task={task!r} and runner={runner!r} contradict each other: leave task out")
+    return runner if meant == "auto" else meant
+
+
+def take_vllm_arguments(given: Mapping[str, Any], declared: Collection[str]) -> tuple[dict[str, Any], list[str]]:
+    """The arguments without those that are vLLM's, and what to log of these. `declared` are the options here.
+
+    Raises OptionError, which names all that are not supported and says what to do instead.
+    """
+    ours: dict[str, Any] = {}
+    notes, refusals = [], []
+    for given_name, value in given.items():
+        name = given_name if given_name in declared else _renamed(given_name, declared)
+        flag = _fitting(name, value, is_declared=name in declared)
+        if flag is None:
+            ours[name] = value
+            continue
+        shown = name if flag.value is None else f"{name}={value!r}"
+        why = _FLAG.sub(lambda found: _named(found[0], declared), flag.why)
+        if flag.accepted:
+            notes.append(f"{shown} has no effect: {why}")
+        elif value is False or (isinstance(value, Sized) and not len(value)):
+            notes.append(f"{shown} has no effect: it asks for nothing")
+        else:
+            refusals.append(f"{shown} is not supported: {why}")
+    if refusals:
+        raise OptionError(". ".join(refusals))
+    return ours, notes
+
+
+def log_idle(**given: Any) -> None:
+    """Log why arguments of vLLM's have no effect."""
+    for note in take_vllm_arguments(given, ())[1]:
+        logger.warning("%s", note)
+
+
+@cache
+def _flags() -> Mapping[str, Sequence[VllmFlag]]:
+    own = flags_of((_ACCEPTED, True), (_REFUSED, False))
+    names = {*own, *vllm_flags()}
+    each = {name: [*own.get(name, ()), *vllm_flags().get(name, ())] for name in names}
+    return {name: sorted(flags, key=lambda flag: flag.value is None) for name, flags in each.items()}
+
+
+def _fitting(name: str, value: Any, *, is_declared: bool) -> VllmFlag | None:
+    """What is said of an argument with this value, if anything. Raises OptionError for a switch that is not a bool."""
+    flags = _flags().get(_flag(name), ())
+    text = "" if isinstance(value, bool) else " ".join(_texts(value))
+    found = fitting(flags, text, is_declared=is_declared)
+    if found is not None and found.takes == 0 and not isinstance(value, bool):
+        raise OptionError(f"{name} must be True or False, got {value!r}")
+    return found
+
+
+def _renamed(name: str, declared: Collection[str]) -> str:
+    """The option that an older or newer name of vLLM's means; the same name if it means none."""
+    meant = RENAMED.get(_flag(name), "").removeprefix("--").replace("-", "_")
+    return meant if meant in declared else name
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """A value as a command line has it."""
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from _texts(item)
+    elif isinstance(value, float):
+        yield f"{value:g}"
+    elif isinstance(value, Mapping):
+        yield json.dumps(value, default=str)
+    else:
+        yield str(value)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _named(flag: str, declared: Collection[str]) -> str:
+    """A flag that a reason names, as the argument that LLM has of that name."""
+    name = flag.removeprefix("--").replace("-", "_")
+    return name if name in declared else flag
