@@ -156,7 +156,7 @@ def test_adapters_that_cannot_be_used(
 
 def test_a_prompt_that_cannot_be_served_releases_its_adapter(llm: LLM, folders: Path) -> None:
     with pytest.raises(InvalidRequestError, match="context"):
-        generate(llm, ["fine", [7] * 600], lora_request=request(folders, "seed-0"))
+        generate(llm, ["fine"] * 60 + [[7] * 600], lora_request=request(folders, "seed-0"))  # most of them wait
     with pytest.raises(InvalidRequestError, match="token"):  # what the engine itself refuses
         generate(llm, [[7], [10**6]], lora_request=request(folders, "seed-0"))
     waiting = threading.Thread(target=generate, args=(llm,), kwargs={"lora_request": request(folders, "seed-1")})
@@ -209,6 +209,26 @@ def test_async_llm(folders: Path, expected: dict[str | None, Any]) -> None:
             await ask(llm, "seed-1")
 
     asyncio.run(main())
+
+
+def test_a_prompt_must_fit_the_context_of_its_adapter(folders: Path, tmp_path: Path) -> None:
+    """The model's is 2048 tokens."""
+    longer = lora_files.write(tmp_path / "longer", lora_files.tensors(0, **SHAPES), context_length=4096)
+    wanted = LoRARequest("longer", 1, str(longer))
+    params = SamplingParams(max_tokens=1)
+    long_text = "the tide " * 1100
+    options = {**OPTIONS, "max_model_len": None, "long_lora_scaling_factors": 2.0}
+    with LLM(str(DEMO_MODEL), max_loras=2, **options) as llm:
+        for prompt in (list(range(100, 200)) * 21, long_text):
+            [output] = llm.generate([prompt], params, use_tqdm=False, lora_request=wanted)
+            assert 2048 < len(output.prompt_token_ids) < 4096
+            for other in (None, request(folders, "seed-0")):
+                with pytest.raises(InvalidRequestError, match="2048 tokens"):
+                    llm.generate([prompt], params, use_tqdm=False, lora_request=other)
+        said = [{"role": "user", "content": long_text}]
+        assert llm.chat(said, params, False, wanted)[0].outputs[0].token_ids
+        with pytest.raises(InvalidRequestError, match="2048 tokens"):
+            llm.chat(said, params, False)
 
 
 def test_a_model_without_adapters_refuses_them(folders: Path) -> None:

@@ -73,7 +73,8 @@ def _read(name: str, value: Any) -> Any:
     try:
         if not option.takes_several:
             return option.read(value) if isinstance(value, str) else value
-        return tuple(_items(option, [value] if isinstance(value, str | Mapping) else value))
+        is_one = isinstance(value, str | Mapping) or not isinstance(value, Iterable)
+        return tuple(_items(option, [value] if is_one else value))
     except ValueError as error:
         raise OptionError(f"{name}: {error}") from None
 
