@@ -300,6 +300,8 @@ def test_an_answer_that_cannot_go_on_says_so_and_leaves_the_others(llm: LLM) -> 
         ({"max_model_len": "much"}, OptionError, "max_model_len"),
         ({"runner": "draft"}, OptionError, "runner must be one of"),
         ({"runner": "pooling"}, OptionError, "needs a model"),
+        ({"enforce_eager": "false"}, OptionError, "enforce_eager must be True or False"),
+        ({"lora_modules": [5]}, OptionError, "lora_modules: must be NAME=PATH"),
         ({"lora_modules": "poems"}, OptionError, "lora_modules: must be NAME=PATH"),
         ({"model": "/no/such/folder"}, TidewheelError, "/no/such/folder"),
     ],

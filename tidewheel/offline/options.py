@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -70,6 +71,8 @@ def _read(name: str, value: Any) -> Any:
         close = difflib.get_close_matches(name, _OPTIONS, 1)
         hint = f"; did you mean {close[0]}?" if close else "; the options are those of `tidewheel serve --help`"
         raise TypeError(f"LLM has no option {name}{hint}")
+    if option.is_switch and not isinstance(value, bool):
+        raise OptionError(f"{name} must be True or False, got {value!r}")
     try:
         if not option.takes_several:
             return option.read(value) if isinstance(value, str) else value
@@ -80,8 +83,10 @@ def _read(name: str, value: Any) -> Any:
 
 
 def _items(option: Option, values: Iterable[Any]) -> Iterator[Any]:
-    """The values of one that takes several; texts as a command line has them, and dicts as its JSON."""
+    """The values of one that takes several: texts, numbers and paths as a command line has them, dicts as its JSON."""
     for value in values:
         text = json.dumps(value, default=str) if isinstance(value, Mapping) else value
+        if isinstance(text, int | float | os.PathLike):
+            text = str(text)
         read = option.read(text) if isinstance(text, str) else value
         yield from read if isinstance(read, list) else [read]
