@@ -72,6 +72,8 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
         _has_experts(config, family),
     )
     refs = latent_refs(mixer)
+    if family == "deepseek_v3":
+        config = config.with_defaults(num_nextn_predict_layers=1)
     mtp = later_layer_mtp(config, _NAMES, norm, expert_layers([mixer], experts, norm)[0], refs)
     return replace(_NAMES.describe(decoder(config, family, layers, norm, rope.max_positions), refs), mtp=mtp)
 
