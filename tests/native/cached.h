@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <numeric>
 #include <vector>
@@ -14,6 +15,13 @@ namespace tidewheel::test {
 constexpr CacheType kAllCacheTypes[] = {CacheType::kFloat32, CacheType::kBFloat16, CacheType::kFloat16,
                                         CacheType::kFloat8E5M2, CacheType::kInt8, CacheType::kFloat8E4M3,
                                         CacheType::kInt4};
+
+// Of these, the first ones are given to whole models. Kernels are tested with all of them on every processor.
+#ifdef TIDEWHEEL_EMULATED
+constexpr size_t kModelCacheTypes = 1;
+#else
+constexpr size_t kModelCacheTypes = std::size(kAllCacheTypes);
+#endif
 
 inline const char* name_of(CacheType type) {
   constexpr const char* kNames[] = {"float32", "bfloat16", "float16", "fp8_e5m2", "int8", "fp8_e4m3", "int4"};

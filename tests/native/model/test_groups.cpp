@@ -166,7 +166,7 @@ TEST_CASE("and for every type of cache, with contexts that several workers share
   int turn = 0;
   for (const Kernels* kernels : tested_kernels()) {
     if (kernels->name == std::string("scalar")) continue;  // it would take long
-    for (size_t i = 0; i < std::size(kAllCacheTypes); i += kStride) {
+    for (size_t i = 0; i < kModelCacheTypes; ++i) {
       const CacheType type = kAllCacheTypes[i];
       CAPTURE(kernels->name);
       CAPTURE(name_of(type));
