@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tidewheel.engine.load import EngineLoad
+from tidewheel.engine.machine.memory import release_free_memory
 from tidewheel.engine.start_log import start_logger
 
 from ..app_resources import find_resources
@@ -55,6 +56,7 @@ def run(arguments: Sequence[str]) -> int:
                 from ..service import build_server
 
                 server = build_server(load, encoders, options, resources, tls)
+        release_free_memory()  # what reading the model's files took
         served = [*(options.app.served_model_names or [options.engine.model]), *(encoders.encoders if encoders else ())]
         address = printable_address(listener, tls=tls is not None)
         start_logger.info("Serving %s on %s", ", ".join(served), address)
