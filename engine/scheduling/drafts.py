@@ -43,6 +43,17 @@ class Guesses(Struct, frozen=True):
     token_ids: list[int]
     lookahead: Lookahead | None = None
 
+    def __bool__(self) -> bool:
+        """Whether anything is guessed."""
+        return bool(self.token_ids)
+
+    def first(self, count: int) -> Guesses:
+        """The first of them alone."""
+        token_ids = self.token_ids[:count]
+        if self.lookahead is not None:
+            self.lookahead.guesses = token_ids
+        return Guesses(token_ids, self.lookahead)
+
 
 class Drafts:
     """Takes from a drafter what a step has room for, as far as it pays. Its guesses follow on what a grammar forces.
@@ -100,49 +111,54 @@ class Drafts:
         They take none of the last `num_spare` free blocks, no more time than a step may take, and half of the tokens
         that it has left: prompts get the other half.
         """
-        drafts: dict[Sequence, Guesses] = {}
         self.extended, self._num_forced, self._asked = set(), {}, {}
         self._time.skip()
         if not decoding or (self._most_sequences is not None and len(decoding) > self._most_sequences):
-            return drafts
-        most = (load.num_tokens + self._max_num_batched_tokens) // 2
-        if self._model is not None:
-            if not self._is_idle():
-                drafts = self._guess_together(self._model, decoding, load, most - load.num_tokens, num_spare)
-                self._fruitless = 0 if drafts or self._time.guessing_ms > 0.0 else self._fruitless + 1
-            decoding = [s for s in decoding if s.constraint is not None]
-            if not decoding:
-                return drafts
-            load = _with_drafts(load, drafts)
-        self._rates.next_step()
+            return {}
+        room = (self._max_num_batched_tokens - load.num_tokens) // 2
         until = time.perf_counter() + _LOOKAHEAD_S
+        followed = [s for s in decoding if s.search is None and (s.constraint is None or may_look_ahead(s.constraint))]
+        if self._model is None:
+            return self._guess_each(followed, load, room, num_spare, until)
+        constrained = [s for s in followed if s.constraint is not None]
+        drafts = self._guess_each(constrained, load, room, num_spare, until) if constrained else {}
+        is_late = time.perf_counter() > until
+        others = [s for s in followed if s.key not in self._num_forced and not (is_late and s.constraint)]
+        if others and not self._is_idle():
+            room -= sum([len(guesses.token_ids) for guesses in drafts.values()])
+            prices = self._prices(len(decoding), _with_drafts(load, drafts))
+            guessed = self._guess_together(self._model, others, prices, room, num_spare)
+            self._fruitless = 0 if guessed or self._time.guessing_ms > 0.0 else self._fruitless + 1
+            drafts |= guessed
+        return drafts
+
+    def _guess_each(
+        self, decoding: Seq[Sequence], load: StepLoad, room: int, num_spare: int, until: float
+    ) -> dict[Sequence, Guesses]:
+        """What grammars force, and what a drafter proposes behind that, for one sequence after the other.
+
+        There is room for so many guesses. No grammar is asked after `time.perf_counter()` is `until`.
+        """
+        drafts: dict[Sequence, Guesses] = {}
+        self._rates.next_step()
         step_ms = self._cost_model.predict_ms(load)
-        self._token_ms = (step_ms + self._time.plain_ms) / len(decoding)
+        self._token_ms = (step_ms + self._time.plain_ms) / max(load.num_decodes, 1)
         self._row_ms = self._cost_model.draft_ms(load.decode_pairs // max(load.num_decodes, 1), 1)
-        spare_ms, room = self._cost_model.max_step_ms - step_ms, most - load.num_tokens
+        spare_ms = self._cost_model.max_step_ms - step_ms
         if self._drafter is not None:
             self._time.begin()
         for sequence in decoding:
-            constraint = sequence.constraint
-            if sequence.search is not None or (constraint is None and not self._may_ask(sequence)):
+            may_guess = self._may_ask(sequence) if sequence.constraint is None else time.perf_counter() <= until
+            if not may_guess:
                 continue
-            if constraint is not None and (time.perf_counter() > until or not may_look_ahead(constraint)):
+            made = _followed(sequence, self._guesses(sequence, spare_ms, min(room, self._most(sequence))))
+            if not made:
                 continue
-            guesses = self._guesses(sequence, spare_ms, min(room, self._most(sequence)))
-            lookahead = None
-            if guesses and constraint is not None:
-                with timed(constraint, 1):
-                    lookahead = Lookahead(constraint, guesses)
-                guesses = lookahead.guesses
-            if not guesses:
-                continue
-            places = self._cache.extend(sequence, sequence.num_tokens + len(guesses), num_spare) - sequence.num_tokens
-            if guesses := guesses[:places]:
-                if lookahead is not None:
-                    lookahead.guesses = guesses
-                drafts[sequence] = Guesses(guesses, lookahead)
-                spare_ms -= self._cost_model.draft_ms(sequence.num_tokens, len(guesses))
-                room -= len(guesses)
+            wanted = sequence.num_tokens + len(made.token_ids)
+            if made := made.first(self._cache.extend(sequence, wanted, num_spare) - sequence.num_tokens):
+                drafts[sequence] = made
+                spare_ms -= self._cost_model.draft_ms(sequence.num_tokens, len(made.token_ids))
+                room -= len(made.token_ids)
         if self._drafter is not None:
             self._time.guessed(len(drafts))
             for key in self._asked.keys() - {s.key for s in drafts}:
@@ -155,11 +171,11 @@ class Drafts:
         self.stats = DraftStats(
             stats.drafts_total + 1, stats.guesses_total + num_guesses, stats.right_total + num_right
         )
+        forced = self._num_forced.get(sequence.key, 0)
         if self._model is not None:
-            if sequence.constraint is None:
+            if not forced:
                 self._model.learn(sequence, num_guesses, num_right)
             return
-        forced = self._num_forced.get(sequence.key, 0)
         if (asked_ms := self._asked.get(sequence.key)) is not None:
             rows_ms = self._row_ms * (num_guesses - forced)
             draft_ms = 0.0 if forced else self._time.draft_ms
@@ -185,17 +201,13 @@ class Drafts:
         return self._fruitless % _FRUITLESS != 0
 
     def _guess_together(
-        self, model: BatchDrafter, decoding: Seq[Sequence], load: StepLoad, room: int, num_spare: int
+        self, model: BatchDrafter, sequences: Seq[Sequence], prices: StepPrices, room: int, num_spare: int
     ) -> dict[Sequence, Guesses]:
         """Let a model guess for as many sequences as that pays for. There is room for so many guesses."""
-        eligible = [s for s in decoding if _has_guesses(s)]
-        if not eligible:
-            return {}
         self._time.begin()
-        prices = self._prices(decoding, load)
         counts: dict[Sequence, int] = {}
         if prices.row_ms < prices.token_ms:  # otherwise not even guesses that are all right pay
-            counts = model.plan(eligible, prices)
+            counts = model.plan(sequences, prices)
         for sequence, count in counts.items():
             blocks = sequence.num_blocks
             count = min(count, room, self._most(sequence))
@@ -205,12 +217,20 @@ class Drafts:
             if sequence.num_blocks > blocks:
                 self.extended.add(sequence.key)
         guessed, guessing_ms = model.guess({s: n for s, n in counts.items() if n > 0}, prices)
-        drafts = {s: Guesses(some) for s, guesses in guessed.items() if (some := _before_end(s, guesses))}
+        drafts: dict[Sequence, Guesses] = {}
+        until = time.perf_counter() + _LOOKAHEAD_S
+        for sequence, guesses in guessed.items():
+            if sequence.constraint is not None and time.perf_counter() > until:
+                continue
+            if made := _followed(sequence, _before_end(sequence, guesses)):
+                drafts[sequence] = made
+            elif guesses:  # all are behind the end, or the grammar forbids the first
+                model.learn(sequence, len(guesses), 0)
         self._time.guessed(len(drafts), guessing_ms)
         return drafts
 
-    def _prices(self, decoding: Seq[Sequence], load: StepLoad) -> StepPrices:
-        cost_model, count = self._cost_model, len(decoding)
+    def _prices(self, count: int, load: StepLoad) -> StepPrices:
+        cost_model = self._cost_model
         return StepPrices(
             count,
             cost_model.predict_ms(load),
@@ -269,8 +289,12 @@ class Drafts:
             self._remembering.forget()
 
     def _most(self, sequence: Sequence) -> int:
-        """The most guesses behind which a sequence's state can go back, and that pass no place for a snapshot of it."""
-        return self._cache.decode_tokens(sequence, 1 + self._most_guesses) - 1
+        """The most guesses behind which a sequence's state can go back, and that pass no place for a snapshot of it.
+
+        And no more than there is room for what their rows read.
+        """
+        most = self._cache.decode_tokens(sequence, 1 + self._most_guesses) - 1
+        return min(most, _MOST_HISTORY // sequence.num_tokens) if sequence.sampling.uses_history else most
 
 
 def _with_drafts(load: StepLoad, drafts: Mapping[Sequence, Guesses]) -> StepLoad:
@@ -280,16 +304,19 @@ def _with_drafts(load: StepLoad, drafts: Mapping[Sequence, Guesses]) -> StepLoad
 
 
 def _before_end(sequence: Sequence, guesses: list[int]) -> list[int]:
-    """Those before the sequence would end, and no more than there is room for what their rows read."""
+    """Those before the sequence would end."""
     most = sequence.max_length - sequence.num_tokens - 1
-    if sequence.sampling.uses_history:
-        most = min(most, _MOST_HISTORY // sequence.num_tokens)
     for i, token in enumerate(guesses[:most]):
         if token in sequence.stop_ids:
             return guesses[:i]
     return guesses[:most]
 
 
-def _has_guesses(sequence: Sequence) -> bool:
-    """Whether what a sequence samples depends on its position alone."""
-    return sequence.search is None and sequence.constraint is None and not sequence.sampling.uses_history
+def _followed(sequence: Sequence, guesses: list[int]) -> Guesses:
+    """Guesses with what follows them in the sequence's constraint, cut before the first that it forbids."""
+    constraint = sequence.constraint
+    if constraint is None or not guesses:
+        return Guesses(guesses)
+    with timed(constraint, 1):
+        lookahead = Lookahead(constraint, guesses)
+    return Guesses(lookahead.guesses, lookahead)

@@ -190,7 +190,10 @@ class ModelDrafter:
 
     def _sampling(self, sequences: list[Sequence], positions: NDArray[np.int32]) -> SamplingBatch:
         sampling = self._rows.sampling(sequences, positions)
-        if self._own_vocab_size < self._vocab_size and (sampling.bias_ids >= self._own_vocab_size).any():
+        if self._own_vocab_size >= self._vocab_size:
+            return sampling
+        sampling.history_ids = np.minimum(sampling.history_ids, self._own_vocab_size - 1)
+        if (sampling.bias_ids >= self._own_vocab_size).any():
             sampling.bias_start = np.zeros(len(sequences) + 1, np.int32)
             sampling.bias_ids, sampling.bias_values = np.empty(0, np.int32), np.empty(0, np.float32)
         return sampling

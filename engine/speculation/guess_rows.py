@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..devices.batch import SamplingBatch
-from ..scheduling.sampling_rows import sampling_batch
+from ..scheduling.sampling_rows import sampling_batch, set_history
 from ..scheduling.sequence import Sequence
 
 
@@ -14,16 +14,21 @@ class GuessRows:
     """Makes the sampling arrays of guesses, and keeps them as long as they are of the same sequences."""
 
     def __init__(self) -> None:
-        self._last: tuple[list[Sequence], SamplingBatch] | None = None  # if they have no biases
+        self._last: tuple[list[Sequence], SamplingBatch] | None = None  # if they have no biases and no penalties
 
     def sampling(self, sequences: list[Sequence], positions: NDArray[np.int32]) -> SamplingBatch:
-        """A row of each sequence, for its token at that position [S]."""
+        """A row of each sequence, for its token at that position [S], which follows those that it has."""
         if self._last is not None and self._last[0] == sequences:
             sampling = self._last[1]
             sampling.position = positions
             return sampling
-        sampling = sampling_batch([s.sampling for s in sequences], positions)
-        self._last = None if any(s.sampling.has_bias for s in sequences) else (sequences, sampling)
+        rows = [s.sampling for s in sequences]
+        sampling = sampling_batch(rows, positions)
+        if any(row.uses_history for row in rows):
+            set_history(sampling, [s.tokens[: s.num_tokens if s.sampling.uses_history else 0] for s in sequences])
+            self._last = None
+        else:
+            self._last = None if any(row.has_bias for row in rows) else (sequences, sampling)
         return sampling
 
 

@@ -17,15 +17,19 @@ std::vector<T> gathered(std::span<const T> values, std::span<const int> rows) {
   return result;
 }
 
-// The parameters of some rows of another Sampling, of tokens `offset` positions further. Penalties and masks are left
-// out: they depend on the tokens before. So are reports, except for the log-probabilities of the tokens, if wanted.
+// The parameters of some rows of another Sampling, behind the guesses that each of them has so far. Masks are left out:
+// they depend on the tokens before. So are reports, except for the log-probabilities of the tokens, if wanted.
 class GuessedRows {
  public:
-  GuessedRows(const Sampling& from, std::span<const int> rows, int offset, bool with_logprobs)
+  // `guessed` [rows of `from`][offset].
+  GuessedRows(const Sampling& from, std::span<const int> rows, const std::vector<std::vector<int32_t>>& guessed, int offset,
+              bool with_logprobs)
       : temperature_(gathered(from.temperature, rows)), top_p_(gathered(from.top_p, rows)),
-        min_p_(gathered(from.min_p, rows)), ones_(rows.size(), 1.0f), zeros_(rows.size()),
+        min_p_(gathered(from.min_p, rows)), repetition_(gathered(from.repetition_penalty, rows)),
+        presence_(gathered(from.presence_penalty, rows)), frequency_(gathered(from.frequency_penalty, rows)),
         top_k_(gathered(from.top_k, rows)), position_(gathered(from.position, rows)),
-        num_logprobs_(rows.size(), with_logprobs ? 0 : -1), none_(rows.size() + 1), bias_start_(1),
+        prompt_len_(gathered(from.prompt_len, rows)),
+        num_logprobs_(rows.size(), with_logprobs ? 0 : -1), history_start_(1), bias_start_(1),
         seed_(gathered(from.seed, rows)), tokens_(rows.size()), logprobs_(rows.size()) {
     for (int32_t& position : position_) position += offset;
     for (const int row : rows) {
@@ -35,6 +39,12 @@ class GuessedRows {
       bias_ids_.insert(bias_ids_.end(), ids.begin(), ids.end());
       bias_values_.insert(bias_values_.end(), values.begin(), values.end());
       bias_start_.push_back(static_cast<int32_t>(bias_ids_.size()));
+      if (const int history = from.history_start[row + 1] - from.history_start[row]; history > 0) {
+        const auto before = from.history_ids.subspan(from.history_start[row], history);
+        history_ids_.insert(history_ids_.end(), before.begin(), before.end());
+        history_ids_.insert(history_ids_.end(), guessed[row].begin(), guessed[row].end());
+      }
+      history_start_.push_back(static_cast<int32_t>(history_ids_.size()));
     }
   }
 
@@ -42,8 +52,8 @@ class GuessedRows {
     Sampling s;
     s.temperature = temperature_, s.top_p = top_p_, s.min_p = min_p_, s.top_k = top_k_;
     s.seed = seed_, s.position = position_, s.num_logprobs = num_logprobs_;
-    s.repetition_penalty = ones_, s.presence_penalty = s.frequency_penalty = zeros_;
-    s.history_start = none_, s.prompt_len = std::span(none_).first(tokens_.size());
+    s.repetition_penalty = repetition_, s.presence_penalty = presence_, s.frequency_penalty = frequency_;
+    s.history_start = history_start_, s.history_ids = history_ids_, s.prompt_len = prompt_len_;
     s.bias_start = bias_start_, s.bias_ids = bias_ids_, s.bias_values = bias_values_;
     s.out_tokens = tokens_, s.out_logprobs = logprobs_;
     return s;
@@ -52,8 +62,8 @@ class GuessedRows {
   std::span<const float> logprobs() const { return logprobs_; }
 
  private:
-  std::vector<float> temperature_, top_p_, min_p_, ones_, zeros_;
-  std::vector<int32_t> top_k_, position_, num_logprobs_, none_, bias_start_, bias_ids_;
+  std::vector<float> temperature_, top_p_, min_p_, repetition_, presence_, frequency_;
+  std::vector<int32_t> top_k_, position_, prompt_len_, num_logprobs_, history_start_, history_ids_, bias_start_, bias_ids_;
   std::vector<float> bias_values_;
   std::vector<uint64_t> seed_;
   std::vector<int32_t> tokens_;
@@ -89,13 +99,18 @@ void check(const Executor& executor, const Step& known, const Guesses& wanted) {
   require(row == known.logits_rows.size(), "the rows must be the last tokens of the sequences that want guesses");
   const Sampling& sampling = known.sampling;
   for (const size_t size : {sampling.temperature.size(), sampling.top_p.size(), sampling.min_p.size(),
-                            sampling.top_k.size(), sampling.position.size(), sampling.seed.size()}) {
+                            sampling.top_k.size(), sampling.position.size(), sampling.seed.size(),
+                            sampling.repetition_penalty.size(), sampling.presence_penalty.size(),
+                            sampling.frequency_penalty.size(), sampling.prompt_len.size()}) {
     require(size == row, "every sampling array must have one entry a row");
   }
-  const auto& starts = sampling.bias_start;
-  require(starts.size() == row + 1 && starts[0] == 0 && std::is_sorted(starts.begin(), starts.end()) &&
-              size_t(starts[row]) == sampling.bias_ids.size() && sampling.bias_values.size() == sampling.bias_ids.size(),
+  const auto is_ragged = [row](std::span<const int32_t> start, size_t values) {
+    return start.size() == row + 1 && start[0] == 0 && std::is_sorted(start.begin(), start.end()) && size_t(start[row]) == values;
+  };
+  require(is_ragged(sampling.bias_start, sampling.bias_ids.size()) && sampling.bias_values.size() == sampling.bias_ids.size(),
           "bias_start must ascend from 0 to the number of values");
+  require(is_ragged(sampling.history_start, sampling.history_ids.size()),
+          "history_start must ascend from 0 to the number of values");
 }
 
 // A step with one token of some of a step's sequences each.
@@ -151,11 +166,12 @@ void guess(Executor& executor, const Step& known, const Guesses& wanted) {
   }
   if (predicts && rows.empty()) return;
   std::vector<float> logprobs(num_rows);  // of all guesses of a row of `known` so far
+  std::vector<std::vector<int32_t>> guessed(num_rows);
   OneEach next(known);
   Step step = predicts ? next.step(sequences, std::move(token_ids), 0) : known;
   std::vector<int> from;  // the rows that were predicted last, of those that go on
   for (int i = 0;; ++i) {
-    GuessedRows sampled(known.sampling, rows, i, stops_early);
+    GuessedRows sampled(known.sampling, rows, guessed, i, stops_early);
     step.sampling = sampled.sampling();
     if (predicts) {
       executor.predict(step, from);
@@ -175,6 +191,7 @@ void guess(Executor& executor, const Step& known, const Guesses& wanted) {
       wanted.tokens[s * wanted.stride + i] = token;
       if (is_unsure || i + 1 >= wanted.counts[s]) continue;
       next_sequences.push_back(s), next_rows.push_back(row), token_ids.push_back(token);
+      guessed[row].push_back(token);
       from.push_back(static_cast<int>(j));
     }
     if (next_rows.empty()) return;

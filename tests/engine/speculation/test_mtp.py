@@ -10,12 +10,14 @@ from typing import Any
 import mtp_zoo
 import numpy as np
 import pytest
+from engine.constraints.grammars import grammar
 from engine.driving import Driver, Job, alone, check_any_company
 from harness import make_device
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tidewheel.engine.adapters.lora import Lora
+from tidewheel.engine.constraints.constraint import TokenConstraints
 from tidewheel.engine.devices.base import Executor, ExecutorOptions, LoraExecutor, LoraLimits
 from tidewheel.engine.devices.batch import SamplingBatch, StepBatch
 from tidewheel.engine.models import describe
@@ -26,11 +28,14 @@ from tidewheel.engine.weights.lora import LoraAdapter, LowRankUpdate
 from tidewheel.engine.weights.quantization import Quantization
 
 pytest.importorskip("transformers")
+pytest.importorskip("llguidance")  # not there on every machine
 pytest.importorskip("tidewheel._native")
 
 MAX_LENGTH = 160  # tokens, prompt and output together
 PROMPT = tuple(range(40, 77))
 GUESSES = 3
+EOS = frozenset({0, 1})
+REGEX = r"(high|low) tide[\s\S]*"
 
 OPTIONS = ExecutorOptions(
     dtype="float32",
@@ -128,6 +133,7 @@ JOBS = [
     job(40, (*PROMPT[:20], 9), temperature=1.0, n=3),
     job(50, (3, 4), temperature=0.8, top_p=0.9, top_k=20, logit_bias={7: 5.0, 9: -100.0}),
     job(30, tuple(range(60, 160, 2)), temperature=0.0, min_tokens=20),
+    job(40, (5, 6, 7), temperature=0.7, repetition_penalty=1.1, frequency_penalty=0.1),
 ]
 
 
@@ -186,6 +192,10 @@ def test_what_is_not_known_is_not_guessed() -> None:
         executor.guess(batch, np.array([30], np.int32))
 
 
+def constraints(regex: str) -> TokenConstraints:
+    return TokenConstraints(grammar=grammar("regex", regex, 320, EOS))
+
+
 @st.composite
 def jobs(draw: st.DrawFn) -> Job:
     stem = draw(st.integers(0, 40))
@@ -200,7 +210,9 @@ def jobs(draw: st.DrawFn) -> Job:
         prompt_logprobs=draw(st.sampled_from([None, None, 5])),
     )
     prompt = (*((7 * i) % 300 + 4 for i in range(stem)), *tail)
-    return Job(prompt, sampling, draw(st.integers(0, 2**64 - 1)), draw(st.sampled_from([0, 0, 1])))
+    regex = draw(st.sampled_from([None, None, r"[\s\S]*", REGEX]))
+    rules = None if regex is None else constraints(regex)
+    return Job(prompt, sampling, draw(st.integers(0, 2**64 - 1)), draw(st.sampled_from([0, 0, 1])), constraints=rules)
 
 
 SUBJECTS: list[tuple[str, bool, dict[str, Any]]] = [
@@ -239,7 +251,7 @@ def test_any_company_gets_what_each_gets_alone_without_the_layer(
         load(folder, with_mtp=False, **changed),
         jobs(),
         max_length=64,
-        eos_ids=frozenset({0, 1}),
+        eos_ids=EOS,
         num_blocks=st.integers(4, 12),
         num_batched_tokens=st.sampled_from([8, 13, 50, 64]),
         max_examples=15,
