@@ -24,7 +24,7 @@ from .models.generation import sampling_defaults
 from .models.spec import DecoderSpec, ExpertsSpec, StageSpec, mixers, tensor_shapes
 from .opened_model import OpenedModel, open_model
 from .options import DEFAULT_KV_OFFLOAD_SPACE, EngineOptions, most_logprobs
-from .speculative_options import DraftModel, Mtp, Speculation
+from .speculative_options import DraftModel, Eagle3, Mtp, Speculation
 from .start_log import start_logger
 
 if TYPE_CHECKING:
@@ -84,10 +84,11 @@ class EngineLoad:
             if options.kv_offload_space is not None:
                 logger.warning("--kv-offload-space has no effect: name a folder with --kv-offload")
             return None
-        if isinstance(options.speculative.speculation, Mtp):
+        if isinstance(asked := options.speculative.speculation, Mtp | Eagle3):
+            method = "mtp" if isinstance(asked, Mtp) else "eagle3"
             raise ModelError(
-                '--kv-offload does not go with --speculative-config {"method": "mtp"}, whose guesses are written to '
-                'blocks before others are kept: drop one of them, or take {"method": "ngram"}'
+                f'--kv-offload does not go with --speculative-config {{"method": "{method}"}}, whose guesses are '
+                'written to blocks before others are kept: drop one of them, or take {"method": "ngram"}'
             )
         if not options.enable_prefix_caching:
             raise ModelError("--kv-offload keeps cached prefixes: drop it, or drop --no-enable-prefix-caching")
@@ -279,8 +280,8 @@ class EngineLoad:
                 self._kv_folder.scan()
             self._executor = self._load_model()
             asked = self._options.speculative.speculation
-            if isinstance(asked, Mtp):
-                self._drafter = _mtp_drafter(asked, self._executor, self._max_model_len)
+            if isinstance(asked, Mtp | Eagle3):
+                self._drafter = _layer_drafter(asked, self._executor, self._max_model_len)
             if self._draft is not None:
                 self._drafter = self._draft.load(self._options, self._executor, self._max_model_len, self._cancellation)
             with WarmUpProgress() as progress:
@@ -338,20 +339,19 @@ def _open_draft(options: EngineOptions, model: OpenedModel) -> OpenedDraft | Non
     return open_draft(options, asked, model)
 
 
-def _mtp_drafter(asked: Mtp, executor: Executor, max_model_len: int) -> BatchDrafter:
-    """What guesses with the model's own layer for that."""
+def _layer_drafter(asked: Mtp | Eagle3, executor: Executor, max_model_len: int) -> BatchDrafter:
+    """What guesses with the layer for that beside the model's own."""
     from .speculation.mtp import MtpDrafter
 
     most_guesses = executor.limits.most_guesses
     num_tokens = asked.num_tokens if most_guesses is None else min(asked.num_tokens, most_guesses)
     longest = min(max_model_len, asked.most_context or max_model_len)
-    logger.info(
-        "The checkpoint's MTP layer guesses up to %d tokens a step, in contexts of up to %d tokens", num_tokens, longest
-    )
+    layer = "The checkpoint's MTP layer" if isinstance(asked, Mtp) else f"The EAGLE3 layer {asked.model}"
+    logger.info("%s guesses up to %d tokens a step, in contexts of up to %d tokens", layer, num_tokens, longest)
     return MtpDrafter(cast("DraftExecutor", executor), num_tokens, most_context=longest)
 
 
-def _drafter(asked: Speculation | DraftModel | Mtp | None, limits: ExecutorLimits) -> Drafter | None:
+def _drafter(asked: Speculation | DraftModel | Mtp | Eagle3 | None, limits: ExecutorLimits) -> Drafter | None:
     """What guesses tokens to come without a model; None, and a line in the log, where nothing can."""
     if not isinstance(asked, Speculation):
         return None
@@ -502,8 +502,12 @@ def _check_step(options: EngineOptions, spec: DecoderSpec, memory: Memory) -> No
     if options.lora.enable_lora:
         values = _MOST_TOGETHER * (options.lora.max_lora_rank + 2)  # between A and B; two are of biases
         needed += max(tokens, rows) * _rows_per_token(spec) * values * _ACTIVATION_BYTES
-    if isinstance(asked := options.speculative.speculation, Mtp):  # the last rows of each sequence, and what is guessed
-        needed += rows * (2 + asked.num_tokens) * hidden * _ACTIVATION_BYTES
+    asked = options.speculative.speculation
+    if isinstance(asked, Mtp | Eagle3):  # the last rows of each sequence, and what is guessed
+        width = hidden if spec.eagle3 is None else spec.eagle3.hidden_size
+        needed += rows * (2 + asked.num_tokens) * width * _ACTIVATION_BYTES
+    if spec.eagle3 is not None:  # what is fused, what its attention reads, and its logits
+        needed += (tokens * 3 * spec.eagle3.hidden_size + rows * spec.eagle3.vocab_size) * _ACTIVATION_BYTES
     if memory.ceiling is not None and needed > memory.ceiling:
         raise ModelError(
             f"a step of {tokens} tokens takes {needed / _GIB:.2f} GiB beside the weights, more than the "

@@ -33,7 +33,7 @@ from .models import ModelDescription, describe
 from .models.overrides import overridden
 from .models.spec import DecoderSpec, tensor_shapes
 from .options import EngineOptions
-from .speculative_options import Mtp
+from .speculative_options import Eagle3, Mtp
 from .weights import ModelSource, StoredSource, open_source
 from .weights.drafts import no_mtp
 from .weights.dtypes import STORAGE, DType, KvCacheDType
@@ -140,7 +140,7 @@ class OpenedModel:
             max_num_batched_tokens=max_num_batched_tokens,
             num_blocks=num_blocks,
             lora=self.lora_limits(options.lora),
-            mtp_guesses=asked.num_tokens if isinstance(asked, Mtp) else 0,
+            layer_guesses=asked.num_tokens if isinstance(asked, Mtp | Eagle3) else 0,
         )
         with LoadProgress(options.model, self.weight_bytes) as progress:
             weights = ReportedWeights(self.weights, self.spec, progress)
@@ -155,7 +155,7 @@ class OpenedModel:
         num_blocks: int | None,
         kv_cache_bytes: int | None = None,
         lora: LoraLimits | None = None,
-        mtp_guesses: int = 0,
+        layer_guesses: int = 0,
     ) -> ExecutorOptions:
         """What its device is told, beside the weights."""
         return ExecutorOptions(
@@ -169,7 +169,7 @@ class OpenedModel:
             quantization=self.quantization,
             lora=lora,
             num_blocks=num_blocks,
-            mtp_guesses=mtp_guesses,
+            layer_guesses=layer_guesses,
         )
 
     def lora_limits(self, options: LoraOptions) -> LoraLimits | None:
@@ -229,21 +229,28 @@ def open_model(options: EngineOptions, source: ModelSource | None = None) -> Ope
         description = describe(config, options.max_model_len)
     if options.disable_sliding_window:
         description = _within_windows(description, options.max_model_len)
-    uses_mtp = isinstance(options.speculative.speculation, Mtp)
-    if uses_mtp:
+    asked = options.speculative.speculation
+    if isinstance(asked, Mtp):
         if description.mtp is None:
             raise no_mtp(f"a model of type {description.spec.family}")
         description = description.with_mtp()
-    weights = source.weights(description, config)
-    shapes = tensor_shapes(description.spec)
+    stored_weights = weights = source.weights(description, config)
+    spec = description.spec
+    if isinstance(asked, Eagle3):
+        _require_watched(spec)
+        from .weights.eagle3 import open_eagle3
+
+        layer = open_eagle3(asked.model, asked.revision, options.download_dir, spec)
+        spec, weights = replace(spec, eagle3=layer.spec), layer.beside(weights)
+    shapes = tensor_shapes(spec)
     stored = STORAGE[weights.dtype if options.dtype == "auto" else options.dtype].itemsize
     dense_bytes = stored * sum(map(math.prod, shapes.values()))
     device = get_device(options.device, options.device_options, dense_bytes)
-    require_mixers(device.name, description.spec)
-    if uses_mtp and not (isinstance(device, MtpDevice) and device.has_mtp):
+    require_mixers(device.name, spec)
+    if isinstance(asked, Mtp | Eagle3) and not (isinstance(device, MtpDevice) and device.has_mtp):
         raise DeviceError(
-            f"--speculative-config: the {device.name} device does not run layers that predict further tokens (MTP); "
-            'take --device cpu, or {"method": "ngram"}'
+            f"--speculative-config: the {device.name} device does not run layers that predict further tokens (MTP, "
+            'EAGLE3); take --device cpu, or {"method": "ngram"}'
         )
     if options.lora.enable_lora and not (isinstance(device, LoraDevice) and device.has_lora):
         raise DeviceError(f"the {device.name} device has no LoRA adapters: drop --enable-lora or take --device cpu")
@@ -267,10 +274,10 @@ def open_model(options: EngineOptions, source: ModelSource | None = None) -> Ope
         dtype,
         config,
         description.spec,
-        weights,
+        stored_weights,
         device,
     )
-    formats = _formats(weights, description.spec, device, dtype, quantization)
+    formats = _formats(weights, spec, device, dtype, quantization)
     mapped = device.left_in_files(formats, weights) if isinstance(device, MappingDevice) else ()
     weight_bytes = sum(
         formats.get(name, TensorFormat("float32")).num_bytes(shape)
@@ -280,20 +287,31 @@ def open_model(options: EngineOptions, source: ModelSource | None = None) -> Ope
     return OpenedModel(
         source=source,
         tokenizer_source=_tokenizer_source(options, source),
-        spec=description.spec,
+        spec=spec,
         weights=weights,
         device=device,
         dtype=dtype,
         quantization=quantization,
         kv_cache=kv_cache,
         weight_bytes=weight_bytes,
-        kv_bytes_per_token=device.kv_bytes_per_token(description.spec, kv_cache.dtype),
-        kv_groups=device.kv_group_bytes(description.spec, kv_cache.dtype),
+        kv_bytes_per_token=device.kv_bytes_per_token(spec, kv_cache.dtype),
+        kv_groups=device.kv_group_bytes(spec, kv_cache.dtype),
         formats=formats,
         description=description,
         contexts=contexts,
         tokenizer_mode=options.tokenizer_mode,
     )
+
+
+def _require_watched(spec: DecoderSpec) -> None:
+    """Raises ModelError for a model that no EAGLE3 layer can guess for."""
+    embedding = spec.embedding
+    plain = embedding.size == spec.hidden_size and embedding.scale == 1.0 and not embedding.num_positions
+    if spec.windows() != [None] or spec.streams is not None or not plain or embedding.norm or embedding.per_layer:
+        raise ModelError(
+            f"--speculative-config: no EAGLE3 layer can guess for a {spec.family} model: it needs layers that all see "
+            'all tokens, and the embedding of tokens alone; take {"method": "ngram"}'
+        )
 
 
 def _formats(

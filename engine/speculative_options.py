@@ -15,7 +15,7 @@ from .weights.quantization import Method
 from .weights.quantized import QUANTIZATION_ALIASES, CheckpointMethod
 
 _NGRAM = ("ngram", "[ngram]")
-_SUFFIX, _DRAFT_MODEL, _MTP = "suffix", "draft_model", "mtp"
+_SUFFIX, _DRAFT_MODEL, _MTP, _EAGLE3 = "suffix", "draft_model", "mtp", "eagle3"
 # vLLM's names for the same, by the family that has the layer.
 _MTP_NAMES = (
     *(_MTP, "deepseek_mtp", "mimo_mtp", "glm4_moe_mtp", "glm4_moe_lite_mtp", "ernie_mtp", "qwen3_next_mtp"),
@@ -28,6 +28,7 @@ _KEYS = {
     "ngram": (*_COMMON_KEYS, "prompt_lookup_max", "prompt_lookup_min"),
     _SUFFIX: (*_COMMON_KEYS, *SUFFIX_KEYS),
     _MTP: tuple(key for key in _COMMON_KEYS if key != "model"),
+    _EAGLE3: (*_COMMON_KEYS, "revision", "draft_tensor_parallel_size"),
     _DRAFT_MODEL: (*_COMMON_KEYS, "revision", "quantization", "draft_tensor_parallel_size"),
 }
 
@@ -67,6 +68,19 @@ class Mtp(Struct, frozen=True):
     """Drafts of at most `num_tokens` tokens from the checkpoint's own layer for that. The rest is as in Speculation."""
 
     num_tokens: int
+    most_sequences: int | None = None
+    most_context: int | None = None
+
+
+class Eagle3(Struct, frozen=True):
+    """Drafts of at most `num_tokens` tokens from a layer that was trained for the model: a folder or a hub id.
+
+    The rest is as in Speculation.
+    """
+
+    model: str
+    num_tokens: int
+    revision: str | None = None
     most_sequences: int | None = None
     most_context: int | None = None
 
@@ -115,7 +129,7 @@ class SpeculativeOptions(Options):
     )
 
     @property
-    def speculation(self) -> Speculation | DraftModel | Mtp | None:
+    def speculation(self) -> Speculation | DraftModel | Mtp | Eagle3 | None:
         """What was asked for; None: nothing is guessed. Raises OptionError."""
         asked = self._asked()
         if not asked:
@@ -128,7 +142,8 @@ class SpeculativeOptions(Options):
             raise OptionError(
                 f"--speculative-config: the method {method!r} is not supported; "
                 '{"method": "ngram"} guesses from the text itself, {"method": "suffix"} from earlier answers too, '
-                '{"method": "mtp"} with the checkpoint\'s own layer for it, and '
+                '{"method": "mtp"} with the checkpoint\'s own layer for it, '
+                '{"method": "eagle3", "model": "..."} with a layer that was trained for the model, and '
                 '{"method": "draft_model", "model": "..."} with a small model'
             )
         if unknown := sorted(asked.keys() - {*_KEYS[method]}):
@@ -140,6 +155,8 @@ class SpeculativeOptions(Options):
             return _draft_model(asked)
         if method == _MTP:
             return _mtp(asked)
+        if method == _EAGLE3:
+            return _eagle3(asked)
         return _suffix(asked) if method == _SUFFIX else _ngram(asked)
 
     def _asked(self) -> dict[str, Any]:
@@ -199,6 +216,24 @@ def _suffix(asked: Mapping[str, Any]) -> Speculation:
 def _mtp(asked: Mapping[str, Any]) -> Mtp:
     return Mtp(
         num_tokens=_number(asked, "num_speculative_tokens", _MOST_TOKENS) or _DEFAULT_PREDICTED,
+        most_sequences=_number(asked, "disable_by_batch_size"),
+        most_context=_number(asked, "max_model_len"),
+    )
+
+
+def _eagle3(asked: Mapping[str, Any]) -> Eagle3:
+    model = _text(asked, "model")
+    if model is None:
+        raise OptionError("--speculative-config: eagle3 needs a model: the folder or hub id of an EAGLE3 checkpoint")
+    if (_number(asked, "draft_tensor_parallel_size") or 1) != 1:
+        raise OptionError(
+            "--speculative-config: draft_tensor_parallel_size must be 1 with eagle3: its layer computes on the model's "
+            "cores"
+        )
+    return Eagle3(
+        model=model,
+        num_tokens=_number(asked, "num_speculative_tokens", _MOST_TOKENS) or _DEFAULT_PREDICTED,
+        revision=_text(asked, "revision"),
         most_sequences=_number(asked, "disable_by_batch_size"),
         most_context=_number(asked, "max_model_len"),
     )

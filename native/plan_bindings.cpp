@@ -267,6 +267,20 @@ void bind_plans(nb::module_& m) {
         new (self) MtpPlan{embedding_norm, hidden_norm, std::move(layer), final_norm, feeds_normed, num_guesses};
       }, "embedding_norm"_a, "hidden_norm"_a, "layer"_a, "final_norm"_a, "feeds_normed"_a, "num_guesses"_a);
 
+  nb::class_<Eagle3Plan>(m, "Eagle3Plan")
+      .def("__init__", [](Eagle3Plan* self, const NormPlan& embedding_norm, const NormPlan& hidden_norm,
+                          const AttentionPlan& attention, BranchPlan mlp, const NormPlan& final_norm) {
+        new (self) Eagle3Plan{.embedding_norm = embedding_norm, .hidden_norm = hidden_norm, .attention = attention,
+                              .mlp = std::move(mlp), .final_norm = final_norm};
+      }, "embedding_norm"_a, "hidden_norm"_a, "attention"_a, "mlp"_a, "final_norm"_a)
+      .def_rw("hidden_size", &Eagle3Plan::hidden_size)
+      .def_rw("vocab_size", &Eagle3Plan::vocab_size)
+      .def_rw("layers", &Eagle3Plan::layers)
+      .def_rw("own_embedding", &Eagle3Plan::own_embedding)
+      .def_rw("adds_normed", &Eagle3Plan::adds_normed)
+      .def_rw("token_ids", &Eagle3Plan::token_ids)
+      .def_rw("num_guesses", &Eagle3Plan::num_guesses);
+
   nb::class_<DecoderPlan>(m, "DecoderPlan")
       .def(nb::init<>())
       .def_rw("vocab_size", &DecoderPlan::vocab_size)
@@ -280,6 +294,7 @@ void bind_plans(nb::module_& m) {
       .def_rw("head", &DecoderPlan::head)
       .def_rw("streams", &DecoderPlan::streams, nb::arg().none())
       .def_rw("mtp", &DecoderPlan::mtp, nb::arg().none())
+      .def_rw("eagle3", &DecoderPlan::eagle3, nb::arg().none())
       .def_rw("formats", &DecoderPlan::formats)
       .def_rw("input_orders", &DecoderPlan::input_orders);
 }

@@ -272,6 +272,23 @@ class MtpPlan:
         num_guesses: int,
     ) -> None: ...
 
+class Eagle3Plan:
+    hidden_size: int
+    vocab_size: int
+    layers: list[int]
+    own_embedding: bool
+    adds_normed: bool
+    token_ids: list[int]
+    num_guesses: int
+    def __init__(
+        self,
+        embedding_norm: NormPlan,
+        hidden_norm: NormPlan,
+        attention: AttentionPlan,
+        mlp: BranchPlan,
+        final_norm: NormPlan,
+    ) -> None: ...
+
 class DecoderPlan:
     vocab_size: int
     hidden_size: int
@@ -284,6 +301,7 @@ class DecoderPlan:
     head: HeadPlan
     streams: StreamsPlan | None
     mtp: MtpPlan | None
+    eagle3: Eagle3Plan | None
     formats: dict[str, WeightFormat]
     input_orders: dict[str, list[int]]
 

@@ -49,7 +49,7 @@ class ExecutorOptions:
     quantization: Quantization | None = None  # None: all weights are of `dtype`
     lora: LoraLimits | None = None  # None: there are no adapters
     num_blocks: int | None = None  # None: as many as fit
-    mtp_guesses: int = 0  # most in a draft of the spec's layer for them
+    layer_guesses: int = 0  # most in a draft of the spec's layer for them
 
     @property
     def cache_dtype(self) -> KvCacheDType:
@@ -299,7 +299,7 @@ class DraftExecutor(Protocol):
     """A small model that guesses what the model beside it will sample. That one's executor closes it.
 
     Its KV cache has the blocks of the other one's first cache group, under the same numbers. Or it is the executor of a
-    model with an `mtp` layer, which guesses in blocks of its own.
+    model with an `mtp` or `eagle3` layer, which guesses in blocks of its own.
     """
 
     limits: ExecutorLimits
@@ -314,7 +314,7 @@ class DraftExecutor(Protocol):
         draws its tokens gets one more.
         Penalties count the guesses before. Masks and reports are left out. Drops the GIL.
 
-        An `mtp` layer is given the last tokens alone. It guesses nothing for a sequence of which it does not know what
+        Such a layer is given the last tokens alone. It guesses nothing for a sequence of which it does not know what
         the model left of the token before.
         """
         ...
@@ -421,7 +421,7 @@ class DraftingDevice(Device, Protocol):
 
 @runtime_checkable
 class MtpDevice(Device, Protocol):
-    """One whose executors are DraftExecutors where the spec has an `mtp` layer."""
+    """One whose executors are DraftExecutors where the spec has an `mtp` or `eagle3` layer."""
 
     @property
     def has_mtp(self) -> bool:

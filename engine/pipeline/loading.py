@@ -16,7 +16,7 @@ from ..machine.cpu_list import cpu_list
 from ..models.spec import StageSpec, stage_row_floats
 from ..opened_model import OpenedModel
 from ..options import EngineOptions
-from ..speculative_options import DraftModel, Mtp
+from ..speculative_options import DraftModel, Eagle3, Mtp
 from .executor import PipelineExecutor
 from .links import new_link
 from .processes import StageProcesses
@@ -39,9 +39,9 @@ def plan_stages(options: EngineOptions, model: OpenedModel) -> list[StageSpec]:
         raise DeviceError(f"{asked} and --enable-lora do not work together: leave one of them out")
     if options.kv_offload is not None:
         raise DeviceError(f"{asked} and --kv-offload do not work together: leave one of them out")
-    if isinstance(options.speculative.speculation, DraftModel | Mtp):
+    if isinstance(options.speculative.speculation, DraftModel | Mtp | Eagle3):
         raise DeviceError(
-            f"{asked} and a draft model or MTP layers do not work together: leave one of them out, or "
+            f"{asked} and a draft model, MTP or EAGLE3 layers do not work together: leave one of them out, or "
             "guess with the methods ngram or suffix"
         )
     return split_layers(model.spec, options.pipeline.stages, model.formats, options.pipeline.pipeline_split)

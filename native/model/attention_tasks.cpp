@@ -40,7 +40,7 @@ AttentionTasks::AttentionTasks(std::span<const Heads> layers, std::span<const st
 }
 
 void AttentionTasks::build(std::span<const int32_t> query_start, std::span<const int32_t> context_len,
-                           std::span<const BlockTables> block_tables) {
+                           std::span<const BlockTables> block_tables, bool with_prefixes) {
   tasks_.clear();
   units_.clear();
   split_.clear();
@@ -53,7 +53,7 @@ void AttentionTasks::build(std::span<const int32_t> query_start, std::span<const
       tasks_.push_back({count(), static_cast<int>(s), t, next - t, context_len[s] - (end - next)});
     }
   }
-  find_prefixes(query_start, block_tables);
+  find_prefixes(query_start, block_tables, with_prefixes);
   int64_t total = 0;
   for (const AttentionTask& task : tasks_) total += cost(task);
   int64_t used = prefix_floats_;
@@ -81,11 +81,13 @@ void AttentionTasks::build(std::span<const int32_t> query_start, std::span<const
   std::sort(units_.begin(), units_.end(), [](const Unit& a, const Unit& b) { return a.cost > b.cost; });
 }
 
-void AttentionTasks::find_prefixes(std::span<const int32_t> query_start, std::span<const BlockTables> block_tables) {
+void AttentionTasks::find_prefixes(std::span<const int32_t> query_start, std::span<const BlockTables> block_tables,
+                                   bool with_prefixes) {
   prefix_floats_ = 0;
   for (size_t group = 0; group < prefixes_.size(); ++group) {
     members_.clear();
     for (const AttentionTask& task : tasks_) {
+      if (!with_prefixes) break;
       // A longer run of tokens reads K and V once for several of its own.
       if (query_start[task.sequence + 1] - query_start[task.sequence] != task.num_tokens) continue;
       members_.push_back({task.index, task.token_begin, task.num_tokens, block_tables[group].of(task.sequence),

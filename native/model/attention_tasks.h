@@ -41,9 +41,9 @@ class AttentionTasks {
   AttentionTasks(std::span<const Heads> layers, std::span<const std::vector<int>> windows, int max_tokens,
                  int max_sequences, const Ownership& ownership);
 
-  // [S + 1], [S] and [cache groups], as in Step.
+  // [S + 1], [S] and [cache groups], as in Step. Without prefixes, each sequence's attention is computed on its own.
   void build(std::span<const int32_t> query_start, std::span<const int32_t> context_len,
-             std::span<const BlockTables> block_tables);
+             std::span<const BlockTables> block_tables, bool with_prefixes = true);
 
   int count() const { return static_cast<int>(tasks_.size()); }
   const AttentionTask& task(int index) const { return tasks_[index]; }
@@ -59,7 +59,7 @@ class AttentionTasks {
   size_t partial_floats() const { return partials_.bytes() / sizeof(float); }
 
  private:
-  void find_prefixes(std::span<const int32_t> query_start, std::span<const BlockTables> block_tables);
+  void find_prefixes(std::span<const int32_t> query_start, std::span<const BlockTables> block_tables, bool with_prefixes);
   // Tokens of the context that every layer has from a common prefix.
   int in_prefix(const AttentionTask& task) const;
 

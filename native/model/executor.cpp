@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "model/eagle3.h"
+#include "model/mtp.h"
 #include "model/require.h"
 
 namespace tidewheel {
@@ -47,6 +49,8 @@ Executor::Executor(DecoderPlan plan, const Kernels& kernels, CacheType cache_typ
     context_.per_layer = {workspace_.add<float>(told), layers, per_layer->size};
     workspace_.need_scratch(told * sizeof(float));
   }
+  Buffer<float> fused;  // of which nothing else has the memory while the layers run
+  if (plan_.eagle3) fused = workspace_.add<float>(plan_.eagle3->hidden_size);
   for (size_t i = 0; i < plan_.layers.size(); ++i) {
     const std::string prefix = "layers." + std::to_string(i) + ".";
     for (const BranchPlan& branch : plan_.layers[i]) branches_.emplace_back(branch, prefix, context_, width);
@@ -57,13 +61,7 @@ Executor::Executor(DecoderPlan plan, const Kernels& kernels, CacheType cache_typ
     if (plan_.head.bias) weights_.add_bias("head", plan_.head.tied ? embed_ : untied_head_);
   }
 
-  if (plan_.mtp) {
-    require(!projects() && !streams_ && !embedding.per_layer && !embedding.norm && !embedding.num_positions,
-            "a layer that predicts tokens needs the embedding of tokens alone");
-    mtp_.emplace(*plan_.mtp, context_, [this](Worker& worker, const Step& step, int64_t token, float* row) {
-      embed_token(worker, step, token, row);
-    });
-  }
+  if (plan_.mtp || plan_.eagle3) make_predictor(fused);
 
   const Ownership& ownership = pool_->ownership();
   weights_.place(ownership);
@@ -74,12 +72,28 @@ Executor::Executor(DecoderPlan plan, const Kernels& kernels, CacheType cache_typ
   require(states_.empty() || shape_.num_states > 0, "recurrent layers need slots for their state");
   require(shape_.max_guesses >= 0, "there cannot be less than no guess");
   states_.allocate(shape_.num_states, shape_.max_guesses);
-  if (mtp_) mtp_->allocate(shape_.max_num_seqs);
+  if (predictor_) predictor_->allocate(shape_.max_num_seqs);
   attention_.ropes.allocate(shape_.max_num_batched_tokens);
   for (size_t group = 0; group < blocks.size(); ++group) {
     attention_.caches.emplace_back(attention_.heads[group], cache_type, blocks[group], ownership);
   }
   attention_.tasks = AttentionTasks(attention_.divided, attention_.windows, shape_.max_num_batched_tokens, shape_.max_num_seqs, ownership);
+}
+
+void Executor::make_predictor(const Buffer<float>& fused) {
+  const EmbeddingPlan& embedding = plan_.embedding;
+  require(!projects() && !streams_ && !embedding.per_layer && !embedding.norm && !embedding.num_positions,
+          "a layer that predicts tokens needs the embedding of tokens alone");
+  const auto embed = [this](Worker& worker, const Step& step, int64_t token, float* row) {
+    embed_token(worker, step, token, row);
+  };
+  if (plan_.mtp) {
+    predictor_ = std::make_unique<Mtp>(*plan_.mtp, context_, embed);
+    return;
+  }
+  std::vector<int> first_branches = {0};  // of each layer, and behind the last
+  for (const auto& layer : plan_.layers) first_branches.push_back(first_branches.back() + static_cast<int>(layer.size()));
+  predictor_ = std::make_unique<Eagle3>(*plan_.eagle3, context_, plan_.vocab_size, first_branches, fused, embed);
 }
 
 void Executor::check(const Step& step, bool with_states) const {
@@ -131,7 +145,7 @@ void Executor::step(const Step& step, const std::function<void()>& before_sampli
   adapters_.begin(step.adapters, step.query_start, step.logits_rows, shape_.max_num_seqs);
   attention_.tasks.build(step.query_start, step.context_len, step.block_tables);
   states_.begin(step);
-  if (mtp_) mtp_->begin(step);
+  if (predictor_) predictor_->begin(step);
   const bool pause = before_sampling && !step.logits_rows.empty();
   pool_->run([&](Worker& worker) {
     profile_.begin(worker);
@@ -155,24 +169,31 @@ void Executor::forward(Worker& worker, const Step& step) {
     take_rows(worker, step);
   }
   profile_.end(worker, Phase::kEmbed);
-  for (const Branch& branch : branches_) branch.run(worker, step, hidden(), hidden());
-  if (mtp_) mtp_->remember(worker, step, hidden(), final_norm_);
+  for (size_t i = 0; i < branches_.size(); ++i) {
+    if (predictor_) predictor_->watch(worker, step, static_cast<int>(i), hidden());
+    branches_[i].run(worker, step, hidden(), hidden());
+  }
+  if (predictor_) {
+    predictor_->watch(worker, step, static_cast<int>(branches_.size()), hidden());
+    predictor_->remember(worker, step, hidden(), final_norm_);
+  }
   if (!plan_.has_head) give_rows(worker, step);
   if (!step.logits_rows.empty()) logits(worker, step, 0);
 }
 
 void Executor::predict(const Step& step, std::span<const int> from) {
-  require(mtp_.has_value(), "this model has no layer that predicts tokens");
+  require(predicts(), "this model has no layer that predicts tokens");
   const size_t tokens = step.token_ids.size();
   require(tokens == step.context_len.size() && tokens == step.logits_rows.size() && tokens <= size_t(shape_.max_num_seqs),
           "one token of each sequence can be predicted behind, and not of more sequences than run");
   check(step, false);
   adapters_.begin(step.adapters, step.query_start, step.logits_rows, shape_.max_num_seqs);
-  attention_.tasks.build(step.query_start, step.context_len, step.block_tables);
-  mtp_->begin_prediction(step, from);
+  attention_.tasks.build(step.query_start, step.context_len, step.block_tables, predictor_->takes_prefixes());
+  predictor_->begin_prediction(step, from);
   pool_->run([&](Worker& worker) {
     profile_.begin(worker);
-    head(worker, mtp_->predict(worker, step));
+    const Rows rows = predictor_->predict(worker, step);
+    predictor_->has_head() ? predictor_->head(worker, rows, logits_row(0)) : head(worker, rows);
     sample(worker, step);
   });
 }
@@ -332,7 +353,7 @@ size_t Executor::cache_bytes() const {
 void Executor::copy_blocks(std::span<const int32_t> pairs, int group) {
   require(group >= 0 && size_t(group) < shape_.num_blocks.size(), "there is no such cache group");
   for (const int32_t block : pairs) check_block(block, group);
-  if (mtp_) mtp_->copy_blocks(pairs);
+  if (predictor_) predictor_->copy_blocks(pairs);
   pool_->run([&](Worker& worker) {
     worker.share_in_group(static_cast<int64_t>(pairs.size() / 2), 1, [&](int64_t i, int64_t) {
       attention_.caches[group].copy_block(worker.group(), pairs[2 * i], pairs[2 * i + 1]);

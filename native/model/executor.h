@@ -10,8 +10,8 @@
 
 #include "model/branch.h"
 #include "model/context.h"
-#include "model/mtp.h"
 #include "model/plan.h"
+#include "model/predictor.h"
 #include "model/sampler.h"
 #include "model/step.h"
 #include "model/streams.h"
@@ -61,11 +61,11 @@ class Executor {
   // which may be written until then. What it throws is passed on.
   void step(const Step& step, const std::function<void()>& before_sampling = {});
   // Samples what the layer that predicts further tokens says behind the one token that each sequence of the step has: see
-  // Mtp::begin_prediction. The step's rows are its tokens. Throws std::invalid_argument as `step` does.
+  // Predictor::begin_prediction. The step's rows are its tokens. Throws std::invalid_argument as `step` does.
   void predict(const Step& step, std::span<const int> from);
-  bool has_mtp() const { return mtp_.has_value(); }
+  bool predicts() const { return predictor_ != nullptr; }
   // Whether it knows what the model left of the token before the sequence's first one.
-  bool can_predict(const Step& step, int sequence) const { return mtp_->knows(step, sequence); }
+  bool can_predict(const Step& step, int sequence) const { return predictor_->knows(step, sequence); }
   // Throws std::invalid_argument unless `context` tokens of a sequence fit the model and the step's block tables.
   void check_room(const Step& step, int sequence, int context) const;
   void copy_blocks(std::span<const int32_t> pairs, int group = 0);  // of a cache group
@@ -104,6 +104,7 @@ class Executor {
   // A token's row of the embedding, with what its adapter adds.
   void embed_token(const Worker& worker, const Step& step, int64_t token, float* row) const;
   void embed(Worker& worker, const Step& step);
+  void make_predictor(const Buffer<float>& fused);
   // Where another stage embeds, or has the head: the step's rows instead.
   void take_rows(Worker& worker, const Step& step);
   void give_rows(Worker& worker, const Step& step);
@@ -145,7 +146,7 @@ class Executor {
   Norm embedding_norm_, final_norm_, per_layer_norm_;
   std::optional<Streams> streams_;
   std::deque<Branch> branches_;  // of all layers, in order
-  std::optional<Mtp> mtp_;
+  std::unique_ptr<Predictor> predictor_;  // or null
 
   Buffer<float> hidden_;     // [T, hidden]: the residual stream; or all streams in a row
   Buffer<float> embedded_;   // [T, hidden], if there are streams: before them, and behind them

@@ -75,7 +75,7 @@ void check(const Executor& executor, const Step& known, const Guesses& wanted) {
   require(wanted.counts.size() == sequences, "every sequence needs a number of guesses");
   require(known.query_start.size() == sequences + 1, "query_start must have one entry more than context_len");
   require(known.block_tables.size() == 1 && known.state_slots.empty(), "guesses need one cache group, and no recurrent layers");
-  if (executor.has_mtp()) {
+  if (executor.predicts()) {
     require(known.token_ids.size() == sequences && known.positions.size() == sequences,
             "a layer that predicts takes one token of each sequence");
     require(known.adapters.empty() || known.adapters.size() == sequences, "every sequence needs the number of an adapter, or -1");
@@ -153,7 +153,7 @@ void guess(Executor& executor, const Step& known, const Guesses& wanted) {
   check(executor, known, wanted);
   std::fill(wanted.tokens.begin(), wanted.tokens.end(), -1);
   const float least = wanted.least_probability > 0 ? std::log(wanted.least_probability) : 0;
-  const bool stops_early = wanted.least_probability > 0, predicts = executor.has_mtp();
+  const bool stops_early = wanted.least_probability > 0, predicts = executor.predicts();
   std::vector<int> sequences, rows;  // that go on; `rows` are those of `known`
   std::vector<int32_t> token_ids;
   int num_rows = 0;

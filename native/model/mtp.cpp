@@ -7,9 +7,7 @@
 namespace tidewheel {
 
 Mtp::Mtp(const MtpPlan& plan, Context& context, Embed embed)
-    : context_(context), embed_(std::move(embed)), num_rows_(1 + plan.num_guesses), feeds_normed_(plan.feeds_normed) {
-  require(context.attention.heads.size() == 1, "a layer that predicts tokens needs a cache of one group");
-  require(plan.num_guesses > 0, "there must be at least one guess");
+    : Predictor(context, context.hidden_size, plan.num_guesses), embed_(std::move(embed)), feeds_normed_(plan.feeds_normed) {
   require(!plan.layer.empty() && (std::holds_alternative<AttentionPlan>(plan.layer[0].mixer) ||
                                   std::holds_alternative<LatentAttentionPlan>(plan.layer[0].mixer)),
           "a layer that predicts tokens begins with attention");
@@ -27,33 +25,6 @@ Mtp::Mtp(const MtpPlan& plan, Context& context, Embed embed)
   }
   for (const BranchPlan& branch : plan.layer) branches_.emplace_back(branch, "mtp.layer.", context);
   weights.add_norm("mtp.final_norm", final_norm_, plan.final_norm, size);
-}
-
-void Mtp::allocate(int max_sequences) {
-  rows_.allocate(max_sequences, num_rows_, context_.hidden_size);
-  predicted_ = Arena(size_t(max_sequences) * context_.hidden_size * sizeof(float));
-}
-
-void Mtp::begin(const Step& step) {
-  before_.assign(step.token_ids.size(), {});
-  unknown_.clear();
-  for (int s = 0; s < static_cast<int>(step.context_len.size()); ++s) {
-    const int first = step.query_start[s];
-    const float* row = rows_.before(step, s);
-    before_[first] = {row, row != nullptr};
-    if (!row) unknown_.push_back(first);
-  }
-  rows_.begin(step);
-}
-
-void Mtp::begin_prediction(const Step& step, std::span<const int> from) {
-  before_.clear(), unknown_.clear();
-  for (int s = 0; s < static_cast<int>(step.context_len.size()); ++s) {
-    const float* row = from.empty() ? rows_.before(step, s)
-                                    : reinterpret_cast<const float*>(predicted_.data()) + size_t(from[s]) * context_.hidden_size;
-    before_.push_back({row, row != nullptr});
-    if (!row) unknown_.push_back(s);
-  }
 }
 
 void Mtp::project(Worker& worker, const Step& step, const float* model_rows, const Norm& final_norm) const {
@@ -84,39 +55,25 @@ void Mtp::project(Worker& worker, const Step& step, const float* model_rows, con
 }
 
 void Mtp::remember(Worker& worker, const Step& step, const float* hidden_rows, const Norm& final_norm) const {
-  const size_t size = context_.hidden_size;
   project(worker, step, hidden_rows, final_norm);
-  const auto kept = rows_.kept();
-  worker.share(static_cast<int64_t>(kept.size()), 4, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      std::copy_n(hidden_rows + kept[i].token * size, size, kept[i].row);
-      if (final_norm.kind != NormKind::kNone) context_.kernels.normalize(final_norm, kept[i].row, context_.hidden_size);
-    }
-  });
-  context_.profile.end(worker, Phase::kNorm);
+  keep(worker, hidden_rows, final_norm);
   branches_.front().remember(worker, step, hidden());
 }
 
 Rows Mtp::predict(Worker& worker, const Step& step) const {
   const int size = context_.hidden_size, tokens = static_cast<int>(step.token_ids.size());
-  worker.share(tokens, 4, [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) {
-      const Adapter* const adapter = context_.adapters.of_token(t);
-      context_.attention.ropes.compute(static_cast<int>(t), step.positions[t], adapter ? adapter->rope_factor() : 1);
-    }
-  });
+  turn(worker, step);
   project(worker, step, nullptr, {});
   context_.profile.end(worker, Phase::kEmbed);
   for (const Branch& branch : branches_) branch.run(worker, step, hidden(), hidden());
-  float* predicted = reinterpret_cast<float*>(predicted_.data());
   worker.share(tokens, 4, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
-      std::copy_n(hidden() + t * size, size, predicted + t * size);
-      if (feeds_normed_) context_.kernels.normalize(final_norm_, predicted + t * size, size);
+      std::copy_n(hidden() + t * size, size, predicted() + t * size);
+      if (feeds_normed_) context_.kernels.normalize(final_norm_, predicted() + t * size, size);
     }
   });
   context_.profile.end(worker, Phase::kNorm);
-  return {predicted, size_t(size), tokens, nullptr, feeds_normed_ ? Norm{} : final_norm_, 0};
+  return {predicted(), size_t(size), tokens, nullptr, feeds_normed_ ? Norm{} : final_norm_, 0};
 }
 
 }  // namespace tidewheel

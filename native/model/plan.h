@@ -62,6 +62,8 @@ struct AttentionPlan {
   bool values_from_keys = false;    // values are the keys before norm and rope
   int shared_layer = -1;            // of its group's cache: whose K and V it reads, having none of its own; -1: none
   KvScales kv_scales = {};          // of the layer whose K and V it reads
+  int input_size = 0;               // of the rows that it reads; 0: the hidden size
+  bool skips_first = false;         // no token sees the first of its sequence; where each has one token in a step
 
   Heads heads() const { return {num_heads, num_kv_heads, head_dim}; }
   int q_size() const { return num_heads * head_dim; }
@@ -233,6 +235,21 @@ struct MtpPlan {
   int num_guesses = 0;
 };
 
+// A layer that predicts the next token from what three layers of the model were given, for drafts of so many guesses: see
+// engine/models/spec/eagle3.py.
+struct Eagle3Plan {
+  int hidden_size = 0, vocab_size = 0;
+  std::vector<int> layers;         // before which of the model's layers it takes rows; as many as there are: behind the last
+  NormPlan embedding_norm, hidden_norm;
+  AttentionPlan attention;         // over rows of twice the hidden size
+  BranchPlan mlp;
+  NormPlan final_norm;
+  bool own_embedding = false;
+  bool adds_normed = false;        // the hidden row is normalized before attention is added to it
+  std::vector<int32_t> token_ids;  // of its tokens in the model's vocabulary; empty: they are the model's
+  int num_guesses = 0;
+};
+
 // A stage of a pipeline has some of the layers, and nothing in the places of the others. If it does not `embed`, it is
 // given rows instead; if it has no `head`, it gives rows. See Step::rows.
 struct DecoderPlan {
@@ -244,6 +261,7 @@ struct DecoderPlan {
   HeadPlan head;
   std::optional<StreamsPlan> streams = {};
   std::optional<MtpPlan> mtp = {};
+  std::optional<Eagle3Plan> eagle3 = {};  // instead of mtp
   std::map<std::string, WeightFormat> formats;  // how each matrix is to be stored, by the name of its tensor
   InputOrders input_orders;  // of matrices whose inputs are not in the model's order
 };

@@ -6,13 +6,14 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 from tidewheel.engine.declaring.option import OptionError, options_of
 from tidewheel.engine.encoders.inspection import EncoderInspection
 from tidewheel.engine.inspection import Inspection, KvMemory, Verdict, inspect_model
 from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.pipeline_options import PipelineOptions
-from tidewheel.engine.speculative_options import Mtp, SpeculativeOptions
+from tidewheel.engine.speculative_options import Eagle3, Mtp, SpeculativeOptions
 
 from ..options.parser import OptionParser, add_option, build, read_given
 from .sizes import in_bytes, in_thousands
@@ -45,8 +46,12 @@ def run(arguments: Sequence[str]) -> int:
     try:
         given = read_given(options, parsed, os.environ)
         speculative = build(SpeculativeOptions, given)
-        if not isinstance(speculative.speculation, Mtp | None):
-            raise OptionError("--speculative-config: only a layer of the model's own (mtp) is a part of what it takes")
+        layer = speculative.speculation
+        if not (isinstance(layer, Mtp | None) or (isinstance(layer, Eagle3) and Path(layer.model).is_dir())):
+            raise OptionError(
+                "--speculative-config: only a layer of the model's own (mtp) or one in a folder (eagle3) is a part of "
+                "what it takes"
+            )
         pipeline = build(PipelineOptions, given)
         asked = build(EngineOptions, given, model=parsed["model"], pipeline=pipeline, speculative=speculative)
     except OptionError as error:

@@ -19,10 +19,11 @@ WORKS = {
     "--ssl-certfile --ssl-keyfile "
     "--tokenizer --tokenizer-revision --trust-request-chat-template --uds --uvicorn-log-level",
     "adapters are not sharded; the log says so": "--fully-sharded-loras",
-    "with the methods `ngram`, `suffix`, `mtp` and `draft_model` (docs/speculation.md)": "--speculative-config "
-    "--speculative-model "
-    "--num-speculative-tokens --speculative-max-model-len --speculative-disable-by-batch-size "
-    "--speculative-model-quantization --ngram-prompt-lookup-max --ngram-prompt-lookup-min",
+    "with the methods `ngram`, `suffix`, `mtp`, `eagle3` and `draft_model` (docs/speculation.md)": (
+        "--speculative-config --speculative-model --num-speculative-tokens --speculative-max-model-len "
+        "--speculative-disable-by-batch-size --speculative-model-quantization --ngram-prompt-lookup-max "
+        "--ngram-prompt-lookup-min"
+    ),
     "1, or as --tensor-parallel-size: a draft model computes on the same cores": "--speculative-draft-tensor-parallel-"
     "size",
     "replicas, with `--distributed-executor-backend ray` (docs/scale-out.md)": "--data-parallel-size",

@@ -236,7 +236,7 @@ class CpuDevice:
                     formats,
                     options.max_model_len,
                     unpacked_experts=bool(unpacked),
-                    mtp_guesses=options.mtp_guesses,
+                    layer_guesses=options.layer_guesses,
                     kv_scales=options.kv_scales,
                     stage=stage,
                 ),

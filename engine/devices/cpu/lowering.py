@@ -15,6 +15,7 @@ from ...models.spec import (
     BranchSpec,
     DecoderSpec,
     DeltaNetSpec,
+    Eagle3Spec,
     ExpertsSpec,
     LatentAttentionSpec,
     LaurelSpec,
@@ -106,14 +107,15 @@ def lower(
     max_positions: int,
     *,
     unpacked_experts: bool = False,
-    mtp_guesses: int = 0,
+    layer_guesses: int = 0,
     kv_scales: KvScales | None = None,
     stage: StageSpec | None = None,
 ) -> _native.DecoderPlan:
     """The plan of a model that serves contexts of `max_positions` tokens, with routed experts packed or as they lie.
 
-    An `mtp` layer makes drafts of at most `mtp_guesses`. With a `stage` it is the plan of its layers alone. Raises
-    DeviceError for a kind of mixer that the CPU device does not have, and ValueError for an unknown format.
+    A layer that predicts tokens makes drafts of at most `layer_guesses`. With a `stage` it is the plan of its layers
+    alone. Raises DeviceError for a kind of mixer that the CPU device does not have, and ValueError for an unknown
+    format.
     """
     plan = _native.DecoderPlan()
     plan.vocab_size, plan.hidden_size, plan.max_positions = spec.vocab_size, spec.hidden_size, max_positions
@@ -141,8 +143,10 @@ def lower(
             [_branch(branch, around) for branch in mtp.layer],
             _norm_plan(mtp.final_norm),
             mtp.feeds_normed,
-            mtp_guesses,
+            layer_guesses,
         )
+    if spec.eagle3 is not None:
+        plan.eagle3 = _eagle3(spec.eagle3, around.unscaled(), layer_guesses)
     if spec.streams is not None:
         plan.streams = _native.StreamsPlan(spec.streams.count, spec.streams.least_square)
     plan.head = _native.HeadPlan(head.tied, head.divisor, head.softcap or 0.0, head.bias)
@@ -186,6 +190,12 @@ class _Surroundings:
                 if isinstance(mixer, AttentionSpec | LatentAttentionSpec) and mixer.cached is not None:
                     self._layers[index] = counts[mixer.cached.window]
                     counts[mixer.cached.window] += 1
+
+    def unscaled(self) -> _Surroundings:
+        """Those of a layer whose K and V are divided by nothing."""
+        own = copy(self)
+        own._kv_scales = None
+        return own
 
     def group(self, window: int | None) -> int:
         """The cache group of a window."""
@@ -277,6 +287,20 @@ def _attention(attention: AttentionSpec, around: _Surroundings) -> _native.Atten
     plan.shared_layer = around.layer(attention.kv_layer)
     scale = around.kv_scale(attention.kv_layer)
     plan.scale_kv(scale.k, scale.v)
+    return plan
+
+
+def _eagle3(layer: Eagle3Spec, around: _Surroundings, num_guesses: int) -> _native.Eagle3Plan:
+    plan = _native.Eagle3Plan(
+        _norm_plan(layer.embedding_norm),
+        _norm_plan(layer.hidden_norm),
+        _attention(layer.attention, around),
+        _branch(layer.mlp, around),
+        _norm_plan(layer.final_norm),
+    )
+    plan.hidden_size, plan.vocab_size, plan.layers = layer.hidden_size, layer.vocab_size, list(layer.layers)
+    plan.adds_normed, plan.own_embedding = layer.adds_normed, layer.own_embedding
+    plan.token_ids, plan.num_guesses = list(layer.token_ids or ()), num_guesses
     return plan
 
 

@@ -10,6 +10,7 @@ from .attention import AttentionSpec, KvShape, RopeSpec, TemperatureSpec
 from .branch import BranchSpec, LayerSpec, MixerSpec, ParallelSpec
 from .decoder import DecoderSpec, EmbeddingSpec, HeadSpec, tensor_shapes
 from .delta_net import DeltaNetSpec
+from .eagle3 import Eagle3Spec
 from .experts import ExpertsSpec, RouterSpec
 from .latent_attention import LatentAttentionSpec
 from .laurel import LaurelSpec
@@ -29,6 +30,7 @@ __all__ = [
     "BranchSpec",
     "DecoderSpec",
     "DeltaNetSpec",
+    "Eagle3Spec",
     "EmbeddingSpec",
     "ExpertsSpec",
     "HeadSpec",

@@ -10,6 +10,7 @@ from .alt_up import AltUpSpec, StreamsSpec
 from .attention import AttentionSpec, KvShape
 from .branch import LayerSpec
 from .delta_net import DeltaNetSpec
+from .eagle3 import Eagle3Spec
 from .latent_attention import LatentAttentionSpec
 from .layers import mixers
 from .mamba2 import Mamba2Spec
@@ -62,7 +63,7 @@ class DecoderSpec:
     """A whole decoder. `max_positions` is the longest context, in tokens, that the weights and tables allow.
 
     With `streams` a token has several rows between embedding and head, which AltUpSpecs compute with. An `mtp` layer
-    guesses tokens; no other layer reads what it gives.
+    or an `eagle3` layer guesses tokens; no other layer reads what it gives.
 
     Raises ValueError for layers that read what no earlier layer has.
     """
@@ -77,6 +78,7 @@ class DecoderSpec:
     head: HeadSpec
     streams: StreamsSpec | None = None
     mtp: MtpSpec | None = None
+    eagle3: Eagle3Spec | None = None
 
     def __post_init__(self) -> None:
         per_layer = self.embedding.per_layer
@@ -120,7 +122,8 @@ class DecoderSpec:
     @property
     def all_layers(self) -> tuple[LayerSpec, ...]:
         """The layers, and behind them the one that predicts tokens, if there is one."""
-        return self.layers if self.mtp is None else (*self.layers, self.mtp.layer)
+        predicting = self.mtp or self.eagle3
+        return self.layers if predicting is None else (*self.layers, predicting.layer)
 
     def caches(self) -> Iterator[KvShape]:
         """What a token leaves in the KV cache, layer by layer. Layers that read another's K and V have none."""
@@ -166,4 +169,6 @@ def tensor_shapes(spec: DecoderSpec) -> Shapes:
         shapes["head.bias"] = (spec.vocab_size,)
     if spec.mtp is not None:
         shapes |= under("mtp", spec.mtp.shapes(hidden))
+    if spec.eagle3 is not None:
+        shapes |= under("eagle3", spec.eagle3.shapes(hidden, spec.vocab_size))
     return shapes

@@ -40,14 +40,14 @@ Attention::Attention(const AttentionPlan& plan, const std::string& prefix, Conte
   if (plan.rope) rope_table_ = state.ropes.add(*plan.rope);
 
   Weights& weights = context.weights;
-  const int q = plan.q_size(), kv = plan.kv_size(), hidden = context.hidden_size;
+  const int q = plan.q_size(), kv = plan.kv_size(), hidden = plan.input_size ? plan.input_size : context.hidden_size;
   require(!plan.output_gate || (!shares() && !plan.values_from_keys), "an output gate is behind projections of q, k and v");
   const int all = shares() ? q : plan.values_from_keys ? q + kv : q + 2 * kv + (plan.output_gate ? q : 0);
   weights.add_linear(prefix + "q", qkv_, q, hidden, plan.qkv_bias, {all, q, 0, 0});
   if (!shares()) weights.add_linear(prefix + "k", qkv_, kv, hidden, plan.qkv_bias, {all, kv, 0, q});
   if (all >= q + 2 * kv) weights.add_linear(prefix + "v", qkv_, kv, hidden, plan.qkv_bias, {all, kv, 0, q + kv});
   if (plan.output_gate) weights.add_linear(prefix + "q_gate", qkv_, q, hidden, plan.qkv_bias, {all, q, 0, q + 2 * kv});
-  weights.add_linear(prefix + "o", out_, hidden, q, plan.out_bias);
+  weights.add_linear(prefix + "o", out_, context.hidden_size, q, plan.out_bias);
   weights.add_norm(prefix + "q_norm", q_norm_, plan.qk_norm, plan.q_norm_size());
   if (!shares()) weights.add_norm(prefix + "k_norm", k_norm_, plan.qk_norm, plan.k_norm_size());
   weights.add_norm(prefix + "v_norm", v_norm_, plan.v_norm, plan.head_dim);
@@ -145,7 +145,7 @@ AttentionArgs Attention::arguments(const Worker& worker, const Step& step, const
   const AttentionState& state = context_.attention;
   const size_t unit = context_.kernels.query_bytes[static_cast<int>(state.cache_type)];
   return {heads_, kv_head, queries(task.token_begin), query_rows_.stride / unit, task.num_tokens,
-          step.positions[task.token_begin], plan_.sliding_window, plan_.scale * scales_.k, plan_.softcap,
+          step.positions[task.token_begin], window(step, task), plan_.scale * scales_.k, plan_.softcap,
           plan_.alibi_slopes.empty() ? nullptr : plan_.alibi_slopes.data(), sinks_,
           cache().head(worker.group(), layer_, 0, kv_head), cache().block_bytes(worker.group()),
           block_table(step, task.sequence), context_.workspace.scratch(worker),

@@ -17,6 +17,10 @@ class Attention final : public Mixer {
   const int32_t* block_table(const Step& step, int sequence) const { return step.block_tables[plan_.cache_group].of(sequence); }
   float* qkv(int token) const { return context_.workspace.rows(qkv_rows_) + token * qkv_rows_.stride; }
   char* queries(int token) const { return context_.workspace.rows(query_rows_) + token * query_rows_.stride; }
+  // A window that begins behind the first token hides nothing else of a single token's context.
+  int window(const Step& step, const AttentionTask& task) const {
+    return plan_.skips_first ? step.positions[task.token_begin] : plan_.sliding_window;
+  }
   void normalize_whole(Worker& worker, int tokens) const;
   void gate(Worker& worker, int tokens) const;
   // Normalizes and rotates a token's q, k and v. Stores q as a query, k and v in the cache.

@@ -150,7 +150,7 @@ def test_a_draft_model_and_a_folder_for_blocks_are_refused(tmp_path: Path) -> No
     with pytest.raises(TidewheelError, match="--kv-offload do not work together"):
         LLM(folder, **OPTIONS, pipeline_parallel_size=2, kv_offload=str(tmp_path))
     draft = {"method": "draft_model", "model": folder, "num_speculative_tokens": 2}
-    with pytest.raises(TidewheelError, match="a draft model or MTP layers do not work together"):
+    with pytest.raises(TidewheelError, match="a draft model, MTP or EAGLE3 layers do not work together"):
         LLM(folder, **OPTIONS, pipeline_parallel_size=2, speculative_config=draft)
 
 

@@ -10,6 +10,7 @@ import models_zoo
 import pytest
 from engine.constraints.grammars import grammar
 from engine.driving import Driver, Job, Oracle, alone, check_schedule, random_clock
+from engine.tiny_tokenizers import tiny
 from harness import make_device
 
 from tidewheel.engine.constraints.constraint import Preface, TokenConstraints
@@ -131,7 +132,7 @@ def test_the_model_itself_guesses_all_right(sampling: dict[str, object]) -> None
 
 
 def test_it_guesses_under_a_grammar() -> None:
-    """What the grammar forbids is cut, and the rest is right, beside what is forced and reasoning."""
+    """What it forbids is cut, beside what is forced and reasoning. Where it forbids much, others are drawn."""
     driver = drafting()
     free, forced = r"[\s\S]*", r"(high|low) tide at (noon|dusk), [\s\S]*"
     jobs = [job(temperature=1.0, constraints=constraints(free)), job(n=2, constraints=constraints(forced))]
@@ -141,17 +142,16 @@ def test_it_guesses_under_a_grammar() -> None:
     drafts = [draft for step in driver.steps for draft in step.rows.drafts]
     assert {draft.sequence.key for draft in drafts} == {0, 1, 2, 3, 4, 5}
     guesses, num_right = right(driver)
-    assert guesses >= num_right > 0.8 * guesses > 60
-    assert len(driver.steps) < 30
+    assert guesses >= num_right > 0.4 * guesses > 40
+    assert len(driver.steps) < 40
 
 
 def test_guesses_that_a_grammar_forbids_are_not_run() -> None:
     driver = drafting("llama-tied")
     check(driver, [job(60, temperature=1.5, constraints=constraints("[a-f]{40,60}"))])
     assert right(driver)[0] < 40
-    assert {token for token, *_ in driver.sampled[0]} >= {
-        token for step in driver.steps for draft in step.rows.drafts for token in draft.token_ids
-    } - {PROMPT[-1]}
+    drafts = [draft for step in driver.steps for draft in step.rows.drafts]
+    assert all(set(tiny("byte-level").decode(draft.token_ids[1:])) <= set("abcdef") for draft in drafts)
 
 
 def test_it_guesses_right_for_all_of_a_batch() -> None:

@@ -10,18 +10,27 @@ from typing import Any
 import mtp_zoo
 import numpy as np
 import pytest
-from engine.constraints.grammars import grammar
 from engine.driving import Driver, Job, alone, check_any_company
+from engine.speculation.layer_drafts import (
+    EOS,
+    GUESSES,
+    MAX_LENGTH,
+    OPTIONS,
+    PROMPT,
+    Recorder,
+    constraints,
+    drafting,
+    job,
+    jobs,
+    right,
+)
 from harness import make_device
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from tidewheel.engine.adapters.lora import Lora
-from tidewheel.engine.constraints.constraint import TokenConstraints
-from tidewheel.engine.devices.base import Executor, ExecutorOptions, LoraExecutor, LoraLimits
+from tidewheel.engine.devices.base import Executor, LoraExecutor, LoraLimits
 from tidewheel.engine.devices.batch import SamplingBatch, StepBatch
 from tidewheel.engine.models import describe
-from tidewheel.engine.sampling_params import SamplingParams
 from tidewheel.engine.speculation.mtp import MtpDrafter
 from tidewheel.engine.weights import open_weights, read_config
 from tidewheel.engine.weights.lora import LoraAdapter, LowRankUpdate
@@ -30,22 +39,6 @@ from tidewheel.engine.weights.quantization import Quantization
 pytest.importorskip("transformers")
 pytest.importorskip("llguidance")  # not there on every machine
 pytest.importorskip("tidewheel._native")
-
-MAX_LENGTH = 160  # tokens, prompt and output together
-PROMPT = tuple(range(40, 77))
-GUESSES = 3
-EOS = frozenset({0, 1})
-REGEX = r"(high|low) tide[\s\S]*"
-
-OPTIONS = ExecutorOptions(
-    dtype="float32",
-    kv_cache_bytes=None,
-    max_model_len=256,
-    max_num_seqs=6,
-    max_num_batched_tokens=64,
-    num_blocks=64,
-    mtp_guesses=GUESSES,
-)
 
 
 def load(folder: Path, threads_bind: str = "0,0", *, with_mtp: bool = True, **changed: Any) -> Executor:
@@ -62,35 +55,6 @@ def loaded(name: str) -> Executor:
     return load(mtp_zoo.folder(name))
 
 
-class Recorder:
-    """The executor's guesses, each with how many tokens its sequence had."""
-
-    def __init__(self, executor: Any) -> None:
-        self.limits = executor.limits
-        self.copy_blocks = executor.copy_blocks
-        self.guesses: list[tuple[int, list[int]]] = []
-        self._executor = executor
-
-    def guess(self, batch: StepBatch, counts: NDArray[np.int32], least_probability: float = 0.0) -> NDArray[np.int32]:
-        guesses: NDArray[np.int32] = self._executor.guess(batch, counts, least_probability)
-        for length, row in zip(batch.context_len.tolist(), guesses.tolist(), strict=True):
-            self.guesses.append((length, row))
-        return guesses
-
-
-def drafting(executor: Executor, num_tokens: int = GUESSES, **limits: Any) -> tuple[Driver, Recorder]:
-    """An engine whose guesses seem to take no time."""
-    recorder = Recorder(executor)
-    drafter = MtpDrafter(recorder, num_tokens, most_context=1000, clock=lambda: 0.0)
-    narrowed = dataclasses.replace(executor.limits, **limits)
-    driver = Driver(executor, MAX_LENGTH, clock=lambda step: 5.0, drafter=drafter, limits=narrowed)  # type: ignore[arg-type]
-    return driver, recorder
-
-
-def job(max_tokens: int = 30, prompt: tuple[int, ...] = PROMPT, seed: int = 11, **sampling: Any) -> Job:
-    return Job(prompt, SamplingParams(max_tokens=max_tokens, logprobs=2, ignore_eos=True, **sampling), seed)
-
-
 @pytest.mark.parametrize("name", [*mtp_zoo.QWENS, *mtp_zoo.LATER_LAYERS])
 def test_it_guesses_what_transformers_modules_say(name: str) -> None:
     """Also behind a prompt in several chunks, and behind guesses that were wrong."""
@@ -99,19 +63,12 @@ def test_it_guesses_what_transformers_modules_say(name: str) -> None:
     key = driver.add(wanted)[0]
     driver.run()
     tokens = [*wanted.prompt, *driver.tokens(key)]
-    assert driver.sampled[key] == alone(loaded(name), MAX_LENGTH, wanted, 0, frozenset())[0]
+    assert driver.sampled[key] == alone(loaded(name), MAX_LENGTH, wanted, 0, EOS)[0]
     assert len(recorder.guesses) > 20
     for length, guesses in recorder.guesses:
         logits = mtp_zoo.oracle(name).logits(tokens[:length], len([g for g in guesses if g >= 0]))
         for guess, of_guess in zip(guesses, logits, strict=False):
             assert of_guess[guess] >= of_guess.max() - 1e-3
-
-
-def right(driver: Driver) -> tuple[int, int]:
-    """How many guesses there were, and how many of them were right."""
-    assert driver.scheduler.drafts is not None
-    stats = driver.scheduler.drafts.stats
-    return stats.guesses_total, stats.right_total
 
 
 def check(driver: Driver, reference: Executor, jobs: list[Job]) -> None:
@@ -120,7 +77,7 @@ def check(driver: Driver, reference: Executor, jobs: list[Job]) -> None:
     driver.run()
     for wanted, choices in zip(jobs, keys, strict=True):
         for index, key in enumerate(choices):
-            assert driver.sampled[key] == alone(reference, MAX_LENGTH, wanted, index, frozenset())[0]
+            assert driver.sampled[key] == alone(reference, MAX_LENGTH, wanted, index, EOS)[0]
 
 
 @functools.cache
@@ -134,6 +91,7 @@ JOBS = [
     job(50, (3, 4), temperature=0.8, top_p=0.9, top_k=20, logit_bias={7: 5.0, 9: -100.0}),
     job(30, tuple(range(60, 160, 2)), temperature=0.0, min_tokens=20),
     job(40, (5, 6, 7), temperature=0.7, repetition_penalty=1.1, frequency_penalty=0.1),
+    dataclasses.replace(job(40, (9, 8), temperature=1.0), constraints=constraints(r"[\s\S]*")),
 ]
 
 
@@ -190,29 +148,6 @@ def test_what_is_not_known_is_not_guessed() -> None:
         executor.guess(dataclasses.replace(batch, positions=at - 1), np.array([3], np.int32))
     with pytest.raises(ValueError, match="block table is too short"):
         executor.guess(batch, np.array([30], np.int32))
-
-
-def constraints(regex: str) -> TokenConstraints:
-    return TokenConstraints(grammar=grammar("regex", regex, 320, EOS))
-
-
-@st.composite
-def jobs(draw: st.DrawFn) -> Job:
-    stem = draw(st.integers(0, 40))
-    tail = draw(st.lists(st.integers(4, 300), min_size=0 if stem else 1, max_size=6))
-    sampling = SamplingParams(
-        max_tokens=draw(st.sampled_from([1, 4, 20, 40])),
-        temperature=draw(st.sampled_from([0.0, 0.7, 1.5])),
-        top_p=draw(st.sampled_from([1.0, 0.9])),
-        repetition_penalty=draw(st.sampled_from([1.0, 1.0, 1.2])),
-        n=draw(st.sampled_from([1, 1, 1, 3])),
-        logprobs=draw(st.sampled_from([None, 0, 5])),
-        prompt_logprobs=draw(st.sampled_from([None, None, 5])),
-    )
-    prompt = (*((7 * i) % 300 + 4 for i in range(stem)), *tail)
-    regex = draw(st.sampled_from([None, None, r"[\s\S]*", REGEX]))
-    rules = None if regex is None else constraints(regex)
-    return Job(prompt, sampling, draw(st.integers(0, 2**64 - 1)), draw(st.sampled_from([0, 0, 1])), constraints=rules)
 
 
 SUBJECTS: list[tuple[str, bool, dict[str, Any]]] = [

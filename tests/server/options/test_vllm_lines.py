@@ -148,7 +148,7 @@ def test_a_line_that_works(line: str, shown: dict[str, Any]) -> None:
         ("m --hf-token secret-of-mine", "set HF_TOKEN"),
         ("m --kv-cache-memory-bytes 1073741824", "say it in GiB with --kv-cache-space"),
         ("m --logits-processors a.b", "--logits-processors is not supported: requests have logit_bias"),
-        ('m --speculative-config \'{"method": "eagle3", "model": "x"}\'', "the method 'eagle3' is not supported"),
+        ('m --speculative-config \'{"method": "eagle", "model": "x"}\'', "the method 'eagle' is not supported"),
         (
             "m --speculative-config.method=ngram --speculative-config.quantization=fp8",
             "quantization is not supported with ngram",

@@ -1,0 +1,56 @@
+// A layer that predicts the next token from what three layers of the model were given (EAGLE3): see
+// engine/models/spec/eagle3.py. What the model is taken to leave of a token is the fused row of those three.
+#pragma once
+
+#include <deque>
+#include <memory>
+
+#include "model/branch.h"
+#include "model/plan.h"
+#include "model/predictor.h"
+
+namespace tidewheel {
+
+class Eagle3 final : public Predictor {
+ public:
+  // Names its weights. `model_vocab` is how many tokens the model has. `first_branches` are those of each of its layers,
+  // and how many there are. `fused` has room for [T, hidden], which nobody else uses in a step. Throws
+  // std::invalid_argument for a plan that the kernels cannot run.
+  Eagle3(const Eagle3Plan& plan, Context& context, int model_vocab, std::span<const int> first_branches,
+         const Buffer<float>& fused, Embed embed);
+
+  void allocate(int max_sequences) override;
+  void watch(Worker& worker, const Step& step, int branch, const float* hidden) const override;
+  void remember(Worker& worker, const Step& step, const float* hidden, const Norm& final_norm) const override;
+  bool takes_prefixes() const override { return false; }  // whose tokens' windows begin in one place
+  Rows predict(Worker& worker, const Step& step) const override;
+  bool has_head() const override { return true; }
+  void head(Worker& worker, const Rows& rows, float* logits) const override;
+
+ private:
+  float* fused() const { return context_.workspace.rows(fused_); }
+  float* hidden() const { return context_.workspace.rows(hidden_); }
+  Rows inputs(const Step& step) const;
+  void embed(Worker& worker, const Step& step, int64_t token, float* row) const;
+  // The attention's inputs of all tokens, and where they are predicted behind, the rows that it is added to.
+  void prepare(Worker& worker, const Step& step, bool predicts) const;
+
+  Context own_;  // whose hidden size is this layer's
+  const int model_size_, model_vocab_, vocab_;
+  const Embed embed_;
+  const bool adds_normed_;
+  const std::vector<int32_t> token_ids_;
+  Linear embedding_;        // if it has one of its own
+  std::deque<Linear> fuse_;
+  std::vector<std::pair<int, const Linear*>> watched_;  // by the model's branch, ascending
+  Norm embedding_norm_, hidden_norm_, final_norm_;
+  std::unique_ptr<const Mixer> attention_;
+  std::unique_ptr<const Branch> mlp_;
+  Linear head_;
+  const Buffer<float> fused_;
+  Buffer<float> hidden_;  // [T, hidden]
+  Buffer<float> inputs_;  // [T, 2 * hidden]: the embedding and the hidden row, normalized
+  Arena own_logits_;      // [max sequences, vocab], if its tokens are not the model's
+};
+
+}  // namespace tidewheel
