@@ -141,15 +141,19 @@ class Drafts:
         """
         drafts: dict[Sequence, Guesses] = {}
         self._rates.next_step()
+        if self._drafter is not None:
+            self._time.begin()
+        asked = [s for s in decoding if s.constraint is not None or self._may_ask(s)]
+        if not asked:  # most steps where guesses lose time: they take no more than this
+            if self._drafter is not None:
+                self._time.guessed(0)
+            return drafts
         step_ms = self._cost_model.predict_ms(load)
         self._token_ms = (step_ms + self._time.plain_ms) / max(load.num_decodes, 1)
         self._row_ms = self._cost_model.draft_ms(load.decode_pairs // max(load.num_decodes, 1), 1)
         spare_ms = self._cost_model.max_step_ms - step_ms
-        if self._drafter is not None:
-            self._time.begin()
-        for sequence in decoding:
-            may_guess = self._may_ask(sequence) if sequence.constraint is None else time.perf_counter() <= until
-            if not may_guess:
+        for sequence in asked:
+            if sequence.constraint is not None and time.perf_counter() > until:
                 continue
             made = _followed(sequence, self._guesses(sequence, spare_ms, min(room, self._most(sequence))))
             if not made:
