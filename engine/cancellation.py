@@ -32,6 +32,13 @@ class Cancellation:
         if self._cancelled:
             raise LoadCancelledError
 
+    def wait(self, seconds: float) -> None:
+        """Let time pass. Raises LoadCancelledError at once if it is or was cancelled."""
+        cancelled = threading.Event()
+        with self.calling(cancelled.set):
+            cancelled.wait(seconds)
+        self.check()
+
     @contextlib.contextmanager
     def calling(self, action: Callable[[], object]) -> Iterator[None]:
         """A context in which `action` is called, once, if it is or was cancelled. For work that cannot `check`."""

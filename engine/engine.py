@@ -9,7 +9,7 @@ import random
 import secrets
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
 import numpy as np
 from msgspec import Struct
@@ -41,6 +41,7 @@ from .watchdog import StepWatchdog
 if TYPE_CHECKING:
     from .cache.tiers.folder import BlockFolder
     from .cache.tiers.offload import OffloadStats
+    from .pipeline.stage_times import PipelineStats
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +66,16 @@ class EngineStats(Struct, frozen=True):
     step_tokens: Histogram
     drafts: DraftStats | None = None  # where the device can run any
     offload: OffloadStats | None = None  # if KV blocks are kept on disk
+    pipeline: PipelineStats | None = None  # if layers are shared out to stages
+
+
+@runtime_checkable
+class PipelinedExecutor(Executor, Protocol):
+    """One whose layers are shared out to stages."""
+
+    def stage_stats(self) -> PipelineStats:
+        """What the stages have done since the start. From any thread."""
+        ...
 
 
 class Engine:
@@ -288,6 +299,7 @@ class Engine:
             step_tokens=self._engine_loop.step_tokens,
             drafts=None if scheduler.drafts is None else scheduler.drafts.stats,
             offload=None if self._offload is None else self._offload.stats(),
+            pipeline=executor.stage_stats() if isinstance(executor := self._executor, PipelinedExecutor) else None,
         )
 
     def bucket_stats(self) -> BucketStats | None:

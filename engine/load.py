@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .cache.tiers.folder import BlockFolder
     from .devices.base import DraftExecutor
     from .engine import Engine
+    from .pipeline.stages import StageHost
     from .scheduling.drafter import BatchDrafter, Drafter
     from .speculation.loading import OpenedDraft
     from .text.tokenizer import Tokenizer
@@ -54,10 +55,13 @@ class EngineLoad:
     up and what there is of it is freed.
     """
 
-    def __init__(self, options: EngineOptions) -> None:
-        """Find the model. Raises ModelError and DeviceError, saying what to change."""
+    def __init__(self, options: EngineOptions, host: StageHost | None = None) -> None:
+        """Find the model, whose stages run on other machines with a `host`.
+
+        Raises ModelError and DeviceError, saying what to change.
+        """
         self._started = time.perf_counter()
-        self._options = options
+        self._options, self._host = options, host
         self._model = model = open_model(options)
         self._generation = model.source.generation()
         self._stages = _plan_stages(options, model)
@@ -115,9 +119,16 @@ class EngineLoad:
 
         return stages_bytes(self._model, self._stages, self._options.max_num_batched_tokens)
 
+    def _memory(self) -> Memory:
+        if self._host is None:
+            return read_memory()
+        from .pipeline.loading import memory_of
+
+        return memory_of(self._host, self._model, self._stages)
+
     def _plan(self) -> None:
         """Size what will lie in this machine's memory."""
-        model, memory = self._model, read_memory()
+        model, memory = self._model, self._memory()
         weight_bytes, groups = self._weight_bytes + model.lora_bytes(self._options.lora), model.kv_groups
         if self._draft is not None:
             weight_bytes += self._draft.model.weight_bytes
@@ -310,7 +321,7 @@ class EngineLoad:
             max_num_batched_tokens=options.max_num_batched_tokens,
             num_blocks=self._num_blocks,
         )
-        return load_pipeline(options, model, self._stages, executor_options, self._cancellation)
+        return load_pipeline(options, model, self._stages, executor_options, self._cancellation, self._host)
 
     def _wait(self) -> Executor:
         self._thread.join()
@@ -401,9 +412,9 @@ def _states_text(limits: ExecutorLimits, state_bytes: int) -> str:
     return f", {limits.num_states} states of {state_bytes / 2**20:.1f} MiB for sequences and snapshots of prefixes"
 
 
-def load_engine(options: EngineOptions) -> Engine:
+def load_engine(options: EngineOptions, host: StageHost | None = None) -> Engine:
     """Load a model; the engine still has to be started. Raises ModelError and DeviceError, saying what to change."""
-    with EngineLoad(options) as load:
+    with EngineLoad(options, host) as load:
         return load.engine()
 
 

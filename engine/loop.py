@@ -5,6 +5,7 @@ A device that can is given the next step before the last one is waited for, if w
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -15,10 +16,12 @@ from typing import TypeAlias, cast
 import numpy as np
 from msgspec import Struct
 
+from .cancellation import LoadCancelledError
 from .constraints.masks import MaskWriter
 from .delivery import Delivery, delivery_of
-from .devices.base import Executor, Pending, RecurrentExecutor
+from .devices.base import Executor, Pending, RecurrentExecutor, RestartingExecutor
 from .devices.batch import TokenMasks
+from .errors import DeviceError
 from .histogram import Histogram
 from .scheduling.ahead import drop_ended
 from .scheduling.batch_builder import BatchBuilders
@@ -67,6 +70,7 @@ class EngineLoop:
         self._scheduler = scheduler
         self._builder = BatchBuilders(executor.limits, scheduler.max_in_flight)
         self._executor = executor
+        self._restarting = executor if isinstance(executor, RestartingExecutor) else None
         self._masks = masks
         self._deliver = deliver
         self._ahead: _Started | None = None  # the step after the one that is being ended
@@ -83,6 +87,8 @@ class EngineLoop:
 
     def start(self) -> None:
         """Start the thread."""
+        if self._restarting is not None:
+            self._restarting.watch(self.wake)
         self._thread.start()
 
     def add(self, choices: list[Sequence]) -> None:
@@ -100,6 +106,8 @@ class EngineLoop:
     def stop(self) -> None:
         """Abort everything, close the executor, and end the thread."""
         self._post(None)
+        if self._restarting is not None:
+            self._restarting.stop_restarting()
 
     def wake(self) -> None:
         """Have the thread look at what it waits for, from any thread."""
@@ -119,7 +127,12 @@ class EngineLoop:
         has_failed = True
         try:
             while self._take_messages():
-                self._step()
+                try:
+                    self._step()
+                except DeviceError as failure:
+                    if self._restarting is None:
+                        raise
+                    self._restart(self._restarting, failure)
                 self.step_started = None
             has_failed = False
         except BaseException as failure:  # whatever it was, nobody may be left waiting
@@ -145,8 +158,7 @@ class EngineLoop:
         while self._inbox:
             message = self._inbox.popleft()
             if message is None:
-                while self._in_flight:
-                    self._end(self._in_flight.popleft())
+                finished += self._end_last_steps()
                 finished += [end for key in scheduler.unfinished for end in scheduler.abort(key)]
                 running = False
                 break
@@ -160,7 +172,33 @@ class EngineLoop:
             self._deliver(Delivery(finished=finished))
         return running
 
+    def _end_last_steps(self) -> list[Finished]:
+        """Take in the steps that were started; the ends of those whose step is lost, because the device has ended."""
+        try:
+            while self._in_flight:
+                self._end(self._in_flight.popleft())
+        except DeviceError as failure:
+            if self._restarting is None:
+                raise
+            self._in_flight.clear()
+            return self._scheduler.lose_cache(str(failure))
+        return []
+
+    def _restart(self, executor: RestartingExecutor, failure: DeviceError) -> None:
+        """End what runs, each with an error, and start the device's processes again. What waits goes on waiting."""
+        self.step_started = None
+        self._in_flight.clear()
+        ended = self._scheduler.lose_cache(f"{failure}. The answer ends here, and the request can be sent again")
+        logger.error("%s: %d sequences end with an error, and all stages start again", failure, len(ended))
+        if ended:
+            self._deliver(Delivery(finished=ended))
+        self._builder = BatchBuilders(executor.limits, self._scheduler.max_in_flight)
+        with contextlib.suppress(LoadCancelledError):  # the message to stop is there
+            executor.restart(failure)
+
     def _step(self) -> None:
+        if self._restarting is not None:
+            self._restarting.check()
         self.step_started = time.perf_counter()
         if self._scheduler.max_in_flight > 1:
             self._step_of_many()

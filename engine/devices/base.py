@@ -11,6 +11,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from ..cancellation import Cancellation
+from ..errors import DeviceError
 from ..models.spec import DecoderSpec, StageSpec
 from ..weights.dtypes import DType, KvCacheDType
 from ..weights.kv_scales import KvScales
@@ -292,6 +293,33 @@ class LoraExecutor(Executor, Protocol):
 
     def drop_lora(self, number: int) -> None:
         """Free an adapter that no sequence names any more."""
+        ...
+
+
+@runtime_checkable
+class RestartingExecutor(Executor, Protocol):
+    """One that computes in other processes, and can start them again when one of them ends. The cache is empty then.
+
+    Where they have ended, its methods raise DeviceError. It has to be restarted before it is used again.
+    """
+
+    def watch(self, on_end: Callable[[], None]) -> None:
+        """Have `on_end` called, on any thread, when a process ends; also before or between steps."""
+        ...
+
+    def check(self) -> None:
+        """Raise DeviceError if a process has ended."""
+        ...
+
+    def restart(self, failure: DeviceError) -> None:
+        """End all processes, and start new ones after a pause that grows from time to time.
+
+        Raises `failure` if that has happened too often, and LoadCancelledError after `stop_restarting`.
+        """
+        ...
+
+    def stop_restarting(self) -> None:
+        """End a restart, and let no other begin. From any thread."""
         ...
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import enum
+import select
 import socket
+import time
 from collections.abc import Iterator
 from struct import Struct
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,29 +18,82 @@ STEP: Final = 1
 COPY_BLOCKS: Final = 2
 COPY_STATES: Final = 3
 FAILED: Final = 4
+MASKS: Final = 5
 
 _STEP = Struct("<BHQQ")  # kind, slot, number of the step, bytes in the slot
 _COPY = Struct("<Bi")  # kind, cache group
-_MOST_BYTES = 1 << 16
+MOST_BYTES: Final = 1 << 16
+"""The longest message."""
 _MOST_PAIRS = 4096
 
 
+class Part(enum.Enum):
+    """What of a step's slot goes with a message to a process that has no memory in common with the sender."""
+
+    NOTHING = enum.auto()
+    BATCH = enum.auto()
+    ROWS = enum.auto()  # with the batch
+    OUTPUT = enum.auto()  # and when each stage computed
+    MASKS = enum.auto()
+
+
+class Link(Protocol):
+    """One direction between two processes. Each end has one user, but for `close`."""
+
+    def send(self, message: bytes, part: Part = Part.NOTHING) -> None:
+        """Send a message and, if it is about a step, a part of the step's slot. Raises OSError if nobody reads it."""
+        ...
+
+    def receive(self, timeout_s: float | None = None) -> tuple[bytes, float | None]:
+        """The next message, whose part then is in the receiver's slot; empty when the other end is closed.
+
+        With it the time when it had come (time.perf_counter); None if it had come before, nobody knows when.
+        Raises TimeoutError.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close this end: the other one hears of it. From any thread."""
+        ...
+
+
+class LocalLink:
+    """A link between processes of one machine that have their slots in common. A wait takes no processor time."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket, self._poll = end, select.poll()
+        self._poll.register(end, select.POLLIN)
+
+    def send(self, message: bytes, part: Part = Part.NOTHING) -> None:
+        """See Link."""
+        self._socket.send(message)
+
+    def receive(self, timeout_s: float | None = None) -> tuple[bytes, float | None]:
+        """See Link."""
+        must_wait = not self._poll.poll(0)
+        if must_wait and not self._poll.poll(None if timeout_s is None else timeout_s * 1e3):
+            raise TimeoutError
+        arrived = time.perf_counter() if must_wait else None
+        try:
+            return self._socket.recv(MOST_BYTES), arrived
+        except ConnectionResetError:
+            return b"", arrived
+
+    def close(self) -> None:
+        """See Link."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # closing alone does not end a wait
+        self._socket.close()
+
+
 def new_link() -> tuple[socket.socket, socket.socket]:
-    """Both ends of a link. A wait takes no processor time, and ends when the other end is closed."""
+    """Both ends of a local link."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
-def receive(link: socket.socket) -> bytes:
-    """The next message; empty when the other end is closed."""
-    try:
-        return link.recv(_MOST_BYTES)
-    except ConnectionResetError:
-        return b""
-
-
-def step_message(slot: int, number: int, size: int) -> bytes:
-    """Says that step `number` lies in a slot."""
-    return _STEP.pack(STEP, slot, number, size)
+def step_message(slot: int, number: int, size: int, kind: int = STEP) -> bytes:
+    """Says that step `number` lies in a slot; or with MASKS, that its masks are written."""
+    return _STEP.pack(kind, slot, number, size)
 
 
 def read_step(message: bytes) -> tuple[int, int, int]:
@@ -59,7 +116,7 @@ def read_copies(message: bytes) -> tuple[NDArray[np.int32], int]:
 
 def failed_message(text: str) -> bytes:
     """Says why a stage computes no more."""
-    return bytes([FAILED]) + text.encode()[: _MOST_BYTES - 8]
+    return bytes([FAILED]) + text.encode()[: MOST_BYTES - 8]
 
 
 def read_failure(message: bytes) -> str:

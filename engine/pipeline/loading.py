@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import logging
-import socket
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 
 from ..cancellation import Cancellation
 from ..devices.base import ExecutorOptions, StagedDevice
 from ..errors import DeviceError
-from ..load_progress import LoadProgress
-from ..machine.cpu_list import cpu_list
+from ..machine.memory import Memory
 from ..models.spec import StageSpec, stage_row_floats
 from ..opened_model import OpenedModel
 from ..options import EngineOptions
 from ..speculative_options import DraftModel, Eagle3, Mtp
 from .executor import PipelineExecutor
-from .links import new_link
-from .processes import StageProcesses
+from .local_stages import local_launch
+from .runner import StagePlan
 from .split import split_layers, stage_bytes
-from .stage import StageStart
-from .step_slot import StepSlot
+from .stages import StageHost
+from .step_slot import SlotShape
 
-logger = logging.getLogger(__name__)
-
-_GIB = 2**30
 _FLOAT_BYTES = 4
 
 
@@ -55,80 +48,31 @@ def stages_bytes(model: OpenedModel, stages: Sequence[StageSpec], max_num_batche
     return model.weight_bytes + twice + rows
 
 
+def memory_of(host: StageHost, model: OpenedModel, stages: Sequence[StageSpec]) -> Memory:
+    """What there is for a whole model whose stages `host` has."""
+    return host.memory([stage_bytes(model.spec, stage, model.formats) for stage in stages])
+
+
 def load_pipeline(
     options: EngineOptions,
     model: OpenedModel,
     stages: Sequence[StageSpec],
     executor_options: ExecutorOptions,
     cancellation: Cancellation,
+    host: StageHost | None,
 ) -> PipelineExecutor:
-    """Start the processes of the stages, and wait until they have loaded their weights.
+    """Start the processes of the stages, here or where `host` has them, and wait until they have loaded their weights.
 
     Raises DeviceError for a stage that cannot load, and LoadCancelledError.
     """
     device, count = model.device, len(stages)
     assert isinstance(device, StagedDevice)
     limits = device.limits(model.spec, executor_options)
-    groups, row_floats = device.stage_groups(count), stage_row_floats(model.spec)
-    with ExitStack() as unfinished:
-        slots = [StepSlot(len(limits.groups), count, row_floats) for _ in stages]
-        for slot in slots:
-            unfinished.callback(slot.close)
-        links = [new_link() for _ in range(count + 1)]  # link i leads to stage i, and the last one back
-        masks = new_link()
-        ends = [end for link in (*links, masks) for end in link]
-        for end in ends:
-            unfinished.callback(end.close)
-        starts = [
-            StageStart(
-                # What was chosen here is not chosen again.
-                options=replace(options, device=device.name),
-                executor_options=executor_options,
-                stage=stage,
-                index=index,
-                cpus=groups[index],
-                upstream=links[index][1].fileno(),
-                downstream=links[index + 1][0].fileno(),
-                masks=masks[1].fileno() if stage.is_last else -1,
-                slots=[slot.fd for slot in slots],
-                num_groups=len(limits.groups),
-                num_stages=count,
-                row_floats=row_floats,
-            )
-            for index, stage in enumerate(stages)
-        ]
-        processes = StageProcesses(starts)
-        unfinished.callback(processes.close)
-        unfinished.callback(processes.stop_loading)
-        kept = links[0][0], links[-1][1], masks[0]
-        _close_others(ends, kept)
-        try:
-            with (
-                cancellation.calling(processes.stop_loading),
-                LoadProgress(options.model, model.weight_bytes) as progress,
-            ):
-                processes.load(progress.report)
-        except DeviceError:
-            cancellation.check()
-            raise
-        executor = PipelineExecutor(
-            replace(limits, pipeline_stages=count), model.spec.vocab_size, processes, slots, *kept
-        )
-        unfinished.pop_all()
-    for index, loaded in enumerate(processes.stages):
-        logger.info(
-            "%s: process %d on CPUs %s, %.2f GiB of weights, %.2f GiB of KV cache",
-            processes.name(index),
-            loaded.process.pid,
-            cpu_list(loaded.cpus),
-            loaded.weight_bytes / _GIB,
-            loaded.cache_bytes / _GIB,
-        )
-    return executor
-
-
-def _close_others(ends: Sequence[socket.socket], kept: Sequence[socket.socket]) -> None:
-    """Close what belongs to the stages, so that the end of a process is heard."""
-    for end in ends:
-        if end not in kept:
-            end.close()
+    shape = SlotShape(len(limits.groups), count, stage_row_floats(model.spec))
+    options = replace(options, device=device.name)  # what was chosen here is not chosen again
+    plans = [StagePlan(options, executor_options, stage, index, shape) for index, stage in enumerate(stages)]
+    if host is not None:
+        launch = host.launch(plans)
+    else:
+        launch = local_launch(plans, device.stage_groups(count), model.weight_bytes)
+    return PipelineExecutor(replace(limits, pipeline_stages=count), model.spec.vocab_size, launch, cancellation)

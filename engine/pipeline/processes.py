@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
@@ -17,6 +18,7 @@ from msgspec import Struct
 from ..errors import DeviceError
 from ..models.spec import StageSpec
 from .stage import StageStart
+from .stages import stage_name
 
 logger = logging.getLogger(__name__)
 
@@ -42,12 +44,17 @@ class LoadedStage(Struct):
 
 
 class StageProcesses:
-    """Starts a process for each stage. They end with this one, whatever happens to it."""
+    """Starts a process for each stage. They end with this one, whatever happens to it.
+
+    `has_ended` says whether one has ended, of those that are watched.
+    """
 
     def __init__(self, starts: Sequence[StageStart]) -> None:
         """Begin to load. Descriptors that `starts` name are inherited. Raises DeviceError if the system refuses."""
         self.stages: list[LoadedStage] = []
         self._connections: list[Connection] = []
+        self.has_ended = False
+        self._watch: tuple[socket.socket, threading.Thread] | None = None
         environment = {**os.environ, "HF_HUB_OFFLINE": "1"}  # the files are there, and stay the same
         try:
             for start in starts:
@@ -59,7 +66,7 @@ class StageProcesses:
                     process = subprocess.Popen(
                         command, stdin=subprocess.DEVNULL, pass_fds=tuple(inherited), env=environment
                     )
-                self.stages.append(LoadedStage(start.stage, start.cpus, process))
+                self.stages.append(LoadedStage(start.plan.stage, start.cpus, process))
             for connection, start in zip(self._connections, starts, strict=True):
                 connection.send(start)
         except OSError as error:
@@ -93,9 +100,31 @@ class StageProcesses:
                     self.stages[index].weight_bytes, self.stages[index].cache_bytes = said
                     del waiting[connection]
 
+    def watch(self, on_end: Callable[[], None]) -> None:
+        """Once they have loaded, have `on_end` called on a thread when one of them ends before `stop_watching`."""
+        ours, theirs = socket.socketpair()
+        waited: list[Connection | socket.socket] = [*self._connections, theirs]
+
+        def run() -> None:
+            with theirs:
+                if theirs not in wait(waited):  # stages that have loaded say nothing more
+                    self.has_ended = True
+                    on_end()
+
+        thread = threading.Thread(target=run, name="stages", daemon=True)
+        thread.start()
+        self._watch = ours, thread
+
+    def stop_watching(self) -> None:
+        """Let them end without a word."""
+        if self._watch is not None:
+            (stop, thread), self._watch = self._watch, None
+            stop.close()
+            thread.join()
+
     def name(self, index: int) -> str:
         """A stage in words."""
-        return f"pipeline stage {index + 1} of {len(self.stages)} ({self.stages[index].stage})"
+        return stage_name(index, len(self.stages), self.stages[index].stage)
 
     def failure(self) -> str:
         """In words, which stage has ended, when one of them has."""
@@ -119,6 +148,7 @@ class StageProcesses:
 
     def close(self) -> None:
         """Wait for the end of all processes, whose links were closed before, and kill those that do not end."""
+        self.stop_watching()
         deadline = time.monotonic() + _END_S
         for stage in self.stages:
             try:

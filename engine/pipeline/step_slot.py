@@ -12,9 +12,11 @@ from dataclasses import fields
 from typing import Any, TypeAlias
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from ..devices.batch import SamplingBatch, StepBatch, StepOutput, TokenMasks
+from .links import Part
 
 Arrays: TypeAlias = dict[str, NDArray[Any] | None]
 
@@ -55,17 +57,28 @@ _SAMPLING = tuple(field.name for field in fields(SamplingBatch) if field.name !=
 _OUTPUT = tuple(field.name for field in fields(StepOutput))
 
 
+class SlotShape(Struct, frozen=True):
+    """What a pipeline's slots have in common: cache groups, stages, and floats of a row between stages."""
+
+    num_groups: int
+    num_stages: int
+    row_floats: int
+
+    def slot(self, fd: int | None = None) -> StepSlot:
+        """A slot, with `fd` in the memory of another process's slot of this shape."""
+        return StepSlot(self, fd)
+
+
 class StepSlot:
     """Room for one step: the batch, the rows between stages, what was sampled, and when each stage computed.
 
     One process `write`s a batch, and the others then `read` it.
     """
 
-    def __init__(self, num_groups: int, num_stages: int, row_floats: int, fd: int | None = None) -> None:
-        """With `fd`, the memory of another process's slot, which had the same numbers."""
+    def __init__(self, shape: SlotShape, fd: int | None = None) -> None:
         self.fd = os.memfd_create("tidewheel-step") if fd is None else fd
-        self._row_floats, self._num_stages = row_floats, num_stages
-        narrower = [f"narrower{group}" for group in range(1, num_groups)]
+        self._row_floats, self._num_stages = shape.row_floats, shape.num_stages
+        narrower = [f"narrower{group}" for group in range(1, shape.num_groups)]
         names = [*_BATCH, *narrower, *_SAMPLING, "mask_index", "masks", "times", "rows"]
         self._narrower = narrower
         self._names = [*names, *(f"out_{name}" for name in _OUTPUT)]
@@ -89,7 +102,7 @@ class StepSlot:
         if batch.return_logits:
             shapes["out_logits"] = rows, vocab_size
         shapes["rows"] = len(batch.token_ids), self._row_floats
-        shapes["times"] = self._num_stages, 2
+        shapes["times"] = self._num_stages, 3
         if sampling.masks is not None:
             given["mask_index"], shapes["masks"] = sampling.masks.index, sampling.masks.bits.shape
         shapes |= {name: array.shape for name, array in given.items() if array is not None}
@@ -109,6 +122,25 @@ class StepSlot:
         """The arrays of a batch that takes `size` bytes."""
         self._map(size)
         return self._arrays()
+
+    def memory(self, size: int) -> memoryview:
+        """The bytes of a step that takes `size` of them."""
+        return memoryview(self._map(size))
+
+    def spans(self, part: Part, size: int) -> list[tuple[int, int]]:
+        """Where a part of a step that takes `size` bytes lies, `(begin, end)`.
+
+        Masks go with no other part, because they go to the last stage by another way, and may be there first.
+        """
+        begins = dict(zip(self._names, self._places[:, 0].tolist(), strict=True))
+        times, rows = begins["times"], begins["rows"]
+        masks = begins["masks"] or times
+        outputs = begins["out_token_ids"]
+        if part is Part.MASKS:
+            return [(masks, times)]
+        if part is Part.OUTPUT:
+            return [(times, rows), (outputs, size)]
+        return [(0, masks), (times, outputs if part is Part.ROWS else rows)]
 
     def close(self) -> None:
         """Give the memory back."""
@@ -143,14 +175,15 @@ class StepSlot:
             at += -(-size // _ALIGNMENT) * _ALIGNMENT
         return np.array(places, np.int64), at
 
-    def _map(self, size: int) -> None:
-        if self._memory is not None and len(self._memory) >= size:
-            return
-        mapped = -(-size // _PAGE) * _PAGE
-        if os.fstat(self.fd).st_size < mapped:
-            os.ftruncate(self.fd, mapped)
-        self._memory = mmap.mmap(self.fd, mapped)
-        self._places = np.ndarray((len(self._names), 3), np.int64, self._memory)
+    def _map(self, size: int) -> mmap.mmap:
+        memory = self._memory
+        if memory is None or len(memory) < size:
+            mapped = -(-size // _PAGE) * _PAGE
+            if os.fstat(self.fd).st_size < mapped:
+                os.ftruncate(self.fd, mapped)
+            self._memory = memory = mmap.mmap(self.fd, mapped)
+            self._places = np.ndarray((len(self._names), 3), np.int64, memory)
+        return memory
 
     def _arrays(self) -> Arrays:
         assert self._memory is not None

@@ -304,6 +304,23 @@ class Scheduler:
         if self.drafts is not None:
             self.drafts.forget()
 
+    def lose_cache(self, error: str) -> list[Finished]:
+        """Hear that the cache's content is gone, with all steps that were started: forget them and what was cached.
+
+        Requests of which any sequence runs end with `error`. Those that wait stay, also if they had begun before they
+        were preempted: they hold nothing, and are computed again from their first token.
+        """
+        self._preemption.num_in_flight = self._prompts.num_starting = 0
+        self._leaving.clear()
+        requests = {sequence.request for sequence in self._running.sequences()}
+        ending = [sequence for sequence in self._sequences.values() if sequence.request in requests]
+        for sequence in ending:
+            sequence.in_flight = False
+        finished = [self._finish(Finished(s.key, FinishReason.ERROR, error=error)) for s in ending]
+        self.cache.take_state_copies()
+        self.forget()
+        return finished
+
     def check(self) -> None:
         """Raise AssertionError unless queues and blocks agree with each other."""
         running, waiting = self._running.sequences(), self._waiting.sequences()

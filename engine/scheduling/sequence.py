@@ -156,6 +156,11 @@ class Sequence:
         )
 
     @property
+    def request(self) -> int:
+        """The same number for all choices of a request."""
+        return self.order[1]
+
+    @property
     def num_reusable(self) -> int:
         """How many tokens need not be computed if the cache has them: at least one must, or there would be no logits.
 

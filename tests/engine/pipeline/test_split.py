@@ -57,9 +57,25 @@ def test_each_weight_is_in_one_stage_but_for_a_tied_embedding(name: str) -> None
 
 def test_a_stage_that_lags_is_named(caplog: pytest.LogCaptureFixture) -> None:
     now = [0.0]
-    times = StageTimes(["the first", "the second"], lambda: now[0])
+    times = StageTimes(["the first", "the second"], clock=lambda: now[0])
     for seconds in ([0.1, 0.11], [0.1, 0.3]):
         for _ in range(100):
             now[0] += 1.0
-            times.observe(np.array(seconds))
+            times.observe(np.array([(0.0, 0.0, took) for took in seconds]), 0.0, None)
     assert [record.getMessage().split(" a step")[0] for record in caplog.records] == ["the second takes 300.0 ms"]
+
+
+def test_hops_are_those_whose_time_is_known() -> None:
+    times = StageTimes(["a", "b"])
+    nan = float("nan")
+    times.observe(np.array([(1.0, 1.5, 2.0), (2.25, 2.5, 4.0)]), 0.5, 4.5)
+    times.observe(np.array([(2.0, 2.0, 3.0), (nan, 4.0, 5.0)]), 1.5, None)  # the second had not looked yet
+    first, second = times.stats()
+    assert (first.steps, first.computing_s, first.hops, first.hop_s) == (2, 1.5, 1, 0.25)
+    assert (second.steps, second.computing_s, second.hops, second.hop_s) == (2, 2.5, 1, 0.5)
+
+
+def test_clocks_that_differ_give_the_mean_of_all_hops() -> None:
+    times = StageTimes(["a", "b"], share_clock=False)
+    times.observe(np.array([(1000.0, 1000.5, 1001.0), (70.0, 70.5, 72.0)]), 5.0, 8.75)
+    assert [(stage.hops, stage.hop_s) for stage in times.stats()] == [(1, 0.25), (1, 0.25)]

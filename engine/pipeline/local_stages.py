@@ -1,0 +1,123 @@
+"""LocalStages: the stages of a pipeline as processes of this machine, which share the memory of steps."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+
+from ..cancellation import Cancellation
+from ..errors import DeviceError
+from ..load_progress import LoadProgress
+from ..machine.cpu_list import cpu_list
+from .links import Link, LocalLink, new_link
+from .processes import StageProcesses
+from .runner import StagePlan
+from .stage import StageStart
+from .stages import Launch
+from .step_slot import StepSlot
+
+logger = logging.getLogger(__name__)
+
+_GIB = 2**30
+
+
+def local_launch(plans: Sequence[StagePlan], groups: Sequence[Sequence[int]], weight_bytes: int) -> Launch:
+    """Starts the stages, each on its group of processors. `weight_bytes` are the whole model's."""
+    return partial(LocalStages, plans, groups, weight_bytes)
+
+
+class LocalStages:
+    """See Stages."""
+
+    share_clock: bool = True
+
+    def __init__(
+        self,
+        plans: Sequence[StagePlan],
+        groups: Sequence[Sequence[int]],
+        weight_bytes: int,
+        cancellation: Cancellation,
+    ) -> None:
+        """Start the processes and wait until they have loaded their weights. See Launch."""
+        self._plans = plans
+        with ExitStack() as unfinished:
+            self.slots: Sequence[StepSlot] = [plan.shape.slot() for plan in plans]
+            for slot in self.slots:
+                unfinished.callback(slot.close)
+            links = [new_link() for _ in range(len(plans) + 1)]  # link i leads to stage i, and the last one back
+            masks = new_link()
+            ends = [end for link in (*links, masks) for end in link]
+            for end in ends:
+                unfinished.callback(end.close)
+            starts = [
+                StageStart(
+                    plan=plan,
+                    cpus=groups[index],
+                    upstream=links[index][1].fileno(),
+                    downstream=links[index + 1][0].fileno(),
+                    masks=masks[1].fileno() if plan.stage.is_last else -1,
+                    slots=[slot.fd for slot in self.slots],
+                )
+                for index, plan in enumerate(plans)
+            ]
+            self._processes = processes = StageProcesses(starts)
+            unfinished.callback(processes.close)
+            unfinished.callback(processes.stop_loading)
+            kept = links[0][0], links[-1][1], masks[0]
+            for end in ends:  # those of the stages, so that the end of a process is heard
+                if end not in kept:
+                    end.close()
+            try:
+                with (
+                    cancellation.calling(processes.stop_loading),
+                    LoadProgress(plans[0].options.model, weight_bytes) as progress,
+                ):
+                    processes.load(progress.report)
+            except DeviceError:
+                cancellation.check()
+                raise
+            self.first: Link = LocalLink(kept[0])
+            self.last: Link = LocalLink(kept[1])
+            self.masks: Link = LocalLink(kept[2])
+            unfinished.pop_all()
+        for index, loaded in enumerate(processes.stages):
+            logger.info(
+                "%s: %s on CPUs %s, %.2f GiB of weights, %.2f GiB of KV cache",
+                self.name(index),
+                self.place(index),
+                cpu_list(loaded.cpus),
+                loaded.weight_bytes / _GIB,
+                loaded.cache_bytes / _GIB,
+            )
+
+    @property
+    def has_ended(self) -> bool:
+        """See Stages."""
+        return self._processes.has_ended
+
+    def name(self, index: int) -> str:
+        """See Stages."""
+        return self._processes.name(index)
+
+    def place(self, index: int) -> str:
+        """See Stages."""
+        return f"process {self._processes.stages[index].process.pid}"
+
+    def watch(self, on_end: Callable[[], None]) -> None:
+        """See Stages."""
+        self._processes.watch(on_end)
+
+    def failure(self) -> str:
+        """See Stages."""
+        return self._processes.failure()
+
+    def close(self) -> None:
+        """See Stages."""
+        self._processes.stop_watching()
+        for link in (self.first, self.last, self.masks):
+            link.close()
+        self._processes.close()
+        for slot in self.slots:
+            slot.close()

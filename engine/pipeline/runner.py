@@ -1,0 +1,141 @@
+"""StageRunner: the layers of a stage in the process that computes them, wherever its steps come from."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+from msgspec import Struct
+
+from ..devices.base import ExecutorOptions
+from ..devices.batch import SamplingBatch, StepOutput
+from ..errors import DeviceError
+from ..load_progress import ReportedWeights
+from ..models.spec import StageSpec, stage_tensors
+from ..opened_model import open_model
+from ..options import EngineOptions
+from .links import COPY_BLOCKS, COPY_STATES, FAILED, STEP, Link, Part, failed_message, read_copies, read_step
+from .stage_weights import StageWeights
+from .step_slot import SlotShape, StepSlot
+
+if TYPE_CHECKING:
+    from ..devices.cpu.device import CpuDevice
+    from ..devices.cpu.executor import CpuExecutor
+    from ..load_progress import LoadProgress
+
+
+class StagePlan(Struct, frozen=True):
+    """A stage and how to load it: with the options of the whole model, whose limits each stage has."""
+
+    options: EngineOptions
+    executor_options: ExecutorOptions
+    stage: StageSpec
+    index: int
+    shape: SlotShape
+
+
+def load_stage(plan: StagePlan, cpus: Sequence[int], report: Callable[[float], None]) -> CpuExecutor:
+    """Load a stage's weights, to compute on `cpus`. `report(fraction)` hears how much of the whole model was read.
+
+    Raises DeviceError and ModelError.
+    """
+    logging.disable(logging.WARNING)  # whoever started this process has said it already
+    try:
+        model = open_model(plan.options)
+    finally:
+        logging.disable(logging.NOTSET)
+    device = cast("CpuDevice", model.device).bound_to(cpus)
+    weights = StageWeights(model.weights, stage_tensors(model.spec, plan.stage))
+    reported = ReportedWeights(weights, model.spec, cast("LoadProgress", _Reports(report)))
+    return device.load_stage(model.spec, reported, plan.executor_options, plan.stage)
+
+
+class _Reports:
+    """Takes the place of a LoadProgress."""
+
+    def __init__(self, report: Callable[[float], None]) -> None:
+        self.report = report
+
+
+class StageRunner:
+    """Runs steps until no more can come."""
+
+    def __init__(
+        self,
+        plan: StagePlan,
+        executor: CpuExecutor,
+        slots: Sequence[StepSlot],
+        upstream: Link,
+        downstream: Link,
+        masks: Link | None,
+    ) -> None:
+        """Steps come from `upstream` and go `downstream`. On `masks` the last stage hears of them."""
+        self._index, self._stage = plan.index, plan.stage
+        self._executor, self._native = executor, executor.native
+        self._upstream, self._downstream, self._masks = upstream, downstream, masks
+        self._slots = slots
+        self._nothing = SamplingBatch.greedy([]), np.empty(0, np.int32)
+        self._step = 0  # the number of the step that runs
+        self._masks_of = 0  # the last one whose masks were written
+        self._passed = Part.OUTPUT if plan.stage.is_last else Part.ROWS
+
+    def run(self) -> None:
+        """Return when the stage before this one, or the starter, has gone."""
+        self._native.pin_caller()
+        while True:
+            message, arrived = self._upstream.receive()
+            if not message:
+                return
+            try:
+                said = self._take(message, arrived)
+            except (DeviceError, ValueError, MemoryError) as error:
+                said = failed_message(
+                    f"pipeline stage {self._index + 1} ({self._stage}): {str(error) or 'out of memory'}"
+                )
+            try:
+                if said:
+                    self._downstream.send(said, self._passed if said[0] == STEP else Part.NOTHING)
+            except (BrokenPipeError, ConnectionResetError):
+                return
+
+    def _take(self, message: bytes, arrived: float | None) -> bytes:
+        """Do what a message says; what to say downstream."""
+        kind = message[0]
+        if kind == STEP:
+            self._run_step(*read_step(message), arrived)
+        elif kind == COPY_BLOCKS:
+            self._executor.copy_blocks(*read_copies(message))
+        elif kind == COPY_STATES:
+            if self._native.has_states:
+                self._executor.copy_states(read_copies(message)[0])
+        else:
+            assert kind == FAILED
+        return message if kind in (STEP, FAILED) or not self._stage.is_last else b""
+
+    def _run_step(self, slot_index: int, number: int, size: int, arrived: float | None) -> None:
+        started = time.perf_counter()
+        self._step = number
+        slot = self._slots[slot_index]
+        arrays = slot.read(size)
+        times, rows = arrays["times"], arrays["rows"]
+        assert times is not None
+        times[self._index, :2] = np.nan if arrived is None else arrived, started
+        batch, output = slot.batch(arrays, self._await_masks), slot.output(arrays)
+        if not self._stage.is_last:
+            batch.sampling, batch.logits_rows = self._nothing
+            output = StepOutput(self._nothing[1])
+        if not self._native.has_states:
+            batch.state_slots = batch.num_guesses = None
+        self._executor.run_into(output, batch, rows)
+        times[self._index, 2] = time.perf_counter()
+
+    def _await_masks(self) -> None:
+        assert self._masks is not None
+        while self._masks_of < self._step:
+            message, _ = self._masks.receive()
+            if not message:
+                raise DeviceError("the server has gone")
+            self._masks_of = read_step(message)[1]
