@@ -104,6 +104,10 @@ class ServerMetrics:
             from .offload_metrics import offload_metrics
 
             yield from offload_metrics(stats.offload, self.prefix, self._model_name)
+        if stats.pipeline is not None:
+            from .stage_metrics import stage_metrics
+
+            yield from stage_metrics(stats.pipeline, self.prefix, self._model_name)
         if (bucket_stats := self._engine.bucket_stats()) is not None:
             yield from bucket_metrics(bucket_stats, self.prefix, self._model_name)
 

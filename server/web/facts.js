@@ -1,6 +1,6 @@
 // What is served, and with what, in words.
 
-import { count } from "./format.js";
+import { count, duration, percent } from "./format.js";
 import { h } from "./dom.js";
 
 /** Shows the answer of /server_info in a list of terms. */
@@ -14,6 +14,7 @@ export function showFacts(list, info) {
     Weights: [engine.weights || engine.quantization || engine.dtype, size(engine.weight_bytes)].filter(Boolean).join(", "),
     Device: engine.device,
     Kernels: engine.isa,
+    Stages: engine.stages,
     Context: `${count(info.max_model_len)} tokens`,
     "KV cache": [`${count(tokens)} tokens in ${engine.kv_cache_dtype}`, size(engine.kv_cache_bytes)].filter(Boolean)
       .join(", ") + cached,
@@ -23,6 +24,16 @@ export function showFacts(list, info) {
   };
   const known = Object.entries(facts).filter(([, value]) => value);
   list.replaceChildren(...known.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
+}
+
+/** Shows what the stages of a pipeline do, if there is one, in a tile. A stage that others wait for computes all the time. */
+export function showStages(tile, stages) {
+  tile.hidden = stages.length === 0;
+  const rows = stages.map(({ stage, computing, step, hop }) => h("tr", {},
+    h("th", { scope: "row" }, `Stage ${stage}`),
+    h("td", {}, percent(computing)), h("td", {}, duration(step)), h("td", {}, duration(hop)),
+  ));
+  tile.querySelector("tbody").replaceChildren(...rows);
 }
 
 function size(bytes) {

@@ -14,18 +14,35 @@ export function parseMetrics(text) {
   return samples;
 }
 
+const STAGE = /pipeline_stage_(\w+)_total\{.*?stage="(\d+)".*?\}\s+(\S+)/;
+
+/** What each stage of a pipeline has counted, by its number: a map of `steps`, `computing_seconds` and so on. */
+export function parseStages(text) {
+  const stages = new Map();
+  for (const line of text.split("\n")) {
+    const found = line[0] === "#" ? null : STAGE.exec(line);
+    if (!found) continue;
+    const [, name, stage, value] = found;
+    if (!stages.has(stage)) stages.set(stage, new Map());
+    stages.get(stage).set(name, Number(value));
+  }
+  return stages;
+}
+
 const ANCHOR = "num_requests_running";
 
 /** Turns readings of the counters into rates. The metrics' prefix is whatever it is. */
 export class Meter {
   #before = null;
+  #stages = { at: 0, counts: new Map() }; // of the last reading
 
   /**
    * What the text of a scrape tells: `running`, `waiting`, `kvUse` (0 to 1), and since the last reading
    * `tokensPerSecond` (of the seconds that steps took: the speed of an answer that is alone), `firstToken` and `betweenTokens` (mean seconds) and `prefixHits` (0 to 1); `ever` has these
-   * three since the server's start. Null is unknown.
+   * three since the server's start. `stages` are those of a pipeline, with `step` and `hop` in seconds and the share
+   * `computing` of the time since the last reading. Null is unknown.
    */
-  read(text) {
+  read(text, now) {
     const samples = parseMetrics(text);
     const name = [...samples.keys()].find((key) => key.endsWith(ANCHOR)) ?? ANCHOR;
     const prefix = name.slice(0, -ANCHOR.length);
@@ -53,11 +70,29 @@ export class Meter {
       ),
       ...means(since),
       ever: means(get),
+      stages: this.#readStages(text, now),
     };
+  }
+
+  #readStages(text, now) {
+    const last = this.#stages;
+    this.#stages = { at: now, counts: parseStages(text) };
+    return [...this.#stages.counts].map(([stage, counts]) => {
+      const before = last.counts.get(stage);
+      const since = (name) => Math.max(counts.get(name) - (before?.get(name) ?? counts.get(name)), 0);
+      const ratio = (part, whole) => (whole > 0 ? part / whole : null);
+      return {
+        stage,
+        step: ratio(since("computing_seconds"), since("steps")),
+        hop: ratio(since("hop_seconds"), since("hops")),
+        computing: before ? ratio(since("computing_seconds"), (now - last.at) / 1000) : null,
+      };
+    });
   }
 
   /** Forgets the last reading, from which too much time has passed. */
   reset() {
     this.#before = null;
+    this.#stages = { at: 0, counts: new Map() };
   }
 }

@@ -17,6 +17,7 @@ from server.waiting import eventually, is_idle
 
 from tidewheel.engine.devices.bucket_stats import BucketStats, BucketUse
 from tidewheel.engine.devices.bucketing import Bucket
+from tidewheel.engine.pipeline.stage_times import PipelineStats, StageStats
 from tidewheel.server.http.limits import AdmissionLimits
 
 COMPLETIONS = "/v1/completions"
@@ -165,6 +166,33 @@ def test_padding_is_measured_by_bucket_on_devices_that_have_buckets(start_server
     }
 
 
+def staged_engine() -> ScriptedEngine:
+    """One whose device has two stages, and buckets too, so that all that a dashboard can show is there."""
+    engine = padding_engine()
+    stages = [StageStats("the first", 7, 1.5, 6, 0.25), StageStats("the second", 7, 2.5, 5, 0.75)]
+    engine.executor.stage_stats = lambda: PipelineStats(stages, restarts=3)
+    return engine
+
+
+def test_stages_are_measured_where_there_are_any(start_server: StartServer) -> None:
+    def figures(server: RunningServer) -> Samples:
+        return {key: value for key, value in samples(server).items() if re.match("tidewheel:pipeline.*_total", key[0])}
+
+    assert figures(start_server(served_model_names=("m",))) == {}
+    first, second = (("stage", "1"),), (("stage", "2"),)
+    assert figures(start_server(staged_engine(), served_model_names=("m",))) == {
+        ("tidewheel:pipeline_stage_steps_total", first): 7,
+        ("tidewheel:pipeline_stage_steps_total", second): 7,
+        ("tidewheel:pipeline_stage_computing_seconds_total", first): 1.5,
+        ("tidewheel:pipeline_stage_computing_seconds_total", second): 2.5,
+        ("tidewheel:pipeline_stage_hops_total", first): 6,
+        ("tidewheel:pipeline_stage_hops_total", second): 5,
+        ("tidewheel:pipeline_stage_hop_seconds_total", first): 0.25,
+        ("tidewheel:pipeline_stage_hop_seconds_total", second): 0.75,
+        ("tidewheel:pipeline_restarts_total", ()): 3,
+    }
+
+
 def test_rejections_are_counted(start_server: StartServer) -> None:
     limits = AdmissionLimits(max_queue=1)
     tight = start_server(engine={"num_blocks": 16, "step_s": 0.02}, served_model_names=("m",), admission=limits)
@@ -185,7 +213,7 @@ def test_the_prefix_may_be_vllms(start_server: StartServer) -> None:
 
 
 def test_the_dashboard_asks_for_metrics_that_there_are(start_server: StartServer) -> None:
-    measured = start_server(padding_engine(), served_model_names=("m",))
+    measured = start_server(staged_engine(), served_model_names=("m",))
     measured.post(COMPLETIONS, {"prompt": "SAY(hello)YAS"})
     found = samples(measured)
     exported = {name for name, _ in found}
@@ -201,7 +229,7 @@ def test_the_dashboard_asks_for_metrics_that_there_are(start_server: StartServer
         for grouped in re.findall(r"\bby \(([^)]*)\)", expression):
             assert set(grouped.split(", ")) <= labels, expression
     assert queried <= exported
-    assert {name for name in exported if re.match("tidewheel:(bucket|compilations)_.*_total", name)} <= queried
+    assert {name for name in exported if re.match("tidewheel:(bucket|compilations|pipeline)_.*_total", name)} <= queried
     assert {panel["id"] for panel in dashboard["panels"]} == set(range(1, len(dashboard["panels"]) + 1))
 
 

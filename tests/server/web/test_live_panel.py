@@ -101,6 +101,39 @@ def test_rates_come_from_differences_under_any_prefix(server: RunningServer, ope
     expect(figure(page, "tokens-per-second")).to_have_text("30")
 
 
+def test_stages_of_a_pipeline_have_a_tile(server: RunningServer, open_page: OpenPage) -> None:
+    def scrape_of(*stages: tuple[int, float, int, float]) -> str:
+        names = ("steps", "computing_seconds", "hops", "hop_seconds")
+        lines = [
+            f'x:pipeline_stage_{name}_total{{model_name="a {{b}}",stage="{index + 1}"}} {value}'
+            for index, stage in enumerate(stages)
+            for name, value in zip(names, stage, strict=True)
+        ]
+        return metrics("x:", num_requests_running=1) + "\n".join(lines) + "\n"
+
+    scrapes = [
+        scrape_of((100, 7.0, 10, 1.0), (100, 9.0, 0, 0.0)),
+        scrape_of((110, 7.5, 20, 1.002), (110, 10.0, 0, 0.0)),
+        metrics("x:", num_requests_running=1),
+    ]
+
+    def scrape(route: Route) -> None:
+        route.fulfill(content_type="text/plain", body=scrapes.pop(0) if len(scrapes) > 1 else scrapes[0])
+
+    def prepare(page: Page) -> None:
+        page.clock.install(time=0)
+        page.clock.pause_at(1000)
+        page.route("**/metrics", scrape)
+
+    page = open_page(f"{server.url}/#server", prepare, **WIDE)
+    rows = page.locator("#stages tbody tr")
+    expect(rows).to_have_text([f"Stage 1{UNKNOWN * 3}", f"Stage 2{UNKNOWN * 3}"])
+    page.clock.run_for(1000)
+    expect(rows).to_have_text([f"Stage 150 %50 ms{0.2} ms", f"Stage 2100 %100 ms{UNKNOWN}"])
+    page.clock.run_for(1000)
+    expect(page.locator("#stages")).to_be_hidden()
+
+
 def test_an_answer_that_is_alone_has_one_speed(server: RunningServer, open_page: OpenPage) -> None:
     """Steps of 50 ms give a token each; then the server is idle, for longer than it computed."""
     steps, told = 6, 0
