@@ -23,7 +23,7 @@ class PipelineOptions(Options):
 
     pipeline_parallel_size: int = option(
         1,
-        "processes of this machine that each have some of the model's layers, on the CPU",
+        "processes that each have some of the model's layers, on the CPU of this machine or of a Ray cluster's nodes",
         parse=count,
         check=at_least(1),
         metavar="N",

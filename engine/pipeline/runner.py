@@ -98,7 +98,7 @@ class StageRunner:
             try:
                 if said:
                     self._downstream.send(said, self._passed if said[0] == STEP else Part.NOTHING)
-            except (BrokenPipeError, ConnectionResetError):
+            except OSError:  # who would read it has gone
                 return
 
     def _take(self, message: bytes, arrived: float | None) -> bytes:

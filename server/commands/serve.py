@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import ssl
 
     from tidewheel.engine.encoders.engine import EncoderEngine
+    from tidewheel.engine.pipeline.stages import StageHost
 
     from ..http.options import HttpOptions
 
@@ -34,17 +35,28 @@ def run(arguments: Sequence[str]) -> int:
     """The `serve` command. Raises TidewheelError if the model cannot be served or the port is taken, or later fails."""
     options = parse_options(arguments)
     on_ray = options.replicas.distributed_executor_backend == "ray"
-    shows_banner = on_terminal() and options.log.log_format == "text" and not on_ray
+    stages_on_ray = on_ray and options.engine.pipeline.stages > 1
+    shows_banner = on_terminal() and options.log.log_format == "text" and (not on_ray or stages_on_ray)
     # The banner says the same, and whoever asks for a level gets all of it.
     quiet_start = shows_banner and not options.log.given_flags(["log_level"])
     configure_logging(options.log.log_level, options.log.log_format, quiet_start=quiet_start)
     allow_many_connections()
     for note in (*options.notes, *options.app.without_effect()):
         logger.info("%s", note)
+    if stages_on_ray:
+        from tidewheel.ray.pipeline import stage_host
+
+        with stage_host(options) as host:
+            return _serve(options, host, shows_banner=shows_banner)
     if on_ray:
         from tidewheel.ray.command import run as run_replicas
 
         return run_replicas(options, arguments)
+    return _serve(options, None, shows_banner=shows_banner)
+
+
+def _serve(options: ServeOptions, host: StageHost | None, *, shows_banner: bool) -> int:
+    """Serve from this process, until it is told to end. Stages run where `host` has them."""
     resources = find_resources(options.app)
     tls = _tls(options.http)
     # Before the model is loaded, so that a taken port is known at once; nobody is let in until there is a model.
@@ -52,7 +64,7 @@ def run(arguments: Sequence[str]) -> int:
         with without_collections():
             # Before the chat model, which takes its KV cache's share of the memory that is left.
             encoders = load_encoders_of(options)
-            with EngineLoad(options.engine) as load:
+            with EngineLoad(options.engine) if host is None else EngineLoad(options.engine, host) as load:
                 from ..service import build_server
 
                 server = build_server(load, encoders, options, resources, tls)

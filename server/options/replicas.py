@@ -14,8 +14,9 @@ class ReplicaOptions(Options):
 
     distributed_executor_backend: str | None = option(
         None,
-        "ray starts the server as replicas on Ray Serve, in the cluster of RAY_ADDRESS or a new one on this machine; "
-        "needs the extra ray. mp is for --pipeline-parallel-size, whose stages are processes of this machine",
+        "ray starts the server as replicas on Ray Serve, or with --pipeline-parallel-size its stages on the nodes, in "
+        "the cluster of RAY_ADDRESS or a new one on this machine; needs the extra ray. mp is for stages that are "
+        "processes of this machine",
         choices=("ray", "mp"),
     )
     data_parallel_size: int = option(
@@ -27,7 +28,7 @@ class ReplicaOptions(Options):
     )
     cpus_per_replica: int | None = option(
         None,
-        "cores of each replica, which it has to itself [an equal share of the cluster's]",
+        "cores of each replica or stage on Ray, which it has to itself [an equal share of the cluster's]",
         parse=count,
         check=at_least(1),
         metavar="N",

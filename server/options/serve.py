@@ -77,10 +77,10 @@ def parse_options(
         given |= read_given(_SERVER_OPTIONS, parsed, environment)
         names = given.get("served_model_name") or (() if "model" in given else (DEMO_MODEL_NAME,))
         engine, replicas = engine_options(given), build(ReplicaOptions, given)
-        if engine.pipeline.stages > 1 and replicas.distributed_executor_backend == "ray":
+        if engine.pipeline.stages > 1 and replicas.data_parallel_size > 1:
             raise OptionError(
-                "--pipeline-parallel-size and --distributed-executor-backend ray do not work together: take mp for "
-                "stages on this machine"
+                "--pipeline-parallel-size and --data-parallel-size do not work together: start several servers with "
+                "stages, and let a proxy share requests among them (docs/scale-out.md)"
             )
         return ServeOptions(
             engine=engine,

@@ -28,7 +28,7 @@ WORKS = {
     "size",
     "replicas, with `--distributed-executor-backend ray` (docs/scale-out.md)": "--data-parallel-size",
     "processes of this machine on a CPU, each with some layers (docs/scale-out.md)": "--pipeline-parallel-size",
-    "`ray` for replicas on Ray Serve, `mp` for the stages of a pipeline (docs/scale-out.md); `uni` is accepted without "
+    "`ray` for replicas or stages on Ray, `mp` for local stages (docs/scale-out.md); `uni` is accepted without "
     "effect": ("--distributed-executor-backend"),
     "0 or 256, without effect, as the log says: adapters cannot add tokens": "--lora-extra-vocab-size",
     "`half` and `float` are `float16` and `float32`": "--dtype",

@@ -8,11 +8,12 @@ import os
 import pytest
 
 HAS_RAY = importlib.util.find_spec("ray.serve") is not None  # this folder could be found as a package `ray`
-LACK = "Skipped: the tests of replicas on Ray need ray, which has no build for this machine"
+_NEED_RAY = {"test_replicas.py", "test_ray_pipelines.py"}
+LACK = "Skipped: the tests of replicas and stages on Ray need ray, which has no build for this machine"
 
 
 def pytest_ignore_collect(collection_path: os.PathLike[str]) -> bool | None:
-    return None if HAS_RAY or os.path.basename(collection_path) != "test_replicas.py" else True
+    return None if HAS_RAY or os.path.basename(collection_path) not in _NEED_RAY else True
 
 
 def pytest_report_header() -> str | None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ray import serve
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
+from tidewheel.engine.errors import TidewheelError
 from tidewheel.server.options.serve import ServeOptions
 
+from .cluster import own_environment
 from .deployment import TidewheelServer
 from .options import check_addresses, check_connections, command_line, parse_arguments
 from .settings import ReplicaSettings, read_settings
@@ -30,12 +31,12 @@ def application_of(arguments: Mapping[str, Any]) -> serve.Application:
     line, environment = command_line(rest), own_environment()
     options = parse_arguments(line, environment)
     check_addresses(options)
+    if options.replicas.distributed_executor_backend == "ray" and options.engine.pipeline.stages > 1:
+        raise TidewheelError(
+            "the stages of a replica are processes on its node: leave distributed_executor_backend=ray out, or start "
+            "one server whose stages are on several nodes by tidewheel serve --distributed-executor-backend ray"
+        )
     return make_application(settings, line, environment, options)
-
-
-def own_environment() -> dict[str, str]:
-    """The variables of options, which replicas on other nodes do not have."""
-    return {name: value for name, value in os.environ.items() if name.startswith(("TIDEWHEEL_", "VLLM_"))}
 
 
 def make_application(

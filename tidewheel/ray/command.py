@@ -12,6 +12,8 @@ from typing import Any
 from tidewheel.engine.errors import TidewheelError
 from tidewheel.server.options.serve import ServeOptions
 
+from .cluster import connected, no_ray, own_environment
+
 logger = logging.getLogger(__name__)
 
 _OF_OWN_CLUSTER = {
@@ -20,7 +22,6 @@ _OF_OWN_CLUSTER = {
     "RAY_SERVE_LOG_TO_STDERR": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
-_OBJECT_STORE_BYTES = 128 * 2**20  # nothing is kept there but requests of more than 100 KiB on their way
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -29,34 +30,16 @@ def run(options: ServeOptions, arguments: Sequence[str]) -> int:
 
     Without RAY_ADDRESS, Ray is started on this machine and ends with this process.
     """
-    is_own = not os.environ.get("RAY_ADDRESS")
-    if is_own:
-        for name, value in _OF_OWN_CLUSTER.items():
-            os.environ.setdefault(name, value)
-    try:
-        import ray
-        from ray import serve
-    except ImportError as error:
-        raise TidewheelError(
-            f"--distributed-executor-backend ray needs Ray Serve: pip install 'tidewheel[ray]' ({error})"
-        ) from None
-    from .application import NAME, make_application, own_environment
-    from .settings import ReplicaSettings
+    with connected(_OF_OWN_CLUSTER) as is_own:
+        try:
+            import ray
+            from ray import serve
+        except ImportError as error:
+            raise no_ray(error) from None
+        from .application import NAME, make_application
+        from .settings import ReplicaSettings
 
-    folder = os.getcwd()
-    try:
-        # Workers import packages from the folder in which Ray was started, before those that are installed.
-        os.chdir("/")
-        ray.init(
-            log_to_driver=True,
-            logging_level=logging.WARNING,
-            **({"include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES} if is_own else {}),
-        )
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise TidewheelError(f"Ray cannot be used: {error}") from error
-    finally:
-        os.chdir(folder)
-    try:
+        folder = os.getcwd()
         count = options.replicas.data_parallel_size
         cpus = options.replicas.cpus_per_replica or max(1, int(ray.cluster_resources().get("CPU", 1)) // count)
         settings = ReplicaSettings(num_replicas=count, num_cpus=cpus)
@@ -78,8 +61,6 @@ def run(options: ServeOptions, arguments: Sequence[str]) -> int:
             serve.shutdown()
         else:
             serve.delete(NAME)
-    finally:
-        ray.shutdown()
     return 0
 
 

@@ -1,0 +1,246 @@
+"""Pipelines whose stages are actors on a cluster's nodes: the bits of one process, also after stages have ended."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import models_zoo
+import psutil
+import pytest
+from engine.pipeline.cases import CASES, Case, answers
+
+import tidewheel.offline.model
+from tidewheel import LLM, SamplingParams, StructuredOutputsParams
+from tidewheel.engine.errors import TidewheelError
+from tidewheel.engine.load import load_engine
+from tidewheel.engine.machine.memory import Memory
+
+if TYPE_CHECKING:
+    from ray.cluster_utils import Cluster
+
+    from tidewheel.ray.stages import RayHost
+
+NODE = {"object_store_memory": 80 * 2**20}
+IN_RAY = [Case("granitemoehybrid", 3, (("quantization", "int8"),))]
+SWEEP = [case for case in CASES if case not in IN_RAY] + [Case("deepseek-v3", 3)]
+LONG = SamplingParams(max_tokens=4000, temperature=0.0, ignore_eos=True)
+SHORT = SamplingParams(max_tokens=8, temperature=0.0)
+PROMPTS = [[5, 6, 7, index] for index in range(3, 7)]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A node that says it has three cores. Further nodes can be added."""
+    before, folder = dict(os.environ), Path.cwd()
+    os.environ.update({"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"})
+    os.environ.pop("RAY_ADDRESS", None)
+    os.chdir(tmp_path_factory.mktemp("ray"))  # Ray's workers import from the folder that it is started in
+    import ray
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={**NODE, "num_cpus": 3, "include_dashboard": False})
+    try:
+        ray.init(address=cluster.address, log_to_driver=False)
+        yield cluster
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+        os.chdir(folder)
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@contextmanager
+def hosted(stages: int, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Iterator[RayHost]:
+    """A place for stages, which models are loaded in meanwhile. The nodes have this machine's cores in common."""
+    from tidewheel.ray.stages import RayHost
+
+    with RayHost(stages, 1, environment={}, **{"bind_cores": False, **options}) as host, monkeypatch.context() as patch:
+        patch.setattr(tidewheel.offline.model, "load_engine", partial(load_engine, host=host))
+        yield host
+
+
+def processes() -> list[psutil.Process]:
+    """Those of stages, in no order."""
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        try:
+            if "StageActor" in " ".join(child.cmdline()):
+                found.append(child)
+        except psutil.Error:
+            pass
+    return found
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "it took too long"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    "case", [*IN_RAY, *(pytest.param(case, marks=pytest.mark.sweep) for case in SWEEP)], ids=lambda case: case.id
+)
+def test_stages_on_nodes_give_the_bits_of_one_process(
+    case: Case, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = models_zoo.folder(case.model, tokenizer=True)
+    options = dict(case.options)
+    with hosted(case.stages, monkeypatch):
+        found = answers(folder, **options, pipeline_parallel_size=case.stages)
+    assert found == answers(folder, **options)
+
+
+def test_a_stage_that_ends_ends_what_runs_and_nothing_else(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with long_running(pipeline_parallel_size=1) as llm:
+        expected = answers_of(llm)
+    with hosted(2, monkeypatch), caplog.at_level("INFO"), long_running() as llm:
+        assert answers_of(llm) == expected
+        stages = [record.getMessage() for record in caplog.records if "GiB of weights" in record.getMessage()]
+        assert [text.split(":")[0] for text in stages] == [
+            "pipeline stage 1 of 2 (layer 0)",
+            "pipeline stage 2 of 2 (layer 1)",
+        ]
+        pid = int(stages[1].split("process ")[1].split()[0])
+        said = run_until(llm, lambda: os.kill(pid, signal.SIGKILL))
+        assert f"pipeline stage 2 of 2 (layer 1), process {pid} on node " in said
+        assert "has ended" in said
+        assert answers_of(llm) == expected
+        assert pid not in {process.pid for process in processes()}
+    wait_until(lambda: not processes())
+
+
+@pytest.mark.sweep
+def test_stages_are_on_nodes_of_their_own_and_outlive_a_node(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [cluster.add_node(num_cpus=1, **NODE) for _ in range(2)]
+    try:
+        with hosted(2, monkeypatch), long_running() as llm:
+            expected = answers_of(llm)
+            lost = next(node for node in nodes if stages_of(node))
+            nodes.remove(lost)
+            assert len(stages_of(lost)) == 1
+            assert "pipeline" in run_until(llm, lambda: cluster.remove_node(lost, allow_graceful=False))
+            assert answers_of(llm) == expected
+    finally:
+        for node in nodes:
+            cluster.remove_node(node)
+
+
+def long_running(**options: Any) -> LLM:
+    """Two stages, in which LONG takes long."""
+    folder = models_zoo.folder("llama-tied", tokenizer=True)
+    options = {"max_model_len": 4096, "hf_overrides": {"max_position_embeddings": 8192}, **options}
+    return LLM(str(folder), **{"device": "cpu", "pipeline_parallel_size": 2, **options})
+
+
+def answers_of(llm: LLM) -> list[list[int]]:
+    regex = StructuredOutputsParams(regex="(ab|cd){2,9}x")
+    params = [SHORT, SHORT, SHORT, SamplingParams(max_tokens=16, temperature=0.0, structured_outputs=regex)]
+    return [list(output.outputs[0].token_ids) for output in llm.generate(PROMPTS, params, use_tqdm=False)]
+
+
+def run_until(llm: LLM, end: Callable[[], object]) -> str:
+    """What a request is told that runs when `end` ends its stage."""
+    ending = threading.Timer(0.3, end)
+    ending.start()
+    (output,) = llm.generate([PROMPTS[0]], LONG, use_tqdm=False)
+    ending.join()
+    assert output.outputs[0].finish_reason == "error"
+    return output.outputs[0].error or ""
+
+
+def stages_of(node: Any) -> set[int]:
+    raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
+    return {process.pid for process in processes()} & {child.pid for child in raylet.children(recursive=True)}
+
+
+def test_a_node_that_lacks_the_files_is_named(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shutil.copytree(models_zoo.folder("llama-tied", tokenizer=True), tmp_path / "here" / "model")
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with (
+        hosted(2, monkeypatch, folder=str(tmp_path / "there")),
+        pytest.raises(TidewheelError, match=r"pipeline stage \d of 2 on node [0-9.]+: .*\./model"),
+    ):
+        LLM("./model", device="cpu", max_model_len=64, pipeline_parallel_size=2)
+    wait_until(lambda: not processes())
+
+
+def test_a_cluster_without_room_says_so(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tidewheel.ray import stages
+
+    monkeypatch.setattr(stages, "_PLACED_S", 0.5)
+    said = "no room for 2 stages of 5 cores: its nodes have 3 cores"
+    with pytest.raises(TidewheelError, match=said):
+        stages.RayHost(2, 5, environment={})
+
+
+def test_each_node_counts_by_its_share_of_the_stages() -> None:
+    from tidewheel.ray.stage_actor import StagePlace
+    from tidewheel.ray.stages import memory_of_all
+
+    large, small = Memory(120, 90, None, None), Memory(1000, 20, 40, 30)
+    apart = [StagePlace("a", 1, (0,), "x", large), StagePlace("b", 2, (0,), "x", small)]
+    assert memory_of_all(apart, [3, 1]) == Memory(160, 80, None, None)
+    together = [StagePlace("a", 1, (0,), "x", large), StagePlace("a", 2, (0,), "x", large)]
+    assert memory_of_all(together, [3, 1]) == large  # which the node has once
+
+
+@pytest.mark.parametrize(
+    ("count", "nodes", "each"),
+    [(2, [2.0], 1), (2, [8.0, 4.0], 4), (3, [8.0, 4.0], 4), (3, [8.0, 8.0, 2.0], 2), (3, [2.0], 1), (2, [], 1)],
+)
+def test_stages_have_as_many_cores_as_each_other(count: int, nodes: list[float], each: int) -> None:
+    from tidewheel.ray.stages import cpus_of_each
+
+    assert cpus_of_each(count, nodes) == each
+
+
+@pytest.mark.sweep
+def test_the_server_command_starts_a_cluster_and_leaves_nothing(tmp_path: Path) -> None:
+    folder = models_zoo.folder("llama-tied", tokenizer=True)
+    socket = str(tmp_path / "server.sock")
+    program = str(Path(sys.executable).with_name("tidewheel"))
+    command = [program, "serve", str(folder), "--device", "cpu", "--max-model-len", "64", "--uds", socket]
+    command += ["--pipeline-parallel-size", "2", "--distributed-executor-backend", "ray", "--served-model-name", "tiny"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            ask = ["curl", "-s", "--unix-socket", socket, "http://x/v1/completions"]
+            ask += [
+                "-H",
+                "content-type: application/json",
+                "-d",
+                '{"model": "tiny", "prompt": [5, 6], "max_tokens": 3}',
+            ]
+            wait_until(
+                lambda: (
+                    process.poll() is not None
+                    or '"choices"' in subprocess.run(ask, capture_output=True, text=True, check=False).stdout
+                )
+            )
+            children = psutil.Process(process.pid).children(recursive=True)
+            assert any("StageActor" in " ".join(child.cmdline()) for child in children)
+            process.terminate()
+            _, said = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 0, said
+    assert "pipeline stage 2 of 2 (layer 1): process" in said
+    wait_until(lambda: not any(child.is_running() and child.status() != "zombie" for child in children))

@@ -1,0 +1,34 @@
+"""`tidewheel serve --pipeline-parallel-size N --distributed-executor-backend ray`: stages on the nodes of a cluster."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from tidewheel.server.options.serve import ServeOptions
+
+from .cluster import connected, own_environment
+
+if TYPE_CHECKING:
+    from .stages import RayHost
+
+logger = logging.getLogger(__name__)
+
+_OF_OWN_CLUSTER = {"RAY_USAGE_STATS_ENABLED": "0"}
+
+
+@contextmanager
+def stage_host(options: ServeOptions) -> Iterator[RayHost]:
+    """What has the stages, in the cluster of RAY_ADDRESS or a new one on this machine. Raises TidewheelError."""
+    with connected(_OF_OWN_CLUSTER) as is_own:
+        from .stages import RayHost, cluster_cpus, cpus_of_each
+
+        count = options.engine.pipeline.stages
+        cpus = options.replicas.cpus_per_replica or cpus_of_each(count, cluster_cpus())
+        logger.info("Placing %d stages of %d cores", count, cpus)
+        folder = os.getcwd() if is_own else None
+        with RayHost(count, cpus, environment=own_environment(), folder=folder) as host:
+            yield host

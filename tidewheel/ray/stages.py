@@ -1,0 +1,305 @@
+"""RayHost: the stages of a pipeline as actors in a Ray cluster, and RayStages while they run.
+
+Ray places the stages and says when one has ended. Steps go from process to process over TCP: see TcpLink.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from tidewheel.engine.cancellation import Cancellation
+from tidewheel.engine.errors import DeviceError
+from tidewheel.engine.machine.cpu_list import cpu_list
+from tidewheel.engine.machine.memory import Memory
+from tidewheel.engine.pipeline.links import Link
+from tidewheel.engine.pipeline.runner import StagePlan
+from tidewheel.engine.pipeline.stages import Launch, stage_name
+from tidewheel.engine.pipeline.step_slot import StepSlot
+from tidewheel.engine.pipeline.tcp_link import RESULTS, STEPS, TOKEN_BYTES, TcpLink, connect
+
+from .stage_actor import LoadedWeights, StageActor, StageError, StagePlace
+
+logger = logging.getLogger(__name__)
+
+_GIB = 2**30
+_PLACED_S = 60.0  # for the cluster to find room
+_LOOK_S = 0.2  # between two looks at whether a start was cancelled
+_DEATH_S = 10.0  # until Ray knows why a connection was closed
+
+
+class RayHost:
+    """Has the stages of a pipeline in the cluster that Ray is connected to, one a node where there are several.
+
+    See StageHost. A context manager, which ends stages that nobody has launched.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        num_cpus: int,
+        *,
+        environment: Mapping[str, str],
+        folder: str | None = None,
+        bind_cores: bool = True,
+    ) -> None:
+        """Place `count` stages, each with `num_cpus` cores, which it has to itself unless `bind_cores` is off.
+
+        Their processes have the variables of `environment`, and relative paths begin at `folder` there. Raises
+        DeviceError if the cluster has no room.
+        """
+        self._place = partial(_Placement, count, num_cpus, environment, folder, bind_cores)
+        self._placement: _Placement | None = self._place(Cancellation())
+        self._places = self._placement.places
+
+    def __enter__(self) -> RayHost:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._placement is not None:
+            self._placement.close()
+
+    def memory(self, weights: Sequence[int]) -> Memory:
+        """See StageHost."""
+        return memory_of_all(self._places, weights)
+
+    def launch(self, plans: Sequence[StagePlan]) -> Launch:
+        """See StageHost. The first launch is where the stages were placed; later ones place them again."""
+
+        def start(cancellation: Cancellation) -> RayStages:
+            placement, self._placement = self._placement or self._place(cancellation), None
+            return RayStages(placement, plans, cancellation)
+
+        return start
+
+
+class _Placement:
+    """Actors that have cores, and where they are."""
+
+    def __init__(
+        self,
+        count: int,
+        num_cpus: int,
+        environment: Mapping[str, str],
+        folder: str | None,
+        bind_cores: bool,
+        cancellation: Cancellation,
+    ) -> None:
+        self.places: Sequence[StagePlace] = ()
+        self.actors: list[Any] = []
+        self._names = [f"pipeline stage {index + 1} of {count}" for index in range(count)]
+        self._group: PlacementGroup = placement_group([{"CPU": num_cpus}] * count, strategy="SPREAD")
+        try:
+            self._await_room(count, num_cpus, cancellation)
+            for index in range(count):
+                strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=index)
+                actor = ray.remote(StageActor).options(num_cpus=num_cpus, scheduling_strategy=strategy, max_restarts=0)
+                shared = None if bind_cores else index
+                self.actors.append(actor.remote(num_cpus, dict(environment), folder, shared))
+            self.places = self.call(cancellation, [actor.place.remote() for actor in self.actors])
+            self._check_kernels()
+        except BaseException:
+            self.close()
+            raise
+
+    def name(self, index: int) -> str:
+        """A stage in words, with its node once that is known."""
+        return self._names[index] + (f" on node {self.places[index].node}" if self.places else "")
+
+    def call(self, cancellation: Cancellation, references: Sequence[Any]) -> list[Any]:
+        """What each actor has returned, in order. Raises DeviceError for the first that failed, LoadCancelledError."""
+        results: dict[int, Any] = {}
+        while len(results) < len(references):
+            waiting = [reference for index, reference in enumerate(references) if index not in results]
+            for reference in ray.wait(waiting, timeout=_LOOK_S)[0]:
+                index = references.index(reference)
+                try:
+                    results[index] = ray.get(reference)
+                except (RayError, StageError) as error:
+                    raise DeviceError(f"{self.name(index)}{_said(error)}") from None
+            cancellation.check()
+        return [results[index] for index in range(len(references))]
+
+    def close(self) -> None:
+        """End the actors, and let others have their room. Calling it twice is allowed."""
+        actors, self.actors = self.actors, []
+        for actor in actors:
+            ray.kill(actor, no_restart=True)
+        remove_placement_group(self._group)
+
+    def _await_room(self, count: int, num_cpus: int, cancellation: Cancellation) -> None:
+        deadline = time.monotonic() + _PLACED_S
+        while not self._group.wait(1):
+            cancellation.check()
+            if time.monotonic() >= deadline:
+                raise DeviceError(
+                    f"the cluster has no room for {count} stages of {num_cpus} cores: its nodes have "
+                    f"{', '.join(f'{cpus:g}' for cpus in cluster_cpus()) or 'no'} cores, some of which may be taken; "
+                    "lower --cpus-per-replica or --pipeline-parallel-size, or add nodes"
+                )
+
+    def _check_kernels(self) -> None:
+        """Bits must not depend on which node has which stage."""
+        levels = {place.isa: place.node for place in self.places}
+        if len(levels) > 1:
+            found = ", ".join(f"{isa} on {node}" for isa, node in levels.items())
+            raise DeviceError(
+                f"the nodes compute with different kernels ({found}), and so would give other bits when stages are "
+                "placed otherwise: set TIDEWHEEL_ISA to the lowest of them, or use nodes that are alike"
+            )
+
+
+class RayStages:
+    """See Stages."""
+
+    share_clock: bool = False
+
+    def __init__(self, placement: _Placement, plans: Sequence[StagePlan], cancellation: Cancellation) -> None:
+        """Load the weights where the stages were placed, and connect them. See Launch."""
+        self._placement, self._plans = placement, plans
+        self._runs: list[Any] = []
+        self._stopped = threading.Event()
+        self._watch: threading.Thread | None = None
+        self.has_ended = False
+        self.slots: Sequence[StepSlot] = [plan.shape.slot() for plan in plans]
+        links: list[TcpLink] = []
+        try:
+            actors, token = placement.actors, secrets.token_bytes(TOKEN_BYTES)
+            loaded: list[LoadedWeights] = placement.call(
+                cancellation, [actor.load.remote(plan) for actor, plan in zip(actors, plans, strict=True)]
+            )
+            addresses = placement.call(cancellation, [actor.listen.remote(token) for actor in actors])
+            following = [*addresses[1:], None]
+            self._runs = [actor.run.remote(address) for actor, address in zip(actors, following, strict=True)]
+            for address, purpose in ((addresses[0], STEPS), (addresses[-1], RESULTS)):
+                try:
+                    links.append(TcpLink(connect(address, token, purpose), self.slots))
+                except OSError as error:
+                    at = ":".join(map(str, address))
+                    raise DeviceError(f"{at}, where a pipeline stage listens, cannot be reached: {error}") from error
+        except BaseException:
+            for link in links:
+                link.close()
+            self._free()
+            raise
+        self.first: Link = links[0]
+        self.last: Link = links[1]
+        self.masks: Link = links[1]
+        for index, (place, weights) in enumerate(zip(placement.places, loaded, strict=True)):
+            logger.info(
+                "%s: %s on CPUs %s, %.2f GiB of weights, %.2f GiB of KV cache",
+                self.name(index),
+                self.place(index),
+                cpu_list(place.cpus),
+                weights.weight_bytes / _GIB,
+                weights.cache_bytes / _GIB,
+            )
+
+    def name(self, index: int) -> str:
+        """See Stages."""
+        return stage_name(index, len(self._plans), self._plans[index].stage)
+
+    def place(self, index: int) -> str:
+        """See Stages."""
+        place = self._placement.places[index]
+        return f"process {place.pid} on node {place.node}"
+
+    def watch(self, on_end: Callable[[], None]) -> None:
+        """See Stages."""
+
+        def run() -> None:
+            while not self._stopped.is_set():
+                if ray.wait(self._runs, timeout=_LOOK_S)[0] and not self._stopped.is_set():
+                    self.has_ended = True
+                    on_end()
+                    return
+
+        self._watch = threading.Thread(target=run, name="stages", daemon=True)
+        self._watch.start()
+
+    def failure(self) -> str:
+        """See Stages. Of several that have ended, those that did not end by themselves are named."""
+        deadline = time.monotonic() + _DEATH_S
+        while True:
+            ended = ray.wait(self._runs, num_returns=len(self._runs), timeout=_LOOK_S)[0]
+            for index, reference in enumerate(self._runs):
+                if reference in ended and (error := _error_of(reference)) is not None:
+                    return f"{self.name(index)}, {self.place(index)}{_said(error)}"
+            if time.monotonic() >= deadline or len(ended) == len(self._runs):
+                names = ", ".join(self.place(i) for i in range(len(self._runs)))
+                return f"a connection between the stages of the pipeline has ended ({names})"
+
+    def close(self) -> None:
+        """See Stages."""
+        self._stopped.set()
+        if self._watch is not None and self._watch is not threading.current_thread():
+            self._watch.join()
+        for link in (self.first, self.last):
+            link.close()
+        self._free()
+
+    def _free(self) -> None:
+        self._placement.close()
+        for slot in self.slots:
+            slot.close()
+
+
+def memory_of_all(places: Sequence[StagePlace], weights: Sequence[int]) -> Memory:
+    """What nodes have for stages at these places, whose `weights` take so many bytes: see StageHost."""
+    found: dict[str, tuple[Memory, float]] = {}
+    for place, num_bytes in zip(places, weights, strict=True):
+        share = found[place.node][1] if place.node in found else 0.0
+        found[place.node] = place.memory, share + num_bytes / max(sum(weights), 1)
+    ceilings = [memory.ceiling / share for memory, share in found.values() if memory.ceiling is not None and share]
+    available = [memory.available / share for memory, share in found.values() if memory.available is not None and share]
+    return Memory(
+        total=int(min(ceilings)) if ceilings else None,
+        available=int(min(available)) if available else None,
+        cgroup_limit=None,
+        cgroup_used=None,
+    )
+
+
+def cluster_cpus() -> list[float]:
+    """The cores of each node of the cluster, most first."""
+    return sorted((node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]), reverse=True)
+
+
+def cpus_of_each(count: int, nodes: Sequence[float]) -> int:
+    """Cores for each of `count` stages so that all have as many: one stage a node where there are enough nodes.
+
+    `nodes` are the cores of each, most first. At least 1, also where there is no room.
+    """
+    if len(nodes) >= count:
+        return max(int(nodes[count - 1]), 1)
+    most = int(nodes[0]) if nodes else 1
+    return next((cpus for cpus in range(most, 1, -1) if sum(int(node // cpus) for node in nodes) >= count), 1)
+
+
+def _error_of(reference: Any) -> Exception | None:
+    try:
+        ray.get(reference)
+    except (RayError, StageError) as error:
+        return error
+    return None
+
+
+def _said(error: Exception) -> str:
+    """What goes behind the name of a stage."""
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, Exception):
+        text = str(cause) if isinstance(cause, StageError) else f"{type(cause).__name__}: {cause}"
+        return f": {text}"
+    if "node has died" in str(error) or "node died" in str(error).lower():
+        return " has ended, because its node has gone"
+    return " has ended; the system kills a process when memory runs out"
