@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 _SERVE = "from tidewheel.server.commands.cli import main; import sys; sys.exit(main(['serve', *sys.argv[1:]]))"
 
 
@@ -19,8 +21,17 @@ def test_the_server_does_not_import_it() -> None:
     assert done.stdout == "False\n", done.stderr
 
 
-def test_a_lack_of_it_is_told() -> None:
+@pytest.mark.parametrize("what", ["--data-parallel-size", "--pipeline-parallel-size"])
+def test_a_lack_of_it_is_told(what: str) -> None:
     program = f"import sys; sys.modules['ray'] = None; {_SERVE}"
-    done = run(program, "--distributed-executor-backend", "ray", "--data-parallel-size", "2")
+    done = run(program, "--distributed-executor-backend", "ray", what, "2")
     assert done.returncode == 1
     assert "pip install 'tidewheel[ray]'" in done.stderr
+
+
+@pytest.mark.parametrize("flag", ["--tensor-parallel-size=2", "--threads-bind=0", "--reserved-cpus=1"])
+def test_stages_on_nodes_have_cores_that_nobody_names(flag: str) -> None:
+    stages = ("--distributed-executor-backend=ray", "--pipeline-parallel-size=2")
+    done = run(f"import sys; sys.modules['ray'] = None; {_SERVE}", *stages, flag)
+    assert done.returncode == 1
+    assert f"{flag.partition('=')[0]} and stages on Ray do not work together" in done.stderr

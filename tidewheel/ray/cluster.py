@@ -6,10 +6,13 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from tidewheel.engine.errors import TidewheelError
 
-_OBJECT_STORE_BYTES = 128 * 2**20  # nothing is kept there but requests of more than 100 KiB on their way
+# Without "local", Ray would connect to a cluster that somebody else has started on this machine. In the object store
+# lie requests of more than 100 KiB on their way.
+_OWN: dict[str, Any] = {"address": "local", "include_dashboard": False, "object_store_memory": 128 * 2**20}
 
 
 @contextmanager
@@ -30,11 +33,7 @@ def connected(environment: Mapping[str, str]) -> Iterator[bool]:
     try:
         # Workers import packages from the folder in which Ray was started, before those that are installed.
         os.chdir("/")
-        ray.init(
-            log_to_driver=True,
-            logging_level=logging.WARNING,
-            **({"include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES} if is_own else {}),
-        )
+        ray.init(log_to_driver=True, logging_level=logging.WARNING, **(_OWN if is_own else {}))
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise TidewheelError(f"Ray cannot be used: {error}") from error
     finally:

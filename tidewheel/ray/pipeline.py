@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from tidewheel.engine.errors import TidewheelError
 from tidewheel.server.options.serve import ServeOptions
 
 from .cluster import connected, own_environment
@@ -17,12 +18,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_OF_CORES = ("tensor_parallel_size", "threads_bind", "reserved_cpus")
 _OF_OWN_CLUSTER = {"RAY_USAGE_STATS_ENABLED": "0"}
 
 
 @contextmanager
 def stage_host(options: ServeOptions) -> Iterator[RayHost]:
     """What has the stages, in the cluster of RAY_ADDRESS or a new one on this machine. Raises TidewheelError."""
+    _check_cores(options)
     with connected(_OF_OWN_CLUSTER) as is_own:
         from .stages import RayHost, cluster_cpus, cpus_of_each
 
@@ -32,3 +35,12 @@ def stage_host(options: ServeOptions) -> Iterator[RayHost]:
         folder = os.getcwd() if is_own else None
         with RayHost(count, cpus, environment=own_environment(), folder=folder) as host:
             yield host
+
+
+def _check_cores(options: ServeOptions) -> None:
+    for group in options.engine.device_options:
+        if flag := group._differing([name for name in _OF_CORES if hasattr(group, name)]):
+            raise TidewheelError(
+                f"{flag} and stages on Ray do not work together: each stage has one group of cores, which its node "
+                "chooses; leave it out, and say how many cores a stage has with --cpus-per-replica"
+            )

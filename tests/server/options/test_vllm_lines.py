@@ -45,6 +45,10 @@ def refusal(capsys: pytest.CaptureFixture[str], line: str, **environment: str) -
             "m -dp 2 --distributed-executor-backend ray",
             {"data_parallel_size": 2, "distributed_executor_backend": "ray"},
         ),
+        (
+            "m -pp 2 --distributed-executor-backend ray",
+            {"pipeline_parallel_size": 2, "distributed_executor_backend": "ray"},
+        ),
         ("m -q awq_marlin --trust-remote-code", {"quantization": "awq"}),
         ("m -O3", {}),
         ("m -O.level=3 -O.cudagraph_mode FULL", {}),
@@ -140,7 +144,10 @@ def test_a_line_that_works(line: str, shown: dict[str, Any]) -> None:
         ("m --runner pooling", "--runner is not supported"),
         ("m --tokenizer-mode mistral --config-format mistral", "--config-format is not supported: convert"),
         ("m -dp 4", "--data-parallel-size needs --distributed-executor-backend ray"),
-        ("m -pp 2 --distributed-executor-backend ray", "take mp for stages on this machine"),
+        (
+            "m -pp 2 -dp 2 --distributed-executor-backend ray",
+            "--pipeline-parallel-size and --data-parallel-size do not work together",
+        ),
         ("m -pp 2 --pipeline-split 1,2,3", "--pipeline-split names 3 stages"),
         ("m --headless --grpc", "--grpc is not supported"),
         ("m --tokenizer-mode custom", "--tokenizer-mode custom is not supported: no code of others is run"),
