@@ -45,7 +45,7 @@ _ENUM = {
     "hunyuan_v1_moe": gguf.MODEL_ARCH.HUNYUAN_MOE, "granitemoeshared": gguf.MODEL_ARCH.GRANITE_MOE,
 }  # fmt: skip
 _GRANITES = ("granite", "granitemoe", "granitemoeshared", "granitemoehybrid")
-_PERMUTED = ("llama", "smollm3", "mixtral", "ministral3", "olmo", *_GRANITES)
+_PERMUTED = ("llama", "smollm3", "mixtral", "ministral3", "olmo", "bamba", *_GRANITES)
 _COUNTS = ("num_local_experts", "n_routed_experts", "num_experts")
 _LAYER = re.compile(r"(?:model|backbone)\.layers\.(\d+)\.(.+)")
 

@@ -16,12 +16,13 @@ ARCHITECTURES = {
     "qwen3_5_moe_text": gguf.MODEL_ARCH.QWEN35MOE,
     "qwen3_next": gguf.MODEL_ARCH.QWEN3NEXT,
     "granitemoehybrid": gguf.MODEL_ARCH.GRANITE_HYBRID,
+    "bamba": gguf.MODEL_ARCH.GRANITE_HYBRID,
     "falcon_h1": gguf.MODEL_ARCH.FALCON_H1,
     "nemotron_h": gguf.MODEL_ARCH.NEMOTRON_H_MOE,  # without experts NEMOTRON_H
     "mamba2": gguf.MODEL_ARCH.MAMBA2,
 }
 DELTA_NETS = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
-MAMBAS = ("granitemoehybrid", "falcon_h1", "nemotron_h", "mamba2")
+MAMBAS = ("granitemoehybrid", "bamba", "falcon_h1", "nemotron_h", "mamba2")
 
 _Array = NDArray[np.float32]
 
@@ -124,6 +125,8 @@ def _multiplier(name: str, rows: int, config: Any) -> Any:
 
 def attending(config: Any) -> list[bool] | None:
     """Which layers have KV heads; None for models whose files do not say."""
+    if config.model_type == "bamba":
+        return [layer in config.attn_layer_indices for layer in range(config.num_hidden_layers)]
     if config.model_type not in ("lfm2", "lfm2_moe", "granitemoehybrid", "nemotron_h"):
         return None
     return [kind == "full_attention" for kind in config.layer_types]
@@ -162,6 +165,8 @@ def write_config(writer: Any, config: Any) -> None:
     if config.model_type == "granitemoehybrid":
         writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)
         writer.add_rope_scaling_finetuned(False)
+    if config.model_type == "bamba":
+        writer.add_rope_scaling_finetuned(True)
     if config.model_type in ("qwen3_5_moe_text", "qwen3_next"):
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
     if config.model_type == "lfm2_moe":

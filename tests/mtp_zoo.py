@@ -6,10 +6,12 @@ import copy
 import functools
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import models_zoo
+import pytest
 
 QWENS = ("qwen3_next", "qwen3_next-experts", "qwen3_5", "qwen3_5-experts")
 LATER_LAYERS = ("deepseek-v3", "glm4-moe-lite", "glm4-moe")
@@ -172,6 +174,40 @@ def save(oracle: Oracle, folder: Path) -> Path:
     file = folder / "model.safetensors"
     save_file({**load_file(file), **oracle.tensors()}, file)
     return folder
+
+
+@functools.cache
+def gguf_file(name: str) -> Path:
+    """The model of `folder(name)` as llama.cpp's converter writes it: the layer is one more of the model's."""
+    import gguf
+    import gguf_files
+
+    case, of_drafts = models_zoo.CASES[name], oracle(name)
+    count = of_drafts.model.config.num_hidden_layers
+    config = {**case.config, "num_hidden_layers": count + 1}
+    if "layer_types" in config:
+        config["layer_types"] = [*config["layer_types"], "full_attention"]
+    longer = models_zoo.build(replace(case, config=config))
+    longer.load_state_dict(of_drafts.model.state_dict(), strict=False)
+    longer.model.layers[count].load_state_dict(of_drafts.layer.state_dict())
+    plus = 0 if of_drafts.is_later_layer else 1  # of Qwen's norms, as in every file of these
+
+    class WithDrafts(gguf.GGUFWriter):  # type: ignore[misc]
+        def write_header_to_file(self, *arguments: Any) -> None:
+            self.add_nextn_predict_layers(1)
+            for tensor, module, more in (
+                ("enorm", of_drafts.embedding_norm, plus),
+                ("hnorm", of_drafts.hidden_norm, plus),
+                ("eh_proj", of_drafts.project, 0),
+                ("shared_head_norm", of_drafts.norm, plus),
+            ):
+                weight = module.weight.detach().float().numpy() + more
+                self.add_tensor(f"blk.{count}.nextn.{tensor}.weight", weight)
+            super().write_header_to_file(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gguf_files.gguf, "GGUFWriter", WithDrafts)
+        return gguf_files.write(models_zoo._root / f"{name}-mtp.gguf", longer)
 
 
 @functools.cache

@@ -44,8 +44,11 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
     names = llama_names(_MODULES)
     refs = {**gated_queries(heads), **_of_key_heads(net), "delta_conv": conv_taps("linear_attn.conv1d")}
     spec = decoder(config, "qwen3_next", layers, norm, rope.max_positions)
+    description = names.describe(spec, refs)
+    if config.raw("mtp_num_hidden_layers") == 0:
+        return description
     mtp = qwen_mtp(names, norm, (BranchSpec(heads, norm), BranchSpec(mlps[-1], norm)), spec.hidden_size, refs)
-    return replace(names.describe(spec, refs), mtp=mtp)
+    return replace(description, mtp=mtp)
 
 
 def _of_key_heads(net: DeltaNetSpec) -> dict[str, TensorRef]:

@@ -19,17 +19,19 @@ _LABEL = re.compile(
 )
 _SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})")
 _NOT_MODELS = ("mmproj", "imatrix")  # image projectors, and what quantizers measured
+_DRAFTS_ONLY = "mtp-"  # what llama.cpp's converter calls a file with a model's layer for drafts alone
 _MOST_LISTED = 30
 
 
 def find_gguf(folder: Path) -> Path | None:
     """The GGUF model in a folder without safetensors: its only file, or the first of its splits.
 
-    None if there is none. Raises ModelError if there are several. Projectors for images are no models.
+    None if there is none. Raises ModelError if there are several. Projectors for images are no models, nor are layers
+    for drafts.
     """
     if any(folder.glob("*.safetensors")):
         return None
-    files = [path for path in sorted(folder.glob("*.gguf")) if not path.name.startswith("mmproj")]
+    files = [path for path in sorted(folder.glob("*.gguf")) if not path.name.startswith(("mmproj", _DRAFTS_ONLY))]
     models = [path for path in files if (split := _SPLIT.fullmatch(path.stem)) is None or int(split[2]) == 1]
     if len(models) > 1:
         names = ", ".join(path.name for path in models[:10])
@@ -74,7 +76,8 @@ def _models(names: Iterable[str]) -> dict[str, list[str]]:
     models: dict[str, list[str]] = defaultdict(list)
     for name in sorted(names):
         path = PurePosixPath(name)
-        if path.suffix.lower() == ".gguf" and not any(word in path.name.lower() for word in _NOT_MODELS):
+        is_model = not (any(word in path.name.lower() for word in _NOT_MODELS) or path.name.startswith(_DRAFTS_ONLY))
+        if path.suffix.lower() == ".gguf" and is_model:
             stem = name[: -len(".gguf")]
             split = _SPLIT.fullmatch(stem)
             models[split[1] if split else stem].append(name)

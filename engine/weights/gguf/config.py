@@ -121,8 +121,11 @@ def _factors(file: GgufFile, fields: Fields) -> Config:
 
 
 def float32_vector(tensor: GgufTensor) -> list[float]:
-    """The numbers of a tensor that belongs to the config. Raises ModelError for one that is no vector of F32."""
+    """The numbers of a tensor of the config, all above 0. Raises ModelError for one that is no vector of F32."""
     if tensor.kind.name != "F32" or len(tensor.shape) != 1 or tensor.shape[0] > 1 << 16:
         raise ModelError(f"{tensor.origin} must be a vector of F32")
-    factors: list[float] = np.frombuffer(tensor.data.tobytes(), "<f4").tolist()
+    numbers = np.frombuffer(tensor.data.tobytes(), "<f4")
+    if not (np.isfinite(numbers) & (numbers > 0)).all():
+        raise ModelError(f"{tensor.origin} must hold finite numbers above 0")
+    factors: list[float] = numbers.tolist()
     return factors

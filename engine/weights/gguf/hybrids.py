@@ -114,7 +114,7 @@ def of_layers(fields: Fields, key: str, num_layers: int, default: int | None = N
 
 def qwen35(file: GgufFile, fields: Fields, config: _Config) -> _Config:
     """Qwen3.5's. Files hold value heads by their number within a key head, then by key head."""
-    return _delta_net(fields) | experts.drafts(fields, config) | {"linear_value_heads_tiled": True}
+    return _delta_net(fields) | _drafts(fields, config) | {"linear_value_heads_tiled": True}
 
 
 def qwen35_moe(file: GgufFile, fields: Fields, config: _Config) -> _Config:
@@ -125,7 +125,13 @@ def qwen35_moe(file: GgufFile, fields: Fields, config: _Config) -> _Config:
 def qwen3_next(file: GgufFile, fields: Fields, config: _Config) -> _Config:
     """Qwen3-Next's."""
     own = experts.qwen3_moe(file, fields, config) | _shared_expert(fields)
-    return _delta_net(fields) | experts.drafts(fields, config) | own
+    return _delta_net(fields) | _drafts(fields, config) | own
+
+
+def _drafts(fields: Fields, config: _Config) -> _Config:
+    """How many layers there are, and how many for drafts: a Qwen's config has its own word for these."""
+    found = experts.drafts(fields, config)
+    return found | {"mtp_num_hidden_layers": found["num_nextn_predict_layers"]}
 
 
 def _delta_net(fields: Fields) -> _Config:

@@ -45,6 +45,14 @@ MODULES = {
     "eh_proj": "nextn.eh_proj",
     "shared_head.norm": "nextn.shared_head_norm",
 }
+# Qwen's layer for drafts lies beside the model's. Where other checkpoints have it as one more of the layers, its
+# tensors have these names.
+QWEN_MTP = {
+    "mtp.pre_fc_norm_embedding.weight": "enorm.weight",
+    "mtp.pre_fc_norm_hidden.weight": "hnorm.weight",
+    "mtp.fc.weight": "eh_proj.weight",
+    "mtp.norm.weight": "shared_head.norm.weight",
+}
 PRE_NORMS = {"post_attention_layernorm": "ffn_norm"}
 POST_ATTENTION_NORM = {"post_attention_layernorm": "post_attention_norm"}
 SANDWICH_NORMS = {

@@ -98,6 +98,9 @@ def _require_model(file: GgufFile) -> None:
     what = _NOT_MODELS.get(kind or "") or _NOT_MODELS.get(architecture or "")
     if what is None and not file.tensors:
         what = "a vocabulary without weights, which --tokenizer takes"
+    has_drafts = bool(fields.raw(f"{architecture}.nextn_predict_layers"))
+    if what is None and has_drafts and not any(name.startswith("blk.0.") for name in file.tensors):
+        what = "the layer of a model that predicts further tokens (MTP) alone"
     if what is not None:
         raise ModelError(f"{file.path} is {what}: give the file of the language model itself")
 

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from ...errors import ModelError
 from ...models import ModelDescription
-from ...models.description import MtpDescription
 from ...models.spec import tensor_shapes
 from ...models.tensor_ref import TensorRef
 from ..block_types import dequantize
@@ -28,12 +27,16 @@ from ..tensor import DenseTensor, WeightTensor
 from .architecture import GgufArchitecture
 from .config import CONFIG_TENSORS
 from .hybrids import log_of_decays
+from .names import QWEN_MTP
 from .reader import GgufTensor
 
 logger = logging.getLogger(__name__)
 
 _LAYER = re.compile(r"blk\.(\d{1,6})\.")
 _LAYER_NUMBER = re.compile(r"\.layers\.(\d{1,6})\.")
+_MTP_LAYER = re.compile(r"mtp\.layers\.(\d{1,6})\.(.+)")
+_FEW_BLOCKS = 64  # of which one has a scale that is not 0, but for rare tensors
+_MAGNITUDE = 0x7FFF  # of the bits of a half
 FLOATS: dict[str, DType] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -50,25 +53,20 @@ class GgufWeights:
         config: Mapping[str, Any],
         description: ModelDescription,
     ) -> None:
-        usable = description.mtp is not None and _is_later_layer(description.mtp)
-        if description.spec.mtp is not None and not (usable and config.get("num_nextn_predict_layers")):
-            raise ModelError(
-                "--speculative-config: layers that predict further tokens (MTP) are not used of .gguf files of "
-                f'{description.spec.family} models; take the model as safetensors, or {{"method": "ngram"}}'
-            )
-        self._architecture = architecture
+        self._architecture, self._tensors = architecture, tensors
         self._places: dict[str, tuple[GgufTensor, TensorRef]] = {}
         count: Counter[DType] = Counter()
         shapes = tensor_shapes(description.spec)
         # A layer for drafts is one of the layers to a file.
-        in_file = {name: _name_in_layers(name, description.tensors[name]) for name in shapes}
+        refs = {name: _among_layers(description.tensors[name], config["num_hidden_layers"]) for name in shapes}
+        in_file = {name: _name_in_layers(name, ref) for name, ref in refs.items()}
         shapes_in_file = {in_file[name]: shape for name, shape in shapes.items()}
         for name, shape in shapes.items():
-            ref = description.tensors[name]
+            ref = refs[name]
             found = architecture.reference(in_file[name], ref, shapes_in_file, tensors.keys())
             stored = tensors.get(found.name) if found is not None else None
             if found is None or stored is None:
-                file, missing = next(iter(tensors.values())).path, found or description.tensors[name]
+                file, missing = next(iter(tensors.values())).path, found or ref
                 raise ModelError(f"{file} has no tensor {missing.name}, which the model needs")
             ref, stored = found, stored if found.index is not None else _as_needed(stored, found, shape)
             if ref.shape(stored.shape) != shape:
@@ -83,7 +81,8 @@ class GgufWeights:
         used = {stored.name for stored, _ in self._places.values()} | CONFIG_TENSORS
         drafts = {name for name in tensors.keys() - used if _is_for_drafts(name, config)}
         if drafts:
-            logger.info("%s", not_loaded(len(drafts), usable=usable and description.spec.mtp is None))
+            unasked = description.mtp is not None and description.spec.mtp is None
+            logger.info("%s", not_loaded(len(drafts), usable=unasked))
         left = tensors.keys() - used - drafts
         if unknown := sorted(name for name in left if not _is_unused(architecture, name, config)):
             raise ModelError(
@@ -101,6 +100,8 @@ class GgufWeights:
 
     def __getitem__(self, name: str) -> WeightTensor:
         stored, ref = self._places[name]
+        if stored.kind.dequantize is not None:
+            _require_scales(self._tensors[stored.name])
         if _stays_in_blocks(stored, ref):
             return take_blocks(stored.data.reshape(*stored.shape[:-1], -1), stored.kind, ref, stored.origin)
         whole, mapped = elements_of(stored)
@@ -132,6 +133,18 @@ def _stays_in_blocks(stored: GgufTensor, ref: TensorRef) -> bool:
     )
 
 
+def _require_scales(stored: GgufTensor) -> None:
+    """Raises ModelError if the scales of all blocks are 0, in a stack those of all experts: they were never written."""
+    blocks = stored.data.reshape(-1, stored.kind.bytes)
+    for some in (blocks[:_FEW_BLOCKS], blocks):
+        halves = (some[:, at : at + 2].view("<u2") & _MAGNITUDE for at in stored.kind.halves)
+        if stored.kind.exponent or any(half.any() for half in halves):
+            return
+    raise ModelError(
+        f"{stored.origin} has only scales of 0, which make all of it 0: the file is not complete, take it again"
+    )
+
+
 def _as_needed(stored: GgufTensor, ref: TensorRef, needed: tuple[int, ...]) -> GgufTensor:
     """A tensor whose shape in files is another: a row that is a vector, a vector that is a matrix, a matrix a head."""
     is_row = needed == (1, *stored.shape)
@@ -140,9 +153,13 @@ def _as_needed(stored: GgufTensor, ref: TensorRef, needed: tuple[int, ...]) -> G
     return replace(stored, shape=needed) if is_row or is_flat or of_heads else stored
 
 
-def _is_later_layer(mtp: MtpDescription) -> bool:
-    """Whether checkpoints have the layer for drafts behind the model's, as one more of them."""
-    return all(_LAYER_NUMBER.search(ref.name) and not ref.name.startswith("mtp.") for ref in mtp.tensors.values())
+def _among_layers(ref: TensorRef, num_layers: int) -> TensorRef:
+    """Where the weight would be if a layer for drafts that lies below `mtp.` lay behind the model's, as in files."""
+    if ref.name in QWEN_MTP:
+        return replace(ref, name=f"model.layers.{num_layers}.{QWEN_MTP[ref.name]}")
+    if found := _MTP_LAYER.fullmatch(ref.name):
+        return replace(ref, name=f"model.layers.{num_layers + int(found[1])}.{found[2]}")
+    return ref
 
 
 def _name_in_layers(name: str, ref: TensorRef) -> str:

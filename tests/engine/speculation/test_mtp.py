@@ -32,7 +32,7 @@ from tidewheel.engine.devices.base import Executor, LoraExecutor, LoraLimits
 from tidewheel.engine.devices.batch import SamplingBatch, StepBatch
 from tidewheel.engine.models import describe
 from tidewheel.engine.speculation.mtp import MtpDrafter
-from tidewheel.engine.weights import open_weights, read_config
+from tidewheel.engine.weights import open_source
 from tidewheel.engine.weights.lora import LoraAdapter, LowRankUpdate
 from tidewheel.engine.weights.quantization import Quantization
 
@@ -44,26 +44,33 @@ pytest.importorskip("tidewheel._native")
 def load(folder: Path, threads_bind: str = "0,0", *, with_mtp: bool = True, **changed: Any) -> Executor:
     from tidewheel import _native
 
-    description = describe(read_config(folder), None)
+    source = open_source(str(folder))
+    description = describe(source.config, None)
     description = description.with_mtp() if with_mtp else description
     device = make_device(f"cpu-{_native.chosen_isa_level('auto')}", threads_bind)
-    return device.load(description.spec, open_weights(folder, description), dataclasses.replace(OPTIONS, **changed))
+    weights = source.weights(description, source.config)
+    return device.load(description.spec, weights, dataclasses.replace(OPTIONS, **changed))
 
 
 @functools.cache
-def loaded(name: str) -> Executor:
-    return load(mtp_zoo.folder(name))
+def loaded(name: str, *, in_gguf: bool = False) -> Executor:
+    return load(mtp_zoo.gguf_file(name) if in_gguf else mtp_zoo.folder(name))
 
 
-@pytest.mark.parametrize("name", [*mtp_zoo.QWENS, *mtp_zoo.LATER_LAYERS])
-def test_it_guesses_what_transformers_modules_say(name: str) -> None:
+IN_FILES = [(name, False) for name in (*mtp_zoo.QWENS, *mtp_zoo.LATER_LAYERS)]
+IN_FILES += [(name, True) for name in ("qwen3_5", "qwen3_next-experts")]
+
+
+@pytest.mark.parametrize(("name", "in_gguf"), IN_FILES)
+def test_it_guesses_what_transformers_modules_say(name: str, in_gguf: bool) -> None:
     """Also behind a prompt in several chunks, and behind guesses that were wrong."""
-    driver, recorder = drafting(loaded(name), max_num_batched_tokens=16)
+    executor = loaded(name, in_gguf=in_gguf)
+    driver, recorder = drafting(executor, max_num_batched_tokens=16)
     wanted = job(temperature=0.0)
     key = driver.add(wanted)[0]
     driver.run()
     tokens = [*wanted.prompt, *driver.tokens(key)]
-    assert driver.sampled[key] == alone(loaded(name), MAX_LENGTH, wanted, 0, EOS)[0]
+    assert driver.sampled[key] == alone(executor, MAX_LENGTH, wanted, 0, EOS)[0]
     assert len(recorder.guesses) > 20
     for length, guesses in recorder.guesses:
         logits = mtp_zoo.oracle(name).logits(tokens[:length], len([g for g in guesses if g >= 0]))
