@@ -37,6 +37,7 @@ from .dtypes import STORAGE, DType
 from .kv_scales import KvScales, StoredKvScales
 from .quantization import TensorFormat
 from .quantized import ExpertReader, LayerReader, LayerTensors
+from .safetensors_faults import tensor_at_fault
 from .stored import FLOATS, Checkpoint, StoredMatrix, StoredTensor
 from .taking import Part, join, origin, take
 from .tensor import WeightTensor
@@ -141,7 +142,8 @@ def _require_well_formed(path: Path) -> None:
 
 
 def _corrupt(path: Path, error: Exception) -> ModelError:
-    return ModelError(f"{path} is not a valid safetensors file, it may be truncated or corrupt: {one_line(error)}")
+    fault = tensor_at_fault(path, _MAX_HEADER_BYTES) or one_line(error)
+    return ModelError(f"{path} is not a valid safetensors file, it may be truncated or corrupt: {fault}")
 
 
 def _views(path: Path, file: bytes | mmap.mmap, version: tuple[str, int, int, int]) -> Checkpoint:

@@ -240,6 +240,36 @@ def test_a_truncated_file_is_refused_by_name(tmp_path: Path, length: int) -> Non
         open_weights(tmp_path, description())
 
 
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ({"data_offsets": [0, 1 << 60], "shape": [1 << 58]}, "overlap"),
+        (
+            {"shape": [1 << 60]},
+            r"tensor 'model.norm.weight' has \d+ bytes, but its shape and type need 4611686018427387904",
+        ),
+        ({"shape": [-1]}, r"tensor 'model.norm.weight' has the shape \[-1\]"),
+        ({"shape": None}, "tensor 'model.norm.weight' has the shape"),
+        ({"data_offsets": [8]}, r"tensor 'model.norm.weight' has the offsets \[8\]"),
+        ({"dtype": "F128"}, "tensor 'model.norm.weight' is stored as 'F128', which is no type"),
+        ({"data_offsets": [0, 32]}, "tensors '.*' and '.*' overlap"),
+    ],
+)
+def test_a_tensor_that_lies_is_named(tmp_path: Path, entry: dict[str, Any], words: str) -> None:
+    header = json.loads(RAW[8 : 8 + HEADER_BYTES])
+    header["model.norm.weight"] |= entry
+    said = json.dumps(header).encode()
+    (tmp_path / FILE).write_bytes(len(said).to_bytes(8, "little") + said + RAW[8 + HEADER_BYTES :])
+    with pytest.raises(ModelError, match=f"{FILE} is not a valid safetensors file.*{words}"):
+        open_weights(tmp_path, description())
+
+
+def test_a_file_that_is_cut_off_names_the_tensor_that_is_not_whole(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_bytes(RAW[:-5])
+    with pytest.raises(ModelError, match=f"{FILE} is not .* tensor '[a-z_.0-9]+' ends 5 bytes past its end"):
+        open_weights(tmp_path, description())
+
+
 RAW = save(random_tensors(description()))
 HEADER_BYTES = int.from_bytes(RAW[:8], "little")
 

@@ -1,0 +1,64 @@
+"""Which tensor of a safetensors file is at fault. The library that refuses such a file does not always say it."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from ..files.wording import shown
+
+_BITS = {
+    "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
+    "I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64, "C64": 64, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
+}  # fmt: skip
+
+
+def tensor_at_fault(path: Path, most_header_bytes: int) -> str | None:
+    """The first tensor that contradicts the file, and how, in words; None if the header itself cannot be read."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(min(length, most_header_bytes)))
+        size = path.stat().st_size - 8 - length
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(header, dict):
+        return None
+    places: list[tuple[int, int, str]] = []
+    for name, entry in header.items():
+        if name != "__metadata__":
+            if fault := _fault_of(entry):
+                return f"tensor {shown(name)} {fault}"
+            places.append((*entry["data_offsets"], name))
+    end, before = 0, ""
+    for begin, stop, name in sorted(places):
+        if begin < end:
+            return f"tensors {shown(before)} and {shown(name)} overlap"
+        if stop > size:
+            return f"tensor {shown(name)} ends {stop - size} bytes past its end"
+        if begin > end:
+            return f"tensor {shown(name)} begins {begin - end} bytes behind the tensor before it"
+        end, before = stop, name
+    return None
+
+
+def _fault_of(entry: Any) -> str | None:
+    """What is wrong with a tensor by itself."""
+    fields = entry if isinstance(entry, dict) else {}
+    dtype, shape, offsets = (fields.get(name) for name in ("dtype", "shape", "data_offsets"))
+    if not isinstance(dtype, str) or dtype not in _BITS:
+        return f"is stored as {shown(dtype)}, which is no type of safetensors"
+    if not _are_sizes(shape):
+        return f"has the shape {shown(shape)}"
+    if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        return f"has the offsets {shown(offsets)}"
+    needed = -(-math.prod(shape) * _BITS[dtype] // 8)
+    if needed != offsets[1] - offsets[0]:
+        return f"has {offsets[1] - offsets[0]} bytes, but its shape and type need {needed}"
+    return None
+
+
+def _are_sizes(values: Any) -> bool:
+    return isinstance(values, list) and all(type(value) is int and 0 <= value < 2**64 for value in values)
