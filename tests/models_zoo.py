@@ -6,6 +6,7 @@ from __future__ import annotations
 import atexit
 import copy
 import functools
+import json
 import shutil
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -662,14 +663,29 @@ _root = Path(tempfile.mkdtemp(prefix="tidewheel-zoo-"))
 atexit.register(shutil.rmtree, _root, ignore_errors=True)
 
 
+def config_of(case: Case) -> Any:
+    """Transformers' config of the case."""
+    from transformers import AutoConfig
+
+    fields = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, **case.config}
+    return AutoConfig.for_model(case.model_type, vocab_size=VOCAB_SIZE, **fields)
+
+
+def config_json(case: Case) -> dict[str, Any]:
+    """What its config.json says."""
+    from transformers import AutoModelForCausalLM
+
+    config = config_of(case)
+    said: dict[str, Any] = json.loads(config.to_json_string())
+    return {**said, "architectures": [AutoModelForCausalLM._model_mapping[type(config)].__name__]}
+
+
 def build(case: Case, seed: int = 0) -> Any:
     """A transformers model of the case, in float32, with weights large enough to make logits that are far apart."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    fields = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, **case.config}
-    config = AutoConfig.for_model(case.model_type, vocab_size=VOCAB_SIZE, **fields)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=case.attention).eval()
+    model = AutoModelForCausalLM.from_config(config_of(case), attn_implementation=case.attention).eval()
     generator = torch.Generator().manual_seed(seed)
 
     with torch.no_grad():

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import models_zoo
 import pytest
+import stored_zoo
 from engine.driving import Driver, Job, alone, check_any_company
 from engine.weights.stored_tensors import KINDS, StoredWeights, decoder
 from harness import device_ids, make_device
@@ -33,9 +34,13 @@ pytest.importorskip("transformers")
 MAX_LENGTH = 64  # tokens, prompt and output together
 EOS = frozenset({0, 1, 2, 3})
 STORED = "all formats of quantized files"
+# Experts, and what is around them.
+STORED_SAMPLE = ("qwen3_next-experts", "gpt-oss", "deepseek-v3", "falcon-h1")
 
 
 class Subject(NamedTuple):
+    """What is asked. With a `first_kind` the weights are in formats of quantized files: see StoredFamily."""
+
     device: str
     dtype: DType
     kv_cache_dtype: KvCacheDType
@@ -43,10 +48,12 @@ class Subject(NamedTuple):
     quantization: Quantization | None = None
     groups: int = 1
     model: str = "llama"
+    first_kind: str | None = None
 
     def __str__(self) -> str:
         threads = f"{self.threads}" if self.groups == 1 else f"{self.threads} in {self.groups} groups"
         model = "" if self.model == "llama" else f"{self.model}-"
+        model += f"from-{self.first_kind}-on-" if self.first_kind else ""
         return f"{model}{self.device}-{self.quantization or self.dtype}-{self.kv_cache_dtype}-{threads}"
 
 
@@ -77,7 +84,9 @@ def subjects() -> Iterator[Subject]:
     for model in ("gemma3n", "deepseek-v3"):  # several streams; experts beside latents
         yield Subject(best, "bfloat16", "bfloat16", 2, groups=2, model=model)
     yield Subject(best, "bfloat16", "fp8_e5m2", 2, _QUANTIZATIONS[2], model="olmoe")
-    yield Subject(best, "bfloat16", "bfloat16", 2, model=STORED)
+    for level in _LEVELS:
+        yield Subject(level, "bfloat16", "bfloat16", 2, model=STORED)
+    yield from _spread(STORED_SAMPLE)
     for threads in (1, 2):
         yield Subject(best, "bfloat16", "bfloat16", threads)
         yield Subject(best, "float32", "float32", threads)
@@ -94,14 +103,27 @@ def subjects() -> Iterator[Subject]:
         yield Subject(level, "bfloat16", "int8", 2, _QUANTIZATIONS[2])
 
 
+def _spread(models: Iterable[str]) -> Iterator[Subject]:
+    """These models at one level after the other, and in one format after the other."""
+    for i, model in enumerate(models):
+        level, first_kind = _LEVELS[i % len(_LEVELS)], KINDS[11 * i % len(KINDS)]
+        yield Subject(level, "bfloat16", "bfloat16", 2, groups=2, model=model, first_kind=first_kind)
+
+
 def swept_subjects() -> Iterator[Subject]:
-    """Those that are much like others, or take minutes: the whole zoo among them."""
+    """Those that are much like others, or take minutes: the whole zoo among them.
+
+    At each level each family is there in floats and in some formats of quantized files, and each kind of layer in all.
+    """
     best, *others = _LEVELS
     seen = set(subjects())
-    for model in models_zoo.CASES:
-        subject = Subject(best, "bfloat16", "bfloat16", 2, groups=2, model=model)
-        if subject not in seen:
-            yield subject
+    for level in _LEVELS:
+        for i, model in enumerate(models_zoo.CASES):
+            formats = stored_zoo.FIRST_KINDS if model in stored_zoo.MIXERS else (KINDS[i % len(KINDS)],)
+            for first_kind in (None, *formats):
+                subject = Subject(level, "bfloat16", "bfloat16", 2, groups=2, model=model, first_kind=first_kind)
+                if subject not in seen:
+                    yield subject
     for model in ("qwen2-window", "gemma3", "qwen3_5", "deepseek-v3", "qwen3_next-experts"):
         yield Subject("torch", "float32", "float32", 1, model=model)
     for model in ("qwen2-window", "gemma3"):
@@ -116,9 +138,9 @@ def swept_subjects() -> Iterator[Subject]:
             yield Subject(level, "bfloat16", "int8", 2, quantization)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=8)
 def executor(subject: Subject) -> Executor:
-    spec, weights = opened(subject.model)
+    spec, weights = opened(subject)
     threads_bind = "auto" if subject.device == "torch" else bind(subject.threads, subject.groups)
     device = make_device(subject.device, threads_bind)
     # Twice the states, because they get at most half of the cache.
@@ -136,11 +158,13 @@ def executor(subject: Subject) -> Executor:
     return device.load(spec, weights, options)
 
 
-def opened(model: str) -> tuple[DecoderSpec, WeightSource]:
-    if model == STORED:
-        spec = decoder(tied=False)
+def opened(subject: Subject) -> tuple[DecoderSpec, WeightSource]:
+    if subject.model == STORED:
+        spec = decoder(tied=False, num_layers=4)
         return spec, StoredWeights(spec, *KINDS)
-    folder = models_zoo.folder(model)
+    if subject.first_kind is not None:
+        return stored_zoo.spec(subject.model), stored_zoo.StoredFamily(subject.model, subject.first_kind)
+    folder = models_zoo.folder(subject.model)
     description = describe(read_config(folder), None)
     return description.spec, open_weights(folder, description)
 
@@ -178,7 +202,10 @@ def jobs(draw: st.DrawFn) -> Job:
     "subject", [*subjects(), *(pytest.param(one, marks=pytest.mark.sweep) for one in swept_subjects())], ids=str
 )
 def test_any_company_gives_the_same_bits(subject: Subject) -> None:
-    on_torch = 2 if opened(subject.model)[0].state_bytes else 4  # states are computed token by token
+    is_wide = subject.model == STORED or subject.first_kind is not None  # as blocks want it
+    most_examples = 5 if is_wide else 20
+    if subject.device == "torch":
+        most_examples = 2 if opened(subject)[0].state_bytes else 4  # states are computed token by token
     check_any_company(
         executor(subject),
         executor(subject._replace(threads=1, groups=1)),
@@ -187,7 +214,7 @@ def test_any_company_gives_the_same_bits(subject: Subject) -> None:
         eos_ids=EOS,
         num_blocks=st.integers(4, 12),
         num_batched_tokens=st.sampled_from([8, 13, 50, 128]),
-        max_examples=on_torch if subject.device == "torch" else 20,
+        max_examples=most_examples,
     )
 
 

@@ -60,17 +60,29 @@ _NESTED_BLOCK = 256  # scales
 KINDS = (*BLOCKS, *_GRIDS, *_SMALL_FLOATS)
 
 
-def decoder(tied: bool = True) -> DecoderSpec:
-    """One whose matrices every kind can hold."""
+def decoder(tied: bool = True, num_layers: int = 2) -> DecoderSpec:
+    """One whose matrices every kind can hold. With four layers it has as many of them as there are kinds."""
     norm = NormSpec("rms", 1e-5)
     layer = (
         BranchSpec(AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=64, scale=0.125), norm),
         BranchSpec(MlpSpec(512, "silu", gated=True), norm),
     )
-    return DecoderSpec("test", 320, 256, 256, EmbeddingSpec(256), (layer,) * 2, norm, HeadSpec(tied=tied))
+    return DecoderSpec("test", 320, 256, 256, EmbeddingSpec(256), (layer,) * num_layers, norm, HeadSpec(tied=tied))
 
 
-@functools.cache
+def holds(kind: str, shape: tuple[int, ...], looked_up: bool = False) -> bool:
+    """Whether a matrix of that shape can be of that kind. The rows of a table have no order of inputs of their own."""
+    inputs = shape[1]
+    if kind in BLOCKS:
+        return inputs % BLOCKS[kind].elements == 0
+    if kind in _SMALL_FLOATS:
+        format, _, group = _SMALL_FLOATS[kind]
+        return inputs % 32 == 0 and (format == "e4m3" or inputs % group == 0)
+    grid = _GRIDS[kind]
+    return inputs % 32 == 0 and inputs % min(grid["group"], inputs) == 0 and not (looked_up and grid.get("order"))
+
+
+@functools.lru_cache(maxsize=512)
 def stored(kind: str, shape: tuple[int, int], seed: str) -> BlockTensor | QuantizedTensor | SmallFloatTensor:
     """A matrix of that kind, a function of `seed`."""
     random = np.random.default_rng(zlib.crc32(seed.encode()))
@@ -174,7 +186,7 @@ class StoredWeights:
         self._shapes = tensor_shapes(spec)
         matrices = [name for name, shape in self._shapes.items() if len(shape) == 2]
         self.kinds = {name: kinds[i % len(kinds)] for i, name in enumerate(matrices)}
-        if _GRIDS.get(self.kinds["embed.weight"], {}).get("order"):
+        if not holds(self.kinds["embed.weight"], self._shapes["embed.weight"], looked_up=True):
             self.kinds["embed.weight"] = "q6_k"
         self._dequantized = dequantized
 

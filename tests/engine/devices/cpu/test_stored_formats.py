@@ -66,8 +66,8 @@ def assert_close(computed: Logits, expected: Logits, times: float = 1) -> None:
 
 
 @functools.cache
-def dequantized(*kinds: str, tied: bool = True) -> Logits:
-    spec = decoder(tied)
+def dequantized(*kinds: str, tied: bool = True, num_layers: int = 2) -> Logits:
+    spec = decoder(tied, num_layers)
     return logits(load(spec, StoredWeights(spec, *kinds, dequantized=True)))
 
 
@@ -82,10 +82,11 @@ def test_the_numbers_are_the_files_and_so_is_the_memory(kind: str) -> None:
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_every_level_computes_with_a_mixture(level: str) -> None:
-    spec = decoder(tied=False)
-    expected = dequantized(*KINDS, tied=False)
-    computed = logits(load(spec, StoredWeights(spec, *KINDS), level))
-    assert_close(computed, expected)
+    spec = decoder(tied=False, num_layers=4)
+    weights = StoredWeights(spec, *KINDS)
+    assert {*weights.kinds.values()} == {*KINDS}
+    expected = dequantized(*KINDS, tied=False, num_layers=4)
+    assert_close(logits(load(spec, weights, level)), expected, times=2)  # for twice the layers
 
 
 @pytest.mark.parametrize("kinds", [("q4_k",), tuple(KINDS)], ids=["alike", "mixed"])
