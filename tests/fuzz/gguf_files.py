@@ -1,4 +1,4 @@
-"""The harness of GGUF files."""
+"""The harnesses of GGUF files: of their bytes, and of files that are described."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import gguf
 import numpy as np
+from fuzz import described_gguf
 from fuzz.harness import Harness, in_folder
 
 from tidewheel.engine.errors import ModelError
@@ -26,7 +27,7 @@ _LAYER = {
 
 
 def read_gguf_model(folder: Path) -> None:
-    source = open_source(str(folder / "model.gguf"))
+    source = open_source(str(folder))
     description = describe(source.config)
     sampling_defaults(source.generation())
     weights = source.weights(description)
@@ -93,5 +94,8 @@ GGUF: dict[str, Harness] = {
     "gguf": Harness(
         in_folder(lambda data: {"model.gguf": data}, read_gguf_model, names_files=True),
         [model_file("llama", "llama"), model_file("qwen2", "gpt2")],
+    ),
+    "gguf-described": Harness(
+        in_folder(described_gguf.files, read_gguf_model, names_files=True), described_gguf.seeds()
     ),
 }

@@ -7,7 +7,8 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from fuzz.gguf_files import GGUF
+from fuzz import described_gguf
+from fuzz.gguf_files import GGUF, read_gguf_model
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -154,6 +155,15 @@ def test_a_string_that_is_no_text_is_named_when_it_is_read(tmp_path: Path) -> No
     path.write_bytes(file((key("k", 9, array(8, 2, text("a") + U64.pack(1) + b"\xff")),)))
     with pytest.raises(ModelError, match=r"m\.gguf.*string 1 in key 'k' is not UTF-8"):
         read_gguf(path).metadata["k"].to_list()
+
+
+def test_described_files_are_models_until_they_are_changed(tmp_path: Path) -> None:
+    for number, seed in enumerate(GGUF["gguf-described"].seeds):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for name, content in described_gguf.files(seed).items():
+            (folder / name).write_bytes(content)
+        read_gguf_model(folder)
 
 
 @pytest.mark.parametrize("seed", range(len(SEEDS)))
