@@ -34,6 +34,7 @@ class PipelineOptions(Options):
         parse=_split,
         check=_above_zero,
         metavar="LAYERS",
+        env_aliases=("VLLM_PP_LAYER_PARTITION",),
     )
 
     @property

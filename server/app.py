@@ -95,6 +95,7 @@ def build_app(
         engine.context_of,
         encoder_engine.encoders.values(),
         engine.loras,
+        accepts_any=options.skip_model_name_validation,
     )
     template, formats = read_template or template_of(tokenizer, options, resources)
     start_logger.info("Tool calls are read as %s, reasoning as %s", *(name or "text" for name in formats[:2]))
@@ -138,7 +139,9 @@ def build_app(
         encoder_engine.start()
         if batches is not None:
             batches.start(app)
-        throughput = asyncio.create_task(log_throughput(engine)) if options.log_stats else None
+        throughput = (
+            asyncio.create_task(log_throughput(engine, options.log_stats_interval)) if options.log_stats else None
+        )
         try:
             yield
         finally:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tidewheel.engine.declaring.option import Options, option
-from tidewheel.engine.declaring.values import at_least, count, json_object
+from tidewheel.engine.declaring.values import above, at_least, count, json_object
 from tidewheel.engine.models.generation import SAMPLING_NAMES
 
 from .chat.parser_names import REASONING_PARSER_NAMES, TOOL_CALL_PARSER_NAMES
@@ -99,6 +99,11 @@ class AppOptions(Options):
     )
     served_model_names: Sequence[str] = option(
         (), "names of the model in the API [as MODEL]", flag="--served-model-name", metavar="NAME"
+    )
+    skip_model_name_validation: bool = option(
+        False,
+        "answer requests for models that are not served with the first name of this one",
+        env_aliases=("VLLM_SKIP_MODEL_NAME_VALIDATION",),
     )
     chat_template: str | None = option(None, "a chat template: a file, or the template itself", metavar="TEMPLATE")
     default_chat_template_kwargs: Mapping[str, Any] | None = option(
@@ -190,9 +195,21 @@ class AppOptions(Options):
         check=at_least(0),
         metavar="N",
     )
-    enable_log_outputs: bool = option(False, "log each answer's text, cut to --max-log-len if that is given")
+    enable_log_outputs: bool = option(
+        False,
+        "log each answer's text, cut to --max-log-len if that is given",
+        env_aliases=("VLLM_DEBUG_LOG_API_SERVER_RESPONSE",),
+    )
     log_stats: bool = option(
-        True, "do not log a line about the throughput every 10 s", flag="--disable-log-stats", turns_off=True
+        True, "do not log a line about the throughput now and then", flag="--disable-log-stats", turns_off=True
+    )
+    log_stats_interval: float = option(
+        10.0,
+        "how long the time is that such a line tells of; nothing is logged of one in which nothing was to be done",
+        parse=float,
+        check=above(0),
+        metavar="SECONDS",
+        env_aliases=("VLLM_LOG_STATS_INTERVAL",),
     )
     log_access: bool = option(
         True,
@@ -208,13 +225,17 @@ class AppOptions(Options):
             yield "--enable-auto-tool-choice has no effect: calls are returned as tool_calls without it"
         if self.max_log_len is not None and not self.log_requests:
             yield "--max-log-len has no effect: --disable-log-requests leaves requests out of the log"
+        if not self.log_stats and self.given_flags(["log_stats_interval"]):
+            yield "--log-stats-interval has no effect: --disable-log-stats leaves these lines out of the log"
 
     def _contradiction(self) -> str | None:
+        return "; ".join(self._contradictions()) or None
+
+    def _contradictions(self) -> Iterator[str]:
         if self.enable_log_outputs and not self.log_requests:
-            return "--enable-log-outputs needs --enable-log-requests: drop --disable-log-requests"
+            yield "--enable-log-outputs needs --enable-log-requests: drop --disable-log-requests"
         if self.enable_auto_tool_choice and self.tool_call_parser == "none":
-            return "--enable-auto-tool-choice needs a --tool-call-parser other than none"
+            yield "--enable-auto-tool-choice needs a --tool-call-parser other than none"
         of_origins = ("allow_credentials", "allowed_methods", "allowed_headers")
         if not self.allowed_origins and (flag := self._differing(of_origins)):
-            return f"{flag} needs --allowed-origins"
-        return None
+            yield f"{flag} needs --allowed-origins"

@@ -20,9 +20,10 @@ _MOST_NAMED = 16  # of the models that are served, in an error
 class ServedModels:
     """The names that the chat model is served under; the first one names it in answers to requests that name none.
 
-    `source` is the folder or hub id that the model came from; clients are shown a hub id as the `root`, but no folder.
-    `context_of` gives a context in tokens, by how many times an adapter makes it longer: see Engine. `encoders` and the
-    adapters in `loras` are listed beside it. Raises ModelError if two of them have one name.
+    With `accepts_any` it answers to names that nothing is served under, too. `source` is the folder or hub id that
+    the model came from; clients are shown a hub id as the `root`, but no folder. `context_of` gives a context in
+    tokens, by how many times an adapter makes it longer: see Engine. `encoders` and the adapters in `loras` are
+    listed beside it. Raises ModelError if two of them have one name.
     """
 
     def __init__(
@@ -32,10 +33,13 @@ class ServedModels:
         context_of: Callable[[float], int],
         encoders: Collection[Encoder] = (),
         loras: LoraRegistry | None = None,
+        *,
+        accepts_any: bool = False,
     ) -> None:
         self._created = created = int(time.time())
         self._context_of = context_of
         self._loras = loras
+        self._accepts_any = accepts_any
         max_model_len = context_of(1.0)
         self.root = _root(source, names[0])
         self._cards = {
@@ -56,7 +60,7 @@ class ServedModels:
 
     def resolve(self, name: str | None) -> str:
         """The name to answer with. Raises ApiError (404) for a model that is not served, 400 for an encoder."""
-        if name is None:
+        if name is None or (self._accepts_any and not self._serves(name)):
             return self.default
         card = self.card(name)
         if name in self._encoder_names:
@@ -110,10 +114,14 @@ class ServedModels:
         """What clients are told of one model. Raises ApiError (404) for one that is not served."""
         if name in self._cards:
             return self._cards[name]
-        if self._loras is None or not self._loras.knows(name):
+        if not self._serves(name):
             raise self._not_served(name)
+        assert self._loras is not None
         parents = {module.name: module.base_model_name for module in self._loras.modules}
         return self._lora_card(name, parents.get(name))
+
+    def _serves(self, name: str) -> bool:
+        return name in self._cards or (self._loras is not None and self._loras.knows(name))
 
     def _lora_card(self, name: str, parent: str | None) -> ModelCard:
         return ModelCard(

@@ -17,7 +17,7 @@ from tidewheel.server.api.docs import DOCS_PATHS
 from tidewheel.server.api.web import web_routes
 from tidewheel.server.app import build_app
 from tidewheel.server.app_options import AppOptions
-from tidewheel.server.options.vllm_flags import vllm_flags
+from tidewheel.server.options.vllm_flags import CONVERTED, vllm_flags
 from tidewheel.server.options.vllm_table import RENAMED
 
 ROOT = Path(__file__).parents[1]
@@ -31,7 +31,7 @@ PATH = re.compile(rf"(?<![\w./-])(?:{FOLDERS})/[\w./*-]*[\w*/]".replace(".ci", r
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 COMMANDS = ("serve", "bench", "chat", "run-batch", "inspect", "pull", "list", "rm")
 DOCKER_OPTIONS = {"--gpus", "--net", "--privileged", "--runtime"}
-VLLM_FLAGS = {*vllm_flags(), *RENAMED}
+VLLM_FLAGS = {*vllm_flags(), *RENAMED, *CONVERTED}
 # Not in code, where brackets mean something else.
 LINK = re.compile(r"!?\[[^\]]*\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)")
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)

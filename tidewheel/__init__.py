@@ -15,7 +15,13 @@ if TYPE_CHECKING:
     from .offline.async_llm import AsyncLLM
     from .offline.llm import LLM
     from .offline.outputs import CompletionOutput, EmbeddingRequestOutput, RequestOutput, ScoringRequestOutput
-    from .offline.params import BeamSearchParams, RequestOutputKind, SamplingParams, StructuredOutputsParams
+    from .offline.params import (
+        BeamSearchParams,
+        GuidedDecodingParams,
+        RequestOutputKind,
+        SamplingParams,
+        StructuredOutputsParams,
+    )
 
 __version__ = "0.1.0"
 
@@ -25,6 +31,7 @@ __all__ = [
     "BeamSearchParams",
     "CompletionOutput",
     "EmbeddingRequestOutput",
+    "GuidedDecodingParams",
     "LoRARequest",
     "RequestOutput",
     "RequestOutputKind",
@@ -40,7 +47,13 @@ _MODULES = {
     "offline.async_llm": ("AsyncLLM",),
     "offline.llm": ("LLM",),
     "offline.outputs": ("CompletionOutput", "EmbeddingRequestOutput", "RequestOutput", "ScoringRequestOutput"),
-    "offline.params": ("BeamSearchParams", "RequestOutputKind", "SamplingParams", "StructuredOutputsParams"),
+    "offline.params": (
+        "BeamSearchParams",
+        "GuidedDecodingParams",
+        "RequestOutputKind",
+        "SamplingParams",
+        "StructuredOutputsParams",
+    ),
 }
 
 

@@ -9,9 +9,10 @@ from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 
 from tidewheel.server.options.serve import SERVE_OPTIONS
-from tidewheel.server.options.variables import KNOWN, REFUSED
+from tidewheel.server.options.variables import KNOWN
 from tidewheel.server.options.vllm_table import ACCEPTED, NOT_YET, WORKS
 from tidewheel.server.options.vllm_table import REFUSED as REFUSED_FLAGS
+from tidewheel.server.options.vllm_variables import IDLE, REFUSED
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "vllm.md"
@@ -56,6 +57,7 @@ def _variables() -> str:
     rows = [(f"`{name}`", f"`{o.flag}`") for o in SERVE_OPTIONS for name in o.variables if name.startswith("VLLM_")]
     rows += [(f"`{name}`", why) for name, why in KNOWN.items() if name.startswith("VLLM_")]
     rows += [(f"`{name}`", f"refused: {why}") for name, why in REFUSED.items()]
+    rows += [(", ".join(f"`{name}`" for name in names.split()), f"no effect: {why}") for why, names in IDLE.items()]
     return _lines(("variable", "what becomes of it"), rows)
 
 

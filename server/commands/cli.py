@@ -28,7 +28,7 @@ commands:
 
 options:
   -h, --help      show this, or a command's own help
-  --version       show the version
+  -v, --version   show the version
 """
 
 
@@ -125,7 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not given or given[0] in ("-h", "--help", "help"):
         print(_USAGE, end="")
         return 0 if given else 2
-    if given[0] == "--version":
+    if given[0] in ("-v", "--version"):
         print(f"tidewheel {__version__}")
         return 0
     command = _COMMANDS.get(given[0])

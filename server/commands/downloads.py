@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import time
@@ -16,6 +17,7 @@ from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.weights.hub import download_model, local_model
 from tidewheel.engine.weights.hub_cache import CachedModel, cached_models, remove_model, size_of
 
+from ..options.mistakes import Mistakes
 from ..options.parser import OptionParser, add_option, read_given
 from .sizes import in_bytes, in_words_ago
 
@@ -31,6 +33,8 @@ def pull(arguments: Sequence[str]) -> int:
     model = given["id"]
     if local_model(model, ".gguf") is not None:
         raise ModelError(f"{model} is here already: pull takes a hub id, such as owner/name")
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.getLogger("tidewheel").setLevel(logging.INFO)
     path = download_model(model, given.get("revision"), given.get("download_dir"))
     print(path)
     return 0
@@ -80,8 +84,11 @@ def _parser(command: str, description: str, *options: str) -> OptionParser:
 
 def _given(parser: OptionParser, arguments: Sequence[str]) -> dict[str, Any]:
     """A command line, and what the environment says of the hub: `serve` looks there too."""
-    parsed = parser.parse_known(arguments)
-    return parsed | read_given(_HUB_OPTIONS, parsed, os.environ)
+    mistakes = Mistakes()
+    parsed = parser.read(arguments, mistakes)
+    given = parsed | read_given(_HUB_OPTIONS, parsed, os.environ, mistakes)
+    parser.refuse(mistakes)
+    return given
 
 
 def _agreed(sizes: dict[str, int]) -> bool:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from tidewheel.engine.declaring.option import OptionError, options_of
+from tidewheel.engine.declaring.option import options_of
 from tidewheel.engine.encoders.inspection import EncoderInspection
 from tidewheel.engine.inspection import Inspection, KvMemory, Verdict, inspect_model
 from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.pipeline_options import PipelineOptions
 from tidewheel.engine.speculative_options import Eagle3, Mtp, SpeculativeOptions
 
+from ..options.mistakes import Mistakes, made
 from ..options.parser import OptionParser, add_option, build, read_given
 from .sizes import in_bytes, in_thousands
 
@@ -42,23 +44,29 @@ def run(arguments: Sequence[str]) -> int:
     group = parser.add_argument_group("as it would be served")
     for option in options:
         add_option(group, option)
-    parsed = parser.parse_known(arguments)
-    try:
-        given = read_given(options, parsed, os.environ)
-        speculative = build(SpeculativeOptions, given)
-        layer = speculative.speculation
-        if not (isinstance(layer, Mtp | None) or (isinstance(layer, Eagle3) and Path(layer.model).is_dir())):
-            raise OptionError(
-                "--speculative-config: only a layer of the model's own (mtp) or one in a folder (eagle3) is a part of "
-                "what it takes"
-            )
-        pipeline = build(PipelineOptions, given)
-        asked = build(EngineOptions, given, model=parsed["model"], pipeline=pipeline, speculative=speculative)
-    except OptionError as error:
-        parser.error(str(error))
-    found = inspect_model(asked)
+    mistakes = Mistakes()
+    parsed = parser.read(arguments, mistakes)
+    given = read_given(options, parsed, os.environ, mistakes)
+    asked = mistakes.attempt(_asked, parsed.get("model", ""), given)
+    parser.refuse(mistakes)
+    found = inspect_model(made(asked))
     print(json.dumps(asdict(found), indent=2) if parsed["json"] else render(found))
     return 0 if found.refusal is None else 1
+
+
+def _asked(model: str, given: Mapping[str, Any]) -> EngineOptions:
+    """The options of what was given, by name. Raises OptionError."""
+    mistakes = Mistakes()
+    speculative = mistakes.attempt(build, SpeculativeOptions, given)
+    pipeline = mistakes.attempt(build, PipelineOptions, given)
+    layer = speculative.speculation if speculative else None
+    if not (isinstance(layer, Mtp | None) or (isinstance(layer, Eagle3) and Path(layer.model).is_dir())):
+        mistakes.add(
+            "--speculative-config: only a layer of the model's own (mtp) or one in a folder (eagle3) is a part of "
+            "what it takes"
+        )
+    mistakes.raise_any()
+    return build(EngineOptions, given, model=model, pipeline=pipeline, speculative=speculative)
 
 
 def render(found: Inspection | EncoderInspection) -> str:

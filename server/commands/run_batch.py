@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from tidewheel.engine.declaring.option import OptionError, options_of
+from tidewheel.engine.declaring.option import options_of
 from tidewheel.engine.encoders.load import load_encoders
 from tidewheel.engine.encoders.options import EncoderOptions
 from tidewheel.engine.errors import TidewheelError
@@ -20,6 +21,7 @@ from ..app_options import AppOptions
 from ..batches.rows import check_file, finished_ids, read_rows
 from ..http import event_loop
 from ..http.limits import AdmissionLimits
+from ..options.mistakes import Mistakes, made
 from ..options.model import DEMO_MODEL_NAME, engine_options, model_parser, read_model_options
 from ..options.parser import add_option, build, read_given
 from ..options.vllm_flags import read_vllm_line
@@ -109,22 +111,32 @@ def _parse(arguments: Sequence[str]) -> _Batch:
     for option in _OPTIONS:
         add_option(group, option)
     line = read_vllm_line(arguments, parser.flags)
-    parsed = parser.parse_known(line.ours, line.refusals)
-    given = read_model_options(parser, parsed)
-    try:
-        given |= read_given(_OPTIONS, parsed, os.environ)
-        names = given.get("served_model_name") or (() if "model" in given else (DEMO_MODEL_NAME,))
-        app = build(
-            AppOptions,
-            {**given, "served_model_name": names, "disable_log_requests": True, "disable_access_log": True},
-            admission=AdmissionLimits(max_queue=None),
-        )
-        engine, encoders = engine_options(given), build(EncoderOptions, given)
-        log = build(LogOptions, {"log_level": "warning", **given})
-    except OptionError as error:
-        parser.error(str(error))
-    configure_logging(log.log_level, log.log_format)
+    mistakes = Mistakes()
+    parsed = parser.read(line.ours, mistakes)
+    for refusal in line.refusals:
+        mistakes.add(refusal)
+    given = read_model_options(parsed, mistakes)
+    given |= read_given(_OPTIONS, parsed, os.environ, mistakes)
+    log = mistakes.attempt(build, LogOptions, {"log_level": "warning", **given})
+    batch = mistakes.attempt(_batch, given, parsed)
+    parser.refuse(mistakes)
+    configure_logging(made(log).log_level, made(log).log_format)
     for note in line.notes:
         logger.warning("%s", note)
-    source, target = Path(parsed["input_file"]), Path(parsed["output_file"])
-    return _Batch(source=source, target=target, engine=engine, encoders=encoders, app=app)
+    return made(batch)
+
+
+def _batch(given: Mapping[str, Any], parsed: Mapping[str, Any]) -> _Batch:
+    """What was given, by name. Raises OptionError, for all contradictions at once."""
+    mistakes = Mistakes()
+    names = given.get("served_model_name") or (() if "model" in given else (DEMO_MODEL_NAME,))
+    app = mistakes.attempt(
+        build,
+        AppOptions,
+        {**given, "served_model_name": names, "disable_log_requests": True, "disable_access_log": True},
+        admission=AdmissionLimits(max_queue=None),
+    )
+    engine, encoders = mistakes.attempt(engine_options, given), mistakes.attempt(build, EncoderOptions, given)
+    mistakes.raise_any()
+    source, target = Path(parsed.get("input_file", "")), Path(parsed.get("output_file", ""))
+    return _Batch(source=source, target=target, engine=made(engine), encoders=made(encoders), app=made(app))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tidewheel.engine.declaring.option import Options, option
@@ -50,8 +51,10 @@ class HttpOptions(Options):
     )
 
     def _contradiction(self) -> str | None:
+        return "; ".join(self._contradictions()) or None
+
+    def _contradictions(self) -> Iterator[str]:
         if self.ssl_certfile is None and (flag := self._differing(("ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs"))):
-            return f"{flag} needs --ssl-certfile"
+            yield f"{flag} needs --ssl-certfile"
         if (self.ssl_ca_certs is None) != (self.ssl_cert_reqs == "none"):
-            return "clients are checked with both --ssl-ca-certs FILE and --ssl-cert-reqs optional or required"
-        return None
+            yield "clients are checked with both --ssl-ca-certs FILE and --ssl-cert-reqs optional or required"

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from tidewheel.engine.adapters.options import LoraOptions
-from tidewheel.engine.declaring.option import OptionError, options_of
+from tidewheel.engine.declaring.option import options_of
 from tidewheel.engine.devices import DEVICE_OPTIONS
 from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.pipeline_options import PipelineOptions
 from tidewheel.engine.speculative_options import SpeculativeOptions
 from tidewheel.engine.weights.quantization import Method
 
+from .mistakes import Mistakes
 from .parser import OptionParser, add_option, build, in_order_of_help, read_given
 
 DEMO_MODEL = Path(__file__).parents[1] / "demo"
@@ -52,17 +53,14 @@ def model_parser(prog: str, description: str) -> OptionParser:
 
 
 def read_model_options(
-    parser: OptionParser, parsed: Mapping[str, Any], environment: Mapping[str, str] = os.environ
+    parsed: Mapping[str, Any], mistakes: Mistakes, environment: Mapping[str, str] = os.environ
 ) -> dict[str, Any]:
-    """What was given of the engine's options, by name; exits with 2 if it is unusable."""
+    """What was given of the engine's options, by name; `mistakes` gets what is unusable."""
     positional = parsed.get("positional_model")
     named = {} if positional is None else {"model": positional}
     if positional is not None and parsed.get("model") not in (None, positional):
-        parser.error(f"two models: {positional} and --model {parsed['model']}")
-    try:
-        return read_given(MODEL_OPTIONS, {**parsed, **named}, environment)
-    except OptionError as error:
-        parser.error(str(error))
+        mistakes.add(f"two models: {positional} and --model {parsed['model']}")
+    return read_given(MODEL_OPTIONS, {**parsed, **named}, environment, mistakes)
 
 
 def engine_options(given: Mapping[str, Any]) -> EngineOptions:
@@ -71,13 +69,16 @@ def engine_options(given: Mapping[str, Any]) -> EngineOptions:
     Without a model they mean the embedded one, on the CPU with DEMO_QUANTIZATION where they leave open how its weights
     are stored.
     """
-    groups = tuple(build(group, given) for group in DEVICE_OPTIONS if any(o.name in given for o in options_of(group)))
+    mistakes = Mistakes()
+    given_to = [group for group in DEVICE_OPTIONS if any(o.name in given for o in options_of(group))]
+    groups = tuple(mistakes.attempt(build, group, given) for group in given_to)
     rest = {
-        "lora": build(LoraOptions, given),
-        "speculative": build(SpeculativeOptions, given),
-        "pipeline": build(PipelineOptions, given),
+        "lora": mistakes.attempt(build, LoraOptions, given),
+        "speculative": mistakes.attempt(build, SpeculativeOptions, given),
+        "pipeline": mistakes.attempt(build, PipelineOptions, given),
         "device_options": groups,
     }
+    mistakes.raise_any()
     if "model" in given:
         return build(EngineOptions, given, **rest)
     options = build(EngineOptions, given, model=str(DEMO_MODEL), **rest)

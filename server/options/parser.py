@@ -8,53 +8,80 @@ else it is the default.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from tidewheel.engine.declaring.option import Option, OptionError, Options, OptionsT, options_of
+from tidewheel.engine.declaring.option import Option, Options, OptionsT, options_of
 
 from .hints import hint
+from .mistakes import Mistakes
 from .spelling import is_flag, spelled
 
 
 class OptionParser(argparse.ArgumentParser):
-    """An argparse parser that knows vLLM's spellings, and names all options that do not exist, with what was meant."""
+    """An argparse parser that knows vLLM's spellings, and finds all that is wrong with a line, not the first of it."""
 
-    where = ""
-    """Stands before an error: what is parsed, if it is not the command line."""
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(exit_on_error=False, **settings)
+        self._found = Mistakes()
 
     @property
     def flags(self) -> Collection[str]:
         """All flags that there are, under all their names."""
         return self._option_string_actions
 
-    def parse_known(self, arguments: Sequence[str], refusals: Sequence[str] = ()) -> dict[str, Any]:
-        """What was given, by name. Prints what is wrong and exits with 2 if there is more than the parser knows.
+    def parse_known(self, arguments: Sequence[str]) -> dict[str, Any]:
+        """What was given, by name. Prints what is wrong and exits with 2 if there is more than the parser knows."""
+        mistakes = Mistakes()
+        parsed = self.read(arguments, mistakes)
+        self.refuse(mistakes)
+        return parsed
 
-        `refusals` are what is known to be wrong with the line besides.
-        """
+    def read(self, arguments: Sequence[str], mistakes: Mistakes) -> dict[str, Any]:
+        """What was given, by name, but for what is wrong, which `mistakes` has afterwards. Prints --help and exits."""
+        self._found = mistakes
         line = spelled(arguments)
-        wrong = [*self._unknown(line), *refusals]
-        if wrong and not {"-h", "--help"} & {*line}:
-            self.error(". ".join(wrong))
-        namespace, rest = self.parse_known_args(line)
+        if any(argument.partition("=")[0] in ("-h", "--help") for argument in line):  # as --help=all of vLLM
+            self.print_help()
+            self.exit()
+        unknown = [*self._unknown(line)]
+        if unknown:
+            hinted = ", ".join(flag + hint(flag, self.flags) for flag in unknown)
+            mistakes.add(f"unknown option{'s' * (len(unknown) > 1)} {hinted}; see --help")
+        line = _without(line, unknown)
+        while True:
+            try:
+                namespace, rest = self.parse_known_args(line)
+            except argparse.ArgumentError as error:
+                mistakes.add(str(error))
+                shorter = _without(line, (error.argument_name or "").split("/"))
+                if shorter == line:  # it is about no flag
+                    return {}
+                line = shorter
+            else:
+                break
         if rest:
-            self.error(f"unknown argument {rest[0]}; see --help")
+            mistakes.add(f"unknown argument {rest[0]}; see --help")
         return vars(namespace)
 
-    def _unknown(self, line: Sequence[str]) -> Iterator[str]:
+    def refuse(self, mistakes: Mistakes) -> None:
+        """Prints all mistakes and exits with 2, if there are any."""
+        if mistakes.sentences:
+            self.exit(2, f"{self.prog}: {mistakes}\n")
+
+    def _unknown(self, line: Sequence[str]) -> list[str]:
         unknown = []
         for before, argument in zip(["", *line], line, strict=False):
             flag = argument.partition("=")[0]
             # What stands in the place of a value is not repeated: it may be a secret.
             owner = self._option_string_actions.get(before)
             if is_flag(flag) and flag not in self.flags and (owner is None or owner.nargs == 0):
-                unknown.append(flag + hint(flag, self.flags))
-        if unknown:
-            yield f"unknown option{'s' * (len(unknown) > 1)} {', '.join(dict.fromkeys(unknown))}; see --help"
+                unknown.append(flag)
+        return [*dict.fromkeys(unknown)]
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {self.where}{message}\n")
+        self._found.add(message)
+        self.exit(2, f"{self.prog}: {self._found}\n")
 
 
 def add_option(group: argparse._ArgumentGroup, option: Option, remark: str = "") -> None:
@@ -108,8 +135,10 @@ def argument_type(parse: Callable[[str], Any]) -> Callable[[str], Any]:
     return convert
 
 
-def read_given(options: Iterable[Option], parsed: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
-    """What a parsed command line and an environment give of these options, by name. Raises OptionError."""
+def read_given(
+    options: Iterable[Option], parsed: Mapping[str, Any], environment: Mapping[str, str], mistakes: Mistakes
+) -> dict[str, Any]:
+    """What a parsed command line and an environment give of these options, by name; `mistakes` gets what is wrong."""
     given: dict[str, Any] = {}
     for option in options:
         if option.name in parsed:
@@ -119,7 +148,7 @@ def read_given(options: Iterable[Option], parsed: Mapping[str, Any], environment
             try:
                 given[option.name] = _from_environment(option, environment[variable])
             except ValueError as error:
-                raise OptionError(f"${variable}: {error}") from None
+                mistakes.add(f"${variable}: {error}")
     return given
 
 
@@ -132,6 +161,20 @@ def build(kind: type[OptionsT], given: Mapping[str, Any], **others: Any) -> Opti
 def shown_options(options: Iterable[Option], given: Mapping[str, Any]) -> dict[str, Any]:
     """The values of all options, given or not, but of the secret ones."""
     return {o.name: given.get(o.name, o.given_default) for o in options if not o.declaration.secret}
+
+
+def _without(line: Sequence[str], flags: Collection[str]) -> list[str]:
+    """A line without these flags, and without what stands behind them up to the next flag: it may be their values."""
+    kept, dropping = [], False
+    for argument in line:
+        name, equals, _ = argument.partition("=")
+        if is_flag(argument):
+            dropping = name in flags and not equals
+            if name in flags:
+                continue
+        if not dropping:
+            kept.append(argument)
+    return kept
 
 
 def _spread(values: Iterable[Any]) -> tuple[Any, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tidewheel.engine.declaring.option import OptionError, options_of
+from tidewheel.engine.declaring.option import options_of
 from tidewheel.engine.encoders.options import EncoderOptions
 from tidewheel.engine.options import EngineOptions
 
@@ -16,6 +16,7 @@ from ..http.limits import AdmissionLimits, ConnectionLimits
 from ..http.options import HttpOptions
 from ..telemetry.logs import LogOptions
 from .config_file import ConfigFileOptions, read_config_file
+from .mistakes import Mistakes, made
 from .model import DEMO_MODEL_NAME, MODEL_OPTIONS, engine_options, model_parser, read_model_options
 from .parser import OptionParser, add_option, build, in_order_of_help, read_given, shown_options
 from .replicas import ReplicaOptions
@@ -71,47 +72,68 @@ def parse_options(
     group = parser.add_argument_group("server")
     for option in _SERVER_OPTIONS:
         add_option(group, option)
-    try:
-        parsed, notes = _read(parser, arguments, environment)
-        given = read_model_options(parser, parsed, environment)
-        given |= read_given(_SERVER_OPTIONS, parsed, environment)
-        names = given.get("served_model_name") or (() if "model" in given else (DEMO_MODEL_NAME,))
-        engine, replicas = engine_options(given), build(ReplicaOptions, given)
-        if engine.pipeline.stages > 1 and replicas.data_parallel_size > 1:
-            raise OptionError(
-                "--pipeline-parallel-size and --data-parallel-size do not work together: start several servers with "
-                "stages, and let a proxy share requests among them (docs/scale-out.md)"
-            )
-        return ServeOptions(
-            engine=engine,
-            encoders=build(EncoderOptions, given),
-            app=build(AppOptions, {**given, "served_model_name": names}, admission=build(AdmissionLimits, given)),
-            http=build(HttpOptions, given, limits=build(ConnectionLimits, given)),
-            log=build(LogOptions, given),
-            replicas=replicas,
-            shown=shown_options(SERVE_OPTIONS, given),
-            notes=notes,
+    mistakes = Mistakes()
+    parsed, notes = _read(parser, arguments, environment, mistakes)
+    given = read_model_options(parsed, mistakes, environment)
+    given |= read_given(_SERVER_OPTIONS, parsed, environment, mistakes)
+    options = mistakes.attempt(_build, given, notes)
+    parser.refuse(mistakes)
+    return made(options)
+
+
+def _build(given: Mapping[str, Any], notes: Sequence[str]) -> ServeOptions:
+    """The options of what was given, by name. Raises OptionError, for all contradictions at once."""
+    mistakes = Mistakes()
+    names = given.get("served_model_name") or (() if "model" in given else (DEMO_MODEL_NAME,))
+    engine, replicas = mistakes.attempt(engine_options, given), mistakes.attempt(build, ReplicaOptions, given)
+    admission, limits = (
+        mistakes.attempt(build, AdmissionLimits, given),
+        mistakes.attempt(build, ConnectionLimits, given),
+    )
+    encoders = mistakes.attempt(build, EncoderOptions, given)
+    app = mistakes.attempt(build, AppOptions, {**given, "served_model_name": names}, admission=admission)
+    http, log = mistakes.attempt(build, HttpOptions, given, limits=limits), mistakes.attempt(build, LogOptions, given)
+    if engine and replicas and engine.pipeline.stages > 1 and replicas.data_parallel_size > 1:
+        mistakes.add(
+            "--pipeline-parallel-size and --data-parallel-size do not work together: start several servers with "
+            "stages, and let a proxy share requests among them (docs/scale-out.md)"
         )
-    except OptionError as error:
-        parser.error(str(error))
+    mistakes.raise_any()
+    return ServeOptions(
+        engine=made(engine),
+        encoders=made(encoders),
+        app=made(app),
+        http=made(http),
+        log=made(log),
+        replicas=made(replicas),
+        shown=shown_options(SERVE_OPTIONS, given),
+        notes=notes,
+    )
 
 
 def _read(
-    parser: OptionParser, arguments: Sequence[str], environment: Mapping[str, str]
+    parser: OptionParser, arguments: Sequence[str], environment: Mapping[str, str], mistakes: Mistakes
 ) -> tuple[dict[str, Any], list[str]]:
-    """What the command line gives by name, then the file, and what to log. Raises OptionError."""
-    line = read_vllm_line(arguments, parser.flags)
-    parsed = parser.parse_known(line.ours, line.refusals)
-    path = read_given(options_of(ConfigFileOptions), parsed, environment).get("config")
-    of_file = read_vllm_line(read_config_file(path) if path else (), parser.flags)
-    parser.where = f"{path}: "
-    in_file = parser.parse_known(of_file.ours, of_file.refusals)
-    parser.where = ""
+    """What the command line gives by name, then the file, and what to log. `mistakes` gets what is wrong with any."""
+    parsed, notes = _read_line(parser, arguments, mistakes)
+    path = read_given(options_of(ConfigFileOptions), parsed, environment, mistakes).get("config")
+    of_file = Mistakes(f"{path}: ")
+    in_file, notes_of_file = _read_line(parser, mistakes.attempt(read_config_file, path) or () if path else (), of_file)
     in_environment = read_vllm_line(as_arguments(SERVE_OPTIONS, environment, vllm_flags()), parser.flags)
-    if wrong := [*unknown_variables(SERVE_OPTIONS, environment, vllm_flags()), *in_environment.refusals]:
-        raise OptionError(". ".join(wrong))
-    notes = [*line.notes, *of_file.notes, *in_environment.notes, *idle_variables(SERVE_OPTIONS, environment)]
+    wrong = [*unknown_variables(SERVE_OPTIONS, environment, vllm_flags()), *in_environment.refusals]
+    for sentence in (*of_file.sentences, *wrong):
+        mistakes.add(sentence)
+    notes += [*notes_of_file, *in_environment.notes, *idle_variables(SERVE_OPTIONS, environment)]
     if parsed.get("positional_model") is None:
         return {**in_file, **parsed, "positional_model": in_file.get("positional_model")}, notes
     in_file.pop("model", None)
     return {**in_file, **parsed}, notes
+
+
+def _read_line(parser: OptionParser, arguments: Sequence[str], mistakes: Mistakes) -> tuple[dict[str, Any], list[str]]:
+    """What a line gives by name, and what to log of it."""
+    line = read_vllm_line(arguments, parser.flags)
+    parsed = parser.read(line.ours, mistakes)
+    for refusal in line.refusals:
+        mistakes.add(refusal)
+    return parsed, line.notes

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from tidewheel.engine.declaring.option import Option
 
 from .hints import hint
+from .vllm_variables import REFUSED, idle_lines, why_idle
 
 _OURS, _VLLMS = "TIDEWHEEL_", "VLLM_"
 
@@ -24,13 +25,6 @@ KNOWN = {
     "VLLM_CPU_MOE_PREPACK": "whether experts are packed",
 }
 """Variables that are no options, and who reads them."""
-
-REFUSED = {
-    "VLLM_USE_MODELSCOPE": "models come from the Hugging Face Hub: download the model, and serve its folder",
-    "VLLM_LOGGING_CONFIG_PATH": "use --log-level and --log-format",
-    "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "say with --rope-scaling or --hf-overrides how the context becomes longer",
-}
-"""vLLM's variables that ask for what is not there, with what to do instead, unless they are 0 or empty."""
 
 # Kubernetes sets these for each Service of the namespace, such as one that is named tidewheel-chat.
 _OF_A_SERVICE = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_\w+)?$|_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?$")
@@ -74,5 +68,13 @@ def unknown_variables(
 def idle_variables(options: Iterable[Option], environment: Mapping[str, str]) -> Iterator[str]:
     """What to log of vLLM's variables that are set and mean nothing here."""
     known = {*KNOWN, *REFUSED, *(name for option in options for name in option.variables)}
-    if idle := sorted(name for name in environment if name.startswith(_VLLMS) and name not in known):
-        yield f"{', '.join(idle)} {'has' if len(idle) == 1 else 'have'} no effect: Tidewheel does not read them"
+    idle = [name for name in environment if name.startswith(_VLLMS) and name not in known]
+    if not idle:
+        return
+    unknown = [name for name in idle if why_idle(name) is None]
+    yield from idle_lines([name for name in idle if name not in unknown])
+    if unknown:
+        meant = [name for name in known if name.startswith(_VLLMS)]
+        hinted = ", ".join(name + hint(name, meant) for name in sorted(unknown))
+        has = "has" if len(unknown) == 1 else "have"
+        yield f"{hinted} {has} no effect: neither Tidewheel nor vLLM has such a variable"

@@ -5,17 +5,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import takewhile
 
 from msgspec import Struct
 
+from tidewheel.engine.declaring.values import positive_count
+
 from .spelling import is_flag, spelled, take_positionals
 from .vllm_table import ACCEPTED, NOT_YET, REFUSED, RENAMED, SHORT
 
 _MANY = 2
+
+
+def _gib(text: str) -> str:
+    """A number of bytes, such as 512M, in GiB. Raises ValueError."""
+    return str(positive_count(text) / 2**30)
+
+
+CONVERTED: Mapping[str, tuple[str, Callable[[str], str]]] = {"--kv-cache-memory-bytes": ("--kv-cache-space", _gib)}
+"""Flags that are options here in another unit, with what makes a value of one a value of the other."""
 
 
 class VllmFlag(Struct, frozen=True):
@@ -66,6 +78,13 @@ def read_vllm_line(arguments: Sequence[str], declared: Collection[str]) -> VllmL
     while rest:
         argument = rest.pop()
         name, equals, value = argument.partition("=")
+        if name in CONVERTED:
+            ours, convert = CONVERTED[name]
+            try:
+                line.ours.append(f"{ours}={convert(value if equals else rest.pop() if rest else '')}")
+            except ValueError as error:
+                line.refusals.append(f"{name}: {error}")
+            continue
         turned_off = name.startswith("--no-") and name not in declared and name not in table
         flags = table.get("--" + name.removeprefix("--no-") if turned_off else name, ())
         values = [value] if equals or not flags else _following(rest, flags[0].takes)
@@ -86,7 +105,13 @@ def read_vllm_line(arguments: Sequence[str], declared: Collection[str]) -> VllmL
 
 def fitting(flags: Sequence[VllmFlag], given: str, *, is_declared: bool) -> VllmFlag | None:
     """What is said of a flag with the value `given`; of one that is declared here, its table speaks of values alone."""
-    return next((flag for flag in flags if flag.value == given or (flag.value is None and not is_declared)), None)
+    value = "0" if _asks_for_none(given) else given
+    return next((flag for flag in flags if flag.value == value or (flag.value is None and not is_declared)), None)
+
+
+def _asks_for_none(given: str) -> bool:
+    """Whether it is 0 of each of several things: `{"image": 0, "video": 0}`, or `image=0,video=0` as in vLLM 0.6."""
+    return re.fullmatch(r"\{?(\s*\"?\w+\"?\s*[:=]\s*0\s*,?)+\}?", given) is not None
 
 
 def _in_full(arguments: Sequence[str]) -> Iterator[str]:

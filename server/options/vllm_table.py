@@ -7,11 +7,12 @@ A flag is written `--flag` if it is a switch, `--flag=` if it takes a value, `--
 from __future__ import annotations
 
 WORKS = {
-    "": "--allow-credentials --allowed-headers --allowed-methods --allowed-origins --api-key --chat-template --config "
+    "": "--allow-credentials --allowed-headers --allowed-methods --allowed-origins --api-key --chat-template "
+    "--config "
     "--default-chat-template-kwargs --device --disable-fastapi-docs --disable-log-requests --disable-log-stats "
     "--disable-uvicorn-access-log --download-dir --enable-force-include-usage --enable-lora "
     "--enable-prefix-caching --enable-request-id-headers --enable-tokenizer-info-endpoint --h11-max-header-count "
-    "--h11-max-incomplete-event-size --hf-overrides --host --long-lora-scaling-factors "
+    "--h11-max-incomplete-event-size --hf-overrides --host --log-level --long-lora-scaling-factors "
     "--lora-dtype --lora-modules --max-cpu-loras "
     "--max-lora-rank --max-loras --max-model-len --max-num-batched-tokens --max-num-seqs --middleware --model "
     "--otlp-traces-endpoint --port --response-role --return-tokens-as-token-ids --revision --root-path "
@@ -49,6 +50,7 @@ WORKS = {
     "accelerators only; on a CPU the log says that it has no effect": "--gpu-memory-utilization "
     "--device-memory-utilization --enforce-eager --max-seq-len-to-capture --max-context-len-to-capture",
     "in blocks of 16 tokens on a CPU; it goes before --kv-cache-space": "--num-gpu-blocks-override",
+    "as --kv-cache-space, which is in GiB": "--kv-cache-memory-bytes",
     "on a CPU, as many groups of cores (docs/processors.md)": "--tensor-parallel-size",
     "20 by default, -1 for the whole vocabulary; --max-answer-size bounds an answer": "--max-logprobs",
     "temperature, top_p, top_k, min_p and repetition_penalty": "--override-generation-config",
@@ -110,7 +112,9 @@ ACCEPTED = {
     "the best kernels of this processor are chosen at the start": "--attention-backend= --attention-config= "
     "--moe-backend= --linear-backend= --mamba-backend= --mamba-ssu-algorithm= --gdn-prefill-backend= "
     "--kda-prefill-backend= --kda-decode-backend= --kernel-config= --sparse-indexer-topk-backend= "
-    "--disable-cascade-attn --use-fp64-gumbel --enable-flash-late-interaction",
+    "--enable-bf16x3-router-gemm --split-qkv "
+    "--disable-cascade-attn --use-fp64-gumbel --enable-flash-late-interaction "
+    "--use-gpu-for-pooling-score",
     "the device chooses the size of a block": "--block-size= --mamba-block-size=",
     "windows and recurrent states have blocks and snapshots of their own": "--disable-hybrid-kv-cache-manager "
     "--use-v2-block-manager --kv-sharing-fast-prefill --swa-bounded-replay --mamba-cache-mode= "
@@ -122,7 +126,8 @@ ACCEPTED = {
     "file's": "--calculate-kv-scales",
     "prompts are computed in chunks wherever the device can": "--enable-chunked-prefill",
     "--max-step-ms bounds how long prompts may hold up running answers": "--max-num-partial-prefills= "
-    "--max-long-partial-prefills= --long-prefill-token-threshold= --long-prefill-token-threshold-adaptive "
+    "--max-num-prefill-seqs= --use-padding-aware-scheduling --max-long-partial-prefills= "
+    "--long-prefill-token-threshold= --long-prefill-token-threshold-adaptive "
     "--prefill-schedule-interval=",
     "one step is planned while the last one is delivered": "--num-scheduler-steps= --multi-step-stream-outputs= "
     "--num-lookahead-slots= --async-scheduling --use-async-output-proc --disable-async-output-proc "
@@ -130,7 +135,8 @@ ACCEPTED = {
     "requests are served first come, first served within their priority": "--scheduling-policy=",
     "tokens are streamed as soon as they are there": "--stream-interval=",
     "the server is one process, with a thread for each core, but for the stages of a pipeline": (
-        "--disable-frontend-multiprocessing --distributed-executor-backend=uni --api-server-count=1 --worker-cls=auto "
+        "--disable-frontend-multiprocessing --distributed-executor-backend=uni --api-server-count=1 "
+        "--worker-cls=auto "
         "--max-parallel-loading-workers= --disable-custom-all-reduce --distributed-timeout-seconds= "
         "--cpu-distributed-timeout-seconds= --enable-shm-tensor-arena --disable-nccl-for-dp-synchronization "
         "--enable-nccl-comm-suspend --enable-batch-sharded-sampling --dp-sync-interval= --enable-hc-sp"
@@ -153,7 +159,8 @@ ACCEPTED = {
     "--allow-deprecated-quantization",
     "the format is found in the checkpoint": "--load-format=bitsandbytes --load-format=hf --load-format=mistral",
     "weights are mapped and read once": "--load-format=fastsafetensors --load-format=runai_streamer "
-    "--use-tqdm-on-load --pt-load-map-location= --model-loader-extra-config= --safetensors-load-strategy= "
+    "--use-tqdm-on-load --weights-load-device= --pt-load-map-location= --model-loader-extra-config= "
+    "--safetensors-load-strategy= "
     "--safetensors-prefetch-num-threads= --safetensors-prefetch-block-size= --ignore-patterns=*",
     "what a model is for is found in its config": "--task=auto --task=generate --runner=auto --runner=generate "
     "--convert=auto --convert=none",
@@ -163,15 +170,16 @@ ACCEPTED = {
     "--cpu-offload-params=* --enable-cumem-allocator",
     "statistics are on /metrics, and of one engine in the log": "--aggregate-engine-logging "
     "--enable-logging-iteration-details --log-error-stack --fail-on-environ-validation",
-    "an answer is logged once, when it has ended": "--enable-log-deltas",
-    "/metrics has all that is measured": "--show-hidden-metrics-for-version= --collect-detailed-traces= "
+    "an answer is logged once, when it has ended": "--enable-log-deltas --exclude-log-deltas",
+    "/metrics has all that is measured": "--show-hidden-metrics-for-version= --collect-detailed-traces=* "
     "--kv-cache-metrics --kv-cache-metrics-sample= --cudagraph-metrics --enable-mfu-metrics "
     "--per-request-spec-decode-metrics=none",
     "tool_choice none always leaves the tools out of the prompt": "--exclude-tools-when-tool-choice-none",
     "/load always answers": "--enable-server-load-tracking",
     "usage always says how many tokens of a prompt were cached": "--enable-prompt-tokens-details",
     "the page /docs needs nothing from the internet": "--enable-offline-docs",
-    "the parts of a content reach the chat template as one text": "--chat-template-content-format=",
+    "the parts of a content reach the chat template as one text": "--chat-template-content-format= "
+    "--chat-template-text-format=",
     "log-probabilities are those of the model's own logits": "--logprobs-mode=raw_logprobs",
     "--reasoning-parser says it alone": "--enable-reasoning",
     "a template's enable_thinking says it": "--anthropic-disabled-thinking-effort=",
@@ -180,7 +188,8 @@ ACCEPTED = {
     "--guided-decoding-disable-fallback --tool-strict-level=auto",
     "streams are kept open by tokens alone": "--sse-keep-alive-interval=0",
     "system_fingerprint is made of the version and the model's name": "--fingerprint-mode=full --fingerprint-mode=hash",
-    "only the language model is served": "--language-model-only --skip-mm-profiling --disable-mm-preprocessor-cache "
+    "only the language model is served": "--language-model-only --skip-mm-profiling "
+    "--disable-mm-preprocessor-cache --mm-cache-preprocessor --limit-mm-per-prompt=0 "
     "--mm-processor-cache-gb=0 --disable-chunked-mm-input",
 }
 
@@ -202,7 +211,7 @@ REFUSED = {
     "the server speaks HTTP alone; leave it out": "--grpc --grpc-port=",
     "name the cores with --threads-bind, such as 0-31|32-63": "--numa-bind-nodes=* --numa-bind-cpus=*",
     "name the accelerators with CUDA_VISIBLE_DEVICES, HABANA_VISIBLE_MODULES or NEURON_RT_VISIBLE_CORES": (
-        "--device-ids=*"
+        "--device-ids="
     ),
     "other users of this machine see it on the command line; set HF_TOKEN": "--hf-token=",
     "put the file into the model's folder as config.json": "--hf-config-path=",
@@ -218,7 +227,8 @@ REFUSED = {
         "--tokenizer-mode=hy_v3 --tokenizer-mode=kimi_audio --tokenizer-mode=qwen_vl"
     ),
     "embedding models and cross-encoders are served beside the model, with --embedding-model": "--task= --runner= "
-    "--convert= --pooler-config= --override-pooler-config= --io-processor-plugin=",
+    "--convert= --pooling-type= --pooling-norm --pooling-softmax --pooling-step-tag-id= "
+    "--pooling-returned-token-ids=* --pooler-config= --override-pooler-config= --io-processor-plugin=",
     "--quantization takes one method for all weights, with --quantization-group-size": "--quantization-config=",
     "all layers cache the same type: see --kv-cache-dtype": "--kv-cache-dtype-skip-layers=*",
     "weights stay in memory; --quantization makes them smaller": "--cpu-offload-gb=",
@@ -227,7 +237,6 @@ REFUSED = {
     ),
     "servers share no KV cache; --kv-offload FOLDER keeps that of one on disk": "--kv-transfer-config= "
     "--kv-events-config= --ec-transfer-config= --ec-manager-config=",
-    "say it in GiB with --kv-cache-space": "--kv-cache-memory-bytes=",
     "--max-num-batched-tokens is the limit of a step": "--max-num-scheduled-tokens=",
     "--max-num-seqs is the limit of a step, and --max-queue that of those who wait": "--max-num-active-seqs= "
     "--max-num-queued-tokens=",
@@ -255,7 +264,8 @@ REFUSED = {
     "raise --read-timeout and --write-timeout of the proxy that drops quiet streams": "--sse-keep-alive-interval=",
     "system_fingerprint is always made of the version and the model's name": "--fingerprint-mode= --fingerprint-value=",
     "logits are not returned; log-probabilities are those of the model's own logits": "--logprobs-mode=",
-    "answers have text, token ids and log-probabilities alone": "--enable-return-routed-experts --return-sampling-mask "
+    "answers have text, token ids and log-probabilities alone": "--enable-return-routed-experts "
+    "--return-sampling-mask "
     "--enable-trace-replay --aux-output-config= --watermark-config=",
     "the model's weights say what they are computed in; see --dtype": "--override-attention-dtype=",
     "such models are not served; docs/models.md lists those that are": "--diffusion-config= --engram-config=",
@@ -271,8 +281,9 @@ NOT_YET = {
     "guesses are always checked by the same kernels; leave it out": "--speculative-disable-mqa-scorer",
     "guesses change no token and no log-probability; leave it out": "--spec-decoding-acceptance-method= "
     "--typical-acceptance-sampler-posterior-threshold= --typical-acceptance-sampler-posterior-alpha= "
-    "--disable-logprobs-during-spec-decoding=",
-    "images and sound are not served yet; requests are text alone": "--limit-mm-per-prompt= --mm-processor-kwargs= "
+    "--disable-logprobs-during-spec-decoding",
+    "images and sound are not served yet; requests are text alone": "--limit-mm-per-prompt= "
+    "--mm-placeholder-str-override= --mm-processor-kwargs= "
     "--mm-processor-cache-gb= --mm-processor-cache-type= --mm-hasher-algorithm= --mm-shm-cache-max-object-size-mb= "
     "--mm-encoder-only --mm-encoder-tp-mode= --mm-encoder-attn-backend= --mm-encoder-attn-dtype= "
     "--mm-encoder-fp8-scale-path= --mm-encoder-fp8-scale-save-path= --mm-encoder-fp8-scale-save-margin= "

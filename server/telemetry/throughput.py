@@ -1,4 +1,4 @@
-"""A line in the log every 10 seconds while the server is busy: what it computed, and what it holds."""
+"""A line in the log now and then while the server is busy: what it computed, and what it holds."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from tidewheel.engine.engine import Engine, EngineStats
 
 logger = logging.getLogger("tidewheel.throughput")
 
-_EVERY_S = 10.0
 
-
-async def log_throughput(engine: Engine, every_s: float = _EVERY_S) -> None:
+async def log_throughput(engine: Engine, every_s: float) -> None:
     """Logs until it is cancelled. Nothing is said of a time in which nothing was to be done."""
     before, began = engine.stats(), time.monotonic()
     while True:

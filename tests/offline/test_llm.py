@@ -17,7 +17,15 @@ import numpy as np
 import pytest
 from server.conftest import ServerProcess
 
-from tidewheel import LLM, BeamSearchParams, RequestOutput, SamplingParams, StructuredOutputsParams, TidewheelError
+from tidewheel import (
+    LLM,
+    BeamSearchParams,
+    GuidedDecodingParams,
+    RequestOutput,
+    SamplingParams,
+    StructuredOutputsParams,
+    TidewheelError,
+)
 from tidewheel.engine.declaring.option import OptionError
 from tidewheel.engine.errors import InvalidRequestError
 from tidewheel.server.options.model import DEMO_MODEL
@@ -265,7 +273,11 @@ def test_prompts_that_cannot_be_served(llm: LLM, prompt: Any, complaint: str) ->
         ({"max_tokens": 0}, "max_tokens must be at least 1"),
         ({"logprobs": -2}, "logprobs must be at least 0"),
         ({"logits_processors": [print]}, "use logit_bias"),
-        ({"guided_decoding": {}}, "use structured_outputs"),
+        ({"guided_decoding": {}}, "guided_decoding must be StructuredOutputsParams, got dict"),
+        (
+            {"guided_decoding": GuidedDecodingParams(), "structured_outputs": StructuredOutputsParams()},
+            "give one of them",
+        ),
         ({"extra_args": {"a": 1}}, "extra_args is not supported"),
         ({"detokenize": False, "stop": "x"}, "stop needs detokenize"),
         ({"logit_bias": {5: 1000}}, "logit_bias must be between"),
@@ -275,6 +287,11 @@ def test_prompts_that_cannot_be_served(llm: LLM, prompt: Any, complaint: str) ->
 def test_parameters_that_cannot_be_served(fields: dict[str, Any], complaint: str) -> None:
     with pytest.raises(InvalidRequestError, match=complaint):
         SamplingParams(**fields)
+
+
+def test_the_old_name_of_structured_outputs_means_the_same(llm: LLM) -> None:
+    old = GuidedDecodingParams(choice=["ebb", "flow"], backend="xgrammar")
+    assert generate(llm, "The tide", SamplingParams(guided_decoding=old))[0].outputs[0].text in ("ebb", "flow")
 
 
 def test_a_grammar_that_cannot_be_compiled_is_named(llm: LLM) -> None:

@@ -7,13 +7,30 @@ from typing import Any
 import encoder_zoo as zoo
 import pytest
 
-from tidewheel import LLM
+import tidewheel
+from tidewheel import LLM, outputs, sampling_params
 from tidewheel.engine.declaring.option import OptionError
+from tidewheel.lora import request
 from tidewheel.offline.options import offline_options
 from tidewheel.server.options.model import MODEL_OPTIONS
 from tidewheel.server.options.vllm_flags import vllm_flags
 
 LLM_FLAGS = {option.flag for option in MODEL_OPTIONS}
+
+
+def test_names_are_where_vllm_has_them() -> None:
+    for module in (request, outputs, sampling_params):
+        names = [name for name in tidewheel.__all__ if hasattr(module, name)]
+        assert names
+        assert all(getattr(module, name) is getattr(tidewheel, name) for name in names)
+
+
+def test_bytes_of_the_kv_cache_are_gib_here() -> None:
+    options = offline_options(None, "auto", {"kv_cache_memory_bytes": 1 << 29})
+    assert options.engine is not None
+    assert options.engine.kv_cache_space == 0.5
+    with pytest.raises(OptionError, match="kv_cache_memory_bytes: must be at least 1"):
+        offline_options(None, "auto", {"kv_cache_memory_bytes": 0})
 
 
 def test_what_has_no_effect_is_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -48,8 +65,8 @@ def test_what_has_no_effect_is_a_line_in_the_log(caplog: pytest.LogCaptureFixtur
         ({"hf_token": "secret"}, "^hf_token is not supported: set HF_TOKEN$"),
         ({"data_parallel_size": 2}, "data_parallel_size is not supported: .*starts replicas"),
         (
-            {"enable_sleep_mode": True, "kv_cache_memory_bytes": 2**30},
-            "enable_sleep_mode is not supported: .*shutdown.*kv_cache_memory_bytes is not supported: .*kv_cache_space",
+            {"enable_sleep_mode": True, "max_num_scheduled_tokens": 64},
+            "enable_sleep_mode is not supported: .*shutdown.*max_num_scheduled_tokens is not supported: max_num",
         ),
         ({"task": "classify"}, "task='classify' is not supported: .*generate, embed"),
         ({"task": "embed", "runner": "generate"}, "contradict each other"),

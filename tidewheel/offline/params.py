@@ -20,10 +20,17 @@ _AT = re.compile(r" - at `\$\.?([^`]*)`$")
 _NOT_SERVED = {
     "extra_args": "there are no plugins that would read them",
     "flat_logprobs": "read logprobs, a list of dicts",
-    "guided_decoding": "use structured_outputs",
     "logits_processors": "use logit_bias, allowed_token_ids or bad_words",
 }
-_ELSEWHERE = {"logprobs", "detokenize", "output_kind", "structured_outputs", "logit_bias", *_NOT_SERVED}
+_ELSEWHERE = {
+    "logprobs",
+    "detokenize",
+    "output_kind",
+    "structured_outputs",
+    "guided_decoding",
+    "logit_bias",
+    *_NOT_SERVED,
+}
 
 
 class RequestOutputKind(enum.Enum):
@@ -52,13 +59,21 @@ class StructuredOutputsParams:
 
 
 @dataclass(kw_only=True)
+class GuidedDecodingParams(StructuredOutputsParams):
+    """StructuredOutputsParams as vLLM named it up to 0.11. llguidance is the only backend, and there is no fallback."""
+
+    backend: str | None = None
+    disable_fallback: bool = False
+
+
+@dataclass(kw_only=True)
 class SamplingParams:
     """How to continue a prompt. Names, defaults and meanings are vLLM's.
 
     `max_tokens` None is as many as the context has room for. `seed` None draws a seed for each request. `logprobs` and
     `prompt_logprobs` k report a token's log-probability and those of the k likeliest tokens, -1 those of all tokens, up
-    to `max_logprobs` of the LLM. `output_kind` is for AsyncLLM. `logits_processors`, `guided_decoding`, `extra_args`
-    and `flat_logprobs` are not served.
+    to `max_logprobs` of the LLM. `output_kind` is for AsyncLLM. `guided_decoding` is `structured_outputs` by its old
+    name. `logits_processors`, `extra_args` and `flat_logprobs` are not served.
     Raises InvalidRequestError, which names the field, for a value that cannot be used.
     """
 
@@ -89,7 +104,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = None
     allowed_token_ids: Sequence[int] | None = None
     logits_processors: None = None
-    guided_decoding: None = None
+    guided_decoding: StructuredOutputsParams | None = None
     extra_args: None = None
     flat_logprobs: None = None
 
@@ -106,9 +121,15 @@ class SamplingParams:
         given = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in _ELSEWHERE}
         if self.logit_bias is not None:
             given["logit_bias"] = {str(token): bias for token, bias in self.logit_bias.items()}
-        if self.structured_outputs is not None:
-            wanted = asdict(self.structured_outputs)
-            given["structured_outputs"] = {name: value for name, value in wanted.items() if value is not None}
+        if self.structured_outputs is not None and self.guided_decoding is not None:
+            raise InvalidRequestError("guided_decoding is structured_outputs: give one of them", "guided_decoding")
+        name = "structured_outputs" if self.guided_decoding is None else "guided_decoding"
+        wanted = getattr(self, name)
+        if wanted is not None:
+            if not isinstance(wanted, StructuredOutputsParams):
+                raise InvalidRequestError(f"{name} must be StructuredOutputsParams, got {type(wanted).__name__}", name)
+            values = {field.name: getattr(wanted, field.name) for field in fields(StructuredOutputsParams)}
+            given["structured_outputs"] = {name: value for name, value in values.items() if value is not None}
         return converted(given)
 
     def engine_sampling(self, vocab_size: int = 0) -> EngineSampling:

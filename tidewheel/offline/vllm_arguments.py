@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from tidewheel.engine.declaring.option import OptionError
-from tidewheel.server.options.vllm_flags import VllmFlag, fitting, flags_of, vllm_flags
+from tidewheel.server.options.vllm_flags import CONVERTED, VllmFlag, fitting, flags_of, vllm_flags
 from tidewheel.server.options.vllm_table import RENAMED
 
 logger = logging.getLogger(__name__)
@@ -59,6 +59,13 @@ def take_vllm_arguments(given: Mapping[str, Any], declared: Collection[str]) -> 
     notes, refusals = [], []
     for given_name, value in given.items():
         name = given_name if given_name in declared else _renamed(given_name, declared)
+        if (flag_of := _flag(name)) in CONVERTED:
+            meant, convert = CONVERTED[flag_of]
+            try:
+                ours[meant.removeprefix("--").replace("-", "_")] = convert(str(value))
+            except ValueError as error:
+                refusals.append(f"{name}: {error}")
+            continue
         flag = _fitting(name, value, is_declared=name in declared)
         if flag is None:
             ours[name] = value

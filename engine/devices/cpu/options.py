@@ -8,6 +8,10 @@ from ...declaring.option import Options, option
 from ...declaring.values import at_least, count
 
 
+def _check_binding(cores: str) -> str | None:
+    return "must name cores or be auto: threads are always bound to cores" if cores == "nobind" else None
+
+
 @dataclass(frozen=True)
 class CpuOptions(Options):
     """Which cores to compute on, and where packed weights are kept between starts (None: nowhere)."""
@@ -16,6 +20,8 @@ class CpuOptions(Options):
         "auto",
         "cores to compute on, e.g. 0-29, or 0-31|32-63 for groups of threads, one a NUMA node; auto makes these of all "
         "cores that the process may use",
+        parse=lambda text: {"all": "auto"}.get(text, text),  # vLLM's default, up to 0.8
+        check=_check_binding,
         metavar="CORES",
         env_aliases=("VLLM_CPU_OMP_THREADS_BIND",),
     )

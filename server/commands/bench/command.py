@@ -13,6 +13,7 @@ from typing import Any
 from tidewheel.engine.declaring.values import positive_count
 from tidewheel.engine.errors import TidewheelError
 
+from ...options.mistakes import Mistakes
 from ...options.model import model_parser, read_model_options
 from ...options.parser import OptionParser, argument_type
 from .kernels import measure_kernels, render_kernels
@@ -38,10 +39,12 @@ _STDOUT = "-"
 def run(arguments: Sequence[str]) -> int:
     """The `bench` command. Raises TidewheelError if the model cannot be loaded or the workload does not fit."""
     parser = _parser()
-    parsed = parser.parse_known(arguments)
+    mistakes = Mistakes()
+    parsed = parser.read(arguments, mistakes)
+    given = read_model_options(parsed, mistakes)
+    parser.refuse(mistakes)
     workload = _workload(parser, parsed)
     target, skip = parsed["json"], frozenset(parsed["skip"])
-    given = read_model_options(parser, parsed)
     if target not in (None, _STDOUT) and not Path(target).parent.is_dir():
         raise TidewheelError(f"--json: there is no folder {Path(target).parent}")
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")

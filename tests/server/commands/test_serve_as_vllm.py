@@ -111,11 +111,11 @@ def test_more_logprobs_than_allowed_are_refused(client: httpx.Client, path: str,
         (["--max-logprobs", "-2"], "--max-logprobs: must be at least -1"),
     ],
 )
-def test_what_cannot_be_is_one_sentence(arguments: list[str], said: str, tmp_path: Path) -> None:
+def test_what_cannot_be_is_told(arguments: list[str], said: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tidewheel.server", *arguments, "--port", "0"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode in (1, 2)
-    assert done.stderr.splitlines()[-1].startswith("tidewheel serve: ")
+    assert any(line.startswith("tidewheel serve: ") for line in done.stderr.splitlines())
     assert said in done.stderr
 
 

@@ -345,3 +345,39 @@ def test_the_command_itself(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     assert main(["sevre"]) == 2
     assert "did you mean serve?" in capsys.readouterr().err
+
+
+def test_all_mistakes_are_told_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "options.yaml"
+    file.write_text("port: 70000\nnonsense: 1\nmax-num-seqs: 4\n")
+    line = "m --max-model-len x --unknown 5 --seed --ssl-keyfile k --allow-credentials --ssl-cert-reqs optional "
+    line += "--headless --pipeline-parallel-size 2 --pipeline-split 1,2,3"
+    environment = {
+        "TIDEWHEEL_SHUTDOWN_TIMEOUT": "-1",
+        "TIDEWHEEL_MAX_MODEL_LENGTH": "9",
+        "VLLM_USE_MODELSCOPE": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "much",
+        "TIDEWHEEL_HEADLESS": "1",
+    }
+    with pytest.raises(SystemExit) as exit_info:
+        parse_options([*line.split(), "--config", str(file)], environment)
+    assert exit_info.value.code == 2
+    first, *mistakes = capsys.readouterr().err.splitlines()
+    assert first == f"tidewheel serve: {len(mistakes)} things are wrong:"
+    expected = (
+        "unknown option --unknown",
+        "argument --max-model-len: ",
+        "argument --seed: expected one argument",
+        "--headless is not supported",
+        f"{file}: unknown option --nonsense",
+        f"{file}: argument --port: must be between 0 and 65535",
+        "unknown environment variable $TIDEWHEEL_MAX_MODEL_LENGTH (did you mean TIDEWHEEL_MAX_MODEL_LEN?)",
+        "$VLLM_USE_MODELSCOPE is not supported",
+        "$VLLM_CPU_KVCACHE_SPACE: ",
+        "$TIDEWHEEL_SHUTDOWN_TIMEOUT: must be at least 0",
+        "--pipeline-split names 3 stages",
+        "--allow-credentials needs --allowed-origins",
+        "--ssl-keyfile needs --ssl-certfile; clients are checked with both",
+    )
+    for words, mistake in zip(expected, mistakes, strict=True):
+        assert mistake.startswith(f"  {words}")

@@ -57,8 +57,26 @@ def test_vllms_variables_are_read_or_named(capsys: pytest.CaptureFixture[str]) -
     assert parse(VLLM_LOGGING_LEVEL="DEBUG").log.log_level == "debug"
     assert parse(VLLM_HTTP_TIMEOUT_KEEP_ALIVE="9").http.keep_alive_timeout_s == 9
     assert parse(VLLM_CPU_NUM_OF_RESERVED_CPU="2").engine.device_options == (CpuOptions(reserved_cpus=2),)
+    assert parse(VLLM_CPU_OMP_THREADS_BIND="all").engine.device_options == (CpuOptions(),)
+    assert "threads are always bound to cores" in refusal(capsys, VLLM_CPU_OMP_THREADS_BIND="nobind")
     assert parse(VLLM_MAX_N_SEQUENCES="9").app.admission.max_n == 9
-    (note,) = parse(VLLM_USE_V1="1", VLLM_ATTENTION_BACKEND="x").notes
-    assert note.startswith("VLLM_ATTENTION_BACKEND, VLLM_USE_V1 have no effect")
+    assert parse(VLLM_LOG_STATS_INTERVAL="2.5").app.log_stats_interval == 2.5
+    assert parse(VLLM_SKIP_MODEL_NAME_VALIDATION="1").app.skip_model_name_validation
+    assert parse(VLLM_DEBUG_LOG_API_SERVER_RESPONSE="true").app.enable_log_outputs
+    assert parse(
+        TIDEWHEEL_PIPELINE_PARALLEL_SIZE="2", VLLM_PP_LAYER_PARTITION="3,5"
+    ).engine.pipeline.pipeline_split == (
+        3,
+        5,
+    )
+    notes = parse(VLLM_USE_V1="1", VLLM_CPU_SGL_KERNEL="1", VLLM_ATTENTION_BACKEND="x", VLLM_SERVER_DEV_MODE="1").notes
+    assert sorted(note.partition(" no effect: ")[0] for note in notes) == [
+        "VLLM_ATTENTION_BACKEND, VLLM_CPU_SGL_KERNEL have",
+        "VLLM_SERVER_DEV_MODE has",
+        "VLLM_USE_V1 has",
+    ]
+    assert any("/reset_prefix_cache" in note for note in notes)
+    (note,) = parse(VLLM_LOGING_LEVEL="debug").notes
+    assert note.startswith("VLLM_LOGING_LEVEL (did you mean VLLM_LOGGING_LEVEL?) has no effect: neither")
     assert "$VLLM_USE_MODELSCOPE is not supported: " in refusal(capsys, VLLM_USE_MODELSCOPE="True")
     assert parse(VLLM_USE_MODELSCOPE="False").notes == []

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tidewheel.server.options.serve import SERVE_OPTIONS, ServeOptions, parse_options
-from tidewheel.server.options.vllm_flags import vllm_flags
+from tidewheel.server.options.variables import KNOWN
+from tidewheel.server.options.vllm_flags import CONVERTED, vllm_flags
 from tidewheel.server.options.vllm_table import RENAMED, SHORT, WORKS
+from tidewheel.server.options.vllm_variables import REFUSED as VARIABLES_REFUSED
+from tidewheel.server.options.vllm_variables import why_idle
 
 WORKING = {name for names in WORKS.values() for name in names.split()}
 
@@ -22,9 +27,7 @@ def refusal(capsys: pytest.CaptureFixture[str], line: str, **environment: str) -
     with pytest.raises(SystemExit) as exit_info:
         parse(line, **environment)
     assert exit_info.value.code == 2
-    message = capsys.readouterr().err
-    assert message.count("\n") == 1
-    return message
+    return capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -120,6 +123,12 @@ def refusal(capsys: pytest.CaptureFixture[str], line: str, **environment: str) -
             "m --hf-overrides '{\"a\": 1}' --hf-overrides.b.c+ 2 --hf-overrides.b.c+ x",
             {"hf_overrides": {"a": 1, "b": {"c": [2, "x"]}}},
         ),
+        ('m --limit-mm-per-prompt \'{"image": 0, "video":0}\'', {}),
+        ("m --limit-mm-per-prompt.image 0", {}),
+        ("m --limit-mm-per-prompt image=0,video=0 --enable-log-deltas", {}),
+        ("m --skip-model-name-validation --log-stats-interval 5", {"log_stats_interval": 5.0}),
+        ("--kv-cache-memory-bytes 512M m", {"model": "m", "kv_cache_space": 0.5}),
+        ("m --kv-cache-memory-bytes=1073741824", {"kv_cache_space": 1.0}),
         ("m --kv-cache-dtype fp8 --calculate-kv-scales --preemption-mode recompute", {"kv_cache_dtype": "fp8_e4m3"}),
     ],
 )  # fmt: skip
@@ -153,7 +162,7 @@ def test_a_line_that_works(line: str, shown: dict[str, Any]) -> None:
         ("m --tokenizer-mode custom", "--tokenizer-mode custom is not supported: no code of others is run"),
         ("m --tokenizer-mode deepseek_v32", "--tokenizer-mode deepseek_v32 is not supported: the model's own files"),
         ("m --hf-token secret-of-mine", "set HF_TOKEN"),
-        ("m --kv-cache-memory-bytes 1073741824", "say it in GiB with --kv-cache-space"),
+        ("m --kv-cache-memory-bytes much", "--kv-cache-memory-bytes: 'much' is not a number"),
         ("m --logits-processors a.b", "--logits-processors is not supported: requests have logit_bias"),
         ('m --speculative-config \'{"method": "eagle", "model": "x"}\'', "the method 'eagle' is not supported"),
         (
@@ -200,6 +209,50 @@ def test_a_line_that_is_refused(capsys: pytest.CaptureFixture[str], line: str, s
     message = refusal(capsys, line)
     assert said in message
     assert "secret" not in message
+    assert message.count("\n") == 1 or "things are wrong:\n  " in message
+
+
+# The names are facts about vLLM's versions; what becomes of each is in the server's own table.
+def rows_of(name: str) -> list[list[str]]:
+    lines = (Path(__file__).parent / name).read_text("utf-8").splitlines()
+    return [line.split() for line in lines if not line.startswith("#")]
+
+
+FLAGS = rows_of("vllm_flags.txt")
+
+
+@pytest.mark.parametrize("takes", ["switch", "value", "several"])
+def test_every_flag_of_every_version_is_known(takes: str) -> None:
+    names = [name for name, _, _, kind in FLAGS if kind == takes]
+    assert len(names) > 10
+    declared = {flag for option in SERVE_OPTIONS for flag in (option.flag, *option.declaration.flag_aliases)}
+    known = declared | vllm_flags().keys() | RENAMED.keys() | SHORT.keys() | CONVERTED.keys()
+    # `-O` and the switches that turn another off are spellings.
+    assert {name for name in names if name not in known and name.replace("--no-", "--") not in known} == set()
+    for name in names:
+        for flag in vllm_flags().get(name, ()):
+            assert flag.takes == {"switch": 0, "value": 1, "several": 2}[takes], name
+
+
+def test_every_switch_of_every_version_can_be_turned_off() -> None:
+    for name in (name for name, _, _, takes in FLAGS if takes == "switch" and re.match("--(?!no-)", name)):
+        try:
+            parse(f"m {name.replace('--', '--no-', 1)}")
+        except SystemExit:
+            pytest.fail(name)
+
+
+def test_every_flag_in_one_line_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    line = " ".join(word for name, _, _, takes in FLAGS for word in [name, *([] if takes == "switch" else ["1"])])
+    said = refusal(capsys, f"m {line}")
+    assert "unknown" not in said
+    assert said.count("--headless is not supported") == 1
+
+
+def test_every_variable_of_every_version_is_known() -> None:
+    options = {name for option in SERVE_OPTIONS for name in option.variables}
+    for name, *_ in rows_of("vllm_variables.txt"):
+        assert name in options | KNOWN.keys() | VARIABLES_REFUSED.keys() or why_idle(name), name
 
 
 def test_what_has_no_effect_is_a_line_in_the_log() -> None:
@@ -213,7 +266,7 @@ def test_what_has_no_effect_is_a_line_in_the_log() -> None:
 
 def test_every_flag_is_works_or_accepted_or_refused() -> None:
     declared = {flag for option in SERVE_OPTIONS for flag in (option.flag, *option.declaration.flag_aliases)}
-    assert declared | RENAMED.keys() >= WORKING
+    assert declared | RENAMED.keys() | CONVERTED.keys() >= WORKING
     assert {*SHORT.values()} <= WORKING | vllm_flags().keys()
     for name, flags in vllm_flags().items():
         values = [flag.value for flag in flags]

@@ -41,6 +41,7 @@ from tidewheel.server.commands.bench.workload import (
     parse_prefills,
 )
 from tidewheel.server.commands.cli import main
+from tidewheel.server.options.mistakes import Mistakes
 from tidewheel.server.options.model import model_parser, read_model_options
 
 pytest.importorskip("tidewheel._native")
@@ -569,7 +570,7 @@ def test_the_server_that_is_started_gets_the_same_options() -> None:
     arguments = ["--model", "m", "--dtype", "float32", "--cache-dir", "kept", "--max-model-len", "4096"]
     arguments += ["--no-enable-prefix-caching", "--threads-bind", "0", "--step-timeout", "0"]
     parser = model_parser("bench", "")
-    given = read_model_options(parser, parser.parse_known(arguments), {})
+    given = read_model_options(parser.parse_known(arguments), Mistakes(), {})
     assert serve_arguments(given) == arguments
     assert serve_arguments({}) == []
 
