@@ -42,6 +42,7 @@ class ServerMetrics:
         tokens = _token_buckets(engine.max_model_len)
         self.time_to_first_token = Histogram(_TTFT_BUCKETS)
         self.inter_token_latency = Histogram(_ITL_BUCKETS)
+        self.decode_clock = DecodeClock()
         self.time_per_output_token = Histogram(_ITL_BUCKETS)
         self.request_latency = Histogram(_E2E_BUCKETS)
         self.queue_time = Histogram(_E2E_BUCKETS)
@@ -149,6 +150,11 @@ class ServerMetrics:
             ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", stats.cached_prompt_tokens_total),
             ("steps_stalled", "Steps that took longer than --step-timeout.", stats.stalled_steps_total),
             ("requests_rejected", "Requests sent away because too many wait.", self.rejected),
+            (
+                "decode_seconds",
+                "In which a choice was between its first token and its last.",
+                self.decode_clock.seconds,
+            ),
         ]
 
     def _histograms(self, stats: EngineStats) -> list[tuple[str, str, Histogram]]:
@@ -173,10 +179,49 @@ class ServerMetrics:
         ]
 
 
+class DecodeClock:
+    """The time in which at least one choice is between its first token and its last, as far as tokens have come.
+
+    The tokens behind first ones, by this time, are the speed of the server while it decodes. Of a choice that is alone
+    it is that choice's own speed.
+    """
+
+    __slots__ = ("_mark", "_num_decoding", "seconds")
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._num_decoding = 0
+        self._mark = 0.0
+
+    def begin(self, first_token: float) -> None:
+        """A choice had its first token at that time."""
+        if not self._num_decoding:
+            self._mark = max(self._mark, first_token)
+        self._num_decoding += 1
+
+    def tick(self, now: float) -> None:
+        """A choice that has begun has a token."""
+        if now > self._mark:
+            self.seconds += now - self._mark
+            self._mark = now
+
+    def end(self, num_choices: int = 1) -> None:
+        """So many choices have no more tokens."""
+        self._num_decoding -= num_choices
+
+
 class RequestTimer:
     """Follows one request's outputs: what it took and how it ended."""
 
-    __slots__ = ("_last_token", "_metrics", "completion_tokens", "finish_reasons", "started", "time_to_first_token")
+    __slots__ = (
+        "_last_token",
+        "_metrics",
+        "_num_decoding",
+        "completion_tokens",
+        "finish_reasons",
+        "started",
+        "time_to_first_token",
+    )
 
     def __init__(self, metrics: ServerMetrics) -> None:
         self._metrics = metrics
@@ -184,6 +229,7 @@ class RequestTimer:
         self.completion_tokens = 0  # of all choices, as far as they have been delivered
         self.time_to_first_token: float | None = None
         self._last_token: dict[int, float] = {}  # by choice
+        self._num_decoding = 0
         self.finish_reasons: list[str] = []
 
     def on_output(self, output: RequestOutput, choice: Transcript) -> None:
@@ -203,6 +249,10 @@ class RequestTimer:
                     self._metrics.time_to_first_token.observe(self.time_to_first_token)
                 # The time to the first token is no latency between tokens.
                 last, count = now if choice.times is None else choice.times.first_token, count - 1
+                self._metrics.decode_clock.begin(last if count else now)
+                self._num_decoding += 1
+            if count:
+                self._metrics.decode_clock.tick(now)
             if count == 1:
                 self._metrics.inter_token_latency.observe(now - last)
             elif count:
@@ -210,6 +260,9 @@ class RequestTimer:
         if output.finish_reason is not None:
             self.finish_reasons.append(output.finish_reason.value)
             self._metrics.finished[output.finish_reason.value] += 1
+            if output.index in self._last_token:
+                self._metrics.decode_clock.end()
+                self._num_decoding -= 1
 
     def decode_time(self, choice: Transcript) -> float | None:
         """Seconds from a choice's first token to its last; None without tokens."""
@@ -222,6 +275,8 @@ class RequestTimer:
         """End the request and return how many seconds it took. `choices` are those of each prompt."""
         elapsed = time.perf_counter() - self.started
         metrics = self._metrics
+        metrics.decode_clock.end(self._num_decoding)  # of choices that nobody heard the end of
+        self._num_decoding = 0
         metrics.request_latency.observe(elapsed)
         metrics.params_n.observe(sampling.n)
         if sampling.max_tokens is not None:

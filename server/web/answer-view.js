@@ -5,6 +5,7 @@ import { duration, rate } from "./format.js";
 import { colour, colourSoon } from "./highlight.js";
 import { MarkdownStream } from "./markdown-stream.js";
 import { setFormulas } from "./math.js";
+import { speed } from "./metrics.js";
 
 const ENDINGS = {
   length: "cut at the most tokens allowed",
@@ -136,7 +137,7 @@ function adorn(block) {
 function statsText({ tokens, firstToken, seconds }) {
   const parts = [`${tokens} ${tokens === 1 ? "token" : "tokens"}`];
   // What came within a few frames of the page says more about the page.
-  if (seconds >= 0.1) parts.push(`${rate((tokens - 1) / seconds)} a second`);
+  if (seconds >= 0.1) parts.push(`${rate(speed(tokens, seconds))} a second`);
   return [...parts, `first after ${duration(firstToken)}`].join(" · ");
 }
 

@@ -101,7 +101,7 @@ export class Conversation {
   }
 }
 
-/** Adds a chunk of the stream to an answer. Returns whether it brought something to show. */
+/** Adds a chunk of the stream to an answer. Returns whether it brought a token: text, or the one that ends it. */
 export function addChunk(answer, chunk) {
   const choice = chunk.choices?.[0];
   if (chunk.usage) answer.usage = chunk.usage;
@@ -112,7 +112,7 @@ export function addChunk(answer, chunk) {
   if (reasoning) answer.reasoning = (answer.reasoning ?? "") + reasoning;
   for (const part of calls ?? []) addCall((answer.calls ??= []), part);
   if (choice.finish_reason) answer.ended = choice.finish_reason;
-  return Boolean(content || reasoning || calls?.length);
+  return Boolean(content || reasoning || calls?.length || choice.finish_reason);
 }
 
 function addCall(calls, part) {

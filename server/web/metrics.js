@@ -29,6 +29,11 @@ export function parseStages(text) {
   return stages;
 }
 
+/** Tokens a second of an answer with so many, of which the last came `seconds` after the first. */
+export function speed(tokens, seconds) {
+  return (tokens - 1) / seconds;
+}
+
 const ANCHOR = "num_requests_running";
 
 /** Turns readings of the counters into rates. The metrics' prefix is whatever it is. */
@@ -38,9 +43,11 @@ export class Meter {
 
   /**
    * What the text of a scrape tells: `running`, `waiting`, `kvUse` (0 to 1), and since the last reading
-   * `tokensPerSecond` (of the seconds that steps took: the speed of an answer that is alone), `firstToken` and `betweenTokens` (mean seconds) and `prefixHits` (0 to 1); `ever` has these
+   * `tokensPerSecond`, `firstToken` and `betweenTokens` (mean seconds) and `prefixHits` (0 to 1); `ever` has the last
    * three since the server's start. `stages` are those of a pipeline, with `step` and `hop` in seconds and the share
-   * `computing` of the time since the last reading. Null is unknown.
+   * `computing` of the time since the last reading. Null is unknown. The speed is of all answers: the tokens behind
+   * their first ones, by the time in which any was between its first token and its last. Of one answer it is what
+   * `speed` says of it.
    */
   read(text, now) {
     const samples = parseMetrics(text);
@@ -65,8 +72,8 @@ export class Meter {
       running: get(ANCHOR),
       waiting: get("num_requests_waiting"),
       kvUse: get("kv_cache_usage_perc") ?? get("gpu_cache_usage_perc"),
-      tokensPerSecond: since("step_duration_seconds_sum") === 0 ? 0 : ratio(
-        since("generation_tokens_total"), since("step_duration_seconds_sum"),
+      tokensPerSecond: since("decode_seconds_total") === 0 ? 0 : ratio(
+        since("inter_token_latency_seconds_count"), since("decode_seconds_total"),
       ),
       ...means(since),
       ever: means(get),

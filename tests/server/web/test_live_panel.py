@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from playwright.sync_api import Page, Route, expect
+from prometheus_client import CollectorRegistry, generate_latest
 from server.conftest import RunningServer, ServerProcess, StartServer
+from server.scripted_engine import ScriptedEngine
 from server.web.conftest import OpenPage, last_answer, send, until_idle
+
+from tidewheel.engine.outputs import FinishReason, RequestOutput
+from tidewheel.server.telemetry import metrics as telemetry
+from tidewheel.server.telemetry.metrics import ServerMetrics
 
 WIDE: dict[str, Any] = {"viewport": {"width": 1400, "height": 900}}
 UNKNOWN = "\N{EN DASH}"
@@ -73,10 +82,10 @@ def test_the_panel_shows_what_the_server_does(start_server: StartServer, open_pa
 def test_rates_come_from_differences_under_any_prefix(server: RunningServer, open_page: OpenPage) -> None:
     scrapes = [
         metrics("vllm:", num_requests_running=3, num_requests_waiting=2, kv_cache_usage_perc=0.625,
-                generation_tokens_total=tokens, time_to_first_token_seconds_sum=first / 2 - 1.75,
+                inter_token_latency_seconds_count=tokens, time_to_first_token_seconds_sum=first / 2 - 1.75,
                 time_to_first_token_seconds_count=first, prefix_cache_queries_total=tokens,
-                prefix_cache_hits_total=tokens / 4, step_duration_seconds_sum=computed)
-        for tokens, first, computed in ((1000, 7, 2), (1090, 9, 2.5), (30, 0, 1))
+                prefix_cache_hits_total=tokens / 4, decode_seconds_total=decoded)
+        for tokens, first, decoded in ((1000, 7, 2), (1090, 9, 2.5), (30, 0, 1))
     ]  # fmt: skip
 
     def scrape(route: Route) -> None:
@@ -94,7 +103,7 @@ def test_rates_come_from_differences_under_any_prefix(server: RunningServer, ope
     expect(figure(page, "tokens-per-second")).to_have_text(UNKNOWN)
     expect(figure(page, "first-token")).to_have_text("250 ms")  # on average, since the server's start
     page.clock.run_for(1000)
-    expect(figure(page, "tokens-per-second")).to_have_text("180")  # while it computed, which was half of the time
+    expect(figure(page, "tokens-per-second")).to_have_text("180")  # while it decoded, which was half of the time
     expect(figure(page, "first-token")).to_have_text("500 ms")
     expect(figure(page, "prefix-hits")).to_have_text("25 %")
     page.clock.run_for(1000)  # the server was started again: its counters began anew
@@ -134,17 +143,32 @@ def test_stages_of_a_pipeline_have_a_tile(server: RunningServer, open_page: Open
     expect(page.locator("#stages")).to_be_hidden()
 
 
-def test_an_answer_that_is_alone_has_one_speed(server: RunningServer, open_page: OpenPage) -> None:
-    """Steps of 50 ms give a token each; then the server is idle, for longer than it computed."""
-    steps, told = 6, 0
+def test_an_answer_that_is_alone_has_one_speed(
+    server: RunningServer, open_page: OpenPage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens come at times that are set; what the server measures of them is told to the panel, again and again."""
+    gaps_ms, now_s = (400, 30, 50, 70, 45, 55), 0.0
+    measured = ServerMetrics(ScriptedEngine(), "m", "x:")
+    registry = CollectorRegistry()
+    registry.register(measured)
+    monkeypatch.setattr(telemetry, "time", SimpleNamespace(perf_counter=lambda: now_s))
 
-    def scrape(route: Route) -> None:
-        samples = {"generation_tokens_total": told * steps, "step_duration_seconds_sum": told * steps * 0.05}
-        route.fulfill(content_type="text/plain", body=metrics("x:", num_requests_running=1, **samples))
+    def play() -> None:
+        nonlocal now_s
+        timer = measured.start_timer()
+        choice: Any = SimpleNamespace(times=None, index=0)
+        for i, gap in enumerate(gaps_ms):
+            now_s += gap / 1000
+            ends = FinishReason.LENGTH if i == len(gaps_ms) - 1 else None
+            timer.on_output(RequestOutput(0, "x", (1,), finish_reason=ends), choice)
+        now_s += 700
+
+    def tell(route: Route) -> None:
+        route.fulfill(content_type="text/plain", body=generate_latest(registry))
 
     def prepare(page: Page) -> None:
         page.add_init_script(BY_HAND)
-        page.route("**/metrics", scrape)
+        page.route("**/metrics", tell)
 
     def say(**chunk: Any) -> None:
         page.evaluate("say", json.dumps({"choices": [], **chunk}))
@@ -152,24 +176,26 @@ def test_an_answer_that_is_alone_has_one_speed(server: RunningServer, open_page:
     page = open_page(server.url, prepare, **WIDE)
     send(page, "How fast are you?")
     page.get_by_role("link", name="Server").click()
-    expect(figure(page, "running")).to_have_text("1")
-    for i in range(steps):
-        page.evaluate("later(50)")
+    expect(figure(page, "running")).to_have_text("0")
+    for i, gap in enumerate(gaps_ms):
+        page.evaluate("later", gap)
         say(choices=[{"index": 0, "delta": {"content": "x"}}])
         expect(last_answer(page)).to_have_text("x" * (i + 1))
     page.evaluate("later(700)")
-    say(usage={"completion_tokens": steps, "total_tokens": steps})
+    say(usage={"completion_tokens": len(gaps_ms), "total_tokens": len(gaps_ms)})
     page.evaluate("say('[DONE]')")
     until_idle(page)
 
-    def tell(route: Route) -> None:
-        nonlocal told
-        told += 1  # as many again at each reading, so that the figure stays
-        scrape(route)
+    def tell_again(route: Route) -> None:
+        play()  # as many again at each reading, so that the figure stays
+        tell(route)
 
-    page.route("**/metrics", tell)
-    expect(figure(page, "tokens-per-second")).to_have_text("20")
-    expect(page.locator(".stats")).to_contain_text("20 a second")
+    page.route("**/metrics", tell_again)
+    expect(figure(page, "tokens-per-second")).not_to_have_text(re.compile(f"^(0|{UNKNOWN})$"))
+    of_server = float(figure(page, "tokens-per-second").inner_text())
+    of_answer = float(page.locator(".stats").inner_text().partition(" a second")[0].rpartition(" ")[2])
+    assert of_answer == pytest.approx(20, rel=0.01)  # 5 tokens after the first, in 250 ms
+    assert of_server == pytest.approx(of_answer, rel=0.01)
 
 
 def test_nothing_is_read_while_nobody_looks(server: RunningServer, open_page: OpenPage) -> None:
