@@ -10,14 +10,15 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, cast, get_args
 
 from .cancellation import Cancellation
 from .devices.base import Executor, ExecutorLimits, LoraExecutor
 from .devices.cache_split import CacheSplit, GroupBytes, StateSplit, keeps_kv, most_states
-from .errors import ModelError
+from .errors import DeviceError, ModelError
 from .load_progress import WarmUpProgress
 from .machine.memory import Memory, read_memory
 from .models.generation import sampling_defaults
@@ -26,6 +27,8 @@ from .opened_model import OpenedModel, open_model
 from .options import DEFAULT_KV_OFFLOAD_SPACE, EngineOptions, most_logprobs
 from .speculative_options import DraftModel, Eagle3, Mtp, Speculation
 from .start_log import start_logger
+from .weights.hub import local_model
+from .weights.quantization import Method
 
 if TYPE_CHECKING:
     from .adapters.registry import LoraRegistry
@@ -62,6 +65,10 @@ class EngineLoad:
         """
         self._started = time.perf_counter()
         self._options, self._host = options, host
+        if options.load_format != "dummy" and local_model(options.model, ".gguf") is None:
+            from .download_check import check_before_download
+
+            check_before_download(options, functools.partial(_check_fits, options))
         self._model = model = open_model(options)
         self._generation = model.source.generation()
         self._stages = _plan_stages(options, model)
@@ -140,6 +147,7 @@ class EngineLoad:
             state_bytes=model.slot_bytes,
             weight_bytes=weight_bytes,
             memory=memory,
+            smaller=functools.partial(_quantized_bytes, self._options, model),
         )
         if self._draft is not None:
             if self._num_blocks is None:  # of both models
@@ -331,6 +339,37 @@ class EngineLoad:
         return self._executor
 
 
+def _check_fits(options: EngineOptions, model: OpenedModel) -> None:
+    """Raise ModelError if the model alone, without drafts, cannot have the memory that it takes."""
+    if model.device.has_own_memory:
+        return
+    memory = read_memory()
+    plan_kv_cache(
+        options,
+        model_limit=model.spec.max_positions,
+        groups=model.kv_groups,
+        state_bytes=model.slot_bytes,
+        weight_bytes=model.weight_bytes + model.lora_bytes(options.lora),
+        memory=memory,
+        smaller=functools.partial(_quantized_bytes, options, model),
+    )
+    _check_step(options, model.spec, memory)
+
+
+def _quantized_bytes(options: EngineOptions, model: OpenedModel) -> dict[Method, int]:
+    """What the weights would take with each --quantization that the device has; without those that take no less."""
+    sizes: dict[Method, int] = {}
+    for method in get_args(Method) if model.device.quantizes else ():
+        fewer = {"quantization": method, "quantization_group_size": None, "quantization_zero_points": False}
+        try:
+            num_bytes = open_model(replace(options, **fewer), model.source).weight_bytes
+        except (ModelError, DeviceError):  # a checkpoint that is quantized in another way
+            continue
+        if num_bytes < model.weight_bytes:
+            sizes[method] = num_bytes
+    return sizes
+
+
 def _plan_stages(options: EngineOptions, model: OpenedModel) -> Sequence[StageSpec]:
     """The stages of a pipeline, if one was asked for. Raises ModelError and DeviceError if there cannot be one."""
     if options.pipeline.stages == 1:
@@ -426,16 +465,17 @@ def plan_kv_cache(
     weight_bytes: int,
     memory: Memory,
     state_bytes: int = 0,
+    smaller: Callable[[], Mapping[Method, int]] = dict,
 ) -> tuple[int, int]:
     """The context length, in tokens, and the KV cache with the slots of recurrent state, in bytes.
 
-    Without `kv_cache_space` the cache has room for `max_num_seqs` full-length sequences, but takes at most 4 GiB and
-    at most half of the memory that is available beside the weights. A context that was not asked for is cut to what
-    one sequence can have of the cache. With `num_gpu_blocks_override`, the cache has so many blocks, and the context is
-    cut when the device has them. `weight_bytes` are the weights', with the adapters that the options name, and
-    `state_bytes` the recurrent state of a sequence. Raises ModelError if the context that was asked for does not fit,
-    or if weights and cache need more than the control group or the machine could ever give, and DeviceError if there is
-    no room for state.
+    Without `kv_cache_space` the cache has room for `max_num_seqs` full-length sequences, but takes at most 4 GiB
+    and at most half of the memory that is available beside the weights. A context that was not asked for is cut to
+    what one sequence can have of the cache. With `num_gpu_blocks_override`, the cache has so many blocks, and the
+    context is cut when the device has them. `weight_bytes` are the weights', with the adapters that the options
+    name, and `state_bytes` the recurrent state of a sequence; `smaller` says what weights would take that are
+    quantized. Raises ModelError if the context that was asked for does not fit, or if weights and cache need more
+    than the control group or the machine could ever give, and DeviceError if there is no room for state.
     """
     wanted = options.max_model_len or model_limit
     has_kv = keeps_kv(groups)
@@ -444,7 +484,7 @@ def plan_kv_cache(
         blocks = _cache_split(options, groups)
         cache_bytes = blocks.bytes_with(options.num_gpu_blocks_override)
         cache_bytes += StateSplit.whole(state_bytes, options.max_num_seqs).num_bytes
-        _check_room(what, weight_bytes, cache_bytes, memory, "--num-gpu-blocks-override")
+        _check_room(what, weight_bytes, cache_bytes, memory, smaller, "--num-gpu-blocks-override")
         return wanted, cache_bytes
     split = CacheSplit(groups, _ROUND_TOKENS, options.max_num_seqs, options.max_num_batched_tokens)
     full_length = split.bytes_with(split.first_blocks_of(1, wanted, 0))
@@ -457,7 +497,7 @@ def plan_kv_cache(
         cache_bytes = min(split.bytes_with(all_blocks) + state_room, _LARGEST_DEFAULT_CACHE, half)
     else:
         cache_bytes = int(options.kv_cache_space * _GIB)
-    _check_room(what, weight_bytes, cache_bytes, memory)
+    _check_room(what, weight_bytes, cache_bytes, memory, smaller)
     states = StateSplit.within(cache_bytes, state_bytes, options.max_num_seqs, beside_kv=has_kv)
     block_bytes = cache_bytes - states.num_bytes
     if block_bytes >= full_length:
@@ -483,13 +523,20 @@ def plan_kv_cache(
     return fitting, cache_bytes
 
 
-def _check_room(what: str, weight_bytes: int, cache_bytes: int, memory: Memory, flag: str = "--kv-cache-space") -> None:
+def _check_room(
+    what: str,
+    weight_bytes: int,
+    cache_bytes: int,
+    memory: Memory,
+    smaller: Callable[[], Mapping[Method, int]],
+    flag: str = "--kv-cache-space",
+) -> None:
     # The cache's pages appear as it fills: without this a server could run well for hours before it is killed.
     if memory.ceiling is None or memory.available is None:
         return
     needed = f"{what} of {weight_bytes / _GIB:.2f} GiB and a KV cache of {cache_bytes / _GIB:.2f} GiB"
     if weight_bytes + cache_bytes > memory.ceiling:
-        advice = ["take fewer bits for the weights with --quantization"]
+        advice = [_fewer_bits(smaller(), memory.ceiling - cache_bytes)]
         if weight_bytes < memory.ceiling:
             room = (memory.ceiling - weight_bytes) / _GIB
             advice.insert(0, f"lower {flag}: {math.floor(room * 100) / 100:.2f} GiB would fit")
@@ -500,6 +547,19 @@ def _check_room(what: str, weight_bytes: int, cache_bytes: int, memory: Memory, 
         raise ModelError(f"{needed} do not fit into the {ceiling}: {', or '.join(advice)}")
     if weight_bytes + cache_bytes > memory.available:
         logger.warning("There is less memory than %s may come to take: %s", needed, _memory_text(memory, weight_bytes))
+
+
+def _fewer_bits(sizes: Mapping[Method, int], room: int) -> str:
+    """What to do about weights, of which `sizes` says what they would take, to have them in `room` bytes."""
+    if not sizes:
+        return "take fewer bits for the weights with --quantization"
+    fitting = [
+        f"{method} would take {num_bytes / _GIB:.2f} GiB" for method, num_bytes in sizes.items() if num_bytes <= room
+    ]
+    if fitting:
+        return f"take fewer bits for the weights with --quantization ({', '.join(fitting)})"
+    least = min(sizes, key=lambda method: sizes[method])
+    return f"take a smaller model: even with --quantization {least} the weights take {sizes[least] / _GIB:.2f} GiB"
 
 
 def _check_step(options: EngineOptions, spec: DecoderSpec, memory: Memory) -> None:

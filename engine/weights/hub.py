@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import json
 import logging
 import sys
 from collections.abc import Iterator
@@ -160,11 +161,42 @@ def _download(
     # Importing the hub's client takes a good part of a second, which a local folder need not pay.
     from huggingface_hub import snapshot_download
 
-    with hub_errors(model, revision):
+    from ..progress import DownloadProgress
+    from .hub_progress import bars_are_wanted, bars_that_report
+
+    with hub_errors(model, revision), DownloadProgress(model, bar=bars_are_wanted()) as progress:
         path = snapshot_download(
-            model, revision=revision, cache_dir=download_dir, allow_patterns=wanted, ignore_patterns=unwanted
+            model,
+            revision=revision,
+            cache_dir=download_dir,
+            allow_patterns=wanted,
+            ignore_patterns=unwanted,
+            tqdm_class=bars_that_report(progress.report),
         )
     return Path(path)
+
+
+def is_cached(model: str, revision: str | None, download_dir: str | Path | None) -> bool:
+    """Whether weights of a hub id are in the cache, those of all shards that its index names."""
+    from huggingface_hub import snapshot_download
+
+    repository, wanted = split_name(model)
+    try:
+        with hub_errors(repository, revision):
+            folder = Path(
+                snapshot_download(
+                    repository, revision=revision, cache_dir=download_dir, local_files_only=True, allow_patterns=[]
+                )
+            )
+        names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+        if wanted is not None or any(name.lower().endswith(".gguf") for name in names):
+            return all((folder / name).exists() for name in choose_gguf(repository, names, wanted))
+        index = folder / "model.safetensors.index.json"
+        if index.exists():
+            return all((folder / str(name)).exists() for name in json.loads(index.read_bytes())["weight_map"].values())
+    except (ModelError, ValueError, KeyError, AttributeError, OSError):
+        return False
+    return any(name.endswith(".safetensors") and "/" not in name for name in names)
 
 
 class UnreachableError(ModelError):

@@ -21,7 +21,7 @@ class LogOptions(Options):
     log_level: str = option(
         "info",
         "what is logged",
-        parse=lambda text: {"trace": "debug"}.get(text.lower(), text.lower()),
+        parse=lambda text: {"trace": "debug", "notset": "debug"}.get(text.lower(), text.lower()),
         choices=("debug", "info", "warning", "error", "critical"),
         flag_aliases=("--uvicorn-log-level",),
         env_aliases=("VLLM_LOGGING_LEVEL",),
@@ -70,6 +70,7 @@ class _UvicornFilter(logging.Filter):
 
 
 _STAGES = ("Started server process", "Waiting for application", "Application ", "Finished server process")
+_CHATTY = ("httpx", "httpx2", "httpcore")  # the hub client's requests, a line each
 _COLOURS = {logging.ERROR: 31, logging.WARNING: 33}
 
 
@@ -100,5 +101,8 @@ def configure_logging(level: str, log_format: str, *, quiet_start: bool = False)
         handler.setFormatter(formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
     handler.addFilter(_UvicornFilter())
     logging.basicConfig(level=level.upper(), handlers=[handler])
+    if level != "debug":
+        for name in _CHATTY:
+            logging.getLogger(name).setLevel(logging.WARNING)
     if quiet_start:
         start_logger.setLevel(logging.WARNING)

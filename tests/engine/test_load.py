@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.outputs import FinishReason
 from tidewheel.engine.request import Request
 from tidewheel.engine.sampling_params import SamplingParams
+from tidewheel.engine.weights.quantization import Method
 
 GIB = 2**30
 PER_TOKEN = 2**14  # bytes: 65,536 tokens a GiB
@@ -31,6 +32,7 @@ def plan(
     weights: int = 0,
     group: int | None = None,
     groups: Sequence[GroupBytes] = (GroupBytes(None, PER_TOKEN),),
+    smaller: Callable[[], Mapping[Method, int]] = dict,
     **options: float | None,
 ) -> tuple[int, int]:
     """On a machine of 64 GiB, in a control group that may have `group` bytes."""
@@ -40,6 +42,7 @@ def plan(
         groups=groups,
         weight_bytes=weights,
         memory=Memory(64 * GIB, available, group, None if group is None else 0),
+        smaller=smaller,
     )
 
 
@@ -100,6 +103,23 @@ def test_a_context_that_was_asked_for_and_does_not_fit_is_an_error() -> None:
 def test_what_could_never_fit_is_refused_before_the_weights_are_read(sizes: dict[str, float], said: str) -> None:
     with pytest.raises(ModelError, match=said):
         plan(GIB, **sizes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("int4", "said"),
+    [
+        (3, r"with --quantization \(int8 would take 7\.00 GiB, int4 would take 3\.00 GiB\), or raise that limit"),
+        (9, r"take fewer bits for the weights with --quantization \(int8 would take 7\.00 GiB\)"),
+    ],
+)
+def test_what_weights_would_take_in_fewer_bits_is_said(int4: int, said: str) -> None:
+    with pytest.raises(ModelError, match=said):
+        plan(8 * GIB, weights=14 * GIB, group=8 * GIB, smaller=lambda: {"int8": 7 * GIB, "int4": int4 * GIB})
+
+
+def test_weights_that_are_too_large_in_any_format_are_said_to_be() -> None:
+    with pytest.raises(ModelError, match=r"smaller model: even with --quantization int4 the weights take 9\.00 GiB"):
+        plan(8 * GIB, weights=14 * GIB, group=8 * GIB, smaller=lambda: {"int8": 14 * GIB, "int4": 9 * GIB})
 
 
 def test_what_does_not_fit_now_is_said(caplog: pytest.LogCaptureFixture) -> None:

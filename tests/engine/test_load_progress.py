@@ -11,6 +11,8 @@ from engine.devices.made_models import PLAIN, decoder
 
 from tidewheel.engine.load_progress import LoadProgress, ReportedWeights, WarmUpProgress
 from tidewheel.engine.models.spec import tensor_shapes
+from tidewheel.engine.progress import DownloadProgress
+from tidewheel.engine.weights.hub_progress import bars_that_report
 from tidewheel.engine.weights.tensor import WeightTensor
 
 SPEC = decoder(PLAIN, PLAIN)
@@ -97,3 +99,46 @@ def test_a_long_warm_up_has_lines_without_a_terminal(caplog: pytest.LogCaptureFi
     warm_up(stderr)
     assert caplog.messages == ["Warmed up 3 of 6 kinds of steps", "Warmed up 6 of 6 kinds of steps"]
     assert stderr.getvalue() == ""
+
+
+def download(stderr: io.StringIO, *, bar: bool = True) -> None:
+    """Two files of 1 GiB, of which the hub's client hears while they come, and whose sizes it learns one by one."""
+    now = 0.0
+    with DownloadProgress("own/model", bar=bar, stderr=stderr, clock=lambda: now) as progress:
+        bars = bars_that_report(progress.report)
+        fetched = bars(desc="Fetching 2 files", total=2, name="huggingface_hub.files")
+        written = bars(desc="Reconstructing", total=0, unit="B", unit_scale=True)
+        network = bars(desc="Downloading bytes", total=0, unit="B", unit_scale=True)
+        for _ in range(2):
+            written.total += 1 << 30
+            network.total += 1 << 30
+            for _ in range(4):
+                now += 4.0
+                network.update(1 << 28)
+                written.update(1 << 28)
+            fetched.update(1)
+
+
+def test_a_download_has_one_bar_on_a_terminal(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    terminal = Terminal()
+    download(terminal)
+    assert "Downloading: 100%" in terminal.getvalue()
+    assert "2.00G/2.00G" in terminal.getvalue()
+    assert "Fetching" not in terminal.getvalue()
+    assert "\n" not in terminal.getvalue()
+    assert caplog.messages == ["Downloaded own/model: 2.00 GiB in 32.0 s"]
+
+
+@pytest.mark.parametrize(("stderr", "bar"), [(io.StringIO(), True), (Terminal(), False)])
+def test_a_download_without_a_bar_is_told_in_the_log(
+    caplog: pytest.LogCaptureFixture, stderr: io.StringIO, bar: bool
+) -> None:
+    caplog.set_level(logging.INFO)
+    download(stderr, bar=bar)
+    assert stderr.getvalue() == ""
+    assert caplog.messages == [
+        "Downloading own/model: 0.75 of 1.00 GiB (75 %)",
+        "Downloading own/model: 1.50 of 2.00 GiB (75 %)",
+        "Downloaded own/model: 2.00 GiB in 32.0 s",
+    ]

@@ -43,6 +43,8 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeHub]:
     repositories = {"own/model": files, "own/gguf": converted, "own/pickled": PICKLED, "own/encoder": ENCODER}
     for kind in QUANTIZED:
         repositories[f"own/{kind}"] = quantized(kind, folder / kind)
+    config = json.loads(files["config.json"]) | {"architectures": ["UnknownForCausalLM"], "model_type": "unknown"}
+    repositories["own/unknown"] = {**files, "config.json": json.dumps(config).encode()}
     embedder = encoder_zoo.folder("bert-prompts")
     repositories["own/embedder"] = {
         str(path.relative_to(embedder)): path.read_bytes() for path in embedder.rglob("*") if path.is_file()
@@ -139,7 +141,9 @@ def test_a_model_is_pulled_listed_and_removed(shell: Shell) -> None:
     )
     assert (Path(model.out.strip()) / "model.safetensors").exists()
     assert Path(eight.out.strip()).name == "model-Q8_0.gguf"
-    assert "100%" in model.err
+    assert "Downloaded own/model: 0.00 GiB in " in model.err
+    assert "Fetching" not in model.err
+    assert "\r" not in model.err
     listed = {model["name"]: model for model in json.loads(as_json.out)}
     assert {*listed} == {"own/model", "own/gguf:Q8_0", "own/gguf:F32"}
     sizes = {name: len(content) for name, content in shell.hub.repositories["own/gguf"].items()}
@@ -204,6 +208,30 @@ def test_of_a_hub_model_headers_alone_are_inspected(shell: Shell) -> None:
     assert [model["refusal"] for model in found] == [None] * len(names)
     whole = [json.loads(one.out) for one in shell(*inspected, offline=True)]
     assert found == whole
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("own/model", "--kv-cache-space 1000000", "do not fit into the "),
+        ("own/gguf:Q8_0", "--kv-cache-space 1000000", "do not fit into the "),
+        ("own/model", "--max-model-len 64 --kv-cache-space 0.000001", "less than one sequence of 64"),
+        ("own/unknown", "", "UnknownForCausalLM"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_before_it_is_downloaded(
+    shell: Shell, name: str, options: str, said: str
+) -> None:
+    shell.hub.sent.clear()
+    (ran,) = shell(f"serve {name} --device cpu --port 0 {options}")
+    assert ran.code == 1
+    assert said in ran.err
+    assert "/tmp/" not in ran.err  # where its headers lay
+    assert "HTTP Request" not in ran.err  # the log of the hub's client
+    assert [path for path in shell.home.rglob("*") if path.suffix in (".gguf", ".safetensors")] == []
+    if name != "own/gguf:Q8_0":  # whose metadata is most of it
+        whole = len(shell.hub.repositories[name]["model.safetensors"])
+        assert 0 < shell.hub.sent["model.safetensors"] < whole
 
 
 def test_of_a_hub_encoder_its_words_alone_are_inspected(shell: Shell) -> None:
