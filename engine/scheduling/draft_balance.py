@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from msgspec import Struct
 
 _LESSON, _COMMON_LESSON = 0.2, 0.02  # how much a question changes what is known of its sequence, and of all
@@ -41,6 +43,16 @@ class Balance:
             return False
         return True
 
+    def least_wait(self, keys: Iterable[int]) -> int:
+        """For how many steps the drafter is asked for none of these sequences, which `may_ask` has seen."""
+        return min((self._records[key].waits for key in keys), default=0)
+
+    def skip(self, keys: Iterable[int], num_steps: int) -> None:
+        """So many steps were over in which `may_ask` was not called for these sequences."""
+        for key in keys:
+            if (record := self._records.get(key)) is not None:
+                record.waits = max(record.waits - num_steps, 0)
+
     def note(self, key: int, saved_ms: float, token_ms: float) -> None:
         """Note how much time a question has saved, which is below 0 if it took more than it gave.
 
@@ -49,6 +61,7 @@ class Balance:
         record = self._records.get(key)
         if record is None or token_ms <= 0.0:
             return
+        saved_ms = max(saved_ms, -token_ms)  # the first question, or one that was interrupted, says little of others
         self._tolerated_ms = _TOLERATED * token_ms
         record.saved_ms += _LESSON * (saved_ms - record.saved_ms)
         self._common_ms += _COMMON_LESSON * (saved_ms - self._common_ms)

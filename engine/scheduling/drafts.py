@@ -97,6 +97,9 @@ class Drafts:
         self._asked: dict[int, float] = {}  # milliseconds that a drafter took in this step, by Sequence.key
         self._token_ms = self._row_ms = 0.0  # what a token costs in this step, and a row more
         self._fruitless = 0  # steps without a guess, one after the other
+        # Steps in which the drafter is asked for nobody, of so many sequences with this last key: left, and over.
+        self._rest = self._rested = 0
+        self._resting = (0, -1)
         self._time = EngineTime(clock)
         self.stats = DraftStats()
 
@@ -111,6 +114,10 @@ class Drafts:
         They take none of the last `num_spare` free blocks, no more time than a step may take, and half of the tokens
         that it has left: prompts get the other half.
         """
+        if self._rest and decoding and self._resting == (len(decoding), decoding[-1].key):
+            self._rest, self._rested = self._rest - 1, self._rested + 1
+            self._time.skip()
+            return {}
         self.extended, self._num_forced, self._asked = set(), {}, {}
         self._time.skip()
         if not decoding or (self._most_sequences is not None and len(decoding) > self._most_sequences):
@@ -140,13 +147,17 @@ class Drafts:
         There is room for so many guesses. No grammar is asked after `time.perf_counter()` is `until`.
         """
         drafts: dict[Sequence, Guesses] = {}
-        self._rates.next_step()
+        if self._rested:
+            self._balance.skip([s.key for s in decoding], self._rested)
+        self._rates.next_step(1 + self._rested)
+        self._rest = self._rested = 0
         if self._drafter is not None:
             self._time.begin()
         asked = [s for s in decoding if s.constraint is not None or self._may_ask(s)]
-        if not asked:  # most steps where guesses lose time: they take no more than this
+        if not asked:
             if self._drafter is not None:
                 self._time.guessed(0)
+                self._begin_rest(decoding)
             return drafts
         step_ms = self._cost_model.predict_ms(load)
         self._token_ms = (step_ms + self._time.plain_ms) / max(load.num_decodes, 1)
@@ -168,6 +179,12 @@ class Drafts:
             for key in self._asked.keys() - {s.key for s in drafts}:
                 self._balance.note(key, -self._asked[key], self._token_ms)
         return drafts
+
+    def _begin_rest(self, decoding: Seq[Sequence]) -> None:
+        """Where guesses lose time, that is most steps: they shall take no time until somebody is asked for again."""
+        if decoding:
+            self._rest = self._balance.least_wait([s.key for s in decoding])
+            self._resting = (len(decoding), decoding[-1].key)
 
     def learn(self, sequence: Sequence, num_guesses: int, num_right: int) -> None:
         """Note what became of a draft."""

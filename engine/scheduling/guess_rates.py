@@ -14,9 +14,9 @@ class GuessRates:
         self._known: dict[int, tuple[float, int]] = {}  # the last one, and the step in which it was learned
         self._step = 0
 
-    def next_step(self) -> None:
-        """A step more in which the others had no guess."""
-        self._step += 1
+    def next_step(self, count: int = 1) -> None:
+        """A step more in which the others had no guess, or so many."""
+        self._step += count
 
     def of(self, key: int) -> float:
         """That of a sequence."""

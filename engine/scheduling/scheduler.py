@@ -348,11 +348,13 @@ class Scheduler:
         if self.drafts is not None and (self.drafts.has_drafter or self._num_constrained):
             self.drafts.copy_blocks(step.copies.get(0, ()))
             drafts = self.drafts.choose(decoding, step.load, len(self._running))
-            moved = moved | self.drafts.extended
-            if (drafted := {s.key for s in drafts}) != self._drafted:
-                self._drafted = drafted
-                self._running.decode_version += 1
-            decoding = [s for s in decoding if s not in drafts]
+            if drafts or self._drafted:
+                if (drafted := {s.key for s in drafts}) != self._drafted:
+                    self._drafted = drafted
+                    self._running.decode_version += 1
+                decoding = [s for s in decoding if s not in drafts]
+            if self.drafts.extended:
+                moved = moved | self.drafts.extended
         step.rows.set_decodes(decoding)
         for sequence, guesses in drafts.items():
             step.rows.add_draft(sequence, guesses.token_ids, guesses.lookahead)
