@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 NODE = {"object_store_memory": 80 * 2**20}
 IN_RAY = [Case("granitemoehybrid", 3, (("quantization", "int8"),))]
-SWEEP = [case for case in CASES if case not in IN_RAY] + [Case("deepseek-v3", 3)]
+SWEEP = [case for case in CASES if case not in IN_RAY]
 LONG = SamplingParams(max_tokens=4000, temperature=0.0, ignore_eos=True)
 SHORT = SamplingParams(max_tokens=8, temperature=0.0)
 PROMPTS = [[5, 6, 7, index] for index in range(3, 7)]
@@ -49,8 +49,15 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     import ray
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={**NODE, "num_cpus": 3, "include_dashboard": False})
+    cluster = Cluster()
     try:
+        for attempt in range(3):
+            try:
+                cluster.add_node(num_cpus=3, include_dashboard=False, **NODE)
+                break
+            except Exception:  # Ray raises no other kind where its processes took long to start, on a busy machine
+                if attempt == 2:
+                    raise
         ray.init(address=cluster.address, log_to_driver=False)
         yield cluster
     finally:
