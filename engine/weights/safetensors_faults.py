@@ -46,19 +46,22 @@ def tensor_at_fault(path: Path, most_header_bytes: int) -> str | None:
 
 def _fault_of(entry: Any) -> str | None:
     """What is wrong with a tensor by itself."""
-    fields = entry if isinstance(entry, dict) else {}
-    dtype, shape, offsets = (fields.get(name) for name in ("dtype", "shape", "data_offsets"))
+    fields: dict[str, Any] = entry if isinstance(entry, dict) else {}
+    dtype, shape, offsets = fields.get("dtype"), _sizes(fields.get("shape")), _sizes(fields.get("data_offsets"))
     if not isinstance(dtype, str) or dtype not in _BITS:
         return f"is stored as {shown(dtype)}, which is no type of safetensors"
-    if not _are_sizes(shape):
-        return f"has the shape {shown(shape)}"
-    if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        return f"has the offsets {shown(offsets)}"
+    if shape is None:
+        return f"has the shape {shown(fields.get('shape'))}"
+    if offsets is None or len(offsets) != 2 or offsets[0] > offsets[1]:
+        return f"has the offsets {shown(fields.get('data_offsets'))}"
     needed = -(-math.prod(shape) * _BITS[dtype] // 8)
     if needed != offsets[1] - offsets[0]:
         return f"has {offsets[1] - offsets[0]} bytes, but its shape and type need {needed}"
     return None
 
 
-def _are_sizes(values: Any) -> bool:
-    return isinstance(values, list) and all(type(value) is int and 0 <= value < 2**64 for value in values)
+def _sizes(values: object) -> list[int] | None:
+    """The values, if they are sizes."""
+    if not isinstance(values, list) or not all(type(value) is int and 0 <= value < 2**64 for value in values):
+        return None
+    return values

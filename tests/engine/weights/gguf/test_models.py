@@ -280,8 +280,24 @@ def no_theta(writer: Any) -> None:
             "qwen2",
             "m.gguf, whose metadata was read as a config.json: config.json: rope_theta must be a positive number",
         ),
+        (
+            lambda writer: (embedding(writer), writer.add_tensor("rope_freqs.weight", np.full(8, np.nan, np.float32))),
+            "qwen2",
+            "m.gguf: tensor rope_freqs.weight must hold finite numbers above 0",
+        ),
     ],
-    ids=["architecture", "missing", "vocabulary", "nothing", "adapter", "projector", "imatrix", "experts", "theta"],
+    ids=[
+        "architecture",
+        "missing",
+        "vocabulary",
+        "nothing",
+        "adapter",
+        "projector",
+        "imatrix",
+        "experts",
+        "theta",
+        "rope-factors",
+    ],
 )
 def test_what_cannot_be_served_is_refused_by_name(
     tmp_path: Path, change: Callable[[Any], None], arch: str, message: str
