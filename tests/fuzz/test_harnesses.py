@@ -23,9 +23,7 @@ from hypothesis import strategies as st
 EXAMPLES = int(os.environ.get("TIDEWHEEL_FUZZ_EXAMPLES", "80"))
 RUNS = 1000
 PARSER_RUNS = 200  # each reads its input a few dozen times, or loads what takes a while
-SLOW = ("tools-", "encoder-", "sentencepiece", "connection", "quantized")
-LARGE_RUNS = 80  # each writes and reads a file of a megabyte
-LARGE = ("gguf-described",)
+SLOW = ("tools-", "encoder-", "sentencepiece", "connection", "quantized", "gguf-described")
 QUICK = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 JSON_HARNESSES = [name for name, harness in HARNESSES.items() if harness.seeds[0].startswith((b'{"', b'[{"'))]
 # What takes long, as each has atheris look for new code; so similar ones share one harness.
@@ -133,7 +131,7 @@ def fuzzing() -> Iterator[subprocess.Popen[str]]:
 )
 @pytest.mark.parametrize("name", COVERED)
 def test_with_coverage(name: str, fuzzing: subprocess.Popen[str], tmp_path: Path) -> None:
-    runs = LARGE_RUNS if name in LARGE else PARSER_RUNS if name.startswith(SLOW) else RUNS
+    runs = PARSER_RUNS if name.startswith(SLOW) else RUNS
     limits = ["-max_len=4096", "-rss_limit_mb=1500", "-timeout=20"]
     arguments = [f"-runs={runs}", "-seed=1", *limits, f"-artifact_prefix={tmp_path}/"]
     assert fuzzing.stdin
