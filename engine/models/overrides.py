@@ -16,7 +16,8 @@ def overridden(
     rope_scaling: Mapping[str, Any] | None,
     rope_theta: float | None,
 ) -> Mapping[str, Any]:
-    """The config with other fields, objects within it field by field, and with another rope.
+    """The config with other fields, objects within it field by field, and with another rope. A rope of `fields` that
+    has a `rope_type` stands in place of the whole rope, but for its base.
 
     The rope is that of the language model, which may be a part of the config. Raises ModelError where layers have ropes
     of their own.
@@ -33,7 +34,12 @@ def _merged(config: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, A
     merged = dict(config)
     for name, value in fields.items():
         inner = merged.get(name)
-        merged[name] = _merged(inner, value) if isinstance(inner, Mapping) and isinstance(value, Mapping) else value
+        if not (isinstance(inner, Mapping) and isinstance(value, Mapping)):
+            merged[name] = value
+        elif "rope_type" in value:  # a rope of another type has other fields
+            merged[name] = {**{theta: inner[theta] for theta in ("rope_theta",) if theta in inner}, **value}
+        else:
+            merged[name] = _merged(inner, value)
     return merged
 
 

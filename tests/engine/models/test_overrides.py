@@ -26,6 +26,15 @@ def test_fields_are_replaced_and_objects_field_by_field() -> None:
     assert config["inner"] == {"b": 2, "c": 3}
 
 
+def test_a_rope_with_a_type_stands_in_place_of_the_whole_rope() -> None:
+    llama3 = {"rope_type": "llama3", "factor": 8.0, "high_freq_factor": 4.0, "rope_theta": 5e5}
+    config = {"rope_parameters": llama3, "text_config": {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}}
+    changed = overridden(config, {"rope_parameters": YARN, "text_config": {"rope_scaling": YARN}}, None, None)
+    assert changed == {"rope_parameters": {**YARN, "rope_theta": 5e5}, "text_config": {"rope_scaling": YARN}}
+    refined = overridden(config, {"rope_parameters": {"factor": 4.0}}, None, None)
+    assert refined["rope_parameters"] == {**llama3, "factor": 4.0}
+
+
 @pytest.mark.parametrize(
     "rope",
     [
