@@ -536,10 +536,12 @@ def _check_room(
         return
     needed = f"{what} of {weight_bytes / _GIB:.2f} GiB and a KV cache of {cache_bytes / _GIB:.2f} GiB"
     if weight_bytes + cache_bytes > memory.ceiling:
-        advice = [_fewer_bits(smaller(), memory.ceiling - cache_bytes)]
+        advice = []
         if weight_bytes < memory.ceiling:
             room = (memory.ceiling - weight_bytes) / _GIB
-            advice.insert(0, f"lower {flag}: {math.floor(room * 100) / 100:.2f} GiB would fit")
+            advice.append(f"lower {flag}: {math.floor(room * 100) / 100:.2f} GiB would fit")
+        if cache_bytes < memory.ceiling:
+            advice.append(_fewer_bits(smaller(), memory.ceiling - cache_bytes))
         if memory.cgroup_limit is not None:
             advice.append("raise that limit")
         owner = "this machine has" if memory.cgroup_limit is None else "its control group allows this process"

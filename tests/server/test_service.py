@@ -10,6 +10,7 @@ from server.conftest import RunningServer, ServerProcess, StartServer
 from server.waiting import eventually
 
 from tidewheel import __version__
+from tidewheel.server.errors import ApiError
 from tidewheel.server.served_models import ServedModels
 
 COMPLETIONS = "/v1/completions"
@@ -34,6 +35,13 @@ def test_where_a_model_lies_is_not_shown(dummy_server: ServerProcess, demo_serve
 
 def test_a_hub_id_is_shown() -> None:
     assert ServedModels(["short"], "organization/model", lambda factor: 512).root == "organization/model"
+
+
+def test_any_name_is_answered_if_names_are_not_checked() -> None:
+    models = ServedModels(["short"], "organization/model", lambda factor: 512, accepts_any=True)
+    assert models.resolve("another") == "short"
+    with pytest.raises(ApiError, match="not served here"):
+        ServedModels(["short"], "organization/model", lambda factor: 512).resolve("another")
 
 
 def test_ping(server: RunningServer) -> None:
