@@ -18,6 +18,7 @@ class Tidewheel:
         from tidewheel import __version__
         from tidewheel.engine.adapters.options import LoraModule
         from tidewheel.engine.load import load_engine
+        from tidewheel.server.options.mistakes import Mistakes
         from tidewheel.server.options.model import engine_options, model_parser, read_model_options
 
         wanted: dict[str, Any] = {
@@ -34,7 +35,9 @@ class Tidewheel:
         if given.file is None:
             wanted["dtype" if given.weights in job.DTYPES else "quantization"] = given.weights
         parser = model_parser("--options", "Tidewheel's options")
-        asked = read_model_options(parser, vars(parser.parse_args(shlex.split(given.options))))
+        mistakes = Mistakes()
+        asked = read_model_options(parser.read(shlex.split(given.options), mistakes), mistakes)
+        parser.refuse(mistakes)
         if asked.get("device", "cpu") == "cpu":
             wanted["threads_bind"] = ",".join(map(str, given.cpus))
         self.version = __version__
