@@ -203,7 +203,7 @@ def jobs(draw: st.DrawFn) -> Job:
 )
 def test_any_company_gives_the_same_bits(subject: Subject) -> None:
     is_wide = subject.model == STORED or subject.first_kind is not None  # as blocks want it
-    most_examples = 5 if is_wide else 20
+    most_examples = 5 if is_wide else 12
     if subject.device == "torch":
         most_examples = 2 if opened(subject)[0].state_bytes else 4  # states are computed token by token
     check_any_company(

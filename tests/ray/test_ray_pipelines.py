@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import models_zoo
 import psutil
 import pytest
-from engine.pipeline.cases import CASES, Case, answers
+from engine.pipeline.cases import CASES, SWEPT, Case, answers
 
 import tidewheel.offline.model
 from tidewheel import LLM, SamplingParams, StructuredOutputsParams
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 NODE = {"object_store_memory": 80 * 2**20}
 IN_RAY = [Case("granitemoehybrid", 3, (("quantization", "int8"),))]
-SWEEP = [case for case in CASES if case not in IN_RAY]
+SWEEP = [case for case in (*CASES, *SWEPT) if case not in IN_RAY]
 LONG = SamplingParams(max_tokens=4000, temperature=0.0, ignore_eos=True)
 SHORT = SamplingParams(max_tokens=8, temperature=0.0)
 PROMPTS = [[5, 6, 7, index] for index in range(3, 7)]

@@ -16,14 +16,16 @@ from typing import Any
 
 import models_zoo
 import pytest
-from engine.pipeline.cases import CASES, OPTIONS, Case, answers
+from engine.pipeline.cases import CASES, OPTIONS, SWEPT, Case, answers
 
 from tidewheel import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
 from tidewheel.engine.errors import TidewheelError
 from tidewheel.engine.pipeline import restarts
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+@pytest.mark.parametrize(
+    "case", [*CASES, *(pytest.param(case, marks=pytest.mark.sweep) for case in SWEPT)], ids=lambda case: case.id
+)
 def test_stages_give_the_bits_of_one_process(case: Case) -> None:
     folder = models_zoo.folder(case.model, tokenizer=True)
     options = dict(case.options)
@@ -220,7 +222,9 @@ def server(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
         process.communicate()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.sweep)]
+)
 def test_a_server_leaves_no_process(server: tuple[subprocess.Popen[bytes], str], number: signal.Signals) -> None:
     process, socket = server
     wait_until(lambda: is_serving(socket) or process.poll() is not None)
