@@ -10,17 +10,14 @@ from functools import partial
 from ..cancellation import Cancellation
 from ..errors import DeviceError
 from ..load_progress import LoadProgress
-from ..machine.cpu_list import cpu_list
 from .links import Link, LocalLink, new_link
 from .processes import StageProcesses
 from .runner import StagePlan
 from .stage import StageStart
-from .stages import Launch
+from .stages import Launch, loaded_text
 from .step_slot import StepSlot
 
 logger = logging.getLogger(__name__)
-
-_GIB = 2**30
 
 
 def local_launch(plans: Sequence[StagePlan], groups: Sequence[Sequence[int]], weight_bytes: int) -> Launch:
@@ -83,14 +80,7 @@ class LocalStages:
             self.masks: Link = LocalLink(kept[2])
             unfinished.pop_all()
         for index, loaded in enumerate(processes.stages):
-            logger.info(
-                "%s: %s on CPUs %s, %.2f GiB of weights, %.2f GiB of KV cache",
-                self.name(index),
-                self.place(index),
-                cpu_list(loaded.cpus),
-                loaded.weight_bytes / _GIB,
-                loaded.cache_bytes / _GIB,
-            )
+            logger.info("%s", loaded_text(self, index, loaded.cpus, loaded.weight_bytes, loaded.cache_bytes))
 
     @property
     def has_ended(self) -> bool:

@@ -6,11 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ..cancellation import Cancellation
+from ..machine.cpu_list import cpu_list
 from ..machine.memory import Memory
 from ..models.spec import StageSpec
 from .links import Link
 from .runner import StagePlan
 from .step_slot import StepSlot
+
+_GIB = 2**30
 
 
 class Stages(Protocol):
@@ -73,3 +76,11 @@ Launch = Callable[[Cancellation], Stages]
 def stage_name(index: int, count: int, stage: StageSpec) -> str:
     """A stage in words."""
     return f"pipeline stage {index + 1} of {count} ({stage})"
+
+
+def loaded_text(stages: Stages, index: int, cpus: Sequence[int], weight_bytes: int, cache_bytes: int) -> str:
+    """A stage that has loaded in words: where it is, and what it takes."""
+    return (
+        f"{stages.name(index)}: {stages.place(index)} on CPUs {cpu_list(cpus)}, "
+        f"{weight_bytes / _GIB:.2f} GiB of weights, {cache_bytes / _GIB:.2f} GiB of KV cache"
+    )

@@ -20,11 +20,10 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from tidewheel.engine.cancellation import Cancellation
 from tidewheel.engine.errors import DeviceError
-from tidewheel.engine.machine.cpu_list import cpu_list
 from tidewheel.engine.machine.memory import Memory
 from tidewheel.engine.pipeline.links import Link
 from tidewheel.engine.pipeline.runner import StagePlan
-from tidewheel.engine.pipeline.stages import Launch, stage_name
+from tidewheel.engine.pipeline.stages import Launch, loaded_text, stage_name
 from tidewheel.engine.pipeline.step_slot import StepSlot
 from tidewheel.engine.pipeline.tcp_link import RESULTS, STEPS, TOKEN_BYTES, TcpLink, connect
 
@@ -32,7 +31,6 @@ from .stage_actor import LoadedWeights, StageActor, StageError, StagePlace
 
 logger = logging.getLogger(__name__)
 
-_GIB = 2**30
 _PLACED_S = 60.0  # for the cluster to find room
 _LOOK_S = 0.2  # between two looks at whether a start was cancelled
 _DEATH_S = 10.0  # until Ray knows why a connection was closed
@@ -196,14 +194,7 @@ class RayStages:
         self.last: Link = links[1]
         self.masks: Link = links[1]
         for index, (place, weights) in enumerate(zip(placement.places, loaded, strict=True)):
-            logger.info(
-                "%s: %s on CPUs %s, %.2f GiB of weights, %.2f GiB of KV cache",
-                self.name(index),
-                self.place(index),
-                cpu_list(place.cpus),
-                weights.weight_bytes / _GIB,
-                weights.cache_bytes / _GIB,
-            )
+            logger.info("%s", loaded_text(self, index, place.cpus, weights.weight_bytes, weights.cache_bytes))
 
     def name(self, index: int) -> str:
         """See Stages."""
