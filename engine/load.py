@@ -140,15 +140,7 @@ class EngineLoad:
         if self._draft is not None:
             weight_bytes += self._draft.model.weight_bytes
             groups = self._draft.with_own_bytes(groups)
-        self._max_model_len, self._kv_cache_bytes = plan_kv_cache(
-            self._options,
-            model_limit=model.spec.max_positions,
-            groups=groups,
-            state_bytes=model.slot_bytes,
-            weight_bytes=weight_bytes,
-            memory=memory,
-            smaller=functools.partial(_quantized_bytes, self._options, model),
-        )
+        self._max_model_len, self._kv_cache_bytes = _plan_of(self._options, model, groups, weight_bytes, memory)
         if self._draft is not None:
             if self._num_blocks is None:  # of both models
                 self._num_blocks = _cache_split(self._options, groups).blocks(self._kv_cache_bytes)[0]
@@ -344,16 +336,23 @@ def _check_fits(options: EngineOptions, model: OpenedModel) -> None:
     if model.device.has_own_memory:
         return
     memory = read_memory()
-    plan_kv_cache(
+    _plan_of(options, model, model.kv_groups, model.weight_bytes + model.lora_bytes(options.lora), memory)
+    _check_step(options, model.spec, memory)
+
+
+def _plan_of(
+    options: EngineOptions, model: OpenedModel, groups: Sequence[GroupBytes], weight_bytes: int, memory: Memory
+) -> tuple[int, int]:
+    """See plan_kv_cache. `groups` and `weight_bytes` are those of the model and of what guesses for it."""
+    return plan_kv_cache(
         options,
         model_limit=model.spec.max_positions,
-        groups=model.kv_groups,
+        groups=groups,
         state_bytes=model.slot_bytes,
-        weight_bytes=model.weight_bytes + model.lora_bytes(options.lora),
+        weight_bytes=weight_bytes,
         memory=memory,
         smaller=functools.partial(_quantized_bytes, options, model),
     )
-    _check_step(options, model.spec, memory)
 
 
 def _quantized_bytes(options: EngineOptions, model: OpenedModel) -> dict[Method, int]:
