@@ -1,7 +1,7 @@
-"""MtpDrafter: a model's own layer for it guesses what the model will sample (multi-token prediction, MTP).
+"""MtpDrafter: a layer beside the model's guesses what the model will sample: its own (MTP), or an EAGLE3 layer.
 
 The layer reads what the model's steps left, so it has nothing to catch up with: its K and V lie in the model's blocks,
-and each step writes them. See https://arxiv.org/abs/2412.19437, 2.2.
+and each step writes them. See https://arxiv.org/abs/2412.19437, 2.2, and https://arxiv.org/abs/2503.01840.
 """
 
 from __future__ import annotations
