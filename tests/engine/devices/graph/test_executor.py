@@ -226,6 +226,7 @@ def test_compiled_launches_give_the_same_tokens_and_nothing_compiles_after_the_w
     assert counters["stats"]["unique_graphs"] == graphs
 
 
+@pytest.mark.sweep
 def test_there_may_be_many_buckets() -> None:
     from torch._dynamo.utils import counters
 

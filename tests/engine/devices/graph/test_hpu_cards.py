@@ -54,7 +54,7 @@ def share(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, tmp_p
     return make
 
 
-@pytest.mark.parametrize("lazy", [True, False], ids=["graphs", "compiled"])
+@pytest.mark.parametrize("lazy", [True, pytest.param(False, marks=pytest.mark.sweep)], ids=["graphs", "compiled"])
 def test_two_cards_give_the_tokens_of_one(share, lazy: bool, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO"):
         executor = share(lazy)

@@ -63,7 +63,14 @@ def share(spec: DecoderSpec, size: int) -> Executor:
     return load(get_device("graph-cpu", [EAGER, ParallelOptions(size)]), spec=spec)
 
 
-@pytest.mark.parametrize(("name", "size"), [("one-after-the-other", 2), ("few-kv-heads", 4), ("side-by-side", 2)])
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        pytest.param("one-after-the-other", 2, marks=pytest.mark.sweep),
+        ("few-kv-heads", 4),
+        ("side-by-side", 2),
+    ],
+)
 def test_processes_that_share_a_model_give_the_reference_tokens(name: str, size: int) -> None:
     jobs = storm()[:5]
     expected = serve(load(get_device("torch"), spec=SPECS[name]), jobs)

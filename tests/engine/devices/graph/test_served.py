@@ -62,8 +62,8 @@ def install(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, tmp
     [
         ("cuda", True, FEW_BUCKETS),
         ("hpu", True, FEW_BUCKETS),
-        ("hpu", True, EAGER),
-        ("hpu", False, FEW_BUCKETS),
+        pytest.param("hpu", True, EAGER, marks=pytest.mark.sweep),
+        pytest.param("hpu", False, FEW_BUCKETS, marks=pytest.mark.sweep),
     ],
     ids=["cuda", "hpu-graphs", "hpu-lazy", "hpu-compiled"],
 )

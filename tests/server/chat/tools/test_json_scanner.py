@@ -32,7 +32,7 @@ def python_accepts(text: str) -> bool:
     return True
 
 
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=200)
 @given(jsonish | values.map(json.dumps) | st.tuples(values.map(json.dumps), jsonish).map("".join))
 def test_it_takes_what_python_takes(text: str) -> None:
     assert is_json(text) == python_accepts(text)

@@ -141,6 +141,7 @@ def test_the_torch_device(bench: RunJson) -> None:
     assert report["compute_ceiling"] == "float32_flops"
 
 
+@pytest.mark.sweep
 def test_a_device_with_graphs(bench: RunJson) -> None:
     pytest.importorskip("torch")
     sizes = ("--prefill", "3x20", "--contexts", "16", "--batch-sizes", "3", "--decode-tokens", "2")
