@@ -1,4 +1,4 @@
-"""From options to an engine: find the model, size the KV cache, load the weights.
+"""From options to an engine: find the model, plan its memory, load the weights.
 
 What the loading of weights need not wait for is imported and read meanwhile: see `EngineLoad`.
 """
@@ -10,25 +10,24 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, cast, get_args
+from typing import TYPE_CHECKING, cast
 
 from .cancellation import Cancellation
 from .devices.base import Executor, ExecutorLimits, LoraExecutor
-from .devices.cache_split import CacheSplit, GroupBytes, StateSplit, keeps_kv, most_states
-from .errors import DeviceError, ModelError
+from .devices.cache_split import GroupBytes, keeps_kv
+from .errors import ModelError
 from .load_progress import WarmUpProgress
 from .machine.memory import Memory, read_memory
+from .memory_plan import BLOCK_TOKENS, cache_split, check_fits, check_step, memory_text, plan_memory
 from .models.generation import sampling_defaults
-from .models.spec import DecoderSpec, ExpertsSpec, StageSpec, mixers, tensor_shapes
+from .models.spec import StageSpec, tensor_shapes
 from .opened_model import OpenedModel, open_model
-from .options import DEFAULT_KV_OFFLOAD_SPACE, EngineOptions, most_logprobs
+from .options import DEFAULT_KV_OFFLOAD_SPACE, EngineOptions
 from .speculative_options import DraftModel, Eagle3, Mtp, Speculation
 from .start_log import start_logger
 from .weights.hub import local_model
-from .weights.quantization import Method
 
 if TYPE_CHECKING:
     from .adapters.registry import LoraRegistry
@@ -43,12 +42,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _GIB = 2**30
-_LARGEST_DEFAULT_CACHE = 4 * _GIB
-_ACTIVATION_BYTES = 4
-_MOST_TOGETHER = 5  # matrices of one product: those of a Mamba2's inputs
-_LOGPROB_BYTES = 8  # a token id and its log-probability, as many in a step's rows as in the row that asks for most
-_BLOCK_TOKENS = 16  # of the devices whose cache lies in the machine's memory
-_ROUND_TOKENS = 128  # a sequence's last block is rarely full, whatever the device's block size
 
 
 class EngineLoad:
@@ -68,7 +61,7 @@ class EngineLoad:
         if options.load_format != "dummy" and local_model(options.model, ".gguf") is None:
             from .download_check import check_before_download
 
-            check_before_download(options, functools.partial(_check_fits, options))
+            check_before_download(options, functools.partial(check_fits, options))
         self._model = model = open_model(options)
         self._generation = model.source.generation()
         self._stages = _plan_stages(options, model)
@@ -114,7 +107,7 @@ class EngineLoad:
             model.spec,
             model.weights.identity,
             (model.dtype, model.kv_cache_dtype, repr(model.kv_scales), repr(model.formats), lora and lora.dtype),
-            model.kv_bytes_per_token * _BLOCK_TOKENS,
+            model.kv_bytes_per_token * BLOCK_TOKENS,
         )
 
     @property
@@ -140,13 +133,13 @@ class EngineLoad:
         if self._draft is not None:
             weight_bytes += self._draft.model.weight_bytes
             groups = self._draft.with_own_bytes(groups)
-        self._max_model_len, self._kv_cache_bytes = _plan_of(self._options, model, groups, weight_bytes, memory)
+        self._max_model_len, self._kv_cache_bytes = plan_memory(self._options, model, groups, weight_bytes, memory)
         if self._draft is not None:
             if self._num_blocks is None:  # of both models
-                self._num_blocks = _cache_split(self._options, groups).blocks(self._kv_cache_bytes)[0]
-            _check_step(self._options, self._draft.model.spec, memory)
-        _check_step(self._options, model.spec, memory)
-        start_logger.info("%s", _memory_text(memory, weight_bytes))
+                self._num_blocks = cache_split(self._options, groups).blocks(self._kv_cache_bytes)[0]
+            check_step(self._options, self._draft.model.spec, memory)
+        check_step(self._options, model.spec, memory)
+        start_logger.info("%s", memory_text(memory, weight_bytes))
 
     def __enter__(self) -> EngineLoad:
         try:
@@ -331,44 +324,6 @@ class EngineLoad:
         return self._executor
 
 
-def _check_fits(options: EngineOptions, model: OpenedModel) -> None:
-    """Raise ModelError if the model alone, without drafts, cannot have the memory that it takes."""
-    if model.device.has_own_memory:
-        return
-    memory = read_memory()
-    _plan_of(options, model, model.kv_groups, model.weight_bytes + model.lora_bytes(options.lora), memory)
-    _check_step(options, model.spec, memory)
-
-
-def _plan_of(
-    options: EngineOptions, model: OpenedModel, groups: Sequence[GroupBytes], weight_bytes: int, memory: Memory
-) -> tuple[int, int]:
-    """See plan_kv_cache. `groups` and `weight_bytes` are those of the model and of what guesses for it."""
-    return plan_kv_cache(
-        options,
-        model_limit=model.spec.max_positions,
-        groups=groups,
-        state_bytes=model.slot_bytes,
-        weight_bytes=weight_bytes,
-        memory=memory,
-        smaller=functools.partial(_quantized_bytes, options, model),
-    )
-
-
-def _quantized_bytes(options: EngineOptions, model: OpenedModel) -> dict[Method, int]:
-    """What the weights would take with each --quantization that the device has; without those that take no less."""
-    sizes: dict[Method, int] = {}
-    for method in get_args(Method) if model.device.quantizes else ():
-        fewer = {"quantization": method, "quantization_group_size": None, "quantization_zero_points": False}
-        try:
-            num_bytes = open_model(replace(options, **fewer), model.source).weight_bytes
-        except (ModelError, DeviceError):  # a checkpoint that is quantized in another way
-            continue
-        if num_bytes < model.weight_bytes:
-            sizes[method] = num_bytes
-    return sizes
-
-
 def _plan_stages(options: EngineOptions, model: OpenedModel) -> Sequence[StageSpec]:
     """The stages of a pipeline, if one was asked for. Raises ModelError and DeviceError if there cannot be one."""
     if options.pipeline.stages == 1:
@@ -428,11 +383,6 @@ def _kept_bytes(model: OpenedModel, limits: ExecutorLimits) -> int:
     return _cache_bytes(limits, model.kv_groups) + limits.num_states * model.slot_bytes
 
 
-def _cache_split(options: EngineOptions, groups: Sequence[GroupBytes]) -> CacheSplit:
-    """Of blocks as they are on devices whose cache lies in the machine's memory."""
-    return CacheSplit(groups, _BLOCK_TOKENS, options.max_num_seqs, options.max_num_batched_tokens)
-
-
 def _cache_bytes(limits: ExecutorLimits, groups: Sequence[GroupBytes]) -> int:
     blocks = zip(limits.groups, groups, strict=True)
     return sum(group.num_blocks * limits.block_size * size.bytes_per_token for group, size in blocks)
@@ -454,147 +404,3 @@ def load_engine(options: EngineOptions, host: StageHost | None = None) -> Engine
     """Load a model; the engine still has to be started. Raises ModelError and DeviceError, saying what to change."""
     with EngineLoad(options, host) as load:
         return load.engine()
-
-
-def plan_kv_cache(
-    options: EngineOptions,
-    *,
-    model_limit: int,
-    groups: Sequence[GroupBytes],
-    weight_bytes: int,
-    memory: Memory,
-    state_bytes: int = 0,
-    smaller: Callable[[], Mapping[Method, int]] = dict,
-) -> tuple[int, int]:
-    """The context length, in tokens, and the KV cache with the slots of recurrent state, in bytes.
-
-    Without `kv_cache_space` the cache has room for `max_num_seqs` full-length sequences, but takes at most 4 GiB
-    and at most half of the memory that is available beside the weights. A context that was not asked for is cut to
-    what one sequence can have of the cache. With `num_gpu_blocks_override`, the cache has so many blocks, and the
-    context is cut when the device has them. `weight_bytes` are the weights', with the adapters that the options
-    name, and `state_bytes` the recurrent state of a sequence; `smaller` says what weights would take that are
-    quantized. Raises ModelError if the context that was asked for does not fit, or if weights and cache need more
-    than the control group or the machine could ever give, and DeviceError if there is no room for state.
-    """
-    wanted = options.max_model_len or model_limit
-    has_kv = keeps_kv(groups)
-    what = "weights and adapters" if options.lora.lora_modules else "weights"
-    if options.num_gpu_blocks_override is not None:
-        blocks = _cache_split(options, groups)
-        cache_bytes = blocks.bytes_with(options.num_gpu_blocks_override)
-        cache_bytes += StateSplit.whole(state_bytes, options.max_num_seqs).num_bytes
-        _check_room(what, weight_bytes, cache_bytes, memory, smaller, "--num-gpu-blocks-override")
-        return wanted, cache_bytes
-    split = CacheSplit(groups, _ROUND_TOKENS, options.max_num_seqs, options.max_num_batched_tokens)
-    full_length = split.bytes_with(split.first_blocks_of(1, wanted, 0))
-    if options.kv_cache_space is None:
-        left = None if memory.available is None else max(memory.available - weight_bytes, 0)
-        half = _LARGEST_DEFAULT_CACHE if left is None else left // 2
-        all_blocks = split.first_blocks_of(options.max_num_seqs, wanted, options.max_num_batched_tokens)
-        # Twice the states, because they get at most half of the cache where there are K and V too.
-        state_room = (2 if has_kv else 1) * state_bytes * most_states(options.max_num_seqs)
-        cache_bytes = min(split.bytes_with(all_blocks) + state_room, _LARGEST_DEFAULT_CACHE, half)
-    else:
-        cache_bytes = int(options.kv_cache_space * _GIB)
-    _check_room(what, weight_bytes, cache_bytes, memory, smaller)
-    states = StateSplit.within(cache_bytes, state_bytes, options.max_num_seqs, beside_kv=has_kv)
-    block_bytes = cache_bytes - states.num_bytes
-    if block_bytes >= full_length:
-        return wanted, cache_bytes
-    fitting = split.first_blocks(block_bytes) * _ROUND_TOKENS
-    cause = f"a KV cache of {cache_bytes / _GIB:.2f} GiB holds {fitting} tokens"
-    given = options.kv_cache_space is not None
-    why = "" if given else f" ({_memory_text(memory, weight_bytes)})"
-    raised = "--kv-cache-space" if given or memory.cgroup_limit is None else "--kv-cache-space or that limit"
-    if options.max_model_len is not None or fitting < 1:
-        raise ModelError(
-            f"{cause}, less than one sequence of {wanted}, which takes {full_length / _GIB:.2f} GiB{why}: "
-            f"lower --max-model-len or raise {raised}"
-        )
-    logger.warning(
-        "The context is cut from the model's %d tokens to %d, because %s%s; raise %s for more",
-        wanted,
-        fitting,
-        cause,
-        why,
-        raised,
-    )
-    return fitting, cache_bytes
-
-
-def _check_room(
-    what: str,
-    weight_bytes: int,
-    cache_bytes: int,
-    memory: Memory,
-    smaller: Callable[[], Mapping[Method, int]],
-    flag: str = "--kv-cache-space",
-) -> None:
-    # The cache's pages appear as it fills: without this a server could run well for hours before it is killed.
-    if memory.ceiling is None or memory.available is None:
-        return
-    needed = f"{what} of {weight_bytes / _GIB:.2f} GiB and a KV cache of {cache_bytes / _GIB:.2f} GiB"
-    if weight_bytes + cache_bytes > memory.ceiling:
-        advice = []
-        if weight_bytes < memory.ceiling:
-            room = (memory.ceiling - weight_bytes) / _GIB
-            advice.append(f"lower {flag}: {math.floor(room * 100) / 100:.2f} GiB would fit")
-        if cache_bytes < memory.ceiling:
-            advice.append(_fewer_bits(smaller(), memory.ceiling - cache_bytes))
-        if memory.cgroup_limit is not None:
-            advice.append("raise that limit")
-        owner = "this machine has" if memory.cgroup_limit is None else "its control group allows this process"
-        ceiling = f"{memory.ceiling / _GIB:.2f} GiB of memory that {owner}"
-        raise ModelError(f"{needed} do not fit into the {ceiling}: {', or '.join(advice)}")
-    if weight_bytes + cache_bytes > memory.available:
-        logger.warning("There is less memory than %s may come to take: %s", needed, _memory_text(memory, weight_bytes))
-
-
-def _fewer_bits(sizes: Mapping[Method, int], room: int) -> str:
-    """What to do about weights, of which `sizes` says what they would take, to have them in `room` bytes."""
-    if not sizes:
-        return "take fewer bits for the weights with --quantization"
-    fitting = [
-        f"{method} would take {num_bytes / _GIB:.2f} GiB" for method, num_bytes in sizes.items() if num_bytes <= room
-    ]
-    if fitting:
-        return f"take fewer bits for the weights with --quantization ({', '.join(fitting)})"
-    least = min(sizes, key=lambda method: sizes[method])
-    return f"take a smaller model: even with --quantization {least} the weights take {sizes[least] / _GIB:.2f} GiB"
-
-
-def _check_step(options: EngineOptions, spec: DecoderSpec, memory: Memory) -> None:
-    # Its pages appear with the first long prompt, which would end the server.
-    widest = max(sum(mixer.activations for mixer in mixers(layer)) for layer in spec.all_layers)
-    tokens, rows = options.max_num_batched_tokens, options.max_num_seqs
-    hidden = spec.hidden_size * (1 if spec.streams is None else spec.streams.count)
-    logprobs = most_logprobs(options.max_logprobs, spec.vocab_size)
-    needed = (tokens * (widest + 2 * hidden) + rows * spec.vocab_size) * _ACTIVATION_BYTES
-    needed += tokens * logprobs * _LOGPROB_BYTES
-    if options.lora.enable_lora:
-        values = _MOST_TOGETHER * (options.lora.max_lora_rank + 2)  # between A and B; two are of biases
-        needed += max(tokens, rows) * _rows_per_token(spec) * values * _ACTIVATION_BYTES
-    asked = options.speculative.speculation
-    if isinstance(asked, Mtp | Eagle3):  # the last rows of each sequence, and what is guessed
-        width = hidden if spec.eagle3 is None else spec.eagle3.hidden_size
-        needed += rows * (2 + asked.num_tokens) * width * _ACTIVATION_BYTES
-    if spec.eagle3 is not None:  # what is fused, what its attention reads, and its logits
-        needed += (tokens * 3 * spec.eagle3.hidden_size + rows * spec.eagle3.vocab_size) * _ACTIVATION_BYTES
-    if memory.ceiling is not None and needed > memory.ceiling:
-        raise ModelError(
-            f"a step of {tokens} tokens takes {needed / _GIB:.2f} GiB beside the weights, more than the "
-            f"{memory.ceiling / _GIB:.2f} GiB of memory there are: lower --max-num-batched-tokens, --max-num-seqs, "
-            f"--max-logprobs{' or --max-lora-rank' if options.lora.enable_lora else ''}"
-        )
-
-
-def _rows_per_token(spec: DecoderSpec) -> int:
-    """How many experts compute a token, at most; 1 without experts."""
-    mixtures = [mixer for layer in spec.all_layers for mixer in mixers(layer) if isinstance(mixer, ExpertsSpec)]
-    return max((mixture.experts_per_token + (mixture.shared is not None) for mixture in mixtures), default=1)
-
-
-def _memory_text(memory: Memory, weight_bytes: int) -> str:
-    available = "an unknown amount" if memory.available is None else f"{memory.available / _GIB:.2f} GiB"
-    limit = "" if memory.cgroup_limit is None else f" the control group's {memory.cgroup_limit / _GIB:.2f} GiB of"
-    return f"{available} of{limit} memory is available, and the weights take {weight_bytes / _GIB:.2f} GiB"

@@ -14,8 +14,9 @@ import pytest
 
 from tidewheel.engine.devices.cache_split import GroupBytes
 from tidewheel.engine.errors import ModelError
-from tidewheel.engine.load import load_engine, plan_kv_cache
+from tidewheel.engine.load import load_engine
 from tidewheel.engine.machine.memory import Memory
+from tidewheel.engine.memory_plan import plan_kv_cache
 from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.outputs import FinishReason
 from tidewheel.engine.request import Request
