@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from tidewheel.engine.encoders.engine import EncoderEngine
     from tidewheel.engine.pipeline.stages import StageHost
 
+    from ..app_resources import AppResources
     from ..http.options import HttpOptions
+    from ..http.server import Server
 
 logger = logging.getLogger(__name__)
 
@@ -61,14 +63,8 @@ def _serve(options: ServeOptions, host: StageHost | None, *, shows_banner: bool)
     tls = _tls(options.http)
     # Before the model is loaded, so that a taken port is known at once; nobody is let in until there is a model.
     with open_listener(options.http.host, options.http.port, options.http.uds) as listener:
-        with without_collections():
-            # Before the chat model, which takes its KV cache's share of the memory that is left.
-            encoders = load_encoders_of(options)
-            with EngineLoad(options.engine) if host is None else EngineLoad(options.engine, host) as load:
-                from ..service import build_server
-
-                server = build_server(load, encoders, options, resources, tls)
-        release_free_memory()  # what reading the model's files took
+        server, encoders = _load_server(options, host, resources, tls)
+        release_free_memory()  # what loading took
         served = [*(options.app.served_model_names or [options.engine.model]), *(encoders.encoders if encoders else ())]
         address = printable_address(listener, tls=tls is not None)
         start_logger.info("Serving %s on %s", ", ".join(served), address)
@@ -79,6 +75,19 @@ def _serve(options: ServeOptions, host: StageHost | None, *, shows_banner: bool)
             print(shown, file=sys.stderr)
         server.run([listener])
     return server.end()
+
+
+def _load_server(
+    options: ServeOptions, host: StageHost | None, resources: AppResources, tls: ssl.SSLContext | None
+) -> tuple[Server, EncoderEngine | None]:
+    """The server, and the embedding models in it. What loading took, such as a mapped file, is freed with its frame."""
+    with without_collections():
+        # Before the chat model, which takes its KV cache's share of the memory that is left.
+        encoders = load_encoders_of(options)
+        with EngineLoad(options.engine) if host is None else EngineLoad(options.engine, host) as load:
+            from ..service import build_server
+
+            return build_server(load, encoders, options, resources, tls), encoders
 
 
 def _tls(options: HttpOptions) -> ssl.SSLContext | None:
