@@ -12,7 +12,8 @@ class ScaleReader {
       : format_(format), chunk_(chunk), fields_(ChunkHeader::of(format, groups)), groups_(groups) {
     for (size_t i = 0; i < fields_.size(); i += kLineBytes) prefetch(chunk + kChunkAheadBytes + i);
     using enum WeightKind;
-    if constexpr (KIND == kQ2K || KIND == kQ4K || KIND == kQ5K) whole_ = half(0), minimum_ = negative(half(1));
+    if constexpr (KIND == kQ2K || kSixes) whole_ = half(0), minimum_ = negative(half(1));
+    if constexpr (kSixes) spread_sixes();
     if constexpr (KIND == kQ3K || KIND == kQ6K || KIND == kIq4Xs) whole_ = half(0);
     if constexpr (KIND == kNvfp4) whole_ = word(0);
   }
@@ -28,8 +29,8 @@ class ScaleReader {
       scale = half(i);
     } else if constexpr (KIND == kQ5_1) {
       scale = half(i), shift = half(groups_ + i);
-    } else if constexpr (KIND == kQ4K || KIND == kQ5K) {
-      scale = mul(whole_, byte(i)), shift = mul(minimum_, byte(groups_ + i));
+    } else if constexpr (kSixes) {
+      scale = mul(whole_, load(sixes_ + i * kLanes)), shift = mul(minimum_, load(sixes_ + (kChunkGroups + i) * kLanes));
     } else if constexpr (KIND == kQ2K) {
       const F both = byte(i), high = round(sub(mul(both, set1(1.0f / 16)), set1(15.0f / 32)));
       scale = mul(whole_, sub(both, mul(set1(16.0f), high))), shift = mul(minimum_, high);
@@ -47,6 +48,19 @@ class ScaleReader {
   }
 
  private:
+  // 8 scales and 8 minima of 6 bits in 12 bytes, as in the file: first the scales 0 to 3 with the high bits of 4 to 7 above
+  // them, then the minima like this, then the low bits of the scales 4 to 7 with those of the minima above them.
+  static constexpr bool kSixes = KIND == WeightKind::kQ4K || KIND == WeightKind::kQ5K;
+
+  void spread_sixes() {
+    const uint8_t* from = bytes(0);
+    const Bytes scales = load_bytes(from), minima = load_bytes(from + kVectorBytes), low = load_bytes(from + 2 * kVectorBytes);
+    store(sixes_, field<0, 6>(scales));
+    store(sixes_ + kVectorBytes, or_above<4>(field<0, 4>(low), field<6, 2>(scales)));
+    store(sixes_ + 2 * kVectorBytes, field<0, 6>(minima));
+    store(sixes_ + 3 * kVectorBytes, or_above<4>(field<4, 4>(low), field<6, 2>(minima)));
+  }
+
   void read_grid(int i) {
     whole_ = format_.scale_type == DType::kFloat32   ? word(i)
              : format_.scale_type == DType::kFloat16 ? half(i)
@@ -79,6 +93,7 @@ class ScaleReader {
   const ChunkHeader fields_;
   const int groups_;
   int next_ = 0;
+  alignas(64) uint8_t sixes_[kSixes ? 2 * kChunkGroups * kLanes : 1];
   F whole_ = zero(), minimum_ = zero();  // of the whole chunk; of a grid, those that are used now
 };
 

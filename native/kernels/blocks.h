@@ -118,9 +118,9 @@ struct ChunkHeader {
       case WeightKind::kQ5_0:
       case WeightKind::kIq4Nl: return {groups, 0, 0};
       case WeightKind::kQ5_1: return {2 * groups, 0, 0};
-      case WeightKind::kQ2K:
+      case WeightKind::kQ2K: return {2, 0, 2 * groups};
       case WeightKind::kQ4K:
-      case WeightKind::kQ5K: return {2, 0, 2 * groups};
+      case WeightKind::kQ5K: return {2, 0, 12};
       case WeightKind::kQ3K:
       case WeightKind::kQ6K: return {1, 0, 2 * groups};
       case WeightKind::kIq4Xs: return {1, 0, groups};

@@ -64,7 +64,7 @@ enum class BlockType : int {
 
 // Of what packed weights look like and hold. Raise it with every change of layout, of their order, of the checksum, or
 // of the numbers that quantization chooses: weights that were packed and kept under another version are not used.
-constexpr int kPackedVersion = 5;
+constexpr int kPackedVersion = 6;
 
 // KV blocks of 16 tokens. A block holds for each KV head K, then V, then for int8 16 scales of K and 16 of V. Heads whose V
 // is a part of K have no V of its own there, and no scales of it.

@@ -37,16 +37,6 @@ TW_INLINE void add_fifth_bits(const uint8_t* bytes, uint8_t* codes) {
   for (int i = 0; i < 32; ++i) codes[i] |= static_cast<uint8_t>((bytes[i / 8] >> i % 8 & 1) << 4);
 }
 
-// 8 scales and 8 minima of 6 bits, in 12 bytes.
-void scales_and_minima(const uint8_t* s, uint8_t* out) {
-  for (int j = 0; j < 4; ++j) {
-    out[j] = s[j] & 63;
-    out[8 + j] = s[4 + j] & 63;
-    out[4 + j] = static_cast<uint8_t>((s[8 + j] & 15) | s[j] >> 6 << 4);
-    out[12 + j] = static_cast<uint8_t>(s[8 + j] >> 4 | s[4 + j] >> 6 << 4);
-  }
-}
-
 // A block of 256, or `groups` blocks of 32.
 void read_blocks(BlockType type, const uint8_t* b, int groups, Chunk& chunk) {
   uint8_t* codes = chunk.codes;
@@ -111,7 +101,7 @@ void read_blocks(BlockType type, const uint8_t* b, int groups, Chunk& chunk) {
     case BlockType::kQ5K: {
       chunk.halves[0] = half_at(b);
       chunk.halves[1] = half_at(b + 2);
-      scales_and_minima(b + 4, chunk.bytes);
+      std::memcpy(chunk.bytes, b + 4, 12);
       const int nibbles = type == BlockType::kQ4K ? 16 : 48;
       for (int n = 0; n < 4; ++n) spread<4>(b + nibbles + 32 * n, 32, codes + 64 * n);
       if (type == BlockType::kQ5K) add_bits<1, 4>(b + 16, 32, codes);
