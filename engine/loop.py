@@ -19,10 +19,11 @@ from msgspec import Struct
 from .cancellation import LoadCancelledError
 from .constraints.masks import MaskWriter
 from .delivery import Delivery, delivery_of
-from .devices.base import Executor, Pending, RecurrentExecutor, RestartingExecutor
+from .devices.base import Executor, Pending, RecurrentExecutor, RestartingExecutor, RestingExecutor
 from .devices.batch import TokenMasks
 from .errors import DeviceError
 from .histogram import Histogram
+from .machine.memory import release_free_memory
 from .scheduling.ahead import drop_ended
 from .scheduling.batch_builder import BatchBuilders
 from .scheduling.scheduler import Scheduler
@@ -32,6 +33,7 @@ from .scheduling.step import Finished, Step
 logger = logging.getLogger(__name__)
 
 _STEP_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+_REST_AFTER_S = 1.0
 _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
@@ -78,6 +80,7 @@ class EngineLoop:
         self._last_ended = 0.0
         self._inbox: deque[Message] = deque()
         self._wake = threading.Event()
+        self._rests = False
         self._thread = threading.Thread(target=self._run, name="tidewheel-engine", daemon=True)
 
     @property
@@ -149,7 +152,7 @@ class EngineLoop:
         """Act on all messages, waiting for some if there is nothing to run; False when told to stop."""
         scheduler = self._scheduler
         if not scheduler.has_work and not (scheduler.offload is not None and scheduler.offload.save_idle()):
-            self._wake.wait()
+            self._wait_for_work()
         self._wake.clear()  # before the inbox is read: a message that comes later wakes again
         if not self._inbox:
             return True
@@ -171,6 +174,17 @@ class EngineLoop:
         if finished:
             self._deliver(Delivery(finished=finished))
         return running
+
+    def _wait_for_work(self) -> None:
+        """Wait for a message. After a while without one, memory that only steps need goes back to the system."""
+        if self._rests or self._wake.wait(_REST_AFTER_S):
+            self._wake.wait()
+            return
+        if isinstance(self._executor, RestingExecutor):
+            self._executor.rest()
+        release_free_memory()
+        self._rests = True
+        self._wake.wait()
 
     def _end_last_steps(self) -> list[Finished]:
         """Take in the steps that were started; the ends of those whose step is lost, because the device has ended."""
@@ -199,6 +213,7 @@ class EngineLoop:
     def _step(self) -> None:
         if self._restarting is not None:
             self._restarting.check()
+        self._rests = False
         self.step_started = time.perf_counter()
         if self._scheduler.max_in_flight > 1:
             self._step_of_many()

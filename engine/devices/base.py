@@ -297,6 +297,15 @@ class LoraExecutor(Executor, Protocol):
 
 
 @runtime_checkable
+class RestingExecutor(Executor, Protocol):
+    """One that keeps memory from step to step which it can take anew."""
+
+    def rest(self) -> None:
+        """Give that memory back, as no step is expected soon."""
+        ...
+
+
+@runtime_checkable
 class RestartingExecutor(Executor, Protocol):
     """One that computes in other processes, and can start them again when one of them ends. The cache is empty then.
 

@@ -338,6 +338,12 @@ void Executor::check_block(int block, size_t group) const {
   if (block < 0 || block >= shape_.num_blocks[group]) fail("block " + std::to_string(block) + " is outside the cache");
 }
 
+void Executor::rest() {
+  workspace_.forget();
+  gemms_.forget();
+  logits_.forget();
+}
+
 void Executor::copy_states(std::span<const int32_t> pairs) {
   require(!states_.empty(), "this model has no recurrent state");
   for (const int32_t slot : pairs) states_.check_slot(slot);

@@ -76,6 +76,9 @@ class Executor {
   // Of recurrent state, (from, to) after (from, to), one after the other. Throws std::invalid_argument for no slot.
   void copy_states(std::span<const int32_t> pairs);
 
+  // Gives the memory that only steps need back to the system, until the next one. Between steps, like all above.
+  void rest();
+
   // From any thread, in the middle of a step too. Throws what Adapter throws.
   std::shared_ptr<const Adapter> pack_adapter(DType type, AdapterContent content) const;
   void set_adapter(int number, std::shared_ptr<const Adapter> adapter) { adapters_.set(number, std::move(adapter)); }

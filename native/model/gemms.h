@@ -47,6 +47,8 @@ class Gemms {
 
   // Makes room for the inputs of any of these. Throws std::bad_alloc.
   void allocate(const std::map<const Linear*, std::string>& matrices);
+  // Gives that room back until it is used again.
+  void forget() { packed_.forget(); }
 
   // With what the step's adapters add. Ends with a barrier. The output must not overlap the rows. A matrix in several parts is stored or added, not activated.
   void run(Worker& worker, const Linear& linear, const Rows& rows, const Output& output) const;

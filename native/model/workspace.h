@@ -49,6 +49,8 @@ class Workspace {
 
   // Throws std::bad_alloc.
   void allocate(const Ownership& ownership);
+  // Gives the memory back until it is used again. Nothing in it outlives a step.
+  void forget();
 
   template <typename T>
   T* rows(const Buffer<T>& buffer) const {

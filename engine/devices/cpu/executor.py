@@ -120,6 +120,12 @@ class CpuExecutor:
         """Copy recurrent state between slots, `pairs[i] = (from, to)`, shape [N, 2], one after the other."""
         self.native.copy_states(np.ascontiguousarray(pairs, np.int32))
 
+    def rest(self) -> None:
+        """Give the memory of activations back to the system, until the next step."""
+        self.native.rest()
+        if self._draft is not None:
+            self._draft.rest()
+
     def load_lora(self, number: int, adapter: LoraAdapter) -> None:
         """Pack an adapter, from any thread. Raises DeviceError for one that the kernels cannot run."""
         updates = [(f"{u.name}.weight", u.first_output, u.a, u.b, u.bias, u.scale, u.shift) for u in adapter.updates]
