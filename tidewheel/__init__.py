@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .engine.errors import TidewheelError
     from .lora.request import LoRARequest
-    from .offline.async_llm import AsyncLLM
+    from .offline.async_llm import AsyncLLM, AsyncLLMEngine
+    from .offline.engine_args import AsyncEngineArgs, EngineArgs
     from .offline.llm import LLM
     from .offline.outputs import CompletionOutput, EmbeddingRequestOutput, RequestOutput, ScoringRequestOutput
     from .offline.params import (
@@ -27,10 +28,13 @@ __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "AsyncEngineArgs",
     "AsyncLLM",
+    "AsyncLLMEngine",
     "BeamSearchParams",
     "CompletionOutput",
     "EmbeddingRequestOutput",
+    "EngineArgs",
     "GuidedDecodingParams",
     "LoRARequest",
     "RequestOutput",
@@ -44,7 +48,8 @@ __all__ = [
 _MODULES = {
     "engine.errors": ("TidewheelError",),
     "lora.request": ("LoRARequest",),
-    "offline.async_llm": ("AsyncLLM",),
+    "offline.async_llm": ("AsyncLLM", "AsyncLLMEngine"),
+    "offline.engine_args": ("AsyncEngineArgs", "EngineArgs"),
     "offline.llm": ("LLM",),
     "offline.outputs": ("CompletionOutput", "EmbeddingRequestOutput", "RequestOutput", "ScoringRequestOutput"),
     "offline.params": (

@@ -103,6 +103,17 @@ def read_vllm_line(arguments: Sequence[str], declared: Collection[str]) -> VllmL
     return line
 
 
+def long_form(argument: str) -> str:
+    """A short flag, such as -tp or -O3, by its long name. Anything else stays as it is."""
+    name, equals, value = argument.partition("=")
+    head, dot, path = name.partition(".")
+    if argument.startswith("-O") and argument[2:].isdigit():
+        return f"--optimization-level={argument[2:]}"
+    if head in SHORT:
+        return ("--compilation-config" if head == "-O" and dot else SHORT[head]) + dot + path + equals + value
+    return argument
+
+
 def fitting(flags: Sequence[VllmFlag], given: str, *, is_declared: bool) -> VllmFlag | None:
     """What is said of a flag with the value `given`; of one that is declared here, its table speaks of values alone."""
     value = "0" if _asks_for_none(given) else given
@@ -117,14 +128,8 @@ def _asks_for_none(given: str) -> bool:
 def _in_full(arguments: Sequence[str]) -> Iterator[str]:
     """Short flags by their long names, and flags of one meaning under the name that they have here."""
     for argument in arguments:
-        name, equals, value = argument.partition("=")
-        head, dot, path = name.partition(".")
-        if argument.startswith("-O") and argument[2:].isdigit():
-            yield f"--optimization-level={argument[2:]}"
-        elif head in SHORT:
-            yield ("--compilation-config" if head == "-O" and dot else SHORT[head]) + dot + path + equals + value
-        else:
-            yield RENAMED.get(name.replace("_", "-"), name) + equals + value
+        name, equals, value = long_form(argument).partition("=")
+        yield RENAMED.get(name.replace("_", "-"), name) + equals + value
 
 
 def _following(rest: Sequence[str], takes: int) -> list[str]:

@@ -16,6 +16,7 @@ from tidewheel.engine.text.tokenizer import Tokenizer
 from tidewheel.lora.request import LoRARequest
 
 from .adapters import Adapter
+from .engine_args import EngineArgs
 from .generation import Job
 from .model import OfflineModel
 from .options import offline_options
@@ -31,7 +32,7 @@ class AsyncLLM:
     It belongs to the event loop of its first request. Leaving a generator early aborts its request.
     """
 
-    def __init__(self, model: str | None = None, *, runner: str = "auto", **options: Any) -> None:
+    def __init__(self, model: str | None = None, *, runner: str | None = None, **options: Any) -> None:
         """Load the model, which blocks. Raises as LLM does."""
         self._model = OfflineModel(offline_options(model, runner, options))
         # A program that ends, or forgets this, without a shutdown: native threads must not outlive the interpreter.
@@ -39,6 +40,11 @@ class AsyncLLM:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._requests: dict[str, _Request] = {}
         self._ids = itertools.count()
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> AsyncLLM:
+        """An AsyncLLM with these arguments. Raises as the constructor does."""
+        return cls(**engine_args.given())
 
     async def __aenter__(self) -> AsyncLLM:
         return self
@@ -166,3 +172,7 @@ class _Request:
         self.is_aborted = True
         if self.stream is not None:
             self.stream.abort()
+
+
+AsyncLLMEngine = AsyncLLM
+"""The name that older versions of vLLM have for it."""

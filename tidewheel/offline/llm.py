@@ -12,6 +12,7 @@ from tidewheel.engine.errors import TidewheelError
 from tidewheel.engine.text.tokenizer import Tokenizer
 
 from .adapters import LoraRequests
+from .engine_args import EngineArgs
 from .loop_thread import LoopThread
 from .model import OfflineModel
 from .options import offline_options
@@ -43,12 +44,17 @@ class LLM:
     be loaded, TypeError for an option that does not exist.
     """
 
-    def __init__(self, model: str | None = None, *, runner: str = "auto", **options: Any) -> None:
+    def __init__(self, model: str | None = None, *, runner: str | None = None, **options: Any) -> None:
         self._model = loaded = OfflineModel(offline_options(model, runner, options))
         self._thread = thread = LoopThread()
         self._ids = itertools.count()
         self._close = weakref.finalize(self, _close, thread, loaded)
         thread.loop.call_soon_threadsafe(loaded.start)
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> LLM:
+        """An LLM with these arguments. Raises as the constructor does."""
+        return cls(**engine_args.given())
 
     def __enter__(self) -> LLM:
         return self

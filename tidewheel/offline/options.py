@@ -23,7 +23,8 @@ RUNNERS = ("auto", "generate", "pooling")
 _ENCODER_OPTIONS = options_of(EncoderOptions)
 _OF_PROMPTS = ("chat_template", "generation_config", "override_generation_config")
 _APP_OPTIONS = [o for o in options_of(AppOptions) if o.name in _OF_PROMPTS]
-_OPTIONS: Mapping[str, Option] = {o.name: o for o in (*MODEL_OPTIONS, *_ENCODER_OPTIONS, *_APP_OPTIONS)}
+OFFLINE_OPTIONS: Mapping[str, Option] = {o.name: o for o in (*MODEL_OPTIONS, *_ENCODER_OPTIONS, *_APP_OPTIONS)}
+"""The options that an LLM has, by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,17 +40,17 @@ class OfflineOptions:
     notes: Sequence[str] = field(default=(), compare=False)
 
 
-def offline_options(model: str | None, runner: str, given: Mapping[str, Any]) -> OfflineOptions:
+def offline_options(model: str | None, runner: str | None, given: Mapping[str, Any]) -> OfflineOptions:
     """The options of keyword arguments; an argument that is None counts as left out. `model` None is the embedded one.
 
     With the runner "pooling", the model is an encoder. vLLM's arguments without effect are `notes`. Raises TypeError
     for an argument that does not exist, OptionError for a value that cannot be used or is not supported.
     """
     wanted = {name: value for name, value in given.items() if value is not None}
-    runner = runner_of(runner, wanted.pop("task", None))
+    runner = runner_of(runner or "auto", wanted.pop("task", None))
     if runner not in RUNNERS:
         raise OptionError(f"runner must be one of {', '.join(RUNNERS)}, got {runner!r}")
-    ours, notes = take_vllm_arguments(wanted, _OPTIONS)
+    ours, notes = take_vllm_arguments(wanted, OFFLINE_OPTIONS)
     read = {name: _read(name, value) for name, value in ours.items()}
     if runner != "pooling":
         named = {} if model is None else {"model": model}
@@ -65,12 +66,17 @@ def offline_options(model: str | None, runner: str, given: Mapping[str, Any]) ->
     return OfflineOptions(engine=engine, encoders=encoders, app=app, notes=notes)
 
 
+def no_such_option(owner: str, name: str) -> TypeError:
+    """The error for an argument that does not exist, with the one that may have been meant."""
+    close = difflib.get_close_matches(name, OFFLINE_OPTIONS, 1)
+    hint = f"did you mean {close[0]}?" if close else "the options are those of `tidewheel serve --help`"
+    return TypeError(f"{owner} has no option {name}; {hint}")
+
+
 def _read(name: str, value: Any) -> Any:
-    option = _OPTIONS.get(name)
+    option = OFFLINE_OPTIONS.get(name)
     if option is None:
-        close = difflib.get_close_matches(name, _OPTIONS, 1)
-        hint = f"; did you mean {close[0]}?" if close else "; the options are those of `tidewheel serve --help`"
-        raise TypeError(f"LLM has no option {name}{hint}")
+        raise no_such_option("LLM", name)
     if option.is_switch and not isinstance(value, bool):
         raise OptionError(f"{name} must be True or False, got {value!r}")
     try:

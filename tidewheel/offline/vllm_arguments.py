@@ -16,6 +16,7 @@ from tidewheel.server.options.vllm_table import RENAMED
 logger = logging.getLogger(__name__)
 
 _ACCEPTED = {
+    "an LLM is one engine": "--data-parallel-size=1",
     "an LLM logs no requests and no statistics; its outputs have metrics": "--disable-log-requests --disable-log-stats "
     "--enable-log-requests --max-log-len=",
     "the format of reasoning is found in the chat template": "--reasoning-parser=",
@@ -62,7 +63,7 @@ def take_vllm_arguments(given: Mapping[str, Any], declared: Collection[str]) -> 
         if (flag_of := _flag(name)) in CONVERTED:
             meant, convert = CONVERTED[flag_of]
             try:
-                ours[meant.removeprefix("--").replace("-", "_")] = convert(str(value))
+                ours[_argument(meant)] = convert(str(value))
             except ValueError as error:
                 refusals.append(f"{name}: {error}")
             continue
@@ -81,6 +82,13 @@ def take_vllm_arguments(given: Mapping[str, Any], declared: Collection[str]) -> 
     if refusals:
         raise OptionError(". ".join(refusals))
     return ours, notes
+
+
+def vllm_arguments(declared: Collection[str]) -> dict[str, int]:
+    """All that are no options here, by name, and how many values each takes, as VllmFlag says it."""
+    renamed = {flag: 1 for flag in RENAMED if _renamed(_argument(flag), declared) != _argument(flag)}
+    flags = {**renamed, **dict.fromkeys(CONVERTED, 1), **{flag: found[0].takes for flag, found in _flags().items()}}
+    return {name: takes for flag, takes in flags.items() if (name := _argument(flag)) not in declared}
 
 
 def log_idle(**given: Any) -> None:
@@ -109,7 +117,7 @@ def _fitting(name: str, value: Any, *, is_declared: bool) -> VllmFlag | None:
 
 def _renamed(name: str, declared: Collection[str]) -> str:
     """The option that an older or newer name of vLLM's means; the same name if it means none."""
-    meant = RENAMED.get(_flag(name), "").removeprefix("--").replace("-", "_")
+    meant = _argument(RENAMED.get(_flag(name), ""))
     return meant if meant in declared else name
 
 
@@ -130,7 +138,11 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+def _argument(flag: str) -> str:
+    return flag.removeprefix("--").replace("-", "_")
+
+
 def _named(flag: str, declared: Collection[str]) -> str:
     """A flag that a reason names, as the argument that LLM has of that name."""
-    name = flag.removeprefix("--").replace("-", "_")
+    name = _argument(flag)
     return name if name in declared else flag
