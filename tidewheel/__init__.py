@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .offline.async_llm import AsyncLLM, AsyncLLMEngine
     from .offline.engine_args import AsyncEngineArgs, EngineArgs
     from .offline.llm import LLM
+    from .offline.llm_engine import LLMEngine
     from .offline.outputs import CompletionOutput, EmbeddingRequestOutput, RequestOutput, ScoringRequestOutput
     from .offline.params import (
         BeamSearchParams,
@@ -36,6 +37,7 @@ __all__ = [
     "EmbeddingRequestOutput",
     "EngineArgs",
     "GuidedDecodingParams",
+    "LLMEngine",
     "LoRARequest",
     "RequestOutput",
     "RequestOutputKind",
@@ -51,6 +53,7 @@ _MODULES = {
     "offline.async_llm": ("AsyncLLM", "AsyncLLMEngine"),
     "offline.engine_args": ("AsyncEngineArgs", "EngineArgs"),
     "offline.llm": ("LLM",),
+    "offline.llm_engine": ("LLMEngine",),
     "offline.outputs": ("CompletionOutput", "EmbeddingRequestOutput", "RequestOutput", "ScoringRequestOutput"),
     "offline.params": (
         "BeamSearchParams",

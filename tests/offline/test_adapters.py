@@ -102,6 +102,22 @@ def test_an_adapter_for_each_prompt(llm: LLM, folders: Path, expected: dict[str 
     assert tokens(by_priority) == tokens(outputs)
 
 
+def test_adapters_of_an_engines_requests(llm: LLM, folders: Path, expected: dict[str | None, Any]) -> None:
+    """Each is given back when its request ends, or is aborted: there is room for one."""
+    engine = llm.llm_engine
+    engine.add_request("aborted", PROMPTS[0], SamplingParams(max_tokens=400), lora_request=request(folders, "seed-2"))
+    engine.abort_request("aborted")
+    for name in ("seed-0", "seed-1"):
+        engine.add_request(name, PROMPTS[0], GREEDY, lora_request=request(folders, name))
+    with pytest.raises(InvalidRequestError, match="there is no"):
+        engine.add_request("none", PROMPTS[0], GREEDY, lora_request=request(folders, "seed-9"))
+    found = {}
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            found[output.request_id] = output.outputs[0].token_ids
+    assert found == {name: expected[name][0] for name in ("seed-0", "seed-1")}
+
+
 def test_an_adapter_of_the_start(llm: LLM, folders: Path, expected: dict[str | None, Any]) -> None:
     """By its name and path, which may be written otherwise."""
     path = folders / "empty" / ".." / "seed-2"

@@ -15,7 +15,6 @@ import pytest
 from tidewheel import LLM, AsyncEngineArgs, AsyncLLM, AsyncLLMEngine, EngineArgs
 from tidewheel.engine.arg_utils import EngineArgs as ByVllmsPath
 from tidewheel.engine.declaring.option import OptionError
-from tidewheel.offline.options import OfflineOptions, offline_options
 from tidewheel.server.options.vllm_flags import vllm_flags
 from tidewheel.utils import FlexibleArgumentParser
 
@@ -51,11 +50,6 @@ def parsed(*line: str) -> argparse.Namespace:
     parser = FlexibleArgumentParser()
     EngineArgs.add_cli_args(parser)
     return parser.parse_args(line)
-
-
-def options_of(args: EngineArgs) -> OfflineOptions:
-    given = args.given()
-    return offline_options(given.pop("model", None), given.pop("runner", None), given)
 
 
 def test_a_script_with_a_command_line_and_a_file(tmp_path: Path) -> None:
@@ -99,7 +93,7 @@ def test_flags_mean_what_arguments_mean() -> None:
         trust_remote_code=True, hf_overrides={"rope_theta": 5}, quantization="int8", optimization_level=3,
         num_scheduler_steps=8, kv_cache_memory_bytes=1 << 29,
     )  # fmt: skip
-    read, meant = options_of(args), options_of(expected)
+    read, meant = args.options(), expected.options()
     assert read == meant
     assert {note.partition(" ")[0] for note in read.notes} == {note.partition(" ")[0] for note in meant.notes}
 

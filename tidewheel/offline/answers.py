@@ -116,16 +116,13 @@ class Answers:
         if output.finish_reason is not None:
             self._num_open -= 1
 
-    def output(self) -> RequestOutput:
-        """All answers so far."""
-        return self._request_output(range(len(self._choices)))
-
-    def output_of(self, index: int, *, as_delta: bool) -> RequestOutput:
-        """One answer so far, or with `as_delta` what was added to it since the last call."""
-        output = self._request_output([index])
+    def output(self, indices: Sequence[int] | None = None, *, as_delta: bool = False) -> RequestOutput:
+        """All answers so far, or those of `indices`; with `as_delta` what was added to them since the last call."""
+        wanted = range(len(self._choices)) if indices is None else indices
+        output = self._request_output(wanted)
         if as_delta:
-            choice = self._choices[index]
-            choice.texts, choice.token_ids, choice.logprobs = [], [], []
+            for choice in (self._choices[index] for index in wanted):
+                choice.texts, choice.token_ids, choice.logprobs = [], [], []
         return output
 
     def _request_output(self, indices: Iterable[int]) -> RequestOutput:
@@ -144,7 +141,8 @@ class Answers:
 
     def _completion(self, index: int) -> CompletionOutput:
         choice = self._choices[index]
-        completion = CompletionOutput(index, "".join(choice.texts) if self._detokenize else "", choice.token_ids)
+        text = "".join(choice.texts) if self._detokenize else ""
+        completion = CompletionOutput(index, text, [*choice.token_ids])
         completion.lora_request = self._lora_request
         if choice.cumulative is not None:
             completion.cumulative_logprob = choice.cumulative

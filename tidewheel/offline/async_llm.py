@@ -15,7 +15,6 @@ from tidewheel.engine.stream import RequestStream
 from tidewheel.engine.text.tokenizer import Tokenizer
 from tidewheel.lora.request import LoRARequest
 
-from .adapters import Adapter
 from .engine_args import EngineArgs
 from .generation import Job
 from .model import OfflineModel
@@ -116,9 +115,7 @@ class AsyncLLM:
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer, which has `encode` and `decode`. Raises InvalidRequestError if it was left out."""
-        tokenizer = self._model.generator.engine.tokenizer
-        tokenizer.require_text("get_tokenizer")
-        return tokenizer
+        return self._model.tokenizer()
 
     async def _run(
         self,
@@ -135,13 +132,12 @@ class AsyncLLM:
             raise InvalidRequestError(f"a request with the id {name!r} runs already", "request_id")
         request = self._requests[name] = _Request()
         model, generator = self._model, self._model.generator
-        adapter: Adapter | None = None
+        job: Job | None = None
         try:
             plan = await generator.plan(params)
             [wanted] = model.adapters.each(lora_request, 1)
-            adapter = await model.adapters.lease(wanted)
-            encoded = await model.encode(prompt, plan, adapter, chat)
-            request.stream, answers = generator.submit(Job(name, encoded, plan, priority, adapter))
+            job = await model.job(name, prompt, plan, wanted, priority, chat)
+            request.stream, answers = generator.submit(job)
             if request.is_aborted:
                 request.stream.abort()
             async for output in generator.read(request.stream, answers, plan.output_kind):
@@ -149,8 +145,8 @@ class AsyncLLM:
         finally:
             del self._requests[name]
             request.abort()
-            if adapter is not None:
-                adapter.release()
+            if job is not None:
+                job.release()
 
     def _start(self) -> None:
         loop = asyncio.get_running_loop()

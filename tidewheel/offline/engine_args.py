@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tidewheel.server.options.parser import add_option
 
-from .options import OFFLINE_OPTIONS, RUNNERS, no_such_option
+from .options import OFFLINE_OPTIONS, RUNNERS, OfflineOptions, no_such_option, offline_options
 from .vllm_arguments import vllm_arguments
 
 T = TypeVar("T")
@@ -53,6 +53,11 @@ class EngineArgs:
     def given(self) -> dict[str, Any]:
         """The arguments that were given, by name."""
         return {name: value for name, value in vars(self).items() if value is not None}
+
+    def options(self) -> OfflineOptions:
+        """What they mean. Raises TypeError and OptionError as LLM does."""
+        given = self.given()
+        return offline_options(given.pop("model", None), given.pop("runner", None), given)
 
     @staticmethod
     def add_cli_args(parser: _PARSER) -> _PARSER:

@@ -104,7 +104,7 @@ class Generator:
         async for output in stream:
             answers.add(output)
             if kind is not RequestOutputKind.FINAL_ONLY:
-                yield answers.output_of(output.index, as_delta=kind is RequestOutputKind.DELTA)
+                yield answers.output([output.index], as_delta=kind is RequestOutputKind.DELTA)
         self.require_alive()
         if kind is RequestOutputKind.FINAL_ONLY:
             yield answers.output()

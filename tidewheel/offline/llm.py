@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import weakref
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
+from functools import cached_property
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
-from tidewheel.engine.errors import TidewheelError
 from tidewheel.engine.text.tokenizer import Tokenizer
 
 from .adapters import LoraRequests
 from .engine_args import EngineArgs
-from .loop_thread import LoopThread
+from .llm_engine import LLMEngine
 from .model import OfflineModel
 from .options import offline_options
 from .outputs import (
@@ -27,9 +26,8 @@ from .params import BeamSearchParams, SamplingParams
 from .pooling import Text
 from .progress import UseTqdm, progress
 from .prompts import Conversation, Prompt
+from .running import RunningModel
 from .vllm_arguments import log_idle
-
-T = TypeVar("T")
 
 
 class LLM:
@@ -45,11 +43,8 @@ class LLM:
     """
 
     def __init__(self, model: str | None = None, *, runner: str | None = None, **options: Any) -> None:
-        self._model = loaded = OfflineModel(offline_options(model, runner, options))
-        self._thread = thread = LoopThread()
+        self._running = RunningModel(offline_options(model, runner, options))
         self._ids = itertools.count()
-        self._close = weakref.finalize(self, _close, thread, loaded)
-        thread.loop.call_soon_threadsafe(loaded.start)
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> LLM:
@@ -66,7 +61,12 @@ class LLM:
 
     def shutdown(self) -> None:
         """End what runs, and free threads and memory. Calling it twice is allowed."""
-        self._close()
+        self._running.close()
+
+    @cached_property
+    def llm_engine(self) -> LLMEngine:
+        """The same model, for requests that are added one by one."""
+        return LLMEngine(self._running)
 
     def generate(
         self,
@@ -153,7 +153,7 @@ class LLM:
         """
         texts = _listed(prompts)
         with progress(len(texts), "Texts", use_tqdm) as done:
-            return self._run(
+            return self._running.run(
                 self._model.pooler.embed(
                     cast("Sequence[Text]", texts),
                     done,
@@ -181,7 +181,7 @@ class LLM:
         queries = [data_1] if isinstance(data_1, str) else list(data_1)
         documents = [data_2] if isinstance(data_2, str) else list(data_2)
         with progress(len(documents), "Pairs", use_tqdm) as done:
-            return self._run(
+            return self._running.run(
                 self._model.pooler.score(
                     queries, documents, done, model=model, truncate_prompt_tokens=truncate_prompt_tokens
                 )
@@ -193,17 +193,11 @@ class LLM:
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer, which has `encode` and `decode`. Raises InvalidRequestError if it was left out."""
-        tokenizer = self._model.generator.engine.tokenizer
-        tokenizer.require_text("get_tokenizer")
-        return tokenizer
+        return self._model.tokenizer()
 
     def reset_prefix_cache(self) -> None:
         """Forget the cached beginnings of prompts."""
-
-        async def reset() -> None:
-            self._model.generator.engine.reset_prefix_cache()
-
-        self._run(reset())
+        self._running.run(self._model.reset_prefix_cache())
 
     def _answers(
         self, prompts: Sequence[Any], params: Any, what: str, use_tqdm: UseTqdm, **options: Any
@@ -212,21 +206,11 @@ class LLM:
         for _ in range(len(prompts) - 1):
             next(self._ids)
         with progress(len(prompts), what, use_tqdm) as done:
-            return self._run(self._model.answer_all(prompts, params, done, first_id=first_id, **options))
+            return self._running.run(self._model.answer_all(prompts, params, done, first_id=first_id, **options))
 
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        if not self._close.alive:
-            work.close()
-            raise TidewheelError("this LLM has been shut down")
-        return self._thread.run(work)
-
-
-def _close(thread: LoopThread, model: OfflineModel) -> None:
-    try:
-        thread.run(model.stop())
-    except RuntimeError:  # the interpreter ends, and starts no thread to wait in
-        model.close()
-    thread.close()
+    @property
+    def _model(self) -> OfflineModel:
+        return self._running.model
 
 
 def _listed(prompts: Any) -> list[Any]:

@@ -12,6 +12,7 @@ from tidewheel.engine.encoders.load import load_encoders
 from tidewheel.engine.engine import Engine
 from tidewheel.engine.errors import InvalidRequestError
 from tidewheel.engine.load import load_engine
+from tidewheel.engine.text.tokenizer import Tokenizer
 from tidewheel.lora.request import LoRARequest
 from tidewheel.server.app_resources import find_resources
 from tidewheel.server.generation.prompt_encoding import PromptEncoder
@@ -92,17 +93,42 @@ class OfflineModel:
         defaults: Mapping[str, Any] = self._defaults
         return SamplingParams(**defaults)
 
-    async def encode(
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer. Raises InvalidRequestError if it was left out."""
+        tokenizer = self.generator.engine.tokenizer
+        tokenizer.require_text("get_tokenizer")
+        return tokenizer
+
+    async def reset_prefix_cache(self) -> None:
+        """Forget the cached beginnings of prompts."""
+        self.generator.engine.reset_prefix_cache()
+
+    async def job(
         self,
+        request_id: str,
         prompt: Prompt | Conversation,
         plan: Plan,
-        adapter: Adapter | None = None,
+        lora_request: LoRARequest | None,
+        priority: int = 0,
         chat: Mapping[str, Any] | None = None,
-    ) -> EncodedPrompt:
-        """A prompt's token ids; with `chat` it is a conversation, and these are fields of a chat completion's body.
+    ) -> Job:
+        """A prompt to be answered, with its adapter in memory; who runs the job releases it.
 
-        It has to fit the context of its adapter. Raises InvalidRequestError.
+        With `chat` the prompt is a conversation, and these are fields of a chat completion's body. It has to fit the
+        context of its adapter. Raises InvalidRequestError.
         """
+        adapter = await self.adapters.lease(lora_request)
+        try:
+            encoded = await self._encode(prompt, plan, adapter, chat)
+        except BaseException:
+            if adapter is not None:
+                adapter.release()
+            raise
+        return Job(request_id, encoded, plan, priority, adapter)
+
+    async def _encode(
+        self, prompt: Prompt | Conversation, plan: Plan, adapter: Adapter | None, chat: Mapping[str, Any] | None
+    ) -> EncodedPrompt:
         context = self.generator.engine.context_of(1.0 if adapter is None else adapter.lora.rope_factor)
         if chat is None:
             text = cast("Prompt", prompt)
@@ -141,14 +167,8 @@ class OfflineModel:
         with few_collections():
             try:
                 for position, i in enumerate(order):
-                    plan, adapter = plans[i], await self.adapters.lease(wanted[i])
-                    try:
-                        encoded = await self.encode(prompts[i], plan, adapter, chat)
-                    except BaseException:
-                        if adapter is not None:
-                            adapter.release()
-                        raise
-                    batch.add(Job(str(first_id + i), encoded, plan, priorities[i] if priorities else 0, adapter))
+                    priority = priorities[i] if priorities else 0
+                    batch.add(await self.job(str(first_id + i), prompts[i], plans[i], wanted[i], priority, chat))
                     if not position % _TURN:
                         await asyncio.sleep(0)
                 await batch.finish()
