@@ -16,7 +16,13 @@ if TYPE_CHECKING:
     from .offline.engine_args import AsyncEngineArgs, EngineArgs
     from .offline.llm import LLM
     from .offline.llm_engine import LLMEngine
-    from .offline.outputs import CompletionOutput, EmbeddingRequestOutput, RequestOutput, ScoringRequestOutput
+    from .offline.outputs import (
+        CompletionOutput,
+        EmbeddingRequestOutput,
+        PoolingRequestOutput,
+        RequestOutput,
+        ScoringRequestOutput,
+    )
     from .offline.params import (
         BeamSearchParams,
         GuidedDecodingParams,
@@ -24,6 +30,7 @@ if TYPE_CHECKING:
         SamplingParams,
         StructuredOutputsParams,
     )
+    from .offline.pooling_params import PoolingParams
 
 __version__ = "0.1.0"
 
@@ -39,6 +46,8 @@ __all__ = [
     "GuidedDecodingParams",
     "LLMEngine",
     "LoRARequest",
+    "PoolingParams",
+    "PoolingRequestOutput",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
@@ -54,7 +63,13 @@ _MODULES = {
     "offline.engine_args": ("AsyncEngineArgs", "EngineArgs"),
     "offline.llm": ("LLM",),
     "offline.llm_engine": ("LLMEngine",),
-    "offline.outputs": ("CompletionOutput", "EmbeddingRequestOutput", "RequestOutput", "ScoringRequestOutput"),
+    "offline.outputs": (
+        "CompletionOutput",
+        "EmbeddingRequestOutput",
+        "PoolingRequestOutput",
+        "RequestOutput",
+        "ScoringRequestOutput",
+    ),
     "offline.params": (
         "BeamSearchParams",
         "GuidedDecodingParams",
@@ -62,6 +77,7 @@ _MODULES = {
         "SamplingParams",
         "StructuredOutputsParams",
     ),
+    "offline.pooling_params": ("PoolingParams",),
 }
 
 

@@ -33,7 +33,7 @@ class RequestPrompts:
         """How many tokens a request's prompt has, even if it is too long for the context."""
 
         def count() -> int:
-            prompt, special = self._rendered(body), bool(body.add_special_tokens)
+            prompt, special = self.rendered(body), bool(body.add_special_tokens)
             if prompt.token_ids is not None:
                 return len(prompt.token_ids)
             return len(self._encoder.count(prompt.text, "messages", add_special_tokens=special))
@@ -48,30 +48,15 @@ class RequestPrompts:
         def fits(messages: list[Message]) -> bool:
             if len(messages) >= encoder.max_model_len:  # each has a token at least
                 return False
-            prompt = self._rendered(structs.replace(body, messages=messages))
+            prompt = self.rendered(structs.replace(body, messages=messages))
             if prompt.token_ids is not None:
                 return len(prompt.token_ids) < encoder.max_model_len
             return encoder.fits(prompt.text, add_special_tokens=bool(body.add_special_tokens))
 
         return await self._renderer.run(raw_size, body.chat_template, lambda: drop_oldest_turns(body.messages, fits))
 
-    def _encoded(self, encoder: PromptEncoder, body: ChatCompletionRequest) -> tuple[RenderedPrompt, list[int]]:
-        prompt = self._rendered(body)
-        limit, side = body.truncate_prompt_tokens, body.truncation_side
-        if prompt.token_ids is not None:
-            token_ids = encoder.truncated(prompt.token_ids, limit, side)
-        else:
-            token_ids = encoder.encode(
-                prompt.text,
-                "messages",
-                add_special_tokens=bool(body.add_special_tokens),  # the template writes them itself
-                truncate_to=limit,
-                side=side,
-            )
-        encoder.check_prompt(token_ids, "messages")
-        return prompt, token_ids
-
-    def _rendered(self, body: ChatCompletionRequest) -> RenderedPrompt:
+    def rendered(self, body: ChatCompletionRequest) -> RenderedPrompt:
+        """A request's prompt as text. Raises ApiError (400) if it cannot be made."""
         variables: dict[str, Any] = dict(body.chat_template_kwargs or {})
         if body.enable_thinking is not None:
             variables.setdefault("enable_thinking", body.enable_thinking)
@@ -89,3 +74,19 @@ class RequestPrompts:
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
         )
+
+    def _encoded(self, encoder: PromptEncoder, body: ChatCompletionRequest) -> tuple[RenderedPrompt, list[int]]:
+        prompt = self.rendered(body)
+        limit, side = body.truncate_prompt_tokens, body.truncation_side
+        if prompt.token_ids is not None:
+            token_ids = encoder.truncated(prompt.token_ids, limit, side)
+        else:
+            token_ids = encoder.encode(
+                prompt.text,
+                "messages",
+                add_special_tokens=bool(body.add_special_tokens),  # the template writes them itself
+                truncate_to=limit,
+                side=side,
+            )
+        encoder.check_prompt(token_ids, "messages")
+        return prompt, token_ids

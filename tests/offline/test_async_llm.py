@@ -10,7 +10,7 @@ from typing import Any
 import encoder_zoo as zoo
 import pytest
 
-from tidewheel import LLM, AsyncLLM, RequestOutput, RequestOutputKind, SamplingParams, TidewheelError
+from tidewheel import LLM, AsyncLLM, PoolingParams, RequestOutput, RequestOutputKind, SamplingParams, TidewheelError
 from tidewheel.engine.errors import EngineDeadError, InvalidRequestError
 
 PROMPT = "The wheel turns"
@@ -81,9 +81,16 @@ def test_many_at_once(run: Any) -> None:
         assert all(outputs[-1].finished for outputs in await asyncio.gather(*asked))
         chats = [output async for output in llm.chat(SAID, params(), add_generation_prompt=True)]
         assert chats[-1].outputs[0].text
-        vectors = await llm.embed(["the tide", "the corn"])
+        vectors = await llm.embed(["the tide", "the corn"], pooling_params=PoolingParams(normalize=True))
         scores = await llm.score(["the tide"], ["the tide", "the corn"])
         assert len(vectors) == 2
+        [array] = [output async for output in llm.encode("the tide", PoolingParams(normalize=True), "mine")]
+        assert (array.request_id, array.outputs.data.tolist()) == ("mine", vectors[0].outputs.embedding)
+        await llm.check_health()
+        await llm.reset_prefix_cache()
+        assert (await llm.get_model_config()).max_model_len == 512
+        with pytest.raises(InvalidRequestError, match=r"AsyncLLM\.sleep is not supported: the model stays in memory"):
+            await llm.sleep()  # type: ignore[attr-defined]
         assert scores[0].outputs.score == pytest.approx(1)
 
     run(test)
@@ -114,7 +121,7 @@ def test_one_that_is_left_ends(run: Any) -> None:
         await reader.aclose()
         await outputs_of(llm, PROMPT, params(), "left")  # its id is free again
         task = asyncio.create_task(outputs_of(llm, PROMPT, LONG, "cancelled"))
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.01)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -140,7 +147,7 @@ def test_another_event_loop_and_the_end() -> None:
         assert (await outputs_of(llm, PROMPT, params()))[-1].finished
 
     async def end() -> None:
-        running = asyncio.create_task(outputs_of(llm, PROMPT, LONG))
+        running = asyncio.create_task(outputs_of(llm, PROMPT, SamplingParams(max_tokens=2000, ignore_eos=True)))
         await asyncio.sleep(0.1)
         async with llm:
             pass

@@ -21,6 +21,7 @@ from tidewheel import (
     LLM,
     BeamSearchParams,
     GuidedDecodingParams,
+    PoolingParams,
     RequestOutput,
     SamplingParams,
     StructuredOutputsParams,
@@ -214,6 +215,96 @@ def test_vectors_are_those_of_transformers(llm: LLM) -> None:
     np.testing.assert_allclose(scores, 1 / (1 + np.exp(-logits)), rtol=1e-3, atol=1e-4)
     cosines = [output.outputs.score for output in llm.score(texts[:3], texts[:3], model="embed", use_tqdm=False)]
     np.testing.assert_allclose(cosines, 1, atol=1e-5)
+
+
+def test_vectors_as_arrays(llm: LLM) -> None:
+    ids = llm.embed("the tide", use_tqdm=False)[0].prompt_token_ids
+    prompts: list[Any] = ["the tide", ids, {"prompt": "the tide"}, {"prompt_token_ids": ids}]
+    [expected, *_] = llm.embed(prompts, dimensions=4, normalize=True, use_tqdm=False)
+    params = PoolingParams(dimensions=4, use_activation=True, task="embed")
+    for output in llm.encode(prompts, params, use_tqdm=False):
+        assert (output.outputs.data.shape, output.finished) == ((4,), True)
+        assert output.outputs.data.tolist() == expected.outputs.embedding
+    [output] = llm.embed("the tide", pooling_params=params, dimensions=3, use_tqdm=False)
+    assert output.outputs.hidden_size == 3
+    with pytest.raises(InvalidRequestError, match="one PoolingParams for all prompts"):
+        llm.encode(prompts, [params], use_tqdm=False)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequestError, match="task='classify' is not supported: embeddings are task='embed'"):
+        llm.encode(prompts, pooling_task="classify")
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"task": "token_embed"}, "task='token_embed' is not supported"),
+        ({"softmax": True}, "softmax is not supported"),
+        ({"normalize": True, "use_activation": False}, "contradict each other"),
+    ],
+    ids=str,
+)
+def test_parameters_of_vectors_that_cannot_be_used(fields: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(InvalidRequestError, match=complaint):
+        PoolingParams(**fields)
+
+
+def test_the_tokenizer_renders_conversations_as_chat_does(llm: LLM) -> None:
+    tokenizer, params = llm.get_tokenizer(), SamplingParams(max_tokens=1)
+    tools = [{"type": "function", "function": {"name": "tides", "parameters": {"type": "object"}}}]
+    spoken = [*SAID, {"role": "assistant", "content": "t, i"}]
+    for said, options in (
+        (SAID, {"add_generation_prompt": True}),
+        (SAID, {"add_generation_prompt": False}),
+        (SAID, {"add_generation_prompt": True, "tools": tools}),
+        (spoken, {"add_generation_prompt": False, "continue_final_message": True}),
+    ):
+        [output] = llm.chat(said, params, use_tqdm=False, **options)  # type: ignore[arg-type]
+        assert tokenizer.apply_chat_template(said, tokenize=False, **options) == output.prompt  # type: ignore[arg-type]
+        assert tokenizer.apply_chat_template(said, **options) == output.prompt_token_ids  # type: ignore[arg-type]
+    both = tokenizer.apply_chat_template([SAID, spoken], tokenize=False)
+    assert both == [tokenizer.apply_chat_template(said, tokenize=False) for said in (SAID, spoken)]
+    own = "{{ messages[1].content }}{{ mood }}"
+    assert tokenizer.apply_chat_template(SAID, chat_template=own, tokenize=False, mood="!") == f"{SAID[1]['content']}!"
+    with pytest.raises(InvalidRequestError, match="return_tensors is not supported: the result is token ids"):
+        tokenizer.apply_chat_template(SAID, return_tensors="pt")
+    with pytest.raises(InvalidRequestError, match=r"messages\[0\]\.role"):
+        tokenizer.apply_chat_template([{"role": "wheel", "content": "x"}])
+
+
+def test_a_chat_template_that_is_set_is_for_all_conversations(llm: LLM) -> None:
+    tokenizer = llm.get_tokenizer()
+    before = tokenizer.chat_template
+    assert isinstance(before, str)
+    try:
+        tokenizer.chat_template = "{{ messages[1].content }}"
+        [output] = llm.chat(SAID, SamplingParams(max_tokens=1), use_tqdm=False)
+        assert output.prompt == SAID[1]["content"] == tokenizer.apply_chat_template(SAID, tokenize=False)
+        assert llm.get_tokenizer().chat_template == tokenizer.chat_template
+    finally:
+        tokenizer.chat_template = before
+    assert tokenizer.apply_chat_template(SAID, tokenize=False) != SAID[1]["content"]
+
+
+VLLMS_LLM = (
+    "apply_model beam_search chat classify collective_rpc embed encode enqueue enqueue_chat from_engine_args generate "
+    "get_default_sampling_params get_metrics get_tokenizer get_world_size init_weight_transfer_engine llm_engine "
+    "model_config preprocess_chat reset_mm_cache reset_prefix_cache reward score set_tokenizer sleep start_profile "
+    "stop_profile update_weights wait_for_completion wake_up"
+).split()
+
+
+@pytest.mark.parametrize("name", VLLMS_LLM)
+def test_a_name_of_vllms_works_or_says_what_to_do(llm: LLM, name: str) -> None:
+    if not hasattr(llm, name):
+        with pytest.raises(InvalidRequestError, match=rf"^LLM\.{name} is not supported: .{{9}}"):
+            getattr(llm, name)
+
+
+def test_what_nobody_has_is_an_attribute_error(llm: LLM) -> None:
+    for thing in (llm, llm.llm_engine, llm.get_tokenizer()):
+        with pytest.raises(AttributeError, match="object has no attribute 'wheel'"):
+            thing.wheel  # type: ignore[attr-defined]  # noqa: B018
+    assert llm.llm_engine.model_config.max_model_len == llm.model_config.max_model_len == 1000
+    assert llm.model_config.get_vocab_size() >= llm.get_tokenizer().vocab_size
 
 
 def test_an_embedding_model_alone() -> None:

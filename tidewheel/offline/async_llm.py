@@ -12,20 +12,28 @@ from typing import Any
 
 from tidewheel.engine.errors import InvalidRequestError, TidewheelError
 from tidewheel.engine.stream import RequestStream
-from tidewheel.engine.text.tokenizer import Tokenizer
 from tidewheel.lora.request import LoRARequest
 
+from .chat_tokenizer import ChatTokenizer
 from .engine_args import EngineArgs
 from .generation import Job
-from .model import OfflineModel
+from .model import ModelConfig, OfflineModel
+from .not_there import NamesOfVllm
 from .options import offline_options
-from .outputs import EmbeddingRequestOutput, RequestOutput, ScoringRequestOutput
+from .outputs import (
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    RequestOutput,
+    ScoringRequestOutput,
+)
 from .params import SamplingParams
 from .pooling import Text
+from .pooling_params import PoolingParams, pooling_options
 from .prompts import Conversation, Prompt
 
 
-class AsyncLLM:
+class AsyncLLM(NamesOfVllm):
     """A model in this process, whose answers are read as they grow. The arguments are those of LLM.
 
     It belongs to the event loop of its first request. Leaving a generator early aborts its request.
@@ -93,7 +101,36 @@ class AsyncLLM:
     async def embed(self, prompts: Sequence[Text], **options: Any) -> list[EmbeddingRequestOutput]:
         """The vectors of texts. `options` are those of LLM.embed."""
         self._start()
-        return await self._model.pooler.embed(prompts, lambda count: None, **options)
+        wanted = pooling_options(options.pop("pooling_params", None), **options)
+        return await self._model.pooler.embed(prompts, lambda count: None, **wanted)
+
+    async def encode(
+        self, prompt: Text, pooling_params: PoolingParams | None = None, request_id: str | None = None
+    ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
+        """The vector of one text, as LLM.encode gives it: a single output."""
+        self._start()
+        options = pooling_options(pooling_params)
+        for output in await self._model.pooler.encode([prompt], lambda count: None, **options):
+            output.request_id = request_id or output.request_id
+            yield output
+
+    async def reset_prefix_cache(self) -> None:
+        """Forget the cached beginnings of prompts."""
+        await self._model.reset_prefix_cache()
+
+    async def check_health(self) -> None:
+        """Raises EngineDeadError if the engine has failed."""
+        if self._model.engine is not None:
+            self._model.generator.require_alive()
+
+    async def get_model_config(self) -> ModelConfig:
+        """The same as `model_config`."""
+        return self.model_config
+
+    @property
+    def model_config(self) -> ModelConfig:
+        """What the loaded model is."""
+        return self._model.model_config()
 
     async def score(self, data_1: Sequence[str], data_2: Sequence[str], **options: Any) -> list[ScoringRequestOutput]:
         """How well texts go together. `options` are those of LLM.score."""
@@ -113,8 +150,11 @@ class AsyncLLM:
         """What the model's generation_config.json asks for; elsewhere SamplingParams' own defaults."""
         return self._model.default_params()
 
-    def get_tokenizer(self) -> Tokenizer:
-        """The model's tokenizer, which has `encode` and `decode`. Raises InvalidRequestError if it was left out."""
+    def get_tokenizer(self) -> ChatTokenizer:
+        """The model's tokenizer, which has `encode`, `decode` and `apply_chat_template`.
+
+        Raises InvalidRequestError if it was left out.
+        """
         return self._model.tokenizer()
 
     async def _run(

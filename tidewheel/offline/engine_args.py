@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tidewheel.server.options.parser import add_option
 
+from .not_there import NamesOfVllm
 from .options import OFFLINE_OPTIONS, RUNNERS, OfflineOptions, no_such_option, offline_options
 from .vllm_arguments import vllm_arguments
 
@@ -27,7 +28,7 @@ def _with_a_field_for_each_argument(kind: type[T]) -> type[T]:
 
 
 @_with_a_field_for_each_argument
-class EngineArgs:
+class EngineArgs(NamesOfVllm):
     """The arguments of LLM and AsyncLLM: a dataclass with a field for each, None for what was not given.
 
     What vLLM has and is not supported here is refused where the model is loaded, with all that is wrong. Raises

@@ -8,29 +8,32 @@ from functools import cached_property
 from types import TracebackType
 from typing import Any, cast
 
-from tidewheel.engine.text.tokenizer import Tokenizer
-
 from .adapters import LoraRequests
+from .chat_tokenizer import ChatTokenizer
 from .engine_args import EngineArgs
 from .llm_engine import LLMEngine
-from .model import OfflineModel
+from .model import ModelConfig, OfflineModel
+from .not_there import NamesOfVllm
 from .options import offline_options
 from .outputs import (
     BeamSearchOutput,
     BeamSearchSequence,
     EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
     RequestOutput,
     ScoringRequestOutput,
 )
 from .params import BeamSearchParams, SamplingParams
 from .pooling import Text
+from .pooling_params import PoolingParams, pooling_options
 from .progress import UseTqdm, progress
 from .prompts import Conversation, Prompt
 from .running import RunningModel
 from .vllm_arguments import log_idle
 
 
-class LLM:
+class LLM(NamesOfVllm):
     """A model in this process. Methods may be called from any thread, also from several at once.
 
     `model` is a folder, a .gguf file or a Hugging Face hub id; None is the embedded demo model. `options` are those of
@@ -67,6 +70,11 @@ class LLM:
     def llm_engine(self) -> LLMEngine:
         """The same model, for requests that are added one by one."""
         return LLMEngine(self._running)
+
+    @property
+    def model_config(self) -> ModelConfig:
+        """What the loaded model is."""
+        return self._model.model_config()
 
     def generate(
         self,
@@ -141,6 +149,7 @@ class LLM:
         prompts: Text | Sequence[Text],
         *,
         use_tqdm: UseTqdm = True,
+        pooling_params: PoolingParams | None = None,
         truncate_prompt_tokens: int | None = None,
         dimensions: int | None = None,
         normalize: bool | None = None,
@@ -148,21 +157,36 @@ class LLM:
     ) -> list[EmbeddingRequestOutput]:
         """The vectors of texts, or of token ids.
 
-        `truncate_prompt_tokens` -1 cuts texts to what the model takes. `dimensions` keeps so many numbers. `model`
-        names one of several embedding models. Raises InvalidRequestError.
+        `truncate_prompt_tokens` -1 cuts texts to what the model takes. `dimensions` keeps so many numbers. All of them
+        may be in `pooling_params`. `model` names one of several embedding models. Raises InvalidRequestError.
         """
+        options = pooling_options(
+            pooling_params,
+            truncate_prompt_tokens=truncate_prompt_tokens,
+            dimensions=dimensions,
+            normalize=normalize,
+            model=model,
+        )
         texts = _listed(prompts)
         with progress(len(texts), "Texts", use_tqdm) as done:
-            return self._running.run(
-                self._model.pooler.embed(
-                    cast("Sequence[Text]", texts),
-                    done,
-                    model=model,
-                    truncate_prompt_tokens=truncate_prompt_tokens,
-                    dimensions=dimensions,
-                    normalize=normalize,
-                )
-            )
+            return self._running.run(self._model.pooler.embed(texts, done, **options))
+
+    def encode(
+        self,
+        prompts: Text | Sequence[Text],
+        pooling_params: PoolingParams | None = None,
+        *,
+        use_tqdm: UseTqdm = True,
+        pooling_task: str = "embed",
+        truncate_prompt_tokens: int | None = None,
+        model: str | None = None,
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """As `embed`, with vectors that are numpy arrays. `pooling_task` is that of PoolingParams."""
+        PoolingParams(task=pooling_task)
+        options = pooling_options(pooling_params, truncate_prompt_tokens=truncate_prompt_tokens, model=model)
+        texts = _listed(prompts)
+        with progress(len(texts), "Texts", use_tqdm) as done:
+            return self._running.run(self._model.pooler.encode(texts, done, **options))
 
     def score(
         self,
@@ -191,8 +215,11 @@ class LLM:
         """What the model's generation_config.json asks for; elsewhere SamplingParams' own defaults."""
         return self._model.default_params()
 
-    def get_tokenizer(self) -> Tokenizer:
-        """The model's tokenizer, which has `encode` and `decode`. Raises InvalidRequestError if it was left out."""
+    def get_tokenizer(self) -> ChatTokenizer:
+        """The model's tokenizer, which has `encode`, `decode` and `apply_chat_template`.
+
+        Raises InvalidRequestError if it was left out.
+        """
         return self._model.tokenizer()
 
     def reset_prefix_cache(self) -> None:

@@ -8,19 +8,21 @@ from collections.abc import Callable, Sequence
 from tidewheel.engine.errors import InvalidRequestError, quoted
 from tidewheel.engine.outputs import RequestOutput as EngineOutput
 from tidewheel.engine.stream import RequestStream
-from tidewheel.engine.text.tokenizer import Tokenizer
 from tidewheel.lora.request import LoRARequest
 
 from .answers import Answers
+from .chat_tokenizer import ChatTokenizer
 from .engine_args import EngineArgs
 from .generation import Job
+from .model import ModelConfig
+from .not_there import NamesOfVllm
 from .outputs import RequestOutput
 from .params import RequestOutputKind, SamplingParams
 from .prompts import Prompt
 from .running import RunningModel
 
 
-class LLMEngine:
+class LLMEngine(NamesOfVllm):
     """Requests that are added one by one, and the answers of all of them as they grow.
 
     The model computes in threads of its own, also between calls of `step`. Methods may be called from any thread.
@@ -78,7 +80,16 @@ class LLMEngine:
         """End requests, which give no more outputs. Does nothing for those that have ended."""
         self._running.run(self._abort([request_id] if isinstance(request_id, str) else request_id))
 
-    def get_tokenizer(self) -> Tokenizer:
+    @property
+    def model_config(self) -> ModelConfig:
+        """What the loaded model is."""
+        return self._running.model.model_config()
+
+    def get_model_config(self) -> ModelConfig:
+        """The same as `model_config`."""
+        return self.model_config
+
+    def get_tokenizer(self) -> ChatTokenizer:
         """As LLM's."""
         return self._running.model.tokenizer()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, TypeAlias, cast
 
@@ -12,12 +13,12 @@ from tidewheel.engine.encoders.load import load_encoders
 from tidewheel.engine.engine import Engine
 from tidewheel.engine.errors import InvalidRequestError
 from tidewheel.engine.load import load_engine
-from tidewheel.engine.text.tokenizer import Tokenizer
 from tidewheel.lora.request import LoRARequest
 from tidewheel.server.app_resources import find_resources
 from tidewheel.server.generation.prompt_encoding import PromptEncoder
 
 from .adapters import Adapter, Adapters, LoraRequests
+from .chat_tokenizer import ChatTokenizer
 from .generation import Batch, Generator, Job, Plan, few_collections
 from .options import OfflineOptions
 from .outputs import RequestOutput
@@ -30,6 +31,19 @@ logger = logging.getLogger(__name__)
 Params: TypeAlias = SamplingParams | BeamSearchParams
 
 _TURN = 32  # prompts that are encoded before the event loop does something else
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """What a loaded model is: its folder or hub id, its context, and the size of its vocabulary, both in tokens."""
+
+    model: str
+    max_model_len: int
+    vocab_size: int
+
+    def get_vocab_size(self) -> int:
+        """The same as `vocab_size`."""
+        return self.vocab_size
 
 
 class OfflineModel:
@@ -52,6 +66,7 @@ class OfflineModel:
         if options.engine is None:
             return
         self.engine = engine = load_engine(options.engine)
+        self._name = options.engine.model
         self._generator = Generator(engine)
         self.adapters = Adapters(engine)
         self._encoder = PromptEncoder(engine.tokenizer, engine.context_of(1.0))
@@ -87,17 +102,22 @@ class OfflineModel:
             raise InvalidRequestError("this LLM generates no text: it was made with runner='pooling'", "runner")
         return self._generator
 
+    def model_config(self) -> ModelConfig:
+        """What the model is. Raises InvalidRequestError if there is none that generates."""
+        engine = self.generator.engine
+        return ModelConfig(self._name, engine.max_model_len, engine.vocab_size)
+
     def default_params(self) -> SamplingParams:
         """The sampling parameters that the model's generation_config.json asks for."""
         self.generator.require_alive()
         defaults: Mapping[str, Any] = self._defaults
         return SamplingParams(**defaults)
 
-    def tokenizer(self) -> Tokenizer:
+    def tokenizer(self) -> ChatTokenizer:
         """The tokenizer. Raises InvalidRequestError if it was left out."""
         tokenizer = self.generator.engine.tokenizer
         tokenizer.require_text("get_tokenizer")
-        return tokenizer
+        return ChatTokenizer(tokenizer, self._prompts)
 
     async def reset_prefix_cache(self) -> None:
         """Forget the cached beginnings of prompts."""

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tidewheel.lora.request import LoRARequest
 
 T = TypeVar("T")
@@ -106,6 +109,13 @@ class BeamSearchOutput:
     """The beams of a prompt, the best first."""
 
     sequences: list[BeamSearchSequence]
+
+
+@dataclass(slots=True, eq=False)
+class PoolingOutput:
+    """An input's vector as an array, shape [dimensions] float32."""
+
+    data: NDArray[np.float32]
 
 
 @dataclass(slots=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +16,18 @@ from tidewheel.engine.errors import InvalidRequestError
 from tidewheel.server.encoders import check_input, truncation
 
 from .errors import engine_errors
-from .outputs import EmbeddingOutput, EmbeddingRequestOutput, ScoringOutput, ScoringRequestOutput
+from .outputs import (
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+)
+from .prompts import from_dict
 
-Text: TypeAlias = str | Sequence[int]
+Text: TypeAlias = str | Sequence[int] | Mapping[str, Any]
+"""A text, token ids, or a dict as a prompt."""
 
 _INPUTS_AT_ONCE = 256  # progress is told of so many
 
@@ -30,6 +39,15 @@ class Pooler:
         self._engine = engine
 
     async def embed(
+        self, texts: Sequence[Text], done: Callable[[int], object], **options: Any
+    ) -> list[EmbeddingRequestOutput]:
+        """As `encode`, with vectors that are lists."""
+        return [
+            EmbeddingRequestOutput(one.request_id, EmbeddingOutput(one.outputs.data.tolist()), one.prompt_token_ids)
+            for one in await self.encode(texts, done, **options)
+        ]
+
+    async def encode(
         self,
         texts: Sequence[Text],
         done: Callable[[int], object],
@@ -38,22 +56,23 @@ class Pooler:
         truncate_prompt_tokens: int | None = None,
         dimensions: int | None = None,
         normalize: bool | None = None,
-    ) -> list[EmbeddingRequestOutput]:
-        """The vectors of texts, or of token ids. Raises InvalidRequestError."""
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """The vectors of texts, or of token ids, as arrays. Raises InvalidRequestError."""
         encoder = self._find(model, Embedder, "embeddings")
         assert isinstance(encoder, Embedder)
         encoder.check_vectors(dimensions=dimensions, normalize=normalize)
         with engine_errors():
             limit = truncation(encoder, truncate_prompt_tokens)
 
-            def encode(text: Text) -> EncoderInput:
+            def encode(given: Text) -> EncoderInput:
+                text = from_dict(given)[0] if isinstance(given, Mapping) else given
                 return encoder.encode(text, truncate_to=limit) if isinstance(text, str) else EncoderInput(text[:limit])
 
             inputs = await self._checked(encoder, texts, encode)
         rows = await self._run(encoder, inputs, done)
         vectors = encoder.vectors(rows, dimensions=dimensions, normalize=normalize)
         return [
-            EmbeddingRequestOutput(str(i), EmbeddingOutput(vector.tolist()), one.token_ids)
+            PoolingRequestOutput(str(i), PoolingOutput(vector), one.token_ids)
             for i, (vector, one) in enumerate(zip(vectors, inputs, strict=True))
         ]
 

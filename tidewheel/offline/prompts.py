@@ -14,7 +14,7 @@ from tidewheel.engine.errors import InvalidRequestError
 from tidewheel.engine.text.tokenizer import ChatTemplate as TemplateSource
 from tidewheel.server.chat.answer_parsers import AnswerParsers
 from tidewheel.server.chat.model_template import model_template
-from tidewheel.server.chat.rendering import PromptRenderer
+from tidewheel.server.chat.rendering import PromptRenderer, RenderedPrompt
 from tidewheel.server.chat.request_prompts import RequestPrompts
 from tidewheel.server.generation.prompt_encoding import PromptEncoder
 from tidewheel.server.protocol.chat import ChatCompletionRequest
@@ -58,7 +58,7 @@ class Prompts:
         """
         given, salt = prompt, None
         if isinstance(prompt, Mapping):
-            given, salt = self._from_dict(prompt)
+            given, salt = from_dict(prompt)
         encoder = self._encoder.within(context)
         with engine_errors():
             if isinstance(given, str):
@@ -77,34 +77,58 @@ class Prompts:
         self, conversation: Conversation, *, context: int, truncate_to: int | None, **fields: Any
     ) -> EncodedPrompt:
         """A conversation's prompt; `fields` are others of a chat completion's body. Raises InvalidRequestError."""
-        template = fields.pop("chat_template", None)
+        prompts, parsers = self._chat(fields.pop("chat_template", None))
+        with engine_errors():
+            body, size = self._body(conversation, truncate_prompt_tokens=truncate_to, **fields)
+            rendered, token_ids = await prompts.encode(body, size, context)
+        return EncodedPrompt(rendered.text, token_ids, None, parsers.preface(rendered))
+
+    def rendered(self, conversation: Conversation, **fields: Any) -> RenderedPrompt:
+        """A conversation's prompt as text, of any length; `fields` are as in `render`. Called from any thread.
+
+        Raises InvalidRequestError.
+        """
+        prompts, _ = self._chat(fields.pop("chat_template", None))
+        with engine_errors():
+            return prompts.rendered(self._body(conversation, **fields)[0])
+
+    @property
+    def template(self) -> TemplateSource | None:
+        """The chat template where a conversation brings none."""
+        return self._template
+
+    @template.setter
+    def template(self, template: TemplateSource | None) -> None:
+        self._template = template
+        self._chat.cache_clear()
+
+    def _body(self, conversation: Conversation, **fields: Any) -> tuple[ChatCompletionRequest, int]:
+        """A chat completion's body, and its size in bytes."""
         given = {name: value for name, value in fields.items() if value is not None}
         try:
-            raw = msgspec.json.encode({**given, "messages": conversation, "truncate_prompt_tokens": truncate_to})
+            raw = msgspec.json.encode({**given, "messages": conversation})
         except TypeError as error:
             raise InvalidRequestError(f"the conversation cannot be written as JSON: {error}", "messages") from None
-        with engine_errors():
-            body = self._decode(raw)
-            body.check_supported()
-            prompts, parsers = self._chat(template)
-            rendered, token_ids = await prompts.encode(body, len(raw), context)
-        return EncodedPrompt(rendered.text, token_ids, None, parsers.preface(rendered))
+        body = self._decode(raw)
+        body.check_supported()
+        return body, len(raw)
 
     def _chat_of(self, template: str | None) -> tuple[RequestPrompts, AnswerParsers]:
         read = model_template(self._encoder.tokenizer, template or self._template, "auto", "auto")
         renderer = PromptRenderer(read.template, self._encoder)
         return RequestPrompts(self._encoder, renderer), AnswerParsers(read.formats, self._encoder.tokenizer)
 
-    @staticmethod
-    def _from_dict(prompt: Mapping[str, Any]) -> tuple[str | Sequence[int], str | None]:
-        if unknown := [name for name in prompt if name not in _PROMPT_FIELDS]:
-            raise InvalidRequestError(
-                f"a prompt's {unknown[0]} is not supported: it may have {', '.join(sorted(_PROMPT_FIELDS))}", "prompt"
-            )
-        given = prompt.get("prompt_token_ids", prompt.get("prompt"))
-        if given is None:
-            raise InvalidRequestError("a prompt that is a dict needs prompt or prompt_token_ids", "prompt")
-        return cast("str | Sequence[int]", given), prompt.get("cache_salt")
+
+def from_dict(prompt: Mapping[str, Any]) -> tuple[str | Sequence[int], str | None]:
+    """A prompt that is a dict as a text or token ids, and its cache salt. Raises InvalidRequestError."""
+    if unknown := [name for name in prompt if name not in _PROMPT_FIELDS]:
+        raise InvalidRequestError(
+            f"a prompt's {unknown[0]} is not supported: it may have {', '.join(sorted(_PROMPT_FIELDS))}", "prompt"
+        )
+    given = prompt.get("prompt_token_ids", prompt.get("prompt"))
+    if given is None:
+        raise InvalidRequestError("a prompt that is a dict needs prompt or prompt_token_ids", "prompt")
+    return cast("str | Sequence[int]", given), prompt.get("cache_salt")
 
 
 def _token_ids(given: object) -> list[int]:

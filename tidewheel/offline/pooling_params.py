@@ -1,0 +1,59 @@
+"""PoolingParams: how to make a vector of a text, in vLLM's names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tidewheel.engine.errors import InvalidRequestError
+
+_TASKS = (None, "embed", "encode")
+_NOT_SERVED = ("activation", "softmax", "step_tag_id", "returned_token_ids", "extra_kwargs")
+
+
+@dataclass(kw_only=True)
+class PoolingParams:
+    """How to make a vector. `truncate_prompt_tokens` -1 cuts inputs to what the model takes.
+
+    `dimensions` keeps so many numbers. `use_activation` is the name of `normalize` in newer versions of vLLM. `task`
+    may be embed alone. The others are for models that classify or reward, which are not served. Raises
+    InvalidRequestError, which names the field.
+    """
+
+    truncate_prompt_tokens: int | None = None
+    dimensions: int | None = None
+    normalize: bool | None = None
+    use_activation: bool | None = None
+    task: str | None = None
+    activation: None = None
+    softmax: None = None
+    step_tag_id: None = None
+    returned_token_ids: None = None
+    extra_kwargs: None = None
+
+    def __post_init__(self) -> None:
+        if self.task not in _TASKS:
+            raise InvalidRequestError(
+                f"task={self.task!r} is not supported: embeddings are task='embed', and LLM.score gives scores", "task"
+            )
+        for name in _NOT_SERVED:
+            if getattr(self, name) is not None:
+                raise InvalidRequestError(f"{name} is not supported: models that classify are not served", name)
+        if None not in (self.normalize, self.use_activation) and self.normalize != self.use_activation:
+            raise InvalidRequestError("normalize and use_activation contradict each other: give one", "normalize")
+
+    def given(self) -> dict[str, Any]:
+        """What was given, in the words of LLM.embed."""
+        normalize = self.use_activation if self.normalize is None else self.normalize
+        wanted = {"truncate_prompt_tokens": self.truncate_prompt_tokens, "dimensions": self.dimensions}
+        return {name: value for name, value in {**wanted, "normalize": normalize}.items() if value is not None}
+
+
+def pooling_options(params: PoolingParams | None, **given: Any) -> dict[str, Any]:
+    """The options of a call, which go before those of its parameters. Raises InvalidRequestError."""
+    if not isinstance(params, PoolingParams | None):
+        raise InvalidRequestError(
+            f"pooling_params must be one PoolingParams for all prompts, got {type(params).__name__}", "pooling_params"
+        )
+    of_params = {} if params is None else params.given()
+    return {**of_params, **{name: value for name, value in given.items() if value is not None}}
