@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+import tidewheel
+
 ROOT = Path(__file__).parents[1]
 HOUSES = ("server", "engine")
+FOR_SCRIPTS = {("engine", name) for name in ("arg_utils", "async_llm_engine", "llm_engine")}  # where vLLM has them
 
 Module = tuple[str, ...]  # ("engine", "cache", "blocks")
 
@@ -60,6 +63,12 @@ def test_the_engine_knows_no_server() -> None:
 
 def test_nobody_knows_the_offline_ways_in() -> None:
     assert [module for module, used in IMPORTS.items() if any(u[0] == "offline" for u in used)] == []
+
+
+def test_what_lies_in_the_engine_for_scripts_is_used_by_nobody() -> None:
+    names = {*tidewheel.__all__}
+    assert {module for module, used in IMPORTS.items() if names & {u[0] for u in used}} == FOR_SCRIPTS
+    assert [module for module, used in IMPORTS.items() if used & FOR_SCRIPTS] == []
 
 
 def test_devices_know_no_sequences() -> None:

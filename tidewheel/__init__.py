@@ -18,9 +18,12 @@ if TYPE_CHECKING:
     from .offline.llm_engine import LLMEngine
     from .offline.outputs import (
         CompletionOutput,
+        EmbeddingOutput,
         EmbeddingRequestOutput,
+        PoolingOutput,
         PoolingRequestOutput,
         RequestOutput,
+        ScoringOutput,
         ScoringRequestOutput,
     )
     from .offline.params import (
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
         StructuredOutputsParams,
     )
     from .offline.pooling_params import PoolingParams
+    from .offline.prompts import TextPrompt, TokensPrompt
 
 __version__ = "0.1.0"
 
@@ -41,19 +45,24 @@ __all__ = [
     "AsyncLLMEngine",
     "BeamSearchParams",
     "CompletionOutput",
+    "EmbeddingOutput",
     "EmbeddingRequestOutput",
     "EngineArgs",
     "GuidedDecodingParams",
     "LLMEngine",
     "LoRARequest",
+    "PoolingOutput",
     "PoolingParams",
     "PoolingRequestOutput",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "ScoringOutput",
     "ScoringRequestOutput",
     "StructuredOutputsParams",
+    "TextPrompt",
     "TidewheelError",
+    "TokensPrompt",
 ]
 
 _MODULES = {
@@ -65,9 +74,12 @@ _MODULES = {
     "offline.llm_engine": ("LLMEngine",),
     "offline.outputs": (
         "CompletionOutput",
+        "EmbeddingOutput",
         "EmbeddingRequestOutput",
+        "PoolingOutput",
         "PoolingRequestOutput",
         "RequestOutput",
+        "ScoringOutput",
         "ScoringRequestOutput",
     ),
     "offline.params": (
@@ -78,6 +90,7 @@ _MODULES = {
         "StructuredOutputsParams",
     ),
     "offline.pooling_params": ("PoolingParams",),
+    "offline.prompts": ("TextPrompt", "TokensPrompt"),
 }
 
 

@@ -25,7 +25,9 @@ from tidewheel import (
     RequestOutput,
     SamplingParams,
     StructuredOutputsParams,
+    TextPrompt,
     TidewheelError,
+    TokensPrompt,
 )
 from tidewheel.engine.declaring.option import OptionError
 from tidewheel.engine.errors import InvalidRequestError
@@ -328,7 +330,8 @@ def test_many_prompts_come_back_in_their_order(llm: LLM) -> None:
 def test_kinds_of_prompts(llm: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=4)
     ids = llm.get_tokenizer().encode("The wheel")
-    kinds: list[Any] = ["The wheel", ids, {"prompt": "The wheel", "cache_salt": "me"}, {"prompt_token_ids": ids}]
+    salted = TextPrompt(prompt="The wheel", cache_salt="me")
+    kinds: list[Any] = ["The wheel", ids, salted, TokensPrompt(prompt_token_ids=ids)]
     outputs = generate(llm, kinds, params)
     assert len({tuple(output.outputs[0].token_ids) for output in outputs}) == 1
     assert [output.prompt is None for output in outputs] == [False, True, False, True]
@@ -490,6 +493,7 @@ asyncio.run(main())
 """
 LAZY = """
 import sys, tidewheel
+import tidewheel.entrypoints.openai.api_server
 print("tidewheel.offline" in sys.modules, "numpy" in sys.modules, "LLM" in dir(tidewheel))
 """
 

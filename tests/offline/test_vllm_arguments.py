@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import encoder_zoo as zoo
 import pytest
 
 import tidewheel
-from tidewheel import LLM, outputs, sampling_params
+from tidewheel import LLM
 from tidewheel.engine.declaring.option import OptionError
-from tidewheel.lora import request
 from tidewheel.offline.options import offline_options
 from tidewheel.server.options.model import MODEL_OPTIONS
 from tidewheel.server.options.vllm_flags import vllm_flags
@@ -18,11 +18,27 @@ from tidewheel.server.options.vllm_flags import vllm_flags
 LLM_FLAGS = {option.flag for option in MODEL_OPTIONS}
 
 
-def test_names_are_where_vllm_has_them() -> None:
-    for module in (request, outputs, sampling_params):
-        names = [name for name in tidewheel.__all__ if hasattr(module, name)]
-        assert names
-        assert all(getattr(module, name) is getattr(tidewheel, name) for name in names)
+PLACES = {
+    "engine.arg_utils": "AsyncEngineArgs EngineArgs",
+    "engine.async_llm_engine": "AsyncLLMEngine",
+    "engine.llm_engine": "LLMEngine",
+    "entrypoints.llm": "LLM",
+    "inputs": "TextPrompt TokensPrompt",
+    "lora.request": "LoRARequest",
+    "outputs": "CompletionOutput EmbeddingRequestOutput PoolingRequestOutput RequestOutput ScoringRequestOutput",
+    "pooling_params": "PoolingParams",
+    "sampling_params": "BeamSearchParams GuidedDecodingParams RequestOutputKind SamplingParams StructuredOutputsParams",
+    "v1.engine.async_llm": "AsyncLLM",
+    "v1.engine.llm_engine": "LLMEngine",
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_names_are_where_vllm_has_them(place: str) -> None:
+    module = importlib.import_module(f"tidewheel.{place}")
+    for name in PLACES[place].split():
+        assert name in tidewheel.__all__
+        assert getattr(module, name) is getattr(tidewheel, name)
 
 
 def test_bytes_of_the_kv_cache_are_gib_here() -> None:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -178,16 +178,13 @@ def unused_port() -> int:
 
 
 class ServerProcess:
-    """`python -m tidewheel serve` on a free port, ready to answer. `options` are Popen's."""
+    """`tidewheel serve`, or another command for it, on a free port, ready to answer. `options` are Popen's."""
 
-    def __init__(self, *arguments: str, **options: Any) -> None:
+    def __init__(self, *arguments: str, command: Sequence[str] = (*TIDEWHEEL, "serve"), **options: Any) -> None:
         self.port = _free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.process = subprocess.Popen(
-            [*TIDEWHEEL, "serve", *arguments, "--port", str(self.port)],
-            stderr=subprocess.PIPE,
-            text=True,
-            **options,
+            [*command, *arguments, "--port", str(self.port)], stderr=subprocess.PIPE, text=True, **options
         )
         self._log: list[str] = []
         self._reader = threading.Thread(target=self._read_log, daemon=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, TypedDict, cast
 
 import msgspec
 
@@ -24,6 +24,23 @@ from .errors import engine_errors
 
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 """A text, token ids, or a dict: {"prompt": text} or {"prompt_token_ids": ids}, with a "cache_salt" if wanted."""
+
+
+class _Salted(TypedDict, total=False):
+    cache_salt: str
+
+
+class TextPrompt(_Salted):
+    """A prompt that is a text."""
+
+    prompt: str
+
+
+class TokensPrompt(_Salted):
+    """A prompt that is token ids."""
+
+    prompt_token_ids: Sequence[int]
+
 
 Conversation: TypeAlias = Sequence[Mapping[str, Any]]
 """Messages as OpenAI has them: dicts with a role and content."""

@@ -1,4 +1,4 @@
-"""A server that was started with vLLM's flags, as `python -m tidewheel.server`: what they change can be seen."""
+"""A server that was started as vLLM's, with its flags: what they change can be seen."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ def server(dummy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     file = tmp_path_factory.mktemp("options") / "options.yaml"
     file.write_text("served-model-name: [from-the-file]\nmax_num_batched_tokens: 128\n")
     groups = ["-tp", "2"] if len(os.sched_getaffinity(0)) > 1 else []
-    server = ServerProcess(str(dummy_model), *FLAGS, *groups, "--config", str(file))
+    command = [sys.executable, "-m", "tidewheel.entrypoints.openai.api_server"]
+    arguments = ("--model", str(dummy_model), *FLAGS, *groups, "--config", str(file))
+    server = ServerProcess(*arguments, command=command, cwd=file.parent)
     yield server
     server.stop()
 
@@ -117,6 +119,14 @@ def test_what_cannot_be_is_told(arguments: list[str], said: str, tmp_path: Path)
     assert done.returncode in (1, 2)
     assert any(line.startswith("tidewheel serve: ") for line in done.stderr.splitlines())
     assert said in done.stderr
+
+
+def test_the_command_for_batch_files(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tidewheel.entrypoints.openai.run_batch", "-i", "none.jsonl", "-o", "out.jsonl"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("tidewheel run-batch: ")
+    assert "none.jsonl" in done.stderr
 
 
 @pytest.mark.parametrize("tokenizer", [["--tokenizer", "own/model"], []])

@@ -1,0 +1,1 @@
+"""Ways in, where vLLM has them."""

@@ -1,0 +1,1 @@
+"""Commands, where vLLM has them."""

@@ -1,0 +1,1 @@
+"""What scripts for vLLM take from `vllm.v1`."""
