@@ -87,6 +87,7 @@ def test_many_at_once(run: Any) -> None:
         [array] = [output async for output in llm.encode("the tide", PoolingParams(normalize=True), "mine")]
         assert (array.request_id, array.outputs.data.tolist()) == ("mine", vectors[0].outputs.embedding)
         await llm.check_health()
+        assert (await llm.get_tokenizer()).decode([5]) == llm.get_tokenizer().decode([5])
         await llm.reset_prefix_cache()
         assert (await llm.get_model_config()).max_model_len == 512
         with pytest.raises(InvalidRequestError, match=r"AsyncLLM\.sleep is not supported: the model stays in memory"):
@@ -103,7 +104,7 @@ def test_an_aborted_request_ends(run: Any) -> None:
             if last is None:
                 with pytest.raises(InvalidRequestError, match="'mine' runs already"):
                     await outputs_of(llm, PROMPT, LONG, "mine")
-                await llm.abort("mine")
+                await llm.abort(["mine", "never there"])
             last = output
         assert last is not None
         assert last.finished

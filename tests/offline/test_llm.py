@@ -266,6 +266,8 @@ def test_the_tokenizer_renders_conversations_as_chat_does(llm: LLM) -> None:
     assert both == [tokenizer.apply_chat_template(said, tokenize=False) for said in (SAID, spoken)]
     own = "{{ messages[1].content }}{{ mood }}"
     assert tokenizer.apply_chat_template(SAID, chat_template=own, tokenize=False, mood="!") == f"{SAID[1]['content']}!"
+    with pytest.raises(InvalidRequestError, match=r"encode\(\) gives the token ids"):
+        tokenizer("the tide", return_tensors="pt")
     with pytest.raises(InvalidRequestError, match="return_tensors is not supported: the result is token ids"):
         tokenizer.apply_chat_template(SAID, return_tensors="pt")
     with pytest.raises(InvalidRequestError, match=r"messages\[0\]\.role"):

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import weakref
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -137,10 +137,11 @@ class AsyncLLM(NamesOfVllm):
         self._start()
         return await self._model.pooler.score(data_1, data_2, lambda count: None, **options)
 
-    async def abort(self, request_id: str) -> None:
-        """End a request: its last output has the finish reason abort. Does nothing for one that has ended."""
-        if request_id in self._requests:
-            self._requests[request_id].abort()
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """End a request, or several: the last output has the finish reason abort. Does nothing for ended ones."""
+        for name in [request_id] if isinstance(request_id, str) else request_id:
+            if name in self._requests:
+                self._requests[name].abort()
 
     def shutdown(self) -> asyncio.Task[None]:
         """End what runs, and free threads and memory. Call it on the event loop; await it to know that it is done."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any, NoReturn, cast
 
 from tidewheel.engine.errors import InvalidRequestError
 from tidewheel.engine.text.tokenizer import ChatTemplate as TemplateSource
@@ -24,6 +24,15 @@ class ChatTokenizer(Tokenizer, NamesOfVllm):
     def __init__(self, tokenizer: Tokenizer, prompts: Prompts) -> None:
         vars(self).update(vars(tokenizer))  # it shares all that the model's has
         self._prompts = prompts
+
+    def __await__(self) -> Generator[None, None, ChatTokenizer]:
+        """Itself: scripts wait for the tokenizer of vLLM's AsyncLLM."""
+        yield from ()
+        return self
+
+    def __call__(self, *args: Any, **options: Any) -> NoReturn:
+        """Raises InvalidRequestError: transformers gives tensors and masks here."""
+        raise InvalidRequestError("a tokenizer cannot be called: encode() gives the token ids of a text", "text")
 
     @property
     def chat_template(self) -> TemplateSource | None:

@@ -177,7 +177,7 @@ class LLM(NamesOfVllm):
         pooling_params: PoolingParams | None = None,
         *,
         use_tqdm: UseTqdm = True,
-        pooling_task: str = "embed",
+        pooling_task: str | None = None,
         truncate_prompt_tokens: int | None = None,
         model: str | None = None,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:

@@ -29,6 +29,7 @@ _INSTEAD = {
     "create_model_config create_speculative_config vllm_config get_vllm_config get_decoding_config "
     "get_scheduler_config get_parallel_config get_lora_config cache_config scheduler_config parallel_config "
     "lora_config",
+    "check_health() raises an error if the engine has failed": "errored is_running is_stopped dead_error",
     "from_engine_args() makes one": "from_vllm_config",
     "LLM has it": "beam_search",
     "use decode() for each": "batch_decode",
