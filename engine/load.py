@@ -88,14 +88,6 @@ class EngineLoad:
             if options.kv_offload_space is not None:
                 logger.warning("--kv-offload-space has no effect: name a folder with --kv-offload")
             return None
-        if isinstance(asked := options.speculative.speculation, Mtp | Eagle3):
-            method = "mtp" if isinstance(asked, Mtp) else "eagle3"
-            raise ModelError(
-                f'--kv-offload does not go with --speculative-config {{"method": "{method}"}}, whose guesses are '
-                'written to blocks before others are kept: drop one of them, or take {"method": "ngram"}'
-            )
-        if not options.enable_prefix_caching:
-            raise ModelError("--kv-offload keeps cached prefixes: drop it, or drop --no-enable-prefix-caching")
         from .kv_offload import open_kv_folder
 
         model = self._model

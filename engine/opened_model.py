@@ -223,8 +223,6 @@ def open_model(options: EngineOptions, source: ModelSource | None = None) -> Ope
 
         factors, wanted = tuple(options.lora.long_lora_scaling_factors), options.max_model_len
         description, contexts = with_longer_contexts(describe(config), config, factors, wanted)
-        if options.disable_sliding_window:
-            raise ModelError("--long-lora-scaling-factors and --disable-sliding-window contradict each other: drop one")
     else:
         description = describe(config, options.max_model_len)
     if options.disable_sliding_window:

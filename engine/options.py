@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -11,10 +11,10 @@ from .declaring.option import REQUIRED, Options, option
 from .declaring.values import above, at_least, count, json_object, number_or_none
 from .devices import DEVICE_NAMES
 from .pipeline_options import PipelineOptions
-from .speculative_options import SpeculativeOptions
+from .speculative_options import DraftModel, Eagle3, Mtp, SpeculativeOptions
 from .weights import LOAD_FORMATS
 from .weights.dtypes import DType, KvCacheDType
-from .weights.quantization import Method
+from .weights.quantization import GROUP_SIZES, Method
 from .weights.quantized import QUANTIZATION_ALIASES, CheckpointMethod
 
 DEFAULT_MAX_LOGPROBS = 20
@@ -88,7 +88,7 @@ class EngineOptions(Options):
         None,
         "inputs that share a scale in int4 weights: 32, 64 or 128 [32]",
         parse=count,
-        check=at_least(1),
+        check=lambda size: None if size in GROUP_SIZES else "must be 32, 64 or 128",
         metavar="N",
     )
     quantization_zero_points: bool = option(False, "int4 weights with zero points")
@@ -173,3 +173,38 @@ class EngineOptions(Options):
     speculative: SpeculativeOptions = field(default_factory=SpeculativeOptions)
     pipeline: PipelineOptions = field(default_factory=PipelineOptions)
     device_options: tuple[Options, ...] = ()
+
+    def _contradictions(self) -> Iterator[str]:
+        if self.quantization != "int4":
+            yield from self._needing(("quantization_group_size", "quantization_zero_points"), "--quantization int4")
+        if self.disable_sliding_window and self.lora.enable_lora and self.lora.long_lora_scaling_factors:
+            yield "--long-lora-scaling-factors and --disable-sliding-window contradict each other: drop one"
+        asked = self.speculative.speculation
+        if self.kv_offload is not None:
+            yield from self._against_kv_offload(asked)
+        if self.pipeline.stages > 1:
+            yield from self._against_stages(asked)
+
+    def _against_kv_offload(self, asked: object) -> Iterator[str]:
+        if isinstance(asked, Mtp | Eagle3):
+            method = "mtp" if isinstance(asked, Mtp) else "eagle3"
+            yield (
+                f'--kv-offload does not go with --speculative-config {{"method": "{method}"}}, whose guesses are '
+                'written to blocks before others are kept: drop one of them, or take {"method": "ngram"}'
+            )
+        if not self.enable_prefix_caching:
+            yield "--kv-offload keeps cached prefixes: drop it, or drop --no-enable-prefix-caching"
+        if self.load_format == "dummy":
+            yield "--kv-offload needs weights from files: drop it, or drop --load-format dummy"
+
+    def _against_stages(self, asked: object) -> Iterator[str]:
+        stages = f"--pipeline-parallel-size {self.pipeline.stages}"
+        if self.lora.enable_lora:
+            yield f"{stages} and --enable-lora do not work together: leave one of them out"
+        if self.kv_offload is not None:
+            yield f"{stages} and --kv-offload do not work together: leave one of them out"
+        if isinstance(asked, DraftModel | Mtp | Eagle3):
+            yield (
+                f"{stages} and a draft model, MTP or EAGLE3 layers do not work together: leave one of them out, or "
+                "guess with the methods ngram or suffix"
+            )

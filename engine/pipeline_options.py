@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from .declaring.option import Options, option
@@ -42,11 +42,10 @@ class PipelineOptions(Options):
         """How many processes compute the model."""
         return self.pipeline_parallel_size
 
-    def _contradiction(self) -> str | None:
+    def _contradictions(self) -> Iterator[str]:
         split = self.pipeline_split
         if split is not None and len(split) != self.stages:
-            return (
+            yield (
                 f"--pipeline-split names {len(split)} stages, and --pipeline-parallel-size is {self.stages}: they must "
                 "be as many"
             )
-        return None

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast, get_args
 
 from msgspec import Struct
 
-from .declaring.option import OptionError, Options, option
+from .declaring.option import OptionError, Options, option, options_of
 from .declaring.values import at_least, count, json_object
+from .speculative_keys import CONFIG, SpeculativeKeys
 from .suffix_options import SUFFIX_KEYS, SuffixOptions, suffix_options
 from .weights.quantization import Method
 from .weights.quantized import QUANTIZATION_ALIASES, CheckpointMethod
@@ -31,6 +32,13 @@ _KEYS = {
     _EAGLE3: (*_COMMON_KEYS, "revision", "draft_tensor_parallel_size"),
     _DRAFT_MODEL: (*_COMMON_KEYS, "revision", "quantization", "draft_tensor_parallel_size"),
 }
+
+_METHODS = (
+    '{"method": "ngram"} guesses from the text itself, {"method": "suffix"} from earlier answers too, '
+    '{"method": "mtp"} with the checkpoint\'s own layer for it, '
+    '{"method": "eagle3", "model": "..."} with a layer that was trained for the model, and '
+    '{"method": "draft_model", "model": "..."} with a small model'
+)
 
 
 class Speculation(Struct, frozen=True):
@@ -130,148 +138,118 @@ class SpeculativeOptions(Options):
 
     @property
     def speculation(self) -> Speculation | DraftModel | Mtp | Eagle3 | None:
-        """What was asked for; None: nothing is guessed. Raises OptionError."""
-        asked = self._asked()
+        """What was asked for; None: nothing is guessed. Raises OptionError, which tells all that is wrong."""
+        asked = SpeculativeKeys(self.speculative_config or {}, self._flags())
         if not asked:
             return None
-        method = asked.get("method") or (asked.get("model") if asked.get("model") in (*_NGRAM, _SUFFIX) else None)
-        if method is None and asked.get("model") is not None:
-            method = _DRAFT_MODEL
-        method = "ngram" if method in _NGRAM else _MTP if method in _MTP_NAMES else method
-        if method not in _KEYS:
-            raise OptionError(
-                f"--speculative-config: the method {method!r} is not supported; "
-                '{"method": "ngram"} guesses from the text itself, {"method": "suffix"} from earlier answers too, '
-                '{"method": "mtp"} with the checkpoint\'s own layer for it, '
-                '{"method": "eagle3", "model": "..."} with a layer that was trained for the model, and '
-                '{"method": "draft_model", "model": "..."} with a small model'
-            )
-        if unknown := sorted(asked.keys() - {*_KEYS[method]}):
-            raise OptionError(
-                f"--speculative-config: {', '.join(unknown)} is not supported with {method}; there are "
-                f"{', '.join(_KEYS[method])}"
-            )
-        if method == _DRAFT_MODEL:
-            return _draft_model(asked)
-        if method == _MTP:
-            return _mtp(asked)
-        if method == _EAGLE3:
-            return _eagle3(asked)
-        return _suffix(asked) if method == _SUFFIX else _ngram(asked)
+        found = _found(asked)
+        asked.mistakes.raise_any()
+        return found
 
-    def _asked(self) -> dict[str, Any]:
-        """The config, with what the older flags say in its words."""
-        flags = {
-            "model": self.speculative_model,
-            "quantization": self.speculative_model_quantization,
-            "draft_tensor_parallel_size": self.speculative_draft_tensor_parallel_size,
-            "num_speculative_tokens": self.num_speculative_tokens,
-            "prompt_lookup_max": self.ngram_prompt_lookup_max,
-            "prompt_lookup_min": self.ngram_prompt_lookup_min,
-            "disable_by_batch_size": self.speculative_disable_by_batch_size,
-            "max_model_len": self.speculative_max_model_len,
-        }
-        return {**{key: value for key, value in flags.items() if value is not None}, **(self.speculative_config or {})}
+    def _flags(self) -> dict[str, tuple[str, Any]]:
+        """What the older flags say, by the config's key for it."""
+        flags = {declared.field: declared.flag for declared in options_of(type(self))}
+        given = {key: (flags[name], getattr(self, name)) for name, key in _KEY_OF.items()}
+        return {key: (flag, value) for key, (flag, value) in given.items() if value is not None}
 
-    def _contradiction(self) -> str | None:
+    def _contradictions(self) -> Iterator[str]:
         try:
             self.speculation  # noqa: B018
         except OptionError as error:
-            return str(error)
+            yield from error.sentences
+
+
+_KEY_OF = {
+    "speculative_model": "model",
+    "speculative_model_quantization": "quantization",
+    "speculative_draft_tensor_parallel_size": "draft_tensor_parallel_size",
+    "num_speculative_tokens": "num_speculative_tokens",
+    "ngram_prompt_lookup_max": "prompt_lookup_max",
+    "ngram_prompt_lookup_min": "prompt_lookup_min",
+    "speculative_disable_by_batch_size": "disable_by_batch_size",
+    "speculative_max_model_len": "max_model_len",
+}
+"""The config's keys, by the options that say the same."""
+
+
+def _found(asked: SpeculativeKeys) -> Speculation | DraftModel | Mtp | Eagle3 | None:
+    """What was asked for; None if the method is none, which is noted. What else is wrong is noted, too."""
+    model, method = asked.text("model"), asked.text("method")
+    if any(asked.get(key) and value is None for key, value in (("model", model), ("method", method))):
+        return None  # it is no text
+    if method is None:
+        method = model if model in (*_NGRAM, _SUFFIX) else None if model is None else _DRAFT_MODEL
+    method = "ngram" if method in _NGRAM else _MTP if method in _MTP_NAMES else method
+    if method is None:
+        asked.lack(f"a method, which {CONFIG} names: {_METHODS}")
         return None
+    if method not in _KEYS:
+        asked.mistakes.add(f"{CONFIG}: the method {method!r} is not supported; {_METHODS}")
+        return None
+    asked.allow_only(_KEYS[method], method)
+    return _READERS[method](asked)
 
 
-def _ngram(asked: Mapping[str, Any]) -> Speculation:
+def _ngram(asked: SpeculativeKeys) -> Speculation:
     if asked.get("model") not in (None, *_NGRAM):
-        raise OptionError("--speculative-config: ngram has no model; leave it out")
-    shortest = _number(asked, "prompt_lookup_min", _LONGEST_RUN) or 1
-    longest = _number(asked, "prompt_lookup_max", _LONGEST_RUN) or max(_DEFAULT_RUN, shortest)
+        asked.mistakes.add(f"{CONFIG}: ngram has no model; leave it out")
+    shortest = asked.number("prompt_lookup_min", _LONGEST_RUN) or 1
+    longest = asked.number("prompt_lookup_max", _LONGEST_RUN) or max(_DEFAULT_RUN, shortest)
     if shortest > longest:
-        raise OptionError(
-            f"--speculative-config: prompt_lookup_min {shortest} is more than prompt_lookup_max {longest}"
-        )
-    return Speculation(
-        num_tokens=_number(asked, "num_speculative_tokens", _MOST_TOKENS) or _DEFAULT_TOKENS,
-        longest=longest,
-        shortest=shortest,
-        most_sequences=_number(asked, "disable_by_batch_size"),
-        most_context=_number(asked, "max_model_len"),
-    )
+        asked.add("prompt_lookup_min", f"{shortest} is more than prompt_lookup_max {longest}")
+    return Speculation(longest=longest, shortest=shortest, **_common(asked, _DEFAULT_TOKENS))
 
 
-def _suffix(asked: Mapping[str, Any]) -> Speculation:
+def _suffix(asked: SpeculativeKeys) -> Speculation:
     if asked.get("model") not in (None, _SUFFIX):
-        raise OptionError("--speculative-config: suffix has no model; leave it out")
+        asked.mistakes.add(f"{CONFIG}: suffix has no model; leave it out")
     suffix = suffix_options(asked)
-    return Speculation(
-        num_tokens=_number(asked, "num_speculative_tokens", _MOST_TOKENS) or min(suffix.max_tree_depth, _MOST_TOKENS),
-        longest=1,
-        shortest=1,
-        most_sequences=_number(asked, "disable_by_batch_size"),
-        most_context=_number(asked, "max_model_len"),
-        suffix=suffix,
-    )
+    num_tokens = min(suffix.max_tree_depth, _MOST_TOKENS)
+    return Speculation(longest=1, shortest=1, suffix=suffix, **_common(asked, num_tokens))
 
 
-def _mtp(asked: Mapping[str, Any]) -> Mtp:
-    return Mtp(
-        num_tokens=_number(asked, "num_speculative_tokens", _MOST_TOKENS) or _DEFAULT_PREDICTED,
-        most_sequences=_number(asked, "disable_by_batch_size"),
-        most_context=_number(asked, "max_model_len"),
-    )
+def _mtp(asked: SpeculativeKeys) -> Mtp:
+    return Mtp(**_common(asked, _DEFAULT_PREDICTED))
 
 
-def _eagle3(asked: Mapping[str, Any]) -> Eagle3:
-    model = _text(asked, "model")
-    if model is None:
-        raise OptionError("--speculative-config: eagle3 needs a model: the folder or hub id of an EAGLE3 checkpoint")
-    if (_number(asked, "draft_tensor_parallel_size") or 1) != 1:
-        raise OptionError(
-            "--speculative-config: draft_tensor_parallel_size must be 1 with eagle3: its layer computes on the model's "
-            "cores"
-        )
-    return Eagle3(
-        model=model,
-        num_tokens=_number(asked, "num_speculative_tokens", _MOST_TOKENS) or _DEFAULT_PREDICTED,
-        revision=_text(asked, "revision"),
-        most_sequences=_number(asked, "disable_by_batch_size"),
-        most_context=_number(asked, "max_model_len"),
-    )
+def _eagle3(asked: SpeculativeKeys) -> Eagle3:
+    model = asked.text("model") or ""
+    if not model:
+        asked.mistakes.add(f"{CONFIG}: eagle3 needs a model: the folder or hub id of an EAGLE3 checkpoint")
+    if (asked.number("draft_tensor_parallel_size") or 1) != 1:
+        asked.add("draft_tensor_parallel_size", "must be 1 with eagle3: its layer computes on the model's cores")
+    return Eagle3(model=model, revision=asked.text("revision"), **_common(asked, _DEFAULT_PREDICTED))
 
 
-def _draft_model(asked: Mapping[str, Any]) -> DraftModel:
-    model = _text(asked, "model")
-    if model is None or model in _NGRAM:
-        raise OptionError("--speculative-config: draft_model needs a model: a folder, a .gguf file or a hub id")
-    quantization, methods = _text(asked, "quantization"), (*get_args(Method), *get_args(CheckpointMethod))
+def _draft_model(asked: SpeculativeKeys) -> DraftModel:
+    model = asked.text("model") or ""
+    if not model or model in _NGRAM:
+        asked.mistakes.add(f"{CONFIG}: draft_model needs a model: a folder, a .gguf file or a hub id")
+    quantization, methods = asked.text("quantization"), (*get_args(Method), *get_args(CheckpointMethod))
     quantization = QUANTIZATION_ALIASES.get(quantization, quantization) if quantization else None
     if quantization is not None and quantization not in methods:
-        raise OptionError(
-            f"--speculative-config: quantization must be one of {', '.join(methods)}, not {quantization!r}"
-        )
+        asked.add("quantization", f"must be one of {', '.join(methods)}, not {quantization!r}")
     return DraftModel(
         model=model,
-        num_tokens=_number(asked, "num_speculative_tokens", _MOST_TOKENS) or _DEFAULT_TOKENS,
-        revision=_text(asked, "revision"),
+        revision=asked.text("revision"),
         quantization=cast("Method | CheckpointMethod | None", quantization),
-        tensor_parallel_size=_number(asked, "draft_tensor_parallel_size") or 1,
-        most_sequences=_number(asked, "disable_by_batch_size"),
-        most_context=_number(asked, "max_model_len"),
+        tensor_parallel_size=asked.number("draft_tensor_parallel_size") or 1,
+        **_common(asked, _DEFAULT_TOKENS),
     )
 
 
-def _text(asked: Mapping[str, Any], key: str) -> str | None:
-    value = asked.get(key)
-    if value is not None and not isinstance(value, str):
-        raise OptionError(f"--speculative-config: {key} must be a string, not {value!r}")
-    return value or None
+def _common(asked: SpeculativeKeys, default_tokens: int) -> dict[str, Any]:
+    return {
+        "num_tokens": asked.number("num_speculative_tokens", _MOST_TOKENS) or default_tokens,
+        "most_sequences": asked.number("disable_by_batch_size"),
+        "most_context": asked.number("max_model_len"),
+    }
 
 
-def _number(asked: Mapping[str, Any], key: str, most: int | None = None) -> int | None:
-    value = asked.get(key)
-    if value is None:
-        return None
-    if type(value) is not int or value < 1 or (most is not None and value > most):
-        limit = "" if most is None else f" and at most {most}"
-        raise OptionError(f"--speculative-config: {key} must be a number of at least 1{limit}, not {value!r}")
-    return value
+_READERS: Mapping[str, Callable[[SpeculativeKeys], Speculation | DraftModel | Mtp | Eagle3]] = {
+    "ngram": _ngram,
+    _SUFFIX: _suffix,
+    _MTP: _mtp,
+    _EAGLE3: _eagle3,
+    _DRAFT_MODEL: _draft_model,
+}

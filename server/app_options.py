@@ -228,14 +228,10 @@ class AppOptions(Options):
         if not self.log_stats and self.given_flags(["log_stats_interval"]):
             yield "--log-stats-interval has no effect: --disable-log-stats leaves these lines out of the log"
 
-    def _contradiction(self) -> str | None:
-        return "; ".join(self._contradictions()) or None
-
     def _contradictions(self) -> Iterator[str]:
         if self.enable_log_outputs and not self.log_requests:
             yield "--enable-log-outputs needs --enable-log-requests: drop --disable-log-requests"
         if self.enable_auto_tool_choice and self.tool_call_parser == "none":
             yield "--enable-auto-tool-choice needs a --tool-call-parser other than none"
-        of_origins = ("allow_credentials", "allowed_methods", "allowed_headers")
-        if not self.allowed_origins and (flag := self._differing(of_origins)):
-            yield f"{flag} needs --allowed-origins"
+        if not self.allowed_origins:
+            yield from self._needing(("allow_credentials", "allowed_methods", "allowed_headers"), "--allowed-origins")

@@ -123,20 +123,19 @@ class LoraOptions(Options):
         """How many adapters are kept in memory."""
         return self.max_cpu_loras or max(self.max_loras, len(self.lora_modules))
 
-    def _contradiction(self) -> str | None:
-        if self.lora_modules and not self.enable_lora:
-            return "--lora-modules needs --enable-lora"
+    def _contradictions(self) -> Iterator[str]:
+        if not self.enable_lora:
+            yield from self._needing(("lora_modules",), "--enable-lora")
         if self.lora_extra_vocab_size not in (None, 0, 256):
-            return (
+            yield (
                 f"--lora-extra-vocab-size {self.lora_extra_vocab_size} is not supported: adapters that add tokens are "
                 "refused; leave it out"
             )
         if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
-            return f"--max-cpu-loras {self.max_cpu_loras} must be at least --max-loras {self.max_loras}"
+            yield f"--max-cpu-loras {self.max_cpu_loras} must be at least --max-loras {self.max_loras}"
         names = [module.name for module in self.lora_modules]
         if len(set(names)) != len(names):
-            return "--lora-modules: two adapters have one name"
-        return None
+            yield "--lora-modules: two adapters have one name"
 
     def without_effect(self) -> Iterator[str]:
         """What to tell of the flags that were given and have no effect."""

@@ -5,7 +5,7 @@ A command line is made from the declarations. A program that makes the dataclass
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -24,7 +24,17 @@ OptionsT = TypeVar("OptionsT", bound="Options")
 
 
 class OptionError(TidewheelError):
-    """An option whose value cannot be used, or options that contradict each other."""
+    """Options whose values cannot be used, or that contradict each other: a sentence for each thing that is wrong."""
+
+    def __init__(self, *sentences: str) -> None:
+        super().__init__(*sentences)
+        self.sentences = sentences
+
+    def __str__(self) -> str:
+        """One is a line, several are a list."""
+        if len(self.sentences) == 1:
+            return self.sentences[0]
+        return "\n  ".join([f"{len(self.sentences)} things are wrong:", *self.sentences])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +158,10 @@ class Option:
 
 
 class Options:
-    """Base of frozen dataclasses that have options. Making one with values that cannot be used raises OptionError."""
+    """Base of frozen dataclasses that have options.
+
+    Making one raises OptionError, which tells all values that cannot be used, else all that contradict each other.
+    """
 
     _given: Collection[str] | None = None  # the fields, where a command line tells them
 
@@ -172,27 +185,39 @@ class Options:
         ]
 
     def __post_init__(self) -> None:
+        if wrong := [*self._unusable()] or [*self._contradictions()]:
+            raise OptionError(*wrong)
+
+    def _unusable(self) -> Iterator[str]:
         for declared in options_of(type(self)):
             try:
                 declared.check(getattr(self, declared.field))
             except ValueError as error:
-                raise OptionError(f"{declared.field}: {error}") from None
-        if reason := self._contradiction():
-            raise OptionError(reason)
+                yield f"{declared.field}: {error}"
 
-    def _contradiction(self) -> str | None:
-        """What is wrong with options that are fine one by one."""
-        return None
+    def _contradictions(self) -> Iterator[str]:
+        """What is wrong with options that are fine one by one, a sentence each."""
+        yield from ()
 
     def _was_given(self, declared: Option) -> bool:
         if self._given is None:
             return bool(getattr(self, declared.field) != declared.default)
         return declared.field in self._given
 
-    def _differing(self, names: Iterable[str]) -> str | None:
-        """The flag of the first of these fields that is not as by default."""
+    def differing_flags(self, names: Iterable[str]) -> list[str]:
+        """The flags of those of these fields that are not as by default."""
         by_field = {declared.field: declared for declared in options_of(type(self))}
-        return next((by_field[name].flag for name in names if getattr(self, name) != by_field[name].default), None)
+        return [by_field[name].flag for name in names if getattr(self, name) != by_field[name].default]
+
+    def _needing(self, names: Iterable[str], what: str) -> Iterator[str]:
+        """The sentence that those of these fields that are not as by default need `what`, if there are any."""
+        if flags := self.differing_flags(names):
+            yield f"{listed(flags)} {'needs' if len(flags) == 1 else 'need'} {what}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """The names as a sentence has them: a, b and c."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def options_of(kind: type[Options]) -> list[Option]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..declaring.option import Options, option
@@ -34,9 +34,9 @@ class EncoderOptions(Options):
         metavar="N",
     )
 
-    def _contradiction(self) -> str | None:
+    def _contradictions(self) -> Iterator[str]:
         if self.names and len(self.names) != len(self.models):
-            return f"--served-embedding-model-name needs {len(self.models)} names, one for each --embedding-model"
-        if len(set(self.names or self.models)) != len(self.models):
-            return "two embedding models have one name: give each its own with --served-embedding-model-name"
-        return None
+            yield f"--served-embedding-model-name needs {len(self.models)} names, one for each --embedding-model"
+        names = self.names or self.models
+        if len(set(names)) != len(names):
+            yield "two embedding models have one name: give each its own with --served-embedding-model-name"

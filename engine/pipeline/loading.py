@@ -12,7 +12,6 @@ from ..machine.memory import Memory
 from ..models.spec import StageSpec, stage_row_floats
 from ..opened_model import OpenedModel
 from ..options import EngineOptions
-from ..speculative_options import DraftModel, Eagle3, Mtp
 from .executor import PipelineExecutor
 from .local_stages import local_launch
 from .runner import StagePlan
@@ -28,15 +27,6 @@ def plan_stages(options: EngineOptions, model: OpenedModel) -> list[StageSpec]:
     asked = f"--pipeline-parallel-size {options.pipeline.stages}"
     if not isinstance(model.device, StagedDevice):
         raise DeviceError(f"{asked} needs --device cpu: the {model.device.name} device has no stages")
-    if options.lora.enable_lora:
-        raise DeviceError(f"{asked} and --enable-lora do not work together: leave one of them out")
-    if options.kv_offload is not None:
-        raise DeviceError(f"{asked} and --kv-offload do not work together: leave one of them out")
-    if isinstance(options.speculative.speculation, DraftModel | Mtp | Eagle3):
-        raise DeviceError(
-            f"{asked} and a draft model, MTP or EAGLE3 layers do not work together: leave one of them out, or "
-            "guess with the methods ngram or suffix"
-        )
     return split_layers(model.spec, options.pipeline.stages, model.formats, options.pipeline.pipeline_split)
 
 

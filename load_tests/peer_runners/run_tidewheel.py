@@ -17,8 +17,8 @@ class Tidewheel:
     def __init__(self, given: job.Job) -> None:
         from tidewheel import __version__
         from tidewheel.engine.adapters.options import LoraModule
+        from tidewheel.engine.declaring.mistakes import Mistakes
         from tidewheel.engine.load import load_engine
-        from tidewheel.server.options.mistakes import Mistakes
         from tidewheel.server.options.model import engine_options, model_parser, read_model_options
 
         wanted: dict[str, Any] = {

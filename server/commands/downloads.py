@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from tidewheel.engine.declaring.mistakes import Mistakes
 from tidewheel.engine.declaring.option import options_of
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.weights.hub import download_model, local_model
 from tidewheel.engine.weights.hub_cache import CachedModel, cached_models, remove_model, size_of
 
-from ..options.mistakes import Mistakes
 from ..options.parser import OptionParser, add_option, read_given
 from .sizes import in_bytes, in_words_ago
 

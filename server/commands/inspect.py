@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tidewheel.engine.declaring.mistakes import Mistakes, made
 from tidewheel.engine.declaring.option import options_of
 from tidewheel.engine.encoders.inspection import EncoderInspection
 from tidewheel.engine.inspection import Inspection, KvMemory, Verdict, inspect_model
@@ -16,7 +17,6 @@ from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.pipeline_options import PipelineOptions
 from tidewheel.engine.speculative_options import Eagle3, Mtp, SpeculativeOptions
 
-from ..options.mistakes import Mistakes, made
 from ..options.parser import OptionParser, add_option, build, read_given
 from .sizes import in_bytes, in_thousands
 
@@ -65,8 +65,11 @@ def _asked(model: str, given: Mapping[str, Any]) -> EngineOptions:
             "--speculative-config: only a layer of the model's own (mtp) or one in a folder (eagle3) is a part of "
             "what it takes"
         )
+    groups = {"pipeline": pipeline, "speculative": speculative}
+    others: dict[str, Any] = {name: group for name, group in groups.items() if group is not None}
+    options = mistakes.attempt(lambda: build(EngineOptions, given, model=model, **others))
     mistakes.raise_any()
-    return build(EngineOptions, given, model=model, pipeline=pipeline, speculative=speculative)
+    return made(options)
 
 
 def render(found: Inspection | EncoderInspection) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tidewheel.engine.declaring.mistakes import Mistakes, made
 from tidewheel.engine.declaring.option import options_of
 from tidewheel.engine.encoders.load import load_encoders
 from tidewheel.engine.encoders.options import EncoderOptions
@@ -21,7 +22,6 @@ from ..app_options import AppOptions
 from ..batches.rows import check_file, finished_ids, read_rows
 from ..http import event_loop
 from ..http.limits import AdmissionLimits
-from ..options.mistakes import Mistakes, made
 from ..options.model import DEMO_MODEL_NAME, engine_options, model_parser, read_model_options
 from ..options.parser import add_option, build, read_given
 from ..options.vllm_flags import read_vllm_line

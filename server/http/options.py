@@ -50,11 +50,8 @@ class HttpOptions(Options):
         metavar="SECONDS",
     )
 
-    def _contradiction(self) -> str | None:
-        return "; ".join(self._contradictions()) or None
-
     def _contradictions(self) -> Iterator[str]:
-        if self.ssl_certfile is None and (flag := self._differing(("ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs"))):
-            yield f"{flag} needs --ssl-certfile"
+        if self.ssl_certfile is None:
+            yield from self._needing(("ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs"), "--ssl-certfile")
         if (self.ssl_ca_certs is None) != (self.ssl_cert_reqs == "none"):
             yield "clients are checked with both --ssl-ca-certs FILE and --ssl-cert-reqs optional or required"

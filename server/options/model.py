@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tidewheel.engine.adapters.options import LoraOptions
+from tidewheel.engine.declaring.mistakes import Mistakes, made
 from tidewheel.engine.declaring.option import options_of
 from tidewheel.engine.devices import DEVICE_OPTIONS
 from tidewheel.engine.options import EngineOptions
@@ -16,7 +17,6 @@ from tidewheel.engine.pipeline_options import PipelineOptions
 from tidewheel.engine.speculative_options import SpeculativeOptions
 from tidewheel.engine.weights.quantization import Method
 
-from .mistakes import Mistakes
 from .parser import OptionParser, add_option, build, in_order_of_help, read_given
 
 DEMO_MODEL = Path(__file__).parents[1] / "demo"
@@ -71,17 +71,21 @@ def engine_options(given: Mapping[str, Any]) -> EngineOptions:
     """
     mistakes = Mistakes()
     given_to = [group for group in DEVICE_OPTIONS if any(o.name in given for o in options_of(group))]
-    groups = tuple(mistakes.attempt(build, group, given) for group in given_to)
+    groups = [mistakes.attempt(build, group, given) for group in given_to]
     rest = {
         "lora": mistakes.attempt(build, LoraOptions, given),
         "speculative": mistakes.attempt(build, SpeculativeOptions, given),
         "pipeline": mistakes.attempt(build, PipelineOptions, given),
-        "device_options": groups,
+        "device_options": tuple(group for group in groups if group is not None),
     }
+    # A group that cannot be is left out here: what contradicts the others is told with what is wrong with it.
+    others: dict[str, Any] = {name: group for name, group in rest.items() if group is not None}
+    is_demo = "model" not in given
+    if is_demo:
+        others["model"] = str(DEMO_MODEL)
+    attempted = mistakes.attempt(lambda: build(EngineOptions, given, **others))
     mistakes.raise_any()
-    if "model" in given:
-        return build(EngineOptions, given, **rest)
-    options = build(EngineOptions, given, model=str(DEMO_MODEL), **rest)
-    if options.quantization is None and options.dtype == "auto" and options.device in ("auto", "cpu"):
+    options = made(attempted)
+    if is_demo and options.quantization is None and options.dtype == "auto" and options.device in ("auto", "cpu"):
         return replace(options, quantization=DEMO_QUANTIZATION)
     return options

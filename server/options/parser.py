@@ -11,10 +11,10 @@ import argparse
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
+from tidewheel.engine.declaring.mistakes import Mistakes
 from tidewheel.engine.declaring.option import Option, Options, OptionsT, options_of
 
 from .hints import hint
-from .mistakes import Mistakes
 from .spelling import is_flag, spelled
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tidewheel.engine.declaring.option import Options, option
@@ -34,12 +35,10 @@ class ReplicaOptions(Options):
         metavar="N",
     )
 
-    def _contradiction(self) -> str | None:
-        if self.distributed_executor_backend != "ray" and (
-            flag := self._differing(("data_parallel_size", "cpus_per_replica"))
-        ):
-            return (
-                f"{flag} needs --distributed-executor-backend ray; or start several servers, and let a proxy share "
-                "requests among them (docs/scale-out.md)"
+    def _contradictions(self) -> Iterator[str]:
+        if self.distributed_executor_backend != "ray":
+            yield from self._needing(
+                ("data_parallel_size", "cpus_per_replica"),
+                "--distributed-executor-backend ray; or start several servers, and let a proxy share requests among "
+                "them (docs/scale-out.md)",
             )
-        return None

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tidewheel.engine.declaring.mistakes import Mistakes, made
 from tidewheel.engine.declaring.option import options_of
 from tidewheel.engine.encoders.options import EncoderOptions
 from tidewheel.engine.options import EngineOptions
@@ -16,7 +17,6 @@ from ..http.limits import AdmissionLimits, ConnectionLimits
 from ..http.options import HttpOptions
 from ..telemetry.logs import LogOptions
 from .config_file import ConfigFileOptions, read_config_file
-from .mistakes import Mistakes, made
 from .model import DEMO_MODEL_NAME, MODEL_OPTIONS, engine_options, model_parser, read_model_options
 from .parser import OptionParser, add_option, build, in_order_of_help, read_given, shown_options
 from .replicas import ReplicaOptions

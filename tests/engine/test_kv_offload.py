@@ -10,6 +10,7 @@ from pathlib import Path
 import models_zoo
 import pytest
 
+from tidewheel.engine.declaring.option import OptionError
 from tidewheel.engine.engine import EngineStats
 from tidewheel.engine.errors import DeviceError, ModelError
 from tidewheel.engine.load import EngineLoad, load_engine
@@ -112,8 +113,8 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     [
         ("mistral-window", {}, ModelError, "layers with a sliding window: drop it, or add --disable-sliding-window"),
         ("qwen3_5", {}, ModelError, "has recurrent layers: drop it"),
-        ("llama", {"load_format": "dummy"}, ModelError, "needs weights from files"),
-        ("llama", {"enable_prefix_caching": False}, ModelError, "drop --no-enable-prefix-caching"),
+        ("llama", {"load_format": "dummy"}, OptionError, "needs weights from files"),
+        ("llama", {"enable_prefix_caching": False}, OptionError, "drop --no-enable-prefix-caching"),
         ("llama", {"device": "torch"}, DeviceError, "the torch device cannot keep KV blocks on disk"),
         ("llama", {"kv_offload_space": 1e-6}, ModelError, "less than one KV block"),
     ],
@@ -121,9 +122,8 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
 def test_what_cannot_be_offloaded_is_refused_by_name(
     tmp_path: Path, model: str, changed: dict[str, object], error: type[Exception], message: str
 ) -> None:
-    given = options(model, **({"kv_offload": str(tmp_path)} | changed))
     with pytest.raises(error, match=message):
-        load_engine(given)
+        load_engine(options(model, **({"kv_offload": str(tmp_path)} | changed)))
 
 
 def test_a_space_without_a_folder_is_reported(caplog: pytest.LogCaptureFixture) -> None:

@@ -82,7 +82,13 @@ def test_what_has_no_effect_is_a_line_in_the_log(caplog: pytest.LogCaptureFixtur
         ({"data_parallel_size": 2}, "data_parallel_size is not supported: .*starts replicas"),
         (
             {"enable_sleep_mode": True, "max_num_scheduled_tokens": 64},
-            "enable_sleep_mode is not supported: .*shutdown.*max_num_scheduled_tokens is not supported: max_num",
+            "2 things are wrong:\n  enable_sleep_mode is not supported: .*shutdown.*\n"
+            "  max_num_scheduled_tokens is not supported: max_num",
+        ),
+        (
+            {"max_loras": 0, "max_lora_rank": 0, "hf_token": "secret", "quantization_zero_points": True},
+            "^4 things are wrong:\n  hf_token is .*\n  max_loras: must be .*\n  max_lora_rank: must be .*\n"
+            "  --quantization-zero-points needs --quantization int4$",
         ),
         ({"task": "classify"}, "task='classify' is not supported: .*generate, embed"),
         ({"task": "embed", "runner": "generate"}, "contradict each other"),

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tidewheel.engine.declaring.mistakes import Mistakes, made
 from tidewheel.engine.declaring.option import Option, OptionError, options_of
 from tidewheel.engine.encoders.options import EncoderOptions
 from tidewheel.engine.options import EngineOptions
@@ -44,26 +45,33 @@ def offline_options(model: str | None, runner: str | None, given: Mapping[str, A
     """The options of keyword arguments; an argument that is None counts as left out. `model` None is the embedded one.
 
     With the runner "pooling", the model is an encoder. vLLM's arguments without effect are `notes`. Raises TypeError
-    for an argument that does not exist, OptionError for a value that cannot be used or is not supported.
+    for an argument that does not exist, OptionError for all values that cannot be used or are not supported.
     """
     wanted = {name: value for name, value in given.items() if value is not None}
     runner = runner_of(runner or "auto", wanted.pop("task", None))
     if runner not in RUNNERS:
         raise OptionError(f"runner must be one of {', '.join(RUNNERS)}, got {runner!r}")
-    ours, notes = take_vllm_arguments(wanted, OFFLINE_OPTIONS)
-    read = {name: _read(name, value) for name, value in ours.items()}
+    mistakes, engine = Mistakes(), None
+    ours, notes = take_vllm_arguments(wanted, OFFLINE_OPTIONS, mistakes)
+    read = {}
+    for name, value in ours.items():
+        try:
+            read[name] = _read(name, value)
+        except OptionError as error:
+            mistakes.add_all(error)
     if runner != "pooling":
         named = {} if model is None else {"model": model}
-        engine = engine_options({**read, **named})
+        engine = mistakes.attempt(engine_options, {**read, **named})
     elif model is None:
-        raise OptionError("runner='pooling' needs a model: an embedding model's folder or hub id")
+        mistakes.add("runner='pooling' needs a model: an embedding model's folder or hub id")
     else:
         of_encoders = {option.name for option in _ENCODER_OPTIONS}
         idle = [name for name in read if name not in of_encoders]
         notes += [f"{name} has no effect: runner='pooling' loads encoders alone" for name in idle]
-        read["embedding_model"], engine = (model, *read.get("embedding_model", ())), None
-    encoders, app = build(EncoderOptions, read), build(AppOptions, read)
-    return OfflineOptions(engine=engine, encoders=encoders, app=app, notes=notes)
+        read["embedding_model"] = (model, *read.get("embedding_model", ()))
+    encoders, app = mistakes.attempt(build, EncoderOptions, read), mistakes.attempt(build, AppOptions, read)
+    mistakes.raise_any()
+    return OfflineOptions(engine=engine, encoders=made(encoders), app=made(app), notes=notes)
 
 
 def no_such_option(owner: str, name: str) -> TypeError:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence, Sized
 from functools import cache
 from typing import Any
 
+from tidewheel.engine.declaring.mistakes import Mistakes
 from tidewheel.engine.declaring.option import OptionError
 from tidewheel.server.options.vllm_flags import CONVERTED, VllmFlag, fitting, flags_of, vllm_flags
 from tidewheel.server.options.vllm_table import RENAMED
@@ -51,13 +52,15 @@ def runner_of(runner: str, task: Any) -> str:
     return runner if meant == "auto" else meant
 
 
-def take_vllm_arguments(given: Mapping[str, Any], declared: Collection[str]) -> tuple[dict[str, Any], list[str]]:
+def take_vllm_arguments(
+    given: Mapping[str, Any], declared: Collection[str], mistakes: Mistakes
+) -> tuple[dict[str, Any], list[str]]:
     """The arguments without those that are vLLM's, and what to log of these. `declared` are the options here.
 
-    Raises OptionError, which names all that are not supported and says what to do instead.
+    `mistakes` gets all that are not supported, with what to do instead.
     """
     ours: dict[str, Any] = {}
-    notes, refusals = [], []
+    notes = []
     for given_name, value in given.items():
         name = given_name if given_name in declared else _renamed(given_name, declared)
         if (flag_of := _flag(name)) in CONVERTED:
@@ -65,22 +68,22 @@ def take_vllm_arguments(given: Mapping[str, Any], declared: Collection[str]) -> 
             try:
                 ours[_argument(meant)] = convert(str(value))
             except ValueError as error:
-                refusals.append(f"{name}: {error}")
+                mistakes.add(f"{name}: {error}")
             continue
         flag = _fitting(name, value, is_declared=name in declared)
-        if flag is None:
+        if flag is not None and flag.takes == 0 and not isinstance(value, bool):
+            mistakes.add(f"{name} must be True or False, got {value!r}")
+        elif flag is None:
             ours[name] = value
-            continue
-        shown = name if flag.value is None else f"{name}={value!r}"
-        why = _FLAG.sub(lambda found: _named(found[0], declared), flag.why)
-        if flag.accepted:
-            notes.append(f"{shown} has no effect: {why}")
-        elif value is False or (isinstance(value, Sized) and not len(value)):
-            notes.append(f"{shown} has no effect: it asks for nothing")
         else:
-            refusals.append(f"{shown} is not supported: {why}")
-    if refusals:
-        raise OptionError(". ".join(refusals))
+            shown = name if flag.value is None else f"{name}={value!r}"
+            why = _FLAG.sub(lambda found: _named(found[0], declared), flag.why)
+            if flag.accepted:
+                notes.append(f"{shown} has no effect: {why}")
+            elif value is False or (isinstance(value, Sized) and not len(value)):
+                notes.append(f"{shown} has no effect: it asks for nothing")
+            else:
+                mistakes.add(f"{shown} is not supported: {why}")
     return ours, notes
 
 
@@ -92,9 +95,11 @@ def vllm_arguments(declared: Collection[str]) -> dict[str, int]:
 
 
 def log_idle(**given: Any) -> None:
-    """Log why arguments of vLLM's have no effect."""
-    for note in take_vllm_arguments(given, ())[1]:
+    """Log why arguments of vLLM's have no effect. Raises OptionError for those that are not supported."""
+    mistakes = Mistakes()
+    for note in take_vllm_arguments(given, (), mistakes)[1]:
         logger.warning("%s", note)
+    mistakes.raise_any()
 
 
 @cache
@@ -106,13 +111,10 @@ def _flags() -> Mapping[str, Sequence[VllmFlag]]:
 
 
 def _fitting(name: str, value: Any, *, is_declared: bool) -> VllmFlag | None:
-    """What is said of an argument with this value, if anything. Raises OptionError for a switch that is not a bool."""
+    """What is said of an argument with this value, if anything."""
     flags = _flags().get(_flag(name), ())
     text = "" if isinstance(value, bool) else " ".join(_texts(value))
-    found = fitting(flags, text, is_declared=is_declared)
-    if found is not None and found.takes == 0 and not isinstance(value, bool):
-        raise OptionError(f"{name} must be True or False, got {value!r}")
-    return found
+    return fitting(flags, text, is_declared=is_declared)
 
 
 def _renamed(name: str, declared: Collection[str]) -> str:

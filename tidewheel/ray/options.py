@@ -7,6 +7,7 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tidewheel.engine.declaring.option import listed
 from tidewheel.engine.errors import TidewheelError
 from tidewheel.server.options.config_file import as_command_line
 from tidewheel.server.options.serve import ServeOptions, parse_options
@@ -33,16 +34,20 @@ def parse_arguments(arguments: Sequence[str], environment: Mapping[str, str]) ->
 def check_connections(options: ServeOptions) -> None:
     """Raises TidewheelError for options of connections, which are not the replicas' but of the proxies of Serve."""
     http = options.http
-    flag = http._differing(("uds", "ssl_ca_certs", "ssl_cert_reqs")) or http.limits._differing(_OF_CONNECTIONS)
-    if flag:
+    flags = http.differing_flags(("uds", "ssl_ca_certs", "ssl_cert_reqs"))
+    if flags := [*flags, *http.limits.differing_flags(_OF_CONNECTIONS)]:
+        have = "has" if len(flags) == 1 else "have"
         raise TidewheelError(
-            f"{flag} has no effect on Ray Serve, whose proxies hold the connections: leave it out, or put a proxy such "
-            "as HAProxy before Serve's (docs/scale-out.md)"
+            f"{listed(flags)} {have} no effect on Ray Serve, whose proxies hold the connections: drop them, or put a "
+            "proxy such as HAProxy before Serve's (docs/scale-out.md)"
         )
 
 
 def check_addresses(options: ServeOptions) -> None:
     """Raises TidewheelError for an address or certificate, where Serve has been started with its own."""
-    flag = options.http._differing(("host", "port", "ssl_certfile", "ssl_keyfile", "keep_alive_timeout_s"))
-    if flag:
-        raise TidewheelError(f"{flag} is not the application's: say it to Serve, in http_options of the config file")
+    flags = options.http.differing_flags(("host", "port", "ssl_certfile", "ssl_keyfile", "keep_alive_timeout_s"))
+    if flags:
+        are = "is" if len(flags) == 1 else "are"
+        raise TidewheelError(
+            f"{listed(flags)} {are} not the application's: say it to Serve, in http_options of the config file"
+        )

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from tidewheel.engine.declaring.option import listed
 from tidewheel.engine.errors import TidewheelError
 from tidewheel.server.options.serve import ServeOptions
 
@@ -39,8 +40,8 @@ def stage_host(options: ServeOptions) -> Iterator[RayHost]:
 
 def _check_cores(options: ServeOptions) -> None:
     for group in options.engine.device_options:
-        if flag := group._differing([name for name in _OF_CORES if hasattr(group, name)]):
+        if flags := group.differing_flags([name for name in _OF_CORES if hasattr(group, name)]):
             raise TidewheelError(
-                f"{flag} and stages on Ray do not work together: each stage has one group of cores, which its node "
-                "chooses; leave it out, and say how many cores a stage has with --cpus-per-replica"
+                f"{listed(flags)} and stages on Ray do not work together: each stage has one group of cores, which its "
+                "node chooses; say how many cores a stage has with --cpus-per-replica"
             )

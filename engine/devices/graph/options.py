@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from ...declaring.option import Options, option
+from ...declaring.option import Options, listed, option
 from ...declaring.values import at_least, between, count
 from ..bucketing import DecodeUnit, Strategy
 
@@ -141,19 +141,21 @@ class GraphOptions(Options):
             if flag not in idle:
                 yield f"{flag} has no effect: the device has no memory of its own"
 
-    def _contradiction(self) -> str | None:
+    def _contradictions(self) -> Iterator[str]:
         for name in _RANGES:
             low, _, high = self.bounds(name)
             if low is not None and high is not None and low > high:
                 flag = f"--{name.replace('_', '-')}-bucket"
-                return f"{flag}-min {low} is more than {flag}-max {high}"
-        blocks, tokens = (self._differing(_bounds_of(name)) for name in ("decode_block", "decode_seq"))
+                yield f"{flag}-min {low} is more than {flag}-max {high}"
+        blocks, tokens = (self.differing_flags(_bounds_of(name)) for name in ("decode_block", "decode_seq"))
         if blocks and tokens:
-            return f"{blocks} counts the blocks of all sequences and {tokens} the tokens of each: give one of the two"
-        given = self._differing(["bucketing", *(field for name in _RANGES for field in _bounds_of(name))])
+            yield (
+                f"{blocks[0]} counts the blocks of all sequences and {tokens[0]} the tokens of each: give one of the "
+                "two"
+            )
+        given = self.differing_flags(["bucketing", *(field for name in _RANGES for field in _bounds_of(name))])
         if self.bucketing_file is not None and given:
-            return f"--bucketing-file has all buckets: leave out {given}"
-        return None
+            yield f"--bucketing-file has all buckets: leave out {listed(given)}"
 
 
 _RANGES = ("prompt_bs", "prompt_seq", "decode_bs", "decode_block", "decode_seq")

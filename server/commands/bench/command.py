@@ -10,10 +10,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from tidewheel.engine.declaring.mistakes import Mistakes
 from tidewheel.engine.declaring.values import positive_count
 from tidewheel.engine.errors import TidewheelError
 
-from ...options.mistakes import Mistakes
 from ...options.model import model_parser, read_model_options
 from ...options.parser import OptionParser, argument_type
 from .kernels import measure_kernels, render_kernels

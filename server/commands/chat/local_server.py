@@ -21,6 +21,7 @@ from .client import ChatError
 
 _POLL_S = 0.05
 _END_S = 10.0
+_SAYS = "tidewheel serve: "
 
 
 @contextlib.contextmanager
@@ -42,8 +43,7 @@ def local_server(model: str | None) -> Iterator[str]:
             while not _answers(url):
                 if process.poll() is not None:
                     log.seek(0)
-                    said = log.read().strip().splitlines() or ["it said nothing"]
-                    raise ChatError(f"the server did not start: {said[-1].removeprefix('tidewheel serve: ')}")
+                    raise ChatError(f"the server did not start: {_last_words(log.read())}")
                 time.sleep(_POLL_S)
             yield url
         finally:
@@ -53,6 +53,13 @@ def local_server(model: str | None) -> Iterator[str]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def _last_words(log: str) -> str:
+    """What a server that did not start says at last: a line, or several of which the first one has its name."""
+    lines = log.strip().splitlines() or ["it said nothing"]
+    begin = next((i for i in reversed(range(len(lines))) if lines[i].startswith(_SAYS)), len(lines) - 1)
+    return "\n".join(lines[begin:]).removeprefix(_SAYS)
 
 
 def _answers(url: str) -> bool:

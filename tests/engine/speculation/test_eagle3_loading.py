@@ -146,7 +146,7 @@ def test_models_devices_and_other_options_that_do_not_go_with_it_are_refused(tmp
             open_model(options(models_zoo.folder(other), layer))
     with pytest.raises(ModelError, match="nowhere"):
         open_model(options(folder, Path("/nowhere")))
-    with pytest.raises(ModelError, match=r'--kv-offload does not go with .*"method": "eagle3"'):
+    with pytest.raises(OptionError, match=r'--kv-offload does not go with .*"method": "eagle3"'):
         EngineLoad(options(folder, layer, kv_offload=str(tmp_path)))
     with pytest.raises(ModelError, match="must name eagle_aux_hidden_state_layer_ids for a model of 2 layers"):
         open_model(options(models_zoo.folder("llama"), layer))

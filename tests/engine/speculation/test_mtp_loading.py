@@ -91,7 +91,7 @@ def test_models_and_devices_without_it_are_refused(tmp_path: Path) -> None:
         EngineLoad(options(models_zoo.folder("llama")))
     with pytest.raises(ModelError, match=r"qwen3_5.* has no layer that .*take a checkpoint that"):
         EngineLoad(options(models_zoo.folder("qwen3_5")))
-    with pytest.raises(ModelError, match="--kv-offload does not go with --speculative-config"):
+    with pytest.raises(OptionError, match="--kv-offload does not go with --speculative-config"):
         EngineLoad(options(folder, kv_offload=str(tmp_path)))
     copied = tmp_path / "none"
     shutil.copytree(folder, copied)

@@ -351,7 +351,9 @@ def test_all_mistakes_are_told_together(tmp_path: Path, capsys: pytest.CaptureFi
     file = tmp_path / "options.yaml"
     file.write_text("port: 70000\nnonsense: 1\nmax-num-seqs: 4\n")
     line = "m --max-model-len x --unknown 5 --seed --ssl-keyfile k --allow-credentials --ssl-cert-reqs optional "
-    line += "--headless --pipeline-parallel-size 2 --pipeline-split 1,2,3"
+    line += "--headless --pipeline-parallel-size 2 --pipeline-split 1,2,3 --lora-modules a=/a a=/b "
+    line += "--speculative-model org/draft --ngram-prompt-lookup-max 4 --num-speculative-tokens 99 --kv-offload kept "
+    line += "--no-enable-prefix-caching"
     environment = {
         "TIDEWHEEL_SHUTDOWN_TIMEOUT": "-1",
         "TIDEWHEEL_MAX_MODEL_LENGTH": "9",
@@ -375,9 +377,15 @@ def test_all_mistakes_are_told_together(tmp_path: Path, capsys: pytest.CaptureFi
         "$VLLM_USE_MODELSCOPE is not supported",
         "$VLLM_CPU_KVCACHE_SPACE: ",
         "$TIDEWHEEL_SHUTDOWN_TIMEOUT: must be at least 0",
+        "--lora-modules needs --enable-lora",
+        "--lora-modules: two adapters have one name",
+        "--ngram-prompt-lookup-max is not supported with draft_model",
+        "--num-speculative-tokens must be a number of at least 1 and at most 64, not 99",
         "--pipeline-split names 3 stages",
+        "--kv-offload keeps cached prefixes",
         "--allow-credentials needs --allowed-origins",
-        "--ssl-keyfile needs --ssl-certfile; clients are checked with both",
+        "--ssl-keyfile and --ssl-cert-reqs need --ssl-certfile",
+        "clients are checked with both",
     )
     for words, mistake in zip(expected, mistakes, strict=True):
         assert mistake.startswith(f"  {words}")

@@ -171,12 +171,20 @@ def test_a_line_that_works(line: str, shown: dict[str, Any]) -> None:
         ),
         (
             "m --speculative-model org/draft --ngram-prompt-lookup-max 5",
-            "prompt_lookup_max is not supported with draft_model",
+            "--ngram-prompt-lookup-max is not supported with draft_model: leave it out",
         ),
         ("m --speculative-config.method draft_model", "draft_model needs a model"),
         ("m --speculative-model org/draft --speculative-model-quantization int3", "quantization must be one of int8"),
         ("m --speculative-config.model 7", "model must be a string, not 7"),
-        ("m --num-speculative-tokens 5", "the method None is not supported"),
+        (
+            "m --num-speculative-tokens 5 --ngram-prompt-lookup-max 4",
+            "--num-speculative-tokens and --ngram-prompt-lookup-max lack a method, which --speculative-config names",
+        ),
+        ("m --speculative-config.max_model_len 9", "--speculative-config with max_model_len lacks a method"),
+        (
+            "m --num-speculative-tokens 5 --speculative-config.num_speculative_tokens 4 --speculative-model [ngram]",
+            "--num-speculative-tokens 5 and num_speculative_tokens 4 of --speculative-config contradict each other",
+        ),
         (
             'm --speculative-config \'{"method": "ngram", "prompt_lookup_min": 6, "prompt_lookup_max": 5}\'',
             "prompt_lookup_min 6 is more than prompt_lookup_max 5",

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from server.conftest import TIDEWHEEL
 
+from tidewheel.engine.declaring.mistakes import Mistakes
 from tidewheel.engine.devices.base import ExecutorLimits, OnWait
 from tidewheel.engine.devices.batch import StepBatch, StepOutput
 from tidewheel.engine.devices.bucket_stats import BucketStats, BucketUse
@@ -41,7 +42,6 @@ from tidewheel.server.commands.bench.workload import (
     parse_prefills,
 )
 from tidewheel.server.commands.cli import main
-from tidewheel.server.options.mistakes import Mistakes
 from tidewheel.server.options.model import model_parser, read_model_options
 
 pytest.importorskip("tidewheel._native")

@@ -5,18 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from tidewheel.engine.declaring.option import OptionError
+from .option import OptionError
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class MistakesError(OptionError):
-    """Several mistakes, each a sentence."""
-
-    def __init__(self, sentences: list[str]) -> None:
-        super().__init__("; ".join(sentences))
-        self.sentences = sentences
 
 
 def made(value: T | None) -> T:
@@ -41,20 +33,19 @@ class Mistakes:
         """What `make` returns; None, and a note of what is wrong, if it raises OptionError."""
         try:
             return make(*arguments, **named)
-        except MistakesError as errors:
-            for sentence in errors.sentences:
-                self.add(sentence)
         except OptionError as error:
-            self.add(str(error))
+            self.add_all(error)
         return None
+
+    def add_all(self, error: OptionError) -> None:
+        """Note all that an error tells."""
+        for sentence in error.sentences:
+            self.add(sentence)
 
     def raise_any(self) -> None:
         """Raise OptionError if there are any."""
         if self.sentences:
-            raise MistakesError(self.sentences) if len(self.sentences) > 1 else OptionError(self.sentences[0])
+            raise OptionError(*self.sentences)
 
     def __str__(self) -> str:
-        """One is a line, several are a list."""
-        if len(self.sentences) == 1:
-            return self.sentences[0]
-        return "\n  ".join([f"{len(self.sentences)} things are wrong:", *self.sentences])
+        return str(OptionError(*self.sentences))
