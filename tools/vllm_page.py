@@ -46,8 +46,13 @@ def made(page: str) -> str:
 def _table(head: tuple[str, str], flags: Mapping[str, str], left_out: Container[str] = ()) -> str:
     rows = []
     for why, names in flags.items():
-        # Written as they are given: `--task=embed`, and without a sign for values of any kind.
-        shown = [f"`{name.rstrip('=*')}`" for name in names.split() if name.partition("=")[0] not in left_out]
+        shown, before = [], ""
+        for flag, equals, value in (name.partition("=") for name in names.split()):
+            # Written as they are given: `--task=embed`, and without a sign for values of any kind.
+            one = flag + equals + value if value not in ("", "*") else flag
+            if flag not in left_out:
+                shown.append(f"`{value if flag == before else one}`")
+            before = flag
         if shown:
             rows.append((", ".join(shown), why))
     return _lines(head, rows)

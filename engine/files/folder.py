@@ -49,6 +49,11 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise ModelError(f"{folder} is not a folder")
     if not is_there(path):
+        if is_there(folder / "params.json"):
+            raise ModelError(
+                f"{folder} has Mistral's params.json and no config.json: name a repository of the model with Hugging "
+                "Face's config.json and safetensors, or convert it"
+            )
         raise ModelError(f"{folder} has no config.json: it is not a Hugging Face model folder")
     config = read_json(path)
     architectures = config.get("architectures")

@@ -155,6 +155,7 @@ ACCEPTED = {
     "--tokenizer-pool-extra-config= --renderer-num-workers=",
     "it is the same tokenizer": "--tokenizer-mode=auto --tokenizer-mode=hf --tokenizer-mode=slow --tokenizer-mode=fast",
     "no code that comes with a model is ever run": "--trust-remote-code --code-revision=",
+    "config.json is read, which Mistral's repositories have beside params.json": "--config-format=mistral",
     "it is how models are read here": "--config-format=auto --config-format=hf --model-impl=auto --model-impl=vllm "
     "--allow-deprecated-quantization",
     "the format is found in the checkpoint": "--load-format=bitsandbytes --load-format=hf --load-format=mistral",
@@ -186,6 +187,10 @@ ACCEPTED = {
     "Cohere's own API is not served": "--cohere-is-reasoning-model --cohere-format=",
     "llguidance compiles every structured output": "--guided-decoding-backend= --structured-outputs-config= "
     "--guided-decoding-disable-fallback --tool-strict-level=auto",
+    "guesses change no token and no log-probability, and are always checked by the same kernels": (
+        "--spec-decoding-acceptance-method=rejection_sampler --speculative-disable-mqa-scorer "
+        "--disable-logprobs-during-spec-decoding"
+    ),
     "streams are kept open by tokens alone": "--sse-keep-alive-interval=0",
     "system_fingerprint is made of the version and the model's name": "--fingerprint-mode=full --fingerprint-mode=hash",
     "only the language model is served": "--language-model-only --skip-mm-profiling "
@@ -193,9 +198,15 @@ ACCEPTED = {
     "--mm-processor-cache-gb=0 --disable-chunked-mm-input",
 }
 
+
+def _of(flag: str, values: str) -> str:
+    """A flag with each of these values."""
+    return " ".join(f"{flag}={value}" for value in values.split())
+
+
 _MANY_SERVERS = (
-    "a server is one process on one machine; --data-parallel-size with --distributed-executor-backend ray starts "
-    "several (docs/scale-out.md)"
+    "a server is one process on one machine; with --distributed-executor-backend ray, --data-parallel-size starts "
+    "several, and --pipeline-parallel-size shares the layers of one out to more machines (docs/scale-out.md)"
 )
 
 REFUSED = {
@@ -214,7 +225,8 @@ REFUSED = {
         "--device-ids="
     ),
     "other users of this machine see it on the command line; set HF_TOKEN": "--hf-token=",
-    "put the file into the model's folder as config.json": "--hf-config-path=",
+    "a GGUF file says itself what the model is, and the folder of another model has a config.json: leave it out, or "
+    "say single fields with --hf-overrides": "--hf-config-path=",
     "convert the model to Hugging Face's config.json and safetensors": "--config-format= --load-format=pt "
     "--load-format=npcache --load-format=tensorizer --load-format=sharded_state --load-format=runai_streamer_sharded "
     "--load-format=modelexpress --load-format=instanttensor",
@@ -248,6 +260,20 @@ REFUSED = {
     "--logits-processor-pattern=",
     "parsers are built in: see --tool-call-parser and --reasoning-parser": "--tool-parser-plugin= "
     "--reasoning-parser-plugin= --reasoning-config=",
+    "calls in this format are not read: leave it out, and the format is looked for in the chat template "
+    "(docs/structured-output.md)": _of(
+        "--tool-call-parser",
+        "apertus cohere_command3 cohere_command4 deepseek_v32 deepseek_v4 ernie45 functiongemma gemma4 gigachat3 glm45 "
+        "glm47 granite-20b-fc hunyuan_a13b hy_v3 inkling internlm jamba kimi_k2 kimi_k3 lfm2 longcat mimo minicpm5 "
+        "minimax minimax_m2 minimax_m3 olmo3 openai poolside_v1 seed_oss solar_open2 step3 step3p5 xlam",
+    ),
+    "reasoning in this format is not told apart: leave it out, and the format is looked for in the chat template "
+    "(docs/structured-output.md)": _of(
+        "--reasoning-parser",
+        "cohere_command3 cohere_command4 deepseek_v4 ernie45 gemma4 glm47 granite GptOss holo2 hunyuan_a13b hy_v3 "
+        "inkling kimi_k2 kimi_k3 mimo minimax_m2 minimax_m2_append_think minimax_m3 nemotron_v3 openai_gptoss "
+        "poolside_v1 solar_open2 step3 step3p5",
+    ),
     "clients run tools, never the server": "--tool-server=",
     "calls follow their schema where tool_choice demands them": "--tool-strict-level=",
     "requests say it with guided_whitespace_pattern and additionalProperties": (
@@ -278,10 +304,8 @@ NOT_YET = {
     "--prompt-adapters=* --max-prompt-adapters= --max-prompt-adapter-token=",
     "adapters say themselves which layers they change": "--lora-target-modules=*",
     'say it with --speculative-config, e.g. \'{"method": "ngram"}\'': "--spec-method= --spec-model= --spec-tokens=",
-    "guesses are always checked by the same kernels; leave it out": "--speculative-disable-mqa-scorer",
     "guesses change no token and no log-probability; leave it out": "--spec-decoding-acceptance-method= "
-    "--typical-acceptance-sampler-posterior-threshold= --typical-acceptance-sampler-posterior-alpha= "
-    "--disable-logprobs-during-spec-decoding",
+    "--typical-acceptance-sampler-posterior-threshold= --typical-acceptance-sampler-posterior-alpha=",
     "images and sound are not served yet; requests are text alone": "--limit-mm-per-prompt= "
     "--mm-placeholder-str-override= --mm-processor-kwargs= "
     "--mm-processor-cache-gb= --mm-processor-cache-type= --mm-hasher-algorithm= --mm-shm-cache-max-object-size-mb= "

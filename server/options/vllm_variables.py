@@ -11,7 +11,6 @@ from fnmatch import fnmatchcase
 REFUSED = {
     "VLLM_USE_MODELSCOPE": "models come from the Hugging Face Hub: download the model, and serve its folder",
     "VLLM_LOGGING_CONFIG_PATH": "use --log-level and --log-format",
-    "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "say with --rope-scaling or --hf-overrides how the context becomes longer",
     "VLLM_MODEL_REDIRECT_PATH": "serve the folder that the file names, with --served-model-name for its other name",
 }
 """They ask for what is not there, with what to do instead, unless they are 0 or empty."""
@@ -20,6 +19,9 @@ IDLE = {
     "/server_info and /reset_prefix_cache are always served; vLLM's other endpoints for developers, such as /sleep, "
     "/pause, /collective_rpc and /update_weights, are not": "VLLM_SERVER_DEV_MODE",
     "answers are the same in any batch without it": "VLLM_BATCH_INVARIANT",
+    "--rope-scaling or --hf-overrides says how the context becomes longer than the model's": (
+        "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
+    ),
     "nothing is sent to anybody": "VLLM_NO_USAGE_STATS VLLM_DO_NOT_TRACK VLLM_USAGE_SOURCE VLLM_USAGE_STATS_SERVER",
     "--host and --port say where the server listens": "VLLM_HOST_IP VLLM_PORT VLLM_LOOPBACK_IP",
     "--device chooses the device": "VLLM_TARGET_DEVICE VLLM_OPENVINO_DEVICE",

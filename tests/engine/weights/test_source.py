@@ -85,3 +85,9 @@ def test_dummy_weights_are_of_a_folder_that_has_none(tmp_path: Path) -> None:
     weights = source.weights(MODEL)
     assert weights.dtype == "float16"
     assert {name: weights[name].data.shape for name in weights} == tensor_shapes(MODEL.spec)
+
+
+def test_mistrals_own_files_alone_are_no_model(tmp_path: Path) -> None:
+    (tmp_path / "params.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"has Mistral's params.json and no config.json: name a repository"):
+        open_source(str(tmp_path)).config  # noqa: B018

@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tidewheel.server.options.serve import SERVE_OPTIONS, ServeOptions, parse_options
@@ -151,7 +152,7 @@ def test_a_line_that_works(line: str, shown: dict[str, Any]) -> None:
         ("m --cpu-offload-gb 10", "--cpu-offload-gb is not supported: weights stay in memory"),
         ("m --task embed", "--task is not supported: embedding models and cross-encoders are served"),
         ("m --runner pooling", "--runner is not supported"),
-        ("m --tokenizer-mode mistral --config-format mistral", "--config-format is not supported: convert"),
+        ("m --config-format custom", "--config-format is not supported: convert"),
         ("m -dp 4", "--data-parallel-size needs --distributed-executor-backend ray"),
         (
             "m -pp 2 -dp 2 --distributed-executor-backend ray",
@@ -220,6 +221,45 @@ def test_a_line_that_is_refused(capsys: pytest.CaptureFixture[str], line: str, s
     assert message.count("\n") == 1 or "things are wrong:\n  " in message
 
 
+BLOCKS = (Path(__file__).parent / "vllm_lines.txt").read_text("utf-8").split("\n\n")[1:]
+
+
+@pytest.fixture(scope="module")
+def defaults() -> dict[str, Any]:
+    return dict(parse("").shown)
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=[block.partition("\n")[0][:60] for block in BLOCKS])
+def test_a_line_as_people_run_it(
+    defaults: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    block: str,
+) -> None:
+    line, *rows = block.replace("\\\n", " ").strip().split("\n")
+    expected = {sign: [row[2:] for row in rows if row[0] == sign] for sign in "|=~!"}
+    *given, _, rest = re.split(r"(vllm serve|python3? -m vllm.entrypoints.openai.api_server) ", line)
+    environment = dict(word.split("=", 1) for word in shlex.split(given[0]))
+    monkeypatch.chdir(tmp_path)
+    Path("config.yaml").write_text("\n".join(expected["|"]))
+    if expected["!"]:
+        said = refusal(capsys, rest, **environment).removeprefix("tidewheel serve: ").split("\n")[:-1]
+        found = {"=": [], "~": [], "!": said if len(said) == 1 else [sentence[2:] for sentence in said[1:]]}
+    else:
+        options = parse(rest, **environment)
+        shown = {name: value for name, value in options.shown.items() if value != defaults[name]}
+        if options.app.api_keys:
+            shown["api_key"] = options.app.api_keys
+        notes = [*options.notes, *options.app.without_effect(), *options.engine.lora.without_effect()]
+        written = [f"{name}: {msgspec.json.encode(value).decode()}" for name, value in shown.items()]
+        found = {"=": written, "~": notes, "!": []}
+    for sign, lines in found.items():
+        assert len(lines) == len(expected[sign]), lines
+        for begin, text in zip(expected[sign], lines, strict=True):
+            assert text == begin if sign == "=" else text.startswith(begin)
+
+
 # The names are facts about vLLM's versions; what becomes of each is in the server's own table.
 def rows_of(name: str) -> list[list[str]]:
     lines = (Path(__file__).parent / name).read_text("utf-8").splitlines()
@@ -274,6 +314,7 @@ def test_what_has_no_effect_is_a_line_in_the_log() -> None:
 
 def test_every_flag_is_works_or_accepted_or_refused() -> None:
     declared = {flag for option in SERVE_OPTIONS for flag in (option.flag, *option.declaration.flag_aliases)}
+    choices = {option.flag: option.declaration.choices or () for option in SERVE_OPTIONS}
     assert declared | RENAMED.keys() | CONVERTED.keys() >= WORKING
     assert {*SHORT.values()} <= WORKING | vllm_flags().keys()
     for name, flags in vllm_flags().items():
@@ -281,6 +322,7 @@ def test_every_flag_is_works_or_accepted_or_refused() -> None:
         assert len(values) == len({*values}), f"{name} is listed twice"
         assert (None in values) != (name in WORKING), name
         assert len({flag.takes for flag in flags}) == 1, name
+        assert not {flag.value for flag in flags if not flag.accepted} & {*choices.get(name, ())}, name
 
 
 def test_every_flag_is_read_under_its_name(capsys: pytest.CaptureFixture[str]) -> None:
