@@ -17,17 +17,16 @@ from typing import TYPE_CHECKING, cast
 from .cancellation import Cancellation
 from .devices.base import Executor, ExecutorLimits, LoraExecutor
 from .devices.cache_split import GroupBytes, keeps_kv
+from .downloads import downloads_of
 from .errors import ModelError
 from .load_progress import WarmUpProgress
-from .machine.memory import Memory, read_memory
-from .memory_plan import BLOCK_TOKENS, cache_split, check_fits, check_step, memory_text, plan_memory
+from .memory_plan import BLOCK_TOKENS, plan_memory
 from .models.generation import sampling_defaults
 from .models.spec import StageSpec, tensor_shapes
 from .opened_model import OpenedModel, open_model
 from .options import DEFAULT_KV_OFFLOAD_SPACE, EngineOptions
 from .speculative_options import DraftModel, Eagle3, Mtp, Speculation
 from .start_log import start_logger
-from .weights.hub import local_model
 
 if TYPE_CHECKING:
     from .adapters.registry import LoraRegistry
@@ -58,10 +57,10 @@ class EngineLoad:
         """
         self._started = time.perf_counter()
         self._options, self._host = options, host
-        if options.load_format != "dummy" and local_model(options.model, ".gguf") is None:
+        if downloads := downloads_of(options):
             from .download_check import check_before_download
 
-            check_before_download(options, functools.partial(check_fits, options))
+            check_before_download(options, downloads, self._check_fits)
         self._model = model = open_model(options)
         self._generation = model.source.generation()
         self._stages = _plan_stages(options, model)
@@ -102,36 +101,18 @@ class EngineLoad:
             model.kv_bytes_per_token * BLOCK_TOKENS,
         )
 
-    @property
-    def _weight_bytes(self) -> int:
-        """Of the model, over all its stages."""
-        if not self._stages:
-            return self._model.weight_bytes
-        from .pipeline.loading import stages_bytes
-
-        return stages_bytes(self._model, self._stages, self._options.max_num_batched_tokens)
-
-    def _memory(self) -> Memory:
-        if self._host is None:
-            return read_memory()
-        from .pipeline.loading import memory_of
-
-        return memory_of(self._host, self._model, self._stages)
-
     def _plan(self) -> None:
         """Size what will lie in this machine's memory."""
-        model, memory = self._model, self._memory()
-        weight_bytes, groups = self._weight_bytes + model.lora_bytes(self._options.lora), model.kv_groups
-        if self._draft is not None:
-            weight_bytes += self._draft.model.weight_bytes
-            groups = self._draft.with_own_bytes(groups)
-        self._max_model_len, self._kv_cache_bytes = plan_memory(self._options, model, groups, weight_bytes, memory)
-        if self._draft is not None:
-            if self._num_blocks is None:  # of both models
-                self._num_blocks = cache_split(self._options, groups).blocks(self._kv_cache_bytes)[0]
-            check_step(self._options, self._draft.model.spec, memory)
-        check_step(self._options, model.spec, memory)
-        start_logger.info("%s", memory_text(memory, weight_bytes))
+        plan = plan_memory(self._options, self._model, self._stages, self._draft, self._host)
+        self._max_model_len, self._num_blocks = plan.max_model_len, plan.num_blocks
+        self._kv_cache_bytes = plan.cache_bytes
+        start_logger.info("%s", plan.said)
+
+    def _check_fits(self, options: EngineOptions, model: OpenedModel) -> None:
+        """Raise ModelError or DeviceError if a model, and a draft model for it, cannot have the memory they take."""
+        stages, draft = _plan_stages(options, model), _open_draft(options, model)
+        if not model.device.has_own_memory:
+            plan_memory(options, model, stages, draft, self._host)
 
     def __enter__(self) -> EngineLoad:
         try:

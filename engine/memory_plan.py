@@ -7,16 +7,20 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import get_args
+from typing import TYPE_CHECKING, NamedTuple, get_args
 
 from .devices.cache_split import CacheSplit, GroupBytes, StateSplit, keeps_kv, most_states
 from .errors import DeviceError, ModelError
 from .machine.memory import Memory, read_memory
-from .models.spec import DecoderSpec, ExpertsSpec, mixers
+from .models.spec import DecoderSpec, ExpertsSpec, StageSpec, mixers
 from .opened_model import OpenedModel, open_model
 from .options import EngineOptions, most_logprobs
 from .speculative_options import Eagle3, Mtp
 from .weights.quantization import Method
+
+if TYPE_CHECKING:
+    from .pipeline.stages import StageHost
+    from .speculation.loading import OpenedDraft
 
 logger = logging.getLogger(__name__)
 
@@ -29,20 +33,38 @@ BLOCK_TOKENS = 16  # of the devices whose cache lies in the machine's memory
 _ROUND_TOKENS = 128  # a sequence's last block is rarely full, whatever the device's block size
 
 
-def check_fits(options: EngineOptions, model: OpenedModel) -> None:
-    """Raise ModelError if the model alone, without drafts, cannot have the memory that it takes."""
-    if model.device.has_own_memory:
-        return
-    memory = read_memory()
-    plan_memory(options, model, model.kv_groups, model.weight_bytes + model.lora_bytes(options.lora), memory)
-    check_step(options, model.spec, memory)
+class MemoryPlan(NamedTuple):
+    """The context, in tokens, the KV cache's bytes, and its blocks if they are fixed; and the memory, in words."""
+
+    max_model_len: int
+    cache_bytes: int
+    num_blocks: int | None
+    said: str
 
 
 def plan_memory(
-    options: EngineOptions, model: OpenedModel, groups: Sequence[GroupBytes], weight_bytes: int, memory: Memory
-) -> tuple[int, int]:
-    """See plan_kv_cache. `groups` and `weight_bytes` are those of the model and of what guesses for it."""
-    return plan_kv_cache(
+    options: EngineOptions,
+    model: OpenedModel,
+    stages: Sequence[StageSpec],
+    draft: OpenedDraft | None,
+    host: StageHost | None,
+) -> MemoryPlan:
+    """Plan a model that lies in this machine's memory, or in its stages in that of the machines of a `host`.
+
+    Raises ModelError if the model and what guesses for it cannot have the memory that they take.
+    """
+    weight_bytes, groups, memory = model.weight_bytes, model.kv_groups, read_memory()
+    if stages:
+        from .pipeline.loading import memory_of, stages_bytes
+
+        weight_bytes = stages_bytes(model, stages, options.max_num_batched_tokens)
+        if host is not None:
+            memory = memory_of(host, model, stages)
+    weight_bytes += model.lora_bytes(options.lora)
+    if draft is not None:
+        weight_bytes += draft.model.weight_bytes
+        groups = draft.with_own_bytes(groups)
+    max_model_len, cache_bytes = plan_kv_cache(
         options,
         model_limit=model.spec.max_positions,
         groups=groups,
@@ -51,6 +73,13 @@ def plan_memory(
         memory=memory,
         smaller=functools.partial(_quantized_bytes, options, model),
     )
+    num_blocks = options.num_gpu_blocks_override
+    if draft is not None:
+        if num_blocks is None:  # of both models
+            num_blocks = _cache_split(options, groups).blocks(cache_bytes)[0]
+        _check_step(options, draft.model.spec, memory)
+    _check_step(options, model.spec, memory)
+    return MemoryPlan(max_model_len, cache_bytes, num_blocks, _memory_text(memory, weight_bytes))
 
 
 def _quantized_bytes(options: EngineOptions, model: OpenedModel) -> dict[Method, int]:
@@ -67,7 +96,7 @@ def _quantized_bytes(options: EngineOptions, model: OpenedModel) -> dict[Method,
     return sizes
 
 
-def cache_split(options: EngineOptions, groups: Sequence[GroupBytes]) -> CacheSplit:
+def _cache_split(options: EngineOptions, groups: Sequence[GroupBytes]) -> CacheSplit:
     """Of blocks as they are on devices whose cache lies in the machine's memory."""
     return CacheSplit(groups, BLOCK_TOKENS, options.max_num_seqs, options.max_num_batched_tokens)
 
@@ -96,7 +125,7 @@ def plan_kv_cache(
     has_kv = keeps_kv(groups)
     what = "weights and adapters" if options.lora.lora_modules else "weights"
     if options.num_gpu_blocks_override is not None:
-        blocks = cache_split(options, groups)
+        blocks = _cache_split(options, groups)
         cache_bytes = blocks.bytes_with(options.num_gpu_blocks_override)
         cache_bytes += StateSplit.whole(state_bytes, options.max_num_seqs).num_bytes
         _check_room(what, weight_bytes, cache_bytes, memory, smaller, "--num-gpu-blocks-override")
@@ -120,7 +149,7 @@ def plan_kv_cache(
     fitting = split.first_blocks(block_bytes) * _ROUND_TOKENS
     cause = f"a KV cache of {cache_bytes / _GIB:.2f} GiB holds {fitting} tokens"
     given = options.kv_cache_space is not None
-    why = "" if given else f" ({memory_text(memory, weight_bytes)})"
+    why = "" if given else f" ({_memory_text(memory, weight_bytes)})"
     raised = "--kv-cache-space" if given or memory.cgroup_limit is None else "--kv-cache-space or that limit"
     if options.max_model_len is not None or fitting < 1:
         raise ModelError(
@@ -163,7 +192,7 @@ def _check_room(
         ceiling = f"{memory.ceiling / _GIB:.2f} GiB of memory that {owner}"
         raise ModelError(f"{needed} do not fit into the {ceiling}: {', or '.join(advice)}")
     if weight_bytes + cache_bytes > memory.available:
-        logger.warning("There is less memory than %s may come to take: %s", needed, memory_text(memory, weight_bytes))
+        logger.warning("There is less memory than %s may come to take: %s", needed, _memory_text(memory, weight_bytes))
 
 
 def _fewer_bits(sizes: Mapping[Method, int], room: int) -> str:
@@ -179,7 +208,7 @@ def _fewer_bits(sizes: Mapping[Method, int], room: int) -> str:
     return f"take a smaller model: even with --quantization {least} the weights take {sizes[least] / _GIB:.2f} GiB"
 
 
-def check_step(options: EngineOptions, spec: DecoderSpec, memory: Memory) -> None:
+def _check_step(options: EngineOptions, spec: DecoderSpec, memory: Memory) -> None:
     # Its pages appear with the first long prompt, which would end the server.
     widest = max(sum(mixer.activations for mixer in mixers(layer)) for layer in spec.all_layers)
     tokens, rows = options.max_num_batched_tokens, options.max_num_seqs
@@ -210,7 +239,7 @@ def _rows_per_token(spec: DecoderSpec) -> int:
     return max((mixture.experts_per_token + (mixture.shared is not None) for mixture in mixtures), default=1)
 
 
-def memory_text(memory: Memory, weight_bytes: int) -> str:
+def _memory_text(memory: Memory, weight_bytes: int) -> str:
     available = "an unknown amount" if memory.available is None else f"{memory.available / _GIB:.2f} GiB"
     limit = "" if memory.cgroup_limit is None else f" the control group's {memory.cgroup_limit / _GIB:.2f} GiB of"
     return f"{available} of{limit} memory is available, and the weights take {weight_bytes / _GIB:.2f} GiB"

@@ -17,6 +17,12 @@ TOKEN = "hf_of_the_tests"
 COMMITS = {"main": "a" * 40, "v2": "b" * 40}
 
 
+class Claimed(bytes):
+    """A file that the hub says has `claimed` bytes."""
+
+    claimed = 1 << 50
+
+
 class _Handler(BaseHTTPRequestHandler):
     """The hub's endpoints as its client uses them; own/gated is own/model, for those who have the TOKEN."""
 
@@ -47,7 +53,8 @@ class _Handler(BaseHTTPRequestHandler):
             if commit is None:
                 self._answer(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
             else:
-                siblings = [{"rfilename": file} for file in files]
+                sizes = {file: getattr(content, "claimed", len(content)) for file, content in files.items()}
+                siblings = [{"rfilename": n, "size": size, "blobId": n.encode().hex()} for n, size in sizes.items()]
                 self._answer(200, json.dumps({"id": name, "sha": commit, "siblings": siblings}).encode())
 
     def _file(self, files: Mapping[str, bytes], name: str, revision: str) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from ..files.reading import MAX_TOKENIZER_BYTES, is_there, require_file
 from ..start_log import start_logger
-from ..weights.hub import resolve_encoder
+from ..weights.hub import local_model, resolve_encoder
+from ..weights.hub_room import Download, check_room, not_cached
 from .description import describe_encoder
 from .encoder import CrossEncoder, Embedder, Encoder
 from .engine import EncoderEngine
@@ -25,14 +26,19 @@ def load_encoders(
     *,
     threads: int = EncoderOptions.threads,
     download_dir: str | Path | None = None,
+    beside: Sequence[Download] = (),
 ) -> EncoderEngine:
     """Load encoders, each from a folder or a hub id, under `names` or their own. The engine is not started yet.
 
-    Raises DeviceError without onnxruntime, and ModelError, which says what to change, if a model cannot be served.
+    What will be downloaded afterwards, `beside` them, must fit on the disk, too. Raises DeviceError without
+    onnxruntime, and ModelError, which says what to change, if a model cannot be served.
     """
     if not models:
         return EncoderEngine()
     import_onnxruntime()  # before anything is downloaded
+    encoders = [Download(model, is_encoder=True) for model in models if local_model(model) is None]
+    if missing := not_cached(encoders, download_dir):
+        check_room([*missing, *not_cached(beside, download_dir)], download_dir)
     # The threads that a graph computes with are started here and inherit this one's priority.
     with ThreadPoolExecutor(1, initializer=lower_thread_priority) as loader:
         return EncoderEngine(

@@ -6,7 +6,7 @@ import glob
 import json
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -65,17 +65,44 @@ def download_model(model: str, revision: str | None = None, download_dir: str | 
 
     Raises ModelError for a repository of neither, before anything of it is downloaded.
     """
-    repository, wanted = split_name(model)
+    repository, _ = split_name(model)
     names = repository_files(repository, revision, download_dir)
-    if wanted is not None or any(name.lower().endswith((".safetensors", ".gguf")) for name in names):
+    if not _is_encoder(model, names):
         return resolve(model, revision, download_dir)
-    if any(name.endswith(".onnx") for name in names):
-        return _download(model, revision, download_dir, _ENCODER_WANTED, _ENCODER_UNWANTED)
+    return _download(model, revision, download_dir, _ENCODER_WANTED, _ENCODER_UNWANTED)
+
+
+def wanted_files(model: str, names: Sequence[str], *, is_encoder: bool | None = False) -> list[str]:
+    """Those of a repository's files that `resolve` or `resolve_encoder` downloads; None: that `download_model` does.
+
+    Raises ModelError if no model is among them.
+    """
+    from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]  # documented, but not listed
+
+    repository, wanted = split_name(model)
+    if _is_encoder(model, names) if is_encoder is None else is_encoder:
+        return list(filter_repo_objects(names, allow_patterns=_ENCODER_WANTED, ignore_patterns=_ENCODER_UNWANTED))
+    if wanted is not None:
+        return choose_gguf(repository, names, wanted)
+    found = list(filter_repo_objects(names, allow_patterns=_WANTED + _WEIGHTS, ignore_patterns=_UNWANTED))
+    if any(name.endswith(".safetensors") for name in found):
+        return found
     refuse_pickles(model, names)
-    raise ModelError(f"{model} has no safetensors, GGUF or ONNX files: name another repository of the model")
+    return [*found, *choose_gguf(repository, names)]
 
 
-def refuse_pickles(model: str, names: list[str]) -> None:
+def _is_encoder(model: str, names: Sequence[str]) -> bool:
+    """Whether a repository has an encoder in ONNX and no other model. Raises ModelError if it has neither."""
+    _, wanted = split_name(model)
+    if wanted is not None or any(name.lower().endswith((".safetensors", ".gguf")) for name in names):
+        return False
+    if not any(name.endswith(".onnx") for name in names):
+        refuse_pickles(model, names)
+        raise ModelError(f"{model} has no safetensors, GGUF or ONNX files: name another repository of the model")
+    return True
+
+
+def refuse_pickles(model: str, names: Sequence[str]) -> None:
     """Raises ModelError for a repository without safetensors that has pickles and no GGUF files."""
     pickles = [name for name in names if name.endswith(_PICKLES)]
     if pickles and not any(name.lower().endswith(".gguf") for name in names):
@@ -176,7 +203,9 @@ def _download(
     return Path(path)
 
 
-def is_cached(model: str, revision: str | None, download_dir: str | Path | None) -> bool:
+def is_cached(
+    model: str, revision: str | None, download_dir: str | Path | None, *, is_encoder: bool | None = False
+) -> bool:
     """Whether weights of a hub id are in the cache, those of all shards that its index names."""
     from huggingface_hub import snapshot_download
 
@@ -189,6 +218,8 @@ def is_cached(model: str, revision: str | None, download_dir: str | Path | None)
                 )
             )
         names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+        if is_encoder:
+            return any(name.endswith(".onnx") for name in names)
         if wanted is not None or any(name.lower().endswith(".gguf") for name in names):
             return all((folder / name).exists() for name in choose_gguf(repository, names, wanted))
         index = folder / "model.safetensors.index.json"

@@ -17,6 +17,7 @@ from tidewheel.engine.errors import ModelError
 from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.weights.hub import download_model, local_model
 from tidewheel.engine.weights.hub_cache import CachedModel, cached_models, remove_model, size_of
+from tidewheel.engine.weights.hub_room import Download, check_room
 
 from ..options.parser import OptionParser, add_option, read_given
 from .sizes import in_bytes, in_words_ago
@@ -35,7 +36,9 @@ def pull(arguments: Sequence[str]) -> int:
         raise ModelError(f"{model} is here already: pull takes a hub id, such as owner/name")
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("tidewheel").setLevel(logging.INFO)
-    path = download_model(model, given.get("revision"), given.get("download_dir"))
+    revision, folder = given.get("revision"), given.get("download_dir")
+    check_room([Download(model, revision, is_encoder=None)], folder)
+    path = download_model(model, revision, folder)
     print(path)
     return 0
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from tidewheel.engine.declaring.mistakes import Mistakes, made
 from tidewheel.engine.declaring.option import options_of
+from tidewheel.engine.downloads import downloads_of
 from tidewheel.engine.encoders.load import load_encoders
 from tidewheel.engine.encoders.options import EncoderOptions
 from tidewheel.engine.errors import TidewheelError
@@ -82,6 +83,7 @@ async def _answer(batch: _Batch, total: int, done: Collection[str]) -> int:
         batch.encoders.names,
         threads=batch.encoders.threads,
         download_dir=batch.engine.download_dir,
+        beside=downloads_of(batch.engine),
     )
     engine = load_engine(batch.engine)
     app = build_app(engine, batch.app, encoders)

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from tidewheel.engine.downloads import downloads_of
 from tidewheel.engine.load import EngineLoad
 from tidewheel.engine.machine.memory import release_free_memory
 from tidewheel.engine.start_log import start_logger
@@ -109,4 +110,5 @@ def load_encoders_of(options: ServeOptions) -> EncoderEngine | None:
         options.encoders.names,
         threads=options.encoders.threads,
         download_dir=options.engine.download_dir,
+        beside=downloads_of(options.engine),
     )

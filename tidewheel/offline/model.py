@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, TypeAlias, cast
 
+from tidewheel.engine.downloads import downloads_of
 from tidewheel.engine.encoders.load import load_encoders
 from tidewheel.engine.engine import Engine
 from tidewheel.engine.errors import InvalidRequestError
@@ -60,6 +61,7 @@ class OfflineModel:
             options.encoders.names,
             threads=options.encoders.threads,
             download_dir=None if options.engine is None else options.engine.download_dir,
+            beside=() if options.engine is None else downloads_of(options.engine),
         )
         self.pooler = Pooler(self.encoders)
         self.engine: Engine | None = None

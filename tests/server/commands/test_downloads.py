@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import struct
 import subprocess
 import sys
@@ -12,13 +13,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import eagle3_zoo
 import encoder_zoo
 import gguf_files
 import models_zoo
 import numpy as np
 import pytest
 from engine.weights.quantized.checkpoint_formats import FORMATS, save
-from fake_hub import COMMITS, FakeHub, fake_hub
+from fake_hub import COMMITS, Claimed, FakeHub, fake_hub
 
 gguf = pytest.importorskip("gguf")
 torch = pytest.importorskip("torch")
@@ -49,6 +51,11 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeHub]:
     repositories["own/embedder"] = {
         str(path.relative_to(embedder)): path.read_bytes() for path in embedder.rglob("*") if path.is_file()
     }
+    repositories["own/huge"] = files | {"model.safetensors": Claimed(files["model.safetensors"])}
+    graph = repositories["own/embedder"]["onnx/model.onnx"]
+    repositories["own/huge-embedder"] = repositories["own/embedder"] | {"onnx/model.onnx": Claimed(graph)}
+    for name, made in zip(("own/llama", "own/eagle3"), eagle3_zoo.folders("llama"), strict=True):
+        repositories[name] = {path.name: path.read_bytes() for path in made.iterdir()}
     with fake_hub(repositories) as running:
         yield running
 
@@ -232,6 +239,52 @@ def test_what_cannot_be_served_is_refused_before_it_is_downloaded(
     if name != "own/gguf:Q8_0":  # whose metadata is most of it
         whole = len(shell.hub.repositories[name]["model.safetensors"])
         assert 0 < shell.hub.sent["model.safetensors"] < whole
+
+
+def test_what_the_disk_has_no_room_for_is_not_downloaded(shell: Shell) -> None:
+    pytest.importorskip("onnxruntime")
+    shell.hub.sent.clear()
+    draft = '--speculative-config {"model":"own/huge","num_speculative_tokens":2}'
+    whole, beside, guessed, pulled = shell(
+        "serve own/huge --port 0",
+        "serve own/model --port 0 --embedding-model own/huge-embedder",
+        f"serve own/model --port 0 {draft}",
+        "pull own/huge",
+    )
+    cache = shell.home / "hub"
+    needed = rf"1048576\.00 GiB are still to be downloaded, and the disk of {cache} has [0-9.]+ GiB free: "
+    advice = "delete models with tidewheel rm .*, or name a folder on a larger disk with HF_HOME or --download-dir"
+    for ran, names in (
+        (whole, "own/huge"),
+        (beside, "own/huge-embedder, own/model"),
+        (guessed, "own/model, own/huge"),
+        (pulled, "own/huge"),
+    ):
+        assert ran.code == 1
+        assert re.search(f": {names}: {needed}{advice}", ran.err)
+    assert not shell.hub.sent
+    blobs = cache / "models--own--huge" / "blobs"
+    blobs.mkdir(parents=True)
+    (blobs / b"model.safetensors".hex()).write_bytes(shell.hub.repositories["own/huge"]["model.safetensors"])
+    assert shell("pull own/huge")[0].code == 0  # the weights are there already
+    assert "model.safetensors" not in shell.hub.sent
+
+
+def test_what_guesses_counts_before_anything_is_downloaded(shell: Shell) -> None:
+    """The cache has room for a sequence of the model, and not for one of the draft model's beside it."""
+    shell.hub.sent.clear()
+    (kv,) = json.loads(shell("inspect own/model --json")[0].out)["kv_cache"]
+    space = 1.5 * 128 * kv["bytes"]["float32"] / kv["tokens"] / 2**30
+    small, layer = shell(
+        f"serve own/model --port 0 --device cpu --kv-cache-dtype float32 --max-model-len 128 --kv-cache-space {space} "
+        '--speculative-config {"model":"own/packed-4-zeros","num_speculative_tokens":2}',
+        "serve own/llama --port 0 --device cpu --kv-cache-space 1000000 "
+        '--speculative-config {"method":"eagle3","model":"own/eagle3"}',
+    )
+    assert "less than one sequence of 128" in small.err
+    assert "do not fit into the" in layer.err
+    assert "/tmp/" not in small.err + layer.err
+    assert [path for path in shell.home.rglob("*") if path.suffix == ".safetensors"] == []
 
 
 def test_of_a_hub_encoder_its_words_alone_are_inspected(shell: Shell) -> None:
