@@ -29,7 +29,7 @@ PAGES = sorted(
 FOLDERS = "deploy|docs|engine|load_tests|monitoring|native|requirements|server|tests|tidewheel|tools|.ci"
 PATH = re.compile(rf"(?<![\w./-])(?:{FOLDERS})/[\w./*-]*[\w*/]".replace(".ci", r"\.ci"))
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
-COMMANDS = ("serve", "bench", "chat", "run-batch", "inspect", "pull", "list", "rm")
+COMMANDS = ("serve", "bench", "chat", "complete", "run-batch", "inspect", "pull", "list", "rm")
 DOCKER_OPTIONS = {"--gpus", "--net", "--privileged", "--runtime"}
 VLLM_FLAGS = {*vllm_flags(), *RENAMED, *CONVERTED}
 # Not in code, where brackets mean something else.

@@ -17,6 +17,8 @@ usage: tidewheel COMMAND [ARGUMENTS]
 commands:
   serve [MODEL]   serve a model over an OpenAI-compatible API
   chat [MODEL]    talk to a model, with a server of its own if none runs
+  complete [MODEL]
+                  let a model go on with a text, in the same way
   run-batch -i IN -o OUT [MODEL]
                   answer a file of requests in OpenAI's batch format
   bench [MODEL]   measure speed and memory
@@ -57,9 +59,15 @@ def _without_blas_threads() -> Iterator[None]:
 
 
 def _chat(arguments: list[str]) -> int:
-    from .chat import run
+    from .chat import chat
 
-    return run(arguments)
+    return chat(arguments)
+
+
+def _complete(arguments: list[str]) -> int:
+    from .chat import complete
+
+    return complete(arguments)
 
 
 def _run_batch(arguments: list[str]) -> int:
@@ -109,6 +117,7 @@ def _rm(arguments: list[str]) -> int:
 _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "serve": _serve,
     "chat": _chat,
+    "complete": _complete,
     "run-batch": _run_batch,
     "bench": _bench,
     "inspect": _inspect,

@@ -1,5 +1,5 @@
-"""`tidewheel chat`: talk to a model from the terminal."""
+"""`tidewheel chat` and `tidewheel complete`: ask a model from the terminal."""
 
-from .command import run
+from .command import chat, complete
 
-__all__ = ["run"]
+__all__ = ["chat", "complete"]

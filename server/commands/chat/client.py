@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from tidewheel.engine.errors import TidewheelError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
+_TEXTS = ("content", "reasoning_content", "reasoning")
 
 
 class ChatError(TidewheelError):
@@ -57,33 +58,35 @@ class ChatClient:
         Pieces of reasoning go to `on_reasoning`. `tokens_per_second` is then that of the tokens after the first.
         Raises ChatError.
         """
+        messages = [*self.messages, {"role": "user", "content": text}]
+        answer = ""
+        for choice in self._stream("/chat/completions", {"messages": messages}):
+            delta = choice["delta"]
+            if reasoning := delta.get("reasoning_content") or delta.get("reasoning"):
+                on_reasoning(reasoning)
+            if piece := delta.get("content"):
+                answer += piece
+                yield piece
+        self.messages = [*messages, {"role": "assistant", "content": answer}]
+
+    def _stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """The choices of a streamed answer, whose speed is measured."""
         if self._model is None:
             models = self.models()
             if not models:
                 raise ChatError(f"{self._url} serves no model")
             self._model = models[0]
-        messages = [*self.messages, {"role": "user", "content": text}]
-        answer = ""
+        whole = {"model": self._model, **body, "stream": True, "stream_options": {"include_usage": True}}
         tokens, first, last = 0, 0.0, 0.0
-        with self._request("POST", "/chat/completions", self._body(messages)) as response:
+        with self._request("POST", path, json.dumps(whole).encode()) as response:
             for event in _events(response):
                 tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
-                for delta in (choice["delta"] for choice in event.get("choices", ())):
-                    reasoning, piece = delta.get("reasoning_content") or delta.get("reasoning"), delta.get("content")
-                    if reasoning or piece:
+                for choice in event.get("choices", ()):
+                    if choice.get("text") or any(choice.get("delta", {}).get(part) for part in _TEXTS):
                         last = time.perf_counter()
                         first = first or last
-                    if reasoning:
-                        on_reasoning(reasoning)
-                    if piece:
-                        answer += piece
-                        yield piece
+                    yield choice
         self.tokens_per_second = (tokens - 1) / (last - first) if tokens > 1 and last > first else None
-        self.messages = [*messages, {"role": "assistant", "content": answer}]
-
-    def _body(self, messages: list[dict[str, str]]) -> bytes:
-        streamed = {"stream": True, "stream_options": {"include_usage": True}}
-        return json.dumps({"model": self._model, "messages": messages, **streamed}).encode()
 
     def _request(self, method: str, path: str, body: bytes | None = None) -> _Response:
         connection = self._connection_type(*self._address)
@@ -99,6 +102,20 @@ class ChatClient:
             connection.close()
             raise
         return _Response(connection, response)
+
+
+class CompletionClient(ChatClient):
+    """The same server, asked to go on with texts. Each text stands alone."""
+
+    def __init__(self, url: str, *, model: str | None, api_key: str | None, max_tokens: int | None) -> None:
+        super().__init__(url, model=model, system=None, api_key=api_key)
+        self._limit = {} if max_tokens is None else {"max_tokens": max_tokens}
+
+    def ask(self, text: str, on_reasoning: Callable[[str], object] = lambda piece: None) -> Iterator[str]:
+        """What comes after the text, in pieces. Raises ChatError."""
+        for choice in self._stream("/completions", {"prompt": text, **self._limit}):
+            if piece := choice.get("text"):
+                yield piece
 
 
 class _Response:

@@ -1,4 +1,4 @@
-"""The `chat` command: one question or a conversation, with a server that runs or one that it starts."""
+"""The commands `chat` and `complete`: one question or many, to a server that runs or one that they start."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from .client import DEFAULT_URL, ChatClient, ChatError, UnreachableError
+from .client import DEFAULT_URL, ChatClient, ChatError, CompletionClient, UnreachableError
 from .local_server import local_server
 from .terminal import Screen, reader
 
@@ -23,34 +23,71 @@ Ctrl-C stops an answer. A line that ends with \\ goes on in the next one."""
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-def run(arguments: Sequence[str]) -> int:
+def chat(arguments: Sequence[str]) -> int:
     """The `chat` command. Raises ChatError."""
+    parser = _parser("chat", "MESSAGE", "Talk to a model", "ask this and leave; else a conversation")
+    parser.epilog = f"In the conversation:\n{_HELP}"
+    parser.add_argument("--system", "--system-prompt", metavar="TEXT", help="a system message to begin with")
+    return _run(
+        parser,
+        arguments,
+        lambda url, given: ChatClient(url, model=given.model, system=given.system, api_key=given.api_key),
+    )
+
+
+def complete(arguments: Sequence[str]) -> int:
+    """The `complete` command. Raises ChatError."""
+    parser = _parser(
+        "complete", "TEXT", "Let a model go on with a text", "go on with this and leave; else ask for texts"
+    )
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="the most tokens of an answer [the server's]")
+    return _run(
+        parser,
+        arguments,
+        lambda url, given: CompletionClient(url, model=given.model, api_key=given.api_key, max_tokens=given.max_tokens),
+    )
+
+
+def _parser(name: str, what: str, description: str, use: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="tidewheel chat",
-        usage="tidewheel chat [MODEL] [MESSAGE ...] [options]",
-        description="Talk to a model. Without a server at --url's default, one is started for as long as this takes.",
-        epilog=f"In the conversation:\n{_HELP}",
+        prog=f"tidewheel {name}",
+        usage=f"tidewheel {name} [MODEL] [{what} ...] [options]",
+        description=f"{description}. Without a server at --url's default, one is started for as long as this takes.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "message",
+        "text",
         nargs="*",
-        metavar="MESSAGE",
-        help="ask this and leave; else a conversation. A first word that is a folder, a GGUF file or OWNER/NAME is the "
-        "MODEL",
+        metavar=what,
+        help=f"{use}. A first word that is a folder, a GGUF file or OWNER/NAME is the MODEL",
     )
+    parser.add_argument("-q", "--quick", metavar=what, help=f"the same as {what}, none of whose words is a MODEL")
     parser.add_argument("--url", help=f"the server [{DEFAULT_URL} if one runs there, else one is started]")
-    parser.add_argument("--model", help="the model's name [the server's first]")
-    parser.add_argument("--system", help="a system message to begin with")
+    parser.add_argument("--model", "--model-name", metavar="NAME", help="the model's name [the server's first]")
     parser.add_argument(
-        "--api-key", default=os.environ.get("TIDEWHEEL_API_KEY", "").partition(" ")[0], help="[$TIDEWHEEL_API_KEY]"
+        "--api-key",
+        default=os.environ.get("TIDEWHEEL_API_KEY", "").partition(" ")[0],
+        metavar="KEY",
+        help="[$TIDEWHEEL_API_KEY]",
     )
-    options = parser.parse_args(list(arguments))
-    words: list[str] = options.message
-    source = words.pop(0) if words and options.url is None and _is_model(words[0]) else None
+    return parser
+
+
+def _run(
+    parser: argparse.ArgumentParser,
+    arguments: Sequence[str],
+    client_of: Callable[[str, argparse.Namespace], ChatClient],
+) -> int:
+    given = parser.parse_args(list(arguments))
+    words: list[str] = given.text
+    source = words.pop(0) if words and given.url is None and _is_model(words[0]) else None
+    if given.quick is not None:
+        if words:
+            parser.error(f"two texts: {' '.join(words)!r} and --quick {given.quick!r}")
+        words = [given.quick]
     screen = Screen(sys.stdout)
-    with _server(options.url, source, options.api_key, screen) as url:
-        client = ChatClient(url, model=options.model, system=options.system, api_key=options.api_key)
+    with _server(given.url, source, given.api_key, screen) as url:
+        client = client_of(url, given)
         if words:
             _say(client, " ".join(words), screen)
         else:

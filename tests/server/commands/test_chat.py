@@ -56,9 +56,27 @@ def test_one_shot(server: RunningServer, capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().out == "hi there\n"
 
 
+def test_vllms_options(server: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["--url", f"{server.url}/v1", "--model-name", "scripted", "-q", "SAY(on we go)YAS"]
+    assert main(["chat", *line, "--system-prompt", "be brief"]) == 0
+    assert main(["complete", *line, "--max-tokens", "5"]) == 0
+    assert capsys.readouterr().out == "on we go\non we\n"
+    chatted, completed = (
+        server.engine.tokenizer.decode(list(request.prompt_token_ids)) for request in server.engine.requests[-2:]
+    )
+    assert chatted == "<system>be brief<user>SAY(on we go)YAS<assistant>"
+    assert completed == "SAY(on we go)YAS"
+    with pytest.raises(SystemExit):
+        main(["chat", *line, "and", "more"])
+    assert "two texts: 'and more' and --quick 'SAY(on we go)YAS'" in capsys.readouterr().err
+
+
 def test_questions_from_a_pipe(
     server: RunningServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("SAY(c)YAS\nSAY(d)YAS\n"))
+    assert main(["complete", "--url", server.url]) == 0
+    assert capsys.readouterr().out == "c\nd\n"
     monkeypatch.setattr(sys, "stdin", io.StringIO("SAY(a)YAS\n\n/reset\nSAY(b)YAS\n/exit\nSAY(c)YAS\n"))
     assert main(["chat", "--url", server.url, "--model", "scripted"]) == 0
     assert capsys.readouterr().out == "a\nb\n"
