@@ -132,7 +132,7 @@ lock: | $(VENV)/.tools  ## resolve the pinned packages of the images again: requ
 	$(PIP) install --quiet --upgrade uv
 	$(LOCK) requirements/build.in --output-file requirements/build.txt
 	$(LOCK) pyproject.toml --output-file requirements/server.txt
-	for extra in onnx otel transformers tpu cuda; do \
+	for extra in onnx otel redis transformers tpu cuda; do \
 	    $(LOCK) --constraint requirements/server.txt --extra $$extra pyproject.toml --output-file requirements/$$extra.txt \
 	        $$(sed -n 's/^\([^= ]*\)==.*/--no-emit-package \1/p' requirements/server.txt) || exit; \
 	done

@@ -58,7 +58,7 @@ from .http.middleware import BodyLimit, JsonOnly, RequestId
 from .http.tidy_path import TidyPath
 from .protocol.decode import ParameterNotes
 from .protocol.rules import RequestRules
-from .responses.store import ResponseStore
+from .responses.store import Responses, ResponseStore
 from .served_models import ServedModels
 from .telemetry.encoder_metrics import EncoderMetrics
 from .telemetry.metrics import ServerMetrics
@@ -69,6 +69,7 @@ from .telemetry.tracing import TraceContext
 
 if TYPE_CHECKING:
     from .api.batches import Batches
+    from .stores.base import SharedStore
 
 
 def build_app(
@@ -125,7 +126,7 @@ def build_app(
     path = ChatPath(models, encoder, renderer, generations, defaults, formats, rules)
     completion_path = CompletionPath(models, encoder, generations, defaults, rules)
     formatter = LogprobsFormatter(tokenizer)
-    store = ResponseStore(options.max_stored_responses)
+    store = _responses(options.max_stored_responses, resources.shared_store)
     notes = ParameterNotes(options.unknown_parameters)
     batches: Batches | None = None
     if options.batch_dir is not None:
@@ -151,9 +152,12 @@ def build_app(
                 await batches.stop()
             await encoder_engine.stop()
             await engine.stop()
+            await store.close()
             encoder.close()
             if request_templates is not None:
                 request_templates.close()
+            if resources.shared_store is not None:
+                await resources.shared_store.close()
             if tracer is not None:
                 await asyncio.to_thread(tracer.close)
 
@@ -203,6 +207,15 @@ def build_app(
             refuses_unknown=options.unknown_parameters == "refuse",
         )
     return app
+
+
+def _responses(most: int, shared: SharedStore | None) -> Responses:
+    """Where responses are kept."""
+    if shared is None or not most:
+        return ResponseStore(most)
+    from .responses.shared import SharedResponses
+
+    return SharedResponses(shared, most)
 
 
 def template_of(tokenizer: Tokenizer, options: AppOptions, resources: AppResources) -> ModelTemplate:

@@ -14,6 +14,7 @@ from tidewheel.engine.models.generation import SAMPLING_NAMES
 
 from .chat.parser_names import REASONING_PARSER_NAMES, TOOL_CALL_PARSER_NAMES
 from .http.limits import AdmissionLimits
+from .stores.opening import check_store
 
 
 def check_api_key(key: str) -> str | None:
@@ -145,13 +146,28 @@ class AppOptions(Options):
     )
     max_stored_responses: int = option(
         1000,
-        "responses kept in memory for previous_response_id and retrieval, 256 MiB of them at most; 0 keeps none",
+        "responses kept for previous_response_id and retrieval, in memory (256 MiB of them at most) or in the shared "
+        "store; 0 keeps none",
         parse=count,
         check=at_least(0),
         metavar="N",
     )
     batch_dir: str | None = option(
         None, "a folder for uploaded files and batches: with it, /v1/files and /v1/batches are served", metavar="FOLDER"
+    )
+    shared_store: str | None = option(
+        None,
+        "where several replicas keep what any of them may be asked for, such as stored responses: a folder that all of "
+        "them see, or redis://HOST:PORT/DB, which needs the extra redis",
+        check=check_store,
+        metavar="FOLDER|URL",
+        secret=True,
+    )
+    shared_store_password: str | None = option(
+        None,
+        "the password of a store in Redis; other users of this machine see it on the command line",
+        metavar="PASSWORD",
+        secret=True,
     )
     web_ui: bool = option(True, "do not serve the page at /", flag="--disable-web-ui", turns_off=True)
     docs: bool = option(True, "do not serve /openapi.json and /docs", flag="--disable-fastapi-docs", turns_off=True)
@@ -233,5 +249,7 @@ class AppOptions(Options):
             yield "--enable-log-outputs needs --enable-log-requests: drop --disable-log-requests"
         if self.enable_auto_tool_choice and self.tool_call_parser == "none":
             yield "--enable-auto-tool-choice needs a --tool-call-parser other than none"
+        if self.shared_store_password is not None and "://" not in (self.shared_store or ""):
+            yield "--shared-store-password needs a --shared-store with a redis:// URL"
         if not self.allowed_origins:
             yield from self._needing(("allow_credentials", "allowed_methods", "allowed_headers"), "--allowed-origins")

@@ -16,10 +16,12 @@ from tidewheel.engine.files.wording import shown
 from tidewheel.engine.models.generation import GenerationConfig, read_generation_config, sampling_defaults
 
 from .app_options import AppOptions, check_api_key
+from .stores.opening import open_store
 
 if TYPE_CHECKING:
     from starlette.middleware import Middleware
 
+    from .stores.base import SharedStore
     from .telemetry.tracing import Tracer
 
 
@@ -37,6 +39,7 @@ class AppResources:
     sampling_defaults: Mapping[str, float | int] | None = None
     sampling_overrides: Mapping[str, float | int] = field(default_factory=dict)
     tracer: Tracer | None = None
+    shared_store: SharedStore | None = None
 
 
 def find_resources(options: AppOptions) -> AppResources:
@@ -49,6 +52,9 @@ def find_resources(options: AppOptions) -> AppResources:
         sampling_defaults=_sampling_defaults(options.generation_config),
         sampling_overrides=_sampling_overrides(options.override_generation_config),
         tracer=_tracer(options.otlp_traces_endpoint),
+        shared_store=None
+        if options.shared_store is None
+        else open_store(options.shared_store, options.shared_store_password),
     )
 
 

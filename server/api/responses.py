@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from ..chat.field_names import renamed_fields
 from ..chat.path import ChatPath
 from ..chat.run import ChatRun, NamedEventStream
 from ..errors import ApiError, bad_request
-from ..generation.frames import named_events
+from ..generation.frames import named_event, named_events
 from ..generation.logprobs import LogprobsFormatter
 from ..openapi.document import operation
 from ..protocol.chat import ChatCompletionRequest
@@ -34,9 +34,9 @@ from ..protocol.responses import (
     ResponsesRequest,
     TextConfig,
 )
-from ..responses.assembly import ResponseBuilder, new_item_id
+from ..responses.assembly import ResponseBuilder, new_item_id, new_response_id
 from ..responses.background import BackgroundRun
-from ..responses.store import NOT_KEPT, ResponseStore, StoredResponse
+from ..responses.store import Responses, StoredResponse
 from ..responses.translation import chat_request, prepare_body
 from ..telemetry.metrics import ServerMetrics
 from .body import whole_body
@@ -62,7 +62,7 @@ class ResponsesEndpoints:
         formatter: LogprobsFormatter,
         metrics: ServerMetrics,
         defaults: Mapping[str, float | int],
-        store: ResponseStore,
+        store: Responses,
         *,
         notes: ParameterNotes,
     ) -> None:
@@ -90,7 +90,7 @@ class ResponsesEndpoints:
     )
     async def _create(self, request: Request) -> HttpResponse:
         timer = self._metrics.start_timer()
-        ask = self._understand(await whole_body(request))
+        ask = await self._understand(await whole_body(request))
         body = ask.body
         with renamed_fields(ask.names):
             if body.truncation == "auto":
@@ -101,34 +101,29 @@ class ResponsesEndpoints:
         builder = ResponseBuilder(self._response(body, run), logprobs_of, encrypts_reasoning=encrypts_reasoning)
         stored = StoredResponse(builder.response, ask.items, ask.size) if builder.response.store else None
         if body.background and stored is not None:
-            return self._in_background(run, builder, stored, is_streamed=bool(body.stream))
-
-        def finish() -> Iterator[ResponseEvent]:
-            yield from builder.finish(run.usage())
-            self._keep(stored)
-
+            stored.is_streamed = bool(body.stream)
+            return await self._in_background(run, builder, stored)
         if body.stream:
-            return NamedEventStream(run, builder.push, begin=builder.begin, end=finish, failed=_failed(builder))
+            return _ResponseStream(run, builder, lambda: self._keep(stored))
         await run.feed(request.receive, builder.push)
-        for _ in finish():
+        for _ in builder.finish(run.usage()):
             pass
+        await self._keep(stored)
         return json_response(builder.response)
 
-    def _in_background(
-        self, run: ChatRun, builder: ResponseBuilder, stored: StoredResponse, *, is_streamed: bool
-    ) -> HttpResponse:
+    async def _in_background(self, run: ChatRun, builder: ResponseBuilder, stored: StoredResponse) -> HttpResponse:
         try:
-            self._store.add(stored)
-            stored.run = BackgroundRun(run, builder, lambda: self._keep_ended(stored), is_streamed=is_streamed)
+            await self._store.add(stored)
+            stored.run = BackgroundRun(run, builder, lambda: self._store.update(stored), is_streamed=stored.is_streamed)
         except BaseException:
-            self._store.remove(builder.response.id)
             run.generation.close()
+            await self._store.remove(builder.response.id)
             raise
-        return stored.run.stream() if is_streamed else json_response(builder.response)
+        return stored.run.stream() if stored.is_streamed else json_response(builder.response)
 
     @operation("Count a conversation's tokens", ResponsesRequest, InputTokens, example={"input": "Who are you?"})
     async def _count_tokens(self, request: Request) -> HttpResponse:
-        ask = self._understand(await whole_body(request))
+        ask = await self._understand(await whole_body(request))
         with renamed_fields(ask.names):
             return json_response(InputTokens(await self._path.count_tokens(ask.chat, ask.size)))
 
@@ -139,26 +134,26 @@ class ResponsesEndpoints:
             'this server does not compact conversations; ask for "truncation": "auto", or leave items out',
         )
 
-    def _understand(self, raw: bytearray) -> _Ask:
+    async def _understand(self, raw: bytearray) -> _Ask:
         body = self._decode(raw)
         body.check_input()
         if not self._store.is_enabled:
             for name in ("store", "background", "previous_response_id"):
                 if getattr(body, name):
                     raise unsupported(name, ": it keeps no responses (--max-stored-responses 0)")
-        earlier, size = self._earlier(body.previous_response_id)
-        items = self._input(body)
+        earlier, size = await self._earlier(body.previous_response_id)
+        items = await self._input(body)
         chat, names = chat_request(body, earlier, items)
         return _Ask(body, [*earlier, *items], len(raw) + size, chat, names)
 
-    def _earlier(self, response_id: str | None) -> tuple[Sequence[Item], int]:
+    async def _earlier(self, response_id: str | None) -> tuple[Sequence[Item], int]:
         """The items up to and including a response's, and their size in bytes."""
         if response_id is None:
             return (), 0
-        stored = self._store.get(response_id)
+        stored = await self._store.get(response_id)
         if stored is None:
             raise bad_request(
-                f"previous_response_id: there is no response {quoted(response_id)}; {NOT_KEPT}",
+                f"previous_response_id: there is no response {quoted(response_id)}; {self._store.not_kept}",
                 "previous_response_id",
                 "previous_response_not_found",
             )
@@ -170,14 +165,14 @@ class ResponsesEndpoints:
             )
         return stored.conversation, stored.size
 
-    def _input(self, body: ResponsesRequest) -> Sequence[Item]:
+    async def _input(self, body: ResponsesRequest) -> Sequence[Item]:
         """The request's own items, each with an id."""
         if isinstance(body.input, str):
             return [Message(id=new_item_id(Message), role="user", content=body.input)]
         items: list[Item] = []
         for i, item in enumerate(body.input or ()):
             if isinstance(item, ItemReference):
-                found = self._store.output_item(item.id)
+                found = await self._store.output_item(item.id)
                 if found is None:
                     raise bad_request(
                         f"input[{i}].id: no stored response has an item {quoted(item.id)}", f"input[{i}].id"
@@ -192,7 +187,7 @@ class ResponsesEndpoints:
         store = self._store.is_enabled and body.store is not False
         text = body.text or TextConfig()
         return Response(
-            id=f"resp_{uuid.uuid4().hex}",
+            id=new_response_id(),
             created_at=run.created,
             status="queued" if body.background else "in_progress",
             background=bool(body.background),
@@ -221,14 +216,33 @@ class ResponsesEndpoints:
     def _number(self, value: float | None, name: str) -> float:
         return float(self._defaults.get(name, 1.0) if value is None else value)
 
-    def _keep(self, stored: StoredResponse | None) -> None:
+    async def _keep(self, stored: StoredResponse | None) -> None:
         if stored is not None:
-            self._store.add(stored)
-
-    def _keep_ended(self, stored: StoredResponse) -> None:
-        if self._store.get(stored.response.id) is stored:  # and not deleted meanwhile
-            self._store.add(stored)
+            await self._store.add(stored)
 
 
-def _failed(builder: ResponseBuilder) -> Callable[[ApiError], bytes]:
-    return lambda error: named_events(builder.fail(error))
+class _ResponseStream(NamedEventStream):
+    """Streams a response, and keeps it before its last events are sent: whoever has read them may ask for it."""
+
+    def __init__(self, run: ChatRun, builder: ResponseBuilder, keep: Callable[[], Awaitable[None]]) -> None:
+        super().__init__(
+            run,
+            builder.push,
+            begin=builder.begin,
+            end=tuple,
+            failed=lambda error: named_events(builder.fail(error)),
+        )
+        self._builder = builder
+        self._keep = keep
+        self._last: list[bytes] = []
+
+    async def before_last(self) -> None:
+        """See EventStream."""
+        for event in self._builder.finish(self._run.usage()):
+            self._last.append(named_event(event))
+            await asyncio.sleep(0)
+        await self._keep()
+
+    def last_frames(self) -> Iterator[bytes]:
+        """See EventStream."""
+        return iter(self._last)

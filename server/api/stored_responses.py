@@ -19,7 +19,7 @@ from ..protocol.response_events import ResponseEvent
 from ..protocol.response_items import InputText, Item, ItemList, Message, OutputText
 from ..protocol.responses import DeletedResponse, check_include
 from ..protocol.responses import Response as ResponseObject
-from ..responses.store import NOT_KEPT, ResponseStore, StoredResponse
+from ..responses.store import Responses, StoredResponse
 from .json_response import json_response
 
 _MAX_PAGE = 100
@@ -46,7 +46,7 @@ class InputItemsQuery(msgspec.Struct):
 class StoredResponsesEndpoints:
     """Shows, deletes and cancels what is in a store."""
 
-    def __init__(self, store: ResponseStore) -> None:
+    def __init__(self, store: Responses) -> None:
         self._store = store
 
     def routes(self) -> list[Route]:
@@ -60,7 +60,7 @@ class StoredResponsesEndpoints:
 
     @operation("One kept response", response=ResponseObject, events=ResponseEvent, query=RetrieveQuery)
     async def _retrieve(self, request: Request) -> Response:
-        stored = self._stored(request)
+        stored = await self._stored(request)
         query = request.query_params
         check_include([*query.getlist("include"), *query.getlist("include[]")])
         if query.get("include_obfuscation") == "true":
@@ -77,23 +77,23 @@ class StoredResponsesEndpoints:
 
     @operation("Forget a response", response=DeletedResponse)
     async def _delete(self, request: Request) -> Response:
-        stored = self._stored(request)
+        stored = await self._stored(request)
         if stored.run is not None:
             await stored.run.cancel()
-        self._store.remove(stored.response.id)
+        await self._store.remove(stored.response.id)
         return json_response(DeletedResponse(stored.response.id))
 
     @operation("End a response that runs in the background", response=ResponseObject)
     async def _cancel(self, request: Request) -> Response:
-        stored = self._stored(request)
+        stored = await self._stored(request)
         if stored.run is None:
             raise bad_request("only a response that was created with background can be cancelled", "response_id")
         await stored.run.cancel()
-        return json_response(stored.response)
+        return json_response((await self._stored(request)).response)
 
     @operation("The items that a response was made from", response=ItemList, query=InputItemsQuery)
     async def _input_items(self, request: Request) -> Response:
-        items = [_listed(item) for item in self._stored(request).items]
+        items = [_listed(item) for item in (await self._stored(request)).items]
         query = request.query_params
         check_include([*query.getlist("include"), *query.getlist("include[]")])
         order, limit, after = query.get("order", "desc"), _integer(request, "limit", 20), query.get("after")
@@ -114,11 +114,11 @@ class StoredResponsesEndpoints:
             ItemList(data=page, first_id=first or None, last_id=last or None, has_more=len(items) > limit)
         )
 
-    def _stored(self, request: Request) -> StoredResponse:
+    async def _stored(self, request: Request) -> StoredResponse:
         response_id = request.path_params["id"]
-        stored = self._store.get(response_id)
+        stored = await self._store.get(response_id)
         if stored is None:
-            message = f"there is no response {quoted(response_id)}; {NOT_KEPT}"
+            message = f"there is no response {quoted(response_id)}; {self._store.not_kept}"
             raise ApiError(HTTPStatus.NOT_FOUND, message, param="response_id")
         return stored
 

@@ -120,6 +120,9 @@ class EventStream(Response, ABC, Generic[T]):
     def frame(self, item: T) -> bytes | Iterator[bytes]:
         """What an item becomes; an iterator if that is much, so that others have their turn between its frames."""
 
+    async def before_last(self) -> None:
+        """Waits for what the last frames stand for. What it raises breaks the stream off."""
+
     def last_frames(self) -> Iterable[bytes]:
         """What comes after the last item, with turns of others in between."""
         return ()
@@ -177,6 +180,7 @@ class EventStream(Response, ABC, Generic[T]):
             self._source.resume()
         if self._failure is not None:
             raise self._failure
+        await self.before_last()
         for frame in self.last_frames():
             await self._send(send, frame)
             await asyncio.sleep(0)

@@ -56,10 +56,23 @@ from ..protocol.responses import (
 )
 from ..protocol.usage import Usage
 
+_RESPONSE_PREFIX = "resp_"
+_HEX_DIGITS = 32  # of a UUID
+
 
 def new_item_id(item_type: type[Item]) -> str:
-    """An id for an item of that type."""
+    """An id for an item of a request."""
     return f"{ID_PREFIXES[item_type]}_{uuid.uuid4().hex}"
+
+
+def new_response_id() -> str:
+    """An id for a response, which the ids of its own items have in them: see `response_of_item`."""
+    return f"{_RESPONSE_PREFIX}{uuid.uuid4().hex}"
+
+
+def response_of_item(item_id: str) -> str:
+    """The id of the response that an item is of, if the item was made here."""
+    return _RESPONSE_PREFIX + item_id.partition("_")[2][:_HEX_DIGITS]
 
 
 class ResponseBuilder:
@@ -168,7 +181,8 @@ class ResponseBuilder:
     def _open(self, item: OutputItem) -> Iterator[ResponseEvent]:
         if self._item is not None:
             yield from self._close("completed")
-        self._item_id = item.id = new_item_id(type(item))
+        of_response = self.response.id.removeprefix(_RESPONSE_PREFIX)
+        self._item_id = item.id = f"{ID_PREFIXES[type(item)]}_{of_response}{self._index:04x}"
         item.status = "in_progress"
         self._item = item
         self._texts = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 from tidewheel.engine.stream import Sink
 
@@ -32,6 +32,11 @@ class EventLog:
         """Nothing more will be added."""
         self.is_complete = True
         self._tell()
+
+    @property
+    def has_readers(self) -> bool:
+        """Whether anybody reads it now."""
+        return bool(self._readers)
 
     def add(self, reader: EventLogReader) -> None:
         """Notifies `reader` of every new frame."""
@@ -110,19 +115,11 @@ class EventLogStream(EventStream[bytes]):
         return b""
 
 
-class BackgroundRun:
-    """Answers in a task of its own until the answer is whole, fails or is cancelled; then calls `on_end`.
+class KeptRun:
+    """What is left of a background response, or of one that another replica makes: its events, if `log` keeps any."""
 
-    With `is_streamed`, `log` keeps all events.
-    """
-
-    def __init__(
-        self, run: ChatRun, builder: ResponseBuilder, on_end: Callable[[], None], *, is_streamed: bool
-    ) -> None:
-        self.log = EventLog() if is_streamed else None
-        self._abort: Callable[[], None] = run.generation.abort
-        self._note(builder.begin())
-        self._task = asyncio.create_task(self._answer(run, builder, on_end))
+    def __init__(self, log: EventLog | None) -> None:
+        self.log = log
 
     def stream(self, start: int = 0) -> EventLogStream:
         """The events from number `start` on, for a run that is streamed."""
@@ -131,10 +128,28 @@ class BackgroundRun:
 
     async def cancel(self) -> None:
         """Ends the run. A response that has ended already stays as it is."""
+
+
+class BackgroundRun(KeptRun):
+    """Answers in a task of its own until the answer is whole, fails or is cancelled; then awaits `on_end`.
+
+    With `is_streamed`, `log` keeps all events.
+    """
+
+    def __init__(
+        self, run: ChatRun, builder: ResponseBuilder, on_end: Callable[[], Awaitable[None]], *, is_streamed: bool
+    ) -> None:
+        super().__init__(EventLog() if is_streamed else None)
+        self._abort: Callable[[], None] = run.generation.abort
+        self._note(builder.begin())
+        self._task = asyncio.create_task(self._answer(run, builder, on_end))
+
+    async def cancel(self) -> None:
+        """See KeptRun."""
         self._abort()
         await asyncio.shield(self._task)
 
-    async def _answer(self, run: ChatRun, builder: ResponseBuilder, on_end: Callable[[], None]) -> None:
+    async def _answer(self, run: ChatRun, builder: ResponseBuilder, on_end: Callable[[], Awaitable[None]]) -> None:
         try:
             await run.generation.feed(lambda output: self._note(builder.push(run.delta(output))))
             self._note(builder.finish(run.usage()))
@@ -147,7 +162,7 @@ class BackgroundRun:
             self._abort = lambda: None  # nothing of what made the response is kept
             if self.log is not None:
                 self.log.complete()
-            on_end()
+            await on_end()
 
     def _note(self, events: Iterable[ResponseEvent]) -> None:
         if self.log is not None:

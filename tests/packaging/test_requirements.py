@@ -18,7 +18,7 @@ except ImportError:  # Python 3.10
 
 ROOT = Path(__file__).parents[2]
 REQUIREMENTS = ROOT / "requirements"
-EXTRAS = ("onnx", "otel", "transformers", "tpu", "cuda")
+EXTRAS = ("onnx", "otel", "redis", "transformers", "tpu", "cuda")
 MACHINES = {"Dockerfile.cpu": "x86_64", "Dockerfile.arm": "aarch64", "Dockerfile.s390x": "s390x"}
 
 
@@ -93,7 +93,7 @@ def test_extras_can_be_combined(machine: str) -> None:
 
 
 @pytest.mark.parametrize("machine", MACHINES.values())
-@pytest.mark.parametrize("name", ["server", "onnx", "otel", "transformers"])
+@pytest.mark.parametrize("name", ["server", "onnx", "otel", "redis", "transformers"])
 def test_images_on_a_vendors_base_keep_its_torch(name: str, machine: str) -> None:
     assert not pins(name, machine).keys() & {"torch", "jax", "jaxlib", "triton"}
 

@@ -1,4 +1,4 @@
-"""What a server keeps in its own memory or folder: with several replicas it is refused, never in one of them alone."""
+"""What a server keeps: several replicas share it or refuse it, and never is it in one of them alone."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from tidewheel.server.options.serve import ServeOptions
 
 
 def without_own_state(options: ServeOptions) -> ServeOptions:
-    """The options for one of several replicas: it keeps no responses.
+    """The options for one of several replicas: without a shared store, it keeps no responses.
 
     Raises TidewheelError for what would be in one replica alone.
     """
     app, lora = options.app, options.engine.lora
     default = next(field.default for field in fields(AppOptions) if field.name == "max_stored_responses")
-    if app.max_stored_responses not in (0, default):
+    if app.shared_store is None and app.max_stored_responses not in (0, default):
         raise TidewheelError(
-            f"--max-stored-responses {app.max_stored_responses} needs a single replica: stored responses lie in the "
-            "memory of one. Leave it out; requests that need a stored response are then refused"
+            f"--max-stored-responses {app.max_stored_responses} needs a single replica or --shared-store: stored "
+            "responses would lie in the memory of one. Leave it out; requests that need a stored response are then "
+            "refused"
         )
     if app.batch_dir is not None:
         raise TidewheelError(
@@ -33,4 +34,4 @@ def without_own_state(options: ServeOptions) -> ServeOptions:
         )
     if options.engine.kv_offload is not None:
         raise TidewheelError("--kv-offload needs a single replica: its folder belongs to one process")
-    return replace(options, app=replace(app, max_stored_responses=0))
+    return options if app.shared_store else replace(options, app=replace(app, max_stored_responses=0))

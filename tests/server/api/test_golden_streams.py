@@ -22,7 +22,7 @@ from tidewheel.engine.stream import RequestStream, Sink
 GOLDEN = Path(__file__).with_name("golden")
 VARIABLE = [
     (re.compile(rb'"id":"(chatcmpl|cmpl)-[0-9a-f]{32}"'), rb'"id":"\1-0"'),
-    (re.compile(rb'id":"(call|resp|msg|rs|fc)_[0-9a-f]{24,32}"'), rb'id":"\1_0"'),
+    (re.compile(rb'id":"(call|resp|msg|rs|fc)_[0-9a-f]{24,36}"'), rb'id":"\1_0"'),
     (re.compile(rb'"(created|created_at|completed_at)":\d{10}'), rb'"\1":0'),
     (re.compile(rb'"request_id":"[0-9a-f]{32}"'), b'"request_id":"0"'),
     (re.compile(rb'"system_fingerprint":"fp_[0-9a-f]{12}"'), b'"system_fingerprint":"fp_0"'),

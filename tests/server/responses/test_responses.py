@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
@@ -346,27 +347,31 @@ def test_those_used_last_are_kept(start_server: StartServer) -> None:
 
 def test_the_store_is_bounded_in_bytes_but_keeps_what_runs(server: RunningServer) -> None:
     def stored(name: str, **fields: Any) -> StoredResponse:
-        response = msgspec.convert({**create(server, "hi"), "id": name, **fields}, Response)
+        response = msgspec.convert({**create(server, "hi"), "id": f"resp_{name}", **fields}, Response)
         return StoredResponse(response, (), 1000)
 
+    async def kept(names: str) -> str:
+        return "".join([name for name in names if await store.get(f"resp_{name}")])
+
+    async def fill() -> None:
+        await store.add(stored("r", status="queued"))
+        for name in "abc":
+            await store.add(stored(name))
+        assert await kept("rabc") == "rc"
+        ended = await store.get("resp_r")
+        assert ended is not None
+        ended.response.status = "completed"
+        await store.add(ended)  # the newest now
+        await store.add(stored("d"))
+        assert await kept("rcd") == "rd"
+        await store.remove("resp_d")
+        await store.add(stored("e"))
+        assert await kept("re") == "re"
+        await store.add(stored("h", metadata={"x": "y" * 5000}))
+        assert await kept("reh") == ""
+
     store = ResponseStore(5, max_bytes=4096)
-    store.add(stored("running", status="queued"))
-    for name in "abc":
-        store.add(stored(name))
-    assert [name for name in ("running", "a", "b", "c") if store.get(name)] == ["running", "c"]
-    ended = store.get("running")
-    assert ended is not None
-    ended.response.status = "completed"
-    store.add(ended)  # the newest now
-    store.add(stored("d"))
-    assert [name for name in ("running", "c", "d") if store.get(name)] == ["running", "d"]
-    store.remove("d")
-    store.add(stored("e"))
-    assert [name for name in ("running", "e") if store.get(name)] == ["running", "e"]
-    item = ended.response.output[0]
-    store.add(stored("huge", metadata={"x": "y" * 5000}))
-    assert [name for name in ("running", "e", "huge") if store.get(name)] == []
-    assert store.output_item(str(item.id)) is None
+    asyncio.run(fill())
 
 
 def test_a_server_that_keeps_nothing_says_so(start_server: StartServer) -> None:

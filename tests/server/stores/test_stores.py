@@ -1,0 +1,170 @@
+"""Stores that several replicas share: what is put is there for all of them, within bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+from server.redis_servers import redis_server
+
+from tidewheel.engine.errors import TidewheelError
+from tidewheel.server.errors import ApiError
+from tidewheel.server.stores.base import MAX_VALUE_BYTES, Kind, SharedStore, StoreError
+from tidewheel.server.stores.opening import check_store, open_store
+
+THINGS = Kind(name="things")
+
+
+@pytest.fixture(params=["folder", "redis"])
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "folder":
+        yield str(tmp_path)
+        return
+    with redis_server() as url:
+        yield url
+
+
+def with_two(target: str, work: Callable[[SharedStore, SharedStore], Awaitable[None]]) -> None:
+    """Does the work with a store that two replicas have opened."""
+
+    async def do() -> None:
+        first, second = open_store(target, None), open_store(target, None)
+        try:
+            await work(first, second)
+        finally:
+            await first.close()
+            await second.close()
+
+    asyncio.run(do())
+
+
+def test_what_one_puts_all_have(target: str) -> None:
+    async def work(first: SharedStore, second: SharedStore) -> None:
+        key = "../../\0 of a client\n" + "x" * 5000
+        assert await second.get(THINGS, key) is None
+        assert await first.put(THINGS, key, b"\0one\r\n")
+        assert await second.get(THINGS, key) == b"\0one\r\n"
+        assert not await second.put(THINGS, key, b"two", "new")
+        assert await second.put(THINGS, key, b"three", "there")
+        assert not await second.put(THINGS, "other", b"four", "there")
+        assert await first.values(THINGS) == [b"three"]
+        assert await second.values(Kind(name="others")) == []
+        assert await second.delete(THINGS, key)
+        assert not await first.delete(THINGS, key)
+        assert await first.values(THINGS) == []
+
+    with_two(target, work)
+
+
+def test_one_of_many_is_the_first(target: str) -> None:
+    async def work(first: SharedStore, second: SharedStore) -> None:
+        puts = [store.put(THINGS, "key", b"%d" % i, "new") for i, store in enumerate([first, second] * 20)]
+        were_put = await asyncio.gather(*puts)
+        assert sum(were_put) == 1
+        assert await first.get(THINGS, "key") == b"%d" % were_put.index(True)
+
+    with_two(target, work)
+
+
+def test_readers_find_whole_values(target: str) -> None:
+    async def work(first: SharedStore, second: SharedStore) -> None:
+        values = [bytes([65 + i]) * 50_000 + b"\r\n" for i in range(8)]
+        await first.put(THINGS, "key", values[0])
+        found = await asyncio.gather(
+            *(first.put(THINGS, "key", value) for value in values), *(second.get(THINGS, "key") for _ in range(20))
+        )
+        assert all(value in values for value in found[len(values) :])
+
+    with_two(target, work)
+
+
+def test_those_used_last_are_kept(target: str) -> None:
+    few = Kind(name="few", most=2, expires_s=5000, renews=True)
+
+    async def work(first: SharedStore, second: SharedStore) -> None:
+        for key in "abc":
+            await first.put(few, key, key.encode())
+            await asyncio.sleep(0.02)  # as file systems' clocks tick
+            if key == "b":
+                assert await second.get(few, "a") == b"a"
+        assert sorted(await second.values(few)) == [b"a", b"c"]
+
+    with_two(target, work)
+
+
+def test_values_expire_unless_they_are_used(target: str) -> None:
+    short, renewed = Kind(name="short", expires_s=0.8), Kind(name="renewed", expires_s=0.8, renews=True)
+
+    async def work(first: SharedStore, second: SharedStore) -> None:
+        for kind in (short, renewed):
+            await first.put(kind, "key", b"value")
+        for _ in range(2):
+            await asyncio.sleep(0.45)
+            assert await second.get(renewed, "key") == b"value"
+        assert await second.get(short, "key") is None
+        assert await second.values(short) == []
+        assert await second.put(short, "key", b"again", "new")
+
+    with_two(target, work)
+
+
+def test_what_is_too_large_is_refused(target: str) -> None:
+    async def work(first: SharedStore, second: SharedStore) -> None:
+        with pytest.raises(ApiError, match="takes at most"):
+            await first.put(THINGS, "key", bytes(MAX_VALUE_BYTES + 1))
+
+    with_two(target, work)
+
+
+def only_files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def test_files_are_private_and_links_are_not_followed(tmp_path: Path) -> None:
+    async def work(first: SharedStore, second: SharedStore) -> None:
+        await first.put(THINGS, "key", b"value")
+        (file,) = only_files(tmp_path)
+        assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+        other = tmp_path / "secret"
+        other.write_bytes(b"secret")
+        file.unlink()
+        file.symlink_to(other)
+        with pytest.raises(StoreError):
+            await second.get(THINGS, "key")
+        file.unlink()
+        os.mkfifo(file)  # which nobody writes to
+        assert await second.get(THINGS, "key") is None
+
+    with_two(str(tmp_path), work)
+
+
+def test_a_store_that_has_gone_is_a_503() -> None:
+    async def work() -> None:
+        with redis_server() as url:
+            store = open_store(url, None)
+            await store.put(THINGS, "key", b"value")
+        with pytest.raises(StoreError) as caught:
+            await store.get(THINGS, "key")
+        assert (caught.value.status, caught.value.code) == (503, "store_unavailable")
+        await store.close()
+
+    asyncio.run(work())
+
+
+def test_what_cannot_be_opened_is_told_without_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = "redis://user:pass-word@127.0.0.1:1/3?password=pass-word"
+    with pytest.raises(TidewheelError, match=r"--shared-store redis://127.0.0.1:1/3 cannot be used") as caught:
+        open_store(url, "pass-word")
+    assert "pass-word" not in str(caught.value)
+    (tmp_path / "file").touch()
+    with pytest.raises(TidewheelError, match="name a folder that this process may write to"):
+        open_store(str(tmp_path / "file"), None)
+    monkeypatch.setitem(sys.modules, "redis", None)
+    with pytest.raises(TidewheelError, match=r"pip install 'tidewheel\[redis\]'") as caught:
+        open_store(url, None)
+    assert "pass-word" not in str(caught.value)
+    assert "redis://" in (check_store("http://somewhere") or "")
