@@ -60,6 +60,7 @@ from .protocol.decode import ParameterNotes
 from .protocol.rules import RequestRules
 from .responses.store import Responses, ResponseStore
 from .served_models import ServedModels
+from .shared_adapters import SharedAdapters
 from .telemetry.encoder_metrics import EncoderMetrics
 from .telemetry.metrics import ServerMetrics
 from .telemetry.reports import RequestReports
@@ -90,12 +91,17 @@ def build_app(
     resources = resources or find_resources(options)
     encoder_engine = encoder_engine or EncoderEngine()
     tokenizer = engine.tokenizer
+    loras = engine.loras
+    shared_adapters: SharedAdapters | None = None
+    if resources.shared_store is not None and loras is not None and loras.allows_updates:
+        shared_adapters = SharedAdapters(resources.shared_store, loras)
     models = ServedModels(
         options.served_model_names or [engine.model_name],
         engine.model_name,
         engine.context_of,
         encoder_engine.encoders.values(),
-        engine.loras,
+        loras,
+        shared=shared_adapters,
         accepts_any=options.skip_model_name_validation,
     )
     template, formats = read_template or template_of(tokenizer, options, resources)
@@ -180,7 +186,7 @@ def build_app(
         *OllamaEmbeddings(models, encoders, encoder, notes=notes).routes(),
         *OllamaModelEndpoints(models, engine, formats, fills=completion_path.fill is not None, notes=notes).routes(),
         *models_routes(models),
-        *adapter_routes(engine.loras, models, notes=notes),
+        *adapter_routes(loras, models, shared_adapters, notes=notes),
         *RenderEndpoints(path, completion_path, encoder, notes=notes).routes(),
         *InfillEndpoint(completion_path, encoder, metrics, notes=notes).routes(),
         *TokenizeEndpoints(

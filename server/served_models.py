@@ -7,12 +7,14 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from http import HTTPStatus
 
+from tidewheel.engine.adapters.options import LoraModule
 from tidewheel.engine.adapters.registry import LoraLease, LoraRegistry, UnknownLoraError
 from tidewheel.engine.encoders.encoder import Encoder
 from tidewheel.engine.errors import ModelError, TidewheelError, quoted, shortened
 
 from .errors import ApiError, bad_request
 from .protocol.models import ModelCard
+from .shared_adapters import SharedAdapters
 
 _MOST_NAMED = 16  # of the models that are served, in an error
 
@@ -23,7 +25,7 @@ class ServedModels:
     With `accepts_any` it answers to names that nothing is served under, too. `source` is the folder or hub id that
     the model came from; clients are shown a hub id as the `root`, but no folder. `context_of` gives a context in
     tokens, by how many times an adapter makes it longer: see Engine. `encoders` and the adapters in `loras` are
-    listed beside it. Raises ModelError if two of them have one name.
+    listed beside it; `shared` are those that replicas share. Raises ModelError if two of them have one name.
     """
 
     def __init__(
@@ -34,11 +36,13 @@ class ServedModels:
         encoders: Collection[Encoder] = (),
         loras: LoraRegistry | None = None,
         *,
+        shared: SharedAdapters | None = None,
         accepts_any: bool = False,
     ) -> None:
         self._created = created = int(time.time())
         self._context_of = context_of
         self._loras = loras
+        self._shared = shared
         self._accepts_any = accepts_any
         max_model_len = context_of(1.0)
         self.root = _root(source, names[0])
@@ -58,8 +62,15 @@ class ServedModels:
         for module in [] if loras is None else loras.modules:
             self.check_new(module.name)
 
-    def resolve(self, name: str | None) -> str:
+    async def refresh(self) -> None:
+        """Learns which adapters other replicas have loaded. Raises StoreError."""
+        if self._shared is not None:
+            await self._shared.refresh()
+
+    async def resolve(self, name: str | None) -> str:
         """The name to answer with. Raises ApiError (404) for a model that is not served, 400 for an encoder."""
+        if name is not None and self._shared is not None and name not in self._cards:
+            await self._shared.refresh_one(name)
         if name is None or (self._accepts_any and not self._serves(name)):
             return self.default
         card = self.card(name)
@@ -81,6 +92,8 @@ class ServedModels:
         if self._loras is None or name in self._cards:
             return None
         try:
+            if self._shared is not None:
+                await self._shared.load(name)
             return await self._loras.lease(name)
         except UnknownLoraError:
             raise self._not_served(name) from None
@@ -107,8 +120,7 @@ class ServedModels:
     @property
     def cards(self) -> list[ModelCard]:
         """What clients are told of each model."""
-        loras = [] if self._loras is None else self._loras.modules
-        return [*self._cards.values(), *(self._lora_card(module.name, module.base_model_name) for module in loras)]
+        return [*self._cards.values(), *(self._lora_card(one.name, one.base_model_name) for one in self._lora_modules)]
 
     def card(self, name: str) -> ModelCard:
         """What clients are told of one model. Raises ApiError (404) for one that is not served."""
@@ -116,12 +128,18 @@ class ServedModels:
             return self._cards[name]
         if not self._serves(name):
             raise self._not_served(name)
-        assert self._loras is not None
-        parents = {module.name: module.base_model_name for module in self._loras.modules}
+        parents = {module.name: module.base_model_name for module in self._lora_modules}
         return self._lora_card(name, parents.get(name))
 
+    @property
+    def _lora_modules(self) -> list[LoraModule]:
+        known = [] if self._loras is None else self._loras.modules
+        return known if self._shared is None else [*known, *self._shared.modules]
+
     def _serves(self, name: str) -> bool:
-        return name in self._cards or (self._loras is not None and self._loras.knows(name))
+        if name in self._cards or (self._loras is not None and self._loras.knows(name)):
+            return True
+        return self._shared is not None and any(module.name == name for module in self._shared.modules)
 
     def _lora_card(self, name: str, parent: str | None) -> ModelCard:
         return ModelCard(

@@ -17,16 +17,20 @@ from ..openapi.document import operation
 from ..protocol.adapters import LoadLoraRequest, UnloadLoraRequest
 from ..protocol.decode import BodyDecoder, ParameterNotes
 from ..served_models import ServedModels
+from ..shared_adapters import SharedAdapters
 from .body import whole_body
 
 _LOAD_PATH, _UNLOAD_PATH = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
 
 class AdapterEndpoints:
-    """Loads and unloads adapters."""
+    """Loads and unloads adapters: this server's own, or those that are `shared` with other replicas."""
 
-    def __init__(self, loras: LoraRegistry, models: ServedModels, *, notes: ParameterNotes) -> None:
+    def __init__(
+        self, loras: LoraRegistry, models: ServedModels, shared: SharedAdapters | None, *, notes: ParameterNotes
+    ) -> None:
         self._loras = loras
+        self._shared = shared
         self._models = models
         self._decode_load = BodyDecoder(LoadLoraRequest, notes=notes)
         self._decode_unload = BodyDecoder(UnloadLoraRequest, notes=notes)
@@ -52,7 +56,8 @@ class AdapterEndpoints:
             raise bad_request("lora_name and lora_path must not be empty")
         try:
             self._models.check_new(body.lora_name)
-            await self._loras.add(LoraModule(body.lora_name, body.lora_path), replace=body.load_inplace is True)
+            adapters = self._loras if self._shared is None else self._shared
+            await adapters.add(LoraModule(body.lora_name, body.lora_path), replace=body.load_inplace is True)
         except LoraExistsError as error:
             raise bad_request(f"{error}; unload it first, or send load_inplace", "lora_name") from None
         except TidewheelError as error:
@@ -70,16 +75,21 @@ class AdapterEndpoints:
     async def _unload(self, request: Request) -> Response:
         body = self._decode_unload(await whole_body(request))
         try:
-            self._loras.remove(body.lora_name)
+            if self._shared is None:
+                self._loras.remove(body.lora_name)
+            else:
+                await self._shared.remove(body.lora_name)
         except UnknownLoraError as error:
             raise ApiError(HTTPStatus.NOT_FOUND, f"{error}; /v1/models lists them", param="lora_name") from None
         return PlainTextResponse(f"Success: LoRA adapter {quoted(body.lora_name)} removed successfully.")
 
 
-def adapter_routes(loras: LoraRegistry | None, models: ServedModels, *, notes: ParameterNotes) -> list[Route]:
+def adapter_routes(
+    loras: LoraRegistry | None, models: ServedModels, shared: SharedAdapters | None, *, notes: ParameterNotes
+) -> list[Route]:
     """The endpoints. Where there are no adapters, or they must not be changed, every request is refused."""
     if loras is not None and loras.allows_updates:
-        return AdapterEndpoints(loras, models, notes=notes).routes()
+        return AdapterEndpoints(loras, models, shared, notes=notes).routes()
     return [Route(path, _refuse, methods=["POST"]) for path in (_LOAD_PATH, _UNLOAD_PATH)]
 
 

@@ -17,10 +17,12 @@ def models_routes(models: ServedModels) -> list[Route]:
 
     @operation("List the served models", response=ModelList)
     async def list_models(request: Request) -> Response:
+        await models.refresh()
         return json_response(ModelList(data=models.cards))
 
     @operation("One served model", response=ModelCard)
     async def retrieve_model(request: Request) -> Response:
+        await models.refresh()
         return json_response(models.card(request.path_params["name"]))
 
     return [Route("/v1/models", list_models), Route("/v1/models/{name:path}", retrieve_model)]

@@ -100,7 +100,7 @@ class OllamaEndpoints:
         timer = self._metrics.start_timer()
         raw = await whole_body(request)
         body = self._decode_chat(raw)
-        model = self._model(body)
+        model = await self._model(body)
         chat = chat_request(body, model)
         if not body.messages:
             return json_response(loaded(self._named(body), "chat"))
@@ -121,7 +121,7 @@ class OllamaEndpoints:
         timer = self._metrics.start_timer()
         raw = await whole_body(request)
         body = self._decode_generate(raw)
-        model = self._model(body)
+        model = await self._model(body)
         body.check_supported()
         if not body.prompt and not body.suffix:
             return json_response(loaded(self._named(body), "generate"))
@@ -169,8 +169,9 @@ class OllamaEndpoints:
         (answer,) = await run.whole(request.receive)
         return json_response(builder.whole(answer))
 
-    def _model(self, body: OllamaGenerationBody) -> str:
-        return self._models.resolve(untagged(body.model, [card.id for card in self._models.cards]))
+    async def _model(self, body: OllamaGenerationBody) -> str:
+        await self._models.refresh()
+        return await self._models.resolve(untagged(body.model, [card.id for card in self._models.cards]))
 
     def _named(self, body: OllamaGenerationBody) -> str:
         return tagged(self._models.default) if body.model is None else body.model

@@ -74,6 +74,7 @@ class OllamaModelEndpoints:
 
     @operation("List the served models in Ollama's shapes", response=OllamaModels, error=OllamaError)
     async def _tags(self, request: Request) -> Response:
+        await self._models.refresh()
         models = [
             OllamaModel(
                 name=tagged(card.id),
@@ -89,6 +90,7 @@ class OllamaModelEndpoints:
 
     @operation("List the loaded models in Ollama's shapes", response=OllamaRunningModels, error=OllamaError)
     async def _running(self, request: Request) -> Response:
+        await self._models.refresh()
         models = [
             OllamaRunningModel(
                 name=tagged(card.id),
@@ -114,6 +116,7 @@ class OllamaModelEndpoints:
     )
     async def _show(self, request: Request) -> Response:
         body = self._decode_show(await whole_body(request))
+        await self._models.refresh()
         asked = untagged(body.model or body.name, [card.id for card in self._models.cards])
         card = self._models.card(asked or self._models.default)
         generates = self._models.generates(card.id)

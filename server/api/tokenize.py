@@ -54,7 +54,7 @@ class TokenizeEndpoints:
     async def _tokenize(self, request: Request) -> Response:
         raw = await whole_body(request)
         body = self._decode_tokenize(raw)
-        self._models.resolve(body.model)
+        await self._models.resolve(body.model)
         return await self._renderer.run(len(raw), body.chat_template, lambda: self._tokenized(body))
 
     def _tokenized(self, body: TokenizeRequest) -> Response:
@@ -86,7 +86,7 @@ class TokenizeEndpoints:
     async def _detokenize(self, request: Request) -> Response:
         raw = await whole_body(request)
         body = self._decode_detokenize(raw)
-        self._models.resolve(body.model)
+        await self._models.resolve(body.model)
         return await self._encoder.run(len(raw), lambda: self._detokenized(body))
 
     def _detokenized(self, body: DetokenizeRequest) -> Response:

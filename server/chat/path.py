@@ -75,7 +75,7 @@ class ChatPath:
         the log, and `id_prefix` begins the answer's id. Raises ApiError or InvalidRequestError for a request that
         cannot be served. The error names the field of a chat completion's body, and nothing is left running.
         """
-        model = self._models.resolve(body.model)
+        model = await self._models.resolve(body.model)
         self._encoder.tokenizer.require_text("messages")
         self._rules.apply(body)
         body.check_supported()
@@ -110,20 +110,20 @@ class ChatPath:
 
     async def count_tokens(self, body: ChatCompletionRequest, raw_size: int) -> int:
         """How many tokens a request's prompt has, even if it is too long. Raises what `start` raises."""
-        self._models.resolve(body.model)
+        await self._models.resolve(body.model)
         body.check_supported()
         return await self._prompts.count(body, raw_size)
 
     async def render(self, body: ChatCompletionRequest, raw_size: int) -> tuple[str, str, list[int]]:
         """The model's name, and a request's prompt as text and as token ids. Raises what `start` raises."""
-        model = self._models.resolve(body.model)
+        model = await self._models.resolve(body.model)
         body.check_supported()
         prompt, token_ids = await self._prompts.encode(body, raw_size, await self._models.context(model))
         return model, prompt.text, token_ids
 
     async def fitting_messages(self, body: ChatCompletionRequest, raw_size: int) -> list[Message]:
         """The request's messages. Oldest turns are dropped, as few as possible, until the prompt fits the context."""
-        context = await self._models.context(self._models.resolve(body.model))
+        context = await self._models.context(await self._models.resolve(body.model))
         return await self._prompts.fitting_messages(body, raw_size, context)
 
     def _sampling(self, body: ChatCompletionRequest) -> SamplingParams:

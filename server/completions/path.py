@@ -77,7 +77,7 @@ class CompletionPath:
         InvalidRequestError for a request that cannot be served, and nothing is left running.
         """
         hole = hole or _hole(body)
-        model, sampling = self._checked(body, hole)
+        model, sampling = await self._checked(body, hole)
         prompts = await self._prompts(model, body, raw_size, sampling, hole)
         if hole is not None:
             ends = {*sampling.stop_token_ids, *self._filling().ends}
@@ -103,7 +103,7 @@ class CompletionPath:
     async def prompts(self, body: CompletionRequest, raw_size: int) -> tuple[str, list[Prompt]]:
         """The model's name and the prompts of a request that nothing is generated for. Raises what `start` raises."""
         hole = _hole(body)
-        model, sampling = self._checked(body, hole)
+        model, sampling = await self._checked(body, hole)
         return model, await self._prompts(model, body, raw_size, sampling, hole)
 
     async def _prompts(
@@ -112,8 +112,8 @@ class CompletionPath:
         encoder = self._encoder.within(await self._models.context(model))
         return await encoder.run(raw_size, lambda: self._encode(encoder, body, sampling, hole))
 
-    def _checked(self, body: CompletionRequest, hole: Hole | None) -> tuple[str, SamplingParams]:
-        model = self._models.resolve(body.model)
+    async def _checked(self, body: CompletionRequest, hole: Hole | None) -> tuple[str, SamplingParams]:
+        model = await self._models.resolve(body.model)
         self._rules.apply(body)
         body.check_supported()
         if hole is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 
 import httpx
@@ -39,9 +40,9 @@ def test_a_hub_id_is_shown() -> None:
 
 def test_any_name_is_answered_if_names_are_not_checked() -> None:
     models = ServedModels(["short"], "organization/model", lambda factor: 512, accepts_any=True)
-    assert models.resolve("another") == "short"
+    assert asyncio.run(models.resolve("another")) == "short"
     with pytest.raises(ApiError, match="not served here"):
-        ServedModels(["short"], "organization/model", lambda factor: 512).resolve("another")
+        asyncio.run(ServedModels(["short"], "organization/model", lambda factor: 512).resolve("another"))
 
 
 def test_ping(server: RunningServer) -> None:

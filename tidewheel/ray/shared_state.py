@@ -27,10 +27,11 @@ def without_own_state(options: ServeOptions) -> ServeOptions:
             "--batch-dir needs a single replica: its files and batches belong to one process. Serve batches from "
             "another server with one replica, or answer a file with `tidewheel run-batch`"
         )
-    if lora.allow_runtime_lora_updating:
+    if app.shared_store is None and lora.allow_runtime_lora_updating:
         raise TidewheelError(
-            "--allow-runtime-lora-updating needs a single replica: an adapter would be loaded into one of them. Name "
-            "adapters with --lora-modules, or put them into the folder of --lora-resolver-cache-dir, which all read"
+            "--allow-runtime-lora-updating needs a single replica or --shared-store: an adapter would be loaded into "
+            "one of them. Name adapters with --lora-modules, or put them into the folder of "
+            "--lora-resolver-cache-dir, which all read"
         )
     if options.engine.kv_offload is not None:
         raise TidewheelError("--kv-offload needs a single replica: its folder belongs to one process")
