@@ -96,8 +96,7 @@ class SharedAdapters:
         Raises LoraExistsError, ModelError for a broken one, ApiError (400) where there is no room, and StoreError.
         """
         name = module.name
-        # Other replicas may have been started in other folders.
-        entry = _Entry(name, os.path.abspath(module.path), module.base_model_name, uuid.uuid4().hex)
+        entry = _new_entry(module)
         async with self._changing:
             await self.refresh()
             if self._is_own(name) or (name in self._listed and not replace):
@@ -165,3 +164,8 @@ class SharedAdapters:
                 code="damaged_adapter",
             ) from None
         return entry if entry.name == name else None
+
+
+def _new_entry(module: LoraModule) -> _Entry:
+    # Other replicas may have been started in other folders.
+    return _Entry(module.name, os.path.abspath(module.path), module.base_model_name, uuid.uuid4().hex)
