@@ -84,13 +84,15 @@ class BatchesEndpoints:
         if len(metadata) > _MAX_METADATA or any(len(key) > 64 or len(text) > 512 for key, text in metadata.items()):
             rule = f"at most {_MAX_METADATA} names of 64 characters, with texts of 512"
             raise bad_request(f"metadata must have {rule}", "metadata")
+        await self._store.refresh()
         file = self._store.file(body.input_file_id)
-        batch = self._store.new_batch(body.endpoint, file.id, body.metadata)
+        batch = await self._store.new_batch(body.endpoint, file.id, body.metadata)
         self._runner.notify()
         return json_response(batch)
 
     @operation("List the batches", response=Page[BatchObject])
     async def _list(self, request: Request) -> Response:
+        await self._store.refresh()
         query, batches = request.query_params, self._store.batches
         limit = query.get("limit", "20")
         if not (limit.isdecimal() and 1 <= int(limit[:4]) <= _MAX_PAGE):
@@ -103,10 +105,12 @@ class BatchesEndpoints:
 
     @operation("One batch", response=BatchObject)
     async def _retrieve(self, request: Request) -> Response:
+        await self._store.refresh()
         return json_response(self._store.batch(request.path_params["id"]))
 
     @operation("Cancel a batch; its answers so far are kept", response=BatchObject)
     async def _cancel(self, request: Request) -> Response:
-        batch = self._store.batch(request.path_params["id"])
-        self._runner.cancel(batch)
-        return json_response(batch)
+        await self._store.refresh()
+        await self._runner.cancel(self._store.batch(request.path_params["id"]))
+        await self._store.refresh()
+        return json_response(self._store.batch(request.path_params["id"]))

@@ -47,6 +47,7 @@ class FilesEndpoints:
         if purpose is None or purpose.content != _PURPOSE.encode():
             raise bad_request(f"purpose must be {_PURPOSE}: this server keeps files for batches alone", "purpose")
         async with self._writing:  # or files that come together would all be within the limits
+            await self._store.refresh()
             file = self._store.new_file(part.filename, _PURPOSE, len(part.content))
             path = self._store.content_path(file.id)
             try:
@@ -55,11 +56,12 @@ class FilesEndpoints:
                 path.unlink(missing_ok=True)
                 message = f"the server cannot keep the file: {error.strerror}"
                 raise ApiError(HTTPStatus.INSUFFICIENT_STORAGE, message, code="no_space") from error
-            self._store.add_file(file)
+            await self._store.add_file(file)
         return json_response(file)
 
     @operation("List the files", response=Page[FileObject])
     async def _list(self, request: Request) -> Response:
+        await self._store.refresh()
         purpose = request.query_params.get("purpose")
         files = [file for file in self._store.files if purpose in (None, file.purpose)]
         ids = (files[0].id, files[-1].id) if files else (None, None)
@@ -67,15 +69,18 @@ class FilesEndpoints:
 
     @operation("One file", response=FileObject)
     async def _retrieve(self, request: Request) -> Response:
+        await self._store.refresh()
         return json_response(self._store.file(request.path_params["id"]))
 
     @operation("Delete a file", response=DeletedFile)
     async def _delete(self, request: Request) -> Response:
         file_id = request.path_params["id"]
-        self._store.delete_file(file_id)
+        await self._store.refresh()
+        await self._store.delete_file(file_id)
         return json_response(DeletedFile(file_id))
 
     @operation("The content of a file", media_type="application/jsonl")
     async def _content(self, request: Request) -> Response:
+        await self._store.refresh()
         file = self._store.file(request.path_params["id"])
         return FileResponse(self._store.content_path(file.id), media_type="application/jsonl")

@@ -106,16 +106,21 @@ def error_line(custom_id: str, error: ApiError) -> bytes:
 def read_rows(path: Path) -> Iterator[BatchRow]:
     """The requests of a file, one after the other; empty lines are passed over. Raises TidewheelError for others."""
     with path.open("rb") as file:
-        for number, line in _lines(file):
-            if not line.strip():
-                continue
-            try:
-                row = _row_decoder.decode(line)
-            except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-                raise TidewheelError(f"line {number} is not a batch request: {error}") from None
-            if not 0 < len(row.custom_id) <= _MAX_ID:
-                raise TidewheelError(f"line {number}: custom_id must have 1 to {_MAX_ID} characters")
-            yield row
+        yield from rows_in(file)
+
+
+def rows_in(file: BinaryIO) -> Iterator[BatchRow]:
+    """As `read_rows`, of a file that is open or in memory."""
+    for number, line in _lines(file):
+        if not line.strip():
+            continue
+        try:
+            row = _row_decoder.decode(line)
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+            raise TidewheelError(f"line {number} is not a batch request: {error}") from None
+        if not 0 < len(row.custom_id) <= _MAX_ID:
+            raise TidewheelError(f"line {number}: custom_id must have 1 to {_MAX_ID} characters")
+        yield row
 
 
 def check_file(path: Path, most: int | None = None, max_values: int | None = None) -> int:

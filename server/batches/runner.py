@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import logging
 import time
 from pathlib import Path
@@ -12,8 +13,10 @@ import msgspec
 
 from tidewheel.engine.errors import EngineDeadError, TidewheelError
 
+from ..errors import ApiError
 from ..protocol.batches import BatchFault, BatchFaults, BatchObject
-from .rows import check_file, finished_ids, read_rows
+from .claims import BEAT_S, Claim, Claims
+from .rows import check_file, finished_ids, rows_in
 from .run import Post, run_rows
 from .store import BatchStore
 
@@ -23,23 +26,30 @@ MAX_ROWS = 50_000
 _MAX_OUTPUT_BYTES = 2 * 2**30
 _LAST = 2**30  # the priority of a batch's requests: whoever waits for an answer goes first
 _GENERATES = ("/v1/chat/completions", "/v1/completions")
-_SAVE_EVERY_S = 2.0
+_WRITE_EVERY_S = 0.2
+_SAVE_EVERY_S = 1.0
+_LOOK_EVERY_S = 2.0  # for batches of other servers, and for those whose server has died
+
+
+class _LostError(Exception):
+    """Another server may have the batch: nothing more may be written."""
 
 
 class BatchRunner:
     """Runs `concurrency` requests of a batch at a time. What a restart interrupts goes on after it.
 
-    A batch with a request that has more than `max_values` values in its JSON is refused.
+    Of several servers with one folder, each batch is run by one. If that one ends, another goes on with the batch. A
+    batch with a request that has more than `max_values` values in its JSON is refused.
     """
 
     def __init__(self, store: BatchStore, post: Post, concurrency: int, max_values: int) -> None:
         self._store = store
+        self._claims = Claims(store.folder)
         self._post = post
         self._concurrency = concurrency
         self._max_values = max_values
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._running: tuple[BatchObject, asyncio.Task[None]] | None = None
 
     def start(self) -> None:
         """Work on what is unfinished, and on what comes."""
@@ -56,109 +66,111 @@ class BatchRunner:
         """Say that there is a new batch."""
         self._news.set()
 
-    def cancel(self, batch: BatchObject) -> None:
-        """End a batch; its answers so far are kept."""
-        if batch not in self._store.unfinished or batch.status == "cancelling":
-            return
-        batch.status, batch.cancelling_at = "cancelling", int(time.time())
-        self._store.save(batch)
-        if self._running is not None and self._running[0] is batch:
-            self._running[1].cancel()
-        self.notify()
+    async def cancel(self, batch: BatchObject) -> None:
+        """End a batch, whichever server runs it; its answers so far are kept."""
+        if batch in self._store.unfinished and batch.status != "cancelling":
+            await self._store.ask_to_cancel(batch.id)
+            self.notify()
 
     async def _work(self) -> None:
         while True:
             self._news.clear()
-            for batch in self._store.unfinished:
-                try:
-                    await self._run(batch)
-                except EngineDeadError as error:
-                    logger.warning("Batches stand still until the server is started again: %s", error)
-                    return
-                except Exception as error:
-                    logger.exception("The batch %s has failed", batch.id)
-                    self._fail(batch, str(error))
-            if not self._store.unfinished:
-                await self._news.wait()
-
-    async def _run(self, batch: BatchObject) -> None:
-        if batch.status != "cancelling":
-            task = asyncio.create_task(self._answer(batch))
-            self._running = (batch, task)
             try:
-                await asyncio.wait([task])
-            finally:
-                self._running = None
-                task.cancel()
-                await asyncio.wait([task])
-            if not task.cancelled() and (error := task.exception()) is not None:
-                if isinstance(error, TidewheelError) and not isinstance(error, EngineDeadError):
-                    self._fail(batch, str(error))
-                    return
-                raise error
-        now = int(time.time())
-        if batch.status == "cancelling":
-            batch.status, batch.cancelled_at = "cancelled", now
-        else:
-            batch.status, batch.completed_at = "completed", now
-        self._store.save(batch)
+                if await self._run_one():
+                    continue
+            except EngineDeadError as error:
+                logger.warning("Batches stand still until the server is started again: %s", error)
+                return
+            except (ApiError, OSError) as error:
+                logger.warning("Batches cannot be worked on: %s", error)
+            with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
+                await asyncio.wait_for(self._news.wait(), _LOOK_EVERY_S)
 
-    async def _answer(self, batch: BatchObject) -> None:
-        store, counts = self._store, batch.request_counts
-        source = store.content_path(batch.input_file_id)
-        counts.total = await asyncio.to_thread(check_file, source, MAX_ROWS, self._max_values)
-        paths = self._outputs(batch)
-        done, failed = [set(await asyncio.to_thread(finished_ids, path)) for path in paths]
+    async def _run_one(self) -> bool:
+        """Runs the oldest batch that nobody has; whether there was one."""
+        await self._store.refresh()
+        for batch in self._store.unfinished:
+            claim = await asyncio.to_thread(self._claims.take, batch.id)
+            if claim is None:
+                continue
+            try:
+                await self._run_claimed(batch.id, claim)
+            finally:
+                await asyncio.to_thread(claim.release)
+            return True
+        return False
+
+    async def _run_claimed(self, batch_id: str, claim: Claim) -> None:
+        try:
+            batch = await asyncio.to_thread(self._store.read, batch_id)
+        except msgspec.DecodeError:  # which is logged when the folder is looked through
+            return
+        if batch is None or batch.status not in ("validating", "in_progress", "cancelling"):
+            return  # another server was quicker
+        run = _Run(self._store, batch, claim)
+        try:
+            if batch.status != "cancelling":
+                await self._answer_while_claimed(run)
+        except EngineDeadError:
+            raise
+        except _LostError:
+            logger.warning("The batch %s is left to another server: this one stood still for too long", batch_id)
+            return
+        except TidewheelError as error:
+            run.fail(str(error))
+        except Exception as error:
+            logger.exception("The batch %s has failed", batch_id)
+            run.fail(str(error))
+        else:
+            run.end()
+        await self._store.save(batch)
+
+    async def _answer_while_claimed(self, run: _Run) -> None:
+        """Answers until all is answered, or somebody has asked to cancel. Raises what ends the batch."""
+        task = asyncio.create_task(self._answer(run))
+        saved = beaten = time.monotonic()
+        try:
+            while not (await asyncio.wait([task], timeout=_WRITE_EVERY_S))[0]:
+                await run.write()
+                now = time.monotonic()
+                if now - beaten > BEAT_S:
+                    beaten = now
+                    if not await asyncio.to_thread(run.claim.beat):
+                        raise _LostError
+                if now - saved > _SAVE_EVERY_S or self._news.is_set():
+                    saved = now
+                    self._news.clear()
+                    await self._store.save(run.batch)
+                    known = await asyncio.to_thread(self._store.read, run.batch.id)
+                    if known is None or known.status == "cancelling":
+                        run.batch.status = "cancelling"
+                        run.batch.cancelling_at = int(time.time()) if known is None else known.cancelling_at
+                        break
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+            if run.claim.is_held and run.has_outputs:
+                await run.write()
+                await run.keep()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            raise error
+
+    async def _answer(self, run: _Run) -> None:
+        batch, store = run.batch, self._store
+        source, counts = store.content_path(batch.input_file_id), batch.request_counts
+        try:
+            counts.total = await asyncio.to_thread(check_file, source, MAX_ROWS, self._max_values)
+            content = await asyncio.to_thread(source.read_bytes)
+        except FileNotFoundError:
+            raise TidewheelError(f"the file {batch.input_file_id} was deleted") from None
+        await run.open_outputs()
+        done, failed = [set(await asyncio.to_thread(finished_ids, path)) for path in run.paths]
         counts.completed, counts.failed = len(done), len(failed)
         if batch.in_progress_at is None:
             batch.status, batch.in_progress_at = "in_progress", int(time.time())
-        store.save(batch)
-        saved = time.monotonic()
-        rows = (row for row in read_rows(source) if row.custom_id not in done and row.custom_id not in failed)
-        with paths[0].open("ab") as answers, paths[1].open("ab") as errors:
-
-            def write(line: bytes, is_answer: bool) -> None:
-                nonlocal saved
-                target = answers if is_answer else errors
-                target.write(line)
-                target.flush()
-                if is_answer:
-                    counts.completed += 1
-                else:
-                    counts.failed += 1
-                if target.tell() > _MAX_OUTPUT_BYTES:
-                    raise TidewheelError(f"the output is larger than {_MAX_OUTPUT_BYTES} bytes")
-                if time.monotonic() - saved > _SAVE_EVERY_S:
-                    saved = time.monotonic()
-                    store.save(batch)
-
-            try:
-                await run_rows(rows, self._post_last, write, concurrency=self._concurrency, url=batch.endpoint)
-            finally:
-                self._keep(batch, paths)
-
-    def _outputs(self, batch: BatchObject) -> tuple[Path, Path]:
-        """Where answers and errors are written; a batch that was interrupted has such files."""
-        store = self._store
-        for field, what in (("output_file_id", "output"), ("error_file_id", "errors")):
-            if getattr(batch, field) is None:
-                file = store.new_file(f"{batch.id}_{what}.jsonl", "batch_output", 0)
-                store.content_path(file.id).touch()
-                store.add_file(file)
-                setattr(batch, field, file.id)
-        return store.content_path(batch.output_file_id or ""), store.content_path(batch.error_file_id or "")
-
-    def _keep(self, batch: BatchObject, paths: tuple[Path, Path]) -> None:
-        for file_id, path in zip((batch.output_file_id, batch.error_file_id), paths, strict=True):
-            file = self._store.file(file_id or "")
-            file.bytes = path.stat().st_size
-            self._store.add_file(file)
-        self._store.save(batch)
-
-    def _fail(self, batch: BatchObject, message: str) -> None:
-        batch.status, batch.failed_at = "failed", int(time.time())
-        batch.errors = BatchFaults([BatchFault(message, "invalid_batch")])
-        self._store.save(batch)
+        await store.save(batch)
+        rows = (row for row in rows_in(io.BytesIO(content)) if row.custom_id not in done | failed)
+        await run_rows(rows, self._post_last, run.add, concurrency=self._concurrency, url=batch.endpoint)
 
     async def _post_last(self, path: str, body: bytes) -> tuple[int, bytes]:
         if path in _GENERATES:
@@ -166,3 +178,78 @@ class BatchRunner:
                 fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
                 body = msgspec.json.encode({"priority": _LAST, **fields})
         return await self._post(path, body)
+
+
+class _Run:
+    """A batch that this server runs, and its answers and errors on their way to the files."""
+
+    def __init__(self, store: BatchStore, batch: BatchObject, claim: Claim) -> None:
+        self.batch = batch
+        self.claim = claim
+        self.paths: tuple[Path, ...] = ()
+        self._store = store
+        self._lines: tuple[list[bytes], list[bytes]] = ([], [])  # to be written
+
+    @property
+    def has_outputs(self) -> bool:
+        """Whether there are files to write to."""
+        return bool(self.paths)
+
+    async def open_outputs(self) -> None:
+        """Makes the files of answers and errors; a batch that was interrupted has them."""
+        paths = []
+        for field, what in (("output_file_id", "output"), ("error_file_id", "errors")):
+            if getattr(self.batch, field) is None:
+                file = self._store.new_file(f"{self.batch.id}_{what}.jsonl", "batch_output", 0)
+                await asyncio.to_thread(self._store.content_path(file.id).touch)
+                await self._store.add_file(file)
+                setattr(self.batch, field, file.id)
+            paths.append(self._store.content_path(getattr(self.batch, field)))
+        self.paths = tuple(paths)
+
+    def add(self, line: bytes, is_answer: bool) -> None:
+        """See run.Write."""
+        self._lines[not is_answer].append(line)
+        counts = self.batch.request_counts
+        if is_answer:
+            counts.completed += 1
+        else:
+            counts.failed += 1
+
+    async def write(self) -> None:
+        """Writes what was added. Raises TidewheelError for more than a file may have, and _LostError."""
+        for path, lines in zip(self.paths, self._lines, strict=False):
+            if lines:
+                content = b"".join(lines)
+                lines.clear()
+                size = await asyncio.to_thread(self._append, path, content)
+                if size > _MAX_OUTPUT_BYTES:
+                    raise TidewheelError(f"the output is larger than {_MAX_OUTPUT_BYTES} bytes")
+
+    def _append(self, path: Path, content: bytes) -> int:
+        if not self.claim.is_held:
+            raise _LostError
+        with path.open("ab") as file:
+            file.write(content)
+            return file.tell()
+
+    async def keep(self) -> None:
+        """Notes how large the files are, and how far the batch is."""
+        for file_id, path in zip((self.batch.output_file_id, self.batch.error_file_id), self.paths, strict=True):
+            file = self._store.file(file_id or "")
+            size = (await asyncio.to_thread(path.stat)).st_size
+            await self._store.add_file(msgspec.structs.replace(file, bytes=size))
+        await self._store.save(self.batch)
+
+    def end(self) -> None:
+        """All is answered, or somebody has asked to cancel."""
+        now = int(time.time())
+        if self.batch.status == "cancelling":
+            self.batch.status, self.batch.cancelled_at = "cancelled", now
+        else:
+            self.batch.status, self.batch.completed_at = "completed", now
+
+    def fail(self, message: str) -> None:
+        """The batch cannot be run."""
+        self.batch.status, self.batch.failed_at = "failed", int(time.time())
+        self.batch.errors = BatchFaults([BatchFault(message, "invalid_batch")])

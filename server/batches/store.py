@@ -1,11 +1,15 @@
-"""BatchStore: files and batches in a folder, where a restart finds them."""
+"""BatchStore: files and batches in a folder, where a restart finds them, and so do other servers with that folder."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
 import os
 import re
 import time
 import uuid
+from collections.abc import Iterator
 from http import HTTPStatus
 from pathlib import Path
 from typing import TypeVar
@@ -17,28 +21,47 @@ from tidewheel.engine.errors import TidewheelError, quoted, shortened
 from ..errors import ApiError, bad_request
 from ..protocol.batches import BatchObject, FileObject
 
+logger = logging.getLogger(__name__)
+
 MAX_FILES = 1000
 MAX_BATCHES = 1000
 MAX_BYTES = 8 * 2**30  # of all files
-_ID = re.compile(r"(?:file|batch)-[0-9a-f]{32}")
+_DESCRIBES = re.compile(r"((?:file|batch)-[0-9a-f]{32})\.json")
+_CANCELS = re.compile(r"(batch-[0-9a-f]{32})\.cancel")
+_UNFINISHED = ("validating", "in_progress", "cancelling")
 
+Described = FileObject | BatchObject
 T = TypeVar("T", FileObject, BatchObject)
+_PART = ".part"
+_PART_LIFE_S = 3600.0  # by then whoever wrote it has ended
 
 
 class BatchStore:
-    """Files and batches by their ids. Each has a JSON file that describes it; a file has its content beside it.
+    """Files and batches by their ids, as the folder had them at the last `refresh`.
 
-    Raises TidewheelError if the folder cannot be used. Everything is called on the event loop, but for `content_path`.
+    Each has a JSON file that describes it. A file has its content beside it. A batch that is to be cancelled has a file
+    that says so, because the server that runs it writes the other one. Raises TidewheelError if the folder cannot be
+    used. All but `content_path` and `read` is for the event loop, which waits for no disk.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
+        self._known: dict[str, tuple[tuple[int, int, int], Described]] = {}  # by file, with what tells of changes
+        self._damaged: set[str] = set()
+        self._files: dict[str, FileObject] = {}
+        self._batches: dict[str, BatchObject] = {}
+        self._refreshing = asyncio.Lock()
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._files = self._read("file", FileObject)
-            self._batches = self._read("batch", BatchObject)
-        except (OSError, msgspec.DecodeError) as error:
+            self._take(*self._scan())
+        except OSError as error:
             raise TidewheelError(f"--batch-dir {folder} cannot be used: {error}") from error
+
+    async def refresh(self) -> None:
+        """Learns what other servers have changed. Raises ApiError (503) if the folder cannot be read."""
+        async with self._refreshing:
+            with _disk_errors():
+                self._take(*await asyncio.to_thread(self._scan))
 
     def new_file(self, filename: str, purpose: str, size: int) -> FileObject:
         """A file whose content is still to be written to its `content_path`, then `add_file`. Raises ApiError (413)."""
@@ -52,10 +75,10 @@ class BatchStore:
         name = shortened(filename or "file", 200)
         return FileObject(id=_new_id("file"), bytes=size, created_at=int(time.time()), filename=name, purpose=purpose)
 
-    def add_file(self, file: FileObject) -> None:
+    async def add_file(self, file: FileObject) -> None:
         """Keep a file whose content is there."""
         self._files[file.id] = file
-        self._write(file.id, file)
+        await self._write(file.id, file)
 
     def file(self, file_id: str) -> FileObject:
         """Raises ApiError (404)."""
@@ -68,19 +91,18 @@ class BatchStore:
 
     def content_path(self, file_id: str) -> Path:
         """Where the content of a file lies."""
-        return self._folder / f"{file_id}.jsonl"
+        return self.folder / f"{file_id}.jsonl"
 
-    def delete_file(self, file_id: str) -> None:
+    async def delete_file(self, file_id: str) -> None:
         """Raises ApiError: 404, or 400 while an unfinished batch needs the file."""
         self.file(file_id)
         for batch in self.unfinished:
             if file_id in (batch.input_file_id, batch.output_file_id, batch.error_file_id):
                 raise bad_request(f"the batch {batch.id} needs the file: cancel it first", "file_id")
         del self._files[file_id]
-        for path in (self._folder / f"{file_id}.json", self.content_path(file_id)):
-            path.unlink(missing_ok=True)
+        await self._remove(f"{file_id}.json", f"{file_id}.jsonl")
 
-    def new_batch(self, endpoint: str, input_file_id: str, metadata: dict[str, str] | None) -> BatchObject:
+    async def new_batch(self, endpoint: str, input_file_id: str, metadata: dict[str, str] | None) -> BatchObject:
         """A batch of a file. The oldest that has ended makes room. Raises ApiError (429) if none has."""
         if len(self._batches) >= MAX_BATCHES:
             ended = [batch for batch in reversed(self.batches) if batch not in self.unfinished]
@@ -88,7 +110,7 @@ class BatchStore:
                 message = f"{MAX_BATCHES} batches run or wait already: try again later"
                 raise ApiError(HTTPStatus.TOO_MANY_REQUESTS, message, code="queue_full")
             del self._batches[ended[0].id]
-            (self._folder / f"{ended[0].id}.json").unlink(missing_ok=True)
+            await self._remove(f"{ended[0].id}.json")
         batch = BatchObject(
             id=_new_id("batch"),
             endpoint=endpoint,
@@ -97,8 +119,7 @@ class BatchStore:
             created_at=int(time.time()),
             metadata=metadata,
         )
-        self._batches[batch.id] = batch
-        self.save(batch)
+        await self.save(batch)
         return batch
 
     def batch(self, batch_id: str) -> BatchObject:
@@ -113,21 +134,111 @@ class BatchStore:
     @property
     def unfinished(self) -> list[BatchObject]:
         """The batches that run or wait, oldest first."""
-        return [one for one in reversed(self.batches) if one.status in ("validating", "in_progress", "cancelling")]
+        return [one for one in reversed(self.batches) if one.status in _UNFINISHED]
 
-    def save(self, batch: BatchObject) -> None:
-        """Keep a batch's new state."""
-        self._write(batch.id, batch)
+    async def save(self, batch: BatchObject) -> None:
+        """Keep a batch's new state. Once it has ended, nobody need cancel it."""
+        self._batches[batch.id] = msgspec.structs.replace(
+            batch, request_counts=msgspec.structs.replace(batch.request_counts)
+        )
+        await self._write(batch.id, batch)
+        if batch.status not in _UNFINISHED:
+            await self._remove(f"{batch.id}.cancel")
 
-    def _write(self, name: str, value: msgspec.Struct) -> None:
-        path = self._folder / f"{name}.json"
-        part = path.with_suffix(".part")
-        part.write_bytes(msgspec.json.encode(value))
-        os.replace(part, path)  # a crash leaves the old state or the new one
+    async def ask_to_cancel(self, batch_id: str) -> None:
+        """Has whoever runs the batch end it."""
+        with _disk_errors():
+            await asyncio.to_thread((self.folder / f"{batch_id}.cancel").touch)
 
-    def _read(self, prefix: str, kind: type[T]) -> dict[str, T]:
-        paths = (path for path in self._folder.glob(f"{prefix}-*.json") if _ID.fullmatch(path.stem))
-        return {path.stem: msgspec.json.decode(path.read_bytes(), type=kind) for path in paths}
+    def read(self, batch_id: str) -> BatchObject | None:
+        """A batch as the folder has it, for whoever runs it. Raises OSError and msgspec.DecodeError."""
+        try:
+            batch = msgspec.json.decode((self.folder / f"{batch_id}.json").read_bytes(), type=BatchObject)
+        except FileNotFoundError:
+            return None
+        if batch.status in _UNFINISHED:
+            with contextlib.suppress(FileNotFoundError):
+                batch.cancelling_at = int((self.folder / f"{batch_id}.cancel").stat().st_mtime)
+                batch.status = "cancelling"
+        return batch
+
+    def _scan(self) -> tuple[dict[str, tuple[tuple[int, int, int], Described]], dict[str, float]]:
+        """What describes files and batches, by name, and when which batches were asked to be cancelled."""
+        found: dict[str, tuple[tuple[int, int, int], Described]] = {}
+        cancels: dict[str, float] = {}
+        with os.scandir(self.folder) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):
+                    if entry.name.endswith(_PART) and entry.stat().st_mtime < time.time() - _PART_LIFE_S:
+                        os.unlink(entry.path)
+                    if name := _CANCELS.fullmatch(entry.name):
+                        cancels[name[1]] = entry.stat().st_mtime
+                    if (name := _DESCRIBES.fullmatch(entry.name)) and entry.is_file():
+                        status = entry.stat()
+                        state = (status.st_ino, status.st_mtime_ns, status.st_size)
+                        known = self._known.get(name[1])
+                        if known is not None and known[0] == state:
+                            found[name[1]] = known
+                        elif (described := self._described(name[1], Path(entry.path))) is not None:
+                            found[name[1]] = state, described
+        return found, cancels
+
+    def _described(self, name: str, path: Path) -> Described | None:
+        kind: type[Described] = FileObject if name.startswith("file") else BatchObject
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            if name not in self._damaged:
+                self._damaged.add(name)
+                logger.warning("%s is damaged, and left out: %s", path, error)
+            return None
+
+    def _take(self, found: dict[str, tuple[tuple[int, int, int], Described]], cancels: dict[str, float]) -> None:
+        self._known = found
+        self._files = {name: one for name, (_, one) in found.items() if isinstance(one, FileObject)}
+        self._batches = {
+            name: _with_cancel(one, cancels.get(name))
+            for name, (_, one) in found.items()
+            if isinstance(one, BatchObject)
+        }
+
+    async def _write(self, name: str, value: msgspec.Struct) -> None:
+        path, content = self.folder / f"{name}.json", msgspec.json.encode(value)
+
+        def write() -> None:
+            part = self.folder / f"{name}.{uuid.uuid4().hex}{_PART}"
+            with part.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, path)  # a crash leaves the old state or the new one
+
+        with _disk_errors():
+            await asyncio.to_thread(write)
+
+    async def _remove(self, *names: str) -> None:
+        def remove() -> None:
+            for name in names:
+                (self.folder / name).unlink(missing_ok=True)
+
+        with _disk_errors():
+            await asyncio.to_thread(remove)
+
+
+@contextlib.contextmanager
+def _disk_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        message = f"the folder of batches cannot be used: {error.strerror or error}"
+        raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, message, code="batches_unavailable") from error
+
+
+def _with_cancel(batch: BatchObject, asked_at: float | None) -> BatchObject:
+    """The batch as clients see it when it was asked to be cancelled."""
+    if asked_at is None or batch.status not in _UNFINISHED:
+        return batch
+    return msgspec.structs.replace(batch, status="cancelling", cancelling_at=int(asked_at))
 
 
 def _new_id(prefix: str) -> str:

@@ -22,10 +22,10 @@ def without_own_state(options: ServeOptions) -> ServeOptions:
             "responses would lie in the memory of one. Leave it out; requests that need a stored response are then "
             "refused"
         )
-    if app.batch_dir is not None:
+    if app.shared_store is None and app.batch_dir is not None:
         raise TidewheelError(
-            "--batch-dir needs a single replica: its files and batches belong to one process. Serve batches from "
-            "another server with one replica, or answer a file with `tidewheel run-batch`"
+            "--batch-dir needs a single replica or --shared-store, and then a folder that all replicas see. Or serve "
+            "batches from another server with one replica, or answer a file with `tidewheel run-batch`"
         )
     if app.shared_store is None and lora.allow_runtime_lora_updating:
         raise TidewheelError(

@@ -1,0 +1,96 @@
+"""Batches of two servers with one folder: either answers for both, one runs a batch, and the other goes on with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from server.processes import ScriptedProcess
+
+PATH = "/v1/batches"
+ENDED = ("completed", "failed", "cancelled")
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[list[ScriptedProcess]]:
+    running = [ScriptedProcess("--batch-dir", str(tmp_path), "--max-num-seqs", "8") for _ in range(2)]
+    yield running
+    for server in running:
+        server.stop()
+
+
+def ok(answer: httpx.Response) -> Any:
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def start(client: httpx.Client, count: int, max_tokens: int) -> Any:
+    body = {"prompt": "LOOP(x)", "max_tokens": max_tokens}
+    rows = [{"custom_id": f"r{i}", "url": "/v1/completions", "method": "POST", "body": body} for i in range(count)]
+    content = "\n".join(map(json.dumps, rows)).encode()
+    file = ok(client.post("/v1/files", data={"purpose": "batch"}, files={"file": ("in.jsonl", content)}))
+    asked = {"input_file_id": file["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
+    return ok(client.post(PATH, json=asked))
+
+
+def once(client: httpx.Client, batch_id: str, *statuses: str, answers: int = 0) -> Any:
+    """The batch, as soon as it has one of these states and so many answers."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        batch = ok(client.get(f"{PATH}/{batch_id}"))
+        if batch["status"] in statuses and batch["request_counts"]["completed"] >= answers:
+            return batch
+        assert batch["status"] not in ENDED, batch
+        time.sleep(0.05)
+    raise AssertionError(f"the batch is not {statuses}")
+
+
+def test_a_batch_of_a_server_that_is_killed_is_finished_by_the_other(
+    servers: list[ScriptedProcess], tmp_path: Path
+) -> None:
+    made = start(servers[0].client, 320, 60)
+    for server in servers:
+        assert once(server.client, made["id"], "in_progress", answers=8)["request_counts"]["total"] == 320
+    (claim,) = tmp_path.glob("*.claim-*")  # of one of them alone
+    (killed,) = (server for server in servers if server.process.pid == json.loads(claim.read_bytes())["pid"])
+    killed.process.send_signal(signal.SIGKILL)
+    (other,) = (server for server in servers if server is not killed)
+    batch = once(other.client, made["id"], *ENDED)
+    assert (batch["status"], batch["request_counts"]) == ("completed", {"total": 320, "completed": 320, "failed": 0})
+    lines = other.client.get(f"/v1/files/{batch['output_file_id']}/content").text.splitlines()
+    assert sorted(json.loads(line)["custom_id"] for line in lines) == sorted(f"r{i}" for i in range(320))
+    assert [*tmp_path.glob("*.claim-*")] == []
+
+
+def test_either_cancels_and_each_runs_its_own(servers: list[ScriptedProcess], tmp_path: Path) -> None:
+    batches = [start(servers[0].client, 2000, 50) for _ in range(2)]
+    for batch in batches:
+        once(servers[1].client, batch["id"], "in_progress")
+    owners = {json.loads(claim.read_bytes())["pid"] for claim in tmp_path.glob("*.claim-*")}
+    assert owners == {server.process.pid for server in servers}
+    for batch in batches:
+        assert ok(servers[1].client.post(f"{PATH}/{batch['id']}/cancel"))["status"] in ("cancelling", "cancelled")
+    for batch in batches:
+        assert once(servers[0].client, batch["id"], *ENDED)["status"] == "cancelled"
+    listed = ok(servers[1].client.get(PATH))["data"]
+    assert sorted(batch["id"] for batch in listed) == sorted(batch["id"] for batch in batches)
+    needed = batches[0]["input_file_id"]
+    assert ok(servers[1].client.delete(f"/v1/files/{needed}"))["deleted"] is True
+    assert servers[0].client.get(f"/v1/files/{needed}").status_code == 404
+
+
+def test_a_damaged_entry_spoils_no_other(servers: list[ScriptedProcess], tmp_path: Path) -> None:
+    made = start(servers[0].client, 2, 2)
+    for name in (f"batch-{'1' * 32}.json", f"file-{'2' * 32}.json"):
+        (tmp_path / name).write_bytes(b'{"id": 1}')
+    os.mkfifo(tmp_path / f"batch-{'3' * 32}.json")
+    assert once(servers[1].client, made["id"], *ENDED)["status"] == "completed"
+    assert servers[0].client.get(f"{PATH}/batch-{'1' * 32}").status_code == 404
+    assert "is damaged, and left out" in servers[0].log
