@@ -140,7 +140,9 @@ class ResponsesEndpoints:
         if not self._store.is_enabled:
             for name in ("store", "background", "previous_response_id"):
                 if getattr(body, name):
-                    raise unsupported(name, ": it keeps no responses (--max-stored-responses 0)")
+                    raise unsupported(
+                        name, ": it keeps no responses (--max-stored-responses 0, or replicas without --shared-store)"
+                    )
         earlier, size = await self._earlier(body.previous_response_id)
         items = await self._input(body)
         chat, names = chat_request(body, earlier, items)

@@ -134,7 +134,7 @@ def test_the_manifests_fit_each_other_and_the_server() -> None:
         ("UDP", 53), ("TCP", 53), ("TCP", 443)
     }  # fmt: skip
     secrets = {one["name"]: one["valueFrom"]["secretKeyRef"] for one in container["env"]}
-    assert secrets.keys() == {"HF_TOKEN", "TIDEWHEEL_API_KEY"}
+    assert secrets.keys() == {"HF_TOKEN", "TIDEWHEEL_API_KEY", "TIDEWHEEL_SHARED_STORE_PASSWORD"}
     assert all(secret["optional"] for secret in secrets.values())
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert container[probe]["httpGet"] == {"path": "/health", "port": port["name"]}
