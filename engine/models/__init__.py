@@ -40,5 +40,8 @@ def describe(config: Mapping[str, Any], max_model_len: int | None = None) -> Mod
     description = replace(family_of(name).describe(name, reader, max_model_len), architecture=name)
     longest = description.spec.max_positions
     if max_model_len is not None and max_model_len > longest:
-        raise ModelError(f"a context of {max_model_len} tokens is more than this model's {longest}")
+        raise ModelError(
+            f"a context of {max_model_len} tokens is more than this model's {longest}: lower --max-model-len, or say "
+            "how the model sees more with --rope-scaling or --hf-overrides"
+        )
     return description

@@ -235,5 +235,5 @@ def test_any_config_is_described_or_refused(config: dict[str, Any], changes: dic
 
 def test_a_context_longer_than_the_model_is_refused() -> None:
     assert describe(OPT, max_model_len=512).spec.max_positions == 512
-    with pytest.raises(ModelError, match="513 tokens is more than this model's 512"):
+    with pytest.raises(ModelError, match="513 tokens is more than this model's 512: lower --max-model-len, or"):
         describe(OPT, max_model_len=513)
