@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hmac
 import queue
+import selectors
 import socket
 import threading
 import time
@@ -28,6 +29,7 @@ RESULTS: Final = b"r"
 _HEAD = Struct("<IB")  # bytes of the message, spans of the slot behind it
 _SPAN = Struct("<QQ")  # where they begin and end
 _HANDSHAKE_S = 10.0
+_MOST_UNKNOWN = 16  # who have connected and not shown the token; the oldest of them makes room for another
 _SILENT_S = 15  # after which a machine that does not answer is gone
 
 
@@ -133,32 +135,80 @@ def connect(address: tuple[str, int], token: bytes, purpose: bytes) -> socket.so
 
 
 def accept(listener: socket.socket, token: bytes, purposes: set[bytes], timeout_s: float) -> dict[bytes, socket.socket]:
-    """A connection for each purpose, from those who show the token; others are sent away. Raises TimeoutError."""
+    """A connection for each purpose, from those who show the token; others are sent away. Raises TimeoutError.
+
+    All who have connected are heard at the same time, so those who are silent keep nobody waiting. `listener` does not
+    block afterwards.
+    """
     found: dict[bytes, socket.socket] = {}
     deadline = time.monotonic() + timeout_s
-    try:
-        while found.keys() != purposes:
-            listener.settimeout(max(deadline - time.monotonic(), 0.001))
-            connection, _ = listener.accept()
-            purpose = _purpose_of(connection, token)
-            if purpose in purposes - found.keys():
-                found[purpose] = connection
-            else:
+    listener.setblocking(False)
+    with selectors.DefaultSelector() as selector:
+        selector.register(listener, selectors.EVENT_READ)
+        unknown: dict[socket.socket, _Handshake] = {}  # oldest first
+
+        def leave(connection: socket.socket) -> None:
+            selector.unregister(connection)
+            del unknown[connection]
+
+        try:
+            while found.keys() != purposes:
+                now = time.monotonic()
+                if now >= deadline:
+                    raise TimeoutError(f"not all of {len(purposes)} connections came within {timeout_s:g} s")
+                for connection in [known for known, handshake in unknown.items() if handshake.deadline <= now]:
+                    leave(connection)
+                    connection.close()
+                next_s = min([deadline, *(handshake.deadline for handshake in unknown.values())]) - now
+                ready = {key.fileobj for key, _ in selector.select(next_s)}
+                for connection in [known for known in unknown if known in ready]:
+                    handshake = unknown[connection]
+                    if handshake.read(connection):
+                        leave(connection)
+                        purpose = handshake.purpose(token)
+                        if purpose in purposes - found.keys():
+                            found[purpose] = connection
+                        else:
+                            connection.close()
+                if listener in ready:
+                    with contextlib.suppress(BlockingIOError, ConnectionAbortedError):
+                        connection, _ = listener.accept()
+                        connection.setblocking(False)
+                        if len(unknown) == _MOST_UNKNOWN:
+                            oldest = next(iter(unknown))
+                            leave(oldest)
+                            oldest.close()
+                        unknown[connection] = _Handshake(time.monotonic() + _HANDSHAKE_S)
+                        selector.register(connection, selectors.EVENT_READ)
+        except BaseException:
+            for connection in found.values():
                 connection.close()
-    except BaseException:
-        for connection in found.values():
-            connection.close()
-        raise
+            raise
+        finally:
+            for connection in unknown:
+                connection.close()
     return found
 
 
-def _purpose_of(connection: socket.socket, token: bytes) -> bytes:
-    """What someone who shows the token wants; nothing for others."""
-    connection.settimeout(_HANDSHAKE_S)
-    said = b""
-    try:
-        while len(said) < TOKEN_BYTES + 1 and (more := connection.recv(TOKEN_BYTES + 1 - len(said))):
-            said += more
-    except OSError:
-        return b""
-    return said[TOKEN_BYTES:] if hmac.compare_digest(said[:TOKEN_BYTES], token) else b""
+class _Handshake:
+    """What somebody who has connected has said so far."""
+
+    def __init__(self, deadline: float) -> None:
+        self.deadline = deadline
+        self._said = b""
+
+    def read(self, connection: socket.socket) -> bool:
+        """Take what has come. Whether nothing more will: what is behind the handshake is left to the link."""
+        try:
+            more = connection.recv(TOKEN_BYTES + 1 - len(self._said))
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        self._said += more
+        return not more or len(self._said) == TOKEN_BYTES + 1
+
+    def purpose(self, token: bytes) -> bytes:
+        """What someone who shows the token wants; nothing for others."""
+        shown, purpose = self._said[:TOKEN_BYTES], self._said[TOKEN_BYTES:]
+        return purpose if hmac.compare_digest(shown, token) else b""

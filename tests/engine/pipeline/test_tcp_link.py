@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -154,3 +156,26 @@ def test_nobody_comes_in_without_the_token() -> None:
             connection.close()
         with pytest.raises(TimeoutError):
             accept(listener, TOKEN, {RESULTS}, 0.2)
+
+
+def test_those_who_are_silent_keep_nobody_waiting() -> None:
+    """However many they are, and also if they have said a part of the token."""
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as listener, ThreadPoolExecutor(1) as pool:
+        address = listener.getsockname()
+        silent = [socket.create_connection(address) for _ in range(40)]
+        silent[-1].sendall(TOKEN[:20])
+        accepting = pool.submit(accept, listener, TOKEN, {STEPS, RESULTS}, 60)
+        right = [connect(address, TOKEN, STEPS)]
+        silent[-1].sendall(TOKEN[20:-1])
+        right.append(connect(address, TOKEN, RESULTS))
+        found = accepting.result(5)
+        assert {purpose: connection.getpeername() for purpose, connection in found.items()} == {
+            STEPS: right[0].getsockname(),
+            RESULTS: right[1].getsockname(),
+        }
+        for connection in silent:
+            connection.settimeout(5)
+            with contextlib.suppress(ConnectionResetError):
+                assert connection.recv(1) == b""  # sent away
+        for connection in (*silent, *right, *found.values()):
+            connection.close()
