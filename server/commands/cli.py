@@ -26,7 +26,7 @@ commands:
   pull ID         download a model from the Hugging Face Hub
   list            list the models that were downloaded
   rm ID           delete a downloaded model
-  devices         show what was detected: device, ISA levels, cores, memory
+  devices         show what was detected: device, ISA levels, cores, memory; or a Ray cluster's nodes
 
 options:
   -h, --help      show this, or a command's own help

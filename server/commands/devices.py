@@ -12,6 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec import to_builtins
+
 from tidewheel.engine.devices import DEVICE_NAMES
 from tidewheel.engine.devices.asking import Answer, ask
 from tidewheel.engine.devices.cpu.groups import choose_groups, group_list
@@ -153,12 +155,29 @@ def render(report: DevicesReport) -> str:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """The `devices` command. Raises DeviceError."""
+    """The `devices` command. Raises TidewheelError."""
     parser = argparse.ArgumentParser(
         prog="tidewheel devices", description="Show what was detected: device, ISA levels, cores, memory."
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--ray-address",
+        nargs="?",
+        const="auto",
+        metavar="HOST:PORT",
+        help="show the nodes of this Ray cluster instead [without a value, that of RAY_ADDRESS or of this machine]",
+    )
     options = parser.parse_args(list(arguments))
+    if options.ray_address is not None:
+        from tidewheel.ray.nodes import nodes_of, render_nodes
+
+        nodes = nodes_of(options.ray_address)
+        print(
+            json.dumps([to_builtins(node) for node in nodes], indent=2)
+            if options.json
+            else render_nodes(nodes).rstrip()
+        )
+        return 0
     report = detect()
     print(json.dumps(asdict(report), indent=2) if options.json else render(report), end="\n" if options.json else "")
     return 0
@@ -209,8 +228,8 @@ def _core_lines(cores: Cores) -> list[tuple[str, str]]:
 def _memory_lines(memory: Memory) -> list[tuple[str, str]]:
     cgroup = "none"
     if memory.cgroup_limit is not None:
-        cgroup = f"{_gib(memory.cgroup_limit)}, {_gib(memory.cgroup_used)} used"
-    size = f"{_gib(memory.total)}, {_gib(memory.available)} available"
+        cgroup = f"{gib(memory.cgroup_limit)}, {gib(memory.cgroup_used)} used"
+    size = f"{gib(memory.total)}, {gib(memory.available)} available"
     return [("memory", size), ("cgroup memory limit", cgroup)]
 
 
@@ -222,7 +241,8 @@ def _huge_pages_line(pages: HugePages) -> str:
     )
 
 
-def _gib(count: int | None) -> str:
+def gib(count: int | None) -> str:
+    """An amount of memory in words."""
     return "unknown" if count is None else f"{count / _GIB:.2f} GiB"
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import models_zoo
+import msgspec
 import psutil
 import pytest
 from engine.pipeline.cases import CASES, SWEPT, Case, answers
@@ -25,6 +28,8 @@ from tidewheel import LLM, SamplingParams, StructuredOutputsParams
 from tidewheel.engine.errors import TidewheelError
 from tidewheel.engine.load import load_engine
 from tidewheel.engine.machine.memory import Memory
+from tidewheel.server.commands.cli import main
+from tidewheel.server.commands.devices import detect
 
 if TYPE_CHECKING:
     from ray.cluster_utils import Cluster
@@ -129,6 +134,40 @@ def test_a_stage_that_ends_ends_what_runs_and_nothing_else(
         assert answers_of(llm) == expected
         assert pid not in {process.pid for process in processes()}
     wait_until(lambda: not processes())
+
+
+def test_devices_shows_the_nodes(cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program = [str(Path(sys.executable).with_name("tidewheel")), "devices"]
+    command = [*program, "--json", "--ray-address", cluster.address]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    (node,) = json.loads(done.stdout)
+    here = detect()
+    assert (node["address"], node["cpus"]) == (cluster.address.rpartition(":")[0], 3)
+    assert (node["findings"]["isa"], node["findings"]["auto"]) == (here.isa, here.auto)
+    assert here.cpu_model in node["findings"]["processor"]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        nowhere = f"127.0.0.1:{listener.getsockname()[1]}"
+    assert main(["devices", "--ray-address", nowhere]) == 1
+    said = capsys.readouterr().err
+    assert f"nobody answers at {nowhere}" in said
+    assert "ray start --head" in said
+
+
+def test_the_nodes_are_a_table_with_what_keeps_them_apart() -> None:
+    from tidewheel.ray.nodes import Findings, Node, render_nodes
+
+    here = Findings("1.0", "Imaginary 9000 (x86_64)", "avx2", "cpu", 64 * 2**30, 40 * 2**30)
+    other = msgspec.structs.replace(here, isa="avx512", auto="cuda")
+    nodes = [Node("10.0.0.1", 16, here), Node("10.0.0.2", 8, other), Node("10.0.0.3", 8, None, "no Tidewheel there")]
+    assert [line.split()[0] for line in render_nodes(nodes[:1]).splitlines()] == ["node", "10.0.0.1"]
+    text = render_nodes(nodes)
+    assert [line.split() for line in text.splitlines()[2:4]] == [
+        ["10.0.0.2", "8", "64.00", "GiB", "40.00", "GiB", "avx512", "cuda", "1.0", "Imaginary", "9000", "(x86_64)"],
+        ["10.0.0.3", "8", "-", "-", "-", "-", "-", "no", "Tidewheel", "there"],
+    ]
+    assert "need the same ISA level: set TIDEWHEEL_ISA" in text
+    assert "same version" not in text
 
 
 @pytest.mark.sweep

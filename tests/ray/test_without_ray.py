@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+_MAIN = "from tidewheel.server.commands.cli import main; import sys; sys.exit(main(sys.argv[1:]))"
 _SERVE = "from tidewheel.server.commands.cli import main; import sys; sys.exit(main(['serve', *sys.argv[1:]]))"
 
 
@@ -35,3 +36,9 @@ def test_stages_on_nodes_have_cores_that_nobody_names(flag: str) -> None:
     done = run(f"import sys; sys.modules['ray'] = None; {_SERVE}", *stages, flag)
     assert done.returncode == 1
     assert f"{flag.partition('=')[0]} and stages on Ray do not work together" in done.stderr
+
+
+def test_who_asks_for_nodes_reads_how_to_get_some() -> None:
+    done = run(f"import sys; sys.modules['ray'] = None; {_MAIN}", "devices", "--ray-address")
+    assert done.returncode == 1
+    assert "--ray-address needs Ray Serve: pip install 'tidewheel[ray]'" in done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +14,7 @@ from tidewheel.engine.errors import TidewheelError
 # Without "local", Ray would connect to a cluster that somebody else has started on this machine. In the object store
 # lie requests of more than 100 KiB on their way.
 _OWN: dict[str, Any] = {"address": "local", "include_dashboard": False, "object_store_memory": 128 * 2**20}
+_REACHED_S = 10.0
 
 
 @contextmanager
@@ -25,28 +27,72 @@ def connected(environment: Mapping[str, str]) -> Iterator[bool]:
     if is_own:
         for name, value in environment.items():
             os.environ.setdefault(name, value)
+    with _connection(**(_OWN if is_own else {"address": os.environ["RAY_ADDRESS"]})):
+        yield is_own
+
+
+@contextmanager
+def joined(address: str) -> Iterator[None]:
+    """A context with a connection to a cluster that runs: "auto" is that of RAY_ADDRESS, or one on this machine.
+
+    Raises TidewheelError, saying how to get one.
+    """
+    try:
+        import ray  # noqa: F401
+    except ImportError as error:
+        raise no_ray(error, "--ray-address") from None
+    if address == "auto":
+        address = os.environ.get("RAY_ADDRESS") or "auto"
+    try:
+        with _connection(address=address):
+            yield
+    except _UnusableError as error:
+        raise TidewheelError(
+            f"{error}. Start a cluster with `ray start --head`, and give its address: --ray-address HOST:6379, or "
+            "RAY_ADDRESS (docs/scale-out.md)"
+        ) from error
+
+
+@contextmanager
+def _connection(*, address: str, **options: Any) -> Iterator[None]:
     try:
         import ray
     except ImportError as error:
         raise no_ray(error) from None
     folder = os.getcwd()
+    _check_reachable(address)
     try:
         # Workers import packages from the folder in which Ray was started, before those that are installed.
         os.chdir("/")
-        ray.init(log_to_driver=True, logging_level=logging.WARNING, **(_OWN if is_own else {}))
+        ray.init(address=address, log_to_driver=True, logging_level=logging.WARNING, **options)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise TidewheelError(f"Ray cannot be used: {error}") from error
+        raise _UnusableError(f"Ray cannot be used: {error}") from error
     finally:
         os.chdir(folder)
     try:
-        yield is_own
+        yield
     finally:
         ray.shutdown()
 
 
-def no_ray(error: ImportError) -> TidewheelError:
+class _UnusableError(TidewheelError):
+    """There is no cluster to connect to."""
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself asks again for minutes where nobody listens."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if not host or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _REACHED_S).close()
+    except (OSError, OverflowError) as error:
+        raise _UnusableError(f"Ray cannot be used: nobody answers at {address} ({error})") from error
+
+
+def no_ray(error: ImportError, flag: str = "--distributed-executor-backend ray") -> TidewheelError:
     """What is missing."""
-    return TidewheelError(f"--distributed-executor-backend ray needs Ray Serve: pip install 'tidewheel[ray]' ({error})")
+    return TidewheelError(f"{flag} needs Ray Serve: pip install 'tidewheel[ray]' ({error})")
 
 
 def own_environment() -> dict[str, str]:

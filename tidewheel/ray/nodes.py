@@ -1,0 +1,107 @@
+"""`tidewheel devices --ray-address`: the nodes of a Ray cluster, and what each of them would compute with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from tidewheel import __version__
+from tidewheel.engine.errors import TidewheelError
+from tidewheel.server.commands.devices import detect, gib
+
+from .cluster import joined
+
+_ANSWER_S = 90.0  # for all nodes: a process has to start there, and a vendor's package may be asked
+
+
+class Findings(Struct, frozen=True):
+    """What a node has. `auto` is what `--device auto` means there; amounts of memory are in bytes.
+
+    `isa` is None where the native extension cannot be loaded.
+    """
+
+    version: str
+    processor: str
+    isa: str | None
+    auto: str
+    memory: int | None
+    available: int | None
+
+
+class Node(Struct, frozen=True):
+    """A node, with the cores that Ray gives away there. `error` says why nothing was found."""
+
+    address: str
+    cpus: float
+    findings: Findings | None
+    error: str = ""
+
+
+def find_here() -> Findings | str:
+    """What the machine has that this runs on, or why it cannot be told."""
+    try:
+        found = detect()
+    except TidewheelError as error:
+        return str(error)
+    auto = next(device for device in found.devices if device.name == found.auto)
+    name = auto.name if auto.available else f"none ({auto.detail})"
+    memory = found.memory
+    model = f"{found.cpu_model} ({found.architecture})"
+    return Findings(__version__, model, found.isa, name, memory.ceiling, memory.available)
+
+
+def nodes_of(address: str) -> list[Node]:
+    """The nodes of a cluster that are alive, and what a task on each finds there. Raises TidewheelError."""
+    with joined(address):
+        import ray
+        from ray.exceptions import RayError
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        found: dict[Any, Node] = {}
+        for node in ray.nodes():
+            if node["Alive"]:
+                place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+                task = ray.remote(find_here).options(num_cpus=0, max_retries=0, scheduling_strategy=place).remote()
+                found[task] = Node(node["NodeManagerAddress"], node["Resources"].get("CPU", 0.0), None)
+        ended, _ = ray.wait([*found], num_returns=len(found), timeout=_ANSWER_S)
+        for task, node in found.items():
+            said: Findings | str = f"it has not answered within {_ANSWER_S:g} s"
+            if task in ended:
+                try:
+                    said = ray.get(task)
+                except (RayError, ImportError) as error:
+                    said = _reason(error)
+            known = {"findings": said} if isinstance(said, Findings) else {"error": said}
+            found[task] = msgspec.structs.replace(node, **known)
+    return sorted(found.values(), key=lambda node: node.address)
+
+
+def render_nodes(nodes: Sequence[Node]) -> str:
+    """The nodes for people, one a line, and what keeps them from working together."""
+    head = ("node", "CPUs for Ray", "memory", "available", "ISA level", "auto", "Tidewheel", "processor")
+    rows = [head, *(_row(node) for node in nodes)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    levels = {node.findings.isa for node in nodes if node.findings is not None}
+    if len(levels) > 1:
+        lines.append("Stages of one pipeline need the same ISA level: set TIDEWHEEL_ISA to the lowest of them.")
+    if len({node.findings.version for node in nodes if node.findings is not None}) > 1:
+        lines.append("All nodes need the same version of Tidewheel.")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _row(node: Node) -> tuple[str, ...]:
+    found = node.findings
+    if found is None:
+        return (node.address, f"{node.cpus:g}", "-", "-", "-", "-", "-", node.error)
+    amounts = (gib(found.memory), gib(found.available))
+    return (node.address, f"{node.cpus:g}", *amounts, found.isa or "-", found.auto, found.version, found.processor)
+
+
+def _reason(error: Exception) -> str:
+    """The last line of what a task ended with: before it come Ray's own words and the stack."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"Tidewheel cannot be asked there: {lines[-1] if lines else type(error).__name__}"
