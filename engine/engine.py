@@ -302,6 +302,11 @@ class Engine:
             pipeline=executor.stage_stats() if isinstance(executor := self._executor, PipelinedExecutor) else None,
         )
 
+    def prompts_left_s(self) -> float | None:
+        """Seconds that it will take to compute what is left of all prompts, from any thread: see Scheduler."""
+        left_ms = self._scheduler.prompts_left_ms()
+        return None if left_ms is None else left_ms / 1e3
+
     def bucket_stats(self) -> BucketStats | None:
         """How the device padded its launches, from any thread; None if it pads none, or the engine does not run."""
         executor = self._executor

@@ -95,6 +95,13 @@ class CostModel:
             return None
         return self._prefill.predict(_prefill_features(StepLoad().plus_chunk(start, num_tokens)))
 
+    def prompts_ms(self, load: StepLoad) -> float | None:
+        """How long all prompts of a load take, in chunks like those so far; None as long as little is known."""
+        if not self._prefill.is_trusted:
+            return None
+        _, *features = _prefill_features(load)
+        return self._prefill.predict((max(features[0] / self._prefill.mean(1), 1.0), *features))
+
     def observe(self, load: StepLoad, elapsed_ms: float) -> None:
         """Learn from a step that has run. `last_ms` is the duration of the last one."""
         self.last_ms = elapsed_ms
@@ -162,6 +169,10 @@ class Fit:
     def predict(self, x: tuple[float, ...]) -> float:
         """The value that is expected with these features."""
         return sum([w * xi for w, xi in zip(self.coefficients, x, strict=True)])
+
+    def mean(self, index: int) -> float:
+        """The mean of a feature in what it has learned from; the first feature must be always one."""
+        return self._gram[0][index] / self._gram[0][0]
 
     def observe(self, x: tuple[float, ...], y: float) -> None:
         """Learn from a value."""

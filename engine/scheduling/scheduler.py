@@ -156,6 +156,16 @@ class Scheduler:
         """Those of them that wait for a prefix: another sequence computes it now, or it is read from disk."""
         return min(self._prompts.num_deferred, self.num_waiting)
 
+    def prompts_left_ms(self) -> float | None:
+        """How long it will take to compute what is left of all prompts, were nothing of them cached, from any thread.
+
+        None as long as little is known of the device. What waits for a prompt that others compute counts once.
+        """
+        load = StepLoad()
+        for sequence in (*self._running.prefilling, *self._waiting.sequences()):
+            load = load.plus_chunk(sequence.num_computed, max(sequence.num_tokens - sequence.num_computed, 0))
+        return self.cost_model.prompts_ms(load) if load.prefill_tokens else 0.0
+
     @property
     def has_work(self) -> bool:
         """Whether any sequence has not ended."""

@@ -39,6 +39,7 @@ _ENVIRONMENT = {
     "RAY_SERVE_LOG_TO_STDERR": "0",
     "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
     "RAY_AUTH_MODE": "disabled",
+    "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "0.5",
 }
 
 
@@ -266,3 +267,25 @@ def test_an_update_fails_no_request(replicas: Replicas) -> None:
     assert {status for status, _ in statuses} == {200}
     assert len({replica for _, replica in statuses}) > 2
     assert replicas.http.get("/v1/models").json()["data"][0]["id"] == "another"
+
+
+@pytest.mark.sweep
+def test_replicas_come_when_prompts_wait_and_go_when_none_do(replicas: Replicas) -> None:
+    limits = {"min_replicas": 1, "max_replicas": 2, "upscale_delay_s": 0, "downscale_delay_s": 0}
+    targets = {"target_ongoing_requests": 1000, "target_waiting_requests": 2}
+    deploy(num_replicas=None, autoscaling="wait", max_num_seqs=1, shutdown_timeout=0, **limits, **targets)
+    wait_until(lambda: len(replicas.processes()) == 1)
+    statuses, done = set(), threading.Event()
+
+    def ask_on(number: int) -> None:
+        while not done.is_set():
+            statuses.add(replicas.ask(f"Question {number}", max_tokens=200).status_code)
+
+    with ThreadPoolExecutor(16) as pool:
+        asking = [pool.submit(ask_on, number) for number in range(16)]
+        try:
+            wait_until(lambda: len(replicas.processes()) == 2 or any(future.done() for future in asking), 30)
+        finally:
+            done.set()
+    assert len(replicas.processes()) == 2
+    assert statuses == {200}

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ray import serve
-from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
 from tidewheel.engine.errors import TidewheelError
 from tidewheel.server.options.serve import ServeOptions
@@ -82,8 +82,17 @@ def _number(settings: ReplicaSettings) -> dict[str, Any]:
         target_ongoing_requests=settings.target_ongoing_requests,
         upscale_delay_s=settings.upscale_delay_s,
         downscale_delay_s=settings.downscale_delay_s,
+        **({"policy": _wait_policy(settings)} if settings.autoscaling == "wait" else {}),
     )
     return {"autoscaling_config": scaling}
+
+
+def _wait_policy(settings: ReplicaSettings) -> AutoscalingPolicy:
+    names = ("target_ongoing_requests", "target_wait_s", "target_waiting_requests")
+    return AutoscalingPolicy(
+        policy_function="tidewheel.ray.autoscaling.WaitPolicy",
+        policy_kwargs={name: getattr(settings, name) for name in names},
+    )
 
 
 def _router(settings: ReplicaSettings) -> RequestRouterConfig:

@@ -16,6 +16,7 @@ from tidewheel.server.commands.serve import load_encoders_of
 from tidewheel.server.service import build_engine_and_app
 from tidewheel.server.telemetry.logs import configure_logging
 
+from .autoscaling import PREFILL_S, WAITING
 from .cores import claim_cores
 from .options import parse_arguments
 from .prefixes import HeldPrefixes, model_key
@@ -74,6 +75,7 @@ class TidewheelServer:
         return {HELD: self._held.packed(model_key(name) for name in ([] if loras is None else loras.in_memory))}
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Sequences that wait for the engine and that it runs, for an autoscaling policy of one's own."""
-        stats = self._engine.stats()
-        return {"waiting": float(stats.num_waiting), "running": float(stats.num_running)}
+        """What autoscaling.WaitPolicy asks for; no seconds as long as the engine knows little of its device."""
+        left_s = self._engine.prompts_left_s()
+        known = {} if left_s is None else {PREFILL_S: left_s}
+        return {WAITING: float(self._engine.stats().num_waiting), **known}

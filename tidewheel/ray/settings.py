@@ -10,6 +10,7 @@ import msgspec
 from tidewheel.engine.errors import TidewheelError
 
 ROUTERS = ("prefix", "power-of-two")
+AUTOSCALING = ("ongoing", "wait")
 
 
 class ReplicaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -17,7 +18,9 @@ class ReplicaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     `num_cpus` are the cores of each replica, which it has to itself unless `bind_cores` is off. With `max_replicas`,
     Serve starts and stops replicas between `min_replicas` and that number, so that each has `target_ongoing_requests`
-    requests; further requests than `max_ongoing_requests` wait in Serve's proxy. `router` "prefix" sends a conversation
+    requests. `autoscaling` "wait" starts more, if the prompts that wait would take longer than `target_wait_s`, or if
+    more than `target_waiting_requests` wait at each replica. Further requests than `max_ongoing_requests` wait in
+    Serve's proxy. `router` "prefix" sends a conversation
     where its prefix lies, as long as no replica has more than `most_load` times the mean. Times are in seconds.
     """
 
@@ -27,7 +30,10 @@ class ReplicaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     bind_cores: bool = True
     min_replicas: int | None = None
     max_replicas: int | None = None
+    autoscaling: str = "ongoing"
     target_ongoing_requests: float = 16
+    target_wait_s: float = 5
+    target_waiting_requests: float = 8
     upscale_delay_s: float = 30
     downscale_delay_s: float = 600
     max_ongoing_requests: int = 1024
@@ -41,13 +47,18 @@ class ReplicaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         for name in ("num_replicas", "num_cpus", "max_replicas", "max_ongoing_requests"):
             if (number := getattr(self, name)) is not None and number < 1:
                 raise ValueError(f"{name} must be at least 1, got {number}")
-        for name in ("target_ongoing_requests", "routing_stats_period_s", "health_check_period_s"):
+        positive = "target_ongoing_requests target_wait_s target_waiting_requests".split()
+        for name in (*positive, "routing_stats_period_s", "health_check_period_s"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be more than 0, got {getattr(self, name)}")
         if self.most_load < 1:
             raise ValueError(f"most_load must be at least 1, the mean of all replicas, got {self.most_load:g}")
         if self.router not in ROUTERS:
             raise ValueError(f"router must be one of {', '.join(ROUTERS)}, got {self.router!r}")
+        if self.autoscaling not in AUTOSCALING:
+            raise ValueError(f"autoscaling must be one of {', '.join(AUTOSCALING)}, got {self.autoscaling!r}")
+        if self.autoscaling != "ongoing" and self.max_replicas is None:
+            raise ValueError(f"autoscaling={self.autoscaling} needs max_replicas")
         if self.min_replicas is not None and self.max_replicas is None:
             raise ValueError("min_replicas needs max_replicas")
         if self.max_replicas is not None:

@@ -345,3 +345,19 @@ def test_padding_counts_as_tokens_of_a_step() -> None:
     assert {step.load.num_decodes for step in driver.steps if step.rows.decodes} == {4}
     with pytest.raises(ValueError, match="more than the 40 tokens"):
         ExecutorLimits(BLOCK, 64, 4, 40, shapes=(StepShape(3, 16),))
+
+
+def test_the_time_of_prompts_that_are_not_computed_is_predicted_once_steps_have_taught_it() -> None:
+    driver = Driver(FakeExecutor(ExecutorLimits(BLOCK, 64, 8, 8)), 64, clock=lambda step: 2.0 * step.rows.num_tokens)
+    scheduler = driver.scheduler
+    assert scheduler.prompts_left_ms() == 0.0
+    driver.add(job(40, 2))
+    assert scheduler.prompts_left_ms() is None
+    for _ in range(4):
+        driver.run()
+        driver.add(Job(tuple(range(40 * len(driver.steps), 40 * len(driver.steps) + 40)), SamplingParams(max_tokens=2)))
+    driver.add(job(40, 2, n=3))  # whose choices have one prompt
+    left = scheduler.prompts_left_ms()
+    assert left == pytest.approx(2.0 * 80, rel=0.3)
+    driver.step()
+    assert 0.0 < (scheduler.prompts_left_ms() or 0.0) < left
