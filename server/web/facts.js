@@ -15,6 +15,7 @@ export function showFacts(list, info) {
     Device: engine.device,
     Kernels: engine.isa,
     Stages: engine.stages,
+    Replica: info.replica,
     Context: `${count(info.max_model_len)} tokens`,
     "KV cache": [`${count(tokens)} tokens in ${engine.kv_cache_dtype}`, size(engine.kv_cache_bytes)].filter(Boolean)
       .join(", ") + cached,

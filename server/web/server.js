@@ -5,6 +5,8 @@ import { eventLists } from "./events.js";
 // Addresses are relative to this file's, so that the page works under any prefix of a proxy.
 const ROOT = new URL("../", import.meta.url);
 const KEY = "tidewheel.key";
+// Of several replicas behind one address, a session's is always the same one.
+const PANEL = { cache: "no-store", headers: { "x-session-id": `panel-${Math.random().toString(36).slice(2)}` } };
 
 /** What the server, or the way to it, had to say. `status` is 0 where there was no answer. */
 export class ServerError extends Error {
@@ -41,14 +43,15 @@ export class Server {
     return (await (await this.#ask("version")).json()).version;
   }
 
-  /** What is served, and with what. */
+  /** What is served, and with what; and which replica says so, if there are several behind one address. */
   async info() {
-    return (await this.#ask("server_info", { cache: "no-store" })).json();
+    const response = await this.#ask("server_info", PANEL);
+    return { ...(await response.json()), replica: response.headers.get("x-tidewheel-replica") };
   }
 
   /** The metrics as Prometheus' text. */
   async metrics() {
-    return (await this.#ask("metrics", { cache: "no-store" })).text();
+    return (await this.#ask("metrics", PANEL)).text();
   }
 
   /** The chunks of an answer, a list at a time. Raises ServerError, and AbortError when `signal` aborts. */

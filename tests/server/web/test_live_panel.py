@@ -265,6 +265,25 @@ def test_what_is_served_is_said(demo_server: ServerProcess, open_page: OpenPage)
         expect(facts).to_contain_text(words)
 
 
+def test_the_facts_name_the_replica_that_told_them(demo_server: ServerProcess, open_page: OpenPage) -> None:
+    sessions = []
+
+    def sign(route: Route) -> None:
+        sessions.append(route.request.headers["x-session-id"])
+        response = route.fetch()
+        route.fulfill(response=response, headers={**response.headers, "x-tidewheel-replica": "replica-7"})
+
+    def prepare(page: Page) -> None:
+        page.route("**/server_info", sign)
+        page.route("**/metrics", sign)
+
+    page = open_page(f"{demo_server.url}/#server", prepare, **WIDE)
+    expect(page.locator("#facts")).to_contain_text("Replicareplica-7")
+    expect(figure(page, "running")).to_have_text("0")
+    assert len(sessions) >= 2
+    assert len({*sessions}) == 1  # so all figures are of one replica
+
+
 def test_the_facts_need_the_key_that_the_api_needs(start_server: StartServer, open_page: OpenPage) -> None:
     page = open_page(f"{start_server(api_keys=['secret']).url}/#server", **WIDE)
     expect(page.locator("#facts")).to_contain_text("API key")
