@@ -49,7 +49,7 @@ def run(arguments: Sequence[str]) -> int:
     if stages_on_ray:
         from tidewheel.ray.pipeline import stage_host
 
-        with stage_host(options) as host:
+        with stage_host(options.engine, options.replicas) as host:
             return _serve(options, host, shows_banner=shows_banner)
     if on_ray:
         from tidewheel.ray.command import run as run_replicas

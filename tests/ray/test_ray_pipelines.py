@@ -115,6 +115,31 @@ def test_stages_on_nodes_give_the_bits_of_one_process(
     assert found == answers(folder, **options)
 
 
+def test_the_stages_of_an_llm_are_in_the_cluster_that_the_program_is_connected_to(cluster: Cluster) -> None:
+    import ray
+
+    with long_running(pipeline_parallel_size=1) as llm:
+        expected = answers_of(llm)
+    with long_running(distributed_executor_backend="ray", cpus_per_replica=1) as llm:
+        assert len(processes()) == 2
+        assert answers_of(llm) == expected
+    wait_until(lambda: not processes())
+    assert ray.is_initialized()  # by the program, which goes on
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"distributed_executor_backend": "ray"}, "needs pipeline_parallel_size of 2 or more"),
+        ({"cpus_per_replica": 1}, "--cpus-per-replica needs --distributed-executor-backend ray"),
+        ({"distributed_executor_backend": "external"}, "distributed_executor_backend.* ray, mp"),
+    ],
+)
+def test_an_llm_whose_stages_cannot_be_placed(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(TidewheelError, match=said):
+        LLM(device="cpu", **options)
+
+
 def test_a_stage_that_ends_ends_what_runs_and_nothing_else(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

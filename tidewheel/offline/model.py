@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, TypeAlias, cast
@@ -14,9 +15,11 @@ from tidewheel.engine.encoders.load import load_encoders
 from tidewheel.engine.engine import Engine
 from tidewheel.engine.errors import InvalidRequestError
 from tidewheel.engine.load import load_engine
+from tidewheel.engine.options import EngineOptions
 from tidewheel.lora.request import LoRARequest
 from tidewheel.server.app_resources import find_resources
 from tidewheel.server.generation.prompt_encoding import PromptEncoder
+from tidewheel.server.options.replicas import ReplicaOptions
 
 from .adapters import Adapter, Adapters, LoraRequests
 from .chat_tokenizer import ChatTokenizer
@@ -65,9 +68,10 @@ class OfflineModel:
         )
         self.pooler = Pooler(self.encoders)
         self.engine: Engine | None = None
+        self._cluster = ExitStack()  # a connection to Ray, if stages are there
         if options.engine is None:
             return
-        self.engine = engine = load_engine(options.engine)
+        self.engine = engine = self._load(options.engine, options.replicas)
         self._name = options.engine.model
         self._generator = Generator(engine)
         self.adapters = Adapters(engine)
@@ -76,6 +80,16 @@ class OfflineModel:
         given = resources.sampling_defaults
         defaults = engine.generation_defaults if given is None else given
         self._defaults = {**defaults, **resources.sampling_overrides}
+
+    def _load(self, options: EngineOptions, replicas: ReplicaOptions) -> Engine:
+        if replicas.distributed_executor_backend != "ray":
+            return load_engine(options)
+        from tidewheel.ray.pipeline import stage_host
+
+        with ExitStack() as cluster:
+            engine = load_engine(options, cluster.enter_context(stage_host(options, replicas)))
+            self._cluster = cluster.pop_all()
+        return engine
 
     def start(self) -> None:
         """Start the engines' threads; they deliver to the running event loop."""
@@ -88,7 +102,10 @@ class OfflineModel:
         if self.engine is not None:
             self._encoder.close()
         engines = [engine for engine in (self.engine, self.encoders) if engine is not None]
-        await asyncio.gather(*(engine.stop() for engine in engines))  # each is told, even if the other cannot end
+        try:
+            await asyncio.gather(*(engine.stop() for engine in engines))  # each is told, even if the other cannot end
+        finally:
+            self._cluster.close()
 
     def close(self) -> None:
         """`stop` where no event loop runs any more, because the program ends."""
@@ -96,6 +113,7 @@ class OfflineModel:
             self._encoder.close()
             self.engine.close()
         self.encoders.close()
+        self._cluster.close()
 
     @property
     def generator(self) -> Generator:

@@ -16,6 +16,7 @@ from tidewheel.engine.options import EngineOptions
 from tidewheel.server.app_options import AppOptions
 from tidewheel.server.options.model import MODEL_OPTIONS, engine_options
 from tidewheel.server.options.parser import build
+from tidewheel.server.options.replicas import ReplicaOptions
 
 from .vllm_arguments import runner_of, take_vllm_arguments
 
@@ -24,7 +25,11 @@ RUNNERS = ("auto", "generate", "pooling")
 _ENCODER_OPTIONS = options_of(EncoderOptions)
 _OF_PROMPTS = ("chat_template", "generation_config", "override_generation_config")
 _APP_OPTIONS = [o for o in options_of(AppOptions) if o.name in _OF_PROMPTS]
-OFFLINE_OPTIONS: Mapping[str, Option] = {o.name: o for o in (*MODEL_OPTIONS, *_ENCODER_OPTIONS, *_APP_OPTIONS)}
+_OF_STAGES = ("distributed_executor_backend", "cpus_per_replica")
+_STAGE_OPTIONS = [o for o in options_of(ReplicaOptions) if o.name in _OF_STAGES]
+OFFLINE_OPTIONS: Mapping[str, Option] = {
+    o.name: o for o in (*MODEL_OPTIONS, *_ENCODER_OPTIONS, *_APP_OPTIONS, *_STAGE_OPTIONS)
+}
 """The options that an LLM has, by name."""
 
 
@@ -38,6 +43,7 @@ class OfflineOptions:
     engine: EngineOptions | None
     encoders: EncoderOptions
     app: AppOptions
+    replicas: ReplicaOptions
     notes: Sequence[str] = field(default=(), compare=False)
 
 
@@ -70,8 +76,14 @@ def offline_options(model: str | None, runner: str | None, given: Mapping[str, A
         notes += [f"{name} has no effect: runner='pooling' loads encoders alone" for name in idle]
         read["embedding_model"] = (model, *read.get("embedding_model", ()))
     encoders, app = mistakes.attempt(build, EncoderOptions, read), mistakes.attempt(build, AppOptions, read)
+    replicas = mistakes.attempt(build, ReplicaOptions, read)
+    if read.get("distributed_executor_backend") == "ray" and (engine is None or engine.pipeline.stages == 1):
+        mistakes.add(
+            "distributed_executor_backend='ray' places the stages of a pipeline, so it needs pipeline_parallel_size of "
+            "2 or more; `tidewheel serve` starts replicas (docs/scale-out.md)"
+        )
     mistakes.raise_any()
-    return OfflineOptions(engine=engine, encoders=made(encoders), app=made(app), notes=notes)
+    return OfflineOptions(engine=engine, encoders=made(encoders), app=made(app), replicas=made(replicas), notes=notes)
 
 
 def no_such_option(owner: str, name: str) -> TypeError:

@@ -22,11 +22,10 @@ _ACCEPTED = {
     "--enable-log-requests --max-log-len=",
     "the format of reasoning is found in the chat template": "--reasoning-parser=",
     "prompts do not name the model": "--served-model-name=*",
-    "the stages of a pipeline are processes, and all else is in this one": "--distributed-executor-backend=mp",
+    "the stages of a pipeline are processes here, and all else is in this one": "--distributed-executor-backend=mp",
 }
 _REFUSED = {
-    "an LLM is one engine; `tidewheel serve` starts replicas (docs/scale-out.md)": "--data-parallel-size= "
-    "--distributed-executor-backend=",
+    "an LLM is one engine; `tidewheel serve` starts replicas (docs/scale-out.md)": "--data-parallel-size=",
     "the server alone sends traces; leave it out": "--otlp-traces-endpoint=",
     "set HF_TOKEN": "--hf-token=",
     "the model stays in memory; shutdown() frees it": "--enable-sleep-mode",

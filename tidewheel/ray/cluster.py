@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -21,8 +22,12 @@ _REACHED_S = 10.0
 def connected(environment: Mapping[str, str]) -> Iterator[bool]:
     """A context with a connection to Ray; whether the cluster is this process's own, which then ends with it.
 
-    The `environment` is that of an own cluster, where nothing else is set. Raises TidewheelError.
+    A connection that this process has already is used, and left as it is. The `environment` is that of an own cluster,
+    where nothing else is set. Raises TidewheelError.
     """
+    if (loaded := sys.modules.get("ray")) is not None and loaded.is_initialized():
+        yield False
+        return
     is_own = not os.environ.get("RAY_ADDRESS")
     if is_own:
         for name, value in environment.items():

@@ -1,4 +1,4 @@
-"""`tidewheel serve --pipeline-parallel-size N --distributed-executor-backend ray`: stages on the nodes of a cluster."""
+"""`--pipeline-parallel-size N --distributed-executor-backend ray`, also of an LLM: stages on the nodes of a cluster."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from tidewheel.engine.declaring.option import listed
 from tidewheel.engine.errors import TidewheelError
-from tidewheel.server.options.serve import ServeOptions
+from tidewheel.engine.options import EngineOptions
+from tidewheel.server.options.replicas import ReplicaOptions
 
 from .cluster import connected, own_environment
 
@@ -24,22 +25,22 @@ _OF_OWN_CLUSTER = {"RAY_USAGE_STATS_ENABLED": "0"}
 
 
 @contextmanager
-def stage_host(options: ServeOptions) -> Iterator[RayHost]:
-    """What has the stages, in the cluster of RAY_ADDRESS or a new one on this machine. Raises TidewheelError."""
-    _check_cores(options)
+def stage_host(engine: EngineOptions, replicas: ReplicaOptions) -> Iterator[RayHost]:
+    """What has the stages, in the cluster that `connected` finds. Raises TidewheelError."""
+    _check_cores(engine)
     with connected(_OF_OWN_CLUSTER) as is_own:
         from .stages import RayHost, cluster_cpus, cpus_of_each
 
-        count = options.engine.pipeline.stages
-        cpus = options.replicas.cpus_per_replica or cpus_of_each(count, cluster_cpus())
+        count = engine.pipeline.stages
+        cpus = replicas.cpus_per_replica or cpus_of_each(count, cluster_cpus())
         logger.info("Placing %d stages of %d cores", count, cpus)
         folder = os.getcwd() if is_own else None
         with RayHost(count, cpus, environment=own_environment(), folder=folder) as host:
             yield host
 
 
-def _check_cores(options: ServeOptions) -> None:
-    for group in options.engine.device_options:
+def _check_cores(engine: EngineOptions) -> None:
+    for group in engine.device_options:
         if flags := group.differing_flags([name for name in _OF_CORES if hasattr(group, name)]):
             raise TidewheelError(
                 f"{listed(flags)} and stages on Ray do not work together: each stage has one group of cores, which its "
