@@ -1,0 +1,198 @@
+// Products with K and V whose elements are whole bytes, widened to what the level multiplies.
+#pragma once
+
+#include "kernels/attention_parts.h"
+
+namespace tidewheel::TW_ISA {
+
+// Elements of V that are taken out of K at a time, so that they stay in the nearest cache.
+constexpr int kSpreadValues = 64;
+
+// VECTORS vectors of K or V, which move by a stride at each step, and the distance to a later block, to prefetch it.
+template <typename T, int VECTORS>
+struct Columns {
+  const T* start[VECTORS];
+  ptrdiff_t ahead[VECTORS];  // bytes
+};
+
+// A contraction of ROWS query or probability rows with `columns`, `steps` steps, added to `acc`.
+template <typename T, int ROWS, int VECTORS>
+TW_INLINE void contract(const typename Cached<T>::Query* x, size_t x_stride, const Columns<T, VECTORS>& columns,
+                        size_t step_stride, int steps, F (&acc)[ROWS][VECTORS]) {
+  using C = Cached<T>;
+  for (int s = 0; s < steps; ++s) {
+    typename C::Vector w[VECTORS];
+#pragma GCC unroll 4
+    for (int v = 0; v < VECTORS; ++v) {
+      const T* p = columns.start[v] + s * step_stride;
+      // A block's vectors are contiguous. A cache line has several short ones.
+      constexpr size_t kBytes = kLanes * C::kStep * sizeof(T);
+      if (v % kBlockVectors * kBytes % 64 == 0) prefetch_later(reinterpret_cast<const char*>(p) + columns.ahead[v]);
+      w[v] = C::load_step(p);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; ++r) {
+#pragma GCC unroll 4
+      for (int v = 0; v < VECTORS; ++v) acc[r][v] = C::dot(acc[r][v], w[v], x + r * x_stride + s * C::kStep);
+    }
+  }
+}
+
+// Scales of tokens, and V that is a part of K.
+template <typename T>
+class ElementReader : public Products {
+ public:
+  static constexpr bool kAdjusts = kHasScales<T>, kSpreads = true;
+
+  ElementReader(const AttentionArgs& args, const Rows& rows, Scratch& scratch)
+      : Products(args, rows, scratch), k_scales_(scratch.take<float>(kAttentionTile)),
+        v_scales_(scratch.take<float>(kAttentionTile)),
+        spread_(stored_values_ ? nullptr : scratch.take<T>(kAttentionTile * kSpreadValues)), columns_{0, values_} {}
+
+  void begin_tile(int tile, int tokens) {
+    if constexpr (kHasScales<T>) {
+      for (int t = 0; t < tokens; t += kBlockTokens) {
+        const CachedHead<T> h = head(tile * kTileBlocks + t / kBlockTokens);
+        std::memcpy(k_scales_ + t, h.k_scales(), kBlockTokens * sizeof(float));
+        std::memcpy(v_scales_ + t, spread_ ? h.k_scales() : h.v_scales(), kBlockTokens * sizeof(float));
+      }
+    }
+  }
+
+  // Puts some columns of the tile's V at a time where they can be read as V: once for all rows.
+  template <typename Sum>
+  void each_columns(int tile, int tokens, Sum&& sum) {
+    for (int d = 0; d < values_; d += kSpreadValues) {
+      columns_ = {d, std::min(d + kSpreadValues, values_)};
+      for (int t = 0; t < tokens; t += kBlockTokens) {
+        spread_values<kSpreadValues>(head(tile * kTileBlocks + t / kBlockTokens), args_.heads.value_start + d,
+                                     columns_.end - d, spread_ + t * kSpreadValues);
+      }
+      sum();
+    }
+  }
+
+ protected:
+  CachedHead<T> head(int block) const {
+    return {reinterpret_cast<T*>(const_cast<char*>(cached(block))), dim_, stored_values_};
+  }
+
+  float* const k_scales_;  // [kAttentionTile], for int8
+  float* const v_scales_;
+  T* const spread_;        // [kAttentionTile, kSpreadValues] of V, in blocks as V is cached; null: the cache has V
+  struct {
+    int begin, end;
+  } columns_;              // of V, which are summed
+};
+
+template <typename T>
+class ElementProducts : public ElementReader<T> {
+ public:
+  using Q = typename Cached<T>::Query;
+  static constexpr int kStep = Cached<T>::kStep;
+  using ElementReader<T>::args_, ElementReader<T>::rows_, ElementReader<T>::dim_, ElementReader<T>::values_,
+      ElementReader<T>::stored_values_, ElementReader<T>::scores_, ElementReader<T>::sums_, ElementReader<T>::k_scales_,
+      ElementReader<T>::v_scales_, ElementReader<T>::spread_, ElementReader<T>::columns_, ElementReader<T>::head,
+      ElementReader<T>::ahead;
+
+  ElementProducts(const AttentionArgs& args, const Rows& rows, Scratch& scratch)
+      : ElementReader<T>(args, rows, scratch), q_(rows.queries<Q>(scratch)),
+        weights_(scratch.take<Q>((spread_ ? rows.count : kTileRows) * kAttentionTile)) {}
+
+  template <int ROWS, int VECTORS>
+  void score_vectors(int row, int tile, int first) {
+    Columns<T, VECTORS> columns;
+    F acc[ROWS][VECTORS];
+#pragma GCC unroll 4
+    for (int v = 0; v < VECTORS; ++v) {
+      const int block = tile * kTileBlocks + (first + v) / kBlockVectors;
+      columns.start[v] = head(block).k + (first + v) % kBlockVectors * kLanes * kStep;
+      columns.ahead[v] = ahead(block);
+#pragma GCC unroll 16
+      for (int r = 0; r < ROWS; ++r) acc[r][v] = zero();
+    }
+    contract<T, ROWS, VECTORS>(q_ + size_t(row) * dim_, dim_, columns, kBlockTokens * kStep, dim_ / kStep, acc);
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; ++r) {
+#pragma GCC unroll 4
+      for (int v = 0; v < VECTORS; ++v) store(scores_ + r * kAttentionTile + (first + v) * kLanes, acc[r][v]);
+    }
+  }
+
+  F adjusted(F x, int, int t) const {
+    if constexpr (kHasScales<T>) x = mul(x, load(k_scales_ + t));
+    return x;
+  }
+
+  void put_weights(int index, int row, int t, F p) {
+    // If the weight is 0, the scale may be NaN: from a token that this row does not see, or from earlier use of the
+    // block.
+    if constexpr (kHasScales<T>) p = keep_if(mul(p, load(v_scales_ + t)), p, set1(0x1p-126f));
+    if constexpr (kLoadedUnit<T> != 1.0f) p = mul(p, set1(kLoadedUnit<T>));
+    store(weights(row - index) + index * kAttentionTile + t, p);
+  }
+
+  template <int ROWS>
+  void sum_rows(int row, int tile, int tokens) {
+    constexpr int kVectors = vectors_for(ROWS);
+    const int end = columns_.end;
+    int d = columns_.begin;
+    for (; d + kVectors * kLanes <= end; d += kVectors * kLanes) sum_columns<ROWS, kVectors>(row, tile, tokens, d);
+    for (; d < end; d += kLanes) sum_columns<ROWS, 1>(row, tile, tokens, d);
+  }
+
+ private:
+  // The weights of these rows, which are kept for all rows of the task only if the values wait for all of them.
+  Q* weights(int row) const { return spread_ ? weights_ + row * kAttentionTile : weights_; }
+
+  template <int ROWS, int VECTORS>
+  void sum_columns(int row, int tile, int tokens, int d) {
+    float* sums = sums_ + size_t(row) * values_ + d;
+    F acc[ROWS][VECTORS];
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; ++r) {
+#pragma GCC unroll 4
+      for (int v = 0; v < VECTORS; ++v) acc[r][v] = load(sums + r * values_ + v * kLanes);
+    }
+    const size_t step_stride = size_t(spread_ ? kSpreadValues : values_) * kStep;
+    const Q* w = weights(row);
+    for (int t = 0; t < tokens; t += kBlockTokens) {
+      const int block = tile * kTileBlocks + t / kBlockTokens;
+      const T* v = spread_ ? spread_ + t * kSpreadValues + (d - columns_.begin) * kStep : head(block).v_element(0, d);
+      const int steps = std::min(tokens - t, kBlockTokens) / kStep;
+      Columns<T, VECTORS> columns;
+#pragma GCC unroll 4
+      for (int i = 0; i < VECTORS; ++i) {
+        columns.start[i] = v + i * kLanes * kStep;
+        columns.ahead[i] = spread_ ? 0 : ahead(block);
+      }
+      contract<T, ROWS, VECTORS>(w + t, kAttentionTile, columns, step_stride, steps, acc);
+      if constexpr (kStep == 2) {
+        if (tokens - t < kBlockTokens && tokens % 2) {
+          last_half_pair<ROWS, VECTORS>(w + t + 2 * steps, v + steps * step_stride, acc);
+        }
+      }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; ++r) {
+#pragma GCC unroll 4
+      for (int v = 0; v < VECTORS; ++v) store(sums + r * values_ + v * kLanes, acc[r][v]);
+    }
+  }
+
+  // The slot after the last token may hold anything, even NaN, from earlier use of the block.
+  template <int ROWS, int VECTORS>
+  static void last_half_pair(const Q* p, const T* v, F (&acc)[ROWS][VECTORS]) {
+#pragma GCC unroll 4
+    for (int i = 0; i < VECTORS; ++i) {
+      const auto pairs = drop_odd(Cached<T>::load_step(v + i * kLanes * kStep));
+#pragma GCC unroll 16
+      for (int r = 0; r < ROWS; ++r) acc[r][i] = Cached<T>::dot(acc[r][i], pairs, p + r * kAttentionTile);
+    }
+  }
+
+  Q* const q_;        // [rows, dim]
+  Q* const weights_;  // [kTileRows, or all rows if V is spread, kAttentionTile]
+};
+
+}  // namespace tidewheel::TW_ISA

@@ -1,0 +1,189 @@
+// What the products of attention have in common, whatever type K and V are cached in.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+
+#include "kernels/cache.h"
+#include "kernels/element.h"
+#include "kernels/kernels.h"
+#include "kernels/spread_values.h"
+
+namespace tidewheel::TW_ISA {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kLog2E = 1.44269504f;
+constexpr int kTileBlocks = kAttentionTile / kBlockTokens;
+constexpr int kBlockVectors = kBlockTokens / kLanes;
+constexpr int kPrefetchBlocks = 8;
+
+// 2^x for x up to about 0, to 2 ulp; 0 below 2^-126.5, minus infinity included. The polynomial's relative error is
+// least over [-1/2, 1/2] among those of its degree that give 1 at 0.
+TW_INLINE F exp2(F x) {
+  x = max(x, set1(-127.0f));
+  const F n = round(x), r = sub(x, n);
+  F p = set1(1.3264727e-3f);
+  p = fma(p, r, set1(9.6715130e-3f));
+  p = fma(p, r, set1(5.5507336e-2f));
+  p = fma(p, r, set1(2.4022242e-1f));
+  p = fma(p, r, set1(6.9314700e-1f));
+  p = fma(p, r, set1(1.0f));
+  return mul(p, pow2(n));  // for n = -127 the exponent field of pow2(n) is 0
+}
+
+TW_INLINE float exp2(float x) {
+  float lanes[kLanes];
+  store(lanes, exp2(set1(x)));
+  return lanes[0];
+}
+
+struct Edges {
+  float bounds[48];
+  float index[16];
+  constexpr Edges() : bounds(), index() {
+    for (int i = 0; i < 48; ++i) bounds[i] = i / 16 == 1 ? kInfinity : -kInfinity;
+    for (int i = 0; i < 16; ++i) index[i] = static_cast<float>(i);
+  }
+};
+constexpr Edges kEdges;
+
+// Bounds for min(): plus infinity keeps a lane's number, minus infinity replaces it, NaN too.
+TW_INLINE F visible_from(int lane) { return load(kEdges.bounds + 16 - std::clamp(lane, 0, 16)); }
+TW_INLINE F visible_until(int lane) { return load(kEdges.bounds + 32 - std::clamp(lane, 0, 16)); }
+
+// The result over a part of the context, for each row: sums of V weighted by 2^(score - maximum), and the weights'
+// total.
+struct Partial {
+  float* sums;     // [rows, values]
+  float* maximum;  // [rows], minus infinity for a row that saw nothing
+  float* total;    // [rows]
+
+  Partial(float* data, int rows, int values)
+      : sums(data), maximum(data + size_t(rows) * values), total(data + size_t(rows) * (values + 1)) {}
+
+  void clear(int rows, int values) {
+    std::fill(sums, sums + size_t(rows) * values, 0.0f);
+    std::fill(maximum, maximum + rows, -kInfinity);
+    std::fill(total, total + rows, 0.0f);
+  }
+
+  void copy(const Partial& other, int rows, int values) {
+    std::copy_n(other.sums, size_t(rows) * values, sums);
+    std::copy_n(other.maximum, rows, maximum);
+    std::copy_n(other.total, rows, total);
+  }
+
+  // The rows from `row` on.
+  Partial from(int row, int values) const {
+    Partial part = *this;
+    part.sums += size_t(row) * values, part.maximum += row, part.total += row;
+    return part;
+  }
+};
+
+class Scratch {
+ public:
+  explicit Scratch(void* data) : next_(static_cast<char*>(data)) {}
+  template <typename T>
+  T* take(size_t count) {
+    T* start = reinterpret_cast<T*>(next_);
+    next_ += (count * sizeof(T) + 63) / 64 * 64;
+    return start;
+  }
+
+ private:
+  char* next_;
+};
+
+// The query rows of a task: all heads of a group for the first token, then for the next one, and so on. Tokens of several
+// sequences are taken for rows that see the piece as far as it is common to them.
+struct Rows {
+  const AttentionArgs& args;
+  const int dim, values, group, count;
+
+  explicit Rows(const AttentionArgs& a)
+      : args(a), dim(a.heads.padded_dim()), values(a.heads.padded_values()), group(a.heads.group()), count(a.num_tokens * group) {}
+
+  int head(int row) const { return args.kv_head * group + row % group; }
+  // Its place in q.
+  int token(int row) const { return args.tokens ? args.tokens[row / group] : row / group; }
+  int position(int row) const { return args.tokens ? args.positions[token(row)] : args.first_position + row / group; }
+  // The row sees [begin, limit).
+  int limit(int row) const { return position(row) + 1; }
+  int begin(int row) const { return args.window ? std::max(limit(row) - args.window, 0) : 0; }
+  // What the last row sees here.
+  int end() const { return args.tokens ? args.prefix_end : limit(count - 1); }
+  // The result over a piece that was computed with a common prefix.
+  Partial in_prefix(int piece) const {
+    const PrefixResult& prefix = args.prefix;
+    const size_t size = args.heads.partial_floats(prefix.num_tokens);
+    float* const data = const_cast<float*>(prefix.partials) + (piece - prefix.piece_begin) * size;
+    return Partial(data, prefix.num_tokens * group, values).from(prefix.token * group, values);
+  }
+  // [dim]
+  template <typename Q>
+  const Q* query(int row) const {
+    return static_cast<const Q*>(args.q) + token(row) * args.q_stride + size_t(head(row)) * dim;
+  }
+  // All of them, side by side: [rows, dim].
+  template <typename Q>
+  Q* queries(Scratch& scratch) const {
+    Q* const all = scratch.take<Q>(size_t(count) * dim);
+    for (int r = 0; r < count; ++r) std::memcpy(all + size_t(r) * dim, query<Q>(r), sizeof(Q) * dim);
+    return all;
+  }
+};
+
+// The number of accumulator vectors for each of these rows. All together need no more registers than the GEMM's tile. 4
+// are enough to hide the latency of an instruction.
+constexpr int vectors_for(int rows) { return std::clamp(kTileRows * kTileVectors / rows, 1, 4); }
+
+// How a task's products read the cache, and where they leave scores and sums. A class of products for a type of K and V
+// is derived from this, and has:
+// - begin_tile(tile, tokens), before anything else is done with a tile;
+// - score_vectors<ROWS, VECTORS>(row, tile, first), which writes the dot products of rows with K of the tile's tokens,
+//   from vector `first` on;
+// - adjusted(products, row, t), the scores before `scale`, and kAdjusts: false if those are the products;
+// - put_weights(index, row, t, weights), which takes weights of one row: the row of that index among those whose weights
+//   are computed at a time;
+// - sum_rows<ROWS>(row, tile, tokens), which adds V, weighted;
+// - kSpreads: whether it takes V that is a part of K. Then each_columns(tile, tokens, sum) calls `sum` for all of V.
+class Products {
+ public:
+  Products(const AttentionArgs& args, const Rows& rows, Scratch& scratch)
+      : args_(args), rows_(rows), dim_(rows.dim), values_(rows.values), stored_values_(args.heads.stored_values()),
+        scores_(scratch.take<float>(kTileRows * kAttentionTile)) {}
+
+  // Of the row with that index.
+  float* scores(int index) const { return scores_ + index * kAttentionTile; }
+  void begin_piece(const Partial& result) { sums_ = result.sums; }
+  // Whether the weights of all rows are kept until V has been taken out of K.
+  bool spreads() const { return !stored_values_; }
+
+ protected:
+  const char* cached(int block) const { return args_.cache_head + args_.block_table[block] * args_.block_stride; }
+
+  // Bytes from a block to one that is needed a little later, by this task or the next one. Blocks are scattered in
+  // memory, so the hardware cannot predict this; only the block tables tell.
+  ptrdiff_t ahead(int block) const {
+    const NextBlocks& next = args_.next;
+    const int count = (rows_.end() + kBlockTokens - 1) / kBlockTokens;
+    const int wanted = block + std::min(count, kPrefetchBlocks), beyond = wanted - count;
+    int there = args_.block_table[std::min(wanted, count - 1)];
+    ptrdiff_t offset = 0;
+    if (beyond >= 0 && next.count) {
+      there = next.block_table[std::min(beyond, next.count - 1)];
+      offset = next.offset;
+    }
+    return (ptrdiff_t{there} - args_.block_table[block]) * static_cast<ptrdiff_t>(args_.block_stride) + offset;
+  }
+
+  const AttentionArgs& args_;
+  const Rows& rows_;
+  const int dim_, values_, stored_values_;
+  float* const scores_;    // [kTileRows, kAttentionTile]
+  float* sums_ = nullptr;  // [rows, values]
+};
+
+}  // namespace tidewheel::TW_ISA
