@@ -51,6 +51,8 @@ def test_what_replicas_and_proxies_say_is_added_up(metrics: Any, queued: float |
         ({"autoscaling": "wait"}, "autoscaling=wait needs max_replicas"),
         ({"autoscaling": "magic", "max_replicas": "2"}, "autoscaling must be one of ongoing, wait"),
         ({"autoscaling": "wait", "max_replicas": "2", "target_wait_s": "0"}, "target_wait_s must be more than 0"),
+        ({"max_replicas": "2", "target_wait_s": "3"}, "target_wait_s has no effect without autoscaling=wait"),
+        ({"downscale_delay_s": "3"}, "downscale_delay_s has no effect without max_replicas"),
     ],
 )
 def test_settings_that_cannot_be(settings: dict[str, str], said: str) -> None:

@@ -11,6 +11,8 @@ from tidewheel.engine.errors import TidewheelError
 
 ROUTERS = ("prefix", "power-of-two")
 AUTOSCALING = ("ongoing", "wait")
+_OF_WAITING = ("target_wait_s", "target_waiting_requests")
+_OF_AUTOSCALING = ("target_ongoing_requests", "upscale_delay_s", "downscale_delay_s")
 
 
 class ReplicaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -84,6 +86,15 @@ def read_settings(arguments: Mapping[str, Any]) -> tuple[ReplicaSettings, dict[s
     if isinstance(ours.get("num_cpus"), float) and ours["num_cpus"].is_integer():
         ours["num_cpus"] = int(ours["num_cpus"])
     try:
-        return msgspec.convert(ours, ReplicaSettings, strict=False), rest
+        settings = msgspec.convert(ours, ReplicaSettings, strict=False)
     except msgspec.ValidationError as error:
         raise TidewheelError(f"the replicas' settings cannot be used: {error}") from error
+    idle = (
+        [] if settings.autoscaling == "wait" else [(name, "autoscaling=wait") for name in _OF_WAITING if name in ours]
+    )
+    if settings.max_replicas is None:
+        idle += [(name, "max_replicas") for name in _OF_AUTOSCALING if name in ours]
+    if idle:
+        reasons = "; ".join(f"{name} has no effect without {needed}" for name, needed in idle)
+        raise TidewheelError(f"the replicas' settings cannot be used: {reasons}")
+    return settings, rest
