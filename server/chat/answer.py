@@ -5,6 +5,7 @@ from __future__ import annotations
 from tidewheel.engine.outputs import FinishReason, RequestOutput
 from tidewheel.engine.text.tokenizer import Tokenizer
 
+from .harmony import HarmonyParser, ReasoningTokens
 from .pieces import CallArguments, CallStart, Piece, Reasoning
 from .reasoning import ReasoningParser, count_reasoning_tokens
 from .tools.parser import ToolCallParser
@@ -16,11 +17,13 @@ class Answer:
 
     `echo` is text that goes before the answer. With `one_call`, calls after the first are dropped. `hide_reasoning`
     keeps the reasoning from the pieces. A call that was not `chosen` by the model does not change the finish reason.
+    A HarmonyParser finds calls too. Its reasoning is counted by `harmony_tokens`.
     """
 
     __slots__ = (
         "_chosen",
         "_echo",
+        "_harmony_tokens",
         "_has_calls",
         "_hide_reasoning",
         "_one_call",
@@ -35,13 +38,14 @@ class Answer:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        reasoning_parser: ReasoningParser | None = None,
+        reasoning_parser: ReasoningParser | HarmonyParser | None = None,
         tool_parser: ToolCallParser | None = None,
         *,
         echo: str = "",
         one_call: bool = False,
         hide_reasoning: bool = False,
         chosen: bool = True,
+        harmony_tokens: ReasoningTokens | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._reasoning_parser = reasoning_parser
@@ -50,6 +54,7 @@ class Answer:
         self._one_call = one_call
         self._hide_reasoning = hide_reasoning
         self._chosen = chosen
+        self._harmony_tokens = harmony_tokens
         self._has_calls = False
         self._reasoning_ids: list[int] = []
         self._reasoning_tokens = 0
@@ -58,6 +63,8 @@ class Answer:
     @property
     def reasoning_tokens(self) -> int:
         """How many of the tokens so far were reasoning."""
+        if self._harmony_tokens is not None:
+            return self._harmony_tokens.count
         if self._reasoning_parser is not None and self._reasoning_parser.has_reasoned:
             return len(self._reasoning_ids)
         return self._reasoning_tokens
@@ -97,10 +104,14 @@ class Answer:
         parser = self._reasoning_parser
         if parser is None:
             return [output.text] if output.text else []
-        self._reasoning_ids += output.token_ids
         parts = parser.feed(output.text)
         if output.finish_reason is not None:
-            parts += parser.finish()
+            parts += parser.finish(cut_off=output.finish_reason is FinishReason.LENGTH)
+        if isinstance(parser, HarmonyParser):
+            if self._harmony_tokens is not None:
+                self._harmony_tokens.push(output.token_ids)
+            return parts
+        self._reasoning_ids += output.token_ids
         if parser.is_over or output.finish_reason is not None:
             if parser.has_reasoned:
                 self._reasoning_tokens = count_reasoning_tokens(self._reasoning_ids, parser.closing, self._tokenizer)

@@ -5,17 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from tidewheel.engine.constraints.constraint import Preface
+from tidewheel.engine.constraints.grammar import StructuredOutput
 from tidewheel.engine.text.tokenizer import Tokenizer
 
 from ..errors import bad_request
+from ..generation.structured_output import compact, json_schema_output
+from ..generation.token_constraints import Calls, Frame
 from ..protocol.chat import ChatCompletionRequest, Tool
 from .answer import Answer
+from .harmony import TAGS, HarmonyParser, ReasoningTokens
+from .harmony_frame import harmony_frame
 from .model_formats import ModelFormats
 from .reasoning import REASONING_PARSERS, ReasoningParser
 from .rendering import RenderedPrompt
 from .tools import TOOL_CALL_PARSERS
+from .tools.harmony import HarmonyToolParser
 from .tools.parser import ToolParser
-from .tools.tool_choice import demanded_calls_parser, demanded_tool, demands_calls
+from .tools.tool_choice import (
+    demanded_calls,
+    demanded_calls_parser,
+    demanded_calls_schema,
+    demanded_tool,
+    demands_calls,
+)
 
 
 class AnswerParsers:
@@ -27,17 +39,19 @@ class AnswerParsers:
         self.tool_parser: type[ToolParser] | None = (
             TOOL_CALL_PARSERS[formats.tool_calls] if formats.tool_calls else None
         )
-        self._reasoning_parser: type[ReasoningParser] | None = (
-            REASONING_PARSERS[formats.reasoning] if formats.reasoning else None
-        )
-        reasoning = self._reasoning_parser
-        self._tool_tags = self._special_tokens(self.tool_parser.markers if self.tool_parser else ())
-        self._reasoning_tags = self._special_tokens((reasoning.opening, reasoning.closing) if reasoning else ())
-
-    @property
-    def reads_reasoning(self) -> bool:
+        reasoning = REASONING_PARSERS[formats.reasoning] if formats.reasoning else None
+        self.reads_reasoning = reasoning is not None
         """Whether reasoning is separated from the answer."""
-        return self._reasoning_parser is not None
+        self._gives_harmony_calls = self.tool_parser is HarmonyToolParser
+        self.is_harmony = self._gives_harmony_calls or reasoning is HarmonyParser
+        """Whether answers are messages in the harmony format."""
+        self._reasoning_parser: type[ReasoningParser] | None = None
+        self._tool_tags = self._special_tokens(self.tool_parser.markers if self.tool_parser else ())
+        tags: tuple[str, ...] = TAGS if self.is_harmony else ()
+        if reasoning is not None and issubclass(reasoning, ReasoningParser) and not self.is_harmony:
+            self._reasoning_parser = reasoning
+            tags = (reasoning.opening, reasoning.closing)
+        self._reasoning_tags = self._special_tokens(tags)
 
     def check_tools(self, body: ChatCompletionRequest, tools: Sequence[Tool]) -> None:
         """Raises ApiError (400) if the model may call tools, but no parser would read its calls."""
@@ -60,21 +74,44 @@ class AnswerParsers:
             return None
         return Preface(reasoning.closing, reasoning.is_open, self._tokenizer.token_to_id(reasoning.opening))
 
+    def frame(self, prompt: RenderedPrompt) -> Frame | None:
+        """What a grammar has to put around content or calls, where an answer's text is not just these."""
+        return harmony_frame(self._harmony(prompt, reads_calls=False)) if self.is_harmony else None
+
+    def demanded_calls(self, body: ChatCompletionRequest) -> StructuredOutput | Calls | None:
+        """The calls that an answer must consist of; None if it need not. Raises ApiError (400)."""
+        if self._gives_harmony_calls:
+            return demanded_calls(body, HarmonyToolParser)
+        schema = demanded_calls_schema(body)
+        return None if schema is None else json_schema_output(compact(schema), "tools")
+
     def answer(self, body: ChatCompletionRequest, tools: Sequence[Tool], prompt: RenderedPrompt) -> Answer:
         """What splits one choice of a request into pieces."""
         tool_parser = None
-        if demands_calls(body):
+        if self._gives_harmony_calls:
+            pass  # which are messages beside others
+        elif demands_calls(body):
             tool_parser = demanded_calls_parser(body, self.tool_parser)
         elif self.tool_parser is not None and tools:
             tool_parser = self.tool_parser(tools)
+        harmony = self._harmony(prompt, reads_calls=bool(tools)) if self.is_harmony else None
         return Answer(
             self._tokenizer,
-            self._reasoning(prompt),
+            harmony or self._reasoning(prompt),
             tool_parser,
             echo=prompt.spoken if body.echo else "",
             one_call=body.parallel_tool_calls is False,
             hide_reasoning=body.include_reasoning is False,
             chosen=demanded_tool(body) is None,
+            harmony_tokens=ReasoningTokens(self._tokenizer, harmony) if harmony and self.reads_reasoning else None,
+        )
+
+    def _harmony(self, prompt: RenderedPrompt, *, reads_calls: bool) -> HarmonyParser:
+        return HarmonyParser(
+            prompt.text,
+            continues=prompt.continues,
+            new_call_id=HarmonyToolParser.new_id if reads_calls and self._gives_harmony_calls else None,
+            gives_reasoning=self.reads_reasoning,
         )
 
     def _reasoning(self, prompt: RenderedPrompt) -> ReasoningParser | None:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import jinja2
 
+from .harmony import CHANNEL, MESSAGE, START
 from .template_environment import template_environment
 
 
@@ -38,6 +39,7 @@ class _Sign(NamedTuple):
 
 
 _CALL_SIGNS = (
+    _Sign("openai", (START, CHANNEL, MESSAGE)),
     _Sign("deepseek_v3", ("<｜tool▁calls▁begin｜>", "```json")),
     _Sign("deepseek_v31", ("<｜tool▁calls▁begin｜>",)),
     _Sign("mistral", ("[TOOL_CALLS]",)),
@@ -49,6 +51,7 @@ _CALL_SIGNS = (
     _Sign("hermes", ("<tool_call>", "arguments"), ("<function=", "<arg_key>", "<tool_calls>")),
 )
 _REASONING_SIGNS = (
+    _Sign("openai_gptoss", (START, CHANNEL, MESSAGE)),
     _Sign("mistral", ("[THINK]",)),
     _Sign("seed_oss", ("<seed:think>",)),
     _Sign("deepseek_r1", ("<｜Assistant｜>", "</think>"), ("<think>",)),  # the model begins to reason by itself

@@ -8,7 +8,9 @@ from typing import NamedTuple
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.text.tokenizer import Tokenizer
 
+from .harmony import CHANNEL, END, MESSAGE, START
 from .model_formats import ModelFormats, model_formats
+from .parser_names import HARMONY_REASONING
 from .templates import ChatTemplate
 
 
@@ -38,6 +40,21 @@ def model_template(
             ChatTemplate(None, {}), model_formats(f"{{{{ tools }}}} {signs}", tool_call_parser, reasoning_parser)
         )
     source = chat_template or tokenizer.chat_template
-    return ModelTemplate(
-        ChatTemplate(source, tokenizer.special_tokens_map), model_formats(source, tool_call_parser, reasoning_parser)
-    )
+    formats = model_formats(source, tool_call_parser, reasoning_parser)
+    _check_harmony(formats, tokenizer)
+    return ModelTemplate(ChatTemplate(source, tokenizer.special_tokens_map), formats)
+
+
+def _check_harmony(formats: ModelFormats, tokenizer: Tokenizer) -> None:
+    is_harmony = formats.reasoning in HARMONY_REASONING
+    if formats.tool_calls == "openai" and formats.reasoning is not None and not is_harmony:
+        raise ModelError(
+            f"--tool-call-parser openai reads answers in which reasoning is not written as {formats.reasoning} does: "
+            "add --reasoning-parser openai_gptoss or none"
+        )
+    missing = [tag for tag in (START, CHANNEL, MESSAGE, END) if tokenizer.token_to_id(tag) is None]
+    if is_harmony and missing:
+        raise ModelError(
+            f"the tokenizer has no {missing[0]}, with which models write the harmony format that the chat template or "
+            "--reasoning-parser asks for: give --chat-template that of the model, or add --reasoning-parser none"
+        )

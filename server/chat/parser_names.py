@@ -16,9 +16,23 @@ TOOL_CALL_PARSER_NAMES = (
     "llama4_json",
     "llama4_pythonic",
     "mistral",
+    "openai",
     "phi4_mini_json",
     "pythonic",
     "qwen3_coder",
     "qwen3_xml",
 )
-REASONING_PARSER_NAMES = ("deepseek_r1", "deepseek_v3", "glm45", "mistral", "olmo3", "qwen3", "seed_oss")
+HARMONY_REASONING = ("GptOss", "gpt_oss", "openai_gptoss")
+"""Names of the one parser of reasoning in OpenAI's harmony format."""
+REASONING_PARSER_NAMES = (
+    "GptOss",
+    "deepseek_r1",
+    "deepseek_v3",
+    "glm45",
+    "gpt_oss",
+    "mistral",
+    "olmo3",
+    "openai_gptoss",
+    "qwen3",
+    "seed_oss",
+)

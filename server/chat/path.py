@@ -20,7 +20,6 @@ from tidewheel.engine.sampling_params import SamplingParams
 
 from ..generation.generations import Generations
 from ..generation.prompt_encoding import PromptEncoder
-from ..generation.structured_output import compact, json_schema_output
 from ..generation.token_constraints import Calls
 from ..protocol.chat import ChatCompletionRequest, Message
 from ..protocol.rules import RequestRules
@@ -32,7 +31,7 @@ from .model_formats import ModelFormats
 from .rendering import PromptRenderer
 from .request_prompts import RequestPrompts
 from .run import ChatRun
-from .tools.tool_choice import demanded_calls_schema, offered_tools, optional_calls
+from .tools.tool_choice import offered_tools, optional_calls
 
 
 class ChatPath:
@@ -84,13 +83,15 @@ class ChatPath:
         parsers.check_tools(body, tools)
         sampling = self._sampling(body)
         prompt, token_ids = await self._prompts.encode(body, raw_size, await self._models.context(model))
-        demanded: StructuredOutput | None = None
+        demanded: StructuredOutput | Calls | None = None
         calls: Calls | None = None
         if tools:  # whose schemas may be long
             demanded, calls = await self._encoder.run(
-                raw_size, lambda: (_demanded_calls(body), optional_calls(body, parsers.tool_parser))
+                raw_size, lambda: (parsers.demanded_calls(body), optional_calls(body, parsers.tool_parser))
             )
-        constraints = await self._generations.constraints(body, demanded, calls=calls, preface=parsers.preface(prompt))
+        constraints = await self._generations.constraints(
+            body, demanded, calls=calls, preface=parsers.preface(prompt), frame=parsers.frame(prompt)
+        )
         lease = await self._models.lease(model)
         generation = self._generations.start(
             id_prefix,
@@ -130,8 +131,3 @@ class ChatPath:
         sampling = sampling_params(body, body.endpoint_sampling(), self._defaults)
         shown = self._parsers.shown_tokens(offered_tools(body))
         return replace(sampling, shown_special_tokens=shown) if shown else sampling
-
-
-def _demanded_calls(body: ChatCompletionRequest) -> StructuredOutput | None:
-    schema = demanded_calls_schema(body)
-    return None if schema is None else json_schema_output(compact(schema), "tools")

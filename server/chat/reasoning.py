@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
+from .harmony import HarmonyParser
 from .text_scanner import Steps, TextScanner
 
 if TYPE_CHECKING:
@@ -89,12 +90,15 @@ class SeedOssReasoningParser(ReasoningParser):
     closing = "</seed:think>"
 
 
-REASONING_PARSERS: Mapping[str, type[ReasoningParser]] = {
+REASONING_PARSERS: Mapping[str, type[ReasoningParser] | type[HarmonyParser]] = {
+    "GptOss": HarmonyParser,
     "deepseek_r1": DeepSeekR1Parser,
     "deepseek_v3": ReasoningParser,
     "glm45": ReasoningParser,
+    "gpt_oss": HarmonyParser,
     "mistral": MistralReasoningParser,
     "olmo3": ReasoningParser,
+    "openai_gptoss": HarmonyParser,
     "qwen3": ReasoningParser,
     "seed_oss": SeedOssReasoningParser,
 }

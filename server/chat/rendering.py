@@ -10,6 +10,8 @@ import msgspec
 from ..errors import bad_request
 from ..generation.prompt_encoding import PromptEncoder
 from ..protocol.chat import Message, Tool, check_parts
+from .harmony import is_harmony
+from .harmony_messages import check_harmony_variables, harmony_messages
 from .messages import template_messages, template_tools
 from .request_templates import RequestTemplates
 from .templates import ChatTemplate
@@ -145,6 +147,9 @@ class PromptRenderer:
     def _text(
         self, source: str | None, messages: list[dict[str, Any]], tools: Sequence[Tool] | None, **options: Any
     ) -> str:
+        if self._template.is_harmony if source is None else is_harmony(source):
+            check_harmony_variables(options["variables"])
+            messages = harmony_messages(messages)
         if source is None:
             return self._template.render(messages, template_tools(tools), **options)
         variables = self._template.context(messages, template_tools(tools), **options)

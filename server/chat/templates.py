@@ -12,6 +12,7 @@ from tidewheel.engine.errors import ModelError
 from tidewheel.engine.files.wording import one_line
 
 from ..errors import bad_request
+from .harmony import is_harmony
 from .template_environment import complaint, template_environment
 
 # A template runs on the request's data, so what it trips over is the request's.
@@ -42,6 +43,8 @@ class ChatTemplate:
         except Exception as error:  # jinja2's own, and whatever Python's compiler makes of the code that comes of it
             raise ModelError(f"the chat template does not compile: {one_line(error)}") from error
         self._special_tokens = dict(special_tokens)
+        self.is_harmony = any(map(is_harmony, by_name.values()))
+        """Whether prompts are written in the harmony format."""
 
     def context(
         self,

@@ -150,15 +150,20 @@ class TextScanner(ABC):
 
     def _held_back(self, tags: tuple[str, ...]) -> int:
         """How much of the end of the text may turn out to be white space and one of `tags`."""
-        text, held = self._text, 0
         if not tags and not self._only_calls_since:
             return 0
+        text, held = self._text, self._begun_tag(tags)
+        return len(text) - len(text[: len(text) - held].rstrip())
+
+    def _begun_tag(self, tags: tuple[str, ...]) -> int:
+        """How much of the end of the text may turn out to be one of `tags`."""
+        text, held = self._text, 0
         for tag in tags:
             for length in range(min(len(tag) - 1, len(text)), held, -1):
                 if text.endswith(tag[:length]):
                     held = length
                     break
-        return len(text) - len(text[: len(text) - held].rstrip())
+        return held
 
     def _drop_rest(self) -> Steps[None]:
         """Leaves out all that comes."""

@@ -26,7 +26,7 @@ from ..telemetry.text_log import AnswerTexts, Shown, TextLog
 from ..telemetry.tracing import Tracer
 from .admission import Admission, Demand, request_timeout
 from .answer_size import bounded
-from .token_constraints import Calls, token_constraints
+from .token_constraints import Calls, Frame, token_constraints
 
 _OPERATIONS = {"cmpl": "text_completion"}  # OpenTelemetry's names for the kinds of answers
 
@@ -224,13 +224,14 @@ class Generations:
     async def constraints(
         self,
         body: GenerationBody,
-        output: StructuredOutput | None = None,
+        output: StructuredOutput | Calls | None = None,
         *,
         calls: Calls | None = None,
         preface: Preface | None = None,
+        frame: Frame | None = None,
     ) -> TokenConstraints | None:
         """See `token_constraints`; what it gives is for `start`."""
-        return await token_constraints(self._engine, body, output, calls=calls, preface=preface)
+        return await token_constraints(self._engine, body, output, calls=calls, preface=preface, frame=frame)
 
     def start(
         self,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from http import HTTPStatus
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from tidewheel.engine.constraints.constraint import Preface, TokenConstraints
 from tidewheel.engine.constraints.filters import bad_word_tokens
@@ -34,23 +34,31 @@ class Calls(NamedTuple):
     arguments: Sequence[StructuredOutput]
 
 
+Frame: TypeAlias = Callable[[Format | None, Format | None], Format]
+"""The whole of an answer that has this content or consists of these calls. One of the two may be None."""
+
+
 async def token_constraints(
     engine: Engine,
     body: GenerationBody,
-    output: StructuredOutput | None = None,
+    output: StructuredOutput | Calls | None = None,
     *,
     calls: Calls | None = None,
     preface: Preface | None = None,
+    frame: Frame | None = None,
 ) -> TokenConstraints | None:
     """The body's constraints for the engine, None if it has none. What takes long is done in threads.
 
-    `output` is what the answers have to match instead of the body's structured output: demanded tool calls. `calls`
-    are what they may match instead of it. They have to match from their start, or from behind their `preface`, which
-    is reasoning. Raises ApiError and InvalidRequestError (400) naming the field at fault.
+    `output` is what the answers have to match instead of the body's structured output: demanded tool calls, as JSON or
+    in the model's own format. `calls` are what they may match instead of it. They have to match from their start, or
+    from behind their `preface`, which is reasoning. If there is a `frame`, they have to match it with one of these in
+    it. Raises ApiError and InvalidRequestError (400) naming the field at fault.
     """
     wanted = structured_output(body)
-    if output is not None:
-        wanted = output
+    if isinstance(output, Calls):
+        wanted, calls = None, output
+    elif output is not None:
+        wanted, calls = output, None
     _check(body)
     field = _field(body, wanted, demands_calls=output is not None)
     if field is None:
@@ -58,10 +66,10 @@ async def token_constraints(
     if body.use_beam_search:
         raise bad_request(f"{field} must be left out with beam search", field)
     grammar: Grammar | None = None
-    if wanted is not None and calls is not None and output is None:
-        grammar = await _compile_either(engine, wanted, calls)
-    elif wanted is not None:
+    if wanted is not None and calls is None and frame is None:
         grammar = await _compile(engine, wanted)
+    elif wanted is not None or output is not None:
+        grammar = await _compile_framed(engine, wanted, calls, frame or _either)
     runs: tuple[tuple[int, ...], ...] = ()
     if body.bad_words:
         engine.tokenizer.require_text("bad_words")
@@ -84,9 +92,15 @@ async def _compile(engine: Engine, output: StructuredOutput) -> Grammar:
         raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, str(error), param=output.param) from None
 
 
-async def _compile_either(engine: Engine, answer: StructuredOutput, calls: Calls) -> Grammar:
+def _either(content: Format | None, calls: Format | None) -> Format:
+    return Alternatives([part for part in (content, calls) if part is not None])
+
+
+async def _compile_framed(
+    engine: Engine, answer: StructuredOutput | None, calls: Calls | None, frame: Frame
+) -> Grammar:
     """The grammar of answers that match `answer` or are calls."""
-    if calls.format is None:
+    if answer is not None and calls is not None and calls.format is None:
         raise bad_request(
             f"{answer.param} cannot be combined with tools that the model may call as this server's --tool-call-parser "
             'reads them, which no grammar describes: set tool_choice to "none", "required" or a function',
@@ -94,10 +108,13 @@ async def _compile_either(engine: Engine, answer: StructuredOutput, calls: Calls
             "unsupported_parameter",
         )
     try:
-        return await _compile(engine, tag_output(Alternatives([as_format(answer), calls.format]), answer.param))
+        content = None if answer is None else as_format(answer)
+        whole = frame(content, None if calls is None else calls.format)
+        return await _compile(engine, tag_output(whole, "tools" if answer is None else answer.param))
     except InvalidRequestError:
-        for part in (answer, *calls.arguments):  # the one at fault has a better message
-            await _compile(engine, part)
+        for part in (answer, *(() if calls is None else calls.arguments)):  # the one at fault has a better message
+            if part is not None:
+                await _compile(engine, part)
         raise
 
 

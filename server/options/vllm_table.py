@@ -265,13 +265,13 @@ REFUSED = {
         "--tool-call-parser",
         "apertus cohere_command3 cohere_command4 deepseek_v32 deepseek_v4 ernie45 functiongemma gemma4 gigachat3 glm45 "
         "glm47 granite-20b-fc hunyuan_a13b hy_v3 inkling internlm jamba kimi_k2 kimi_k3 lfm2 longcat mimo minicpm5 "
-        "minimax minimax_m2 minimax_m3 olmo3 openai poolside_v1 seed_oss solar_open2 step3 step3p5 xlam",
+        "minimax minimax_m2 minimax_m3 olmo3 poolside_v1 seed_oss solar_open2 step3 step3p5 xlam",
     ),
     "reasoning in this format is not told apart: leave it out, and the format is looked for in the chat template "
     "(docs/structured-output.md)": _of(
         "--reasoning-parser",
-        "cohere_command3 cohere_command4 deepseek_v4 ernie45 gemma4 glm47 granite GptOss holo2 hunyuan_a13b hy_v3 "
-        "inkling kimi_k2 kimi_k3 mimo minimax_m2 minimax_m2_append_think minimax_m3 nemotron_v3 openai_gptoss "
+        "cohere_command3 cohere_command4 deepseek_v4 ernie45 gemma4 glm47 granite holo2 hunyuan_a13b hy_v3 "
+        "inkling kimi_k2 kimi_k3 mimo minimax_m2 minimax_m2_append_think minimax_m3 nemotron_v3 "
         "poolside_v1 solar_open2 step3 step3p5",
     ),
     "clients run tools, never the server": "--tool-server=",

@@ -173,7 +173,9 @@ class ScriptedEngine(Engine):
         template: str | None = None,
         step_timeout_s: float | None = None,
         specials: Sequence[str] = (),
+        ends: Sequence[str] = (),
     ) -> None:
+        """`ends` are those of the `specials` that end an answer, as <eos> does."""
         self.executor = RecitingExecutor(step_s, num_blocks)
         special = {"bos_token": "<bos>", "eos_token": "<eos>"}
         super().__init__(
@@ -182,7 +184,7 @@ class ScriptedEngine(Engine):
             model_name="scripted",
             max_model_len=max_model_len,
             vocab_size=VOCAB_SIZE + len(specials),
-            eos_token_ids=frozenset({EOS}),
+            eos_token_ids=frozenset({EOS, *(VOCAB_SIZE + list(specials).index(name) for name in ends)}),
             generation_defaults={"temperature": 0.5},
             max_step_ms=75.0,
             enable_prefix_caching=True,

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from tidewheel.engine.constraints.constraint import TokenConstraints
 from tidewheel.engine.engine import Engine
-from tidewheel.engine.errors import EngineDeadError
+from tidewheel.engine.errors import EngineDeadError, InvalidRequestError
 from tidewheel.engine.outputs import RequestOutput as EngineOutput
 from tidewheel.engine.request import Request
 from tidewheel.engine.sampling_params import SamplingParams as EngineSampling
@@ -80,6 +80,12 @@ class Generator:
         """Hand a prompt to the engine. Raises InvalidRequestError and EngineDeadError."""
         prompt, plan = job.prompt, job.plan
         constraints = plan.constraints
+        if constraints is not None and constraints.grammar is not None and prompt.is_harmony:
+            raise InvalidRequestError(
+                "structured output is not supported in chats with a model that answers in the harmony format: use the "
+                "server's /v1/chat/completions, or write the prompt up to the answer's content and call generate",
+                "structured_outputs",
+            )
         if constraints is not None and prompt.preface is not None:
             constraints = replace(constraints, preface=prompt.preface)
         adapter = job.adapter

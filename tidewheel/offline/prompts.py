@@ -51,12 +51,16 @@ _TEMPLATES = 16  # compiled chat templates that are kept
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """A prompt as the engine takes it. `preface` is the reasoning that may come before a structured answer."""
+    """A prompt as the engine takes it. `preface` is the reasoning that may come before a structured answer.
+
+    `is_harmony`: the answer is messages in the harmony format.
+    """
 
     text: str | None
     token_ids: list[int]
     cache_salt: str | None = None
     preface: Preface | None = None
+    is_harmony: bool = False
 
 
 class Prompts:
@@ -98,7 +102,7 @@ class Prompts:
         with engine_errors():
             body, size = self._body(conversation, truncate_prompt_tokens=truncate_to, **fields)
             rendered, token_ids = await prompts.encode(body, size, context)
-        return EncodedPrompt(rendered.text, token_ids, None, parsers.preface(rendered))
+        return EncodedPrompt(rendered.text, token_ids, None, parsers.preface(rendered), parsers.is_harmony)
 
     def rendered(self, conversation: Conversation, **fields: Any) -> RenderedPrompt:
         """A conversation's prompt as text, of any length; `fields` are as in `render`. Called from any thread.

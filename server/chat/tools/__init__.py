@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from .deepseek import DeepSeekV3Parser, DeepSeekV31Parser
 from .granite import GraniteParser
+from .harmony import HarmonyToolParser
 from .hermes import HermesParser
 from .llama3 import Llama3JsonParser
 from .mistral import MistralParser
@@ -24,6 +25,7 @@ TOOL_CALL_PARSERS: Mapping[str, type[ToolParser]] = {
     "llama4_json": Llama3JsonParser,
     "llama4_pythonic": Llama4PythonicParser,
     "mistral": MistralParser,
+    "openai": HarmonyToolParser,
     "phi4_mini_json": Phi4MiniJsonParser,
     "pythonic": PythonicParser,
     "qwen3_coder": Qwen3CoderParser,

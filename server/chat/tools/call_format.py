@@ -30,7 +30,8 @@ class CallFormat(NamedTuple):
     """One way to write calls: `opening`, calls with `separator` between them, `closing`.
 
     A call is `before`, its arguments, and `after`. NAME in `before` stands for the function's name. With a `key`, a
-    JSON object takes the place of the arguments: it has the function's name, and the arguments under that key.
+    JSON object takes the place of the arguments: it has the function's name, and the arguments under that key. An
+    answer has no more than `at_most` calls.
     """
 
     before: str = ""
@@ -40,6 +41,7 @@ class CallFormat(NamedTuple):
     closing: str = ""
     key: str | None = None
     content: type[JsonSchema | QwenXmlParameter] = JsonSchema
+    at_most: int = MAX_CALLS
 
 
 def calls_of(formats: Sequence[CallFormat], tools: Mapping[int, Tool], *, parallel: bool) -> Calls:
@@ -73,5 +75,6 @@ def _in_format(form: CallFormat, tools: Sequence[Tool], most: int) -> Format:
             form.before.replace("NAME", name), form.content(compact(schema) if is_marked else schema), form.after
         )
 
+    most = min(most, form.at_most)
     calls = TagsWithSeparator([call(tool) for tool in tools], form.separator, at_least_one=True, at_most=most)
     return Concatenation([ConstString(form.opening), calls, ConstString(form.closing)])

@@ -90,10 +90,19 @@ def demanded_calls_schema(body: ChatCompletionRequest) -> dict[str, Any] | None:
 
 def optional_calls(body: ChatCompletionRequest, parser: type[ToolParser] | None) -> Calls | None:
     """The calls that the model may choose to make, in the format that `parser` reads; None if it has no choice."""
-    tools = offered_tools(body)
-    if parser is None or not tools or demands_calls(body):
+    if parser is None or not offered_tools(body) or demands_calls(body):
         return None
-    names = {tool.function.name for tool in tools}
+    return _calls(body, parser)
+
+
+def demanded_calls(body: ChatCompletionRequest, parser: type[ToolParser]) -> Calls | None:
+    """The calls that the request demands, in the format that `parser` reads; None where it demands none."""
+    return _calls(body, parser, demanded_tool(body)) if demands_calls(body) else None
+
+
+def _calls(body: ChatCompletionRequest, parser: type[ToolParser], name: str | None = None) -> Calls:
+    """Calls of the tools on offer, or of the one with this `name`."""
+    names = {tool.function.name for tool in offered_tools(body)} if name is None else {name}
     placed = {i: tool for i, tool in enumerate(body.tools or ()) if tool.function.name in names}
     return calls_of(parser.call_formats, placed, parallel=body.parallel_tool_calls is not False)
 

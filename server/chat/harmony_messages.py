@@ -1,0 +1,87 @@
+"""Conversations as chat templates of the harmony format read them.
+
+Such a template has one call in a message and infers from it whose result follows. It shows reasoning that is in
+`thinking`, and instructions that come first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tidewheel.engine.errors import quoted
+
+from ..errors import bad_request
+from ..protocol.decode import unsupported
+
+_EFFORTS = ("low", "medium", "high")
+
+
+def check_harmony_variables(variables: Mapping[str, Any]) -> None:
+    """Raises ApiError (400) for values of a template's variables that the model does not know."""
+    effort = variables.get("reasoning_effort", "low")
+    if effort not in _EFFORTS:
+        raise bad_request(
+            f"reasoning_effort must be one of {', '.join(_EFFORTS)} for this model, got {quoted(str(effort))}",
+            "reasoning_effort",
+        )
+    if tools := variables.get("builtin_tools"):
+        names = ", ".join(map(str, tools)) if isinstance(tools, list) else str(tools)
+        raise unsupported(
+            "chat_template_kwargs.builtin_tools", f": {names:.100} would be run by nobody; offer functions in tools"
+        )
+
+
+def harmony_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The template's `messages`, one call in each, with its result behind it. Raises ApiError (400).
+
+    What a message with calls says to the user becomes part of its reasoning: the template has no other place for it.
+    """
+    num_first = next((i for i, message in enumerate(messages) if message["role"] != "system"), len(messages))
+    written: list[dict[str, Any]] = []
+    if num_first:
+        instructions = "\n\n".join(message["content"] for message in messages[:num_first] if message["content"])
+        written.append({**messages[0], "content": instructions})
+    at = num_first
+    while at < len(messages):
+        message = dict(messages[at])
+        if message["role"] == "system":
+            raise unsupported(
+                f"messages[{at}].role", ": this model's chat template takes instructions before all other messages only"
+            )
+        if "reasoning_content" in message:
+            message["thinking"] = message["reasoning_content"]
+        at += 1
+        if "tool_calls" not in message:
+            written.append(message)
+            continue
+        results: list[dict[str, Any]] = []
+        while at < len(messages) and messages[at]["role"] == "tool":
+            results.append(messages[at])
+            at += 1
+        written += _one_by_one(message, results)
+    return written
+
+
+def _one_by_one(message: dict[str, Any], results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The message's calls as messages of their own, each before its result."""
+    if message.get("thinking") and message["content"]:
+        message = {**message, "thinking": f"{message['thinking']}\n\n{message['content']}", "content": ""}
+    calls = message["tool_calls"]
+    known = {call["id"] for call in calls}
+    by_id: dict[str, list[dict[str, Any]]] = {}
+    rest: list[dict[str, Any]] = []
+    for result in results:
+        if result.get("tool_call_id") in known:
+            by_id.setdefault(result["tool_call_id"], []).append(result)
+        else:
+            rest.append(result)
+    written: list[dict[str, Any]] = []
+    for call in calls:
+        written.append({**message, "tool_calls": [call]})
+        own = by_id.pop(call["id"], None)
+        if own is None:  # results without a known id belong to the calls in turn
+            own, rest = rest[:1], rest[1:]
+        written += own
+        message = {"role": message["role"], "content": ""}
+    return written + rest
