@@ -15,6 +15,8 @@ _CONTROL, _USER_DEFINED = 3, 4
 _OTHER_SAMPLING = {"xtc_probability": 0, "mirostat": 0}
 # What ends a turn in the templates of models whose files name only the end of a text.
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "<turn|>", "<|tool_response>")
+# In OpenAI's harmony format, <|end|> ends one message of an answer, and these end the answer.
+_HARMONY, _HARMONY_ENDS, _MESSAGE_END = ("<|channel|>", "<|message|>"), ("<|return|>", "<|call|>"), "<|end|>"
 
 
 def generation_of(file: GgufFile) -> GenerationConfig:
@@ -44,6 +46,10 @@ def _end_tokens(file: GgufFile, fields: Fields) -> tuple[int, ...]:
     if template is not None:
         tokens = fields.strings("tokens")
         types = fields.numbers("token_type", len(tokens))
-        named = [tokens.find(token) for token in _TURN_ENDS if token in template] if types else []
+        ends = [token for token in _TURN_ENDS if token in template]
+        if all(tag in template for tag in _HARMONY):
+            ends = [*_HARMONY_ENDS]
+            found = [i for i in found if i is None or i != tokens.find(_MESSAGE_END)]
+        named = [tokens.find(token) for token in ends] if types else []
         found += [i for i in named if i is not None and types and types[i] in (_CONTROL, _USER_DEFINED)]
     return tuple(dict.fromkeys(token_id for token_id in found if token_id is not None))

@@ -114,6 +114,18 @@ def test_end_tokens_sampling_and_templates_are_the_files(tmp_path: Path, caplog:
     assert opened(tmp_path / "m.gguf").chat_template == {"default": TEMPLATE, "tool_use": "{{ tools }}"}
 
 
+@pytest.mark.parametrize("is_harmony", [True, False])
+def test_a_message_ends_an_answer_unless_the_template_has_many_in_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_harmony: bool
+) -> None:
+    monkeypatch.setitem(globals(), "SPECIALS", ["<|end|>", "<|return|>", "<|call|>"])
+    monkeypatch.setitem(globals(), "TEMPLATE", "<|channel|>final<|message|><|end|>" if is_harmony else "<|end|>")
+    theirs = byte_level_file(tmp_path / "m.gguf", "qwen2")
+    ends = ("<|return|>", "<|call|>") if is_harmony else ("<|end|>",)
+    ids = open_source(str(tmp_path / "m.gguf")).generation().eos_token_ids
+    assert ids == tuple(map(theirs.token_to_id, ends))
+
+
 def sentencepiece_files(folder: Path, prefix: bool) -> None:
     """The same vocabulary as tokenizer.model with its config, and as a GGUF file."""
     made = io.BytesIO()
