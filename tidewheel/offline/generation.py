@@ -12,12 +12,13 @@ from typing import NamedTuple
 
 from tidewheel.engine.constraints.constraint import TokenConstraints
 from tidewheel.engine.engine import Engine
-from tidewheel.engine.errors import EngineDeadError, InvalidRequestError
+from tidewheel.engine.errors import EngineDeadError
 from tidewheel.engine.outputs import RequestOutput as EngineOutput
 from tidewheel.engine.request import Request
 from tidewheel.engine.sampling_params import SamplingParams as EngineSampling
 from tidewheel.engine.stream import RequestStream
-from tidewheel.server.generation.token_constraints import token_constraints
+from tidewheel.server.generation.token_constraints import Frame, token_constraints
+from tidewheel.server.protocol.sampling import GenerationBody
 
 from .adapters import Adapter
 from .answers import Answers, TokenNames
@@ -38,6 +39,7 @@ class Plan:
     truncate_to: int | None = None
     detokenize: bool = True
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    body: GenerationBody | None = None
 
     @property
     def room(self) -> int:
@@ -73,19 +75,21 @@ class Generator:
         if isinstance(params, BeamSearchParams):
             return Plan(sampling)
         with engine_errors():
-            constraints = await token_constraints(self.engine, params.body())
-        return Plan(sampling, constraints, params.truncate_prompt_tokens, params.detokenize, params.output_kind)
+            body = params.body()
+            constraints = await token_constraints(self.engine, body)
+        return Plan(sampling, constraints, params.truncate_prompt_tokens, params.detokenize, params.output_kind, body)
+
+    async def framed(self, plan: Plan, frame: Frame | None) -> Plan:
+        """The plan for a prompt whose answer has its content in this frame. Raises InvalidRequestError."""
+        if frame is None or plan.body is None or plan.constraints is None or plan.constraints.grammar is None:
+            return plan
+        with engine_errors():
+            return replace(plan, constraints=await token_constraints(self.engine, plan.body, frame=frame))
 
     def submit(self, job: Job) -> tuple[RequestStream, Answers]:
         """Hand a prompt to the engine. Raises InvalidRequestError and EngineDeadError."""
         prompt, plan = job.prompt, job.plan
         constraints = plan.constraints
-        if constraints is not None and constraints.grammar is not None and prompt.is_harmony:
-            raise InvalidRequestError(
-                "structured output is not supported in chats with a model that answers in the harmony format: use the "
-                "server's /v1/chat/completions, or write the prompt up to the answer's content and call generate",
-                "structured_outputs",
-            )
         if constraints is not None and prompt.preface is not None:
             constraints = replace(constraints, preface=prompt.preface)
         adapter = job.adapter

@@ -160,6 +160,7 @@ class OfflineModel:
         adapter = await self.adapters.lease(lora_request)
         try:
             encoded = await self._encode(prompt, plan, adapter, chat)
+            plan = await self.generator.framed(plan, encoded.frame)
         except BaseException:
             if adapter is not None:
                 adapter.release()

@@ -17,6 +17,7 @@ from tidewheel.server.chat.model_template import model_template
 from tidewheel.server.chat.rendering import PromptRenderer, RenderedPrompt
 from tidewheel.server.chat.request_prompts import RequestPrompts
 from tidewheel.server.generation.prompt_encoding import PromptEncoder
+from tidewheel.server.generation.token_constraints import Frame
 from tidewheel.server.protocol.chat import ChatCompletionRequest
 from tidewheel.server.protocol.decode import BodyDecoder, ParameterNotes
 
@@ -51,16 +52,15 @@ _TEMPLATES = 16  # compiled chat templates that are kept
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """A prompt as the engine takes it. `preface` is the reasoning that may come before a structured answer.
-
-    `is_harmony`: the answer is messages in the harmony format.
+    """A prompt as the engine takes it. `preface` is the reasoning that may come before a structured answer, and `frame`
+    what else is around one.
     """
 
     text: str | None
     token_ids: list[int]
     cache_salt: str | None = None
     preface: Preface | None = None
-    is_harmony: bool = False
+    frame: Frame | None = None
 
 
 class Prompts:
@@ -102,7 +102,7 @@ class Prompts:
         with engine_errors():
             body, size = self._body(conversation, truncate_prompt_tokens=truncate_to, **fields)
             rendered, token_ids = await prompts.encode(body, size, context)
-        return EncodedPrompt(rendered.text, token_ids, None, parsers.preface(rendered), parsers.is_harmony)
+        return EncodedPrompt(rendered.text, token_ids, None, parsers.preface(rendered), parsers.frame(rendered))
 
     def rendered(self, conversation: Conversation, **fields: Any) -> RenderedPrompt:
         """A conversation's prompt as text, of any length; `fields` are as in `render`. Called from any thread.

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from server.conftest import RunningServer, StartServer, events
-from server.scripted_engine import ByteBackend
+from server.scripted_engine import ByteBackend, ScriptedEngine
 
+from tidewheel import LLM, SamplingParams, StructuredOutputsParams
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.text.tokenizer import Tokenizer
 from tidewheel.server.chat.harmony import TAGS, HarmonyParser, ReasoningTokens
@@ -384,6 +385,18 @@ def test_demanded_calls_are_messages(server: RunningServer) -> None:
             (answer,) = response.json()["choices"]
             assert calls_of(answer) == [("f" if TO_F in said else "g", ARGUMENTS)]
             assert (answer["finish_reason"], answer["message"]["content"]) == (reason, None)
+
+
+def test_structured_chats_offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("llguidance")
+    engine = ScriptedEngine(template=TEMPLATE, specials=TAGS)
+    monkeypatch.setattr("tidewheel.offline.model.load_engine", lambda options: engine)
+    params = SamplingParams(max_tokens=200, structured_outputs=StructuredOutputsParams(json=SCHEMA))
+    with LLM("scripted") as llm:
+        (answer,) = llm.chat(say(f"{THINK}Hm.{NEXT}{FINAL}{ARGUMENTS}"), params, use_tqdm=False)  # type: ignore[arg-type]
+        assert answer.outputs[0].text == f"analysisHm.assistantfinal{ARGUMENTS}"
+        (answer,) = llm.generate(f"SAY({ARGUMENTS})YAS", params, use_tqdm=False)
+        assert answer.outputs[0].text == ARGUMENTS
 
 
 def test_parsers_that_do_not_fit_are_refused_at_the_start() -> None:
