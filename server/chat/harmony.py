@@ -36,8 +36,8 @@ _PARAGRAPH = "\n\n"  # between two messages of one kind
 
 _ROLE = re.compile(r"(?:<\|start\|>)?\s*([^\s<]*)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*([^\s<]*)")
-_RECIPIENT = re.compile(r"(?:^|[\s>])to=(?:functions\.)?([\w.:/@-]{1,128})(?=[\s<]|$)")
-_WHOLE_RECIPIENT = re.compile(r"(?:^|[\s>])to=(?:functions\.)?([\w.:/@-]{1,128})(?=[\s<])")
+_RECIPIENT = re.compile(r"to=(?:functions\.)?([\w.:/@-]{1,128})(?=[\s<]|$)")
+_WHOLE_RECIPIENT = re.compile(r"to=(?:functions\.)?([\w.:/@-]{1,128})(?=[\s<])")
 _NO_FUNCTIONS = ("assistant", "user", "all")
 _OTHER_ROLES = re.compile(r"user|system|developer|tool|functions(\..*)?")
 
@@ -144,7 +144,8 @@ class HarmonyScanner(TextScanner):
                 self._settle(found.start())
                 self._at = len(found[0])
                 return found[0]
-            certain = len(self._text) - self._begun_tag(_STOPS)
+            held = self._begun_tag(_STOPS) if "<" in self._text[-len(CHANNEL) :] else 0  # most texts have none
+            certain = len(self._text) - held
             self._give(self._text[:certain])
             self._settle(certain)
             if not (yield from self._more()):

@@ -16,7 +16,9 @@ from .harmony import CHANNEL, CONSTRAIN, END, MESSAGE, START, HarmonyParser
 
 _NOTHING = ConstString("")
 _NEXT = f"{START}assistant"
-_FINAL = (f"{CHANNEL}final{MESSAGE}", f"{CHANNEL}final {CONSTRAIN}json{MESSAGE}")
+_FINAL = Alternatives(
+    [ConstString(f"{CHANNEL}final{MESSAGE}"), ConstString(f"{CHANNEL}final {CONSTRAIN}json{MESSAGE}")]
+)
 _ANALYSIS = f"{CHANNEL}analysis{MESSAGE}"
 
 
@@ -28,8 +30,8 @@ def harmony_frame(begun: HarmonyParser) -> Frame:
     place, reasons = begun.place, begun.gives_reasoning
 
     def frame(content: Format | None, calls: Format | None) -> Format:
-        ways: list[Format] = [] if content is None else [Tag(before, content, "") for before in _FINAL]
-        answer = Alternatives([*ways, *([] if calls is None else [calls])])
+        final = [] if content is None else [Concatenation([_FINAL, content])]
+        answer = Alternatives([*final, *([] if calls is None else [calls])])
         if place == "text":  # which goes on, or ends at once for a call
             after_text = [] if calls is None else [Concatenation([ConstString(END + _NEXT), calls])]
             return Alternatives([*([] if content is None else [content]), *after_text])

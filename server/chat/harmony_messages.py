@@ -1,7 +1,7 @@
 """Conversations as chat templates of the harmony format read them.
 
-Such a template has one call in a message and infers from it whose result follows. It shows reasoning that is in
-`thinking`, and instructions that come first.
+Such a template shows one call of a message, and infers from it whose result follows. It shows reasoning that is in
+`thinking`, and of instructions only the first message of a conversation.
 """
 
 from __future__ import annotations
@@ -33,31 +33,28 @@ def check_harmony_variables(variables: Mapping[str, Any]) -> None:
 
 
 def harmony_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The template's `messages`, one call in each, with its result behind it. Raises ApiError (400).
+    """The template's `messages`: all instructions first, then one call in each, with its result behind it.
 
     What a message with calls says to the user becomes part of its reasoning: the template has no other place for it.
     """
-    num_first = next((i for i, message in enumerate(messages) if message["role"] != "system"), len(messages))
+    instructions = [message for message in messages if message["role"] == "system"]
+    others = [message for message in messages if message["role"] != "system"]
     written: list[dict[str, Any]] = []
-    if num_first:
-        instructions = "\n\n".join(message["content"] for message in messages[:num_first] if message["content"])
-        written.append({**messages[0], "content": instructions})
-    at = num_first
-    while at < len(messages):
-        message = dict(messages[at])
-        if message["role"] == "system":
-            raise unsupported(
-                f"messages[{at}].role", ": this model's chat template takes instructions before all other messages only"
-            )
+    if instructions:
+        texts = [message["content"] for message in instructions if message["content"]]
+        written.append({**instructions[0], "content": "\n\n".join(texts)})
+    at = 0
+    while at < len(others):
+        message = others[at]
         if "reasoning_content" in message:
-            message["thinking"] = message["reasoning_content"]
+            message = {**message, "thinking": message["reasoning_content"]}
         at += 1
         if "tool_calls" not in message:
             written.append(message)
             continue
         results: list[dict[str, Any]] = []
-        while at < len(messages) and messages[at]["role"] == "tool":
-            results.append(messages[at])
+        while at < len(others) and others[at]["role"] == "tool":
+            results.append(others[at])
             at += 1
         written += _one_by_one(message, results)
     return written

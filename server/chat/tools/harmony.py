@@ -11,7 +11,6 @@ from .parser import ToolParser
 
 _BEFORE = (
     f"{CHANNEL}commentary to=functions.NAME {CONSTRAIN}json{MESSAGE}",
-    f" to=functions.NAME{CHANNEL}commentary {CONSTRAIN}json{MESSAGE}",
     f" to=functions.NAME{CHANNEL}commentary json{MESSAGE}",
 )
 

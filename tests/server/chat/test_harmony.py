@@ -41,6 +41,7 @@ CASES: list[tuple[str, Parsed]] = [
     # Variants of headers.
     (' to=functions.f<|channel|>commentary json<|message|>{"a": 1}', ("", "", [("f", '{"a": 1}')])),
     ("<|channel|>analysis to=functions.f code<|message|> {}<|call|>", ("", "", [("f", "{}")])),
+    ("to=functions.f<|channel|>commentary<|message|>{}", ("", "", [("f", "{}")])),
     ("<|channel|>commentary to=my.tool-2 json<|message|>{}", ("", "", [("my.tool-2", "{}")])),
     ("<|channel|>commentary to=functions.f<|message|><|call|>", ("", "", [("f", "{}")])),
     ("<|channel|>commentary to=functions.f<|channel|>commentary<|message|>{}", ("", "", [("f", "{}")])),
@@ -297,8 +298,8 @@ def test_a_conversation_goes_back(server: RunningServer) -> None:
     ]
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": "Be brief."},
-        {"role": "developer", "content": "Be kind."},
         {"role": "user", "content": "Hi"},
+        {"role": "developer", "content": "Be kind."},
         {"role": "assistant", "content": "I look.", "reasoning": "Hm.", "tool_calls": calls},
         {"role": "tool", "tool_call_id": "g", "content": "rain"},
         {"role": "tool", "tool_call_id": "f", "content": "sun"},
@@ -332,7 +333,6 @@ def test_a_turn_goes_on(server: RunningServer) -> None:
         ({"chat_template_kwargs": {"reasoning_effort": 3}}, "reasoning_effort", "got"),
         ({"chat_template_kwargs": {"builtin_tools": ["browser", "python"]}}, "chat_template_kwargs.builtin_tools",
          "browser, python would be run by nobody"),
-        ({"messages": [*say("x"), {"role": "system", "content": "Stop."}]}, "messages[1].role", "before all other"),
     ],
 )  # fmt: skip
 def test_what_the_model_cannot_do_is_refused(
