@@ -7,6 +7,7 @@ Such a template shows one call of a message, and infers from it whose result fol
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from tidewheel.engine.errors import quoted
@@ -15,6 +16,8 @@ from ..errors import bad_request
 from ..protocol.decode import unsupported
 
 _EFFORTS = ("low", "medium", "high")
+_MOST_PAIRS = 2**23
+"""Calls times messages: for each call, gpt-oss's template looks at all messages behind it. So many take it 3 s."""
 
 
 def check_harmony_variables(variables: Mapping[str, Any]) -> None:
@@ -36,7 +39,15 @@ def harmony_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]
     """The template's `messages`: all instructions first, then one call in each, with its result behind it.
 
     What a message with calls says to the user becomes part of its reasoning: the template has no other place for it.
+    Raises ApiError (400) if there are so many that the template would take too long.
     """
+    num_calls = sum(len(message.get("tool_calls", ())) for message in messages)
+    if num_calls * (num_calls + len(messages)) > _MOST_PAIRS:
+        raise bad_request(
+            f"messages has {num_calls} tool calls in {len(messages)} messages, which are too many for this model's "
+            "chat template: leave out the oldest",
+            "messages",
+        )
     instructions = [message for message in messages if message["role"] == "system"]
     others = [message for message in messages if message["role"] != "system"]
     written: list[dict[str, Any]] = []
@@ -73,12 +84,10 @@ def _one_by_one(message: dict[str, Any], results: list[dict[str, Any]]) -> list[
             by_id.setdefault(result["tool_call_id"], []).append(result)
         else:
             rest.append(result)
+    left = iter(rest)  # results without a known id, which belong to the other calls in turn
     written: list[dict[str, Any]] = []
     for call in calls:
         written.append({**message, "tool_calls": [call]})
-        own = by_id.pop(call["id"], None)
-        if own is None:  # results without a known id belong to the calls in turn
-            own, rest = rest[:1], rest[1:]
-        written += own
+        written += by_id.pop(call["id"], ()) or islice(left, 1)
         message = {"role": message["role"], "content": ""}
-    return written + rest
+    return [*written, *left]

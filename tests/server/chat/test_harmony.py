@@ -215,6 +215,7 @@ TOOLS = [{"type": "function", "function": {"name": name, "parameters": SCHEMA}} 
 FORMAT = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
 ARGUMENTS = '{"a": 1}'
 PREAMBLE = f"{THINK}Hm.{NEXT}<|channel|>commentary<|message|>I look.{NEXT}"
+CALL = {"id": "f", "type": "function", "function": {"name": "f", "arguments": ARGUMENTS}}
 ALL = f"{PREAMBLE}{TO_F}{ARGUMENTS}<|call|>"
 
 
@@ -293,9 +294,7 @@ def prompt_of(server: RunningServer, messages: list[dict[str, Any]], **body: Any
 
 
 def test_a_conversation_goes_back(server: RunningServer) -> None:
-    calls = [
-        {"id": name, "type": "function", "function": {"name": name, "arguments": ARGUMENTS}} for name in ("f", "g")
-    ]
+    calls = [CALL, {**CALL, "id": "g", "function": {"name": "g", "arguments": ARGUMENTS}}]
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Hi"},
@@ -333,6 +332,7 @@ def test_a_turn_goes_on(server: RunningServer) -> None:
         ({"chat_template_kwargs": {"reasoning_effort": 3}}, "reasoning_effort", "got"),
         ({"chat_template_kwargs": {"builtin_tools": ["browser", "python"]}}, "chat_template_kwargs.builtin_tools",
          "browser, python would be run by nobody"),
+        ({"messages": [{"role": "assistant", "tool_calls": [CALL] * 3000}]}, "messages", "3000 tool calls"),
     ],
 )  # fmt: skip
 def test_what_the_model_cannot_do_is_refused(
