@@ -175,7 +175,7 @@ class EngineLoad:
             info={
                 "device": model.device.name,
                 "isa": model.device.isa or "",
-                "architecture": str(model.source.config.get("model_type", "")),
+                "architecture": str(model.source.config.get("model_type") or model.spec.family),
                 "parameters": str(sum(map(math.prod, tensor_shapes(model.spec).values()))),
                 "weights": model.kept_as,
                 "weight_bytes": str(model.weight_bytes),

@@ -261,6 +261,7 @@ def _middleware(options: AppOptions, resources: AppResources, max_model_len: int
             send_header=options.request_id_headers,
             access_log=options.log_access,
             unlogged_paths=(WEB_PATHS | DOCS_PATHS) - {"/", "/docs", "/openapi.json"},
+            unlogged_successes=frozenset(options.disable_access_log_for_endpoints),
         ),
         Middleware(TidyPath),
         Middleware(BodyLimit, max_bytes=options.max_body_bytes),

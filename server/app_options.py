@@ -28,6 +28,14 @@ def _check_root_path(path: str) -> str | None:
     return None if path.startswith("/") else "must begin with a slash, like /api"
 
 
+def _paths(text: str) -> list[str]:
+    return [path.strip() for path in text.split(",") if path.strip()]
+
+
+def _check_path(path: str) -> str | None:
+    return None if path.startswith("/") else "must be a path that begins with a slash, like /health"
+
+
 def _check_metrics_prefix(prefix: str) -> str | None:
     if re.fullmatch(r"[A-Za-z_:][A-Za-z0-9_:]*", prefix):
         return None
@@ -234,6 +242,13 @@ class AppOptions(Options):
         turns_off=True,
         flag_aliases=("--disable-uvicorn-access-log",),
     )
+    disable_access_log_for_endpoints: Sequence[str] = option(
+        ("/health", "/metrics", "/ping"),
+        "paths, also with commas between, whose responses are logged only if they are errors; an empty text: none",
+        parse=_paths,
+        check=_check_path,
+        metavar="PATHS",
+    )
 
     def without_effect(self) -> Iterator[str]:
         """What to tell of the flags that were given and have no effect."""
@@ -243,6 +258,8 @@ class AppOptions(Options):
             yield "--max-log-len has no effect: --disable-log-requests leaves requests out of the log"
         if not self.log_stats and self.given_flags(["log_stats_interval"]):
             yield "--log-stats-interval has no effect: --disable-log-stats leaves these lines out of the log"
+        if not self.log_access and self.given_flags(["disable_access_log_for_endpoints"]):
+            yield "--disable-access-log-for-endpoints has no effect: --disable-access-log leaves all responses out"
 
     def _contradictions(self) -> Iterator[str]:
         if self.enable_log_outputs and not self.log_requests:

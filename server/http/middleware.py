@@ -36,7 +36,8 @@ class RequestId:
 
     The id is the client's `x-request-id` if that is valid. Handlers find it as `request.state.request_id`. With
     `send_header`, clients get it as a header, and as `request-id` for Anthropic's clients. With `access_log`, each
-    response is logged when it starts, without the URL's query, but for those of `unlogged_paths`.
+    response is logged when it starts, without the URL's query, but for those of `unlogged_paths`, and for those of
+    `unlogged_successes` that are no errors.
     """
 
     def __init__(
@@ -47,12 +48,14 @@ class RequestId:
         send_header: bool,
         access_log: bool,
         unlogged_paths: Set[str] = frozenset(),
+        unlogged_successes: Set[str] = frozenset(),
     ) -> None:
         self.app = app
         self._root_path = root_path
         self._send_header = send_header
         self._access_log = access_log
         self._unlogged_paths = unlogged_paths
+        self._unlogged_successes = unlogged_successes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -74,7 +77,7 @@ class RequestId:
             if message["type"] == "http.response.start":
                 started = True
                 message = {**message, "headers": [*message.get("headers", ()), *headers]}
-                if self._access_log and scope["path"].removeprefix(self._root_path) not in self._unlogged_paths:
+                if self._access_log and self._is_logged(scope, message["status"]):
                     _log_access(scope, message["status"], request_id)
             return send(message)
 
@@ -84,6 +87,10 @@ class RequestId:
             if started:
                 raise  # no error can be sent any more; the server closes the connection
             await error_response(as_api_error(failure))(scope, receive, send_with_id)
+
+    def _is_logged(self, scope: Scope, status: int) -> bool:
+        path = scope["path"].removeprefix(self._root_path)
+        return path not in self._unlogged_paths and (status >= 400 or path not in self._unlogged_successes)
 
 
 class BodyLimit:

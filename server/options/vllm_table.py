@@ -9,7 +9,8 @@ from __future__ import annotations
 WORKS = {
     "": "--allow-credentials --allowed-headers --allowed-methods --allowed-origins --api-key --chat-template "
     "--config "
-    "--default-chat-template-kwargs --device --disable-fastapi-docs --disable-log-requests --disable-log-stats "
+    "--default-chat-template-kwargs --device --disable-access-log-for-endpoints --disable-fastapi-docs "
+    "--disable-log-requests --disable-log-stats "
     "--disable-uvicorn-access-log --download-dir --enable-force-include-usage --enable-lora "
     "--enable-prefix-caching --enable-request-id-headers --enable-tokenizer-info-endpoint --h11-max-header-count "
     "--h11-max-incomplete-event-size --hf-overrides --host --log-level --long-lora-scaling-factors "
@@ -281,7 +282,6 @@ REFUSED = {
     ),
     "prompts are text or token ids": "--enable-prompt-embeds",
     "use --log-level and --log-format json": "--logging-config= --log-config-file=",
-    "--disable-access-log turns off the whole access log": "--disable-access-log-for-endpoints=",
     "times are on /metrics, in the log and in --otlp-traces-endpoint": "--enable-per-request-metrics "
     "--per-request-spec-decode-metrics= --enable-layerwise-nvtx-tracing --custom-histogram-buckets=",
     "tidewheel bench --profile measures kernels": "--profiler-config=",

@@ -21,6 +21,7 @@ _HELP = """\
 /exit   leave
 Ctrl-C stops an answer. A line that ends with \\ goes on in the next one."""
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_PATH = re.compile(r"(/|\.{1,2}/|~)\S*|\S+\.gguf")  # a model's, whether it is there or not
 
 
 def chat(arguments: Sequence[str]) -> int:
@@ -59,7 +60,7 @@ def _parser(name: str, what: str, description: str, use: str) -> argparse.Argume
         "text",
         nargs="*",
         metavar=what,
-        help=f"{use}. A first word that is a folder, a GGUF file or OWNER/NAME is the MODEL",
+        help=f"{use}. A first word that is a path, a GGUF file or OWNER/NAME is the MODEL",
     )
     parser.add_argument("-q", "--quick", metavar=what, help=f"the same as {what}, none of whose words is a MODEL")
     parser.add_argument("--url", help=f"the server [{DEFAULT_URL} if one runs there, else one is started]")
@@ -96,7 +97,7 @@ def _run(
 
 
 def _is_model(word: str) -> bool:
-    return Path(word).exists() or _HUB_ID.fullmatch(word) is not None
+    return Path(word).exists() or any(pattern.fullmatch(word) for pattern in (_HUB_ID, _PATH))
 
 
 @contextlib.contextmanager

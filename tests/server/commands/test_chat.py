@@ -71,6 +71,14 @@ def test_vllms_options(server: RunningServer, capsys: pytest.CaptureFixture[str]
     assert "two texts: 'and more' and --quick 'SAY(on we go)YAS'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("path", ["/nowhere/model", "nope.gguf"])
+def test_a_path_is_a_model_even_if_nothing_is_there(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chat", path]) != 0
+    said = capsys.readouterr().err
+    assert "the server did not start" in said
+    assert path in said
+
+
 def test_questions_from_a_pipe(
     server: RunningServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

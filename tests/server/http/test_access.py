@@ -203,13 +203,26 @@ def test_the_access_log_names_requests_and_not_their_queries(
     quiet = start_server(log_access=False)
     with caplog.at_level("INFO", logger="tidewheel.access"):
         for one in (server, quiet):
-            one.http.get("/health?key=secret", headers={"x-request-id": f"port-{one.port}"})
+            one.http.get("/version?key=secret", headers={"x-request-id": f"port-{one.port}"})
             one.http.get("/no%0Athing")
     lines = [record.getMessage() for record in caplog.records if record.name == "tidewheel.access"]
     assert len(lines) == 2
-    assert f'"GET /health" 200 x-request-id=port-{server.port}' in lines[0]
+    assert f'"GET /version" 200 x-request-id=port-{server.port}' in lines[0]
     assert '"GET /no%0Athing" 404' in lines[1]
     assert "secret" not in caplog.text
+
+
+def test_responses_of_named_paths_are_logged_only_if_they_are_errors(
+    start_server: StartServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = start_server(disable_access_log_for_endpoints=("/version", "/v1/models/none"))
+    with caplog.at_level("INFO", logger="tidewheel.access"):
+        for path in ("/version", "/v1/models/none", "/health"):
+            server.http.get(path)
+    lines = [record.getMessage() for record in caplog.records if record.name == "tidewheel.access"]
+    assert len(lines) == 2
+    assert '"GET /v1/models/none" 404' in lines[0]
+    assert '"GET /health" 200' in lines[1]
 
 
 def test_json_logs(start_process: StartProcess) -> None:

@@ -68,12 +68,14 @@ def test_without_a_terminal_there_are_neither_colours_nor_a_banner(demo_server: 
     assert "Waiting for application" not in demo_server.log
 
 
-def test_files_of_the_page_are_not_in_the_access_log(server: RunningServer, caplog: pytest.LogCaptureFixture) -> None:
+def test_files_of_the_page_and_probes_are_not_in_the_access_log(
+    server: RunningServer, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level("INFO", logger="tidewheel.access"):
         for path in ("/", "/web/app.js", "/web/none.js", "/docs/docs.css", "/health"):
             server.http.get(path)
     fields: list[Any] = [record.fields for record in caplog.records]  # type: ignore[attr-defined]
-    assert [field["path"] for field in fields] == ["/", "/web/none.js", "/health"]
+    assert [field["path"] for field in fields] == ["/", "/web/none.js"]
 
 
 def test_throughput_is_told_while_there_is_some(caplog: pytest.LogCaptureFixture) -> None:
