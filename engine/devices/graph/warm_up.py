@@ -106,7 +106,7 @@ class _WarmUp:
             for i, bucket in enumerate(largest_first, 1):
                 self._log(group, group.name, i, bucket, self._launches.free_memory())
                 self._launches.run(group.phase, bucket)
-            self._count(len(group.buckets))
+                self._count(1)
         if self._captures:
             self._capture()
 
@@ -126,7 +126,7 @@ class _WarmUp:
         for group in self._groups:
             if group.buckets:
                 self._summarize(group)
-        self._count(self._steps_left)
+        self._count(self._steps_left)  # those that memory has no room for
 
     def _capture_within(self, memory: MemoryPlan) -> None:
         """Each phase has its share. When one is complete, the other gets what it left; contexts get what is left."""
@@ -165,6 +165,7 @@ class _WarmUp:
             group.used += taken
             if budget is not None:
                 budget.charge(bucket, taken)
+            self._count(1)
 
     def _log(self, group: _Group, name: str, i: int, bucket: Bucket, free: int) -> None:
         dimensions = ("batch_size", "seq_len", "num_blocks")
