@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from .adapters.options import LoraOptions
 from .declaring.option import REQUIRED, Options, option
-from .declaring.values import above, at_least, count, json_object, number_or_none
+from .declaring.values import above, at_least, count, json_object, number, number_or_none, whole_number
 from .devices import DEVICE_NAMES
 from .pipeline_options import PipelineOptions
 from .speculative_options import DraftModel, Eagle3, Mtp, SpeculativeOptions
@@ -68,7 +68,7 @@ class EngineOptions(Options):
         metavar="JSON",
     )
     rope_theta: float | None = option(
-        None, "the base of the rope's frequencies", parse=float, check=above(0), metavar="BASE"
+        None, "the base of the rope's frequencies", parse=number, check=above(0), metavar="BASE"
     )
     disable_sliding_window: bool = option(False, "cut the context to the model's smallest attention window")
     dtype: DType | Literal["auto"] = option(
@@ -119,17 +119,17 @@ class EngineOptions(Options):
     max_logprobs: int = option(
         DEFAULT_MAX_LOGPROBS,
         "most likely tokens that a request may ask for at each place; -1 is the whole vocabulary",
-        parse=int,
+        parse=whole_number,
         check=at_least(-1),
         metavar="N",
     )
     max_step_ms: float = option(
-        75.0, "how long prompts may hold up running answers, a step", parse=float, check=above(0), metavar="MS"
+        75.0, "how long prompts may hold up running answers, a step", parse=number, check=above(0), metavar="MS"
     )
     scheduler_delay_factor: float = option(
         0.0,
         "while others run, new prompts wait this many times as long as the last step took that began one",
-        parse=float,
+        parse=number,
         check=at_least(0),
         metavar="FACTOR",
     )
@@ -156,12 +156,12 @@ class EngineOptions(Options):
     kv_offload_space: float | None = option(
         None,
         f"disk space for --kv-offload in GiB [{DEFAULT_KV_OFFLOAD_SPACE:g}]",
-        parse=float,
+        parse=number,
         check=above(0),
         metavar="GIB",
     )
     enable_prefix_caching: bool = option(True, "reuse the KV blocks of prompts that begin alike")
-    seed: int = option(0, "seeds the random weights of --load-format dummy", parse=int, metavar="N")
+    seed: int = option(0, "seeds the random weights of --load-format dummy", parse=whole_number, metavar="N")
     step_timeout: float | None = option(
         120.0,
         "write all threads' stacks to stderr when a step takes longer; 0 never does",

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tidewheel.engine.declaring.option import Options, option
-from tidewheel.engine.declaring.values import above, at_least, count, json_object
+from tidewheel.engine.declaring.values import above, at_least, count, json_object, number
 from tidewheel.engine.models.generation import SAMPLING_NAMES
 
 from .chat.parser_names import REASONING_PARSER_NAMES, TOOL_CALL_PARSER_NAMES
@@ -230,7 +230,7 @@ class AppOptions(Options):
     log_stats_interval: float = option(
         10.0,
         "how long the time is that such a line tells of; nothing is logged of one in which nothing was to be done",
-        parse=float,
+        parse=number,
         check=above(0),
         metavar="SECONDS",
         env_aliases=("VLLM_LOG_STATS_INTERVAL",),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidewheel.engine.errors import ModelError, TidewheelError
 from tidewheel.engine.files.reading import require_file
-from tidewheel.engine.files.wording import shown
+from tidewheel.engine.files.wording import reason, shown
 from tidewheel.engine.models.generation import GenerationConfig, read_generation_config, sampling_defaults
 
 from .app_options import AppOptions, check_api_key
@@ -63,11 +63,10 @@ def read_key_file(path: str) -> tuple[str, ...]:
     try:
         lines = [line.strip() for line in Path(path).read_text("utf-8").splitlines()]
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise TidewheelError(f"--api-key-file {path} cannot be used: {reason}") from error
+        raise TidewheelError(f"--api-key-file {path} cannot be used: {reason(error)}") from error
     keys = tuple(line for line in lines if line and not line.startswith("#"))
-    if reason := next(filter(None, map(check_api_key, keys)), None):
-        raise TidewheelError(f"--api-key-file {path} cannot be used: {reason}")
+    if wrong := next(filter(None, map(check_api_key, keys)), None):
+        raise TidewheelError(f"--api-key-file {path} cannot be used: {wrong}")
     if not keys:
         raise TidewheelError(f"--api-key-file {path} has no keys in it")
     return keys

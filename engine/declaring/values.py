@@ -35,6 +35,22 @@ def positive_count(text: str) -> int:
     return value
 
 
+def whole_number(text: str) -> int:
+    """A whole number of either sign. Raises ValueError."""
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"must be a whole number, got {text!r}") from None
+
+
+def number(text: str) -> float:
+    """A number such as 0.5. Raises ValueError."""
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"must be a number, got {text!r}") from None
+
+
 def json_object(text: str) -> dict[str, Any]:
     """A JSON object. Raises ValueError."""
     try:
@@ -48,7 +64,7 @@ def json_object(text: str) -> dict[str, Any]:
 
 def number_or_none(text: str) -> float | None:
     """A number; 0 is None, which means no limit, or leaves the choice to the server. Raises ValueError."""
-    return float(text) or None
+    return number(text) or None
 
 
 def at_least(least: int) -> Check:

@@ -6,6 +6,7 @@ import logging
 from dataclasses import dataclass
 
 from ..declaring.option import Options, option
+from ..declaring.values import number
 
 logger = logging.getLogger(__name__)
 
@@ -21,7 +22,7 @@ class MemoryOptions(Options):
     gpu_memory_utilization: float = option(
         0.9,
         "the part of the device's memory that may be taken, of what loading and a trial step leave free",
-        parse=float,
+        parse=number,
         check=_positive_fraction,
         metavar="FRACTION",
     )

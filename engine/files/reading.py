@@ -10,6 +10,7 @@ import stat
 from pathlib import Path
 
 from ..errors import ModelError
+from .wording import reason
 
 # Each limit is several times what the largest known models need.
 MAX_JSON_BYTES = 64 << 20  # the index of a checkpoint of a trillion parameters has a quarter
@@ -73,7 +74,7 @@ def require_no_special_files(folder: Path) -> None:
 
 
 def _unreadable(path: Path, error: Exception) -> ModelError:
-    return ModelError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}")
+    return ModelError(f"{path} cannot be read: {reason(error)}")
 
 
 def _kind(mode: int) -> str:

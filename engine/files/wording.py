@@ -12,6 +12,11 @@ def shown(value: object) -> str:
     return text if len(text) <= _VALUE_CHARACTERS else text[:_VALUE_CHARACTERS] + "..."
 
 
+def reason(error: Exception) -> str:
+    """Why a file or folder cannot be used, for a sentence that names it: no number of the error, no path."""
+    return getattr(error, "strerror", None) or one_line(error)
+
+
 def one_line(error: object) -> str:
     """A library's error message, which may quote the file."""
     text = " ".join("".join(c if c.isprintable() else " " for c in str(error)).split())

@@ -17,6 +17,7 @@ from typing import TypeVar
 import msgspec
 
 from tidewheel.engine.errors import TidewheelError, quoted, shortened
+from tidewheel.engine.files.wording import reason
 
 from ..errors import ApiError, bad_request
 from ..protocol.batches import BatchObject, FileObject
@@ -55,7 +56,7 @@ class BatchStore:
             folder.mkdir(parents=True, exist_ok=True)
             self._take(*self._scan())
         except OSError as error:
-            raise TidewheelError(f"--batch-dir {folder} cannot be used: {error}") from error
+            raise TidewheelError(f"--batch-dir {folder} cannot be used: {reason(error)}") from error
 
     async def refresh(self) -> None:
         """Learns what other servers have changed. Raises ApiError (503) if the folder cannot be read."""

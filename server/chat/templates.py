@@ -9,7 +9,7 @@ from typing import Any
 import jinja2
 
 from tidewheel.engine.errors import ModelError
-from tidewheel.engine.files.wording import one_line
+from tidewheel.engine.files.wording import one_line, reason
 
 from ..errors import bad_request
 from .harmony import is_harmony
@@ -88,5 +88,7 @@ def read_template_option(value: str) -> str:
         return value
     try:
         return Path(value).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelError(f"--chat-template {value}: {error}") from error
+    except FileNotFoundError as error:
+        raise ModelError(f"--chat-template: there is no file {value}") from error
+    except (OSError, ValueError) as error:
+        raise ModelError(f"--chat-template {value} cannot be read: {reason(error)}") from error

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tidewheel.engine.declaring.option import Options, option
-from tidewheel.engine.declaring.values import at_least, between
+from tidewheel.engine.declaring.values import at_least, between, number, whole_number
 
 from .limits import ConnectionLimits
 
@@ -19,7 +19,9 @@ class HttpOptions(Options):
     """Where to listen, with which certificates, and how much clients may send. Times are in seconds."""
 
     host: str = option("127.0.0.1", "the address to listen on; 0.0.0.0 is every one")
-    port: int = option(8000, "the port to listen on; 0 lets the system choose", parse=int, check=between(0, 65535))
+    port: int = option(
+        8000, "the port to listen on; 0 lets the system choose", parse=whole_number, check=between(0, 65535)
+    )
     uds: str | None = option(None, "a Unix socket to listen on instead of host and port", metavar="PATH")
     ssl_certfile: str | None = option(None, "serve TLS with this certificate chain (PEM)", metavar="FILE")
     ssl_keyfile: str | None = option(
@@ -37,7 +39,7 @@ class HttpOptions(Options):
         75,  # longer than clients keep idle connections, or they would send into closed ones
         "how long an idle connection stays open",
         flag="--timeout-keep-alive",
-        parse=int,
+        parse=whole_number,
         check=at_least(1),
         metavar="SECONDS",
         env_aliases=("VLLM_HTTP_TIMEOUT_KEEP_ALIVE",),
@@ -45,7 +47,7 @@ class HttpOptions(Options):
     shutdown_timeout: float = option(
         30.0,
         "how long running answers may go on after SIGTERM",
-        parse=float,
+        parse=number,
         check=at_least(0),
         metavar="SECONDS",
     )

@@ -34,7 +34,7 @@ def read_config_file(path: str) -> list[str]:
     except ModelError as error:
         raise OptionError(f"--config: {error}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise OptionError(f"--config: {path} is not valid YAML: {one_line(error)}") from error
+        raise OptionError(f"--config: {path} is not valid YAML: {_fault(error)}") from error
     if options is None:
         return []
     if not isinstance(options, Mapping) or not all(isinstance(key, str) for key in options):
@@ -42,6 +42,14 @@ def read_config_file(path: str) -> list[str]:
     if "config" in options:
         raise OptionError(f"--config: {path} names another file with config; give all options in one")
     return as_command_line(options)
+
+
+def _fault(error: Exception) -> str:
+    """What is wrong and where, without the lines around it, which may have a key in them."""
+    mark = getattr(error, "problem_mark", None)
+    if mark is not None:
+        return f"line {mark.line + 1}, column {mark.column + 1}: {one_line(getattr(error, 'problem', None) or '')}"
+    return one_line(str(error).partition("\n")[0])
 
 
 def as_command_line(options: Mapping[str, Any]) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from ...declaring.option import Options, listed, option
-from ...declaring.values import at_least, between, count
+from ...declaring.values import at_least, between, count, number
 from ..bucketing import DecodeUnit, Strategy
 
 CaptureStrategy = Literal["min_tokens", "max_bs"]
@@ -83,7 +83,7 @@ class GraphOptions(Options):
     graph_reserved_mem: float = option(
         0.1,
         "of the memory that --gpu-memory-utilization allows, the part for graphs; the KV cache gets the rest",
-        parse=float,
+        parse=number,
         check=between(0, 1),
         metavar="FRACTION",
         env_aliases=("VLLM_GRAPH_RESERVED_MEM",),
@@ -91,7 +91,7 @@ class GraphOptions(Options):
     graph_prompt_ratio: float = option(
         0.3,
         "the part of the graphs' memory that is for prompts",
-        parse=float,
+        parse=number,
         check=between(0, 1),
         metavar="FRACTION",
         env_aliases=("VLLM_GRAPH_PROMPT_RATIO",),

@@ -14,6 +14,9 @@ import httpx
 import pytest
 from server.processes import ScriptedProcess
 
+from tidewheel.engine.errors import TidewheelError
+from tidewheel.server.batches.store import BatchStore
+
 PATH = "/v1/batches"
 ENDED = ("completed", "failed", "cancelled")
 
@@ -94,3 +97,8 @@ def test_a_damaged_entry_spoils_no_other(servers: list[ScriptedProcess], tmp_pat
     assert once(servers[1].client, made["id"], *ENDED)["status"] == "completed"
     assert servers[0].client.get(f"{PATH}/batch-{'1' * 32}").status_code == 404
     assert "is damaged, and left out" in servers[0].log
+
+
+def test_a_folder_that_cannot_be_used_is_named() -> None:
+    with pytest.raises(TidewheelError, match=r"^--batch-dir /dev/null/batches cannot be used: Not a directory$"):
+        BatchStore(Path("/dev/null/batches"))

@@ -110,7 +110,7 @@ def test_an_idle_server_prepares_for_structured_output(start_process: StartProce
     [
         (["no/such-folder/anywhere"], "no/such-folder/anywhere"),
         (["--embedding-model", "no/such-folder/either"], "no/such-folder/either"),
-        (["--chat-template", "missing.jinja"], "missing.jinja"),
+        (["--chat-template", "missing.jinja"], "--chat-template: there is no file missing.jinja"),
         (["no/such-folder/anywhere", "--chat-template", "missing.jinja"], "missing.jinja"),
         (["--generation-config", "missing-folder"], "missing-folder"),
         (["--host", "256.0.0.1"], "256.0.0.1"),

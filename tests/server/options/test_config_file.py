@@ -58,10 +58,12 @@ def test_the_command_line_goes_first_then_the_file_then_the_environment(file: Pa
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("port: [", "is not valid YAML: "),
+        ("port: [", "is not valid YAML: line 1, column 8: expected the node content"),
+        ("port: 81\napi-key: secret: 2", "is not valid YAML: line 2, column 16: mapping values are not allowed here"),
         ("- port", "must have one option a line, such as max-model-len: 4096"),
         ("81: port", "must have one option a line"),
         ("port: 99999", "options.yaml: argument --port: must be between 0 and 65535"),
+        ("seed: abc", "options.yaml: argument --seed: must be a whole number, got 'abc'"),
         (
             "ctx-size: 4096\nn_gpu_layers: 3",
             "options.yaml: unknown options --ctx-size (did you mean --max-model-len?), ",
@@ -80,6 +82,8 @@ def test_a_bad_file_is_one_sentence(
         parse("--config", tmp_path / "options.yaml")
     message = capsys.readouterr().err
     assert said in message
+    assert "secret" not in message
+    assert "<byte string>" not in message
     assert message.count("\n") == 1
 
 

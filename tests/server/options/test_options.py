@@ -222,7 +222,8 @@ def test_hints_are_near_in_meaning(capsys: pytest.CaptureFixture[str], flag: str
     ("arguments", "named"),
     [
         (["--port", "70000"], "--port"),
-        (["--port", "http"], "--port"),
+        (["--port", "http"], "--port: must be a whole number, got 'http'"),
+        (["--max-step-ms", "soon"], "--max-step-ms: must be a number, got 'soon'"),
         (["--max-model-len", "0"], "--max-model-len"),
         (["--max-model-len", "4q"], "--max-model-len"),
         (["--dtype", "int3"], "--dtype"),
@@ -258,16 +259,16 @@ def test_unusable_values_name_their_option(
 
 
 @pytest.mark.parametrize(
-    ("variable", "value"),
+    ("variable", "value", "said"),
     [
-        ("TIDEWHEEL_PORT", "x"),
-        ("TIDEWHEEL_DTYPE", "int3"),
-        ("TIDEWHEEL_DISABLE_ACCESS_LOG", "maybe"),
-        ("VLLM_CPU_KVCACHE_SPACE", "much"),
+        ("TIDEWHEEL_PORT", "x", "must be a whole number, got 'x'"),
+        ("TIDEWHEEL_DTYPE", "int3", "must be one of auto"),
+        ("TIDEWHEEL_DISABLE_ACCESS_LOG", "maybe", "must be 1 or 0"),
+        ("VLLM_CPU_KVCACHE_SPACE", "much", "must be a number, got 'much'"),
     ],
 )
-def test_unusable_variables_are_named(capsys: pytest.CaptureFixture[str], variable: str, value: str) -> None:
-    assert f"${variable}" in refusal(capsys, **{variable: value})
+def test_unusable_variables_are_named(capsys: pytest.CaptureFixture[str], variable: str, value: str, said: str) -> None:
+    assert f"${variable}: {said}" in refusal(capsys, **{variable: value})
 
 
 @pytest.mark.parametrize(
