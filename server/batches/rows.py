@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import BinaryIO
@@ -79,6 +79,7 @@ class _Failed(msgspec.Struct):
 
 class _Done(msgspec.Struct):
     custom_id: str
+    error: object = None
 
 
 _row_decoder = msgspec.json.Decoder(BatchRow)
@@ -151,20 +152,24 @@ def _excess(body: msgspec.Raw, max_values: int) -> str | None:
     return None
 
 
-def finished_ids(path: Path) -> Collection[str]:
-    """The `custom_id`s of an output that was begun. A last line that was not written to its end is cut off."""
+def finished_rows(path: Path) -> Mapping[str, bool]:
+    """The `custom_id`s of an output that was begun, and whether each has failed.
+
+    A last line that was not written to its end is cut off.
+    """
+    done: dict[str, bool] = {}
     if not path.exists():
-        return ()
-    done: set[str] = set()
+        return done
     whole = 0
     with path.open("rb") as file:
         for number, line in _lines(file):
             if not line.endswith(b"\n"):
                 break
             try:
-                done.add(msgspec.json.decode(line, type=_Done).custom_id)
+                row = msgspec.json.decode(line, type=_Done)
             except msgspec.DecodeError as error:
                 raise TidewheelError(f"line {number} of {path} is not a batch's answer: {error}") from None
+            done[row.custom_id] = row.error is not None
             whole += len(line)
     if whole < path.stat().st_size:
         with path.open("r+b") as output:

@@ -16,7 +16,7 @@ from tidewheel.engine.errors import EngineDeadError, TidewheelError
 from ..errors import ApiError
 from ..protocol.batches import BatchFault, BatchFaults, BatchObject
 from .claims import BEAT_S, Claim, Claims
-from .rows import check_file, finished_ids, rows_in
+from .rows import check_file, finished_rows, rows_in
 from .run import Post, run_rows
 from .store import BatchStore
 
@@ -164,7 +164,7 @@ class BatchRunner:
         except FileNotFoundError:
             raise TidewheelError(f"the file {batch.input_file_id} was deleted") from None
         await run.open_outputs()
-        done, failed = [set(await asyncio.to_thread(finished_ids, path)) for path in run.paths]
+        done, failed = [set(await asyncio.to_thread(finished_rows, path)) for path in run.paths]
         counts.completed, counts.failed = len(done), len(failed)
         if batch.in_progress_at is None:
             batch.status, batch.in_progress_at = "in_progress", int(time.time())

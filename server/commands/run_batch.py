@@ -16,11 +16,13 @@ from tidewheel.engine.downloads import downloads_of
 from tidewheel.engine.encoders.load import load_encoders
 from tidewheel.engine.encoders.options import EncoderOptions
 from tidewheel.engine.errors import TidewheelError
+from tidewheel.engine.files.reading import require_file
+from tidewheel.engine.files.wording import reason
 from tidewheel.engine.load import load_engine
 from tidewheel.engine.options import EngineOptions
 
 from ..app_options import AppOptions
-from ..batches.rows import check_file, finished_ids, read_rows
+from ..batches.rows import check_file, finished_rows, read_rows
 from ..http import event_loop
 from ..http.limits import AdmissionLimits
 from ..options.model import DEMO_MODEL_NAME, engine_options, model_parser, read_model_options
@@ -51,23 +53,50 @@ class _Batch:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """The `run-batch` command: 0 if every request was answered, 1 if there are errors among the answers.
+    """The `run-batch` command: 0 if every request is answered, 1 if there are errors among the answers.
 
     Raises TidewheelError if the files or the model cannot be used.
     """
     batch = _parse(arguments)
+    require_file(batch.source)
+    _require_output(batch)
     try:
         total = check_file(batch.source)
-        done = finished_ids(batch.target)
     except (OSError, TidewheelError) as error:
-        raise TidewheelError(f"{batch.source}: {error}") from error
-    if len(done) >= total:
-        print(f"All {total} requests are answered in {batch.target}", file=sys.stderr)
-        return 0
+        raise TidewheelError(f"{batch.source}: {reason(error)}") from error
+    try:
+        finished = finished_rows(batch.target)
+    except OSError as error:
+        raise TidewheelError(f"--output-file {batch.target} cannot be used: {reason(error)}") from error
+    done = {row.custom_id: finished[row.custom_id] for row in read_rows(batch.source) if row.custom_id in finished}
+    failed_before = sum(done.values())
+    if len(done) == total:
+        said = f"{failed_before} of them with an error: to run these again, delete their lines from it"
+        print(
+            f"All {total} requests are answered in {batch.target}{f', {said}' * bool(failed_before)}", file=sys.stderr
+        )
+        return 1 if failed_before else 0
     num_errors = event_loop.run(_answer(batch, total, done))
     answered = f"{total - len(done)} requests answered, {num_errors} of them with an error"
-    print(f"{answered}; {len(done)} were there before. The output is {batch.target}", file=sys.stderr)
-    return 1 if num_errors else 0
+    before = f"{len(done)} were there before, {failed_before} of them with an error"
+    print(f"{answered}; {before}. The output is {batch.target}", file=sys.stderr)
+    return 1 if num_errors or failed_before else 0
+
+
+def _require_output(batch: _Batch) -> None:
+    """Raises TidewheelError if answers cannot be written, which else a person would learn when the model is loaded."""
+    target, folder = batch.target, batch.target.parent
+    if target.is_dir():
+        wrong = "is a folder: name a file in it"
+    elif not folder.is_dir():
+        wrong = f"cannot be written: the folder {folder} does not exist"
+    elif target.exists() and target.samefile(batch.source):
+        wrong = "is the input file: name another one for the answers"
+    elif not os.access(target if target.exists() else folder, os.W_OK):
+        wrong = "cannot be written: Permission denied"
+    else:
+        return
+    raise TidewheelError(f"--output-file {target} {wrong}")
 
 
 async def _answer(batch: _Batch, total: int, done: Collection[str]) -> int:

@@ -13,6 +13,8 @@ import encoder_zoo as zoo
 import pytest
 from server.conftest import TIDEWHEEL, ServerProcess
 
+from tidewheel.server.commands.cli import main
+
 CHAT = {"messages": [{"role": "user", "content": "Spell the word tide."}], "max_tokens": 8, "seed": 5}
 TEXT = {"prompt": "The wheel turns", "max_tokens": 8, "seed": 5}
 
@@ -78,8 +80,12 @@ def test_answers_are_those_of_the_server_and_are_kept(tmp_path: Path, demo_serve
 
     before = target.read_bytes()
     again = run_batch(source, target)
+    assert (again.returncode, target.read_bytes()) == (1, before)
+    assert f"All 10 requests are answered in {target}, 6 of them with an error: " in again.stderr
+    written(source, rows[:2])  # an output may have more
+    again = run_batch(source, target)
     assert (again.returncode, target.read_bytes()) == (0, before)
-    assert "All 10 requests are answered" in again.stderr
+    assert again.stderr.endswith(f"All 2 requests are answered in {target}\n")
 
 
 def test_one_that_was_stopped_goes_on(tmp_path: Path) -> None:
@@ -116,7 +122,7 @@ def test_one_that_was_stopped_goes_on(tmp_path: Path) -> None:
         ('{"custom_id": "a", "url": "/x", "body": {}}\n' * 2, "'a' is there twice"),
         ('{"custom_id": "", "url": "/x", "body": {}}\n', "line 1: custom_id"),
         ("\n\n", "there are no requests"),
-        (None, "No such file"),
+        (None, "in.jsonl does not exist"),
     ],
 )
 def test_files_that_are_no_batch(tmp_path: Path, text: str | None, complaint: str) -> None:
@@ -128,3 +134,23 @@ def test_files_that_are_no_batch(tmp_path: Path, text: str | None, complaint: st
     assert complaint in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "out.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("target", "complaint"),
+    [
+        ("none/out.jsonl", "none/out.jsonl cannot be written: the folder {}/none does not exist"),
+        ("in.jsonl", "in.jsonl is the input file: name another one for the answers"),
+        (".", " is a folder: name a file in it"),
+    ],
+)
+def test_outputs_that_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], target: str, complaint: str
+) -> None:
+    source = written(tmp_path / "in.jsonl", [row("a", "/v1/completions", TEXT)])
+    before = source.read_bytes()
+    assert main(["run-batch", "no/such-model", "-i", str(source), "-o", str(tmp_path / target)]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"tidewheel run-batch: --output-file {tmp_path}")
+    assert said.endswith(complaint.format(tmp_path) + "\n")
+    assert source.read_bytes() == before
