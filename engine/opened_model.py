@@ -252,6 +252,12 @@ def open_model(options: EngineOptions, source: ModelSource | None = None) -> Ope
         )
     if options.lora.enable_lora and not (isinstance(device, LoraDevice) and device.has_lora):
         raise DeviceError(f"the {device.name} device has no LoRA adapters: drop --enable-lora or take --device cpu")
+    adapters = options.lora.lora_resolver_cache_dir
+    if options.lora.enable_lora and adapters is not None and not Path(adapters).is_dir():
+        wrong = "is not a folder" if Path(adapters).exists() else "does not exist"
+        raise ModelError(
+            f"--lora-resolver-cache-dir {adapters} {wrong}: name the folder that has the adapters' folders"
+        )
     for said in options.lora.without_effect():
         logger.warning("%s", said)
     dtype = device.default_dtype(weights.dtype) if options.dtype == "auto" else options.dtype

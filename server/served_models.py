@@ -87,7 +87,8 @@ class ServedModels:
     async def lease(self, name: str) -> LoraLease | None:
         """The adapter of a name that `resolve` gave, in memory until it is released; None for the model itself.
 
-        Raises ApiError (404) for one that was removed meanwhile, 500 for one that cannot be read any more.
+        Raises ApiError: 404 for one that was removed meanwhile, 400 for one that was found and cannot be served, 500
+        for one that is served and cannot be read any more.
         """
         if self._loras is None or name in self._cards:
             return None
@@ -98,9 +99,10 @@ class ServedModels:
         except UnknownLoraError:
             raise self._not_served(name) from None
         except TidewheelError as error:
-            raise ApiError(
-                HTTPStatus.INTERNAL_SERVER_ERROR, f"the adapter {quoted(name)} cannot be loaded: {error}"
-            ) from error
+            said = f"the adapter {quoted(name)} cannot be loaded: {error}"
+            if isinstance(error, ModelError) and all(module.name != name for module in self._lora_modules):
+                raise bad_request(said, "model") from error
+            raise ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, said) from error
 
     async def context(self, name: str) -> int:
         """How many tokens a sequence may have with a name that `resolve` gave. Raises what `lease` raises."""

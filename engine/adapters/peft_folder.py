@@ -62,8 +62,7 @@ def read_peft_folder(
     the model's own weights. A file with biases cannot be read without them. An adapter for longer contexts than the
     model's must be for one of `contexts`.
     """
-    if not folder.is_dir():
-        raise ModelError(f"{folder} is not a folder")
+    require_folder(folder)
     config = read_peft_config(folder)
     reader = _Reader(adapter_file(folder), config, description, base)
     by_module = reader.by_module(open_copy(reader.path))
@@ -84,6 +83,13 @@ def read_peft_folder(
         updates = [update for update in updates if update.name != HEAD]
     contexts = contexts or LongContexts(description.spec.max_positions)
     return LoraAdapter(tuple(updates), matrices, contexts.factor(folder / CONFIG, config.context_length))
+
+
+def require_folder(path: Path) -> None:
+    """Raises ModelError unless `path`, which is no GGUF file, is a folder."""
+    if not path.is_dir():
+        wrong = "is neither a folder nor a .gguf file" if is_there(path) else "does not exist"
+        raise ModelError(f"{path} {wrong}")
 
 
 def adapter_file(folder: Path) -> Path:

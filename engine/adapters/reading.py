@@ -16,7 +16,7 @@ from ..weights.tensor import WeightSource
 from .gguf_file import read_gguf_adapter
 from .long_context import LongContexts
 from .peft_config import CONFIG
-from .peft_folder import adapter_file, read_peft_folder
+from .peft_folder import adapter_file, read_peft_folder, require_folder
 
 # GGUF files of these have multipliers in the weights which checkpoints have in the config.
 _MULTIPLIED = ("FalconH1ForCausalLM",)
@@ -68,8 +68,7 @@ def _sizes(path: Path) -> dict[str, int]:
     file = _gguf_in(path)
     if file is not None:
         return {name: math.prod(tensor.shape) for name, tensor in read_gguf_copy(file).tensors.items()}
-    if not path.is_dir():
-        raise ModelError(f"{path} is not a folder")
+    require_folder(path)
     return {name: math.prod(shape) for name, shape in shapes_in(adapter_file(path)).items()}
 
 

@@ -134,7 +134,9 @@ def test_tensors_that_do_not_fit_are_refused(tmp_path: Path, change: Change, wor
 
 
 def test_broken_files_are_refused(tmp_path: Path) -> None:
-    refused(tmp_path / "nowhere", "is not a folder")
+    refused(tmp_path / "nowhere", "nowhere does not exist")
+    (tmp_path / "adapter.bin").touch()
+    refused(tmp_path / "adapter.bin", "is neither a folder nor a .gguf file")
     refused(tmp_path, "adapter_config.json")
     folder = lora_files.write(tmp_path / "adapter")
     weights = folder / "adapter_model.safetensors"

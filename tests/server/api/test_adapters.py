@@ -105,8 +105,10 @@ def test_unknown_models_are_not_found(server: ServerProcess, name: str) -> None:
 
 def test_an_adapter_that_cannot_be_read_is_an_error_in_one_sentence(server: ServerProcess) -> None:
     response = complete(server, "broken")
-    assert response.status_code == 500
-    assert "not finite" in response.json()["error"]["message"]
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "model")
+    assert error["message"].startswith("the adapter 'broken' cannot be loaded: ")
+    assert "not finite" in error["message"]
     assert tokens(server, "base")
 
 
@@ -137,7 +139,7 @@ def test_an_adapter_may_be_a_gguf_file(server: ServerProcess, dummy_model: Path,
     [
         ("base", "seed-0", "names a model already"),
         ("other", "broken", "not finite"),
-        ("other", "nowhere", "is not a folder"),
+        ("other", "nowhere", "nowhere does not exist"),
         ("", "seed-0", "must not be empty"),
     ],
 )
@@ -211,7 +213,8 @@ def test_modules_may_be_a_json_list_in_the_environment() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--lora-modules", "a=/nowhere"], "/nowhere is not a folder"),
+        (["--lora-modules", "a=/nowhere"], "/nowhere does not exist"),
+        (["--lora-resolver-cache-dir", "/nowhere"], "--lora-resolver-cache-dir /nowhere does not exist: name the"),
         (
             ["--device", "graph-cpu"],
             "the graph-cpu device has no LoRA adapters: drop --enable-lora or take --device cpu",
