@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable
 
-# The words of llama.cpp, Ollama, TGI and SGLang. What is no flag here is a sentence.
+# The words of llama.cpp, Ollama, TGI, SGLang and uvicorn. What is no flag here is a sentence.
 _MEANINGS = {
     "--max-model-len": "--ctx-size -c --num-ctx --n-ctx --context-length --context-size --max-seq-len "
     "--max-total-tokens --max-input-tokens --max-input-length --max-context-len --max-length",
@@ -36,6 +36,8 @@ _MEANINGS = {
     "--chat-template": "--chat-template-file --jinja",
     "--log-level": "--verbose -v --verbosity -lv --loglevel --log-verbosity",
     "--disable-log-requests": "--log-disable --no-log-requests",
+    "--allowed-origins": "--cors --enable-cors --cors-origins --cors-allow-origins --allow-origins",
+    "--enforce-eager": "--disable-cuda-graph --disable-cuda-graphs --no-cuda-graph",
     "--api-key-file": "--api-key-path",
     "--disable-web-ui": "--no-webui --no-ui",
     "--ssl-certfile": "--ssl-cert-file --certfile",
@@ -55,6 +57,13 @@ _MEANINGS = {
     "attention is always computed in tiles": "--flash-attn -fa --flash-attention --attention-backend",
     "weights are always mapped and packed": "--mlock --no-mmap --mmap --use-mmap --repack",
     "the model stays loaded": "--keep-alive --load-timeout --sleep-idle-seconds",
+    "files are named with --ssl-keyfile and --ssl-certfile": "--ssl --tls --https",
+    "--data-parallel-size starts several servers: see docs/scale-out.md": "--workers --num-workers",
+    "a request has it as its first message, of the role system": "--system-prompt --system-message --system -sys",
+    "set HF_HUB_OFFLINE=1": "--offline --local-files-only",
+    "graphs are captured where a device has them, without --enforce-eager": "--cuda-graph --cuda-graphs "
+    "--enable-cuda-graph --use-cuda-graph",
+    "--enable-log-requests is meant, which is the default": "--log-requests",
     "images are not served": "--mmproj -mm --mmproj-url",
 }
 _MEANT = {flag: meaning for meaning, flags in _MEANINGS.items() for flag in flags.split()}
@@ -95,7 +104,7 @@ def hint(flag: str, known: Collection[str]) -> str:
     if meant is None:
         near = _near(flag, [*known, *_MEANT])
         meant = _MEANT.get(near, near)
-    if meant in _MEANINGS and not meant.startswith("--"):
+    if meant in _MEANINGS and " " in meant:
         return f" ({meant})"
     name = {_bare(name): name for name in known}.get(_bare(meant)) or _near(flag, known)
     return f" (did you mean {name}?)" if name else ""

@@ -35,6 +35,14 @@ class ReplicaOptions(Options):
         metavar="N",
     )
 
+    def without_effect(self, stages: int) -> Iterator[str]:
+        """What to tell of the flags that were given and have no effect on a model of so many stages."""
+        if self.distributed_executor_backend == "mp" and stages == 1:
+            yield (
+                "--distributed-executor-backend has no effect: mp is for the stages of --pipeline-parallel-size, and "
+                "one process has all layers"
+            )
+
     def _contradictions(self) -> Iterator[str]:
         if self.distributed_executor_backend != "ray":
             yield from self._needing(

@@ -107,7 +107,7 @@ def _build(given: Mapping[str, Any], notes: Sequence[str]) -> ServeOptions:
         log=made(log),
         replicas=made(replicas),
         shown=shown_options(SERVE_OPTIONS, given),
-        notes=notes,
+        notes=[*notes, *made(replicas).without_effect(made(engine).pipeline.stages)],
     )
 
 

@@ -242,6 +242,8 @@ REFUSED = {
     "embedding models and cross-encoders are served beside the model, with --embedding-model": "--task= --runner= "
     "--convert= --pooling-type= --pooling-norm --pooling-softmax --pooling-step-tag-id= "
     "--pooling-returned-token-ids=* --pooler-config= --override-pooler-config= --io-processor-plugin=",
+    "marlin is a kernel of vLLM's: say gptq_marlin or awq_marlin, or leave it out, and the format is found in the "
+    "checkpoint": "--quantization=marlin",
     "--quantization takes one method for all weights, with --quantization-group-size": "--quantization-config=",
     "all layers cache the same type: see --kv-cache-dtype": "--kv-cache-dtype-skip-layers=*",
     "weights stay in memory; --quantization makes them smaller": "--cpu-offload-gb=",

@@ -186,6 +186,11 @@ def test_unknown_options_are_refused_by_name_with_a_hint(capsys: pytest.CaptureF
     assert "--ctx-size (did you mean --max-model-len?), -c (did you mean --max-model-len?)" in several
     assert "--n-predict (a request says it as max_tokens), --threads (did you mean --threads-bind?)" in several
     assert several.endswith("--nonsense; see --help\n")
+    told = refusal(capsys, "--cors", "--ssl", "--workers=4", "--system-prompt", "x", "--offline", "--log-requests")
+    assert "--cors (did you mean --allowed-origins?), --ssl (files are named with --ssl-keyfile and --ssl-cert" in told
+    assert "--workers (--data-parallel-size starts several servers: see docs/scale-out.md), --system-prompt (a" in told
+    assert "--offline (set HF_HUB_OFFLINE=1), --log-requests (--enable-log-requests is meant, which is" in told
+    assert "--cuda-graph (graphs are captured" in refusal(capsys, "m", "--cuda-graph")
     assert "second" in refusal(capsys, "m", "second")
     assert "--max-model" in refusal(capsys, "--max-model", "5")  # no abbreviations
 
