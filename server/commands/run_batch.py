@@ -92,10 +92,16 @@ def _require_output(batch: _Batch) -> None:
         wrong = f"cannot be written: the folder {folder} does not exist"
     elif target.exists() and target.samefile(batch.source):
         wrong = "is the input file: name another one for the answers"
-    elif not os.access(target if target.exists() else folder, os.W_OK):
-        wrong = "cannot be written: Permission denied"
     else:
-        return
+        try:
+            was_there = target.exists()
+            target.open("ab").close()
+            if not was_there:
+                target.unlink()  # an empty one would be left if the model cannot be loaded
+        except OSError as error:
+            wrong = f"cannot be written: {reason(error)}"
+        else:
+            return
     raise TidewheelError(f"--output-file {target} {wrong}")
 
 

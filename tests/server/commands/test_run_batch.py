@@ -141,7 +141,8 @@ def test_files_that_are_no_batch(tmp_path: Path, text: str | None, complaint: st
     [
         ("none/out.jsonl", "none/out.jsonl cannot be written: the folder {}/none does not exist"),
         ("in.jsonl", "in.jsonl is the input file: name another one for the answers"),
-        (".", " is a folder: name a file in it"),
+        (".", "is a folder: name a file in it"),
+        ("/proc/out.jsonl", "/proc/out.jsonl cannot be written: No such file or directory"),  # where none can be made
     ],
 )
 def test_outputs_that_cannot_be_written(
@@ -151,6 +152,6 @@ def test_outputs_that_cannot_be_written(
     before = source.read_bytes()
     assert main(["run-batch", "no/such-model", "-i", str(source), "-o", str(tmp_path / target)]) == 1
     said = capsys.readouterr().err
-    assert said.startswith(f"tidewheel run-batch: --output-file {tmp_path}")
+    assert said.startswith(f"tidewheel run-batch: --output-file {tmp_path / target} ")
     assert said.endswith(complaint.format(tmp_path) + "\n")
     assert source.read_bytes() == before
