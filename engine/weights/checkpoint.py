@@ -244,6 +244,7 @@ class CheckpointWeights:
                 for stored, ref in parts
             ]
             places.append((name, shape, where))
+        self._tell_unused_biases()
         # Of a quantized checkpoint, the layers that are not quantized decide.
         self.dtype: DType = bytes_by_dtype.most_common(1)[0][0] if bytes_by_dtype else "float32"
         self.identity: str | None = json.dumps(places)
@@ -272,6 +273,21 @@ class CheckpointWeights:
 
     def _kv_scales(self) -> StoredKvScales:
         return StoredKvScales(self._description, self._find, self._files())
+
+    def _tell_unused_biases(self) -> None:
+        """A config without the biases that its weights were trained with makes another model, and no shape tells."""
+        used = {ref.name for parts in self._places.values() for _, ref in parts}
+        biases = {name.removesuffix("weight") + "bias" for name in used if name.endswith(".weight")} - used
+        # Some tools write biases of zeros for layers that have none.
+        left = sorted(name for name in biases if (stored := self._find(name)) is not None and stored.data.any())
+        if left:
+            logger.warning(
+                "%s: %d biases are not used, such as %s: config.json says that there are none. Answers will be wrong "
+                "if it is not the config of these weights",
+                self._files(),
+                len(left),
+                left[0],
+            )
 
     def _files(self) -> str:
         files = sorted({str(tensor.path) for tensor in self._checkpoint.values()}) or ["the checkpoint"]

@@ -51,7 +51,7 @@ class BatchStore:
         self._damaged: set[str] = set()
         self._files: dict[str, FileObject] = {}
         self._batches: dict[str, BatchObject] = {}
-        self._refreshing = asyncio.Lock()
+        self._changing = asyncio.Lock()  # a scan that began before a write would forget what was written
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._take(*self._scan())
@@ -60,7 +60,7 @@ class BatchStore:
 
     async def refresh(self) -> None:
         """Learns what other servers have changed. Raises ApiError (503) if the folder cannot be read."""
-        async with self._refreshing:
+        async with self._changing:
             with _disk_errors():
                 self._take(*await asyncio.to_thread(self._scan))
 
@@ -78,8 +78,9 @@ class BatchStore:
 
     async def add_file(self, file: FileObject) -> None:
         """Keep a file whose content is there."""
-        self._files[file.id] = file
-        await self._write(file.id, file)
+        async with self._changing:
+            self._files[file.id] = file
+            await self._write(file.id, file)
 
     def file(self, file_id: str) -> FileObject:
         """Raises ApiError (404)."""
@@ -100,8 +101,9 @@ class BatchStore:
         for batch in self.unfinished:
             if file_id in (batch.input_file_id, batch.output_file_id, batch.error_file_id):
                 raise bad_request(f"the batch {batch.id} needs the file: cancel it first", "file_id")
-        del self._files[file_id]
-        await self._remove(f"{file_id}.json", f"{file_id}.jsonl")
+        async with self._changing:
+            self._files.pop(file_id, None)
+            await self._remove(f"{file_id}.json", f"{file_id}.jsonl")
 
     async def new_batch(self, endpoint: str, input_file_id: str, metadata: dict[str, str] | None) -> BatchObject:
         """A batch of a file. The oldest that has ended makes room. Raises ApiError (429) if none has."""
@@ -110,8 +112,9 @@ class BatchStore:
             if not ended:
                 message = f"{MAX_BATCHES} batches run or wait already: try again later"
                 raise ApiError(HTTPStatus.TOO_MANY_REQUESTS, message, code="queue_full")
-            del self._batches[ended[0].id]
-            await self._remove(f"{ended[0].id}.json")
+            async with self._changing:
+                self._batches.pop(ended[0].id, None)
+                await self._remove(f"{ended[0].id}.json")
         batch = BatchObject(
             id=_new_id("batch"),
             endpoint=endpoint,
@@ -139,12 +142,13 @@ class BatchStore:
 
     async def save(self, batch: BatchObject) -> None:
         """Keep a batch's new state. Once it has ended, nobody need cancel it."""
-        self._batches[batch.id] = msgspec.structs.replace(
-            batch, request_counts=msgspec.structs.replace(batch.request_counts)
-        )
-        await self._write(batch.id, batch)
-        if batch.status not in _UNFINISHED:
-            await self._remove(f"{batch.id}.cancel")
+        async with self._changing:
+            self._batches[batch.id] = msgspec.structs.replace(
+                batch, request_counts=msgspec.structs.replace(batch.request_counts)
+            )
+            await self._write(batch.id, batch)
+            if batch.status not in _UNFINISHED:
+                await self._remove(f"{batch.id}.cancel")
 
     async def ask_to_cancel(self, batch_id: str) -> None:
         """Has whoever runs the batch end it."""

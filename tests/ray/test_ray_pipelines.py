@@ -115,9 +115,15 @@ def test_stages_on_nodes_give_the_bits_of_one_process(
     assert found == answers(folder, **options)
 
 
-def test_the_stages_of_an_llm_are_in_the_cluster_that_the_program_is_connected_to(cluster: Cluster) -> None:
+def test_the_stages_of_an_llm_are_in_the_cluster_that_the_program_is_connected_to(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import ray
 
+    from tidewheel.ray import stages
+
+    # Other tests' replicas may have the machine's cores.
+    monkeypatch.setattr(stages, "RayHost", partial(stages.RayHost, bind_cores=False))
     with long_running(pipeline_parallel_size=1) as llm:
         expected = answers_of(llm)
     with long_running(distributed_executor_backend="ray", cpus_per_replica=1) as llm:

@@ -100,7 +100,12 @@ class _Vocabulary:
 
 
 def _byte_level(file: GgufFile, fields: Fields, vocabulary: _Vocabulary) -> TokenizersBackend:
-    pre = fields.text("pre")
+    pre = fields.optional_text("pre")
+    if pre is None:
+        raise ModelError(
+            f"{file.path}: there is no tokenizer.ggml.pre, which says how texts are split, as in files from before May "
+            "2024: take a newer file, or name the original model's folder or hub id with --tokenizer"
+        )
     if pre not in SPLITTINGS:
         raise ModelError(
             f"{file.path}: tokenizer.ggml.pre {shown(pre)} is not supported; supported are {', '.join(SPLITTINGS)}; "

@@ -44,7 +44,7 @@ def test_a_start_without_room_for_them_says_so(
     given = options(dummy_llama, tmp_path, kv_cache_space=0.01)
     model = open_model(given)
     room = model.weight_bytes + int(0.01 * 2**30) + HEAD_BYTES
-    monkeypatch.setattr("tidewheel.engine.load.read_memory", lambda: Memory(room, room, None, None))
+    monkeypatch.setattr("tidewheel.engine.memory_plan.read_memory", lambda: Memory(room, room, None, None))
     with pytest.raises(ModelError, match=r"weights and adapters of 0\.00 GiB and a KV cache of 0\.01 GiB do not fit"):
         EngineLoad(given)
     EngineLoad(replace(given, lora=LoraOptions()))
@@ -69,7 +69,7 @@ def test_one_that_is_loaded_later_needs_room_too(
 
 def test_a_step_of_high_ranks_needs_room(dummy_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = options(dummy_llama, tmp_path, kv_cache_space=0.01)
-    monkeypatch.setattr("tidewheel.engine.load.read_memory", lambda: Memory(16 << 20, 16 << 20, None, None))
+    monkeypatch.setattr("tidewheel.engine.memory_plan.read_memory", lambda: Memory(16 << 20, 16 << 20, None, None))
     EngineLoad(given)
     with pytest.raises(ModelError, match=r"a step of \d+ tokens takes .* or --max-lora-rank"):
         EngineLoad(replace(given, lora=replace(given.lora, max_lora_rank=512)))

@@ -32,7 +32,9 @@ def _one_thread() -> None:
 def test_greedy_tokens_and_logits_are_those_of_transformers(device: Device, name: str) -> None:
     executor = load(device, models_zoo.folder(name))
     num_tokens = TORCH_OUTPUT_TOKENS if device.name == "torch" else OUTPUT_TOKENS
-    check_greedy(name, Harness(executor).generate(models_zoo.prompts(), num_tokens, chunk=7))
+    # Two programs of torch's products, in float32 both: on a Zen 5, gemma4's logits were 1.01e-4 apart.
+    most_error = 2e-4 if device.name == "torch" else 1e-4
+    check_greedy(name, Harness(executor).generate(models_zoo.prompts(), num_tokens, chunk=7), most_error=most_error)
     executor.close()
 
 

@@ -95,9 +95,11 @@ def test_its_weights_and_its_part_of_the_cache_count(monkeypatch: pytest.MonkeyP
     finally:
         engine.close()
     fitting = draft.target.weight_bytes + draft.model.weight_bytes + MIB * 16
-    monkeypatch.setattr("tidewheel.engine.load.read_memory", lambda: Memory(fitting, fitting, None, None))
+    monkeypatch.setattr("tidewheel.engine.memory_plan.read_memory", lambda: Memory(fitting, fitting, None, None))
     EngineLoad(given)
-    monkeypatch.setattr("tidewheel.engine.load.read_memory", lambda: Memory(fitting - 1, fitting - 1, None, None))
+    monkeypatch.setattr(
+        "tidewheel.engine.memory_plan.read_memory", lambda: Memory(fitting - 1, fitting - 1, None, None)
+    )
     with pytest.raises(ModelError, match=r"and a KV cache of 0\.02 GiB do not fit"):
         EngineLoad(given)
 

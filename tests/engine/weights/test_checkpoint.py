@@ -54,6 +54,21 @@ def random_tensors(what: ModelDescription) -> Tensors:
     return {what.tensors[n].name: random.standard_normal(s, dtype=np.float32) for n, s in shapes.items()}
 
 
+def test_biases_that_the_config_says_nothing_of_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Unless they are zeros, as some tools write them."""
+    what = description()
+    tensors = random_tensors(what)
+    tensors["model.layers.0.mlp.up_proj.bias"] = np.zeros(12, np.float32)
+    save_as(tmp_path, tensors)
+    open_weights(tmp_path, what)
+    assert not caplog.records
+    tensors["model.layers.0.self_attn.q_proj.bias"] = np.ones(8, np.float32)
+    save_as(tmp_path, tensors)
+    open_weights(tmp_path, what)
+    [said] = [record.getMessage() for record in caplog.records]
+    assert f"{tmp_path / FILE}: 1 biases are not used, such as model.layers.0.self_attn.q_proj.bias" in said
+
+
 def save_as(folder: Path, tensors: Mapping[str, np.ndarray[Any, Any]], name: str = FILE) -> None:
     save_file(dict(tensors), folder / name)
 

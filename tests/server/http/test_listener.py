@@ -19,11 +19,13 @@ from tidewheel.server.http.tls import tls_context
 
 
 def refusal(*arguments: str) -> str:
-    """What a server says that cannot start: one line, before it loads anything."""
+    """What a server says that cannot start, before it loads anything: a line, or one for each of several mistakes."""
     done = subprocess.run([*TIDEWHEEL, "serve", *arguments], capture_output=True, text=True, timeout=60)
     assert done.returncode in (1, 2), done.stderr
-    (line,) = done.stderr.splitlines()
-    return line
+    first, *others = done.stderr.splitlines()
+    assert first.startswith("tidewheel serve: ")
+    assert all(line.startswith("  ") for line in others)
+    return done.stderr
 
 
 def test_a_unix_socket(start_process: StartProcess, tmp_path: Path) -> None:
