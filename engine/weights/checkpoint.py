@@ -282,11 +282,11 @@ class CheckpointWeights:
         left = sorted(name for name in biases if (stored := self._find(name)) is not None and stored.data.any())
         if left:
             logger.warning(
-                "%s: %d biases are not used, such as %s: config.json says that there are none. Answers will be wrong "
+                "%s: not used is %s%s, because config.json says that there are no such biases. Answers will be wrong "
                 "if it is not the config of these weights",
                 self._files(),
-                len(left),
                 left[0],
+                f", and {len(left) - 1} more like it" if len(left) > 1 else "",
             )
 
     def _files(self) -> str:
