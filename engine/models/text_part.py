@@ -7,6 +7,7 @@ the same position then.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -16,22 +17,39 @@ from .description import ModelDescription
 
 # Models whose layers see nothing but the embeddings of text, images and sound in one row.
 WRAPPERS = (
+    "AudioFlamingo3ForConditionalGeneration",
     "AyaVisionForConditionalGeneration",
+    "Blip2ForConditionalGeneration",
     "Cohere2VisionForConditionalGeneration",
     "DeepseekVLForConditionalGeneration",
     "DeepseekVLHybridForConditionalGeneration",
+    "Emu3ForConditionalGeneration",
     "Exaone4_5_ForConditionalGeneration",
+    "FastVlmForConditionalGeneration",
+    "FunAsrNanoForConditionalGeneration",
     "Gemma3ForConditionalGeneration",
     "Gemma3nForConditionalGeneration",
     "Gemma4ForConditionalGeneration",
+    "Gemma4UnifiedForConditionalGeneration",
     "Glm46VForConditionalGeneration",
     "Glm4vForConditionalGeneration",
     "Glm4vMoeForConditionalGeneration",
+    "GlmAsrForConditionalGeneration",
+    "GlmOcrForConditionalGeneration",
     "GotOcr2ForConditionalGeneration",
+    "Granite4VisionForConditionalGeneration",
+    "GraniteDoclingForConditionalGeneration",
+    "GraniteSpeechForConditionalGeneration",
+    "GraniteSpeechPlusForConditionalGeneration",
+    "HunYuanVLForConditionalGeneration",
     "Idefics2ForConditionalGeneration",
     "Idefics3ForConditionalGeneration",
+    "InstructBlipForConditionalGeneration",
+    "InstructBlipVideoForConditionalGeneration",
+    "InternVLChatModel",
     "InternVLForConditionalGeneration",
     "JanusForConditionalGeneration",
+    "KimiVLForConditionalGeneration",
     "Kimi_K25ForConditionalGeneration",
     "Lfm2VlForConditionalGeneration",
     "LightOnOcrForConditionalGeneration",
@@ -40,22 +58,46 @@ WRAPPERS = (
     "LlavaNextForConditionalGeneration",
     "LlavaNextVideoForConditionalGeneration",
     "LlavaOnevisionForConditionalGeneration",
+    "MiniCPMOcrForConditionalGeneration",
+    "MiniCPMO",
+    "MiniCPMV",
     "MiniCPMV4_6ForConditionalGeneration",
+    "MiniCPMV4_7ForConditionalGeneration",
     "Mistral3ForConditionalGeneration",
+    "MossTranscribeDiarizeForConditionalGeneration",
+    "MusicFlamingoForConditionalGeneration",
+    "NemotronH_Omni_Reasoning_V3",
+    "OmniASRForConditionalGeneration",
+    "Ovis2ForConditionalGeneration",
+    "PaddleOCRVLForConditionalGeneration",
+    "PerceptionLMForConditionalGeneration",
     "QianfanOCRForConditionalGeneration",
+    "Qwen2AudioForConditionalGeneration",
     "Qwen2VLForConditionalGeneration",
     "Qwen2_5OmniForConditionalGeneration",
+    "Qwen2_5OmniThinkerForConditionalGeneration",
     "Qwen2_5_VLForConditionalGeneration",
+    "Qwen3ASRForConditionalGeneration",
     "Qwen3OmniMoeForConditionalGeneration",
+    "Qwen3OmniMoeThinkerForConditionalGeneration",
     "Qwen3VLForConditionalGeneration",
     "Qwen3VLMoeForConditionalGeneration",
     "SmolVLMForConditionalGeneration",
+    "VibeVoiceAsrForConditionalGeneration",
     "VideoLlama3ForConditionalGeneration",
     "VideoLlavaForConditionalGeneration",
     "VipLlavaForConditionalGeneration",
     "VoxtralForConditionalGeneration",
 )
-_QWEN_VL = ("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration")
+# Where configs have the language model's fields.
+TEXT_CONFIGS = ("text_config", "llm_config", "language_config")
+# As they were first published, the language model's fields lie beside those of the other parts.
+_FLAT = {
+    "Qwen2VLForConditionalGeneration": "qwen2_vl_text",
+    "Qwen2_5_VLForConditionalGeneration": "qwen2_vl_text",
+    "PaddleOCRVLForConditionalGeneration": "paddleocr_vl_text",
+    "HunYuanVLForConditionalGeneration": "hunyuan_vl_text",
+}
 
 _LLAMA = {
     "vocab_size": 32000,
@@ -87,9 +129,49 @@ _GEMMA3 = {
 }
 _GEMMA3N = {**_GEMMA3, "vocab_size": 262400, "hidden_size": 2048, "num_hidden_layers": 35, "intermediate_size": 16384}
 _GEMMA4 = {**_GEMMA3, "vocab_size": 262144, "num_hidden_layers": 30}
+_GEMMA4_UNIFIED = {
+    **_GEMMA4,
+    "max_position_embeddings": 262144,
+    "sliding_window": 1024,
+    "hidden_size_per_layer_input": 0,
+}
+_EMU3 = {
+    **_MISTRAL,
+    "vocab_size": 184622,
+    "max_position_embeddings": 9216,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1e6,
+}
+_GLM_OCR = {
+    "vocab_size": 59392,
+    "hidden_size": 1024,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "intermediate_size": 4096,
+    "max_position_embeddings": 131072,
+    "head_dim": None,
+    "rms_norm_eps": 1e-5,
+}
+# Of ERNIE 4.5's sizes, but with heads that are rotated in halves, as Llama's.
+_PADDLE_OCR: dict[str, object] = {
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 5e5,
+    "tie_word_embeddings": True,
+}
+_OPT = {
+    "vocab_size": 50272,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "ffn_dim": 3072,
+    "max_position_embeddings": 2048,
+}
 _QWEN2_VL: dict[str, object] = {"rms_norm_eps": 1e-5, "rope_theta": 1e6, "max_window_layers": 80}
 # By the model_type of a text config: the architecture, and what the fields mean that it may leave out.
-_TEXT_MODELS: dict[str, tuple[str, Mapping[str, object]]] = {
+TEXT_MODELS: dict[str, tuple[str, Mapping[str, object]]] = {
     "llama": ("LlamaForCausalLM", _LLAMA),
     "lfm2": ("Lfm2ForCausalLM", {}),
     "llama4_text": ("Llama4ForCausalLM", _LLAMA4),
@@ -113,11 +195,30 @@ _TEXT_MODELS: dict[str, tuple[str, Mapping[str, object]]] = {
     "glm4v_text": ("Glm4ForCausalLM", {"head_dim": None, "rms_norm_eps": 1e-5}),
     "glm4v_moe_text": ("Glm4MoeForCausalLM", {"num_key_value_heads": 8, "attention_bias": True}),
     "granite": ("GraniteForCausalLM", {}),
+    "granite4_vision_text": ("GraniteForCausalLM", {}),
+    "granite_docling_text": ("GraniteForCausalLM", {}),
+    "deepseek_v2": ("DeepseekV2ForCausalLM", {}),
+    "emu3_text_model": ("LlamaForCausalLM", _EMU3),
+    "gemma2": ("Gemma2ForCausalLM", {}),
+    "gemma4_unified_text": ("Gemma4ForCausalLM", _GEMMA4_UNIFIED),
+    "glm_ocr_text": ("Glm4ForCausalLM", _GLM_OCR),
+    "gpt_oss": ("GptOssForCausalLM", {}),
+    "hunyuan_vl_text": ("HunYuanDenseV1ForCausalLM", {"tie_word_embeddings": True}),
+    "internlm2": ("InternLM2ForCausalLM", {}),
+    "nemotron_h": ("NemotronHForCausalLM", {}),
+    "opt": ("OPTForCausalLM", _OPT),
+    "paddleocr_vl_text": ("LlamaForCausalLM", _PADDLE_OCR),
+    "phi3": ("Phi3ForCausalLM", {}),
+    "qwen3_moe": ("Qwen3MoeForCausalLM", {}),
 }
-_OMNI = ("Qwen2_5OmniForConditionalGeneration", "Qwen3OmniMoeForConditionalGeneration")  # with a model that speaks
+_MINICPM_V = ("MiniCPMO", "MiniCPMV")
+_MINICPM_V_TEXT = {"2.6": "qwen2", "4.0": "llama", "4.5": "qwen3"}  # by the version that a config says
+_MOST_NEAR = 5
 
 # Where the decoder of the language model may lie. Its head is beside it.
 _DECODERS = ("model.language_model.", "language_model.model.", "model.text_model.")
+# Where a whole language model may lie, with its head and by its own names.
+_WHOLE = ("language_model.", "text_model.", "llm.")
 # What begins with "model." too, and is no language model.
 _OTHERS = (
     "model.vision_tower.",
@@ -130,6 +231,9 @@ _OTHERS = (
     "model.embed_audio.",
     "model.embed_tokens_extend.",
     "model.image_newline",
+    "model.vision_embed_tokens.",
+    "model.vqmodel.",
+    "model.visual_embeddings_table.",
 )
 
 
@@ -138,34 +242,62 @@ def text_part(architecture: str, config: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises ModelError, naming the field, for one that is not there or of a model that is not supported.
     """
-    if architecture in _OMNI and isinstance(config.get("thinker_config"), dict):
+    if isinstance(config.get("thinker_config"), dict):
         config = config["thinker_config"]
-    text = config.get("text_config")
-    if text is None and architecture in _QWEN_VL:  # as it was first published
-        text = {**config, "model_type": "qwen2_vl_text"}
+    text = next((config[name] for name in TEXT_CONFIGS if config.get(name) is not None), None)
+    if text is None and architecture in _FLAT:
+        text = {**config, "model_type": _FLAT[architecture]}
+    if text is None and architecture in _MINICPM_V:
+        text = {**config, "model_type": _minicpm_v(config)}
     if not isinstance(text, dict):
         raise ModelError(f"config.json: text_config must be an object, got {shown(text)}")
     kind = text.get("model_type", "llama")  # what Llava's first configs leave out
-    if not isinstance(kind, str) or kind not in _TEXT_MODELS:
-        raise ModelError(
-            f"config.json: {architecture} has a language model of type {shown(kind)}, which is not supported; "
-            f"supported are {', '.join(sorted(_TEXT_MODELS))}"
-        )
-    name, defaults = _TEXT_MODELS[kind]
+    if not isinstance(kind, str) or kind not in TEXT_MODELS:
+        raise ModelError(f"architecture {shown(architecture)} is not supported with this config: {not_served(kind)}")
+    name, defaults = TEXT_MODELS[kind]
     made = {**defaults, **text, "architectures": [name]}
     if config.get("tie_word_embeddings") is not None:
         made["tie_word_embeddings"] = config["tie_word_embeddings"]
+    if kind == "glm_ocr_text":
+        made["attention_bias"] = False  # which it lacks whatever its config says
+    if kind == "paddleocr_vl_text" and made.get("use_bias"):
+        made |= {"attention_bias": True, "mlp_bias": True}
     for field in ("rope_scaling", "rope_parameters"):
         if isinstance(made.get(field), dict):
             made[field] = _without_sections(made[field])
     return made
 
 
+def not_served(kind: object) -> str:
+    """What to say of a language model whose type is none of `TEXT_MODELS`. Types that are near are named."""
+    by_stem = {_stem(known): known for known in TEXT_MODELS}
+    near = difflib.get_close_matches(_stem(str(kind)), by_stem, _MOST_NEAR, 0.5)
+    types = ", ".join(by_stem[stem] for stem in near) if near else ", ".join(sorted(TEXT_MODELS))
+    like = f"similar ones that are: {types}" if near else f"these are: {types}"
+    return f"its language model is of type {shown(kind)}, which is not served within a model of images or sound; {like}"
+
+
+def _stem(kind: str) -> str:
+    return kind.removesuffix("_model").removesuffix("_text")
+
+
+def _minicpm_v(config: Mapping[str, Any]) -> str:
+    version = str(config.get("version"))
+    if version not in _MINICPM_V_TEXT:
+        raise ModelError(
+            f"config.json: version must be one of {', '.join(_MINICPM_V_TEXT)}, got {shown(config.get('version'))}: it "
+            "says which language model is within"
+        )
+    return _MINICPM_V_TEXT[version]
+
+
 def _without_sections(rope: Mapping[str, Any]) -> dict[str, Any]:
-    if "mrope_section" not in rope:
+    sections = {"mrope_section", "mrope_interleaved", "xdrope_section"}
+    if not sections & rope.keys():
         return dict(rope)
-    rest = {key: value for key, value in rope.items() if key not in ("mrope_section", "mrope_interleaved")}
-    return {key: "default" if key in ("type", "rope_type") and kind == "mrope" else kind for key, kind in rest.items()}
+    plain = {"mrope": "default", "xdrope": "dynamic"}
+    rest = {key: value for key, value in rope.items() if key not in sections}
+    return {key: plain.get(kind, kind) if key in ("type", "rope_type") else kind for key, kind in rest.items()}
 
 
 def text_name(name: str, description: ModelDescription) -> str | None:
@@ -177,13 +309,15 @@ def text_name(name: str, description: ModelDescription) -> str | None:
         return None
     if description.mtp is not None and name.startswith("mtp."):
         return name
+    base = description.base_prefix
+    whole = next((prefix for prefix in _WHOLE if name.startswith(prefix)), "")
+    bare = name.removeprefix(whole)
+    if bare == description.head_name or (whole and bare.startswith(base)):
+        return bare
     for prefix in _DECODERS:
         if name.startswith(prefix):
-            return description.base_prefix + name.removeprefix(prefix)
-    bare = name.removeprefix("language_model.")
-    if bare == description.head_name:
-        return bare
-    return name if name.startswith(description.base_prefix) and not name.startswith(_OTHERS) else None
+            return base + name.removeprefix(prefix)
+    return name if name.startswith(base) and not name.startswith(_OTHERS) else None
 
 
 def parts_of(names: Iterable[str]) -> str:

@@ -188,6 +188,34 @@ def test_gemma_3n_is_served_by_the_names_that_its_checkpoints_have(tmp_path: Pat
     assert np.abs(logits - expected).max() <= 1e-4 * np.abs(expected).max()
 
 
+@pytest.mark.parametrize(
+    ("architecture", "prefix", "around"),
+    [
+        ("InternVLChatModel", "language_model.", lambda config: {"llm_config": config}),
+        ("MiniCPMV", "llm.", lambda config: {**config, "version": 2.6, "model_type": "minicpmv"}),
+    ],
+)
+def test_a_language_model_within_one_whose_code_lies_beside_its_weights(
+    architecture: str, prefix: str, around: Callable[[dict[str, Any]], dict[str, Any]], tmp_path: Path
+) -> None:
+    pytest.importorskip("transformers")
+    model, tokens = models_zoo.model("qwen2"), models_zoo.prompts()[-1]
+    state = {prefix + name: tensor.numpy().copy() for name, tensor in model.state_dict().items()}
+    save_file({**state, "vpm.embeddings.weight": np.zeros(8, np.float32)}, tmp_path / "model.safetensors")
+    config = {**around(model.config.to_dict()), "architectures": [architecture]}
+    (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
+    executor = load(make_device("torch"), tmp_path)
+    logits = Harness(executor).logits(tokens, chunk=20)
+    executor.close()
+    expected = models_zoo.reference_logits("qwen2", tokens)
+    assert np.abs(logits - expected).max() <= 1e-4 * np.abs(expected).max()
+
+
+def test_a_minicpm_v_of_an_unknown_version_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"version must be one of 2\.6, 4\.0, 4\.5, got 3: it says which"):
+        describe({"architectures": ["MiniCPMV"], "version": 3})
+
+
 def renamed(folder: Path, model: Any, target: Path) -> Path:
     """The same model with the names that transformers has in memory, and checkpoints since 4.52 have."""
     state = model.state_dict()
@@ -220,7 +248,9 @@ def test_a_text_config_leaves_out_what_is_usual() -> None:
 def test_a_text_config_that_is_not_served_is_refused_by_name() -> None:
     with pytest.raises(ModelError, match="text_config must be an object"):
         describe(changed(lambda config: config.pop("text_config")))
-    with pytest.raises(ModelError, match=r"a language model of type 'mamba', which is not supported; supported are"):
-        describe(changed(lambda config: config["text_config"].update(model_type="mamba")))
+    with pytest.raises(
+        ModelError, match=r"its language model is of type 'xyz_text', which is not served.*these are: .*llama,"
+    ):
+        describe(changed(lambda config: config["text_config"].update(model_type="xyz_text")))
     with pytest.raises(ModelError, match="hidden_act"):
         describe(changed(lambda config: config["text_config"].update(hidden_act="xielu")))
