@@ -8,22 +8,31 @@ from typing import Any
 
 from ..errors import ModelError
 from ..files.wording import shown
+from .text_part import TEXT_CONFIGS, TEXT_MODELS, not_served
 
 _MOST_NEAR = 5
 _TASKS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 
+# Models whose text alone is computed in another way than that of their language model.
+_OTHER_MASKS = {
+    "PaliGemmaForConditionalGeneration": "its prompt's tokens attend to all of the prompt, in both directions, and "
+    "here a token sees only those before it",
+}
 # Fields that tell of a part that a decoder of attention and MLPs does not have, and what it is: those that no device
 # here computes, and those that models of other architectures have here too.
 _MISSING = (
     (("encoder_layers", "num_encoder_layers", "num_decoder_layers"), "an encoder"),
-    (("vision_config", "visual"), "an encoder of images"),
-    (("audio_config", "speech_config"), "an encoder of sound"),
     (("cross_attention_layers",), "cross-attention"),
     (("index_topk",), "an indexer that chooses the tokens that attention sees"),
     (("time_step_rank", "mamba_dt_rank"), "the state space of the first Mamba"),
     (("linear_attn_config",), "Kimi's delta attention"),
     (("full_attn_alpha_factor", "layernorm_linear_attention_alpha"), "lightning attention"),
     (("lru_width",), "a gated linear recurrence (RG-LRU)"),
+)
+# Fields that tell of a part that is not needed for text, and what it is.
+_NOT_OF_TEXT = (
+    (("vision_config", "visual", "vq_config"), "images"),
+    (("audio_config", "speech_config", "sound_config"), "sound"),
 )
 _KNOWN = (
     (("kv_lora_rank", "q_lora_rank"), "latent attention (MLA)"),
@@ -43,17 +52,36 @@ def unsupported(name: object, config: Mapping[str, Any], known: Sequence[str]) -
         )
     if task := _other_task(name, config):
         return ModelError(f"architecture {shown(name)} is not supported: {task}")
+    if name in _OTHER_MASKS:
+        return ModelError(f"architecture {shown(name)} is not supported: {_OTHER_MASKS[name]}")
     near = _near(name, known)
     like = f" Similar names that are supported: {', '.join(near)}." if near else ""
-    lacks = _what_is_missing(config)
+    lacks = _what_text_lacks(config) or _what_is_missing(config)
     return ModelError(f"architecture {shown(name)} is not supported. {lacks}.{like} docs/models.md has the whole list")
 
 
+def _what_text_lacks(config: Mapping[str, Any]) -> str | None:
+    """What is missing for the text part of a model that takes images or sound; None for a model of text alone."""
+    kinds = _parts_of(config, _NOT_OF_TEXT)
+    text = next((config[name] for name in TEXT_CONFIGS if isinstance(config.get(name), dict)), None)
+    if text is None:
+        what = _what_is_missing(config)
+        return f"It takes {kinds} too, of which only the text part would be served. {what}" if kinds else None
+    kind = text.get("model_type")
+    if isinstance(kind, str) and kind in TEXT_MODELS:
+        return (
+            f"Its language model, of type {shown(kind)}, is one that is served; what is missing is how this "
+            "architecture holds it"
+        )
+    return f"Only its text part would be served, and {not_served(kind)}. {_what_is_missing(text)}"
+
+
+def _parts_of(config: Mapping[str, Any], parts: Sequence[tuple[Sequence[str], str]]) -> str:
+    return " and ".join(part for fields, part in parts if any(_is_set(config.get(field)) for field in fields))
+
+
 def _what_is_missing(config: Mapping[str, Any]) -> str:
-    missing, known = (
-        " and ".join(part for fields, part in parts if any(_is_set(config.get(field)) for field in fields))
-        for parts in (_MISSING, _KNOWN)
-    )
+    missing, known = _parts_of(config, _MISSING), _parts_of(config, _KNOWN)
     if missing:
         return f"Its config.json names {missing}, which nothing here computes"
     if known:

@@ -100,7 +100,26 @@ def test_a_missing_field_means_what_transformers_takes_it_to_mean(name: str) -> 
             {"architectures": ["XyzForCausalLM"], "num_experts": 8, "index_topk": 64},
             "an indexer .*, which nothing here",
         ),
-        ({"architectures": ["XyzForCausalLM"], "vision_config": {"depth": 2}}, "an encoder of images, which nothing"),
+        (
+            {"architectures": ["XyzForCausalLM"], "vision_config": {"depth": 2}, "num_experts": 8},
+            "takes images too, of which only the text part .* missing is its description; other .*: experts",
+        ),
+        (
+            {"architectures": ["XyzForConditionalGeneration"], "text_config": {"model_type": "qwen3_next_vl"}},
+            "its language model is of type 'qwen3_next_vl', which is not served.*similar ones .*: .*qwen3_vl_text,",
+        ),
+        (
+            {"architectures": ["XyzForConditionalGeneration"], "text_config": {"model_type": "qwen3"}},
+            "Its language model, of type 'qwen3', is one that is served; what is missing is how this architecture",
+        ),
+        (
+            {"architectures": ["MllamaForConditionalGeneration"], "text_config": {"cross_attention_layers": [3]}},
+            "its language model is of type None.* names cross-attention, which nothing here computes",
+        ),
+        (
+            {"architectures": ["PaliGemmaForConditionalGeneration"], "text_config": {"model_type": "gemma"}},
+            "attend to all of the prompt, in both directions",
+        ),
         ({"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}, "it has an encoder that reads"),
         ({"architectures": ["BertModel"]}, "served in ONNX with --embedding-model"),
         ({}, 'without architectures .* add the name of the model\'s class, such as "architectures"'),
