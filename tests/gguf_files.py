@@ -266,7 +266,10 @@ def _write_rope(writer: Any, config: Any, head_dim: int) -> None:
     writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
     kind = rope["rope_type"]
-    if rope.get("alpha"):
+    if rope.get("alpha") and writer.arch == "hunyuan_vl":
+        writer.add_rope_scaling_alpha(rope["alpha"])
+        kind = "default"
+    elif rope.get("alpha"):
         del writer.kv_data[0][f"{writer.arch}.rope.freq_base"]
         writer.add_rope_freq_base(rope["rope_theta"] * rope["alpha"] ** (head_dim / (head_dim - 2)))
         kind = "default"

@@ -161,6 +161,8 @@ ARCHITECTURES: dict[str, GgufArchitecture | _Variants] = {
     "ernie4_5-moe": GgufArchitecture("Ernie4_5_MoeForCausalLM", fields=experts.ernie4_5_moe, serves=anyhow),
     "qwen2vl": GgufArchitecture("Qwen2ForCausalLM"),
     "qwen3vl": GgufArchitecture("Qwen3ForCausalLM"),
+    "qwen3vlmoe": GgufArchitecture("Qwen3MoeForCausalLM", fields=experts.qwen3_moe, serves=anyhow),
+    "paddleocr": GgufArchitecture("LlamaForCausalLM", fields=config_fields.llama),
     "olmo2": (
         GgufArchitecture("Olmo2ForCausalLM", names.POST_NORMS, serves=config_fields.has_no_window),
         GgufArchitecture(
@@ -171,6 +173,7 @@ ARCHITECTURES: dict[str, GgufArchitecture | _Variants] = {
     "glm4": GgufArchitecture("Glm4ForCausalLM", names.GLM_NORMS, fields=config_fields.glm4),
     "ernie4_5": GgufArchitecture("Ernie4_5ForCausalLM", fields=config_fields.ernie),
     "hunyuan-dense": GgufArchitecture("HunYuanDenseV1ForCausalLM", names.HUNYUAN, fields=config_fields.hunyuan),
+    "hunyuan_vl": GgufArchitecture("HunYuanDenseV1ForCausalLM", names.HUNYUAN, fields=config_fields.hunyuan_vl),
     "mistral3": GgufArchitecture("Ministral3ForCausalLM", rotated_pairs=True, fields=config_fields.ministral3),
     "command-r": GgufArchitecture("CohereForCausalLM", layer_norm=True, fields=config_fields.command_r),
     "cohere2": GgufArchitecture("Cohere2ForCausalLM", layer_norm=True, fields=config_fields.cohere2),

@@ -42,7 +42,7 @@ def has_no_window(fields: Fields) -> bool:
 
 
 def llama(file: GgufFile, fields: Fields, config: Config) -> Config:
-    """Llama, SmolLM3."""
+    """Llama, SmolLM3, PaddleOCR."""
     return {"attention_bias": _has(file, "attn_output.bias"), "mlp_bias": _has(file, "ffn_up.bias")}
 
 
@@ -153,6 +153,13 @@ def ernie(file: GgufFile, fields: Fields, config: Config) -> Config:
 def hunyuan(file: GgufFile, fields: Fields, config: Config) -> Config:
     """Hunyuan. The base of its rope is stretched in the file already."""
     return {"attention_bias": _has(file, "attn_q.bias")}
+
+
+def hunyuan_vl(file: GgufFile, fields: Fields, config: Config) -> Config:
+    """Hunyuan that sees images too. Its files say how far the base of its rope is to be stretched."""
+    alpha = fields.optional_number("rope.scaling.alpha")
+    rope = {"rope_type": "dynamic", "alpha": alpha} if alpha else None
+    return hunyuan(file, fields, config) | {"rope_scaling": rope}
 
 
 def command_r(file: GgufFile, fields: Fields, config: Config) -> Config:

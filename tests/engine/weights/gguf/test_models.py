@@ -106,23 +106,30 @@ def test_older_files_divide_matrices_otherwise(name: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("arch", "name", "config"),
+    ("arch", "name", "config", "theirs"),
     [
-        (gguf.MODEL_ARCH.INTERNLM2, "llama", {}),
-        (gguf.MODEL_ARCH.QWEN2VL, "qwen2", {}),
-        (gguf.MODEL_ARCH.QWEN3VL, "qwen3", {}),
+        (gguf.MODEL_ARCH.INTERNLM2, "llama", {}, "InternLM2ForCausalLM"),
+        (gguf.MODEL_ARCH.QWEN2VL, "qwen2", {}, "Qwen2ForCausalLM"),
+        (gguf.MODEL_ARCH.QWEN3VL, "qwen3", {}, "Qwen3ForCausalLM"),
+        (gguf.MODEL_ARCH.QWEN3VLMOE, "qwen3-moe", {}, "Qwen3MoeForCausalLM"),
+        (gguf.MODEL_ARCH.PADDLEOCR, "mistral", {"sliding_window": None}, "LlamaForCausalLM"),
+        (gguf.MODEL_ARCH.HUNYUAN_VL, "hunyuan", {}, "HunYuanDenseV1ForCausalLM"),
         # Scores of the usual scale, and the others as MiniCPM has them.
-        (gguf.MODEL_ARCH.MINICPM, "granite", {"attention_multiplier": 0.25, "attention_bias": False}),
+        (
+            gguf.MODEL_ARCH.MINICPM,
+            "granite",
+            {"attention_multiplier": 0.25, "attention_bias": False},
+            "MiniCPMForCausalLM",
+        ),
     ],
-    ids=["internlm2", "qwen2vl", "qwen3vl", "minicpm"],
+    ids=["internlm2", "qwen2vl", "qwen3vl", "qwen3vlmoe", "paddleocr", "hunyuan_vl", "minicpm"],
 )
 def test_models_that_transformers_has_under_another_name(
-    arch: Any, name: str, config: dict[str, Any], tmp_path: Path
+    arch: Any, name: str, config: dict[str, Any], theirs: str, tmp_path: Path
 ) -> None:
     case = models_zoo.CASES[name]
     model = models_zoo.build(models_zoo.Case(case.model_type, case.config | config))
     path = gguf_files.write(tmp_path / "m.gguf", model, arch=arch)
-    theirs = {"llama": "InternLM2ForCausalLM", "granite": "MiniCPMForCausalLM"}.get(name, type(model).__name__)
     assert open_source(str(path)).config["architectures"] == [theirs]
     assert served(path) == expected_of(model)
 
