@@ -115,9 +115,32 @@ def test_texts_are_cut_as_by_transformers(pre: str) -> None:
 
 
 def test_names_of_one_splitting_are_taken_alike() -> None:
-    """As the converter calls those of Falcon 3, Falcon-H1, LFM2, and of Pixtral, whose words Nemotron 3 has too."""
-    for pre in ("falcon3", "falcon-h1", "lfm2", "pixtral"):
+    """Models whose words are cut as another's have names of their own."""
+    for pre in ("falcon3", "falcon-h1", "lfm2", "pixtral", "midm-2.0"):
         assert SPLITTINGS[pre] == SPLITTINGS["llama-bpe"]
+    for pre, other in (
+        ("gigachat", "gpt-2"),
+        ("kormo", "hunyuan"),
+        ("kanana2", "gpt-4o"),
+        ("joyai-llm", "deepseek-v3"),
+    ):
+        assert SPLITTINGS[pre] == SPLITTINGS[other]
+
+
+def test_superbpe_cuts_digits_alone_by_threes_from_the_right() -> None:
+    assert ours("superbpe", "in 2024, 1234567 of x12.\n") == [
+        "in ",
+        "2",
+        "024",
+        ", ",
+        "1",
+        "234",
+        "567",
+        " of x",
+        "12",
+        ".\n",
+    ]
+    assert ours("superbpe", "123456 words") == ["123", "456", " words"]
 
 
 def test_falcon_cuts_off_punctuation_first_and_digits_by_threes() -> None:
