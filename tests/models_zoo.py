@@ -746,6 +746,13 @@ def model(name: str) -> Any:
     return build(CASES[name])
 
 
+def new_folder(name: str) -> Path:
+    """An empty folder that is removed in the end."""
+    path = _root / name
+    path.mkdir()
+    return path
+
+
 @functools.cache
 def folder(name: str, dtype: str = "float32", tokenizer: bool = False) -> Path:
     """A model folder of CASES[name]: config.json and model.safetensors, and a byte-level tokenizer where asked."""

@@ -11,6 +11,7 @@ import importlib
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+import beside_zoo
 import models_zoo
 import pytest
 import stored_zoo
@@ -124,6 +125,8 @@ def swept_subjects() -> Iterator[Subject]:
                 subject = Subject(level, "bfloat16", "bfloat16", 2, groups=2, model=model, first_kind=first_kind)
                 if subject not in seen:
                     yield subject
+        for model in beside_zoo.NAMES:
+            yield Subject(level, "bfloat16", "bfloat16", 2, groups=2, model=model)
     for model in ("qwen2-window", "gemma3", "qwen3_5", "deepseek-v3", "qwen3_next-experts"):
         yield Subject("torch", "float32", "float32", 1, model=model)
     for model in ("qwen2-window", "gemma3"):
@@ -164,7 +167,8 @@ def opened(subject: Subject) -> tuple[DecoderSpec, WeightSource]:
         return spec, StoredWeights(spec, *KINDS)
     if subject.first_kind is not None:
         return stored_zoo.spec(subject.model), stored_zoo.StoredFamily(subject.model, subject.first_kind)
-    folder = models_zoo.folder(subject.model)
+    zoo = beside_zoo if subject.model in beside_zoo.NAMES else models_zoo
+    folder = zoo.folder(subject.model)
     description = describe(read_config(folder), None)
     return description.spec, open_weights(folder, description)
 
