@@ -192,11 +192,12 @@ void bind_plans(nb::module_& m) {
       }, "size"_a, "conv_kernel"_a, "bias"_a);
   nb::class_<RouterPlan>(m, "RouterPlan")
       .def("__init__", [](RouterPlan* self, bool sigmoid, bool normalize, bool bias, bool correction_bias, int num_groups,
-                          int kept_groups, bool best_two, float scale, bool expert_scales) {
+                          int kept_groups, bool best_two, float scale, bool expert_scales, bool sparse_mixer,
+                          float jitter) {
         new (self) RouterPlan{sigmoid, normalize, bias, correction_bias, num_groups, kept_groups, best_two, scale,
-                              expert_scales};
+                              expert_scales, sparse_mixer, jitter};
       }, "sigmoid"_a, "normalize"_a, "bias"_a, "correction_bias"_a, "num_groups"_a, "kept_groups"_a, "best_two"_a, "scale"_a,
-         "expert_scales"_a = false);
+         "expert_scales"_a = false, "sparse_mixer"_a = false, "jitter"_a = 0.0f);
 
   nb::class_<ExpertsPlan>(m, "ExpertsPlan")
       .def("__init__", [](ExpertsPlan* self, int num_experts, int experts_per_token, int intermediate_size,

@@ -43,6 +43,7 @@ _ENUM = {
     "minicpm3": gguf.MODEL_ARCH.MINICPM3, "olmo": gguf.MODEL_ARCH.OLMO, "olmo3": gguf.MODEL_ARCH.OLMO2,
     "glm": gguf.MODEL_ARCH.CHATGLM, "llama4_text": gguf.MODEL_ARCH.LLAMA4,
     "hunyuan_v1_moe": gguf.MODEL_ARCH.HUNYUAN_MOE, "granitemoeshared": gguf.MODEL_ARCH.GRANITE_MOE,
+    "phimoe": gguf.MODEL_ARCH.PHIMOE,
 }  # fmt: skip
 _GRANITES = ("granite", "granitemoe", "granitemoeshared", "granitemoehybrid")
 _PERMUTED = ("llama", "smollm3", "mixtral", "ministral3", "olmo", "bamba", *_GRANITES)

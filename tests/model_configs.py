@@ -112,6 +112,8 @@ MIXTRAL = {
     "num_local_experts": 4,
     "num_experts_per_tok": 2,
 }
+PHIMOE = {**LLAMA, "architectures": ["PhiMoEForCausalLM"], "num_key_value_heads": 4, "num_local_experts": 4}
+PHIMOE_OF_TRANSFORMERS = {**PHIMOE, "architectures": ["PhimoeForCausalLM"]}
 QWEN3_MOE = {
     **LLAMA,
     "architectures": ["Qwen3MoeForCausalLM"],
@@ -174,7 +176,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         ),
         *(OLMO3, EXAONE4, GLM, GLM4, MINISTRAL3, BLOOM, GPTJ, PHI, STARCODER2, ERNIE, HUNYUAN, BIGCODE),
         *(MIXTRAL, QWEN3_MOE, QWEN2_MOE, OLMOE, GRANITEMOE, GPT_OSS, GLM4_MOE, ERNIE4_5_MOE),
-        *(HUNYUAN_MOE, LLAMA4),
+        *(HUNYUAN_MOE, LLAMA4, PHIMOE, PHIMOE_OF_TRANSFORMERS),
         *(GRANITE_HYBRID, BAMBA, FALCON_H1, NEMOTRON_H, MAMBA2),
         *(GEMMA3N, GEMMA4, MINICPM3, DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE),
     )

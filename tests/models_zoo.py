@@ -654,6 +654,26 @@ CASES: dict[str, Case] = {
         everywhere=False,
     ),
     "mixtral": Case("mixtral", {**_LLAMA, "num_local_experts": 4}, everywhere=False),
+    # Near experts share a token, more often than in the published models.
+    "phimoe": Case(
+        "phimoe",
+        {
+            **_LLAMA,
+            "num_local_experts": 8,
+            "router_jitter_noise": 0.2,
+            "attention_bias": True,
+            "lm_head_bias": True,
+            **_rope(
+                "longrope",
+                short_factor=[1.0 + 0.05 * i for i in range(8)],
+                long_factor=[1.0 + 0.5 * i for i in range(8)],
+                short_mscale=1.2,
+                long_mscale=1.3,
+                original_max_position_embeddings=128,
+            ),
+        },
+        everywhere=False,
+    ),
     "qwen3-moe": Case("qwen3_moe", {**_LLAMA, **_EXPERTS, "head_dim": 24, "norm_topk_prob": True}, everywhere=False),
     "mpt": Case("mpt", {"d_model": 72, "n_layers": 2, "n_heads": 6, "max_seq_len": 256}),
 }

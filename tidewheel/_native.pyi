@@ -164,6 +164,8 @@ class RouterPlan:
         best_two: bool,
         scale: float,
         expert_scales: bool = False,
+        sparse_mixer: bool = False,
+        jitter: float = 0.0,
     ) -> None: ...
 
 class ExpertsPlan:

@@ -216,7 +216,9 @@ def _longrope(setting: _Setting) -> _Table:
     factor = scaling.number("factor", setting.max_positions / original)
     default = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
     longest = setting.max_positions if extended else min(original, setting.max_positions)
-    return setting.inv_freq() / factors, scaling.number("attention_factor", default), longest
+    attention_factor = scaling.number("attention_factor", default)
+    attention_factor = scaling.number("long_mscale" if extended else "short_mscale", attention_factor)
+    return setting.inv_freq() / factors, attention_factor, longest
 
 
 def _llama3(setting: _Setting) -> _Table:
@@ -245,6 +247,9 @@ _SCHEMES: dict[str, tuple[Callable[[_Setting], _Table], frozenset[str]]] = {
         _yarn,
         frozenset({"factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"}),
     ),
-    "longrope": (_longrope, frozenset({"factor", "attention_factor", "short_factor", "long_factor"})),
+    "longrope": (
+        _longrope,
+        frozenset({"factor", "attention_factor", "short_factor", "long_factor", "short_mscale", "long_mscale"}),
+    ),
     "llama3": (_llama3, frozenset({"factor", "low_freq_factor", "high_freq_factor"})),
 }

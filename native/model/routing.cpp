@@ -51,10 +51,38 @@ void keep_groups(const RouterPlan& plan, int experts, float* choice, float* grou
   }
 }
 
+// Experts one after the other, each with its share of the softmax over those left whose logits are near its own.
+void mix(const RouterPlan& plan, int experts, int per_token, const float* logits, const float* scales, int32_t* chosen,
+         float* weights) {
+  for (int i = 0; i < per_token; ++i) {
+    const auto taken = [&](int32_t e) { return std::find(chosen, chosen + i, e) != chosen + i; };
+    int32_t best = -1;
+    for (int32_t e = 0; e < experts; ++e) {
+      if (!taken(e) && (best < 0 || logits[e] > logits[best])) best = e;
+    }
+    float sum = 0;
+    for (int32_t e = 0; e < experts; ++e) {
+      const float distance = (logits[best] - logits[e]) / std::max(std::fabs(logits[e]), logits[best]);
+      if (!taken(e) && !(distance > 2 * plan.jitter)) sum += std::exp(logits[e] - logits[best]);
+    }
+    int place = i;  // in ascending order
+    for (; place > 0 && chosen[place - 1] > best; --place) {
+      chosen[place] = chosen[place - 1];
+      weights[place] = weights[place - 1];
+    }
+    chosen[place] = best;
+    weights[place] = 1.0f / sum * plan.scale * (scales ? scales[best] : 1.0f);
+  }
+}
+
 }  // namespace
 
 void route(const RouterPlan& plan, int experts, int per_token, float* logits, const float* correction, const float* scales,
            float* choice, int32_t* chosen, float* weights) {
+  if (plan.sparse_mixer) {
+    mix(plan, experts, per_token, logits, scales, chosen, weights);
+    return;
+  }
   score(plan, experts, logits);
   for (int e = 0; e < experts; ++e) choice[e] = correction ? logits[e] + correction[e] : logits[e];
   if (plan.num_groups > 1) keep_groups(plan, experts, choice, choice + experts);

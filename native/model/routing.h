@@ -15,6 +15,8 @@ struct RouterPlan {
   bool best_two = false;  // a group is as good as the sum of its two best experts, else as its best one
   float scale = 1;
   bool expert_scales = false;  // each expert has a number that its weights are multiplied by
+  bool sparse_mixer = false;  // experts are chosen one after the other, among logits that are near; else by scores
+  float jitter = 0;           // how near
 };
 
 // Chooses `per_token` experts of one token, in ascending order. `logits` [experts] become scores. `correction` [experts]

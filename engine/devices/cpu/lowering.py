@@ -358,6 +358,8 @@ def _experts(experts: ExpertsSpec, unpacked: bool) -> _native.ExpertsPlan:
             router.group_score == "best_two",
             router.scale,
             router.expert_scales,
+            router.scores == "sparse_mixer",
+            router.jitter,
         ),
         shared.intermediate_size if shared else 0,
         shared.activation if shared else "silu",

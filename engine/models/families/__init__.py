@@ -85,6 +85,8 @@ FAMILIES: Mapping[str, str] = {
     "Phi3ForCausalLM": "phi3",
     "Phi4MMForCausalLM": "phi3",
     "Phi4MultimodalForCausalLM": "phi3",
+    "PhiMoEForCausalLM": "phimoe",
+    "PhimoeForCausalLM": "phimoe",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen2MoeForCausalLM": "qwen2_moe",
     "Qwen3ForCausalLM": "qwen3",

@@ -25,12 +25,16 @@ class RouterSpec:
     that is the softmax over the chosen logits. Then it is multiplied by `scale`, and with `expert_scales` by a number
     that the checkpoint has for each expert.
 
+    With "sparse_mixer" as `scores` (https://arxiv.org/abs/2409.12136), experts are chosen one after the other, each
+    time the one with the highest logit of those that are left. Its weight is its share of the softmax over those left
+    whose logits are near: `(best - logit) / max(|logit|, best)` is at most `2 * jitter`.
+
     With a `norm`, the router reads `input_scale * norm(x)` instead of x.
 
     Raises ValueError for numbers that make no router.
     """
 
-    scores: Literal["softmax", "sigmoid"] = "softmax"
+    scores: Literal["softmax", "sigmoid", "sparse_mixer"] = "softmax"
     normalize: bool = True
     bias: bool = False
     correction_bias: bool = False
@@ -41,12 +45,17 @@ class RouterSpec:
     norm: NormSpec | None = None
     input_scale: float = 1.0
     expert_scales: bool = False
+    jitter: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 < self.kept_groups <= self.num_groups:
             raise ValueError(f"of {self.num_groups} groups of experts, {self.kept_groups} cannot be kept")
         if self.scale <= 0:
             raise ValueError("the scale of experts' weights must be above 0")
+        if self.scores == "sparse_mixer" and (self.normalize or self.correction_bias or self.num_groups > 1):
+            raise ValueError("a sparse mixer's weights are not normalized, and it has neither a correction nor groups")
+        if self.jitter < 0:
+            raise ValueError("the jitter of a router must not be negative")
         if self.input_scale <= 0 or (self.input_scale != 1 and self.norm is None):
             raise ValueError("the scale of what a router reads must be above 0, and goes with a norm")
 

@@ -71,6 +71,7 @@ ARCHITECTURES: dict[str, GgufArchitecture | _Variants] = {
     "gemma2": GgufArchitecture("Gemma2ForCausalLM", names.SANDWICH_NORMS, norms_plus_one=True, fields=gemmas.gemma(46)),
     "gemma3": GgufArchitecture("Gemma3ForCausalLM", names.SANDWICH_NORMS, norms_plus_one=True, fields=gemmas.gemma3),
     "phi3": GgufArchitecture("Phi3ForCausalLM", fields=config_fields.phi3),
+    "phimoe": GgufArchitecture("PhiMoEForCausalLM", fields=experts.phimoe, serves=anyhow),
     "granite": GgufArchitecture("GraniteForCausalLM", rotated_pairs=True, fields=config_fields.granite),
     "qwen35": GgufArchitecture(
         "Qwen3_5ForCausalLM",

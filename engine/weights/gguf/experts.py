@@ -65,6 +65,14 @@ def mixtral(file: GgufFile, fields: Fields, config: _Config) -> _Config:
     return _counts(fields, "num_local_experts")
 
 
+def phimoe(file: GgufFile, fields: Fields, config: _Config) -> _Config:
+    """Phi-3.5-MoE. How near experts are mixed files do not say: it is the same in all models."""
+    return _counts(fields, "num_local_experts") | {
+        "attention_bias": "blk.0.attn_output.bias" in file.tensors,
+        "lm_head_bias": "output.bias" in file.tensors,
+    }
+
+
 def qwen2_moe(file: GgufFile, fields: Fields, config: _Config) -> _Config:
     """Qwen2-MoE."""
     return _counts(fields, "num_experts") | {

@@ -60,6 +60,9 @@ SPECS = {
         )
     ),
     "a gate of the shared expert": mixture(replace(PLAIN_EXPERTS, shared=SHARED, shared_gate=True, activation="relu")),
+    "a sparse mixer": mixture(
+        replace(PLAIN_EXPERTS, router=RouterSpec("sparse_mixer", normalize=False, scale=1.5, jitter=0.3))
+    ),
     "clipped SwiGLU with biases": mixture(replace(PLAIN_EXPERTS, bias=True, swiglu_limit=1.0)),
     "without gates": mixture(
         replace(PLAIN_EXPERTS, activation="relu2", shared=MlpSpec(72, "relu2", gated=False), gated=False)

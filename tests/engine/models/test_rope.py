@@ -92,6 +92,12 @@ def test_the_longest_context(scaling: dict[str, Any], max_model_len: int | None,
     assert rope(max_model_len, rope_parameters=scaling).max_positions == longest
 
 
+def test_longrope_may_scale_what_is_rotated_by_the_length() -> None:
+    scales = {"short_mscale": 1.2, "long_mscale": 1.3, "original_max_position_embeddings": 512}
+    scaling = {"rope_type": "longrope", **FACTORS, **scales}
+    assert [rope(length, rope_scaling=scaling).spec.attention_factor for length in (512, 600)] == [1.2, 1.3]
+
+
 @pytest.mark.parametrize(
     ("fields", "names"),
     [

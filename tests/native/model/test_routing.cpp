@@ -105,12 +105,23 @@ TEST_CASE("of equal experts those with lower numbers are chosen, and of equal gr
   CHECK(routed(grouped, 3, {1, 2, 2, 1, 2, 0, 0, 2}).experts == std::vector<int32_t>{0, 1, 2});
 }
 
+TEST_CASE("a sparse mixer takes experts one after the other, each with its share among those that are near") {
+  RouterPlan plan;
+  plan.sparse_mixer = true, plan.jitter = 0.1f, plan.scale = 2;
+  // 3.8 is near 4, and 3.1 is not, but it is near 3.8.
+  const Routed found = routed(plan, 2, {3.8f, -4, 3.1f, 4});
+  CHECK(found.experts == std::vector<int32_t>{0, 3});
+  CHECK(found.weights[0] == doctest::Approx(2 / (1 + std::exp(-0.7))));
+  CHECK(found.weights[1] == doctest::Approx(2 / (1 + std::exp(-0.2))));
+  CHECK(routed(plan, 3, std::vector<float>(8, 0.0f)).experts == std::vector<int32_t>{0, 1, 2});
+}
+
 TEST_CASE("whatever the logits are, experts are chosen") {
   const float nan = std::numeric_limits<float>::quiet_NaN(), infinite = std::numeric_limits<float>::infinity();
-  for (const bool sigmoid : {false, true}) {
+  for (const int scores : {0, 1, 2}) {
     for (const auto& logits : {std::vector<float>{nan, nan, nan, nan}, {infinite, 1, -infinite, nan}, {-infinite, -infinite, 0, 0}}) {
       RouterPlan plan;
-      plan.sigmoid = sigmoid;
+      plan.sigmoid = scores == 1, plan.sparse_mixer = scores == 2;
       const Routed found = routed(plan, 3, logits);
       CHECK(std::is_sorted(found.experts.begin(), found.experts.end()));
       CHECK(std::adjacent_find(found.experts.begin(), found.experts.end()) == found.experts.end());

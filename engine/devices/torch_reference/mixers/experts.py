@@ -81,6 +81,9 @@ def route(
 ) -> Tensor:
     """The weights of all experts, 0 for those that are not chosen. `logits [T, experts]`, and so the result."""
     router = spec.router
+    if router.scores == "sparse_mixer":
+        weights = _mixed(spec.experts_per_token, router.jitter, logits) * router.scale
+        return weights if expert_scales is None else weights * expert_scales
     scores = logits.softmax(-1) if router.scores == "softmax" else logits.sigmoid()
     choice = scores if correction_bias is None else scores + correction_bias
     if router.num_groups > 1:
@@ -92,6 +95,18 @@ def route(
         weights = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
     weights = weights * router.scale
     return weights if expert_scales is None else weights * expert_scales
+
+
+def _mixed(count: int, jitter: float, logits: Tensor) -> Tensor:
+    """The weights of a sparse mixer, which chooses one expert after the other."""
+    left, weights = logits, torch.zeros_like(logits)
+    for _ in range(count):
+        chosen = left.sort(stable=True, dim=-1, descending=True).indices[:, :1]
+        best = left.gather(1, chosen)
+        far = (best - logits) / logits.abs().maximum(best) > 2 * jitter
+        weights = weights.scatter(1, chosen, left.masked_fill(far, -torch.inf).softmax(-1).gather(1, chosen))
+        left = left.scatter(1, chosen, -torch.inf)
+    return weights
 
 
 def _kept(router: RouterSpec, choice: Tensor) -> Tensor:

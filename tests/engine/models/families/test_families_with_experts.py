@@ -5,7 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from model_configs import ERNIE4_5_MOE, GLM4_MOE, GPT_OSS, HUNYUAN_MOE, LLAMA4, MIXTRAL, OLMOE, QWEN2_MOE, QWEN3_MOE
+from model_configs import (
+    ERNIE4_5_MOE,
+    GLM4_MOE,
+    GPT_OSS,
+    HUNYUAN_MOE,
+    LLAMA4,
+    MIXTRAL,
+    OLMOE,
+    PHIMOE,
+    QWEN2_MOE,
+    QWEN3_MOE,
+)
 
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.models import describe
@@ -41,6 +52,8 @@ def test_llama4_is_served_within_a_chunk_of_its_attention() -> None:
     [
         (MIXTRAL, {"num_experts_per_tok": 5}, "num_experts_per_tok must be at most the number of experts, 4, got 5"),
         (MIXTRAL, {"num_local_experts": 1 << 20}, "num_local_experts must be so few that all layers have at most"),
+        (PHIMOE, {"num_experts_per_tok": 3}, "num_experts_per_tok = 3 is not supported"),
+        (PHIMOE, {"num_local_experts": 1}, "num_experts_per_tok must be at most the number of experts, 1, got 2"),
         (QWEN3_MOE, {"mlp_only_layers": "all"}, "mlp_only_layers must be a list of layers' numbers"),
         (OLMOE, {"clip_qkv": 8.0}, "clip_qkv = 8.0 is not supported"),
         (GPT_OSS, {"swiglu_alpha": 2.0}, "swiglu_alpha = 2.0 is not supported"),

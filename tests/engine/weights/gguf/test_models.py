@@ -30,7 +30,7 @@ NAMES = [
     "gemma2", "gemma3", "phi3", "phi3-longrope", "granite", "smollm3", "gpt2", "falcon-grouped",
     "ministral3", "stablelm", "lfm2", "lfm2-experts", "qwen3_5", "qwen3_5-experts", "qwen3_next-experts",
     "granitemoehybrid", "granitemoehybrid-experts", "falcon-h1", "nemotron-h", "nemotron-h-experts", "mamba2",
-    "mixtral", "qwen2-moe", "qwen3-moe", "olmoe", "granitemoe", "granitemoe-shared", "gpt-oss", "glm4-moe",
+    "mixtral", "phimoe", "qwen2-moe", "qwen3-moe", "olmoe", "granitemoe", "granitemoe-shared", "gpt-oss", "glm4-moe",
     "ernie4-5-moe",
     "bamba", "deepseek-v2", "deepseek-v3", "minicpm3", "gemma3n", "gemma4", "gemma4-experts", "llama4", "olmo3",
 ]  # fmt: skip
@@ -54,6 +54,7 @@ UNLIKE = {
     "qwen2-moe": {"mlp_only_layers": [], "use_sliding_window": False},
     "olmoe": {"norm_topk_prob": False},
     "gpt-oss": {"swiglu_limit": 7.0},
+    "phimoe": {"router_jitter_noise": 0.01, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
     "deepseek-v3": {"rope_parameters": {**models_zoo.CASES["deepseek-v3"].config["rope_parameters"], "mscale": 0.8}},
     "minicpm3": {"dim_model_base": 256, "attention_bias": False, "mlp_bias": False, "v_head_dim": 16},
     "gemma4-keys": {"attention_bias": False},
