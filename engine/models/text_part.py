@@ -161,6 +161,13 @@ _PADDLE_OCR: dict[str, object] = {
     "rope_theta": 5e5,
     "tie_word_embeddings": True,
 }
+_GRANITE_DOCLING = {
+    "rms_norm_eps": 1e-5,
+    "embedding_multiplier": 12.0,
+    "logits_scaling": 4.0,
+    "residual_multiplier": 0.263,
+    "attention_multiplier": 0.015625,
+}
 _OPT = {
     "vocab_size": 50272,
     "hidden_size": 768,
@@ -185,7 +192,7 @@ TEXT_MODELS: dict[str, tuple[str, Mapping[str, object]]] = {
     "cohere2": ("Cohere2ForCausalLM", {}),
     "qwen2_vl_text": ("Qwen2ForCausalLM", _QWEN2_VL),
     "qwen2_5_vl_text": ("Qwen2ForCausalLM", _QWEN2_VL),
-    "qwen2_5_omni_text": ("Qwen2ForCausalLM", _QWEN2_VL),
+    "qwen2_5_omni_text": ("Qwen2ForCausalLM", {**_QWEN2_VL, "rms_norm_eps": 1e-6}),
     "qwen3_omni_moe_text": ("Qwen3MoeForCausalLM", {"rope_theta": 1e6, "norm_topk_prob": True}),
     "qwen3_vl_text": ("Qwen3ForCausalLM", {"rope_theta": 5e5}),
     "qwen3_vl_moe_text": ("Qwen3MoeForCausalLM", {"rope_theta": 5e5, "norm_topk_prob": True}),
@@ -196,7 +203,7 @@ TEXT_MODELS: dict[str, tuple[str, Mapping[str, object]]] = {
     "glm4v_moe_text": ("Glm4MoeForCausalLM", {"num_key_value_heads": 8, "attention_bias": True}),
     "granite": ("GraniteForCausalLM", {}),
     "granite4_vision_text": ("GraniteForCausalLM", {}),
-    "granite_docling_text": ("GraniteForCausalLM", {}),
+    "granite_docling_text": ("GraniteForCausalLM", _GRANITE_DOCLING),
     "deepseek_v2": ("DeepseekV2ForCausalLM", {}),
     "emu3_text_model": ("LlamaForCausalLM", _EMU3),
     "gemma2": ("Gemma2ForCausalLM", {}),
@@ -211,6 +218,21 @@ TEXT_MODELS: dict[str, tuple[str, Mapping[str, object]]] = {
     "phi3": ("Phi3ForCausalLM", {}),
     "qwen3_moe": ("Qwen3MoeForCausalLM", {}),
 }
+# What fields mean within one wrapper alone.
+_WITHIN: dict[str, Mapping[str, object]] = {
+    "GlmAsrForConditionalGeneration": {
+        "vocab_size": 59264,
+        "hidden_size": 2048,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "intermediate_size": 6144,
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-5,
+    },
+}
+# Whose first configs do not say the type of their language model.
+_LLAVA = ("LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration", "VipLlavaForConditionalGeneration")
 _MINICPM_V = ("MiniCPMO", "MiniCPMV")
 _MINICPM_V_TEXT = {"2.6": "qwen2", "4.0": "llama", "4.5": "qwen3"}  # by the version that a config says
 _MOST_NEAR = 5
@@ -251,11 +273,11 @@ def text_part(architecture: str, config: Mapping[str, Any]) -> dict[str, Any]:
         text = {**config, "model_type": _minicpm_v(config)}
     if not isinstance(text, dict):
         raise ModelError(f"config.json: text_config must be an object, got {shown(text)}")
-    kind = text.get("model_type", "llama")  # what Llava's first configs leave out
+    kind = text.get("model_type", "llama" if architecture in _LLAVA else None)
     if not isinstance(kind, str) or kind not in TEXT_MODELS:
         raise ModelError(f"architecture {shown(architecture)} is not supported with this config: {not_served(kind)}")
     name, defaults = TEXT_MODELS[kind]
-    made = {**defaults, **text, "architectures": [name]}
+    made = {**defaults, **_WITHIN.get(architecture, {}), **text, "architectures": [name]}
     if config.get("tie_word_embeddings") is not None:
         made["tie_word_embeddings"] = config["tie_word_embeddings"]
     if kind == "glm_ocr_text":

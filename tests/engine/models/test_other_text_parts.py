@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,6 +15,8 @@ import pytest
 from harness import Harness, load, make_device
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
+
+from tidewheel.engine.models import describe
 
 Tensors = dict[str, NDArray[np.float32]]
 
@@ -329,6 +332,35 @@ def test_text_is_computed_as_by_the_whole_model(name: str, tmp_path: Path, monke
     tokens = models_zoo.prompts()[-1]
     expected = reference(language_model, tokens) / case.divisor
     assert np.abs(logits_of(tmp_path, tokens) - expected).max() <= 1e-4 * np.abs(expected).max()
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", CASES)
+def test_a_missing_field_means_what_transformers_takes_it_to_mean(name: str) -> None:
+    """Leave out one field of the text part after the other, and compare with transformers' default for it."""
+    transformers, case = pytest.importorskip("transformers"), CASES[name]
+
+    def filled_in(text: dict[str, Any]) -> dict[str, Any]:
+        config = transformers.AutoConfig.for_model(case.model_type, text_config=text, **case.others)
+        said = config.to_dict()
+        return {
+            **said,
+            "architectures": [case.model or of_type(config).__name__],
+            "text_config": {**text, **said["text_config"]},
+        }
+
+    compared = set()
+    for missing in filled_in(case.text)["text_config"].keys() - {"model_type"}:  # which must be there
+        # Fields that one of the two cannot do without are left out.
+        with contextlib.suppress(Exception):
+            complete = filled_in({key: value for key, value in case.text.items() if key != missing})
+            meant = describe(complete)
+            text = {key: value for key, value in complete["text_config"].items() if key != missing}
+            described = describe({**complete, "text_config": text})
+            compared.add(missing)
+        if missing in compared:
+            assert described == meant, missing
+    assert compared
 
 
 @pytest.mark.parametrize("architecture", ["Phi4MultimodalForCausalLM", "Phi4MMForCausalLM"])

@@ -252,5 +252,7 @@ def test_a_text_config_that_is_not_served_is_refused_by_name() -> None:
         ModelError, match=r"its language model is of type 'xyz_text', which is not served.*these are: .*llama,"
     ):
         describe(changed(lambda config: config["text_config"].update(model_type="xyz_text")))
+    with pytest.raises(ModelError, match=r"its language model is of type None, which is not served"):
+        describe(changed(lambda config: config["text_config"].pop("model_type")))
     with pytest.raises(ModelError, match="hidden_act"):
         describe(changed(lambda config: config["text_config"].update(hidden_act="xielu")))
