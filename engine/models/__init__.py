@@ -10,7 +10,7 @@ from ..errors import ModelError
 from .config import ConfigReader
 from .description import ModelDescription
 from .families import FAMILIES, family_of
-from .text_part import WRAPPERS, text_part
+from .text_part import WRAPPERS, as_text_part, text_part
 from .unsupported import unsupported
 
 __all__ = ["SUPPORTED_ARCHITECTURES", "ModelDescription", "describe"]
@@ -31,7 +31,8 @@ def describe(config: Mapping[str, Any], max_model_len: int | None = None) -> Mod
     architectures = config.get("architectures")
     name = architectures[0] if isinstance(architectures, list) and architectures else None
     if isinstance(name, str) and name in WRAPPERS and name not in FAMILIES:
-        return replace(describe(text_part(name, config), max_model_len), text_part=True)
+        text = text_part(name, config)
+        return as_text_part(describe(text, max_model_len), text)
     if not isinstance(name, str) or name not in FAMILIES:
         raise unsupported(name, config, [*SUPPORTED_ARCHITECTURES, *WRAPPERS])
     reader = ConfigReader(config)

@@ -33,7 +33,8 @@ class ModelDescription:
     hold the head, the embedding, or both. A `text_part` lies in a checkpoint of a model that takes images or sound too.
     `otherwise` says where a weight is in checkpoints that do not have it where `tensors` says: at the first of these
     places that has its shape. `architecture` is the decoder's own, as configs name it. `mtp` is the layer for drafts
-    that such checkpoints may have, which is no part of `spec` unless it is used.
+    that such checkpoints may have, which is no part of `spec` unless it is used. `skipped_layers` are those of the
+    checkpoint that text does not pass: the others are counted without them.
     """
 
     spec: DecoderSpec
@@ -44,6 +45,7 @@ class ModelDescription:
     otherwise: Callable[[str], tuple[TensorRef, ...]] = _nowhere
     architecture: str = ""
     mtp: MtpDescription | None = None
+    skipped_layers: tuple[int, ...] = ()
 
     def with_mtp(self) -> ModelDescription:
         """The same with its layer for drafts in use. Raises ValueError if there is none."""

@@ -8,11 +8,14 @@ the same position then.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..errors import ModelError
 from ..files.wording import shown
+from .config import ConfigReader
 from .description import ModelDescription
 
 # Models whose layers see nothing but the embeddings of text, images and sound in one row.
@@ -64,6 +67,7 @@ WRAPPERS = (
     "MiniCPMV4_6ForConditionalGeneration",
     "MiniCPMV4_7ForConditionalGeneration",
     "Mistral3ForConditionalGeneration",
+    "MllamaForConditionalGeneration",
     "MossTranscribeDiarizeForConditionalGeneration",
     "MusicFlamingoForConditionalGeneration",
     "NemotronH_Omni_Reasoning_V3",
@@ -134,6 +138,14 @@ _GEMMA4_UNIFIED = {
     "max_position_embeddings": 262144,
     "sliding_window": 1024,
     "hidden_size_per_layer_input": 0,
+}
+_MLLAMA = {
+    **_MISTRAL,
+    "vocab_size": 128256,
+    "num_hidden_layers": 40,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 5e5,
+    "cross_attention_layers": [3, 8, 13, 18, 23, 28, 33, 38],
 }
 _EMU3 = {
     **_MISTRAL,
@@ -212,6 +224,7 @@ TEXT_MODELS: dict[str, tuple[str, Mapping[str, object]]] = {
     "gpt_oss": ("GptOssForCausalLM", {}),
     "hunyuan_vl_text": ("HunYuanDenseV1ForCausalLM", {"tie_word_embeddings": True}),
     "internlm2": ("InternLM2ForCausalLM", {}),
+    "mllama_text_model": ("LlamaForCausalLM", _MLLAMA),
     "nemotron_h": ("NemotronHForCausalLM", {}),
     "opt": ("OPTForCausalLM", _OPT),
     "paddleocr_vl_text": ("LlamaForCausalLM", _PADDLE_OCR),
@@ -241,6 +254,7 @@ _MOST_NEAR = 5
 _DECODERS = ("model.language_model.", "language_model.model.", "model.text_model.")
 # Where a whole language model may lie, with its head and by its own names.
 _WHOLE = ("language_model.", "text_model.", "llm.")
+_LAYER = re.compile(r"(.*\.layers\.)(\d{1,6})(\..*)")
 # What begins with "model." too, and is no language model.
 _OTHERS = (
     "model.vision_tower.",
@@ -282,12 +296,40 @@ def text_part(architecture: str, config: Mapping[str, Any]) -> dict[str, Any]:
         made["tie_word_embeddings"] = config["tie_word_embeddings"]
     if kind == "glm_ocr_text":
         made["attention_bias"] = False  # which it lacks whatever its config says
+    if kind == "mllama_text_model":
+        made["num_hidden_layers"] = len(_own_layers(made))
     if kind == "paddleocr_vl_text" and made.get("use_bias"):
         made |= {"attention_bias": True, "mlp_bias": True}
     for field in ("rope_scaling", "rope_parameters"):
         if isinstance(made.get(field), dict):
             made[field] = _without_sections(made[field])
     return made
+
+
+def as_text_part(description: ModelDescription, text: Mapping[str, Any]) -> ModelDescription:
+    """The description of a model that lies in a checkpoint of a wrapper, by the `text_part` of whose config it is."""
+    description = replace(description, text_part=True)
+    if text.get("model_type") != "mllama_text_model":
+        return description
+    # Layers that look at images are passed by where there are none. Its embedding has rows for image tokens too.
+    embedding = replace(description.tensors["embed.weight"], rows=(0, description.spec.vocab_size))
+    return replace(
+        description,
+        tensors={**description.tensors, "embed.weight": embedding},
+        skipped_layers=tuple(text["cross_attention_layers"]),
+    )
+
+
+def _own_layers(text: Mapping[str, Any]) -> list[int]:
+    """The layers of Llama 3.2 that do not look at images."""
+    config = ConfigReader(text, "config.json: text_config")
+    skipped, count = config.raw("cross_attention_layers"), config.num_layers("num_hidden_layers")
+    if not isinstance(skipped, list) or not all(type(layer) is int and 0 <= layer < count for layer in skipped):
+        raise config.error("cross_attention_layers", f"a list of numbers of layers, each below {count}")
+    own = [layer for layer in range(count) if layer not in skipped]
+    if not own:
+        raise config.error("cross_attention_layers", f"a list without some of the {count} layers")
+    return own
 
 
 def not_served(kind: object) -> str:
@@ -335,11 +377,19 @@ def text_name(name: str, description: ModelDescription) -> str | None:
     whole = next((prefix for prefix in _WHOLE if name.startswith(prefix)), "")
     bare = name.removeprefix(whole)
     if bare == description.head_name or (whole and bare.startswith(base)):
-        return bare
+        return _counted(bare, description.skipped_layers)
     for prefix in _DECODERS:
         if name.startswith(prefix):
-            return base + name.removeprefix(prefix)
+            return _counted(base + name.removeprefix(prefix), description.skipped_layers)
     return name if name.startswith(base) and not name.startswith(_OTHERS) else None
+
+
+def _counted(name: str, skipped: Sequence[int]) -> str | None:
+    """The name with the number that its layer has without those that are skipped; None if it is of one of these."""
+    if not skipped or not (found := _LAYER.fullmatch(name)):
+        return name
+    layer = int(found[2])
+    return None if layer in skipped else f"{found[1]}{layer - sum(other < layer for other in skipped)}{found[3]}"
 
 
 def parts_of(names: Iterable[str]) -> str:

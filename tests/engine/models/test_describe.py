@@ -113,7 +113,7 @@ def test_a_missing_field_means_what_transformers_takes_it_to_mean(name: str) -> 
             "Its language model, of type 'qwen3', is one that is served; what is missing is how this architecture",
         ),
         (
-            {"architectures": ["MllamaForConditionalGeneration"], "text_config": {"cross_attention_layers": [3]}},
+            {"architectures": ["XyzForConditionalGeneration"], "text_config": {"cross_attention_layers": [3]}},
             "its language model is of type None.* names cross-attention, which nothing here computes",
         ),
         (

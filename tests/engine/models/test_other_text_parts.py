@@ -165,6 +165,18 @@ CASES = {
     ),
     "minicpm-ocr": Wrapper("minicpm_ocr", _QWEN3_5),
     "minicpm-v4.7": Wrapper("minicpmv4_7", _QWEN3_5),
+    # Whose second layer looks at images.
+    "mllama": Wrapper(
+        "mllama",
+        {
+            **_TEXT,
+            "model_type": "mllama_text_model",
+            "num_hidden_layers": 3,
+            "cross_attention_layers": [1],
+            "pad_token_id": 0,
+        },
+        as_llava,
+    ),
     "moss-transcribe": Wrapper("moss_transcribe_diarize", _QWEN3),
     "music-flamingo": Wrapper("musicflamingo", _QWEN2, as_llava, model="MusicFlamingoForConditionalGeneration"),
     "nemotron-omni": Wrapper("nemotron_h_omni", text_of("nemotron-h", "nemotron_h")),

@@ -245,6 +245,15 @@ def test_a_text_config_leaves_out_what_is_usual() -> None:
     assert (spec.hidden_size, spec.vocab_size, len(spec.layers)) == (4096, 32064, 32)
 
 
+def test_layers_that_look_at_images_are_counted_out() -> None:
+    config = {"architectures": ["MllamaForConditionalGeneration"], "text_config": {"model_type": "mllama_text_model"}}
+    assert len(describe(config).spec.layers) == 32
+    for layers in ([0, 1], [3], "all", [-1]):
+        text = {"model_type": "mllama_text_model", "num_hidden_layers": 2, "cross_attention_layers": layers}
+        with pytest.raises(ModelError, match="cross_attention_layers must be a list"):
+            describe({**config, "text_config": text})
+
+
 def test_a_text_config_that_is_not_served_is_refused_by_name() -> None:
     with pytest.raises(ModelError, match="text_config must be an object"):
         describe(changed(lambda config: config.pop("text_config")))
