@@ -7,7 +7,6 @@ the same position then.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -17,6 +16,7 @@ from ..errors import ModelError
 from ..files.wording import shown
 from .config import ConfigReader
 from .description import ModelDescription
+from .text_models import TEXT_MODELS, WITHIN, not_served
 
 # Models whose layers see nothing but the embeddings of text, images and sound in one row.
 WRAPPERS = (
@@ -102,153 +102,10 @@ _FLAT = {
     "PaddleOCRVLForConditionalGeneration": "paddleocr_vl_text",
     "HunYuanVLForConditionalGeneration": "hunyuan_vl_text",
 }
-
-_LLAMA = {
-    "vocab_size": 32000,
-    "hidden_size": 4096,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "intermediate_size": 11008,
-    "max_position_embeddings": 2048,
-}
-_LLAMA4 = {
-    "vocab_size": 202048,
-    "hidden_size": 5120,
-    "num_hidden_layers": 48,
-    "num_attention_heads": 40,
-    "intermediate_size": 8192,
-    "intermediate_size_mlp": 16384,
-    "num_local_experts": 16,
-    "max_position_embeddings": 131072,
-}
-_MISTRAL = {**_LLAMA, "intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 131072}
-_QWEN = {**_LLAMA, "vocab_size": 151936, "intermediate_size": 22016, "max_position_embeddings": 32768}
-_GEMMA3 = {
-    "vocab_size": 262208,
-    "hidden_size": 2304,
-    "num_hidden_layers": 26,
-    "num_attention_heads": 8,
-    "intermediate_size": 9216,
-    "max_position_embeddings": 131072,
-}
-_GEMMA3N = {**_GEMMA3, "vocab_size": 262400, "hidden_size": 2048, "num_hidden_layers": 35, "intermediate_size": 16384}
-_GEMMA4 = {**_GEMMA3, "vocab_size": 262144, "num_hidden_layers": 30}
-_GEMMA4_UNIFIED = {
-    **_GEMMA4,
-    "max_position_embeddings": 262144,
-    "sliding_window": 1024,
-    "hidden_size_per_layer_input": 0,
-}
-_MLLAMA = {
-    **_MISTRAL,
-    "vocab_size": 128256,
-    "num_hidden_layers": 40,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 5e5,
-    "cross_attention_layers": [3, 8, 13, 18, 23, 28, 33, 38],
-}
-_EMU3 = {
-    **_MISTRAL,
-    "vocab_size": 184622,
-    "max_position_embeddings": 9216,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 1e6,
-}
-_GLM_OCR = {
-    "vocab_size": 59392,
-    "hidden_size": 1024,
-    "num_hidden_layers": 16,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "intermediate_size": 4096,
-    "max_position_embeddings": 131072,
-    "head_dim": None,
-    "rms_norm_eps": 1e-5,
-}
-# Of ERNIE 4.5's sizes, but with heads that are rotated in halves, as Llama's.
-_PADDLE_OCR: dict[str, object] = {
-    "num_key_value_heads": 2,
-    "head_dim": 128,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 5e5,
-    "tie_word_embeddings": True,
-}
-_GRANITE_DOCLING = {
-    "rms_norm_eps": 1e-5,
-    "embedding_multiplier": 12.0,
-    "logits_scaling": 4.0,
-    "residual_multiplier": 0.263,
-    "attention_multiplier": 0.015625,
-}
-_OPT = {
-    "vocab_size": 50272,
-    "hidden_size": 768,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "ffn_dim": 3072,
-    "max_position_embeddings": 2048,
-}
-_QWEN2_VL: dict[str, object] = {"rms_norm_eps": 1e-5, "rope_theta": 1e6, "max_window_layers": 80}
-# By the model_type of a text config: the architecture, and what the fields mean that it may leave out.
-TEXT_MODELS: dict[str, tuple[str, Mapping[str, object]]] = {
-    "llama": ("LlamaForCausalLM", _LLAMA),
-    "lfm2": ("Lfm2ForCausalLM", {}),
-    "llama4_text": ("Llama4ForCausalLM", _LLAMA4),
-    "mistral": ("MistralForCausalLM", _MISTRAL),
-    "ministral3": ("Ministral3ForCausalLM", {}),
-    "qwen2": ("Qwen2ForCausalLM", _QWEN),
-    "qwen3": ("Qwen3ForCausalLM", _QWEN),
-    "gemma3_text": ("Gemma3ForCausalLM", _GEMMA3),
-    "gemma3n_text": ("Gemma3nForCausalLM", _GEMMA3N),
-    "gemma4_text": ("Gemma4ForCausalLM", _GEMMA4),
-    "cohere2": ("Cohere2ForCausalLM", {}),
-    "qwen2_vl_text": ("Qwen2ForCausalLM", _QWEN2_VL),
-    "qwen2_5_vl_text": ("Qwen2ForCausalLM", _QWEN2_VL),
-    "qwen2_5_omni_text": ("Qwen2ForCausalLM", {**_QWEN2_VL, "rms_norm_eps": 1e-6}),
-    "qwen3_omni_moe_text": ("Qwen3MoeForCausalLM", {"rope_theta": 1e6, "norm_topk_prob": True}),
-    "qwen3_vl_text": ("Qwen3ForCausalLM", {"rope_theta": 5e5}),
-    "qwen3_vl_moe_text": ("Qwen3MoeForCausalLM", {"rope_theta": 5e5, "norm_topk_prob": True}),
-    "qwen3_5_text": ("Qwen3_5ForCausalLM", {}),
-    "deepseek_v3": ("DeepseekV3ForCausalLM", {}),
-    "exaone4": ("Exaone4ForCausalLM", {}),
-    "glm4v_text": ("Glm4ForCausalLM", {"head_dim": None, "rms_norm_eps": 1e-5}),
-    "glm4v_moe_text": ("Glm4MoeForCausalLM", {"num_key_value_heads": 8, "attention_bias": True}),
-    "granite": ("GraniteForCausalLM", {}),
-    "granite4_vision_text": ("GraniteForCausalLM", {}),
-    "granite_docling_text": ("GraniteForCausalLM", _GRANITE_DOCLING),
-    "deepseek_v2": ("DeepseekV2ForCausalLM", {}),
-    "emu3_text_model": ("LlamaForCausalLM", _EMU3),
-    "gemma2": ("Gemma2ForCausalLM", {}),
-    "gemma4_unified_text": ("Gemma4ForCausalLM", _GEMMA4_UNIFIED),
-    "glm_ocr_text": ("Glm4ForCausalLM", _GLM_OCR),
-    "gpt_oss": ("GptOssForCausalLM", {}),
-    "hunyuan_vl_text": ("HunYuanDenseV1ForCausalLM", {"tie_word_embeddings": True}),
-    "internlm2": ("InternLM2ForCausalLM", {}),
-    "mllama_text_model": ("LlamaForCausalLM", _MLLAMA),
-    "nemotron_h": ("NemotronHForCausalLM", {}),
-    "opt": ("OPTForCausalLM", _OPT),
-    "paddleocr_vl_text": ("LlamaForCausalLM", _PADDLE_OCR),
-    "phi3": ("Phi3ForCausalLM", {}),
-    "qwen3_moe": ("Qwen3MoeForCausalLM", {}),
-}
-# What fields mean within one wrapper alone.
-_WITHIN: dict[str, Mapping[str, object]] = {
-    "GlmAsrForConditionalGeneration": {
-        "vocab_size": 59264,
-        "hidden_size": 2048,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 4,
-        "intermediate_size": 6144,
-        "max_position_embeddings": 8192,
-        "rms_norm_eps": 1e-5,
-    },
-}
 # Whose first configs do not say the type of their language model.
 _LLAVA = ("LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration", "VipLlavaForConditionalGeneration")
 _MINICPM_V = ("MiniCPMO", "MiniCPMV")
 _MINICPM_V_TEXT = {"2.6": "qwen2", "4.0": "llama", "4.5": "qwen3"}  # by the version that a config says
-_MOST_NEAR = 5
 
 # Where the decoder of the language model may lie. Its head is beside it.
 _DECODERS = ("model.language_model.", "language_model.model.", "model.text_model.")
@@ -291,7 +148,7 @@ def text_part(architecture: str, config: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(kind, str) or kind not in TEXT_MODELS:
         raise ModelError(f"architecture {shown(architecture)} is not supported with this config: {not_served(kind)}")
     name, defaults = TEXT_MODELS[kind]
-    made = {**defaults, **_WITHIN.get(architecture, {}), **text, "architectures": [name]}
+    made = {**defaults, **WITHIN.get(architecture, {}), **text, "architectures": [name]}
     if config.get("tie_word_embeddings") is not None:
         made["tie_word_embeddings"] = config["tie_word_embeddings"]
     if kind == "glm_ocr_text":
@@ -330,19 +187,6 @@ def _own_layers(text: Mapping[str, Any]) -> list[int]:
     if not own:
         raise config.error("cross_attention_layers", f"a list without some of the {count} layers")
     return own
-
-
-def not_served(kind: object) -> str:
-    """What to say of a language model whose type is none of `TEXT_MODELS`. Types that are near are named."""
-    by_stem = {_stem(known): known for known in TEXT_MODELS}
-    near = difflib.get_close_matches(_stem(str(kind)), by_stem, _MOST_NEAR, 0.5)
-    types = ", ".join(by_stem[stem] for stem in near) if near else ", ".join(sorted(TEXT_MODELS))
-    like = f"similar ones that are: {types}" if near else f"these are: {types}"
-    return f"its language model is of type {shown(kind)}, which is not served within a model of images or sound; {like}"
-
-
-def _stem(kind: str) -> str:
-    return kind.removesuffix("_model").removesuffix("_text")
 
 
 def _minicpm_v(config: Mapping[str, Any]) -> str:

@@ -8,7 +8,8 @@ from typing import Any
 
 from ..errors import ModelError
 from ..files.wording import shown
-from .text_part import TEXT_CONFIGS, TEXT_MODELS, not_served
+from .text_models import TEXT_MODELS, not_served
+from .text_part import TEXT_CONFIGS
 
 _MOST_NEAR = 5
 _TASKS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
