@@ -58,6 +58,7 @@ DEEPSEEK_V3 = {**LLAMA, "architectures": ["DeepseekV3ForCausalLM"]}
 GLM4_MOE_LITE = {**LLAMA, "architectures": ["Glm4MoeLiteForCausalLM"]}
 GRANITE = {**LLAMA, "architectures": ["GraniteForCausalLM"]}
 PHI3 = {**LLAMA, "architectures": ["Phi3ForCausalLM"]}
+PHI3V = {**LLAMA, "architectures": ["Phi3VForCausalLM"]}
 PHI4MM = {**LLAMA, "architectures": ["Phi4MMForCausalLM"]}
 PHI4_MULTIMODAL = {**LLAMA, "architectures": ["Phi4MultimodalForCausalLM"]}
 OLMO = {**LLAMA, "architectures": ["OlmoForCausalLM"]}
@@ -158,7 +159,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     for config in (
         *(MINISTRAL, INTERNLM2, MINICPM),
         *(LLAMA, MISTRAL, QWEN2, QWEN3, OPT, GPT2, MPT, GEMMA2, GEMMA3, GRANITE, PHI3, OLMO, OLMO2),
-        *(GEMMA, GRANITEMOE_SHARED, PHI4MM, PHI4_MULTIMODAL),
+        *(GEMMA, GRANITEMOE_SHARED, PHI3V, PHI4MM, PHI4_MULTIMODAL),
         *(
             SMOLLM3,
             COHERE,

@@ -26,6 +26,7 @@ WRAPPERS = (
     "Cohere2VisionForConditionalGeneration",
     "DeepseekVLForConditionalGeneration",
     "DeepseekVLHybridForConditionalGeneration",
+    "DotsOCRForCausalLM",
     "Emu3ForConditionalGeneration",
     "Exaone4_5_ForConditionalGeneration",
     "FastVlmForConditionalGeneration",
@@ -44,11 +45,13 @@ WRAPPERS = (
     "GraniteDoclingForConditionalGeneration",
     "GraniteSpeechForConditionalGeneration",
     "GraniteSpeechPlusForConditionalGeneration",
+    "H2OVLChatModel",
     "HunYuanVLForConditionalGeneration",
     "Idefics2ForConditionalGeneration",
     "Idefics3ForConditionalGeneration",
     "InstructBlipForConditionalGeneration",
     "InstructBlipVideoForConditionalGeneration",
+    "InternS1ForConditionalGeneration",
     "InternVLChatModel",
     "InternVLForConditionalGeneration",
     "JanusForConditionalGeneration",
@@ -61,8 +64,9 @@ WRAPPERS = (
     "LlavaNextForConditionalGeneration",
     "LlavaNextVideoForConditionalGeneration",
     "LlavaOnevisionForConditionalGeneration",
-    "MiniCPMOcrForConditionalGeneration",
+    "MantisForConditionalGeneration",
     "MiniCPMO",
+    "MiniCPMOcrForConditionalGeneration",
     "MiniCPMV",
     "MiniCPMV4_6ForConditionalGeneration",
     "MiniCPMV4_7ForConditionalGeneration",
@@ -70,15 +74,22 @@ WRAPPERS = (
     "MllamaForConditionalGeneration",
     "MossTranscribeDiarizeForConditionalGeneration",
     "MusicFlamingoForConditionalGeneration",
+    "NVLM_D",
+    "NemotronH_Nano_Omni_Reasoning_V3",
+    "NemotronH_Nano_VL_V2",
     "NemotronH_Omni_Reasoning_V3",
+    "NemotronH_Super_Omni_Reasoning_V3",
     "OmniASRForConditionalGeneration",
+    "Ovis",
     "Ovis2ForConditionalGeneration",
+    "Ovis2_5",
     "PaddleOCRVLForConditionalGeneration",
     "PerceptionLMForConditionalGeneration",
     "QianfanOCRForConditionalGeneration",
     "Qwen2AudioForConditionalGeneration",
     "Qwen2VLForConditionalGeneration",
     "Qwen2_5OmniForConditionalGeneration",
+    "Qwen2_5OmniModel",
     "Qwen2_5OmniThinkerForConditionalGeneration",
     "Qwen2_5_VLForConditionalGeneration",
     "Qwen3ASRForConditionalGeneration",
@@ -86,6 +97,7 @@ WRAPPERS = (
     "Qwen3OmniMoeThinkerForConditionalGeneration",
     "Qwen3VLForConditionalGeneration",
     "Qwen3VLMoeForConditionalGeneration",
+    "SkyworkR1VChatModel",
     "SmolVLMForConditionalGeneration",
     "VibeVoiceAsrForConditionalGeneration",
     "VideoLlama3ForConditionalGeneration",
@@ -99,13 +111,14 @@ TEXT_CONFIGS = ("text_config", "llm_config", "language_config")
 _FLAT = {
     "Qwen2VLForConditionalGeneration": "qwen2_vl_text",
     "Qwen2_5_VLForConditionalGeneration": "qwen2_vl_text",
+    "DotsOCRForCausalLM": "qwen2",
     "PaddleOCRVLForConditionalGeneration": "paddleocr_vl_text",
     "HunYuanVLForConditionalGeneration": "hunyuan_vl_text",
 }
 # Whose first configs do not say the type of their language model.
 _LLAVA = ("LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration", "VipLlavaForConditionalGeneration")
 _MINICPM_V = ("MiniCPMO", "MiniCPMV")
-_MINICPM_V_TEXT = {"2.6": "qwen2", "4.0": "llama", "4.5": "qwen3"}  # by the version that a config says
+_MINICPM_V_TEXT = {"2.5": "llama", "2.6": "qwen2", "4.0": "llama", "4.5": "qwen3"}  # by the version that a config says
 
 # Where the decoder of the language model may lie. Its head is beside it.
 _DECODERS = ("model.language_model.", "language_model.model.", "model.text_model.")
@@ -149,7 +162,10 @@ def text_part(architecture: str, config: Mapping[str, Any]) -> dict[str, Any]:
         raise ModelError(f"architecture {shown(architecture)} is not supported with this config: {not_served(kind)}")
     name, defaults = TEXT_MODELS[kind]
     made = {**defaults, **WITHIN.get(architecture, {}), **text, "architectures": [name]}
-    if config.get("tie_word_embeddings") is not None:
+    # A wrapper of a head of its own says whether that is tied, one of a whole language model does not.
+    if config.get("tie_word_embeddings") is not None and (
+        config.get("text_config") or "tie_word_embeddings" not in text
+    ):
         made["tie_word_embeddings"] = config["tie_word_embeddings"]
     if kind == "glm_ocr_text":
         made["attention_bias"] = False  # which it lacks whatever its config says

@@ -83,6 +83,7 @@ FAMILIES: Mapping[str, str] = {
     "OPTForCausalLM": "opt",
     "PhiForCausalLM": "phi",
     "Phi3ForCausalLM": "phi3",
+    "Phi3VForCausalLM": "phi3",
     "Phi4MMForCausalLM": "phi3",
     "Phi4MultimodalForCausalLM": "phi3",
     "PhiMoEForCausalLM": "phimoe",

@@ -15,10 +15,11 @@ from .listing import Listing
 from .names import PRE_NORMS, fused_rows, llama_names
 from .parts import attention, decoder, gated_mlp, pre_norm_layers, uniform_layers
 
-_MULTIMODAL = ("Phi4MMForCausalLM", "Phi4MultimodalForCausalLM")
+_MULTIMODAL = ("Phi3VForCausalLM", "Phi4MMForCausalLM", "Phi4MultimodalForCausalLM")
 ARCHITECTURES = {
     "Phi3ForCausalLM": Listing("Phi-3, Phi-3.5 and Phi-4, dense, text only", refused="biases"),
-    **dict.fromkeys(_MULTIMODAL, Listing("Phi-4-multimodal: its text part, without the adapters of the others")),
+    "Phi3VForCausalLM": Listing("Phi-3-vision and Phi-3.5-vision: their text part"),
+    **dict.fromkeys(_MULTIMODAL[1:], Listing("Phi-4-multimodal: its text part, without the adapters of the others")),
 }
 
 

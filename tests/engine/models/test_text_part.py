@@ -191,8 +191,9 @@ def test_gemma_3n_is_served_by_the_names_that_its_checkpoints_have(tmp_path: Pat
 @pytest.mark.parametrize(
     ("architecture", "prefix", "around"),
     [
-        ("InternVLChatModel", "language_model.", lambda config: {"llm_config": config}),
+        ("InternVLChatModel", "language_model.", lambda config: {"llm_config": config, "tie_word_embeddings": True}),
         ("MiniCPMV", "llm.", lambda config: {**config, "version": 2.6, "model_type": "minicpmv"}),
+        ("DotsOCRForCausalLM", "", lambda config: {**config, "model_type": "dots_ocr"}),
     ],
 )
 def test_a_language_model_within_one_whose_code_lies_beside_its_weights(
@@ -211,8 +212,23 @@ def test_a_language_model_within_one_whose_code_lies_beside_its_weights(
     assert np.abs(logits - expected).max() <= 1e-4 * np.abs(expected).max()
 
 
+def test_phi_3_vision_has_images_below_its_decoder(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    model, tokens = models_zoo.model("phi3"), models_zoo.prompts()[-1]
+    state = {name: tensor.numpy().copy() for name, tensor in model.state_dict().items()}
+    state["model.vision_embed_tokens.wte.weight"] = np.zeros(8, np.float32)
+    save_file(state, tmp_path / "model.safetensors")
+    config = {**model.config.to_dict(), "architectures": ["Phi3VForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
+    executor = load(make_device("torch"), tmp_path)
+    logits = Harness(executor).logits(tokens, chunk=20)
+    executor.close()
+    expected = models_zoo.reference_logits("phi3", tokens)
+    assert np.abs(logits - expected).max() <= 1e-4 * np.abs(expected).max()
+
+
 def test_a_minicpm_v_of_an_unknown_version_is_refused() -> None:
-    with pytest.raises(ModelError, match=r"version must be one of 2\.6, 4\.0, 4\.5, got 3: it says which"):
+    with pytest.raises(ModelError, match=r"version must be one of 2\.5, 2\.6, 4\.0, 4\.5, got 3: it says which"):
         describe({"architectures": ["MiniCPMV"], "version": 3})
 
 
