@@ -28,14 +28,15 @@ _SANDWICH_NORMS = {
 
 
 def describe(architecture: str, config: ConfigReader, max_model_len: int | None) -> ModelDescription:
-    """GLM-4."""
+    """GLM-4. GGUF files of models that see images too have heads that are rotated in halves."""
     config = config.with_defaults(partial_rotary_factor=0.5)
     for name, default in (("num_key_value_heads", 2), ("head_dim", 128)):
         if name not in config:  # null is something else
             config = config.with_fields(**{name: default})
     heads = attention(config, qkv_bias=config.flag("attention_bias", True))
     rope = rope_from_config(config, heads.head_dim, max_model_len)
-    mixer, mlp = replace(heads, rope=replace(rope.spec, interleaved=True)), gated_mlp(config)
+    pairs = replace(rope.spec, interleaved=config.flag("rope_interleave", True))
+    mixer, mlp = replace(heads, rope=pairs), gated_mlp(config)
     norm = NormSpec("rms", config.number("rms_norm_eps", 1.5625e-07))
     sandwich = architecture == "Glm4ForCausalLM"
     layer = tuple(BranchSpec(part, norm, norm if sandwich else None) for part in (mixer, mlp))

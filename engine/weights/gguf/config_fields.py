@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ...errors import ModelError
 from . import experts, hybrids
 from .config import Config
 from .fields import Fields
@@ -138,11 +137,15 @@ def phi2(file: GgufFile, fields: Fields, config: Config) -> Config:
 
 
 def glm4(file: GgufFile, fields: Fields, config: Config) -> Config:
-    """GLM-4. Files of models that see images too hold queries and keys in another order, as their sections show."""
-    if fields.raw("rope.dimension_sections") is not None:
-        raise ModelError(f"{file.path}: rope by sections (rope.dimension_sections) is not supported for GLM-4")
-    bias = _has(file, "attn_q.bias") or _has(file, "attn_qkv.bias")
-    return {"partial_rotary_factor": _rotated(fields, config), "attention_bias": bias}
+    """GLM-4. Files of models that see images too, which have sections, hold the rows of queries and keys in the order
+    in which heads are rotated in halves. GLM-OCR has a layer for drafts.
+    """
+    return {
+        **experts.drafts(fields, config),
+        "partial_rotary_factor": _rotated(fields, config),
+        "attention_bias": _has(file, "attn_q.bias") or _has(file, "attn_qkv.bias"),
+        "rope_interleave": fields.raw("rope.dimension_sections") is None,
+    }
 
 
 def ernie(file: GgufFile, fields: Fields, config: Config) -> Config:

@@ -157,6 +157,28 @@ def test_queries_keys_and_values_may_be_one_matrix_of_any_model(tmp_path: Path) 
     assert served(path) == expected_of(model)
 
 
+def test_glm_4_that_sees_images_has_heads_that_are_rotated_in_halves(tmp_path: Path) -> None:
+    class Turning(gguf.GGUFWriter):  # type: ignore[misc]
+        def add_tensor(self, name: str, tensor: Any, raw_dtype: Any = None) -> None:
+            if ".attn_q." in name or ".attn_k." in name:
+                heads = tensor.reshape(-1, head_dim, *tensor.shape[1:])
+                turned = (heads[:, 0:rotated:2], heads[:, 1:rotated:2], heads[:, rotated:])
+                tensor = np.ascontiguousarray(np.concatenate(turned, axis=1).reshape(tensor.shape))
+            super().add_tensor(name, tensor, raw_dtype=raw_dtype)
+
+        def add_rope_dimension_count(self, count: int) -> None:
+            super().add_rope_dimension_count(count)
+            self.add_rope_dimension_sections([count // 2 - 2, 1, 1, 0])
+
+    model = model_of("glm4")
+    head_dim = model.config.head_dim
+    rotated = int(head_dim * model.config.rope_parameters["partial_rotary_factor"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gguf_files.gguf, "GGUFWriter", Turning)
+        path = gguf_files.write(tmp_path / "m.gguf", model)
+    assert served(path) == expected_of(model)
+
+
 def test_overrides_do_not_say_how_a_file_is_quantized(tmp_path: Path) -> None:
     source = open_source(str(gguf_files.zoo_file(tmp_path / "model.gguf", "qwen2")))
     said = {**source.config, "quantization_config": {"quant_method": "gptq"}}
