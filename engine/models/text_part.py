@@ -120,6 +120,7 @@ _LLAVA = ("LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration", 
 _MINICPM_V = ("MiniCPMO", "MiniCPMV")
 _MINICPM_V_TEXT = {"2.5": "llama", "2.6": "qwen2", "4.0": "llama", "4.5": "qwen3"}  # by the version that a config says
 
+_OWNER = "config.json: text_config"
 # Where the decoder of the language model may lie. Its head is beside it.
 _DECODERS = ("model.language_model.", "language_model.model.", "model.text_model.")
 # Where a whole language model may lie, with its head and by its own names.
@@ -171,7 +172,7 @@ def text_part(architecture: str, config: Mapping[str, Any]) -> dict[str, Any]:
         made["attention_bias"] = False  # which it lacks whatever its config says
     if kind == "mllama_text_model":
         made["num_hidden_layers"] = len(_own_layers(made))
-    if kind == "paddleocr_vl_text" and made.get("use_bias"):
+    if kind == "paddleocr_vl_text" and ConfigReader(made, _OWNER).flag("use_bias", False):
         made |= {"attention_bias": True, "mlp_bias": True}
     for field in ("rope_scaling", "rope_parameters"):
         if isinstance(made.get(field), dict):
@@ -189,17 +190,17 @@ def as_text_part(description: ModelDescription, text: Mapping[str, Any]) -> Mode
     return replace(
         description,
         tensors={**description.tensors, "embed.weight": embedding},
-        skipped_layers=tuple(text["cross_attention_layers"]),
+        skipped_layers=tuple(sorted({*text["cross_attention_layers"]})),
     )
 
 
 def _own_layers(text: Mapping[str, Any]) -> list[int]:
     """The layers of Llama 3.2 that do not look at images."""
-    config = ConfigReader(text, "config.json: text_config")
+    config = ConfigReader(text, _OWNER)
     skipped, count = config.raw("cross_attention_layers"), config.num_layers("num_hidden_layers")
     if not isinstance(skipped, list) or not all(type(layer) is int and 0 <= layer < count for layer in skipped):
         raise config.error("cross_attention_layers", f"a list of numbers of layers, each below {count}")
-    own = [layer for layer in range(count) if layer not in skipped]
+    own = sorted({*range(count)} - {*skipped})
     if not own:
         raise config.error("cross_attention_layers", f"a list without some of the {count} layers")
     return own
@@ -221,7 +222,10 @@ def _without_sections(rope: Mapping[str, Any]) -> dict[str, Any]:
         return dict(rope)
     plain = {"mrope": "default", "xdrope": "dynamic"}
     rest = {key: value for key, value in rope.items() if key not in sections}
-    return {key: plain.get(kind, kind) if key in ("type", "rope_type") else kind for key, kind in rest.items()}
+    for key in ("type", "rope_type"):
+        if isinstance(kind := rest.get(key), str):
+            rest[key] = plain.get(kind, kind)
+    return rest
 
 
 def text_name(name: str, description: ModelDescription) -> str | None:

@@ -39,6 +39,8 @@ from model_configs import (
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.models import SUPPORTED_ARCHITECTURES, describe, families
 from tidewheel.engine.models.spec import tensor_shapes
+from tidewheel.engine.models.text_models import TEXT_MODELS
+from tidewheel.engine.models.text_part import WRAPPERS
 
 
 def test_every_architecture_of_a_family_is_listed_with_its_module() -> None:
@@ -250,6 +252,22 @@ def test_any_config_is_described_or_refused(config: dict[str, Any], changes: dic
         return
     assert list(description.tensors) == list(tensor_shapes(description.spec))
     assert hash(description.spec) is not None
+
+
+@given(
+    st.sampled_from(WRAPPERS),
+    st.sampled_from([*TEXT_MODELS]) | JSON,
+    st.dictionaries(st.sampled_from([*FIELDS, "cross_attention_layers", "use_bias", "model_type"]), JSON),
+    st.none() | JSON | ROPE | st.fixed_dictionaries({"mrope_section": JSON, "type": st.just("mrope") | JSON}),
+)
+def test_any_text_part_is_described_or_refused(
+    architecture: str, kind: Any, changes: dict[str, Any], rope: Any
+) -> None:
+    text = {**LLAMA, "architectures": None, "model_type": kind, **changes, "rope_scaling": rope}
+    with contextlib.suppress(ModelError):
+        description = describe({"architectures": [architecture], "text_config": text}, max_model_len=300)
+        assert list(description.tensors) == list(tensor_shapes(description.spec))
+        assert description.text_part
 
 
 def test_a_context_longer_than_the_model_is_refused() -> None:
