@@ -32,6 +32,7 @@ _MODULES = {
 }
 SOFTMAX, SIGMOID = 1, 2  # of expert_gating_func
 _MAVERICK_EXPERTS = 128
+_PHIMOE_SCALE = 1.243163121016122  # short_mscale and long_mscale of its config.json
 
 
 def expert_reference(name: str, shape: tuple[int, ...], stored: Collection[str]) -> TensorRef | None:
@@ -66,10 +67,16 @@ def mixtral(file: GgufFile, fields: Fields, config: _Config) -> _Config:
 
 
 def phimoe(file: GgufFile, fields: Fields, config: _Config) -> _Config:
-    """Phi-3.5-MoE. How near experts are mixed files do not say: it is the same in all models."""
+    """Phi-3.5-MoE. How near experts are mixed files do not say: it is the same in all models. Of LongRoPE they say
+    Phi-3's scale, and not the one that this model has.
+    """
+    rope = config.get("rope_scaling")
+    if rope and rope.get("rope_type") == "longrope":
+        rope = {**rope, "attention_factor": _PHIMOE_SCALE}
     return _counts(fields, "num_local_experts") | {
         "attention_bias": "blk.0.attn_output.bias" in file.tensors,
         "lm_head_bias": "output.bias" in file.tensors,
+        "rope_scaling": rope,
     }
 
 

@@ -54,7 +54,11 @@ UNLIKE = {
     "qwen2-moe": {"mlp_only_layers": [], "use_sliding_window": False},
     "olmoe": {"norm_topk_prob": False},
     "gpt-oss": {"swiglu_limit": 7.0},
-    "phimoe": {"router_jitter_noise": 0.01, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+    "phimoe": {
+        "router_jitter_noise": 0.01,
+        "rope_parameters": models_zoo.CASES["phimoe"].config["rope_parameters"]
+        | dict.fromkeys(("short_mscale", "long_mscale"), 1.243163121016122),
+    },
     "deepseek-v3": {"rope_parameters": {**models_zoo.CASES["deepseek-v3"].config["rope_parameters"], "mscale": 0.8}},
     "minicpm3": {"dim_model_base": 256, "attention_bias": False, "mlp_bias": False, "v_head_dim": 16},
     "gemma4-keys": {"attention_bias": False},
