@@ -258,4 +258,10 @@ def _counted(name: str, skipped: Sequence[int]) -> str | None:
 
 def parts_of(names: Iterable[str]) -> str:
     """The parts of a model that tensors of these names are of, for a log."""
-    return ", ".join(sorted({".".join(name.split(".")[: 2 if name.startswith("model.") else 1]) for name in names}))
+    return ", ".join(sorted({_part(name) for name in names}))
+
+
+def _part(name: str) -> str:
+    if "language_model." in name and _LAYER.fullmatch(name):
+        return "layers of cross-attention"
+    return ".".join(name.split(".")[: 2 if name.startswith("model.") else 1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -333,7 +334,9 @@ ALIKE = (
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.sweep) if name in ALIKE else name for name in CASES]
 )
-def test_text_is_computed_as_by_the_whole_model(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_is_computed_as_by_the_whole_model(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     case = CASES[name]
     model, language_model, tensors = built(case)
     monkeypatch.setattr("transformers.PreTrainedModel.device", "cpu")  # though its other parts are nowhere
@@ -343,7 +346,9 @@ def test_text_is_computed_as_by_the_whole_model(name: str, tmp_path: Path, monke
     write(tmp_path, config, case.stored(tensors))
     tokens = models_zoo.prompts()[-1]
     expected = reference(language_model, tokens) / case.divisor
+    caplog.set_level(logging.INFO)
     assert np.abs(logits_of(tmp_path, tokens) - expected).max() <= 1e-4 * np.abs(expected).max()
+    assert ("layers of cross-attention" in caplog.text) == (name == "mllama")
 
 
 @pytest.mark.sweep
