@@ -7,6 +7,7 @@ so are the views on every machine: the packing swaps the bytes.
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import math
@@ -220,7 +221,8 @@ class CheckpointWeights:
     ) -> None:
         self._checkpoint = checkpoint
         self._description = description
-        self._prefix = description.base_prefix
+        # No method: the quantized matrices in `_places` hold it, and a cycle would keep the files mapped.
+        self._find = functools.partial(_find, checkpoint, description.base_prefix)
         self._reader = reader
         self._places: dict[str, list[Part]] = {}
         spec, sources = description.spec, dict(description.tensors)
@@ -317,9 +319,6 @@ class CheckpointWeights:
             return None
         return self._reader.matrix(LayerTensors(layer, self._find))
 
-    def _find(self, name: str) -> StoredTensor | None:
-        return self._checkpoint.get(name) or self._checkpoint.get(name.removeprefix(self._prefix))
-
     def _tied(self, embedding: TensorRef, head_name: str) -> TensorRef:
         """Where the one matrix of embedding and head lies: under either name, or under both with equal content."""
         stored, head = self._find(embedding.name), self._find(head_name)
@@ -339,6 +338,10 @@ class CheckpointWeights:
                 "differ; set tie_word_embeddings to false in config.json if both are meant"
             )
         return embedding
+
+
+def _find(checkpoint: Checkpoint, prefix: str, name: str) -> StoredTensor | None:
+    return checkpoint.get(name) or checkpoint.get(name.removeprefix(prefix))
 
 
 def _check(parts: list[Part], needed: tuple[int, ...]) -> DType | None:

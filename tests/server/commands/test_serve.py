@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import re
 import shutil
@@ -17,9 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
+from engine.weights.quantized.checkpoint_formats import FORMATS, save
 from server.conftest import TIDEWHEEL, ServerProcess, StartProcess, is_healthy
 
+from tidewheel.engine.models import describe
+from tidewheel.engine.models.spec import tensor_shapes
 from tidewheel.server.options.model import DEMO_MODEL
 
 # Dumps the names of all modules when it is signalled, so that a running server can be looked into.
@@ -203,6 +208,28 @@ def test_huge_pages_are_asked_for_and_the_log_says_so(demo_server: ServerProcess
     ]
     weights = (DEMO_MODEL / "model.safetensors").stat().st_size
     assert sum(asked) >= float(kv_cache[1]) * 0.98 * 2**30 + weights
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="this system does not say what a process has mapped")
+def test_a_quantized_checkpoint_is_unmapped_when_it_is_served(dummy_model: Path, tmp_path: Path) -> None:
+    config, random, tensors = json.loads((dummy_model / "config.json").read_text()), np.random.default_rng(0), {}
+    description = describe(config)
+    for name, shape in tensor_shapes(description.spec).items():
+        stored = description.tensors[name].name
+        if name.startswith("layers.") and len(shape) == 2:
+            parts, _ = FORMATS["gptq-4"].make(random, *shape)
+            tensors |= {stored.removesuffix("weight") + part: array for part, array in parts.items()}
+        else:
+            tensors[stored] = random.standard_normal(shape, np.float32)
+    save(tmp_path, {**config, "quantization_config": FORMATS["gptq-4"].config}, tensors)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(dummy_model / file, tmp_path)
+    server = ServerProcess(str(tmp_path))
+    try:
+        assert "4 bits in groups of 32" in server.log
+        assert ".safetensors" not in Path(f"/proc/{server.process.pid}/maps").read_text()
+    finally:
+        server.stop()
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import json
 import logging
 from collections.abc import Callable, Mapping
@@ -95,6 +96,20 @@ def test_the_weights_are_the_formats(tmp_path: Path, kind: str) -> None:
     for name in weights:
         require_finite([weights[name]])
         np.testing.assert_array_equal(to_float32(weights[name]), expected[name], err_msg=name)
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="this system does not say what a process has mapped")
+@pytest.mark.parametrize("kind", FORMATS)
+def test_files_are_unmapped_with_the_weights(tmp_path: Path, kind: str) -> None:
+    tensors, _ = model(FORMATS[kind])
+    gc.disable()  # a server that starts collects no cycles
+    try:
+        weights = opened(tmp_path, FORMATS[kind], tensors)
+        assert str(tmp_path) in Path("/proc/self/maps").read_text()
+        del weights
+        assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(
