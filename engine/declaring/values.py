@@ -12,6 +12,7 @@ from typing import Any
 
 _COUNT_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 _INFINITY = float("inf")
+_SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 Check = Callable[[float], "str | None"]
 
@@ -49,6 +50,14 @@ def number(text: str) -> float:
         return float(text)
     except ValueError:
         raise ValueError(f"must be a number, got {text!r}") from None
+
+
+def switch(text: str) -> bool:
+    """1 or 0, or a word for one of them, as an environment variable has it. Raises ValueError."""
+    try:
+        return _SWITCH[text.strip().lower()]
+    except KeyError:
+        raise ValueError(f"must be 1 or 0, got {text!r}") from None
 
 
 def json_object(text: str) -> dict[str, Any]:

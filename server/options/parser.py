@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from tidewheel.engine.declaring.mistakes import Mistakes
 from tidewheel.engine.declaring.option import Option, Options, OptionsT, options_of
+from tidewheel.engine.declaring.values import switch
 
 from .hints import hint
 from .spelling import is_flag, spelled
@@ -183,17 +184,9 @@ def _spread(values: Iterable[Any]) -> tuple[Any, ...]:
 
 def _from_environment(option: Option, text: str) -> Any:
     if option.is_switch:
-        return _switch(text)
+        return switch(text)
     if option.takes_several:
         return _spread(option.read(item) for item in ([text] if text.startswith("[") else text.split()))
     value = option.read(text)
     option.check_choice(value, text)
     return value
-
-
-def _switch(text: str) -> bool:
-    known = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-    try:
-        return known[text.strip().lower()]
-    except KeyError:
-        raise ValueError(f"must be 1 or 0, got {text!r}") from None

@@ -10,6 +10,8 @@ import os
 import re
 from collections.abc import Mapping
 
+from ...declaring.values import switch
+from ...errors import DeviceError
 from ...weights.dtypes import STORAGE
 from ...weights.quantization import TensorFormat
 from ...weights.tensor import WeightSource
@@ -21,10 +23,15 @@ _EXPERT = re.compile(r".+\.experts\.\d+\.(gate|up|down)\.weight")
 def unpacked_experts(formats: Mapping[str, TensorFormat], weights: WeightSource) -> tuple[frozenset[str], str | None]:
     """The matrices of routed experts that are left in the files: all that a model has, if that was asked for.
 
-    If it was asked for and is not possible, there are none, and the second is the reason in words.
+    If it was asked for and is not possible, there are none, and the second is the reason in words. Raises DeviceError
+    if the variable says neither.
     """
+    try:
+        prepack = switch(os.environ.get(PREPACK) or "1")
+    except ValueError as error:
+        raise DeviceError(f"${PREPACK}: {error}; 1 packs experts as they are loaded, 0 leaves them in files") from None
     experts = [name for name in formats if _EXPERT.fullmatch(name)]
-    if not experts or os.environ.get(PREPACK, "1") != "0":
+    if not experts or prepack:
         return frozenset(), None
     for name in experts:
         if reason := _why_packed(formats[name], weights.stored_format(name)):

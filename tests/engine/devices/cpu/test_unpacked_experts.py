@@ -18,6 +18,7 @@ pytest.importorskip("tidewheel._native")
 from tidewheel.engine.devices.base import ExecutorOptions
 from tidewheel.engine.devices.cpu.device import CpuDevice
 from tidewheel.engine.devices.cpu.options import CpuOptions
+from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.models.spec import DecoderSpec, ExpertsSpec
 from tidewheel.engine.opened_model import open_model
 from tidewheel.engine.options import EngineOptions
@@ -67,8 +68,17 @@ def test_gguf_types_compute_the_same(kind: str, tmp_path: Path, monkeypatch: pyt
 def test_memory_is_counted_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
     options = EngineOptions(str(models_zoo.folder("mixtral", "bfloat16", tokenizer=True)), device="cpu")
     packed = open_model(options).weight_bytes
-    monkeypatch.setenv(PREPACK, "0")
-    assert open_model(options).weight_bytes < packed
+    for off in ("0", "False"):
+        monkeypatch.setenv(PREPACK, off)
+        assert open_model(options).weight_bytes < packed
+    monkeypatch.setenv(PREPACK, "true")
+    assert open_model(options).weight_bytes == packed
+
+
+def test_another_value_is_an_error_for_every_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PREPACK, "2")
+    with pytest.raises(DeviceError, match=r"\$VLLM_CPU_MOE_PREPACK: must be 1 or 0, got '2'; 1 packs experts"):
+        open_model(EngineOptions(str(models_zoo.folder("llama", tokenizer=True)), device="cpu"))
 
 
 def mixture() -> DecoderSpec:
