@@ -9,11 +9,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 from ..errors import ModelError
 from ..files.reading import is_there
 from ..files.wording import one_line, shown
-from .gguf.choosing import choose_gguf
+from .gguf.choosing import choose_gguf, choose_gguf_in
 
 logger = logging.getLogger(__name__)
 
@@ -33,10 +34,11 @@ def resolve(
 ) -> Path:
     """The folder of a model, downloaded if need be, with progress bars on stderr; or a `.gguf` file, if it is one.
 
-    `model` is such a file, a folder or a hub id: "owner/name", or "owner/name:Q4_K_M" for one of a repository's GGUF
-    models (see `choose_gguf`). A repository that has no safetensors is looked through for GGUF. `download_dir` is the
-    cache's folder in place of huggingface_hub's own. Without `with_weights` only the small files are downloaded, for
-    dummy weights. The hub's variables are honoured: HF_ENDPOINT, HF_HUB_OFFLINE, HF_HOME, HF_TOKEN and the rest.
+    `model` is such a file, a folder or a hub id: "owner/name". "owner/name:Q4_K_M" is one of a repository's GGUF
+    models, and "folder:Q4_K_M" one of a folder's (see `choose_gguf`). A repository that has no safetensors is looked
+    through for GGUF. `download_dir` is the cache's folder in place of huggingface_hub's own. Without `with_weights`
+    only the small files are downloaded, for dummy weights. The hub's variables are honoured: HF_ENDPOINT,
+    HF_HUB_OFFLINE, HF_HOME, HF_TOKEN and the rest.
 
     Raises ModelError if the model is not there or cannot be had.
     """
@@ -117,16 +119,26 @@ def split_name(model: str) -> tuple[str, str | None]:
     """A hub id and the GGUF model that is named behind it, if one is."""
     repository, colon, wanted = model.partition(":")
     if colon and not wanted:
-        raise ModelError(f"{model} names no quantization behind the colon; one would be {repository}:Q4_K_M")
+        _no_quantization(model, repository)
     return repository, wanted or None
 
 
+def _no_quantization(model: str, owner: str) -> NoReturn:
+    raise ModelError(f"{model} names no quantization behind the colon; one would be {owner}:Q4_K_M")
+
+
 def local_model(model: str, suffix: str | None = None) -> Path | None:
-    """A folder, or a file with that suffix. None for what may be a hub id."""
+    """A folder, or a file with that suffix. None for what may be a hub id.
+
+    With the suffix .gguf also the file that is named behind a folder. Raises ModelError if the folder lacks it.
+    """
     try:
         path = Path(model).expanduser()
         if path.is_dir() or (path.suffix == suffix and path.exists()):
             return path
+        folder, _, wanted = model.rpartition(":")
+        if suffix == ".gguf" and folder and Path(folder).expanduser().is_dir():
+            return choose_gguf_in(Path(folder).expanduser(), wanted or _no_quantization(model, folder))
         if path.exists():
             raise ModelError(
                 f"{model} is a file; give a .gguf file, the folder that holds the model, or a hub id such as owner/name"

@@ -1,4 +1,4 @@
-"""Which GGUF files to take, of a folder, or of a repository: `owner/name:Q4_K_M`."""
+"""Which GGUF files to take, of a folder or of a repository: `folder:Q4_K_M`, `owner/name:Q4_K_M`."""
 
 from __future__ import annotations
 
@@ -35,10 +35,20 @@ def find_gguf(folder: Path) -> Path | None:
     models = [path for path in files if (split := _SPLIT.fullmatch(path.stem)) is None or int(split[2]) == 1]
     if len(models) > 1:
         names = ", ".join(path.name for path in models[:10])
-        raise ModelError(f"{folder} has several GGUF models ({names}): give the path of one")
+        one = next(iter(models_in(path.name for path in files)), models[0].name)
+        raise ModelError(f"{folder} has several GGUF models ({names}): name one, as in {folder}:{one}")
     if files and not models:
         raise ModelError(f"{folder} lacks the first file of the model to which {files[0].name} belongs")
     return models[0] if models else None
+
+
+def choose_gguf_in(folder: Path, wanted: str) -> Path:
+    """The GGUF model of that name (see `choose_gguf`) in a folder or in one that lies in it; the first of its splits.
+
+    Raises ModelError with what is there if that is not one model.
+    """
+    names = [path.relative_to(folder).as_posix() for pattern in ("*", "*/*") for path in folder.glob(pattern)]
+    return folder / choose_gguf(str(folder), names, wanted)[0]
 
 
 def choose_gguf(repository: str, names: Iterable[str], wanted: str | None = None) -> list[str]:

@@ -69,6 +69,27 @@ def test_a_folder_and_a_gguf_file_are_used_as_they_are(tmp_path: Path) -> None:
     assert resolve(str(tmp_path / "model.gguf")) == tmp_path / "model.gguf"
 
 
+def test_one_of_a_folders_gguf_models_is_named_as_on_the_hub(tmp_path: Path) -> None:
+    folder = tmp_path / "12:30"  # with a colon of its own
+    for name, content in GGUF.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    for wanted, name in (
+        ("q8_0", "model-Q8_0.gguf"),
+        ("model-Q4_K_M.gguf", "model-Q4_K_M.gguf"),
+        ("Q6_K", "Q6_K/model-Q6_K-00001-of-00002.gguf"),
+    ):
+        assert resolve(f"{folder}:{wanted}") == folder / name
+    assert resolve(str(folder)) == folder
+    with pytest.raises(ModelError, match=r"12:30 has no GGUF model 'Q2_K'; it has Q4_K_M, Q6_K, Q8_0"):
+        resolve(f"{folder}:Q2_K")
+    with pytest.raises(ModelError, match=r"names no quantization behind the colon; one would be .*12:30:Q4_K_M"):
+        resolve(f"{folder}:")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ModelError, match=r"empty has no GGUF files for :Q8_0"):
+        resolve(f"{tmp_path / 'empty'}:Q8_0")
+
+
 def test_paths_that_are_no_folders_are_refused_without_asking_the_hub(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(ModelError, match=r"model.safetensors is a file"):

@@ -229,8 +229,9 @@ def test_a_folder_with_one_file_is_that_model_and_with_two_is_refused(tmp_path: 
     source = open_source(str(tmp_path))
     assert source.config["architectures"] == ["Qwen2ForCausalLM"]
     (tmp_path / "two.gguf").touch()
-    with pytest.raises(ModelError, match=r"several GGUF models \(one.gguf, two.gguf\): give the path of one"):
+    with pytest.raises(ModelError, match=r"several GGUF models \(one.gguf, two.gguf\): name one, as in .*:one.gguf"):
         open_source(str(tmp_path))
+    assert open_source(f"{tmp_path}:one.gguf").config == source.config
 
 
 def test_load_formats_name_what_the_file_must_be(tmp_path: Path) -> None:
