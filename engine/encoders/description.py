@@ -71,6 +71,8 @@ def describe_encoder(folder: Path) -> EncoderDescription:
         )
     require_file(graph, _MAX_GRAPH_BYTES)
     require_no_special_files(graph.parent)  # the graph may name any file in its folder as its weights
+    for beside in graph.parent.glob(f"{graph.name}?data"):  # as they are most often named
+        require_file(beside)
     is_cross_encoder = str(config["architectures"][0]).endswith("ForSequenceClassification")
     shared: dict[str, Any] = {
         "graph": graph,

@@ -17,6 +17,9 @@ MAX_JSON_BYTES = 64 << 20  # the index of a checkpoint of a trillion parameters 
 MAX_TEMPLATE_BYTES = 256 << 10  # a template of this size takes seconds to compile if it is all expressions
 MAX_TOKENIZER_BYTES = 256 << 20
 
+# https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md
+_POINTER, _MAX_POINTER_BYTES = b"version https://git-lfs.github.com/spec/v1", 1023
+
 
 def is_there(path: Path) -> bool:
     """Whether there is anything of that name, even a broken link. Raises ModelError if the folder cannot be read.
@@ -33,10 +36,21 @@ def is_there(path: Path) -> bool:
 
 
 def require_file(path: Path, max_bytes: int | None = None) -> None:
-    """Raises ModelError unless `path` is a regular file of at most `max_bytes`, or a link to one.
+    """Raises ModelError unless `path` is a regular file of at most `max_bytes`, or a link to one, and has its content.
 
     For files that a library opens by itself.
     """
+    status = _regular(path)
+    if max_bytes is not None and status.st_size > max_bytes:
+        raise ModelError(f"{path} has {status.st_size} bytes; a file of its kind may have at most {_size(max_bytes)}")
+    if len(_POINTER) <= status.st_size <= _MAX_POINTER_BYTES and _read(path, len(_POINTER)) == _POINTER:
+        raise ModelError(
+            f"{path} is a pointer of Git LFS in place of the file, which git did not download: run git lfs pull in "
+            f"{path.parent}, or download the model with tidewheel pull"
+        )
+
+
+def _regular(path: Path) -> os.stat_result:
     try:
         status = path.stat()
     except FileNotFoundError as error:
@@ -48,13 +62,16 @@ def require_file(path: Path, max_bytes: int | None = None) -> None:
         raise ModelError(f"{path} is {_kind(status.st_mode)}; it must be a regular file")
     if not os.access(path, os.R_OK):  # libraries would report this in their own words
         raise ModelError(f"{path} cannot be read: Permission denied")
-    if max_bytes is not None and status.st_size > max_bytes:
-        raise ModelError(f"{path} has {status.st_size} bytes; a file of its kind may have at most {_size(max_bytes)}")
+    return status
 
 
 def read_file(path: Path, max_bytes: int) -> bytes:
     """The content of a regular file of at most `max_bytes`. Raises ModelError."""
     require_file(path, max_bytes)
+    return _read(path, max_bytes)
+
+
+def _read(path: Path, max_bytes: int) -> bytes:
     try:
         # Something else may have taken the file's place since. Opening it must not block.
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
@@ -68,7 +85,7 @@ def require_no_special_files(folder: Path) -> None:
     try:
         for path in sorted(folder.iterdir()):
             if path.exists() and not path.is_dir():
-                require_file(path)
+                _regular(path)
     except OSError as error:
         raise _unreadable(folder, error) from error
 

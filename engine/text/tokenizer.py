@@ -216,8 +216,10 @@ def _backend(folder: Path, config: Mapping[str, Any]) -> TokenizerBackend:
             f"{folder} has Mistral's own tokenizer alone: --tokenizer-mode mistral reads it, with mistral-common "
             "(pip install 'tidewheel[mistral]'); or add a tokenizer.json, or name another folder with --tokenizer"
         )
-    if any(is_there(folder / name) for name in _LEGACY_FILES):
+    if legacy := [path for name in _LEGACY_FILES if is_there(path := folder / name)]:
         require_no_special_files(folder)
+        for path in legacy:
+            require_file(path, MAX_TOKENIZER_BYTES)
         return load_with_transformers(folder)
     raise ModelError(
         f"{folder} has no tokenizer: add the model's tokenizer.json (or tokenizer.model) and tokenizer_config.json, "

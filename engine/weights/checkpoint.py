@@ -168,6 +168,8 @@ def _no_checkpoint(folder: Path) -> str:
     pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
     if not pickles:
         return f"{folder} has no weights: there is no {_SINGLE}, {_INDEX} or other .safetensors file"
+    for name in pickles:
+        require_file(folder / name)
     return (
         f"{folder} has its weights as pickle ({', '.join(pickles[:3])}), which can run code when it is read and is "
         "never loaded. Where torch is installed, this makes safetensors of it and runs no code: "

@@ -111,11 +111,15 @@ def test_a_folder_without_a_graph_says_how_to_make_one(tmp_path: Path) -> None:
         describe_encoder(folder)
 
 
-def test_files_that_would_keep_a_start_waiting_are_refused(tmp_path: Path) -> None:
+def test_files_that_would_keep_a_start_waiting_or_lack_their_content_are_refused(tmp_path: Path) -> None:
     folder = zoo.changed("bert", tmp_path / "model")
     beside = folder / "onnx" / "model.onnx_data"
     os.mkfifo(beside)
     with pytest.raises(ModelError, match=r"model\.onnx_data is a named pipe"):
+        load_encoders([str(folder)])
+    beside.unlink()
+    beside.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    with pytest.raises(ModelError, match=r"model\.onnx_data is a pointer of Git LFS"):
         load_encoders([str(folder)])
     beside.unlink()
     for name in ("tokenizer.json", "onnx/model.onnx", "config.json"):

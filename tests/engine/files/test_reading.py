@@ -68,6 +68,17 @@ def test_a_file_that_this_user_may_not_read_is_said(tmp_path: Path, monkeypatch:
         require_file(tmp_path / "x")
 
 
+def test_a_pointer_of_git_lfs_is_refused_and_longer_files_are_not(tmp_path: Path) -> None:
+    path, begins = tmp_path / "x.json", b"version https://git-lfs.github.com/spec/v1"
+    path.write_bytes(begins + b"\n" + b"x" * 980)
+    for read in (read_json, require_file):
+        with pytest.raises(ModelError, match=r"x\.json is a pointer of Git LFS"):
+            read(path)
+    require_no_special_files(tmp_path)  # nobody may need it
+    path.write_bytes(begins + b"\n" + b"x" * 981)  # longer than a pointer may be
+    require_file(path)
+
+
 def test_a_folder_whose_files_a_library_opens_may_have_subfolders_and_links_that_lead_nowhere(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "file").touch()

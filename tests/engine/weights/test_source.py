@@ -91,3 +91,32 @@ def test_mistrals_own_files_alone_are_no_model(tmp_path: Path) -> None:
     (tmp_path / "params.json").write_text("{}")
     with pytest.raises(ModelError, match=r"has Mistral's params.json and no config.json: name a repository"):
         open_source(str(tmp_path)).config  # noqa: B018
+
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:{}\nsize 2471645608\n".format("4d7a" * 16)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.safetensors",
+        "pytorch_model.bin",
+        "model-00001-of-00002.gguf",
+        "tokenizer.json",
+        "tokenizer.model",
+        "vocab.json",
+    ],
+)
+def test_a_pointer_of_git_lfs_is_said_to_be_one(tmp_path: Path, name: str) -> None:
+    write_config(tmp_path)
+    (tmp_path / name).write_text(POINTER)
+
+    def read() -> None:
+        source = open_source(str(tmp_path))
+        if name.startswith(("model", "pytorch")):
+            source.weights(MODEL)
+        source.tokenizer()
+
+    said = f"{tmp_path / name} is a pointer of Git LFS in place of the file.* run git lfs pull in {tmp_path}, or"
+    with pytest.raises(ModelError, match=said):
+        read()
