@@ -203,7 +203,8 @@ def _download(
     from ..progress import DownloadProgress
     from .hub_progress import bars_are_wanted, bars_that_report
 
-    with hub_errors(model, revision), DownloadProgress(model, bar=bars_are_wanted()) as progress:
+    bar = bars_are_wanted()
+    with hub_errors(model, revision), _nothing_may_match(), DownloadProgress(model, bar=bar) as progress:
         path = snapshot_download(
             model,
             revision=revision,
@@ -213,6 +214,21 @@ def _download(
             tqdm_class=bars_that_report(progress.report),
         )
     return Path(path)
+
+
+@contextmanager
+def _nothing_may_match() -> Iterator[None]:
+    """Without the client's warning if no file is wanted, which is so of a repository that has GGUF files alone."""
+    client = logging.getLogger("huggingface_hub._snapshot_download")
+
+    def is_news(record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith("No files matched")
+
+    client.addFilter(is_news)
+    try:
+        yield
+    finally:
+        client.removeFilter(is_news)
 
 
 def is_cached(

@@ -39,12 +39,14 @@ GGUF = {
     "Q6_K/model-Q6_K-00002-of-00002.gguf": b"second",
     "mmproj-F16.gguf": b"images",
 }
+ALONE = {"README.md": b"words", "a-Q8_0.gguf": b"eight bits"}
 OTHER_GGUF = {"a-Q5_K_M.gguf": b"", "b-Q5_K_M.gguf": b"", "c-IQ4_XS.gguf": b""}
 
 
 @pytest.fixture(scope="module")
 def hub() -> Iterator[str]:
-    with fake_hub({"own/model": FILES, "own/gguf": GGUF, "own/others": OTHER_GGUF}) as running:
+    repositories = {"own/model": FILES, "own/gguf": GGUF, "own/others": OTHER_GGUF, "own/alone": ALONE}
+    with fake_hub(repositories) as running:
         yield running.endpoint
 
 
@@ -158,10 +160,10 @@ def test_without_a_network_the_error_says_whether_that_was_wanted(tmp_path: Path
 
 
 def test_of_gguf_files_those_of_one_quantization_are_downloaded(hub: str, tmp_path: Path) -> None:
-    lines, _ = resolve_elsewhere(
-        hub, tmp_path, "'own/gguf:q8_0'", "'own/gguf:Q6_K'", "'own/gguf'", "'own/gguf:model-Q8_0.gguf'"
-    )
-    eight, split, default, named = map(Path, lines)
+    calls = ("'own/gguf:q8_0'", "'own/gguf:Q6_K'", "'own/gguf'", "'own/gguf:model-Q8_0.gguf'", "'own/alone'")
+    lines, stderr = resolve_elsewhere(hub, tmp_path, *calls)
+    eight, split, default, named, alone = map(Path, lines)
+    assert (alone.name, stderr) == ("a-Q8_0.gguf", "")  # no warning that own/alone has no config.json
     assert (eight.read_bytes(), default.read_bytes(), named) == (b"eight bits", b"four bits", eight)
     assert split.name == "model-Q6_K-00001-of-00002.gguf"
     assert {path.read_bytes() for path in split.parent.iterdir()} == {b"first", b"second"}
