@@ -13,7 +13,6 @@ import logging
 import math
 import mmap
 import os
-import shlex
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -36,6 +35,7 @@ from ..models.text_part import parts_of, text_name
 from .drafts import draft_tensors, no_mtp, not_loaded
 from .dtypes import STORAGE, DType
 from .kv_scales import KvScales, StoredKvScales
+from .pickles import pickles_in, refused_folder
 from .quantization import TensorFormat
 from .quantized import ExpertReader, LayerReader, LayerTensors
 from .safetensors_faults import tensor_at_fault
@@ -49,14 +49,6 @@ _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _PIECE_BYTES = 1 << 20
 _MAX_HEADER_BYTES = 100 << 20  # as the library has it
 _MAX_FILE_NAME = 255  # characters; no file system has longer ones
-_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-_OF_TRAINING = ("training_args", "optimizer", "scheduler", "rng_state")  # may lie beside weights
-# From pickles, the arguments after the first, to safetensors, the first, where tensors cannot share memory.
-_CONVERT = (
-    "python3 -c 'import sys, torch; from safetensors.torch import save_file; "
-    "save_file({k: v.clone().contiguous() for f in sys.argv[2:] "
-    'for k, v in torch.load(f, map_location="cpu", weights_only=True).items()}, sys.argv[1])\''
-)
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
@@ -75,7 +67,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     if files:
         names = ", ".join(path.name for path in files)
         raise ModelError(f"{folder} has several weight files ({names}) but no {_INDEX} to join them")
-    raise ModelError(_no_checkpoint(folder))
+    raise _no_checkpoint(folder)
 
 
 def _open_shards(folder: Path) -> Checkpoint:
@@ -164,18 +156,13 @@ def _views(path: Path, file: bytes | mmap.mmap, version: tuple[str, int, int, in
     return checkpoint
 
 
-def _no_checkpoint(folder: Path) -> str:
-    pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
+def _no_checkpoint(folder: Path) -> ModelError:
+    pickles = pickles_in(path.name for path in folder.glob("*"))
     if not pickles:
-        return f"{folder} has no weights: there is no {_SINGLE}, {_INDEX} or other .safetensors file"
+        return ModelError(f"{folder} has no weights: there is no {_SINGLE}, {_INDEX} or other .safetensors file")
     for name in pickles:
         require_file(folder / name)
-    return (
-        f"{folder} has its weights as pickle ({', '.join(pickles[:3])}), which can run code when it is read and is "
-        "never loaded. Where torch is installed, this makes safetensors of it and runs no code: "
-        f"{_CONVERT} {shlex.quote(str(folder / _SINGLE))} "
-        + " ".join(shlex.quote(str(folder / name)) for name in pickles if not name.startswith(_OF_TRAINING))
-    )
+    return refused_folder(str(folder), pickles)
 
 
 def open_weights(folder: Path, description: ModelDescription, reader: LayerReader | None = None) -> CheckpointWeights:

@@ -15,6 +15,7 @@ from ..errors import ModelError
 from ..files.reading import is_there
 from ..files.wording import one_line, shown
 from .gguf.choosing import choose_gguf, choose_gguf_in
+from .pickles import pickles_in, refused_repository
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +23,6 @@ logger = logging.getLogger(__name__)
 # unsharded duplicate that some keep beside the shards.
 _WANTED = ["*.json", "*.jinja", "*.txt", "tokenizer.model", "tokenizer.model.v*"]
 _WEIGHTS = ["*.safetensors"]
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _UNWANTED = ["*/*", "consolidated*.safetensors"]
 # An encoder in ONNX has its modules in subfolders; large ones keep their weights beside the graph.
 _ENCODER_WANTED = ["*.json", "onnx/model.onnx*", "model.onnx*"]
@@ -51,7 +51,7 @@ def resolve(
     if any(folder.glob("*.safetensors")) or (not with_weights and is_there(folder / "config.json")):
         return folder
     names = repository_files(model, revision, download_dir)
-    refuse_pickles(model, names)
+    refuse_pickles(model, revision, names)
     if not any(name.lower().endswith(".gguf") for name in names):
         return folder
     return _gguf(model, revision, download_dir, None, names)
@@ -69,12 +69,14 @@ def download_model(model: str, revision: str | None = None, download_dir: str | 
     """
     repository, _ = split_name(model)
     names = repository_files(repository, revision, download_dir)
-    if not _is_encoder(model, names):
+    if not _is_encoder(model, revision, names):
         return resolve(model, revision, download_dir)
     return _download(model, revision, download_dir, _ENCODER_WANTED, _ENCODER_UNWANTED)
 
 
-def wanted_files(model: str, names: Sequence[str], *, is_encoder: bool | None = False) -> list[str]:
+def wanted_files(
+    model: str, revision: str | None, names: Sequence[str], *, is_encoder: bool | None = False
+) -> list[str]:
     """Those of a repository's files that `resolve` or `resolve_encoder` downloads; None: that `download_model` does.
 
     Raises ModelError if no model is among them.
@@ -82,37 +84,36 @@ def wanted_files(model: str, names: Sequence[str], *, is_encoder: bool | None = 
     from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]  # documented, but not listed
 
     repository, wanted = split_name(model)
-    if _is_encoder(model, names) if is_encoder is None else is_encoder:
+    if _is_encoder(model, revision, names) if is_encoder is None else is_encoder:
         return list(filter_repo_objects(names, allow_patterns=_ENCODER_WANTED, ignore_patterns=_ENCODER_UNWANTED))
     if wanted is not None:
         return choose_gguf(repository, names, wanted)
     found = list(filter_repo_objects(names, allow_patterns=_WANTED + _WEIGHTS, ignore_patterns=_UNWANTED))
     if any(name.endswith(".safetensors") for name in found):
         return found
-    refuse_pickles(model, names)
+    refuse_pickles(model, revision, names)
     return [*found, *choose_gguf(repository, names)]
 
 
-def _is_encoder(model: str, names: Sequence[str]) -> bool:
+def _is_encoder(model: str, revision: str | None, names: Sequence[str]) -> bool:
     """Whether a repository has an encoder in ONNX and no other model. Raises ModelError if it has neither."""
     _, wanted = split_name(model)
     if wanted is not None or any(name.lower().endswith((".safetensors", ".gguf")) for name in names):
         return False
     if not any(name.endswith(".onnx") for name in names):
-        refuse_pickles(model, names)
+        refuse_pickles(model, revision, names)
         raise ModelError(f"{model} has no safetensors, GGUF or ONNX files: name another repository of the model")
     return True
 
 
-def refuse_pickles(model: str, names: Sequence[str]) -> None:
+def refuse_pickles(model: str, revision: str | None, names: Sequence[str]) -> None:
     """Raises ModelError for a repository without safetensors that has pickles and no GGUF files."""
-    pickles = [name for name in names if name.endswith(_PICKLES)]
+    from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]  # documented, but not listed
+
+    pickles = pickles_in(names)
     if pickles and not any(name.lower().endswith(".gguf") for name in names):
-        raise ModelError(
-            f"{model} has its weights as pickle ({', '.join(pickles[:3])}), which can run code when it is read and is "
-            "never loaded: name a repository or a --revision with safetensors or GGUF, or get this one with "
-            f"hf download {model} --local-dir FOLDER, and serve FOLDER: the error has the command that converts it"
-        )
+        others = list(filter_repo_objects(names, allow_patterns=_WANTED, ignore_patterns=_UNWANTED))
+        raise refused_repository(model, revision, pickles, others)
 
 
 def split_name(model: str) -> tuple[str, str | None]:

@@ -61,7 +61,7 @@ class _Repository:
         from huggingface_hub import HfApi
 
         info = HfApi().model_info(name, revision=revision)
-        self.name, self._commit = name, info.sha
+        self.name, self.revision, self._commit = name, revision, info.sha
         self.files = [file.rfilename for file in info.siblings or []]
 
     def read(self, file: str, start: int, count: int) -> tuple[bytes, int]:
@@ -90,7 +90,7 @@ def _fetch(repository: _Repository, wanted: str | None, folder: Path) -> Path:
     graphs = [n for n in repository.files if n.startswith(_GRAPHS) and "/" not in n.removeprefix("onnx/")]
     if wanted is not None or not (weights or graphs):
         if wanted is None:
-            refuse_pickles(repository.name, repository.files)
+            refuse_pickles(repository.name, repository.revision, repository.files)
         parts = choose_gguf(repository.name, repository.files, wanted)
         for part in parts:
             _gguf(repository, part, folder / Path(part).name)

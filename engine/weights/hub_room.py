@@ -66,7 +66,7 @@ def _missing(download: Download, cache: Path) -> Iterator[tuple[Path, int]]:
         info = HfApi().model_info(repository, revision=download.revision, files_metadata=True)
     files = {file.rfilename: file for file in info.siblings or []}
     blobs = cache / repo_folder_name(repo_id=repository, repo_type="model") / "blobs"
-    for name in wanted_files(download.model, [*files], is_encoder=download.is_encoder):
+    for name in wanted_files(download.model, download.revision, [*files], is_encoder=download.is_encoder):
         file = files[name]
         path = blobs / str(file.lfs.sha256 if file.lfs else file.blob_id)
         if not path.exists():

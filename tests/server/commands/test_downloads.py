@@ -22,12 +22,19 @@ import pytest
 from engine.weights.quantized.checkpoint_formats import FORMATS, save
 from fake_hub import COMMITS, Claimed, FakeHub, fake_hub
 
+from tidewheel.engine.weights.checkpoint import shapes_in
+
 gguf = pytest.importorskip("gguf")
 torch = pytest.importorskip("torch")
 pytest.importorskip("tidewheel._native")
 
 QUANTIZED = ("gptq-3-order", "packed-4-zeros", "nf4-double")  # readers look at numbers of each
-PICKLED = {"config.json": b"{}", "pytorch_model.bin": b"pickle"}
+PICKLED = {
+    "config.json": b"{}",
+    "README.md": b"words",
+    "training_args.bin": b"of training",
+    "tf_model.h5": b"another format",
+}
 ENCODER = {"config.json": b"{}", "onnx/model.onnx": b"graph"}
 
 
@@ -41,8 +48,10 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeHub]:
         folder / "q8.gguf", model, tokenizer, quantize=gguf_files.quantized(gguf.GGMLQuantizationType.Q8_0)
     )
     f32 = gguf_files.write(folder / "f32.gguf", model)
+    torch.save({"a.weight": torch.ones(2, 3)}, folder / "pytorch_model.bin")
+    pickled = PICKLED | {"pytorch_model.bin": (folder / "pytorch_model.bin").read_bytes()}
     converted = {"model-Q8_0.gguf": with_much_metadata(q8.read_bytes()), "model-F32.gguf": f32.read_bytes()}
-    repositories = {"own/model": files, "own/gguf": converted, "own/pickled": PICKLED, "own/encoder": ENCODER}
+    repositories = {"own/model": files, "own/gguf": converted, "own/pickled": pickled, "own/encoder": ENCODER}
     for kind in QUANTIZED:
         repositories[f"own/{kind}"] = quantized(kind, folder / kind)
     config = json.loads(files["config.json"]) | {"architectures": ["UnknownForCausalLM"], "model_type": "unknown"}
@@ -197,6 +206,22 @@ def test_what_cannot_be_pulled_is_refused(shell: Shell) -> None:
     assert (none.code, "own/none is neither a folder here nor a model" in none.err) == (1, True)
     assert (here.code, "is here already" in here.err) == (1, True)
     assert Path(encoder.out.strip(), "onnx", "model.onnx").read_bytes() == b"graph"
+
+
+def test_the_command_for_pickles_fetches_and_converts_them(shell: Shell) -> None:
+    (refused,) = shell("pull own/pickled --revision v2")
+    command = refused.err.partition("serves it: ")[2].rstrip()
+    assert command.endswith(" && tidewheel serve ./pickled")
+    subprocess.run(
+        ["sh", "-c", command.removesuffix(" && tidewheel serve ./pickled")],
+        check=True,
+        cwd=shell.home,
+        env={**shell.hub.environment(shell.home), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+    )
+    folder = shell.home / "pickled"
+    made = {path.name for path in folder.iterdir() if path.is_file()}
+    assert made == {"config.json", "pytorch_model.bin", "model.safetensors"}
+    assert shapes_in(folder / "model.safetensors") == {"a.weight": (2, 3)}
 
 
 def test_of_a_hub_model_headers_alone_are_inspected(shell: Shell) -> None:
