@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import os
+import select
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
@@ -128,9 +129,35 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
 }
 
 
+_PIPE_BROKE = 128 + 13  # what a shell says of a program that SIGPIPE has ended
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command line and returns its exit code: 0, 1 for what failed, 2 for a wrong command line."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    """Runs a command line and returns its exit code: 0, 1 for what failed, 2 for a wrong command line, 141 if nobody
+    reads its output to the end.
+    """
+    try:
+        try:
+            return _run(list(sys.argv[1:] if arguments is None else arguments))
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except BrokenPipeError:
+        if not _reader_is_gone():
+            raise
+        # Python writes what is left when it ends, and would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _PIPE_BROKE
+
+
+def _reader_is_gone() -> bool:
+    """Whether it is standard output that broke: `tidewheel inspect MODEL | head -1`."""
+    poll = select.poll()
+    poll.register(sys.stdout, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+def _run(given: list[str]) -> int:
     if not given or given[0] in ("-h", "--help", "help"):
         print(_USAGE, end="")
         return 0 if given else 2

@@ -1,0 +1,38 @@
+"""The `tidewheel` command in a pipeline."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+import pytest
+from server.conftest import TIDEWHEEL
+
+from tidewheel.server.options.model import DEMO_MODEL
+
+_COMMANDS = {
+    "usage": ["--help"],
+    "help": ["serve", "--help"],
+    "inspect": ["inspect", str(DEMO_MODEL), "--device", "cpu"],
+    "list": ["list", "--json"],
+    "devices": ["devices"],
+}
+
+
+@pytest.mark.parametrize("name", _COMMANDS)
+@pytest.mark.parametrize("buffered", [True, False])
+def test_a_reader_that_leaves_ends_a_command_quietly(name: str, buffered: bool) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    environment = {**os.environ, "PYTHONUNBUFFERED": "" if buffered else "1"}
+    with os.fdopen(write, "wb") as nobody:
+        done = subprocess.run(
+            [*TIDEWHEEL, *_COMMANDS[name]], stdout=nobody, stderr=subprocess.PIPE, text=True, env=environment
+        )
+    assert (done.returncode, done.stderr) in ((141, ""), (0, ""))
+
+
+def test_one_who_reads_to_the_end_gets_all_of_it() -> None:
+    done = subprocess.run([*TIDEWHEEL, "--version"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("tidewheel ")
