@@ -7,12 +7,14 @@ import math
 from pathlib import Path
 from typing import Any
 
-from ..files.wording import shown
+from ..files.wording import in_bytes, shown
 
 _BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
     "I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64, "C64": 64, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
 }  # fmt: skip
+
+_MOST_DIMS = 64  # as numpy has it
 
 
 def tensor_at_fault(path: Path, most_header_bytes: int) -> str | None:
@@ -37,9 +39,9 @@ def tensor_at_fault(path: Path, most_header_bytes: int) -> str | None:
         if begin < end:
             return f"tensors {shown(before)} and {shown(name)} overlap"
         if stop > size:
-            return f"tensor {shown(name)} ends {stop - size} bytes past its end"
+            return f"tensor {shown(name)} ends {in_bytes(stop - size)} past its end"
         if begin > end:
-            return f"tensor {shown(name)} begins {begin - end} bytes behind the tensor before it"
+            return f"tensor {shown(name)} begins {in_bytes(begin - end)} behind the tensor before it"
         end, before = stop, name
     return None
 
@@ -55,13 +57,15 @@ def _fault_of(entry: Any) -> str | None:
     if offsets is None or len(offsets) != 2 or offsets[0] > offsets[1]:
         return f"has the offsets {shown(fields.get('data_offsets'))}"
     needed = -(-math.prod(shape) * _BITS[dtype] // 8)
+    if needed >= 1 << 64:
+        return f"has the shape {shown(shape)}, which no file has room for"
     if needed != offsets[1] - offsets[0]:
-        return f"has {offsets[1] - offsets[0]} bytes, but its shape and type need {needed}"
+        return f"has {in_bytes(offsets[1] - offsets[0])}, but its shape and type need {in_bytes(needed)}"
     return None
 
 
 def _sizes(values: object) -> list[int] | None:
-    """The values, if they are sizes."""
-    if not isinstance(values, list) or not all(type(value) is int and 0 <= value < 2**64 for value in values):
+    """The values, if they are sizes, and not so many that their product would take long."""
+    if not isinstance(values, list) or len(values) > _MOST_DIMS:
         return None
-    return values
+    return values if all(type(value) is int and 0 <= value < 2**64 for value in values) else None

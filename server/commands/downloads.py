@@ -14,13 +14,14 @@ from typing import Any
 from tidewheel.engine.declaring.mistakes import Mistakes
 from tidewheel.engine.declaring.option import options_of
 from tidewheel.engine.errors import ModelError
+from tidewheel.engine.files.wording import in_bytes
 from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.weights.hub import download_model, local_model
 from tidewheel.engine.weights.hub_cache import CachedModel, cached_models, remove_model, size_of
 from tidewheel.engine.weights.hub_room import Download, check_room
 
 from ..options.parser import OptionParser, add_option, read_given
-from .sizes import in_bytes, in_words_ago
+from .sizes import in_words_ago
 
 _HUB_OPTIONS = [option for option in options_of(EngineOptions) if option.field in ("revision", "download_dir")]
 _ID = "a hub id, such as owner/name, or owner/name:Q4_K_M for one of a repository's GGUF models"

@@ -12,13 +12,14 @@ from typing import Any
 from tidewheel.engine.declaring.mistakes import Mistakes, made
 from tidewheel.engine.declaring.option import options_of
 from tidewheel.engine.encoders.inspection import EncoderInspection
+from tidewheel.engine.files.wording import in_bytes
 from tidewheel.engine.inspection import Inspection, KvMemory, Verdict, inspect_model
 from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.pipeline_options import PipelineOptions
 from tidewheel.engine.speculative_options import Eagle3, Mtp, SpeculativeOptions
 
 from ..options.parser import OptionParser, add_option, build, read_given
-from .sizes import in_bytes, in_thousands
+from .sizes import in_thousands
 
 _OPTIONS = (
     "revision", "download_dir", "tokenizer", "skip_tokenizer_init", "device", "dtype", "quantization",

@@ -1,16 +1,6 @@
-"""Sizes and counts for people."""
+"""Counts and times for people."""
 
 from __future__ import annotations
-
-_UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
-
-
-def in_bytes(count: int) -> str:
-    """Bytes in the largest unit of which there is one, as in 1.50 GiB."""
-    for unit, name in _UNITS:
-        if count >= unit:
-            return f"{count / unit:.2f} {name}"
-    return f"{count} bytes"
 
 
 def in_thousands(count: int) -> str:

@@ -43,7 +43,7 @@ class Fields:
         """An integer of at least `least`."""
         value = self.raw(key)
         if value is not None and (type(value) is not int or not least <= value < 2**31):
-            raise self.error(key, f"an integer of at least {least}")
+            raise self.error(key, f"an integer of at least {least}, and below 2^31")
         return value
 
     def integer(self, key: str, default: int | None = None) -> int:

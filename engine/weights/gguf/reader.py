@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from ...errors import ModelError
 from ...files.copies import FileCopy
 from ...files.reading import MAX_TOKENIZER_BYTES, require_file
-from ...files.wording import shown
+from ...files.wording import in_bytes, shown
 from ..block_types import BLOCK_TYPES, OTHER_TYPES, BlockType
 
 _MAGIC = b"GGUF"
@@ -33,7 +33,7 @@ _STRING, _ARRAY, _BOOL = 8, 9, 7
 _NUMBERS: dict[int, str] = {
     0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", _BOOL: "<u1", 10: "<u8", 11: "<i8", 12: "<f8",
 }  # fmt: skip
-_MAX_DIMS = 4
+_MAX_DIMS, _MAX_ELEMENT_BITS = 4, 48
 # Several times what the largest known models need. All of it is read, most of it for the tokenizer.
 _MAX_METADATA_BYTES = MAX_TOKENIZER_BYTES
 _MAX_KEYS, _MAX_TENSORS, _MAX_STRINGS = 1 << 16, 1 << 18, 1 << 23
@@ -227,7 +227,7 @@ class _Cursor:
         """A number of things of which each takes at least so many bytes."""
         value = self.u64(what)
         if value > most:
-            raise self.error(f"it says that there are {value} {what}, more than the {most} there may be")
+            raise self.error(f"it says that there are more than {most} {what}, and no model has so many")
         if value * least_bytes > self.left:
             self.advance(value * least_bytes, what)
         return value
@@ -235,7 +235,7 @@ class _Cursor:
     def text(self, what: str, most: int = _MAX_METADATA_BYTES) -> str:
         length = self.u64(what)
         if length > most:
-            raise self.error(f"{what} has {length} bytes, more than the {most} there may be")
+            raise self.error(f"it says that {what} has more than {in_bytes(most)}, and no model has such a long one")
         start = self.advance(length, what)
         try:
             return str(self.content[start : self.at], "utf-8")
@@ -333,7 +333,7 @@ def _tensors(cursor: _Cursor, count: int, alignment: int, version: tuple[str, in
         end, before = offset + num_bytes, name
         if begin + end > size:
             raise cursor.error(
-                f"tensor {shown(name)} ends {begin + end - size} bytes past its end, it may be truncated"
+                f"tensor {shown(name)} ends {in_bytes(begin + end - size)} past its end, it may be truncated"
             )
     content = np.frombuffer(cursor.content, np.uint8) if size else np.empty(0, np.uint8)
     return {
@@ -367,8 +367,10 @@ def _tensor(cursor: _Cursor, name: str, alignment: int) -> tuple[BlockType, tupl
         )
     block = BLOCK_TYPES[number]
     elements = math.prod(shape)
-    if not 0 < elements < 1 << 48:
-        raise cursor.error(f"{where} has {elements} elements")
+    if not elements:
+        raise cursor.error(f"{where} has no elements")
+    if elements >= 1 << _MAX_ELEMENT_BITS:
+        raise cursor.error(f"{where} has 2^{_MAX_ELEMENT_BITS} elements or more, and no model has so many")
     if shape[-1] % block.elements:
         raise cursor.error(f"{where} has rows of {shape[-1]} elements, but {block.name} has blocks of {block.elements}")
     if offset % alignment:

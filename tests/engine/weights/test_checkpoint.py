@@ -262,8 +262,10 @@ def test_a_truncated_file_is_refused_by_name(tmp_path: Path, length: int) -> Non
         ({"data_offsets": [0, 1 << 60], "shape": [1 << 58]}, "overlap"),
         (
             {"shape": [1 << 60]},
-            r"tensor 'model.norm.weight' has \d+ bytes, but its shape and type need 4611686018427387904",
+            r"tensor 'model.norm.weight' has \d+ bytes, but its shape and type need 4.00 EiB",
         ),
+        ({"shape": [1 << 60, 1 << 60]}, r"tensor 'model.norm.weight' has the shape \[\d+, \d+\], which no file"),
+        ({"shape": [1 << 60] * 300}, r"tensor 'model.norm.weight' has the shape \["),
         ({"shape": [-1]}, r"tensor 'model.norm.weight' has the shape \[-1\]"),
         ({"shape": None}, "tensor 'model.norm.weight' has the shape"),
         ({"data_offsets": [8]}, r"tensor 'model.norm.weight' has the offsets \[8\]"),
