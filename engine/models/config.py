@@ -20,7 +20,7 @@ _ACTIVATIONS: dict[str, Activation] = {
     "relu": "relu",
     "relu2": "relu2",
 }
-_MAX_LAYERS = 10_000
+MAX_LAYERS = 10_000
 MAX_INTEGER = 2**31 - 1  # what devices count with
 _LEAST, _MOST = 2.0**-126, 2.0**127  # numbers that float32 holds with all its digits
 
@@ -62,8 +62,8 @@ class ConfigReader:
     def num_layers(self, name: str) -> int:
         """How many layers there are. It is bounded, because each layer gets a description of its own."""
         value = self.integer(name)
-        if value > _MAX_LAYERS:
-            raise self.error(name, f"at most {_MAX_LAYERS}")
+        if value > MAX_LAYERS:
+            raise self.error(name, f"at most {MAX_LAYERS}")
         return value
 
     def optional_integer(self, name: str, default: int | None = None) -> int | None:

@@ -26,6 +26,7 @@ _FAILURES = (
     LookupError,
     RecursionError,
 )
+_RENDERED = ("default", "tool_use")  # others are not compiled: a file may have thousands
 
 
 class ChatTemplate:
@@ -39,7 +40,7 @@ class ChatTemplate:
         by_name = {"default": source} if isinstance(source, str) else dict(source or {})
         environment = template_environment()
         try:
-            self._by_name = {name: environment.from_string(text) for name, text in by_name.items()}
+            self._by_name = {name: environment.from_string(by_name[name]) for name in _RENDERED if name in by_name}
         except Exception as error:  # jinja2's own, and whatever Python's compiler makes of the code that comes of it
             raise ModelError(f"the chat template does not compile: {one_line(error)}") from error
         self._special_tokens = dict(special_tokens)

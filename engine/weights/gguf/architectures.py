@@ -6,6 +6,7 @@ import difflib
 
 from ...errors import ModelError
 from ...files.wording import shown
+from ...models.config import MAX_LAYERS
 from . import config_fields, experts, gemmas, hybrids, latents, names
 from .architecture import GgufArchitecture, anyhow
 from .config import Config, norm_eps
@@ -44,11 +45,14 @@ def config_of(file: GgufFile) -> Config:
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
         raise ModelError(f"{file.path} has no tensor token_embd.weight: it holds no language model, or a part of one")
+    layers = fields.integer("block_count")
+    if layers > MAX_LAYERS:  # before there is anything of each
+        raise fields.error("block_count", f"at most {MAX_LAYERS}")
     config: Config = {
         "architectures": [architecture.name],
         "vocab_size": embedding.shape[0],
         "hidden_size": fields.integer("embedding_length"),
-        "num_hidden_layers": fields.integer("block_count"),
+        "num_hidden_layers": layers,
         "max_position_embeddings": fields.integer("context_length"),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         **norm_eps(fields, architecture.layer_norm),

@@ -36,7 +36,7 @@ _NUMBERS: dict[int, str] = {
 _MAX_DIMS, _MAX_ELEMENT_BITS = 4, 48
 # Several times what the largest known models need. All of it is read, most of it for the tokenizer.
 _MAX_METADATA_BYTES = MAX_TOKENIZER_BYTES
-_MAX_KEYS, _MAX_TENSORS, _MAX_STRINGS = 1 << 16, 1 << 18, 1 << 23
+_MAX_KEYS, MAX_TENSORS, _MAX_STRINGS = 1 << 16, 1 << 18, 1 << 21
 _MAX_NAME = 1 << 10  # bytes of a key or a tensor's name
 _LEAST_KEY, _LEAST_TENSOR = 8 + 4 + 1, 8 + 4 + 4 + 8  # bytes
 
@@ -257,7 +257,7 @@ def _header(cursor: _Cursor) -> tuple[int, int]:
                 "package makes of it"
             )
         raise cursor.error(f"it has version {version}; supported are 2 and 3: convert the original model again")
-    num_tensors = cursor.count("tensors", 0, _MAX_TENSORS)
+    num_tensors = cursor.count("tensors", 0, MAX_TENSORS)
     num_keys = cursor.count("keys", _LEAST_KEY, _MAX_KEYS)
     return num_tensors, num_keys
 

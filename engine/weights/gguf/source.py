@@ -18,7 +18,7 @@ from .architectures import architecture_of, config_of
 from .fields import Fields
 from .file_types import file_type_of
 from .generation import generation_of
-from .reader import GgufFile, GgufTensor, read_gguf
+from .reader import MAX_TENSORS, GgufFile, GgufTensor, read_gguf
 from .weights import GgufWeights
 
 if TYPE_CHECKING:
@@ -130,6 +130,8 @@ def _with_splits(first: GgufFile) -> GgufFile:
         if twice := sorted(tensors.keys() & part.tensors.keys()):
             raise ModelError(f"{path} has tensor {twice[0]}, which an earlier part has too")
         tensors |= part.tensors
+        if len(tensors) > MAX_TENSORS:
+            raise ModelError(f"{path}: the parts of the model up to here have more than {MAX_TENSORS} tensors")
     total = fields.optional_integer("tensors.count")
     if total is not None and total != len(tensors):
         raise ModelError(f"{first.path}: its parts have {len(tensors)} tensors, but it says that there are {total}")

@@ -24,6 +24,8 @@ from .splitting import SPLITTINGS
 
 _SPACE = "\u2581"  # how SentencePiece writes a space
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
+# The library has a state for each of their characters, and takes microseconds for each token.
+_MAX_ADDED, _MAX_ADDED_CHARACTERS = 1 << 18, 1 << 22
 _SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "sep": "seperator", "mask": "mask"}
 
 
@@ -72,6 +74,13 @@ class _Vocabulary:
             raise ModelError(f"{file.path}: tokenizer.ggml.tokens has no tokens")
         self.tokens, self.types, self.scores = self.tokens[:count], types[:count], self.scores[:count]
         self._kinds = np.array(self.types, np.uint8)
+        added = self.of_type(_UNKNOWN, _CONTROL, _USER_DEFINED)
+        characters = sum(len(self.tokens[token_id]) for token_id in added)
+        if len(added) > _MAX_ADDED or characters > _MAX_ADDED_CHARACTERS:
+            raise ModelError(
+                f"{file.path}: {len(added)} tokens with {characters} characters are found in texts before all others "
+                f"(tokenizer.ggml.token_type); there may be {_MAX_ADDED} with {_MAX_ADDED_CHARACTERS} characters"
+            )
 
     def of_type(self, *kinds: int) -> list[int]:
         return np.flatnonzero(np.isin(self._kinds, kinds)).tolist()

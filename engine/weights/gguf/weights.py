@@ -55,6 +55,7 @@ class GgufWeights:
     ) -> None:
         self._architecture, self._tensors = architecture, tensors
         self._places: dict[str, tuple[GgufTensor, TensorRef]] = {}
+        self._with_scales: set[str] = set()  # tensors that were looked through: experts share one
         count: Counter[DType] = Counter()
         shapes = tensor_shapes(description.spec)
         # A layer for drafts is one of the layers to a file.
@@ -100,8 +101,9 @@ class GgufWeights:
 
     def __getitem__(self, name: str) -> WeightTensor:
         stored, ref = self._places[name]
-        if stored.kind.dequantize is not None:
+        if stored.kind.dequantize is not None and stored.name not in self._with_scales:
             _require_scales(self._tensors[stored.name])
+            self._with_scales.add(stored.name)
         if _stays_in_blocks(stored, ref):
             return take_blocks(stored.data.reshape(*stored.shape[:-1], -1), stored.kind, ref, stored.origin)
         whole, mapped = elements_of(stored)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.weights import open_source
+from tidewheel.engine.weights.gguf import source as source_module
 from tidewheel.engine.weights.gguf.reader import read_gguf
 
 SEEDS = GGUF["gguf"].seeds
@@ -53,7 +54,7 @@ BAD = {
     "key-length": (file((U64.pack(1 << 50),), data=64), "it says that a key has more than 1.00 KiB"),
     "string-length": (file((key("k", 8, U64.pack(1 << 20)),)), "it ends within key 'k'"),
     "array-length": (file((key("k", 9, array(4, 1 << 20)),)), "it ends within numbers in key 'k'"),
-    "strings": (file((key("k", 9, array(8, 1 << 60)),)), "more than 8388608 strings in key 'k', and no"),
+    "strings": (file((key("k", 9, array(8, 1 << 60)),)), "more than 2097152 strings in key 'k', and no"),
     "string-in-array": (file((key("k", 9, array(8, 2, text("a") + U64.pack(99))),), data=4), "it ends within key 'k'"),
     "long-string": (file((key("k", 9, array(8, 2, U64.pack((1 << 64) - 9) + bytes(8))),)), "it ends within key 'k'"),
     "nested": (file((key("k", 9, array(9, 1, array(0, 0))),)), "key 'k' is an array of arrays"),
@@ -120,6 +121,52 @@ def test_parts_that_lie_are_named(tmp_path: Path, first: bytes, second: bytes, m
         (tmp_path / f"m-0000{number}-of-00002.gguf").write_bytes(content)
     with pytest.raises(ModelError, match=message):
         open_source(str(tmp_path)).config  # noqa: B018
+
+
+def test_the_parts_of_a_model_have_so_many_tensors_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_module, "MAX_TENSORS", 1)
+    for number, name in enumerate("tu"):
+        (tmp_path / f"m-0000{number + 1}-of-00002.gguf").write_bytes(part(number, 2, tensor(name, (8,))))
+    with pytest.raises(ModelError, match=r"m-00002-of-00002.gguf: the parts .* up to here have more than 1 tensors"):
+        open_source(str(tmp_path)).config  # noqa: B018
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3n", "gemma4", "lfm2", "mamba2"])
+def test_so_many_layers_are_refused_before_there_is_anything_of_each(architecture: str, tmp_path: Path) -> None:
+    numbers = {"embedding_length": 8, "block_count": (1 << 31) - 1, "context_length": 64, "attention.head_count": 1}
+    keys = [key(f"{architecture}.{name}", 4, U32.pack(value)) for name, value in numbers.items()]
+    keys += [key(f"{architecture}.attention.layer_norm_rms_epsilon", 6, struct.pack("<f", 1e-5))]
+    path = tmp_path / "m.gguf"
+    path.write_bytes(
+        file((key("general.architecture", 8, text(architecture)), *keys), (tensor("token_embd.weight", (8, 4)),), 128)
+    )
+    source = open_source(str(path))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ModelError, match=rf"{architecture}.block_count must be at most 10000, got 2147483647"):
+            source.config  # noqa: B018
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("count", "first", "said"),
+    [
+        ((1 << 18) + 1, "", r"262145 tokens with \d+ characters are found in texts before all others .*262144"),
+        (2, "x" * (1 << 22), "2 tokens with 4194305 characters"),
+    ],
+)
+def test_tokens_that_cost_the_library_much_are_bounded(tmp_path: Path, count: int, first: str, said: str) -> None:
+    tokens = [first, *map(str, range(1, count))]
+    keys = (
+        key("tokenizer.ggml.model", 8, text("gpt2")),
+        key("tokenizer.ggml.tokens", 9, array(8, count, b"".join(map(text, tokens)))),
+        key("tokenizer.ggml.token_type", 9, array(5, count, U32.pack(3) * count)),
+    )
+    (tmp_path / "m.gguf").write_bytes(file(keys))
+    with pytest.raises(ModelError, match=said):
+        open_source(str(tmp_path)).tokenizer()
 
 
 def test_a_file_of_nothing_has_nothing_wrong(tmp_path: Path) -> None:

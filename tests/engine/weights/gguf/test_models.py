@@ -22,6 +22,7 @@ from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.request import Request
 from tidewheel.engine.sampling_params import SamplingParams
 from tidewheel.engine.weights import open_source
+from tidewheel.engine.weights.gguf import weights as gguf_weights
 from tidewheel.engine.weights.quantization import stored_as_blocks
 from tidewheel.engine.weights.tensor import BlockTensor, DenseTensor, to_float32
 
@@ -221,6 +222,21 @@ def test_scales_that_are_all_zero_are_refused(tmp_path: Path) -> None:
     assert np.count_nonzero(to_float32(weights["layers.0.gate.weight"])[:, :32]) == 0
     with pytest.raises(ModelError, match=r"m.gguf: tensor blk.0.ffn_up.weight has only scales of 0"):
         weights["layers.0.up.weight"]
+
+
+def test_a_stack_of_experts_is_looked_through_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str] = []
+    monkeypatch.setattr(gguf_weights, "_require_scales", lambda stored: looked.append(stored.name))
+
+    def quantize(name: str, data: Any) -> Any:
+        kind = gguf.GGMLQuantizationType.Q4_0 if "_exps" in name else gguf.GGMLQuantizationType.F32
+        return gguf.quants.quantize(data.astype(np.float32), kind), kind
+
+    source = open_source(str(gguf_files.zoo_file(tmp_path / "m.gguf", "olmoe", quantize)))
+    weights = source.weights(describe(source.config))
+    experts = [name for name in weights if ".experts." in name and isinstance(weights[name], BlockTensor)]
+    assert looked == [*dict.fromkeys(looked)]
+    assert len(looked) < len(experts)
 
 
 def test_a_folder_with_one_file_is_that_model_and_with_two_is_refused(tmp_path: Path) -> None:
