@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import uuid
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
+from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
 
@@ -175,6 +178,19 @@ def finished_rows(path: Path) -> Mapping[str, bool]:
         with path.open("r+b") as output:
             output.truncate(whole)
     return done
+
+
+def add_line(output: FileIO, line: bytes) -> None:
+    """Write a line behind those of an output that is open to append. Raises OSError without a part of it left there."""
+    end = output.seek(0, os.SEEK_END)
+    left = memoryview(line)
+    try:
+        while left:
+            left = left[output.write(left) :]
+    except OSError:
+        with contextlib.suppress(OSError):
+            output.truncate(end)  # another line, which may be shorter, would be written behind the part
+        raise
 
 
 def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:

@@ -22,7 +22,7 @@ from tidewheel.engine.load import load_engine
 from tidewheel.engine.options import EngineOptions
 
 from ..app_options import AppOptions
-from ..batches.rows import check_file, finished_rows, read_rows
+from ..batches.rows import add_line, check_file, finished_rows, read_rows
 from ..http import event_loop
 from ..http.limits import AdmissionLimits
 from ..options.model import DEMO_MODEL_NAME, engine_options, model_parser, read_model_options
@@ -92,6 +92,8 @@ def _require_output(batch: _Batch) -> None:
         wrong = f"cannot be written: the folder {folder} does not exist"
     elif target.exists() and target.samefile(batch.source):
         wrong = "is the input file: name another one for the answers"
+    elif target.exists() and not target.is_file():
+        wrong = "is no regular file: name one, as a run that was stopped reads it to go on"
     else:
         try:
             was_there = target.exists()
@@ -123,14 +125,19 @@ async def _answer(batch: _Batch, total: int, done: Collection[str]) -> int:
     engine = load_engine(batch.engine)
     app = build_app(engine, batch.app, encoders)
     rows = (row for row in read_rows(batch.source) if row.custom_id not in done)
-    num_errors = 0
-    with batch.target.open("ab") as target, tqdm(total=total, initial=len(done), unit="request") as bar:
+    num_errors, num_done = 0, len(done)
+    with batch.target.open("ab", buffering=0) as target, tqdm(total=total, initial=num_done, unit="request") as bar:
 
         def write(line: bytes, is_answer: bool) -> None:
-            nonlocal num_errors
-            target.write(line)
-            target.flush()  # what is answered is not computed again, however this ends
-            num_errors += not is_answer
+            nonlocal num_errors, num_done
+            try:
+                add_line(target, line)  # at once: what is answered is not computed again, however this ends
+            except OSError as error:
+                raise TidewheelError(
+                    f"--output-file {batch.target} cannot be written any more: {reason(error)}. {num_done} of {total} "
+                    "requests are answered in it; make room, and run the same command again for the others"
+                ) from error
+            num_errors, num_done = num_errors + (not is_answer), num_done + 1
             bar.update()
 
         async with app.router.lifespan_context(app):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import signal
 import subprocess
 import time
@@ -114,6 +115,33 @@ def test_one_that_was_stopped_goes_on(tmp_path: Path) -> None:
     assert all(after[name] == line for name, line in before.items())
 
 
+def test_one_whose_disk_is_full_says_so_and_goes_on_later(tmp_path: Path) -> None:
+    rows = [row(f"row-{i}", "/v1/completions", {**TEXT, "max_tokens": 2}) for i in range(12)]
+    source, target = written(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
+    most = 3000  # bytes of a file: some lines, and a part of one
+    command = [*TIDEWHEEL, "run-batch", "-i", str(source), "-o", str(target)]
+    full = subprocess.run(
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=250,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most)),
+    )
+    before = answers(target)
+    assert full.returncode == 1
+    assert 0 < len(before) < 12
+    assert full.stderr.splitlines()[-1] == (
+        f"tidewheel run-batch: --output-file {target} cannot be written any more: File too large. {len(before)} of 12 "
+        "requests are answered in it; make room, and run the same command again for the others"
+    )
+    assert "Traceback" not in full.stderr
+    done = run_batch(source, target)
+    assert done.returncode == 0, done.stderr
+    after = answers(target)
+    assert len(after) == 12
+    assert all(after[name] == line for name, line in before.items())
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
@@ -142,6 +170,7 @@ def test_files_that_are_no_batch(tmp_path: Path, text: str | None, complaint: st
         ("none/out.jsonl", "none/out.jsonl cannot be written: the folder {}/none does not exist"),
         ("in.jsonl", "in.jsonl is the input file: name another one for the answers"),
         (".", "is a folder: name a file in it"),
+        ("/dev/full", "/dev/full is no regular file: name one, as a run that was stopped reads it to go on"),
         ("/proc/out.jsonl", "/proc/out.jsonl cannot be written: No such file or directory"),  # where none can be made
     ],
 )
