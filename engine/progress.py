@@ -92,11 +92,38 @@ class DownloadProgress(Progress):
             logger.info("Downloading %s: %.2f of %.2f GiB (%.0f %%)", self._model, done / _GIB, whole / _GIB, percent)
 
 
+class AnswerProgress(Progress):
+    """Of answers to `total` of something, `unit` in the singular. Any thread may report."""
+
+    def __init__(
+        self,
+        unit: str,
+        total: int,
+        done: int = 0,
+        *,
+        stderr: TextIO = sys.stderr,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(stderr, clock)
+        self._unit, self._total, self._done = unit, total, done
+        self._bar_options = {"desc": f"{unit.capitalize()}s", "unit": unit, "leave": True, "dynamic_ncols": True}
+        self._lock = threading.Lock()
+
+    def report(self, count: int) -> None:
+        """So many more are answered."""
+        with self._lock:
+            self._done += count
+            done = self._done
+            shown = self.show(done, self._total, self._bar_options)
+        if shown:
+            logger.info("%d of %d %ss are answered (%.0f %%)", done, self._total, self._unit, 100 * done / self._total)
+
+
 def _drawn(done: int, whole: int, stderr: TextIO, options: Mapping[str, Any]) -> tqdm[Any] | None:
     """A bar; None if the terminal has no size, as one of a container that nobody looks at."""
     from tqdm import tqdm
 
-    bar = tqdm(initial=done, total=whole, file=stderr, leave=False, **options)
+    bar = tqdm(initial=done, total=whole, file=stderr, **{"leave": False, **options})
     if bar.ncols == 0 or bar.nrows == 0:
         bar.close()
         return None

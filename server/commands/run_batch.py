@@ -20,6 +20,7 @@ from tidewheel.engine.files.reading import require_file
 from tidewheel.engine.files.wording import reason
 from tidewheel.engine.load import load_engine
 from tidewheel.engine.options import EngineOptions
+from tidewheel.engine.progress import AnswerProgress
 
 from ..app_options import AppOptions
 from ..batches.rows import add_line, check_file, finished_rows, read_rows
@@ -109,8 +110,6 @@ def _require_output(batch: _Batch) -> None:
 
 async def _answer(batch: _Batch, total: int, done: Collection[str]) -> int:
     """Run what is not `done`; returns the number of errors."""
-    from tqdm import tqdm
-
     from ..app import build_app
     from ..batches.app_client import AppClient
     from ..batches.run import run_rows
@@ -126,7 +125,7 @@ async def _answer(batch: _Batch, total: int, done: Collection[str]) -> int:
     app = build_app(engine, batch.app, encoders)
     rows = (row for row in read_rows(batch.source) if row.custom_id not in done)
     num_errors, num_done = 0, len(done)
-    with batch.target.open("ab", buffering=0) as target, tqdm(total=total, initial=num_done, unit="request") as bar:
+    with batch.target.open("ab", buffering=0) as target, AnswerProgress("request", total, num_done) as progress:
 
         def write(line: bytes, is_answer: bool) -> None:
             nonlocal num_errors, num_done
@@ -138,7 +137,7 @@ async def _answer(batch: _Batch, total: int, done: Collection[str]) -> int:
                     "requests are answered in it; make room, and run the same command again for the others"
                 ) from error
             num_errors, num_done = num_errors + (not is_answer), num_done + 1
-            bar.update()
+            progress.report(1)
 
         async with app.router.lifespan_context(app):
             concurrency = _WAITING * engine.limits.max_num_seqs

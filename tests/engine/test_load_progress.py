@@ -11,7 +11,7 @@ from engine.devices.made_models import PLAIN, decoder
 
 from tidewheel.engine.load_progress import LoadProgress, ReportedWeights, WarmUpProgress
 from tidewheel.engine.models.spec import tensor_shapes
-from tidewheel.engine.progress import DownloadProgress
+from tidewheel.engine.progress import AnswerProgress, DownloadProgress
 from tidewheel.engine.weights.hub_progress import bars_that_report
 from tidewheel.engine.weights.tensor import WeightTensor
 
@@ -98,6 +98,31 @@ def test_a_long_warm_up_has_lines_without_a_terminal(caplog: pytest.LogCaptureFi
     stderr = io.StringIO()
     warm_up(stderr)
     assert caplog.messages == ["Warmed up 3 of 6 kinds of steps", "Warmed up 6 of 6 kinds of steps"]
+    assert stderr.getvalue() == ""
+
+
+def answer(stderr: io.StringIO) -> None:
+    now = 0.0
+    with AnswerProgress("prompt", 12, 4, stderr=stderr, clock=lambda: now) as progress:
+        for _ in range(4):
+            now += 6.0
+            progress.report(2)
+
+
+def test_answers_have_a_bar_on_a_terminal(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    terminal = Terminal()
+    answer(terminal)
+    assert "Prompts: 100%" in terminal.getvalue()
+    assert "12/12" in terminal.getvalue()
+    assert caplog.messages == []
+
+
+def test_answers_have_lines_without_a_terminal(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    stderr = io.StringIO()
+    answer(stderr)
+    assert caplog.messages == ["8 of 12 prompts are answered (67 %)", "12 of 12 prompts are answered (100 %)"]
     assert stderr.getvalue() == ""
 
 

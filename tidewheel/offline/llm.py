@@ -94,7 +94,7 @@ class LLM(NamesOfVllm):
         """
         wanted = _listed(prompts)
         params = sampling_params or self.get_default_sampling_params()
-        return self._answers(wanted, params, "Prompts", use_tqdm, priorities=priority, lora_request=lora_request)
+        return self._answers(wanted, params, "prompt", use_tqdm, priorities=priority, lora_request=lora_request)
 
     def chat(
         self,
@@ -128,7 +128,7 @@ class LLM(NamesOfVllm):
             "chat_template_kwargs": chat_template_kwargs,
         }
         params = sampling_params or self.get_default_sampling_params()
-        return self._answers(conversations, params, "Conversations", use_tqdm, chat=options, lora_request=lora_request)
+        return self._answers(conversations, params, "conversation", use_tqdm, chat=options, lora_request=lora_request)
 
     def beam_search(
         self,
@@ -141,7 +141,7 @@ class LLM(NamesOfVllm):
 
         Raises InvalidRequestError.
         """
-        found = self._answers(_listed(prompts), params, "Prompts", use_tqdm, lora_request=lora_request)
+        found = self._answers(_listed(prompts), params, "prompt", use_tqdm, lora_request=lora_request)
         return [_beams(output) for output in found]
 
     def embed(
@@ -168,7 +168,7 @@ class LLM(NamesOfVllm):
             model=model,
         )
         texts = _listed(prompts)
-        with progress(len(texts), "Texts", use_tqdm) as done:
+        with progress(len(texts), "text", use_tqdm) as done:
             return self._running.run(self._model.pooler.embed(texts, done, **options))
 
     def encode(
@@ -185,7 +185,7 @@ class LLM(NamesOfVllm):
         PoolingParams(task=pooling_task)
         options = pooling_options(pooling_params, truncate_prompt_tokens=truncate_prompt_tokens, model=model)
         texts = _listed(prompts)
-        with progress(len(texts), "Texts", use_tqdm) as done:
+        with progress(len(texts), "text", use_tqdm) as done:
             return self._running.run(self._model.pooler.encode(texts, done, **options))
 
     def score(
@@ -204,7 +204,7 @@ class LLM(NamesOfVllm):
         """
         queries = [data_1] if isinstance(data_1, str) else list(data_1)
         documents = [data_2] if isinstance(data_2, str) else list(data_2)
-        with progress(len(documents), "Pairs", use_tqdm) as done:
+        with progress(len(documents), "pair", use_tqdm) as done:
             return self._running.run(
                 self._model.pooler.score(
                     queries, documents, done, model=model, truncate_prompt_tokens=truncate_prompt_tokens
@@ -227,12 +227,12 @@ class LLM(NamesOfVllm):
         self._running.run(self._model.reset_prefix_cache())
 
     def _answers(
-        self, prompts: Sequence[Any], params: Any, what: str, use_tqdm: UseTqdm, **options: Any
+        self, prompts: Sequence[Any], params: Any, unit: str, use_tqdm: UseTqdm, **options: Any
     ) -> list[RequestOutput]:
         first_id = next(self._ids)
         for _ in range(len(prompts) - 1):
             next(self._ids)
-        with progress(len(prompts), what, use_tqdm) as done:
+        with progress(len(prompts), unit, use_tqdm) as done:
             return self._running.run(self._model.answer_all(prompts, params, done, first_id=first_id, **options))
 
     @property
