@@ -108,6 +108,8 @@ def build_app(
     start_logger.info("Tool calls are read as %s, reasoning as %s", *(name or "text" for name in formats[:2]))
     suggested = engine.generation_defaults if resources.sampling_defaults is None else resources.sampling_defaults
     defaults = {**suggested, **resources.sampling_overrides}
+    if "max_tokens" in defaults:
+        start_logger.info("Answers have at most %d tokens (max_new_tokens)", defaults["max_tokens"])
     encoder = PromptEncoder(tokenizer, engine.context_of(1.0))
     request_templates = RequestTemplates(options.admission) if options.trust_request_chat_template else None
     renderer = PromptRenderer(template, encoder, options.default_chat_template_kwargs, request_templates)

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any
 
 from tidewheel.engine.declaring.option import Options, option
@@ -42,10 +43,26 @@ def _check_metrics_prefix(prefix: str) -> str | None:
     return "must have letters, digits, underscores and colons only, like vllm:"
 
 
+_NO_DEFAULTS = {
+    "max_tokens": "did you mean max_new_tokens?",
+    "max_completion_tokens": "did you mean max_new_tokens?",
+    "max_length": "did you mean max_new_tokens, which counts the answer alone?",
+    "do_sample": "temperature 0 is greedy",
+    "num_beams": "a request says it as use_beam_search",
+    "eos_token_id": "a request says it as stop_token_ids",
+    "stop_strings": "a request says it as stop",
+    "seed": "a request says it",
+}
+"""What the sampling defaults cannot have, and what to do instead."""
+
+
 def _check_sampling_defaults(given: Mapping[str, Any]) -> str | None:
-    if unknown := given.keys() - {*SAMPLING_NAMES}:
-        return f"must have {', '.join(SAMPLING_NAMES)} alone, not {', '.join(sorted(unknown))}"
-    return None
+    unknown = []
+    for name in sorted(given.keys() - {*SAMPLING_NAMES}):
+        near = get_close_matches(name, SAMPLING_NAMES, 1)
+        instead = _NO_DEFAULTS.get(name) or (f"did you mean {near[0]}?" if near else "")
+        unknown.append(f"{name} ({instead})" if instead else name)
+    return f"must have {', '.join(SAMPLING_NAMES)} alone, not {', '.join(unknown)}" if unknown else None
 
 
 def _strings(text: str) -> list[str]:
@@ -131,7 +148,8 @@ class AppOptions(Options):
     )
     override_generation_config: Mapping[str, Any] | None = option(
         None,
-        'sampling defaults that go before those of --generation-config, e.g. {"temperature": 0.2}',
+        "sampling defaults that go before those of --generation-config, and max_new_tokens, which bounds all answers, "
+        'e.g. {"temperature": 0.2}',
         parse=json_object,
         check=_check_sampling_defaults,
         metavar="JSON",

@@ -13,8 +13,8 @@ from ..files.wording import one_line, shown
 from .config import MAX_INTEGER
 
 _FILE = "generation_config.json"
-SAMPLING_NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-"""What may be suggested of sampling."""
+SAMPLING_NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
+"""What may be suggested of sampling. `max_new_tokens` is a limit for all requests, as it is in vLLM."""
 
 _MAX_SPECIAL_TOKENS = 1000  # that end a sequence; models name a handful
 
@@ -30,6 +30,7 @@ class GenerationConfig:
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+    max_new_tokens: int | None = None
     origin: str = field(default=_FILE, compare=False)
 
 
@@ -45,17 +46,15 @@ def read_generation_config(folder: Path, config: Mapping[str, Any]) -> Generatio
     values = read_json_if_there(path)
     end_tokens = (*_token_ids(values, "eos_token_id", path), *_token_ids(config, "eos_token_id", config_path))
     begin_tokens = _token_ids(values, "bos_token_id", path) or _token_ids(config, "bos_token_id", config_path)
-    top_k = _number(values, "top_k", path)
-    if isinstance(top_k, float) and not top_k.is_integer():
-        raise ModelError(f"{path}: top_k must be an integer, got {shown(top_k)}")
     return GenerationConfig(
         eos_token_ids=tuple(dict.fromkeys(end_tokens)),
         bos_token_id=begin_tokens[0] if begin_tokens else None,
         temperature=_number(values, "temperature", path),
         top_p=_number(values, "top_p", path),
-        top_k=None if top_k is None else int(top_k),
+        top_k=_integer(values, "top_k", path),
         min_p=_number(values, "min_p", path),
         repetition_penalty=_number(values, "repetition_penalty", path),
+        max_new_tokens=_integer(values, "max_new_tokens", path),
         origin=str(path),
     )
 
@@ -63,11 +62,17 @@ def read_generation_config(folder: Path, config: Mapping[str, Any]) -> Generatio
 def sampling_defaults(generation: GenerationConfig) -> dict[str, float | int]:
     """The sampling that is suggested, by the names of `SamplingParams`, for requests that leave it open.
 
-    Raises ModelError, naming the field, for a value that a request could not have either.
+    `max_tokens` is also the most that a request may have. Raises ModelError, naming the field, for a value that a
+    request could not have either.
     """
     from ..sampling_params import SamplingParams  # which a start need not wait for
 
     defaults = {name: value for name in SAMPLING_NAMES if (value := getattr(generation, name)) is not None}
+    most = defaults.pop("max_new_tokens", None)
+    if most is not None:
+        if type(most) is not int or not 1 <= most <= MAX_INTEGER:
+            raise ModelError(f"{generation.origin}: max_new_tokens must be an integer above 0, got {shown(most)}")
+        defaults["max_tokens"] = most
     try:
         SamplingParams(**defaults)
     except InvalidRequestError as error:
@@ -90,3 +95,10 @@ def _number(values: Mapping[str, Any], name: str, path: Path) -> float | None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
         raise ModelError(f"{path}: {name} must be a number, got {shown(value)}")
     return value
+
+
+def _integer(values: Mapping[str, Any], name: str, path: Path) -> int | None:
+    value = _number(values, name, path)
+    if isinstance(value, float) and not value.is_integer():
+        raise ModelError(f"{path}: {name} must be an integer, got {shown(value)}")
+    return None if value is None else int(value)

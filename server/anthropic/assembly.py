@@ -38,8 +38,8 @@ from ..protocol.usage import Usage
 class MessageBuilder:
     """Builds a message from an answer. Each method returns the events of what it did, which are made as they are read.
 
-    `usage` counts the tokens so far, and `max_tokens` is the request's. Without `shows_thinking`, only the signature of
-    the thoughts is sent.
+    `usage` counts the tokens so far, and `max_tokens` is the most there may be. Without `shows_thinking`, only the
+    signature of the thoughts is sent.
     """
 
     def __init__(self, model: str, usage: Callable[[], Usage], max_tokens: int, *, shows_thinking: bool = True) -> None:

@@ -54,7 +54,8 @@ class MessagesEndpoints:
             run = await self._path.start(chat, len(raw), timer, request.state.request_id, id_prefix="msg")
         thinking = body.thinking
         hides_thinking = isinstance(thinking, ThinkingEnabled | ThinkingAdaptive) and thinking.display == "omitted"
-        builder = MessageBuilder(run.model, run.usage, body.max_tokens, shows_thinking=not hides_thinking)
+        most = run.max_tokens or body.max_tokens
+        builder = MessageBuilder(run.model, run.usage, most, shows_thinking=not hides_thinking)
         if body.stream:
             request_id = request.state.request_id
             return NamedEventStream(

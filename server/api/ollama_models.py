@@ -171,7 +171,7 @@ class OllamaModelEndpoints:
         return [*found, *(name for name in ("tools", "thinking", "insert") if has[name])]
 
 
-_OPTIONS = {"repetition_penalty": "repeat_penalty"}
+_OPTIONS = {"repetition_penalty": "repeat_penalty", "max_tokens": "num_predict"}
 
 
 @operation("The version of Ollama whose API this is", response=OllamaVersion, error=OllamaError)

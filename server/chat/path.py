@@ -107,7 +107,9 @@ class ChatPath:
             shown_prompts=[prompt.text] if body.truncate_prompt_tokens is None else None,
         )
         answers = [parsers.answer(body, tools, prompt) for _ in generation.choices]
-        return ChatRun(generation, model, token_ids, answers, counts_reasoning=parsers.reads_reasoning)
+        return ChatRun(
+            generation, model, token_ids, answers, sampling.max_tokens, counts_reasoning=parsers.reads_reasoning
+        )
 
     async def count_tokens(self, body: ChatCompletionRequest, raw_size: int) -> int:
         """How many tokens a request's prompt has, even if it is too long. Raises what `start` raises."""

@@ -49,10 +49,19 @@ class ChatRun:
     shows each output to `delta`, or to the choice's own of the `answers`.
 
     `id` is the answer's, `model` the name it was asked for under, `created` the time in seconds since 1970,
-    `prompt_token_ids` are the rendered prompt.
+    `prompt_token_ids` are the rendered prompt. `max_tokens` is the most that a choice may have; None is all that fit.
     """
 
-    __slots__ = ("_counts_reasoning", "answers", "created", "generation", "id", "model", "prompt_token_ids")
+    __slots__ = (
+        "_counts_reasoning",
+        "answers",
+        "created",
+        "generation",
+        "id",
+        "max_tokens",
+        "model",
+        "prompt_token_ids",
+    )
 
     def __init__(
         self,
@@ -60,12 +69,14 @@ class ChatRun:
         model: str,
         prompt_token_ids: list[int],
         answers: list[Answer],
+        max_tokens: int | None = None,
         *,
         counts_reasoning: bool,
     ) -> None:
         self.id = generation.id
         self.prompt_token_ids = prompt_token_ids
         self.model = model
+        self.max_tokens = max_tokens
         self.created = int(time.time())
         self.generation = generation
         self.answers = answers

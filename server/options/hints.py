@@ -48,7 +48,9 @@ _MEANINGS = {
     "--rope-theta": "--rope-freq-base",
     "--rope-scaling": "--rope-freq-scale --rope-scale --yarn-orig-ctx --yarn-ext-factor",
     "--reasoning-parser": "--reasoning-format --think",
-    "a request says it as max_tokens": "--n-predict -n --num-predict --predict --max-tokens --max-new-tokens",
+    "a request says it as max_tokens, and --override-generation-config as max_new_tokens for all": (
+        "--n-predict -n --num-predict --predict --max-tokens --max-new-tokens"
+    ),
     "a request says it as temperature, top_p, top_k, min_p, seed or stop, and --override-generation-config for all": (
         "--temp --temperature --top-p --top-k --min-p --repeat-penalty --repetition-penalty --presence-penalty "
         "--frequency-penalty --stop --samplers"

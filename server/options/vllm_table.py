@@ -54,7 +54,9 @@ WORKS = {
     "as --kv-cache-space, which is in GiB": "--kv-cache-memory-bytes",
     "on a CPU, as many groups of cores (docs/processors.md)": "--tensor-parallel-size",
     "20 by default, -1 for the whole vocabulary; --max-answer-size bounds an answer": "--max-logprobs",
-    "temperature, top_p, top_k, min_p and repetition_penalty": "--override-generation-config",
+    "temperature, top_p, top_k, min_p, repetition_penalty, and max_new_tokens, a limit for all": (
+        "--override-generation-config"
+    ),
     "the context is cut to the smallest window": "--disable-sliding-window",
     "one rope for all layers; --hf-overrides changes others": "--rope-scaling --rope-theta",
     "sequences that may wait, not requests": "--max-num-queued-reqs",

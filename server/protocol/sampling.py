@@ -177,7 +177,7 @@ def sampling_params(
 ) -> SamplingParams:
     """The engine's sampling parameters for a body; `defaults` are the model's own (generation_config.json).
 
-    Raises InvalidRequestError naming the body's field.
+    Their `max_tokens` bounds the body's. Raises InvalidRequestError naming the body's field.
     """
 
     def number(field: str, fallback: float) -> float:
@@ -191,6 +191,16 @@ def sampling_params(
         raise bad_request(f"a stop string must have at most {MAX_STOP_LENGTH} characters", "stop")
     n = body.num_choices if endpoint.n is None else endpoint.n
     names = endpoint.names
+    limit = defaults.get("max_tokens")
+    max_tokens = endpoint.max_tokens
+    if limit is not None:
+        max_tokens = int(limit) if max_tokens is None else min(max_tokens, int(limit))
+        if (body.min_tokens or 0) > limit:
+            raise bad_request(
+                f"min_tokens must be at most {limit}, the longest answer of this server (max_new_tokens of its "
+                f"generation config), got {body.min_tokens}",
+                "min_tokens",
+            )
     if body.use_beam_search:
         # What a model's own defaults say of sampling does not concern a search.
         defaults, n = {}, body.num_choices
@@ -199,7 +209,7 @@ def sampling_params(
         if endpoint.max_tokens == 0 and not endpoint.prompt_only:
             raise InvalidRequestError("max_tokens must be at least 1, got 0", "max_tokens")
         return SamplingParams(
-            max_tokens=endpoint.max_tokens,
+            max_tokens=max_tokens,
             temperature=number("temperature", 1.0),
             top_p=number("top_p", 1.0),
             top_k=body.top_k if body.top_k is not None else int(defaults.get("top_k", 0)),

@@ -82,6 +82,7 @@ def test_no_config_json_is_refused(tmp_path: Path) -> None:
         ("top_k", -2, "between 1 and 2147483647"),
         ("top_k", 2**31, "between 1 and 2147483647"),
         ("repetition_penalty", 0.0, "between 0.01 and 100"),
+        ("max_new_tokens", 0, "an integer above 0"),
     ],
 )
 def test_suggestions_that_no_request_could_make_are_refused(
@@ -93,8 +94,9 @@ def test_suggestions_that_no_request_could_make_are_refused(
 
 
 def test_suggestions_are_the_fields_that_are_there(tmp_path: Path) -> None:
-    write(tmp_path, "generation_config.json", {"temperature": 0.5, "top_k": 20.0, "top_p": None})
-    assert sampling_defaults(read_generation_config(tmp_path, {})) == {"temperature": 0.5, "top_k": 20}
+    write(tmp_path, "generation_config.json", {"temperature": 0.5, "top_k": 20.0, "top_p": None, "max_new_tokens": 9})
+    defaults = {"temperature": 0.5, "top_k": 20, "max_tokens": 9}
+    assert sampling_defaults(read_generation_config(tmp_path, {})) == defaults
 
 
 @pytest.mark.parametrize("top_k", [float("nan"), float("inf"), 2.5])

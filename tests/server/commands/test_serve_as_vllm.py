@@ -27,7 +27,8 @@ FLAGS = [
         "--max-logprobs",
         "3",
     ),
-    *("--override-generation-config.temperature", "0", "--enable-force-include-usage", "--block-size", "16"),
+    *("--override-generation-config", '{"temperature": 0, "max_new_tokens": 5}'),
+    *("--enable-force-include-usage", "--block-size", "16"),
     *("--return-tokens-as-token-ids", "--rope-theta", "5e5", "--hf-overrides.max_position_embeddings", "256"),
 ]
 MESSAGES = [{"role": "user", "content": "Hello"}]
@@ -82,6 +83,28 @@ def test_answers_have_the_role_and_the_defaults(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "counted"),
+    [("/chat/completions", "completion_tokens"), ("/completions", "completion_tokens"), ("/messages", "output_tokens")],
+)
+def test_no_answer_is_longer_than_the_server_allows(
+    client: httpx.Client, server: ServerProcess, path: str, counted: str
+) -> None:
+    assert "Answers have at most 5 tokens (max_new_tokens)" in server.log
+    of_messages = path == "/messages"
+    said: dict[str, Any] = {"prompt": "a"} if path == "/completions" else {"messages": MESSAGES}
+    for fields in [{"max_tokens": 3}, {"max_tokens": 100}] + [{}] * (not of_messages):
+        answer = client.post(path, json={**said, **fields} if of_messages else {**said, **fields, "ignore_eos": True})
+        assert answer.json()["usage"][counted] == min(fields.get("max_tokens", 5), 5)
+        assert answer.json()["stop_reason" if of_messages else "choices"]
+    if of_messages:
+        assert answer.json()["stop_reason"] == "max_tokens"
+        return
+    answer = client.post(path, json={**said, "min_tokens": 6})
+    assert answer.status_code == 400
+    assert "min_tokens must be at most 5, the longest answer of this server" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
     ("path", "fields"),
     [
         ("/chat/completions", {"messages": MESSAGES, "logprobs": True, "top_logprobs": 4}),
@@ -107,8 +130,8 @@ def test_more_logprobs_than_allowed_are_refused(client: httpx.Client, path: str,
         (["--tensor-parallel-size", "100000"], "--tensor-parallel-size 100000 needs as many cores"),
         (["--override-generation-config", '{"top_p": 7}'], "--override-generation-config: top_p must be"),
         (
-            ["--override-generation-config", '{"max_tokens": 7}'],
-            "--override-generation-config: must have temperature, top_p",
+            ["--override-generation-config", '{"max_tokens": 7, "do_sampel": 1}'],
+            "max_new_tokens alone, not do_sampel, max_tokens (did you mean max_new_tokens?)",
         ),
         (["--max-logprobs", "-2"], "--max-logprobs: must be at least -1"),
     ],
