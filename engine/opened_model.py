@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .cancellation import Cancellation
 from .devices import get_device, require
@@ -26,11 +26,12 @@ from .devices.base import (
 from .devices.cache_split import GroupBytes
 from .devices.coverage import require_mixers
 from .errors import DeviceError, ModelError
+from .files.wording import shown
 from .kv_cache_choice import KvCacheChoice, choose_kv_cache
 from .load_progress import LoadProgress, ReportedWeights
 from .machine.memory import read_memory
 from .models import ModelDescription, describe
-from .models.overrides import overridden
+from .models.overrides import idle_fields, overridden
 from .models.spec import DecoderSpec, tensor_shapes
 from .options import EngineOptions
 from .speculative_options import Eagle3, Mtp
@@ -225,6 +226,7 @@ def open_model(options: EngineOptions, source: ModelSource | None = None) -> Ope
         description, contexts = with_longer_contexts(describe(config), config, factors, wanted)
     else:
         description = describe(config, options.max_model_len)
+    _warn_of_idle_overrides(options, source.config)
     if options.disable_sliding_window:
         description = _within_windows(description, options.max_model_len)
     asked = options.speculative.speculation
@@ -305,6 +307,18 @@ def open_model(options: EngineOptions, source: ModelSource | None = None) -> Ope
         contexts=contexts,
         tokenizer_mode=options.tokenizer_mode,
     )
+
+
+def _warn_of_idle_overrides(options: EngineOptions, config: Mapping[str, Any]) -> None:
+    def described(fields: Mapping[str, Any]) -> ModelDescription:
+        return describe(overridden(config, fields, options.rope_scaling, options.rope_theta))
+
+    if options.hf_overrides and (idle := [*idle_fields(config, options.hf_overrides, described)]):
+        logger.warning(
+            "--hf-overrides: %s would change nothing, because nothing of this model is read from there: check the "
+            "spelling, or leave it out",
+            ", ".join(map(shown, idle)),
+        )
 
 
 def _require_watched(spec: DecoderSpec) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ..errors import ModelError
 
 _ROPES = ("rope_scaling", "rope_parameters")
+_OF_WEIGHTS = {"quantization_config", "compression_config", "dtype", "torch_dtype"}  # they are no part of a description
 
 
 def overridden(
@@ -41,6 +42,41 @@ def _merged(config: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, A
         else:
             merged[name] = _merged(inner, value)
     return merged
+
+
+def idle_fields(
+    config: Mapping[str, Any], fields: Mapping[str, Any], described: Callable[[Mapping[str, Any]], object]
+) -> Iterator[str]:
+    """The fields that say something else than the config, and change nothing. Fields within an object have its name
+    before theirs, with a dot.
+
+    `described` says what a model the config becomes with given fields.
+    """
+    whole = described(fields)
+    for path in _changes(config, fields):
+        if path[0] in _OF_WEIGHTS:
+            continue
+        try:
+            idle = described(_without(fields, path)) == whole
+        except ModelError:  # without it the model could not be served
+            idle = False
+        if idle:
+            yield ".".join(path)
+
+
+def _changes(config: Mapping[str, Any], fields: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    for name, value in fields.items():
+        inner = config.get(name)
+        if isinstance(inner, Mapping) and isinstance(value, Mapping) and "rope_type" not in value:
+            yield from ((name, *path) for path in _changes(inner, value))
+        elif value != inner:
+            yield (name,)
+
+
+def _without(fields: Mapping[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+    name, *rest = path
+    kept = {other: value for other, value in fields.items() if other != name}
+    return {**kept, name: _without(fields[name], tuple(rest))} if rest else kept
 
 
 def _with_rope(

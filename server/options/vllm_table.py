@@ -13,7 +13,7 @@ WORKS = {
     "--disable-log-requests --disable-log-stats "
     "--disable-uvicorn-access-log --download-dir --enable-force-include-usage --enable-lora "
     "--enable-prefix-caching --enable-request-id-headers --enable-tokenizer-info-endpoint --h11-max-header-count "
-    "--h11-max-incomplete-event-size --hf-overrides --host --log-level --long-lora-scaling-factors "
+    "--h11-max-incomplete-event-size --host --log-level --long-lora-scaling-factors "
     "--lora-dtype --lora-modules --max-cpu-loras "
     "--max-lora-rank --max-loras --max-model-len --max-num-batched-tokens --max-num-seqs --middleware --model "
     "--otlp-traces-endpoint --port --response-role --return-tokens-as-token-ids --revision --root-path "
@@ -57,6 +57,7 @@ WORKS = {
     "temperature, top_p, top_k, min_p, repetition_penalty, and max_new_tokens, a limit for all": (
         "--override-generation-config"
     ),
+    "fields that change nothing are named in the log": "--hf-overrides",
     "the context is cut to the smallest window": "--disable-sliding-window",
     "one rope for all layers; --hf-overrides changes others": "--rope-scaling --rope-theta",
     "sequences that may wait, not requests": "--max-num-queued-reqs",

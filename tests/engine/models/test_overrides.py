@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ from model_configs import CONFIGS
 
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.models import describe
-from tidewheel.engine.models.overrides import overridden
+from tidewheel.engine.models.overrides import idle_fields, overridden
 from tidewheel.engine.opened_model import open_model
 from tidewheel.engine.options import EngineOptions
 from tidewheel.server.options.model import DEMO_MODEL
@@ -62,6 +63,22 @@ def test_ropes_by_layer_are_refused() -> None:
     config = {"rope_parameters": {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}}
     with pytest.raises(ModelError, match="--hf-overrides"):
         overridden(config, None, None, 5e5)
+
+
+def test_fields_that_change_nothing_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    same = {"architectures": ["LlamaForCausalLM"], "quantization_config": None, "model_type": "llama"}
+    used = {**same, "rope_theta": 7e5, "rope_parameters": {"rope_type": "linear", "factor": 2.0}}
+    open_model(EngineOptions(str(DEMO_MODEL), device="cpu", hf_overrides=used))
+    assert "--hf-overrides" not in caplog.text
+    open_model(EngineOptions(str(DEMO_MODEL), device="cpu", hf_overrides={**used, "nope": 1, "num_hidden_layer": 2}))
+    assert caplog.text.count("--hf-overrides: 'nope', 'num_hidden_layer' would change nothing") == 1
+    nested = {"text_config": LLAMA, "rope_scaling": {"factor": 2.0}}
+    fields = {"text_config": {"nope": 1, "vocab_size": 64, "head_dim": 8}, "rope_scaling": {"factor": 3.0}}
+
+    def described(given: Mapping[str, Any]) -> object:
+        return describe(overridden(nested, given, None, None)["text_config"])
+
+    assert [*idle_fields(nested, fields, described)] == ["text_config.nope", "rope_scaling.factor"]
 
 
 def test_without_a_sliding_window_the_context_is_as_long_as_the_window() -> None:
