@@ -7,10 +7,12 @@ server, which imports this package too, starts without them.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .engine.errors import TidewheelError
+    from .inputs import PromptType
     from .lora.request import LoRARequest
     from .offline.async_llm import AsyncLLM, AsyncLLMEngine
     from .offline.engine_args import AsyncEngineArgs, EngineArgs
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from .offline.prompts import TextPrompt, TokensPrompt
 
 __version__ = "0.1.0"
+__version_tuple__ = tuple(int(part) if part.isdigit() else part for part in __version__.split("."))
 
 __all__ = [
     "LLM",
@@ -54,6 +57,7 @@ __all__ = [
     "PoolingOutput",
     "PoolingParams",
     "PoolingRequestOutput",
+    "PromptType",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
@@ -67,6 +71,7 @@ __all__ = [
 
 _MODULES = {
     "engine.errors": ("TidewheelError",),
+    "inputs": ("PromptType",),
     "lora.request": ("LoRARequest",),
     "offline.async_llm": ("AsyncLLM", "AsyncLLMEngine"),
     "offline.engine_args": ("AsyncEngineArgs", "EngineArgs"),
@@ -93,13 +98,35 @@ _MODULES = {
     "offline.prompts": ("TextPrompt", "TokensPrompt"),
 }
 
+# Those that `import vllm` imports, too.
+_SUBMODULES = ("config", "inputs", "lora", "outputs", "pooling_params", "sampling_params", "utils")
+
 
 def __getattr__(name: str) -> object:
     for module, names in _MODULES.items():
         if name in names:
             return getattr(importlib.import_module(f".{module}", __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in _SUBMODULES:
+        return importlib.import_module(f".{name}", __name__)
+    from .names_of_vllm import why_not
+
+    why = why_not(name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}" + (f": {why}" if why else ""))
 
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+class _NamesOfVllm:
+    """The last finder of modules: of those that only vLLM has, it says what to do instead."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        if name.startswith(f"{__name__}."):
+            from .names_of_vllm import refuse_import
+
+            refuse_import(name)
+
+
+sys.meta_path.append(_NamesOfVllm)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, NoReturn
+
 from .offline.outputs import (
     CompletionOutput,
     EmbeddingOutput,
@@ -23,3 +25,10 @@ __all__ = [
     "ScoringOutput",
     "ScoringRequestOutput",
 ]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> NoReturn:
+        from .names_of_vllm import refuse_name
+
+        refuse_name(__name__, name)

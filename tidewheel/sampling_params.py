@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, NoReturn
+
 from .offline.params import (
     BeamSearchParams,
     GuidedDecodingParams,
@@ -17,3 +19,10 @@ __all__ = [
     "SamplingParams",
     "StructuredOutputsParams",
 ]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> NoReturn:
+        from .names_of_vllm import refuse_name
+
+        refuse_name(__name__, name)

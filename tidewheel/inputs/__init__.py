@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .offline.prompts import Prompt as PromptType
-from .offline.prompts import TextPrompt, TokensPrompt
+from tidewheel.offline.prompts import Prompt as PromptType
+from tidewheel.offline.prompts import TextPrompt, TokensPrompt
 
 __all__ = ["PromptType", "TextPrompt", "TokensPrompt"]
