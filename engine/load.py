@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
 from .cancellation import Cancellation
+from .devices import check_options
 from .devices.base import Executor, ExecutorLimits, LoraExecutor
 from .devices.cache_split import GroupBytes, keeps_kv
 from .downloads import downloads_of
@@ -57,6 +58,8 @@ class EngineLoad:
         """
         self._started = time.perf_counter()
         self._options, self._host = options, host
+        if host is None:
+            check_options(options.device, options.device_options)
         if downloads := downloads_of(options):
             from .download_check import check_before_download
 

@@ -19,7 +19,7 @@ from .tpu.options import TpuOptions
 if TYPE_CHECKING:
     from .base import Device
 
-__all__ = ["DEVICE_NAMES", "DEVICE_OPTIONS", "SERVING_DEVICES", "get_device", "require"]
+__all__ = ["DEVICE_NAMES", "DEVICE_OPTIONS", "SERVING_DEVICES", "check_options", "get_device", "require"]
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +69,22 @@ def get_device(name: str, options: Iterable[Options] = (), weight_bytes: int = 0
                 logger.warning("%s: no effect on the %s device, only on %s", ", ".join(given), name, owners)
     make: Callable[..., Device] = getattr(import_module(module, __package__), device)
     return make(*(groups.get(group) for group in own))
+
+
+def check_options(name: str, options: Iterable[Options]) -> None:
+    """Raise DeviceError for what this machine cannot be asked for, whatever the model is.
+
+    What `--device auto` means is not known yet on a machine with accelerators: nothing is looked at there.
+    """
+    require(name)
+    if name == "cpu" or (name == "auto" and not any(map(is_there, ACCELERATORS))):
+        from .cpu.device import check_groups
+
+        given = [*options]
+        check_groups(
+            next((group for group in given if isinstance(group, CpuOptions)), CpuOptions()),
+            next((group for group in given if isinstance(group, ParallelOptions)), ParallelOptions()),
+        )
 
 
 def _automatic(weight_bytes: int) -> str:

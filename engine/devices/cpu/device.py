@@ -34,6 +34,18 @@ from .weights import set_weights
 logger = logging.getLogger(__name__)
 
 
+def check_groups(options: CpuOptions, parallel: ParallelOptions) -> None:
+    """Raise DeviceError for groups of cores that cannot be had. It needs no model."""
+    _groups(options, parallel.tensor_parallel_size, "--tensor-parallel-size")
+
+
+def _groups(options: CpuOptions, num_groups: int, asked_by: str) -> list[list[int]]:
+    groups = choose_groups(options.threads_bind, _native.topology(), cpu_quota(), options.reserved_cpus)
+    if num_groups == 1:
+        return groups
+    return shared_out(groups, num_groups, named=options.threads_bind != "auto", asked_by=asked_by)
+
+
 def thread_groups(
     isa: str, options: CpuOptions, num_groups: int = 1, asked_by: str = "--tensor-parallel-size"
 ) -> list[list[int]]:
@@ -41,14 +53,11 @@ def thread_groups(
 
     `asked_by` is the option that says how many groups there are.
     """
-    topology, quota = _native.topology(), cpu_quota()
-    groups = choose_groups(options.threads_bind, topology, quota, options.reserved_cpus)
-    named = options.threads_bind != "auto"
-    if named and options.reserved_cpus is not None:
+    quota = cpu_quota()
+    groups = _groups(options, num_groups, asked_by)
+    if options.threads_bind != "auto" and options.reserved_cpus is not None:
         logger.warning("--reserved-cpus has no effect: --threads-bind %s names the cores", options.threads_bind)
-    if num_groups > 1:
-        groups = shared_out(groups, num_groups, named=named, asked_by=asked_by)
-    for group in spanning_groups(groups, topology):
+    for group in spanning_groups(groups, _native.topology()):
         logger.warning(
             "CPUs %s are of several NUMA nodes, which read each other's memory as one group of threads; "
             "--threads-bind auto makes a group of each node",

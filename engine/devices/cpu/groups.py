@@ -74,7 +74,8 @@ def shared_out(
     cpus = [cpu for group in groups for cpu in group]
     if len(cpus) < num_groups:
         raise DeviceError(
-            f"{asked_by} {num_groups} needs as many cores to make groups of, and there are {len(cpus)}: lower it"
+            f"{asked_by} {num_groups} needs as many cores to make groups of, and there are {len(cpus)}: take at most "
+            f"{len(cpus)}, or leave it out"
         )
     ends = [len(cpus) * i // num_groups for i in range(num_groups + 1)]
     return [cpus[begin:end] for begin, end in pairwise(ends)]

@@ -15,6 +15,10 @@ import pytest
 from fake_hub import fake_hub, hub_environment
 from server.conftest import TIDEWHEEL, ServerProcess
 
+from tidewheel import _native
+from tidewheel.engine.devices.cpu.groups import choose_groups
+from tidewheel.engine.machine.cgroup import cpu_quota
+
 FLAGS = [
     *("--load-format", "dummy", "--dtype", "float", "--max_num_seqs", "4", "--swap-space", "4", "-O3"),
     *(
@@ -31,6 +35,7 @@ FLAGS = [
     *("--enable-force-include-usage", "--block-size", "16"),
     *("--return-tokens-as-token-ids", "--rope-theta", "5e5", "--hf-overrides.max_position_embeddings", "256"),
 ]
+_CORES = sum(map(len, choose_groups("auto", _native.topology(), cpu_quota())))
 MESSAGES = [{"role": "user", "content": "Hello"}]
 
 
@@ -127,7 +132,8 @@ def test_more_logprobs_than_allowed_are_refused(client: httpx.Client, path: str,
             ["--node-rank", "2", "--ctx-size", "9"],
             "unknown option --ctx-size (did you mean --max-model-len?)",
         ),
-        (["--tensor-parallel-size", "100000"], "--tensor-parallel-size 100000 needs as many cores"),
+        # Before a model is looked for, and this one is nowhere.
+        (["none", "--tensor-parallel-size", "100000"], f"as many cores to make groups of, and there are {_CORES}:"),
         (["--override-generation-config", '{"top_p": 7}'], "--override-generation-config: top_p must be"),
         (
             ["--override-generation-config", '{"max_tokens": 7, "do_sampel": 1}'],
