@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 import numpy as np
 from msgspec import Struct
 
-from .adapters.registry import LoraRegistry
+from .adapters.registry import LoraRegistry, LoraUse
 from .constraints.constraint import SequenceConstraint
 from .constraints.grammar import GrammarCompiler
 from .constraints.masks import MaskWriter
@@ -306,6 +306,10 @@ class Engine:
         """Seconds that it will take to compute what is left of all prompts, from any thread: see Scheduler."""
         left_ms = self._scheduler.prompts_left_ms()
         return None if left_ms is None else left_ms / 1e3
+
+    def adapters_used(self) -> LoraUse | None:
+        """The adapters of all sequences, from any thread; None where none are served."""
+        return None if self.loras is None else self.loras.used(*self._scheduler.adapters())
 
     def bucket_stats(self) -> BucketStats | None:
         """How the device padded its launches, from any thread; None if it pads none, or the engine does not run."""

@@ -9,11 +9,12 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Callable, Coroutine
+from collections import Counter
+from collections.abc import Callable, Coroutine, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..devices.base import LoraExecutor
 from ..errors import TidewheelError, quoted
@@ -48,7 +49,8 @@ class _Entry:
 class LoraLease:
     """The use of an adapter by one request. It stays in memory until `release`."""
 
-    def __init__(self, lora: Lora, release: Callable[[], None]) -> None:
+    def __init__(self, name: str, lora: Lora, release: Callable[[], None]) -> None:
+        self.name = name
         self.lora = lora
         self._release: Callable[[], None] | None = release
 
@@ -57,6 +59,13 @@ class LoraLease:
         release, self._release = self._release, None
         if release is not None:
             release()
+
+
+class LoraUse(NamedTuple):
+    """Names of adapters: of sequences that run, and of those that wait for their turn or for the adapter itself."""
+
+    running: list[str]
+    waiting: list[str]
 
 
 class LoraRegistry:
@@ -77,12 +86,14 @@ class LoraRegistry:
         self._modules = options.lora_modules
         self._folder = None if options.lora_resolver_cache_dir is None else Path(options.lora_resolver_cache_dir)
         self.has_longer_contexts = bool(options.long_lora_scaling_factors)
+        self.max_loras = options.max_loras
         self.allows_updates = options.allow_runtime_lora_updating
         self._read = read
         self._executor = executor
         self.drop: Callable[[int], None] = executor.drop_lora
         self._entries: dict[str, _Entry] = {}
         self._in_memory: list[_Entry] = []  # the least recently used first
+        self._awaited: Counter[str] = Counter()  # by name, the requests that wait until it is in memory
         self._numbers = itertools.count()
         self._loading = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="lora", initializer=_give_way)
@@ -114,8 +125,26 @@ class LoraRegistry:
         """Whether requests may name it: it is served, or a folder where adapters are looked for."""
         return name in self._entries or self._found(name) is not None
 
+    def used(self, running: Set[int], waiting: Set[int]) -> LoraUse:
+        """The adapters of sequences, which have these numbers; from any thread."""
+        names = {entry.lora.number: entry.module.name for entry in list(self._in_memory) if entry.lora is not None}
+        awaited = {name for name, count in list(self._awaited.items()) if count}
+        return LoraUse(
+            sorted({names[number] for number in running & names.keys()}),
+            sorted({names[number] for number in waiting & names.keys()} | awaited),
+        )
+
     async def lease(self, name: str) -> LoraLease:
         """The adapter of that name in memory, read if need be. Raises UnknownLoraError and ModelError."""
+        self._awaited[name] += 1
+        try:
+            return await self._leased(name)
+        finally:
+            self._awaited[name] -= 1
+            if not self._awaited[name]:
+                del self._awaited[name]
+
+    async def _leased(self, name: str) -> LoraLease:
         while True:
             entry = self._entries.get(name)
             if entry is None:
@@ -164,7 +193,7 @@ class LoraRegistry:
     def _lend(self, entry: _Entry, lora: Lora) -> LoraLease:
         entry.users += 1
         entry.unused.clear()
-        return LoraLease(lora, lambda: self._take_back(entry))
+        return LoraLease(entry.module.name, lora, lambda: self._take_back(entry))
 
     def _take_back(self, entry: _Entry) -> None:
         entry.users -= 1

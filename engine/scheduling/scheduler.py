@@ -156,6 +156,15 @@ class Scheduler:
         """Those of them that wait for a prefix: another sequence computes it now, or it is read from disk."""
         return min(self._prompts.num_deferred, self.num_waiting)
 
+    def adapters(self) -> tuple[Set[int], Set[int]]:
+        """The numbers of the adapters of sequences that run, and of those that wait; from any thread."""
+        running: set[int] = set()
+        waiting: set[int] = set()
+        for sequence in list(self._sequences.values()):
+            if sequence.adapter >= 0:
+                (waiting if sequence.state is SequenceState.WAITING else running).add(sequence.adapter)
+        return running, waiting
+
     def prompts_left_ms(self) -> float | None:
         """How long it will take to compute what is left of all prompts, were nothing of them cached, from any thread.
 

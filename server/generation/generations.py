@@ -298,6 +298,7 @@ class Generations:
             report = Ended(
                 id=generation_id,
                 client_id=client_id,
+                adapter=None if lora is None else lora.name,
                 operation=_OPERATIONS.get(kind, "chat"),
                 prompt_lengths=lengths,
                 sampling=sampling,

@@ -21,12 +21,13 @@ logger = logging.getLogger("tidewheel.requests")
 class Ended:
     """A request that has ended.
 
-    `id` is that of its answer, `client_id` its x-request-id. `choices` are those of each prompt. `cut_short` is
-    client_gone or timed_out if that has ended the request early.
+    `id` is that of its answer, `client_id` its x-request-id, `adapter` the name of its LoRA adapter. `choices` are
+    those of each prompt. `cut_short` is client_gone or timed_out if that has ended the request early.
     """
 
     id: str
     client_id: str
+    adapter: str | None
     operation: str
     prompt_lengths: Sequence[int]
     sampling: SamplingParams
@@ -60,8 +61,8 @@ class RequestReports:
         attributes: dict[str, str | int | float | list[str] | None] = {
             "gen_ai.operation.name": ended.operation,
             "gen_ai.provider.name": "tidewheel",
-            "gen_ai.request.model": self._model_name,
-            "gen_ai.response.model": self._model_name,
+            "gen_ai.request.model": ended.adapter or self._model_name,
+            "gen_ai.response.model": ended.adapter or self._model_name,
             "gen_ai.request.id": ended.id,
             "gen_ai.response.id": ended.id,
             "http.request.header.x-request-id": [ended.client_id],
@@ -106,6 +107,7 @@ def _log(ended: Ended, elapsed_s: float) -> None:
     fields = {
         "id": ended.id,
         "request_id": ended.client_id,
+        **({} if ended.adapter is None else {"adapter": ended.adapter}),
         "prompt_tokens": ended.usage.prompt_tokens,
         "cached_tokens": ended.usage.prompt_tokens_details.cached_tokens,
         "completion_tokens": ended.usage.completion_tokens,
@@ -114,8 +116,12 @@ def _log(ended: Ended, elapsed_s: float) -> None:
         "finish": ended.cut_short or ",".join(ended.timer.finish_reasons) or "-",
     }
     logger.info(
-        "%(id)s x-request-id=%(request_id)s prompt=%(prompt_tokens)d cached=%(cached_tokens)d "
+        "%(id)s x-request-id=%(request_id)s%(adapter)s prompt=%(prompt_tokens)d cached=%(cached_tokens)d "
         "completion=%(completion_tokens)d first_token=%(first_token)s total=%(total_s).3fs finish=%(finish)s",
-        {**fields, "first_token": "-" if first is None else f"{first:.3f}s"},
+        {
+            **fields,
+            "adapter": "" if ended.adapter is None else f" adapter={ended.adapter}",
+            "first_token": "-" if first is None else f"{first:.3f}s",
+        },
         extra={"fields": fields},
     )

@@ -37,6 +37,14 @@ export function showStages(tile, stages) {
   tile.querySelector("tbody").replaceChildren(...rows);
 }
 
+/** Shows the names of adapters with requests, where any are served, in a tile. */
+export function showAdapters(tile, adapters) {
+  tile.hidden = adapters === null;
+  if (tile.hidden) return;
+  const waiting = adapters.waiting.length ? `; waiting: ${adapters.waiting.join(", ")}` : "";
+  tile.querySelector("p").textContent = (adapters.running.join(", ") || "none") + waiting;
+}
+
 function size(bytes) {
   const mib = Number(bytes) / 2 ** 20;
   if (!(mib > 0)) return "";

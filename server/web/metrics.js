@@ -29,6 +29,17 @@ export function parseStages(text) {
   return stages;
 }
 
+/** The names of adapters with `running` and with `waiting` requests; null where no adapters are served. */
+export function parseAdapters(text) {
+  const line = text.split("\n").find((line) => /^[^#]*lora_requests_info\{/.test(line));
+  if (!line) return null;
+  const names = (label) => {
+    const [, value] = new RegExp(`${label}_lora_adapters="((?:[^"\\\\]|\\\\.)*)"`).exec(line) ?? [];
+    return value ? value.replace(/\\(.)/g, "$1").split(",") : [];
+  };
+  return { running: names("running"), waiting: names("waiting") };
+}
+
 /** Tokens a second of an answer with so many, of which the last came `seconds` after the first. */
 export function speed(tokens, seconds) {
   return (tokens - 1) / seconds;
@@ -44,10 +55,10 @@ export class Meter {
   /**
    * What the text of a scrape tells: `running`, `waiting`, `kvUse` (0 to 1), and since the last reading
    * `tokensPerSecond`, `firstToken` and `betweenTokens` (mean seconds) and `prefixHits` (0 to 1); `ever` has the last
-   * three since the server's start. `stages` are those of a pipeline, with `step` and `hop` in seconds and the share
-   * `computing` of the time since the last reading. Null is unknown. The speed is of all answers: the tokens behind
-   * their first ones, by the time in which any was between its first token and its last. Of one answer it is what
-   * `speed` says of it.
+   * three since the server's start. `adapters` are as `parseAdapters` has them. `stages` are those of a pipeline, with
+   * `step` and `hop` in seconds and the share `computing` of the time since the last reading. Null is unknown. The
+   * speed is of all answers: the tokens behind their first ones, by the time in which any was between its first token
+   * and its last. Of one answer it is what `speed` says of it.
    */
   read(text, now) {
     const samples = parseMetrics(text);
@@ -77,6 +88,7 @@ export class Meter {
       ),
       ...means(since),
       ever: means(get),
+      adapters: parseAdapters(text),
       stages: this.#readStages(text, now),
     };
   }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ import lora_files
 import numpy as np
 import pytest
 from server.conftest import TIDEWHEEL, ServerProcess
+from server.waiting import eventually
 from transformers import AutoConfig
 
 from tidewheel.engine.adapters.options import LoraModule
@@ -94,6 +96,22 @@ def test_chats_have_adapters_too(server: ServerProcess) -> None:
         assert answer["model"] == model
         texts.add(answer["choices"][0]["message"]["content"])
     assert len(texts) == 3
+
+
+def test_who_uses_an_adapter_is_in_the_metrics_and_in_the_log(server: ServerProcess) -> None:
+    def used() -> tuple[str, ...]:
+        text = httpx.get(f"{server.url}/metrics").text
+        [line] = re.findall(r"^tidewheel:lora_requests_info\{(.*)\} 1\.\d+e\+09$", text, re.MULTILINE)
+        labels = dict(re.findall(r'(\w+)="([^"]*)"', line))
+        return labels["max_lora"], labels["running_lora_adapters"], labels["waiting_lora_adapters"]
+
+    assert used() == ("1", "", "")
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(complete, server, "first", prompt=[PROMPT] * 16, max_tokens=400, ignore_eos=True)
+        eventually(lambda: used() == ("1", "first", ""), "the adapter should be at work")
+        assert answer.result().status_code == 200
+    assert used() == ("1", "", "")
+    assert f" adapter=first prompt={16 * len(PROMPT)} " in server.log
 
 
 @pytest.mark.parametrize("name", ["nobody", "../seed-0", ".", "..", "seed-0/../seed-1", "/etc", "a\0b", "x" * 300])

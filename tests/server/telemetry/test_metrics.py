@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -15,6 +16,8 @@ from server.raw_http import post_raw
 from server.scripted_engine import ScriptedEngine
 from server.waiting import eventually, is_idle
 
+from tidewheel.engine.adapters.options import LoraOptions
+from tidewheel.engine.adapters.registry import LoraRegistry
 from tidewheel.engine.devices.bucket_stats import BucketStats, BucketUse
 from tidewheel.engine.devices.bucketing import Bucket
 from tidewheel.engine.pipeline.stage_times import PipelineStats, StageStats
@@ -167,10 +170,11 @@ def test_padding_is_measured_by_bucket_on_devices_that_have_buckets(start_server
 
 
 def staged_engine() -> ScriptedEngine:
-    """One whose device has two stages, and buckets too, so that all that a dashboard can show is there."""
+    """One whose device has two stages, buckets and adapters too, so that all that a dashboard can show is there."""
     engine = padding_engine()
     stages = [StageStats("the first", 7, 1.5, 6, 0.25), StageStats("the second", 7, 2.5, 5, 0.75)]
     engine.executor.stage_stats = lambda: PipelineStats(stages, restarts=3)
+    engine.loras = LoraRegistry(LoraOptions(enable_lora=True), Mock(), Mock())
     return engine
 
 

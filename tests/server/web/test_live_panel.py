@@ -110,7 +110,7 @@ def test_rates_come_from_differences_under_any_prefix(server: RunningServer, ope
     expect(figure(page, "tokens-per-second")).to_have_text("30")
 
 
-def test_stages_of_a_pipeline_have_a_tile(server: RunningServer, open_page: OpenPage) -> None:
+def test_stages_of_a_pipeline_and_adapters_have_tiles(server: RunningServer, open_page: OpenPage) -> None:
     def scrape_of(*stages: tuple[int, float, int, float]) -> str:
         names = ("steps", "computing_seconds", "hops", "hop_seconds")
         lines = [
@@ -123,7 +123,8 @@ def test_stages_of_a_pipeline_have_a_tile(server: RunningServer, open_page: Open
     scrapes = [
         scrape_of((100, 7.0, 10, 1.0), (100, 9.0, 0, 0.0)),
         scrape_of((110, 7.5, 20, 1.002), (110, 10.0, 0, 0.0)),
-        metrics("x:", num_requests_running=1),
+        metrics("x:", num_requests_running=1)
+        + r'x:lora_requests_info{max_lora="2",running_lora_adapters="a\"b,sql",waiting_lora_adapters="c"} 1.7e9',
     ]
 
     def scrape(route: Route) -> None:
@@ -137,10 +138,12 @@ def test_stages_of_a_pipeline_have_a_tile(server: RunningServer, open_page: Open
     page = open_page(f"{server.url}/#server", prepare, **WIDE)
     rows = page.locator("#stages tbody tr")
     expect(rows).to_have_text([f"Stage 1{UNKNOWN * 3}", f"Stage 2{UNKNOWN * 3}"])
+    expect(page.locator("#adapters")).to_be_hidden()
     page.clock.run_for(1000)
     expect(rows).to_have_text([f"Stage 150 %50 ms{0.2} ms", f"Stage 2100 %100 ms{UNKNOWN}"])
     page.clock.run_for(1000)
     expect(page.locator("#stages")).to_be_hidden()
+    expect(page.locator("#adapters p")).to_have_text('a"b, sql; waiting: c')
 
 
 def test_an_answer_that_is_alone_has_one_speed(
