@@ -137,7 +137,7 @@ def _converse(client: ChatClient, source: TextIO, screen: Screen) -> None:
     terminal = source.isatty()
     if terminal:
         screen.note(_HELP)
-        read = reader()
+        read = reader(_is_command)
     while True:
         try:
             text = read() if terminal else source.readline()
@@ -155,10 +155,16 @@ def _converse(client: ChatClient, source: TextIO, screen: Screen) -> None:
             client.reset()
         elif text == "/help":
             screen.note(_HELP)
-        elif text.startswith("/") and terminal and " " not in text:
+        elif terminal and _is_command(text):
             screen.note(f"there is no {text}; /help lists the commands")
         elif text:
             _answer(client, text, screen, terminal)
+
+
+def _is_command(line: str) -> bool:
+    """Whether a line that was typed is for this program: it need not be one that there is."""
+    text = line.strip()
+    return text.startswith("/") and " " not in text
 
 
 def _answer(client: ChatClient, text: str, screen: Screen, terminal: bool) -> None:

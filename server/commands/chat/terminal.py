@@ -29,15 +29,24 @@ def history_file() -> Path:
     return path
 
 
-def reader() -> Callable[[], str]:
-    """Reads a question. A line that ends with a backslash goes on. Raises EOFError and KeyboardInterrupt."""
+def reader(is_command: Callable[[str], bool]) -> Callable[[], str]:
+    """Reads a question. A line that ends with a backslash goes on. Commands are not kept in the history file.
+
+    What it returns raises EOFError and KeyboardInterrupt.
+    """
     try:
         from prompt_toolkit import PromptSession
         from prompt_toolkit.history import FileHistory
     except ImportError:
-        ask = _readline()
+        ask = _readline(is_command)
     else:
-        session: PromptSession[str] = PromptSession(history=FileHistory(str(history_file())))
+
+        class Questions(FileHistory):
+            def store_string(self, string: str) -> None:
+                if not is_command(string):
+                    super().store_string(string)
+
+        session: PromptSession[str] = PromptSession(history=Questions(str(history_file())))
         ask = session.prompt
 
     def read() -> str:
@@ -50,7 +59,7 @@ def reader() -> Callable[[], str]:
     return read
 
 
-def _readline() -> Callable[[str], str]:
+def _readline(is_command: Callable[[str], bool]) -> Callable[[str], str]:
     import atexit
     import readline
 
@@ -64,7 +73,15 @@ def _readline() -> Callable[[str], str]:
             readline.write_history_file(path)
 
     atexit.register(save)
-    return input
+
+    def ask(prompt: str) -> str:
+        line = input(prompt)
+        count = readline.get_current_history_length()
+        if is_command(line) and count and readline.get_history_item(count) == line:
+            readline.remove_history_item(count - 1)
+        return line
+
+    return ask
 
 
 class Screen:

@@ -200,14 +200,16 @@ def test_a_conversation_in_a_terminal(start_server: StartServer, tmp_path: Path,
         assert terminal.process.wait(20) == 0
     with Terminal(slow.url, tmp_path, toolkit=toolkit) as terminal:
         terminal.shown_until("> ")
-        terminal.type("\x1b[A\x1b[A\r")  # up twice, over /exit
+        terminal.type("\x1b[A\r")  # up: /exit is not in the history
         terminal.shown_until("\x1b[2mhmm\x1b[0m")
         terminal.shown_until(" tokens/s")
         assert last_prompt() == "<user>SAY(<think>hmm</think>on we go)YAS<assistant>"
         terminal.shown_until("> ")
         terminal.type("\x04")  # Ctrl-D
         assert terminal.process.wait(20) == 0
-    assert (tmp_path / "tidewheel/chat_history").stat().st_mode & 0o777 == 0o600
+    history = tmp_path / "tidewheel/chat_history"
+    assert history.stat().st_mode & 0o777 == 0o600
+    assert not {"/help", "/hepl", "/exit"} & {line.lstrip("+") for line in history.read_text().splitlines()}
 
 
 def test_a_server_is_started_where_none_runs_and_ends_with_the_conversation(
