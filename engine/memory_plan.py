@@ -150,19 +150,20 @@ def plan_kv_cache(
     cause = f"a KV cache of {cache_bytes / _GIB:.2f} GiB holds {fitting} tokens"
     given = options.kv_cache_space is not None
     why = "" if given else f" ({_memory_text(memory, weight_bytes)})"
-    raised = "--kv-cache-space" if given or memory.cgroup_limit is None else "--kv-cache-space or that limit"
+    raised = _more_cache(weight_bytes + full_length + states.num_bytes, memory, given=given)
     if options.max_model_len is not None or fitting < 1:
+        advice = [f"lower --max-model-len to {fitting}"] * (fitting > 0) + [raised] * bool(raised)
         raise ModelError(
             f"{cause}, less than one sequence of {wanted}, which takes {full_length / _GIB:.2f} GiB{why}: "
-            f"lower --max-model-len or raise {raised}"
+            f"{', or '.join(advice) or 'take a smaller model, or free memory'}"
         )
     logger.warning(
-        "The context is cut from the model's %d tokens to %d, because %s%s; raise %s for more",
+        "The context is cut from the model's %d tokens to %d, because %s%s%s",
         wanted,
         fitting,
         cause,
         why,
-        raised,
+        f"; {raised} for more" if raised else "",
     )
     return fitting, cache_bytes
 
@@ -180,19 +181,27 @@ def _check_room(
         return
     needed = f"{what} of {weight_bytes / _GIB:.2f} GiB and a KV cache of {cache_bytes / _GIB:.2f} GiB"
     if weight_bytes + cache_bytes > memory.ceiling:
+        room = min(memory.ceiling, memory.available)  # others have the rest
         advice = []
-        if weight_bytes < memory.ceiling:
-            room = (memory.ceiling - weight_bytes) / _GIB
-            advice.append(f"lower {flag}: {math.floor(room * 100) / 100:.2f} GiB would fit")
-        if cache_bytes < memory.ceiling:
-            advice.append(_fewer_bits(smaller(), memory.ceiling - cache_bytes))
+        if weight_bytes < room:
+            advice.append(f"lower {flag}: {math.floor((room - weight_bytes) / _GIB * 100) / 100:.2f} GiB would fit")
+        if cache_bytes < room or not advice:
+            advice.append(_fewer_bits(smaller(), room - cache_bytes))
         if memory.cgroup_limit is not None:
             advice.append("raise that limit")
         owner = "this machine has" if memory.cgroup_limit is None else "its control group allows this process"
-        ceiling = f"{memory.ceiling / _GIB:.2f} GiB of memory that {owner}"
+        free = f", {room / _GIB:.2f} GiB of it available" if room < memory.ceiling else ""
+        ceiling = f"{memory.ceiling / _GIB:.2f} GiB of memory that {owner}{free}"
         raise ModelError(f"{needed} do not fit into the {ceiling}: {', or '.join(advice)}")
     if weight_bytes + cache_bytes > memory.available:
         logger.warning("There is less memory than %s may come to take: %s", needed, _memory_text(memory, weight_bytes))
+
+
+def _more_cache(needed: int, memory: Memory, *, given: bool) -> str:
+    """What to do for a larger KV cache, with which so many bytes are `needed`; "" if there is not so much memory."""
+    if memory.available is None or needed <= memory.available:
+        return "raise --kv-cache-space"
+    return "" if given or memory.cgroup_limit is None else "raise that limit"
 
 
 def _fewer_bits(sizes: Mapping[Method, int], room: int) -> str:

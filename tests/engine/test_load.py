@@ -72,13 +72,15 @@ def test_a_context_that_nobody_asked_for_is_cut_to_the_cache(caplog: pytest.LogC
 
 
 def test_a_context_that_was_asked_for_and_does_not_fit_is_an_error() -> None:
-    with pytest.raises(ModelError, match=r"holds 16384 tokens.*lower --max-model-len or raise --kv-cache-space"):
+    with pytest.raises(ModelError, match=r"holds 16384 tokens.*: lower --max-model-len to 16384, or raise --kv"):
         plan(kv_cache_space=0.25, max_model_len=20_000)
     assert plan(kv_cache_space=0.25, max_model_len=16_384) == (16_384, GIB // 4)
     with pytest.raises(ModelError, match="holds 0 tokens"):
         plan(kv_cache_space=0.0001)
     with pytest.raises(ModelError, match="holds 0 tokens"):
         plan(0)
+    with pytest.raises(ModelError, match=r"lower --max-model-len to 16384$"):  # for more there is no memory
+        plan(GIB // 4, kv_cache_space=0.25, max_model_len=20_000)
     with pytest.raises(
         ModelError, match=r"0\.12 GiB \(1\.00 GiB of the control group's 2\.00 GiB of memory is available"
     ):
@@ -91,19 +93,23 @@ def test_a_context_that_was_asked_for_and_does_not_fit_is_an_error() -> None:
         (
             {"weights": 3 * GIB, "group": 2 * GIB},
             r"weights of 3\.00 GiB and a KV cache of 0\.00 GiB do not fit into the 2\.00 GiB of memory that its "
-            r"control group allows this process: take fewer bits for the weights with --quantization, or raise that",
+            r"control group allows this process, 1\.00 GiB of it available: take fewer bits for the weights with "
+            r"--quantization, or raise that",
         ),
         (
-            {"weights": GIB, "group": 2 * GIB, "kv_cache_space": 1.5},
-            r"cache of 1\.50 GiB do not fit into the 2\.00 GiB of memory that its control.*: lower --kv-cache-space",
+            {"weights": GIB // 2, "group": 2 * GIB, "kv_cache_space": 1.75},
+            r"cache of 1\.75 GiB do not fit into the 2\.00 GiB of memory that its.*: lower --kv-cache-space: 0\.50 GiB",
         ),
-        ({"num_gpu_blocks_override": 2**40}, r"lower --num-gpu-blocks-override: 64\.00 GiB would fit"),
-        ({"weights": 60 * GIB, "kv_cache_space": 5}, r"64\.00 GiB of memory that this machine has: lower"),
+        ({"num_gpu_blocks_override": 2**40}, r"lower --num-gpu-blocks-override: 1\.00 GiB would fit"),
+        (
+            {"available": 63 * GIB, "weights": 60 * GIB, "kv_cache_space": 5},
+            r"64\.00 GiB of memory that this machine has, 63\.00 GiB of it available: lower --kv-cache-space: 3\.00",
+        ),
     ],
 )
 def test_what_could_never_fit_is_refused_before_the_weights_are_read(sizes: dict[str, float], said: str) -> None:
     with pytest.raises(ModelError, match=said):
-        plan(GIB, **sizes)  # type: ignore[arg-type]
+        plan(**{"available": GIB, **sizes})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
