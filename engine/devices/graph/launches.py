@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
@@ -13,6 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ...errors import DeviceError
+from ...files.wording import one_line
 from ..bucket_stats import BucketStats, BucketUse
 from ..bucketing import Bucket
 from .adapter import Adapter
@@ -20,6 +24,8 @@ from .decoder import GraphDecoder
 from .sampler import greedy, sample
 from .staging import Staging, num_inputs, pack_padding
 from .warm_up import Phase
+
+logger = logging.getLogger(__name__)
 
 Head = Literal["greedy", "sampled", "logits"]
 _Function = tuple[Any, ...]  # the function, and its inputs
@@ -243,15 +249,35 @@ class _Launch:
         self._replay: Callable[[], None] | None = None
 
     def run(self) -> None:
-        """Replay the graph if there is one."""
+        """Replay the graph if there is one. Raises DeviceError if torch.compile fails."""
         if self._replay is not None:
             self._replay()
-        else:
+            return
+        try:
             self._adapter.run(self._call)
+        except Exception as error:
+            if _is_of_compiling(error):
+                raise _compile_error(self._adapter.name, error) from error
+            raise
 
     def capture(self) -> None:
         """Keep the graph."""
         self._replay = self._adapter.capture(self._call)
+
+
+def _is_of_compiling(error: Exception) -> bool:
+    errors = sys.modules.get("torch._dynamo.exc")  # which torch.compile imports
+    return errors is not None and isinstance(error, errors.TorchDynamoException)
+
+
+def _compile_error(device: str, error: Exception) -> DeviceError:
+    logger.debug("torch.compile has failed", exc_info=error)
+    cause = getattr(error, "inner_exception", error)
+    said = one_line(str(cause).strip().partition("\n\n")[0])  # torch's own advice is behind it
+    return DeviceError(
+        f"torch.compile cannot make code for the {device} device: {type(cause).__name__}: {said}. Mend that "
+        "(--log-level debug shows more), or take --enforce-eager, which does without"
+    )
 
 
 def _with_own_code(function: Callable[..., None]) -> Callable[..., None]:

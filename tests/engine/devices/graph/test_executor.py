@@ -336,6 +336,20 @@ def test_without_a_compiler_there_is_a_way_out(monkeypatch: pytest.MonkeyPatch) 
     load(models_zoo.folder("llama"), EAGER).close()
 
 
+def test_a_compiler_that_fails_is_one_sentence_with_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no code\nfor this\n\nand much that helps nobody")
+
+    def compiled(_: object, function: Any) -> Any:
+        return torch.compile(function, backend=fail, fullgraph=True)
+
+    monkeypatch.setattr("tidewheel.engine.devices.graph.cpu.CpuAdapter.compile", compiled)
+    executor = load(models_zoo.folder("llama"), FEW)
+    with pytest.raises(DeviceError, match=r"graph-cpu device: RuntimeError: no code for this\. .* --enforce-eager"):
+        executor.warm_up(lambda *_: None)
+    executor.close()
+
+
 def test_eight_bit_caches_are_refused() -> None:
     with pytest.raises(DeviceError, match="not int8: choose one"):
         load(models_zoo.folder("llama"), kv_cache_dtype="int8")
