@@ -184,7 +184,8 @@ def test_unknown_options_are_refused_by_name_with_a_hint(capsys: pytest.CaptureF
     assert "--node-rank" in refusal(capsys, "m", "--node-rank=2")
     several = refusal(capsys, "--ctx-size", "4096", "-c", "9", "--n-predict", "5", "--threads=4", "--nonsense")
     assert "--ctx-size (did you mean --max-model-len?), -c (did you mean --max-model-len?)" in several
-    assert "--n-predict (a request says it as max_tokens), --threads (did you mean --threads-bind?)" in several
+    said = "a request says it as max_tokens, and --override-generation-config as max_new_tokens for all"
+    assert f"--n-predict ({said}), --threads (did you mean --threads-bind?)" in several
     assert several.endswith("--nonsense; see --help\n")
     told = refusal(capsys, "--cors", "--ssl", "--workers=4", "--system-prompt", "x", "--offline", "--log-requests")
     assert "--cors (did you mean --allowed-origins?), --ssl (files are named with --ssl-keyfile and --ssl-cert" in told
