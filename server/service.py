@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Callable
 
 import uvicorn
 from starlette.applications import Starlette
@@ -47,7 +48,7 @@ def build_server(
     encoder_engine: EncoderEngine | None,
     options: ServeOptions,
     resources: AppResources,
-    tls: ssl.SSLContext | None,
+    tls: Callable[[], ssl.SSLContext] | None,
 ) -> Server:
     """The server of a model, when it is loaded. Raises TidewheelError if it cannot be served as the options say."""
     encoder_engine = encoder_engine or EncoderEngine()
@@ -67,5 +68,4 @@ def build_server(
         server_header=False,
     )
     config.load()
-    config.ssl = tls
-    return Server(config, engine, encoder_engine, options.http.shutdown_timeout)
+    return Server(config, engine, encoder_engine, options.http.shutdown_timeout, tls)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tidewheel.engine.downloads import downloads_of
@@ -79,7 +80,10 @@ def _serve(options: ServeOptions, host: StageHost | None, *, shows_banner: bool)
 
 
 def _load_server(
-    options: ServeOptions, host: StageHost | None, resources: AppResources, tls: ssl.SSLContext | None
+    options: ServeOptions,
+    host: StageHost | None,
+    resources: AppResources,
+    tls: Callable[[], ssl.SSLContext] | None,
 ) -> tuple[Server, EncoderEngine | None]:
     """The server, and the embedding models in it. What loading took, such as a mapped file, is freed with its frame."""
     with without_collections():
@@ -91,12 +95,18 @@ def _load_server(
             return build_server(load, encoders, options, resources, tls), encoders
 
 
-def _tls(options: HttpOptions) -> ssl.SSLContext | None:
+def _tls(options: HttpOptions) -> Callable[[], ssl.SSLContext] | None:
+    """What gives the TLS context of each new connection."""
     if options.ssl_certfile is None:
         return None
-    from ..http.tls import tls_context
+    from ..http.tls import RefreshedTls, tls_context
 
-    return tls_context(options.ssl_certfile, options.ssl_keyfile, options.ssl_ca_certs, options.ssl_cert_reqs)
+    files = options.ssl_certfile, options.ssl_keyfile, options.ssl_ca_certs
+    make = partial(tls_context, *files, options.ssl_cert_reqs)
+    if options.enable_ssl_refresh:
+        return RefreshedTls(make, [file for file in files if file is not None])
+    context = make()
+    return lambda: context
 
 
 def load_encoders_of(options: ServeOptions) -> EncoderEngine | None:

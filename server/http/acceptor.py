@@ -25,13 +25,16 @@ _LOG_EVERY_S = 60.0
 
 
 class Acceptor:
-    """Accepts connections from `listener`. `make_protocol` makes their protocols; `count` says how many are open."""
+    """Accepts connections from `listener`. `make_protocol` makes their protocols; `count` says how many are open.
+
+    `tls` gives the context of each, None is plain HTTP.
+    """
 
     def __init__(
         self,
         listener: socket.socket,
         make_protocol: Callable[[], asyncio.Protocol],
-        tls: ssl.SSLContext | None,
+        tls: Callable[[], ssl.SSLContext] | None,
         backlog: int,
         count: Callable[[], int],
     ) -> None:
@@ -74,7 +77,8 @@ class Acceptor:
 
     async def _start(self, connection: socket.socket) -> None:
         try:
-            await self._loop.connect_accepted_socket(self._make_protocol, connection, ssl=self._tls)
+            tls = None if self._tls is None else self._tls()
+            await self._loop.connect_accepted_socket(self._make_protocol, connection, ssl=tls)
         except (OSError, asyncio.TimeoutError) as error:  # the client has left, or the TLS handshake failed
             logger.debug("A connection did not come about: %s", error)
             connection.close()

@@ -34,6 +34,7 @@ class HttpOptions(Options):
         parse=lambda text: _CERTIFICATE_REQUIREMENTS.get(text, text),
         choices=tuple(_CERTIFICATE_REQUIREMENTS.values()),
     )
+    enable_ssl_refresh: bool = option(False, "read the files of certificates again when they have changed")
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     keep_alive_timeout_s: int = option(
         75,  # longer than clients keep idle connections, or they would send into closed ones
@@ -54,6 +55,7 @@ class HttpOptions(Options):
 
     def _contradictions(self) -> Iterator[str]:
         if self.ssl_certfile is None:
-            yield from self._needing(("ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs"), "--ssl-certfile")
+            needing = ("ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs", "enable_ssl_refresh")
+            yield from self._needing(needing, "--ssl-certfile")
         if (self.ssl_ca_certs is None) != (self.ssl_cert_reqs == "none"):
             yield "clients are checked with both --ssl-ca-certs FILE and --ssl-cert-reqs optional or required"

@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import socket
+import ssl
 from collections.abc import Callable, Generator
 from functools import partial
 from types import FrameType
@@ -36,9 +37,16 @@ class Server(uvicorn.Server):
     """
 
     def __init__(
-        self, config: uvicorn.Config, engine: Engine, encoder_engine: EncoderEngine, shutdown_timeout_s: float
+        self,
+        config: uvicorn.Config,
+        engine: Engine,
+        encoder_engine: EncoderEngine,
+        shutdown_timeout_s: float,
+        tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
+        """`tls` gives the context of each new connection."""
         super().__init__(config)
+        self._tls = tls
         self._engines = (engine, encoder_engine)
         self._shutdown_timeout_s = shutdown_timeout_s
         self._acceptors: list[Acceptor] = []
@@ -68,7 +76,7 @@ class Server(uvicorn.Server):
         )
         connections = self.server_state.connections
         for listener in sockets or ():
-            acceptor = Acceptor(listener, make_protocol, self.config.ssl, self.config.backlog, connections.__len__)
+            acceptor = Acceptor(listener, make_protocol, self._tls, self.config.backlog, connections.__len__)
             self._acceptors.append(acceptor)
 
     @property

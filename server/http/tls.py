@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import ssl
+import time
+from collections.abc import Callable, Sequence
 
 from tidewheel.engine.errors import TidewheelError
 
+logger = logging.getLogger(__name__)
+
+_LOOK_EVERY_S = 1.0
 _VERIFY_MODES = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
 
 
@@ -33,6 +40,48 @@ def tls_context(certfile: str, keyfile: str | None, ca_certs: str | None, cert_r
         except (OSError, ValueError) as error:
             raise TidewheelError(f"--ssl-ca-certs {ca_certs} cannot be used: {_reason(error)}") from error
     return context
+
+
+class RefreshedTls:
+    """A TLS context that `make` makes anew when one of its `files` has changed. Running connections keep the old one.
+
+    Calling it gives the context for a new connection. Files that cannot be used, such as a certificate whose key is not
+    written yet, are logged, and the last context stays until they change again.
+    """
+
+    def __init__(self, make: Callable[[], ssl.SSLContext], files: Sequence[str]) -> None:
+        """Raises what `make` raises."""
+        self._make, self._files = make, files
+        self._seen, self._context = self._look(), make()
+        self._next_look = time.monotonic() + _LOOK_EVERY_S
+
+    def __call__(self) -> ssl.SSLContext:
+        if time.monotonic() >= self._next_look:
+            seen = self._look()
+            if seen != self._seen:
+                self._seen = seen
+                self._refresh()
+            self._next_look = time.monotonic() + _LOOK_EVERY_S
+        return self._context
+
+    def _refresh(self) -> None:
+        try:
+            self._context = self._make()
+        except TidewheelError as error:
+            logger.warning("The last certificate stays in use: %s", error)
+        else:
+            logger.info("The certificate has changed and is in use: %s", self._files[0])
+
+    def _look(self) -> list[tuple[int, int, int] | None]:
+        return [_version_of(file) for file in self._files]
+
+
+def _version_of(file: str) -> tuple[int, int, int] | None:
+    try:
+        found = os.stat(file)  # of what a symbolic link leads to, which is how Kubernetes changes secrets
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def _reason(error: Exception) -> str:

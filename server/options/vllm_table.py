@@ -18,7 +18,7 @@ WORKS = {
     "--max-lora-rank --max-loras --max-model-len --max-num-batched-tokens --max-num-seqs --middleware --model "
     "--otlp-traces-endpoint --port --response-role --return-tokens-as-token-ids --revision --root-path "
     "--scheduler-delay-factor --seed --served-model-name --shutdown-timeout --ssl-ca-certs --ssl-cert-reqs "
-    "--ssl-certfile --ssl-keyfile "
+    "--ssl-certfile --ssl-keyfile --enable-ssl-refresh "
     "--tokenizer --tokenizer-revision --trust-request-chat-template --uds --uvicorn-log-level",
     "adapters are not sharded; the log says so": "--fully-sharded-loras",
     "with the methods `ngram`, `suffix`, `mtp`, `eagle3` and `draft_model` (docs/speculation.md)": (
@@ -291,7 +291,6 @@ REFUSED = {
     "--per-request-spec-decode-metrics= --enable-layerwise-nvtx-tracing --custom-histogram-buckets=",
     "tidewheel bench --profile measures kernels": "--profiler-config=",
     "Python's own ciphers are used; a proxy may choose others": "--ssl-ciphers=",
-    "certificates are read at the start; restart the server when they change": "--enable-ssl-refresh",
     "raise --read-timeout and --write-timeout of the proxy that drops quiet streams": "--sse-keep-alive-interval=",
     "system_fingerprint is always made of the version and the model's name": "--fingerprint-mode= --fingerprint-value=",
     "logits are not returned; log-probabilities are those of the model's own logits": "--logprobs-mode=",

@@ -34,7 +34,7 @@ def parse_arguments(arguments: Sequence[str], environment: Mapping[str, str]) ->
 def check_connections(options: ServeOptions) -> None:
     """Raises TidewheelError for options of connections, which are not the replicas' but of the proxies of Serve."""
     http = options.http
-    flags = http.differing_flags(("uds", "ssl_ca_certs", "ssl_cert_reqs"))
+    flags = http.differing_flags(("uds", "ssl_ca_certs", "ssl_cert_reqs", "enable_ssl_refresh"))
     if flags := [*flags, *http.limits.differing_flags(_OF_CONNECTIONS)]:
         have = "has" if len(flags) == 1 else "have"
         raise TidewheelError(

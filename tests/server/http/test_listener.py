@@ -13,6 +13,7 @@ import pytest
 import trustme
 from cryptography.hazmat.primitives import serialization
 from server.conftest import TIDEWHEEL, StartProcess
+from server.waiting import eventually
 
 from tidewheel.engine.errors import TidewheelError
 from tidewheel.server.http.tls import tls_context
@@ -94,6 +95,30 @@ def test_tls(start_process: StartProcess, authority: trustme.CA, certificate: tu
     with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
         httpx.get(f"https://127.0.0.1:{server.port}/health", trust_env=False)
     assert server.client.get("/health").status_code == 200
+
+
+def test_certificates_are_read_again(start_process: StartProcess, tmp_path: Path) -> None:
+    def issue(authority: trustme.CA) -> None:
+        issued = authority.issue_cert("127.0.0.1")
+        for new, blob in (("chain.pem", issued.cert_chain_pems[0]), ("key.pem", issued.private_key_pem)):
+            blob.write_to_path(str(tmp_path / "new"))
+            (tmp_path / "new").rename(tmp_path / new)
+
+    def trusted(context: ssl.SSLContext) -> bool:
+        try:
+            return httpx.get(f"https://127.0.0.1:{server.port}/health", verify=context, trust_env=False).is_success
+        except httpx.ConnectError:
+            return False
+
+    first, second = trustme.CA(), trustme.CA()
+    issue(first)
+    files = ("--ssl-certfile", str(tmp_path / "chain.pem"), "--ssl-keyfile", str(tmp_path / "key.pem"))
+    server = start_process(*files, "--enable-ssl-refresh", scheme="https", verify=trusting(first))
+    (tmp_path / "chain.pem").write_text("half of it")
+    eventually(lambda: trusted(trusting(first)) and "The last certificate stays in use" in server.log, "it stays")
+    issue(second)
+    eventually(lambda: trusted(trusting(second)), "the new one should be in use")
+    assert not trusted(trusting(first))
 
 
 def test_certificates_of_clients(
