@@ -42,9 +42,11 @@ class OptionParser(argparse.ArgumentParser):
         """What was given, by name, but for what is wrong, which `mistakes` has afterwards. Prints --help and exits."""
         self._found = mistakes
         line = spelled(arguments)
-        if any(argument.partition("=")[0] in ("-h", "--help") for argument in line):  # as --help=all of vLLM
-            self.print_help()
-            self.exit()
+        for argument in line:
+            name, _, wanted = argument.partition("=")
+            if name in ("-h", "--help"):
+                self._print_help_of(wanted)
+                self.exit()
         unknown = [*self._unknown(line)]
         if unknown:
             hinted = ", ".join(flag + hint(flag, self.flags) for flag in unknown)
@@ -69,6 +71,26 @@ class OptionParser(argparse.ArgumentParser):
         """Prints all mistakes and exits with 2, if there are any."""
         if mistakes.sentences:
             self.exit(2, f"{self.prog}: {mistakes}\n")
+
+    def _print_help_of(self, wanted: str) -> None:
+        """All of it, or as vLLM has it: `listgroup`, a group by its name, or the options with a word in their names."""
+        if wanted.lower() in ("", "all", "page"):
+            self.print_help()
+            return
+        groups = {str(group.title): group._group_actions for group in self._action_groups}
+        if wanted.lower() == "listgroup":
+            print("\n".join(title for title, actions in groups.items() if actions))
+            return
+        bare = wanted.lower().lstrip("-").replace("_", "-")
+        title = bare.removesuffix("config")  # vLLM's groups are ModelConfig and so on
+        actions = groups.get(title) or [
+            action for action in self._actions if any(bare in flag for flag in action.option_strings)
+        ]
+        if not actions:
+            self.exit(2, f"{self.prog}: no option has {wanted!r} in its name; --help shows all of them\n")
+        formatter = self._get_formatter()
+        formatter.add_arguments(actions)
+        print(formatter.format_help(), end="")
 
     def _unknown(self, line: Sequence[str]) -> list[str]:
         unknown = []

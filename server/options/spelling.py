@@ -19,8 +19,8 @@ def is_flag(argument: str) -> bool:
 def spelled(arguments: Sequence[str]) -> list[str]:
     """The same line with hyphens in its flags, and with the dotted keys of each flag as one JSON object.
 
-    `--flag.a.b 1 --flag.c+ 2` is `--flag={"a": {"b": 1}, "c": [2]}`. A key without a value is true. Keys are added to a
-    JSON object that the same line gives for the flag. What has been spelled stays as it is.
+    `--flag.a.b 1 --flag.c+ 2,3` is `--flag={"a": {"b": 1}, "c": [2, 3]}`. A key without a value is true. Keys are
+    added to a JSON object that the same line gives for the flag. What has been spelled stays as it is.
     """
     line: list[str] = []
     objects: dict[str, dict[str, Any]] = {}
@@ -72,7 +72,8 @@ def _put(target: dict[str, Any], path: Sequence[str], value: Any) -> None:
         target[name] = value
     else:
         before = target.get(name)
-        target[name] = [*(before if isinstance(before, list) else ()), value]
+        items = [_value(item) for item in value.split(",")] if isinstance(value, str) else [value]
+        target[name] = [*(before if isinstance(before, list) else ()), *items]
 
 
 def _joined(line: Sequence[str], flag: str, keys: dict[str, Any]) -> Iterator[str]:

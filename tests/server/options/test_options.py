@@ -334,6 +334,25 @@ def test_a_key_is_never_repeated(capsys: pytest.CaptureFixture[str]) -> None:
     assert "a-key" not in repr(AppOptions(api_keys=["a-key"]))
 
 
+@pytest.mark.parametrize(
+    ("wanted", "shown", "hidden"),
+    [
+        ("max-num-seqs", "--max-num-seqs N", "--max-model-len"),
+        ("max_num", "--max-num-batched-tokens TOKENS", "--seed"),
+        ("ModelConfig", "--revision NAME", "--port"),
+        ("listgroup", "model\n", "--"),
+        ("page", "--port", "nothing that is hidden"),
+    ],
+)
+def test_help_for_a_part(capsys: pytest.CaptureFixture[str], wanted: str, shown: str, hidden: str) -> None:
+    with pytest.raises(SystemExit, match=r"^0$"):
+        parse(f"--help={wanted}")
+    printed = capsys.readouterr().out
+    assert shown in printed
+    assert hidden not in printed
+    assert "no option has 'wheel' in its name; --help shows" in refusal(capsys, "--help=wheel")
+
+
 def test_help_shows_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_info:
         parse("--help")
