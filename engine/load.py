@@ -59,7 +59,7 @@ class EngineLoad:
         self._started = time.perf_counter()
         self._options, self._host = options, host
         if host is None:
-            check_options(options.device, options.device_options)
+            check_options(options.device, options.device_options, options.pipeline.stages)
         if downloads := downloads_of(options):
             from .download_check import check_before_download
 

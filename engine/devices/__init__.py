@@ -71,10 +71,11 @@ def get_device(name: str, options: Iterable[Options] = (), weight_bytes: int = 0
     return make(*(groups.get(group) for group in own))
 
 
-def check_options(name: str, options: Iterable[Options]) -> None:
+def check_options(name: str, options: Iterable[Options], num_stages: int = 1) -> None:
     """Raise DeviceError for what this machine cannot be asked for, whatever the model is.
 
-    What `--device auto` means is not known yet on a machine with accelerators: nothing is looked at there.
+    `num_stages` are those of a pipeline on this machine. What `--device auto` means is not known yet on a machine with
+    accelerators: nothing is looked at there.
     """
     require(name)
     if name == "cpu" or (name == "auto" and not any(map(is_there, ACCELERATORS))):
@@ -84,6 +85,7 @@ def check_options(name: str, options: Iterable[Options]) -> None:
         check_groups(
             next((group for group in given if isinstance(group, CpuOptions)), CpuOptions()),
             next((group for group in given if isinstance(group, ParallelOptions)), ParallelOptions()),
+            num_stages,
         )
 
 

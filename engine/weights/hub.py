@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import json
 import logging
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -133,6 +134,13 @@ def local_model(model: str, suffix: str | None = None) -> Path | None:
 
     With the suffix .gguf also the file that is named behind a folder. Raises ModelError if the folder lacks it.
     """
+    if "://" in model:
+        own_hub = re.fullmatch(r"(?:hf://|https?://huggingface\.co/)([\w.-]+/[\w.-]+)/?", model)
+        meant = f"say {own_hub[1]}" if own_hub else "download it, and serve the folder"
+        raise ModelError(
+            f"{model} is an address, and a model is a folder, a GGUF file or an id of the Hugging Face Hub such as "
+            f"owner/name: {meant}"
+        )
     try:
         path = Path(model).expanduser()
         if path.is_dir() or (path.suffix == suffix and path.exists()):

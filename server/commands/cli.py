@@ -131,6 +131,18 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
 
 _PIPE_BROKE = 128 + 13  # what a shell says of a program that SIGPIPE has ended
 
+_ELSEWHERE = {
+    "collect-env": "devices",
+    "launch": "serve",
+    "ls": "list",
+    "ps": "list",
+    "run": "chat",
+    "server": "serve",
+    "show": "inspect",
+    "start": "serve",
+}
+"""What vLLM, Ollama and others call the commands."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command line and returns its exit code: 0, 1 for what failed, 2 for a wrong command line, 141 if nobody
@@ -167,7 +179,8 @@ def _run(given: list[str]) -> int:
     command = _COMMANDS.get(given[0])
     if command is None:
         close = difflib.get_close_matches(given[0], _COMMANDS, 1)
-        hint = f"; did you mean {close[0]}?" if close else f"; there are {', '.join(_COMMANDS)}"
+        meant = _ELSEWHERE.get(given[0]) or (close[0] if close else None)
+        hint = f"; did you mean {meant}?" if meant else f"; there are {', '.join(_COMMANDS)}"
         print(f"tidewheel: unknown command {given[0]}{hint}", file=sys.stderr)
         return 2
     try:

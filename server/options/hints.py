@@ -28,7 +28,7 @@ _MEANINGS = {
     "--served-model-name": "--alias -a --model-name",
     "--download-dir": "--huggingface-hub-cache --cache-folder --hf-home",
     "--kv-cache-space": "--kv-cache-size --kv-cache-gb --cache-ram --mem-fraction-static --max-batch-total-tokens "
-    "--cuda-memory-fraction --memory --max-memory",
+    "--cuda-memory-fraction --memory --max-memory --kv-cache-memory",
     "--kv-cache-dtype": "--cache-type-k -ctk --cache-type-v -ctv --kv-cache-type",
     "--quantization": "--quantize --quant --load-in-4bit --load-in-8bit",
     "--no-enable-prefix-caching": "--disable-radix-cache --no-cache-prompt --disable-prefix-caching",
@@ -57,6 +57,7 @@ _MEANINGS = {
     ),
     "requests are always batched continuously": "--cont-batching -cb --no-cont-batching",
     "attention is always computed in tiles": "--flash-attn -fa --flash-attention --attention-backend",
+    "on a CPU, weights and KV cache lie in its memory already": "--cpu-offload --offload --no-kv-offload",
     "weights are always mapped and packed": "--mlock --no-mmap --mmap --use-mmap --repack",
     "the model stays loaded": "--keep-alive --load-timeout --sleep-idle-seconds",
     "files are named with --ssl-keyfile and --ssl-certfile": "--ssl --tls --https",

@@ -247,6 +247,18 @@ REFUSED = {
     "--pooling-returned-token-ids=* --pooler-config= --override-pooler-config= --io-processor-plugin=",
     "marlin is a kernel of vLLM's: say gptq_marlin or awq_marlin, or leave it out, and the format is found in the "
     "checkpoint": "--quantization=marlin",
+    "this is a kernel of vLLM's: leave it out, and the format is found in the checkpoint": _of(
+        "--quantization", "bitblas gptq_bitblas gptq_marlin_24 ipex moe_wna16"
+    ),
+    "int8 and int4 quantize weights while they are loaded: say one of them": _of(
+        "--quantization", "deepspeedfp experts_int8 ptpc_fp8 rtn tpu_int8"
+    ),
+    "checkpoints in this format are not read: take one without it and --quantization int8 or int4, or one in a format "
+    "of docs/models.md": _of(
+        "--quantization",
+        "aqlm auto-round fbgemm_fp8 fp_quant hqq inc modelopt modelopt_fp4 modelopt_mixed modelopt_mxfp8 neuron_quant "
+        "petit_nvfp4 qqq quark squeezellm torchao",
+    ),
     "--quantization takes one method for all weights, with --quantization-group-size": "--quantization-config=",
     "all layers cache the same type: see --kv-cache-dtype": "--kv-cache-dtype-skip-layers=*",
     "weights stay in memory; --quantization makes them smaller": "--cpu-offload-gb=",

@@ -34,9 +34,23 @@ from .weights import set_weights
 logger = logging.getLogger(__name__)
 
 
-def check_groups(options: CpuOptions, parallel: ParallelOptions) -> None:
-    """Raise DeviceError for groups of cores that cannot be had. It needs no model."""
-    _groups(options, parallel.tensor_parallel_size, "--tensor-parallel-size")
+def check_groups(options: CpuOptions, parallel: ParallelOptions, num_stages: int) -> None:
+    """Raise DeviceError for groups of cores that cannot be had, or not for each stage. It needs no model."""
+    num_groups = parallel.tensor_parallel_size
+    if num_stages == 1:
+        _groups(options, num_groups, "--tensor-parallel-size")
+        return
+    _refuse_groups_of_stages(num_stages, num_groups)
+    if options.threads_bind != "auto":
+        _groups(options, num_stages, "--pipeline-parallel-size")
+
+
+def _refuse_groups_of_stages(num_stages: int, num_groups: int) -> None:
+    if num_groups > 1:
+        raise DeviceError(
+            f"--pipeline-parallel-size {num_stages} gives each stage one group of cores: leave "
+            f"--tensor-parallel-size {num_groups} out"
+        )
 
 
 def _groups(options: CpuOptions, num_groups: int, asked_by: str) -> list[list[int]]:
@@ -189,11 +203,7 @@ class CpuDevice:
 
     def stage_groups(self, num_stages: int) -> list[list[int]]:
         """The processors of each stage of a pipeline. Raises DeviceError for what cannot be used."""
-        if self._num_groups > 1:
-            raise DeviceError(
-                f"--pipeline-parallel-size {num_stages} gives each stage one group of cores: leave "
-                f"--tensor-parallel-size {self._num_groups} out"
-            )
+        _refuse_groups_of_stages(num_stages, self._num_groups)
         cores = _native.topology()["cores"]
         if self._options.threads_bind == "auto" and len(cores) < num_stages:
             logger.warning(

@@ -34,11 +34,17 @@ from .workload import (
 
 _SKIPPABLE = ("engine", "startup")
 _STDOUT = "-"
+_SUBCOMMANDS_OF_VLLM = ("latency", "mm-processor", "serve", "startup", "sweep", "throughput")
 
 
 def run(arguments: Sequence[str]) -> int:
     """The `bench` command. Raises TidewheelError if the model cannot be loaded or the workload does not fit."""
     parser = _parser()
+    if arguments and arguments[0] in _SUBCOMMANDS_OF_VLLM and not Path(arguments[0]).exists():
+        parser.error(
+            f"there is no bench {arguments[0]}: tidewheel bench MODEL measures a model without a server, and the "
+            "programs of load_tests/ one that is served (load_tests/README.md)"
+        )
     mistakes = Mistakes()
     parsed = parser.read(arguments, mistakes)
     given = read_model_options(parsed, mistakes)

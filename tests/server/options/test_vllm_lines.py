@@ -121,8 +121,8 @@ def refusal(capsys: pytest.CaptureFixture[str], line: str, **environment: str) -
         ("--served-model-name a b --swap-space 4 m", {"model": "m", "served_model_name": ("a", "b")}),
         ("--api-key k --hf-overrides.rope_theta 1e6 m", {"model": "m", "hf_overrides": {"rope_theta": 1e6}}),
         (
-            "m --hf-overrides '{\"a\": 1}' --hf-overrides.b.c+ 2 --hf-overrides.b.c+ x",
-            {"hf_overrides": {"a": 1, "b": {"c": [2, "x"]}}},
+            "m --hf-overrides '{\"a\": 1}' --hf-overrides.b.c+ 2 --hf-overrides.b.c+=x,3",
+            {"hf_overrides": {"a": 1, "b": {"c": [2, "x", 3]}}},
         ),
         ('m --limit-mm-per-prompt \'{"image": 0, "video":0}\'', {}),
         ("m --limit-mm-per-prompt.image 0", {}),
@@ -239,7 +239,7 @@ def test_a_line_as_people_run_it(
 ) -> None:
     line, *rows = block.replace("\\\n", " ").strip().split("\n")
     expected = {sign: [row[2:] for row in rows if row[0] == sign] for sign in "|=~!"}
-    *given, _, rest = re.split(r"(vllm serve|python3? -m vllm.entrypoints.openai.api_server) ", line)
+    *given, _, rest = re.split(r"(vllm serve|python3?(?: -u)? -m vllm.entrypoints.openai.api_server) ", line)
     environment = dict(word.split("=", 1) for word in shlex.split(given[0]))
     monkeypatch.chdir(tmp_path)
     Path("config.yaml").write_text("\n".join(expected["|"]))

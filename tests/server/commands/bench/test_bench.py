@@ -219,6 +219,7 @@ def test_experts_latents_and_recurrent_layers(name: str, capsys: pytest.CaptureF
         (["--repeats", "0"], "must be at least 1"),
         (["--context", "9"], "unknown option --context (did you mean --contexts?)"),
         (["--port", "9"], "unknown option --port"),
+        (["serve", "--model", "m"], "there is no bench serve: tidewheel bench MODEL measures"),
     ],
 )
 def test_a_wrong_command_line_ends_with_2(
