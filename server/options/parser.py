@@ -81,10 +81,10 @@ class OptionParser(argparse.ArgumentParser):
         if wanted.lower() == "listgroup":
             print("\n".join(title for title, actions in groups.items() if actions))
             return
-        bare = wanted.lower().lstrip("-").replace("_", "-")
-        title = bare.removesuffix("config")  # vLLM's groups are ModelConfig and so on
-        actions = groups.get(title) or [
-            action for action in self._actions if any(bare in flag for flag in action.option_strings)
+        # Groups of vLLM's are called ModelConfig, Frontend and so on.
+        word = wanted.lower().lstrip("-").replace("_", "-").removesuffix("config")
+        actions = groups.get("server" if word == "frontend" else word) or [
+            action for action in self._actions if any(word in flag for flag in action.option_strings)
         ]
         if not actions:
             self.exit(2, f"{self.prog}: no option has {wanted!r} in its name; --help shows all of them\n")

@@ -340,6 +340,8 @@ def test_a_key_is_never_repeated(capsys: pytest.CaptureFixture[str]) -> None:
         ("max-num-seqs", "--max-num-seqs N", "--max-model-len"),
         ("max_num", "--max-num-batched-tokens TOKENS", "--seed"),
         ("ModelConfig", "--revision NAME", "--port"),
+        ("CacheConfig", "--kv-cache-space GIB", "--seed"),
+        ("Frontend", "--allowed-origins", "--seed"),
         ("listgroup", "model\n", "--"),
         ("page", "--port", "nothing that is hidden"),
     ],
