@@ -375,6 +375,8 @@ def test_prompts_that_cannot_be_served(llm: LLM, prompt: Any, complaint: str) ->
             "give one of them",
         ),
         ({"extra_args": {"a": 1}}, "extra_args is not supported"),
+        ({"use_beam_search": True}, r"LLM.beam_search\(\) searches"),
+        ({"n": 2, "best_of": 3}, "best_of must be n, which is 2, got 3"),
         ({"detokenize": False, "stop": "x"}, "stop needs detokenize"),
         ({"logit_bias": {5: 1000}}, "logit_bias must be between"),
     ],
@@ -383,6 +385,17 @@ def test_prompts_that_cannot_be_served(llm: LLM, prompt: Any, complaint: str) ->
 def test_parameters_that_cannot_be_served(fields: dict[str, Any], complaint: str) -> None:
     with pytest.raises(InvalidRequestError, match=complaint):
         SamplingParams(**fields)
+
+
+def test_the_old_names_of_other_things_mean_the_same(llm: LLM) -> None:
+    params = SamplingParams.from_optional(temperature=0, max_tokens=4, n=2, best_of=2, seed=None)
+    assert params.clone() == params == SamplingParams(temperature=0, max_tokens=4, n=2, best_of=2)
+    ids = [[5, 6, 7], [8, 9]]
+    old = generate(llm, None, params, prompt_token_ids=ids)
+    assert [one.outputs[0].token_ids for one in old] == [o.outputs[0].token_ids for o in generate(llm, ids, params)]
+    for given in ({}, {"prompts": "a", "prompt_token_ids": [5]}):
+        with pytest.raises(InvalidRequestError, match="either prompts or prompt_token_ids"):
+            llm.generate(**given)
 
 
 def test_the_old_name_of_structured_outputs_means_the_same(llm: LLM) -> None:

@@ -8,6 +8,8 @@ from functools import cached_property
 from types import TracebackType
 from typing import Any, cast
 
+from tidewheel.engine.errors import InvalidRequestError
+
 from .adapters import LoraRequests
 from .chat_tokenizer import ChatTokenizer
 from .engine_args import EngineArgs
@@ -78,21 +80,26 @@ class LLM(NamesOfVllm):
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompt | Sequence[Prompt] | None = None,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: UseTqdm = True,
         lora_request: LoraRequests = None,
         priority: Sequence[int] | None = None,
+        prompt_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
     ) -> list[RequestOutput]:
         """The answers to prompts, in their order.
 
-        A list of integers is one prompt. `sampling_params` are for all prompts, or one each; None is what the model
-        asks for (see `get_default_sampling_params`). Prompts with a lower `priority` run first.
-        `lora_request` is the adapter of all prompts, or one each, where None is the model itself; it is loaded when it
-        is first named. Raises InvalidRequestError for a prompt, parameters or an adapter that cannot be served.
+        A list of integers is one prompt. `prompt_token_ids` are prompts by the name that older versions of vLLM have.
+        `sampling_params` are for all prompts, or one each; None is what the model asks for (see
+        `get_default_sampling_params`). Prompts with a lower `priority` run first. `lora_request` is the adapter of all
+        prompts, or one each, where None is the model itself; it is loaded when it is first named.
+
+        Raises InvalidRequestError for a prompt, parameters or an adapter that cannot be served.
         """
-        wanted = _listed(prompts)
+        if (prompts is None) == (prompt_token_ids is None):
+            raise InvalidRequestError("give either prompts or prompt_token_ids", "prompts")
+        wanted = _listed(prompt_token_ids if prompts is None else prompts)
         params = sampling_params or self.get_default_sampling_params()
         return self._answers(wanted, params, "prompt", use_tqdm, priorities=priority, lora_request=lora_request)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -21,8 +22,10 @@ _NOT_SERVED = {
     "extra_args": "there are no plugins that would read them",
     "flat_logprobs": "read logprobs, a list of dicts",
     "logits_processors": "use logit_bias, allowed_token_ids or bad_words",
+    "use_beam_search": "LLM.beam_search() searches, with BeamSearchParams",
 }
 _ELSEWHERE = {
+    "best_of",
     "logprobs",
     "detokenize",
     "output_kind",
@@ -73,7 +76,8 @@ class SamplingParams:
     `max_tokens` None is as many as the context has room for. `seed` None draws a seed for each request. `logprobs` and
     `prompt_logprobs` k report a token's log-probability and those of the k likeliest tokens, -1 those of all tokens, up
     to `max_logprobs` of the LLM. `output_kind` is for AsyncLLM. `guided_decoding` is `structured_outputs` by its old
-    name. `logits_processors`, `extra_args` and `flat_logprobs` are not served.
+    name. `logits_processors`, `extra_args`, `flat_logprobs` and `use_beam_search` are not served, and `best_of`, which
+    older versions of vLLM have, is `n`.
     Raises InvalidRequestError, which names the field, for a value that cannot be used.
     """
 
@@ -107,6 +111,17 @@ class SamplingParams:
     guided_decoding: StructuredOutputsParams | None = None
     extra_args: None = None
     flat_logprobs: None = None
+    best_of: int | None = None
+    use_beam_search: bool = False
+
+    @classmethod
+    def from_optional(cls, **given: Any) -> SamplingParams:
+        """Parameters of which None is as left out. Raises as the class does."""
+        return cls(**{name: value for name, value in given.items() if value is not None})
+
+    def clone(self) -> SamplingParams:
+        """A copy that shares nothing with these."""
+        return deepcopy(self)
 
     def __post_init__(self) -> None:
         self.engine_sampling()
@@ -116,6 +131,12 @@ class SamplingParams:
         for name, instead in _NOT_SERVED.items():
             if getattr(self, name) not in (None, False):
                 raise InvalidRequestError(f"{name} is not supported: {instead}", name)
+        if self.best_of not in (None, self.n):
+            raise InvalidRequestError(
+                f"best_of must be n, which is {self.n}, got {self.best_of!r}: all choices are returned, so give n, and "
+                "choose by cumulative_logprob",
+                "best_of",
+            )
         if not self.detokenize and self.stop:
             raise InvalidRequestError("stop needs detokenize: stop strings are looked for in the text", "stop")
         given = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in _ELSEWHERE}
