@@ -9,19 +9,26 @@ from starlette.types import ASGIApp, Message
 
 
 class AppClient:
-    """Posts JSON to an ASGI application, as a client on this machine would."""
+    """Asks an ASGI application, as a client on this machine would."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
+    async def get(self, path: str) -> tuple[int, bytes]:
+        """The status and the body of the answer."""
+        return await self._ask("GET", path, b"", [])
+
     async def post(self, path: str, body: bytes) -> tuple[int, bytes]:
-        """The status and the body of the answer. Cancelling it aborts the request."""
+        """The same for a body of JSON. Cancelling it aborts the request."""
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        return await self._ask("POST", path, body, headers)
+
+    async def _ask(self, method: str, path: str, body: bytes, headers: list[tuple[bytes, bytes]]) -> tuple[int, bytes]:
         scope = {
             "type": "http",
             "asgi": {"version": "3.0"},
             "http_version": "1.1",
-            "method": "POST",
+            "method": method,
             "scheme": "http",
             "path": path,
             "raw_path": path.encode(),

@@ -8,8 +8,9 @@ import signal
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
 
 import tidewheel.ray
 from tidewheel.engine.errors import TidewheelError
@@ -84,6 +87,13 @@ class Replicas:
                         began = None
                 answer.lines.append(line)
         return answer
+
+    def metrics(self, **kwargs: Any) -> dict[str, Metric]:
+        """A scrape by whichever replica."""
+        found = [*text_string_to_metric_families(self.http.get("/metrics", **kwargs).text)]
+        metrics = {metric.name: metric for metric in found}
+        assert len(metrics) == len(found)
+        return metrics
 
     @staticmethod
     def processes() -> list[psutil.Process]:
@@ -189,6 +199,37 @@ def test_a_session_stays_at_its_replica(replicas: Replicas) -> None:
         header = {"x-session-id": f"session {i}"}
         chosen = {replicas.ask(f"{i} {j}", headers=header).headers["x-tidewheel-replica"] for j in range(4)}
         assert len(chosen) == 1
+
+
+def test_any_replica_tells_the_metrics_of_all(replicas: Replicas) -> None:
+    def answered() -> Counter[str]:
+        finished = Counter[str]()
+        for sample in replicas.metrics()["tidewheel:request_success"].samples:
+            finished[sample.labels["replica"]] += int(sample.value)
+        return finished
+
+    before, asked = answered(), Counter[str]()
+    for i in range(12):
+        asked[replicas.ask(f"{i} and one?", headers={"x-session-id": f"count {i}"}).headers["x-tidewheel-replica"]] += 1
+    assert len(asked) == 2
+    wait_until(lambda: answered() - before == asked)
+    assert replicas.metrics()["tidewheel:replicas"].samples[0].value == 2
+    assert {sample.labels["replica"] for sample in replicas.metrics()["process_cpu_seconds"].samples} == {*asked}
+
+
+def test_a_replica_that_hangs_is_missing_in_the_metrics_alone(replicas: Replicas) -> None:
+    sessions = [{"x-session-id": f"scrape {i}"} for i in range(8)]
+    by_replica = {replicas.http.get("/metrics", headers=one).headers["x-tidewheel-replica"]: one for one in sessions}
+    stopped = replicas.processes()[0].pid
+    with ThreadPoolExecutor(2) as pool:
+        time.sleep(0.6)  # an answer may be half a second old
+        os.kill(stopped, signal.SIGSTOP)
+        scrapes = {pool.submit(replicas.metrics, headers=one): name for name, one in by_replica.items()}
+        first = next(as_completed(scrapes))  # by the other one
+        os.kill(stopped, signal.SIGCONT)
+    metrics = first.result()
+    assert [metrics[f"tidewheel:{count}"].samples[0].value for count in ("replicas", "replicas_silent")] == [2, 1]
+    assert {sample.labels["replica"] for sample in metrics["tidewheel:num_requests_running"].samples} == {scrapes[first]}
 
 
 def test_what_one_replica_would_have_alone_is_refused(replicas: Replicas) -> None:

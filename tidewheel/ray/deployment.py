@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 from tidewheel.engine.encoders.engine import EncoderEngine
 from tidewheel.engine.load import EngineLoad
 from tidewheel.server.app_resources import find_resources
+from tidewheel.server.batches.app_client import AppClient
 from tidewheel.server.commands.serve import load_encoders_of
 from tidewheel.server.service import build_engine_and_app
 from tidewheel.server.telemetry.logs import configure_logging
@@ -21,6 +22,7 @@ from .cores import claim_cores
 from .options import parse_arguments
 from .prefixes import HeldPrefixes, model_key
 from .replica_app import ReplicaApp
+from .replica_metrics import PATH, ReplicaMetrics, Told
 from .router import HELD
 from .shared_state import without_own_state
 
@@ -59,8 +61,20 @@ class TidewheelServer:
         self._encoders = load_encoders_of(options) or EncoderEngine()
         with EngineLoad(options.engine) as load:
             self._engine, app = build_engine_and_app(load, self._encoders, options, resources)
-        name = serve.get_replica_context().replica_id.unique_id
-        return ReplicaApp(app, name, self._held, is_several=self._is_several)
+        context = serve.get_replica_context()
+        self._name = context.replica_id.unique_id
+        self._client = AppClient(app.router)  # without the check of API keys
+        metrics = ReplicaMetrics(
+            lambda: serve.get_deployment_handle(context.deployment, context.app_name),
+            self.metrics.__name__,
+            options.app.metrics_prefix,
+        )
+        return ReplicaApp(app, self._name, self._held, metrics, is_several=self._is_several)
+
+    async def metrics(self) -> Told:
+        """What this replica has for Prometheus, which any other one asks for."""
+        _, text = await self._client.get(PATH)
+        return self._name, text.decode()
 
     def check_health(self) -> None:
         """Raises RuntimeError if an engine has failed. Serve then starts another replica instead of this one."""

@@ -11,6 +11,7 @@ from tidewheel.server.errors import ApiError, error_response
 from tidewheel.server.local_path import local_path
 
 from .prefixes import HEADER, HeldPrefixes, read_keys
+from .replica_metrics import PATH, ReplicaMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -25,13 +26,17 @@ class ReplicaApp:
     """Keeps the prefixes of the requests that come, and signs the responses.
 
     The request's id is in Serve's own X-Request-Id of each response, so the application's is left out. Where there are
-    several replicas, what would change one of them alone is refused.
+    several replicas, what would change one of them alone is refused. Their metrics are those of all, for whoever may
+    read those of this one.
     """
 
-    def __init__(self, app: ASGIApp, name: str, held: HeldPrefixes, *, is_several: bool) -> None:
+    def __init__(
+        self, app: ASGIApp, name: str, held: HeldPrefixes, metrics: ReplicaMetrics, *, is_several: bool
+    ) -> None:
         self._app = app
         self._name = name.encode("ascii", "replace")
         self._held = held
+        self._metrics = metrics
         self._is_several = is_several
         self._has_warned = False
 
@@ -63,4 +68,28 @@ class ReplicaApp:
                 message = {**message, "headers": [*headers, (REPLICA, self._name)]}
             await send(message)
 
-        await self._app(scope, receive, send_signed)
+        if scope["method"] == "GET" and local_path(scope) == PATH:
+            await self._answer_metrics(scope, receive, send_signed)
+        else:
+            await self._app(scope, receive, send_signed)
+
+    async def _answer_metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The application's own answer, with the metrics of all replicas in the place of its own."""
+        is_replaced = False
+
+        async def send_all(message: Message) -> None:
+            nonlocal is_replaced
+            if message["type"] == "http.response.start" and message["status"] == HTTPStatus.OK:
+                is_replaced = True
+                try:
+                    body = (await self._metrics.text()).encode()
+                except ApiError as error:
+                    await error_response(error)(scope, receive, send)
+                    return
+                headers = [header for header in message["headers"] if header[0] != b"content-length"]
+                await send({**message, "headers": [*headers, (b"content-length", str(len(body)).encode())]})
+                await send({"type": "http.response.body", "body": body})
+            elif not is_replaced:
+                await send(message)
+
+        await self._app(scope, receive, send_all)

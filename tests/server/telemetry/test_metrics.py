@@ -221,7 +221,7 @@ def test_the_dashboard_asks_for_metrics_that_there_are(start_server: StartServer
     measured.post(COMPLETIONS, {"prompt": "SAY(hello)YAS"})
     found = samples(measured)
     exported = {name for name, _ in found}
-    labels = {"instance"} | {label for _, pairs in found for label, _ in pairs}  # Prometheus adds the instance
+    labels = {label for _, pairs in found for label, _ in pairs} | {"instance", "replica"}  # by Prometheus and on Ray
     dashboard = json.loads(DASHBOARD.read_text())
     expressions = list(_expressions(dashboard))
     assert len(expressions) > 30

@@ -1,0 +1,115 @@
+"""The metrics of all replicas as one scrape: replicas have no address of their own, so any of them answers for all.
+
+Nothing here knows of Ray but the handle that it is given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+
+from tidewheel.server.errors import ApiError
+
+logger = logging.getLogger(__name__)
+
+PATH = "/metrics"
+_WAIT_S = 4.0  # for the list of replicas, then for each; Prometheus itself waits for 10 s
+_FRESH_S = 0.5
+_COUNTS = (
+    ("replicas", "Replicas that run."),
+    ("replicas_silent", "Those that did not tell their metrics in time."),
+)
+
+Told = tuple[str, str]
+"""What a replica tells: its name, and its metrics in Prometheus' text format."""
+
+
+class ReplicaMetrics:
+    """Asks all replicas of a Serve deployment, whose `method` returns what one of them tells.
+
+    `find_handle` gives the deployment's handle, and `prefix` begins the names of the counts of replicas. Asking goes
+    from each replica to all, so whoever asks while it is done, or just after, gets what came of it.
+    """
+
+    def __init__(self, find_handle: Callable[[], Any], method: str, prefix: str) -> None:
+        self._find_handle = find_handle
+        self._method = method
+        self._prefix = prefix
+        self._handle: Any = None
+        self._asking: asyncio.Task[str] | None = None
+        self._asked = 0.0
+
+    async def text(self) -> str:
+        """In Prometheus' text format. Replicas that give no answer within some seconds are counted and logged.
+
+        Raises ApiError (503) if none can be asked.
+        """
+        now = asyncio.get_running_loop().time()
+        if self._asking is None or (self._asking.done() and now - self._asked > _FRESH_S):
+            self._asking, self._asked = asyncio.create_task(self._ask()), now
+        return await asyncio.shield(self._asking)  # others wait for it too
+
+    async def _ask(self) -> str:
+        if self._handle is None:
+            self._handle = await asyncio.to_thread(self._find_handle)
+        try:
+            # Serve's own `results_async` is all or nothing: one replica that hangs would hide the others.
+            asked = self._handle.broadcast(self._method)._fetch_replica_results_async()
+            results = await asyncio.wait_for(asked, _WAIT_S)
+        except Exception as error:  # Serve's own: whatever it is, the client is answered
+            logger.warning("The replicas cannot be asked for their metrics: %r", error)
+            raise ApiError(
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                "the replicas cannot be asked for their metrics: try again",
+                code="metrics_unavailable",
+            ) from error
+        answers = await asyncio.gather(
+            *(asyncio.wait_for(result.get_async(), _WAIT_S) for result in results), return_exceptions=True
+        )
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                logger.warning("A replica is missing in the metrics: %r", answer)
+        told = [answer for answer in answers if not isinstance(answer, BaseException)]
+        return merged(told) + _counts(self._prefix, len(answers), len(answers) - len(told))
+
+
+def merged(told: Iterable[Told]) -> str:
+    """One text, in which each sample has its replica as a label."""
+    families: dict[str, _Family] = {}
+    for replica, text in told:
+        family = _Family()
+        for line in text.split("\n"):
+            if line.startswith("# "):
+                _, what, name, _ = line.split(" ", 3)
+                family = families.setdefault(name, _Family())
+                family.head.setdefault(what, line)
+            elif line:
+                family.samples.append(_labelled(line, replica))
+    return "".join(f"{line}\n" for family in families.values() for line in (*family.head.values(), *family.samples))
+
+
+@dataclass
+class _Family:
+    """The lines of a metric, which the format wants together."""
+
+    head: dict[str, str] = field(default_factory=dict)
+    samples: list[str] = field(default_factory=list)
+
+
+def _labelled(sample: str, replica: str) -> str:
+    name, space, value = sample.partition(" ")
+    begin = sample.find("{", 0, len(name))
+    if begin < 0:
+        return f'{name}{{replica="{replica}"}}{space}{value}'
+    return f'{sample[: begin + 1]}replica="{replica}",{sample[begin + 1 :]}'
+
+
+def _counts(prefix: str, *counts: int) -> str:
+    return "".join(
+        f"# HELP {prefix}{name} {text}\n# TYPE {prefix}{name} gauge\n{prefix}{name} {count}\n"
+        for (name, text), count in zip(_COUNTS, counts, strict=True)
+    )
