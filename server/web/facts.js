@@ -1,6 +1,6 @@
 // What is served, and with what, in words.
 
-import { count, duration, percent } from "./format.js";
+import { count, duration, percent, rate } from "./format.js";
 import { h } from "./dom.js";
 
 /** Shows the answer of /server_info in a list of terms. */
@@ -43,6 +43,26 @@ export function showAdapters(tile, adapters) {
   if (tile.hidden) return;
   const waiting = adapters.waiting.length ? `; waiting: ${adapters.waiting.join(", ")}` : "";
   tile.querySelector("p").textContent = (adapters.running.join(", ") || "none") + waiting;
+}
+
+const MOST_ROWS = 16;
+
+/** Shows how many replicas run, and what each does, in a tile, if a reading has several. The busiest fit in. */
+export function showReplicas(tile, { numReplicas, numSilent, replicas }) {
+  tile.hidden = numReplicas === null;
+  if (tile.hidden) return;
+  const busiest = [...replicas].sort((a, b) => b.running + b.waiting - a.running - a.waiting).slice(0, MOST_ROWS);
+  const notes = [
+    numSilent > 0 && `${count(numSilent)} silent`,
+    busiest.length < replicas.length && `the ${MOST_ROWS} busiest are shown`,
+  ].filter(Boolean);
+  tile.querySelector("caption").textContent = `Replicas: ${[count(numReplicas), ...notes].join(", ")}`;
+  const rows = busiest.sort((a, b) => a.replica.localeCompare(b.replica)).map((one) => h("tr", {},
+    h("th", { scope: "row" }, one.replica),
+    h("td", {}, count(one.running)), h("td", {}, count(one.waiting)), h("td", {}, percent(one.kvUse)),
+    h("td", {}, rate(one.tokensPerSecond)),
+  ));
+  tile.querySelector("tbody").replaceChildren(...rows);
 }
 
 function size(bytes) {

@@ -1,20 +1,26 @@
 // Prometheus' text, and what happened between two readings of it.
 
-/** A map of sample names to the sum of their series. */
+const REPLICA = /^\{replica="([^"]*)"/;
+
+/** By replica, "" where none is named: a map of sample names to the sum of their series. */
 export function parseMetrics(text) {
-  const samples = new Map();
+  const replicas = new Map();
   for (const line of text.split("\n")) {
     if (!line || line[0] === "#") continue;
     const labels = line.indexOf("{");
     const end = labels < 0 ? line.indexOf(" ") : line.lastIndexOf("}") + 1;
     const name = line.slice(0, labels < 0 ? end : labels);
+    const replica = labels < 0 ? "" : REPLICA.exec(line.slice(labels, end))?.[1] ?? "";
     const value = Number(line.slice(end).trim().split(" ")[0]);
-    if (Number.isFinite(value)) samples.set(name, (samples.get(name) ?? 0) + value);
+    if (!Number.isFinite(value)) continue;
+    if (!replicas.has(replica)) replicas.set(replica, new Map());
+    const samples = replicas.get(replica);
+    samples.set(name, (samples.get(name) ?? 0) + value);
   }
-  return samples;
+  return replicas;
 }
 
-const STAGE = /pipeline_stage_(\w+)_total\{.*?stage="(\d+)".*?\}\s+(\S+)/;
+const STAGE = /pipeline_stage_(\w+)_total\{(?:replica="([^"]*)",)?.*?stage="(\d+)".*?\}\s+(\S+)/;
 
 /** What each stage of a pipeline has counted, by its number: a map of `steps`, `computing_seconds` and so on. */
 export function parseStages(text) {
@@ -22,20 +28,22 @@ export function parseStages(text) {
   for (const line of text.split("\n")) {
     const found = line[0] === "#" ? null : STAGE.exec(line);
     if (!found) continue;
-    const [, name, stage, value] = found;
+    const [, name, replica, number, value] = found;
+    const stage = replica ? `${number} of ${replica}` : number;
     if (!stages.has(stage)) stages.set(stage, new Map());
     stages.get(stage).set(name, Number(value));
   }
   return stages;
 }
 
-/** The names of adapters with `running` and with `waiting` requests; null where no adapters are served. */
+/** The names of adapters with `running` and with `waiting` requests, of all replicas; null where none are served. */
 export function parseAdapters(text) {
-  const line = text.split("\n").find((line) => /^[^#]*lora_requests_info\{/.test(line));
-  if (!line) return null;
+  const lines = text.split("\n").filter((line) => /^[^#]*lora_requests_info\{/.test(line));
+  if (!lines.length) return null;
   const names = (label) => {
-    const [, value] = new RegExp(`${label}_lora_adapters="((?:[^"\\\\]|\\\\.)*)"`).exec(line) ?? [];
-    return value ? value.replace(/\\(.)/g, "$1").split(",") : [];
+    const value = new RegExp(`${label}_lora_adapters="((?:[^"\\\\]|\\\\.)*)"`);
+    const all = lines.map((line) => value.exec(line)?.[1] ?? "").filter(Boolean);
+    return [...new Set(all.flatMap((some) => some.replace(/\\(.)/g, "$1").split(",")))];
   };
   return { running: names("running"), waiting: names("waiting") };
 }
@@ -59,37 +67,47 @@ export class Meter {
    * `step` and `hop` in seconds and the share `computing` of the time since the last reading. Null is unknown. The
    * speed is of all answers: the tokens behind their first ones, by the time in which any was between its first token
    * and its last. Of one answer it is what `speed` says of it.
+   *
+   * Where the text has the series of several replicas, `replicas` has the first four of each. The figures are then
+   * those of all: sums, and means over all requests. Each replica that runs is one of `numReplicas`.
    */
   read(text, now) {
-    const samples = parseMetrics(text);
-    const name = [...samples.keys()].find((key) => key.endsWith(ANCHOR)) ?? ANCHOR;
-    const prefix = name.slice(0, -ANCHOR.length);
-    const get = (key) => samples.get(prefix + key) ?? null;
-    const before = this.#before;
-    this.#before = { get };
-    const since = (key) => {
-      const value = get(key);
-      const last = before?.get(key) ?? null;
-      if (value === null || last === null) return null;
-      return value < last ? value : value - last; // a server that was started again counts from 0
-    };
-    const ratio = (part, whole) => (part !== null && whole > 0 ? part / whole : null);
+    const replicas = parseMetrics(text);
+    const name = [...replicas.values()].flatMap((samples) => [...samples.keys()]).find((key) => key.endsWith(ANCHOR));
+    const prefix = (name ?? ANCHOR).slice(0, -ANCHOR.length);
+    const counts = [...replicas].map(([replica, samples]) => ({
+      replica, ...countsOf(samples, this.#before?.get(replica), prefix),
+    }));
+    this.#before = replicas;
+    const get = (key) => sum(counts.map((one) => one.get(key)));
+    const since = (key) => sum(counts.map((one) => one.since(key)));
     const means = (value) => ({
       firstToken: ratio(value("time_to_first_token_seconds_sum"), value("time_to_first_token_seconds_count")),
       betweenTokens: ratio(value("inter_token_latency_seconds_sum"), value("inter_token_latency_seconds_count")),
       prefixHits: ratio(value("prefix_cache_hits_total"), value("prefix_cache_queries_total")),
     });
+    const each = counts.map((one) => ({
+      replica: one.replica,
+      running: one.get(ANCHOR),
+      waiting: one.get("num_requests_waiting"),
+      kvUse: one.get("kv_cache_usage_perc") ?? one.get("gpu_cache_usage_perc"),
+      tokensPerSecond: one.since("decode_seconds_total") === 0 ? 0 : ratio(
+        one.since("inter_token_latency_seconds_count"), one.since("decode_seconds_total"),
+      ),
+    }));
+    const known = each.filter(({ kvUse }) => kvUse !== null);
     return {
       running: get(ANCHOR),
       waiting: get("num_requests_waiting"),
-      kvUse: get("kv_cache_usage_perc") ?? get("gpu_cache_usage_perc"),
-      tokensPerSecond: since("decode_seconds_total") === 0 ? 0 : ratio(
-        since("inter_token_latency_seconds_count"), since("decode_seconds_total"),
-      ),
+      kvUse: ratio(sum(known.map(({ kvUse }) => kvUse)), known.length),
+      tokensPerSecond: sum(each.map(({ tokensPerSecond }) => tokensPerSecond)),
       ...means(since),
       ever: means(get),
       adapters: parseAdapters(text),
       stages: this.#readStages(text, now),
+      numReplicas: get("replicas"),
+      numSilent: get("replicas_silent"),
+      replicas: each.filter(({ replica }) => replica),
     };
   }
 
@@ -99,7 +117,6 @@ export class Meter {
     return [...this.#stages.counts].map(([stage, counts]) => {
       const before = last.counts.get(stage);
       const since = (name) => Math.max(counts.get(name) - (before?.get(name) ?? counts.get(name)), 0);
-      const ratio = (part, whole) => (whole > 0 ? part / whole : null);
       return {
         stage,
         step: ratio(since("computing_seconds"), since("steps")),
@@ -114,4 +131,25 @@ export class Meter {
     this.#before = null;
     this.#stages = { at: 0, counts: new Map() };
   }
+}
+
+/** What a replica has counted: `get` ever, and `since` the reading `before`. Null is unknown. */
+function countsOf(samples, before, prefix) {
+  const get = (key) => samples.get(prefix + key) ?? null;
+  const since = (key) => {
+    const value = get(key);
+    const last = before?.get(prefix + key) ?? null;
+    if (value === null || last === null) return null;
+    return value < last ? value : value - last; // a server that was started again counts from 0
+  };
+  return { get, since };
+}
+
+/** The sum of those that are known; null if none is. */
+function sum(values) {
+  return values.reduce((total, value) => (value === null ? total : (total ?? 0) + value), null);
+}
+
+function ratio(part, whole) {
+  return part !== null && whole > 0 ? part / whole : null;
 }

@@ -1,7 +1,7 @@
 // The operator's view: reads /metrics while somebody can see it, and once what is served.
 
 import { Chart, WaterWheel } from "./chart.js";
-import { showAdapters, showFacts, showStages } from "./facts.js";
+import { showAdapters, showFacts, showReplicas, showStages } from "./facts.js";
 import { count, duration, percent, rate } from "./format.js";
 import { Meter } from "./metrics.js";
 
@@ -114,6 +114,7 @@ export class Operator {
     put("between-tokens", duration(this.#last.betweenTokens));
     put("prefix-hits", percent(this.#last.prefixHits));
     showAdapters(document.getElementById("adapters"), reading.adapters);
+    showReplicas(document.getElementById("replicas"), reading);
     showStages(document.getElementById("stages"), reading.stages);
     this.#wheel.show(reading.kvUse ?? 0, busy);
     for (const chart of this.#charts) chart.draw(this.#readings, reading.at);

@@ -146,6 +146,51 @@ def test_stages_of_a_pipeline_and_adapters_have_tiles(server: RunningServer, ope
     expect(page.locator("#adapters p")).to_have_text('a"b, sql; waiting: c')
 
 
+def test_replicas_have_a_tile_and_figures_of_all(server: RunningServer, open_page: OpenPage) -> None:
+    def scrape_of(**replicas: tuple[int, float, float, float]) -> str:
+        """Of each: requests that run, the share of the cache, and tokens and seconds of decoding."""
+        running, cache, tokens = "num_requests_running", "kv_cache_usage_perc", "inter_token_latency_seconds_count"
+        names = (running, cache, tokens, "decode_seconds_total")
+        lines = [
+            f'x:{name}{{replica="{replica}",model_name="a {{b}}"}} {value}'
+            for replica, samples in replicas.items()
+            for name, value in zip(names, samples, strict=True)
+        ]
+        counts = {"replicas": 3, "replicas_silent": 3 - len(replicas)}
+        return "\n".join([*lines, *(f"x:{name} {count}" for name, count in counts.items())]) + "\n"
+
+    scrapes = [
+        scrape_of(b=(2, 0.5, 100, 10), a=(1, 0.1, 900, 30)),
+        scrape_of(b=(2, 0.5, 140, 11), a=(1, 0.3, 960, 32), new=(4, 0.4, 500, 2)),
+        metrics("x:", num_requests_running=1),
+    ]
+
+    def scrape(route: Route) -> None:
+        route.fulfill(content_type="text/plain", body=scrapes.pop(0) if len(scrapes) > 1 else scrapes[0])
+
+    def prepare(page: Page) -> None:
+        page.clock.install(time=0)
+        page.clock.pause_at(1000)
+        page.route("**/metrics", scrape)
+
+    page = open_page(f"{server.url}/#server", prepare, **WIDE)
+    tile = page.locator("#replicas")
+    expect(tile.locator("caption")).to_have_text("Replicas: 3, 1 silent")
+    expect(tile.locator("tbody tr")).to_have_text([f"a1{UNKNOWN}10 %{UNKNOWN}", f"b2{UNKNOWN}50 %{UNKNOWN}"])
+    expect(figure(page, "running")).to_have_text("3")
+    expect(figure(page, "kv-use")).to_have_text("30 %")
+    page.clock.run_for(1000)
+    expect(tile.locator("caption")).to_have_text("Replicas: 3")
+    expect(tile.locator("tbody tr")).to_have_text(
+        [f"a1{UNKNOWN}30 %30", f"b2{UNKNOWN}50 %40", f"new4{UNKNOWN}40 %{UNKNOWN}"]
+    )
+    expect(figure(page, "running")).to_have_text("7")
+    expect(figure(page, "kv-use")).to_have_text("40 %")
+    expect(figure(page, "tokens-per-second")).to_have_text("70")
+    page.clock.run_for(1000)
+    expect(tile).to_be_hidden()
+
+
 def test_an_answer_that_is_alone_has_one_speed(
     server: RunningServer, open_page: OpenPage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
