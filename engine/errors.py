@@ -36,6 +36,10 @@ class InvalidRequestError(TidewheelError):
         self.param = param
 
 
+class BusyError(TidewheelError):
+    """Too much of something is being done now: whoever asks again later may get it."""
+
+
 class EngineDeadError(TidewheelError):
     """The engine thread has failed or stopped; no request will be served any more."""
 

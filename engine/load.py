@@ -221,10 +221,12 @@ class EngineLoad:
         limits = self._model.lora_limits(options)
         if limits is None:
             return None
+        from .adapters.hub import AdapterHub
         from .adapters.registry import LoraRegistry
 
         assert isinstance(executor, LoraExecutor)
-        registry = LoraRegistry(options, functools.partial(self._model.read_lora, limits=limits), executor)
+        read, hub = functools.partial(self._model.read_lora, limits=limits), AdapterHub(self._options.download_dir)
+        registry = LoraRegistry(options, read, executor, hub)
         try:
             registry.load_modules()
         except BaseException:

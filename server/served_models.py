@@ -10,13 +10,14 @@ from http import HTTPStatus
 from tidewheel.engine.adapters.options import LoraModule
 from tidewheel.engine.adapters.registry import LoraLease, LoraRegistry, UnknownLoraError
 from tidewheel.engine.encoders.encoder import Encoder
-from tidewheel.engine.errors import ModelError, TidewheelError, quoted, shortened
+from tidewheel.engine.errors import BusyError, ModelError, TidewheelError, quoted, shortened
 
 from .errors import ApiError, bad_request
 from .protocol.models import ModelCard
 from .shared_adapters import SharedAdapters
 
 _MOST_NAMED = 16  # of the models that are served, in an error
+_RETRY_AFTER_S = 10  # for an adapter that cannot be downloaded yet
 
 
 class ServedModels:
@@ -87,8 +88,8 @@ class ServedModels:
     async def lease(self, name: str) -> LoraLease | None:
         """The adapter of a name that `resolve` gave, in memory until it is released; None for the model itself.
 
-        Raises ApiError: 404 for one that was removed meanwhile, 400 for one that was found and cannot be served, 500
-        for one that is served and cannot be read any more.
+        Raises ApiError: 404 for one that was removed meanwhile, 400 for one that was found and cannot be served, 429
+        for one that cannot be downloaded yet, 500 for one that is served and cannot be read any more.
         """
         if self._loras is None or name in self._cards:
             return None
@@ -98,6 +99,8 @@ class ServedModels:
             return await self._loras.lease(name)
         except UnknownLoraError:
             raise self._not_served(name) from None
+        except BusyError as error:
+            raise too_many_downloads(error) from None
         except TidewheelError as error:
             said = f"the adapter {quoted(name)} cannot be loaded: {error}"
             if isinstance(error, ModelError) and all(module.name != name for module in self._lora_modules):
@@ -160,6 +163,16 @@ class ServedModels:
             param="model",
             code="model_not_found",
         )
+
+
+def too_many_downloads(error: BusyError) -> ApiError:
+    """What a client reads."""
+    return ApiError(
+        HTTPStatus.TOO_MANY_REQUESTS,
+        str(error),
+        code="too_many_downloads",
+        headers={"retry-after": str(_RETRY_AFTER_S)},
+    )
 
 
 def _root(source: str, name: str) -> str:

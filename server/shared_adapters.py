@@ -30,6 +30,12 @@ class _Entry(msgspec.Struct):
     path: str
     base_model_name: str | None
     version: str
+    revision: str | None = None  # the commit of a hub id, so that all replicas have the same one
+
+    @property
+    def module(self) -> LoraModule:
+        """The adapter as the registry takes it."""
+        return LoraModule(self.name, self.path, self.base_model_name, self.revision)
 
 
 class SharedAdapters:
@@ -50,11 +56,7 @@ class SharedAdapters:
     @property
     def modules(self) -> list[LoraModule]:
         """All that the store had when it was asked last, and this replica has not loaded yet."""
-        return [
-            LoraModule(entry.name, entry.path, entry.base_model_name)
-            for entry in self._listed.values()
-            if entry.name not in self._loaded
-        ]
+        return [entry.module for entry in self._listed.values() if entry.name not in self._loaded]
 
     async def refresh(self) -> None:
         """Asks for all adapters. Raises StoreError. One whose entry is damaged is left out, and logged."""
@@ -82,10 +84,14 @@ class SharedAdapters:
         self._forget_if_changed(name)
 
     async def load(self, name: str) -> None:
-        """Reads an adapter that the store has, if that was not done yet. Raises ModelError if it cannot be read."""
+        """Reads an adapter that the store has, if that was not done yet; one of the hub is downloaded.
+
+        Raises what LoraRegistry.add raises.
+        """
         entry = self._listed.get(name)
         if entry is None or self._loaded.get(name) == entry.version:
             return
+        await self._loras.fetch(entry.module)  # the others need not wait for that
         async with self._changing:
             if self._loaded.get(name) != entry.version:
                 await self._load(entry)
@@ -96,7 +102,9 @@ class SharedAdapters:
         Raises LoraExistsError, ModelError for a broken one, ApiError (400) where there is no room, and StoreError.
         """
         name = module.name
-        entry = _new_entry(module)
+        if not replace and (self._is_own(name) or await self._read(name) is not None):  # before it is downloaded
+            raise LoraExistsError(f"an adapter is named {quoted(name)} already")
+        entry = _new_entry(await self._loras.fetch(module))
         async with self._changing:
             await self.refresh()
             if self._is_own(name) or (name in self._listed and not replace):
@@ -132,7 +140,7 @@ class SharedAdapters:
     async def _load(self, entry: _Entry) -> None:
         self._loading.add(entry.name)
         try:
-            await self._loras.add(LoraModule(entry.name, entry.path, entry.base_model_name), replace=True)
+            await self._loras.add(entry.module, replace=True)
             self._loaded[entry.name] = entry.version
         finally:
             self._loading.discard(entry.name)
@@ -168,4 +176,5 @@ class SharedAdapters:
 
 def _new_entry(module: LoraModule) -> _Entry:
     # Other replicas may have been started in other folders.
-    return _Entry(module.name, os.path.abspath(module.path), module.base_model_name, uuid.uuid4().hex)
+    path = os.path.abspath(module.path) if module.revision is None else module.path
+    return _Entry(module.name, path, module.base_model_name, uuid.uuid4().hex, module.revision)

@@ -29,6 +29,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     repositories: Repositories
     sent: dict[str, int]  # bytes of each file's content
+    may_send: threading.Event
 
     def do_HEAD(self) -> None:
         self.do_GET()
@@ -49,8 +50,9 @@ class _Handler(BaseHTTPRequestHandler):
             tree = [{"type": "file", "path": n, "size": len(b), "oid": n.encode().hex()} for n, b in files.items()]
             self._answer(200, json.dumps(tree).encode())
         else:
-            commit = COMMITS.get(parts[5] if len(parts) > 5 else "main")
-            if commit is None:
+            revision = parts[5] if len(parts) > 5 else "main"
+            commit = COMMITS.get(revision, revision)
+            if commit not in COMMITS.values():
                 self._answer(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
             else:
                 sizes = {file: getattr(content, "claimed", len(content)) for file, content in files.items()}
@@ -70,6 +72,7 @@ class _Handler(BaseHTTPRequestHandler):
             headers["Content-Range"] = f"bytes {first}-{end - 1}/{len(body)}"
             body, status = body[int(first) : end], 206
         if self.command != "HEAD":
+            self.may_send.wait()
             self.sent[name] = self.sent.get(name, 0) + len(body)
         self._answer(status, body, headers)
 
@@ -86,10 +89,15 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class FakeHub:
-    """A running hub. `sent` counts the bytes of each file that were sent, by the file's name."""
+    """A running hub. `sent` counts the bytes of each file that were sent, by the file's name.
 
-    def __init__(self, endpoint: str, repositories: Repositories, sent: dict[str, int]) -> None:
-        self.endpoint, self.repositories, self.sent = endpoint, repositories, sent
+    Files are held back while `may_send` is cleared.
+    """
+
+    def __init__(
+        self, endpoint: str, repositories: Repositories, sent: dict[str, int], may_send: threading.Event
+    ) -> None:
+        self.endpoint, self.repositories, self.sent, self.may_send = endpoint, repositories, sent, may_send
 
     def environment(self, home: Path, *, offline: bool = False) -> dict[str, str]:
         """What a process needs to have this hub, and a cache in the folder `home`."""
@@ -106,14 +114,17 @@ def hub_environment(endpoint: str, home: Path, *, offline: bool = False) -> dict
 def fake_hub(repositories: Repositories) -> Iterator[FakeHub]:
     """A hub with these repositories' files."""
     sent: dict[str, int] = {}
-    handler = type("Handler", (_Handler,), {"repositories": repositories, "sent": sent})
+    may_send = threading.Event()
+    may_send.set()
+    handler = type("Handler", (_Handler,), {"repositories": repositories, "sent": sent, "may_send": may_send})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True  # clients keep connections open
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        yield FakeHub(f"http://127.0.0.1:{server.server_port}", repositories, sent)
+        yield FakeHub(f"http://127.0.0.1:{server.server_port}", repositories, sent, may_send)
     finally:
+        may_send.set()
         server.shutdown()
         thread.join()
         server.server_close()

@@ -26,6 +26,11 @@ def tensors(seed: int = 0, *, hidden: int = 64, kv: int = 32, layers: int = 2, r
     return found
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """The files of a folder, for a hub."""
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
 def embedding(seed: int, *, hidden: int = 64, vocab: int = 320, rank: int = 4) -> dict[str, Any]:
     """A and B of the embedding."""
     name = "base_model.model.model.embed_tokens.lora_embedding"

@@ -19,11 +19,15 @@ _FIELDS = {"name", "path", "base_model_name"}
 
 
 class LoraModule(Struct, frozen=True):
-    """An adapter that is served under `name`, from a folder of peft or a GGUF file. `base_model_name` is its parent."""
+    """An adapter that is served under `name`, from a folder of peft or a GGUF file. `base_model_name` is its parent.
+
+    `revision` is the commit of an adapter whose `path` is a hub id, once its files are here.
+    """
 
     name: str
     path: str
     base_model_name: str | None = None
+    revision: str | None = None
 
 
 def parse_lora_module(text: str) -> LoraModule | list[LoraModule]:
@@ -108,7 +112,7 @@ class LoraOptions(Options):
     fully_sharded_loras: bool = option(False, "accepted for compatibility: adapters are not sharded")
     allow_runtime_lora_updating: bool = option(
         False,
-        "let clients load and unload adapters from any path of this machine, with /v1/load_lora_adapter",
+        "let clients load and unload adapters, from any path of this machine or the hub, with /v1/load_lora_adapter",
         env_aliases=("VLLM_ALLOW_RUNTIME_LORA_UPDATING",),
     )
     lora_resolver_cache_dir: str | None = option(

@@ -30,7 +30,7 @@ from .updates import AdapterTensor, updates_of
 logger = logging.getLogger(__name__)
 
 WEIGHTS = "adapter_model.safetensors"
-_PICKLE = "adapter_model.bin"
+PICKLE = "adapter_model.bin"
 _PREFIX = "base_model.model."
 _LINEAR, _EMBEDDING = ("lora_A.weight", "lora_B.weight"), ("lora_embedding_A", "lora_embedding_B")
 _OWN, _BASE = "weight", "base_layer.weight"
@@ -96,9 +96,7 @@ def adapter_file(folder: Path) -> Path:
     """The file with the adapter's tensors. Raises ModelError if there is none."""
     path = folder / WEIGHTS
     if not is_there(path):
-        pickle = (
-            f": {_PICKLE} is a pickle, which can run code and is never loaded" if is_there(folder / _PICKLE) else ""
-        )
+        pickle = f": {PICKLE} is a pickle, which can run code and is never loaded" if is_there(folder / PICKLE) else ""
         raise ModelError(f"{folder} has no {WEIGHTS}{pickle}; save the adapter as safetensors")
     return path
 

@@ -14,13 +14,16 @@ from collections.abc import Callable, Coroutine, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..devices.base import LoraExecutor
 from ..errors import TidewheelError, quoted
 from ..weights.lora import LoraAdapter
 from .lora import Lora
 from .options import LoraModule, LoraOptions
+
+if TYPE_CHECKING:
+    from .hub import AdapterHub
 
 logger = logging.getLogger(__name__)
 
@@ -71,8 +74,8 @@ class LoraUse(NamedTuple):
 class LoraRegistry:
     """Adapters by name. At most `options.most_in_memory` are in memory; the least recently used makes way.
 
-    `read` reads a path; it raises ModelError. All but `load_modules` is called on the event loop; files are read in a
-    thread of their own, of the lowest priority.
+    `read` reads a path; it raises ModelError. `hub` has the files of adapters whose paths are hub ids. All but
+    `load_modules` is called on the event loop; files are read in a thread of their own, of the lowest priority.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class LoraRegistry:
         options: LoraOptions,
         read: Callable[[Path], LoraAdapter],
         executor: LoraExecutor,
+        hub: AdapterHub,
     ) -> None:
         """`drop` frees a number; an engine sets it, to have it done when its thread uses the number no more."""
         self._most = options.most_in_memory
@@ -90,6 +94,7 @@ class LoraRegistry:
         self.allows_updates = options.allow_runtime_lora_updating
         self._read = read
         self._executor = executor
+        self._hub = hub
         self.drop: Callable[[int], None] = executor.drop_lora
         self._entries: dict[str, _Entry] = {}
         self._in_memory: list[_Entry] = []  # the least recently used first
@@ -163,8 +168,18 @@ class LoraRegistry:
                     await self._make_room()
                     await _to_its_end(self._load_again(entry))
 
+    async def fetch(self, module: LoraModule) -> LoraModule:
+        """The module with its files on this machine. Raises what AdapterHub.fetch raises."""
+        return await self._hub.fetch(module)
+
     async def add(self, module: LoraModule, *, replace: bool = False) -> None:
-        """Serve one more, or another one under its name. Raises LoraExistsError, and ModelError for a broken one."""
+        """Serve one more, or another one under its name, downloaded if need be.
+
+        Raises LoraExistsError, ModelError for a broken one, and what `fetch` raises.
+        """
+        if module.name in self._entries and not replace:  # known before anything is downloaded
+            raise LoraExistsError(f"an adapter is named {quoted(module.name)} already")
+        module = await self.fetch(module)
         async with self._loading:
             if module.name in self._entries and not replace:
                 raise LoraExistsError(f"an adapter is named {quoted(module.name)} already")
@@ -243,7 +258,7 @@ class LoraRegistry:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._load, module)
 
     def _load(self, module: LoraModule) -> Lora:
-        adapter = self._read(Path(module.path))
+        adapter = self._read(self._hub.path(module))
         lora = Lora(next(self._numbers), adapter.digest, adapter.rope_factor)
         self._executor.load_lora(lora.number, adapter)
         logger.info("Loaded the adapter %s of rank %d from %s", quoted(module.name), adapter.rank, module.path)

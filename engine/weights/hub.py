@@ -48,7 +48,7 @@ def resolve(
     repository, wanted = split_name(model)
     if wanted is not None:
         return _gguf(repository, revision, download_dir, wanted)
-    folder = _download(model, revision, download_dir, _WANTED + _WEIGHTS if with_weights else _WANTED, _UNWANTED)
+    folder = download(model, revision, download_dir, _WANTED + _WEIGHTS if with_weights else _WANTED, _UNWANTED)
     if any(folder.glob("*.safetensors")) or (not with_weights and is_there(folder / "config.json")):
         return folder
     names = repository_files(model, revision, download_dir)
@@ -60,7 +60,7 @@ def resolve(
 
 def resolve_encoder(model: str, download_dir: str | Path | None = None) -> Path:
     """As `resolve`, for an encoder in ONNX."""
-    return local_model(model) or _download(model, None, download_dir, _ENCODER_WANTED, _ENCODER_UNWANTED)
+    return local_model(model) or download(model, None, download_dir, _ENCODER_WANTED, _ENCODER_UNWANTED)
 
 
 def download_model(model: str, revision: str | None = None, download_dir: str | Path | None = None) -> Path:
@@ -72,7 +72,7 @@ def download_model(model: str, revision: str | None = None, download_dir: str | 
     names = repository_files(repository, revision, download_dir)
     if not _is_encoder(model, revision, names):
         return resolve(model, revision, download_dir)
-    return _download(model, revision, download_dir, _ENCODER_WANTED, _ENCODER_UNWANTED)
+    return download(model, revision, download_dir, _ENCODER_WANTED, _ENCODER_UNWANTED)
 
 
 def wanted_files(
@@ -196,16 +196,17 @@ def _gguf(
     chosen = choose_gguf(repository, names, wanted)
     if wanted is None:
         logger.info("%s has GGUF files only: taking %s; %s:NAME chooses another", repository, chosen[0], repository)
-    folder = _download(repository, revision, download_dir, [glob.escape(name) for name in chosen], [])
+    folder = download(repository, revision, download_dir, [glob.escape(name) for name in chosen], [])
     for name in chosen:
         if not is_there(folder / name):
             raise ModelError(f"{repository}: {name} is not in the cache, and cannot be downloaded now")
     return folder / chosen[0]
 
 
-def _download(
+def download(
     model: str, revision: str | None, download_dir: str | Path | None, wanted: list[str], unwanted: list[str]
 ) -> Path:
+    """A repository's folder in the cache, with the files that fit `wanted` and not `unwanted`. Raises ModelError."""
     # Importing the hub's client takes a good part of a second, which a local folder need not pay.
     from huggingface_hub import snapshot_download
 

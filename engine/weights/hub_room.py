@@ -6,11 +6,15 @@ import logging
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from ..errors import ModelError
 from .hub import UnreachableError, hub_errors, is_cached, split_name, wanted_files
+
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import RepoSibling
 
 logger = logging.getLogger(__name__)
 
@@ -46,9 +50,20 @@ def check_room(downloads: Sequence[Download], download_dir: str | Path | None = 
             missing.update(_missing(download, cache))
         except UnreachableError as error:
             logger.debug("the disk is not looked at before %s is downloaded: %s", download.model, error)
-    needed, free = sum(missing.values()), _free_bytes(cache)
+    _require(", ".join(dict.fromkeys(download.model for download in downloads)), sum(missing.values()), cache)
+
+
+def check_room_for(repository: str, files: Sequence[RepoSibling], download_dir: str | Path | None) -> None:
+    """The same for these of a repository's files."""
+    from huggingface_hub import constants
+
+    cache = Path(download_dir or constants.HF_HUB_CACHE).expanduser()
+    _require(repository, sum(size for _, size in _lacking(repository, files, cache)), cache)
+
+
+def _require(names: str, needed: int, cache: Path) -> None:
+    free = _free_bytes(cache)
     if needed > free:
-        names = ", ".join(dict.fromkeys(download.model for download in downloads))
         raise ModelError(
             f"{names}: {needed / _GIB:.2f} GiB are still to be downloaded, and the disk of {cache} has "
             f"{free / _GIB:.2f} GiB free: delete models with tidewheel rm (tidewheel list shows them), or name a "
@@ -59,15 +74,20 @@ def check_room(downloads: Sequence[Download], download_dir: str | Path | None = 
 def _missing(download: Download, cache: Path) -> Iterator[tuple[Path, int]]:
     """Where the cache will have each file that is still to be downloaded, and the bytes that it lacks."""
     from huggingface_hub import HfApi
-    from huggingface_hub.file_download import repo_folder_name
 
     repository, _ = split_name(download.model)
     with hub_errors(repository, download.revision):
         info = HfApi().model_info(repository, revision=download.revision, files_metadata=True)
     files = {file.rfilename: file for file in info.siblings or []}
+    wanted = wanted_files(download.model, download.revision, [*files], is_encoder=download.is_encoder)
+    yield from _lacking(repository, [files[name] for name in wanted], cache)
+
+
+def _lacking(repository: str, files: Sequence[RepoSibling], cache: Path) -> Iterator[tuple[Path, int]]:
+    from huggingface_hub.file_download import repo_folder_name
+
     blobs = cache / repo_folder_name(repo_id=repository, repo_type="model") / "blobs"
-    for name in wanted_files(download.model, download.revision, [*files], is_encoder=download.is_encoder):
-        file = files[name]
+    for file in files:
         path = blobs / str(file.lfs.sha256 if file.lfs else file.blob_id)
         if not path.exists():
             begun = path.with_name(f"{path.name}.incomplete")

@@ -10,13 +10,13 @@ from starlette.routing import Route
 
 from tidewheel.engine.adapters.options import LoraModule
 from tidewheel.engine.adapters.registry import LoraExistsError, LoraRegistry, UnknownLoraError
-from tidewheel.engine.errors import TidewheelError, quoted
+from tidewheel.engine.errors import BusyError, TidewheelError, quoted
 
 from ..errors import ApiError, bad_request
 from ..openapi.document import operation
 from ..protocol.adapters import LoadLoraRequest, UnloadLoraRequest
 from ..protocol.decode import BodyDecoder, ParameterNotes
-from ..served_models import ServedModels
+from ..served_models import ServedModels, too_many_downloads
 from ..shared_adapters import SharedAdapters
 from .body import whole_body
 
@@ -60,6 +60,8 @@ class AdapterEndpoints:
             await adapters.add(LoraModule(body.lora_name, body.lora_path), replace=body.load_inplace is True)
         except LoraExistsError as error:
             raise bad_request(f"{error}; unload it first, or send load_inplace", "lora_name") from None
+        except BusyError as error:
+            raise too_many_downloads(error) from None
         except TidewheelError as error:
             raise bad_request(f"the adapter cannot be loaded: {error}", "lora_path") from None
         return PlainTextResponse(f"Success: LoRA adapter {quoted(body.lora_name)} added successfully.")

@@ -6,7 +6,7 @@ from .decode import Body
 
 
 class LoadLoraRequest(Body):
-    """The adapter in the folder `lora_path` of the server's machine is served as `lora_name`.
+    """The adapter at `lora_path` is served as `lora_name`. That is a folder of the server's machine, or a hub id.
 
     `load_inplace` replaces an adapter of that name.
     """

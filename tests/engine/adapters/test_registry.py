@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tidewheel.engine.adapters.hub import AdapterHub
 from tidewheel.engine.adapters.options import LoraModule, LoraOptions
 from tidewheel.engine.adapters.registry import LoraExistsError, LoraRegistry, UnknownLoraError
 from tidewheel.engine.errors import ModelError
@@ -48,7 +49,7 @@ def run(check: Callable[[LoraRegistry, Memory], Any], max_cpu_loras: int = 2) ->
     async def main() -> None:
         memory: Any = Memory()
         options = LoraOptions(enable_lora=True, lora_modules=_MODULES, max_cpu_loras=max_cpu_loras)
-        registry = LoraRegistry(options, _read, memory)
+        registry = LoraRegistry(options, _read, memory, AdapterHub(None))
         registry.load_modules()
         try:
             await asyncio.wait_for(check(registry, memory), 30)
@@ -128,7 +129,7 @@ def test_removed_ones_are_dropped_when_nobody_uses_them() -> None:
         assert held.lora.number in memory.numbers
         with pytest.raises(UnknownLoraError):
             await registry.lease("a")
-        await registry.add(LoraModule("a", "z"))
+        await registry.add(LoraModule("a", "/z"))
         (await registry.lease("a")).release()
         held.release()
         assert held.lora.number not in memory.numbers
@@ -139,9 +140,9 @@ def test_removed_ones_are_dropped_when_nobody_uses_them() -> None:
 def test_what_fails_changes_nothing() -> None:
     async def check(registry: LoraRegistry, memory: Memory) -> None:
         with pytest.raises(ModelError):
-            await registry.add(LoraModule("new", "broken"))
+            await registry.add(LoraModule("new", "/broken"))
         with pytest.raises(LoraExistsError):
-            await registry.add(LoraModule("a", "z"))
+            await registry.add(LoraModule("a", "/z"))
         assert [module.name for module in registry.modules] == ["a", "b", "c"]
         with pytest.raises(UnknownLoraError):
             registry.remove("new")
@@ -152,17 +153,17 @@ def test_what_fails_changes_nothing() -> None:
 
 def test_one_name_is_loaded_once_by_those_who_ask_at_the_same_time() -> None:
     async def check(registry: LoraRegistry, memory: Memory) -> None:
-        new = [LoraModule("new", path) for path in ("slow-1", "slow-2", "slow-3")]
+        new = [LoraModule("new", path) for path in ("/slow-1", "/slow-2", "/slow-3")]
         found = await asyncio.gather(*map(registry.add, new), return_exceptions=True)
         assert [type(one) for one in found] == [type(None), LoraExistsError, LoraExistsError]
-        assert [module.path for module in registry.modules if module.name == "new"] == ["slow-1"]
+        assert [module.path for module in registry.modules if module.name == "new"] == ["/slow-1"]
 
     run(check)
 
 
 def test_one_that_is_removed_while_it_is_read_leaves_nothing_behind() -> None:
     async def check(registry: LoraRegistry, memory: Memory) -> None:
-        await registry.add(LoraModule("slow", "slow"))
+        await registry.add(LoraModule("slow", "/slow"))
         for name in "ab":  # which take its room
             (await registry.lease(name)).release()
         before = set(memory.numbers)
@@ -177,7 +178,7 @@ def test_one_that_is_removed_while_it_is_read_leaves_nothing_behind() -> None:
     run(check)
 
 
-@pytest.mark.parametrize("path", ["slow", "slow-broken"])
+@pytest.mark.parametrize("path", ["/slow", "/slow-broken"])
 def test_who_goes_away_while_it_is_read_leaves_nothing_unknown_behind(path: str) -> None:
     async def check(registry: LoraRegistry, memory: Memory) -> None:
         waiting = asyncio.create_task(registry.add(LoraModule("new", path)))

@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import httpx
 import lora_files
 import numpy as np
 import pytest
+from fake_hub import Claimed, FakeHub, fake_hub
 from server.conftest import TIDEWHEEL, ServerProcess
 from server.waiting import eventually
 from transformers import AutoConfig
@@ -36,7 +37,20 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(dummy_model: Path, folders: Path) -> Iterator[ServerProcess]:
+def hub(folders: Path) -> Iterator[FakeHub]:
+    adapter = lora_files.contents(folders / "seed-2")
+    pickled = {"adapter_config.json": adapter["adapter_config.json"], "adapter_model.bin": b""}
+    large = {**adapter, "adapter_model.safetensors": Claimed(adapter["adapter_model.safetensors"])}
+    model = {"config.json": b"{}"}
+    repositories = {"own/poems": adapter, "own/pickled": pickled, "own/large": large, "own/model": model}
+    with fake_hub(repositories | {f"own/slow-{i}": adapter for i in range(5)}) as hub:
+        yield hub
+
+
+@pytest.fixture(scope="module")
+def server(
+    dummy_model: Path, folders: Path, hub: FakeHub, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
     """One adapter a step, two in memory."""
     process = ServerProcess(
         *(str(dummy_model), "--load-format", "dummy", "--served-model-name", "base", "--enable-lora"),
@@ -44,6 +58,7 @@ def server(dummy_model: Path, folders: Path) -> Iterator[ServerProcess]:
         *("--lora-modules", f"first={folders / 'seed-0'}"),
         f'{{"name": "second", "path": "{folders / "seed-1"}", "base_model_name": "llama"}}',
         *("--allow-runtime-lora-updating", "--lora-resolver-cache-dir", str(folders)),
+        env=hub.environment(tmp_path_factory.mktemp("hub")),
     )
     yield process
     process.stop()
@@ -150,6 +165,53 @@ def test_an_adapter_may_be_a_gguf_file(server: ServerProcess, dummy_model: Path,
     assert update(server, "load", lora_name="in-gguf", lora_path=str(file)).text.startswith("Success")
     assert tokens(server, "in-gguf") == tokens(server, "seed-2")
     assert update(server, "unload", lora_name="in-gguf").status_code == 200
+
+
+def test_an_adapter_of_the_hub_is_downloaded_once(server: ServerProcess, hub: FakeHub) -> None:
+    assert update(server, "load", lora_name="poems", lora_path="own/poems").text.startswith("Success")
+    answer = tokens(server, "poems")
+    assert answer == tokens(server, "seed-2") != tokens(server, "base")
+    for other in ("first", "second", "seed-3"):  # so that it makes way in memory
+        tokens(server, other)
+    assert tokens(server, "poems") == answer
+    assert update(server, "unload", lora_name="poems").status_code == 200
+    assert update(server, "load", lora_name="poems", lora_path="own/poems").status_code == 200
+    assert update(server, "unload", lora_name="poems").status_code == 200
+    assert hub.sent["adapter_model.safetensors"] == len(hub.repositories["own/poems"]["adapter_model.safetensors"])
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("own/nobody", "own/nobody is neither a folder here nor a model at"),
+        ("own/gated", "own/gated is gated: accept its terms"),
+        ("own/model", "own/model has no adapter: neither adapter_config.json nor a GGUF file"),
+        ("own/pickled", "adapter_model.bin is a pickle"),
+        ("own/large", "own/large: the adapter has 1048576.00 GiB, and at most 8 GiB are downloaded"),
+        ("what is this?", "neither a folder nor a hub id such as owner/name"),
+        ("own/poems:", "names no quantization behind the colon"),
+    ],
+)
+def test_what_the_hub_has_not_is_refused(server: ServerProcess, path: str, words: str) -> None:
+    response = update(server, "load", lora_name="other", lora_path=path)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "lora_path")
+    assert words in response.json()["error"]["message"]
+
+
+def test_downloads_stop_no_answers_and_are_bounded(server: ServerProcess, hub: FakeHub) -> None:
+    hub.may_send.clear()
+    with ThreadPoolExecutor(5) as pool:
+        names = [f"slow-{i}" for i in range(5)]
+        loads = [pool.submit(update, server, "load", lora_name=name, lora_path=f"own/{name}") for name in names]
+        refused = next(as_completed(loads)).result()
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_downloads")
+        assert "retry-after" in refused.headers
+        assert tokens(server, "base")
+        assert tokens(server, "seed-3")  # whose files are read meanwhile
+        hub.may_send.set()
+    assert sorted(load.result().status_code for load in loads) == [200] * 4 + [429]
+    for name, load in zip(names, loads, strict=True):
+        assert update(server, "unload", lora_name=name).status_code == (200 if load.result().is_success else 404)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,16 +11,18 @@ from typing import Any, NamedTuple
 import httpx
 import lora_files
 import pytest
+from fake_hub import COMMITS, FakeHub, fake_hub
 from server.conftest import ServerProcess
 
 
 class Replicas(NamedTuple):
-    """Two servers, their store, and the adapters seed-0 to seed-2."""
+    """Two servers, their store, the adapters seed-0 to seed-2, and a hub where own/poems is seed-1."""
 
     one: ServerProcess
     other: ServerProcess
     store: Path
     adapters: Path
+    hub: FakeHub
 
 
 @pytest.fixture(scope="module")
@@ -32,11 +35,13 @@ def replicas(dummy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
         *("--max-cpu-loras", "4", "--kv-cache-space", "0.05", "--lora-modules", f"own={root / 'seed-0'}"),
         *("--allow-runtime-lora-updating", "--shared-store", str(root / "store")),
     )
-    with ThreadPoolExecutor(2) as pool:
-        one, other = pool.map(lambda _: ServerProcess(*arguments), range(2))
-    yield Replicas(one, other, root / "store", root)
-    one.stop()
-    other.stop()
+    with fake_hub({"own/poems": lora_files.contents(root / "seed-1")}) as hub:
+        environments = [hub.environment(root / f"hub-{i}") for i in range(2)]
+        with ThreadPoolExecutor(2) as pool:
+            one, other = pool.map(lambda environment: ServerProcess(*arguments, env=environment), environments)
+        yield Replicas(one, other, root / "store", root, hub)
+        one.stop()
+        other.stop()
 
 
 def complete(server: ServerProcess, model: str) -> httpx.Response:
@@ -51,7 +56,9 @@ def tokens(server: ServerProcess, model: str) -> list[int]:
     return found
 
 
-def update(server: ServerProcess, what: str, name: str, path: Path | None = None, **fields: Any) -> httpx.Response:
+def update(
+    server: ServerProcess, what: str, name: str, path: Path | str | None = None, **fields: Any
+) -> httpx.Response:
     body = {"lora_name": name, **({} if path is None else {"lora_path": str(path)}), **fields}
     return httpx.post(f"{server.url}/v1/{what}_lora_adapter", json=body, timeout=60)
 
@@ -61,7 +68,7 @@ def names(server: ServerProcess) -> list[str]:
 
 
 def test_what_is_loaded_at_one_is_served_and_unloaded_at_the_other(replicas: Replicas) -> None:
-    one, other, _, adapters = replicas
+    one, other, _, adapters, _ = replicas
     assert complete(other, "new").status_code == 404
     assert update(one, "load", "new", adapters / "seed-1").status_code == 200
     assert names(one) == names(other) == ["base", "own", "new"]
@@ -87,6 +94,19 @@ def test_one_of_two_that_load_a_name_is_the_first(replicas: Replicas) -> None:
     assert update(replicas.one, "unload", "both").status_code == 200
 
 
+def test_each_downloads_an_adapter_of_the_hub(replicas: Replicas) -> None:
+    one, other, store, adapters, hub = replicas
+    assert update(one, "load", "poems", "own/poems").status_code == 200
+    (entry,) = (store / "tidewheel-store" / "adapters").iterdir()
+    assert json.loads(entry.read_bytes())["revision"] == COMMITS["main"]  # which the other one takes too
+    assert update(one, "load", "folder", adapters / "seed-1").status_code == 200
+    assert tokens(other, "poems") == tokens(one, "poems") == tokens(one, "folder")
+    assert hub.sent["adapter_model.safetensors"] == 2 * len(hub.repositories["own/poems"]["adapter_model.safetensors"])
+    assert update(other, "load", "poems", "own/poems").json()["error"]["param"] == "lora_name"
+    for name in ("poems", "folder"):
+        assert update(other, "unload", name).status_code == 200
+
+
 def test_adapters_of_options_stay(replicas: Replicas) -> None:
     refused = update(replicas.one, "unload", "own")
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "lora_name")
@@ -95,7 +115,7 @@ def test_adapters_of_options_stay(replicas: Replicas) -> None:
 
 
 def test_what_the_other_cannot_read_is_its_requests_error(replicas: Replicas) -> None:
-    one, other, store, adapters = replicas
+    one, other, store, adapters, _ = replicas
     moved = (adapters / "seed-2").rename(adapters / "moved")
     assert update(one, "load", "lost", moved).status_code == 200
     moved.rename(adapters / "seed-2")

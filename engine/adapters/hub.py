@@ -1,0 +1,155 @@
+"""AdapterHub: adapters by hub id, downloaded to the hub client's cache while a server runs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import glob
+import os
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from ..errors import BusyError, ModelError
+from ..weights.gguf.choosing import choose_gguf
+from ..weights.hub import UnreachableError, download, hub_errors, split_name
+from ..weights.hub_room import check_room_for
+from .options import LoraModule
+from .peft_config import CONFIG
+from .peft_folder import PICKLE, WEIGHTS
+
+MOST_BYTES = 8 * 2**30
+MOST_DOWNLOADS = 4  # at a time
+_GIB = 2**30
+
+
+def is_hub_id(path: str) -> bool:
+    """Whether an adapter's path may be a hub id: "owner/name", or "owner/name:Q8_0" for one of several GGUF files."""
+    return not path.startswith(("/", ".", "~")) and not os.path.exists(path)
+
+
+class AdapterHub:
+    """The adapters of the hub in the cache of `download_dir`, by default the hub client's own.
+
+    A module that was fetched has a `revision`, the commit that its files are of.
+    """
+
+    def __init__(self, download_dir: str | Path | None) -> None:
+        self._download_dir = download_dir
+        self._running: dict[tuple[str, str | None], asyncio.Future[str]] = {}
+
+    async def fetch(self, module: LoraModule) -> LoraModule:
+        """The module with its files on this machine, downloaded in a thread of their own if need be.
+
+        A path of this machine is left as it is. Raises ModelError for what is no adapter or cannot be had, and
+        BusyError while too many are downloaded.
+        """
+        if module.revision is None and not is_hub_id(module.path):
+            return module
+        if module.revision is not None and await asyncio.to_thread(self._is_there, module):
+            return module
+        key = module.path, module.revision
+        running = self._running.get(key)
+        if running is None:
+            if len(self._running) >= MOST_DOWNLOADS:
+                raise BusyError(
+                    f"{MOST_DOWNLOADS} adapters are being downloaded already: try again when one of them is there"
+                )
+            running = self._running[key] = _in_thread(lambda: self._fetch(*key))
+            running.add_done_callback(lambda _: self._running.pop(key))
+        return replace(module, revision=await asyncio.shield(running))  # others may wait for it too
+
+    def path(self, module: LoraModule) -> Path:
+        """The folder or file of a module that was fetched, or of one of this machine. Raises ModelError."""
+        if module.revision is None:
+            return Path(module.path)
+        return self._path(*split_name(module.path), module.revision)
+
+    def _path(self, repository: str, wanted: str | None, commit: str) -> Path:
+        from huggingface_hub import constants
+        from huggingface_hub.file_download import repo_folder_name
+
+        cache = Path(self._download_dir or constants.HF_HUB_CACHE).expanduser()
+        folder = cache / repo_folder_name(repo_id=repository, repo_type="model") / "snapshots" / commit
+        names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+        if not names:
+            raise ModelError(f"{repository} at {commit} is not in the cache of {cache}: load the adapter again")
+        first = _adapter_files(repository, wanted, names)[0]
+        return folder if first == CONFIG else folder / first
+
+    def _is_there(self, module: LoraModule) -> bool:
+        try:
+            self.path(module)
+        except ModelError:
+            return False
+        return True
+
+    def _fetch(self, name: str, revision: str | None) -> str:
+        """Downloads what is missing, and returns the commit."""
+        from huggingface_hub import HfApi, snapshot_download
+
+        repository, wanted = split_name(name)
+        try:
+            with hub_errors(repository, revision):
+                info = HfApi().model_info(repository, revision=revision, files_metadata=True)
+        except UnreachableError:
+            with hub_errors(repository, revision):
+                cached = snapshot_download(
+                    repository,
+                    revision=revision,
+                    cache_dir=self._download_dir,
+                    local_files_only=True,
+                    allow_patterns=[],  # whatever there is of it
+                )
+            self._path(repository, wanted, Path(cached).name)
+            return Path(cached).name
+        files = {file.rfilename: file for file in info.siblings or []}
+        names = _adapter_files(repository, wanted, [*files])
+        size = sum(files[one].size or 0 for one in names)
+        if size > MOST_BYTES:
+            raise ModelError(
+                f"{repository}: the adapter has {size / _GIB:.2f} GiB, and at most {MOST_BYTES // _GIB} GiB are "
+                f"downloaded while a server runs: get it with hf download {repository}, and give its folder"
+            )
+        check_room_for(repository, [files[one] for one in names], self._download_dir)
+        folder = download(repository, revision, self._download_dir, [glob.escape(one) for one in names], [])
+        return folder.name
+
+
+def _adapter_files(repository: str, wanted: str | None, names: Sequence[str]) -> list[str]:
+    """Those of a repository's files that are its adapter. Raises ModelError if there is none."""
+    if wanted is None and CONFIG in names:
+        if WEIGHTS in names:
+            return [CONFIG, WEIGHTS]
+        pickle = f": {PICKLE} is a pickle, which can run code and is never loaded" if PICKLE in names else ""
+        raise ModelError(f"{repository} has no {WEIGHTS}{pickle}; save the adapter as safetensors")
+    if any(name.lower().endswith(".gguf") for name in names):
+        return choose_gguf(repository, names, wanted)[:1]
+    raise ModelError(f"{repository} has no adapter: neither {CONFIG} nor a GGUF file")
+
+
+def _in_thread(work: Callable[[], str]) -> asyncio.Future[str]:
+    """What `work` returns. A server that ends does not wait for the thread, as it would for one of a pool."""
+    loop = asyncio.get_running_loop()
+    future = loop.create_future()
+
+    def finish(result: str, failure: BaseException | None) -> None:
+        if failure is None:
+            future.set_result(result)
+        else:
+            future.set_exception(failure)
+            future.exception()  # whoever asked may have gone
+
+    def run() -> None:
+        result, failure = "", None
+        try:
+            result = work()
+        except BaseException as error:
+            failure = error
+        with contextlib.suppress(RuntimeError):  # the event loop has ended
+            loop.call_soon_threadsafe(finish, result, failure)
+
+    threading.Thread(target=run, name="adapter-download", daemon=True).start()
+    return future
