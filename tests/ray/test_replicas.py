@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import lora_files
 import psutil
 import pytest
 from prometheus_client import Metric
@@ -88,6 +89,10 @@ class Replicas:
                 answer.lines.append(line)
         return answer
 
+    def models(self) -> list[str]:
+        """What is served."""
+        return [card["id"] for card in self.http.get("/v1/models").json()["data"]]
+
     def metrics(self, **kwargs: Any) -> dict[str, Metric]:
         """A scrape by whichever replica."""
         found = [*text_string_to_metric_families(self.http.get("/metrics", **kwargs).text)]
@@ -139,6 +144,13 @@ def deploy(**changes: Any) -> None:
     from ray import serve
 
     serve.run(tidewheel.ray.app({**OPTIONS, **changes}), name="tidewheel", route_prefix="/")
+
+
+@pytest.fixture(scope="module")
+def update(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What is changed by the update: another name, and a store for adapters that clients load."""
+    adapters = {"enable_lora": True, "allow_runtime_lora_updating": True, "max_loras": 2}
+    return {"served_model_name": "another", "shared_store": str(tmp_path_factory.mktemp("store")), **adapters}
 
 
 def wait_until(condition: Any, timeout_s: float = 60) -> None:
@@ -289,7 +301,7 @@ def test_a_replica_that_dies_breaks_its_own_streams_alone(replicas: Replicas) ->
     wait_until(lambda: len(replicas.processes()) == 2)
 
 
-def test_an_update_fails_no_request(replicas: Replicas) -> None:
+def test_an_update_fails_no_request(replicas: Replicas, update: dict[str, Any]) -> None:
     before, done, statuses = {process.pid for process in replicas.processes()}, threading.Event(), []
 
     def ask_on() -> None:
@@ -300,7 +312,7 @@ def test_an_update_fails_no_request(replicas: Replicas) -> None:
     with ThreadPoolExecutor(3) as pool:
         asking = pool.submit(ask_on)
         long = pool.submit(replicas.stream, "Tell me a long story", 1200)
-        deploy(served_model_name="another")
+        deploy(**update)
         wait_until(lambda: before.isdisjoint(process.pid for process in replicas.processes()))
         wait_until(lambda: len(replicas.processes()) == 2)
         done.set()
@@ -308,7 +320,37 @@ def test_an_update_fails_no_request(replicas: Replicas) -> None:
         assert long.result().error is None
     assert {status for status, _ in statuses} == {200}
     assert len({replica for _, replica in statuses}) > 2
-    assert replicas.http.get("/v1/models").json()["data"][0]["id"] == "another"
+    assert replicas.models() == ["another"]
+
+
+def test_all_replicas_serve_and_forget_an_adapter(replicas: Replicas, update: dict[str, Any], tmp_path: Path) -> None:
+    if replicas.models() != ["another"]:  # the test before this one was left out
+        deploy(**update)
+    lora_files.write(tmp_path, lora_files.tensors(1, hidden=256, kv=128, layers=6))
+
+    def ask_both(model: str) -> tuple[set[int], set[str]]:
+        """So many requests at a time that each replica gets some: the statuses, and the texts of the answers."""
+        body = {"model": model, "prompt": "The tide", "max_tokens": 100, "temperature": 0, "ignore_eos": True}
+        statuses, texts, names = set[int](), set[str](), set[str]()
+        with ThreadPoolExecutor(8) as pool:
+            while len(names) < 2:
+                for answer in pool.map(lambda _: replicas.http.post("/v1/completions", json=body), range(8)):
+                    names.add(answer.headers["x-tidewheel-replica"])
+                    statuses.add(answer.status_code)
+                    texts |= {choice["text"] for choice in answer.json().get("choices", ())}
+        return statuses, texts
+
+    base = ask_both("another")
+    loaded = replicas.http.post("/v1/load_lora_adapter", json={"lora_name": "poems", "lora_path": str(tmp_path)})
+    assert loaded.status_code == 200, loaded.text
+    adapted = ask_both("poems")
+    assert base[0] == adapted[0] == {200}
+    assert len(base[1]) == len(adapted[1]) == 1
+    assert base[1] != adapted[1]
+    assert replicas.models() == ["another", "poems"]
+    assert replicas.http.post("/v1/unload_lora_adapter", json={"lora_name": "poems"}).status_code == 200
+    assert ask_both("poems") == ({404}, set())
+    assert replicas.models() == ["another"]
 
 
 def running(replicas: Replicas) -> float:
