@@ -20,7 +20,6 @@ import msgspec
 
 _NAME = re.compile(r"(batch-[0-9a-f]{32})\.claim-(\d{6})")
 _MOST_BYTES = 4096
-BEAT_S = 5.0
 LEASE_S = 20.0
 ABANDONED_S = 60.0
 
@@ -46,6 +45,11 @@ class Claim:
         self._beaten = _now()
 
     @property
+    def beat_every_s(self) -> float:
+        """How often to `beat`, so that one which comes late loses nothing."""
+        return self._lease_s / 4
+
+    @property
     def is_held(self) -> bool:
         """Whether nobody else can have the batch yet. One that stood still for a while must ask before it writes."""
         return not self._is_lost and _now() - self._beaten < self._lease_s
@@ -69,7 +73,11 @@ class Claim:
 
 
 class Claims:
-    """The claims of one server on the batches in `folder`. For a thread that may wait for a disk."""
+    """The claims of one server on the batches in `folder`. For a thread that may wait for a disk.
+
+    A server that has stood still for `lease_s` gives its batch up. Another one takes it after `abandoned_s` without a
+    sign of life, which must be longer, as clocks and network file systems lag.
+    """
 
     def __init__(
         self, folder: Path, *, boot: str | None = None, lease_s: float = LEASE_S, abandoned_s: float = ABANDONED_S

@@ -15,7 +15,7 @@ from tidewheel.engine.errors import EngineDeadError, TidewheelError
 
 from ..errors import ApiError
 from ..protocol.batches import BatchFault, BatchFaults, BatchObject
-from .claims import BEAT_S, Claim, Claims
+from .claims import Claim, Claims
 from .rows import check_file, finished_rows, rows_in
 from .run import Post, run_rows
 from .store import BatchStore
@@ -133,7 +133,7 @@ class BatchRunner:
             while not (await asyncio.wait([task], timeout=_WRITE_EVERY_S))[0]:
                 await run.write()
                 now = time.monotonic()
-                if now - beaten > BEAT_S:
+                if now - beaten > run.claim.beat_every_s:
                     beaten = now
                     if not await asyncio.to_thread(run.claim.beat):
                         raise _LostError

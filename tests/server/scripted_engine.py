@@ -7,6 +7,8 @@ answered with `ok`. Tokens are UTF-8 bytes, besides the special ones.
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import re
 import threading
 import time
@@ -27,6 +29,7 @@ from tidewheel.engine.text.tokenizer import Tokenizer
 BOS, EOS, BROKEN, FATAL = 256, 257, 258, 259
 STALL, HANG = -2, -3  # no tokens: a step that takes a second, and one that never ends
 VOCAB_SIZE = 260
+CLAIMS = "SCRIPTED_CLAIMS"  # this variable has arguments of batches' Claims, in JSON
 CHAT_TEMPLATE = (
     "{% for message in messages %}{% if message.role == 'tool' %}[tool {{ message.tool_call_id }}]{% endif %}"
     "<{{ message.role }}>{{ message.content }}"
@@ -216,10 +219,12 @@ class ScriptedLoad(contextlib.nullcontext):
 
 def serve(arguments: list[str]) -> int:
     """`tidewheel serve` around a ScriptedEngine, for tests that need a process."""
+    from tidewheel.server.batches import runner
     from tidewheel.server.commands import serve as start
     from tidewheel.server.commands.cli import main
 
     start.EngineLoad = ScriptedLoad
+    runner.Claims = partial(runner.Claims, **json.loads(os.environ.get(CLAIMS, "{}")))
     return main(["serve", "--model", str(Path(__file__).parent), *arguments])
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from server.processes import ScriptedProcess
+from server.scripted_engine import CLAIMS
 
 from tidewheel.engine.errors import TidewheelError
 from tidewheel.server.batches.store import BatchStore
@@ -70,6 +71,49 @@ def test_a_batch_of_a_server_that_is_killed_is_finished_by_the_other(
     lines = other.client.get(f"/v1/files/{batch['output_file_id']}/content").text.splitlines()
     assert sorted(json.loads(line)["custom_id"] for line in lines) == sorted(f"r{i}" for i in range(320))
     assert [*tmp_path.glob("*.claim-*")] == []
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param(signal.SIGKILL, id="killed", marks=pytest.mark.sweep),  # the other one cannot tell which it is
+        pytest.param(signal.SIGSTOP, id="stopped"),
+    ],
+)
+def test_another_machine_goes_on_with_a_batch_once_there_is_no_sign_of_life(
+    end: signal.Signals, tmp_path: Path
+) -> None:
+    """Machines differ by their boot, so the kernel does not tell that a server has ended. What lasts is made short."""
+    folder = ("--batch-dir", str(tmp_path), "--max-num-seqs", "8")
+    short = {"lease_s": 1, "abandoned_s": 2}
+    gone, other = [
+        ScriptedProcess(*folder, environment={CLAIMS: json.dumps({**short, "boot": boot})}) for boot in ("a", "b")
+    ]
+    try:
+        made = start(gone.client, 160, 60)
+        once(gone.client, made["id"], "in_progress", answers=8)
+        (claim,) = tmp_path.glob("*.claim-*")
+        if json.loads(claim.read_bytes())["pid"] != gone.process.pid:
+            gone, other = other, gone
+        gone.process.send_signal(end)
+        batch = once(other.client, made["id"], *ENDED)
+        assert batch["request_counts"] == {"total": 160, "completed": 160, "failed": 0}
+        content = other.client.get(f"/v1/files/{batch['output_file_id']}/content").text
+        assert sorted(json.loads(line)["custom_id"] for line in content.splitlines()) == sorted(
+            f"r{i}" for i in range(160)
+        )
+        if end == signal.SIGSTOP:
+            gone.process.send_signal(signal.SIGCONT)
+            once(gone.client, made["id"], "completed")
+            deadline = time.monotonic() + 10
+            while "left to another server" not in gone.log:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            assert other.client.get(f"/v1/files/{batch['output_file_id']}/content").text == content
+        assert [*tmp_path.glob("*.claim-*")] == []
+    finally:
+        for server in (gone, other):
+            server.stop()
 
 
 def test_either_cancels_and_each_runs_its_own(servers: list[ScriptedProcess], tmp_path: Path) -> None:
