@@ -10,7 +10,7 @@ from http import HTTPStatus
 
 import msgspec
 
-from tidewheel.engine.adapters.options import LoraModule
+from tidewheel.engine.adapters.options import HubModule, LoraModule
 from tidewheel.engine.adapters.registry import LoraExistsError, LoraRegistry, UnknownLoraError
 from tidewheel.engine.errors import quoted
 
@@ -35,7 +35,9 @@ class _Entry(msgspec.Struct):
     @property
     def module(self) -> LoraModule:
         """The adapter as the registry takes it."""
-        return LoraModule(self.name, self.path, self.base_model_name, self.revision)
+        if self.revision is None:
+            return LoraModule(self.name, self.path, self.base_model_name)
+        return HubModule(self.name, self.path, self.base_model_name, revision=self.revision)
 
 
 class SharedAdapters:
@@ -176,5 +178,6 @@ class SharedAdapters:
 
 def _new_entry(module: LoraModule) -> _Entry:
     # Other replicas may have been started in other folders.
-    path = os.path.abspath(module.path) if module.revision is None else module.path
-    return _Entry(module.name, path, module.base_model_name, uuid.uuid4().hex, module.revision)
+    revision = module.revision if isinstance(module, HubModule) else None
+    path = os.path.abspath(module.path) if revision is None else module.path
+    return _Entry(module.name, path, module.base_model_name, uuid.uuid4().hex, revision)

@@ -10,13 +10,11 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from ..errors import BusyError, ModelError
 from ..weights.gguf.choosing import choose_gguf
 from ..weights.hub import UnreachableError, download, hub_errors, split_name
 from ..weights.hub_room import check_room_for
-from .options import LoraModule
+from .options import HubModule, LoraModule
 from .peft_config import CONFIG
 from .peft_folder import PICKLE, WEIGHTS
 
@@ -31,10 +29,7 @@ def is_hub_id(path: str) -> bool:
 
 
 class AdapterHub:
-    """The adapters of the hub in the cache of `download_dir`, by default the hub client's own.
-
-    A module that was fetched has a `revision`, the commit that its files are of.
-    """
+    """The adapters of the hub in the cache of `download_dir`, by default the hub client's own."""
 
     def __init__(self, download_dir: str | Path | None) -> None:
         self._download_dir = download_dir
@@ -43,14 +38,15 @@ class AdapterHub:
     async def fetch(self, module: LoraModule) -> LoraModule:
         """The module with its files on this machine, downloaded in a thread of their own if need be.
 
-        A path of this machine is left as it is. Raises ModelError for what is no adapter or cannot be had, and
-        BusyError while too many are downloaded.
+        That of a hub id is a HubModule. A path of this machine is left as it is. Raises ModelError for what is no
+        adapter or cannot be had, and BusyError while too many are downloaded.
         """
-        if module.revision is None and not is_hub_id(module.path):
+        revision = module.revision if isinstance(module, HubModule) else None
+        if revision is None and not is_hub_id(module.path):
             return module
-        if module.revision is not None and await asyncio.to_thread(self._is_there, module):
+        if revision is not None and await asyncio.to_thread(self._is_there, module):
             return module
-        key = module.path, module.revision
+        key = module.path, revision
         running = self._running.get(key)
         if running is None:
             if len(self._running) >= MOST_DOWNLOADS:
@@ -59,11 +55,12 @@ class AdapterHub:
                 )
             running = self._running[key] = _in_thread(lambda: self._fetch(*key))
             running.add_done_callback(lambda _: self._running.pop(key))
-        return replace(module, revision=await asyncio.shield(running))  # others may wait for it too
+        commit = await asyncio.shield(running)  # others may wait for it too
+        return HubModule(module.name, module.path, module.base_model_name, revision=commit)
 
     def path(self, module: LoraModule) -> Path:
         """The folder or file of a module that was fetched, or of one of this machine. Raises ModelError."""
-        if module.revision is None:
+        if not isinstance(module, HubModule):
             return Path(module.path)
         return self._path(*split_name(module.path), module.revision)
 

@@ -19,15 +19,17 @@ _FIELDS = {"name", "path", "base_model_name"}
 
 
 class LoraModule(Struct, frozen=True):
-    """An adapter that is served under `name`, from a folder of peft or a GGUF file. `base_model_name` is its parent.
-
-    `revision` is the commit of an adapter whose `path` is a hub id, once its files are here.
-    """
+    """An adapter that is served under `name`, from a folder of peft or a GGUF file. `base_model_name` is its parent."""
 
     name: str
     path: str
     base_model_name: str | None = None
-    revision: str | None = None
+
+
+class HubModule(LoraModule, frozen=True, kw_only=True):
+    """An adapter whose `path` is a hub id, of one commit."""
+
+    revision: str
 
 
 def parse_lora_module(text: str) -> LoraModule | list[LoraModule]:
