@@ -184,7 +184,7 @@ class AppOptions(Options):
     shared_store: str | None = option(
         None,
         "where several replicas keep what any of them may be asked for, such as stored responses: a folder that all of "
-        "them see, or redis://HOST:PORT/DB, which needs the extra redis",
+        "them see, or redis://HOST:PORT/DB, also of a cluster, which needs the extra redis",
         check=check_store,
         metavar="FOLDER|URL",
         secret=True,

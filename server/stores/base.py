@@ -11,6 +11,9 @@ import msgspec
 from ..errors import ApiError
 
 MAX_VALUE_BYTES = 32 * 2**20
+INSTEAD_OF_SENTINEL = (
+    "which is not supported: name an address that leads to the Redis server in charge, or take a Redis cluster"
+)
 PREFIX = "tidewheel"
 """Begins the names of all that is in a store, which may have other things in it."""
 

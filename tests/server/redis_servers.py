@@ -1,4 +1,4 @@
-"""A Redis server for tests: the machine's own if it has one, else fakeredis over a real socket."""
+"""A Redis server for tests: the machine's own if it has one, else fakeredis over a real socket. A cluster is real."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import fakeredis
+import redis
+from system_tools import require
 
 
 @contextmanager
@@ -19,6 +22,18 @@ def redis_server() -> Iterator[str]:
     program = shutil.which("redis-server")
     with _fake_server() if program is None else _real_server(program) as port:
         yield f"redis://127.0.0.1:{port}/0"
+
+
+@contextmanager
+def redis_cluster(folder: Path) -> Iterator[str]:
+    """The URL of an empty cluster: one server that has all slots, and is as strict about them as a larger one."""
+    alone = ("--cluster-enabled", "yes", "--cluster-port", str(_free_port()), "--dir", str(folder))
+    with _real_server(require("redis-server"), *alone) as port:
+        with redis.Redis(port=port) as client:
+            client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+            while client.cluster("info")["cluster_state"] != "ok":
+                time.sleep(0.02)
+        yield f"redis://127.0.0.1:{port}"
 
 
 @contextmanager
@@ -36,11 +51,9 @@ def _fake_server() -> Iterator[int]:
 
 
 @contextmanager
-def _real_server(program: str) -> Iterator[int]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-    process = subprocess.Popen([program, "--port", str(port), "--save", ""], stdout=subprocess.DEVNULL)
+def _real_server(program: str, *arguments: str) -> Iterator[int]:
+    port = _free_port()
+    process = subprocess.Popen([program, "--port", str(port), "--save", "", *arguments], stdout=subprocess.DEVNULL)
     try:
         for _ in range(500):
             with socket.socket() as client:
@@ -51,3 +64,10 @@ def _real_server(program: str) -> Iterator[int]:
     finally:
         process.kill()
         process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port

@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
-from server.redis_servers import redis_server
+import redis
+from server.redis_servers import redis_cluster, redis_server
 
 from tidewheel.engine.errors import TidewheelError
 from tidewheel.server.errors import ApiError
@@ -19,12 +20,24 @@ from tidewheel.server.stores.opening import check_store, open_store
 THINGS = Kind(name="things")
 
 
-@pytest.fixture(params=["folder", "redis"])
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """It takes two seconds to start."""
+    with redis_cluster(tmp_path_factory.mktemp("cluster")) as url:
+        yield url
+
+
+@pytest.fixture(params=["folder", "redis", "cluster"])
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     if request.param == "folder":
         yield str(tmp_path)
-        return
-    with redis_server() as url:
+    elif request.param == "redis":
+        with redis_server() as url:
+            yield url
+    else:
+        url = request.getfixturevalue("cluster")
+        with redis.Redis.from_url(url) as client:
+            client.flushall()
         yield url
 
 
@@ -168,3 +181,4 @@ def test_what_cannot_be_opened_is_told_without_secrets(tmp_path: Path, monkeypat
         open_store(url, None)
     assert "pass-word" not in str(caught.value)
     assert "redis://" in (check_store("http://somewhere") or "")
+    assert "take a Redis cluster" in (check_store("redis+sentinel://somewhere/0") or "")
