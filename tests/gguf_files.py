@@ -56,10 +56,10 @@ def as_float32(name: str, data: NDArray[np.float32]) -> tuple[NDArray[Any], Any]
 
 
 def quantized(kind: Any) -> Quantize:
-    """Matrices in that type, vectors in float32."""
+    """Matrices, and stacks of them, in that type; vectors in float32."""
 
     def quantize(name: str, data: NDArray[np.float32]) -> tuple[NDArray[Any], Any]:
-        return (gguf.quants.quantize(data, kind), kind) if data.ndim == 2 else as_float32(name, data)
+        return (gguf.quants.quantize(data, kind), kind) if data.ndim >= 2 else as_float32(name, data)
 
     return quantize
 

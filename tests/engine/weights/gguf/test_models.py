@@ -227,11 +227,7 @@ def test_scales_that_are_all_zero_are_refused(tmp_path: Path) -> None:
 def test_a_stack_of_experts_is_looked_through_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[str] = []
     monkeypatch.setattr(gguf_weights, "_require_scales", lambda stored: looked.append(stored.name))
-
-    def quantize(name: str, data: Any) -> Any:
-        kind = gguf.GGMLQuantizationType.Q4_0 if "_exps" in name else gguf.GGMLQuantizationType.F32
-        return gguf.quants.quantize(data.astype(np.float32), kind), kind
-
+    quantize = gguf_files.quantized(gguf.GGMLQuantizationType.Q4_0)
     source = open_source(str(gguf_files.zoo_file(tmp_path / "m.gguf", "olmoe", quantize)))
     weights = source.weights(describe(source.config))
     experts = [name for name in weights if ".experts." in name and isinstance(weights[name], BlockTensor)]
