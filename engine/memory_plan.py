@@ -128,7 +128,7 @@ def plan_kv_cache(
         blocks = _cache_split(options, groups)
         cache_bytes = blocks.bytes_with(options.num_gpu_blocks_override)
         cache_bytes += StateSplit.whole(state_bytes, options.max_num_seqs).num_bytes
-        _check_room(what, weight_bytes, cache_bytes, memory, smaller, "--num-gpu-blocks-override")
+        _check_room(what, weight_bytes, cache_bytes, memory, smaller, options.num_gpu_blocks_override)
         return wanted, cache_bytes
     split = CacheSplit(groups, _ROUND_TOKENS, options.max_num_seqs, options.max_num_batched_tokens)
     full_length = split.bytes_with(split.first_blocks_of(1, wanted, 0))
@@ -174,7 +174,7 @@ def _check_room(
     cache_bytes: int,
     memory: Memory,
     smaller: Callable[[], Mapping[Method, int]],
-    flag: str = "--kv-cache-space",
+    num_blocks: int | None = None,
 ) -> None:
     # The cache's pages appear as it fills: without this a server could run well for hours before it is killed.
     if memory.ceiling is None or memory.available is None:
@@ -184,7 +184,11 @@ def _check_room(
         room = min(memory.ceiling, memory.available)  # others have the rest
         advice = []
         if weight_bytes < room:
-            advice.append(f"lower {flag}: {math.floor((room - weight_bytes) / _GIB * 100) / 100:.2f} GiB would fit")
+            left = room - weight_bytes
+            if num_blocks is None:
+                advice.append(f"lower --kv-cache-space: {math.floor(left / _GIB * 100) / 100:.2f} GiB would fit")
+            else:
+                advice.append(f"lower --num-gpu-blocks-override: {num_blocks * left // cache_bytes} would fit")
         if cache_bytes < room or not advice:
             advice.append(_fewer_bits(smaller(), room - cache_bytes))
         if memory.cgroup_limit is not None:

@@ -100,7 +100,7 @@ def test_a_context_that_was_asked_for_and_does_not_fit_is_an_error() -> None:
             {"weights": GIB // 2, "group": 2 * GIB, "kv_cache_space": 1.75},
             r"cache of 1\.75 GiB do not fit into the 2\.00 GiB of memory that its.*: lower --kv-cache-space: 0\.50 GiB",
         ),
-        ({"num_gpu_blocks_override": 2**40}, r"lower --num-gpu-blocks-override: 1\.00 GiB would fit"),
+        ({"num_gpu_blocks_override": 2**40}, r"lower --num-gpu-blocks-override: 4096 would fit"),
         (
             {"available": 63 * GIB, "weights": 60 * GIB, "kv_cache_space": 5},
             r"64\.00 GiB of memory that this machine has, 63\.00 GiB of it available: lower --kv-cache-space: 3\.00",
