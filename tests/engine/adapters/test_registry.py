@@ -60,6 +60,20 @@ def run(check: Callable[[LoraRegistry, Memory], Any], max_cpu_loras: int = 2) ->
     asyncio.run(main())
 
 
+def test_who_runs_and_who_waits_is_known() -> None:
+    async def check(registry: LoraRegistry, memory: Memory) -> None:
+        b, c = await registry.lease("b"), await registry.lease("c")
+        assert (b.name, c.name) == ("b", "c")
+        waiting = asyncio.create_task(registry.lease("a"))  # for room in memory
+        await asyncio.sleep(0)
+        assert registry.used({b.lora.number}, {c.lora.number}) == (["b"], ["a", "c"])
+        b.release()
+        a = await waiting
+        assert registry.used({a.lora.number, c.lora.number}, set()) == (["a", "c"], [])
+
+    run(check)
+
+
 def test_the_least_recently_used_makes_way() -> None:
     async def check(registry: LoraRegistry, memory: Memory) -> None:
         numbers = {}
