@@ -58,8 +58,7 @@ class EngineLoad:
         """
         self._started = time.perf_counter()
         self._options, self._host = options, host
-        if host is None:
-            check_options(options.device, options.device_options, options.pipeline.stages)
+        check_at_once(options, host)
         if downloads := downloads_of(options):
             from .download_check import check_before_download
 
@@ -300,6 +299,15 @@ class EngineLoad:
             raise self._failure
         assert self._executor is not None
         return self._executor
+
+
+def check_at_once(options: EngineOptions, host: StageHost | None = None) -> None:
+    """Raise DeviceError for what this machine cannot be asked for, before a model is looked for.
+
+    `EngineLoad` does so, too. It is for those who load something else first.
+    """
+    if host is None:
+        check_options(options.device, options.device_options, options.pipeline.stages)
 
 
 def _plan_stages(options: EngineOptions, model: OpenedModel) -> Sequence[StageSpec]:

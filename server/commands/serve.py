@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tidewheel.engine.downloads import downloads_of
-from tidewheel.engine.load import EngineLoad
+from tidewheel.engine.load import EngineLoad, check_at_once
 from tidewheel.engine.machine.memory import release_free_memory
 from tidewheel.engine.start_log import start_logger
 
@@ -86,6 +86,7 @@ def _load_server(
     tls: Callable[[], ssl.SSLContext] | None,
 ) -> tuple[Server, EncoderEngine | None]:
     """The server, and the embedding models in it. What loading took, such as a mapped file, is freed with its frame."""
+    check_at_once(options.engine, host)
     with without_collections():
         # Before the chat model, which takes its KV cache's share of the memory that is left.
         encoders = load_encoders_of(options)

@@ -14,7 +14,7 @@ from tidewheel.engine.downloads import downloads_of
 from tidewheel.engine.encoders.load import load_encoders
 from tidewheel.engine.engine import Engine
 from tidewheel.engine.errors import InvalidRequestError
-from tidewheel.engine.load import load_engine
+from tidewheel.engine.load import check_at_once, load_engine
 from tidewheel.engine.options import EngineOptions
 from tidewheel.lora.request import LoRARequest
 from tidewheel.server.app_resources import find_resources
@@ -58,6 +58,8 @@ class OfflineModel:
         for note in options.notes:
             logger.warning("%s", note)
         resources = find_resources(options.app)
+        if options.engine is not None and options.replicas.distributed_executor_backend != "ray":
+            check_at_once(options.engine)
         # First, because a chat model's cache takes a share of the memory that is left.
         self.encoders = load_encoders(
             options.encoders.models,
