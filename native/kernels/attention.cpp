@@ -100,9 +100,40 @@ class Piece {
     return x;
   }
 
-  // Turns scores into weights, and rescales the results of earlier tiles.
-  void soften(int index, int row, int tile, int width) {
-    float* s = products_.scores(index);
+  // Turns scores of a few rows into weights, and tells by how much the results of earlier tiles shrink. What waits for
+  // all lanes of a row is done for all rows before the next step, so that they wait together. Nothing is branched on:
+  // where a maximum changes cannot be predicted.
+  template <int ROWS>
+  void soften(int row, int tile, int width) {
+    constexpr int kPadded = (ROWS + kLanes - 1) / kLanes * kLanes;
+    float maximum[ROWS], rescale[kPadded] = {};
+    for (int r = 0; r < ROWS; ++r) {
+      maximum[r] = std::max(hmax(peak(r, row + r, tile, width)) * (scale_ * kLog2E), result_.maximum[row + r]);
+    }
+    for (int r = 0; r < ROWS; ++r) {
+      float& last = result_.maximum[row + r];
+      rescale[r] = last == maximum[r] ? 0.0f : last - maximum[r];
+      last = maximum[r];
+    }
+    for (int r = 0; r < ROWS; r += kLanes) store(rescale + r, exp2(load(rescale + r)));
+    std::memcpy(products_.rescale() + row, rescale, ROWS * sizeof(float));
+    const F factor = set1(scale_ * kLog2E);  // so that powers of 2 can be used
+    for (int r = 0; r < ROWS; ++r) {
+      const float* const s = products_.scores(r);
+      F sum = zero();
+      const F shift = set1(maximum[r] == -kInfinity ? 0.0f : -maximum[r]);  // a row that saw nothing gets weights of 0
+      for (int t = 0; t < width; t += kLanes) {
+        const F p = exp2(fma(load(s + t), factor, shift));
+        sum = add(sum, p);
+        products_.put_weights(r, row + r, t, p);
+      }
+      result_.total[row + r] = result_.total[row + r] * rescale[r] + hsum(sum);
+    }
+  }
+
+  // The largest score of one row, in any lane, after what the scores are adjusted by.
+  F peak(int index, int row, int tile, int width) {
+    float* const s = products_.scores(index);
     const int first = rows_.begin(row) - tile * kAttentionTile, last = rows_.limit(row) - tile * kAttentionTile;
     F peak = set1(-kInfinity);
     if (adjusts_ || first > 0 || last < width) {
@@ -116,27 +147,7 @@ class Piece {
     } else {
       for (int t = 0; t < width; t += kLanes) peak = max(peak, load(s + t));
     }
-    const F factor = set1(scale_ * kLog2E);  // so that powers of 2 can be used
-    const float maximum = std::max(hmax(peak) * (scale_ * kLog2E), result_.maximum[row]);
-    if (maximum == -kInfinity) {  // the row has seen nothing yet
-      for (int t = 0; t < width; t += kLanes) products_.put_weights(index, row, t, zero());
-      return;
-    }
-    F sum = zero();
-    const F shift = set1(-maximum);
-    for (int t = 0; t < width; t += kLanes) {
-      const F p = exp2(fma(load(s + t), factor, shift));
-      sum = add(sum, p);
-      products_.put_weights(index, row, t, p);
-    }
-    if (maximum != result_.maximum[row]) {
-      const float shrink = exp2(result_.maximum[row] - maximum);
-      float* sums = result_.sums + size_t(row) * rows_.values;
-      for (int d = 0; d < rows_.values; d += kLanes) store(sums + d, mul(load(sums + d), set1(shrink)));
-      result_.total[row] *= shrink;
-      result_.maximum[row] = maximum;
-    }
-    result_.total[row] += hsum(sum);
+    return peak;
   }
 
   template <int ROWS>
@@ -148,7 +159,7 @@ class Piece {
   void weigh_rows(int row, int tile, int tokens) {
     const int blocks = (tokens + kBlockTokens - 1) / kBlockTokens;
     score_rows<ROWS>(row, tile, blocks);
-    for (int r = 0; r < ROWS; ++r) soften(r, row + r, tile, blocks * kBlockTokens);
+    soften<ROWS>(row, tile, blocks * kBlockTokens);
   }
 
   // By the number of rows.
@@ -229,7 +240,7 @@ size_t attention_scratch_bytes(const Heads& heads) {
   const size_t rows = size_t(tokens) * heads.group();
   const size_t spread = heads.values_in_keys() ? kAttentionTile * (kSpreadValues + rows) : 0;
   return sizeof(float) * (rows * heads.padded_dim() + (3 * kTileRows + 2) * kAttentionTile +
-                          2 * heads.partial_floats(tokens) + spread) + 9 * 64;
+                          2 * heads.partial_floats(tokens) + spread + rows) + 10 * 64;
 }
 
 void attention(CacheType type, const AttentionArgs& args) {

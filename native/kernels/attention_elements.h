@@ -91,9 +91,9 @@ class ElementProducts : public ElementReader<T> {
   using Q = typename Cached<T>::Query;
   static constexpr int kStep = Cached<T>::kStep;
   using ElementReader<T>::args_, ElementReader<T>::rows_, ElementReader<T>::dim_, ElementReader<T>::values_,
-      ElementReader<T>::stored_values_, ElementReader<T>::scores_, ElementReader<T>::sums_, ElementReader<T>::k_scales_,
-      ElementReader<T>::v_scales_, ElementReader<T>::spread_, ElementReader<T>::columns_, ElementReader<T>::head,
-      ElementReader<T>::ahead;
+      ElementReader<T>::stored_values_, ElementReader<T>::scores_, ElementReader<T>::rescale_, ElementReader<T>::sums_,
+      ElementReader<T>::k_scales_, ElementReader<T>::v_scales_, ElementReader<T>::spread_, ElementReader<T>::columns_,
+      ElementReader<T>::head, ElementReader<T>::ahead;
 
   ElementProducts(const AttentionArgs& args, const Rows& rows, Scratch& scratch)
       : ElementReader<T>(args, rows, scratch), q_(rows.queries<Q>(scratch)),
@@ -152,7 +152,9 @@ class ElementProducts : public ElementReader<T> {
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r) {
 #pragma GCC unroll 4
-      for (int v = 0; v < VECTORS; ++v) acc[r][v] = load(sums + r * values_ + v * kLanes);
+      for (int v = 0; v < VECTORS; ++v) {
+        acc[r][v] = mul(load(sums + r * values_ + v * kLanes), set1(rescale_[row + r]));
+      }
     }
     const size_t step_stride = size_t(spread_ ? kSpreadValues : values_) * kStep;
     const Q* w = weights(row);

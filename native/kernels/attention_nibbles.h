@@ -103,8 +103,9 @@ class NibbleProducts : public Products {
     for (int r = 0; r < ROWS; ++r) {
 #pragma GCC unroll 4
       for (int v = 0; v < VECTORS; ++v) {
-        low[r][v] = load(sums + r * values_ + v * kLanes);
-        high[r][v] = has_upper ? load(sums + r * values_ + kHalf + v * kLanes) : zero();
+        const F rescale = set1(rescale_[row + r]);
+        low[r][v] = mul(load(sums + r * values_ + v * kLanes), rescale);
+        high[r][v] = has_upper ? mul(load(sums + r * values_ + kHalf + v * kLanes), rescale) : zero();
       }
     }
     for (int begin = 0; begin < tokens; begin += kBlockTokens) {

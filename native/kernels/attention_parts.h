@@ -147,16 +147,18 @@ constexpr int vectors_for(int rows) { return std::clamp(kTileRows * kTileVectors
 // - adjusted(products, row, t), the scores before `scale`, and kAdjusts: false if those are the products;
 // - put_weights(index, row, t, weights), which takes weights of one row: the row of that index among those whose weights
 //   are computed at a time;
-// - sum_rows<ROWS>(row, tile, tokens), which adds V, weighted;
+// - sum_rows<ROWS>(row, tile, tokens), which rescales the sums and adds V, weighted;
 // - kSpreads: whether it takes V that is a part of K. Then each_columns(tile, tokens, sum) calls `sum` for all of V.
 class Products {
  public:
   Products(const AttentionArgs& args, const Rows& rows, Scratch& scratch)
       : args_(args), rows_(rows), dim_(rows.dim), values_(rows.values), stored_values_(args.heads.stored_values()),
-        scores_(scratch.take<float>(kTileRows * kAttentionTile)) {}
+        scores_(scratch.take<float>(kTileRows * kAttentionTile)), rescale_(scratch.take<float>(rows.count)) {}
 
   // Of the row with that index.
   float* scores(int index) const { return scores_ + index * kAttentionTile; }
+  // [rows]: what the sums of earlier tiles are multiplied with, before this tile's V is added.
+  float* rescale() const { return rescale_; }
   void begin_piece(const Partial& result) { sums_ = result.sums; }
   // Whether the weights of all rows are kept until V has been taken out of K.
   bool spreads() const { return !stored_values_; }
@@ -183,6 +185,7 @@ class Products {
   const Rows& rows_;
   const int dim_, values_, stored_values_;
   float* const scores_;    // [kTileRows, kAttentionTile]
+  float* const rescale_;   // [rows]
   float* sums_ = nullptr;  // [rows, values]
 };
 
