@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "kernels/attention_bytes.h"
 #include "kernels/attention_elements.h"
 #include "kernels/attention_nibbles.h"
 #include "kernels/table.h"
@@ -16,6 +17,10 @@ constexpr int kPieceTiles = kAttentionPiece / kAttentionTile;
 template <typename T>
 struct ProductsOf {
   using Type = ElementProducts<T>;
+};
+template <>
+struct ProductsOf<int8_t> {
+  using Type = std::conditional_t<kDotsBytes, ByteProducts<I>, ElementProducts<int8_t>>;
 };
 template <>
 struct ProductsOf<int4x2> {
@@ -160,6 +165,7 @@ class Piece {
     const int blocks = (tokens + kBlockTokens - 1) / kBlockTokens;
     score_rows<ROWS>(row, tile, blocks);
     soften<ROWS>(row, tile, blocks * kBlockTokens);
+    products_.template end_weights<ROWS>(row, blocks * kBlockTokens);
   }
 
   // By the number of rows.
@@ -239,8 +245,8 @@ size_t attention_scratch_bytes(const Heads& heads) {
   const int tokens = std::max(1, kAttentionRows / heads.group());
   const size_t rows = size_t(tokens) * heads.group();
   const size_t spread = heads.values_in_keys() ? kAttentionTile * (kSpreadValues + rows) : 0;
-  return sizeof(float) * (rows * heads.padded_dim() + (3 * kTileRows + 2) * kAttentionTile +
-                          2 * heads.partial_floats(tokens) + spread + rows) + 10 * 64;
+  return sizeof(float) * (rows * heads.padded_dim() + (3 * kTileRows + 2) * kAttentionTile + 4 * rows +
+                          2 * heads.partial_floats(tokens) + spread) + 13 * 64;
 }
 
 void attention(CacheType type, const AttentionArgs& args) {

@@ -131,6 +131,8 @@ class ElementProducts : public ElementReader<T> {
     if constexpr (kLoadedUnit<T> != 1.0f) p = mul(p, set1(kLoadedUnit<T>));
     store(weights(row - index) + index * kAttentionTile + t, p);
   }
+  template <int ROWS>
+  void end_weights(int, int) {}
 
   template <int ROWS>
   void sum_rows(int row, int tile, int tokens) {

@@ -146,7 +146,7 @@ constexpr int vectors_for(int rows) { return std::clamp(kTileRows * kTileVectors
 //   from vector `first` on;
 // - adjusted(products, row, t), the scores before `scale`, and kAdjusts: false if those are the products;
 // - put_weights(index, row, t, weights), which takes weights of one row: the row of that index among those whose weights
-//   are computed at a time;
+//   are computed at a time; and end_weights<ROWS>(row, width), after those of all these rows;
 // - sum_rows<ROWS>(row, tile, tokens), which rescales the sums and adds V, weighted;
 // - kSpreads: whether it takes V that is a part of K. Then each_columns(tile, tokens, sum) calls `sum` for all of V.
 class Products {

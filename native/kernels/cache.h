@@ -1,7 +1,10 @@
 // Cached<T>: the layout of K and V of type T in a block, and how they are multiplied by queries and probabilities. T is
-// float, f16, bf16, e5m2, e4m3 or int8_t. The last four are in pairs of consecutive elements for one multiply-accumulate.
+// float, f16, bf16, e5m2, e4m3 or int8_t. The last four are in pairs of consecutive elements for one
+// multiply-accumulate. Levels with `kDotsBytes` have int8_t in fours.
 // What is cached as int4x2 has a layout of its own: CachedInt4Head.
 #pragma once
+
+#include <type_traits>
 
 #include "kernels/element.h"
 #include "kernels/kernels.h"
@@ -13,6 +16,12 @@ struct CachedAs : Elements {
   static constexpr CacheType kType = TYPE;
   // The type of queries and of probabilities. It is bfloat16 only if the level can multiply that.
   using Query = typename Elements::Activation;
+};
+
+// Where integers are multiplied, four by four.
+struct ByteElements {
+  static constexpr int kStep = 4;
+  using Activation = float;  // what is rounded to integers
 };
 
 template <typename T>
@@ -28,7 +37,8 @@ struct Cached<e5m2> : CachedAs<CacheType::kFloat8E5M2, PairedElements<e5m2>> {};
 template <>
 struct Cached<e4m3> : CachedAs<CacheType::kFloat8E4M3, PairedElements<e4m3>> {};
 template <>
-struct Cached<int8_t> : CachedAs<CacheType::kInt8, PairedElements<int8_t>> {};
+struct Cached<int8_t>
+    : CachedAs<CacheType::kInt8, std::conditional_t<kDotsBytes, ByteElements, PairedElements<int8_t>>> {};
 template <>
 struct Cached<int4x2> : CachedAs<CacheType::kInt4, SingleElements<float>> {};
 

@@ -68,7 +68,8 @@ constexpr int kPackedVersion = 6;
 
 // KV blocks of 16 tokens. A block holds for each KV head K, then V, then for int8 16 scales of K and 16 of V. Heads whose V
 // is a part of K have no V of its own there, and no scales of it.
-// float32 and float16: K [dim][16], V [16][values]; the others: K [dim/2][16][2], V [16/2][values][2].
+// float32 and float16: K [dim][16], V [16][values]; the others: K [dim/2][16][2], V [16/2][values][2]. Levels with VNNI
+// have int8 in fours: K [dim/4][16][4], V [16/4][values][4].
 // int4: K [dim/2][16] bytes, V [groups of values][16][16] bytes, of which each has elements i and i + 16 of the group, and
 // scales [groups of K][16] and [groups of V][16]. Heads whose V is a part of K cannot be in int4.
 constexpr int kBlockTokens = 16;
@@ -373,6 +374,7 @@ struct Kernels {
   const char* name;
   // By CacheType: bfloat16 where the cached elements are read as such and the level multiplies them, else float32.
   int query_bytes[kCacheTypes];
+  int int8_step;  // elements of int8 K and V that lie side by side: 2, or 4 where they are multiplied as integers
   // Of GEMM inputs: rows of a packed tile; and rows that panels should pass by together, a multiple of those, so that they
   // stay in the second-level cache.
   int (*tile_rows)(const WeightFormat&);

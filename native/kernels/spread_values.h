@@ -40,6 +40,19 @@ TW_INLINE void alternate(const W* __restrict in, W* __restrict out) {
   }
 }
 
+// Four elements of each of four tokens become four tokens of each of four elements.
+TW_INLINE void transpose_quads(const int8_t* __restrict k, int8_t* __restrict v, size_t stride) {
+  using Vector [[gnu::vector_size(16)]] = int8_t;
+  for (int quad = 0; quad < 4; ++quad) {
+    for (int slot = 0; slot < kBlockTokens; slot += 4) {
+      Vector a;
+      std::memcpy(&a, k + (quad * kBlockTokens + slot) * 4, sizeof(a));
+      a = __builtin_shufflevector(a, a, 0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+      std::memcpy(v + slot / 4 * stride + quad * 16, &a, sizeof(a));
+    }
+  }
+}
+
 // Elements d .. d + 15 of all slots, which lie one after the other, from [16 / kStep][16 slots][kStep] to
 // [16 slots / kStep], each `stride` elements from the last one, [16][kStep].
 template <typename T>
@@ -73,14 +86,26 @@ template <int STRIDE, typename T>
 TW_INLINE void spread_values(const CachedHead<T>& head, int start, int values, T* v) {
   constexpr int kStep = Cached<T>::kStep;
   for (int d = 0; d < values; d += kBlockTokens) {
-    const T* k = head.k_step(0, start + d);
     T padded[kBlockTokens * kBlockTokens];
+    if constexpr (kStep == 4) {
+      if (start % 4 != 0) {  // by 2: each four have their halves in two of K's
+        for (int i = 0; i < 2 * kBlockTokens * kBlockTokens / 4; ++i) {
+          const int element = start + d + i / (2 * kBlockTokens) * 4 + i % 2 * 2, slot = i / 2 % kBlockTokens;
+          const T zeros[2] = {};
+          std::memcpy(padded + i * 2, element < head.dim ? head.k_step(slot, element) + element % 4 : zeros, 2);
+        }
+        transpose_quads(padded, v + d * kStep, STRIDE * kStep);
+        continue;
+      }
+    }
+    const T* k = head.k_step(0, start + d);
     if (const int there = head.dim - start - d; there < kBlockTokens) {  // K may end before V's padding does
       std::memcpy(padded, k, sizeof(T) * there * kBlockTokens);
       std::memset(padded + there * kBlockTokens, 0, sizeof(T) * (kBlockTokens - there) * kBlockTokens);
       k = padded;
     }
-    transpose_elements(k, v + d * kStep, STRIDE * kStep);
+    if constexpr (kStep == 4) transpose_quads(k, v + d * kStep, STRIDE * kStep);
+    else transpose_elements(k, v + d * kStep, STRIDE * kStep);
   }
 }
 

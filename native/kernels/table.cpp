@@ -10,6 +10,7 @@ const Kernels kKernels = {
     {sizeof(Cached<float>::Query), sizeof(Cached<bf16>::Query), sizeof(Cached<f16>::Query), sizeof(Cached<e5m2>::Query),
      sizeof(Cached<int8_t>::Query), sizeof(Cached<e4m3>::Query),
      sizeof(Cached<int4x2>::Query)},
+    Cached<int8_t>::kStep,
     tile_rows, row_block, row_bytes, panel_bytes, pack_weights, pack_blocks, unpack_row, pack_inputs, gemm, project, normalize, add_normalized,
     store_qkv, attention_scratch_bytes, attention, attention_piece, attention_merge,
     convolve, recur, multiply_gate, sample,

@@ -86,7 +86,7 @@ class CachedSequence {
     if (type == CacheType::kInt4) {
       return nibble(token, kv_head, d / 2 * kBlockTokens + slot(token), d % 2) * scale(token, kv_head, 0, d);
     }
-    const int s = slot(token), index = pairs() ? (d / 2 * kBlockTokens + s) * 2 + d % 2 : d * kBlockTokens + s;
+    const int s = slot(token), index = (d / step() * kBlockTokens + s) * step() + d % step();
     return element(token, kv_head, index) * scale(token, kv_head, 0);
   }
   double v(int token, int kv_head, int d) const {
@@ -97,7 +97,7 @@ class CachedSequence {
              scale(token, kv_head, 1, d);
     }
     const int values = heads.padded_values(), s = slot(token);
-    const int index = pairs() ? (s / 2 * values + d) * 2 + s % 2 : s * values + d;
+    const int index = (s / step() * values + d) * step() + s % step();
     return element(token, kv_head, heads.padded_dim() * kBlockTokens + index) * scale(token, kv_head, 1);
   }
   // Of element d of K (0) or V (1); 1 for the types that have none.
@@ -126,8 +126,11 @@ class CachedSequence {
     return weight.empty() ? Norm{} : Norm{kind, 1e-5f, weight.data()};
   }
   static int slot(int token) { return token % kBlockTokens; }
-  // Only of types whose elements are whole bytes.
-  bool pairs() const { return type != CacheType::kFloat32 && type != CacheType::kFloat16; }
+  // Of types whose elements are whole bytes: so many lie side by side.
+  int step() const {
+    if (type == CacheType::kInt8) return kernels.int8_step;
+    return type == CacheType::kFloat32 || type == CacheType::kFloat16 ? 1 : 2;
+  }
   const char* head(int token, int kv_head) const {
     return cache.data() + table[token / kBlockTokens] * heads.block_bytes(type) + kv_head * heads.head_bytes(type);
   }

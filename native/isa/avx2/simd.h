@@ -150,8 +150,12 @@ TW_INLINE void store(int8_t* p, I a) {
   const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(a.v), _mm256_extracti128_si256(a.v, 1));
   _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(words, words));
 }
+TW_INLINE void store(uint8_t* p, I a) {
+  const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(a.v), _mm256_extracti128_si256(a.v, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packus_epi16(words, words));
+}
 
-TW_INLINE __m256i four_bytes(const int8_t* p) {
+TW_INLINE __m256i four_bytes(const void* p) {
   int four;
   std::memcpy(&four, p, 4);
   return _mm256_set1_epi32(four);
@@ -227,18 +231,31 @@ TW_INLINE void load_nibbles(const uint8_t* p, Quads& low, Quads& high) {
   high = {_mm256_and_si256(_mm256_srli_epi16(both, 4), mask)};
 }
 #if defined(__AVXVNNI__) || defined(__AVX512VNNI__)
+constexpr bool kDotsBytes = true;
 constexpr int kQuadZero = 128;
 TW_INLINE Quads load_quads(const uint8_t* p) { return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))}; }
+TW_INLINE __m256i dot_bytes(__m256i acc, __m256i bytes, __m256i signed_bytes) {
 #ifdef __AVXVNNI__
-TW_INLINE I dot_quads(I acc, Quads q, const int8_t* x) { return {_mm256_dpbusd_avx_epi32(acc.v, q.w, four_bytes(x))}; }
+  return _mm256_dpbusd_avx_epi32(acc, bytes, signed_bytes);
 #else  // the same instruction in AVX-512's encoding: for tests, on processors that have only that
-TW_INLINE I dot_quads(I acc, Quads q, const int8_t* x) { return {_mm256_dpbusd_epi32(acc.v, q.w, four_bytes(x))}; }
+  return _mm256_dpbusd_epi32(acc, bytes, signed_bytes);
 #endif
+}
+TW_INLINE I dot_quads(I acc, Quads q, const int8_t* x) { return {dot_bytes(acc.v, q.w, four_bytes(x))}; }
+// Of signed columns.
+TW_INLINE I dot_quads(I acc, const uint8_t* x, Quads q) { return {dot_bytes(acc.v, four_bytes(x), q.w)}; }
+// To be called after a loop of dot products. Without it GCC 12 keeps each sum as two variables, of the types that the
+// loop and the code after it want, and writes all sums to memory in each step.
+TW_INLINE I settled(I a) {
+  asm("" : "+x"(a.v));
+  return a;
+}
 using NibbleSum = I;
 TW_INLINE I begin_nibbles(I dot) { return dot; }
 TW_INLINE I end_nibbles(I, I sum) { return sum; }
 #else
 // Sums of two products must fit in 16 bits: |w| <= 127 takes the unsigned place and x takes w's sign.
+constexpr bool kDotsBytes = false;
 constexpr int kQuadZero = 0;
 TW_INLINE Quads load_quads(const uint8_t* p) {
   return {_mm256_xor_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), _mm256_set1_epi8(static_cast<char>(0x80)))};

@@ -157,8 +157,9 @@ TW_INLINE F to_floats(I a) { return {_mm512_cvtepi32_ps(a.v)}; }
 TW_INLINE F small_to_floats(I a) { return to_floats(a); }
 TW_INLINE I round_to_int(F a) { return {_mm512_cvt_roundps_epi32(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
 TW_INLINE void store(int8_t* p, I a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(a.v)); }
+TW_INLINE void store(uint8_t* p, I a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtusepi32_epi8(a.v)); }
 
-TW_INLINE __m512i four_bytes(const int8_t* p) {
+TW_INLINE __m512i four_bytes(const void* p) {
   int four;
   std::memcpy(&four, p, 4);
   return _mm512_set1_epi32(four);
@@ -222,6 +223,7 @@ TW_INLINE Bytes lookup(const uint8_t* table, Bytes index) {
 }
 
 #ifdef __AVX512VNNI__
+constexpr bool kDotsBytes = true;
 constexpr int kQuadZero = 128;
 struct Quads {
   __m512i v;
@@ -234,8 +236,17 @@ TW_INLINE void load_nibbles(const uint8_t* p, Quads& low, Quads& high) {
   high = {_mm512_and_si512(_mm512_srli_epi16(both, 4), mask)};
 }
 TW_INLINE I dot_quads(I acc, Quads w, const int8_t* x) { return {_mm512_dpbusd_epi32(acc.v, w.v, four_bytes(x))}; }
+// Of signed columns.
+TW_INLINE I dot_quads(I acc, const uint8_t* x, Quads w) { return {_mm512_dpbusd_epi32(acc.v, four_bytes(x), w.v)}; }
+// To be called after a loop of dot products. Without it GCC 12 keeps each sum as two variables, of the types that the
+// loop and the code after it want, and writes all sums to memory in each step.
+TW_INLINE I settled(I a) {
+  asm("" : "+v"(a.v));
+  return a;
+}
 #else
 // Sums of two products must fit in 16 bits: |w| <= 127 takes the unsigned place and x takes w's sign.
+constexpr bool kDotsBytes = false;
 constexpr int kQuadZero = 0;
 struct Quads {
   __m512i magnitude;

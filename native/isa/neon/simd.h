@@ -325,6 +325,7 @@ TW_INLINE I dot_quads(I acc, Quads w, const int8_t* p) {
 #endif
 #endif
 
+constexpr bool kDotsBytes = false;  // see attention_bytes.h; dot products of ARM are not tried there
 #ifdef __ARM_FEATURE_DOTPROD
 using NibbleSum = I;
 TW_INLINE I begin_nibbles(I dot) { return dot; }

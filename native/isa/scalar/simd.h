@@ -155,6 +155,7 @@ TW_INLINE void store(int8_t* p, I a) { TW_EACH p[i] = static_cast<int8_t>(a.v[i]
 
 // kLanes columns of four bytes. What `load_quads` reads stands for the bytes minus 128, what a dot product computes with
 // is higher by kQuadZero. Nibbles are taken as they are, 0 to 15.
+constexpr bool kDotsBytes = false;  // see attention_bytes.h
 constexpr int kQuadZero = 128;
 struct Quads {
   uint8_t v[4 * kLanes];

@@ -281,6 +281,7 @@ TW_INLINE Bytes lookup(const uint8_t* table, Bytes index) {
 }
 
 // Sums of two products must fit in 16 bits: weights are signed, and no longer than activations.
+constexpr bool kDotsBytes = false;  // see attention_bytes.h
 constexpr int kQuadZero = 0;
 struct Quads {
   SignedBytes v;

@@ -1,0 +1,214 @@
+// Products with int8 K and V in integers, for levels that have dot products of unsigned with signed bytes (VNNI). Other
+// levels compute with ElementProducts. A query row is rounded to signed bytes with a scale of its own. A tile's
+// weights, times their tokens' scales of V, are rounded to unsigned bytes with a scale for each row and tile. Sums are
+// exact. What a row is rounded to depends on that row alone.
+#pragma once
+
+#include <utility>
+
+#include "kernels/attention_elements.h"
+#include "kernels/layout.h"
+
+namespace tidewheel::TW_ISA {
+
+constexpr int kLargestByte = 127, kLargestWeight = 255;
+constexpr float kLeastToDivideBy = 0x1p-110f;  // below the scale of any V that is not stored as zeros
+
+// A block's K or V: its first column for these products, and the distance to a later block, to prefetch it.
+struct ByteColumns {
+  const int8_t* start;
+  ptrdiff_t ahead;  // bytes
+};
+
+// body(0), body(1) .. with constants.
+template <int COUNT, typename Body>
+TW_INLINE void repeat(Body&& body) {
+  [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
+    (body(std::integral_constant<int, I>{}), ...);
+  }(std::make_integer_sequence<int, COUNT>{});
+}
+
+// The level's vector of int32 is a parameter because levels without `kDotsBytes` lack some of the functions used here.
+template <typename Ints>
+class ByteProducts : public ElementReader<int8_t> {
+ public:
+  ByteProducts(const AttentionArgs& args, const Rows& rows, Scratch& scratch)
+      : ElementReader(args, rows, scratch), q_(scratch.take<int8_t>(size_t(rows.count) * dim_)),
+        q_scales_(scratch.take<float>(rows.count)), q_sums_(scratch.take<int32_t>(rows.count)),
+        weights_(scratch.take<uint8_t>((spread_ ? rows.count : kTileRows) * kAttentionTile)),
+        weight_scales_(scratch.take<float>(rows.count)) {
+    for (int r = 0; r < rows.count; ++r) {
+      const int group = r / kTileRows * kTileRows, count = std::min(rows.count - group, kTileRows);
+      round_query(r, q_ + size_t(group) * dim_ + (r - group) * kQuad, count * kQuad);
+    }
+  }
+
+  template <int ROWS, int VECTORS>
+  void score_vectors(int row, int tile, int first) {
+    ByteColumns columns[VECTORS];
+#pragma GCC unroll 4
+    for (int v = 0; v < VECTORS; ++v) {
+      const int block = tile * kTileBlocks + (first + v) / kBlockVectors;
+      columns[v] = {head(block).k + (first + v) % kBlockVectors * kLanes * kQuad, ahead(block)};
+    }
+    const int8_t* const q = q_ + size_t(row) * dim_;
+    Ints acc[ROWS][VECTORS];
+    clear(acc);
+    dot(columns, kBlockTokens * kQuad, dim_ / kQuad, acc, [&](Ints sum, Bytes k, int step, int r) {
+      return dot_quads(sum, as_quads(sub(k, kQuadZero)), q + (step * ROWS + r) * kQuad);
+    });
+    repeat<ROWS>([&](auto r) __attribute__((always_inline)) {
+      const Ints correction = set1_int(-kQuadZero * q_sums_[row + r]);
+      const F scale = set1(q_scales_[row + r]);
+      repeat<VECTORS>([&](auto v) __attribute__((always_inline)) {
+        const F k_scales = load(k_scales_ + (first + v) * kLanes);
+        store(scores(r) + (first + v) * kLanes, mul(to_floats(add(acc[r][v], correction)), mul(scale, k_scales)));
+      });
+    });
+  }
+
+  static constexpr bool kAdjusts = false;
+  F adjusted(F x, int, int) const { return x; }
+
+  void put_weights(int index, int, int t, F p) {
+    // If the weight is 0, the scale may be NaN: from a token that this row does not see, or from earlier use of the
+    // block.
+    store(scores(index) + t, keep_if(mul(p, load(v_scales_ + t)), p, set1(0x1p-126f)));
+  }
+
+  // Of all rows together, so that no row waits for another one's maximum or quotient.
+  template <int ROWS>
+  void end_weights(int row, int width) {
+    constexpr int kVectors = (ROWS + kLanes - 1) / kLanes;
+    float tops[kVectors * kLanes] = {}, poisons[kVectors * kLanes] = {}, factors[kVectors * kLanes];
+    for (int r = 0; r < ROWS; ++r) {
+      const float* const x = scores(r);
+      F largest = zero(), poison = zero();
+      for (int t = 0; t < width; t += kLanes) {
+        largest = max(load(x + t), largest);  // none is negative
+        poison = add(poison, load(x + t));
+      }
+      tops[r] = hmax(largest);
+      poisons[r] = hsum(poison);
+    }
+    for (int i = 0; i < ROWS; i += kLanes) {
+      const F top = load(tops + i), least = set1(kLeastToDivideBy);
+      float scales[kLanes];
+      store(factors + i, keep_if(div(set1(kLargestWeight), max(top, least)), top, least));
+      store(scales, fma(load(poisons + i), zero(), keep_if(mul(top, set1(1.0f / kLargestWeight)), top, least)));
+      std::memcpy(weight_scales_ + row + i, scales, std::min(ROWS - i, kLanes) * sizeof(float));
+    }
+    for (int r = 0; r < ROWS; ++r) {
+      const float* const x = scores(r);
+      uint8_t* const to = weights(row) + r * kAttentionTile;
+      const F factor = set1(factors[r]), bound = set1(kLargestWeight);
+      for (int t = 0; t < width; t += kLanes) {
+        const Ints rounded = round_to_int(min(mul(load(x + t), factor), bound));
+        store(to + t, rounded);
+      }
+    }
+  }
+
+  template <int ROWS>
+  void sum_rows(int row, int tile, int tokens) {
+    constexpr int kVectors = vectors_for(ROWS);
+    const int end = columns_.end;
+    int d = columns_.begin;
+    for (; d + kVectors * kLanes <= end; d += kVectors * kLanes) sum_columns<ROWS, kVectors>(row, tile, tokens, d);
+    for (; d < end; d += kLanes) sum_columns<ROWS, 1>(row, tile, tokens, d);
+  }
+
+ private:
+  // Row r, of which each four bytes are `stride` from the last four. A row that is too small to divide by becomes
+  // zeros. If any number is not finite, the scale is NaN.
+  void round_query(int r, int8_t* to, size_t stride) {
+    const float* const x = rows_.query<float>(r);
+    F largest = zero(), poison = zero();
+    for (int i = 0; i < dim_; i += kLanes) {
+      largest = max(abs(load(x + i)), largest);
+      poison = fma(load(x + i), zero(), poison);
+    }
+    const float top = hmax(largest);
+    const bool small = !(top >= kLeastToDivideBy);
+    q_scales_[r] = (small ? 0.0f : top / kLargestByte) + hsum(poison);
+    const F factor = set1(small ? 0.0f : kLargestByte / top), bound = set1(kLargestByte);
+    Ints total = set1_int(0);
+    for (int i = 0; i < dim_; i += kLanes) {
+      const Ints rounded = round_to_int(min(max(mul(load(x + i), factor), sub(zero(), bound)), bound));
+      total = add(total, rounded);
+      int8_t bytes[kLanes];
+      store(bytes, rounded);
+      for (int j = 0; j < kLanes; j += kQuad, to += stride) std::memcpy(to, bytes + j, kQuad);
+    }
+    q_sums_[r] = hsum(total);
+  }
+
+  template <int ROWS, int VECTORS>
+  TW_INLINE void clear(Ints (&acc)[ROWS][VECTORS]) {
+    repeat<ROWS>([&](auto r) __attribute__((always_inline)) {
+      repeat<VECTORS>([&](auto v) __attribute__((always_inline)) { acc[r][v] = set1_int(0); });
+    });
+  }
+
+  // Adds to sum `acc[r][v]` its products with each of `steps` quads of columns: multiply(sum, columns, step, r).
+  template <int ROWS, int VECTORS, typename Multiply>
+  TW_INLINE void dot(const ByteColumns (&columns)[VECTORS], size_t step_stride, int steps, Ints (&acc)[ROWS][VECTORS],
+                     Multiply&& multiply) {
+    for (int s = 0; s < steps; ++s) {
+      Bytes bytes[VECTORS];
+#pragma GCC unroll 4
+      for (int v = 0; v < VECTORS; ++v) {
+        const int8_t* const p = columns[v].start + s * step_stride;
+        // A block's vectors are contiguous. A cache line has several short ones.
+        if (v % kBlockVectors * kLanes * kQuad % 64 == 0) prefetch_later(p + columns[v].ahead);
+        bytes[v] = load_bytes(reinterpret_cast<const uint8_t*>(p));
+      }
+      repeat<ROWS>([&](auto r) __attribute__((always_inline)) {
+        repeat<VECTORS>([&](auto v) __attribute__((always_inline)) {
+          acc[r][v] = multiply(acc[r][v], bytes[v], s, r);
+        });
+      });
+    }
+    repeat<ROWS>([&](auto r) __attribute__((always_inline)) {
+      repeat<VECTORS>([&](auto v) __attribute__((always_inline)) { acc[r][v] = settled(acc[r][v]); });
+    });
+  }
+
+  // The weights of these rows, which are kept for all rows of the task only if the values wait for all of them.
+  uint8_t* weights(int row) const { return spread_ ? weights_ + row * kAttentionTile : weights_; }
+
+  template <int ROWS, int VECTORS>
+  void sum_columns(int row, int tile, int tokens, int d) {
+    Ints acc[ROWS][VECTORS];
+    clear(acc);
+    const size_t step_stride = size_t(spread_ ? kSpreadValues : values_) * kQuad;
+    for (int t = 0; t < tokens; t += kBlockTokens) {
+      const int block = tile * kTileBlocks + t / kBlockTokens;
+      const int8_t* v =
+          spread_ ? spread_ + t * kSpreadValues + (d - columns_.begin) * kQuad : head(block).v_element(0, d);
+      ByteColumns columns[VECTORS];
+#pragma GCC unroll 4
+      for (int i = 0; i < VECTORS; ++i) columns[i] = {v + i * kLanes * kQuad, spread_ ? 0 : ahead(block)};
+      const uint8_t* const w = weights(row) + t;
+      dot(columns, step_stride, kBlockTokens / kQuad, acc, [&](Ints sum, Bytes values, int step, int r) {
+        return dot_quads(sum, w + step * kQuad + r * kAttentionTile, as_quads(values));
+      });
+    }
+    float* sums = sums_ + size_t(row) * values_ + d;
+    repeat<ROWS>([&](auto r) __attribute__((always_inline)) {
+      const F scale = set1(weight_scales_[row + r]), rescale = set1(rescale_[row + r]);
+      repeat<VECTORS>([&](auto v) __attribute__((always_inline)) {
+        float* const p = sums + r * values_ + v * kLanes;
+        store(p, fma(to_floats(acc[r][v]), scale, mul(load(p), rescale)));
+      });
+    });
+  }
+
+  int8_t* const q_;             // of kTileRows rows at a time, the last of what is left: [dim / 4][rows][4]
+  float* const q_scales_;       // [rows]
+  int32_t* const q_sums_;       // [rows]
+  uint8_t* const weights_;      // [kTileRows, or all rows if V is spread, kAttentionTile]
+  float* const weight_scales_;  // [rows], in this tile
+};
+
+}  // namespace tidewheel::TW_ISA
