@@ -52,7 +52,11 @@ class ElementReader : public Products {
   void begin_tile(int tile, int tokens) {
     if constexpr (kHasScales<T>) {
       for (int t = 0; t < tokens; t += kBlockTokens) {
-        const CachedHead<T> h = head(tile * kTileBlocks + t / kBlockTokens);
+        const int block = tile * kTileBlocks + t / kBlockTokens;
+        const CachedHead<T> h = head(block);
+        for (const float* scales : {h.k_scales(), h.v_scales()}) {
+          prefetch_later(reinterpret_cast<const char*>(scales) + ahead(block));
+        }
         std::memcpy(k_scales_ + t, h.k_scales(), kBlockTokens * sizeof(float));
         std::memcpy(v_scales_ + t, spread_ ? h.k_scales() : h.v_scales(), kBlockTokens * sizeof(float));
       }
