@@ -54,9 +54,9 @@ class ReplicaMetrics:
         return await asyncio.shield(self._asking)  # others wait for it too
 
     async def _ask(self) -> str:
-        if self._handle is None:
-            self._handle = await asyncio.to_thread(self._find_handle)
         try:
+            if self._handle is None:
+                self._handle = await asyncio.to_thread(self._find_handle)
             # Serve's own `results_async` is all or nothing: one replica that hangs would hide the others.
             asked = self._handle.broadcast(self._method)._fetch_replica_results_async()
             results = await asyncio.wait_for(asked, _WAIT_S)
@@ -74,7 +74,9 @@ class ReplicaMetrics:
             if isinstance(answer, BaseException):
                 logger.warning("A replica is missing in the metrics: %r", answer)
         told = [answer for answer in answers if not isinstance(answer, BaseException)]
-        return merged(told) + _counts(self._prefix, len(answers), len(answers) - len(told))
+        # In a thread, because a thousand replicas have some hundred thousand lines, and others wait for the event loop.
+        text = await asyncio.to_thread(merged, told)
+        return text + _counts(self._prefix, len(answers), len(answers) - len(told))
 
 
 def merged(told: Iterable[Told]) -> str:
