@@ -35,6 +35,7 @@ OPTIONS = {
     "health_check_period_s": 1,
     "kv_cache_space": 0.1,
     "api_key": KEY,
+    "protect_metrics": True,
     "shutdown_timeout": 20,
 }
 _ENVIRONMENT = {
@@ -175,6 +176,7 @@ def test_a_request_is_answered_as_by_one_server(replicas: Replicas) -> None:
 def test_keys_and_limits_are_those_of_the_server(replicas: Replicas) -> None:
     refused = replicas.ask("Hello", headers={"authorization": "Bearer another"})
     assert (refused.status_code, refused.json()["error"]["type"]) == (401, "authentication_error")
+    assert replicas.http.get("/metrics", headers={"authorization": "Bearer another"}).status_code == 401
     assert replicas.http.post("/v1/chat/completions", json={"messages": [], "n": 1000}).status_code == 400
     assert replicas.http.post("/v1/chat/completions", content=b'{"x": "' + b"y" * (17 << 20)).status_code in (413, 415)
 
@@ -319,7 +321,7 @@ def test_an_update_fails_no_request(replicas: Replicas, update: dict[str, Any]) 
         asking.result()
         assert long.result().error is None
     assert {status for status, _ in statuses} == {200}
-    assert len({replica for _, replica in statuses}) > 2
+    assert len({replica for _, replica in statuses}) > 1  # one before the update and one after it, at the least
     assert replicas.models() == ["another"]
 
 
