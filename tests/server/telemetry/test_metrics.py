@@ -174,7 +174,7 @@ def staged_engine() -> ScriptedEngine:
     engine = padding_engine()
     stages = [StageStats("the first", 7, 1.5, 6, 0.25), StageStats("the second", 7, 2.5, 5, 0.75)]
     engine.executor.stage_stats = lambda: PipelineStats(stages, restarts=3)
-    engine.loras = LoraRegistry(LoraOptions(enable_lora=True), Mock(), Mock())
+    engine.loras = LoraRegistry(LoraOptions(enable_lora=True), Mock(), Mock(), Mock())
     return engine
 
 
