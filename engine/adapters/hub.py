@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..errors import BusyError, ModelError
 from ..weights.gguf.choosing import choose_gguf
-from ..weights.hub import UnreachableError, download, hub_errors, split_name
+from ..weights.hub import UnreachableError, cached_folder, download, files_in, repository_info, split_name
 from ..weights.hub_room import check_room_for
 from .options import HubModule, LoraModule
 from .peft_config import CONFIG
@@ -70,7 +70,7 @@ class AdapterHub:
 
         cache = Path(self._download_dir or constants.HF_HUB_CACHE).expanduser()
         folder = cache / repo_folder_name(repo_id=repository, repo_type="model") / "snapshots" / commit
-        names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+        names = files_in(folder)
         if not names:
             raise ModelError(f"{repository} at {commit} is not in the cache of {cache}: load the adapter again")
         first = _adapter_files(repository, wanted, names)[0]
@@ -85,23 +85,13 @@ class AdapterHub:
 
     def _fetch(self, name: str, revision: str | None) -> str:
         """Downloads what is missing, and returns the commit."""
-        from huggingface_hub import HfApi, snapshot_download
-
         repository, wanted = split_name(name)
         try:
-            with hub_errors(repository, revision):
-                info = HfApi().model_info(repository, revision=revision, files_metadata=True)
+            info = repository_info(repository, revision, with_sizes=True)
         except UnreachableError:
-            with hub_errors(repository, revision):
-                cached = snapshot_download(
-                    repository,
-                    revision=revision,
-                    cache_dir=self._download_dir,
-                    local_files_only=True,
-                    allow_patterns=[],  # whatever there is of it
-                )
-            self._path(repository, wanted, Path(cached).name)
-            return Path(cached).name
+            commit = cached_folder(repository, revision, self._download_dir).name
+            self._path(repository, wanted, commit)
+            return commit
         files = {file.rfilename: file for file in info.siblings or []}
         names = _adapter_files(repository, wanted, [*files])
         size = sum(files[one].size or 0 for one in names)

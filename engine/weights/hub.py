@@ -10,13 +10,16 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from ..errors import ModelError
 from ..files.reading import is_there
 from ..files.wording import one_line, shown
 from .gguf.choosing import choose_gguf, choose_gguf_in
 from .pickles import pickles_in, refused_repository
+
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import ModelInfo
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +31,7 @@ _UNWANTED = ["*/*", "consolidated*.safetensors"]
 # An encoder in ONNX has its modules in subfolders; large ones keep their weights beside the graph.
 _ENCODER_WANTED = ["*.json", "onnx/model.onnx*", "model.onnx*"]
 _ENCODER_UNWANTED = ["openvino/*"]
+_TIMEOUT_S = 30.0  # the hub's client has none of its own for what it asks of a repository
 
 
 def resolve(
@@ -162,24 +166,37 @@ def local_model(model: str, suffix: str | None = None) -> Path | None:
 
 def repository_files(repository: str, revision: str | None, download_dir: str | Path | None) -> list[str]:
     """The names of a repository's files; where the hub cannot be asked, those in the cache. Raises ModelError."""
-    from huggingface_hub import HfApi, constants, snapshot_download
+    from huggingface_hub import constants
 
     if not constants.HF_HUB_OFFLINE:
         try:
-            with hub_errors(repository, revision):
-                files = HfApi().model_info(repository, revision=revision).siblings or []
-                return [file.rfilename for file in files]
+            return [file.rfilename for file in repository_info(repository, revision).siblings or []]
         except UnreachableError:
             logger.info("%s cannot be reached: the cache is looked through", constants.ENDPOINT)
+    return files_in(cached_folder(repository, revision, download_dir))
+
+
+def repository_info(repository: str, revision: str | None, *, with_sizes: bool = False) -> ModelInfo:
+    """What the hub says of a repository. Raises ModelError, and UnreachableError if the hub cannot be asked."""
+    from huggingface_hub import HfApi
+
     with hub_errors(repository, revision):
-        cached = snapshot_download(
-            repository,
-            revision=revision,
-            cache_dir=download_dir,
-            local_files_only=True,
-            allow_patterns=[],  # whatever there is of it
+        return HfApi().model_info(repository, revision=revision, files_metadata=with_sizes, timeout=_TIMEOUT_S)
+
+
+def cached_folder(repository: str, revision: str | None, download_dir: str | Path | None) -> Path:
+    """Where the cache has a repository, whatever there is of it. Raises ModelError if there is nothing."""
+    from huggingface_hub import snapshot_download
+
+    with hub_errors(repository, revision):
+        folder = snapshot_download(
+            repository, revision=revision, cache_dir=download_dir, local_files_only=True, allow_patterns=[]
         )
-    folder = Path(cached)
+    return Path(folder)
+
+
+def files_in(folder: Path) -> list[str]:
+    """The names of the files in a folder of the cache, as the repository has them."""
     return [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
 
 
@@ -245,17 +262,10 @@ def is_cached(
     model: str, revision: str | None, download_dir: str | Path | None, *, is_encoder: bool | None = False
 ) -> bool:
     """Whether weights of a hub id are in the cache, those of all shards that its index names."""
-    from huggingface_hub import snapshot_download
-
     repository, wanted = split_name(model)
     try:
-        with hub_errors(repository, revision):
-            folder = Path(
-                snapshot_download(
-                    repository, revision=revision, cache_dir=download_dir, local_files_only=True, allow_patterns=[]
-                )
-            )
-        names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+        folder = cached_folder(repository, revision, download_dir)
+        names = files_in(folder)
         if is_encoder:
             return any(name.endswith(".onnx") for name in names)
         if wanted is not None or any(name.lower().endswith(".gguf") for name in names):

@@ -20,7 +20,7 @@ from ..files.reading import MAX_JSON_BYTES
 from .gguf.choosing import choose_gguf
 from .gguf.config import CONFIG_TENSORS
 from .gguf.reader import GgufFile, read_gguf
-from .hub import hub_errors, refuse_pickles, split_name
+from .hub import hub_errors, refuse_pickles, repository_info, split_name
 
 _CONFIGS = ("config.json", "model.safetensors.index.json")
 _GRAPHS = ("onnx/model.onnx", "model.onnx")
@@ -58,9 +58,7 @@ class _Repository:
     """A repository at one commit."""
 
     def __init__(self, name: str, revision: str | None) -> None:
-        from huggingface_hub import HfApi
-
-        info = HfApi().model_info(name, revision=revision)
+        info = repository_info(name, revision)
         self.name, self.revision, self._commit = name, revision, info.sha
         self.files = [file.rfilename for file in info.siblings or []]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from ..errors import ModelError
-from .hub import UnreachableError, hub_errors, is_cached, split_name, wanted_files
+from .hub import UnreachableError, is_cached, repository_info, split_name, wanted_files
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoSibling
@@ -73,11 +73,8 @@ def _require(names: str, needed: int, cache: Path) -> None:
 
 def _missing(download: Download, cache: Path) -> Iterator[tuple[Path, int]]:
     """Where the cache will have each file that is still to be downloaded, and the bytes that it lacks."""
-    from huggingface_hub import HfApi
-
     repository, _ = split_name(download.model)
-    with hub_errors(repository, download.revision):
-        info = HfApi().model_info(repository, revision=download.revision, files_metadata=True)
+    info = repository_info(repository, download.revision, with_sizes=True)
     files = {file.rfilename: file for file in info.siblings or []}
     wanted = wanted_files(download.model, download.revision, [*files], is_encoder=download.is_encoder)
     yield from _lacking(repository, [files[name] for name in wanted], cache)
