@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from http import HTTPStatus
 from typing import Any
 
 from ray import serve
@@ -72,8 +73,10 @@ class TidewheelServer:
         return ReplicaApp(app, self._name, self._held, metrics, is_several=self._is_several)
 
     async def metrics(self) -> Told:
-        """What this replica has for Prometheus, which any other one asks for."""
-        _, text = await self._client.get(PATH)
+        """What this replica has for Prometheus, which any other one asks for. Raises RuntimeError if it has nothing."""
+        status, text = await self._client.get(PATH)
+        if status != HTTPStatus.OK:
+            raise RuntimeError(f"{PATH} of the replica {self._name} is answered with {status}")
         return self._name, text.decode()
 
     def check_health(self) -> None:

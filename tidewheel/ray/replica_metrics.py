@@ -56,7 +56,7 @@ class ReplicaMetrics:
     async def _ask(self) -> str:
         try:
             if self._handle is None:
-                self._handle = await asyncio.to_thread(self._find_handle)
+                self._handle = await asyncio.wait_for(asyncio.to_thread(self._find_handle), _WAIT_S)
             # Serve's own `results_async` is all or nothing: one replica that hangs would hide the others.
             asked = self._handle.broadcast(self._method)._fetch_replica_results_async()
             results = await asyncio.wait_for(asked, _WAIT_S)
