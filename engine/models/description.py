@@ -34,7 +34,7 @@ class ModelDescription:
     `otherwise` says where a weight is in checkpoints that do not have it where `tensors` says: at the first of these
     places that has its shape. `architecture` is the decoder's own, as configs name it. `mtp` is the layer for drafts
     that such checkpoints may have, which is no part of `spec` unless it is used. `skipped_layers` are those of the
-    checkpoint that text does not pass: the others are counted without them.
+    checkpoint that text does not pass, in order: the others are counted without them.
     """
 
     spec: DecoderSpec

@@ -8,6 +8,7 @@ the same position then.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -253,7 +254,9 @@ def _counted(name: str, skipped: Sequence[int]) -> str | None:
     if not skipped or not (found := _LAYER.fullmatch(name)):
         return name
     layer = int(found[2])
-    return None if layer in skipped else f"{found[1]}{layer - sum(other < layer for other in skipped)}{found[3]}"
+    before = bisect_left(skipped, layer)  # a file may name many tensors, and its config many layers
+    is_skipped = before < len(skipped) and skipped[before] == layer
+    return None if is_skipped else f"{found[1]}{layer - before}{found[3]}"
 
 
 def parts_of(names: Iterable[str]) -> str:
