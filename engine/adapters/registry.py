@@ -132,7 +132,9 @@ class LoraRegistry:
 
     def used(self, running: Set[int], waiting: Set[int]) -> LoraUse:
         """The adapters of sequences, which have these numbers; from any thread."""
-        names = {entry.lora.number: entry.module.name for entry in list(self._in_memory) if entry.lora is not None}
+        # What is evicted meanwhile loses its `lora`.
+        in_memory = [(entry.lora, entry.module.name) for entry in list(self._in_memory)]
+        names = {lora.number: name for lora, name in in_memory if lora is not None}
         awaited = {name for name, count in list(self._awaited.items()) if count}
         return LoraUse(
             sorted({names[number] for number in running & names.keys()}),
