@@ -90,13 +90,12 @@ class SharedAdapters:
 
         Raises what LoraRegistry.add raises.
         """
-        entry = self._listed.get(name)
-        if entry is None or self._loaded.get(name) == entry.version:
-            return
-        await self._loras.fetch(entry.module)  # the others need not wait for that
-        async with self._changing:
-            if self._loaded.get(name) != entry.version:
-                await self._load(entry)
+        while (entry := self._listed.get(name)) is not None and self._loaded.get(name) != entry.version:
+            await self._loras.fetch(entry.module)  # the others need not wait for that
+            async with self._changing:
+                # While it was downloaded, it may have been loaded, replaced or unloaded.
+                if self._listed.get(name) == entry and self._loaded.get(name) != entry.version:
+                    await self._load(entry)
 
     async def add(self, module: LoraModule, *, replace: bool) -> None:
         """Has all replicas serve one more, or another one under its name.
