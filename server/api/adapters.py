@@ -21,6 +21,7 @@ from ..shared_adapters import SharedAdapters
 from .body import whole_body
 
 _LOAD_PATH, _UNLOAD_PATH = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+_MOST_CHARACTERS = 4096  # of a path: no system has longer ones, and errors name it
 
 
 class AdapterEndpoints:
@@ -54,6 +55,8 @@ class AdapterEndpoints:
         body = self._decode_load(await whole_body(request))
         if not body.lora_name or not body.lora_path:
             raise bad_request("lora_name and lora_path must not be empty")
+        if len(body.lora_path) > _MOST_CHARACTERS:
+            raise bad_request(f"lora_path must have at most {_MOST_CHARACTERS} characters", "lora_path")
         try:
             self._models.check_new(body.lora_name)
             adapters = self._loras if self._shared is None else self._shared

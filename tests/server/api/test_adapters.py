@@ -190,6 +190,8 @@ def test_an_adapter_of_the_hub_is_downloaded_once(server: ServerProcess, hub: Fa
         ("own/large", "own/large: the adapter has 1048576.00 GiB, and at most 8 GiB are downloaded"),
         ("what is this?", "neither a folder nor a hub id such as owner/name"),
         ("own/poems:", "names no quantization behind the colon"),
+        ("own/po\0ems", "neither a folder nor a hub id"),
+        ("own/" + "x" * 10_000, "lora_path must have at most 4096 characters"),
     ],
 )
 def test_what_the_hub_has_not_is_refused(server: ServerProcess, path: str, words: str) -> None:
