@@ -108,8 +108,9 @@ def build_app(
     start_logger.info("Tool calls are read as %s, reasoning as %s", *(name or "text" for name in formats[:2]))
     suggested = engine.generation_defaults if resources.sampling_defaults is None else resources.sampling_defaults
     defaults = {**suggested, **resources.sampling_overrides}
-    if "max_tokens" in defaults:
-        start_logger.info("Answers have at most %d tokens (max_new_tokens)", defaults["max_tokens"])
+    most_tokens = int(defaults["max_tokens"]) if "max_tokens" in defaults else None
+    if most_tokens is not None:
+        start_logger.info("Answers have at most %d tokens (max_new_tokens)", most_tokens)
     encoder = PromptEncoder(tokenizer, engine.context_of(1.0))
     request_templates = RequestTemplates(options.admission) if options.trust_request_chat_template else None
     renderer = PromptRenderer(template, encoder, options.default_chat_template_kwargs, request_templates)
@@ -118,7 +119,7 @@ def build_app(
     tracer = resources.tracer
     reports = RequestReports(models.default, tracer, log_requests=options.log_requests)
     texts = TextLog(options.max_log_len, logs_answers=options.enable_log_outputs) if options.log_requests else None
-    generations = Generations(engine, admission, reports, texts)
+    generations = Generations(engine, admission, reports, texts, most_tokens)
     encoder_metrics = EncoderMetrics(encoder_engine, options.metrics_prefix)
     encoders = ServedEncoders(
         encoder_engine, encoder_metrics, options.admission, log_requests=options.log_requests, texts=texts

@@ -210,16 +210,22 @@ class _Feed:
 class Generations:
     """Starts generations on the engine, as far as `admission` allows, and reports them when they end.
 
-    `texts` logs what they say, if anything does.
+    `texts` logs what they say, if anything does. `most_tokens` is the limit that the server sets for all answers.
     """
 
     def __init__(
-        self, engine: Engine, admission: Admission, reports: RequestReports, texts: TextLog | None = None
+        self,
+        engine: Engine,
+        admission: Admission,
+        reports: RequestReports,
+        texts: TextLog | None = None,
+        most_tokens: int | None = None,
     ) -> None:
         self.admission = admission
         self._engine = engine
         self._reports = reports
         self._texts = texts
+        self._most_tokens = most_tokens
 
     async def constraints(
         self,
@@ -340,6 +346,7 @@ class Generations:
             sampling,
             shows_prompt=shows_prompt,
             max_model_len=self._engine.context_of(1.0 if lora is None else lora.lora.rope_factor),
+            most_tokens=self._most_tokens,
             max_bytes=self.admission.limits.max_answer_bytes,
         )
         return sampling, self.admission.admit(prompts, sampling)

@@ -67,9 +67,12 @@ def test_usual_requests_are_far_from_the_limit(server: RunningServer) -> None:
         assert server.post(path, body).status_code == 200
 
 
-def test_who_does_not_say_how_many_tokens_gets_as_many_as_fit(start_server: StartServer) -> None:
-    each = 16 + 21 * LIKELY_TOKEN
-    small = start_server(admission=AdmissionLimits(max_answer_bytes=1500 * each))
+@pytest.mark.parametrize("generation_config", [None, {"max_new_tokens": 2000}])
+def test_who_does_not_say_how_many_tokens_gets_as_many_as_fit(
+    start_server: StartServer, generation_config: dict[str, int] | None
+) -> None:
+    limits = AdmissionLimits(max_answer_bytes=1500 * (16 + 21 * LIKELY_TOKEN))
+    small = start_server(admission=limits, override_generation_config=generation_config)
     body = {**LOOP, "logprobs": True, "top_logprobs": 20}
     answer = small.post(CHAT, body).json()
     assert answer["usage"]["completion_tokens"] == 1500
