@@ -152,6 +152,16 @@ def reference(model: Any, tokens: list[int]) -> Any:
         return model(input_ids=torch.tensor([tokens])).logits[0].float().numpy()
 
 
+def assert_computes_as(name: str, folder: Path) -> None:
+    """The checkpoint in `folder` has the logits of that model of the zoo."""
+    tokens = models_zoo.prompts()[-1]
+    executor = load(make_device("torch"), folder)
+    logits = Harness(executor).logits(tokens, chunk=20)
+    executor.close()
+    expected = models_zoo.reference_logits(name, tokens)
+    assert np.abs(logits - expected).max() <= 1e-4 * np.abs(expected).max()
+
+
 def test_text_is_computed_as_by_the_whole_model(
     saved: tuple[Path, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -172,7 +182,7 @@ def test_text_is_computed_as_by_the_whole_model(
 
 def test_gemma_3n_is_served_by_the_names_that_its_checkpoints_have(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    model, tokens = models_zoo.model("gemma3n"), models_zoo.prompts()[-1]
+    model = models_zoo.model("gemma3n")
     state = {name: tensor.numpy() for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
     state = {name.replace("model.", "model.language_model.", 1): tensor for name, tensor in state.items()}
     # Of layers that read another's K and V, and of other parts.
@@ -181,11 +191,7 @@ def test_gemma_3n_is_served_by_the_names_that_its_checkpoints_have(tmp_path: Pat
     save_file({name: np.ascontiguousarray(tensor) for name, tensor in state.items()}, tmp_path / "model.safetensors")
     config = {"architectures": ["Gemma3nForConditionalGeneration"], "text_config": model.config.to_dict()}
     (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
-    executor = load(make_device("torch"), tmp_path)
-    logits = Harness(executor).logits(tokens, chunk=20)
-    executor.close()
-    expected = models_zoo.reference_logits("gemma3n", tokens)
-    assert np.abs(logits - expected).max() <= 1e-4 * np.abs(expected).max()
+    assert_computes_as("gemma3n", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -200,31 +206,23 @@ def test_a_language_model_within_one_whose_code_lies_beside_its_weights(
     architecture: str, prefix: str, around: Callable[[dict[str, Any]], dict[str, Any]], tmp_path: Path
 ) -> None:
     pytest.importorskip("transformers")
-    model, tokens = models_zoo.model("qwen2"), models_zoo.prompts()[-1]
+    model = models_zoo.model("qwen2")
     state = {prefix + name: tensor.numpy().copy() for name, tensor in model.state_dict().items()}
     save_file({**state, "vpm.embeddings.weight": np.zeros(8, np.float32)}, tmp_path / "model.safetensors")
     config = {**around(model.config.to_dict()), "architectures": [architecture]}
     (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
-    executor = load(make_device("torch"), tmp_path)
-    logits = Harness(executor).logits(tokens, chunk=20)
-    executor.close()
-    expected = models_zoo.reference_logits("qwen2", tokens)
-    assert np.abs(logits - expected).max() <= 1e-4 * np.abs(expected).max()
+    assert_computes_as("qwen2", tmp_path)
 
 
 def test_phi_3_vision_has_images_below_its_decoder(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    model, tokens = models_zoo.model("phi3"), models_zoo.prompts()[-1]
+    model = models_zoo.model("phi3")
     state = {name: tensor.numpy().copy() for name, tensor in model.state_dict().items()}
     state["model.vision_embed_tokens.wte.weight"] = np.zeros(8, np.float32)
     save_file(state, tmp_path / "model.safetensors")
     config = {**model.config.to_dict(), "architectures": ["Phi3VForCausalLM"]}
     (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
-    executor = load(make_device("torch"), tmp_path)
-    logits = Harness(executor).logits(tokens, chunk=20)
-    executor.close()
-    expected = models_zoo.reference_logits("phi3", tokens)
-    assert np.abs(logits - expected).max() <= 1e-4 * np.abs(expected).max()
+    assert_computes_as("phi3", tmp_path)
 
 
 def test_a_minicpm_v_of_an_unknown_version_is_refused() -> None:

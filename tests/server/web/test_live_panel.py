@@ -49,6 +49,20 @@ def metrics(prefix: str, **samples: float) -> str:
     return "\n".join(lines) + "\n"
 
 
+def open_on(open_page: OpenPage, server: RunningServer, scrapes: list[str]) -> Page:
+    """The page as it reads these one after the other, a second apart, and then the last one for ever."""
+
+    def scrape(route: Route) -> None:
+        route.fulfill(content_type="text/plain", body=scrapes.pop(0) if len(scrapes) > 1 else scrapes[0])
+
+    def prepare(page: Page) -> None:
+        page.clock.install(time=0)
+        page.clock.pause_at(1000)
+        page.route("**/metrics", scrape)
+
+    return open_page(f"{server.url}/#server", prepare, **WIDE)
+
+
 def figure(page: Page, name: str) -> Any:
     return page.locator(f"#{name}")
 
@@ -88,15 +102,7 @@ def test_rates_come_from_differences_under_any_prefix(server: RunningServer, ope
         for tokens, first, decoded in ((1000, 7, 2), (1090, 9, 2.5), (30, 0, 1))
     ]  # fmt: skip
 
-    def scrape(route: Route) -> None:
-        route.fulfill(content_type="text/plain", body=scrapes.pop(0) if len(scrapes) > 1 else scrapes[0])
-
-    def prepare(page: Page) -> None:
-        page.clock.install(time=0)
-        page.clock.pause_at(1000)
-        page.route("**/metrics", scrape)
-
-    page = open_page(f"{server.url}/#server", prepare, **WIDE)
+    page = open_on(open_page, server, scrapes)
     expect(figure(page, "running")).to_have_text("3")
     expect(figure(page, "waiting")).to_have_text("2")
     expect(figure(page, "kv-use")).to_have_text("63 %")
@@ -127,15 +133,7 @@ def test_stages_of_a_pipeline_and_adapters_have_tiles(server: RunningServer, ope
         + r'x:lora_requests_info{max_lora="2",running_lora_adapters="a\"b,sql",waiting_lora_adapters="c"} 1.7e9',
     ]
 
-    def scrape(route: Route) -> None:
-        route.fulfill(content_type="text/plain", body=scrapes.pop(0) if len(scrapes) > 1 else scrapes[0])
-
-    def prepare(page: Page) -> None:
-        page.clock.install(time=0)
-        page.clock.pause_at(1000)
-        page.route("**/metrics", scrape)
-
-    page = open_page(f"{server.url}/#server", prepare, **WIDE)
+    page = open_on(open_page, server, scrapes)
     rows = page.locator("#stages tbody tr")
     expect(rows).to_have_text([f"Stage 1{UNKNOWN * 3}", f"Stage 2{UNKNOWN * 3}"])
     expect(page.locator("#adapters")).to_be_hidden()
@@ -165,15 +163,7 @@ def test_replicas_have_a_tile_and_figures_of_all(server: RunningServer, open_pag
         metrics("x:", num_requests_running=1),
     ]
 
-    def scrape(route: Route) -> None:
-        route.fulfill(content_type="text/plain", body=scrapes.pop(0) if len(scrapes) > 1 else scrapes[0])
-
-    def prepare(page: Page) -> None:
-        page.clock.install(time=0)
-        page.clock.pause_at(1000)
-        page.route("**/metrics", scrape)
-
-    page = open_page(f"{server.url}/#server", prepare, **WIDE)
+    page = open_on(open_page, server, scrapes)
     tile = page.locator("#replicas")
     expect(tile.locator("caption")).to_have_text("Replicas: 3, 1 silent")
     expect(tile.locator("tbody tr")).to_have_text([f"a1{UNKNOWN}10 %{UNKNOWN}", f"b2{UNKNOWN}50 %{UNKNOWN}"])
