@@ -21,7 +21,7 @@ from ..shared_adapters import SharedAdapters
 from .body import whole_body
 
 _LOAD_PATH, _UNLOAD_PATH = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
-_MOST_CHARACTERS = 4096  # of a path: no system has longer ones, and errors name it
+_MOST_CHARACTERS = 4096  # no system has longer paths; errors and the log show them, and the names
 
 
 class AdapterEndpoints:
@@ -55,8 +55,11 @@ class AdapterEndpoints:
         body = self._decode_load(await whole_body(request))
         if not body.lora_name or not body.lora_path:
             raise bad_request("lora_name and lora_path must not be empty")
-        if len(body.lora_path) > _MOST_CHARACTERS:
-            raise bad_request(f"lora_path must have at most {_MOST_CHARACTERS} characters", "lora_path")
+        for field, value in (("lora_name", body.lora_name), ("lora_path", body.lora_path)):
+            if len(value) > _MOST_CHARACTERS:
+                raise bad_request(f"{field} must have at most {_MOST_CHARACTERS} characters", field)
+            if not value.isprintable():
+                raise bad_request(f"{field} must have printable characters alone, got {quoted(value)}", field)
         try:
             self._models.check_new(body.lora_name)
             adapters = self._loras if self._shared is None else self._shared

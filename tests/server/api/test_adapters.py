@@ -190,7 +190,7 @@ def test_an_adapter_of_the_hub_is_downloaded_once(server: ServerProcess, hub: Fa
         ("own/large", "own/large: the adapter has 1048576.00 GiB, and at most 8 GiB are downloaded"),
         ("what is this?", "neither a folder nor a hub id such as owner/name"),
         ("own/poems:", "names no quantization behind the colon"),
-        ("own/po\0ems", "neither a folder nor a hub id"),
+        ("own/po\nems", "lora_path must have printable characters alone, got 'own/po\\nems'"),
         ("own/" + "x" * 10_000, "lora_path must have at most 4096 characters"),
     ],
 )
@@ -223,6 +223,7 @@ def test_downloads_stop_no_answers_and_are_bounded(server: ServerProcess, hub: F
         ("other", "broken", "not finite"),
         ("other", "nowhere", "nowhere does not exist"),
         ("", "seed-0", "must not be empty"),
+        ("a\nERROR forged", "seed-0", "lora_name must have printable characters alone"),
     ],
 )
 def test_what_cannot_be_loaded_is_refused(
