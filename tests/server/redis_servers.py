@@ -31,8 +31,12 @@ def redis_cluster(folder: Path) -> Iterator[str]:
     with _real_server(require("redis-server"), *alone) as port:
         with redis.Redis(port=port) as client:
             client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
-            while client.cluster("info")["cluster_state"] != "ok":
+            for _ in range(500):
+                if client.cluster("info")["cluster_state"] == "ok":
+                    break
                 time.sleep(0.02)
+            else:
+                raise AssertionError("the cluster has not begun to serve within 10 s")
         yield f"redis://127.0.0.1:{port}"
 
 
