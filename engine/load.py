@@ -18,7 +18,7 @@ from .cancellation import Cancellation
 from .devices import check_options
 from .devices.base import Executor, ExecutorLimits, LoraExecutor
 from .devices.cache_split import GroupBytes, keeps_kv
-from .downloads import downloads_of
+from .downloads import downloads_of, with_adapters_here
 from .errors import ModelError
 from .load_progress import WarmUpProgress
 from .memory_plan import BLOCK_TOKENS, plan_memory
@@ -57,8 +57,9 @@ class EngineLoad:
         Raises ModelError and DeviceError, saying what to change.
         """
         self._started = time.perf_counter()
-        self._options, self._host = options, host
         check_at_once(options, host)
+        options = with_adapters_here(options)
+        self._options, self._host = options, host
         if downloads := downloads_of(options):
             from .download_check import check_before_download
 

@@ -60,7 +60,7 @@ def plan_memory(
         weight_bytes = stages_bytes(model, stages, options.max_num_batched_tokens)
         if host is not None:
             memory = memory_of(host, model, stages)
-    weight_bytes += model.lora_bytes(options.lora)
+    weight_bytes += model.lora_bytes(options)
     if draft is not None:
         weight_bytes += draft.model.weight_bytes
         groups = draft.with_own_bytes(groups)

@@ -198,16 +198,17 @@ class OpenedModel:
             path, self.description, limits.max_rank, base=self.weights, base_is_gguf=in_gguf, contexts=self.contexts
         )
 
-    def lora_bytes(self, options: LoraOptions) -> int:
+    def lora_bytes(self, options: EngineOptions) -> int:
         """About what the adapters take that the options name, of which so many are in memory. Raises ModelError."""
-        limits = self.lora_limits(options)
+        limits = self.lora_limits(options.lora)
         if limits is None:
             return 0
+        from .adapters.hub import AdapterHub
         from .adapters.reading import packed_bytes
 
-        itemsize = STORAGE[limits.dtype].itemsize
-        sizes = sorted((packed_bytes(Path(module.path), itemsize) for module in options.lora_modules), reverse=True)
-        return sum(sizes[: options.most_in_memory])
+        hub, itemsize = AdapterHub(options.download_dir), STORAGE[limits.dtype].itemsize
+        sizes = sorted((packed_bytes(hub.path(module), itemsize) for module in options.lora.lora_modules), reverse=True)
+        return sum(sizes[: options.lora.most_in_memory])
 
 
 def open_model(options: EngineOptions, source: ModelSource | None = None) -> OpenedModel:

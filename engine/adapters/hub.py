@@ -1,4 +1,4 @@
-"""AdapterHub: adapters by hub id, downloaded to the hub client's cache while a server runs."""
+"""AdapterHub: adapters by hub id, downloaded to the hub client's cache."""
 
 from __future__ import annotations
 
@@ -35,6 +35,12 @@ class AdapterHub:
         self._download_dir = download_dir
         self._running: dict[tuple[str, str | None], asyncio.Future[str]] = {}
 
+    def fetch_before_serving(self, module: LoraModule) -> LoraModule:
+        """As `fetch`, but in this thread, and for whoever starts a server: an adapter may have any size."""
+        if not is_hub_id(module.path):
+            return module
+        return self._of_hub(module, self._fetch(module.path, None, most_bytes=None))
+
     async def fetch(self, module: LoraModule) -> LoraModule:
         """The module with its files on this machine, downloaded in a thread of their own if need be.
 
@@ -53,16 +59,19 @@ class AdapterHub:
                 raise BusyError(
                     f"{MOST_DOWNLOADS} adapters are being downloaded already: try again when one of them is there"
                 )
-            running = self._running[key] = _in_thread(lambda: self._fetch(*key))
+            running = self._running[key] = _in_thread(lambda: self._fetch(*key, most_bytes=MOST_BYTES))
             running.add_done_callback(lambda _: self._running.pop(key))
-        commit = await asyncio.shield(running)  # others may wait for it too
-        return HubModule(module.name, module.path, module.base_model_name, revision=commit)
+        return self._of_hub(module, await asyncio.shield(running))  # others may wait for it too
 
     def path(self, module: LoraModule) -> Path:
         """The folder or file of a module that was fetched, or of one of this machine. Raises ModelError."""
         if not isinstance(module, HubModule):
             return Path(module.path)
         return self._path(*split_name(module.path), module.revision)
+
+    @staticmethod
+    def _of_hub(module: LoraModule, commit: str) -> HubModule:
+        return HubModule(module.name, module.path, module.base_model_name, revision=commit)
 
     def _path(self, repository: str, wanted: str | None, commit: str) -> Path:
         from huggingface_hub import constants
@@ -83,7 +92,7 @@ class AdapterHub:
             return False
         return True
 
-    def _fetch(self, name: str, revision: str | None) -> str:
+    def _fetch(self, name: str, revision: str | None, *, most_bytes: int | None) -> str:
         """Downloads what is missing, and returns the commit."""
         repository, wanted = split_name(name)
         try:
@@ -95,9 +104,9 @@ class AdapterHub:
         files = {file.rfilename: file for file in info.siblings or []}
         names = _adapter_files(repository, wanted, [*files])
         size = sum(files[one].size or 0 for one in names)
-        if size > MOST_BYTES:
+        if most_bytes is not None and size > most_bytes:
             raise ModelError(
-                f"{repository}: the adapter has {size / _GIB:.2f} GiB, and at most {MOST_BYTES // _GIB} GiB are "
+                f"{repository}: the adapter has {size / _GIB:.2f} GiB, and at most {most_bytes // _GIB} GiB are "
                 f"downloaded while a server runs: get it with hf download {repository}, and give its folder"
             )
         check_room_for(repository, [files[one] for one in names], self._download_dir)

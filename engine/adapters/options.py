@@ -19,7 +19,9 @@ _FIELDS = {"name", "path", "base_model_name"}
 
 
 class LoraModule(Struct, frozen=True):
-    """An adapter that is served under `name`, from a folder of peft or a GGUF file. `base_model_name` is its parent."""
+    """An adapter that is served under `name`, from a folder of peft, a GGUF file or a hub id. `base_model_name` is its
+    parent.
+    """
 
     name: str
     path: str
@@ -76,7 +78,7 @@ class LoraOptions(Options):
     enable_lora: bool = option(False, "serve LoRA adapters over the model")
     lora_modules: Sequence[LoraModule] = option(
         (),
-        'adapters to serve: NAME=PATH, or {"name": ..., "path": ..., "base_model_name": ...}',
+        'adapters to serve: NAME=PATH, or {"name": ..., "path": ..., "base_model_name": ...}; a path may be a hub id',
         parse=parse_lora_module,
         metavar="MODULE",
     )

@@ -11,7 +11,7 @@ _PARAM = "lora_request"
 
 @dataclass(frozen=True, slots=True)
 class LoRARequest:
-    """An adapter, with vLLM's fields. `lora_path` is a folder that peft has saved, or a GGUF file.
+    """An adapter, with vLLM's fields. `lora_path` is a folder that peft has saved, a GGUF file, or a hub id.
 
     The name tells adapters apart. `lora_int_id`, which does so in vLLM, must be above 0 and means nothing else. Raises
     InvalidRequestError.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
+from tidewheel.engine.adapters.hub import MOST_DOWNLOADS, is_hub_id
 from tidewheel.engine.adapters.lora import Lora
 from tidewheel.engine.adapters.options import LoraModule
 from tidewheel.engine.adapters.registry import LoraExistsError, LoraLease
@@ -41,6 +43,7 @@ class Adapters:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._adding = asyncio.Semaphore(MOST_DOWNLOADS)  # more at a time would be refused, and here nobody tries again
 
     def each(self, given: LoraRequests, count: int) -> list[LoRARequest | None]:
         """The adapters of so many prompts. Raises InvalidRequestError."""
@@ -74,8 +77,9 @@ class Adapters:
         try:
             while (known := next((one for one in registry.modules if one.name == name), None)) is None:
                 _require(name, path)
-                with contextlib.suppress(LoraExistsError):  # another request was quicker
-                    await registry.add(LoraModule(name, path, wanted.base_model_name))
+                async with self._adding:
+                    with contextlib.suppress(LoraExistsError):  # another request was quicker
+                        await registry.add(LoraModule(name, path, wanted.base_model_name))
             if not _are_one(known.path, path):
                 raise InvalidRequestError(
                     f"the adapter {quoted(name)} is {known.path}, not {path}: give one of them another name", _PARAM
@@ -94,10 +98,10 @@ def _expanded(path: str) -> str:
 
 
 def _require(name: str, path: str) -> None:
-    if not os.path.exists(path):
+    if not os.path.exists(path) and not is_hub_id(path):
         raise InvalidRequestError(
-            f"the adapter {quoted(name)}: there is no {path}; lora_path is a folder that peft has saved, or a GGUF "
-            "file. Download an adapter of the Hugging Face Hub first",
+            f"the adapter {quoted(name)}: there is no {path}; lora_path is a folder that peft has saved, a GGUF "
+            "file, or a hub id such as owner/name",
             _PARAM,
         )
 

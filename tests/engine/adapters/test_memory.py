@@ -31,11 +31,14 @@ def options(model: Path, adapters: Path, **more: object) -> EngineOptions:
 def test_a_start_counts_the_largest_that_may_be_in_memory(dummy_llama: Path, tmp_path: Path) -> None:
     given = options(dummy_llama, tmp_path)
     model = open_model(given)
-    both = model.lora_bytes(given.lora)
-    one = model.lora_bytes(replace(given.lora, max_cpu_loras=1))
+
+    def size(lora: LoraOptions) -> int:
+        return model.lora_bytes(replace(given, lora=lora))
+
+    both, one = size(given.lora), size(replace(given.lora, max_cpu_loras=1))
     assert HEAD_BYTES < one < both < 2 * one
-    assert model.lora_bytes(replace(given.lora, lora_dtype="bfloat16")) == both // 2
-    assert model.lora_bytes(LoraOptions()) == 0
+    assert size(replace(given.lora, lora_dtype="bfloat16")) == both // 2
+    assert size(LoraOptions()) == 0
 
 
 def test_a_start_without_room_for_them_says_so(

@@ -43,6 +43,7 @@ def hub(folders: Path) -> Iterator[FakeHub]:
     large = {**adapter, "adapter_model.safetensors": Claimed(adapter["adapter_model.safetensors"])}
     model = {"config.json": b"{}"}
     repositories = {"own/poems": adapter, "own/pickled": pickled, "own/large": large, "own/model": model}
+    repositories["own/rhymes"] = lora_files.contents(folders / "seed-1")
     with fake_hub(repositories | {f"own/slow-{i}": adapter for i in range(5)}) as hub:
         yield hub
 
@@ -56,7 +57,7 @@ def server(
         *(str(dummy_model), "--load-format", "dummy", "--served-model-name", "base", "--enable-lora"),
         *("--max-loras", "1", "--max-cpu-loras", "2", "--kv-cache-space", "0.05"),
         *("--lora-modules", f"first={folders / 'seed-0'}"),
-        f'{{"name": "second", "path": "{folders / "seed-1"}", "base_model_name": "llama"}}',
+        '{"name": "second", "path": "own/rhymes", "base_model_name": "llama"}',
         *("--allow-runtime-lora-updating", "--lora-resolver-cache-dir", str(folders)),
         env=hub.environment(tmp_path_factory.mktemp("hub")),
     )
@@ -95,7 +96,7 @@ def test_adapters_are_models_with_a_parent(server: ServerProcess) -> None:
 def test_each_name_has_its_own_answers(server: ServerProcess) -> None:
     answers = {model: tokens(server, model) for model in ("base", "first", "second", "seed-2", "seed-3")}
     assert len({tuple(answer) for answer in answers.values()}) == 5
-    assert tokens(server, "seed-0") == answers["first"]
+    assert (tokens(server, "seed-0"), tokens(server, "seed-1")) == (answers["first"], answers["second"])
     # More adapters than fit into memory, and one a step: all of them wait, none is mixed up.
     models = [*answers, *answers, *answers]
     with ThreadPoolExecutor(len(models)) as pool:
@@ -168,6 +169,7 @@ def test_an_adapter_may_be_a_gguf_file(server: ServerProcess, dummy_model: Path,
 
 
 def test_an_adapter_of_the_hub_is_downloaded_once(server: ServerProcess, hub: FakeHub) -> None:
+    sent = hub.sent["adapter_model.safetensors"]  # of another, at the start
     assert update(server, "load", lora_name="poems", lora_path="own/poems").text.startswith("Success")
     answer = tokens(server, "poems")
     assert answer == tokens(server, "seed-2") != tokens(server, "base")
@@ -177,7 +179,8 @@ def test_an_adapter_of_the_hub_is_downloaded_once(server: ServerProcess, hub: Fa
     assert update(server, "unload", lora_name="poems").status_code == 200
     assert update(server, "load", lora_name="poems", lora_path="own/poems").status_code == 200
     assert update(server, "unload", lora_name="poems").status_code == 200
-    assert hub.sent["adapter_model.safetensors"] == len(hub.repositories["own/poems"]["adapter_model.safetensors"])
+    size = len(hub.repositories["own/poems"]["adapter_model.safetensors"])
+    assert hub.sent["adapter_model.safetensors"] == sent + size
 
 
 @pytest.mark.parametrize(
