@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import errno
 import os
 import select
 import sys
@@ -130,6 +131,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
 
 
 _PIPE_BROKE = 128 + 13  # what a shell says of a program that SIGPIPE has ended
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 _ELSEWHERE = {
     "collect-env": "devices",
@@ -157,9 +159,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         if not _reader_is_gone():
             raise
-        # Python writes what is left when it ends, and would complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return _PIPE_BROKE
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        _drop_output()
+        said = f"{error.strerror} where the output is written: make room, or write elsewhere"
+        print(f"tidewheel: {said}", file=sys.stderr)
+        return 1
+
+
+def _drop_output() -> None:
+    """Python writes what is left when it ends, and would complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _reader_is_gone() -> bool:

@@ -36,3 +36,12 @@ def test_one_who_reads_to_the_end_gets_all_of_it() -> None:
     done = subprocess.run([*TIDEWHEEL, "--version"], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("tidewheel ")
+
+
+@pytest.mark.parametrize("buffered", [True, False])
+def test_a_full_disk_is_one_sentence(buffered: bool) -> None:
+    environment = {**os.environ, "PYTHONUNBUFFERED": "" if buffered else "1"}
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run([*TIDEWHEEL, "--help"], stdout=full, stderr=subprocess.PIPE, text=True, env=environment)
+    said = "tidewheel: No space left on device where the output is written: make room, or write elsewhere\n"
+    assert (done.returncode, done.stderr) == (1, said)
