@@ -86,6 +86,7 @@ def contained(*command: str) -> Iterator[subprocess.Popen[str]]:
         stderr=subprocess.PIPE,
         text=True,
         env=environment,
+        cwd="/",  # with -c, Python would look for the package in the current folder first
     )
     try:
         yield process

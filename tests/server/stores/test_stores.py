@@ -110,13 +110,13 @@ def test_those_used_last_are_kept(target: str) -> None:
 
 
 def test_values_expire_unless_they_are_used(target: str) -> None:
-    short, renewed = Kind(name="short", expires_s=0.8), Kind(name="renewed", expires_s=0.8, renews=True)
+    short, renewed = Kind(name="short", expires_s=2), Kind(name="renewed", expires_s=2, renews=True)
 
     async def work(first: SharedStore, second: SharedStore) -> None:
         for kind in (short, renewed):
             await first.put(kind, "key", b"value")
         for _ in range(2):
-            await asyncio.sleep(0.45)
+            await asyncio.sleep(1.1)
             assert await second.get(renewed, "key") == b"value"
         assert await second.get(short, "key") is None
         assert await second.values(short) == []
