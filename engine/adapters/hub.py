@@ -16,7 +16,7 @@ from ..weights.hub import UnreachableError, cached_folder, download, files_in, r
 from ..weights.hub_room import check_room_for
 from .options import HubModule, LoraModule
 from .peft_config import CONFIG
-from .peft_folder import PICKLE, WEIGHTS
+from .peft_folder import WEIGHTS, without_weights
 
 MOST_BYTES = 8 * 2**30
 MOST_DOWNLOADS = 4  # at a time
@@ -119,8 +119,7 @@ def _adapter_files(repository: str, wanted: str | None, names: Sequence[str]) ->
     if wanted is None and CONFIG in names:
         if WEIGHTS in names:
             return [CONFIG, WEIGHTS]
-        pickle = f": {PICKLE} is a pickle, which can run code and is never loaded" if PICKLE in names else ""
-        raise ModelError(f"{repository} has no {WEIGHTS}{pickle}; save the adapter as safetensors")
+        raise without_weights(repository, names.__contains__)
     if any(name.lower().endswith(".gguf") for name in names):
         return choose_gguf(repository, names, wanted)[:1]
     raise ModelError(f"{repository} has no adapter: neither {CONFIG} nor a GGUF file")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -30,7 +30,7 @@ from .updates import AdapterTensor, updates_of
 logger = logging.getLogger(__name__)
 
 WEIGHTS = "adapter_model.safetensors"
-PICKLE = "adapter_model.bin"
+_PICKLE = "adapter_model.bin"
 _PREFIX = "base_model.model."
 _LINEAR, _EMBEDDING = ("lora_A.weight", "lora_B.weight"), ("lora_embedding_A", "lora_embedding_B")
 _OWN, _BASE = "weight", "base_layer.weight"
@@ -96,9 +96,14 @@ def adapter_file(folder: Path) -> Path:
     """The file with the adapter's tensors. Raises ModelError if there is none."""
     path = folder / WEIGHTS
     if not is_there(path):
-        pickle = f": {PICKLE} is a pickle, which can run code and is never loaded" if is_there(folder / PICKLE) else ""
-        raise ModelError(f"{folder} has no {WEIGHTS}{pickle}; save the adapter as safetensors")
+        raise without_weights(folder, lambda name: is_there(folder / name))
     return path
+
+
+def without_weights(where: object, has: Callable[[str], bool]) -> ModelError:
+    """What to say of a folder or a repository that has a configuration, and no tensors as safetensors."""
+    pickle = f": {_PICKLE} is a pickle, which can run code and is never loaded" if has(_PICKLE) else ""
+    return ModelError(f"{where} has no {WEIGHTS}{pickle}; save the adapter as safetensors")
 
 
 _Parts = dict[str, StoredTensor]
