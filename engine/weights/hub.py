@@ -16,6 +16,7 @@ from ..errors import ModelError
 from ..files.reading import is_there
 from ..files.wording import one_line, shown
 from .gguf.choosing import choose_gguf, choose_gguf_in
+from .hub_waiting import bound_waiting, longest_wait_s
 from .pickles import pickles_in, refused_repository
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ _UNWANTED = ["*/*", "consolidated*.safetensors"]
 # An encoder in ONNX has its modules in subfolders; large ones keep their weights beside the graph.
 _ENCODER_WANTED = ["*.json", "onnx/model.onnx*", "model.onnx*"]
 _ENCODER_UNWANTED = ["openvino/*"]
-_TIMEOUT_S = 30.0  # the hub's client has none of its own for what it asks of a repository
 
 
 def resolve(
@@ -181,7 +181,7 @@ def repository_info(repository: str, revision: str | None, *, with_sizes: bool =
     from huggingface_hub import HfApi
 
     with hub_errors(repository, revision):
-        return HfApi().model_info(repository, revision=revision, files_metadata=with_sizes, timeout=_TIMEOUT_S)
+        return HfApi().model_info(repository, revision=revision, files_metadata=with_sizes, timeout=longest_wait_s())
 
 
 def cached_folder(repository: str, revision: str | None, download_dir: str | Path | None) -> Path:
@@ -231,6 +231,7 @@ def download(
     from .hub_progress import bars_are_wanted, bars_that_report
 
     bar = bars_are_wanted()
+    bound_waiting()
     with hub_errors(model, revision), _nothing_may_match(), DownloadProgress(model, bar=bar) as progress:
         path = snapshot_download(
             model,

@@ -21,12 +21,12 @@ from .gguf.choosing import choose_gguf
 from .gguf.config import CONFIG_TENSORS
 from .gguf.reader import GgufFile, read_gguf
 from .hub import hub_errors, refuse_pickles, repository_info, split_name
+from .hub_waiting import longest_wait_s
 
 _CONFIGS = ("config.json", "model.safetensors.index.json")
 _GRAPHS = ("onnx/model.onnx", "model.onnx")
 _WORDS_OF_ENCODERS = ("config.json", "modules.json", "config_sentence_transformers.json", "tokenizer_config.json")
 _REQUESTS_AT_A_TIME = 8
-_TIMEOUT_S = 30.0
 _FIRST_BYTES = 100_000  # nearly all headers of safetensors files are shorter
 _MAX_HEADER_BYTES = 100_000_000  # the safetensors library takes no longer one
 _GGUF_BYTES = [2 << 20, 16 << 20, 64 << 20, 256 << 20]  # tried one after the other: the vocabulary takes most
@@ -73,7 +73,7 @@ class _Repository:
 
         url = hf_hub_url(self.name, file, revision=self._commit)
         headers = {**build_hf_headers(), "Range": f"bytes={start}-{start + count - 1}"}
-        response = get_session().get(url, headers=headers, timeout=_TIMEOUT_S)
+        response = get_session().get(url, headers=headers, timeout=longest_wait_s())
         hf_raise_for_status(response)
         content, size = response.content, response.headers.get("Content-Range", "").rpartition("/")[2]
         if response.status_code != 206 or not size.isdecimal() or len(content) > count:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -51,7 +52,12 @@ def hub() -> Iterator[str]:
 
 
 def resolve_elsewhere(
-    endpoint: str, home: Path, *calls: str, offline: bool = False, function: str = "resolve"
+    endpoint: str,
+    home: Path,
+    *calls: str,
+    offline: bool = False,
+    function: str = "resolve",
+    timeout_s: float | None = None,
 ) -> tuple[list[str], str]:
     """What each call prints in a fresh process, as the hub's client reads its environment once. Also the stderr."""
     code = ["from pathlib import Path", "from tidewheel.engine.errors import ModelError"]
@@ -60,7 +66,12 @@ def resolve_elsewhere(
         code += [f"try: print({function}({call}))", "except ModelError as error: print('error:', error)"]
     environment = hub_environment(endpoint, home, offline=offline)
     result = subprocess.run(
-        [sys.executable, "-c", "\n".join(code)], capture_output=True, text=True, check=True, env=environment
+        [sys.executable, "-c", "\n".join(code)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment,
+        timeout=timeout_s,
     )
     return result.stdout.splitlines(), result.stderr
 
@@ -157,6 +168,18 @@ def test_without_a_network_the_error_says_whether_that_was_wanted(tmp_path: Path
     nowhere = "http://127.0.0.1:9"
     assert "cannot be reached" in resolve_elsewhere(nowhere, tmp_path, "'own/model'")[0][0]
     assert "HF_HUB_OFFLINE" in resolve_elsewhere(nowhere, tmp_path, "'own/model'", offline=True)[0][0]
+
+
+def test_a_hub_that_never_answers_is_not_waited_for_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_ETAG_TIMEOUT", "1")
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # which the system accepts connections for
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        lines, _ = resolve_elsewhere(endpoint, tmp_path, "'own/model'", "'own/model:Q8_0'", timeout_s=60)
+        assert lines == [f"error: own/model is not in the cache, and {endpoint} cannot be reached"] * 2
+        (encoder,), _ = resolve_elsewhere(endpoint, tmp_path, "'own/encoder'", function="resolve_encoder", timeout_s=60)
+        assert encoder == f"error: own/encoder is not in the cache, and {endpoint} cannot be reached"
 
 
 def test_of_gguf_files_those_of_one_quantization_are_downloaded(hub: str, tmp_path: Path) -> None:
