@@ -16,7 +16,7 @@ from ..errors import ModelError
 from ..files.reading import is_there
 from ..files.wording import one_line, shown
 from .gguf.choosing import choose_gguf, choose_gguf_in
-from .hub_waiting import bound_waiting, longest_wait_s
+from .hub_client import longest_wait_s, prepare_client
 from .pickles import pickles_in, refused_repository
 
 if TYPE_CHECKING:
@@ -159,7 +159,8 @@ def local_model(model: str, suffix: str | None = None) -> Path | None:
     except (OSError, ValueError, RuntimeError) as error:  # a name too long, a folder nobody may look into, no such home
         reason = getattr(error, "strerror", None) or error
         raise ModelError(f"{shown(model)} cannot be looked for: {reason}") from error
-    if model.startswith(("/", "./", "../", "~")):
+    is_no_id = path.suffix == suffix and ":" not in model and model.count("/") != 1
+    if is_no_id or model.startswith(("/", "./", "../", "~")):
         raise ModelError(f"{model} does not exist")
     return None
 
@@ -231,7 +232,7 @@ def download(
     from .hub_progress import bars_are_wanted, bars_that_report
 
     bar = bars_are_wanted()
-    bound_waiting()
+    prepare_client()
     with hub_errors(model, revision), _nothing_may_match(), DownloadProgress(model, bar=bar) as progress:
         path = snapshot_download(
             model,

@@ -21,7 +21,7 @@ from .gguf.choosing import choose_gguf
 from .gguf.config import CONFIG_TENSORS
 from .gguf.reader import GgufFile, read_gguf
 from .hub import hub_errors, refuse_pickles, repository_info, split_name
-from .hub_waiting import longest_wait_s
+from .hub_client import longest_wait_s
 
 _CONFIGS = ("config.json", "model.safetensors.index.json")
 _GRAPHS = ("onnx/model.onnx", "model.onnx")

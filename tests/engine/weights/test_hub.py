@@ -109,6 +109,9 @@ def test_paths_that_are_no_folders_are_refused_without_asking_the_hub(tmp_path: 
         resolve(str(tmp_path / "model.safetensors"))
     with pytest.raises(ModelError, match="none does not exist"):
         resolve(str(tmp_path / "none"))
+    for name in ("none.gguf", "in/a/none.gguf"):
+        with pytest.raises(ModelError, match=f"^{name} does not exist"):
+            resolve(name)
 
 
 def test_what_serving_needs_is_downloaded_and_then_found_offline(hub: str, tmp_path: Path) -> None:
@@ -182,10 +185,22 @@ def test_a_hub_that_never_answers_is_not_waited_for_without_end(
         assert encoder == f"error: own/encoder is not in the cache, and {endpoint} cannot be reached"
 
 
+def test_what_the_client_logs_comes_once(hub: str, tmp_path: Path) -> None:
+    code = (
+        "import logging; logging.basicConfig(); from tidewheel.engine.weights import resolve; resolve('own/model'); "
+        "logging.getLogger('huggingface_hub.file_download').warning('trying again')"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=hub_environment(hub, tmp_path)
+    )
+    assert ran.stderr == "WARNING:huggingface_hub.file_download:trying again\n"
+
+
 def test_of_gguf_files_those_of_one_quantization_are_downloaded(hub: str, tmp_path: Path) -> None:
     calls = ("'own/gguf:q8_0'", "'own/gguf:Q6_K'", "'own/gguf'", "'own/gguf:model-Q8_0.gguf'", "'own/alone'")
-    lines, stderr = resolve_elsewhere(hub, tmp_path, *calls)
-    eight, split, default, named, alone = map(Path, lines)
+    lines, stderr = resolve_elsewhere(hub, tmp_path, *calls, "'own/gguf:Q6_K/model-Q6_K-00001-of-00002.gguf'")
+    eight, split, default, named, alone, in_folder = map(Path, lines)
+    assert in_folder == split
     assert (alone.name, stderr) == ("a-Q8_0.gguf", "")  # no warning that own/alone has no config.json
     assert (eight.read_bytes(), default.read_bytes(), named) == (b"eight bits", b"four bits", eight)
     assert split.name == "model-Q6_K-00001-of-00002.gguf"

@@ -1,7 +1,8 @@
-"""How long the hub's client waits for an answer."""
+"""What the hub's client does otherwise here: how long it waits for an answer, and where it logs."""
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 
@@ -12,16 +13,18 @@ def longest_wait_s() -> float:
     return float(constants.HF_HUB_ETAG_TIMEOUT)
 
 
-def bound_waiting() -> None:
-    """Ends the client's waiting for a hub that does not answer, where it has no limit of its own.
+def prepare_client() -> None:
+    """Before a download: ends the waiting for a hub that does not answer, and has each line of the log once.
 
-    It asks for a repository's list of files without one, and no argument of it gives it one.
+    The client asks for a repository's list of files without a time limit, and no argument of it sets one.
     """
     from huggingface_hub.utils import get_session  # type: ignore[attr-defined]  # documented, but not listed
 
     hooks = getattr(get_session(), "event_hooks", None)  # versions before 1 have another HTTP library
     if hooks is not None and _limit not in hooks["request"]:
         hooks["request"].append(_limit)
+    if logging.getLogger().handlers:  # which have what the client writes to stderr by itself
+        logging.getLogger("huggingface_hub").handlers.clear()
 
 
 def _limit(request: Any) -> None:
