@@ -46,6 +46,7 @@ MPT: dict[str, Any] = {
     "n_heads": 4,
     "max_seq_len": 512,
 }
+MPT_AS_RELEASED = {**MPT, "architectures": ["MPTForCausalLM"]}
 GEMMA = {**LLAMA, "architectures": ["GemmaForCausalLM"], "num_key_value_heads": 2}
 GEMMA2 = {**LLAMA, "architectures": ["Gemma2ForCausalLM"]}
 GEMMA3 = {**LLAMA, "architectures": ["Gemma3ForCausalLM"]}
@@ -157,7 +158,7 @@ LLAMA4 = {
 CONFIGS: dict[str, dict[str, Any]] = {
     config["architectures"][0]: config
     for config in (
-        *(MINISTRAL, INTERNLM2, MINICPM),
+        *(MINISTRAL, INTERNLM2, MINICPM, MPT_AS_RELEASED),
         *(LLAMA, MISTRAL, QWEN2, QWEN3, OPT, GPT2, MPT, GEMMA2, GEMMA3, GRANITE, PHI3, OLMO, OLMO2),
         *(GEMMA, GRANITEMOE_SHARED, PHI3V, PHI4MM, PHI4_MULTIMODAL),
         *(

@@ -230,11 +230,12 @@ def _llama3(setting: _Setting) -> _Table:
     scaling = setting.scaling
     factor = scaling.number("factor")
     low, high = scaling.number("low_freq_factor"), scaling.number("high_freq_factor")
-    if high <= low:
-        raise ModelError("config.json: rope parameter high_freq_factor must be greater than low_freq_factor")
+    if high < low:
+        raise ModelError("config.json: rope parameter high_freq_factor must not be less than low_freq_factor")
     inv_freq = setting.inv_freq()
     turns = setting.original * inv_freq / (2 * math.pi)
-    kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    # Llama 4's factors are equal: there is nothing between.
+    kept = np.clip((turns - low) / (high - low), 0.0, 1.0) if high > low else (turns >= low).astype(turns.dtype)
     return inv_freq * (kept + (1.0 - kept) / factor), 1.0, setting.max_positions
 
 

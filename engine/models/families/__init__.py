@@ -74,6 +74,7 @@ FAMILIES: Mapping[str, str] = {
     "MistralForCausalLM": "mistral",
     "MinistralForCausalLM": "mistral",
     "MixtralForCausalLM": "mixtral",
+    "MPTForCausalLM": "mpt",
     "MptForCausalLM": "mpt",
     "NemotronHForCausalLM": "nemotron_h",
     "OlmoForCausalLM": "olmo",

@@ -54,6 +54,8 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
         shared=mlp,
     )
     has_experts = _has_experts(config)
+    if config.raw("no_rope_layers") == []:  # as the released files have it
+        config = config.with_fields(no_rope_layers=None)
     with_rope = layers_with_rope(config)
     dense = None
     if not all(has_experts(layer) for layer in range(len(with_rope))):
@@ -80,7 +82,8 @@ def _attention(config: ConfigReader, heads: AttentionSpec, rope: RopeSpec | None
         normalizes = config.flag("use_qk_norm", True)
         qk_norm = replace(norm, weight=False) if normalizes else None
         return replace(heads, rope=rope, qk_norm=qk_norm, qk_norm_after_rope=normalizes)
-    if not config.flag("attn_temperature_tuning", True):
+    tuning = config.raw("attn_temperature_tuning")  # early files have a number
+    if not (tuning if isinstance(tuning, int) else config.flag("attn_temperature_tuning", True)):
         return heads
     temperature = TemperatureSpec(config.number("attn_scale", 0.1), config.integer("floor_scale", 8192), offset=1)
     return replace(heads, query_temperature=temperature)

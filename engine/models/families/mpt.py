@@ -10,11 +10,11 @@ from .listing import Listing
 from .names import CheckpointNames, fused_rows
 from .parts import alibi_slopes
 
-ARCHITECTURES = {
-    "MptForCausalLM": Listing(
-        "MPT", refused="learned positions, `clip_qkv`, `qk_ln`, `prefix_lm`, biases, an expansion ratio other than 4"
-    ),
-}
+_LISTING = Listing(
+    "MPT", refused="learned positions, `clip_qkv`, `qk_ln`, `prefix_lm`, biases, an expansion ratio other than 4"
+)
+# The original's name, which the released files have, and that of transformers.
+ARCHITECTURES = {"MPTForCausalLM": _LISTING, "MptForCausalLM": _LISTING}
 
 _NAMES = CheckpointNames(
     base="transformer.",

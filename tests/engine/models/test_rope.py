@@ -27,6 +27,7 @@ SCALINGS: list[dict[str, Any]] = [
     {"rope_type": "longrope", **FACTORS, "factor": 4.0, "original_max_position_embeddings": 512},
     {"rope_type": "longrope", **FACTORS, "attention_factor": 1.5, "original_max_position_embeddings": 512},
     {"rope_type": "llama3", **LLAMA3},
+    {"rope_type": "llama3", **LLAMA3, "high_freq_factor": LLAMA3["low_freq_factor"]},  # as Llama 4 has it
 ]
 
 

@@ -47,6 +47,20 @@ def test_llama4_is_served_within_a_chunk_of_its_attention() -> None:
         describe({**LLAMA4, "attention_chunk_size": 64}, 65)
 
 
+def test_released_files_of_llama_4_say_some_things_in_a_way_of_their_own() -> None:
+    factors = {"factor": 16.0, "high_freq_factor": 1.0, "low_freq_factor": 1.0}
+    scaling = {"rope_scaling": {**factors, "original_max_position_embeddings": 8192, "rope_type": "llama3"}}
+    released = {**LLAMA4, **scaling, "no_rope_layers": [], "attn_temperature_tuning": 4, "num_hidden_layers": 4}
+    *rotated, last = describe(released).spec.attentions()
+    assert all(attention.rope is not None for attention in rotated)
+    assert last.rope is None
+    assert last.query_temperature is not None
+    untuned = describe({**released, "attn_temperature_tuning": 0}).spec.attentions()
+    assert all(attention.query_temperature is None for attention in untuned)
+    with pytest.raises(ModelError, match="attn_temperature_tuning must be true or false"):
+        describe({**released, "attn_temperature_tuning": "4"})
+
+
 @pytest.mark.parametrize(
     ("config", "fields", "words"),
     [
