@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..files.folder import read_config
+from ..files.folder import read_config, read_json_if_there
 from ..models import ModelDescription
 from ..models.generation import GenerationConfig, read_generation_config
 from .checkpoint import open_checkpoint, open_weights
 from .contents import Contents, formats_in
-from .quantized import layer_reader
+from .quantized import SETTINGS_FILES, layer_reader
 from .tensor import WeightSource
 
 if TYPE_CHECKING:
@@ -27,8 +27,13 @@ class FolderSource:
 
     @functools.cached_property
     def config(self) -> dict[str, Any]:
-        """The folder's `config.json`."""
-        return read_config(self._folder)
+        """The folder's `config.json`, and what a file of its own says of the quantization, as in 2023."""
+        config = read_config(self._folder)
+        if config.get("quantization_config") is None and config.get("compression_config") is None:
+            for name, method in SETTINGS_FILES.items():
+                if settings := read_json_if_there(self._folder / name):
+                    return {**config, "quantization_config": {"quant_method": method, **settings}}
+        return config
 
     def generation(self) -> GenerationConfig:
         """What `generation_config.json` and `config.json` say."""

@@ -22,8 +22,9 @@ from .gguf.config import CONFIG_TENSORS
 from .gguf.reader import GgufFile, read_gguf
 from .hub import hub_errors, refuse_pickles, repository_info, split_name
 from .hub_client import longest_wait_s
+from .quantized import SETTINGS_FILES
 
-_CONFIGS = ("config.json", "model.safetensors.index.json")
+_CONFIGS = ("config.json", "model.safetensors.index.json", *SETTINGS_FILES)
 _GRAPHS = ("onnx/model.onnx", "model.onnx")
 _WORDS_OF_ENCODERS = ("config.json", "modules.json", "config_sentence_transformers.json", "tokenizer_config.json")
 _REQUESTS_AT_A_TIME = 8

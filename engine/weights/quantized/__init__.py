@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "QUANTIZATION_ALIASES",
+    "SETTINGS_FILES",
     "CheckpointMethod",
     "ExpertReader",
     "LayerReader",
@@ -35,6 +36,8 @@ __all__ = [
 
 CheckpointMethod = Literal["gptq", "awq", "compressed-tensors", "fp8", "bitsandbytes", "mxfp4", "gguf"]
 QUANTIZATION_ALIASES = {"gptq_marlin": "gptq", "awq_marlin": "awq"}  # vLLM's kernels for them
+SETTINGS_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+"""Where early checkpoints of a method have what others have as `quantization_config` in config.json."""
 
 
 class LayerReader(Protocol):

@@ -462,6 +462,31 @@ def test_an_override_says_how_weights_are_read(tmp_path: Path) -> None:
         open_model(dataclasses.replace(options, hf_overrides=said))
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "settings"),
+    [
+        ("gptq-4", "quantize_config.json", {"bits": 4, "group_size": 32, "desc_act": True, "sym": False}),
+        ("awq", "quant_config.json", {"zero_point": True, "q_group_size": 32, "w_bit": 4, "version": "GEMM"}),
+    ],
+)
+def test_early_checkpoints_have_the_settings_in_a_file_of_their_own(
+    kind: str, name: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    tensors, expected = model(FORMATS[kind])
+    save(tmp_path, CONFIG, tensors)
+    (tmp_path / name).write_text(json.dumps(settings))
+    source = open_source(str(tmp_path))
+    weights = source.weights(describe(source.config))
+    for weight in weights:
+        np.testing.assert_array_equal(to_float32(weights[weight]), expected[weight], err_msg=weight)
+    options = EngineOptions(str(tmp_path), device="cpu", skip_tokenizer_init=True, quantization="fp8")
+    with pytest.raises(ModelError, match=f"this one's is '{kind[:4].rstrip('-')}'"):
+        open_model(options)
+    (tmp_path / name).write_text("[]")
+    with pytest.raises(ModelError, match=f"{name} must hold a JSON object"):
+        open_model(options)
+
+
 def experts(folder: Path, tensors: Mapping[str, Array]) -> WeightSource:
     """The weights of a model whose up and gate are those of an expert: rows in turn, inputs before outputs."""
     dense = {name: array for name, array in model(packed())[0].items() if "_proj" not in name}
