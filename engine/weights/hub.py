@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 from ..errors import ModelError
 from ..files.reading import is_there
 from ..files.wording import one_line, shown
-from .gguf.choosing import choose_gguf, choose_gguf_in
+from .gguf.choosing import choose_gguf, choose_gguf_in, is_gguf
 from .hub_client import longest_wait_s, prepare_client
 from .pickles import pickles_in, refused_repository
 
@@ -136,7 +136,8 @@ def _no_quantization(model: str, owner: str) -> NoReturn:
 def local_model(model: str, suffix: str | None = None) -> Path | None:
     """A folder, or a file with that suffix. None for what may be a hub id.
 
-    With the suffix .gguf also the file that is named behind a folder. Raises ModelError if the folder lacks it.
+    With the suffix .gguf also a GGUF file of another name, as Ollama keeps them, and the file that is named behind a
+    folder. Raises ModelError if the folder lacks it.
     """
     if "://" in model:
         own_hub = re.fullmatch(r"(?:hf://|https?://huggingface\.co/)([\w.-]+/[\w.-]+)/?", model)
@@ -147,7 +148,7 @@ def local_model(model: str, suffix: str | None = None) -> Path | None:
         )
     try:
         path = Path(model).expanduser()
-        if path.is_dir() or (path.suffix == suffix and path.exists()):
+        if path.is_dir() or (path.suffix == suffix and path.exists()) or (suffix == ".gguf" and is_gguf(path)):
             return path
         folder, _, wanted = model.rpartition(":")
         if suffix == ".gguf" and folder and Path(folder).expanduser().is_dir():

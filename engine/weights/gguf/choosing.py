@@ -10,6 +10,8 @@ from pathlib import Path, PurePosixPath
 from ...errors import ModelError
 from ...files.wording import shown
 
+MAGIC = b"GGUF"
+"""What a file begins with."""
 DEFAULT_QUANTIZATION = "Q4_K_M"
 """What is taken where a repository has several and none is named, as in llama.cpp."""
 
@@ -21,6 +23,14 @@ _SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})")
 _NOT_MODELS = ("mmproj", "imatrix")  # image projectors, and what quantizers measured
 _DRAFTS_ONLY = "mtp-"  # what llama.cpp's converter calls a file with a model's layer for drafts alone
 _MOST_LISTED = 30
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether there is a file that begins as GGUF does. Raises OSError if it may not be read."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
 
 
 def find_gguf(folder: Path) -> Path | None:

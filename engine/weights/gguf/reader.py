@@ -25,8 +25,8 @@ from ...files.copies import FileCopy
 from ...files.reading import MAX_TOKENIZER_BYTES, require_file
 from ...files.wording import in_bytes, shown
 from ..block_types import BLOCK_TYPES, OTHER_TYPES, BlockType
+from .choosing import MAGIC
 
-_MAGIC = b"GGUF"
 _OLDER_MAGICS = (b"lmgg", b"fmgg", b"tjgg", b"algg")  # GGML, GGMF, GGJT and GGLA, of 2023
 _VERSIONS = (2, 3)
 _STRING, _ARRAY, _BOOL = 8, 9, 7
@@ -246,8 +246,8 @@ class _Cursor:
 def _header(cursor: _Cursor) -> tuple[int, int]:
     if cursor.content[:4] in _OLDER_MAGICS:
         raise ModelError(f"{cursor.path} is in a format that was before GGUF: convert the original model again")
-    if cursor.content[:4] != _MAGIC:
-        raise ModelError(f"{cursor.path} is not a GGUF file: it does not begin with {_MAGIC.decode()}")
+    if cursor.content[:4] != MAGIC:
+        raise ModelError(f"{cursor.path} is not a GGUF file: it does not begin with {MAGIC.decode()}")
     cursor.advance(4, "its header")
     version = cursor.u32("its header")
     if version not in _VERSIONS:

@@ -80,6 +80,9 @@ def test_a_folder_and_a_gguf_file_are_used_as_they_are(tmp_path: Path) -> None:
     assert resolve(str(tmp_path)) == tmp_path
     (tmp_path / "model.gguf").touch()
     assert resolve(str(tmp_path / "model.gguf")) == tmp_path / "model.gguf"
+    for name in ("sha256-of-a-blob", "MODEL.GGUF"):
+        (tmp_path / name).write_bytes(b"GGUF and more")
+        assert resolve(str(tmp_path / name)) == tmp_path / name
 
 
 def test_one_of_a_folders_gguf_models_is_named_as_on_the_hub(tmp_path: Path) -> None:
