@@ -31,7 +31,7 @@ from .speculative_options import SpeculativeOptions
 from .weights import source_at
 from .weights.contents import Contents
 from .weights.dtypes import KvCacheDType
-from .weights.hub import UnreachableError, local_model, resolve
+from .weights.hub import UnreachableError, cached_model, local_model
 from .weights.hub_headers import hub_headers
 from .weights.quantization import Method
 from .weights.quantized import method_in_words
@@ -146,7 +146,7 @@ def _headers(options: EngineOptions) -> Iterator[tuple[Path, bool]]:
             try:
                 path, whole = stack.enter_context(hub_headers(options.model, options.revision)), False
             except UnreachableError:
-                path = resolve(options.model, options.revision, options.download_dir)  # what is in the cache
+                path = cached_model(options.model, options.revision, options.download_dir)
         yield path, whole
 
 

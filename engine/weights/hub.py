@@ -62,6 +62,16 @@ def resolve(
     return _gguf(model, revision, download_dir, None, names)
 
 
+def cached_model(model: str, revision: str | None = None, download_dir: str | Path | None = None) -> Path:
+    """As `resolve` for a hub id, of what the cache has: the hub is not asked. Raises ModelError."""
+    repository, wanted = split_name(model)
+    folder = cached_folder(repository, revision, download_dir)
+    names = files_in(folder)
+    if wanted is None and (any(folder.glob("*.safetensors")) or not any(n.lower().endswith(".gguf") for n in names)):
+        return folder
+    return folder / choose_gguf(repository, names, wanted)[0]
+
+
 def resolve_encoder(model: str, download_dir: str | Path | None = None) -> Path:
     """As `resolve`, for an encoder in ONNX."""
     return local_model(model) or download(model, None, download_dir, _ENCODER_WANTED, _ENCODER_UNWANTED)

@@ -242,6 +242,17 @@ def test_of_a_hub_model_headers_alone_are_inspected(shell: Shell) -> None:
     assert found == whole
 
 
+def test_nothing_is_downloaded_to_be_inspected_from_a_hub_that_sends_no_files(shell: Shell) -> None:
+    shell.hub.may_send.clear()
+    try:
+        (ran,) = shell("inspect own/model", HF_HUB_ETAG_TIMEOUT="1")
+    finally:
+        shell.hub.may_send.set()
+    assert ran.code == 1
+    assert ran.err == f"tidewheel inspect: own/model is not in the cache, and {shell.hub.endpoint} cannot be reached\n"
+    assert not [path for path in shell.home.rglob("*") if path.is_file()]
+
+
 @pytest.mark.parametrize(
     ("name", "options", "said"),
     [
