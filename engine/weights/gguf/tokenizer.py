@@ -67,6 +67,10 @@ class _Vocabulary:
         types: list[int] = fields.numbers("token_type", count) or [_NORMAL] * count
         if not {*types} <= {*range(_NORMAL, _BYTE + 1)}:
             raise fields.error("token_type", f"numbers from {_NORMAL} to {_BYTE}")
+        if types.count(_UNKNOWN) > 1:  # which early converters called what fills up the embedding
+            kept = fields.optional_integer("unknown_token_id")
+            kept = types.index(_UNKNOWN) if kept is None else kept
+            types = [_UNUSED if kind == _UNKNOWN and i != kept else kind for i, kind in enumerate(types)]
         self.scores: list[float] = fields.numbers("scores", count, "f") or [0.0] * count
         while count and types[count - 1] == _UNUSED:
             count -= 1

@@ -126,8 +126,8 @@ def test_a_message_ends_an_answer_unless_the_template_has_many_in_one(
     assert ids == tuple(map(theirs.token_to_id, ends))
 
 
-def sentencepiece_files(folder: Path, prefix: bool) -> None:
-    """The same vocabulary as tokenizer.model with its config, and as a GGUF file."""
+def sentencepiece_files(folder: Path, prefix: bool, filling: gguf.TokenType = gguf.TokenType.UNUSED) -> None:
+    """The same vocabulary as tokenizer.model with its config, and as a GGUF file, filled up with tokens of a type."""
     made = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(tiny_tokenizers.TEXT), model_writer=made, model_type="bpe", vocab_size=500,
@@ -149,7 +149,9 @@ def sentencepiece_files(folder: Path, prefix: bool) -> None:
     # Files fill their vocabulary up to the embedding's size.
     writer.add_token_list([model.IdToPiece(i) for i in ids] + ["[PAD500]", "[PAD501]"])
     writer.add_token_scores([model.GetScore(i) for i in ids] + [-1000.0] * 2)
-    writer.add_token_types([*kinds, gguf.TokenType.UNUSED, gguf.TokenType.UNUSED])
+    if filling is gguf.TokenType.UNKNOWN:  # as in early files, in which Phi-3's <unk> is another type
+        kinds[model.unk_id()] = gguf.TokenType.CONTROL
+    writer.add_token_types([*kinds, filling, filling])
     writer.add_bos_token_id(model.bos_id())
     writer.add_eos_token_id(model.eos_id())
     writer.add_unk_token_id(model.unk_id())
@@ -157,9 +159,12 @@ def sentencepiece_files(folder: Path, prefix: bool) -> None:
     gguf_files.finish(writer)
 
 
-@pytest.mark.parametrize("prefix", [True, False])
-def test_sentencepiece_tokenizers_give_the_same_ids(prefix: bool, tmp_path: Path) -> None:
-    sentencepiece_files(tmp_path, prefix)
+@pytest.mark.parametrize(
+    ("prefix", "filling"),
+    [(True, gguf.TokenType.UNUSED), (False, gguf.TokenType.UNUSED), (True, gguf.TokenType.UNKNOWN)],
+)
+def test_sentencepiece_tokenizers_give_the_same_ids(prefix: bool, filling: gguf.TokenType, tmp_path: Path) -> None:
+    sentencepiece_files(tmp_path, prefix, filling)
     theirs, ours = Tokenizer.load(tmp_path), opened(tmp_path / "m.gguf")
     assert ours.vocab_size == theirs.vocab_size
     assert (ours.bos_token, ours.eos_token) == ("<s>", "</s>")
