@@ -6,6 +6,7 @@ from . import experts, hybrids
 from .config import Config
 from .fields import Fields
 from .gemmas import sliding_layers
+from .names import has_qkv
 from .reader import GgufFile
 
 _STARCODER2_WINDOW = 4096  # of all its models; their files do not say
@@ -89,13 +90,13 @@ def minicpm(file: GgufFile, fields: Fields, config: Config) -> Config:
         "scale_emb": fields.optional_number("embedding_scale") or 12.0,
         "scale_depth": residual * layers**0.5 if residual else 1.4,
         "dim_model_base": hidden / divisor if divisor else 256,
-        "attention_bias": _has(file, "attn_q.bias"),
+        "attention_bias": has_qkv(file.tensors, 0, "q", "bias"),
     }
 
 
 def internlm2(file: GgufFile, fields: Fields, config: Config) -> Config:
     """InternLM 2."""
-    return {"bias": _has(file, "attn_q.bias")}
+    return {"bias": has_qkv(file.tensors, 0, "q", "bias")}
 
 
 def olmo(file: GgufFile, fields: Fields, config: Config) -> Config:
@@ -119,7 +120,7 @@ def exaone4(file: GgufFile, fields: Fields, config: Config) -> Config:
 def stablelm(file: GgufFile, fields: Fields, config: Config) -> Config:
     """StableLM."""
     return {
-        "use_qkv_bias": _has(file, "attn_q.bias"),
+        "use_qkv_bias": has_qkv(file.tensors, 0, "q", "bias"),
         "use_parallel_residual": not _has(file, "ffn_norm.weight"),
         "partial_rotary_factor": _rotated(fields, config),
     }
@@ -128,7 +129,7 @@ def stablelm(file: GgufFile, fields: Fields, config: Config) -> Config:
 def starcoder2(file: GgufFile, fields: Fields, config: Config) -> Config:
     """StarCoder 2."""
     window = fields.optional_integer("attention.sliding_window", 1) or _STARCODER2_WINDOW
-    return {"use_bias": _has(file, "attn_q.bias"), "sliding_window": window}
+    return {"use_bias": has_qkv(file.tensors, 0, "q", "bias"), "sliding_window": window}
 
 
 def phi2(file: GgufFile, fields: Fields, config: Config) -> Config:
@@ -143,19 +144,19 @@ def glm4(file: GgufFile, fields: Fields, config: Config) -> Config:
     return {
         **experts.drafts(fields, config),
         "partial_rotary_factor": _rotated(fields, config),
-        "attention_bias": _has(file, "attn_q.bias") or _has(file, "attn_qkv.bias"),
+        "attention_bias": has_qkv(file.tensors, 0, "q", "bias"),
         "rope_interleave": fields.raw("rope.dimension_sections") is None,
     }
 
 
 def ernie(file: GgufFile, fields: Fields, config: Config) -> Config:
     """ERNIE 4.5."""
-    return {"use_bias": _has(file, "attn_q.bias")}
+    return {"use_bias": has_qkv(file.tensors, 0, "q", "bias")}
 
 
 def hunyuan(file: GgufFile, fields: Fields, config: Config) -> Config:
     """Hunyuan. The base of its rope is stretched in the file already."""
-    return {"attention_bias": _has(file, "attn_q.bias")}
+    return {"attention_bias": has_qkv(file.tensors, 0, "q", "bias")}
 
 
 def hunyuan_vl(file: GgufFile, fields: Fields, config: Config) -> Config:
@@ -167,7 +168,7 @@ def hunyuan_vl(file: GgufFile, fields: Fields, config: Config) -> Config:
 
 def command_r(file: GgufFile, fields: Fields, config: Config) -> Config:
     """Command R."""
-    return {"logit_scale": fields.number("logit_scale"), "attention_bias": _has(file, "attn_q.bias")}
+    return {"logit_scale": fields.number("logit_scale"), "attention_bias": has_qkv(file.tensors, 0, "q", "bias")}
 
 
 def cohere2(file: GgufFile, fields: Fields, config: Config) -> Config:

@@ -11,6 +11,7 @@ from typing import Any
 
 from ...models.tensor_ref import TensorRef
 from .fields import Fields
+from .names import has_qkv
 from .reader import GgufFile
 
 _Config = dict[str, Any]
@@ -154,7 +155,7 @@ def glm4_moe(file: GgufFile, fields: Fields, config: _Config) -> _Config:
     """GLM-4 with experts."""
     require_sigmoids(fields)
     return grouped(fields, config, normalizes=True) | {
-        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+        "attention_bias": has_qkv(file.tensors, 0, "q", "bias"),
         "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,
     }
 
@@ -177,7 +178,7 @@ def hunyuan_moe(file: GgufFile, fields: Fields, config: _Config) -> _Config:
     return _counts(fields, "num_experts", "moe_topk") | {
         "intermediate_size": size,
         "num_shared_expert": fields.integer("expert_shared_count", 1),
-        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+        "attention_bias": has_qkv(file.tensors, 0, "q", "bias"),
     }
 
 

@@ -13,7 +13,7 @@ from ...errors import ModelError
 from ...models.tensor_ref import TensorRef
 from .config import ROPE_FACTORS, Config, ConfigFields, float32_vector, plain_heads
 from .fields import Fields
-from .names import SANDWICH_NORMS, TOP
+from .names import SANDWICH_NORMS, TOP, has_qkv
 from .reader import GgufFile
 
 PER_LAYER_TOP = {
@@ -174,7 +174,7 @@ def gemma4(file: GgufFile, fields: Fields, config: Config) -> Config:
         "moe_intermediate_size": fields.integer("expert_feed_forward_length", config["intermediate_size"]),
     }
     return (routed if experts else {}) | {
-        "attention_k_eq_v": bool(full) and f"blk.{full[0]}.attn_v.weight" not in file.tensors,
+        "attention_k_eq_v": bool(full) and not has_qkv(file.tensors, full[0], "v"),
         "hidden_size_per_layer_input": fields.optional_integer("embedding_length_per_layer_input") or 0,
         "vocab_size_per_layer_input": config["vocab_size"] if table is None else table.shape[0],
         "final_logit_softcapping": fields.optional_number("final_logit_softcapping") or None,

@@ -3,6 +3,10 @@
 Names of files: https://github.com/ggml-org/llama.cpp/blob/master/gguf-py/gguf/constants.py.
 """
 
+from __future__ import annotations
+
+from collections.abc import Container
+
 TOP = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
@@ -112,3 +116,8 @@ LLAMA4 = {
     "feed_forward.up_proj": "ffn_up",
     "feed_forward.down_proj": "ffn_down",
 }
+
+
+def has_qkv(tensors: Container[str], layer: int, of: str, kind: str = "weight") -> bool:
+    """Whether a layer has the tensor `of` queries (q), keys (k) or values (v), which may be in one with the others."""
+    return any(f"blk.{layer}.attn_{name}.{kind}" in tensors for name in (of, "qkv"))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -140,21 +142,25 @@ def test_models_that_transformers_has_under_another_name(
     assert served(path) == expected_of(model)
 
 
-def test_queries_keys_and_values_may_be_one_matrix_of_any_model(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["llama", "gemma4-experts", "stablelm", "starcoder2", "glm4-moe"])
+def test_queries_keys_and_values_may_be_one_matrix_of_any_model(name: str, tmp_path: Path) -> None:
     class Fusing(gguf.GGUFWriter):  # type: ignore[misc]
-        waiting: dict[str, Any] = {}  # noqa: RUF012
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            self.waiting: dict[str, dict[str, Any]] = defaultdict(dict)
 
         def add_tensor(self, name: str, tensor: Any, raw_dtype: Any = None) -> None:
-            layer, _, module = name.rpartition(".attn_")
-            if module not in ("q.weight", "k.weight", "v.weight"):
+            found = re.fullmatch(r"(blk\.\d+)\.attn_([qkv])\.(weight|bias)", name)
+            if found is None:
                 super().add_tensor(name, tensor, raw_dtype=raw_dtype)
                 return
-            self.waiting[module] = tensor
-            if len(self.waiting) == 3:
-                parts = [self.waiting.pop(f"{part}.weight") for part in "qkv"]
-                super().add_tensor(f"{layer}.attn_qkv.weight", np.concatenate(parts))
+            fused = f"{found[1]}.attn_qkv.{found[3]}"
+            parts = self.waiting[fused]
+            parts[found[2]] = tensor
+            if len(parts) == 3:
+                super().add_tensor(fused, np.concatenate([parts[part] for part in "qkv"]))
 
-    model = model_of("llama")
+    model = model_of(name)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gguf_files.gguf, "GGUFWriter", Fusing)
         path = gguf_files.write(tmp_path / "m.gguf", model)
