@@ -7,6 +7,7 @@ server, which imports this package too, starts without them.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -130,3 +131,9 @@ class _NamesOfVllm:
 
 
 sys.meta_path.append(_NamesOfVllm)
+
+# Python that is started in the repository finds the sources first. The installed package alone has the native module.
+if not any(name.startswith("_native.") and name.endswith(".so") for name in os.listdir(__path__[0])):
+    import pkgutil
+
+    __path__ = pkgutil.extend_path(__path__, __name__)

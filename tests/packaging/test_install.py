@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,13 @@ def test_the_tests_see_the_sources_as_they_are_now() -> None:
 def test_the_native_module_and_the_type_marker_are_there() -> None:
     assert list(INSTALLED.glob("_native*.so"))
     assert (INSTALLED / "py.typed").exists()
+
+
+def test_python_that_is_started_in_the_repository_computes_too() -> None:
+    """It finds the sources first, which have no native module."""
+    program = "import tidewheel; tidewheel.LLM(kv_cache_space=0.05).shutdown(); print(tidewheel.__file__)"
+    ran = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout) == (0, f"{SOURCES / '__init__.py'}\n"), ran.stderr
 
 
 def test_the_metadata_names_version_licence_and_command(distribution: importlib.metadata.Distribution) -> None:
