@@ -13,7 +13,7 @@ from tidewheel.engine.declaring.option import Options, option
 from tidewheel.engine.declaring.values import above, at_least, count, json_object, number
 from tidewheel.engine.models.generation import SAMPLING_NAMES
 
-from .chat.parser_names import REASONING_PARSER_NAMES, TOOL_CALL_PARSER_NAMES
+from .chat.parser_names import REASONING_PARSER_NAMES, TOOL_CALL_PARSER_ALIASES, TOOL_CALL_PARSER_NAMES
 from .http.limits import AdmissionLimits
 from .stores.opening import check_store
 
@@ -163,6 +163,7 @@ class AppOptions(Options):
     tool_call_parser: str = option(
         "auto",
         "the format of the model's tool calls; auto finds it in the chat template, none looks for none",
+        parse=lambda text: TOOL_CALL_PARSER_ALIASES.get(text, text),
         choices=("auto", "none", *TOOL_CALL_PARSER_NAMES),
     )
     reasoning_parser: str = option(
@@ -213,6 +214,7 @@ class AppOptions(Options):
         flag="--max-body-size",
         parse=count,
         check=at_least(1),
+        env_aliases=("VLLM_HTTP_MAX_REQUEST_BODY_SIZE",),
         metavar="BYTES",
     )
     metrics_prefix: str = option(

@@ -22,6 +22,8 @@ TOOL_CALL_PARSER_NAMES = (
     "qwen3_coder",
     "qwen3_xml",
 )
+TOOL_CALL_PARSER_ALIASES = {"qwen3_json": "hermes"}
+"""Other names that vLLM has for some of them."""
 HARMONY_REASONING = ("GptOss", "gpt_oss", "openai_gptoss")
 """Names of the one parser of reasoning in OpenAI's harmony format."""
 REASONING_PARSER_NAMES = (

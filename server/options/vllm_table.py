@@ -115,7 +115,7 @@ ACCEPTED = {
     ),
     "the best kernels of this processor are chosen at the start": "--attention-backend= --attention-config= "
     "--moe-backend= --linear-backend= --mamba-backend= --mamba-ssu-algorithm= --gdn-prefill-backend= "
-    "--kda-prefill-backend= --kda-decode-backend= --kernel-config= --sparse-indexer-topk-backend= "
+    "--kda-prefill-backend= --kda-decode-backend= --kernel-config= --monokernel --sparse-indexer-topk-backend= "
     "--enable-bf16x3-router-gemm --split-qkv "
     "--disable-cascade-attn --use-fp64-gumbel --enable-flash-late-interaction "
     "--use-gpu-for-pooling-score",
@@ -136,6 +136,7 @@ ACCEPTED = {
     "one step is planned while the last one is delivered": "--num-scheduler-steps= --multi-step-stream-outputs= "
     "--num-lookahead-slots= --async-scheduling --use-async-output-proc --disable-async-output-proc "
     "--scheduler-reserve-full-isl --watermark=",
+    "--step-timeout says when a step takes too long": "--watchdog-config=",
     "requests are served first come, first served within their priority": "--scheduling-policy=",
     "tokens are streamed as soon as they are there": "--stream-interval=",
     "the server is one process, with a thread for each core, but for the stages of a pipeline": (
@@ -232,15 +233,18 @@ REFUSED = {
     "a GGUF file says itself what the model is, and the folder of another model has a config.json: leave it out, or "
     "say single fields with --hf-overrides": "--hf-config-path=",
     "convert the model to Hugging Face's config.json and safetensors": "--config-format= --load-format=pt "
-    "--load-format=npcache --load-format=tensorizer --load-format=sharded_state --load-format=runai_streamer_sharded "
+    "--load-format=ipc_cache --load-format=npcache --load-format=tensorizer --load-format=sharded_state "
+    "--load-format=runai_streamer_sharded "
     "--load-format=modelexpress --load-format=instanttensor",
     "models are run by the server's own code; docs/models.md lists them": "--model-impl= --model-class-overrides=",
     "no code of others is run as a tokenizer; take a folder with a tokenizer.json, with --tokenizer if need be": (
         "--tokenizer-mode=custom"
     ),
     "the model's own files say what its tokenizer is, and --chat-template how chats are written; leave it out": (
-        "--tokenizer-mode=cohere --tokenizer-mode=deepseek_v32 --tokenizer-mode=deepseek_v4 --tokenizer-mode=grok2 "
-        "--tokenizer-mode=hy_v3 --tokenizer-mode=kimi_audio --tokenizer-mode=qwen_vl"
+        _of(
+            "--tokenizer-mode",
+            "alpamayo2_super cohere deepseek_v32 deepseek_v4 grok2 hy_v3 inkling kimi_audio kimi_k3 qwen_vl",
+        )
     ),
     "embedding models and cross-encoders are served beside the model, with --embedding-model": "--task= --runner= "
     "--convert= --pooling-type= --pooling-norm --pooling-softmax --pooling-step-tag-id= "
@@ -248,16 +252,18 @@ REFUSED = {
     "marlin is a kernel of vLLM's: say gptq_marlin or awq_marlin, or leave it out, and the format is found in the "
     "checkpoint": "--quantization=marlin",
     "this is a kernel of vLLM's: leave it out, and the format is found in the checkpoint": _of(
-        "--quantization", "bitblas gptq_bitblas gptq_marlin_24 ipex moe_wna16"
+        "--quantization", "bitblas gptq_bitblas gptq_marlin_24 humming ipex moe_wna16"
     ),
     "int8 and int4 quantize weights while they are loaded: say one of them": _of(
-        "--quantization", "deepspeedfp experts_int8 ptpc_fp8 rtn tpu_int8"
+        "--quantization",
+        "deepspeedfp experts_int8 fp8_per_block fp8_per_channel fp8_per_tensor int8_per_channel_weight_only mxfp8 "
+        "online ptpc_fp8 rtn tpu_int8",
     ),
     "checkpoints in this format are not read: take one without it and --quantization int8 or int4, or one in a format "
     "of docs/models.md": _of(
         "--quantization",
-        "aqlm auto-round fbgemm_fp8 fp_quant hqq inc modelopt modelopt_fp4 modelopt_mixed modelopt_mxfp8 neuron_quant "
-        "petit_nvfp4 qqq quark squeezellm torchao",
+        "aqlm auto-round deepseek_v4_fp8 fbgemm_fp8 fp_quant hqq inc modelopt modelopt_fp4 modelopt_mixed "
+        "modelopt_mxfp8 neuron_quant nvfp4_per_token petit_nvfp4 qqq quark squeezellm torchao",
     ),
     "--quantization takes one method for all weights, with --quantization-group-size": "--quantization-config=",
     "all layers cache the same type: see --kv-cache-dtype": "--kv-cache-dtype-skip-layers=*",
@@ -270,7 +276,8 @@ REFUSED = {
     "--max-num-batched-tokens is the limit of a step": "--max-num-scheduled-tokens=",
     "--max-num-seqs is the limit of a step, and --max-queue that of those who wait": "--max-num-active-seqs= "
     "--max-num-queued-tokens=",
-    "the model stays in memory; stop the server to free it": "--enable-sleep-mode --sleep-mode-offload-cudagraph "
+    "the model stays in memory; stop the server to free it": "--enable-sleep-mode --sleep-mode-backend= "
+    "--sleep-mode-offload-cudagraph "
     "--sleep-preserve-parameter-names=* --weight-transfer-config=",
     "vLLM's classes are not there; --middleware adds code around requests": "--scheduler-cls= --worker-cls= "
     "--worker-extension-cls= --additional-config= --override-neuron-config=",
@@ -281,16 +288,21 @@ REFUSED = {
     "calls in this format are not read: leave it out, and the format is looked for in the chat template "
     "(docs/structured-output.md)": _of(
         "--tool-call-parser",
-        "apertus cohere_command3 cohere_command4 deepseek_v32 deepseek_v4 ernie45 functiongemma gemma4 gigachat3 glm45 "
-        "glm47 granite-20b-fc hunyuan_a13b hy_v3 inkling internlm jamba kimi_k2 kimi_k3 lfm2 longcat mimo minicpm5 "
-        "minimax minimax_m2 minimax_m3 olmo3 poolside_v1 seed_oss solar_open2 step3 step3p5 xlam",
+        "apertus beam cohere_command3 cohere_command4 deepseek_v32 deepseek_v4 deepseek_v41 dots ernie45 functiongemma "
+        "gemma4 gigachat3 glm45 glm47 granite-20b-fc hf hunyuan_a13b hy_v3 hy_v4 inkling internlm jamba k2_horizon "
+        "kimi_k2 kimi_k3 lfm2 ling3 longcat mimo minicpm5 minimax minimax_m2 minimax_m3 muse muse_glimmer musespark1x "
+        "olmo3 plamo3 poolside_v1 seed_oss solar_open2 step3 step3p5 step5 xlam",
     ),
     "reasoning in this format is not told apart: leave it out, and the format is looked for in the chat template "
     "(docs/structured-output.md)": _of(
         "--reasoning-parser",
-        "cohere_command3 cohere_command4 deepseek_v4 ernie45 gemma4 glm47 granite holo2 hunyuan_a13b hy_v3 "
-        "inkling kimi_k2 kimi_k3 mimo minimax_m2 minimax_m2_append_think minimax_m3 nemotron_v3 "
-        "poolside_v1 solar_open2 step3 step3p5",
+        "beam cohere_command3 cohere_command4 deepseek_v4 deepseek_v41 ernie45 gemma4 glm47 granite "
+        "granite_thinking_parser hf holo2 hunyuan_a13b hy_v3 hy_v4 inkling k2_horizon kimi_k2 kimi_k3 ling3 mimo "
+        "minicpmv minimax_m2 minimax_m2_append_think minimax_m3 muse muse_glimmer musespark1x nemotron_v3 plamo3 "
+        "poolside_v1 solar_open2 step3 step3p5 step5",
+    ),
+    "a request's effort reaches the chat template as it is; --chat-template names another template": (
+        "--reasoning-effort-map="
     ),
     "clients run tools, never the server": "--tool-server=",
     "calls follow their schema where tool_choice demands them": "--tool-strict-level=",
@@ -331,6 +343,6 @@ NOT_YET = {
     "--media-io-kwargs= --interleave-mm-strings --video-pruning-rate= --video-pruning-method= "
     "--allowed-local-media-path= --allowed-media-domains=* --trust-request-mm-kwargs "
     "--enable-multimodal-encoder-data-parallel --image-input-type= --image-token-id= --image-input-shape= "
-    "--image-feature-size= --image-processor= --image-processor-revision= --disable-image-processor",
+    "--image-feature-size= --image-processor= --image-processor-revision= --disable-image-processor --omni",
 }
 """Refused until the server has an option of that name."""

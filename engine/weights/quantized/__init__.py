@@ -35,7 +35,14 @@ __all__ = [
 ]
 
 CheckpointMethod = Literal["gptq", "awq", "compressed-tensors", "fp8", "bitsandbytes", "mxfp4", "gguf"]
-QUANTIZATION_ALIASES = {"gptq_marlin": "gptq", "awq_marlin": "awq"}  # vLLM's kernels for them
+QUANTIZATION_ALIASES = {
+    "auto_awq": "awq",
+    "auto_gptq": "gptq",
+    "awq_marlin": "awq",
+    "gpt_oss_mxfp4": "mxfp4",
+    "gptq_marlin": "gptq",
+}
+"""vLLM's names for some of them, and for its kernels."""
 SETTINGS_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 """Where early checkpoints of a method have what others have as `quantization_config` in config.json."""
 

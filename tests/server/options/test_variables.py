@@ -60,6 +60,7 @@ def test_vllms_variables_are_read_or_named(capsys: pytest.CaptureFixture[str]) -
     assert parse(VLLM_CPU_OMP_THREADS_BIND="all").engine.device_options == (CpuOptions(),)
     assert "threads are always bound to cores" in refusal(capsys, VLLM_CPU_OMP_THREADS_BIND="nobind")
     assert parse(VLLM_MAX_N_SEQUENCES="9").app.admission.max_n == 9
+    assert parse(VLLM_HTTP_MAX_REQUEST_BODY_SIZE="1048576").app.max_body_bytes == 1 << 20
     assert parse(VLLM_LOG_STATS_INTERVAL="2.5").app.log_stats_interval == 2.5
     assert parse(VLLM_SKIP_MODEL_NAME_VALIDATION="1").app.skip_model_name_validation
     assert parse(VLLM_DEBUG_LOG_API_SERVER_RESPONSE="true").app.enable_log_outputs

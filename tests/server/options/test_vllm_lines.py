@@ -54,6 +54,7 @@ def refusal(capsys: pytest.CaptureFixture[str], line: str, **environment: str) -
             {"pipeline_parallel_size": 2, "distributed_executor_backend": "ray"},
         ),
         ("m -q awq_marlin --trust-remote-code", {"quantization": "awq"}),
+        ("m -q auto_gptq --tool-call-parser qwen3_json", {"quantization": "gptq", "tool_call_parser": "hermes"}),
         ("m -O3", {}),
         ("m -O.level=3 -O.cudagraph_mode FULL", {}),
         ("m -O3 --enforce-eager", {"enforce_eager": True}),
