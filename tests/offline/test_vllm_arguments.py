@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 from typing import Any
 
@@ -9,8 +10,17 @@ import encoder_zoo as zoo
 import pytest
 
 import tidewheel
-from tidewheel import LLM
+from tidewheel import (
+    LLM,
+    AsyncLLM,
+    BeamSearchParams,
+    EngineArgs,
+    LLMEngine,
+    LoRARequest,
+    SamplingParams,
+)
 from tidewheel.engine.declaring.option import OptionError
+from tidewheel.engine.errors import InvalidRequestError
 from tidewheel.offline.options import offline_options
 from tidewheel.server.options.model import MODEL_OPTIONS
 from tidewheel.server.options.vllm_flags import vllm_flags
@@ -127,11 +137,74 @@ def test_a_task_that_embeds(caplog: pytest.LogCaptureFixture) -> None:
     assert "max_model_len has no effect: runner='pooling' loads encoders alone" in caplog.text
 
 
-def test_the_format_of_contents(caplog: pytest.LogCaptureFixture) -> None:
+HI: list[dict[str, Any]] = [{"role": "user", "content": "Hi"}]
+ONE = SamplingParams(max_tokens=1)
+
+
+@pytest.mark.parametrize("kind", [LLM, LLMEngine, AsyncLLM])
+def test_how_an_engine_is_started(kind: Any, caplog: pytest.LogCaptureFixture) -> None:
+    arguments = EngineArgs(kv_cache_space=0.05)
+    with pytest.raises(TypeError, match="no option usage"):
+        kind.from_engine_args(arguments, usage="x")
+    engine = kind.from_engine_args(arguments, usage_context="LLM_CLASS", stat_loggers=[object], start_engine_loop=None)
+    for name in ("usage_context", "stat_loggers"):
+        assert caplog.text.count(f"{name} has no effect: ") == 1
+    assert "start_engine_loop" not in caplog.text
+    if kind is AsyncLLM:
+        asyncio.run(_shut_down(engine))
+    else:
+        engine.shutdown()
+
+
+async def _shut_down(llm: AsyncLLM) -> None:
+    await llm.shutdown()
+
+
+def test_what_calls_have_in_vllm_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """A line in the log that is said once, or a reason; nothing is said of what asks for nothing."""
     with LLM(kv_cache_space=0.05) as llm:
-        for form in ("auto", "openai"):
-            llm.chat([{"role": "user", "content": "Hi"}], use_tqdm=False, chat_template_content_format=form)
-    assert caplog.text.count("chat_template_content_format has no effect: ") == 1
+        for form in ("auto", "openai", "openai"):
+            llm.chat(HI, ONE, use_tqdm=False, priority=1, chat_template_content_format=form, mm_processor_kwargs={})
+        llm.generate("Hi", ONE, use_tqdm=False, tokenization_kwargs=None, guided_options_request=None)
+        llm.beam_search("Hi", BeamSearchParams(beam_width=2, max_tokens=1), concurrency_limit=4, priority=2)
+        llm.reset_prefix_cache(reset_running_requests=True)
+        llm.llm_engine.add_request("a", "Hi", ONE, arrival_time=1.0)
+        for refused in ("tokenization_kwargs", "mm_processor_kwargs"):
+            with pytest.raises(InvalidRequestError, match=f"^{refused} is not supported: ") as error:
+                llm.generate("Hi", ONE, **{refused: {"truncation": True}})
+            assert error.value.param == refused
+        for name in ("generate", "chat", "embed", "encode"):
+            with pytest.raises(TypeError, match=rf"^LLM.{name}\(\) got an unexpected .* 'bogus'"):
+                getattr(llm, name)("Hi", bogus=1)
+    said = [record.getMessage().partition(" has no effect: ")[0] for record in caplog.records]
+    assert said == ["chat_template_content_format", "concurrency_limit", "reset_running_requests", "arrival_time"]
+
+
+def test_calls_of_encoders_have_no_adapters(caplog: pytest.LogCaptureFixture) -> None:
+    with LLM(str(zoo.folder("bert")), runner="pooling") as llm:
+        for call in (llm.embed, llm.encode):
+            assert call(["the tide"], use_tqdm=False, lora_request=None)
+            with pytest.raises(InvalidRequestError, match="lora_request is not supported: adapters are of models that"):
+                call(["the tide"], lora_request=LoRARequest("a", 1, "/a"))
+        assert llm.score("the tide", "the corn", use_tqdm=False, priority=[3])
+    assert caplog.text.count("priority has no effect: ") == 1
+
+
+def test_calls_of_asyncio(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with AsyncLLM(kv_cache_space=0.05) as llm:
+            for _ in range(2):
+                async for output in llm.generate(
+                    "Hi", ONE, trace_headers={"traceparent": "0"}, data_parallel_rank=None
+                ):
+                    assert output.outputs[0].token_ids
+            with pytest.raises(InvalidRequestError, match="mm_processor_kwargs is not supported"):
+                await anext(llm.chat(HI, ONE, mm_processor_kwargs={"a": 1}))
+
+    asyncio.run(main())
+    assert [record.getMessage() for record in caplog.records] == [
+        "trace_headers has no effect: the server alone sends traces"
+    ]
 
 
 def test_another_name_of_an_option() -> None:

@@ -31,6 +31,7 @@ from .params import SamplingParams
 from .pooling import Text
 from .pooling_params import PoolingParams, pooling_options
 from .prompts import Conversation, Prompt
+from .vllm_calls import take_none_but_vllms, without_vllms
 
 
 class AsyncLLM(NamesOfVllm):
@@ -49,9 +50,9 @@ class AsyncLLM(NamesOfVllm):
         self._ids = itertools.count()
 
     @classmethod
-    def from_engine_args(cls, engine_args: EngineArgs) -> AsyncLLM:
-        """An AsyncLLM with these arguments. Raises as the constructor does."""
-        return cls(**engine_args.given())
+    def from_engine_args(cls, engine_args: EngineArgs, **others: Any) -> AsyncLLM:
+        """An AsyncLLM with these arguments, and others. Raises as the constructor does."""
+        return cls(**engine_args.given(), **others)
 
     async def __aenter__(self) -> AsyncLLM:
         return self
@@ -69,6 +70,7 @@ class AsyncLLM(NamesOfVllm):
         *,
         lora_request: LoRARequest | None = None,
         priority: int = 0,
+        **of_vllm: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
         """The answers to a prompt as they grow. Each output has one of the `n` answers, and the last of all is
         `finished`. Its text is all there is so far, or as `sampling_params.output_kind` says.
@@ -76,6 +78,7 @@ class AsyncLLM(NamesOfVllm):
         `request_id` is for `abort`. `lora_request` is the adapter that answers, see LLM.generate. Raises
         InvalidRequestError for what cannot be served.
         """
+        take_none_but_vllms("AsyncLLM.generate", of_vllm)
         params = sampling_params or self.get_default_sampling_params()
         async with contextlib.aclosing(self._run(params, request_id, priority, lora_request, prompt, None)) as outputs:
             async for output in outputs:
@@ -93,7 +96,7 @@ class AsyncLLM(NamesOfVllm):
     ) -> AsyncGenerator[RequestOutput, None]:
         """The answers to a conversation as they grow, as `generate` gives them. `options` are those of LLM.chat."""
         params = sampling_params or self.get_default_sampling_params()
-        run = self._run(params, request_id, priority, lora_request, messages, options)
+        run = self._run(params, request_id, priority, lora_request, messages, without_vllms(options))
         async with contextlib.aclosing(run) as outputs:
             async for output in outputs:
                 yield output
@@ -101,21 +104,28 @@ class AsyncLLM(NamesOfVllm):
     async def embed(self, prompts: Sequence[Text], **options: Any) -> list[EmbeddingRequestOutput]:
         """The vectors of texts. `options` are those of LLM.embed."""
         self._start()
+        options = without_vllms(options)
         wanted = pooling_options(options.pop("pooling_params", None), **options)
         return await self._model.pooler.embed(prompts, lambda count: None, **wanted)
 
     async def encode(
-        self, prompt: Text, pooling_params: PoolingParams | None = None, request_id: str | None = None
+        self,
+        prompt: Text,
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
+        **of_vllm: Any,
     ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
         """The vector of one text, as LLM.encode gives it: a single output."""
+        take_none_but_vllms("AsyncLLM.encode", of_vllm)
         self._start()
         options = pooling_options(pooling_params)
         for output in await self._model.pooler.encode([prompt], lambda count: None, **options):
             output.request_id = request_id or output.request_id
             yield output
 
-    async def reset_prefix_cache(self) -> None:
+    async def reset_prefix_cache(self, **of_vllm: Any) -> None:
         """Forget the cached beginnings of prompts."""
+        take_none_but_vllms("AsyncLLM.reset_prefix_cache", of_vllm)
         await self._model.reset_prefix_cache()
 
     async def check_health(self) -> None:
@@ -135,7 +145,7 @@ class AsyncLLM(NamesOfVllm):
     async def score(self, data_1: Sequence[str], data_2: Sequence[str], **options: Any) -> list[ScoringRequestOutput]:
         """How well texts go together. `options` are those of LLM.score."""
         self._start()
-        return await self._model.pooler.score(data_1, data_2, lambda count: None, **options)
+        return await self._model.pooler.score(data_1, data_2, lambda count: None, **without_vllms(options))
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End a request, or several: the last output has the finish reason abort. Does nothing for ended ones."""

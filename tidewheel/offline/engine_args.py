@@ -55,9 +55,9 @@ class EngineArgs(NamesOfVllm):
         """The arguments that were given, by name."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
-    def options(self) -> OfflineOptions:
-        """What they mean. Raises TypeError and OptionError as LLM does."""
-        given = self.given()
+    def options(self, **others: Any) -> OfflineOptions:
+        """What they mean, with other arguments of LLM. Raises TypeError and OptionError as LLM does."""
+        given = {**self.given(), **others}
         return offline_options(given.pop("model", None), given.pop("runner", None), given)
 
     @staticmethod

@@ -32,7 +32,7 @@ from .pooling_params import PoolingParams, pooling_options
 from .progress import UseTqdm, progress
 from .prompts import Conversation, Prompt
 from .running import RunningModel
-from .vllm_arguments import log_idle
+from .vllm_calls import take_none_but_vllms
 
 
 class LLM(NamesOfVllm):
@@ -52,9 +52,9 @@ class LLM(NamesOfVllm):
         self._ids = itertools.count()
 
     @classmethod
-    def from_engine_args(cls, engine_args: EngineArgs) -> LLM:
-        """An LLM with these arguments. Raises as the constructor does."""
-        return cls(**engine_args.given())
+    def from_engine_args(cls, engine_args: EngineArgs, **others: Any) -> LLM:
+        """An LLM with these arguments, and others. Raises as the constructor does."""
+        return cls(**engine_args.given(), **others)
 
     def __enter__(self) -> LLM:
         return self
@@ -85,23 +85,26 @@ class LLM(NamesOfVllm):
         *,
         use_tqdm: UseTqdm = True,
         lora_request: LoraRequests = None,
-        priority: Sequence[int] | None = None,
+        priority: int | Sequence[int] | None = None,
         prompt_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
+        **of_vllm: Any,
     ) -> list[RequestOutput]:
         """The answers to prompts, in their order.
 
         A list of integers is one prompt. `prompt_token_ids` are prompts by the name that older versions of vLLM have.
         `sampling_params` are for all prompts, or one each; None is what the model asks for (see
-        `get_default_sampling_params`). Prompts with a lower `priority` run first. `lora_request` is the adapter of all
-        prompts, or one each, where None is the model itself; it is loaded when it is first named.
+        `get_default_sampling_params`). `priority` is one for all or one each; prompts with a lower one run first.
+        `lora_request` is the adapter of all prompts, or one each, where None is the model itself; it is loaded when it
+        is first named. `of_vllm` are other arguments of vLLM's: the log says once why they have no effect.
 
         Raises InvalidRequestError for a prompt, parameters or an adapter that cannot be served.
         """
+        take_none_but_vllms("LLM.generate", of_vllm)
         if (prompts is None) == (prompt_token_ids is None):
             raise InvalidRequestError("give either prompts or prompt_token_ids", "prompts")
         wanted = _listed(prompt_token_ids if prompts is None else prompts)
         params = sampling_params or self.get_default_sampling_params()
-        return self._answers(wanted, params, "prompt", use_tqdm, priorities=priority, lora_request=lora_request)
+        return self._answers(wanted, params, "prompt", use_tqdm, priority=priority, lora_request=lora_request)
 
     def chat(
         self,
@@ -110,21 +113,21 @@ class LLM(NamesOfVllm):
         use_tqdm: UseTqdm = True,
         lora_request: LoraRequests = None,
         *,
+        priority: int | Sequence[int] | None = None,
         chat_template: str | None = None,
-        chat_template_content_format: str = "auto",
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[dict[str, Any]] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
+        **of_vllm: Any,
     ) -> list[RequestOutput]:
         """The answers to a conversation, or to several. Answers are what the model wrote: reasoning and tool calls are
         not taken out.
 
-        `chat_template` is used instead of the model's own; `lora_request` is as in `generate`. Raises
-        InvalidRequestError. A `chat_template_content_format` has no effect, as a line in the log says.
+        `chat_template` is used instead of the model's own; the other arguments are as in `generate`. Raises
+        InvalidRequestError.
         """
-        if chat_template_content_format != "auto":
-            log_idle(chat_template_content_format=chat_template_content_format)
+        take_none_but_vllms("LLM.chat", of_vllm)
         one = bool(messages) and isinstance(messages[0], dict)
         conversations = [cast(Conversation, messages)] if one else cast("Sequence[Conversation]", messages)
         options = {
@@ -135,7 +138,15 @@ class LLM(NamesOfVllm):
             "chat_template_kwargs": chat_template_kwargs,
         }
         params = sampling_params or self.get_default_sampling_params()
-        return self._answers(conversations, params, "conversation", use_tqdm, chat=options, lora_request=lora_request)
+        return self._answers(
+            conversations,
+            params,
+            "conversation",
+            use_tqdm,
+            priority=priority,
+            chat=options,
+            lora_request=lora_request,
+        )
 
     def beam_search(
         self,
@@ -143,12 +154,18 @@ class LLM(NamesOfVllm):
         params: BeamSearchParams,
         lora_request: LoraRequests = None,
         use_tqdm: UseTqdm = False,
+        *,
+        priority: int | Sequence[int] | None = None,
+        **of_vllm: Any,
     ) -> list[BeamSearchOutput]:
-        """The likeliest continuations of prompts, `beam_width` of each. `lora_request` is as in `generate`.
+        """The likeliest continuations of prompts, `beam_width` of each. The other arguments are as in `generate`.
 
         Raises InvalidRequestError.
         """
-        found = self._answers(_listed(prompts), params, "prompt", use_tqdm, lora_request=lora_request)
+        take_none_but_vllms("LLM.beam_search", of_vllm)
+        found = self._answers(
+            _listed(prompts), params, "prompt", use_tqdm, priority=priority, lora_request=lora_request
+        )
         return [_beams(output) for output in found]
 
     def embed(
@@ -161,12 +178,14 @@ class LLM(NamesOfVllm):
         dimensions: int | None = None,
         normalize: bool | None = None,
         model: str | None = None,
+        **of_vllm: Any,
     ) -> list[EmbeddingRequestOutput]:
         """The vectors of texts, or of token ids.
 
         `truncate_prompt_tokens` -1 cuts texts to what the model takes. `dimensions` keeps so many numbers. All of them
         may be in `pooling_params`. `model` names one of several embedding models. Raises InvalidRequestError.
         """
+        take_none_but_vllms("LLM.embed", of_vllm)
         options = pooling_options(
             pooling_params,
             truncate_prompt_tokens=truncate_prompt_tokens,
@@ -187,8 +206,10 @@ class LLM(NamesOfVllm):
         pooling_task: str | None = None,
         truncate_prompt_tokens: int | None = None,
         model: str | None = None,
+        **of_vllm: Any,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
         """As `embed`, with vectors that are numpy arrays. `pooling_task` is that of PoolingParams."""
+        take_none_but_vllms("LLM.encode", of_vllm)
         PoolingParams(task=pooling_task)
         options = pooling_options(pooling_params, truncate_prompt_tokens=truncate_prompt_tokens, model=model)
         texts = _listed(prompts)
@@ -203,12 +224,14 @@ class LLM(NamesOfVllm):
         use_tqdm: UseTqdm = True,
         truncate_prompt_tokens: int | None = None,
         model: str | None = None,
+        **of_vllm: Any,
     ) -> list[ScoringRequestOutput]:
         """How well texts go together: one with each of `data_2`, or each of `data_1` with its fellow in `data_2`.
 
         A cross-encoder reads both texts; an embedding model gives the cosine of their vectors. Raises
         InvalidRequestError.
         """
+        take_none_but_vllms("LLM.score", of_vllm)
         queries = [data_1] if isinstance(data_1, str) else list(data_1)
         documents = [data_2] if isinstance(data_2, str) else list(data_2)
         with progress(len(documents), "pair", use_tqdm) as done:
@@ -229,18 +252,29 @@ class LLM(NamesOfVllm):
         """
         return self._model.tokenizer()
 
-    def reset_prefix_cache(self) -> None:
+    def reset_prefix_cache(self, **of_vllm: Any) -> None:
         """Forget the cached beginnings of prompts."""
+        take_none_but_vllms("LLM.reset_prefix_cache", of_vllm)
         self._running.run(self._model.reset_prefix_cache())
 
     def _answers(
-        self, prompts: Sequence[Any], params: Any, unit: str, use_tqdm: UseTqdm, **options: Any
+        self,
+        prompts: Sequence[Any],
+        params: Any,
+        unit: str,
+        use_tqdm: UseTqdm,
+        *,
+        priority: int | Sequence[int] | None,
+        **options: Any,
     ) -> list[RequestOutput]:
+        priorities = [priority] * len(prompts) if isinstance(priority, int) else priority
         first_id = next(self._ids)
         for _ in range(len(prompts) - 1):
             next(self._ids)
         with progress(len(prompts), unit, use_tqdm) as done:
-            return self._running.run(self._model.answer_all(prompts, params, done, first_id=first_id, **options))
+            return self._running.run(
+                self._model.answer_all(prompts, params, done, first_id=first_id, priorities=priorities, **options)
+            )
 
     @property
     def _model(self) -> OfflineModel:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from tidewheel.engine.errors import InvalidRequestError, quoted
 from tidewheel.engine.outputs import RequestOutput as EngineOutput
@@ -20,6 +21,7 @@ from .outputs import RequestOutput
 from .params import RequestOutputKind, SamplingParams
 from .prompts import Prompt
 from .running import RunningModel
+from .vllm_calls import take_none_but_vllms
 
 
 class LLMEngine(NamesOfVllm):
@@ -35,9 +37,9 @@ class LLMEngine(NamesOfVllm):
         self._has_news = asyncio.Event()
 
     @classmethod
-    def from_engine_args(cls, engine_args: EngineArgs) -> LLMEngine:
-        """Load a model. Raises as LLM does."""
-        return cls(RunningModel(engine_args.options()))
+    def from_engine_args(cls, engine_args: EngineArgs, **others: Any) -> LLMEngine:
+        """Load a model. `others` are further arguments of LLM. Raises as LLM does."""
+        return cls(RunningModel(engine_args.options(**others)))
 
     def add_request(
         self,
@@ -47,12 +49,14 @@ class LLMEngine(NamesOfVllm):
         *,
         lora_request: LoRARequest | None = None,
         priority: int = 0,
+        **of_vllm: Any,
     ) -> None:
         """Answer a prompt, beside all others. Arguments are as in LLM.generate. Waits while an adapter that is not in
         memory has no room there, because others answer.
 
         Raises InvalidRequestError for what cannot be served, or for an id that is in use. It changes no other request.
         """
+        take_none_but_vllms("LLMEngine.add_request", of_vllm)
         if not isinstance(params, SamplingParams):
             raise InvalidRequestError(
                 f"params must be SamplingParams, got {quoted(params)}; LLM.encode is for embeddings", "params"
@@ -93,8 +97,9 @@ class LLMEngine(NamesOfVllm):
         """As LLM's."""
         return self._running.model.tokenizer()
 
-    def reset_prefix_cache(self) -> None:
+    def reset_prefix_cache(self, **of_vllm: Any) -> None:
         """Forget the cached beginnings of prompts."""
+        take_none_but_vllms("LLMEngine.reset_prefix_cache", of_vllm)
         self._running.run(self._running.model.reset_prefix_cache())
 
     def shutdown(self) -> None:

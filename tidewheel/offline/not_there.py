@@ -9,7 +9,7 @@ from tidewheel.engine.errors import InvalidRequestError
 _INSTEAD = {
     "there are no models that classify or reward; score() compares texts, best with a cross-encoder": "classify reward",
     "the model stays in memory; shutdown() frees it, and a new object loads it again": "sleep wake_up is_sleeping "
-    "pause_generation resume_generation",
+    "pause_generation resume_generation is_paused release_kv_cache_memory",
     "the model is no torch module, and no worker processes run it; `tidewheel inspect` shows what it is": (
         "collective_rpc apply_model model_executor engine_core get_world_size"
     ),
@@ -17,7 +17,10 @@ _INSTEAD = {
     "start_weight_update update_weights finish_weight_update",
     "tidewheel bench --profile measures kernels": "start_profile stop_profile profile",
     "each RequestOutput has metrics, and `tidewheel serve` has more on /metrics": "get_metrics do_log_stats "
-    "logger_manager",
+    "do_log_stats_with_interval logger_manager",
+    "the server alone sends traces": "is_tracing_enabled",
+    "use get_tokenizer()": "tokenizer",
+    "use has_unfinished_requests()": "has_unfinished_requests_dp",
     "give tokenizer= where the model is loaded; apply_chat_template of get_tokenizer() makes prompts": (
         "set_tokenizer preprocess_chat preprocess_cmpl renderer input_preprocessor processor input_processor"
     ),

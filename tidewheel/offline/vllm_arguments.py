@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence, Sized
 from functools import cache
@@ -14,7 +13,7 @@ from tidewheel.engine.declaring.option import OptionError
 from tidewheel.server.options.vllm_flags import CONVERTED, VllmFlag, fitting, flags_of, vllm_flags
 from tidewheel.server.options.vllm_table import RENAMED
 
-logger = logging.getLogger(__name__)
+from .vllm_calls import OF_STARTS
 
 _ACCEPTED = {
     "an LLM is one engine": "--data-parallel-size=1",
@@ -61,6 +60,9 @@ def take_vllm_arguments(
     ours: dict[str, Any] = {}
     notes = []
     for given_name, value in given.items():
+        if given_name in OF_STARTS:
+            notes.append(f"{given_name} has no effect: {OF_STARTS[given_name]}")
+            continue
         name = given_name if given_name in declared else _renamed(given_name, declared)
         if (flag_of := _flag(name)) in CONVERTED:
             meant, convert = CONVERTED[flag_of]
@@ -91,14 +93,6 @@ def vllm_arguments(declared: Collection[str]) -> dict[str, int]:
     renamed = {flag: 1 for flag in RENAMED if _renamed(_argument(flag), declared) != _argument(flag)}
     flags = {**renamed, **dict.fromkeys(CONVERTED, 1), **{flag: found[0].takes for flag, found in _flags().items()}}
     return {name: takes for flag, takes in flags.items() if (name := _argument(flag)) not in declared}
-
-
-def log_idle(**given: Any) -> None:
-    """Log why arguments of vLLM's have no effect. Raises OptionError for those that are not supported."""
-    mistakes = Mistakes()
-    for note in take_vllm_arguments(given, (), mistakes)[1]:
-        logger.warning("%s", note)
-    mistakes.raise_any()
 
 
 @cache

@@ -1,0 +1,75 @@
+"""The arguments of calls that vLLM has and that are none here: one line in the log, or a reason and a way out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sized
+from functools import cache
+from typing import Any
+
+from tidewheel.engine.errors import InvalidRequestError
+
+logger = logging.getLogger(__name__)
+
+
+def _by_name(reasons: Mapping[str, str]) -> dict[str, str]:
+    return {name: why for why, names in reasons.items() for name in names.split()}
+
+
+OF_STARTS = _by_name(
+    {
+        "nothing is reported to anybody": "usage_context",
+        "loggers of statistics are not called; each RequestOutput has metrics": "stat_loggers",
+        "the model runs in this process, and starts with the first request": "start_engine_loop enable_multiprocessing",
+    }
+)
+"""Arguments that say how an engine is started, without effect, and why."""
+
+_IDLE = _by_name(
+    {
+        "the parts of a content reach the chat template as one text": "chat_template_content_format",
+        "the server alone sends traces": "trace_headers",
+        "it is between vLLM's server and its engine": "arrival_time data_parallel_rank prompt_text session_id kv_hints "
+        "reasoning_ended reasoning_parser_kwargs",
+        "beams run together as far as max_num_seqs allows": "concurrency_limit",
+        "texts are encoded in their order": "priority",
+        "requests that run keep what they have computed": "reset_running_requests",
+        "what is kept on disk is always forgotten too": "reset_connector",
+    }
+)
+_REFUSED = _by_name(
+    {
+        "images, sound and video are not served; prompts are text": "mm_processor_kwargs",
+        "a text is encoded as the model's tokenizer does it; prompts may be token ids": "tokenization_kwargs",
+        "SamplingParams has structured_outputs": "guided_options_request",
+        "prompt adapters are not served; LoRA adapters are, with lora_request": "prompt_adapter_request",
+        "adapters are of models that generate": "lora_request",
+    }
+)
+
+
+def without_vllms(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The further keyword arguments of a call, but for those that only vLLM has.
+
+    What these ask for has no effect, as a line in the log says once. Raises InvalidRequestError for what is not
+    supported. None, False, "auto" and what is empty ask for nothing.
+    """
+    for name, value in given.items():
+        if value is None or value is False or value == "auto" or (isinstance(value, Sized) and not len(value)):
+            continue
+        if name in _REFUSED:
+            raise InvalidRequestError(f"{name} is not supported: {_REFUSED[name]}", name)
+        if name in _IDLE:
+            _say_once(f"{name} has no effect: {_IDLE[name]}")
+    return {name: value for name, value in given.items() if name not in _IDLE and name not in _REFUSED}
+
+
+def take_none_but_vllms(method: str, given: Mapping[str, Any]) -> None:
+    """The same for a method that has no further arguments. Raises TypeError for those that vLLM has not either."""
+    for name in without_vllms(given):
+        raise TypeError(f"{method}() got an unexpected keyword argument {name!r}")
+
+
+@cache
+def _say_once(sentence: str) -> None:
+    logger.warning("%s", sentence)
