@@ -23,6 +23,7 @@ from .errors import ModelError
 from .load_progress import WarmUpProgress
 from .memory_plan import BLOCK_TOKENS, plan_memory
 from .models.generation import sampling_defaults
+from .models.overrides import overridden
 from .models.spec import StageSpec, tensor_shapes
 from .opened_model import OpenedModel, open_model
 from .options import DEFAULT_KV_OFFLOAD_SPACE, EngineOptions
@@ -65,7 +66,7 @@ class EngineLoad:
 
             check_before_download(options, downloads, self._check_fits)
         self._model = model = open_model(options)
-        self._generation = model.source.generation()
+        self._generation = model.source.generation(overridden(model.source.config, options.hf_overrides, None, None))
         self._stages = _plan_stages(options, model)
         self._draft = _open_draft(options, model)
         self._max_model_len = options.max_model_len or model.spec.max_positions

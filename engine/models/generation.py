@@ -44,8 +44,8 @@ def read_generation_config(folder: Path, config: Mapping[str, Any]) -> Generatio
     """
     path, config_path = folder / _FILE, folder / "config.json"
     values = read_json_if_there(path)
-    end_tokens = (*_token_ids(values, "eos_token_id", path), *_token_ids(config, "eos_token_id", config_path))
-    begin_tokens = _token_ids(values, "bos_token_id", path) or _token_ids(config, "bos_token_id", config_path)
+    end_tokens = (*token_ids(values, "eos_token_id", path), *token_ids(config, "eos_token_id", config_path))
+    begin_tokens = token_ids(values, "bos_token_id", path) or token_ids(config, "bos_token_id", config_path)
     return GenerationConfig(
         eos_token_ids=tuple(dict.fromkeys(end_tokens)),
         bos_token_id=begin_tokens[0] if begin_tokens else None,
@@ -80,7 +80,8 @@ def sampling_defaults(generation: GenerationConfig) -> dict[str, float | int]:
     return defaults
 
 
-def _token_ids(values: Mapping[str, Any], name: str, path: Path) -> tuple[int, ...]:
+def token_ids(values: Mapping[str, Any], name: str, path: Path) -> tuple[int, ...]:
+    """The ids of a field that has one, several or none. Raises ModelError, naming `path` as its file."""
     value = values.get(name)
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if any(isinstance(i, bool) or not isinstance(i, int) or not 0 <= i <= MAX_INTEGER for i in ids):

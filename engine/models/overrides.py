@@ -8,7 +8,8 @@ from typing import Any
 from ..errors import ModelError
 
 _ROPES = ("rope_scaling", "rope_parameters")
-_OF_WEIGHTS = {"quantization_config", "compression_config", "dtype", "torch_dtype"}  # they are no part of a description
+# They are no part of a description: what weights are stored as, and what GenerationConfig has.
+_ELSEWHERE = {"quantization_config", "compression_config", "dtype", "torch_dtype", "eos_token_id", "bos_token_id"}
 
 
 def overridden(
@@ -54,7 +55,7 @@ def idle_fields(
     """
     whole = described(fields)
     for path in _changes(config, fields):
-        if path[0] in _OF_WEIGHTS:
+        if path[0] in _ELSEWHERE:
             continue
         try:
             idle = described(_without(fields, path)) == whole

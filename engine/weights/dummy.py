@@ -79,9 +79,9 @@ class DummySource:
         """The source's own."""
         return self._source.config
 
-    def generation(self) -> GenerationConfig:
+    def generation(self, config: Mapping[str, Any] | None = None) -> GenerationConfig:
         """The source's own."""
-        return self._source.generation()
+        return self._source.generation(config)
 
     def tokenizer(self) -> Tokenizer:
         """The source's own."""

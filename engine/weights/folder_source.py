@@ -35,9 +35,9 @@ class FolderSource:
                     return {**config, "quantization_config": {"quant_method": method, **settings}}
         return config
 
-    def generation(self) -> GenerationConfig:
+    def generation(self, config: Mapping[str, Any] | None = None) -> GenerationConfig:
         """What `generation_config.json` and `config.json` say."""
-        return read_generation_config(self._folder, self.config)
+        return read_generation_config(self._folder, self.config if config is None else config)
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the folder's files."""

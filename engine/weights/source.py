@@ -21,8 +21,10 @@ class ModelSource(Protocol):
     def config(self) -> Mapping[str, Any]:
         """What `describe` reads, in the words of Hugging Face's config.json."""
 
-    def generation(self) -> GenerationConfig:
-        """The tokens that end a sequence, and the sampling that the model's authors suggest."""
+    def generation(self, config: Mapping[str, Any] | None = None) -> GenerationConfig:
+        """The tokens that end a sequence, and the sampling that the model's authors suggest. `config` is as in
+        `weights`.
+        """
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer, which has the chat template too."""

@@ -64,6 +64,17 @@ def answered(server: httpx.Client, path: str, body: dict[str, Any]) -> dict[str,
     return answer
 
 
+def test_what_ends_an_answer_may_be_overridden(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
+    params = SamplingParams(temperature=0, max_tokens=8)
+    whole = generate(llm, PROMPTS[0], params)[0].outputs[0]
+    last = whole.token_ids[3]
+    with LLM(kv_cache_space=0.05, hf_overrides={"eos_token_id": last}) as other:
+        short = generate(other, PROMPTS[0], params)[0].outputs[0]
+    assert short.finish_reason == "stop"
+    assert short.token_ids == whole.token_ids[: whole.token_ids.index(last) + 1]
+    assert "eos_token_id" not in caplog.text
+
+
 @pytest.mark.parametrize(
     "fields",
     [

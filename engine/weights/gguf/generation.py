@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from typing import Any
 
-from ...models.generation import GenerationConfig
+from ...models.generation import GenerationConfig, token_ids
 from .fields import Fields
 from .reader import GgufFile
 
@@ -19,8 +21,9 @@ _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "<turn|>",
 _HARMONY, _HARMONY_ENDS, _MESSAGE_END = ("<|channel|>", "<|message|>"), ("<|return|>", "<|call|>"), "<|end|>"
 
 
-def generation_of(file: GgufFile) -> GenerationConfig:
-    """The tokens that end a text, a turn or a message, and the sampling under `general.sampling`.
+def generation_of(file: GgufFile, config: Mapping[str, Any]) -> GenerationConfig:
+    """The tokens that end a text, a turn or a message, and the sampling under `general.sampling`. Special tokens that
+    `config` names stand in place of the file's.
 
     Raises ModelError, naming the file and the key, for a value of the wrong kind.
     """
@@ -28,9 +31,11 @@ def generation_of(file: GgufFile) -> GenerationConfig:
     for key, harmless in _OTHER_SAMPLING.items():
         if sampling.optional_number(key) not in (None, harmless):
             logger.warning("%s suggests sampling by %s, which is not supported and has no effect", file.path, key)
+    ends = token_ids(config, "eos_token_id", file.path) or _end_tokens(file, tokens)
+    begins = token_ids(config, "bos_token_id", file.path)
     return GenerationConfig(
-        eos_token_ids=_end_tokens(file, tokens),
-        bos_token_id=tokens.optional_integer("bos_token_id"),
+        eos_token_ids=ends,
+        bos_token_id=begins[0] if begins else tokens.optional_integer("bos_token_id"),
         temperature=sampling.optional_number("temp"),
         top_p=sampling.optional_number("top_p"),
         top_k=sampling.optional_integer("top_k"),

@@ -58,9 +58,9 @@ class GgufSource:
             raise ModelError(f"{self._path}, whose metadata was read as a config.json: {error}") from error
         return config
 
-    def generation(self) -> GenerationConfig:
+    def generation(self, config: Mapping[str, Any] | None = None) -> GenerationConfig:
         """The tokens that end a text or a turn, and the sampling under `general.sampling`."""
-        return generation_of(self._file)
+        return generation_of(self._file, config or {})
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer and the chat template of the metadata."""

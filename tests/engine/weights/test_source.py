@@ -81,6 +81,7 @@ def test_dummy_weights_are_of_a_folder_that_has_none(tmp_path: Path) -> None:
     source = open_source(str(tmp_path), load_format="dummy", seed=3)
     assert source.config == CONFIG
     assert source.generation() == GenerationConfig(eos_token_ids=(3,))
+    assert source.generation({**CONFIG, "eos_token_id": [1, 2]}) == GenerationConfig(eos_token_ids=(1, 2))
     assert source.tokenizer().encode("ab") == [0, 1]
     weights = source.weights(MODEL)
     assert weights.dtype == "float16"

@@ -107,6 +107,8 @@ def test_end_tokens_sampling_and_templates_are_the_files(tmp_path: Path, caplog:
         patch.setattr(gguf, "GGUFWriter", Suggesting)
         theirs = byte_level_file(tmp_path / "m.gguf", "qwen2")
     generation = open_source(str(tmp_path / "m.gguf")).generation()
+    other = open_source(str(tmp_path / "m.gguf")).generation({"eos_token_id": 5, "bos_token_id": 6})
+    assert (other.eos_token_ids, other.bos_token_id, other.top_k) == ((5,), 6, 7)
     # The template's end of a turn counts beside the end of a text.
     assert generation.eos_token_ids == (theirs.token_to_id(SPECIALS[0]), theirs.token_to_id("<|im_end|>"))
     assert (generation.temperature, generation.top_k, generation.top_p) == (0.5, 7, None)
