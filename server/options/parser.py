@@ -47,6 +47,10 @@ class OptionParser(argparse.ArgumentParser):
             if name in ("-h", "--help"):
                 self._print_help_of(wanted)
                 self.exit()
+        for argument in [argument for argument in line if self._is_switch_with_value(argument)]:
+            name = argument.partition("=")[0].removeprefix("--").removeprefix("no-")
+            mistakes.add(f"--{name} takes no value: say --{name} or --no-{name}, got {argument!r}")
+            line.remove(argument)
         unknown = [*self._unknown(line)]
         if unknown:
             hinted = ", ".join(flag + hint(flag, self.flags) for flag in unknown)
@@ -91,6 +95,11 @@ class OptionParser(argparse.ArgumentParser):
         formatter = self._get_formatter()
         formatter.add_arguments(actions)
         print(formatter.format_help(), end="")
+
+    def _is_switch_with_value(self, argument: str) -> bool:
+        flag, equals, _ = argument.partition("=")
+        switch = self._option_string_actions.get(flag)
+        return bool(equals) and switch is not None and switch.nargs == 0
 
     def _unknown(self, line: Sequence[str]) -> list[str]:
         unknown = []

@@ -256,6 +256,8 @@ def test_hints_are_near_in_meaning(capsys: pytest.CaptureFixture[str], flag: str
         (["--embedding-model", "a", "--served-embedding-model-name", "b", "c"], "--served-embedding-model-name"),
         (["--embedding-model", "a", "a"], "--served-embedding-model-name"),
         (["--embedding-threads", "0"], "--embedding-threads"),
+        (["--enable-lora=False"], "--enable-lora takes no value: say --enable-lora or --no-enable-lora, got"),
+        (["--no_enable_prefix_caching=1"], "say --enable-prefix-caching or --no-enable-prefix-caching, got '--no-enab"),
     ],
 )
 def test_unusable_values_name_their_option(
