@@ -28,6 +28,7 @@ from ..http import event_loop
 from ..http.limits import AdmissionLimits
 from ..options.model import DEMO_MODEL_NAME, engine_options, model_parser, read_model_options
 from ..options.parser import add_option, build, read_given
+from ..options.serve import refuse_unknown_variables
 from ..options.vllm_flags import read_vllm_line
 from ..telemetry.logs import LogOptions, configure_logging
 
@@ -158,6 +159,7 @@ def _parse(arguments: Sequence[str]) -> _Batch:
     parsed = parser.read(line.ours, mistakes)
     for refusal in line.refusals:
         mistakes.add(refusal)
+    refuse_unknown_variables(mistakes)
     given = read_model_options(parsed, mistakes)
     given |= read_given(_OPTIONS, parsed, os.environ, mistakes)
     log = mistakes.attempt(build, LogOptions, {"log_level": "warning", **given})

@@ -81,6 +81,12 @@ def parse_options(
     return made(options)
 
 
+def refuse_unknown_variables(mistakes: Mistakes, environment: Mapping[str, str] = os.environ) -> None:
+    """Adds what is wrong with an environment that a command reads options from. There may be others of `serve`."""
+    for sentence in unknown_variables(SERVE_OPTIONS, environment, vllm_flags()):
+        mistakes.add(sentence)
+
+
 def _build(given: Mapping[str, Any], notes: Sequence[str]) -> ServeOptions:
     """The options of what was given, by name. Raises OptionError, for all contradictions at once."""
     mistakes = Mistakes()
@@ -120,8 +126,10 @@ def _read(
     of_file = Mistakes(f"{path}: ")
     in_file, notes_of_file = _read_line(parser, mistakes.attempt(read_config_file, path) or () if path else (), of_file)
     in_environment = read_vllm_line(as_arguments(SERVE_OPTIONS, environment, vllm_flags()), parser.flags)
-    wrong = [*unknown_variables(SERVE_OPTIONS, environment, vllm_flags()), *in_environment.refusals]
-    for sentence in (*of_file.sentences, *wrong):
+    for sentence in of_file.sentences:
+        mistakes.add(sentence)
+    refuse_unknown_variables(mistakes, environment)
+    for sentence in in_environment.refusals:
         mistakes.add(sentence)
     notes += [*notes_of_file, *in_environment.notes, *idle_variables(SERVE_OPTIONS, environment)]
     if parsed.get("positional_model") is None:

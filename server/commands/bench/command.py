@@ -16,6 +16,7 @@ from tidewheel.engine.errors import TidewheelError
 
 from ...options.model import model_parser, read_model_options
 from ...options.parser import OptionParser, argument_type
+from ...options.serve import refuse_unknown_variables
 from .kernels import measure_kernels, render_kernels
 from .measure import measure
 from .report import render
@@ -47,6 +48,7 @@ def run(arguments: Sequence[str]) -> int:
         )
     mistakes = Mistakes()
     parsed = parser.read(arguments, mistakes)
+    refuse_unknown_variables(mistakes)
     given = read_model_options(parsed, mistakes)
     parser.refuse(mistakes)
     workload = _workload(parser, parsed)

@@ -1,4 +1,4 @@
-"""The `tidewheel` command in a pipeline."""
+"""The `tidewheel` command in a pipeline, and in an environment."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import subprocess
 import pytest
 from server.conftest import TIDEWHEEL
 
+from tidewheel.server.commands.cli import main
 from tidewheel.server.options.model import DEMO_MODEL
 
 _COMMANDS = {
@@ -45,3 +46,17 @@ def test_a_full_disk_is_one_sentence(buffered: bool) -> None:
         done = subprocess.run([*TIDEWHEEL, "--help"], stdout=full, stderr=subprocess.PIPE, text=True, env=environment)
     said = "tidewheel: No space left on device where the output is written: make room, or write elsewhere\n"
     assert (done.returncode, done.stderr) == (1, said)
+
+
+@pytest.mark.parametrize("command", [["bench"], ["run-batch", "-i", "in.jsonl", "-o", "out.jsonl"]])
+def test_variables_that_mean_nothing_are_refused(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TIDEWHEEL_PORT", "9000")  # an option of another command
+    monkeypatch.setenv("TIDEWHEEL_MAX_MODEL_LENGTH", "5")
+    with pytest.raises(SystemExit) as exit_info:
+        main([*command, "--foo"])
+    assert exit_info.value.code == 2
+    said = capsys.readouterr().err
+    assert "unknown option --foo; see --help" in said
+    assert "$TIDEWHEEL_MAX_MODEL_LENGTH (did you mean TIDEWHEEL_MAX_MODEL_LEN?); see --help" in said
