@@ -236,6 +236,14 @@ def test_fields_that_mean_nothing(fields: Any) -> None:
         LoRARequest(*fields)
 
 
+def test_fields_of_other_versions(folders: Path, caplog: pytest.LogCaptureFixture) -> None:
+    older = LoRARequest("seed-0", 1, lora_local_path=str(folders / "seed-0"), long_lora_max_len=4096)
+    assert older == request(folders, "seed-0")
+    assert caplog.text.count("long_lora_max_len has no effect: the adapter's own context_length") == 1
+    with pytest.raises(InvalidRequestError, match="load_inplace is not supported: give the changed adapter another"):
+        LoRARequest("seed-0", 1, "/a", load_inplace=True)
+
+
 def test_async_llm(folders: Path, expected: dict[str | None, Any]) -> None:
     async def ask(llm: AsyncLLM, name: str | None) -> list[int]:
         wanted = None if name is None else request(folders, name)

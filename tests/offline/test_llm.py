@@ -387,6 +387,8 @@ def test_prompts_that_cannot_be_served(llm: LLM, prompt: Any, complaint: str) ->
         ),
         ({"extra_args": {"a": 1}}, "extra_args is not supported"),
         ({"use_beam_search": True}, r"LLM.beam_search\(\) searches"),
+        ({"thinking_token_budget": 9}, "thinking_token_budget is not supported: max_tokens"),
+        ({"logprob_token_ids": [1]}, "logprob_token_ids is not supported: logprobs=-1"),
         ({"n": 2, "best_of": 3}, "best_of must be n, which is 2, got 3"),
         ({"detokenize": False, "stop": "x"}, "stop needs detokenize"),
         ({"logit_bias": {5: 1000}}, "logit_bias must be between"),
@@ -396,6 +398,13 @@ def test_prompts_that_cannot_be_served(llm: LLM, prompt: Any, complaint: str) ->
 def test_parameters_that_cannot_be_served(fields: dict[str, Any], complaint: str) -> None:
     with pytest.raises(InvalidRequestError, match=complaint):
         SamplingParams(**fields)
+
+
+def test_parameters_without_effect(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        params = SamplingParams(max_tokens=2, skip_clone=True, stream_interval=4, thinking_token_budget=None)
+        assert generate(llm, "The tide", params)[0].outputs[0].token_ids
+    assert caplog.text.count("skip_clone has no effect: ") == caplog.text.count("stream_interval has no effect: ") == 1
 
 
 def test_the_old_names_of_other_things_mean_the_same(llm: LLM) -> None:

@@ -16,13 +16,28 @@ from tidewheel.engine.sampling_params import SamplingParams as EngineSampling
 from tidewheel.server.protocol.sampling import EndpointSampling, GenerationBody, sampling_params
 
 from .errors import engine_errors
+from .vllm_calls import say_once
 
 _AT = re.compile(r" - at `\$\.?([^`]*)`$")
+_NO_OTHERS = "an answer has text, token ids and log-probabilities alone"
 _NOT_SERVED = {
     "extra_args": "there are no plugins that would read them",
     "flat_logprobs": "read logprobs, a list of dicts",
     "logits_processors": "use logit_bias, allowed_token_ids or bad_words",
+    "logprob_token_ids": "logprobs=-1 gives those of all tokens",
+    "prompt_logprob_start": "prompt_logprobs are those of the whole prompt",
+    "prompt_logprob_token_ids": "prompt_logprobs=-1 gives those of all tokens",
+    "repetition_detection": "use repetition_penalty or frequency_penalty",
+    "routed_experts_prompt_start": _NO_OTHERS,
+    "thinking_token_budget": "max_tokens is the limit of reasoning and answer together",
+    "trace_decode_token_ids": _NO_OTHERS,
     "use_beam_search": "LLM.beam_search() searches, with BeamSearchParams",
+    "watermarking": _NO_OTHERS,
+}
+_IDLE = {
+    "skip_clone": "parameters are never changed",
+    "skip_reading_prefix_cache": "cached prefixes change no answer",
+    "stream_interval": "an output comes with each token",
 }
 _ELSEWHERE = {
     "best_of",
@@ -33,6 +48,7 @@ _ELSEWHERE = {
     "guided_decoding",
     "logit_bias",
     *_NOT_SERVED,
+    *_IDLE,
 }
 
 
@@ -76,9 +92,8 @@ class SamplingParams:
     `max_tokens` None is as many as the context has room for. `seed` None draws a seed for each request. `logprobs` and
     `prompt_logprobs` k report a token's log-probability and those of the k likeliest tokens, -1 those of all tokens, up
     to `max_logprobs` of the LLM. `output_kind` is for AsyncLLM. `guided_decoding` is `structured_outputs` by its old
-    name. `logits_processors`, `extra_args`, `flat_logprobs` and `use_beam_search` are not served, and `best_of`, which
-    older versions of vLLM have, is `n`.
-    Raises InvalidRequestError, which names the field, for a value that cannot be used.
+    name. `best_of`, which older versions of vLLM have, is `n`. The fields after it are not served, or have no effect,
+    as the log says once. Raises InvalidRequestError, which names the field, for a value that cannot be used.
     """
 
     n: int = 1
@@ -107,12 +122,23 @@ class SamplingParams:
     structured_outputs: StructuredOutputsParams | None = None
     logit_bias: Mapping[int, float] | None = None
     allowed_token_ids: Sequence[int] | None = None
-    logits_processors: None = None
     guided_decoding: StructuredOutputsParams | None = None
+    best_of: int | None = None
+    logits_processors: None = None
     extra_args: None = None
     flat_logprobs: None = None
-    best_of: int | None = None
     use_beam_search: bool = False
+    logprob_token_ids: None = None
+    prompt_logprob_token_ids: None = None
+    prompt_logprob_start: None = None
+    repetition_detection: None = None
+    thinking_token_budget: None = None
+    routed_experts_prompt_start: None = None
+    trace_decode_token_ids: None = None
+    watermarking: None = None
+    stream_interval: int | None = None
+    skip_clone: bool = False
+    skip_reading_prefix_cache: bool | None = None
 
     @classmethod
     def from_optional(cls, **given: Any) -> SamplingParams:
@@ -131,6 +157,9 @@ class SamplingParams:
         for name, instead in _NOT_SERVED.items():
             if getattr(self, name) not in (None, False):
                 raise InvalidRequestError(f"{name} is not supported: {instead}", name)
+        for name, why in _IDLE.items():
+            if getattr(self, name):
+                say_once(f"{name} has no effect: {why}")
         if self.best_of not in (None, self.n):
             raise InvalidRequestError(
                 f"best_of must be n, which is {self.n}, got {self.best_of!r}: all choices are returned, so give n, and "

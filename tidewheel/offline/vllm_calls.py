@@ -60,7 +60,7 @@ def without_vllms(given: Mapping[str, Any]) -> dict[str, Any]:
         if name in _REFUSED:
             raise InvalidRequestError(f"{name} is not supported: {_REFUSED[name]}", name)
         if name in _IDLE:
-            _say_once(f"{name} has no effect: {_IDLE[name]}")
+            say_once(f"{name} has no effect: {_IDLE[name]}")
     return {name: value for name, value in given.items() if name not in _IDLE and name not in _REFUSED}
 
 
@@ -71,5 +71,6 @@ def take_none_but_vllms(method: str, given: Mapping[str, Any]) -> None:
 
 
 @cache
-def _say_once(sentence: str) -> None:
+def say_once(sentence: str) -> None:
+    """Log a warning, unless it was logged before."""
     logger.warning("%s", sentence)
