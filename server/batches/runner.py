@@ -26,6 +26,7 @@ MAX_ROWS = 50_000
 _MAX_OUTPUT_BYTES = 2 * 2**30
 _LAST = 2**30  # the priority of a batch's requests: whoever waits for an answer goes first
 _GENERATES = ("/v1/chat/completions", "/v1/completions")
+_OUTPUTS = ("output_file_id", "error_file_id")
 _WRITE_EVERY_S = 0.2
 _SAVE_EVERY_S = 1.0
 _LOOK_EVERY_S = 2.0  # for batches of other servers, and for those whose server has died
@@ -198,7 +199,7 @@ class _Run:
     async def open_outputs(self) -> None:
         """Makes the files of answers and errors; a batch that was interrupted has them."""
         paths = []
-        for field, what in (("output_file_id", "output"), ("error_file_id", "errors")):
+        for field, what in zip(_OUTPUTS, ("output", "errors"), strict=True):
             if getattr(self.batch, field) is None:
                 file = self._store.new_file(f"{self.batch.id}_{what}.jsonl", "batch_output", 0)
                 await asyncio.to_thread(self._store.content_path(file.id).touch)
@@ -234,12 +235,21 @@ class _Run:
             return file.tell()
 
     async def keep(self) -> None:
-        """Notes how large the files are, and how far the batch is."""
-        for file_id, path in zip((self.batch.output_file_id, self.batch.error_file_id), self.paths, strict=True):
-            file = self._store.file(file_id or "")
+        """Notes how large the files are, and how far the batch is. Files without a line are taken away: in OpenAI's API
+        a batch without errors has no file of them.
+        """
+        empty = []
+        for field, path in zip(_OUTPUTS, self.paths, strict=True):
+            file = self._store.file(getattr(self.batch, field))
             size = (await asyncio.to_thread(path.stat)).st_size
-            await self._store.add_file(msgspec.structs.replace(file, bytes=size))
+            if size:
+                await self._store.add_file(msgspec.structs.replace(file, bytes=size))
+            else:
+                setattr(self.batch, field, None)
+                empty.append(file.id)
         await self._store.save(self.batch)
+        for file_id in empty:
+            await self._store.delete_file(file_id)
 
     def end(self) -> None:
         """All is answered, or somebody has asked to cancel."""

@@ -78,6 +78,8 @@ def test_a_batch_from_file_to_answers(client: openai.OpenAI) -> None:
     assert found["r7"]["response"]["body"]["choices"][0]["text"] == direct.choices[0].text
     assert lines(client, batch.error_file_id)["bad"]["response"]["status_code"] == 400
     assert batch.id in [one.id for one in client.batches.list(limit=1)]
+    assert ended(client, start(client, requests(1)).id).error_file_id is None
+    assert all(client.files.content(one.id).content for one in client.files.list())
     client.files.delete(file.id)
     with pytest.raises(openai.NotFoundError):
         client.files.retrieve(file.id)
@@ -96,6 +98,7 @@ def test_what_is_no_batch_fails_and_says_why(client: openai.OpenAI) -> None:
         assert complaint in batch.errors.data[0].message
     other = ended(client, start(client, requests(1), "/v1/chat/completions").id)
     assert "url must be" in lines(client, other.error_file_id)["r0"]["error"]["message"]
+    assert other.output_file_id is None
     with pytest.raises(openai.BadRequestError, match="endpoint must be"):
         start(client, requests(1), "/v1/images")
     with pytest.raises(openai.NotFoundError):
