@@ -29,17 +29,28 @@ from ..http.limits import AdmissionLimits
 from ..options.model import DEMO_MODEL_NAME, engine_options, model_parser, read_model_options
 from ..options.parser import add_option, build, read_given
 from ..options.serve import refuse_unknown_variables
-from ..options.vllm_flags import read_vllm_line
+from ..options.vllm_flags import flags_of, read_vllm_line
 from ..telemetry.logs import LogOptions, configure_logging
 
 logger = logging.getLogger(__name__)
 
 _OWNERS = (AppOptions, EncoderOptions, LogOptions)
 _NAMES = (
-    "served_model_name chat_template default_chat_template_kwargs generation_config tool_call_parser reasoning_parser "
-    "unknown_parameters embedding_model served_embedding_model_name embedding_threads log_level log_format"
+    "served_model_name chat_template trust_request_chat_template default_chat_template_kwargs generation_config "
+    "override_generation_config response_role return_tokens_as_token_ids enable_auto_tool_choice tool_call_parser "
+    "reasoning_parser unknown_parameters embedding_model served_embedding_model_name embedding_threads log_level "
+    "log_format"
 ).split()
 _OPTIONS = [option for owner in _OWNERS for option in options_of(owner) if option.name in _NAMES]
+_IDLE = {
+    "no server is started, and the command says at its end how many requests have failed": "--enable-metrics --host= "
+    "--port= --url=",
+    "requests are not logged one by one": "--disable-log-requests --disable-log-stats --max-log-len=",
+    "answers are written to the output as they come": "--output-tmp-dir=",
+    "as many requests are in work as the engine has use for": "--max-inflight=",
+}
+_REFUSED = {"give the options of the file on the command line": "--config="}
+"""Flags of vLLM's run-batch that are none here, by why they have no effect, and by what to do instead."""
 _WAITING = 2  # as many times more requests are in work than run in a step: those that come next are ready
 
 
@@ -60,6 +71,9 @@ def run(arguments: Sequence[str]) -> int:
     Raises TidewheelError if the files or the model cannot be used.
     """
     batch = _parse(arguments)
+    for flag, path in (("--input-file", batch.source), ("--output-file", batch.target)):
+        if path.parts[:1] in (("http:",), ("https:",)):
+            raise TidewheelError(f"{flag} must be a file of this machine, not a URL: download or upload it by itself")
     require_file(batch.source)
     _require_output(batch)
     try:
@@ -154,7 +168,7 @@ def _parse(arguments: Sequence[str]) -> _Batch:
         help="the answers; requests that it already has answers to are not run again")  # fmt: skip
     for option in _OPTIONS:
         add_option(group, option)
-    line = read_vllm_line(arguments, parser.flags)
+    line = read_vllm_line(arguments, parser.flags, flags_of((_IDLE, True), (_REFUSED, False)))
     mistakes = Mistakes()
     parsed = parser.read(line.ours, mistakes)
     for refusal in line.refusals:

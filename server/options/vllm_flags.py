@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import takewhile
+from types import MappingProxyType
 
 from msgspec import Struct
 
@@ -71,9 +72,11 @@ def flags_of(*tables: tuple[Mapping[str, str], bool]) -> dict[str, list[VllmFlag
     return {name: sorted(flags, key=lambda flag: flag.value is None) for name, flags in found.items()}
 
 
-def read_vllm_line(arguments: Sequence[str], declared: Collection[str]) -> VllmLine:
-    """Take vLLM's flags out of a command line, but for those that are `declared` here."""
-    line, table = VllmLine(), vllm_flags()
+def read_vllm_line(
+    arguments: Sequence[str], declared: Collection[str], others: Mapping[str, Sequence[VllmFlag]] = MappingProxyType({})
+) -> VllmLine:
+    """Take vLLM's flags, and `others`, out of a command line, but for those that are `declared` here."""
+    line, table = VllmLine(), {**vllm_flags(), **others}
     rest = [*reversed(spelled([*_in_full(arguments)]))]
     while rest:
         argument = rest.pop()

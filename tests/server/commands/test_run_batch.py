@@ -41,6 +41,25 @@ def answers(target: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
+def test_what_vllms_command_has_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, target = written(tmp_path / "in.jsonl", [row("chat", "/v1/chat/completions", CHAT)]), tmp_path / "out.jsonl"
+    line = "--url 0.0.0.0 --port 8000 --enable-metrics --output-tmp-dir /tmp --enable-log-requests --response-role mill"
+    done = run_batch(source, target, *line.split())
+    assert done.returncode == 0, done.stderr
+    for flag in ("--url", "--port", "--enable-metrics", "--output-tmp-dir", "--no-disable-log-requests"):
+        assert done.stderr.count(f" {flag} has no effect: ") == 1
+    assert answers(target)["chat"]["response"]["body"]["choices"][0]["message"]["role"] == "mill"
+    with pytest.raises(SystemExit):
+        main(["run-batch", "-i", "in.jsonl", "-o", "out.jsonl", "--config", "options.yaml"])
+    assert "--config is not supported: give the options of the file on the command line" in capsys.readouterr().err
+    for files in (
+        ("-i", "https://mill/in.jsonl", "-o", str(target)),
+        ("-i", str(source), "-o", "http://mill/out.jsonl"),
+    ):
+        assert main(["run-batch", *files]) == 1
+        assert "must be a file of this machine, not a URL" in capsys.readouterr().err
+
+
 def test_answers_are_those_of_the_server_and_are_kept(tmp_path: Path, demo_server: ServerProcess) -> None:
     import httpx
 
