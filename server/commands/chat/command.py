@@ -63,6 +63,7 @@ def _parser(name: str, what: str, description: str, use: str) -> argparse.Argume
         help=f"{use}. A first word that is a path, a GGUF file or OWNER/NAME is the MODEL",
     )
     parser.add_argument("-q", "--quick", metavar=what, help=f"the same as {what}, none of whose words is a MODEL")
+    parser.add_argument("--stats", action="store_true", help="show the speed of answers, as a terminal always does")
     parser.add_argument("--url", help=f"the server [{DEFAULT_URL} if one runs there, else one is started]")
     parser.add_argument("--model", "--model-name", metavar="NAME", help="the model's name [the server's first]")
     parser.add_argument(
@@ -86,7 +87,7 @@ def _run(
         if words:
             parser.error(f"two texts: {' '.join(words)!r} and --quick {given.quick!r}")
         words = [given.quick]
-    screen = Screen(sys.stdout)
+    screen = Screen(sys.stdout, shows_speed=given.stats)
     with _server(given.url, source, given.api_key, screen) as url:
         client = client_of(url, given)
         if words:
@@ -128,7 +129,7 @@ def _say(client: ChatClient, text: str, screen: Screen) -> None:
     for piece in client.ask(text, screen.reasoning):
         screen.answer(piece)
     screen.end()
-    if screen.is_terminal and client.tokens_per_second is not None:
+    if screen.shows_speed and client.tokens_per_second is not None:
         screen.note(f"{client.tokens_per_second:.1f} tokens/s")
 
 

@@ -87,9 +87,11 @@ def _readline(is_command: Callable[[str], bool]) -> Callable[[str], str]:
 class Screen:
     """Where answers go: as they come to a file, and wrapped at words and with dim reasoning to a terminal."""
 
-    def __init__(self, out: TextIO) -> None:
+    def __init__(self, out: TextIO, *, shows_speed: bool = False) -> None:
+        """`shows_speed` says whether the speed of answers is shown; a terminal always shows it."""
         self._out = out
         self.is_terminal = out.isatty()
+        self.shows_speed = shows_speed or self.is_terminal
         self._wrap = self._new_wrap()
         self._dim = _dimmer() if self.is_terminal else None
         self._reasoned = False

@@ -61,6 +61,9 @@ def test_vllms_options(server: RunningServer, capsys: pytest.CaptureFixture[str]
     assert main(["chat", *line, "--system-prompt", "be brief"]) == 0
     assert main(["complete", *line, "--max-tokens", "5"]) == 0
     assert capsys.readouterr().out == "on we go\non we\n"
+    assert main(["complete", *line, "--max-tokens", "5", "--stats"]) == 0
+    assert re.fullmatch(r"on we\n[\d.]+ tokens/s\n", capsys.readouterr().out)
+    server.engine.requests.pop()
     chatted, completed = (
         server.engine.tokenizer.decode(list(request.prompt_token_ids)) for request in server.engine.requests[-2:]
     )
