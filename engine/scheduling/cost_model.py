@@ -13,6 +13,7 @@ _RIDGE = 0.05  # evidence, in squared units, that a coefficient needs to leave z
 _OUTLIER_FACTOR = 4.0
 _LESSON_MS = 10.0  # of decoding: what more of a small model's steps could teach is not worth the time it takes
 _TRUSTED_AFTER = 16  # observations
+_SWEEPS = 4
 _FIRST_CHUNK = 64
 _SMALLEST_CHUNK = 16
 _LEAST_PREFILL_SHARE = 1.25  # of a step whose decodes alone take longer than they should
@@ -77,6 +78,11 @@ class CostModel:
         self._prefill = Fit(len(_PREFILL_UNITS), _PREFILL_FORGET)
         self._proven_chunk = _FIRST_CHUNK
         self._since_lesson_ms = 0.0
+
+    @property
+    def knows_decodes(self) -> bool:
+        """Whether a step of decodes alone has run. Before, a row more seems to cost nothing."""
+        return self._decode.has_begun
 
     def predict_ms(self, load: StepLoad) -> float:
         """The expected duration of a step."""
@@ -150,7 +156,7 @@ class CostModel:
 class Fit:
     """Exponentially weighted least squares with coefficients that are never negative.
 
-    One sweep of coordinate descent an observation, from the last solution on. One slow step (a noisy neighbour) is
+    A few sweeps of coordinate descent an observation, from the last solution on. One slow step (a noisy neighbour) is
     clipped, and a feature that hardly varied above zero is left out rather than blamed for the neighbour's drift.
     """
 
@@ -160,6 +166,11 @@ class Fit:
         self._gram = [[0.0] * size for _ in range(size)]
         self._moment = [0.0] * size
         self._observations = 0
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it has seen anything."""
+        return self._observations > 0
 
     @property
     def is_trusted(self) -> bool:
@@ -182,9 +193,11 @@ class Fit:
         gram, moment, w, forget = self._gram, self._moment, self.coefficients, self._forget
         for i, xi in enumerate(x):
             moment[i] = forget * moment[i] + xi * y
-            gram[i] = row = [forget * g + xi * xj for g, xj in zip(gram[i], x, strict=True)]
-            rest = sum([g * v for g, v in zip(row, w, strict=True)]) - row[i] * w[i]
-            w[i] = max((moment[i] - rest) / (row[i] + _RIDGE), 0.0)
+            gram[i] = [forget * g + xi * xj for g, xj in zip(gram[i], x, strict=True)]
+        for _ in range(_SWEEPS):
+            for i, row in enumerate(gram):
+                rest = sum([g * v for g, v in zip(row, w, strict=True)]) - row[i] * w[i]
+                w[i] = max((moment[i] - rest) / (row[i] + _RIDGE), 0.0)
 
 
 def _decode_features(load: StepLoad) -> tuple[float, ...]:

@@ -164,6 +164,8 @@ class Drafts:
         self._row_ms = self._cost_model.draft_ms(load.decode_pairs // max(load.num_decodes, 1), 1)
         spare_ms = self._cost_model.max_step_ms - step_ms
         for sequence in asked:
+            if room <= 0:
+                break
             if sequence.constraint is not None and time.perf_counter() > until:
                 continue
             made = _followed(sequence, self._guesses(sequence, spare_ms, min(room, self._most(sequence))))
@@ -227,7 +229,8 @@ class Drafts:
         """Let a model guess for as many sequences as that pays for. There is room for so many guesses."""
         self._time.begin()
         counts: dict[Sequence, int] = {}
-        if prices.row_ms < prices.token_ms:  # otherwise not even guesses that are all right pay
+        # Where a row costs as much as a token, not even guesses that are all right pay.
+        if self._cost_model.knows_decodes and prices.row_ms < prices.token_ms:
             counts = model.plan(sequences, prices)
         for sequence, count in counts.items():
             blocks = sequence.num_blocks
@@ -273,6 +276,7 @@ class Drafts:
             self._num_forced[sequence.key] = num_forced
         drafter = self._drafter
         may_ask = constraint is None or self._may_ask(sequence)  # without a constraint, `choose` has seen to it
+        may_ask = may_ask and self._cost_model.knows_decodes
         if drafter is not None and may_ask and self._pays(sequence, num_forced + 1, rate):
             started = self._clock()
             guesses = guesses + drafter.propose(Continued(sequence, guesses) if guesses else sequence)

@@ -38,7 +38,7 @@ from tidewheel.engine.sampling_params import SamplingParams
 from tidewheel.engine.scheduling.ahead import drop_ended
 from tidewheel.engine.scheduling.batch_builder import BatchBuilders
 from tidewheel.engine.scheduling.beam_search import BeamSearch, Hypothesis
-from tidewheel.engine.scheduling.cost_model import CostModel
+from tidewheel.engine.scheduling.cost_model import CostModel, StepLoad
 from tidewheel.engine.scheduling.drafter import BatchDrafter, Draftable, Drafter
 from tidewheel.engine.scheduling.scheduler import Scheduler
 from tidewheel.engine.scheduling.sequence import Sequence as EngineSequence
@@ -103,7 +103,8 @@ class Driver:
     """An engine without threads, streams and text.
 
     `clock(step)` says how long a step took, in milliseconds. `limits` may be narrower than the executor's own.
-    With a `kv_folder`, which `close` closes, the executor is an OffloadingExecutor.
+    With a `kv_folder`, which `close` closes, the executor is an OffloadingExecutor. One that `is_fresh` has seen no
+    decode yet, so it guesses nothing before the first one.
     """
 
     executor: Executor
@@ -116,6 +117,7 @@ class Driver:
     most_drafted: int | None = None
     vocab_size: int = 320  # at least the executor's, and just that for beams
     delay_factor: float = 0.0
+    is_fresh: bool = False
     kv_folder: BlockFolder | None = None  # where blocks are kept when memory has no room for them
     sampled: dict[int, list[Sampled]] = field(default_factory=dict)
     scored: dict[int, list[Scored]] = field(default_factory=dict)
@@ -125,6 +127,9 @@ class Driver:
     def __post_init__(self) -> None:
         limits = self.limits = self.limits or self.executor.limits
         self.cost_model = CostModel(max_step_ms=10.0)
+        if self.drafter is not None and not self.is_fresh:
+            decode = Step(load=StepLoad(1, 10))
+            self.cost_model.observe(decode.load, self.clock(decode))
         self.scheduler = Scheduler(
             self.cost_model,
             limits,

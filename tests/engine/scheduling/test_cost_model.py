@@ -121,3 +121,13 @@ def test_one_stalled_step_is_not_the_new_normal() -> None:
     before = model.predict_ms(load)
     model.observe(load, 5_000.0)
     assert model.predict_ms(load) < 3 * before
+
+
+def test_what_a_row_costs_is_learned_from_few_steps() -> None:
+    """Of sequences whose number stays the same, and then of theirs with guesses."""
+    model, machine = CostModel(LIMIT_MS), Machine(0.5, 1.5, 0.0, 0.0)
+    assert not model.knows_decodes
+    for load in (StepLoad(4, 40), StepLoad(36, 360), StepLoad(36, 400), StepLoad(36, 440)):
+        model.observe(load, machine.exact(load))
+    assert model.knows_decodes
+    assert model.draft_ms(100, 1) == pytest.approx(machine.decode, rel=0.2)

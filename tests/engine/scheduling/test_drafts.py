@@ -219,6 +219,41 @@ def test_little_is_guessed_where_a_row_costs_as_much_as_a_token() -> None:
     assert driver.tokens(0) == tokens_of(wanted)
 
 
+def test_what_a_row_costs_is_known_before_and_soon_after_the_first_guess() -> None:
+    """A row costs as much as a token. Who thinks that it costs nothing guesses in all steps, and learns it too late."""
+    wanted = job(59, ignore_eos=True)
+    script = Script(tokens_of(wanted), 8, 3)
+    driver = Driver(
+        FakeExecutor(ROOMY), MAX_LENGTH, clock=lambda step: 1.5 * step.load.num_tokens, drafter=script, is_fresh=True
+    )
+    driver.cost_model.max_step_ms = 1000.0
+    for _ in range(4):
+        driver.add(wanted)
+    driver.run()
+    counts = guessed(driver)
+    first = next(i for i, step in enumerate(driver.steps) if step.load.num_decodes and not step.load.prefill_tokens)
+    assert counts[first] == 0 < counts[first + 1]
+    assert sum(counts[first + 2 :]) <= 8
+
+
+def test_nobody_is_asked_where_there_is_no_room() -> None:
+    wanted = job(20, ignore_eos=True)
+    asked: list[int] = []
+
+    class Asking(Script):
+        def propose(self, sequence: Draftable) -> list[int]:
+            asked.append(sequence.key)
+            return super().propose(sequence)
+
+    driver = Driver(FakeExecutor(ROOMY), MAX_LENGTH, EOS, drafter=Asking(tokens_of(wanted), 40))
+    for _ in range(3):
+        driver.add(wanted)
+    driver.run()
+    drafts = [draft.sequence.key for step in driver.steps for draft in step.rows.drafts]
+    assert asked
+    assert len(asked) <= len(drafts) + len(driver.steps)
+
+
 def test_nothing_is_guessed_while_too_many_decode() -> None:
     wanted = job(20, ignore_eos=True)
     expected = tokens_of(wanted)

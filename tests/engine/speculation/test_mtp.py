@@ -119,7 +119,7 @@ def test_preempted_sequences_are_guessed_for_again() -> None:
     check(driver, agreeing(name, with_mtp=False), [job(60, (i, *PROMPT), seed=i) for i in range(3)])
     assert driver.scheduler.preemptions_total > 0
     guesses, num_right = right(driver)
-    assert num_right > 0.7 * guesses > 20
+    assert num_right > 0.6 * guesses > 20
 
 
 def test_a_sequence_from_the_prefix_cache_is_guessed_for() -> None:
