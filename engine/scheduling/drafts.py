@@ -30,11 +30,15 @@ _MOST_HISTORY = 2**20  # tokens: with penalties, each row of a draft reads all t
 
 
 class DraftStats(Struct, frozen=True):
-    """How many drafts have run, the guesses in them, and those that were right. They count from the start."""
+    """How many drafts have run, the guesses in them, and those that were right. They count from the start.
+
+    `right_at` has how many first guesses were right, how many second ones and so on.
+    """
 
     drafts_total: int = 0
     guesses_total: int = 0
     right_total: int = 0
+    right_at: tuple[int, ...] = ()
 
 
 class Guesses(Struct, frozen=True):
@@ -101,7 +105,14 @@ class Drafts:
         self._rest = self._rested = 0
         self._resting = (0, -1)
         self._time = EngineTime(clock)
-        self.stats = DraftStats()
+        self._drafts_total = self._guesses_total = 0
+        self._right_at: list[int] = []
+
+    @property
+    def stats(self) -> DraftStats:
+        """What became of all drafts. From any thread."""
+        right_at = tuple(self._right_at)
+        return DraftStats(self._drafts_total, self._guesses_total, sum(right_at), right_at)
 
     @property
     def has_drafter(self) -> bool:
@@ -190,10 +201,11 @@ class Drafts:
 
     def learn(self, sequence: Sequence, num_guesses: int, num_right: int) -> None:
         """Note what became of a draft."""
-        stats = self.stats
-        self.stats = DraftStats(
-            stats.drafts_total + 1, stats.guesses_total + num_guesses, stats.right_total + num_right
-        )
+        self._drafts_total += 1
+        self._guesses_total += num_guesses
+        self._right_at += [0] * (num_right - len(self._right_at))
+        for place in range(num_right):
+            self._right_at[place] += 1
         forced = self._num_forced.get(sequence.key, 0)
         if self._model is not None:
             if not forced:

@@ -91,6 +91,15 @@ class ServerMetrics:
             counter = CounterMetricFamily(self.prefix + name, help_text, labels=labels)
             counter.add_metric(values, value)
             yield counter
+        if stats.drafts is not None:
+            by_place = CounterMetricFamily(
+                self.prefix + "spec_decode_num_accepted_tokens_per_pos",
+                "Guessed tokens that were right, by their place in a draft.",
+                labels=[*labels, "position"],
+            )
+            for place, count in enumerate(stats.drafts.right_at):
+                by_place.add_metric([*values, str(place)], count)
+            yield by_place
         success = CounterMetricFamily(
             self.prefix + "request_success", "Finished choices.", labels=[*labels, "finished_reason"]
         )

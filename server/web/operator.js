@@ -19,7 +19,7 @@ export class Operator {
   #active = false;
   #turn = 0; // of polling: an answer that comes after its turn is not looked at
   #informed = false;
-  #last = { firstToken: null, betweenTokens: null, prefixHits: null };
+  #last = { firstToken: null, betweenTokens: null, prefixHits: null, guessesRight: null };
   #charts;
   #wheel;
 
@@ -113,6 +113,8 @@ export class Operator {
     put("first-token", duration(this.#last.firstToken));
     put("between-tokens", duration(this.#last.betweenTokens));
     put("prefix-hits", percent(this.#last.prefixHits));
+    put("guesses-right", percent(this.#last.guessesRight));
+    document.getElementById("guesses").hidden = this.#last.guessesRight === null;
     showAdapters(document.getElementById("adapters"), reading.adapters);
     showReplicas(document.getElementById("replicas"), reading);
     showStages(document.getElementById("stages"), reading.stages);

@@ -197,6 +197,25 @@ def test_stages_are_measured_where_there_are_any(start_server: StartServer) -> N
     }
 
 
+FORCED = {"prompt": "SAY(ab)YAS", "structured_outputs": {"choice": ["abcdefgh"]}, "max_tokens": 20}
+
+
+def test_guesses_are_counted_by_their_place(start_server: StartServer) -> None:
+    """Those that a grammar forces, which are right."""
+    pytest.importorskip("llguidance")
+    measured = start_server(served_model_names=("m",))
+    measured.post(COMPLETIONS, FORCED)
+    found = samples(measured)
+    drafts, guesses, right = (
+        found[f"tidewheel:spec_decode_num_{name}_total", ()] for name in ("drafts", "draft_tokens", "accepted_tokens")
+    )
+    name = "tidewheel:spec_decode_num_accepted_tokens_per_pos_total"
+    places = [found[name, (("position", str(place)),)] for place in range(sum(key == name for key, _ in found))]
+    assert drafts > 0
+    assert places == sorted(places, reverse=True)
+    assert sum(places) == right <= guesses
+
+
 def test_rejections_are_counted(start_server: StartServer) -> None:
     limits = AdmissionLimits(max_queue=1)
     tight = start_server(engine={"num_blocks": 16, "step_s": 0.02}, served_model_names=("m",), admission=limits)
@@ -219,6 +238,7 @@ def test_the_prefix_may_be_vllms(start_server: StartServer) -> None:
 def test_the_dashboard_asks_for_metrics_that_there_are(start_server: StartServer) -> None:
     measured = start_server(staged_engine(), served_model_names=("m",))
     measured.post(COMPLETIONS, {"prompt": "SAY(hello)YAS"})
+    measured.post(COMPLETIONS, FORCED)
     found = samples(measured)
     exported = {name for name, _ in found}
     labels = {label for _, pairs in found for label, _ in pairs} | {"instance", "replica"}  # by Prometheus and on Ray
@@ -233,7 +253,8 @@ def test_the_dashboard_asks_for_metrics_that_there_are(start_server: StartServer
         for grouped in re.findall(r"\bby \(([^)]*)\)", expression):
             assert set(grouped.split(", ")) <= labels, expression
     assert queried <= exported
-    assert {name for name in exported if re.match("tidewheel:(bucket|compilations|pipeline)_.*_total", name)} <= queried
+    counted = "tidewheel:(bucket|compilations|pipeline|spec)_.*_total"
+    assert {name for name in exported if re.match(counted, name)} <= queried
     assert {panel["id"] for panel in dashboard["panels"]} == set(range(1, len(dashboard["panels"]) + 1))
 
 

@@ -98,7 +98,8 @@ def test_rates_come_from_differences_under_any_prefix(server: RunningServer, ope
         metrics("vllm:", num_requests_running=3, num_requests_waiting=2, kv_cache_usage_perc=0.625,
                 inter_token_latency_seconds_count=tokens, time_to_first_token_seconds_sum=first / 2 - 1.75,
                 time_to_first_token_seconds_count=first, prefix_cache_queries_total=tokens,
-                prefix_cache_hits_total=tokens / 4, decode_seconds_total=decoded)
+                prefix_cache_hits_total=tokens / 4, decode_seconds_total=decoded,
+                spec_decode_num_draft_tokens_total=tokens, spec_decode_num_accepted_tokens_total=tokens / 2)
         for tokens, first, decoded in ((1000, 7, 2), (1090, 9, 2.5), (30, 0, 1))
     ]  # fmt: skip
 
@@ -112,6 +113,7 @@ def test_rates_come_from_differences_under_any_prefix(server: RunningServer, ope
     expect(figure(page, "tokens-per-second")).to_have_text("180")  # while it decoded, which was half of the time
     expect(figure(page, "first-token")).to_have_text("500 ms")
     expect(figure(page, "prefix-hits")).to_have_text("25 %")
+    expect(figure(page, "guesses-right")).to_have_text("50 %")
     page.clock.run_for(1000)  # the server was started again: its counters began anew
     expect(figure(page, "tokens-per-second")).to_have_text("30")
 
@@ -278,6 +280,7 @@ def test_figures_that_are_missing_are_dashes(server: RunningServer, open_page: O
     expect(page.locator("#live-state")).to_have_text("at rest")
     for name in ("running", "waiting", "kv-use", "tokens-per-second", "first-token"):
         expect(figure(page, name)).to_have_text(UNKNOWN)
+    expect(figure(page, "guesses-right")).to_be_hidden()
 
 
 def test_the_charts_have_axes_and_tell_what_was_read(server: RunningServer, open_page: OpenPage) -> None:
