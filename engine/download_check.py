@@ -60,7 +60,8 @@ def _with_draft_at(options: EngineOptions, headers: Mapping[Download, Path]) -> 
     if path is None:
         return options
     given = options.speculative
-    config = {**(given.speculative_config or {}), "model": str(path)}
+    method = "eagle3" if isinstance(asked, Eagle3) else "draft_model"  # a name may have told it
+    config = {**(given.speculative_config or {}), "method": method, "model": str(path)}
     return replace(options, speculative=replace(given, speculative_model=None, speculative_config=config))
 
 

@@ -261,7 +261,7 @@ def open_model(options: EngineOptions, source: ModelSource | None = None) -> Ope
         raise ModelError(
             f"--lora-resolver-cache-dir {adapters} {wrong}: name the folder that has the adapters' folders"
         )
-    for said in options.lora.without_effect():
+    for said in (*options.lora.without_effect(), *options.speculative.without_effect()):
         logger.warning("%s", said)
     dtype = device.default_dtype(weights.dtype) if options.dtype == "auto" else options.dtype
     contents = source.contents if isinstance(source, StoredSource) else None

@@ -8,6 +8,7 @@ from typing import Any
 
 from .declaring.mistakes import Mistakes
 from .declaring.option import listed
+from .vllm_speculation import without_effect
 
 CONFIG = "--speculative-config"
 
@@ -16,12 +17,16 @@ class SpeculativeKeys:
     """The keys of `config`, and those that older flags say, by flag.
 
     `mistakes` has a sentence for each value that cannot be used. It is told under the name that it was given with, and
-    reads as if it had been left out.
+    reads as if it had been left out. `notes` has one for each key of vLLM that has no effect. A key that is null
+    is left out.
     """
 
     def __init__(self, config: Mapping[str, Any], flags: Mapping[str, tuple[str, Any]]) -> None:
         """`flags` are those that were given, by the key that each of them stands for, with their values."""
         self.mistakes = Mistakes()
+        idle = dict(without_effect(config))
+        self.notes = [f"{CONFIG}: {key} has no effect: {why}" for key, why in idle.items() if config[key] is not None]
+        config = {key: value for key, value in config.items() if key not in idle and value is not None}
         self._values = {**{key: value for key, (_, value) in flags.items()}, **config}
         self._flags = {key: flag for key, (flag, _) in flags.items() if key not in config}
         for key, (flag, value) in flags.items():

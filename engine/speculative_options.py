@@ -17,11 +17,7 @@ from .weights.quantized import QUANTIZATION_ALIASES, CheckpointMethod
 
 _NGRAM = ("ngram", "[ngram]")
 _SUFFIX, _DRAFT_MODEL, _MTP, _EAGLE3 = "suffix", "draft_model", "mtp", "eagle3"
-# vLLM's names for the same, by the family that has the layer.
-_MTP_NAMES = (
-    *(_MTP, "deepseek_mtp", "mimo_mtp", "glm4_moe_mtp", "glm4_moe_lite_mtp", "ernie_mtp", "qwen3_next_mtp"),
-    *("qwen3_5_mtp", "exaone_moe_mtp", "longcat_flash_mtp", "nemotron_h_mtp"),
-)
+_OF_FAMILY = "_mtp"  # behind a family's name, vLLM's name for the same
 _MOST_TOKENS, _LONGEST_RUN = 64, 32
 _DEFAULT_TOKENS, _DEFAULT_RUN, _DEFAULT_PREDICTED = 8, 4, 3
 _COMMON_KEYS = ("method", "model", "num_speculative_tokens", "disable_by_batch_size", "max_model_len")
@@ -146,6 +142,10 @@ class SpeculativeOptions(Options):
         asked.mistakes.raise_any()
         return found
 
+    def without_effect(self) -> list[str]:
+        """What to tell of the keys that were given and have no effect."""
+        return SpeculativeKeys(self.speculative_config or {}, {}).notes
+
     def _flags(self) -> dict[str, tuple[str, Any]]:
         """What the older flags say, by the config's key for it."""
         flags = {declared.field: declared.flag for declared in options_of(type(self))}
@@ -177,9 +177,12 @@ def _found(asked: SpeculativeKeys) -> Speculation | DraftModel | Mtp | Eagle3 | 
     model, method = asked.text("model"), asked.text("method")
     if any(asked.get(key) and value is None for key, value in (("model", model), ("method", method))):
         return None  # it is no text
-    if method is None:
-        method = model if model in (*_NGRAM, _SUFFIX) else None if model is None else _DRAFT_MODEL
-    method = "ngram" if method in _NGRAM else _MTP if method in _MTP_NAMES else method
+    if method is None and model is not None:
+        # As vLLM has it, the name of a checkpoint tells the layer from a small model.
+        of_checkpoint = _EAGLE3 if _EAGLE3 in model.lower() else _DRAFT_MODEL
+        method = model if model in (*_NGRAM, _SUFFIX) else of_checkpoint
+    if method is not None:
+        method = "ngram" if method in _NGRAM else _MTP if method.endswith(_OF_FAMILY) else method
     if method is None:
         asked.lack(f"a method, which {CONFIG} names: {_METHODS}")
         return None

@@ -24,7 +24,7 @@ WORKS = {
     "with the methods `ngram`, `suffix`, `mtp`, `eagle3` and `draft_model` (docs/speculation.md)": (
         "--speculative-config --speculative-model --num-speculative-tokens --speculative-max-model-len "
         "--speculative-disable-by-batch-size --speculative-model-quantization --ngram-prompt-lookup-max "
-        "--ngram-prompt-lookup-min"
+        "--ngram-prompt-lookup-min --spec-method --spec-model --spec-tokens"
     ),
     "1, or as --tensor-parallel-size: a draft model computes on the same cores": "--speculative-draft-tensor-parallel-"
     "size",
@@ -101,6 +101,9 @@ RENAMED = {
     "--max-num-queued-reqs": "--max-queue",
     "--model-tag": "--model",
     "--no-enable-log-requests": "--disable-log-requests",
+    "--spec-method": "--speculative-config.method",
+    "--spec-model": "--speculative-model",
+    "--spec-tokens": "--num-speculative-tokens",
 }
 
 ACCEPTED = {
@@ -331,7 +334,6 @@ NOT_YET = {
     "--enable-moe-shared-loras --max-lora-cls-labels= --qlora-adapter-name-or-path= --enable-prompt-adapter "
     "--prompt-adapters=* --max-prompt-adapters= --max-prompt-adapter-token=",
     "adapters say themselves which layers they change": "--lora-target-modules=*",
-    'say it with --speculative-config, e.g. \'{"method": "ngram"}\'': "--spec-method= --spec-model= --spec-tokens=",
     "guesses change no token and no log-probability; leave it out": "--spec-decoding-acceptance-method= "
     "--typical-acceptance-sampler-posterior-threshold= --typical-acceptance-sampler-posterior-alpha=",
     "images and sound are not served yet; requests are text alone": "--limit-mm-per-prompt= "

@@ -314,8 +314,7 @@ def test_what_guesses_counts_before_anything_is_downloaded(shell: Shell) -> None
     small, layer = shell(
         f"serve own/model --port 0 --device cpu --kv-cache-dtype float32 --max-model-len 128 --kv-cache-space {space} "
         '--speculative-config {"model":"own/packed-4-zeros","num_speculative_tokens":2}',
-        "serve own/llama --port 0 --device cpu --kv-cache-space 1000000 "
-        '--speculative-config {"method":"eagle3","model":"own/eagle3"}',
+        'serve own/llama --port 0 --device cpu --kv-cache-space 1000000 --speculative-config {"model":"own/eagle3"}',
     )
     assert "less than one sequence of 128" in small.err
     assert "do not fit into the" in layer.err
