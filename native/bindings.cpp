@@ -212,7 +212,9 @@ void run_step(Executor& executor, nb::handle batch, decltype(SamplingOutputs::to
 
 void run_guess(Executor& executor, nb::handle batch, Array1<int32_t> counts, float least_probability,
                nb::ndarray<int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu> tokens) {
-  const StepReader read(batch);
+  StepReader read(batch);
+  Masks masks(read.sampling);
+  masks.into(read.step.sampling);
   const Guesses wanted{{counts.data(), counts.size()}, least_probability, {tokens.data(), tokens.size()}, tokens.shape(1)};
   const nb::gil_scoped_release release;
   guess(executor, read.step, wanted);

@@ -12,7 +12,7 @@ import numpy as np
 from ..outputs import FinishReason
 from ..sampling_params import SamplingParams
 from ..text.tokenizer import Tokenizer
-from .filters import AllowedTokens, BadWords, Mask, TokenFilter, mask_of, mask_words
+from .filters import ALL, AllowedTokens, BadWords, Mask, TokenFilter, mask_of, mask_words
 from .grammar import Grammar
 from .source import limit_in, matcher_error
 
@@ -131,6 +131,14 @@ class SequenceConstraint:
         """Whether any token is forbidden next."""
         rules = self._grammar is not None and not self._is_in_preface
         return rules or bool(self._filters) or self._num_tokens < self._min_tokens
+
+    def next_mask(self) -> Mask | None:
+        """What the next token may be; None if that cannot be said."""
+        mask = np.full(len(self._not_yet), ALL, np.uint32)
+        if (matcher := self.matcher()) is not None:
+            matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        self.restrict(mask)
+        return mask if self.failure is None else None
 
     def restrict(self, mask: Mask) -> None:
         """Clear the bits of forbidden tokens in a mask of those that the grammar allows.

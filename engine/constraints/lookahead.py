@@ -6,12 +6,18 @@ not even if the grammar reaches a limit with it. A copy takes 3 to 100 microseco
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import numpy as np
+
+from ..devices.batch import TokenMasks
 from .constraint import SequenceConstraint
 from .filters import Mask
+
+logger = logging.getLogger(__name__)
 
 
 class Lookahead:
@@ -69,6 +75,28 @@ def forced_tokens(constraint: SequenceConstraint) -> list[int]:
     with timed(constraint, 1):
         tokens: list[int] = matcher.compute_ff_tokens()
     return tokens
+
+
+def first_masks(constraints: Sequence[SequenceConstraint | None], until: float) -> TokenMasks | None:
+    """What the next token of each may be, as far as that is known when `time.perf_counter()` is `until`; None if all.
+
+    For the engine thread. A copy of each constraint makes its mask, which has no failure and no limit to leave behind.
+    """
+    index = np.full(len(constraints), -1, np.int32)
+    masks: list[Mask] = []
+    for row, constraint in enumerate(constraints):
+        if constraint is None or not constraint.has_mask or time.perf_counter() > until:
+            continue
+        try:
+            with timed(constraint, 1):
+                mask = constraint.scout().next_mask()
+        except BaseException:  # a panic in llguidance is not an Exception; guesses without a mask are cut later
+            logger.exception("llguidance has failed to make the mask of a guess")
+            continue
+        if mask is not None:
+            index[row] = len(masks)
+            masks.append(mask)
+    return TokenMasks(np.array(masks, np.uint32), index) if masks else None
 
 
 def may_look_ahead(constraint: SequenceConstraint) -> bool:

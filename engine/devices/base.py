@@ -349,7 +349,8 @@ class DraftExecutor(Protocol):
         behind the batch's, but for the last of each sequence, so the block tables must have room for them. A greedy
         sequence gets only guesses that are, all together, right with `least_probability`, as the model thinks. One that
         draws its tokens gets one more.
-        Penalties count the guesses before. Masks and reports are left out. Drops the GIL.
+        Penalties count the guesses before. Masks are for the first guess alone, and must be written. Reports are left
+        out. Drops the GIL.
 
         Such a layer is given the last tokens alone. It guesses nothing for a sequence of which it does not know what
         the model left of the token before.

@@ -11,6 +11,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from ..cache.identity import Identity
+from ..devices.batch import TokenMasks
 from .sequence import Sequence
 
 
@@ -94,10 +95,13 @@ class BatchDrafter(Protocol):
         """How many guesses each sequence may get, as far as that pays; those with none are left out."""
         ...
 
-    def guess(self, counts: Mapping[Sequence, int], prices: StepPrices) -> tuple[Mapping[Sequence, list[int]], float]:
+    def guess(
+        self, counts: Mapping[Sequence, int], prices: StepPrices, masks: TokenMasks | None = None
+    ) -> tuple[Mapping[Sequence, list[int]], float]:
         """At most so many guesses, no more than were planned, and how long they took, in milliseconds.
 
-        The sequences have blocks for them. Called after each plan, also with an empty one: it may have to catch up.
+        The sequences have blocks for them. `masks` say what the first guess of each may be, in their order. Called
+        after each plan, also with an empty one: it may have to catch up.
         """
         ...
 

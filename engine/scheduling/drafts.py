@@ -14,7 +14,7 @@ from collections.abc import Sequence as Seq
 from msgspec import Struct
 
 from ..cache.manager import CacheManager
-from ..constraints.lookahead import Lookahead, forced_tokens, may_look_ahead, timed
+from ..constraints.lookahead import Lookahead, first_masks, forced_tokens, may_look_ahead, timed
 from .cost_model import CostModel, StepLoad
 from .draft_balance import Balance
 from .drafter import BatchDrafter, Continued, Drafter, RememberingDrafter, StepPrices
@@ -252,7 +252,10 @@ class Drafts:
             room -= count
             if sequence.num_blocks > blocks:
                 self.extended.add(sequence.key)
-        guessed, guessing_ms = model.guess({s: n for s, n in counts.items() if n > 0}, prices)
+        counts = {s: n for s, n in counts.items() if n > 0}
+        until = time.perf_counter() + _LOOKAHEAD_S
+        masks = first_masks([s.constraint for s in counts], until)
+        guessed, guessing_ms = model.guess(counts, prices, masks)
         drafts: dict[Sequence, Guesses] = {}
         until = time.perf_counter() + _LOOKAHEAD_S
         for sequence, guesses in guessed.items():

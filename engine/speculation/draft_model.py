@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cache.identity import Digest
+from ..constraints.filters import mask_words
 from ..devices.base import DraftExecutor
-from ..devices.batch import SamplingBatch, StepBatch
+from ..devices.batch import SamplingBatch, StepBatch, TokenMasks
 from ..scheduling.drafter import StepPrices
 from ..scheduling.sequence import UNKNOWN, Sequence
 from .draft_worth import DraftWorth
@@ -67,13 +68,16 @@ class ModelDrafter:
         counts, saved_ms = self._worth.choose(rooms, prices)
         return self._caught_up(counts, saved_ms, prices)
 
-    def guess(self, counts: Mapping[Sequence, int], prices: StepPrices) -> tuple[dict[Sequence, list[int]], float]:
+    def guess(
+        self, counts: Mapping[Sequence, int], prices: StepPrices, masks: TokenMasks | None = None
+    ) -> tuple[dict[Sequence, list[int]], float]:
         """Guesses for sequences of the plan, which have blocks for them, and the time they took in milliseconds."""
         running = {s: s.num_tokens - s.num_drafted for s in counts}
         running |= self._behind
         if not running:
             return {}, 0.0
         batch = self._batch(running, counts)
+        batch.sampling.masks = None if masks is None else self._own_masks(masks)
         wanted = np.array([*counts.values()] + [0] * len(self._behind), np.int32)
         least = self._worth.costs.least_probability(len(counts), prices)
         started = self._clock()
@@ -187,6 +191,13 @@ class ModelDrafter:
             logits_rows=query_start[1 : len(counts) + 1] - 1,
             sampling=self._sampling([*counts], context_len[: len(counts)]),
         )
+
+    def _own_masks(self, masks: TokenMasks) -> TokenMasks:
+        """Of the small model's ids, which may be more; the others are no tokens."""
+        missing = mask_words(self._own_vocab_size) - masks.bits.shape[1]
+        if missing <= 0:
+            return masks
+        return TokenMasks(np.pad(masks.bits, ((0, 0), (0, missing))), masks.index)
 
     def _sampling(self, sequences: list[Sequence], positions: NDArray[np.int32]) -> SamplingBatch:
         sampling = self._rows.sampling(sequences, positions)

@@ -13,7 +13,7 @@ from collections.abc import Sequence as Seq
 import numpy as np
 
 from ..devices.base import DraftExecutor
-from ..devices.batch import StepBatch
+from ..devices.batch import StepBatch, TokenMasks
 from ..scheduling.drafter import StepPrices
 from ..scheduling.sequence import Sequence
 from .draft_worth import DraftWorth
@@ -46,12 +46,15 @@ class MtpDrafter:
         rooms = {s: room for s in sequences[: self._most_sequences] if (room := self._room(s)) > 0}
         return self._worth.choose(rooms, prices)[0]
 
-    def guess(self, counts: Mapping[Sequence, int], prices: StepPrices) -> tuple[dict[Sequence, list[int]], float]:
+    def guess(
+        self, counts: Mapping[Sequence, int], prices: StepPrices, masks: TokenMasks | None = None
+    ) -> tuple[dict[Sequence, list[int]], float]:
         """Guesses for sequences of the plan, which have blocks for them, and the time they took in milliseconds."""
         if not counts:
             return {}, 0.0
         sequences = [*counts]
         batch = self._batch(sequences)
+        batch.sampling.masks = masks
         least = self._worth.costs.least_probability(len(sequences), prices)
         started = self._clock()
         guesses = self._executor.guess(batch, np.array([*counts.values()], np.int32), least)

@@ -17,8 +17,9 @@ std::vector<T> gathered(std::span<const T> values, std::span<const int> rows) {
   return result;
 }
 
-// The parameters of some rows of another Sampling, behind the guesses that each of them has so far. Masks are left out:
-// they depend on the tokens before. So are reports, except for the log-probabilities of the tokens, if wanted.
+// The parameters of some rows of another Sampling, behind the guesses that each of them has so far. Masks depend on the
+// tokens before: they are those of the first guess. Reports are left out, except for the log-probabilities of the tokens,
+// if wanted.
 class GuessedRows {
  public:
   // `guessed` [rows of `from`][offset].
@@ -30,7 +31,9 @@ class GuessedRows {
         top_k_(gathered(from.top_k, rows)), position_(gathered(from.position, rows)),
         prompt_len_(gathered(from.prompt_len, rows)),
         num_logprobs_(rows.size(), with_logprobs ? 0 : -1), history_start_(1), bias_start_(1),
-        seed_(gathered(from.seed, rows)), tokens_(rows.size()), logprobs_(rows.size()) {
+        seed_(gathered(from.seed, rows)), tokens_(rows.size()), logprobs_(rows.size()), masks_(from.masks),
+        num_masks_(from.num_masks), mask_words_(from.mask_words) {
+    if (offset == 0 && !from.mask_index.empty()) mask_index_ = gathered(from.mask_index, rows);
     for (int32_t& position : position_) position += offset;
     for (const int row : rows) {
       const int begin = from.bias_start[row], count = from.bias_start[row + 1] - begin;
@@ -56,6 +59,7 @@ class GuessedRows {
     s.history_start = history_start_, s.history_ids = history_ids_, s.prompt_len = prompt_len_;
     s.bias_start = bias_start_, s.bias_ids = bias_ids_, s.bias_values = bias_values_;
     s.out_tokens = tokens_, s.out_logprobs = logprobs_;
+    s.mask_index = mask_index_, s.masks = masks_, s.num_masks = num_masks_, s.mask_words = mask_words_;
     return s;
   }
   std::span<const int32_t> tokens() const { return tokens_; }
@@ -68,6 +72,9 @@ class GuessedRows {
   std::vector<uint64_t> seed_;
   std::vector<int32_t> tokens_;
   std::vector<float> logprobs_;
+  std::vector<int32_t> mask_index_;
+  const uint32_t* masks_;
+  size_t num_masks_, mask_words_;
 };
 
 void check(const Executor& executor, const Step& known, const Guesses& wanted) {
@@ -104,6 +111,7 @@ void check(const Executor& executor, const Step& known, const Guesses& wanted) {
                             sampling.frequency_penalty.size(), sampling.prompt_len.size()}) {
     require(size == row, "every sampling array must have one entry a row");
   }
+  require(sampling.mask_index.empty() || sampling.mask_index.size() == row, "the masks' index must have one entry a row");
   const auto is_ragged = [row](std::span<const int32_t> start, size_t values) {
     return start.size() == row + 1 && start[0] == 0 && std::is_sorted(start.begin(), start.end()) && size_t(start[row]) == values;
   };

@@ -20,7 +20,8 @@ struct Guesses {
 
 // Runs the tokens of `known`, whose rows are the last tokens of the sequences that want guesses, in their order. Then
 // samples guess after guess with the row's own parameters, at the position of each. They are written to the cache, but
-// for the last one of each sequence. Biases are those of the first guess, and penalties count the guesses before.
+// for the last one of each sequence. Biases are those of the first guess, and penalties count the guesses before. Masks
+// are for the first guess alone; they must be written.
 // A layer that predicts takes the last tokens alone, one of each sequence. Where it does not know what the model left of
 // the token before, there is no guess. Its sequences may have adapters.
 // Throws std::invalid_argument for arrays that do not fit, or if a sequence has no room for its guesses.

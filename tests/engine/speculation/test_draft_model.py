@@ -62,7 +62,13 @@ def best_level() -> str:
 
 
 def drafting(
-    draft: str = "llama", *, num_tokens: int = 5, num_blocks: int = 64, num_batched_tokens: int = 256, most: int = 1000
+    draft: str = "llama",
+    *,
+    num_tokens: int = 5,
+    num_blocks: int = 64,
+    num_batched_tokens: int = 256,
+    most: int = 1000,
+    own_vocab_size: int = models_zoo.VOCAB_SIZE,
 ) -> Driver:
     """An engine of the model `llama` with a draft model, whose guesses seem to take no time."""
     executor, small = loaded("llama", draft, num_blocks, num_batched_tokens)
@@ -70,7 +76,7 @@ def drafting(
         small,
         num_tokens,
         vocab_size=models_zoo.VOCAB_SIZE,
-        own_vocab_size=models_zoo.VOCAB_SIZE,
+        own_vocab_size=own_vocab_size,
         most_context=most,
         clock=lambda: 0.0,
     )
@@ -152,6 +158,32 @@ def test_guesses_that_a_grammar_forbids_are_not_run() -> None:
     assert right(driver)[0] < 40
     drafts = [draft for step in driver.steps for draft in step.rows.drafts]
     assert all(set(tiny("byte-level").decode(draft.token_ids[1:])) <= set("abcdef") for draft in drafts)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        constraints("[a-f]{40,60}"),
+        constraints("[a-f]{40,60}", bad_words=((68,), (69,))),
+        TokenConstraints(allowed_token_ids=tuple(range(70, 90))),
+    ],
+    ids=["grammar", "both", "allowed"],
+)
+def test_the_first_guess_is_one_that_is_allowed(asked: TokenConstraints, temperature: float) -> None:
+    """So a draft that is the model itself is right there, whatever it guesses behind that."""
+    driver = drafting()
+    check(driver, [job(40, temperature=temperature, constraints=asked), job(20)])
+    assert driver.scheduler.drafts is not None
+    constrained = [draft for step in driver.steps for draft in step.rows.drafts if draft.sequence.key == 0]
+    assert len(constrained) > 10
+    assert driver.scheduler.drafts.stats.right_at[0] == driver.scheduler.drafts.stats.drafts_total
+
+
+def test_masks_are_for_all_ids_of_a_draft_model_that_has_more() -> None:
+    driver = drafting(own_vocab_size=models_zoo.VOCAB_SIZE + 64)
+    check(driver, [job(40, temperature=1.0, constraints=constraints("[a-f]{40,60}"))])
+    assert right(driver)[1] > 10
 
 
 def test_it_guesses_right_for_all_of_a_batch() -> None:
