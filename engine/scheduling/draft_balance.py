@@ -6,9 +6,10 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-_LESSON, _COMMON_LESSON = 0.2, 0.02  # how much a question changes what is known of its sequence, and of all
+_LESSON, _COMMON_LESSON = 0.1, 0.02  # how much a question changes what is known of its sequence, and of all
 _FIRST_PAUSE, _LONGEST_FIRST_PAUSE, _LONGEST_PAUSE = 4, 64, 1024  # steps
 _TOLERATED = 0.02  # of a token's time, that a question may lose on average
+_CONVINCING = 0.1  # of it, that a question after a pause must save on average, so that chance does not end the pauses
 
 
 class _Record(Struct):
@@ -67,7 +68,7 @@ class Balance:
         self._common_ms += _COMMON_LESSON * (saved_ms - self._common_ms)
         loses = self._common_ms < -self._tolerated_ms
         self._first_pause = min(2 * self._first_pause, _LONGEST_FIRST_PAUSE) if loses else _FIRST_PAUSE
-        if record.saved_ms >= -self._tolerated_ms:
+        if record.saved_ms >= (_CONVINCING * token_ms if record.pause else -self._tolerated_ms):
             record.pause = 0
         else:
             record.pause = min(max(2 * record.pause, _FIRST_PAUSE), _LONGEST_PAUSE)

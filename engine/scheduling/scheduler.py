@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+import time
+from collections.abc import Callable, Mapping, Set
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -53,9 +54,11 @@ class Scheduler:
         drafter: Drafter | BatchDrafter | None = None,
         most_drafted: int | None = None,
         delay_factor: float = 0.0,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """A `drafter` guesses at tokens to come, as long as no more than `most_drafted` sequences decode. Without one,
-        what a grammar forces is all that is guessed. `delay_factor` is that of PromptDelay.
+        what a grammar forces is all that is guessed. `delay_factor` is that of PromptDelay. By the `clock`, in seconds,
+        it is learned what guesses take.
 
         Raises ValueError for a drafter with fixed shapes, or with recurrent layers that cannot go back.
         """
@@ -106,6 +109,7 @@ class Scheduler:
                 limits.max_num_batched_tokens,
                 most_sequences=most_drafted,
                 most_guesses=limits.most_guesses,
+                clock=clock,
             )
         )
         # Recurrent state is kept for reuse as it is between two steps, and a draft begins with the last token.

@@ -118,6 +118,7 @@ class Driver:
     vocab_size: int = 320  # at least the executor's, and just that for beams
     delay_factor: float = 0.0
     is_fresh: bool = False
+    seconds: Callable[[], float] = time.perf_counter  # by which the time of guesses is told
     kv_folder: BlockFolder | None = None  # where blocks are kept when memory has no room for them
     sampled: dict[int, list[Sampled]] = field(default_factory=dict)
     scored: dict[int, list[Scored]] = field(default_factory=dict)
@@ -137,6 +138,7 @@ class Driver:
             drafter=self.drafter,
             most_drafted=self.most_drafted,
             delay_factor=self.delay_factor,
+            clock=self.seconds,
         )
         self.cache = self.scheduler.cache
         self.builder = BatchBuilders(self.executor.limits, self.scheduler.max_in_flight)

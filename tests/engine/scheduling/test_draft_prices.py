@@ -1,0 +1,151 @@
+"""Guesses are made where they save time, on made-up machines whose time passes as the test says."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+from engine.driving import Driver, Job
+from engine.fake_executor import FakeExecutor
+
+from tidewheel.engine.devices.base import ExecutorLimits
+from tidewheel.engine.sampling_params import SamplingParams
+from tidewheel.engine.scheduling.draft_balance import Balance
+from tidewheel.engine.scheduling.drafter import Draftable
+from tidewheel.engine.scheduling.step import Step
+
+LENGTH, ROUNDS = 100, 3
+ENGINE_MS, DRAFT_MS, QUESTION_MS = 0.06, 0.004, 0.012
+
+MACHINES: dict[str, Callable[[int], float]] = {  # milliseconds of a step, by its rows
+    "small model": lambda rows: 0.15 + 0.012 * rows,
+    "memory first": lambda rows: max(7.0 + rows, 1.5 * rows),
+    "arithmetic alone": lambda rows: 1.5 * rows,
+}
+
+
+@dataclass
+class World:
+    """Sequences that decode together, in rounds. What guesses is right with `probability(how far a sequence is)`."""
+
+    step_ms: Callable[[int], float]
+    num_sequences: int
+    probability: Callable[[int], float] | None
+    now_s: float = 0.0
+    asked_at: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.rng = random.Random(5)
+        self.coming: dict[int, list[int]] = {}
+        self.driver = Driver(
+            FakeExecutor(ExecutorLimits(16, 1024, self.num_sequences, 1024)),
+            1024,
+            drafter=None if self.probability is None else self,
+            clock=self.took_ms,
+            seconds=lambda: self.now_s,
+            is_fresh=True,
+        )
+        self.driver.cost_model.max_step_ms = 75.0
+
+    def propose(self, sequence: Draftable) -> list[int]:
+        assert self.probability is not None
+        self.now_s += QUESTION_MS / 1e3
+        start = sequence.num_tokens - sequence.prompt_len
+        self.asked_at.append(start)
+        sure = self.probability(start)
+        coming = self.coming[sequence.key][start : start + 8]
+        return [token if self.rng.random() < sure else (token + 1) % 256 for token in coming]
+
+    def took_ms(self, step: Step) -> float:
+        """How long the device took in a step, which is over then."""
+        device_ms = self.step_ms(step.load.num_decodes) * self.rng.uniform(0.95, 1.05) + 0.5 * step.load.prefill_tokens
+        self.now_s += (device_ms + ENGINE_MS + DRAFT_MS * len(step.rows.drafts)) / 1e3
+        return device_ms
+
+    def rounds(self) -> list[float]:
+        """The seconds of each round."""
+        times = []
+        for _ in range(ROUNDS):
+            for _ in range(self.num_sequences):
+                job = Job((1, 2, 3, 4, len(self.driver.sampled)), SamplingParams(max_tokens=LENGTH))
+                (key,) = self.driver.add(job)
+                self.coming[key] = tokens_of(job.prompt[-1])
+            started = self.now_s
+            while (step := self.driver.step()) is not None:
+                self.driver.scheduler.end_step(step)
+            times.append(self.now_s - started)
+        return times
+
+
+def tokens_of(last: int) -> list[int]:
+    """What is sampled behind a prompt that ends so."""
+    if not TOKENS:
+        driver = Driver(FakeExecutor(ExecutorLimits(16, 1024, 64, 1024)), 1024)
+        for i in range(16 * ROUNDS):
+            driver.add(Job((1, 2, 3, 4, i), SamplingParams(max_tokens=LENGTH)))
+        driver.run()
+        TOKENS.update({key: driver.tokens(key) for key in driver.sampled})
+    return TOKENS[last]
+
+
+TOKENS: dict[int, list[int]] = {}
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.5, 0.8])
+@pytest.mark.parametrize("name", MACHINES)
+def test_guesses_cost_a_busy_server_a_fiftieth_at_most(name: str, probability: float) -> None:
+    """Once it knows the machine, which is after the first round."""
+    plain = World(MACHINES[name], 16, None).rounds()
+    world = World(MACHINES[name], 16, lambda start: probability)
+    guessing = world.rounds()
+    assert sum(guessing[1:]) <= 1.02 * sum(plain[1:])
+    assert world.asked_at
+
+
+def test_right_guesses_save_time_where_rows_are_cheap() -> None:
+    plain = World(MACHINES["small model"], 4, None).rounds()
+    guessing = World(MACHINES["small model"], 4, lambda start: 0.95).rounds()
+    assert sum(guessing) < 0.6 * sum(plain)
+
+
+def test_guesses_come_back_when_they_are_right_again() -> None:
+    """The first third of each answer is new, and what follows repeats itself."""
+    world = World(MACHINES["small model"], 1, lambda start: 0.0 if start < LENGTH // 3 else 1.0)
+    world.rounds()
+    stats = world.driver.scheduler.drafts
+    assert stats is not None
+    early = [start for start in world.asked_at if start < LENGTH // 3]
+    assert len(early) < ROUNDS * LENGTH // 3 // 2, "questions that lose time are few"
+    assert stats.stats.right_total > ROUNDS * LENGTH // 3, "half of what is repeated"
+
+
+def test_pauses_grow_while_questions_lose_and_end_with_one_that_wins() -> None:
+    balance = Balance()
+    asked = []
+    for step in range(2000):
+        if balance.may_ask(0):
+            asked.append(step)
+            balance.note(0, -1.0, 1.0)
+    gaps = [later - sooner for sooner, later in itertools.pairwise(asked)]
+    assert gaps == sorted(gaps)
+    assert 5 < len(asked) < 16
+    while not balance.may_ask(0):
+        pass
+    for _ in range(20):
+        balance.note(0, 8.0, 1.0)
+    assert all(balance.may_ask(0) for _ in range(20))
+
+
+def test_new_sequences_wait_while_others_lose_and_one_that_ended_is_forgotten() -> None:
+    balance = Balance()
+    assert balance.may_ask(0)
+    for _ in range(20):
+        balance.note(0, -1.0, 1.0)
+    assert not balance.may_ask(1)
+    assert balance.least_wait([0, 1]) > 0
+    balance.ended(0)
+    balance.note(0, 8.0, 1.0)  # nobody's
+    assert not balance.may_ask(2)
