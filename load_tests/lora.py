@@ -1,6 +1,7 @@
 """Measures what LoRA adapters cost: the same streams without an adapter, all with one, and spread over several.
 
-The adapters are random ones of all linear layers that can have one.
+The adapters are random ones of all linear layers that can have one. A loaded model decodes the three again and again,
+so that a share is of two speeds of the same seconds.
 
     python load_tests/lora.py ./my-model --adapters 8 --rank 16 --streams 32 --tidewheel-formats int8,int4
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,9 +39,11 @@ def main(arguments: Sequence[str]) -> int:
     """Measure, and print a table; 1 if nothing could be measured."""
     given = _parse(arguments)
     description = describe(open_source(str(given.model)).config)
+    counts = (0, 1, given.adapters)
     scenarios = [
-        Scenario(f"{count} adapters", given.streams, _PROMPT_TOKENS, given.tokens, count)
-        for count in (0, 1, given.adapters)
+        Scenario(_scenario(count, turn), given.streams, _PROMPT_TOKENS, given.tokens, count)
+        for turn in range(given.turns)
+        for count in counts
     ]
     own, is_file = interpreter(given.tidewheel) or Path(sys.executable), given.model.is_file()
     contestants = [
@@ -66,7 +70,7 @@ def main(arguments: Sequence[str]) -> int:
             )
 
         run_rounds(contestants, job, given.rounds, _TIMEOUT_S, say)
-    sys.stdout.write(_report(contestants, scenarios, given.rank))
+    sys.stdout.write(_report(contestants, counts, given.turns, given.rank))
     return 0 if any(contestant.figures for contestant in contestants) else 1
 
 
@@ -77,7 +81,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=64, help="of each answer")
-    parser.add_argument("--rounds", type=int, default=3, help="times that each takes its turn")
+    parser.add_argument("--turns", type=int, default=3, help="times that a loaded model decodes each [%(default)s]")
+    parser.add_argument("--rounds", type=int, default=3, help="times that each engine is loaded, in turn [%(default)s]")
     for peer in (TIDEWHEEL, VLLM):
         parser.add_argument(f"--{peer.name}", type=Path, metavar="VENV", help=f"virtual environment with {peer.name}")
         parser.add_argument(
@@ -108,21 +113,38 @@ def _make(folder: Path, description: ModelDescription, rank: int, seed: int) -> 
     return folder
 
 
-def _report(contestants: Sequence[Contestant], scenarios: Sequence[Scenario], rank: int) -> str:
-    """Tokens a second, medians of all rounds, and their shares of those without adapters."""
-    rows = [["", *(f"{scenario.name}, rank {rank}" for scenario in scenarios)]]
-    for contestant in contestants:
-        spreads = [contestant.spread(scenario.name) for scenario in scenarios]
-        base = spreads[0]
-        rows.append([contestant.name, *(_cell(spread, base) for spread in spreads)])
+def _scenario(count: int, turn: int) -> str:
+    return f"{count} adapters, turn {turn + 1}"
+
+
+def _report(contestants: Sequence[Contestant], counts: Sequence[int], turns: int, rank: int) -> str:
+    """Tokens a second, medians of all turns, and the shares that turns reached of their own speeds without adapters."""
+    rows = [
+        ["", *(f"{count} adapters, rank {rank}" for count in counts)],
+        *([contestant.name, *(_cell(contestant, count, turns) for count in counts)] for contestant in contestants),
+    ]
     failures = [f"{c.name}: {failure}" for c in contestants for failure in c.failures]
     return text.table(rows) + "".join(f"{failure}\n" for failure in failures)
 
 
-def _cell(spread: Spread | None, base: Spread | None) -> str:
-    if spread is None:
+def _cell(contestant: Contestant, count: int, turns: int) -> str:
+    def figures(count: int) -> list[list[float]]:
+        return [contestant.figures.get(_scenario(count, turn), []) for turn in range(turns)]
+
+    rates = [rate for turn in figures(count) for rate in turn]
+    if not rates:
         return "-"
-    return f"{spread.median:.1f}" + ("" if base is None else f" ({spread.median / base.median:.3f})")
+    shares = [
+        rate / base
+        for own, bases in zip(figures(count), figures(0), strict=True)
+        if len(own) == len(bases)
+        for rate, base in zip(own, bases, strict=True)
+    ]
+    said = f"{statistics.median(rates):.1f}"
+    if count == 0 or not shares:
+        return said
+    spread = Spread.of(shares)
+    return f"{said} ({spread.median:.3f}, {spread.min:.3f} to {spread.max:.3f})"
 
 
 if __name__ == "__main__":
