@@ -92,16 +92,21 @@ enum class Epilogue : int {
 // Columns of what an adapter adds are packed in stripes of this many.
 constexpr int kStripe = 16;
 
+// A stripe has zeros up to a multiple of so many values, with which h is multiplied as far as that. Each `low_rank_step`
+// values are side by side.
+constexpr int kLowRankValues = 4;
+constexpr int low_rank_step(DType type) { return type == DType::kBFloat16 ? 2 : 1; }
+
 // What an adapter adds to some columns of a product: y += h B, with the values of h from `first` on.
 struct LowRankStripe {
-  const void* b = nullptr;  // [count, kStripe]
+  const void* b = nullptr;  // [count / step, kStripe, step]
   int first = 0, count = 0;
 };
 
 // What is added to one row of a product.
 struct LowRankRow {
   const LowRankStripe* stripes = nullptr;  // of all packed columns; null: nothing is added
-  const float* h = nullptr;
+  const void* h = nullptr;                 // what `store_low_rank` made
   DType type = DType::kFloat32;            // of B
 };
 
@@ -136,6 +141,7 @@ struct ProjectArgs {
   DType type;             // of A
   int count;
   float* const* h;        // [rows], each [count]
+  const void* next = nullptr;  // where the caller goes on reading of an A [.., k], which is then fetched; null: nowhere
 };
 
 struct PackWeightsArgs {
@@ -390,6 +396,8 @@ struct Kernels {
   void (*pack_inputs)(const WeightFormat&, const PackInputsArgs&, int row_begin, int row_end);
   void (*gemm)(const WeightFormat&, const GemmArgs&);
   void (*project)(const ProjectArgs&);
+  // Puts values of h from `first` on into a row for `LowRankRow::h`, as B of that type is multiplied by them.
+  void (*store_low_rank)(DType, const float* h, int first, int count, void* row);
   void (*normalize)(const Norm&, float* x, int size);
   // y += scale * norm(x); x is normalized in place.
   void (*add_normalized)(const Norm&, float* x, int size, float scale, float* y);

@@ -1,6 +1,7 @@
 // What adapters add to a tile of products. It depends only on a product's own row and column.
 #pragma once
 
+#include "kernels/element.h"
 #include "kernels/kernels.h"
 #include "simd.h"
 
@@ -11,43 +12,40 @@ constexpr int kStripeRows = 4;
 
 // Adds B h to some rows of a tile: `h` and `y` are theirs.
 template <typename T, int ROWS>
-TW_INLINE void add_stripe(const LowRankStripe& stripe, const float* const* h, float* const* y) {
-  constexpr int kVectors = kStripe / kLanes;
-  for (int v = 0; v < kVectors; ++v) {
-    // Even and odd values have sums of their own: one chain of additions would be waited for.
+TW_INLINE void add_stripe(const LowRankStripe& stripe, const void* const* h, float* const* y) {
+  using E = Element<T>;
+  constexpr int kTogether = 2 * E::kStep;
+  static_assert(kLowRankValues % kTogether == 0);
+  for (int v = 0; v < kStripe; v += kLanes) {
+    // Even and odd steps have sums of their own: one chain of additions would be waited for.
     F sums[2][ROWS];
 #pragma GCC unroll 4
     for (int r = 0; r < ROWS; ++r) sums[0][r] = sums[1][r] = zero();
-    const T* b = static_cast<const T*>(stripe.b) + v * kLanes;
-    const int end = stripe.first + stripe.count;
-    int i = stripe.first;
-    for (; i + 2 <= end; i += 2, b += 2 * kStripe) {
-      const F even = load(b), odd = load(b + kStripe);
+    const T* b = static_cast<const T*>(stripe.b) + v * E::kStep;
+    for (int i = stripe.first; i < stripe.first + stripe.count; i += kTogether, b += kTogether * kStripe) {
+      const typename E::Vector even = E::load_step(b), odd = E::load_step(b + E::kStep * kStripe);
 #pragma GCC unroll 4
       for (int r = 0; r < ROWS; ++r) {
-        sums[0][r] = fma(even, set1(h[r][i]), sums[0][r]);
-        sums[1][r] = fma(odd, set1(h[r][i + 1]), sums[1][r]);
+        const auto* const values = static_cast<const typename E::Activation*>(h[r]) + i;
+        sums[0][r] = E::dot(sums[0][r], even, values);
+        sums[1][r] = E::dot(sums[1][r], odd, values + E::kStep);
       }
-    }
-    if (i < end) {
-      const F last = load(b);
-#pragma GCC unroll 4
-      for (int r = 0; r < ROWS; ++r) sums[0][r] = fma(last, set1(h[r][i]), sums[0][r]);
     }
 #pragma GCC unroll 4
     for (int r = 0; r < ROWS; ++r) {
-      float* const at = y[r] + v * kLanes;
+      float* const at = y[r] + v;
       store(at, add(load(at), add(sums[0][r], sums[1][r])));
     }
   }
 }
 
 template <typename T>
-TW_INLINE void add_panel(const LowRankStripe* stripes, const float* const* h, float* const* y, int rows) {
+TW_INLINE void add_panel(const LowRankStripe* stripes, const void* const* h, float* const* y, int rows) {
   for (int s = 0; s < kPanel / kStripe; ++s) {
     // The next panel's stripes lie behind these. Until then much else is read.
-    const char* const later = static_cast<const char*>(stripes[s].b) + kPanel * stripes[s].count * sizeof(T);
-    for (size_t i = 0; i < kStripe * stripes[s].count * sizeof(T); i += 64) prefetch(later + i);
+    const size_t bytes = (stripes[s].count + kLowRankValues - 1) / kLowRankValues * kLowRankValues * kStripe * sizeof(T);
+    const char* const later = static_cast<const char*>(stripes[s].b) + kPanel / kStripe * bytes;
+    for (size_t i = 0; i < bytes; i += 64) prefetch(later + i);
     float* at[kStripeRows];
     for (int r = 0; r < rows; ++r) at[r] = y[r] + s * kStripe;
     switch (rows) {
@@ -67,7 +65,7 @@ TW_INLINE void add_to_rows(const LowRankRow* rows, int count, int panel, float* 
   while (left) {
     // The first of them, with others of the same adapter.
     const LowRankRow& row = rows[__builtin_ctzll(left)];
-    const float* h[kStripeRows];
+    const void* h[kStripeRows];
     float* y[kStripeRows];
     int together = 0;
     for (uint64_t next = left; next && together < kStripeRows; next &= next - 1) {

@@ -158,7 +158,10 @@ void fill_stripe(const Layout& layout, size_t first_column, const LowRankStripe&
     const LowRankUpdate& update = *column.update;
     const Projection& projection = layout.projections[column.projection];
     const int first = projection.first - stripe.first;
-    const auto store = [&](int value, float x) { store_as(type, b, size_t(first + value) * kStripe + c, x); };
+    const auto store = [&](int value, float x) {
+      const int step = low_rank_step(type), at = first + value;
+      store_as(type, b, size_t(at / step * kStripe + c) * step + at % step, x);
+    };
     for (int j = 0; j < update.rank; ++j) {
       store(j, update.b[size_t(column.row) * update.rank + j]);
     }
@@ -185,7 +188,7 @@ Adapter::Adapter(const Weights& weights, DType type, const AdapterContent& conte
   }
   const size_t a_elements = size_t(table->rows) * rank_, b_elements = size_t(size_) * rank_;
   const auto a_bytes = [&](const Layout& layout) { return round_up(layout.values() * layout.linear->k * element, 64); };
-  const auto b_bytes = [&](const LowRankStripe& stripe) { return round_up(stripe.count * kStripe * element, 64); };
+  const auto b_bytes = [&](const LowRankStripe& stripe) { return round_up(stripe.count, kLowRankValues) * kStripe * element; };
   const auto rounded = [&](size_t elements) { return round_up(elements * element, 64); };
   size_t bytes = rounded(a_elements) + rounded(b_elements) +
                  rounded(matrix_elements) * (content.embed.has_value() + content.head.has_value());

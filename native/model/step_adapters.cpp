@@ -12,6 +12,9 @@ namespace {
 // Values of h that a worker computes at a time where there are few rows: so all workers have something to do.
 constexpr int kChunk = 8;
 
+// Values of h that are computed before they are scaled.
+constexpr int kSome = 64;
+
 // Logits that a worker computes at a time, of a head of an adapter's own.
 constexpr int kLogits = 256;
 
@@ -26,7 +29,7 @@ void StepAdapters::allocate(const std::map<const Linear*, std::string>& matrices
   }
   workers_ = workers;
   most_values_ = most_tensors * (max_rank + 2);  // with a bias and a shift
-  stride_ = round_up(most_values_, 16);
+  stride_ = round_up(most_values_ + kLowRankValues, 16);
   scratch_stride_ = round_up(most_inputs, 16);
   const size_t most_rows = workspace_.rows() * rows_per_token_;
   values_ = Arena(most_rows * stride_ * sizeof(float));
@@ -182,7 +185,18 @@ void StepAdapters::project_blocks(Worker& worker, Assignment& assigned, int64_t 
     if (!part || first >= part->values) return;
     const float* x[kBlockRows];
     inputs_of(block, x);
-    project_block(block, *part, linear.k, x, first, std::min(chunk, part->values - first));
+    // What this worker probably takes next.
+    const char* next = nullptr;
+    if (const int64_t later = i + workers_; later < count * chunks) {
+      const Block& other = assigned.blocks[later / chunks];
+      const Linear& its = linear_of(other);
+      const Adapter::Part* there = other.adapter->part(its);
+      const int from = static_cast<int>(later % chunks) * chunk;
+      if (there && its.k == linear.k && from < there->values) {
+        next = there->a + size_t(from) * its.k * dtype_bytes(other.adapter->type());
+      }
+    }
+    project_block(block, *part, linear.k, x, first, std::min(chunk, part->values - first), next);
   });
 }
 
@@ -200,14 +214,25 @@ void StepAdapters::inputs(Worker& worker, const Block& block, int k, const Rows&
 }
 
 void StepAdapters::project_block(const Block& block, const Adapter::Part& part, int k, const float* const* x, int first,
-                                 int count) {
-  float* out[kBlockRows];
-  for (int r = 0; r < block.count; ++r) out[r] = h(block.rows[r]) + first;
+                                 int count, const char* next) {
   const DType type = block.adapter->type();
-  kernels_.project({x, block.count, k, part.a + size_t(first) * k * dtype_bytes(type), type, count, out});
-  for (int r = 0; r < block.count; ++r) {
-    for (int j = 0; j < count; ++j) out[r][j] = part.scale[first + j] * (out[r][j] + part.one[first + j]);
+  const int end = first + count;
+  float values[kBlockRows][kSome];
+  float* out[kBlockRows];
+  for (int r = 0; r < block.count; ++r) out[r] = values[r];
+  for (; first < end; first += kSome) {
+    const int some = std::min(kSome, end - first);
+    const char* const a = part.a + size_t(first) * k * dtype_bytes(type);
+    const char* const later = first + some < end ? a + size_t(some) * k * dtype_bytes(type) : next;
+    kernels_.project({x, block.count, k, a, type, some, out, later});
+    for (int r = 0; r < block.count; ++r) {
+      for (int j = 0; j < some; ++j) out[r][j] = part.scale[first + j] * (out[r][j] + part.one[first + j]);
+      kernels_.store_low_rank(type, out[r], first, some, h(block.rows[r]));
+    }
   }
+  if (end < part.values) return;
+  constexpr float kZeros[kLowRankValues] = {};
+  for (int r = 0; r < block.count; ++r) kernels_.store_low_rank(type, kZeros, end, kLowRankValues, h(block.rows[r]));
 }
 
 void StepAdapters::own_logits(Worker& worker, const Linear& head, const Rows& rows, const Output& output) {

@@ -99,8 +99,9 @@ class StepAdapters {
   template <typename LinearOf, typename InputsOf>
   void project_blocks(Worker& worker, Assignment& assigned, int64_t count, int most, LinearOf&& linear_of,
                       InputsOf&& inputs_of);
-  void project_block(const Block& block, const Adapter::Part& part, int k, const float* const* x, int first, int count);
-  float* h(int row) const { return reinterpret_cast<float*>(values_.data()) + row * stride_; }
+  void project_block(const Block& block, const Adapter::Part& part, int k, const float* const* x, int first, int count,
+                     const char* next);
+  char* h(int row) const { return values_.data() + row * stride_ * sizeof(float); }
 
   const Kernels& kernels_;
   Workspace& workspace_;

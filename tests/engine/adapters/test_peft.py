@@ -131,6 +131,19 @@ def test_every_level_computes_the_merged_model(device: str) -> None:
     check(loaded(device, "llama", 0).logits(TOKENS, adapter=0), lora_zoo.logits("llama", TOKENS, merged=True))
 
 
+@pytest.mark.parametrize(("dtype", "share"), [("bfloat16", 0.01), ("float16", 0.002)])
+@pytest.mark.parametrize("device", _DEVICES[1:])
+def test_adapters_of_16_bits_change_logits_by_what_rounding_allows(device: str, dtype: str, share: float) -> None:
+    limits = LoraLimits(max_loras=1, max_rank=16, dtype=dtype)
+    running = Harness(load(make_device(device), models_zoo.folder("qwen3_next"), lora=limits))
+    assert isinstance(running.executor, LoraExecutor)
+    fields = _FIELDS["qwen3_next"]
+    description = describe(read_config(models_zoo.folder("qwen3_next")), None)
+    running.executor.load_lora(0, read_peft_folder(lora_zoo.folder("qwen3_next", 0, **fields), description, 16))
+    found, expected = running.logits(TOKENS, adapter=0), lora_zoo.logits("qwen3_next", TOKENS, **fields)
+    assert np.abs(found - expected).mean() < share * np.abs(expected - running.logits(TOKENS)).mean()
+
+
 @pytest.mark.parametrize(
     "fields",
     [
