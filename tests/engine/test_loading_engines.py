@@ -167,7 +167,7 @@ class OneFile:
         self.weights_of_the_file: WeightSource | None = None
         self._generation = generation
 
-    def generation(self) -> GenerationConfig:
+    def generation(self, config: Mapping[str, Any] | None = None) -> GenerationConfig:
         return self._generation
 
     def tokenizer(self) -> Tokenizer:

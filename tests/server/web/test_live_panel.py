@@ -323,6 +323,7 @@ def test_the_facts_name_the_replica_that_told_them(demo_server: ServerProcess, o
     expect(figure(page, "running")).to_have_text("0")
     assert len(sessions) >= 2
     assert len({*sessions}) == 1  # so all figures are of one replica
+    page.unroute_all(behavior="wait")  # or the page is closed while it asks, which would fail another test
 
 
 def test_the_facts_need_the_key_that_the_api_needs(start_server: StartServer, open_page: OpenPage) -> None:
