@@ -1,6 +1,8 @@
 // h = A x, the first of an adapter's two products. A value depends only on its row of x and its row of A.
 #include "kernels/low_rank.h"
 
+#include <type_traits>
+
 #include "kernels/table.h"
 
 namespace tidewheel::TW_ISA {
@@ -34,8 +36,35 @@ TW_INLINE void put_values(const ProjectArgs& args, int row, int value, const T* 
   }
 }
 
+// So many inputs of rows of A and x that are multiplied at a time.
+template <typename T>
+struct SingleInputs {
+  static constexpr int kCount = kLanes;
+  TW_INLINE F weights(const T* a) { return load(a); }
+  TW_INLINE F inputs(const float* x) { return load(x); }
+  TW_INLINE F multiply(F sum, F weights, F inputs) { return fma(weights, inputs, sum); }
+};
+
+// Where products of bfloat16 are sums of pairs: x is rounded to it. `Floats` is a parameter because other levels lack some
+// of the functions used here.
+template <typename Floats>
+struct PairedInputs {
+  static constexpr int kCount = 2 * kLanes;
+  TW_INLINE Pairs weights(const bf16* a) { return load_pairs(a); }
+  TW_INLINE Pairs inputs(const float* x) {
+    const Floats low = load(x), high = load(x + kLanes);
+    return to_pairs(low, high);
+  }
+  TW_INLINE Floats multiply(Floats sum, Pairs weights, Pairs inputs) { return dot_pairs(sum, weights, inputs); }
+};
+
+template <typename T>
+using InputsOf =
+    std::conditional_t<sizeof(typename Element<T>::Activation) == sizeof(bf16), PairedInputs<F>, SingleInputs<T>>;
+
 template <typename T, int ROWS, int VALUES>
 void project_some(const ProjectArgs& args, int row, int value) {
+  using X = InputsOf<T>;
   const int k = args.k;
   const T* a = static_cast<const T*>(args.a) + size_t(value) * k;
   const T* next = next_rows<T, VALUES>(args, row, value);
@@ -46,71 +75,29 @@ void project_some(const ProjectArgs& args, int row, int value) {
     for (int j = 0; j < VALUES; ++j) sums[r][j] = zero();
   }
   int i = 0;
-  for (; i + kLanes <= k; i += kLanes) {
-    F weights[VALUES];
+  for (; i + X::kCount <= k; i += X::kCount) {
+    decltype(X::weights(a)) weights[VALUES];
 #pragma GCC unroll 4
-    for (int j = 0; j < VALUES; ++j) weights[j] = load(a + size_t(j) * k + i);
+    for (int j = 0; j < VALUES; ++j) weights[j] = X::weights(a + size_t(j) * k + i);
     if (i * sizeof(T) % 64 == 0) {
 #pragma GCC unroll 4
       for (int j = 0; j < VALUES; ++j) prefetch(next + size_t(j) * k + i);
     }
 #pragma GCC unroll 4
     for (int r = 0; r < ROWS; ++r) {
-      const F x = load(args.x[row + r] + i);
+      const auto x = X::inputs(args.x[row + r] + i);
 #pragma GCC unroll 4
-      for (int j = 0; j < VALUES; ++j) sums[r][j] = fma(weights[j], x, sums[r][j]);
+      for (int j = 0; j < VALUES; ++j) sums[r][j] = X::multiply(sums[r][j], weights[j], x);
     }
   }
   put_values(args, row, value, a, i, sums);
-}
-
-// The same where products of bfloat16 are sums of pairs: x is rounded to it. `Floats` is a parameter because other levels
-// lack some of the functions used here.
-template <typename Floats, int ROWS, int VALUES>
-void project_pairs(const ProjectArgs& args, int row, int value) {
-  const int k = args.k;
-  const bf16* a = static_cast<const bf16*>(args.a) + size_t(value) * k;
-  const bf16* next = next_rows<bf16, VALUES>(args, row, value);
-  Floats sums[ROWS][VALUES];
-#pragma GCC unroll 4
-  for (int r = 0; r < ROWS; ++r) {
-#pragma GCC unroll 4
-    for (int j = 0; j < VALUES; ++j) sums[r][j] = zero();
-  }
-  int i = 0;
-  for (; i + 2 * kLanes <= k; i += 2 * kLanes) {
-    Pairs weights[VALUES];
-#pragma GCC unroll 4
-    for (int j = 0; j < VALUES; ++j) {
-      weights[j] = load_pairs(a + size_t(j) * k + i);
-      prefetch(next + size_t(j) * k + i);
-    }
-#pragma GCC unroll 4
-    for (int r = 0; r < ROWS; ++r) {
-      const float* const x = args.x[row + r] + i;
-      const Floats low = load(x), high = load(x + kLanes);
-      const auto pairs = to_pairs(low, high);
-#pragma GCC unroll 4
-      for (int j = 0; j < VALUES; ++j) sums[r][j] = dot_pairs(sums[r][j], weights[j], pairs);
-    }
-  }
-  put_values(args, row, value, a, i, sums);
-}
-
-template <typename T, int ROWS, int VALUES>
-void project_values(const ProjectArgs& args, int row, int value) {
-  if constexpr (sizeof(typename Element<T>::Activation) == sizeof(bf16)) {
-    project_pairs<F, ROWS, VALUES>(args, row, value);
-  } else {
-    project_some<T, ROWS, VALUES>(args, row, value);
-  }
 }
 
 template <typename T, int ROWS>
 void project_rows(const ProjectArgs& args, int row) {
   int value = 0;
-  for (; value + kMostValues <= args.count; value += kMostValues) project_values<T, ROWS, kMostValues>(args, row, value);
-  for (; value < args.count; ++value) project_values<T, ROWS, 1>(args, row, value);
+  for (; value + kMostValues <= args.count; value += kMostValues) project_some<T, ROWS, kMostValues>(args, row, value);
+  for (; value < args.count; ++value) project_some<T, ROWS, 1>(args, row, value);
 }
 
 template <typename T>
