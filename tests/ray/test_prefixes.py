@@ -50,6 +50,29 @@ def test_a_text_is_split_into_pieces() -> None:
     assert keys_of(prompt="x" * 2_000_000) == Keys()
 
 
+def test_tokens_are_split_into_pieces() -> None:
+    """A number for each token would name the beginning of the first few alone, and take a proxy a second."""
+    first = keys_of(prompt=[*range(256)])
+    longer, other = keys_of(prompt=[*range(700)]), keys_of(prompt=[*range(10), *range(1000, 1690)])
+    assert [*longer.prefixes][:1] == [*first.prefixes]
+    assert (len(first.prefixes), len(longer.prefixes)) == (1, 3)
+    assert {*longer.prefixes}.isdisjoint(other.prefixes)
+
+
+def test_very_many_messages_are_known_by_those_that_were_looked_at() -> None:
+    assert keys_of(messages=[{}] * 5000) == keys_of(messages=[{}] * 2048)
+    assert keys_of(messages=[{}] * 2047) != keys_of(messages=[{}] * 2048)
+
+
+def test_a_body_that_is_nested_deeply_has_no_prefix() -> None:
+    nested: Any = "x"
+    for _ in range(400):
+        nested = [nested]
+    for field in ("messages", "tools", "input"):
+        keys = keys_of(model="m", prompt_cache_key="k", **{field: [nested]})
+        assert keys == Keys(keys_of(prompt_cache_key="k").session, model_key("m"), [])
+
+
 def test_a_session_is_the_same_in_the_header_and_in_the_body() -> None:
     of_header = session_key([(b"X-Session-Id", b"one")])
     assert of_header == keys_of(prompt_cache_key="one").session

@@ -1,7 +1,7 @@
 """What a request's prompt begins with, as numbers that proxies and replicas exchange.
 
-The numbers are a chain: each stands for one more message, or for one more piece of a text. So two requests have the
-same number only if all before it is the same too. Prompts are not tokenized here: proxies have no model.
+The numbers are a chain: each stands for one more message, or for one more piece of a text or of tokens. So two requests
+have the same number only if all before it is the same too. Prompts are not tokenized here: proxies have no model.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 import struct
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import orjson
@@ -26,6 +27,8 @@ LONGEST_BODY = 1 << 20
 """Bytes of a body that is looked at. Longer ones are routed by their session alone."""
 
 _PIECE = 1024  # characters of a text
+_TOKENS = 256  # of a prompt that is given as tokens; as many as such a text has
+_MOST_PARTS = 2048  # of a prompt that are looked at: proxies do nothing else meanwhile
 _FIRST, _LAST = 4, 28  # of a chain's numbers that are kept
 _SESSION_HEADERS = (b"x-session-id", b"x_session_id")  # as Serve reads it
 _LONGEST_SESSION = 256
@@ -59,7 +62,10 @@ def body_keys(body: bytes) -> Keys:
     session = _session(request.get("prompt_cache_key"))
     name = request.get("model")
     model = model_key(name) if isinstance(name, str) and name else None
-    numbers = [*_chain(model or 0, _parts(request))]
+    try:
+        numbers = [*_chain(model or 0, islice(_parts(request), _MOST_PARTS))]
+    except orjson.JSONEncodeError:  # it is nested deeper than orjson writes, but not than it reads
+        numbers = []
     return Keys(
         session=session,
         model=model,
@@ -84,6 +90,8 @@ def _parts(request: Mapping[str, Any]) -> Iterator[bytes]:
             yield from (
                 content[begin : begin + _PIECE].encode("utf-8", "replace") for begin in range(0, len(content), _PIECE)
             )
+        elif isinstance(content, list) and content and isinstance(content[0], int):
+            yield from (orjson.dumps(content[begin : begin + _TOKENS]) for begin in range(0, len(content), _TOKENS))
         elif isinstance(content, list):
             yield from map(orjson.dumps, content)
 
