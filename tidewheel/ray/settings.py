@@ -43,7 +43,6 @@ class ReplicaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     most_load: float = 1.5
     routing_stats_period_s: float = 5
     health_check_period_s: float = 10
-    request_timeout_s: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("num_replicas", "num_cpus", "max_replicas", "max_ongoing_requests"):
