@@ -79,6 +79,12 @@ def test_a_session_is_the_same_in_the_header_and_in_the_body() -> None:
     assert session_key([(b"accept", b"*/*")]) is None
 
 
+def test_long_sessions_that_begin_alike_are_not_the_same() -> None:
+    one, other = "x" * 60_000 + "1", "x" * 60_000 + "2"
+    assert keys_of(prompt_cache_key=one).session == session_key([(b"x-session-id", one.encode())])
+    assert keys_of(prompt_cache_key=one).session != keys_of(prompt_cache_key=other).session
+
+
 @given(
     st.binary(max_size=200)
     | st.recursive(st.none() | st.text() | st.integers(), st.lists).map(json.dumps).map(str.encode)

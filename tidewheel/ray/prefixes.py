@@ -31,7 +31,6 @@ _TOKENS = 256  # of a prompt that is given as tokens; as many as such a text has
 _MOST_PARTS = 2048  # of a prompt that are looked at: proxies do nothing else meanwhile
 _FIRST, _LAST = 4, 28  # of a chain's numbers that are kept
 _SESSION_HEADERS = (b"x-session-id", b"x_session_id")  # as Serve reads it
-_LONGEST_SESSION = 256
 _HELD = 2048
 _TEXT = re.compile(r"[0-9a-f]{16}")
 
@@ -40,7 +39,7 @@ def session_key(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
     """The number of the session that headers name; None if they name none."""
     for name, value in headers:
         if name.lower() in _SESSION_HEADERS and value:
-            return hash_of(b"session " + value[:_LONGEST_SESSION])
+            return hash_of(b"session " + value)
     return None
 
 
@@ -76,7 +75,7 @@ def body_keys(body: bytes) -> Keys:
 def _session(name: Any) -> int | None:
     if not isinstance(name, str) or not name:
         return None
-    return hash_of(b"session " + name.encode("utf-8", "replace")[:_LONGEST_SESSION])
+    return hash_of(b"session " + name.encode("utf-8", "replace"))
 
 
 def _parts(request: Mapping[str, Any]) -> Iterator[bytes]:
