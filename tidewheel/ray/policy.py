@@ -68,8 +68,8 @@ class PrefixPolicy(Generic[Replica]):
     """Sends a request to the replica that computed its conversation's prefix, with bounded load.
 
     In this order: a replica that took the session, or the longest known prefix, or that has the adapter; the session's
-    place on a hash ring, which is the same for all routers; the better of two random replicas. Only the last may get
-    more than `most_load` times the mean. `seed` is for tests.
+    place on a hash ring, which is the same for all routers; the better of two random replicas. None gets more than
+    `most_load` times the mean. `seed` is for tests.
     """
 
     def __init__(self, most_load: float = 1.5, remembered: int = _REMEMBERED, seed: int | None = None) -> None:
@@ -120,7 +120,11 @@ class PrefixPolicy(Generic[Replica]):
             replica = self._ring.find(keys.session, lambda replica: self.loads[replica] < limit)
             if replica is not None:
                 return replica
-        return self._better_of_two(self._replicas)
+        best = self._better_of_two(self._replicas)
+        if self.loads[best] < limit:
+            return best
+        with_room = [replica for replica in self._replicas if self.loads[replica] < limit]
+        return self._better_of_two(with_room or self._replicas)
 
     def took(self, replica: Replica, keys: Keys) -> None:
         """Remember that a replica took a request."""
