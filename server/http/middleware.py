@@ -31,6 +31,11 @@ _METHODS_WITHOUT_JSON = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})  # brows
 _SHOWN = 100  # most characters to repeat of what a client has sent
 
 
+def is_request_id(text: str) -> bool:
+    """Whether a client's `x-request-id` is taken: it comes back in headers and in the log."""
+    return _REQUEST_ID.fullmatch(text) is not None
+
+
 class RequestId:
     """Gives each request an id, and answers requests whose handlers fail.
 
@@ -64,7 +69,7 @@ class RequestId:
         if self._root_path:
             scope["root_path"] = self._root_path
         request_id = Headers(scope=scope).get("x-request-id", "")
-        if not _REQUEST_ID.fullmatch(request_id):
+        if not is_request_id(request_id):
             request_id = uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
         names = (b"x-request-id", b"request-id") if self._send_header else ()

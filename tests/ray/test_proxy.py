@@ -39,7 +39,11 @@ class Replicas:
 
 
 def ask(
-    app: ASGIApp, pieces: Sequence[bytes] = (BODY,), path: str = "/v1/chat/completions", **headers: str
+    app: ASGIApp,
+    pieces: Sequence[bytes] = (BODY,),
+    path: str = "/v1/chat/completions",
+    method: str = "POST",
+    **headers: str,
 ) -> list[Message]:
     sent: list[Message] = []
     messages: list[Message] = [
@@ -52,8 +56,8 @@ def ask(
     async def send(message: Message) -> None:
         sent.append(message)
 
-    named = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-    scope = {"type": "http", "method": "POST", "path": path, "headers": named, "state": {}}
+    named = [(name.replace("_", "-").encode(), value.encode("latin-1")) for name, value in headers.items()]
+    scope = {"type": "http", "method": method, "path": path, "headers": named, "state": {}}
     asyncio.run(ProxyMiddleware(app)(scope, receive, send))
     return sent
 
@@ -75,6 +79,38 @@ def test_a_request_that_got_nothing_is_repeated() -> None:
     replicas = Replicas([], [START, EVENT, END])
     assert ask(replicas) == [START, EVENT, END]
     assert replicas.bodies == [BODY, BODY]
+
+
+@pytest.mark.parametrize("method", ["GET", "DELETE"])
+def test_a_request_without_a_body_is_repeated_too(method: str) -> None:
+    replicas = Replicas([], [START, END])
+    assert ask(replicas, [b""], "/v1/models", method) == [START, END]
+    assert all(HEADER not in headers for headers in replicas.headers)
+
+
+def test_clients_do_not_command_serve() -> None:
+    replicas = Replicas([START, END])
+    ask(
+        replicas,
+        x_request_disconnect_disabled="?1",
+        x_request_timeout_seconds="0",
+        serve_multiplexed_model_id="one of many",
+        x_tidewheel_prefix="0123456789abcdef,",
+        x_request_id="x" * 101,
+        accept="text/event-stream",
+    )
+    assert [name for name in replicas.headers[0] if name != HEADER] == [b"accept"]
+
+
+def test_serve_can_read_the_headers_that_it_reads() -> None:
+    replicas = Replicas([START, END])
+    ask(replicas, x_session_id="h\xe9", traceparent="\xff", x_request_id="\xe9", x_other="\xe9")
+    headers = {name: value for name, value in replicas.headers[0].items() if name != HEADER}
+    assert headers == {
+        b"x-session-id": "h\xe9".encode(),
+        b"traceparent": "\xff".encode(),
+        b"x-other": b"\xe9",  # which is the application's
+    }
 
 
 def test_it_is_not_repeated_for_ever() -> None:

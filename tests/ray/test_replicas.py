@@ -215,6 +215,14 @@ def test_a_session_stays_at_its_replica(replicas: Replicas) -> None:
         assert len(chosen) == 1
 
 
+@pytest.mark.parametrize("session", [b"h\xe9", b"x" * 30_000])
+def test_any_session_is_answered(replicas: Replicas, session: bytes) -> None:
+    hostile: Any = {"x-session-id": session, "x-request-id": b"\xe9", "serve_multiplexed_model_id": b"\xff"}
+    response = replicas.ask("Hello", headers=hostile)
+    assert response.status_code == 200
+    assert len(response.headers.get_list("x-request-id")) == 1
+
+
 def test_any_replica_tells_the_metrics_of_all(replicas: Replicas) -> None:
     def answered() -> Counter[str]:
         finished = Counter[str]()

@@ -7,6 +7,7 @@ itself when it starts Ray. Serve's routers see the head of a request alone, so i
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Iterator
 from http import HTTPStatus
 
 import orjson
@@ -15,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tidewheel.server.errors import ApiError, error_response
 from tidewheel.server.generation.frames import DONE
+from tidewheel.server.http.middleware import is_request_id
 
 from .policy import Keys
 from .prefixes import HEADER, LONGEST_BODY, body_keys, session_key, write_keys
@@ -23,6 +25,10 @@ logger = logging.getLogger("ray.serve")
 
 _ATTEMPTS = 3  # for a request whose replica died before it had sent anything
 _RETRY_AFTER_S = 1
+# Serve obeys these headers of clients. The first keeps a request running when its client has gone, the second lifts the
+# time limit of http_options, and of each name in the third a proxy keeps something for ever.
+_OF_SERVE = (b"x-request-disconnect-disabled", b"x-request-timeout-seconds", b"serve-multiplexed-model-id")
+_READ_BY_SERVE = (b"x-session-id", b"traceparent", b"tracestate")  # as UTF-8, or else the request fails
 
 
 def middlewares() -> list[Middleware]:
@@ -34,7 +40,7 @@ class ProxyMiddleware:
     """Reads a request's beginning for its keys, repeats it if its replica dies, and ends broken streams with an error.
 
     A body of up to 1 MiB is kept until its response begins. A longer one is passed on as it comes: it has no keys but
-    its session's, and is not repeated.
+    its session's, and is not repeated. Headers by which clients would command Serve are left out.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -45,9 +51,9 @@ class ProxyMiddleware:
             await self._app(scope, receive, send)
             return
         body = _Body(receive)
-        scope["headers"] = [(name, value) for name, value in scope["headers"] if name.lower() != HEADER]
+        scope["headers"] = [*_of_clients(scope["headers"])]
+        await body.read()
         if scope["method"] == "POST":
-            await body.read()
             keys = body_keys(body.content) if body.is_whole else Keys()
             if session_key(scope["headers"]) is not None:  # which the router sees
                 keys = Keys(None, keys.model, keys.prefixes)
@@ -66,6 +72,25 @@ class ProxyMiddleware:
                 return
             logger.warning("The replica of a request ended before it had answered: asking another one")
             body.rewind()
+
+
+def _of_clients(headers: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
+    """What of a request's head is passed on, so that Serve can read it and does as its operator says."""
+    for name, value in headers:
+        plain = name.lower().replace(b"_", b"-")  # as Serve compares them
+        if plain == HEADER or plain in _OF_SERVE:
+            continue
+        if plain == b"x-request-id" and not is_request_id(value.decode("latin-1")):
+            continue
+        yield name, _as_utf8(value) if plain in _READ_BY_SERVE else value
+
+
+def _as_utf8(value: bytes) -> bytes:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1").encode()
+    return value
 
 
 class _Body:
