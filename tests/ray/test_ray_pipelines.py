@@ -279,16 +279,6 @@ def test_each_node_counts_by_its_share_of_the_stages() -> None:
     assert memory_of_all(together, [3, 1]) == large  # which the node has once
 
 
-@pytest.mark.parametrize(
-    ("count", "nodes", "each"),
-    [(2, [2.0], 1), (2, [8.0, 4.0], 4), (3, [8.0, 4.0], 4), (3, [8.0, 8.0, 2.0], 2), (3, [2.0], 1), (2, [], 1)],
-)
-def test_stages_have_as_many_cores_as_each_other(count: int, nodes: list[float], each: int) -> None:
-    from tidewheel.ray.stages import cpus_of_each
-
-    assert cpus_of_each(count, nodes) == each
-
-
 @pytest.mark.sweep
 def test_the_server_command_starts_a_cluster_and_leaves_nothing(tmp_path: Path) -> None:
     folder = models_zoo.folder("llama-tied", tokenizer=True)

@@ -6,13 +6,17 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tidewheel.engine.declaring.option import listed
 from tidewheel.engine.errors import TidewheelError
+from tidewheel.server.http.options import HttpOptions
 from tidewheel.server.options.serve import ServeOptions
 
 from .cluster import connected, no_ray, own_environment
+from .room import cluster_cpus, cpus_of_replicas, room_for
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +27,8 @@ _OF_OWN_CLUSTER = {
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_LOOK_S = 0.2  # between two looks at whether all replicas run
+_TELL_S = 30.0  # between two words on what they wait for
 
 
 def run(options: ServeOptions, arguments: Sequence[str]) -> int:
@@ -32,7 +38,6 @@ def run(options: ServeOptions, arguments: Sequence[str]) -> int:
     """
     with connected(_OF_OWN_CLUSTER) as is_own:
         try:
-            import ray
             from ray import serve
         except ImportError as error:
             raise no_ray(error) from None
@@ -40,41 +45,95 @@ def run(options: ServeOptions, arguments: Sequence[str]) -> int:
         from .settings import ReplicaSettings
 
         folder = os.getcwd()
-        count = options.replicas.data_parallel_size
-        cpus = options.replicas.cpus_per_replica or max(1, int(ray.cluster_resources().get("CPU", 1)) // count)
+        count, nodes = options.replicas.data_parallel_size, cluster_cpus()
+        cpus = options.replicas.cpus_per_replica or cpus_of_replicas(count, nodes)
+        if is_own and room_for(cpus, nodes) < count:  # other clusters may grow
+            raise TidewheelError(
+                f"there is no room for {count} replicas of {cpus} cores, as Ray counts {sum(nodes):g} cores here: "
+                "lower --data-parallel-size or --cpus-per-replica, or name a cluster with RAY_ADDRESS"
+            )
         settings = ReplicaSettings(num_replicas=count, num_cpus=cpus)
         application = make_application(
             settings, arguments, own_environment(), options, folder=folder if is_own else None
         )
         with _Ending() as ending:
-            serve.start(http_options=_http_options(options))
+            address = _start_serve(serve, options.http)
+            if NAME in serve.status().applications:
+                raise TidewheelError(
+                    f"the cluster has an application {NAME} already, which this one would take the place of: end it "
+                    f"with `serve delete {NAME}`"
+                )
             try:
-                serve.run(application, name=NAME, route_prefix="/")
-            except RuntimeError as error:
-                raise TidewheelError(f"the replicas cannot be started: {_reason(serve) or error}") from error
-            http = options.http
-            address = f"{'https' if http.ssl_certfile else 'http'}://{http.host}:{http.port}"
-            logger.info("Serving on %s by %d replicas of %d cores", address, count, cpus)
-            ending.wait()
-        logger.info("Draining the replicas")
-        if is_own:
-            serve.shutdown()
-        else:
-            serve.delete(NAME)
+                if _start_replicas(serve, application, NAME, ending):
+                    logger.info("Serving on %s by %d replicas of %d cores", address, count, cpus)
+                    ending.wait()
+                    logger.info("Draining the replicas")
+            finally:
+                if is_own:
+                    serve.shutdown()
+                else:
+                    serve.delete(NAME)
     return 0
 
 
-def _http_options(options: ServeOptions) -> Mapping[str, Any]:
-    http = options.http
+def _start_serve(serve: Any, http: HttpOptions) -> str:
+    """Start Serve's proxies, unless the cluster has them; the address on which they listen. Raises TidewheelError."""
+    from ray.exceptions import RayError
+    from ray.serve.context import _get_global_client
+
     if http.port == 0:
         raise TidewheelError("--port 0 cannot be used with Ray Serve: name a port")
-    return {
+    wanted: Mapping[str, Any] = {
         "host": http.host,
         "port": http.port,
         "keep_alive_timeout_s": http.keep_alive_timeout_s,
         "ssl_certfile": http.ssl_certfile,
         "ssl_keyfile": http.ssl_keyfile or http.ssl_certfile,
     }
+    try:
+        serve.start(http_options=wanted)
+    except (RayError, RuntimeError, TimeoutError) as error:
+        raise TidewheelError(
+            f"Serve's proxies cannot listen on {http.host}:{http.port}: {_last_line(error)}; name another --host or "
+            "--port"
+        ) from error
+    found = _get_global_client().http_config
+    if flags := http.given_flags([name for name, value in wanted.items() if getattr(found, name) != value]):
+        raise TidewheelError(
+            f"{listed(flags)} cannot be used: Serve runs in this cluster already, on {found.host}:{found.port}, and "
+            "its proxies stay as they are; leave the options out, or end Serve with `serve shutdown`"
+        )
+    return f"{'https' if found.ssl_certfile else 'http'}://{found.host}:{found.port}"
+
+
+def _start_replicas(serve: Any, application: Any, name: str, ending: _Ending) -> bool:
+    """Start the replicas and wait until all of them run; whether they do, or the process was told to end meanwhile.
+
+    Raises TidewheelError.
+    """
+    from ray.exceptions import RayError
+    from ray.serve.context import _get_global_client
+    from ray.serve.exceptions import RayServeException
+    from ray.serve.schema import ApplicationStatus
+
+    try:
+        # Serve itself would wait for ever, deaf to signals.
+        target = serve.RunTarget(application, name=name, route_prefix="/")
+        serve.run_many([target], wait_for_applications_running=False)
+        told = time.monotonic()
+        while not ending.wait(_LOOK_S):
+            status = serve.status().applications[name].status
+            if status == ApplicationStatus.RUNNING:
+                _get_global_client().wait_for_proxies_serving()
+                return True
+            if status == ApplicationStatus.DEPLOY_FAILED:
+                raise TidewheelError(f"the replicas cannot be started: {_reason(serve, name)}")
+            if time.monotonic() - told >= _TELL_S:
+                told = time.monotonic()
+                logger.warning("Not all replicas run yet: %s", _reason(serve, name) or "they load the model")
+    except (RayError, RayServeException, RuntimeError, TimeoutError) as error:
+        raise TidewheelError(f"the replicas cannot be started: {_last_line(error)}") from error
+    return False
 
 
 class _Ending:
@@ -89,14 +148,18 @@ class _Ending:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def wait(self) -> None:
-        """Until a signal comes."""
-        self._event.wait()
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Until a signal comes; whether one has."""
+        return self._event.wait(timeout_s)
 
 
-def _reason(serve: Any) -> str:
-    """What Serve says of the application's replicas, of which the last lines are the error."""
-    messages = [
-        deployment.message for app in serve.status().applications.values() for deployment in app.deployments.values()
-    ]
-    return "; ".join(message.strip().splitlines()[-1] for message in messages if message.strip())
+def _reason(serve: Any, name: str) -> str:
+    """What Serve says of the application and its replicas, of which the last lines are the error."""
+    application = serve.status().applications[name]
+    messages = [deployment.message for deployment in application.deployments.values()] or [application.message]
+    return "; ".join(_last_line(message) for message in messages if message.strip())
+
+
+def _last_line(said: object) -> str:
+    lines = [line.strip() for line in str(said).splitlines() if line.strip()]
+    return lines[-1] if lines else type(said).__name__

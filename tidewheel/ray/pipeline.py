@@ -14,6 +14,7 @@ from tidewheel.engine.options import EngineOptions
 from tidewheel.server.options.replicas import ReplicaOptions
 
 from .cluster import connected, own_environment
+from .room import cluster_cpus, cpus_of_stages
 
 if TYPE_CHECKING:
     from .stages import RayHost
@@ -29,10 +30,10 @@ def stage_host(engine: EngineOptions, replicas: ReplicaOptions) -> Iterator[RayH
     """What has the stages, in the cluster that `connected` finds. Raises TidewheelError."""
     _check_cores(engine)
     with connected(_OF_OWN_CLUSTER) as is_own:
-        from .stages import RayHost, cluster_cpus, cpus_of_each
+        from .stages import RayHost
 
         count = engine.pipeline.stages
-        cpus = replicas.cpus_per_replica or cpus_of_each(count, cluster_cpus())
+        cpus = replicas.cpus_per_replica or cpus_of_stages(count, cluster_cpus())
         logger.info("Placing %d stages of %d cores", count, cpus)
         folder = os.getcwd() if is_own else None
         with RayHost(count, cpus, environment=own_environment(), folder=folder) as host:

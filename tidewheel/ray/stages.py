@@ -27,6 +27,7 @@ from tidewheel.engine.pipeline.stages import Launch, loaded_text, stage_name
 from tidewheel.engine.pipeline.step_slot import StepSlot
 from tidewheel.engine.pipeline.tcp_link import RESULTS, STEPS, TOKEN_BYTES, TcpLink, connect
 
+from .room import cluster_cpus
 from .stage_actor import LoadedWeights, StageActor, StageError, StagePlace
 
 logger = logging.getLogger(__name__)
@@ -259,22 +260,6 @@ def memory_of_all(places: Sequence[StagePlace], weights: Sequence[int]) -> Memor
         cgroup_limit=None,
         cgroup_used=None,
     )
-
-
-def cluster_cpus() -> list[float]:
-    """The cores of each node of the cluster, most first."""
-    return sorted((node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]), reverse=True)
-
-
-def cpus_of_each(count: int, nodes: Sequence[float]) -> int:
-    """Cores for each of `count` stages so that all have as many: one stage a node where there are enough nodes.
-
-    `nodes` are the cores of each, most first. At least 1, also where there is no room.
-    """
-    if len(nodes) >= count:
-        return max(int(nodes[count - 1]), 1)
-    most = int(nodes[0]) if nodes else 1
-    return next((cpus for cpus in range(most, 1, -1) if sum(int(node // cpus) for node in nodes) >= count), 1)
 
 
 def _error_of(reference: Any) -> Exception | None:

@@ -1,0 +1,31 @@
+"""Room: how many cores the nodes of a cluster have, and how many of them each stage or replica can have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def cluster_cpus() -> list[float]:
+    """The cores of each node of the cluster that Ray is connected to, most first."""
+    import ray
+
+    return sorted((node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]), reverse=True)
+
+
+def cpus_of_stages(count: int, nodes: Sequence[float]) -> int:
+    """Cores for each of `count` stages so that all have as many: one stage a node where there are enough nodes.
+
+    `nodes` are the cores of each, most first. At least 1, also where there is no room.
+    """
+    return max(int(nodes[count - 1]), 1) if len(nodes) >= count else cpus_of_replicas(count, nodes)
+
+
+def cpus_of_replicas(count: int, nodes: Sequence[float]) -> int:
+    """The same for replicas, of which a node may have several: as many cores as each of them can have."""
+    most = int(max(nodes, default=1))
+    return next((cpus for cpus in range(most, 1, -1) if room_for(cpus, nodes) >= count), 1)
+
+
+def room_for(cpus: int, nodes: Sequence[float]) -> int:
+    """How many processes with so many cores the nodes have room for."""
+    return sum(int(node // cpus) for node in nodes)
