@@ -70,11 +70,25 @@ class FolderStore:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _run(self, work: Callable[[], T]) -> T:
-        done = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        has_begun = False
+
+        def run() -> T:
+            nonlocal has_begun
+            has_begun = True
+            return work()
+
+        done = asyncio.get_running_loop().run_in_executor(self._threads, run)
         try:
-            return await asyncio.wait_for(done, _TIMEOUT_S)
-        except (asyncio.TimeoutError, TimeoutError):
-            raise StoreError(f"the store in {self.shown} has not answered for {_TIMEOUT_S:.0f} seconds") from None
+            await asyncio.wait({done}, timeout=_TIMEOUT_S)
+            if not done.done():
+                slow = (
+                    "has not answered" if has_begun else f"is busy: it has answered none of {_THREADS} earlier requests"
+                )
+                raise StoreError(f"the store in {self.shown} {slow} for {_TIMEOUT_S:g} seconds")
+        finally:
+            done.cancel()
+        try:
+            return done.result()
         except OSError as error:
             raise StoreError(f"the store in {self.shown} cannot be used: {error.strerror or error}") from error
 

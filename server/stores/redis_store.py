@@ -17,7 +17,7 @@ from .base import INSTEAD_OF_SENTINEL, PREFIX, Kind, StoreError, When, check_siz
 logger = logging.getLogger(__name__)
 
 _CONNECTIONS = 32
-_TIMEOUT_S = 5.0
+_TIMEOUT_S = 5.0  # for a connection that is free, and for an answer
 
 
 class RedisStore:
@@ -33,17 +33,21 @@ class RedisStore:
         try:
             import redis
             import redis.asyncio
+            from redis.backoff import NoBackoff
         except ImportError as error:
             hint = "pip install 'tidewheel[redis]'"
             raise TidewheelError(f"--shared-store {self.shown} needs redis-py: {hint} ({error})") from error
         settings: dict[str, Any] = {"socket_timeout": _TIMEOUT_S, "socket_connect_timeout": _TIMEOUT_S}
         if password is not None:
             settings["password"] = password
+        # One that has been idle may be closed. What took too long may have been done, and would take as long again.
+        once_more = NoBackoff(), 1, (redis.ConnectionError,)
+        self._timeouts = (redis.TimeoutError, asyncio.TimeoutError)
         self._errors = (redis.RedisError, redis.exceptions.RedisClusterException, OSError, asyncio.TimeoutError)
         self._room = asyncio.Semaphore(_CONNECTIONS)  # a cluster's client does not wait for a connection
         self._client: Any
         try:
-            with redis.Redis.from_url(url, **settings) as client:
+            with redis.Redis.from_url(url, **settings, retry=redis.retry.Retry(*once_more)) as client:
                 mode = _mode(client)
             settings["max_connections"] = _CONNECTIONS
             self._is_cluster = mode == "cluster"
@@ -57,7 +61,8 @@ class RedisStore:
                 redis.cluster.RedisCluster.from_url(url, **settings).close()  # all of its nodes can be reached
                 self._client = redis.asyncio.RedisCluster.from_url(url, **settings)
             else:
-                self._client = redis.asyncio.Redis.from_url(url, **settings)
+                retry = redis.asyncio.retry.Retry(*once_more)
+                self._client = redis.asyncio.Redis.from_url(url, **settings, retry=retry)
         except (*self._errors, ValueError) as error:
             raise TidewheelError(f"--shared-store {self.shown} cannot be used: {error}") from error
 
@@ -126,14 +131,21 @@ class RedisStore:
     async def _asked(self) -> AsyncIterator[None]:
         try:
             await asyncio.wait_for(self._room.acquire(), _TIMEOUT_S)
-            try:
-                yield
-            finally:
-                self._room.release()
+        except asyncio.TimeoutError:
+            raise StoreError(
+                f"the store at {self.shown} is busy: none of {_CONNECTIONS} connections has become free for "
+                f"{_TIMEOUT_S:g} seconds; send the request again"
+            ) from None
+        try:
+            yield
+        except self._timeouts as error:
+            raise StoreError(f"the store at {self.shown} has not answered for {_TIMEOUT_S:g} seconds") from error
         except self._errors as error:
             raise StoreError(
-                f"the store at {self.shown} cannot be used: {str(error) or 'too many wait for it'}"
+                f"the store at {self.shown} cannot be used: {str(error) or type(error).__name__}"
             ) from error
+        finally:
+            self._room.release()
 
     @asynccontextmanager
     async def _pipeline(self) -> AsyncIterator[Any]:

@@ -17,9 +17,9 @@ from system_tools import require
 
 
 @contextmanager
-def redis_server() -> Iterator[str]:
-    """The URL of an empty database, which is there until the context is left."""
-    program = shutil.which("redis-server")
+def redis_server(*, real: bool = False) -> Iterator[str]:
+    """The URL of an empty database, which is there until the context is left. `real` is for what fakeredis cannot."""
+    program = require("redis-server") if real else shutil.which("redis-server")
     with _fake_server() if program is None else _real_server(program) as port:
         yield f"redis://127.0.0.1:{port}/0"
 

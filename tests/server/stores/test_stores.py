@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from server.redis_servers import redis_cluster, redis_server
 
 from tidewheel.engine.errors import TidewheelError
 from tidewheel.server.errors import ApiError
+from tidewheel.server.stores import folder, redis_store
 from tidewheel.server.stores.base import MAX_VALUE_BYTES, Kind, SharedStore, StoreError
 from tidewheel.server.stores.opening import check_store, open_store
 
@@ -166,6 +168,53 @@ def test_a_store_that_has_gone_is_a_503() -> None:
         await store.close()
 
     asyncio.run(work())
+
+
+def test_a_redis_server_that_is_slow_and_one_that_is_busy_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_store, "_CONNECTIONS", 1)
+    monkeypatch.setattr(redis_store, "_TIMEOUT_S", 1.0)
+
+    async def work(url: str) -> list[BaseException | bytes | None]:
+        store = open_store(url, None)
+        try:
+            await store.put(THINGS, "key", b"value")
+            with redis.Redis.from_url(url) as client:
+                client.client_pause(60_000, all=True)
+            monkeypatch.setattr(redis_store, "_TIMEOUT_S", 0.2)  # for a connection; for answers there is a second
+            return await asyncio.gather(*(store.get(THINGS, "key") for _ in range(2)), return_exceptions=True)
+        finally:
+            await store.close()
+
+    with redis_server(real=True) as url:
+        slow, busy = asyncio.run(work(url))
+    assert isinstance(slow, StoreError)
+    assert isinstance(busy, StoreError)
+    assert "has not answered for" in slow.message
+    assert "is busy: none of 1 connections has become free for 0.2 seconds" in busy.message
+
+
+def test_a_folder_that_is_slow_and_one_that_is_busy_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a network file system is whose server has gone."""
+    back = threading.Event()
+    monkeypatch.setattr(folder, "_THREADS", 1)
+    monkeypatch.setattr(folder, "_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(folder, "_remove", lambda path: back.wait(30))
+
+    async def work() -> list[BaseException | bool]:
+        store = open_store(str(tmp_path), None)
+        try:
+            return await asyncio.gather(*(store.delete(THINGS, "key") for _ in range(2)), return_exceptions=True)
+        finally:
+            back.set()
+            await store.close()
+
+    slow, busy = asyncio.run(work())
+    assert isinstance(slow, StoreError)
+    assert isinstance(busy, StoreError)
+    assert slow.message.endswith("has not answered for 0.2 seconds")
+    assert busy.message.endswith("is busy: it has answered none of 1 earlier requests for 0.2 seconds")
 
 
 def test_what_cannot_be_opened_is_told_without_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
