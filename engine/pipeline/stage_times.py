@@ -90,8 +90,10 @@ class StageTimes:
         if means[slowest] > _LAGGING * means.mean():
             logger.warning(
                 "%s takes %.1f ms a step, and all stages %.1f ms on average: move layers away from it with "
-                "--pipeline-split, or give it more cores with --threads-bind",
+                "--pipeline-split%s",
                 self._names[slowest],
                 means[slowest],
                 means.mean(),
+                # Stages on several machines have as many cores as each other.
+                ", or give it more cores with --threads-bind" if self._share_clock else "",
             )

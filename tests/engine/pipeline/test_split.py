@@ -55,14 +55,17 @@ def test_each_weight_is_in_one_stage_but_for_a_tied_embedding(name: str) -> None
     assert sum(stage_bytes(spec, stage, {}) for stage in stages) == stage_bytes(spec, whole, {}) + extra
 
 
-def test_a_stage_that_lags_is_named(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("on_one_machine", [True, False])
+def test_a_stage_that_lags_is_named(on_one_machine: bool, caplog: pytest.LogCaptureFixture) -> None:
     now = [0.0]
-    times = StageTimes(["the first", "the second"], clock=lambda: now[0])
+    times = StageTimes(["the first", "the second"], share_clock=on_one_machine, clock=lambda: now[0])
     for seconds in ([0.1, 0.11], [0.1, 0.3]):
         for _ in range(100):
             now[0] += 1.0
             times.observe(np.array([(0.0, 0.0, took) for took in seconds]), 0.0, None)
-    assert [record.getMessage().split(" a step")[0] for record in caplog.records] == ["the second takes 300.0 ms"]
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.split(" a step")[0] == "the second takes 300.0 ms"
+    assert ("--threads-bind" in said) == on_one_machine  # which stages on Ray refuse
 
 
 def test_hops_are_those_whose_time_is_known() -> None:
