@@ -11,6 +11,7 @@ import hmac
 import queue
 import selectors
 import socket
+import struct
 import threading
 import time
 from collections.abc import Sequence
@@ -93,7 +94,7 @@ class TcpLink:
         self._socket.close()
 
     def _read(self) -> None:
-        with contextlib.suppress(OSError, ValueError, IndexError):
+        with contextlib.suppress(OSError, ValueError, IndexError, OverflowError, struct.error):
             while True:
                 message_bytes, num_spans = _HEAD.unpack(self._exactly(_HEAD.size))
                 if message_bytes > MOST_BYTES:

@@ -123,8 +123,10 @@ def test_an_end_that_closes_is_heard_of_again_and_again(ends: Ends) -> None:
         b"\xff" * 64,
         b"\x13\x00\x00\x00\x01" + (5).to_bytes(8, "little") + (2**40).to_bytes(8, "little") + step_message(0, 1, 4096),
         b"\x13\x00\x00\x00\x01" + bytes(8) + (16).to_bytes(8, "little") + step_message(9, 1, 4096),
+        b"\x01\x00\x00\x00\x01" + bytes(8) + (16).to_bytes(8, "little") + b"\x01",
+        b"\x13\x00\x00\x00\x01" + bytes(8) + (16).to_bytes(8, "little") + step_message(0, 1, 2**64 - 1),
     ],
-    ids=["too long", "not in its slot", "of no slot"],
+    ids=["too long", "not in its slot", "of no slot", "no whole step", "larger than any memory"],
 )
 def test_what_is_no_message_closes_the_link(said: bytes) -> None:
     ours, theirs = socket.create_server(("127.0.0.1", 0)), socket.socket()
