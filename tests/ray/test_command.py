@@ -49,11 +49,14 @@ def wait_until(condition: Callable[[], object]) -> None:
         time.sleep(0.2)
 
 
-def test_replicas_for_which_a_machine_has_no_room_are_refused(tmp_path: Path) -> None:
-    code, said = run(tmp_path, "--data-parallel-size", "1000", "--port", free_port())
+@pytest.mark.parametrize(
+    ("what", "flag"), [("replicas", "--data-parallel-size"), ("stages", "--pipeline-parallel-size")]
+)
+def test_what_a_machine_has_no_room_for_is_refused(what: str, flag: str, tmp_path: Path) -> None:
+    code, said = run(tmp_path, flag, "1000", "--port", free_port())
     assert code == 1
-    assert "there is no room for 1000 replicas of 1 cores" in said
-    assert "lower --data-parallel-size or --cpus-per-replica" in said
+    assert f"there is no room for 1000 {what} of 1 cores" in said
+    assert f"lower {flag} or --cpus-per-replica" in said
 
 
 @pytest.fixture

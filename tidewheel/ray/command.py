@@ -16,7 +16,7 @@ from tidewheel.server.http.options import HttpOptions
 from tidewheel.server.options.serve import ServeOptions
 
 from .cluster import connected, no_ray, own_environment
-from .room import cluster_cpus, cpus_of_replicas, room_for
+from .room import check_room, cluster_cpus, cpus_of_replicas
 
 logger = logging.getLogger(__name__)
 
@@ -47,11 +47,8 @@ def run(options: ServeOptions, arguments: Sequence[str]) -> int:
         folder = os.getcwd()
         count, nodes = options.replicas.data_parallel_size, cluster_cpus()
         cpus = options.replicas.cpus_per_replica or cpus_of_replicas(count, nodes)
-        if is_own and room_for(cpus, nodes) < count:  # other clusters may grow
-            raise TidewheelError(
-                f"there is no room for {count} replicas of {cpus} cores, as Ray counts {sum(nodes):g} cores here: "
-                "lower --data-parallel-size or --cpus-per-replica, or name a cluster with RAY_ADDRESS"
-            )
+        if is_own:  # other clusters may grow
+            check_room("replicas", count, cpus, nodes, "--data-parallel-size")
         settings = ReplicaSettings(num_replicas=count, num_cpus=cpus)
         application = make_application(
             settings, arguments, own_environment(), options, folder=folder if is_own else None

@@ -14,7 +14,7 @@ from tidewheel.engine.options import EngineOptions
 from tidewheel.server.options.replicas import ReplicaOptions
 
 from .cluster import connected, own_environment
-from .room import cluster_cpus, cpus_of_stages
+from .room import check_room, cluster_cpus, cpus_of_stages
 
 if TYPE_CHECKING:
     from .stages import RayHost
@@ -32,8 +32,10 @@ def stage_host(engine: EngineOptions, replicas: ReplicaOptions) -> Iterator[RayH
     with connected(_OF_OWN_CLUSTER) as is_own:
         from .stages import RayHost
 
-        count = engine.pipeline.stages
-        cpus = replicas.cpus_per_replica or cpus_of_stages(count, cluster_cpus())
+        count, nodes = engine.pipeline.stages, cluster_cpus()
+        cpus = replicas.cpus_per_replica or cpus_of_stages(count, nodes)
+        if is_own:  # other clusters may grow
+            check_room("stages", count, cpus, nodes, "--pipeline-parallel-size")
         logger.info("Placing %d stages of %d cores", count, cpus)
         folder = os.getcwd() if is_own else None
         with RayHost(count, cpus, environment=own_environment(), folder=folder) as host:

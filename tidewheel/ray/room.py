@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tidewheel.engine.errors import TidewheelError
+
 
 def cluster_cpus() -> list[float]:
     """The cores of each node of the cluster that Ray is connected to, most first."""
@@ -29,3 +31,15 @@ def cpus_of_replicas(count: int, nodes: Sequence[float]) -> int:
 def room_for(cpus: int, nodes: Sequence[float]) -> int:
     """How many processes with so many cores the nodes have room for."""
     return sum(int(node // cpus) for node in nodes)
+
+
+def check_room(what: str, count: int, cpus: int, nodes: Sequence[float], flag: str) -> None:
+    """Raises TidewheelError if these nodes, to which none will come, have no room for `count` processes.
+
+    `what` they are in words, and `flag` says how many there are.
+    """
+    if room_for(cpus, nodes) < count:
+        raise TidewheelError(
+            f"there is no room for {count} {what} of {cpus} cores, as Ray counts {sum(nodes):g} cores here: lower "
+            f"{flag} or --cpus-per-replica, or name a cluster with RAY_ADDRESS"
+        )
