@@ -20,6 +20,7 @@ class EventLog:
 
     def __init__(self) -> None:
         self.frames: list[bytes] = []
+        self.ending = b""
         self.is_complete = False
         self._readers: set[EventLogReader] = set()
 
@@ -28,9 +29,9 @@ class EventLog:
         self.frames += map(named_event, events)
         self._tell()
 
-    def complete(self) -> None:
-        """Nothing more will be added."""
-        self.is_complete = True
+    def complete(self, ending: bytes = b"") -> None:
+        """Nothing more will be added. All readers get the `ending`, whatever number they have begun at."""
+        self.ending, self.is_complete = ending, True
         self._tell()
 
     @property
@@ -59,6 +60,7 @@ class EventLogReader:
         self._next = start
         self._sink: Sink[bytes] | None = None
         self._is_paused = False
+        self._has_ending = False
 
     def read(self, sink: Sink[bytes]) -> None:
         """Pushes all frames to `sink` as they come. Frames that are already in the log are pushed as one."""
@@ -87,9 +89,12 @@ class EventLogReader:
         """Pushes what has not been pushed yet."""
         if self._sink is None or self._is_paused:
             return
-        if self._next < len(self._log.frames):
-            ready = self._log.frames[self._next :]
-            self._next += len(ready)
+        ready = self._log.frames[self._next :]
+        self._next += len(ready)
+        if self._log.is_complete and not self._has_ending:
+            self._has_ending = True
+            ready.append(self._log.ending)
+        if any(ready):
             try:
                 self._sink.push(b"".join(ready))
             except Exception as failure:  # that of one reader is not the others'

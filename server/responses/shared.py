@@ -122,13 +122,15 @@ class SharedResponses(Responses):
     def follow(self, response_id: str, log: EventLog, start: int) -> None:
         """Writes the events of another replica's response into a log, once it has ended, while somebody reads it.
 
-        Where there are none, because that replica or the store has failed, event number `start` is an error.
+        Where there are none, because that replica or the store has failed, the only event is an error with the number
+        `start`.
         """
         follower = asyncio.create_task(self._follow(response_id, log, start))
         self._followers.add(follower)
         follower.add_done_callback(self._followers.discard)
 
     async def _follow(self, response_id: str, log: EventLog, start: int) -> None:
+        ending = b""
         try:
             while (stored := await self.get(response_id)) is not None and stored.is_running:
                 await asyncio.sleep(_LOOK_EVERY_S)
@@ -139,11 +141,11 @@ class SharedResponses(Responses):
             if stored.run is not None and stored.run.log is not None:
                 log.frames += stored.run.log.frames
             else:
-                log.frames += [b""] * start + [named_event(ResponseFailed(start, stored.response))]
+                ending = named_event(ResponseFailed(start, stored.response))
         except ApiError as error:
-            log.frames += [b""] * start + [error.event()]
+            ending = error.event()
         finally:
-            log.complete()
+            log.complete(ending)
 
     async def _read(self, response_id: str) -> StoredResponse | None:
         raw = await self._store.get(self._kind, response_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -132,6 +133,28 @@ def test_a_response_whose_replica_has_gone_has_failed(replicas: Replicas) -> Non
     assert (response["status"], response["error"]["code"]) == ("failed", "server_error")
     assert "has ended" in response["error"]["message"]
     replicas.one.post(f"{PATH}/{running['id']}/cancel")
+
+
+@in_folder
+@pytest.mark.parametrize("after", [2, 2**62])
+def test_who_reads_its_events_is_told_whatever_they_have_read(replicas: Replicas, after: int) -> None:
+    """A client may name any number, and costs no memory by that."""
+    one, other, _ = replicas
+    body = {"input": "LOOP(x)", "background": True, "stream": True, "max_output_tokens": 5000}
+    with one.stream("POST", PATH, json=body) as stream:
+        lines = stream.iter_lines()
+        response_id = next(line for line in lines if '"id":"resp_' in line).partition('"id":"')[2].partition('"')[0]
+        params = {"stream": "true", "starting_after": after}
+        with ThreadPoolExecutor(1) as pool:
+            reading = pool.submit(other.get, f"{PATH}/{response_id}", params=params)
+            time.sleep(1.5)  # until it waits for the end
+            while not reading.done():
+                for sign in replicas.files("running"):
+                    sign.unlink(missing_ok=True)
+                time.sleep(0.02)
+            (event,) = named_events(reading.result())
+    assert (event["type"], event["sequence_number"]) == ("response.failed", after + 1)
+    one.post(f"{PATH}/{response_id}/cancel")
 
 
 @in_folder
