@@ -81,9 +81,9 @@ class SessionHash(RoundRobin):
         return found
 
 
-def prefix(replicas: int, remembered: int) -> PrefixPolicy[int]:
-    """Tidewheel's policy."""
-    policy: PrefixPolicy[int] = PrefixPolicy(remembered=remembered, seed=0)
+def prefix(replicas: int) -> PrefixPolicy[int]:
+    """Tidewheel's policy, which remembers as many prefixes as in a proxy."""
+    policy: PrefixPolicy[int] = PrefixPolicy(seed=0)
     policy.set_replicas(range(replicas))
     return policy
 
@@ -173,13 +173,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--conversations", type=int, default=200_000, help="how many conversations [200000]")
     parser.add_argument("--seed", type=int, default=0, help="of what is random [0]")
     given = parser.parse_args(arguments)
-    count, remembered = given.replicas, 2 * given.conversations
+    count = given.replicas
     policies: list[tuple[str, Callable[[], Policy], bool]] = [
         ("round robin", lambda: RoundRobin(count), False),
         ("power of two", lambda: PowerOfTwo(count), False),
         ("session hash", lambda: SessionHash(count), True),
-        ("prefix, no session ids", lambda: prefix(count, remembered), False),
-        ("prefix, session ids", lambda: prefix(count, remembered), True),
+        ("prefix, no session ids", lambda: prefix(count), False),
+        ("prefix, session ids", lambda: prefix(count), True),
     ]
     print(f"{count} replicas, {given.conversations} conversations")
     print(f"{'policy':24}{'tokens cached':>15}{'largest load / mean':>22}{'seconds':>10}")
