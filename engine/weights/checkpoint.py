@@ -219,14 +219,16 @@ class CheckpointWeights:
             sources["embed.weight"] = self._tied(sources["embed.weight"], description.head_name)
         shapes = tensor_shapes(spec)
         for name, ref in sources.items():
-            others = [(other, stored) for other in description.otherwise(name) if (stored := self._find(other.name))]
-            if others and self._stored(ref.name) is None:
-                fitting = (other for other, stored in others if other.shape(stored.shape) == shapes[name])
-                sources[name] = next(fitting, others[-1][0])
+            others = description.otherwise(name)
+            found = [(other, stored) for other in others if (stored := self._stored(other.name))]
+            if found and self._stored(ref.name) is None:
+                fitting = (other for other, stored in found if other.shape(stored.shape) == shapes[name])
+                sources[name] = next(fitting, found[-1][0])
         bytes_by_dtype: Counter[DType] = Counter()
         places = []
         for name, shape in shapes.items():
-            parts = self._places[name] = [self._part(ref) for ref in sources[name].parts()]
+            others = description.otherwise(name)
+            parts = self._places[name] = [self._part(ref, others) for ref in sources[name].parts()]
             dtype = _check(parts, shape)
             if dtype is not None:
                 bytes_by_dtype[dtype] += math.prod(shape) * STORAGE[dtype].itemsize
@@ -284,20 +286,18 @@ class CheckpointWeights:
         files = sorted({str(tensor.path) for tensor in self._checkpoint.values()}) or ["the checkpoint"]
         return ", ".join(files)
 
-    def _part(self, ref: TensorRef) -> Part:
-        """What `ref` is taken of, and what is left to be taken of that."""
+    def _part(self, ref: TensorRef, others: tuple[TensorRef, ...]) -> Part:
+        """What `ref` is taken of, and what is left to be taken of that. `others` are where it may be otherwise."""
         if isinstance(self._reader, ExpertReader) and ref.index is not None and ref.transpose:
             experts, _, name = ref.name.rpartition(".")
             expert = self._reader.expert(LayerTensors(experts, self._find), name, ref.index)
             if expert is not None:  # its rows are the outputs already
                 return expert, replace(ref, index=None, transpose=False)
-        return self._require(ref.name), ref
-
-    def _require(self, name: str) -> StoredTensor | StoredMatrix:
-        stored = self._stored(name)
+        stored = self._stored(ref.name)
         if stored is None:
-            raise ModelError(f"tensor {name} is missing from {self._files()}")
-        return stored
+            instead = f", and so is {others[0].name}, which could be in its place" if others else ""
+            raise ModelError(f"tensor {ref.name} is missing from {self._files()}{instead}")
+        return stored, ref
 
     def _stored(self, name: str) -> StoredTensor | StoredMatrix | None:
         return self._quantized(name) or self._find(name)

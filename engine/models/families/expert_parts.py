@@ -10,6 +10,7 @@ from ...errors import ModelError
 from ..config import ConfigReader
 from ..spec import BranchSpec, ExpertsSpec, LayerSpec, MixerSpec, MlpSpec, NormSpec
 from ..tensor_ref import TensorRef
+from .names import CheckpointNames
 
 # Each expert's matrices get a description of their own, in all layers together not more than these.
 _MAX_EXPERTS = 100_000
@@ -124,3 +125,19 @@ class ExpertsTogether:
         module = f"{block}.mlp.experts.{'gate_up' if rows else 'down'}_proj"
         turns = (True, False) if self.may_transpose else (False,)
         return tuple(TensorRef(module, transpose, rows, index=int(expert)) for transpose in turns)
+
+
+@dataclass(frozen=True)
+class ExpertsApart:
+    """Where an expert's matrix is in checkpoints that have a module for each expert, as tools write them that quantize.
+
+    `names` has their names, `experts.*.gate`.
+    """
+
+    names: CheckpointNames
+
+    def __call__(self, name: str) -> tuple[TensorRef, ...]:
+        if not (found := _EXPERT.fullmatch(name)):
+            return ()
+        layer, expert, matrix = found.groups()
+        return (self.names.of_layer(int(layer), f"experts.{expert}.{matrix}.weight"),)

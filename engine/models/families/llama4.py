@@ -13,7 +13,16 @@ from ..config import ConfigReader
 from ..description import ModelDescription
 from ..rope import rope_from_config
 from ..spec import AttentionSpec, ExpertsSpec, MlpSpec, NormSpec, RopeSpec, RouterSpec, TemperatureSpec
-from .expert_parts import EXPERT_NORMS, expert_count, expert_layers, experts_per_token, shared_expert, stacked
+from .expert_parts import (
+    EXPERT_NORMS,
+    ExpertsApart,
+    expert_count,
+    expert_layers,
+    experts_per_token,
+    shared_expert,
+    single_experts,
+    stacked,
+)
 from .listing import Listing
 from .names import llama_names
 from .parts import attention, decoder
@@ -26,6 +35,7 @@ ARCHITECTURES = {
 _NAMES = llama_names({
     **EXPERT_NORMS,
     **shared_expert("feed_forward.shared_expert"),
+    **single_experts("feed_forward", "gate_proj", "up_proj", "down_proj"),
     "router": "feed_forward.router",
     "gate": "feed_forward.gate_proj",
     "up": "feed_forward.up_proj",
@@ -66,7 +76,7 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
     chunk = config.optional_integer("attention_chunk_size", 8192)
     longest = rope.max_positions if chunk is None else min(rope.max_positions, chunk)
     gate_up = "feed_forward.experts.gate_up_proj"
-    return _NAMES.describe(
+    description = _NAMES.describe(
         decoder(config, "llama4", layers, norm, longest),
         {
             "experts.*.gate.weight": stacked(gate_up, transpose=True, rows=(0, size)),
@@ -74,6 +84,7 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
             "experts.*.down.weight": stacked("feed_forward.experts.down_proj", transpose=True),
         },
     )
+    return replace(description, otherwise=ExpertsApart(_NAMES))
 
 
 def _attention(config: ConfigReader, heads: AttentionSpec, rope: RopeSpec | None, norm: NormSpec) -> AttentionSpec:
