@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Set
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -16,9 +16,9 @@ from ..outputs import FinishReason
 from .ahead import Ahead
 from .beams import Beams
 from .cost_model import CostModel, StepLoad
-from .decode_sets import DecodeSets
+from .decodes import Decodes
 from .drafter import BatchDrafter, Drafter
-from .drafts import Drafts, Guesses
+from .drafts import Drafts
 from .endings import NO_TOKEN_ERROR, append
 from .forks import Forks
 from .preemption import MustWaitError, Preemption
@@ -99,7 +99,7 @@ class Scheduler:
             beams=self._beams,
             prompts=self._prompts,
         )
-        self.drafts = (
+        drafts = (
             None
             if limits.most_guesses == 0 or self.max_in_flight > 1
             else Drafts(
@@ -112,13 +112,13 @@ class Scheduler:
                 clock=clock,
             )
         )
+        self._decodes = Decodes(
+            self.cache, self.max_in_flight, drafts, running=self._running, preemption=self._preemption
+        )
         # Recurrent state is kept for reuse as it is between two steps, and a draft begins with the last token.
         can_run_ahead = limits.runs_ahead and not limits.num_states and drafter is None
         self._ahead = Ahead(self.cache, self._running, self._waiting) if can_run_ahead else None
-        self._drafted: set[int] = set()  # keys of those that had a draft in the last step
         self._prefilled_last = False
-        self._num_constrained = self._num_searching = 0
-        self._sets = DecodeSets(self._running, self.max_in_flight)
         self._leaving: set[int] = set()  # keys of those that end with the step that they are in
 
     @property
@@ -131,9 +131,18 @@ class Scheduler:
         self._prompts.offload = offload
 
     @property
+    def drafts(self) -> Drafts | None:
+        """What guesses at tokens to come, if anything does. Set it before sequences are added."""
+        return self._decodes.drafts
+
+    @drafts.setter
+    def drafts(self, drafts: Drafts | None) -> None:
+        self._decodes.drafts = drafts
+
+    @property
     def has_constraints(self) -> bool:
         """Whether any sequence has a constraint."""
-        return self._num_constrained > 0
+        return self._decodes.num_constrained > 0
 
     @property
     def cached_prompt_tokens_total(self) -> int:
@@ -193,8 +202,7 @@ class Scheduler:
         """Queue the choices of one request, which have one prompt."""
         for sequence in choices:
             self._sequences[sequence.key] = sequence
-            self._num_constrained += sequence.constraint is not None
-            self._num_searching += sequence.search is not None
+            self._decodes.added(sequence)
         self.prompt_tokens_total += choices[0].prompt_len
         if (search := choices[0].search) is not None:
             self._beams.add(search, choices)
@@ -218,7 +226,7 @@ class Scheduler:
         Of `max_in_flight` steps, which have no sequence in common, each may be started before the others have ended.
         They are committed in order. Searches run one step at a time.
         """
-        if self._preemption.num_in_flight and self._num_searching:
+        if self._preemption.num_in_flight and self._decodes.num_searching:
             return None
         step = Step()
         try:
@@ -248,11 +256,11 @@ class Scheduler:
         if self.cache.has_windows:
             self._preemption.make_room_for_prompts(step)
         if self._mixed_steps:
-            self._add_decodes(step)
+            self._decodes.add(step)
             self._prompts.add_chunks(step)
         else:
             # Steps of one kind alternate, so that neither kind waits for the other to run dry.
-            kinds = [self._prompts.add_chunks, self._add_decodes]
+            kinds = [self._prompts.add_chunks, self._decodes.add]
             for add in reversed(kinds) if self._prefilled_last else kinds:
                 if not step.rows:
                     add(step)
@@ -355,43 +363,6 @@ class Scheduler:
         assert all(s.num_blocks == s.num_computed == 0 and not s.announced for s in waiting)
         self.cache.check(running)
 
-    def _add_decodes(self, step: Step) -> None:
-        """One token of every decoding sequence, each with room for it in a block of its own, and drafts."""
-        block_size, sets = self.cache.block_size, self._sets
-        decoding = self._decoding()
-        if not decoding and self.max_in_flight > 1:
-            return
-        short = [s for s in decoding if s.num_tokens > s.num_blocks * block_size]
-        moved: Set[int] = frozenset()
-        if short or self.cache.has_changed:
-            moved = self._preemption.make_room(step, self._decoding)
-            decoding = self._decoding()
-        step.load = StepLoad(len(decoding), sum([s.num_tokens for s in decoding]))
-        drafts: Mapping[Sequence, Guesses] = {}
-        if self.drafts is not None and (self.drafts.has_drafter or self._num_constrained):
-            self.drafts.copy_blocks(step.copies.get(0, ()))
-            drafts = self.drafts.choose(decoding, step.load, len(self._running))
-            if drafts or self._drafted:
-                if (drafted := {s.key for s in drafts}) != self._drafted:
-                    self._drafted = drafted
-                    self._running.decode_version += 1
-                decoding = [s for s in decoding if s not in drafts]
-            if self.drafts.extended:
-                moved = moved | self.drafts.extended
-        step.rows.set_decodes(decoding)
-        for sequence, guesses in drafts.items():
-            step.rows.add_draft(sequence, guesses.token_ids, guesses.lookahead)
-            step.load = step.load.plus_draft(sequence.num_tokens, len(guesses.token_ids))
-        step.decode_version = self._running.decode_version
-        if self.max_in_flight > 1:
-            moved, step.decode_version = sets.moved(decoding, moved), sets.number(decoding)
-        if moved:
-            step.moved = [row for row, sequence in enumerate(decoding) if sequence.key in moved]
-
-    def _decoding(self) -> Seq[Sequence]:
-        """Who decodes in the next step: all where it is the only one."""
-        return self._running.decoding if self.max_in_flight == 1 or self._num_searching else self._sets.choose()
-
     def _set_in_flight(self, step: Step, in_flight: bool) -> None:
         for sequence in step.rows.decodes:
             sequence.in_flight = in_flight
@@ -429,11 +400,7 @@ class Scheduler:
         if self.offload is not None:
             self.offload.end(sequence.key)
         sequence.state = SequenceState.FINISHED
-        if self.drafts is not None:
-            self.drafts.ended(sequence)
-        self._num_constrained -= sequence.constraint is not None
-        self._num_searching -= sequence.search is not None
-        self._sets.forget(sequence)
+        self._decodes.ended(sequence)
         if sequence.search is None:
             self._forks.leave(sequence)
         else:
