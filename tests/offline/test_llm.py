@@ -23,6 +23,7 @@ from tidewheel import (
     GuidedDecodingParams,
     PoolingParams,
     RequestOutput,
+    RequestOutputKind,
     SamplingParams,
     StructuredOutputsParams,
     TextPrompt,
@@ -172,6 +173,34 @@ def test_beams_are_those_of_the_server(llm: LLM, server: httpx.Client) -> None:
         assert beam.cum_logprob == pytest.approx(sum(choice["logprobs"]["token_logprobs"]))
 
 
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        (
+            {"structured_outputs": StructuredOutputsParams(regex="a+")},
+            "structured_outputs is not supported: .*generate",
+        ),
+        ({"watermarking": True}, "watermarking is not supported: an answer has text"),
+    ],
+    ids=str,
+)
+def test_parameters_of_a_search_that_cannot_be_served(fields: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(InvalidRequestError, match=complaint):
+        BeamSearchParams(beam_width=2, max_tokens=4, **fields)
+
+
+@pytest.mark.parametrize("skips", [True, False])
+def test_beams_show_special_tokens_if_they_are_to(llm: LLM, skips: bool) -> None:
+    params = BeamSearchParams(beam_width=2, max_tokens=6, ignore_eos=True, skip_special_tokens=skips)
+    [found] = llm.beam_search(PROMPTS[0], params)
+    prompt = llm.get_tokenizer().encode(PROMPTS[0])
+    texts = [
+        llm.get_tokenizer().decode(beam.tokens[len(prompt) :], skip_special_tokens=skips) for beam in found.sequences
+    ]
+    assert [beam.text for beam in found.sequences] == texts
+    assert any("<|im_end|>" in text for text in texts) != skips
+
+
 def test_log_probabilities(llm: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=3, prompt_logprobs=1)
     [output] = generate(llm, PROMPTS[0], params)
@@ -251,6 +280,9 @@ def test_vectors_as_arrays(llm: LLM) -> None:
     [
         ({"task": "token_embed"}, "task='token_embed' is not supported"),
         ({"softmax": True}, "softmax is not supported"),
+        ({"step_tag_id": 0}, "step_tag_id is not supported: models that classify"),
+        ({"late_interaction_params": object()}, "late_interaction_params is not supported: .*LLM.score compares"),
+        ({"output_kind": RequestOutputKind.DELTA}, "output_kind must be RequestOutputKind.FINAL_ONLY, got .*DELTA"),
         ({"normalize": True, "use_activation": False}, "contradict each other"),
     ],
     ids=str,
@@ -258,6 +290,18 @@ def test_vectors_as_arrays(llm: LLM) -> None:
 def test_parameters_of_vectors_that_cannot_be_used(fields: dict[str, Any], complaint: str) -> None:
     with pytest.raises(InvalidRequestError, match=complaint):
         PoolingParams(**fields)
+
+
+def test_parameters_of_vectors_without_effect(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
+    given = {"requires_token_ids": True, "skip_reading_prefix_cache": True, "output_kind": RequestOutputKind.FINAL_ONLY}
+    params = PoolingParams(dimensions=4, **given)
+    assert params.clone() == params
+    [output] = llm.embed("the tide", pooling_params=params.clone(), use_tqdm=False)
+    [expected] = llm.embed("the tide", dimensions=4, use_tqdm=False)
+    assert output.outputs.embedding == expected.outputs.embedding
+    assert [record.getMessage().partition(": ")[0] for record in caplog.records] == [
+        "requires_token_ids has no effect", "skip_reading_prefix_cache has no effect",
+    ]  # fmt: skip
 
 
 def test_the_tokenizer_renders_conversations_as_chat_does(llm: LLM) -> None:
@@ -388,6 +432,8 @@ def test_prompts_that_cannot_be_served(llm: LLM, prompt: Any, complaint: str) ->
         ({"extra_args": {"a": 1}}, "extra_args is not supported"),
         ({"use_beam_search": True}, r"LLM.beam_search\(\) searches"),
         ({"thinking_token_budget": 9}, "thinking_token_budget is not supported: max_tokens"),
+        ({"thinking_token_budget": 0}, "thinking_token_budget is not supported: max_tokens"),
+        ({"routed_experts_prompt_start": 5}, "routed_experts_prompt_start is not supported: "),
         ({"logprob_token_ids": [1]}, "logprob_token_ids is not supported: logprobs=-1"),
         ({"n": 2, "best_of": 3}, "best_of must be n, which is 2, got 3"),
         ({"detokenize": False, "stop": "x"}, "stop needs detokenize"),
@@ -402,7 +448,13 @@ def test_parameters_that_cannot_be_served(fields: dict[str, Any], complaint: str
 
 def test_parameters_without_effect(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
-        params = SamplingParams(max_tokens=2, skip_clone=True, stream_interval=4, thinking_token_budget=None)
+        params = SamplingParams(
+            max_tokens=2,
+            skip_clone=True,
+            stream_interval=4,
+            thinking_token_budget=None,
+            routed_experts_prompt_start=0,
+        )
         assert generate(llm, "The tide", params)[0].outputs[0].token_ids
     assert caplog.text.count("skip_clone has no effect: ") == caplog.text.count("stream_interval has no effect: ") == 1
 

@@ -16,7 +16,7 @@ from tidewheel.engine.sampling_params import SamplingParams as EngineSampling
 from tidewheel.server.protocol.sampling import EndpointSampling, GenerationBody, sampling_params
 
 from .errors import engine_errors
-from .vllm_calls import say_once
+from .vllm_calls import check_fields
 
 _AT = re.compile(r" - at `\$\.?([^`]*)`$")
 _NO_OTHERS = "an answer has text, token ids and log-probabilities alone"
@@ -38,6 +38,10 @@ _IDLE = {
     "skip_clone": "parameters are never changed",
     "skip_reading_prefix_cache": "cached prefixes change no answer",
     "stream_interval": "an output comes with each token",
+}
+_NOT_SEARCHED = {
+    "structured_outputs": "beams are not constrained; LLM.generate takes SamplingParams(structured_outputs=...)",
+    "watermarking": _NO_OTHERS,
 }
 _ELSEWHERE = {
     "best_of",
@@ -133,7 +137,7 @@ class SamplingParams:
     prompt_logprob_start: None = None
     repetition_detection: None = None
     thinking_token_budget: None = None
-    routed_experts_prompt_start: None = None
+    routed_experts_prompt_start: int = 0
     trace_decode_token_ids: None = None
     watermarking: None = None
     stream_interval: int | None = None
@@ -154,12 +158,7 @@ class SamplingParams:
 
     def body(self) -> GenerationBody:
         """The parameters as the server takes them from a request. Raises InvalidRequestError."""
-        for name, instead in _NOT_SERVED.items():
-            if getattr(self, name) not in (None, False):
-                raise InvalidRequestError(f"{name} is not supported: {instead}", name)
-        for name, why in _IDLE.items():
-            if getattr(self, name):
-                say_once(f"{name} has no effect: {why}")
+        check_fields(self, _NOT_SERVED, _IDLE)
         if self.best_of not in (None, self.n):
             raise InvalidRequestError(
                 f"best_of must be n, which is {self.n}, got {self.best_of!r}: all choices are returned, so give n, and "
@@ -195,7 +194,10 @@ class SamplingParams:
 
 @dataclass(kw_only=True)
 class BeamSearchParams:
-    """A search for the likeliest continuations, `beam_width` of them. Names and defaults are vLLM's."""
+    """A search for the likeliest continuations, `beam_width` of them. Names and defaults are vLLM's.
+
+    `structured_outputs` and `watermarking` are not served. Raises InvalidRequestError, which names the field.
+    """
 
     beam_width: int
     max_tokens: int
@@ -203,13 +205,17 @@ class BeamSearchParams:
     temperature: float = 0.0
     length_penalty: float = 1.0
     include_stop_str_in_output: bool = False
+    structured_outputs: None = None
+    skip_special_tokens: bool = True
+    watermarking: None = None
 
     def __post_init__(self) -> None:
         self.engine_sampling()
 
     def engine_sampling(self, vocab_size: int = 0) -> EngineSampling:
         """See SamplingParams."""
-        given = {name: value for name, value in asdict(self).items() if name != "beam_width"}
+        check_fields(self, _NOT_SEARCHED, {})
+        given = {name: value for name, value in asdict(self).items() if name not in {"beam_width", *_NOT_SEARCHED}}
         body = converted({**given, "n": self.beam_width, "use_beam_search": True})
         with engine_errors():
             return sampling_params(body, EndpointSampling(self.max_tokens, 0, {"n": "beam_width"}), {})

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tidewheel.engine.errors import InvalidRequestError
 
+from .params import RequestOutputKind
+from .vllm_calls import check_fields
+
 _TASKS = (None, "embed", "encode")
-_NOT_SERVED = ("activation", "softmax", "step_tag_id", "returned_token_ids", "extra_kwargs")
+_NOT_SERVED = {
+    **dict.fromkeys(
+        ("activation", "softmax", "step_tag_id", "returned_token_ids", "extra_kwargs"),
+        "models that classify are not served",
+    ),
+    "late_interaction_params": "models with a vector for each token are not served; LLM.score compares texts",
+}
+_IDLE = {
+    "requires_token_ids": "an encoder is always given token ids",
+    "skip_reading_prefix_cache": "encoders keep no prefixes",
+}
 
 
 @dataclass(kw_only=True)
@@ -16,8 +29,8 @@ class PoolingParams:
     """How to make a vector. `truncate_prompt_tokens` -1 cuts inputs to what the model takes.
 
     `dimensions` keeps so many numbers. `use_activation` is the name of `normalize` in newer versions of vLLM. `task`
-    may be embed alone. The others are for models that classify or reward, which are not served. Raises
-    InvalidRequestError, which names the field.
+    may be embed alone, and `output_kind` FINAL_ONLY. The others are not served, as they are for models that classify,
+    reward or interact late, or have no effect, as the log says once. Raises InvalidRequestError, which names the field.
     """
 
     truncate_prompt_tokens: int | None = None
@@ -30,15 +43,27 @@ class PoolingParams:
     step_tag_id: None = None
     returned_token_ids: None = None
     extra_kwargs: None = None
+    late_interaction_params: None = None
+    requires_token_ids: bool = False
+    skip_reading_prefix_cache: bool | None = None
+    output_kind: RequestOutputKind = RequestOutputKind.FINAL_ONLY
+
+    def clone(self) -> PoolingParams:
+        """A copy that shares nothing with these."""
+        return replace(self)
 
     def __post_init__(self) -> None:
         if self.task not in _TASKS:
             raise InvalidRequestError(
                 f"task={self.task!r} is not supported: embeddings are task='embed', and LLM.score gives scores", "task"
             )
-        for name in _NOT_SERVED:
-            if getattr(self, name) is not None:
-                raise InvalidRequestError(f"{name} is not supported: models that classify are not served", name)
+        check_fields(self, _NOT_SERVED, _IDLE)
+        if self.output_kind is not RequestOutputKind.FINAL_ONLY:
+            raise InvalidRequestError(
+                f"output_kind must be RequestOutputKind.FINAL_ONLY, got {self.output_kind!r}: a vector comes in one "
+                "output",
+                "output_kind",
+            )
         if None not in (self.normalize, self.use_activation) and self.normalize != self.use_activation:
             raise InvalidRequestError("normalize and use_activation contradict each other: give one", "normalize")
 

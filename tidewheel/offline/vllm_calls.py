@@ -1,4 +1,6 @@
-"""The arguments of calls that vLLM has and that are none here: one line in the log, or a reason and a way out."""
+"""Arguments of calls and fields of parameters that vLLM has and that mean nothing here: one line in the log, or a
+reason and a way out.
+"""
 
 from __future__ import annotations
 
@@ -68,6 +70,17 @@ def take_none_but_vllms(method: str, given: Mapping[str, Any]) -> None:
     """The same for a method that has no further arguments. Raises TypeError for those that vLLM has not either."""
     for name in without_vllms(given):
         raise TypeError(f"{method}() got an unexpected keyword argument {name!r}")
+
+
+def check_fields(params: object, refused: Mapping[str, str], idle: Mapping[str, str]) -> None:
+    """The same for fields of parameters, each with the reason. None, False and the default ask for nothing."""
+    for name, why in refused.items():
+        value = getattr(params, name)
+        if value is not None and value is not False and value != getattr(type(params), name):
+            raise InvalidRequestError(f"{name} is not supported: {why}", name)
+    for name, why in idle.items():
+        if getattr(params, name):
+            say_once(f"{name} has no effect: {why}")
 
 
 @cache
