@@ -119,11 +119,15 @@ template <typename Micro>
 void gemm_with(Micro& kernel, const WeightFormat& format, const GemmArgs& args) {
   const size_t x_bytes = row_bytes(format, args.k), weight_bytes = panel_bytes(format, args.k);
   alignas(64) float tile[Micro::kRows * kPanel];
+  if (args.low_rank) {
+    prefetch_stripes(args.low_rank + args.row_begin, args.row_end - args.row_begin, args.low_rank_panel + args.panel_begin);
+  }
   for (int panel = args.panel_begin; panel < args.panel_end; ++panel) {
     const char* weight = static_cast<const char*>(args.weight) + panel * weight_bytes;
     for (int row = args.row_begin; row < args.row_end; row += Micro::kRows) {
       const int rows = args.row_end - row < Micro::kRows ? args.row_end - row : Micro::kRows;
       prefetch_outputs(args, panel, row, rows);
+      if (args.low_rank) prefetch_low_rank(args.low_rank + row, rows, args.low_rank_panel + panel);
       kernel.multiply(format, static_cast<const char*>(args.x) + row * x_bytes, weight, args.k, rows, tile);
       finish_tile(args, panel, row, rows, tile);
     }

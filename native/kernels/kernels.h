@@ -101,6 +101,11 @@ constexpr int low_rank_step(DType type) { return type == DType::kBFloat16 ? 2 : 
 struct LowRankStripe {
   const void* b = nullptr;  // [count / step, kStripe, step]
   int first = 0, count = 0;
+
+  // Of b, with its zeros.
+  constexpr size_t bytes(DType type) const {
+    return size_t(count + kLowRankValues - 1) / kLowRankValues * kLowRankValues * kStripe * dtype_bytes(type);
+  }
 };
 
 // What is added to one row of a product.

@@ -42,10 +42,6 @@ TW_INLINE void add_stripe(const LowRankStripe& stripe, const void* const* h, flo
 template <typename T>
 TW_INLINE void add_panel(const LowRankStripe* stripes, const void* const* h, float* const* y, int rows) {
   for (int s = 0; s < kPanel / kStripe; ++s) {
-    // The next panel's stripes lie behind these. Until then much else is read.
-    const size_t bytes = (stripes[s].count + kLowRankValues - 1) / kLowRankValues * kLowRankValues * kStripe * sizeof(T);
-    const char* const later = static_cast<const char*>(stripes[s].b) + kPanel / kStripe * bytes;
-    for (size_t i = 0; i < bytes; i += 64) prefetch(later + i);
     float* at[kStripeRows];
     for (int r = 0; r < rows; ++r) at[r] = y[r] + s * kStripe;
     switch (rows) {
@@ -80,6 +76,30 @@ TW_INLINE void add_to_rows(const LowRankRow* rows, int count, int panel, float* 
       case DType::kFloat32: add_panel<float>(stripes, h, y, together); break;
       case DType::kBFloat16: add_panel<bf16>(stripes, h, y, together); break;
       case DType::kFloat16: add_panel<f16>(stripes, h, y, together); break;
+    }
+  }
+}
+
+// Prefetches where the stripes of a panel are said to be.
+TW_INLINE void prefetch_stripes(const LowRankRow* rows, int count, int panel) {
+  for (int r = 0; r < count; ++r) {
+    if (rows[r].stripes) prefetch(rows[r].stripes + panel * (kPanel / kStripe));
+  }
+}
+
+// Prefetches what is added to a tile while that is computed, and where the next panel's stripes are. Much else is read from
+// one panel to the next.
+TW_INLINE void prefetch_low_rank(const LowRankRow* rows, int count, int panel) {
+  constexpr int kStripes = kPanel / kStripe;
+  const LowRankStripe* last = nullptr;  // rows of one adapter are mostly side by side
+  for (int r = 0; r < count; ++r) {
+    if (!rows[r].stripes || rows[r].stripes == last) continue;
+    last = rows[r].stripes;
+    const LowRankStripe* const stripes = last + panel * kStripes;
+    prefetch(stripes + kStripes);
+    for (int s = 0; s < kStripes; ++s) {
+      const char* const b = static_cast<const char*>(stripes[s].b);
+      for (size_t i = 0; i < stripes[s].bytes(rows[r].type); i += 64) prefetch(b + i);
     }
   }
 }

@@ -188,7 +188,6 @@ Adapter::Adapter(const Weights& weights, DType type, const AdapterContent& conte
   }
   const size_t a_elements = size_t(table->rows) * rank_, b_elements = size_t(size_) * rank_;
   const auto a_bytes = [&](const Layout& layout) { return round_up(layout.values() * layout.linear->k * element, 64); };
-  const auto b_bytes = [&](const LowRankStripe& stripe) { return round_up(stripe.count, kLowRankValues) * kStripe * element; };
   const auto rounded = [&](size_t elements) { return round_up(elements * element, 64); };
   size_t bytes = rounded(a_elements) + rounded(b_elements) +
                  rounded(matrix_elements) * (content.embed.has_value() + content.head.has_value());
@@ -203,7 +202,7 @@ Adapter::Adapter(const Weights& weights, DType type, const AdapterContent& conte
     }
     Part& part = parts_[id].emplace(outline(layout));
     bytes += a_bytes(layout);
-    for (const LowRankStripe& stripe : part.stripes) bytes += b_bytes(stripe);
+    for (const LowRankStripe& stripe : part.stripes) bytes += stripe.bytes(type);
   }
   memory_ = Arena(bytes);
   char* next = memory_.data();
@@ -217,7 +216,7 @@ Adapter::Adapter(const Weights& weights, DType type, const AdapterContent& conte
       LowRankStripe& stripe = part.stripes[s];
       fill_stripe(layout, s * kStripe, stripe, type, next);
       stripe.b = next;
-      next += b_bytes(stripe);
+      next += stripe.bytes(type);
     }
   }
   if (content.embedding) {
