@@ -113,6 +113,9 @@ struct LowRankRow {
   const LowRankStripe* stripes = nullptr;  // of all packed columns; null: nothing is added
   const void* h = nullptr;                 // what `store_low_rank` made
   DType type = DType::kFloat32;            // of B
+  // What is read next of the adapter, some of it with each panel, to be fetched meanwhile.
+  const char* next = nullptr;
+  size_t next_bytes = 0;  // a panel
 };
 
 struct GemmArgs {

@@ -87,8 +87,8 @@ TW_INLINE void prefetch_stripes(const LowRankRow* rows, int count, int panel) {
   }
 }
 
-// Prefetches what is added to a tile while that is computed, and where the next panel's stripes are. Much else is read from
-// one panel to the next.
+// Prefetches what is added to a tile while that is computed, where the next panel's stripes are, and some of what is read
+// next. Much else is read from one panel to the next.
 TW_INLINE void prefetch_low_rank(const LowRankRow* rows, int count, int panel) {
   constexpr int kStripes = kPanel / kStripe;
   const LowRankStripe* last = nullptr;  // rows of one adapter are mostly side by side
@@ -101,6 +101,8 @@ TW_INLINE void prefetch_low_rank(const LowRankRow* rows, int count, int panel) {
       const char* const b = static_cast<const char*>(stripes[s].b);
       for (size_t i = 0; i < stripes[s].bytes(rows[r].type); i += 64) prefetch(b + i);
     }
+    const char* const next = rows[r].next + panel * rows[r].next_bytes;
+    for (size_t i = 0; i < rows[r].next_bytes; i += 64) prefetch_later(next + i);
   }
 }
 

@@ -206,11 +206,17 @@ Adapter::Adapter(const Weights& weights, DType type, const AdapterContent& conte
   }
   memory_ = Arena(bytes);
   char* next = memory_.data();
+  Part* before = nullptr;
   for (const auto& [id, updates] : all) {
     const Layout layout = layout_of(updates);
     Part& part = *parts_[id];
     fill_a(layout, type, next);
     part.a = next;
+    if (before) {
+      before->next = next;
+      before->next_bytes = round_up(a_bytes(layout) / (before->stripes.size() * kStripe / kPanel), 64);
+    }
+    before = &part;
     next += a_bytes(layout);
     for (size_t s = 0; s < part.stripes.size(); ++s) {
       LowRankStripe& stripe = part.stripes[s];

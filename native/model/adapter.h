@@ -49,6 +49,9 @@ class Adapter {
     const char* a = nullptr;         // [values, k]
     std::vector<float> scale, one;   // [values]: h = scale * (A x + one), where `one` is 1 for a bias or shift and else 0
     std::vector<LowRankStripe> stripes;
+    // The A of the matrix that is mostly computed next, in as many pieces as this one has panels.
+    const char* next = nullptr;
+    size_t next_bytes = 0;  // of a piece
   };
 
   // Throws std::invalid_argument for a matrix that is not in the model or has another shape, or more values than

@@ -179,7 +179,8 @@ void StepAdapters::project_blocks(Worker& worker, Assignment& assigned, int64_t 
     if (first == 0) {
       for (int r = 0; r < block.count; ++r) {
         const int row = block.rows[r];
-        assigned.rows[row] = part ? LowRankRow{part->stripes.data(), h(row), block.adapter->type()} : LowRankRow{};
+        assigned.rows[row] = {};
+        if (part) assigned.rows[row] = {part->stripes.data(), h(row), block.adapter->type(), part->next, part->next_bytes};
       }
     }
     if (!part || first >= part->values) return;
