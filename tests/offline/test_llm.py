@@ -281,7 +281,7 @@ def test_vectors_as_arrays(llm: LLM) -> None:
         ({"task": "token_embed"}, "task='token_embed' is not supported"),
         ({"softmax": True}, "softmax is not supported"),
         ({"step_tag_id": 0}, "step_tag_id is not supported: models that classify"),
-        ({"late_interaction_params": object()}, "late_interaction_params is not supported: .*LLM.score compares"),
+        ({"late_interaction_params": ["q"]}, "late_interaction_params is not supported: .*LLM.score compares"),
         ({"output_kind": RequestOutputKind.DELTA}, "output_kind must be RequestOutputKind.FINAL_ONLY, got .*DELTA"),
         ({"normalize": True, "use_activation": False}, "contradict each other"),
     ],
