@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from ports import free_port
 from system_tools import require
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +39,7 @@ class Proxy:
     def __init__(self, kind: str, replicas: Sequence[int], folder: Path) -> None:
         program = require(kind)
         self.kind = kind
-        self.port = _free_port()
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         if kind == "nginx":
             _place(ROOT / "deploy/nginx/tidewheel.conf", "listen 8000;", f"listen {self.port};", replicas, folder)
@@ -77,10 +78,3 @@ def _place(source: Path, listen: str, own: str, replicas: Sequence[int], folder:
     path = folder / source.name
     path.write_text(text)
     return path
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -14,20 +12,19 @@ from pathlib import Path
 
 import pipeline
 import pytest
+from ports import free_port
+from waiting import wait_until
 
 
 @pytest.fixture
 def url(tmp_path: Path) -> Iterator[str]:
     """A server with two stages."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [str(Path(sys.executable).with_name("tidewheel")), "serve", "--port", str(port)]
+    command = [str(Path(sys.executable).with_name("tidewheel")), "serve", "--port", str(port := free_port())]
     command += ["--device", "cpu", "--pipeline-parallel-size", "2", "--distributed-executor-backend", "mp"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=tmp_path)
     try:
         address = f"http://127.0.0.1:{port}"
-        while process.poll() is None and not _is_ready(address):
-            time.sleep(0.1)
+        wait_until(lambda: process.poll() is not None or _is_ready(address))
         yield address
     finally:
         process.terminate()

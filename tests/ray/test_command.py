@@ -7,13 +7,14 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
 import pytest
+from ports import free_port
+from waiting import wait_until
 
 if TYPE_CHECKING:
     from ray.cluster_utils import Cluster
@@ -21,11 +22,6 @@ if TYPE_CHECKING:
 COMMAND = [str(Path(sys.executable).with_name("tidewheel")), "serve", "--kv-cache-space", "0.1"]
 ON_RAY = ["--distributed-executor-backend", "ray"]
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "TIDEWHEEL_"))}
-
-
-def free_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return str(listener.getsockname()[1])
 
 
 def start(folder: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
@@ -42,18 +38,11 @@ def run(folder: Path, *arguments: str, **environment: str) -> tuple[int, str]:
     return process.returncode, said
 
 
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "it took too long"
-        time.sleep(0.2)
-
-
 @pytest.mark.parametrize(
     ("what", "flag"), [("replicas", "--data-parallel-size"), ("stages", "--pipeline-parallel-size")]
 )
 def test_what_a_machine_has_no_room_for_is_refused(what: str, flag: str, tmp_path: Path) -> None:
-    code, said = run(tmp_path, flag, "1000", "--port", free_port())
+    code, said = run(tmp_path, flag, "1000", "--port", str(free_port()))
     assert code == 1
     assert f"there is no room for 1000 {what} of 1 cores" in said
     assert f"lower {flag} or --cpus-per-replica" in said
@@ -78,7 +67,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster
 
 @pytest.mark.sweep
 def test_a_cluster_has_one_such_application_at_one_address(cluster: Cluster, tmp_path: Path) -> None:
-    port, there = free_port(), {"RAY_ADDRESS": cluster.address}
+    port, there = str(free_port()), {"RAY_ADDRESS": cluster.address}
     url = f"http://127.0.0.1:{port}/health"
     options = ["--port", port, "--cpus-per-replica", "1"]
 
@@ -93,7 +82,7 @@ def test_a_cluster_has_one_such_application_at_one_address(cluster: Cluster, tmp
             wait_until(lambda: is_served() or first.poll() is not None)
             code, said = run(tmp_path, *options, **there)
             assert (code, "the cluster has an application tidewheel already" in said) == (1, True), said
-            code, said = run(tmp_path, "--port", free_port(), **there)
+            code, said = run(tmp_path, "--port", str(free_port()), **there)
             refused = f"--port cannot be used: Serve runs in this cluster already, on 127.0.0.1:{port}"
             assert (code, refused in said) == (1, True), said
             assert is_served()

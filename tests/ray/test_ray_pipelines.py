@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -22,6 +21,7 @@ import msgspec
 import psutil
 import pytest
 from engine.pipeline.cases import CASES, SWEPT, Case, answers
+from waiting import wait_until
 
 import tidewheel.offline.model
 from tidewheel import LLM, SamplingParams, StructuredOutputsParams
@@ -93,13 +93,6 @@ def processes() -> list[psutil.Process]:
         except psutil.Error:
             pass
     return found
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "it took too long"
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize(

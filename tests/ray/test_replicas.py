@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import threading
 import time
 from collections import Counter
@@ -19,8 +18,10 @@ import httpx
 import lora_files
 import psutil
 import pytest
+from ports import free_port
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
+from waiting import wait_until
 
 import tidewheel.ray
 from tidewheel.engine.errors import TidewheelError
@@ -125,9 +126,7 @@ def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replicas]:
     import ray
     from ray import serve
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     ray.init(address="local", num_cpus=2, include_dashboard=False, object_store_memory=80 * 2**20, log_to_driver=False)
     try:
         serve.start(http_options={"host": "127.0.0.1", "port": port})
@@ -152,13 +151,6 @@ def update(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What is changed by the update: another name, and a store for adapters that clients load."""
     adapters = {"enable_lora": True, "allow_runtime_lora_updating": True, "max_loras": 2}
     return {"served_model_name": "another", "shared_store": str(tmp_path_factory.mktemp("store")), **adapters}
-
-
-def wait_until(condition: Any, timeout_s: float = 60) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it took too long"
-        time.sleep(0.2)
 
 
 def test_a_request_is_answered_as_by_one_server(replicas: Replicas) -> None:

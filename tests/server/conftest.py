@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +17,7 @@ import httpx
 import pytest
 import tokenizers
 import uvicorn
+from ports import free_port
 from server.processes import ScriptedProcess
 from server.scripted_engine import ScriptedEngine
 
@@ -164,24 +164,17 @@ def is_healthy(url: str) -> bool:
         return False
 
 
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
-
-
 @pytest.fixture
 def unused_port() -> int:
     """A port that nobody listens on."""
-    return _free_port()
+    return free_port()
 
 
 class ServerProcess:
     """`tidewheel serve`, or another command for it, on a free port, ready to answer. `options` are Popen's."""
 
     def __init__(self, *arguments: str, command: Sequence[str] = (*TIDEWHEEL, "serve"), **options: Any) -> None:
-        self.port = _free_port()
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.process = subprocess.Popen(
             [*command, *arguments, "--port", str(self.port)], stderr=subprocess.PIPE, text=True, **options

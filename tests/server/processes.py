@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from ports import free_port
 
 SCRIPT = Path(__file__).with_name("scripted_engine.py")
 
@@ -31,7 +31,7 @@ class ScriptedProcess:
         max_files: int | None = None,
         **client_options: Any,
     ) -> None:
-        self.port = port or _free_port()
+        self.port = port or free_port()
         limited = [] if max_files is None else ["sh", "-c", f'ulimit -Sn {max_files}; exec "$0" "$@"']
         self.process = subprocess.Popen(
             [*limited, sys.executable, str(SCRIPT), "--port", str(self.port), *arguments],
@@ -96,13 +96,6 @@ class ScriptedProcess:
         assert self.process.stderr is not None
         with self.process.stderr:
             self._log.extend(self.process.stderr)
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
 
 
 def memory(server: ScriptedProcess) -> int:

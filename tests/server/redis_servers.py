@@ -13,6 +13,7 @@ from pathlib import Path
 
 import fakeredis
 import redis
+from ports import free_port
 from system_tools import require
 
 
@@ -27,7 +28,7 @@ def redis_server(*, real: bool = False) -> Iterator[str]:
 @contextmanager
 def redis_cluster(folder: Path) -> Iterator[str]:
     """The URL of an empty cluster: one server that has all slots, and is as strict about them as a larger one."""
-    alone = ("--cluster-enabled", "yes", "--cluster-port", str(_free_port()), "--dir", str(folder))
+    alone = ("--cluster-enabled", "yes", "--cluster-port", str(free_port()), "--dir", str(folder))
     with _real_server(require("redis-server"), *alone) as port:
         with redis.Redis(port=port) as client:
             client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
@@ -56,7 +57,7 @@ def _fake_server() -> Iterator[int]:
 
 @contextmanager
 def _real_server(program: str, *arguments: str) -> Iterator[int]:
-    port = _free_port()
+    port = free_port()
     process = subprocess.Popen([program, "--port", str(port), "--save", "", *arguments], stdout=subprocess.DEVNULL)
     try:
         for _ in range(500):
@@ -68,10 +69,3 @@ def _real_server(program: str, *arguments: str) -> Iterator[int]:
     finally:
         process.kill()
         process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port

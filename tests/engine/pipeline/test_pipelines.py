@@ -9,7 +9,6 @@ import socket as sockets
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import models_zoo
 import pytest
 from engine.pipeline.cases import CASES, OPTIONS, SWEPT, Case, answers
+from waiting import wait_until
 
 from tidewheel import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
 from tidewheel.engine.errors import TidewheelError
@@ -291,10 +291,3 @@ def cpu_time(pid: int) -> float:
     except OSError:
         return float("inf")
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def wait_until(condition: Any) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "nothing happens"
-        time.sleep(0.05)

@@ -9,14 +9,15 @@ import logging
 import os
 import resource
 import threading
-import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import models_zoo
 import numpy as np
 import pytest
+import waiting
 from harness import Harness
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
@@ -103,11 +104,7 @@ def entries(cache: Path) -> list[Path]:
     return sorted(cache.glob("*.packed"))
 
 
-def wait_until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.002)
+wait_until = partial(waiting.wait_until, timeout_s=20, every_s=0.002)
 
 
 def fill(folder: Path, cache: Path, **options: Any) -> NDArray[np.float32]:
