@@ -251,7 +251,7 @@ def _stages(options: EngineOptions, opened: OpenedModel) -> list[StageMemory]:
     from .pipeline.loading import plan_stages
     from .pipeline.split import stage_bytes
 
-    planned = plan_stages(options, opened)
+    planned = plan_stages(options, opened, None)
     return [StageMemory(str(stage), stage_bytes(opened.spec, stage, opened.formats)) for stage in planned]
 
 

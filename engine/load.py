@@ -67,7 +67,7 @@ class EngineLoad:
             check_before_download(options, downloads, self._check_fits)
         self._model = model = open_model(options)
         self._generation = model.source.generation(overridden(model.source.config, options.hf_overrides, None, None))
-        self._stages = _plan_stages(options, model)
+        self._stages = self._plan_stages(options, model)
         self._draft = _open_draft(options, model)
         self._max_model_len = options.max_model_len or model.spec.max_positions
         if options.num_gpu_blocks_override is not None and options.kv_cache_space is not None:
@@ -112,9 +112,19 @@ class EngineLoad:
         self._kv_cache_bytes = plan.cache_bytes
         start_logger.info("%s", plan.said)
 
+    def _plan_stages(self, options: EngineOptions, model: OpenedModel) -> Sequence[StageSpec]:
+        """The stages of a pipeline, if one was asked for. Raises ModelError and DeviceError if there cannot be one."""
+        if options.pipeline.stages == 1:
+            return ()
+        from .pipeline.loading import local_host, plan_stages
+
+        if self._host is None:
+            self._host = local_host(options, model)
+        return plan_stages(options, model, self._host)
+
     def _check_fits(self, options: EngineOptions, model: OpenedModel) -> None:
         """Raise ModelError or DeviceError if a model, and a draft model for it, cannot have the memory they take."""
-        stages, draft = _plan_stages(options, model), _open_draft(options, model)
+        stages, draft = self._plan_stages(options, model), _open_draft(options, model)
         if not model.device.has_own_memory:
             plan_memory(options, model, stages, draft, self._host)
 
@@ -293,6 +303,7 @@ class EngineLoad:
             max_num_batched_tokens=options.max_num_batched_tokens,
             num_blocks=self._num_blocks,
         )
+        assert self._host is not None
         return load_pipeline(options, model, self._stages, executor_options, self._cancellation, self._host)
 
     def _wait(self) -> Executor:
@@ -310,15 +321,6 @@ def check_at_once(options: EngineOptions, host: StageHost | None = None) -> None
     """
     if host is None:
         check_options(options.device, options.device_options, options.pipeline.stages)
-
-
-def _plan_stages(options: EngineOptions, model: OpenedModel) -> Sequence[StageSpec]:
-    """The stages of a pipeline, if one was asked for. Raises ModelError and DeviceError if there cannot be one."""
-    if options.pipeline.stages == 1:
-        return ()
-    from .pipeline.loading import plan_stages
-
-    return plan_stages(options, model)
 
 
 def _open_draft(options: EngineOptions, model: OpenedModel) -> OpenedDraft | None:

@@ -49,7 +49,7 @@ def plan_memory(
     draft: OpenedDraft | None,
     host: StageHost | None,
 ) -> MemoryPlan:
-    """Plan a model that lies in this machine's memory, or in its stages in that of the machines of a `host`.
+    """Plan a model that lies in this machine's memory, or its stages in that of the machines of their `host`.
 
     Raises ModelError if the model and what guesses for it cannot have the memory that they take.
     """
@@ -57,9 +57,9 @@ def plan_memory(
     if stages:
         from .pipeline.loading import memory_of, stages_bytes
 
+        assert host is not None
         weight_bytes = stages_bytes(model, stages, options.max_num_batched_tokens)
-        if host is not None:
-            memory = memory_of(host, model, stages)
+        memory = memory_of(host, model, stages)
     weight_bytes += model.lora_bytes(options)
     if draft is not None:
         weight_bytes += draft.model.weight_bytes

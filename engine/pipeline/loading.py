@@ -2,32 +2,93 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
 from ..cancellation import Cancellation
 from ..devices.base import ExecutorOptions, StagedDevice
+from ..devices.cpu.ceilings import compute_ceiling
 from ..errors import DeviceError
 from ..machine.memory import Memory
 from ..models.spec import StageSpec, stage_row_floats
 from ..opened_model import OpenedModel
 from ..options import EngineOptions
 from .executor import PipelineExecutor
-from .local_stages import local_launch
+from .local_stages import LocalHost
 from .runner import StagePlan
-from .split import split_layers, stage_bytes
+from .speed import StageSpeed, slowness, stage_speeds
+from .split import StageRoom, split_as_asked, split_layers, stage_bytes
 from .stages import StageHost
 from .step_slot import SlotShape
 
+logger = logging.getLogger(__name__)
+
 _FLOAT_BYTES = 4
+_GIB = 2**30
+_BESIDE = 8  # a part of the weights, so large, is left for a KV cache whose size was not said
 
 
-def plan_stages(options: EngineOptions, model: OpenedModel) -> list[StageSpec]:
-    """The stages of a model, of which there are several. Raises DeviceError and ModelError for what cannot be split."""
-    asked = f"--pipeline-parallel-size {options.pipeline.stages}"
+def local_host(options: EngineOptions, model: OpenedModel) -> StageHost:
+    """This machine, for the stages of a model. Raises DeviceError if the device has none."""
+    return LocalHost(_staged(options, model), options.pipeline.stages)
+
+
+def plan_stages(options: EngineOptions, model: OpenedModel, host: StageHost | None) -> list[StageSpec]:
+    """The stages of a model, of which there are several, for the cores and the memory of a `host`.
+
+    Without one, all stages count as equal. Nothing is measured either if the options say how many layers each has.
+    Raises DeviceError and ModelError for what cannot be split.
+    """
+    _staged(options, model)
+    count, spec, formats = options.pipeline.stages, model.spec, model.formats
+    if options.pipeline.pipeline_split is not None:
+        return split_as_asked(spec, options.pipeline.pipeline_split)
+    equal = split_layers(spec, count, formats)
+    if host is None:
+        return equal
+    method = model.quantization.method if model.quantization else None
+    ceiling = compute_ceiling(model.dtype, method, keeps_bits=model.keeps_bits)
+    speeds = stage_speeds(host.cores(), lambda stages: host.measure(stages, ceiling))
+    slow = None if speeds is None else slowness(speeds)
+    asked = options.kv_cache_space
+    room = StageRoom(host.rooms(), model.weight_bytes // _BESIDE if asked is None else int(asked * _GIB))
+    planned = split_layers(spec, count, formats, slow, room)
+    if planned != equal:
+        by_speed = split_layers(spec, count, formats, slow)
+        reasons = [
+            *([] if speeds is None or by_speed == equal else [f"by measured speed: {_in_words(speeds)}"]),
+            *([] if planned == by_speed else [f"by memory: {_room_in_words(room)}"]),
+        ]
+        logger.info(
+            "The stages have %s layers, and not %s as equal ones would, %s",
+            _counts(planned),
+            _counts(equal),
+            "; and ".join(reasons),
+        )
+    return planned
+
+
+def _staged(options: EngineOptions, model: OpenedModel) -> StagedDevice:
     if not isinstance(model.device, StagedDevice):
-        raise DeviceError(f"{asked} needs --device cpu: the {model.device.name} device has no stages")
-    return split_layers(model.spec, options.pipeline.stages, model.formats, options.pipeline.pipeline_split)
+        raise DeviceError(
+            f"--pipeline-parallel-size {options.pipeline.stages} needs --device cpu: the {model.device.name} device "
+            "has no stages"
+        )
+    return model.device
+
+
+def _counts(stages: Sequence[StageSpec]) -> str:
+    return ",".join(str(stage.end - stage.begin) for stage in stages)
+
+
+def _in_words(speeds: Sequence[StageSpeed]) -> str:
+    return ", ".join(f"stage {number} {speed}" for number, speed in enumerate(speeds, 1))
+
+
+def _room_in_words(room: StageRoom) -> str:
+    known = [(number, num_bytes) for number, num_bytes in enumerate(room.bytes, 1) if num_bytes is not None]
+    return ", ".join(f"stage {number} may take {num_bytes / _GIB:.2f} GiB" for number, num_bytes in known)
 
 
 def stages_bytes(model: OpenedModel, stages: Sequence[StageSpec], max_num_batched_tokens: int) -> int:
@@ -49,9 +110,9 @@ def load_pipeline(
     stages: Sequence[StageSpec],
     executor_options: ExecutorOptions,
     cancellation: Cancellation,
-    host: StageHost | None,
+    host: StageHost,
 ) -> PipelineExecutor:
-    """Start the processes of the stages, here or where `host` has them, and wait until they have loaded their weights.
+    """Start the processes of the stages where `host` has them, and wait until they have loaded their weights.
 
     Raises DeviceError for a stage that cannot load, and LoadCancelledError.
     """
@@ -61,8 +122,5 @@ def load_pipeline(
     shape = SlotShape(len(limits.groups), count, stage_row_floats(model.spec))
     options = replace(options, device=device.name)  # what was chosen here is not chosen again
     plans = [StagePlan(options, executor_options, stage, index, shape) for index, stage in enumerate(stages)]
-    if host is not None:
-        launch = host.launch(plans)
-    else:
-        launch = local_launch(plans, device.stage_groups(count), model.weight_bytes)
+    launch = host.launch(plans, model.weight_bytes)
     return PipelineExecutor(replace(limits, pipeline_stages=count), model.spec.vocab_size, launch, cancellation)

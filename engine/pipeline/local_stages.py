@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from functools import partial
+from functools import cached_property, partial
 
 from ..cancellation import Cancellation
+from ..devices.base import StagedDevice
 from ..errors import DeviceError
 from ..load_progress import LoadProgress
+from ..machine.memory import Memory, read_memory
 from .links import Link, LocalLink, new_link
 from .processes import StageProcesses
 from .runner import StagePlan
+from .speed import StageCores, StageSpeed, cores_at, measure
 from .stage import StageStart
 from .stages import Launch, loaded_text
 from .step_slot import StepSlot
@@ -20,9 +23,35 @@ from .step_slot import StepSlot
 logger = logging.getLogger(__name__)
 
 
-def local_launch(plans: Sequence[StagePlan], groups: Sequence[Sequence[int]], weight_bytes: int) -> Launch:
-    """Starts the stages, each on its group of processors. `weight_bytes` are the whole model's."""
-    return partial(LocalStages, plans, groups, weight_bytes)
+class LocalHost:
+    """See StageHost: this machine, with a group of its processors for each stage."""
+
+    def __init__(self, device: StagedDevice, count: int) -> None:
+        self._device, self._count = device, count
+
+    @cached_property
+    def _groups(self) -> Sequence[Sequence[int]]:
+        return self._device.stage_groups(self._count)
+
+    def cores(self) -> Sequence[StageCores]:
+        """See StageHost."""
+        return [cores_at("", group) for group in self._groups]
+
+    def measure(self, stages: Sequence[int], ceiling: str) -> Sequence[StageSpeed]:
+        """See StageHost."""
+        return [measure(self._device.isa or "auto", self._groups[index], ceiling) for index in stages]
+
+    def rooms(self) -> Sequence[int | None]:
+        """See StageHost. All stages lie in the same memory, wherever the model is cut."""
+        return [None] * self._count
+
+    def memory(self, weights: Sequence[int]) -> Memory:
+        """See StageHost."""
+        return read_memory()
+
+    def launch(self, plans: Sequence[StagePlan], weight_bytes: int) -> Launch:
+        """See StageHost."""
+        return partial(LocalStages, plans, self._groups, weight_bytes)
 
 
 class LocalStages:

@@ -11,6 +11,7 @@ from ..machine.memory import Memory
 from ..models.spec import StageSpec
 from .links import Link
 from .runner import StagePlan
+from .speed import StageCores, StageSpeed
 from .step_slot import StepSlot
 
 _GIB = 2**30
@@ -55,7 +56,22 @@ class Stages(Protocol):
 
 
 class StageHost(Protocol):
-    """Machines that have the stages of a pipeline, in place of this one."""
+    """Machines that have the stages of a pipeline: this one, or others."""
+
+    def cores(self) -> Sequence[StageCores]:
+        """Those of each stage, in order. Raises DeviceError if they cannot be shared out."""
+        ...
+
+    def measure(self, stages: Sequence[int], ceiling: str) -> Sequence[StageSpeed]:
+        """Measure the cores of these stages, which have loaded nothing yet; those of one machine in turn.
+
+        `ceiling` names the type of the products, as `_native.measure_ceilings` does. Raises DeviceError.
+        """
+        ...
+
+    def rooms(self) -> Sequence[int | None]:
+        """The memory that each stage may take, in bytes; None where the machine's is all stages' alike, or unknown."""
+        ...
 
     def memory(self, weights: Sequence[int]) -> Memory:
         """What the machines have, as if one of them had all stages, whose `weights` take so many bytes.
@@ -64,8 +80,8 @@ class StageHost(Protocol):
         """
         ...
 
-    def launch(self, plans: Sequence[StagePlan]) -> Launch:
-        """What starts the stages there."""
+    def launch(self, plans: Sequence[StagePlan], weight_bytes: int) -> Launch:
+        """What starts the stages there. `weight_bytes` are the whole model's."""
         ...
 
 

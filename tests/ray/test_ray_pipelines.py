@@ -28,6 +28,7 @@ from tidewheel import LLM, SamplingParams, StructuredOutputsParams
 from tidewheel.engine.errors import TidewheelError
 from tidewheel.engine.load import load_engine
 from tidewheel.engine.machine.memory import Memory
+from tidewheel.engine.pipeline.speed import StageCores, StageSpeed
 from tidewheel.server.commands.cli import main
 from tidewheel.server.commands.devices import detect
 
@@ -105,6 +106,22 @@ def test_stages_on_nodes_give_the_bits_of_one_process(
     options = dict(case.options)
     with hosted(case.stages, monkeypatch):
         found = answers(folder, **options, pipeline_parallel_size=case.stages)
+    assert found == answers(folder, **options)
+
+
+def test_a_slow_node_gets_fewer_layers(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = models_zoo.folder("llama-tied", tokenizer=True)
+    options = {"load_format": "dummy", "hf_overrides": {"num_hidden_layers": 10}}
+    with hosted(2, monkeypatch) as host, caplog.at_level("INFO"):
+        assert all(speed.read_bytes > 1e6 for speed in host.measure([0, 1], "bfloat16_flops"))
+        slow, fast = StageSpeed(10e9, 100e9), StageSpeed(40e9, 400e9)
+        monkeypatch.setattr(host, "cores", lambda: [StageCores("a", 1, 0.0), StageCores("b", 1, 0.0)])
+        monkeypatch.setattr(host, "measure", lambda stages, ceiling: [slow, fast])
+        found = answers(folder, **options, pipeline_parallel_size=2)
+    said = " ".join(record.getMessage() for record in caplog.records)
+    assert "The stages have 2,8 layers, and not 5,5 as equal ones would, by measured speed: stage 1 reads 10.0" in said
     assert found == answers(folder, **options)
 
 
@@ -263,13 +280,26 @@ def test_a_cluster_without_room_says_so(cluster: Cluster, monkeypatch: pytest.Mo
 
 def test_each_node_counts_by_its_share_of_the_stages() -> None:
     from tidewheel.ray.stage_actor import StagePlace
-    from tidewheel.ray.stages import memory_of_all
+    from tidewheel.ray.stages import memory_of_all, rooms_of_all
+
+    def place(node: str, memory: Memory) -> StagePlace:
+        return StagePlace(node, 1, (0,), StageCores(node, 1, 0.0), "x", memory)
 
     large, small = Memory(120, 90, None, None), Memory(1000, 20, 40, 30)
-    apart = [StagePlace("a", 1, (0,), "x", large), StagePlace("b", 2, (0,), "x", small)]
+    apart = [place("a", large), place("b", small)]
     assert memory_of_all(apart, [3, 1]) == Memory(160, 80, None, None)
-    together = [StagePlace("a", 1, (0,), "x", large), StagePlace("a", 2, (0,), "x", large)]
+    assert rooms_of_all(apart) == [90, 20]
+    together = [place("a", large), place("a", large)]
     assert memory_of_all(together, [3, 1]) == large  # which the node has once
+    assert rooms_of_all([*together, place("b", small)]) == [45, 45, 20]
+
+
+def test_stages_that_start_again_keep_their_nodes() -> None:
+    from tidewheel.ray.stages import kept_order
+
+    assert kept_order(["b", "a", "c"], ["a", "b", "c"]) == [1, 0, 2]
+    assert kept_order(["c", "b", "b"], ["a", "b", "b"]) == [0, 1, 2]
+    assert kept_order(["b", "d", "c"], ["a", "c", "b"]) == [1, 2, 0]  # a has gone, and d has come
 
 
 @pytest.mark.sweep

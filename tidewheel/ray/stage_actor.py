@@ -13,6 +13,7 @@ from tidewheel import _native
 from tidewheel.engine.errors import TidewheelError
 from tidewheel.engine.machine.memory import Memory, read_memory
 from tidewheel.engine.pipeline.runner import StagePlan, StageRunner, load_stage
+from tidewheel.engine.pipeline.speed import StageCores, StageSpeed, cores_at, measure
 from tidewheel.engine.pipeline.tcp_link import RESULTS, STEPS, TcpLink, accept, connect
 
 from .cores import claim_cores
@@ -26,6 +27,7 @@ class StagePlace(Struct, frozen=True):
     node: str
     pid: int
     cpus: Sequence[int]
+    cores: StageCores
     isa: str
     memory: Memory
 
@@ -63,7 +65,12 @@ class StageActor:
             isa = _native.chosen_isa_level("auto")
         except (TidewheelError, ValueError) as error:
             raise StageError(str(error)) from None
-        return StagePlace(ray.util.get_node_ip_address(), os.getpid(), self._cpus, isa, read_memory())
+        node = ray.util.get_node_ip_address()
+        return StagePlace(node, os.getpid(), self._cpus, cores_at(node, self._cpus), isa, read_memory())
+
+    def measure(self, ceiling: str) -> StageSpeed:
+        """How fast its cores are: see `measure`."""
+        return measure("auto", self._cpus, ceiling)
 
     def _claim(self) -> Sequence[int]:
         if self._shared is None:

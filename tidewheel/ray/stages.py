@@ -9,6 +9,7 @@ import logging
 import secrets
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -23,6 +24,7 @@ from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.machine.memory import Memory
 from tidewheel.engine.pipeline.links import Link
 from tidewheel.engine.pipeline.runner import StagePlan
+from tidewheel.engine.pipeline.speed import StageCores, StageSpeed
 from tidewheel.engine.pipeline.stages import Launch, loaded_text, stage_name
 from tidewheel.engine.pipeline.step_slot import StepSlot
 from tidewheel.engine.pipeline.tcp_link import RESULTS, STEPS, TOKEN_BYTES, TcpLink, connect
@@ -68,15 +70,40 @@ class RayHost:
         if self._placement is not None:
             self._placement.close()
 
+    def cores(self) -> Sequence[StageCores]:
+        """See StageHost."""
+        return [place.cores for place in self._places]
+
+    def measure(self, stages: Sequence[int], ceiling: str) -> Sequence[StageSpeed]:
+        """See StageHost."""
+        placement, found = self._placement, dict[int, StageSpeed]()
+        assert placement is not None
+        while left := [stage for stage in stages if stage not in found]:
+            # One of each node at a time, so that no two read the same memory.
+            turn = list({self._places[stage].node: stage for stage in reversed(left)}.values())
+            references = {stage: placement.actors[stage].measure.remote(ceiling) for stage in turn}
+            found |= placement.call(Cancellation(), references)
+        return [found[stage] for stage in stages]
+
+    def rooms(self) -> Sequence[int | None]:
+        """See StageHost. Stages of one node have as much of its memory as each other."""
+        return rooms_of_all(self._places)
+
     def memory(self, weights: Sequence[int]) -> Memory:
         """See StageHost."""
         return memory_of_all(self._places, weights)
 
-    def launch(self, plans: Sequence[StagePlan]) -> Launch:
-        """See StageHost. The first launch is where the stages were placed; later ones place them again."""
+    def launch(self, plans: Sequence[StagePlan], weight_bytes: int) -> Launch:
+        """See StageHost. The first launch is where the stages were placed; later ones place them again.
+
+        Each stage then has a node that it was on, where that still has room: its layers were chosen for it.
+        """
 
         def start(cancellation: Cancellation) -> RayStages:
-            placement, self._placement = self._placement or self._place(cancellation), None
+            placement, self._placement = self._placement, None
+            if placement is None:
+                placement = self._place(cancellation)
+                placement.keep_nodes([place.node for place in self._places])
             return RayStages(placement, plans, cancellation)
 
         return start
@@ -105,7 +132,7 @@ class _Placement:
                 actor = ray.remote(StageActor).options(num_cpus=num_cpus, scheduling_strategy=strategy, max_restarts=0)
                 shared = None if bind_cores else index
                 self.actors.append(actor.remote(num_cpus, dict(environment), folder, shared))
-            self.places = self.call(cancellation, [actor.place.remote() for actor in self.actors])
+            self.places = self.call_all(cancellation, [actor.place.remote() for actor in self.actors])
             self._check_kernels()
         except BaseException:
             self.close()
@@ -115,19 +142,28 @@ class _Placement:
         """A stage in words, with its node once that is known."""
         return self._names[index] + (f" on node {self.places[index].node}" if self.places else "")
 
-    def call(self, cancellation: Cancellation, references: Sequence[Any]) -> list[Any]:
-        """What each actor has returned, in order. Raises DeviceError for the first that failed, LoadCancelledError."""
+    def call(self, cancellation: Cancellation, references: Mapping[int, Any]) -> dict[int, Any]:
+        """What stages have returned, by number. Raises DeviceError for the first that failed, LoadCancelledError."""
         results: dict[int, Any] = {}
-        while len(results) < len(references):
-            waiting = [reference for index, reference in enumerate(references) if index not in results]
-            for reference in ray.wait(waiting, timeout=_LOOK_S)[0]:
-                index = references.index(reference)
+        while waiting := {reference: index for index, reference in references.items() if index not in results}:
+            for reference in ray.wait([*waiting], timeout=_LOOK_S)[0]:
+                index = waiting[reference]
                 try:
                     results[index] = ray.get(reference)
                 except (RayError, StageError) as error:
                     raise DeviceError(f"{self.name(index)}{_said(error)}") from None
             cancellation.check()
+        return results
+
+    def call_all(self, cancellation: Cancellation, references: Sequence[Any]) -> list[Any]:
+        """The same of all stages, in order."""
+        results = self.call(cancellation, dict(enumerate(references)))
         return [results[index] for index in range(len(references))]
+
+    def keep_nodes(self, nodes: Sequence[str]) -> None:
+        """Let each stage be on its node of these, as far as there are places on it."""
+        order = kept_order([place.node for place in self.places], nodes)
+        self.places, self.actors = [self.places[i] for i in order], [self.actors[i] for i in order]
 
     def close(self) -> None:
         """End the actors, and let others have their room. Calling it twice is allowed."""
@@ -174,10 +210,10 @@ class RayStages:
         links: list[TcpLink] = []
         try:
             actors, token = placement.actors, secrets.token_bytes(TOKEN_BYTES)
-            loaded: list[LoadedWeights] = placement.call(
+            loaded: list[LoadedWeights] = placement.call_all(
                 cancellation, [actor.load.remote(plan) for actor, plan in zip(actors, plans, strict=True)]
             )
-            addresses = placement.call(cancellation, [actor.listen.remote(token) for actor in actors])
+            addresses = placement.call_all(cancellation, [actor.listen.remote(token) for actor in actors])
             following = [*addresses[1:], None]
             self._runs = [actor.run.remote(address) for actor, address in zip(actors, following, strict=True)]
             for address, purpose in ((addresses[0], STEPS), (addresses[-1], RESULTS)):
@@ -260,6 +296,26 @@ def memory_of_all(places: Sequence[StagePlace], weights: Sequence[int]) -> Memor
         cgroup_limit=None,
         cgroup_used=None,
     )
+
+
+def rooms_of_all(places: Sequence[StagePlace]) -> list[int | None]:
+    """The memory that a stage at each of these places may take: see StageHost."""
+    beside = Counter(place.node for place in places)
+    return [None if (room := place.memory.available) is None else room // beside[place.node] for place in places]
+
+
+def kept_order(found: Sequence[str], nodes: Sequence[str]) -> list[int]:
+    """Which of the places, on nodes that were `found`, each stage takes so as to be on its node of `nodes`.
+
+    A stage whose node has no place left takes one that nobody else wants.
+    """
+    left, order = list(range(len(found))), dict[int, int]()
+    for stage, node in enumerate(nodes):
+        if (place := next((index for index in left if found[index] == node), None)) is not None:
+            order[stage] = place
+            left.remove(place)
+    order |= zip([stage for stage in range(len(nodes)) if stage not in order], left, strict=True)
+    return [order[stage] for stage in range(len(nodes))]
 
 
 def _error_of(reference: Any) -> Exception | None:

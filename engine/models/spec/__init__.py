@@ -21,7 +21,7 @@ from .mtp import MtpSpec
 from .norm import NormSpec
 from .per_layer import PerLayerEmbeddingSpec, PerLayerSpec
 from .short_conv import ShortConvSpec
-from .stages import StageSpec, layer_bytes_of, stage_cuts, stage_row_floats, stage_tensors
+from .stages import StageSpec, held_bytes_of, layer_bytes_of, stage_cuts, stage_row_floats, stage_tensors
 
 __all__ = [
     "Activation",
@@ -52,6 +52,7 @@ __all__ = [
     "StageSpec",
     "StreamsSpec",
     "TemperatureSpec",
+    "held_bytes_of",
     "layer_bytes_of",
     "mixers",
     "stage_cuts",

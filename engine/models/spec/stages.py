@@ -59,6 +59,23 @@ def layer_bytes_of(spec: DecoderSpec, sizes: Mapping[str, int]) -> list[int]:
     return read
 
 
+def held_bytes_of(spec: DecoderSpec, sizes: Mapping[str, int]) -> list[int]:
+    """Of tensors' `sizes`, what stages of several hold in memory, by layer.
+
+    What the first stage has beside its layers counts as the first layer's, and what the last one has as the last's.
+    """
+    held = [0] * len(spec.layers)
+    for name, size in sizes.items():
+        if (layer := _LAYER.match(name)) is not None:
+            held[int(layer[1])] += size
+            continue
+        if not name.startswith(_OF_HEAD):
+            held[0] += size
+        if name.startswith(_OF_HEAD) or (name == "embed.weight" and spec.head.tied):
+            held[-1] += size
+    return held
+
+
 def _has(spec: DecoderSpec, stage: StageSpec, name: str) -> bool:
     if (layer := _LAYER.match(name)) is not None:
         return stage.begin <= int(layer[1]) < stage.end

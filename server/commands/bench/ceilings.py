@@ -6,22 +6,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from tidewheel.engine.devices.cpu.ceilings import MEMORY_READ
 from tidewheel.engine.machine.memory import available_memory_bytes
 from tidewheel.engine.weights.dtypes import DType
 
 from .process_memory import OwnPeak
 from .spread import Spread
 
-MEMORY_READ = "read_bytes_per_second"
 MEMORY_COPY = "copy_bytes_per_second"  # what is read and what is written, together
-NATIVE_CEILING_OF = {  # by the format of the weights
-    "bfloat16": "bfloat16_flops",
-    "float16": "float32_flops",  # float16 weights are widened: they save memory traffic, not arithmetic
-    "float32": "float32_flops",
-    "int8": "int8_ops",
-    "int8-channel": "int8_ops",
-    "int4": "int8_ops",  # int4 weights are widened, too
-}
 
 _MIB = 2**20
 _LEAST_MEGABYTES = 256

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from tidewheel.engine.devices.base import Executor
+from tidewheel.engine.devices.cpu.ceilings import compute_ceiling
 from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.machine.memory import available_memory_bytes
 from tidewheel.engine.models.spec import tensor_shapes
@@ -14,7 +15,6 @@ from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.weights.dtypes import STORAGE, DType
 from tidewheel.engine.weights.quantization import TensorFormat
 
-from .ceilings import NATIVE_CEILING_OF
 from .device_runs import Profiler
 from .workload import Room, Workload
 
@@ -116,8 +116,8 @@ def tensor_bytes(opened: OpenedModel) -> dict[str, int]:
 def _compute_ceiling(opened: OpenedModel) -> str:
     name = opened.device.name
     if name == "cpu":
-        kept = "int8" if opened.keeps_bits else opened.dtype
-        return NATIVE_CEILING_OF[opened.quantization.method if opened.quantization else kept]
+        method = opened.quantization.method if opened.quantization else None
+        return compute_ceiling(opened.dtype, method, keeps_bits=opened.keeps_bits)
     return f"{_TORCH_COMPUTES_IN if name == 'torch' else opened.dtype}_flops"
 
 

@@ -20,7 +20,8 @@ from waiting import wait_until
 
 from tidewheel import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
 from tidewheel.engine.errors import TidewheelError
-from tidewheel.engine.pipeline import restarts
+from tidewheel.engine.pipeline import local_stages, restarts
+from tidewheel.engine.pipeline.speed import StageCores, StageSpeed
 
 
 @pytest.mark.parametrize(
@@ -44,6 +45,36 @@ def test_layers_are_shared_out_by_hand(caplog: pytest.LogCaptureFixture) -> None
         "pipeline stage 2 of 3 (layers 1-3)",
         "pipeline stage 3 of 3 (layer 4)",
     ]
+
+
+def test_a_slow_stage_gets_fewer_layers(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(local_stages, "cores_at", lambda machine, cpus: StageCores(machine, 1, 1000.0 * (1 + cpus[0])))
+    speed = {0: StageSpeed(10e9, 100e9), 1: StageSpeed(40e9, 400e9)}
+    monkeypatch.setattr(local_stages, "measure", lambda isa, cpus, ceiling: speed[cpus[0]])
+    folder = models_zoo.folder("llama-tied", tokenizer=True)
+    options = {"load_format": "dummy", "hf_overrides": {"num_hidden_layers": 10}}
+    bound = {"pipeline_parallel_size": 2, "threads_bind": "0|1"}
+    with caplog.at_level("INFO"):
+        found = answers(folder, **options, **bound)
+    said = [record.getMessage() for record in caplog.records if "by measured speed" in record.getMessage()]
+    assert said == [
+        "The stages have 2,8 layers, and not 5,5 as equal ones would, by measured speed: stage 1 reads 10.0 GB/s and "
+        "computes 100 G operations/s, stage 2 reads 40.0 GB/s and computes 400 G operations/s"
+    ]
+    assert any("pipeline stage 2 of 2 (layers 2-9): process" in record.getMessage() for record in caplog.records)
+    assert found == answers(folder, **options, **bound, pipeline_split="5,5")
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 3, reason="needs groups of one and of two processors")
+def test_groups_of_cores_that_differ_are_measured(caplog: pytest.LogCaptureFixture) -> None:
+    one, *two = sorted(os.sched_getaffinity(0))[:3]
+    folder = models_zoo.folder("llama-tied", tokenizer=True)
+    options = {"load_format": "dummy", "hf_overrides": {"num_hidden_layers": 30}}
+    bound = {"pipeline_parallel_size": 2, "threads_bind": f"{one}|{two[0]},{two[1]}"}
+    with caplog.at_level("INFO"):
+        found = answers(folder, **options, **bound)
+    assert any("by measured speed" in record.getMessage() for record in caplog.records)
+    assert found == answers(folder, **options)
 
 
 @pytest.mark.parametrize("what", ["grammar", "beams", "ngram"])
