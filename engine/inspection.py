@@ -121,6 +121,20 @@ class Inspection:
     stages: Sequence[StageMemory] = ()  # of a pipeline; none if all layers are in one process
 
 
+@contextmanager
+def opened_headers(options: EngineOptions) -> Iterator[OpenedModel]:
+    """The model that the options name, of which nothing is loaded; of a hub id only headers are fetched.
+
+    Raises ModelError and DeviceError for what would not be served.
+    """
+    with _headers(options) as (path, _):
+        try:
+            opened = open_model(options, source_at(path, "auto"))
+        except (ModelError, DeviceError) as error:
+            raise type(error)(_named(error, path, options.model)) from error
+        yield opened
+
+
 def inspect_model(options: EngineOptions) -> Inspection | EncoderInspection:
     """Look at the model that the options name; nothing is loaded, and of a hub id only headers are fetched.
 

@@ -18,7 +18,7 @@ from .executor import PipelineExecutor
 from .local_stages import LocalHost
 from .runner import StagePlan
 from .speed import StageSpeed, slowness, stage_speeds
-from .split import StageRoom, split_as_asked, split_layers, stage_bytes
+from .split import BESIDE_WEIGHTS, StageRoom, split_as_asked, split_layers, stage_bytes
 from .stages import StageHost
 from .step_slot import SlotShape
 
@@ -26,7 +26,6 @@ logger = logging.getLogger(__name__)
 
 _FLOAT_BYTES = 4
 _GIB = 2**30
-_BESIDE = 8  # a part of the weights, so large, is left for a KV cache whose size was not said
 
 
 def local_host(options: EngineOptions, model: OpenedModel) -> StageHost:
@@ -52,7 +51,7 @@ def plan_stages(options: EngineOptions, model: OpenedModel, host: StageHost | No
     speeds = stage_speeds(host.cores(), lambda stages: host.measure(stages, ceiling))
     slow = None if speeds is None else slowness(speeds)
     asked = options.kv_cache_space
-    room = StageRoom(host.rooms(), model.weight_bytes // _BESIDE if asked is None else int(asked * _GIB))
+    room = StageRoom(host.rooms(), model.weight_bytes // BESIDE_WEIGHTS if asked is None else int(asked * _GIB))
     planned = split_layers(spec, count, formats, slow, room)
     if planned != equal:
         by_speed = split_layers(spec, count, formats, slow)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, combinations, pairwise
+from typing import Final
 
 from msgspec import Struct
 
@@ -19,6 +20,9 @@ from ..models.spec import (
     tensor_shapes,
 )
 from ..weights.quantization import TensorFormat
+
+BESIDE_WEIGHTS: Final = 8
+"""One part in so many of the weights is left beside them, for a KV cache whose size was not said."""
 
 
 class StageRoom(Struct, frozen=True):
@@ -94,6 +98,15 @@ def stage_bytes(spec: DecoderSpec, stage: StageSpec, formats: Mapping[str, Tenso
     """What a stage's weights take in memory."""
     shapes = tensor_shapes(spec)
     return sum(_num_bytes(name, shapes[name], formats) for name in stage_tensors(spec, stage))
+
+
+def most_layers(spec: DecoderSpec, formats: Mapping[str, TensorFormat], room: int) -> int:
+    """How many consecutive layers a stage can have, of several, whose weights take no more than `room`, in bytes."""
+    sizes = {name: _num_bytes(name, shape, formats) for name, shape in tensor_shapes(spec).items()}
+    held = [0, *accumulate(held_bytes_of(spec, sizes))]
+    whole = (0, len(spec.layers))
+    spans = [span for span in combinations([0, *stage_cuts(spec), len(spec.layers)], 2) if span != whole]
+    return max((end - begin for begin, end in spans if held[end] - held[begin] <= room), default=0)
 
 
 def _num_bytes(name: str, shape: tuple[int, ...], formats: Mapping[str, TensorFormat]) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
@@ -14,6 +13,8 @@ from typing import TYPE_CHECKING
 
 from msgspec import to_builtins
 
+from tidewheel.engine.declaring.mistakes import Mistakes, made
+from tidewheel.engine.declaring.option import listed, options_of
 from tidewheel.engine.devices import DEVICE_NAMES
 from tidewheel.engine.devices.asking import Answer, ask
 from tidewheel.engine.devices.cpu.groups import choose_groups, group_list
@@ -23,12 +24,19 @@ from tidewheel.engine.machine.cgroup import cpu_quota
 from tidewheel.engine.machine.cpu_list import cpu_list
 from tidewheel.engine.machine.huge_pages import HugePages, huge_pages
 from tidewheel.engine.machine.memory import Memory, read_memory
+from tidewheel.engine.options import EngineOptions
+
+from ..options.parser import OptionParser, add_option, argument_type, build, read_given
+from ..options.replicas import ReplicaOptions
 
 if TYPE_CHECKING:
     from tidewheel import _native
 
 _GIB = 2**30
 _ROOT = Path("/")
+_OF_MODEL = (
+    "revision", "download_dir", "dtype", "quantization", "quantization_group_size", "quantization_zero_points",
+)  # fmt: skip
 _IN_TORCH = {  # devices that need nothing but torch
     "torch": "the readable reference, slow",
     "graph-cpu": "what runs on cuda, hpu and neuron, in torch on this CPU; for tests",
@@ -156,8 +164,10 @@ def render(report: DevicesReport) -> str:
 
 def run(arguments: Sequence[str]) -> int:
     """The `devices` command. Raises TidewheelError."""
-    parser = argparse.ArgumentParser(
-        prog="tidewheel devices", description="Show what was detected: device, ISA levels, cores, memory."
+    parser = OptionParser(
+        prog="tidewheel devices",
+        description="Show what was detected: device, ISA levels, cores, memory.",
+        allow_abbrev=False,
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
@@ -167,19 +177,41 @@ def run(arguments: Sequence[str]) -> int:
         metavar="HOST:PORT",
         help="show the nodes of this Ray cluster instead [without a value, that of RAY_ADDRESS or of this machine]",
     )
-    options = parser.parse_args(list(arguments))
-    if options.ray_address is not None:
-        from tidewheel.ray.nodes import nodes_of, render_nodes
-
-        nodes = nodes_of(options.ray_address)
-        print(
-            json.dumps([to_builtins(node) for node in nodes], indent=2)
-            if options.json
-            else render_nodes(nodes).rstrip()
-        )
-        return 0
+    group = parser.add_argument_group("what each node would take, with --ray-address")
+    cores = next(option for option in options_of(ReplicaOptions) if option.field == "cpus_per_replica")
+    group.add_argument(
+        cores.flag, type=argument_type(cores.read), metavar="N", help="count the replicas that have so many cores [1]"
+    )
+    group.add_argument("--model", metavar="MODEL", help="count how many layers of it fit; nothing is loaded")
+    kept = [option for option in options_of(EngineOptions) if option.field in _OF_MODEL]
+    for option in kept:
+        add_option(group, option)
+    mistakes = Mistakes()
+    parsed = parser.read(arguments, mistakes)
+    model, address = parsed.get("model"), parsed.get("ray_address")
+    if address is None and (asked := [name for name in (cores.name, "model") if parsed.get(name) is not None]):
+        mistakes.add(f"{listed(['--' + name.replace('_', '-') for name in asked])} needs --ray-address")
+    if model is None and (asked := [option.flag for option in kept if option.name in parsed]):
+        mistakes.add(f"{listed(asked)} needs --model, whose weights it is about")
+    given = {} if model is None else read_given(kept, parsed, os.environ, mistakes)
+    engine = mistakes.attempt(lambda: build(EngineOptions, given, model=model or "", device="cpu"))
+    parser.refuse(mistakes)
+    as_json: bool = parsed["json"]
+    if address is not None:
+        return _show_nodes(address, parsed.get(cores.name) or 1, None if model is None else made(engine), as_json)
     report = detect()
-    print(json.dumps(asdict(report), indent=2) if options.json else render(report), end="\n" if options.json else "")
+    print(json.dumps(asdict(report), indent=2) if as_json else render(report), end="\n" if as_json else "")
+    return 0
+
+
+def _show_nodes(address: str, cpus_per_replica: int, model: EngineOptions | None, as_json: bool) -> int:
+    from tidewheel.ray.node_room import size_of
+    from tidewheel.ray.nodes import nodes_of, render_nodes
+
+    size = None if model is None else size_of(model)
+    nodes = nodes_of(address, cpus_per_replica, size)
+    said = json.dumps([to_builtins(node) for node in nodes], indent=2) if as_json else render_nodes(nodes, size)
+    print(said.rstrip())
     return 0
 
 

@@ -21,6 +21,7 @@ import msgspec
 import psutil
 import pytest
 from engine.pipeline.cases import CASES, SWEPT, Case, answers
+from safetensors.numpy import load_file, save_file
 from waiting import wait_until
 
 import tidewheel.offline.model
@@ -28,7 +29,11 @@ from tidewheel import LLM, SamplingParams, StructuredOutputsParams
 from tidewheel.engine.errors import TidewheelError
 from tidewheel.engine.load import load_engine
 from tidewheel.engine.machine.memory import Memory
+from tidewheel.engine.models.spec import StageSpec
+from tidewheel.engine.opened_model import open_model
+from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.pipeline.speed import StageCores, StageSpeed
+from tidewheel.engine.pipeline.split import stage_bytes
 from tidewheel.server.commands.cli import main
 from tidewheel.server.commands.devices import detect
 
@@ -187,6 +192,12 @@ def test_devices_shows_the_nodes(cluster: Cluster, tmp_path: Path, capsys: pytes
     assert (node["address"], node["cpus"]) == (cluster.address.rpartition(":")[0], 3)
     assert (node["findings"]["isa"], node["findings"]["auto"]) == (here.isa, here.auto)
     assert here.cpu_model in node["findings"]["processor"]
+    assert node["takes"] == {"replicas": 3, "layers": None}
+    folder = str(models_zoo.folder("llama-tied", tokenizer=True))
+    asked = ["--model", folder, "--quantization", "int8", "--cpus-per-replica", "2"]
+    done = subprocess.run([*command, *asked], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)[0]["takes"] == {"replicas": 1, "layers": 2}
     with socket.create_server(("127.0.0.1", 0)) as listener:
         nowhere = f"127.0.0.1:{listener.getsockname()[1]}"
     assert main(["devices", "--ray-address", nowhere]) == 1
@@ -196,19 +207,58 @@ def test_devices_shows_the_nodes(cluster: Cluster, tmp_path: Path, capsys: pytes
 
 
 def test_the_nodes_are_a_table_with_what_keeps_them_apart() -> None:
+    from tidewheel.ray.node_room import Takes
     from tidewheel.ray.nodes import Findings, Node, render_nodes
 
-    here = Findings("1.0", "Imaginary 9000 (x86_64)", "avx2", "cpu", 64 * 2**30, 40 * 2**30)
+    here = Findings("1.0", "Imaginary (x86_64)", "avx2", "cpu", 64 * 2**30, 40 * 2**30)
     other = msgspec.structs.replace(here, isa="avx512", auto="cuda")
-    nodes = [Node("10.0.0.1", 16, here), Node("10.0.0.2", 8, other), Node("10.0.0.3", 8, None, "no Tidewheel there")]
+    nodes = [
+        Node("10.0.0.1", 16, here, takes=Takes(8, None)),
+        Node("10.0.0.2", 8, other, takes=Takes(4, None)),
+        Node("10.0.0.3", 8, None, "no Tidewheel there"),
+    ]
     assert [line.split()[0] for line in render_nodes(nodes[:1]).splitlines()] == ["node", "10.0.0.1"]
     text = render_nodes(nodes)
     assert [line.split() for line in text.splitlines()[2:4]] == [
-        ["10.0.0.2", "8", "64.00", "GiB", "40.00", "GiB", "avx512", "cuda", "1.0", "Imaginary", "9000", "(x86_64)"],
-        ["10.0.0.3", "8", "-", "-", "-", "-", "-", "no", "Tidewheel", "there"],
+        ["10.0.0.2", "8", "64.00", "GiB", "40.00", "GiB", "avx512", "cuda", "1.0", "4", "Imaginary", "(x86_64)"],
+        ["10.0.0.3", "8", "-", "-", "-", "-", "-", "-", "no", "Tidewheel", "there"],
     ]
     assert "need the same ISA level: set TIDEWHEEL_ISA" in text
     assert "same version" not in text
+
+
+def test_a_node_takes_the_layers_that_a_stage_can_load(tmp_path: Path) -> None:
+    from tidewheel.ray.node_room import Takes, render_size, size_of, takes
+
+    layers = 8
+    shutil.copytree(models_zoo.folder("llama-tied", tokenizer=True), tmp_path / "model")
+    config = tmp_path / "model" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "num_hidden_layers": layers}))
+    weights = load_file(tmp_path / "model" / "model.safetensors")
+    for name in [name for name in weights if "layers.0." in name]:
+        weights |= {name.replace("layers.0.", f"layers.{index}."): weights[name] for index in range(1, layers)}
+    save_file(weights, tmp_path / "model" / "model.safetensors")
+    options = EngineOptions(model=str(tmp_path / "model"), device="cpu")
+    size, model = size_of(options), open_model(options)
+
+    def room_for(count: int) -> int:
+        """The least memory for so many layers, wherever they are."""
+        stages = [StageSpec(begin, begin + count, layers) for begin in range(layers - count + 1)]
+        return -(-min(stage_bytes(model.spec, stage, model.formats) for stage in stages) * 9 // 8)
+
+    for count in range(1, layers):
+        assert takes(4, room_for(count), 1, size).layers == count
+        assert takes(4, room_for(count) - 9, 1, size).layers == count - 1
+    whole = -(-model.weight_bytes * 9 // 8)
+    assert takes(4, whole, 1, size).layers == layers
+    assert takes(4, 3 * whole, 1, size).replicas == 3
+    assert takes(4, 9 * whole, 1, size).replicas == 4
+    assert takes(3, 9 * whole, 2, size).replicas == 1
+    assert takes(1, whole, 2, size) == Takes(0, 0)
+    half, third = (takes(4, room_for(count), 1, size) for count in (layers // 2, layers // 3))
+    assert "at least 2 of these nodes" in render_size(size, [third, half, half])
+    assert "not the memory for all layers" in render_size(size, [third, third])
+    assert render_size(size, [third, takes(4, whole, 1, size)]).endswith("KV cache.")
 
 
 @pytest.mark.sweep

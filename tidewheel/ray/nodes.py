@@ -13,6 +13,7 @@ from tidewheel.engine.errors import TidewheelError
 from tidewheel.server.commands.devices import detect, gib
 
 from .cluster import joined
+from .node_room import ModelSize, Takes, render_size, takes
 
 _ANSWER_S = 90.0  # for all nodes: a process has to start there, and a vendor's package may be asked
 
@@ -32,12 +33,16 @@ class Findings(Struct, frozen=True):
 
 
 class Node(Struct, frozen=True):
-    """A node, with the cores that Ray gives away there. `error` says why nothing was found."""
+    """A node, with the cores that Ray gives away there. `error` says why nothing was found.
+
+    `takes` is what it would have room for, if nothing else were computed there.
+    """
 
     address: str
     cpus: float
     findings: Findings | None
     error: str = ""
+    takes: Takes | None = None
 
 
 def find_here() -> Findings | str:
@@ -53,8 +58,11 @@ def find_here() -> Findings | str:
     return Findings(__version__, model, found.isa, name, memory.ceiling, memory.available)
 
 
-def nodes_of(address: str) -> list[Node]:
-    """The nodes of a cluster that are alive, and what a task on each finds there. Raises TidewheelError."""
+def nodes_of(address: str, cpus_per_replica: int = 1, size: ModelSize | None = None) -> list[Node]:
+    """The nodes of a cluster that are alive, and what a task on each finds there. Raises TidewheelError.
+
+    What they would take are replicas with so many cores, and layers of a model of this size.
+    """
     with joined(address):
         import ray
         from ray.exceptions import RayError
@@ -74,15 +82,18 @@ def nodes_of(address: str) -> list[Node]:
                     said = ray.get(task)
                 except (RayError, ImportError) as error:
                     said = _reason(error)
-            known = {"findings": said} if isinstance(said, Findings) else {"error": said}
+            known: dict[str, Any] = {"error": said}
+            if isinstance(said, Findings):
+                known = {"findings": said, "takes": takes(node.cpus, said.available, cpus_per_replica, size)}
             found[task] = msgspec.structs.replace(node, **known)
     return sorted(found.values(), key=lambda node: node.address)
 
 
-def render_nodes(nodes: Sequence[Node]) -> str:
+def render_nodes(nodes: Sequence[Node], size: ModelSize | None = None) -> str:
     """The nodes for people, one a line, and what keeps them from working together."""
-    head = ("node", "CPUs for Ray", "memory", "available", "ISA level", "auto", "Tidewheel", "processor")
-    rows = [head, *(_row(node) for node in nodes)]
+    head = ["node", "CPUs for Ray", "memory", "available", "ISA level", "auto", "Tidewheel", "replicas"]
+    head += ["processor"] if size is None else ["layers", "processor"]
+    rows = [head, *(_row(node, size) for node in nodes)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     levels = {node.findings.isa for node in nodes if node.findings is not None}
@@ -90,15 +101,21 @@ def render_nodes(nodes: Sequence[Node]) -> str:
         lines.append("Stages of one pipeline need the same ISA level: set TIDEWHEEL_ISA to the lowest of them.")
     if len({node.findings.version for node in nodes if node.findings is not None}) > 1:
         lines.append("All nodes need the same version of Tidewheel.")
+    if size is not None:
+        lines.append(render_size(size, [node.takes for node in nodes if node.takes is not None]))
     return "".join(f"{line}\n" for line in lines)
 
 
-def _row(node: Node) -> tuple[str, ...]:
-    found = node.findings
+def _row(node: Node, size: ModelSize | None) -> list[str]:
+    found, cells = node.findings, [node.address, f"{node.cpus:g}"]
     if found is None:
-        return (node.address, f"{node.cpus:g}", "-", "-", "-", "-", "-", node.error)
-    amounts = (gib(found.memory), gib(found.available))
-    return (node.address, f"{node.cpus:g}", *amounts, found.isa or "-", found.auto, found.version, found.processor)
+        return [*cells, *["-"] * (6 if size is None else 7), node.error]
+    cells += [gib(found.memory), gib(found.available), found.isa or "-", found.auto, found.version]
+    room = node.takes
+    cells.append("-" if room is None else str(room.replicas))
+    if size is not None:
+        cells.append("-" if room is None or room.layers is None else f"{room.layers} of {size.num_layers}")
+    return [*cells, found.processor]
 
 
 def _reason(error: Exception) -> str:

@@ -173,3 +173,19 @@ def test_cpu_lists_are_as_threads_bind_takes_them(cpus: list[int], text: str) ->
     assert cpu_list(cpus) == text
     if cpus:
         assert native.parse_cpu_list(text) == sorted(cpus)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--model", "m"], "--model needs --ray-address"),
+        (["--cpus-per-replica", "2"], "--cpus-per-replica needs --ray-address"),
+        (["--ray-address", "10.0.0.1:1", "--dtype", "float16"], "--dtype needs --model"),
+        (["--ray-address", "10.0.0.1:1", "--cpus-per-replica", "0"], "--cpus-per-replica"),
+    ],
+)
+def test_what_nodes_would_take_needs_nodes(given: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["devices", *given])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err

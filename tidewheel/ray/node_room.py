@@ -1,0 +1,68 @@
+"""What the nodes of a cluster would take: replicas by their cores, and layers of a model by their memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+
+from msgspec import Struct
+
+from tidewheel.engine.files.wording import in_bytes
+from tidewheel.engine.inspection import opened_headers
+from tidewheel.engine.options import EngineOptions
+from tidewheel.engine.pipeline.split import BESIDE_WEIGHTS, most_layers
+
+from .room import room_for
+
+
+class ModelSize(Struct, frozen=True):
+    """A model's weights in memory, `num_bytes` in all, and how many of its layers fit into so much memory."""
+
+    name: str
+    kept_as: str
+    num_bytes: int
+    num_layers: int
+    layers_in: Callable[[int], int]
+
+
+class Takes(Struct, frozen=True):
+    """What a node has room for: so many replicas, or so many layers of the model, None where neither is known."""
+
+    replicas: int
+    layers: int | None
+
+
+def size_of(options: EngineOptions) -> ModelSize:
+    """The size of the model that the options name. Raises ModelError and DeviceError."""
+    with opened_headers(options) as model:
+        spec, formats, weights = model.spec, model.formats, model.weight_bytes
+
+        def layers_in(room: int) -> int:
+            free = room * BESIDE_WEIGHTS // (BESIDE_WEIGHTS + 1)
+            return len(spec.layers) if weights <= free else most_layers(spec, formats, free)
+
+        return ModelSize(options.model, model.kept_as, weights, len(spec.layers), layers_in)
+
+
+def takes(cpus: float, available: int | None, cpus_per_replica: int, size: ModelSize | None) -> Takes:
+    """What a node takes that has so many cores for Ray, and so much memory available, None where nobody says."""
+    replicas = room_for(cpus_per_replica, [cpus])
+    if size is None or available is None:
+        return Takes(replicas, None)
+    each = size.num_bytes + size.num_bytes // BESIDE_WEIGHTS
+    return Takes(min(replicas, available // max(each, 1)), size.layers_in(available) if replicas else 0)
+
+
+def render_size(size: ModelSize, found: Sequence[Takes]) -> str:
+    """The model in a line, and how many of the nodes that take so much a pipeline needs at least."""
+    said = (
+        f"{size.name}: {size.num_layers} layers, {in_bytes(size.num_bytes)} of weights as {size.kept_as}, beside which "
+        "an eighth more is left for KV cache."
+    )
+    if any(take.layers is None or take.layers == size.num_layers for take in found):
+        return said
+    together = accumulate(sorted((take.layers or 0 for take in found), reverse=True))
+    needed = next((count for count, layers in enumerate(together, 1) if layers >= size.num_layers), None)
+    if needed is None:
+        return f"{said} These nodes have not the memory for all layers."
+    return f"{said} No node has the memory for all layers: a pipeline needs at least {needed} of these nodes."
