@@ -143,7 +143,7 @@ class PipelineExecutor:
             assert bits is not None
             bits[...] = masks.bits
             self._send(stages.masks, step_message(slot, number, size, MASKS), Part.MASKS)
-        message, received = self._receive(stages, arrays)
+        message, received = self._receive(stages, number, arrays)
         if message[0] == FAILED:
             raise DeviceError(read_failure(message))
         assert read_step(message)[:2] == (slot, number), "steps end in another order than they were started in"
@@ -169,29 +169,20 @@ class PipelineExecutor:
             raise DeviceError("this executor was closed" if self._is_closed else "the stages have ended")
         return self._stages
 
-    def _receive(self, stages: Stages, arrays: Arrays) -> tuple[bytes, float | None]:
+    def _receive(self, stages: Stages, number: int, arrays: Arrays) -> tuple[bytes, float | None]:
         started = time.perf_counter()
         while True:
             try:
                 message, received = stages.last.receive(_SLOW_S)
             except TimeoutError:
-                self._say_where(stages, arrays, time.perf_counter() - started)
+                seconds, index = time.perf_counter() - started, stages.where(number, arrays)
+                logger.warning(
+                    "A step has taken %.0f s so far: it is at %s, %s", seconds, stages.name(index), stages.place(index)
+                )
                 continue
             if not message:
                 raise DeviceError(stages.failure())
             return message, received
-
-    @staticmethod
-    def _say_where(stages: Stages, arrays: Arrays, seconds: float) -> None:
-        if not stages.share_clock:  # nor slots: what is known of a step is what the last stage sends
-            logger.warning("A step has taken %.0f s so far", seconds)
-            return
-        times = arrays["times"]
-        assert times is not None
-        index = next((i for i, (*_, ended) in enumerate(times) if not ended), len(times) - 1)
-        logger.warning(
-            "A step has taken %.0f s so far: it is at %s, %s", seconds, stages.name(index), stages.place(index)
-        )
 
     def _send(self, link: Link, message: bytes, part: Part = Part.NOTHING) -> None:
         try:

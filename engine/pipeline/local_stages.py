@@ -18,7 +18,7 @@ from .runner import StagePlan
 from .speed import StageCores, StageSpeed, cores_at, measure
 from .stage import StageStart
 from .stages import Launch, loaded_text
-from .step_slot import StepSlot
+from .step_slot import Arrays, StepSlot
 
 logger = logging.getLogger(__name__)
 
@@ -123,6 +123,12 @@ class LocalStages:
     def place(self, index: int) -> str:
         """See Stages."""
         return f"process {self._processes.stages[index].process.pid}"
+
+    def where(self, number: int, arrays: Arrays) -> int:
+        """See Stages. Each stage writes into the step's arrays when it has ended there."""
+        times = arrays["times"]
+        assert times is not None
+        return next((index for index, (*_, ended) in enumerate(times) if not ended), len(times) - 1)
 
     def watch(self, on_end: Callable[[], None]) -> None:
         """See Stages."""

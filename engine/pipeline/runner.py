@@ -61,7 +61,7 @@ class _Reports:
 
 
 class StageRunner:
-    """Runs steps until no more can come."""
+    """Runs steps until no more can come. `finished` is the number of the last step that it has computed, 0 at first."""
 
     def __init__(
         self,
@@ -78,6 +78,7 @@ class StageRunner:
         self._upstream, self._downstream, self._masks = upstream, downstream, masks
         self._slots = slots
         self._nothing = SamplingBatch.greedy([]), np.empty(0, np.int32)
+        self.finished = 0
         self._step = 0  # the number of the step that runs
         self._masks_of = 0  # the last one whose masks were written
         self._passed = Part.OUTPUT if plan.stage.is_last else Part.ROWS
@@ -131,6 +132,7 @@ class StageRunner:
             batch.state_slots = batch.num_guesses = None
         self._executor.run_into(output, batch, rows)
         times[self._index, 2] = time.perf_counter()
+        self.finished = number
 
     def _await_masks(self) -> None:
         assert self._masks is not None

@@ -12,7 +12,7 @@ from ..models.spec import StageSpec
 from .links import Link
 from .runner import StagePlan
 from .speed import StageCores, StageSpeed
-from .step_slot import StepSlot
+from .step_slot import Arrays, StepSlot
 
 _GIB = 2**30
 
@@ -35,6 +35,10 @@ class Stages(Protocol):
 
     def place(self, index: int) -> str:
         """Its process in words."""
+        ...
+
+    def where(self, number: int, arrays: Arrays) -> int:
+        """The stage at which a step is that was started and has not ended: its number, and its arrays here."""
         ...
 
     def watch(self, on_end: Callable[[], None]) -> None:

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -26,14 +26,18 @@ from waiting import wait_until
 
 import tidewheel.offline.model
 from tidewheel import LLM, SamplingParams, StructuredOutputsParams
+from tidewheel.engine.cancellation import Cancellation
 from tidewheel.engine.errors import TidewheelError
 from tidewheel.engine.load import load_engine
 from tidewheel.engine.machine.memory import Memory
 from tidewheel.engine.models.spec import StageSpec
 from tidewheel.engine.opened_model import open_model
 from tidewheel.engine.options import EngineOptions
+from tidewheel.engine.pipeline import executor
+from tidewheel.engine.pipeline.runner import StagePlan
 from tidewheel.engine.pipeline.speed import StageCores, StageSpeed
 from tidewheel.engine.pipeline.split import stage_bytes
+from tidewheel.engine.pipeline.stages import Launch, Stages
 from tidewheel.server.commands.cli import main
 from tidewheel.server.commands.devices import detect
 
@@ -180,6 +184,39 @@ def test_a_stage_that_ends_ends_what_runs_and_nothing_else(
         assert answers_of(llm) == expected
         assert pid not in {process.pid for process in processes()}
     wait_until(lambda: not processes())
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_the_stage_at_which_a_step_stays_is_named(
+    stage: int, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(executor, "_SLOW_S", 0.2)
+    with hosted(2, monkeypatch) as host, caplog.at_level("INFO"):
+        running: list[Stages] = []
+        launch = host.launch
+
+        def kept_launch(plans: Sequence[StagePlan], weight_bytes: int) -> Launch:
+            def start(cancellation: Cancellation) -> Stages:
+                running.append(launch(plans, weight_bytes)(cancellation))
+                return running[-1]
+
+            return start
+
+        monkeypatch.setattr(host, "launch", kept_launch)
+        with long_running() as llm:
+            expected = answers_of(llm)
+            assert (running[0].where(1, {}), running[0].where(10**9, {})) == (1, 0)  # all have ended it, and none
+            place = running[0].place(stage)
+            pid = int(place.split()[1])
+            os.kill(pid, signal.SIGSTOP)
+            found: list[list[list[int]]] = []
+            asking = threading.Thread(target=lambda: found.append(answers_of(llm)))
+            asking.start()
+            said = f"it is at pipeline stage {stage + 1} of 2 (layer {stage}), {place}"
+            wait_until(lambda: any(said in record.getMessage() for record in caplog.records))
+            os.kill(pid, signal.SIGCONT)
+            asking.join()
+            assert found == [expected]
 
 
 def test_devices_shows_the_nodes(cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

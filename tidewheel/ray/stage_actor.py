@@ -46,7 +46,8 @@ class StageError(Exception):
 class StageActor:
     """Claims `num_cpus` cores, loads a stage, and runs the steps that come to it until they stop coming.
 
-    Its methods are called in the order in which they stand here.
+    Its methods are called in the order in which they stand here, but for the last, which another thread may answer
+    while it runs.
     """
 
     def __init__(self, num_cpus: int, environment: Mapping[str, str], folder: str | None, shared: int | None) -> None:
@@ -57,6 +58,7 @@ class StageActor:
         if folder is not None:
             os.chdir(folder)
         self._num_cpus, self._shared = num_cpus, shared
+        self._runner: StageRunner | None = None
 
     def place(self) -> StagePlace:
         """Where it is. Raises StageError if it has no cores."""
@@ -114,10 +116,15 @@ class StageActor:
                 links.append(TcpLink(accepted[RESULTS], slots))
             downstream = links[0] if following is not None else links[-1]
             masks = None if following is not None else downstream
-            StageRunner(plan, self._executor, slots, upstream, downstream, masks).run()
+            self._runner = StageRunner(plan, self._executor, slots, upstream, downstream, masks)
+            self._runner.run()
         finally:
             for link in links:
                 link.close()
             self._executor.close()
             for slot in slots:
                 slot.close()
+
+    def finished(self) -> int:
+        """The number of the last step that it has computed, 0 at first."""
+        return 0 if self._runner is None else self._runner.finished

@@ -26,7 +26,7 @@ from tidewheel.engine.pipeline.links import Link
 from tidewheel.engine.pipeline.runner import StagePlan
 from tidewheel.engine.pipeline.speed import StageCores, StageSpeed
 from tidewheel.engine.pipeline.stages import Launch, loaded_text, stage_name
-from tidewheel.engine.pipeline.step_slot import StepSlot
+from tidewheel.engine.pipeline.step_slot import Arrays, StepSlot
 from tidewheel.engine.pipeline.tcp_link import RESULTS, STEPS, TOKEN_BYTES, TcpLink, connect
 
 from .room import cluster_cpus
@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 _PLACED_S = 60.0  # for the cluster to find room
 _LOOK_S = 0.2  # between two looks at whether a start was cancelled
+_ANSWER_S = 2.0  # for a stage to say how far it is
+_ACTOR_THREADS = 2  # one runs steps, and one says how far it is
 _DEATH_S = 10.0  # until Ray knows why a connection was closed
 
 
@@ -129,7 +131,9 @@ class _Placement:
             self._await_room(count, num_cpus, cancellation)
             for index in range(count):
                 strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=index)
-                actor = ray.remote(StageActor).options(num_cpus=num_cpus, scheduling_strategy=strategy, max_restarts=0)
+                actor = ray.remote(StageActor).options(
+                    num_cpus=num_cpus, scheduling_strategy=strategy, max_restarts=0, max_concurrency=_ACTOR_THREADS
+                )
                 shared = None if bind_cores else index
                 self.actors.append(actor.remote(num_cpus, dict(environment), folder, shared))
             self.places = self.call_all(cancellation, [actor.place.remote() for actor in self.actors])
@@ -241,6 +245,18 @@ class RayStages:
         """See Stages."""
         place = self._placement.places[index]
         return f"process {place.pid} on node {place.node}"
+
+    def where(self, number: int, arrays: Arrays) -> int:
+        """See Stages. A stage that does not answer has not ended it."""
+        asked = [actor.finished.remote() for actor in self._placement.actors]
+        answered, _ = ray.wait(asked, num_returns=len(asked), timeout=_ANSWER_S)
+        for index, reference in enumerate(asked):
+            try:
+                if reference not in answered or ray.get(reference) < number:
+                    return index
+            except RayError:
+                return index
+        return len(asked) - 1
 
     def watch(self, on_end: Callable[[], None]) -> None:
         """See Stages."""

@@ -20,7 +20,7 @@ from waiting import wait_until
 
 from tidewheel import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
 from tidewheel.engine.errors import TidewheelError
-from tidewheel.engine.pipeline import local_stages, restarts
+from tidewheel.engine.pipeline import executor, local_stages, restarts
 from tidewheel.engine.pipeline.speed import StageCores, StageSpeed
 
 
@@ -199,6 +199,26 @@ def test_a_stage_that_ends_while_nothing_runs_harms_nobody() -> None:
         wait_until(lambda: len(now := children_of(os.getpid())) == 2 and not {*now} & {*before})
         output = llm.generate([[5, 6, 7]], SamplingParams(max_tokens=4), use_tqdm=False)[0].outputs[0]
         assert output.finish_reason == "length"
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_the_stage_at_which_a_step_stays_is_named(
+    stage: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(executor, "_SLOW_S", 0.2)
+    with long_running() as llm:
+        short = SamplingParams(max_tokens=8, temperature=0.0)
+        expected = llm.generate([[5, 6, 7]], short, use_tqdm=False)[0].outputs[0].token_ids
+        pid = children_of(os.getpid())[stage]
+        os.kill(pid, signal.SIGSTOP)
+        found: list[Any] = []
+        asking = threading.Thread(target=lambda: found.extend(llm.generate([[5, 6, 7]], short, use_tqdm=False)))
+        asking.start()
+        said = f"it is at pipeline stage {stage + 1} of 2 (layer {stage}), process {pid}"
+        wait_until(lambda: any(said in record.getMessage() for record in caplog.records))
+        os.kill(pid, signal.SIGCONT)
+        asking.join()
+        assert found[0].outputs[0].token_ids == expected
 
 
 def test_stages_that_end_again_and_again_end_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
