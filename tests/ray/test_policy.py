@@ -65,24 +65,61 @@ def test_a_full_replica_is_spared() -> None:
     assert policy.choose(Keys(session=5)) != home
 
 
+def test_the_next_turn_of_a_chat_stays_where_a_small_batch_runs() -> None:
+    policy = policy_of(4)
+    home = send(policy, Keys(prefixes=(1, 2), is_chat=True))
+    later = (1, 2, 3, 4)
+    policy.loads.set(home, 7)
+    assert policy.choose(Keys(prefixes=later, is_chat=True)) == home
+    assert policy.choose(Keys(prefixes=later)) != home  # pieces of a text do not say what they belong to
+    policy.loads.set(home, 8)
+    assert policy.choose(Keys(prefixes=later, is_chat=True)) != home
+
+
+def test_new_chats_with_the_same_system_prompt_are_spread() -> None:
+    policy = policy_of(4)
+    homes = [send(policy, Keys(prefixes=(1, number), is_chat=True)) for number in range(100, 140)]
+    assert {homes.count(replica) for replica in range(4)} == {10}
+
+
+def test_a_chat_that_many_send_is_spread() -> None:
+    policy = policy_of(4)
+    homes = [send(policy, Keys(prefixes=(1, 2), is_chat=True)) for _ in range(40)]
+    assert {homes.count(replica) for replica in range(4)} == {10}
+
+
+def test_routers_hear_of_each_others_chats() -> None:
+    policy = policy_of(4)
+    policy.publish(2, held=[1, 2], whole=[2])
+    policy.loads.set(2, 7)
+    assert policy.choose(Keys(prefixes=(1, 2, 3), is_chat=True)) == 2
+    assert policy.choose(Keys(prefixes=(1, 5, 3), is_chat=True)) != 2
+    policy.publish(2, held=[1, 2])
+    assert policy.choose(Keys(prefixes=(1, 2, 3), is_chat=True)) != 2
+
+
 def test_memory_is_bounded() -> None:
     policy = policy_of(3, remembered=100)
     for number in range(1000):
-        send(policy, Keys(prefixes=(number,)))
-    assert len(policy._taken) == 100
+        send(policy, Keys(prefixes=(number,), is_chat=True))
+    assert len(policy._taken) == len(policy._whole) == 100
 
 
 @given(
     st.integers(1, 30),
-    st.lists(st.tuples(st.integers(0, 5), st.booleans(), st.booleans()), max_size=200),
+    st.lists(st.tuples(st.integers(0, 5), st.sampled_from(("session", "text", "chat")), st.booleans()), max_size=200),
     st.floats(1.05, 3),
 )
-def test_the_load_is_bounded(replicas: int, requests: list[tuple[int, bool, bool]], most: float) -> None:
+def test_the_load_is_bounded(replicas: int, requests: list[tuple[int, str, bool]], most: float) -> None:
     """Whatever comes, no replica gets more than its limit."""
     policy, chance, running = policy_of(replicas, most_load=most), random.Random(0), []
-    for number, is_session, ends in requests:
-        keys = Keys(session=hash_of(b"s", number)) if is_session else Keys(prefixes=(number,))
-        limit = max(2, math.ceil(most * (len(running) + 1) / replicas))
+    turns = [0] * 6
+    for number, kind, ends in requests:
+        keys = Keys(session=hash_of(b"s", number)) if kind == "session" else Keys(prefixes=(number,))
+        if kind == "chat":
+            turns[number] += 1
+            keys = Keys(prefixes=[hash_of(b"chat", turn) for turn in range(turns[number])], is_chat=True)
+        limit = max(8 if kind == "chat" else 2, math.ceil(most * (len(running) + 1) / replicas))
         replica = send(policy, keys)
         assert policy.loads[replica] <= limit
         running.append(replica)

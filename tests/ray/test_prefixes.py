@@ -7,6 +7,7 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tidewheel.ray.policy import Keys
 from tidewheel.ray.prefixes import HeldPrefixes, body_keys, model_key, read_keys, session_key, unpacked, write_keys
@@ -25,6 +26,13 @@ def test_a_conversation_keeps_its_numbers_as_it_grows() -> None:
     assert [*later.prefixes][:1] == [*first.prefixes]
     assert len(later.prefixes) == 3
     assert later.model == model_key("m")
+
+
+def test_messages_are_a_chat_and_texts_are_none() -> None:
+    assert keys_of(messages=messages("a")).is_chat
+    assert keys_of(input=messages("a"), instructions="be brief").is_chat
+    for body in ({"prompt": "a"}, {"prompt": [1, 2]}, {"input": ["a", "b"]}, {"messages": []}, {}):
+        assert not keys_of(**body).is_chat
 
 
 def test_everything_before_counts() -> None:
@@ -91,12 +99,12 @@ def test_long_sessions_that_begin_alike_are_not_the_same() -> None:
 )
 def test_any_body_has_keys(body: bytes) -> None:
     keys = body_keys(body)
-    assert read_keys(write_keys(keys)) == Keys(keys.session, keys.model, [*keys.prefixes])
+    assert read_keys(write_keys(keys)) == replace(keys, prefixes=[*keys.prefixes])
 
 
-@given(st.lists(st.integers(0, 2**64 - 1), max_size=32), st.none() | st.integers(0, 2**64 - 1))
-def test_a_header_has_the_keys(prefixes: list[int], session: int | None) -> None:
-    keys = Keys(session, None, prefixes)
+@given(st.lists(st.integers(0, 2**64 - 1), max_size=32), st.none() | st.integers(0, 2**64 - 1), st.booleans())
+def test_a_header_has_the_keys(prefixes: list[int], session: int | None, is_chat: bool) -> None:
+    keys = Keys(session, None, prefixes, is_chat)
     assert read_keys(write_keys(keys)) == keys
 
 
@@ -111,5 +119,14 @@ def test_a_replica_publishes_the_newest() -> None:
     held = HeldPrefixes(most=3)
     for number in range(1, 6):
         held.add(Keys(prefixes=(number,)))
-    assert [*unpacked(held.packed([9]))] == [3, 4, 5, 9]
-    assert [*unpacked("no such text")] == []
+    assert {*unpacked(held.packed([9]))[0]} == {3, 4, 5, 9}
+    for text in ("no such text", "", "AAAA", "!.!", "A.A.A"):
+        assert unpacked(text) == ((), ())
+
+
+def test_a_replica_publishes_which_prefixes_were_all_of_a_chat() -> None:
+    held = HeldPrefixes()
+    held.add(Keys(prefixes=(1, 2), is_chat=True))
+    held.add(Keys(prefixes=(1, 2, 3, 4), is_chat=True))
+    held.add(Keys(prefixes=(5, 6)))
+    assert [{*numbers} for numbers in unpacked(held.packed([7]))] == [{1, 2, 3, 4, 5, 6, 7}, {2, 4}]

@@ -20,18 +20,20 @@ Replica = TypeVar("Replica", bound=Hashable)
 _REMEMBERED = 200_000  # prefixes
 _MOST_HOLDERS = 16  # of one prefix that are remembered
 _LEAST_LIMIT = 2  # requests that a replica may have, however idle the others are
+_LEAST_OF_OWN = 8  # the same for a chat's next turn: a batch of so few costs less than its prompt anew
 
 
 class Keys(Struct, frozen=True):
     """What a request is known by, as 64-bit numbers; all may be missing.
 
     `session` names its conversation. `model` is the number of the model or adapter, and `prefixes` those of the
-    beginnings of its prompt, longest last.
+    beginnings of its prompt, longest last. `is_chat` says that these are messages: a next turn begins with all of them.
     """
 
     session: int | None = None
     model: int | None = None
     prefixes: Sequence[int] = ()
+    is_chat: bool = False
 
 
 class Loads(Generic[Replica]):
@@ -59,9 +61,41 @@ class Loads(Generic[Replica]):
         self._loads = {replica: self._loads.get(replica, 0) for replica in replicas}
         self._total = sum(self._loads.values())
 
-    def limit(self, most: float) -> int:
+    def limit(self, most: float, least: int = _LEAST_LIMIT) -> int:
         """The requests that a replica may have, one more included: `most` times the mean."""
-        return max(_LEAST_LIMIT, math.ceil(most * (self._total + 1) / max(1, len(self._loads))))
+        return max(least, math.ceil(most * (self._total + 1) / max(1, len(self._loads))))
+
+
+class _Published(Generic[Replica]):
+    """Numbers that replicas say they hold."""
+
+    def __init__(self) -> None:
+        self._of: dict[Replica, frozenset[int]] = {}
+        self._holders: dict[int, set[Replica]] = {}
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._holders
+
+    def holders(self, key: int) -> Collection[Replica]:
+        """Who holds it."""
+        return self._holders.get(key, ())
+
+    def set(self, replica: Replica, keys: Iterable[int]) -> None:
+        """Take a replica's word instead of its last one."""
+        before, now = self._of.pop(replica, frozenset()), frozenset(keys)
+        for key in before - now:
+            self._holders[key].discard(replica)
+            if not self._holders[key]:
+                del self._holders[key]
+        for key in now - before:
+            self._holders.setdefault(key, set()).add(replica)
+        if now:
+            self._of[replica] = now
+
+    def keep(self, replicas: Collection[Replica]) -> None:
+        """Forget all other replicas."""
+        for gone in self._of.keys() - replicas:
+            self.set(gone, ())
 
 
 class PrefixPolicy(Generic[Replica]):
@@ -69,7 +103,11 @@ class PrefixPolicy(Generic[Replica]):
 
     In this order: a replica that took the session, or the longest known prefix, or that has the adapter; the session's
     place on a hash ring, which is the same for all routers; the better of two random replicas. None gets more than
-    `most_load` times the mean. `seed` is for tests.
+    `most_load` times the mean, or 2 requests if that is more.
+
+    Chats have other bounds, because their turns can be told apart. A next turn goes where its whole prompt lies, if
+    that replica has fewer than 8 requests. A new chat that shares its beginning with others, such as a system prompt,
+    goes to a replica that has it only up to the mean: many will follow. `seed` is for tests.
     """
 
     def __init__(self, most_load: float = 1.5, remembered: int = _REMEMBERED, seed: int | None = None) -> None:
@@ -81,8 +119,9 @@ class PrefixPolicy(Generic[Replica]):
         self._present: set[Replica] = set()
         self._ring: HashRing[Replica] = HashRing(())
         self._taken: OrderedDict[int, tuple[Replica, ...]] = OrderedDict()  # by this router
-        self._published: dict[Replica, frozenset[int]] = {}
-        self._holders: dict[int, set[Replica]] = {}  # of what is published
+        self._whole: set[int] = set()  # those of them that were all of a chat
+        self._held: _Published[Replica] = _Published()
+        self._held_whole: _Published[Replica] = _Published()
 
     def set_replicas(self, replicas: Collection[Replica]) -> None:
         """The replicas that there are now."""
@@ -91,35 +130,31 @@ class PrefixPolicy(Generic[Replica]):
         self._replicas, self._present = [*replicas], set(replicas)
         self._ring = HashRing(self._replicas)
         self.loads.keep(self._present)
-        for gone in self._published.keys() - self._present:
-            self.publish(gone, ())
+        self._held.keep(self._present)
+        self._held_whole.keep(self._present)
 
-    def publish(self, replica: Replica, held: Iterable[int]) -> None:
-        """A replica's own word on the prefixes and adapters that it holds, instead of its last one."""
-        before, now = self._published.pop(replica, frozenset()), frozenset(held)
-        for key in before - now:
-            self._holders[key].discard(replica)
-            if not self._holders[key]:
-                del self._holders[key]
-        for key in now - before:
-            self._holders.setdefault(key, set()).add(replica)
-        if now:
-            self._published[replica] = now
+    def publish(self, replica: Replica, held: Iterable[int], whole: Iterable[int] = ()) -> None:
+        """A replica's own word on the prefixes and adapters that it holds, instead of its last one.
+
+        `whole` are those of the prefixes that were all of a chat.
+        """
+        self._held.set(replica, held)
+        self._held_whole.set(replica, whole)
 
     def choose(self, keys: Keys) -> Replica | None:
         """The replica for a request; None if there are none."""
         if not self._replicas:
             return None
         limit = self.loads.limit(self._most_load)
-        known = [*(() if keys.session is None else (keys.session,)), *reversed(keys.prefixes)]
-        for key in known if keys.model is None else [*known, keys.model]:
-            replica = self._holder(key, limit)
-            if replica is not None:
-                return replica
-        if keys.session is not None:
+        replica = None if keys.session is None else self._holder(keys.session, limit)
+        if replica is None:
+            replica = self._prefix_holder(keys, limit)
+        if replica is None and keys.model is not None:
+            replica = self._holder(keys.model, limit)
+        if replica is None and keys.session is not None:
             replica = self._ring.find(keys.session, lambda replica: self.loads[replica] < limit)
-            if replica is not None:
-                return replica
+        if replica is not None:
+            return replica
         best = self._better_of_two(self._replicas)
         if self.loads[best] < limit:
             return best
@@ -136,14 +171,29 @@ class PrefixPolicy(Generic[Replica]):
                 self._taken[key] = (replica,)
             else:
                 self._taken[key] = (*before, replica)[-_MOST_HOLDERS:]
+        if keys.is_chat and keys.prefixes:
+            self._whole.add(keys.prefixes[-1])
         while len(self._taken) > self._remembered:
-            self._taken.popitem(last=False)
+            self._whole.discard(self._taken.popitem(last=False)[0])
+
+    def _prefix_holder(self, keys: Keys, limit: int) -> Replica | None:
+        """A replica that has room and holds the longest prefix."""
+        of_own = of_shared = limit
+        if keys.is_chat:
+            of_own, of_shared = max(limit, _LEAST_OF_OWN), self.loads.limit(1, 1)
+        for i, key in enumerate(reversed(keys.prefixes)):
+            # The whole of a chat that comes again is no next turn: those who send the same prompt share it.
+            is_own = i > 0 and (key in self._whole or key in self._held_whole)
+            replica = self._holder(key, of_own if is_own else of_shared)
+            if replica is not None:
+                return replica
+        return None
 
     def _holder(self, key: int, limit: int) -> Replica | None:
         """A replica that has room and holds what `key` stands for: the better of two of them."""
         holders = self._taken.get(key, ())
-        if key in self._holders:
-            holders = tuple({*holders, *self._holders[key]})
+        if key in self._held:
+            holders = tuple({*holders, *self._held.holders(key)})
         fit = [replica for replica in holders if replica in self._present and self.loads[replica] < limit]
         return self._better_of_two(fit) if fit else None
 

@@ -11,7 +11,7 @@ import binascii
 import re
 import struct
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -32,7 +32,8 @@ _MOST_PARTS = 2048  # of a prompt that are looked at: proxies do nothing else me
 _FIRST, _LAST = 4, 28  # of a chain's numbers that are kept
 _SESSION_HEADERS = (b"x-session-id", b"x_session_id")  # as Serve reads it
 _HELD = 2048
-_TEXT = re.compile(r"[0-9a-f]{16}")
+_CHAT = b"chat"
+_TEXT = re.compile(rb"[0-9a-f]{16}")
 
 
 def session_key(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
@@ -69,6 +70,7 @@ def body_keys(body: bytes) -> Keys:
         session=session,
         model=model,
         prefixes=numbers if len(numbers) <= _FIRST + _LAST else numbers[:_FIRST] + numbers[-_LAST:],
+        is_chat=bool(numbers) and any(_is_messages(request.get(name)) for name in ("messages", "input")),
     )
 
 
@@ -76,6 +78,10 @@ def _session(name: Any) -> int | None:
     if not isinstance(name, str) or not name:
         return None
     return hash_of(b"session " + name.encode("utf-8", "replace"))
+
+
+def _is_messages(content: Any) -> bool:
+    return isinstance(content, list) and bool(content) and isinstance(content[0], dict)
 
 
 def _parts(request: Mapping[str, Any]) -> Iterator[bytes]:
@@ -102,24 +108,25 @@ def _chain(before: int, parts: Iterable[bytes]) -> Iterator[int]:
 
 
 def write_keys(keys: Keys) -> bytes:
-    """Keys as a header's value: the session, the model, then the prefixes."""
+    """Keys as a header's value: whether it is a chat, the session, the model, then the prefixes."""
     numbers = (keys.session, keys.model, *keys.prefixes)
-    return b",".join(b"" if number is None else b"%016x" % number for number in numbers)
+    texts = (b"" if number is None else b"%016x" % number for number in numbers)
+    return b",".join((_CHAT if keys.is_chat else b"", *texts))
 
 
 def read_keys(value: bytes) -> Keys:
     """What `write_keys` wrote. Whatever else it is, is no key."""
-    session, model, *prefixes = [*value[: 17 * (_FIRST + _LAST + 2)].decode("latin-1").split(","), ""][
-        : _FIRST + _LAST + 2
-    ]
+    most = _FIRST + _LAST + 3
+    chat, session, model, *prefixes = [*value[: 17 * most].split(b",")[:most], b"", b"", b""]
     return Keys(
         session=_number(session),
         model=_number(model),
         prefixes=[number for text in prefixes if (number := _number(text)) is not None],
+        is_chat=chat == _CHAT,
     )
 
 
-def _number(text: str) -> int | None:
+def _number(text: bytes) -> int | None:
     return int(text, 16) if _TEXT.fullmatch(text) else None
 
 
@@ -128,26 +135,34 @@ class HeldPrefixes:
 
     def __init__(self, most: int = _HELD) -> None:
         self._most = most
-        self._numbers: OrderedDict[int, None] = OrderedDict()
+        self._numbers: OrderedDict[int, bool] = OrderedDict()  # whether it was all of a chat
 
     def add(self, keys: Keys) -> None:
         """Take note of a request."""
         for number in keys.prefixes:
-            self._numbers[number] = None
-            self._numbers.move_to_end(number)
+            self._numbers[number] = self._numbers.pop(number, False)
+        if keys.is_chat and keys.prefixes:
+            self._numbers[keys.prefixes[-1]] = True
         while len(self._numbers) > self._most:
             self._numbers.popitem(last=False)
 
     def packed(self, others: Iterable[int] = ()) -> str:
-        """These numbers and `others` as a text of 11 characters each."""
-        numbers = sorted({*self._numbers, *others})
-        return base64.b64encode(struct.pack(f"<{len(numbers)}Q", *numbers)).decode("ascii")
+        """These numbers and `others` as a text of 11 characters each: those that were all of a chat behind a dot."""
+        whole = {number for number, is_whole in self._numbers.items() if is_whole}
+        return ".".join(map(_packed, ({*self._numbers, *others} - whole, whole)))
 
 
-def unpacked(text: str) -> Sequence[int]:
-    """The numbers of `packed`; none if it is not such a text."""
+def _packed(numbers: Collection[int]) -> str:
+    return base64.b64encode(struct.pack(f"<{len(numbers)}Q", *sorted(numbers))).decode("ascii")
+
+
+def unpacked(text: str) -> tuple[Sequence[int], Sequence[int]]:
+    """The numbers of `packed`, and those of them that were all of a chat; none if it is not such a text."""
     try:
-        data = base64.b64decode(text, validate=True)
-        return struct.unpack(f"<{len(data) // 8}Q", data)
-    except (binascii.Error, struct.error):
-        return ()
+        others, whole = (
+            struct.unpack(f"<{len(data) // 8}Q", data)
+            for data in (base64.b64decode(part, validate=True) for part in text.split("."))
+        )
+    except (binascii.Error, ValueError, struct.error):
+        return (), ()
+    return (*others, *whole), whole

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from http import HTTPStatus
 
 import orjson
+from msgspec.structs import replace
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -56,7 +57,7 @@ class ProxyMiddleware:
         if scope["method"] == "POST":
             keys = body_keys(body.content) if body.is_whole else Keys()
             if session_key(scope["headers"]) is not None:  # which the router sees
-                keys = Keys(None, keys.model, keys.prefixes)
+                keys = replace(keys, session=None)
             scope["headers"].append((HEADER, write_keys(keys)))
         for attempt in range(_ATTEMPTS):
             answer = _Answer(scope, send)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
+from msgspec.structs import replace
 from ray.serve._private.common import ReplicaID
 from ray.serve._private.replica_result import ReplicaResult
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
@@ -48,7 +49,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # ray's types are not 
             held = (replica.routing_stats or {}).get(HELD, "")
             if self._stats.get(replica.replica_id) != held:
                 self._stats[replica.replica_id] = held
-                self._policy.publish(replica.replica_id, unpacked(held))
+                self._policy.publish(replica.replica_id, *unpacked(held))
         for gone in self._stats.keys() - {replica.replica_id for replica in replicas}:
             del self._stats[gone]
         super().update_replicas(replicas)
@@ -84,7 +85,7 @@ def _keys(pending: PendingRequest | None) -> Keys:
     session = session_key(headers)
     if session is None and pending.metadata.session_id:
         session = hash_of(b"session " + pending.metadata.session_id.encode())
-    return keys if session is None else Keys(session, keys.model, keys.prefixes)
+    return keys if session is None else replace(keys, session=session)
 
 
 def _headers(pending: PendingRequest) -> list[tuple[bytes, bytes]]:
