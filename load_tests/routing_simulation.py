@@ -1,25 +1,34 @@
 """Where requests go under each routing policy, without servers: how often a prefix is found, and how even the load is.
 
     .venv/bin/python load_tests/routing_simulation.py --replicas 1000 --conversations 200000
+    .venv/bin/python load_tests/routing_simulation.py --replicas 2 --recorded mix.jsonl
 
 Conversations begin all the time and have several turns, of different lengths. Some share a system prompt. A replica
 keeps the prefixes that it computed last, in a KV cache of bounded size. A hit is a token of a prompt that was found
 there. The load is the number of running requests, looked at whenever one more comes.
+
+A recorded mix is what `routing.py` has written: its requests, in their order, with the tokens of their prompts.
 """
 
 from __future__ import annotations
 
 import argparse
 import heapq
+import json
+import math
 import random
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from tidewheel.ray.hash_ring import HashRing, hash_of
 from tidewheel.ray.policy import Keys, Loads, PrefixPolicy
+from tidewheel.ray.prefixes import body_keys, session_key
 
 SYSTEM_PROMPTS = 200
 SYSTEM_TOKENS = 600
@@ -27,6 +36,7 @@ TURN_TOKENS = 200  # a question and its answer
 BUSY = 0.7  # of what the replicas could do: requests that run at a time, of _SLOTS each
 _SLOTS = 8
 _CACHED = 400  # prefixes that a replica keeps: some of each conversation
+_BLOCK = 16  # tokens of a recorded prompt that are cached together
 
 
 class Policy(Protocol):
@@ -68,17 +78,18 @@ class PowerOfTwo(RoundRobin):
 
 
 class SessionHash(RoundRobin):
-    """The conversation's place on a hash ring, whatever the load is."""
+    """The conversation's place on a hash ring, or the next one with less than `most_load` times the mean."""
 
-    def __init__(self, replicas: int) -> None:
+    def __init__(self, replicas: int, most_load: float = math.inf) -> None:
         super().__init__(replicas)
         self._ring = HashRing(range(replicas))
+        self._most_load = most_load
 
     def choose(self, keys: Keys) -> int:
         """That of the session."""
-        found = self._ring.find(keys.session or 0, lambda _: True)
-        assert found is not None
-        return found
+        limit = math.inf if math.isinf(self._most_load) else self.loads.limit(self._most_load)
+        found = self._ring.find(keys.session or 0, lambda replica: self.loads[replica] < limit)
+        return super().choose(keys) if found is None else found
 
 
 def prefix(replicas: int) -> PrefixPolicy[int]:
@@ -90,80 +101,134 @@ def prefix(replicas: int) -> PrefixPolicy[int]:
 
 @dataclass(frozen=True)
 class Turn:
-    """One request of a conversation; `before` are the numbers of its prompt's beginnings, longest last."""
+    """One request of a conversation.
+
+    `conversation` is how a proxy names it that looks at its beginning too. `keys` are those of Tidewheel's policy.
+    `pieces` are the parts of its prompt that are cached one by one: a number that stands for all up to there too, and
+    its tokens. `kept` are the numbers of these and of the answer's. `tokens` are those of the whole prompt.
+    """
 
     conversation: int
-    before: tuple[int, ...]
+    keys: Keys
+    pieces: tuple[tuple[int, int], ...]
+    kept: tuple[int, ...]
+    tokens: int
 
 
-def turns(conversations: int, seed: int) -> Iterator[Turn]:
+def made_turns(conversations: int, seed: int) -> Iterator[Turn]:
     """The requests of all conversations in the order in which they come. Half of the conversations have one turn."""
     chance = random.Random(seed)
-    waiting: list[tuple[float, int, Turn]] = []
+    waiting: list[tuple[float, int, tuple[int, ...]]] = []
     for conversation in range(conversations):
         # The popularity of system prompts falls as 1/rank does.
         system = int(SYSTEM_PROMPTS ** chance.random()) - 1
-        first = hash_of(b"system", system)
-        turn = Turn(conversation, (first, hash_of(b"question", conversation + SYSTEM_PROMPTS)))
-        heapq.heappush(waiting, (float(conversation), conversation, turn))
+        first = (hash_of(b"system", system), hash_of(b"question", conversation + SYSTEM_PROMPTS))
+        heapq.heappush(waiting, (float(conversation), conversation, first))
         while waiting and waiting[0][0] <= conversation:
-            now, _, turn = heapq.heappop(waiting)
-            yield turn
+            now, which, prompt = heapq.heappop(waiting)
+            yield _made_turn(which, prompt)
             if chance.random() < 0.5:
-                later = Turn(turn.conversation, (*turn.before, hash_of(b"turn", turn.before[-1])))
+                later = (*prompt, hash_of(b"turn", prompt[-1]))
                 # The next question comes when a few hundred others have come for each replica's worth of them.
-                heapq.heappush(waiting, (now + chance.expovariate(1 / (0.02 * conversations + 1)), conversation, later))
+                heapq.heappush(waiting, (now + chance.expovariate(1 / (0.02 * conversations + 1)), which, later))
     while waiting:
-        yield heapq.heappop(waiting)[2]
+        _, which, prompt = heapq.heappop(waiting)
+        yield _made_turn(which, prompt)
+
+
+def _made_turn(conversation: int, prompt: tuple[int, ...]) -> Turn:
+    tokens = (SYSTEM_TOKENS, *(TURN_TOKENS for _ in prompt[1:]))
+    name = hash_of(b"session", conversation)
+    return Turn(
+        name,
+        Keys(session=name, prefixes=prompt, is_chat=True),
+        tuple(zip(prompt, tokens, strict=True)),
+        prompt,
+        sum(tokens),
+    )
+
+
+def recorded_turns(file: Path) -> Iterator[Turn]:
+    """The requests of a file that `routing.py --record` has written."""
+    with file.open() as lines:
+        for line in lines:
+            request = json.loads(line)
+            keys = body_keys(json.dumps(request["body"]).encode())
+            session = session_key((name.encode(), value.encode()) for name, value in request["headers"].items())
+            if session is not None:
+                keys = replace(keys, session=session)
+            users = [message["role"] for message in request["body"]["messages"]].index("user")
+            ids, tokens = request["token_ids"], request["prompt_tokens"]
+            kept = [0]
+            for end in range(_BLOCK, len(ids) + 1, _BLOCK):
+                kept.append(hash_of(repr(ids[end - _BLOCK : end]).encode(), kept[-1]))
+            found = (tokens - 1) // _BLOCK  # one token at least is computed, for its logits
+            pieces = tuple((key, _BLOCK) for key in kept[1 : found + 1])
+            yield Turn(keys.session or keys.prefixes[users], keys, pieces, tuple(kept[1:]), tokens)
 
 
 @dataclass
 class Outcome:
-    """`hits` is the share of prompt tokens that were cached. `peak` is the largest load by the mean, on average."""
+    """What came of a policy.
+
+    `hits` is the share of prompt tokens that were cached. `most_tokens` is the largest replica's prompt tokens by the
+    mean of all, and `peak` the largest load by the mean, on average.
+    """
 
     hits: float
+    most_tokens: float
     peak: float
     seconds: float
 
 
-def simulate(policy: Policy, requests: Iterator[Turn], replicas: int, *, sessions: bool, seed: int) -> Outcome:
-    """Send requests to replicas, each of which runs for a random time."""
+def simulate(
+    policy: Policy,
+    requests: Iterable[Turn],
+    replicas: int,
+    *,
+    keys_of: Callable[[Turn], Keys],
+    running: float,
+    cached: int,
+    seed: int,
+) -> Outcome:
+    """Send requests to replicas, of which each keeps `cached` pieces.
+
+    Each request runs for a random time, so that `running` run at a time on average. `keys_of` is what the policy sees.
+    """
     chance = random.Random(seed)
     caches: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(replicas)]
-    running: list[tuple[int, int]] = []  # the request at whose arrival it ends, and its replica
-    mean_length = BUSY * _SLOTS * replicas  # as many run at a time
-    tokens = cached = looks = 0
-    peaks, loads, began = 0.0, [0] * replicas, time.perf_counter()
+    ends: list[tuple[int, int]] = []  # the request at whose arrival one ends, and its replica
+    found = looks = 0
+    step = max(1, min(5000, int(running)))
+    peaks, loads, tokens, began = 0.0, [0] * replicas, [0] * replicas, time.perf_counter()
     for number, turn in enumerate(requests):
-        while running and running[0][0] <= number:
-            ended = heapq.heappop(running)[1]
+        while ends and ends[0][0] <= number:
+            ended = heapq.heappop(ends)[1]
             loads[ended] -= 1
             policy.loads.add(ended, -1)
-        session = hash_of(b"session", turn.conversation) if sessions else None
-        keys = Keys(session=session, prefixes=turn.before)
+        keys = keys_of(turn)
         replica = policy.choose(keys)
         assert replica is not None
         policy.took(replica, keys)
         cache = caches[replica]
-        found = next((i + 1 for i in range(len(turn.before) - 1, -1, -1) if turn.before[i] in cache), 0)
-        cached += _tokens(found)
-        tokens += _tokens(len(turn.before))
-        for key in turn.before:
+        for key, size in turn.pieces:
+            if key not in cache:
+                break
+            found += size
+        tokens[replica] += turn.tokens
+        for key in reversed(turn.kept):  # so that the end of a prompt is forgotten first
             cache[key] = None
             cache.move_to_end(key)
-        while len(cache) > _CACHED:
+        while len(cache) > cached:
             cache.popitem(last=False)
         loads[replica] += 1
         policy.loads.add(replica, 1)
-        heapq.heappush(running, (number + 1 + int(chance.expovariate(1 / mean_length)), replica))
-        if number % 5000 == 4999 and number > 3 * mean_length:
+        heapq.heappush(ends, (number + 1 + int(chance.expovariate(1 / running)), replica))
+        if number % step == step - 1 and number > 3 * running:
             looks += 1
             peaks += max(loads) / (sum(loads) / replicas)
-    return Outcome(cached / max(1, tokens), peaks / max(1, looks), time.perf_counter() - began)
-
-
-def _tokens(prefixes: int) -> int:
-    return 0 if prefixes == 0 else SYSTEM_TOKENS + (prefixes - 1) * TURN_TOKENS
+    mean = sum(tokens) / replicas
+    return Outcome(found / sum(tokens), max(tokens) / mean, peaks / max(1, looks), time.perf_counter() - began)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -171,23 +236,34 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Compare routing policies, without servers.")
     parser.add_argument("--replicas", type=int, default=1000, help="how many replicas there are [1000]")
     parser.add_argument("--conversations", type=int, default=200_000, help="how many conversations [200000]")
+    parser.add_argument("--recorded", type=Path, help="a file that routing.py --record wrote, to play instead")
+    parser.add_argument("--blocks", type=int, default=512, help="with --recorded: blocks of each replica's cache [512]")
+    parser.add_argument("--concurrency", type=int, default=8, help="with --recorded: requests at a time [8]")
     parser.add_argument("--seed", type=int, default=0, help="of what is random [0]")
     given = parser.parse_args(arguments)
     count = given.replicas
-    policies: list[tuple[str, Callable[[], Policy], bool]] = [
-        ("round robin", lambda: RoundRobin(count), False),
-        ("power of two", lambda: PowerOfTwo(count), False),
-        ("session hash", lambda: SessionHash(count), True),
-        ("prefix, no session ids", lambda: prefix(count), False),
-        ("prefix, session ids", lambda: prefix(count), True),
+    policies: list[tuple[str, Callable[[], Policy], Callable[[Turn], Keys]]] = [
+        ("round robin", lambda: RoundRobin(count), lambda _: Keys()),
+        ("power of two", lambda: PowerOfTwo(count), lambda _: Keys()),
+        ("hash", lambda: SessionHash(count), lambda turn: Keys(session=turn.conversation)),
+        ("hash, bounded load", lambda: SessionHash(count, 1.5), lambda turn: Keys(session=turn.conversation)),
+        ("prefix, no session ids", lambda: prefix(count), lambda turn: replace(turn.keys, session=None)),
+        ("prefix, session ids", lambda: prefix(count), lambda turn: turn.keys),
     ]
-    print(f"{count} replicas, {given.conversations} conversations")
-    print(f"{'policy':24}{'tokens cached':>15}{'largest load / mean':>22}{'seconds':>10}")
-    for name, make, sessions in policies:
+    recorded = None if given.recorded is None else [*recorded_turns(given.recorded)]
+    if recorded is None:
+        running, cached = BUSY * _SLOTS * count, _CACHED
+        print(f"{count} replicas, {given.conversations} conversations")
+    else:
+        running, cached = given.concurrency, given.blocks
+        print(f"{count} replicas of {cached} blocks, {len(recorded)} recorded requests")
+    print(f"{'policy':24}{'cached':>10}{'most tokens / mean':>20}{'largest load / mean':>22}{'seconds':>10}")
+    for name, make, keys_of in policies:
         random.seed(given.seed)
-        requests = turns(given.conversations, given.seed)
-        outcome = simulate(make(), requests, count, sessions=sessions, seed=given.seed)
-        print(f"{name:24}{outcome.hits:15.1%}{outcome.peak:22.2f}{outcome.seconds:10.1f}")
+        requests = made_turns(given.conversations, given.seed) if recorded is None else recorded
+        outcome = simulate(make(), requests, count, keys_of=keys_of, running=running, cached=cached, seed=given.seed)
+        figures = f"{outcome.hits:10.1%}{outcome.most_tokens:20.2f}{outcome.peak:22.2f}{outcome.seconds:10.1f}"
+        print(f"{name:24}{figures}")
 
 
 if __name__ == "__main__":

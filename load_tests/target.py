@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 
 # Short and frequent, so that most tokenizers spend about one token on each.
-_WORDS = (
+WORDS = (
     "the of and to in is that it was for on are with his they at be this from have or by one had not but what all "
     "were when we there can an your which their said if do will each about how up out them then she many some so "
     "these would other into has more her two like him see time could no make than first been its who now people my "
@@ -43,7 +43,7 @@ class Target:
         """Random words of about `tokens` tokens: no two prompts share a prefix that a cache could help with."""
         count = max(1, round((tokens - self.overhead_tokens) * self.words_per_token))
         # Whole rounds of the same words in another order: of the same length in any tokenizer.
-        words = [word for _ in range(0, count, len(_WORDS)) for word in rng.sample(_WORDS, len(_WORDS))]
+        words = [word for _ in range(0, count, len(WORDS)) for word in rng.sample(WORDS, len(WORDS))]
         return " ".join(words[:count])
 
     def completion(self, prompt: str, max_tokens: int, *, ignore_eos: bool = False) -> dict[str, Any]:
@@ -87,12 +87,12 @@ def discover(url: str, api_key: str | None = None, model: str | None = None) -> 
                 listing = client.get("/v1/models")
                 listing.raise_for_status()
                 model = str(listing.json()["data"][0]["id"])
-            one, many = (_prompt_tokens(client, model, words) for words in (_WORDS[:1], _WORDS[:1] + _WORDS))
+            one, many = (_prompt_tokens(client, model, words) for words in (WORDS[:1], WORDS[:1] + WORDS))
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise TargetError(f"{base_url}: {error}") from error
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise TargetError(f"{base_url}: not the answer of an OpenAI-compatible server: {error!r}") from error
-    words_per_token = len(_WORDS) / max(1, many - one)
+    words_per_token = len(WORDS) / max(1, many - one)
     return Target(base_url, api_key, model, words_per_token, one - 1 / words_per_token)
 
 
