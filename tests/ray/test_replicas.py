@@ -279,27 +279,40 @@ def test_an_application_that_cannot_be(options: dict[str, Any], said: str) -> No
 
 
 def test_a_replica_that_dies_breaks_its_own_streams_alone(replicas: Replicas) -> None:
-    questions, length = [f"Tell me about the number {i}" for i in range(6)], 300
-    with ThreadPoolExecutor(len(questions)) as pool:
+    questions, length = [f"Tell me about the number {i}" for i in range(50)], 400
+    sessions = [f"killed {i}" for i in range(16)]  # of requests that send nothing before their end
+    began = threading.Semaphore(0)
+
+    def ask(session: str) -> tuple[str, str]:
+        response = replicas.ask(f"Hello, {session}", max_tokens=length, headers={"x-session-id": session})
+        assert response.status_code == 200, response.text
+        return response.headers["x-tidewheel-replica"], response.json()["choices"][0]["message"]["content"]
+
+    with ThreadPoolExecutor(len(questions) + len(sessions)) as pool:
+        asked = pool.map(ask, sessions)
         whole = [*pool.map(lambda question: replicas.stream(question, length), questions)]
         assert all(answer.error is None and answer.lines[-2:] == ["data: [DONE]", ""] for answer in whole)
-        began = threading.Semaphore(0)
-        running = [pool.submit(replicas.stream, question, 4 * length, began) for question in questions]
+        expected = dict(zip(sessions, asked, strict=True))
+        again = [pool.submit(ask, session) for session in sessions]
+        running = [pool.submit(replicas.stream, question, length, began) for question in questions]
         for _ in questions:
             assert began.acquire(timeout=60)
         os.kill(replicas.processes()[0].pid, signal.SIGKILL)
-        again = replicas.ask("Is anyone left?")  # may have been sent to the dead one
         answers = [future.result() for future in running]
-    assert again.status_code == 200
+        repeated = [future.result() for future in again]
     broken = [answer for answer in answers if answer.error is not None]
-    assert {answer.replica for answer in broken}.isdisjoint(a.replica for a in answers if a.error is None)
     assert 0 < len(broken) < len(answers)
+    (killed,) = {answer.replica for answer in broken}
+    assert all(answer.replica != killed for answer in answers if answer.error is None)
     for before, after in zip(whole, answers, strict=True):
         if after.error is None:
-            assert after.text.startswith(before.text)
+            assert after.text == before.text
         else:
             assert (after.error["code"], after.lines[-2]) == ("replica_lost", "data: [DONE]")
-            assert after.text.startswith(before.text) or before.text.startswith(after.text)
+            assert before.text.startswith(after.text)
+    assert killed in {replica for replica, _ in expected.values()}  # where a session stays
+    assert killed not in {replica for replica, _ in repeated}
+    assert [text for _, text in repeated] == [text for _, text in expected.values()]
     wait_until(lambda: len(replicas.processes()) == 2)
 
 
