@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import socket
 
 
@@ -11,3 +12,12 @@ def free_port() -> int:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]
         return port
+
+
+def lasting_port() -> int:
+    """One that nothing listens on now, and that the system gives to nobody else while its listener is away."""
+    while True:
+        port = random.randrange(20_000, 30_000)  # below those of outgoing connections
+        with socket.socket() as free:
+            if free.connect_ex(("127.0.0.1", port)) != 0:
+                return port

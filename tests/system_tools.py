@@ -77,7 +77,9 @@ TOOLS = {
         Tool("npm", "npm", "the tests with Node.js clients", _command("npm")),
         Tool("nginx", "nginx-light", "the tests behind nginx", _command("nginx")),
         Tool("haproxy", "haproxy", "the tests behind HAProxy", _command("haproxy")),
-        Tool("redis-server", "redis-server", "the tests of a Redis cluster", _command("redis-server")),
+        Tool(
+            "redis-server", "redis-server", "the tests of a Redis cluster and of Ray's head", _command("redis-server")
+        ),
         Tool("systemd-analyze", "systemd", "the tests of the systemd unit", _command("systemd-analyze")),
         Tool("kubectl", "kubernetes-client", "the tests of the Kubernetes manifests", _command("kubectl")),
         *(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import threading
@@ -10,7 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ import httpx
 import lora_files
 import psutil
 import pytest
+from lost_replicas import lose_a_replica, stream
 from ports import free_port
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
@@ -49,16 +48,6 @@ _ENVIRONMENT = {
 }
 
 
-@dataclass
-class Stream:
-    """What came of a streamed answer."""
-
-    replica: str = ""
-    text: str = ""
-    error: dict[str, Any] | None = None
-    lines: list[str] = field(default_factory=list)
-
-
 class Replicas:
     """The server, as a client and its operator see it."""
 
@@ -70,26 +59,6 @@ class Replicas:
         messages = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(contents)]
         body = {"messages": messages, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
         return self.http.post("/v1/chat/completions", json=body, **kwargs)
-
-    def stream(self, content: str, max_tokens: int, began: threading.Semaphore | None = None) -> Stream:
-        """A streamed answer to a question."""
-        body = {"messages": [{"role": "user", "content": content}], "max_tokens": max_tokens, "stream": True}
-        body |= {"temperature": 0, "ignore_eos": True}
-        answer = Stream()
-        with self.http.stream("POST", "/v1/chat/completions", json=body) as response:
-            assert response.status_code == 200, response.read()
-            answer.replica = response.headers["x-tidewheel-replica"]
-            for line in response.iter_lines():
-                if line.startswith("data: {"):
-                    event = json.loads(line.removeprefix("data: "))
-                    answer.error = event.get("error")
-                    for choice in event.get("choices", ()):
-                        answer.text += choice["delta"].get("content") or ""
-                    if began is not None and answer.text:
-                        began.release()
-                        began = None
-                answer.lines.append(line)
-        return answer
 
     def models(self) -> list[str]:
         """What is served."""
@@ -279,40 +248,7 @@ def test_an_application_that_cannot_be(options: dict[str, Any], said: str) -> No
 
 
 def test_a_replica_that_dies_breaks_its_own_streams_alone(replicas: Replicas) -> None:
-    questions, length = [f"Tell me about the number {i}" for i in range(50)], 400
-    sessions = [f"killed {i}" for i in range(16)]  # of requests that send nothing before their end
-    began = threading.Semaphore(0)
-
-    def ask(session: str) -> tuple[str, str]:
-        response = replicas.ask(f"Hello, {session}", max_tokens=length, headers={"x-session-id": session})
-        assert response.status_code == 200, response.text
-        return response.headers["x-tidewheel-replica"], response.json()["choices"][0]["message"]["content"]
-
-    with ThreadPoolExecutor(len(questions) + len(sessions)) as pool:
-        asked = pool.map(ask, sessions)
-        whole = [*pool.map(lambda question: replicas.stream(question, length), questions)]
-        assert all(answer.error is None and answer.lines[-2:] == ["data: [DONE]", ""] for answer in whole)
-        expected = dict(zip(sessions, asked, strict=True))
-        again = [pool.submit(ask, session) for session in sessions]
-        running = [pool.submit(replicas.stream, question, length, began) for question in questions]
-        for _ in questions:
-            assert began.acquire(timeout=60)
-        os.kill(replicas.processes()[0].pid, signal.SIGKILL)
-        answers = [future.result() for future in running]
-        repeated = [future.result() for future in again]
-    broken = [answer for answer in answers if answer.error is not None]
-    assert 0 < len(broken) < len(answers)
-    (killed,) = {answer.replica for answer in broken}
-    assert all(answer.replica != killed for answer in answers if answer.error is None)
-    for before, after in zip(whole, answers, strict=True):
-        if after.error is None:
-            assert after.text == before.text
-        else:
-            assert (after.error["code"], after.lines[-2]) == ("replica_lost", "data: [DONE]")
-            assert before.text.startswith(after.text)
-    assert killed in {replica for replica, _ in expected.values()}  # where a session stays
-    assert killed not in {replica for replica, _ in repeated}
-    assert [text for _, text in repeated] == [text for _, text in expected.values()]
+    lose_a_replica(replicas.http, lambda: os.kill(replicas.processes()[0].pid, signal.SIGKILL), streams=50)
     wait_until(lambda: len(replicas.processes()) == 2)
 
 
@@ -326,7 +262,7 @@ def test_an_update_fails_no_request(replicas: Replicas, update: dict[str, Any]) 
 
     with ThreadPoolExecutor(3) as pool:
         asking = pool.submit(ask_on)
-        long = pool.submit(replicas.stream, "Tell me a long story", 1200)
+        long = pool.submit(stream, replicas.http, "Tell me a long story", 1200)
         deploy(**update)
         wait_until(lambda: before.isdisjoint(process.pid for process in replicas.processes()))
         wait_until(lambda: len(replicas.processes()) == 2)

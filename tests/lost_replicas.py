@@ -1,0 +1,91 @@
+"""Answers while a replica behind a proxy ends: what its clients see, and what all others do not notice."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+REPLICA = "x-tidewheel-replica"
+
+
+@dataclass
+class Stream:
+    """What came of a streamed answer."""
+
+    replica: str = ""
+    text: str = ""
+    error: dict[str, Any] | None = None
+    lines: list[str] = field(default_factory=list)
+
+
+def stream(http: httpx.Client, content: str, max_tokens: int, began: threading.Semaphore | None = None) -> Stream:
+    """A streamed answer to a question; `began` is released with its first token."""
+    body = {"messages": [{"role": "user", "content": content}], "max_tokens": max_tokens, "stream": True}
+    body |= {"temperature": 0, "ignore_eos": True}
+    answer = Stream()
+    with http.stream("POST", "/v1/chat/completions", json=body) as response:
+        assert response.status_code == 200, response.read()
+        answer.replica = response.headers[REPLICA]
+        for line in response.iter_lines():
+            if line.startswith("data: {"):
+                event = json.loads(line.removeprefix("data: "))
+                answer.error = event.get("error")
+                for choice in event.get("choices", ()):
+                    answer.text += choice["delta"].get("content") or ""
+                if began is not None and answer.text:
+                    began.release()
+                    began = None
+            answer.lines.append(line)
+    return answer
+
+
+def ask(http: httpx.Client, session: str, max_tokens: int = 8) -> tuple[str, str]:
+    """The replica that answers a question of a session, and its text."""
+    body = {"messages": [{"role": "user", "content": f"Hello, I am {session}"}], "max_tokens": max_tokens}
+    body |= {"temperature": 0, "ignore_eos": True}
+    response = http.post("/v1/chat/completions", json=body, headers={"x-session-id": session})
+    assert response.status_code == 200, response.text
+    return response.headers[REPLICA], response.json()["choices"][0]["message"]["content"]
+
+
+def lose_a_replica(http: httpx.Client, end: Callable[[], object], *, streams: int, length: int = 400) -> str:
+    """The name of the replica that `end` ends while it streams, after a run in which nothing ends.
+
+    Its streams must break off with an error after which clients ask again. What had sent nothing yet, as an answer in
+    one piece, must come from another replica. All texts must be those of the first run.
+    """
+    questions = [f"Tell me about the number {i}" for i in range(streams)]
+    sessions = [f"session {i} that loses its replica" for i in range(16)]
+    began = threading.Semaphore(0)
+    with ThreadPoolExecutor(len(questions) + len(sessions)) as pool:
+        asked = pool.map(lambda session: ask(http, session, length), sessions)
+        whole = [*pool.map(lambda question: stream(http, question, length), questions)]
+        assert all(answer.error is None and answer.lines[-2:] == ["data: [DONE]", ""] for answer in whole)
+        expected = [*asked]
+        again = [pool.submit(ask, http, session, length) for session in sessions]
+        running = [pool.submit(stream, http, question, length, began) for question in questions]
+        for _ in questions:
+            assert began.acquire(timeout=60)
+        end()
+        answers = [future.result() for future in running]
+        repeated = [future.result() for future in again]
+    broken = [answer for answer in answers if answer.error is not None]
+    assert 0 < len(broken) < len(answers)
+    (lost,) = {answer.replica for answer in broken}
+    assert all(answer.replica != lost for answer in answers if answer.error is None)
+    for before, after in zip(whole, answers, strict=True):
+        if after.error is None:
+            assert after.text == before.text
+        else:
+            assert (after.error["code"], after.lines[-2]) == ("replica_lost", "data: [DONE]")
+            assert before.text.startswith(after.text)
+    assert lost in {replica for replica, _ in expected}  # where these sessions stay
+    assert lost not in {replica for replica, _ in repeated}
+    assert [text for _, text in repeated] == [text for _, text in expected]
+    return lost
