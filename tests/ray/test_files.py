@@ -41,6 +41,17 @@ def test_kubernetes_takes_the_pods() -> None:
         kubernetes_validate.validate(pod, kubernetes_validate.latest_version(), strict=True)
 
 
+def test_what_a_new_head_must_know_is_in_redis_and_no_replica_ends_with_the_head() -> None:
+    cluster = service()["spec"]["rayClusterConfig"]
+    options = cluster["gcsFaultToleranceOptions"]
+    host, _, port = options["redisAddress"].rpartition(":")
+    assert (bool(host), int(port)) == (True, 6379)
+    container = {"name": "head", "image": "ray", "env": [{"name": "REDIS_PASSWORD", **options["redisPassword"]}]}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": {"containers": [container]}}
+    kubernetes_validate.validate(pod, kubernetes_validate.latest_version(), strict=True)
+    assert cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
+
+
 def test_a_worker_has_the_cores_of_its_replica() -> None:
     spec = service()["spec"]
     settings, _ = read_settings(yaml.safe_load(spec["serveConfigV2"])["applications"][0]["args"])
