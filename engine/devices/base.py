@@ -475,12 +475,16 @@ class StagedDevice(Device, Protocol):
         """Those of the whole model, which all stages have. Raises DeviceError if the cache is too small."""
         ...
 
-    def stage_groups(self, num_stages: int) -> list[list[int]]:
-        """The processors of each stage. Raises DeviceError if they cannot be shared out."""
+    def stage_groups(self, num_stages: int) -> list[list[list[int]]]:
+        """The processors of each stage, by group. Raises DeviceError if they cannot be shared out."""
         ...
 
-    def bound_to(self, cpus: Sequence[int]) -> StagedDevice:
-        """The device on these processors alone."""
+    def groups_of(self, cpus: Sequence[int]) -> list[list[int]]:
+        """These processors in as many groups as a stage has. Raises DeviceError if they cannot be shared out."""
+        ...
+
+    def bound_to(self, groups: Sequence[Sequence[int]]) -> StagedDevice:
+        """The device on these groups of processors alone."""
         ...
 
     def load_stage(

@@ -13,5 +13,9 @@ class ParallelOptions(Options):
     """How many accelerators, or groups of cores, hold a part of each layer (https://arxiv.org/abs/1909.08053)."""
 
     tensor_parallel_size: int = option(
-        1, "accelerators that share a model, or groups of cores on the CPU", parse=count, check=at_least(1), metavar="N"
+        1,
+        "accelerators that share a model, or groups of cores on the CPU, which each stage of a pipeline then has",
+        parse=count,
+        check=at_least(1),
+        metavar="N",
     )

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import cached_property, partial
+from itertools import chain
 
 from ..cancellation import Cancellation
 from ..devices.base import StagedDevice
@@ -24,22 +25,23 @@ logger = logging.getLogger(__name__)
 
 
 class LocalHost:
-    """See StageHost: this machine, with a group of its processors for each stage."""
+    """See StageHost: this machine, with groups of its processors for each stage."""
 
     def __init__(self, device: StagedDevice, count: int) -> None:
         self._device, self._count = device, count
 
     @cached_property
-    def _groups(self) -> Sequence[Sequence[int]]:
+    def _groups(self) -> Sequence[Sequence[Sequence[int]]]:
         return self._device.stage_groups(self._count)
 
     def cores(self) -> Sequence[StageCores]:
         """See StageHost."""
-        return [cores_at("", group) for group in self._groups]
+        return [cores_at("", sorted({*chain(*groups)})) for groups in self._groups]
 
     def measure(self, stages: Sequence[int], ceiling: str) -> Sequence[StageSpeed]:
         """See StageHost."""
-        return [measure(self._device.isa or "auto", self._groups[index], ceiling) for index in stages]
+        isa = self._device.isa or "auto"
+        return [measure(isa, sorted({*chain(*self._groups[index])}), ceiling) for index in stages]
 
     def rooms(self) -> Sequence[int | None]:
         """See StageHost. All stages lie in the same memory, wherever the model is cut."""
@@ -62,7 +64,7 @@ class LocalStages:
     def __init__(
         self,
         plans: Sequence[StagePlan],
-        groups: Sequence[Sequence[int]],
+        groups: Sequence[Sequence[Sequence[int]]],
         weight_bytes: int,
         cancellation: Cancellation,
     ) -> None:
@@ -80,7 +82,7 @@ class LocalStages:
             starts = [
                 StageStart(
                     plan=plan,
-                    cpus=groups[index],
+                    groups=groups[index],
                     upstream=links[index][1].fileno(),
                     downstream=links[index + 1][0].fileno(),
                     masks=masks[1].fileno() if plan.stage.is_last else -1,
@@ -109,7 +111,7 @@ class LocalStages:
             self.masks: Link = LocalLink(kept[2])
             unfinished.pop_all()
         for index, loaded in enumerate(processes.stages):
-            logger.info("%s", loaded_text(self, index, loaded.cpus, loaded.weight_bytes, loaded.cache_bytes))
+            logger.info("%s", loaded_text(self, index, loaded.groups, loaded.weight_bytes, loaded.cache_bytes))
 
     @property
     def has_ended(self) -> bool:

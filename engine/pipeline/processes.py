@@ -34,10 +34,10 @@ _DEATH_S = 2.0  # until the end of a process is known after its socket was close
 
 
 class LoadedStage(Struct):
-    """A stage, its process, and what it takes in memory."""
+    """A stage, its process with its groups of processors, and what it takes in memory."""
 
     stage: StageSpec
-    cpus: Sequence[int]
+    groups: Sequence[Sequence[int]]
     process: subprocess.Popen[bytes]
     weight_bytes: int = 0
     cache_bytes: int = 0
@@ -66,7 +66,7 @@ class StageProcesses:
                     process = subprocess.Popen(
                         command, stdin=subprocess.DEVNULL, pass_fds=tuple(inherited), env=environment
                     )
-                self.stages.append(LoadedStage(start.plan.stage, start.cpus, process))
+                self.stages.append(LoadedStage(start.plan.stage, start.groups, process))
             for connection, start in zip(self._connections, starts, strict=True):
                 connection.send(start)
         except OSError as error:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from msgspec import Struct
 
+from ..devices import get_device
 from ..devices.base import ExecutorOptions
 from ..devices.batch import SamplingBatch, StepOutput
 from ..errors import DeviceError
@@ -37,17 +39,31 @@ class StagePlan(Struct, frozen=True):
     shape: SlotShape
 
 
-def load_stage(plan: StagePlan, cpus: Sequence[int], report: Callable[[float], None]) -> CpuExecutor:
-    """Load a stage's weights, to compute on `cpus`. `report(fraction)` hears how much of the whole model was read.
-
-    Raises DeviceError and ModelError.
-    """
-    logging.disable(logging.WARNING)  # whoever started this process has said it already
+@contextlib.contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Whoever started this process has said it already."""
+    logging.disable(logging.WARNING)
     try:
-        model = open_model(plan.options)
+        yield
     finally:
         logging.disable(logging.NOTSET)
-    device = cast("CpuDevice", model.device).bound_to(cpus)
+
+
+def groups_of_stage(plan: StagePlan, cpus: Sequence[int]) -> list[list[int]]:
+    """A stage's processors in the groups that the options ask for. Raises DeviceError for too few processors."""
+    with _without_warnings():
+        device = get_device(plan.options.device, plan.options.device_options)
+    return cast("CpuDevice", device).groups_of(cpus)
+
+
+def load_stage(plan: StagePlan, groups: Sequence[Sequence[int]], report: Callable[[float], None]) -> CpuExecutor:
+    """Load a stage's weights, to compute on these groups of processors.
+
+    `report(fraction)` hears how much of the whole model was read. Raises DeviceError and ModelError.
+    """
+    with _without_warnings():
+        model = open_model(plan.options)
+    device = cast("CpuDevice", model.device).bound_to(groups)
     weights = StageWeights(model.weights, stage_tensors(model.spec, plan.stage))
     reported = ReportedWeights(weights, model.spec, cast("LoadProgress", _Reports(report)))
     return device.load_stage(model.spec, reported, plan.executor_options, plan.stage)

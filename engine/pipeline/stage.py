@@ -26,15 +26,15 @@ _REPORTED = 0.01  # of the weights, at least, between two reports
 
 
 class StageStart(Struct, frozen=True):
-    """What a process is told at its start: which stage it is, its processors, and descriptors, whose numbers are the
-    same in both processes.
+    """What a process is told at its start: which stage it is, its groups of processors, and descriptors, whose
+    numbers are the same in both processes.
 
     `upstream` is where steps come from, and `downstream` where they go. On `masks` the last stage hears that the masks
     of a step are written.
     """
 
     plan: StagePlan
-    cpus: Sequence[int]
+    groups: Sequence[Sequence[int]]
     upstream: int
     downstream: int
     masks: int
@@ -48,7 +48,7 @@ def main() -> None:
     starter = _Starter(Connection(int(sys.argv[1])))
     start = starter.start
     try:
-        executor = load_stage(start.plan, start.cpus, starter.report)
+        executor = load_stage(start.plan, start.groups, starter.report)
     except TidewheelError as error:
         starter.tell("error", str(error))
         return

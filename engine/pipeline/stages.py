@@ -98,9 +98,11 @@ def stage_name(index: int, count: int, stage: StageSpec) -> str:
     return f"pipeline stage {index + 1} of {count} ({stage})"
 
 
-def loaded_text(stages: Stages, index: int, cpus: Sequence[int], weight_bytes: int, cache_bytes: int) -> str:
-    """A stage that has loaded in words: where it is, and what it takes."""
+def loaded_text(
+    stages: Stages, index: int, groups: Sequence[Sequence[int]], weight_bytes: int, cache_bytes: int
+) -> str:
+    """A stage that has loaded in words: where it is, on which groups of processors, and what it takes."""
     return (
-        f"{stages.name(index)}: {stages.place(index)} on CPUs {cpu_list(cpus)}, "
+        f"{stages.name(index)}: {stages.place(index)} on CPUs {'|'.join(map(cpu_list, groups))}, "
         f"{weight_bytes / _GIB:.2f} GiB of weights, {cache_bytes / _GIB:.2f} GiB of KV cache"
     )

@@ -52,7 +52,7 @@ WORKS = {
     "--device-memory-utilization --enforce-eager --max-seq-len-to-capture --max-context-len-to-capture",
     "in blocks of 16 tokens on a CPU; it goes before --kv-cache-space": "--num-gpu-blocks-override",
     "as --kv-cache-space, which is in GiB": "--kv-cache-memory-bytes",
-    "on a CPU, as many groups of cores (docs/processors.md)": "--tensor-parallel-size",
+    "on a CPU, as many groups of cores (docs/processors.md), in each stage of a pipeline": "--tensor-parallel-size",
     "20 by default, -1 for the whole vocabulary; --max-answer-size bounds an answer": "--max-logprobs",
     "temperature, top_p, top_k, min_p, repetition_penalty, and max_new_tokens, a limit for all": (
         "--override-generation-config"

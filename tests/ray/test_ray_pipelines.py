@@ -56,7 +56,7 @@ PROMPTS = [[5, 6, 7, index] for index in range(3, 7)]
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A node that says it has three cores. Further nodes can be added."""
+    """A node that says it has four cores. Further nodes can be added."""
     before, folder = dict(os.environ), Path.cwd()
     os.environ.update({"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"})
     os.environ.pop("RAY_ADDRESS", None)
@@ -68,7 +68,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     try:
         for attempt in range(3):
             try:
-                cluster.add_node(num_cpus=3, include_dashboard=False, **NODE)
+                cluster.add_node(num_cpus=4, include_dashboard=False, **NODE)
                 break
             except Exception:  # Ray raises no other kind where its processes took long to start, on a busy machine
                 if attempt == 2:
@@ -84,11 +84,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @contextmanager
-def hosted(stages: int, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Iterator[RayHost]:
+def hosted(stages: int, monkeypatch: pytest.MonkeyPatch, cpus: int = 1, **options: Any) -> Iterator[RayHost]:
     """A place for stages, which models are loaded in meanwhile. The nodes have this machine's cores in common."""
     from tidewheel.ray.stages import RayHost
 
-    with RayHost(stages, 1, environment={}, **{"bind_cores": False, **options}) as host, monkeypatch.context() as patch:
+    with (
+        RayHost(stages, cpus, environment={}, **{"bind_cores": False, **options}) as host,
+        monkeypatch.context() as patch,
+    ):
         patch.setattr(tidewheel.offline.model, "load_engine", partial(load_engine, host=host))
         yield host
 
@@ -132,6 +135,20 @@ def test_a_slow_node_gets_fewer_layers(
     said = " ".join(record.getMessage() for record in caplog.records)
     assert "The stages have 2,8 layers, and not 5,5 as equal ones would, by measured speed: stage 1 reads 10.0" in said
     assert found == answers(folder, **options)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="groups of cores need two of them")
+def test_stages_on_nodes_have_groups_of_cores(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = models_zoo.folder("llama-tied", tokenizer=True)
+    with hosted(2, monkeypatch, cpus=2), caplog.at_level("INFO"):
+        found = answers(folder, pipeline_parallel_size=2, tensor_parallel_size=2)
+    assert found == answers(folder)
+    stages = [record.getMessage() for record in caplog.records if "GiB of weights" in record.getMessage()]
+    assert [len(text.split("CPUs ")[1].split(", ")[0].split("|")) for text in stages] == [2, 2]
+    with pytest.raises(TidewheelError, match="--tensor-parallel-size 3 needs as many cores in each stage, which has 1"):
+        long_running(distributed_executor_backend="ray", cpus_per_replica=1, tensor_parallel_size=3)
 
 
 def test_the_stages_of_an_llm_are_in_the_cluster_that_the_program_is_connected_to(
@@ -226,7 +243,7 @@ def test_devices_shows_the_nodes(cluster: Cluster, tmp_path: Path, capsys: pytes
     assert done.returncode == 0, done.stderr
     (node,) = json.loads(done.stdout)
     here = detect()
-    assert (node["address"], node["cpus"]) == (cluster.address.rpartition(":")[0], 3)
+    assert (node["address"], node["cpus"]) == (cluster.address.rpartition(":")[0], 4)
     assert (node["findings"]["isa"], node["findings"]["auto"]) == (here.isa, here.auto)
     assert here.cpu_model in node["findings"]["processor"]
     assert node["takes"] == {"replicas": 3, "layers": None}
@@ -360,7 +377,7 @@ def test_a_cluster_without_room_says_so(cluster: Cluster, monkeypatch: pytest.Mo
     from tidewheel.ray import stages
 
     monkeypatch.setattr(stages, "_PLACED_S", 0.5)
-    said = "no room for 2 stages of 5 cores: its nodes have 3 cores"
+    said = "no room for 2 stages of 5 cores: its nodes have 4 cores"
     with pytest.raises(TidewheelError, match=said):
         stages.RayHost(2, 5, environment={})
 
@@ -370,7 +387,7 @@ def test_each_node_counts_by_its_share_of_the_stages() -> None:
     from tidewheel.ray.stages import memory_of_all, rooms_of_all
 
     def place(node: str, memory: Memory) -> StagePlace:
-        return StagePlace(node, 1, (0,), StageCores(node, 1, 0.0), "x", memory)
+        return StagePlace(node, 1, StageCores(node, 1, 0.0), "x", memory)
 
     large, small = Memory(120, 90, None, None), Memory(1000, 20, 40, 30)
     apart = [place("a", large), place("b", small)]

@@ -30,7 +30,7 @@ def test_a_lack_of_it_is_told(what: str) -> None:
     assert "pip install 'tidewheel[ray]'" in done.stderr
 
 
-@pytest.mark.parametrize("flag", ["--tensor-parallel-size=2", "--threads-bind=0", "--reserved-cpus=1"])
+@pytest.mark.parametrize("flag", ["--threads-bind=0", "--reserved-cpus=1"])
 def test_stages_on_nodes_have_cores_that_nobody_names(flag: str) -> None:
     stages = ("--distributed-executor-backend=ray", "--pipeline-parallel-size=2")
     done = run(f"import sys; sys.modules['ray'] = None; {_SERVE}", *stages, flag)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from tidewheel.engine.declaring.option import listed
+from tidewheel.engine.devices.parallel_options import ParallelOptions
 from tidewheel.engine.errors import TidewheelError
 from tidewheel.engine.options import EngineOptions
 from tidewheel.server.options.replicas import ReplicaOptions
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_OF_CORES = ("tensor_parallel_size", "threads_bind", "reserved_cpus")
+_OF_CORES = ("threads_bind", "reserved_cpus")
 _OF_OWN_CLUSTER = {"RAY_USAGE_STATS_ENABLED": "0"}
 
 
@@ -34,6 +35,7 @@ def stage_host(engine: EngineOptions, replicas: ReplicaOptions) -> Iterator[RayH
 
         count, nodes = engine.pipeline.stages, cluster_cpus()
         cpus = replicas.cpus_per_replica or cpus_of_stages(count, nodes)
+        _check_groups(engine, cpus)
         if is_own:  # other clusters may grow
             check_room("stages", count, cpus, nodes, "--pipeline-parallel-size")
         logger.info("Placing %d stages of %d cores", count, cpus)
@@ -46,6 +48,16 @@ def _check_cores(engine: EngineOptions) -> None:
     for group in engine.device_options:
         if flags := group.differing_flags([name for name in _OF_CORES if hasattr(group, name)]):
             raise TidewheelError(
-                f"{listed(flags)} and stages on Ray do not work together: each stage has one group of cores, which its "
-                "node chooses; say how many cores a stage has with --cpus-per-replica"
+                f"{listed(flags)} and stages on Ray do not work together: the node chooses the cores of a stage; say "
+                "how many it has with --cpus-per-replica"
+            )
+
+
+def _check_groups(engine: EngineOptions, cpus: int) -> None:
+    """Raise TidewheelError if a stage of so many cores cannot have the groups that the options ask for."""
+    for group in engine.device_options:
+        if isinstance(group, ParallelOptions) and group.tensor_parallel_size > cpus:
+            raise TidewheelError(
+                f"--tensor-parallel-size {group.tensor_parallel_size} needs as many cores in each stage, which has "
+                f"{cpus}: raise --cpus-per-replica, or lower it"
             )

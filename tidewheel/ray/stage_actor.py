@@ -12,7 +12,7 @@ from msgspec import Struct
 from tidewheel import _native
 from tidewheel.engine.errors import TidewheelError
 from tidewheel.engine.machine.memory import Memory, read_memory
-from tidewheel.engine.pipeline.runner import StagePlan, StageRunner, load_stage
+from tidewheel.engine.pipeline.runner import StagePlan, StageRunner, groups_of_stage, load_stage
 from tidewheel.engine.pipeline.speed import StageCores, StageSpeed, cores_at, measure
 from tidewheel.engine.pipeline.tcp_link import RESULTS, STEPS, TcpLink, accept, connect
 
@@ -26,15 +26,15 @@ class StagePlace(Struct, frozen=True):
 
     node: str
     pid: int
-    cpus: Sequence[int]
     cores: StageCores
     isa: str
     memory: Memory
 
 
 class LoadedWeights(Struct, frozen=True):
-    """What a stage takes in memory, in bytes."""
+    """A stage's groups of processors, and what it takes in memory, in bytes."""
 
+    groups: Sequence[Sequence[int]]
     weight_bytes: int
     cache_bytes: int
 
@@ -68,7 +68,7 @@ class StageActor:
         except (TidewheelError, ValueError) as error:
             raise StageError(str(error)) from None
         node = ray.util.get_node_ip_address()
-        return StagePlace(node, os.getpid(), self._cpus, cores_at(node, self._cpus), isa, read_memory())
+        return StagePlace(node, os.getpid(), cores_at(node, self._cpus), isa, read_memory())
 
     def measure(self, ceiling: str) -> StageSpeed:
         """How fast its cores are: see `measure`."""
@@ -86,11 +86,12 @@ class StageActor:
         """Load the weights. Raises StageError."""
         self._plan = plan
         try:
-            self._executor = load_stage(plan, self._cpus, lambda fraction: None)
+            groups = groups_of_stage(plan, self._cpus)
+            self._executor = load_stage(plan, groups, lambda fraction: None)
         except TidewheelError as error:
             raise StageError(str(error)) from None
         native = self._executor.native
-        return LoadedWeights(native.weight_bytes, native.cache_bytes)
+        return LoadedWeights(groups, native.weight_bytes, native.cache_bytes)
 
     def listen(self, token: bytes) -> tuple[str, int]:
         """Wait for connections of those who have the token, at this address."""

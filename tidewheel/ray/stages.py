@@ -234,8 +234,8 @@ class RayStages:
         self.first: Link = links[0]
         self.last: Link = links[1]
         self.masks: Link = links[1]
-        for index, (place, weights) in enumerate(zip(placement.places, loaded, strict=True)):
-            logger.info("%s", loaded_text(self, index, place.cpus, weights.weight_bytes, weights.cache_bytes))
+        for index, weights in enumerate(loaded):
+            logger.info("%s", loaded_text(self, index, weights.groups, weights.weight_bytes, weights.cache_bytes))
 
     def name(self, index: int) -> str:
         """See Stages."""

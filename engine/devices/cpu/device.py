@@ -25,7 +25,15 @@ from ..base import Executor, ExecutorLimits, ExecutorOptions
 from ..cache_split import GroupBytes
 from ..parallel_options import ParallelOptions
 from .executor import CpuExecutor
-from .groups import choose_groups, group_list, shared_out, spanning_groups
+from .groups import (
+    choose_groups,
+    group_list,
+    groups_by_node,
+    groups_in_turn,
+    groups_of_stages,
+    shared_out,
+    spanning_groups,
+)
 from .lowering import Formats, formats_of, lower
 from .options import CpuOptions
 from .unpacked_experts import PREPACK, unpacked_experts
@@ -38,37 +46,38 @@ def check_groups(options: CpuOptions, parallel: ParallelOptions, num_stages: int
     """Raise DeviceError for groups of cores that cannot be had, or not for each stage. It needs no model."""
     num_groups = parallel.tensor_parallel_size
     if num_stages == 1:
-        _groups(options, num_groups, "--tensor-parallel-size")
-        return
-    _refuse_groups_of_stages(num_stages, num_groups)
-    if options.threads_bind != "auto":
-        _groups(options, num_stages, "--pipeline-parallel-size")
+        _groups(options, num_groups)
+    else:
+        _groups_of_stages(options, num_stages, num_groups)
 
 
-def _refuse_groups_of_stages(num_stages: int, num_groups: int) -> None:
-    if num_groups > 1:
-        raise DeviceError(
-            f"--pipeline-parallel-size {num_stages} gives each stage one group of cores: leave "
-            f"--tensor-parallel-size {num_groups} out"
-        )
+def _chosen(options: CpuOptions) -> list[list[int]]:
+    return choose_groups(options.threads_bind, _native.topology(), cpu_quota(), options.reserved_cpus)
 
 
-def _groups(options: CpuOptions, num_groups: int, asked_by: str) -> list[list[int]]:
-    groups = choose_groups(options.threads_bind, _native.topology(), cpu_quota(), options.reserved_cpus)
-    if num_groups == 1:
-        return groups
-    return shared_out(groups, num_groups, named=options.threads_bind != "auto", asked_by=asked_by)
+def _groups(options: CpuOptions, num_groups: int) -> list[list[int]]:
+    groups = _chosen(options)
+    return groups if num_groups == 1 else shared_out(groups, num_groups, named=options.threads_bind != "auto")
 
 
-def thread_groups(
-    isa: str, options: CpuOptions, num_groups: int = 1, asked_by: str = "--tensor-parallel-size"
-) -> list[list[int]]:
-    """The processors to compute on, by group. Says what was chosen. Raises DeviceError for what cannot be used.
+def _groups_of_stages(options: CpuOptions, num_stages: int, num_groups: int) -> tuple[list[list[list[int]]], bool]:
+    """The processors of each stage, by group, and whether stages take turns on them."""
+    groups, named = _chosen(options), options.threads_bind != "auto"
+    cpus = [cpu for group in groups for cpu in group]
+    if not named and len(cpus) < num_stages * num_groups:
+        return groups_in_turn(cpus, num_stages, num_groups), True
+    return groups_of_stages(groups, num_stages, num_groups, named=named), False
 
-    `asked_by` is the option that says how many groups there are.
-    """
+
+def thread_groups(isa: str, options: CpuOptions, num_groups: int = 1) -> list[list[int]]:
+    """The processors to compute on, by group. Says what was chosen. Raises DeviceError for what cannot be used."""
+    groups = _groups(options, num_groups)
+    _report_groups(isa, options, groups)
+    return groups
+
+
+def _report_groups(isa: str, options: CpuOptions, groups: Sequence[Sequence[int]]) -> None:
     quota = cpu_quota()
-    groups = _groups(options, num_groups, asked_by)
     if options.threads_bind != "auto" and options.reserved_cpus is not None:
         logger.warning("--reserved-cpus has no effect: --threads-bind %s names the cores", options.threads_bind)
     for group in spanning_groups(groups, _native.topology()):
@@ -81,7 +90,6 @@ def thread_groups(
     threads = "1 thread" if count == 1 else f"{count} threads"
     limit = "" if quota is None else f"; the control group allows {quota:g} CPUs' worth of time"
     start_logger.info("Computing with %s kernels in %s on CPUs %s%s", isa, threads, group_list(groups), limit)
-    return groups
 
 
 def _report_memory() -> None:
@@ -201,22 +209,28 @@ class CpuDevice:
         groups = thread_groups(self.isa, self._options)
         return self._load(spec, weights, options, cancellation or Cancellation(), groups=groups, stage=stage)
 
-    def stage_groups(self, num_stages: int) -> list[list[int]]:
-        """The processors of each stage of a pipeline. Raises DeviceError for what cannot be used."""
-        _refuse_groups_of_stages(num_stages, self._num_groups)
-        cores = _native.topology()["cores"]
-        if self._options.threads_bind == "auto" and len(cores) < num_stages:
+    def stage_groups(self, num_stages: int) -> list[list[list[int]]]:
+        """The processors of each stage of a pipeline, by group. Raises DeviceError for what cannot be used."""
+        stages, take_turns = _groups_of_stages(self._options, num_stages, self._num_groups)
+        if take_turns:
+            each = "" if self._num_groups == 1 else f" of {self._num_groups} groups each"
             logger.warning(
-                "%d stages take turns on %d cores, and are slower than one process: lower --pipeline-parallel-size",
+                "%d stages%s take turns on %d cores, and are slower than one process: lower --pipeline-parallel-size",
                 num_stages,
-                len(cores),
+                each,
+                len({cpu for stage in stages for group in stage for cpu in group}),
             )
-            return [[cores[stage % len(cores)]] for stage in range(num_stages)]
-        return thread_groups(self.isa, self._options, num_stages, "--pipeline-parallel-size")
+        else:
+            _report_groups(self.isa, self._options, [group for stage in stages for group in stage])
+        return stages
 
-    def bound_to(self, cpus: Sequence[int]) -> CpuDevice:
-        """The same device on these processors alone."""
-        return CpuDevice(replace(self._options, threads_bind=cpu_list(cpus), reserved_cpus=None), isa=self.isa)
+    def groups_of(self, cpus: Sequence[int]) -> list[list[int]]:
+        """These processors in as many groups as each stage of a pipeline has. Raises DeviceError for too few."""
+        return groups_by_node(cpus, self._num_groups, _native.topology())
+
+    def bound_to(self, groups: Sequence[Sequence[int]]) -> CpuDevice:
+        """The same device on these groups of processors alone."""
+        return CpuDevice(replace(self._options, threads_bind=group_list(groups), reserved_cpus=None), isa=self.isa)
 
     def load_draft(
         self,

@@ -81,6 +81,62 @@ def shared_out(
     return [cpus[begin:end] for begin, end in pairwise(ends)]
 
 
+def groups_of_stages(
+    groups: Sequence[Sequence[int]], num_stages: int, num_groups: int, *, named: bool
+) -> list[list[list[int]]]:
+    """The same processors for each stage of a pipeline, in `num_groups` groups.
+
+    Groups that were `named` are those of all stages, one stage after the other, or each is a whole stage's. Raises
+    DeviceError if they are neither, or for too few processors.
+    """
+    in_all, cpus = num_stages * num_groups, [cpu for group in groups for cpu in group]
+    if len(groups) == in_all:
+        return [[list(group) for group in groups[at : at + num_groups]] for at in range(0, in_all, num_groups)]
+    if named and len(groups) not in (1, num_stages):
+        each = "" if num_groups == 1 else f", or {in_all}: {num_groups} for each stage, one stage after the other"
+        raise DeviceError(
+            f"--threads-bind {group_list(groups)} names {len(groups)} groups of cores: name {num_stages}, one for each "
+            f"stage of --pipeline-parallel-size{each}"
+        )
+    if len(cpus) < in_all:
+        of_groups = "" if num_groups == 1 else f" and --tensor-parallel-size {num_groups}"
+        raise DeviceError(
+            f"--pipeline-parallel-size {num_stages}{of_groups} need {in_all} cores, and there are {len(cpus)}: lower "
+            "them, or name more cores with --threads-bind"
+        )
+    stages = shared_out(groups, num_stages, named=named, asked_by="--pipeline-parallel-size")
+    if small := [stage for stage in stages if len(stage) < num_groups]:
+        raise DeviceError(
+            f"--tensor-parallel-size {num_groups} needs as many cores in each stage of the pipeline, and one has the "
+            f"CPUs {cpu_list(small[0])} alone: name more with --threads-bind"
+        )
+    return [shared_out([stage], num_groups, named=False) for stage in stages]
+
+
+def groups_in_turn(cpus: Sequence[int], num_stages: int, num_groups: int) -> list[list[list[int]]]:
+    """Groups of one processor each for all stages of a pipeline, which take turns on too few of them.
+
+    Raises DeviceError if there are fewer than `num_groups`: a stage has none of them twice.
+    """
+    shared_out([cpus], num_groups, named=False)
+    places = range(num_groups)
+    return [[[cpus[(stage * num_groups + i) % len(cpus)]] for i in places] for stage in range(num_stages)]
+
+
+def groups_by_node(cpus: Sequence[int], num_groups: int, topology: Topology) -> list[list[int]]:
+    """These processors in `num_groups` groups, of neighbours in the same NUMA node where they can be.
+
+    Raises DeviceError for too few processors.
+    """
+    if num_groups == 1:
+        return [list(cpus)]
+    places = {processor["cpu"]: processor["numa_node"] for processor in topology["processors"]}
+    nodes: dict[int, list[int]] = {}
+    for cpu in sorted(cpus):
+        nodes.setdefault(places.get(cpu, 0), []).append(cpu)
+    return shared_out([nodes[node] for node in sorted(nodes)], num_groups, named=False)
+
+
 def spanning_groups(groups: Sequence[Sequence[int]], topology: Topology) -> list[Sequence[int]]:
     """Those with processors of more than one NUMA node."""
     nodes = {processor["cpu"]: processor["numa_node"] for processor in topology["processors"]}

@@ -18,8 +18,9 @@ class CpuOptions(Options):
 
     threads_bind: str = option(
         "auto",
-        "cores to compute on, e.g. 0-29, or 0-31|32-63 for groups of threads, one a NUMA node; auto makes these of all "
-        "cores that the process may use",
+        "cores to compute on, e.g. 0-29, or 0-31|32-63 for groups of threads, one a NUMA node, or one a stage of a "
+        "pipeline (with --tensor-parallel-size also all groups of the first stage, then of the next); auto makes these "
+        "of all cores that the process may use",
         parse=lambda text: {"all": "auto"}.get(text, text),  # vLLM's default, up to 0.8
         check=_check_binding,
         metavar="CORES",

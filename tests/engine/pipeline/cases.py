@@ -38,6 +38,13 @@ CASES = [
     Case("opt-350m"),  # projections around the layers
     Case("deepseek-v3", 2, (("kv_cache_dtype", "int8"),)),
 ]
+IN_GROUPS = [
+    Case("llama-tied"),
+    Case("granitemoehybrid", 3, (("quantization", "int8"),)),
+    Case("gemma3n"),
+    Case("deepseek-v3", 2, (("kv_cache_dtype", "int8"),)),
+]
+"""Those whose stages have groups of cores in the tests."""
 SWEPT = [
     Case("qwen3", 2, (("dtype", "bfloat16"),)),
     Case("mistral-window", 2, (("quantization", "int4"),)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import os
+import re
 import signal
 import socket as sockets
 import subprocess
@@ -15,13 +16,17 @@ from typing import Any
 
 import models_zoo
 import pytest
-from engine.pipeline.cases import CASES, OPTIONS, SWEPT, Case, answers
+from engine.pipeline.cases import CASES, IN_GROUPS, OPTIONS, SWEPT, Case, answers
 from waiting import wait_until
 
 from tidewheel import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
+from tidewheel.engine.devices.cpu.device import thread_groups
+from tidewheel.engine.devices.cpu.options import CpuOptions
 from tidewheel.engine.errors import TidewheelError
 from tidewheel.engine.pipeline import executor, local_stages, restarts
 from tidewheel.engine.pipeline.speed import StageCores, StageSpeed
+
+CORES = [cpu for group in thread_groups("any", CpuOptions()) for cpu in group]
 
 
 @pytest.mark.parametrize(
@@ -31,6 +36,19 @@ def test_stages_give_the_bits_of_one_process(case: Case) -> None:
     folder = models_zoo.folder(case.model, tokenizer=True)
     options = dict(case.options)
     assert answers(folder, **options, pipeline_parallel_size=case.stages) == answers(folder, **options)
+
+
+@pytest.mark.skipif(len(CORES) < 2, reason="groups of cores need two of them")
+@pytest.mark.parametrize("case", IN_GROUPS, ids=lambda case: case.id)
+def test_groups_of_cores_in_stages_give_the_bits_of_one_process(case: Case, caplog: pytest.LogCaptureFixture) -> None:
+    folder = models_zoo.folder(case.model, tokenizer=True)
+    options = dict(case.options)
+    with caplog.at_level("INFO"):
+        found = answers(folder, **options, pipeline_parallel_size=case.stages, tensor_parallel_size=2)
+    assert found == answers(folder, **options)
+    stages = [record.getMessage() for record in caplog.records if "GiB of weights" in record.getMessage()]
+    assert len(stages) == case.stages
+    assert all(re.search(r"on CPUs [\d,-]+\|[\d,-]+, ", text) for text in stages)
 
 
 def test_layers_are_shared_out_by_hand(caplog: pytest.LogCaptureFixture) -> None:
@@ -100,12 +118,13 @@ def test_structured_answers_searches_and_guesses_run_in_stages(what: str) -> Non
     ("options", "words"),
     [
         ({"enable_lora": True}, "--pipeline-parallel-size 2 and --enable-lora do not work together"),
-        ({"tensor_parallel_size": 2}, "leave --tensor-parallel-size 2 out"),
+        ({"tensor_parallel_size": 100000}, "--tensor-parallel-size 100000 needs as many cores"),
         ({"pipeline_parallel_size": 3}, "3 is more than the 2 stages"),
         ({"pipeline_split": "1,2"}, "names 3 layers, and the model has 2"),
         ({"pipeline_split": "1,1,1"}, "--pipeline-split names 3 stages"),
         ({"device": "torch"}, "needs --device cpu"),
         ({"threads_bind": "0|1|2"}, "--threads-bind"),
+        ({"threads_bind": "0|1", "tensor_parallel_size": 2}, "need 4 cores, and there are 2|--threads-bind: CPU 1"),
     ],
 )
 def test_what_cannot_be_in_a_pipeline_is_refused(options: dict[str, Any], words: str) -> None:

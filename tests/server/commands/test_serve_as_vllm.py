@@ -134,7 +134,7 @@ def test_more_logprobs_than_allowed_are_refused(client: httpx.Client, path: str,
         ),
         # Before a model is looked for, and this one is nowhere.
         (["none", "--tensor-parallel-size", "100000"], f"as many cores to make groups of, and there are {_CORES}:"),
-        (["none", "-tp", "8", "-pp", "2"], "one group of cores: leave --tensor-parallel-size 8 out"),
+        (["none", "-tp", "100000", "-pp", "2"], "--tensor-parallel-size 100000 needs as many cores"),
         (["s3://bucket/m"], "s3://bucket/m is an address, and a model is a folder"),
         (["https://huggingface.co/Qwen/Qwen3-0.6B/"], "owner/name: say Qwen/Qwen3-0.6B"),
         (["--override-generation-config", '{"top_p": 7}'], "--override-generation-config: top_p must be"),

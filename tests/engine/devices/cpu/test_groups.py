@@ -12,7 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidewheel.engine.devices.cpu.groups import choose_groups, default_threads, group_list, shared_out, spanning_groups
+from tidewheel.engine.devices.cpu.groups import (
+    choose_groups,
+    default_threads,
+    group_list,
+    groups_by_node,
+    groups_in_turn,
+    groups_of_stages,
+    shared_out,
+    spanning_groups,
+)
 from tidewheel.engine.devices.cpu.options import CpuOptions
 from tidewheel.engine.errors import DeviceError
 
@@ -146,6 +155,51 @@ def test_tensor_parallelism_shares_the_cores_out() -> None:
         shared_out([[0, 1]], 3, named=False)
     with pytest.raises(DeviceError, match=r"--tensor-parallel-size 3 and --threads-bind 0\|1 name different numbers"):
         shared_out([[0], [1]], 3, named=True)
+
+
+@pytest.mark.parametrize(
+    ("groups", "stages", "each", "named", "found"),
+    [
+        ("0|1|2|3", 2, 2, True, ["0|1", "2|3"]),  # all groups, stage by stage
+        ("0-3|4-6", 2, 2, True, ["0-1|2-3", "4|5-6"]),  # a group is a stage
+        ("0-7", 2, 2, True, ["0-1|2-3", "4-5|6-7"]),
+        ("0-2|3-4", 2, 1, True, ["0-2", "3-4"]),
+        ("0-1|2-3|4-5|6-7", 2, 2, False, ["0-1|2-3", "4-5|6-7"]),  # a group is a node
+        ("0-3|4-6", 2, 2, False, ["0-1|2-3", "4|5-6"]),  # a stage is a node
+        ("0-5|6-7|8-9", 2, 1, False, ["0-4", "5-9"]),
+    ],
+)
+def test_stages_of_a_pipeline_have_groups(groups: str, stages: int, each: int, named: bool, found: list[str]) -> None:
+    given = [native.parse_cpu_list(group) for group in groups.split("|")]
+    assert [group_list(stage) for stage in groups_of_stages(given, stages, each, named=named)] == found
+
+
+@pytest.mark.parametrize(
+    ("groups", "stages", "each", "said"),
+    [
+        ([[0], [1], [2]], 2, 1, r"0\|1\|2 names 3 groups of cores: name 2, one for each stage of"),
+        ([[0], [1], [2]], 2, 2, r"name 2, one for each stage of --pipeline-parallel-size, or 4: 2 for each stage"),
+        ([[0, 1, 2]], 2, 2, r"--pipeline-parallel-size 2 and --tensor-parallel-size 2 need 4 cores, and there are 3"),
+        ([[0, 1, 2], [3]], 2, 2, r"--tensor-parallel-size 2 needs as many cores in each stage .* CPUs 3 alone"),
+    ],
+)
+def test_groups_that_stages_cannot_have_are_refused(groups: list[list[int]], stages: int, each: int, said: str) -> None:
+    with pytest.raises(DeviceError, match=said):
+        groups_of_stages(groups, stages, each, named=True)
+
+
+def test_stages_take_turns_on_too_few_cores() -> None:
+    assert groups_in_turn([0, 1], 3, 1) == [[[0]], [[1]], [[0]]]
+    assert groups_in_turn([0, 1, 2], 2, 2) == [[[0], [1]], [[2], [0]]]
+    with pytest.raises(DeviceError, match=r"--tensor-parallel-size 3 needs as many cores .* there are 2"):
+        groups_in_turn([0, 1], 2, 3)
+
+
+def test_the_cores_of_a_stage_are_grouped_by_node(machine: Machine) -> None:
+    topology = machine({0: "0,2,4,6", 1: "1,3,5,7"})
+    assert groups_by_node([0, 1, 2, 3], 1, topology) == [[0, 1, 2, 3]]
+    assert groups_by_node([0, 1, 2, 3, 4], 2, topology) == [[0, 2, 4], [1, 3]]
+    assert groups_by_node([0, 1, 2, 3], 4, topology) == [[0], [2], [1], [3]]
 
 
 @pytest.mark.parametrize(
