@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from .cache.tiers.folder import BlockFolder
     from .devices.base import DraftExecutor
     from .engine import Engine
+    from .pipeline.executor import PipelineExecutor
     from .pipeline.stages import StageHost
     from .scheduling.drafter import BatchDrafter, Drafter
     from .speculation.loading import OpenedDraft
@@ -274,13 +275,27 @@ class EngineLoad:
             self._executor = self._load_model()
             asked = self._options.speculative.speculation
             if isinstance(asked, Mtp | Eagle3):
-                self._drafter = _layer_drafter(asked, self._executor, self._max_model_len)
+                self._drafter = _layer_drafter(asked, self._guessing_layer(self._executor), self._max_model_len)
             if self._draft is not None:
-                self._drafter = self._draft.load(self._options, self._executor, self._max_model_len, self._cancellation)
+                self._drafter = self._load_draft(self._draft, self._executor)
             with WarmUpProgress() as progress:
                 self._executor.warm_up(progress.report)
         except BaseException as error:  # it is raised again in the thread that waits
             self._failure = error
+
+    def _guessing_layer(self, executor: Executor) -> DraftExecutor:
+        if not self._stages:
+            return cast("DraftExecutor", executor)
+        from .pipeline.draft import StagedLayer
+
+        return StagedLayer(cast("PipelineExecutor", executor))
+
+    def _load_draft(self, draft: OpenedDraft, executor: Executor) -> Drafter | BatchDrafter:
+        if not self._stages:
+            return draft.load(executor, self._max_model_len, self._cancellation)
+        beside = cast("PipelineExecutor", executor).draft  # the first stage has loaded it
+        assert beside is not None
+        return draft.drafter(beside, executor.limits, self._max_model_len)
 
     def _load_model(self) -> Executor:
         model, options = self._model, self._options
@@ -296,15 +311,26 @@ class EngineLoad:
             )
         from .pipeline.loading import load_pipeline
 
+        asked = options.speculative.speculation
         executor_options = model.executor_options(
             kv_cache_bytes=self._kv_cache_bytes,
             max_model_len=self._max_model_len,
             max_num_seqs=options.max_num_seqs,
             max_num_batched_tokens=options.max_num_batched_tokens,
             num_blocks=self._num_blocks,
+            lora=model.lora_limits(options.lora),
+            layer_guesses=asked.num_tokens if isinstance(asked, Mtp) else 0,
         )
         assert self._host is not None
-        return load_pipeline(options, model, self._stages, executor_options, self._cancellation, self._host)
+        return load_pipeline(
+            options,
+            model,
+            self._stages,
+            executor_options,
+            self._cancellation,
+            self._host,
+            self._draft,
+        )
 
     def _wait(self) -> Executor:
         self._thread.join()
@@ -333,7 +359,7 @@ def _open_draft(options: EngineOptions, model: OpenedModel) -> OpenedDraft | Non
     return open_draft(options, asked, model)
 
 
-def _layer_drafter(asked: Mtp | Eagle3, executor: Executor, max_model_len: int) -> BatchDrafter:
+def _layer_drafter(asked: Mtp | Eagle3, executor: DraftExecutor, max_model_len: int) -> BatchDrafter:
     """What guesses with the layer for that beside the model's own."""
     from .speculation.mtp import MtpDrafter
 
@@ -342,7 +368,7 @@ def _layer_drafter(asked: Mtp | Eagle3, executor: Executor, max_model_len: int) 
     longest = min(max_model_len, asked.most_context or max_model_len)
     layer = "The checkpoint's MTP layer" if isinstance(asked, Mtp) else f"The EAGLE3 layer {asked.model}"
     logger.info("%s guesses up to %d tokens a step, in contexts of up to %d tokens", layer, num_tokens, longest)
-    return MtpDrafter(cast("DraftExecutor", executor), num_tokens, most_context=longest)
+    return MtpDrafter(executor, num_tokens, most_context=longest)
 
 
 def _drafter(asked: Speculation | DraftModel | Mtp | Eagle3 | None, limits: ExecutorLimits) -> Drafter | None:

@@ -16,6 +16,7 @@ from .models.spec import DecoderSpec, ExpertsSpec, StageSpec, mixers
 from .opened_model import OpenedModel, open_model
 from .options import EngineOptions, most_logprobs
 from .speculative_options import Eagle3, Mtp
+from .weights.dtypes import STORAGE
 from .weights.quantization import Method
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 _GIB = 2**30
 _LARGEST_DEFAULT_CACHE = 4 * _GIB
 _ACTIVATION_BYTES = 4
+_ADAPTER_BYTES = 4  # of a number, as adapters are read
 _MOST_TOGETHER = 5  # matrices of one product: those of a Mamba2's inputs
 _LOGPROB_BYTES = 8  # a token id and its log-probability, as many in a step's rows as in the row that asks for most
 BLOCK_TOKENS = 16  # of the devices whose cache lies in the machine's memory
@@ -59,8 +61,11 @@ def plan_memory(
 
         assert host is not None
         weight_bytes = stages_bytes(model, stages, options.max_num_batched_tokens)
-        memory = memory_of(host, model, stages)
-    weight_bytes += model.lora_bytes(options)
+        memory = memory_of(host, model, stages, draft)
+    adapters = model.lora_bytes(options)
+    weight_bytes += adapters
+    if host is not None and host.is_here and (limits := model.lora_limits(options.lora)) is not None:
+        weight_bytes += adapters * _ADAPTER_BYTES // STORAGE[limits.dtype].itemsize  # kept, in case stages start again
     if draft is not None:
         weight_bytes += draft.model.weight_bytes
         groups = draft.with_own_bytes(groups)

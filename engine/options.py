@@ -11,7 +11,7 @@ from .declaring.option import REQUIRED, Options, option
 from .declaring.values import above, at_least, count, json_object, number, number_or_none, whole_number
 from .devices import DEVICE_NAMES
 from .pipeline_options import PipelineOptions
-from .speculative_options import DraftModel, Eagle3, Mtp, SpeculativeOptions
+from .speculative_options import Eagle3, Mtp, SpeculativeOptions
 from .weights import LOAD_FORMATS
 from .weights.dtypes import DType, KvCacheDType
 from .weights.quantization import GROUP_SIZES, Method
@@ -199,12 +199,10 @@ class EngineOptions(Options):
 
     def _against_stages(self, asked: object) -> Iterator[str]:
         stages = f"--pipeline-parallel-size {self.pipeline.stages}"
-        if self.lora.enable_lora:
-            yield f"{stages} and --enable-lora do not work together: leave one of them out"
         if self.kv_offload is not None:
             yield f"{stages} and --kv-offload do not work together: leave one of them out"
-        if isinstance(asked, DraftModel | Mtp | Eagle3):
+        if isinstance(asked, Eagle3):
             yield (
-                f"{stages} and a draft model, MTP or EAGLE3 layers do not work together: leave one of them out, or "
-                "guess with the methods ngram or suffix"
+                f"{stages} and EAGLE3 layers do not work together, because these read what layers of several stages "
+                "are given: leave one of them out, or guess with another method"
             )

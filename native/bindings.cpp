@@ -391,7 +391,7 @@ std::optional<OwnMatrix> own_matrix(const Executor& executor, const std::optiona
   if (!table) return {};
   const auto& [array, dtype] = *table;
   const DType type = parse_dtype(dtype);
-  const std::optional<MatrixPlace> place = executor.weights().place_of("embed.weight");
+  const std::optional<MatrixPlace> place = table_of(executor.weights());
   if (!place || array.shape(0) != size_t(place->rows) || array.shape(1) != size_t(place->cols) ||
       array.dtype().bits != dtype_bytes(type) * 8) {
     throw std::invalid_argument("an embedding or head of an adapter's own must have the shape of the model's, and its type");

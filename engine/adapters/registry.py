@@ -101,7 +101,7 @@ class LoraRegistry:
         self._awaited: Counter[str] = Counter()  # by name, the requests that wait until it is in memory
         self._numbers = itertools.count()
         self._loading = asyncio.Lock()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="lora", initializer=_give_way)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="lora", initializer=give_way)
 
     @property
     def modules(self) -> list[LoraModule]:
@@ -279,7 +279,7 @@ async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
         raise
 
 
-def _give_way() -> None:
-    """Let the threads that compute go first."""
+def give_way() -> None:
+    """Let the threads that compute go before this one."""
     with contextlib.suppress(OSError, AttributeError):  # only Linux has priorities of threads
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)

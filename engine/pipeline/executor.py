@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,21 +17,26 @@ from ..cancellation import Cancellation
 from ..devices.base import ExecutorLimits
 from ..devices.batch import StepBatch, StepOutput, TokenMasks
 from ..errors import DeviceError
+from ..weights.lora import LoraAdapter
+from .draft import DraftPlan, StagedDraft
 from .links import (
     COPY_BLOCKS,
     COPY_STATES,
     FAILED,
+    GUESS,
     MASKS,
     Link,
     Part,
     copy_messages,
+    drop_message,
+    guess_message,
     read_failure,
     read_step,
     step_message,
 )
 from .restarts import Restarts
 from .stage_times import PipelineStats, StageTimes
-from .stages import Launch, Stages
+from .stages import Launch, StageEndedError, Stages
 from .step_slot import Arrays
 
 logger = logging.getLogger(__name__)
@@ -43,11 +51,28 @@ class PipelineExecutor:
     When a stage has ended, all of them are started again: see RestartingExecutor.
     """
 
-    def __init__(self, limits: ExecutorLimits, vocab_size: int, launch: Launch, cancellation: Cancellation) -> None:
-        """Start the stages, which a `cancellation` ends. Raises DeviceError and LoadCancelledError."""
+    def __init__(
+        self,
+        limits: ExecutorLimits,
+        vocab_size: int,
+        launch: Launch,
+        cancellation: Cancellation,
+        draft: DraftPlan | None = None,
+        *,
+        split_adapter: Callable[[LoraAdapter], list[LoraAdapter]],
+    ) -> None:
+        """Start the stages, which a `cancellation` ends, the first of them with a `draft` model if that is planned.
+
+        `split_adapter` gives the parts that the stages have of an adapter. Raises DeviceError and LoadCancelledError.
+        """
         self.limits = limits
+        self.draft = None if draft is None else StagedDraft(draft.limits, self)
         self._vocab_size = vocab_size
         self._launch, self._cancellation = launch, Cancellation()
+        self._split_adapter = split_adapter
+        self._adapters: dict[int, LoraAdapter] = {}  # those that stages must have when they start again
+        self._loading = threading.Lock()  # one adapter at a time
+        self._refused: deque[int] = deque()  # adapters that some of the stages may have nevertheless
         self._restarts = Restarts()
         self._on_end: Callable[[], None] | None = None
         self._number = 0
@@ -64,6 +89,8 @@ class PipelineExecutor:
     def start(self, batch: StepBatch) -> _PipelineStep:
         """Give the batch to the first stage. It may be changed afterwards, but for the bits of its masks."""
         stages = self._running()
+        while self._refused:
+            self.drop_lora(self._refused.popleft())
         index, self._number = self._free.popleft(), self._number + 1
         size, arrays = stages.slots[index].write(batch, self._vocab_size)
         sent = time.perf_counter()
@@ -79,6 +106,55 @@ class PipelineExecutor:
         """Likewise for recurrent state, one after the other."""
         for message in copy_messages(COPY_STATES, pairs):
             self._send(self._running().first, message)
+
+    def tell(self, message: bytes) -> None:
+        """Tell the first stage something. Raises DeviceError if it has ended."""
+        self._send(self._running().first, message)
+
+    def ask(
+        self, kind: int, batch: StepBatch, counts: NDArray[np.int32], least_probability: float
+    ) -> NDArray[np.int32]:
+        """Have a draft model (GUESS) or the layer for drafts (PREDICT) guess, while no step runs: see DraftExecutor.
+
+        Raises DeviceError if a stage has ended or failed.
+        """
+        stages, index = self._running(), self._free[0]
+        size, arrays = stages.slots[index].write(batch, self._vocab_size, counts)
+        bits, guesses = arrays["masks"], arrays["guesses"]
+        if batch.sampling.masks is not None and bits is not None:
+            bits[...] = batch.sampling.masks.bits
+        self._send(stages.first, guess_message(kind, index, size, least_probability), Part.ASKED)
+        link, place = (stages.first, 0) if kind == GUESS else (stages.last, len(stages.slots) - 1)
+
+        def say_late(seconds: float) -> None:
+            logger.warning("%s has guessed for %.0f s so far", stages.name(place), seconds)
+
+        self._receive(stages, link, say_late)
+        assert guesses is not None
+        return guesses.copy()
+
+    def load_lora(self, number: int, adapter: LoraAdapter) -> None:
+        """Give all stages their part of an adapter: see LoraExecutor."""
+        with self._loading:
+            self._adapters[number] = adapter
+            stages = self._stages
+            if stages is None:
+                return  # they get it when they start again
+            try:
+                stages.load_adapter(number, self._split_adapter(adapter))
+            except StageEndedError:
+                pass  # likewise
+            except DeviceError:
+                del self._adapters[number]
+                self._refused.append(number)  # for the thread that sends
+                raise
+
+    def drop_lora(self, number: int) -> None:
+        """Have all stages free an adapter, behind the steps that were started."""
+        self._adapters.pop(number, None)
+        if self._stages is not None:
+            with contextlib.suppress(OSError):  # where a stage has ended, they start again without it
+                self._stages.first.send(drop_message(number))
 
     def hand_over(self, num_tokens: int) -> Callable[[], None] | None:
         """Nothing: no thread of this process computes."""
@@ -120,7 +196,7 @@ class PipelineExecutor:
             self._cancellation.wait(pause_s)
             started = time.perf_counter()
             try:
-                self._begin(self._launch(self._cancellation))
+                self._begin_again(self._launch(self._cancellation))
             except DeviceError as error:
                 logger.error("The stages could not be started again: %s", error)
                 failure = error
@@ -143,9 +219,7 @@ class PipelineExecutor:
             assert bits is not None
             bits[...] = masks.bits
             self._send(stages.masks, step_message(slot, number, size, MASKS), Part.MASKS)
-        message, received = self._receive(stages, number, arrays)
-        if message[0] == FAILED:
-            raise DeviceError(read_failure(message))
+        message, received = self._receive(stages, stages.last, partial(self._say_where, stages, number, arrays))
         assert read_step(message)[:2] == (slot, number), "steps end in another order than they were started in"
         ended = stages.slots[slot].output(arrays).copy()
         times = arrays["times"]
@@ -159,6 +233,17 @@ class PipelineExecutor:
         if self._on_end is not None:
             stages.watch(self._on_end)
 
+    def _begin_again(self, stages: Stages) -> None:
+        """Begin with stages that have none of the adapters yet."""
+        try:
+            with self._loading:
+                for number, adapter in self._adapters.items():
+                    stages.load_adapter(number, self._split_adapter(adapter))
+                self._begin(stages)
+        except BaseException:
+            stages.close()
+            raise
+
     def _end(self) -> None:
         stages, self._stages = self._stages, None
         if stages is not None:
@@ -169,20 +254,28 @@ class PipelineExecutor:
             raise DeviceError("this executor was closed" if self._is_closed else "the stages have ended")
         return self._stages
 
-    def _receive(self, stages: Stages, number: int, arrays: Arrays) -> tuple[bytes, float | None]:
+    @staticmethod
+    def _receive(stages: Stages, link: Link, say_late: Callable[[float], None]) -> tuple[bytes, float | None]:
+        """What comes on a link, and when; `say_late(seconds)` hears from time to time that nothing has come yet."""
         started = time.perf_counter()
         while True:
             try:
-                message, received = stages.last.receive(_SLOW_S)
+                message, received = link.receive(_SLOW_S)
             except TimeoutError:
-                seconds, index = time.perf_counter() - started, stages.where(number, arrays)
-                logger.warning(
-                    "A step has taken %.0f s so far: it is at %s, %s", seconds, stages.name(index), stages.place(index)
-                )
+                say_late(time.perf_counter() - started)
                 continue
             if not message:
                 raise DeviceError(stages.failure())
+            if message[0] == FAILED:
+                raise DeviceError(read_failure(message))
             return message, received
+
+    @staticmethod
+    def _say_where(stages: Stages, number: int, arrays: Arrays, seconds: float) -> None:
+        index = stages.where(number, arrays)
+        logger.warning(
+            "A step has taken %.0f s so far: it is at %s, %s", seconds, stages.name(index), stages.place(index)
+        )
 
     def _send(self, link: Link, message: bytes, part: Part = Part.NOTHING) -> None:
         try:

@@ -19,9 +19,15 @@ COPY_BLOCKS: Final = 2
 COPY_STATES: Final = 3
 FAILED: Final = 4
 MASKS: Final = 5
+GUESS: Final = 6
+PREDICT: Final = 7
+COPY_OF_DRAFT: Final = 8
+DROP_ADAPTER: Final = 9
 
 _STEP = Struct("<BHQQ")  # kind, slot, number of the step, bytes in the slot
+_GUESS = Struct("<d")  # behind that: the least probability
 _COPY = Struct("<Bi")  # kind, cache group
+_DROP = Struct("<Bq")  # kind, number of the adapter
 MOST_BYTES: Final = 1 << 16
 """The longest message."""
 _MOST_PAIRS = 4096
@@ -35,6 +41,8 @@ class Part(enum.Enum):
     ROWS = enum.auto()  # with the batch
     OUTPUT = enum.auto()  # and when each stage computed
     MASKS = enum.auto()
+    ASKED = enum.auto()  # all that is said of guesses
+    GUESSED = enum.auto()
 
 
 class Link(Protocol):
@@ -98,12 +106,24 @@ def step_message(slot: int, number: int, size: int, kind: int = STEP) -> bytes:
 
 def read_step(message: bytes) -> tuple[int, int, int]:
     """Slot, number and size of a step."""
-    _, slot, number, size = _STEP.unpack(message)
+    _, slot, number, size = _STEP.unpack_from(message)
     return slot, number, size
 
 
+def guess_message(kind: int, slot: int, size: int, least_probability: float) -> bytes:
+    """Asks the draft model (GUESS), or the layer for drafts (PREDICT), for guesses: see DraftExecutor."""
+    return step_message(slot, 0, size, kind) + _GUESS.pack(least_probability)
+
+
+def read_guess(message: bytes) -> float:
+    """The least probability."""
+    return float(_GUESS.unpack_from(message, _STEP.size)[0])
+
+
 def copy_messages(kind: int, pairs: NDArray[np.int32], group: int = 0) -> Iterator[bytes]:
-    """Say that blocks of a cache group, or slots of recurrent state, are to be copied, `pairs [N, 2]`."""
+    """Say that blocks of a cache group, also of a draft model, or slots of recurrent state, are to be copied,
+    `pairs [N, 2]`.
+    """
     for start in range(0, len(pairs), _MOST_PAIRS):
         yield _COPY.pack(kind, group) + np.ascontiguousarray(pairs[start : start + _MOST_PAIRS], np.int32).tobytes()
 
@@ -112,6 +132,16 @@ def read_copies(message: bytes) -> tuple[NDArray[np.int32], int]:
     """The pairs and the group."""
     _, group = _COPY.unpack_from(message)
     return np.frombuffer(message, np.int32, offset=_COPY.size).reshape(-1, 2), group
+
+
+def drop_message(number: int) -> bytes:
+    """Says that no step to come names this adapter."""
+    return _DROP.pack(DROP_ADAPTER, number)
+
+
+def read_drop(message: bytes) -> int:
+    """The adapter's number."""
+    return int(_DROP.unpack(message)[1])
 
 
 def failed_message(text: str) -> bytes:

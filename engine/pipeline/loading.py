@@ -5,15 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
 
 from ..cancellation import Cancellation
-from ..devices.base import ExecutorOptions, StagedDevice
+from ..devices.base import ExecutorLimits, ExecutorOptions, StagedDevice
 from ..devices.cpu.ceilings import compute_ceiling
 from ..errors import DeviceError
 from ..machine.memory import Memory
 from ..models.spec import StageSpec, stage_row_floats
 from ..opened_model import OpenedModel
 from ..options import EngineOptions
+from .adapters import parts_of
+from .draft import DraftPlan
 from .executor import PipelineExecutor
 from .local_stages import LocalHost
 from .runner import StagePlan
@@ -21,6 +25,9 @@ from .speed import StageSpeed, slowness, stage_speeds
 from .split import BESIDE_WEIGHTS, StageRoom, split_as_asked, split_layers, stage_bytes
 from .stages import StageHost
 from .step_slot import SlotShape
+
+if TYPE_CHECKING:
+    from ..speculation.loading import OpenedDraft
 
 logger = logging.getLogger(__name__)
 
@@ -98,9 +105,14 @@ def stages_bytes(model: OpenedModel, stages: Sequence[StageSpec], max_num_batche
     return model.weight_bytes + twice + rows
 
 
-def memory_of(host: StageHost, model: OpenedModel, stages: Sequence[StageSpec]) -> Memory:
-    """What there is for a whole model whose stages `host` has."""
-    return host.memory([stage_bytes(model.spec, stage, model.formats) for stage in stages])
+def memory_of(
+    host: StageHost, model: OpenedModel, stages: Sequence[StageSpec], draft: OpenedDraft | None = None
+) -> Memory:
+    """What there is for a whole model whose stages `host` has, the first with a `draft` model beside it."""
+    weights = [stage_bytes(model.spec, stage, model.formats) for stage in stages]
+    if draft is not None:
+        weights[0] += draft.model.weight_bytes
+    return host.memory(weights)
 
 
 def load_pipeline(
@@ -110,8 +122,10 @@ def load_pipeline(
     executor_options: ExecutorOptions,
     cancellation: Cancellation,
     host: StageHost,
+    draft: OpenedDraft | None = None,
 ) -> PipelineExecutor:
-    """Start the processes of the stages where `host` has them, and wait until they have loaded their weights.
+    """Start the processes of the stages where `host` has them, and wait until they have loaded their weights, and the
+    first of them those of a `draft` model.
 
     Raises DeviceError for a stage that cannot load, and LoadCancelledError.
     """
@@ -119,7 +133,23 @@ def load_pipeline(
     assert isinstance(device, StagedDevice)
     limits = device.limits(model.spec, executor_options)
     shape = SlotShape(len(limits.groups), count, stage_row_floats(model.spec))
-    options = replace(options, device=device.name)  # what was chosen here is not chosen again
-    plans = [StagePlan(options, executor_options, stage, index, shape) for index, stage in enumerate(stages)]
+    # What was chosen here is not chosen again, and adapters are read here alone.
+    lora = replace(options.lora, lora_modules=(), lora_resolver_cache_dir=None)
+    options = replace(options, device=device.name, lora=lora)
+    planned = None if draft is None else _plan_draft(draft, limits, executor_options.max_model_len)
+    plans = [
+        StagePlan(options, executor_options, stage, index, shape, planned if stage.is_first else None)
+        for index, stage in enumerate(stages)
+    ]
     launch = host.launch(plans, model.weight_bytes)
-    return PipelineExecutor(replace(limits, pipeline_stages=count), model.spec.vocab_size, launch, cancellation)
+    limits = replace(limits, pipeline_stages=count)
+    split_adapter = partial(parts_of, spec=model.spec, stages=stages)
+    return PipelineExecutor(limits, model.spec.vocab_size, launch, cancellation, planned, split_adapter=split_adapter)
+
+
+def _plan_draft(draft: OpenedDraft, limits: ExecutorLimits, max_model_len: int) -> DraftPlan:
+    """Plan a draft model for a model with these `limits`."""
+    device, executor_options = draft.model.device, draft.executor_options(limits, max_model_len)
+    assert isinstance(device, StagedDevice)
+    own_limits = device.limits(draft.model.spec, executor_options)
+    return DraftPlan(draft.options, executor_options, own_limits)

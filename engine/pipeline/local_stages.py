@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import cached_property, partial
 from itertools import chain
+from multiprocessing.connection import Connection
 
 from ..cancellation import Cancellation
 from ..devices.base import StagedDevice
 from ..errors import DeviceError
 from ..load_progress import LoadProgress
 from ..machine.memory import Memory, read_memory
+from ..weights.lora import LoraAdapter
 from .links import Link, LocalLink, new_link
 from .processes import StageProcesses
 from .runner import StagePlan
 from .speed import StageCores, StageSpeed, cores_at, measure
 from .stage import StageStart
-from .stages import Launch, loaded_text
+from .stages import Launch, StageEndedError, loaded_text
 from .step_slot import Arrays, StepSlot
 
 logger = logging.getLogger(__name__)
@@ -26,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 class LocalHost:
     """See StageHost: this machine, with groups of its processors for each stage."""
+
+    is_here: bool = True
 
     def __init__(self, device: StagedDevice, count: int) -> None:
         self._device, self._count = device, count
@@ -76,7 +81,8 @@ class LocalStages:
                 unfinished.callback(slot.close)
             links = [new_link() for _ in range(len(plans) + 1)]  # link i leads to stage i, and the last one back
             masks = new_link()
-            ends = [end for link in (*links, masks) for end in link]
+            adapters = [socket.socketpair() for _ in plans]
+            ends = [end for link in (*links, masks, *adapters) for end in link]
             for end in ends:
                 unfinished.callback(end.close)
             starts = [
@@ -87,13 +93,14 @@ class LocalStages:
                     downstream=links[index + 1][0].fileno(),
                     masks=masks[1].fileno() if plan.stage.is_last else -1,
                     slots=[slot.fd for slot in self.slots],
+                    adapters=adapters[index][1].fileno(),
                 )
                 for index, plan in enumerate(plans)
             ]
             self._processes = processes = StageProcesses(starts)
             unfinished.callback(processes.close)
             unfinished.callback(processes.stop_loading)
-            kept = links[0][0], links[-1][1], masks[0]
+            kept = links[0][0], links[-1][1], masks[0], *(ours for ours, _ in adapters)
             for end in ends:  # those of the stages, so that the end of a process is heard
                 if end not in kept:
                     end.close()
@@ -109,6 +116,7 @@ class LocalStages:
             self.first: Link = LocalLink(kept[0])
             self.last: Link = LocalLink(kept[1])
             self.masks: Link = LocalLink(kept[2])
+            self._adapters = [Connection(ours.detach()) for ours, _ in adapters]
             unfinished.pop_all()
         for index, loaded in enumerate(processes.stages):
             logger.info("%s", loaded_text(self, index, loaded.groups, loaded.weight_bytes, loaded.cache_bytes))
@@ -136,6 +144,18 @@ class LocalStages:
         """See Stages."""
         self._processes.watch(on_end)
 
+    def load_adapter(self, number: int, parts: Sequence[LoraAdapter]) -> None:
+        """See Stages."""
+        said = []
+        try:
+            for connection, part in zip(self._adapters, parts, strict=True):
+                connection.send((number, part))
+            said = [connection.recv() for connection in self._adapters]
+        except (EOFError, OSError):
+            raise StageEndedError(self.failure()) from None
+        if wrong := [text for text in said if text]:
+            raise DeviceError(wrong[0])
+
     def failure(self) -> str:
         """See Stages."""
         return self._processes.failure()
@@ -146,5 +166,7 @@ class LocalStages:
         for link in (self.first, self.last, self.masks):
             link.close()
         self._processes.close()
+        for connection in self._adapters:  # now that nobody waits for an answer any more
+            connection.close()
         for slot in self.slots:
             slot.close()

@@ -60,11 +60,11 @@ class StageProcesses:
             for start in starts:
                 ours, theirs = socket.socketpair()
                 with theirs:
-                    inherited = {start.upstream, start.downstream, start.masks, *start.slots, theirs.fileno()} - {-1}
+                    inherited = {start.upstream, start.downstream, start.masks, *start.slots, start.adapters} - {-1}
                     command = [sys.executable, "-c", _COMMAND, str(theirs.fileno())]
                     self._connections.append(Connection(ours.detach()))
                     process = subprocess.Popen(
-                        command, stdin=subprocess.DEVNULL, pass_fds=tuple(inherited), env=environment
+                        command, stdin=subprocess.DEVNULL, pass_fds=(*inherited, theirs.fileno()), env=environment
                     )
                 self.stages.append(LoadedStage(start.plan.stage, start.groups, process))
             for connection, start in zip(self._connections, starts, strict=True):

@@ -19,7 +19,23 @@ from ..load_progress import ReportedWeights
 from ..models.spec import StageSpec, stage_tensors
 from ..opened_model import open_model
 from ..options import EngineOptions
-from .links import COPY_BLOCKS, COPY_STATES, FAILED, STEP, Link, Part, failed_message, read_copies, read_step
+from .draft import DraftPlan, make_guesses
+from .links import (
+    COPY_BLOCKS,
+    COPY_OF_DRAFT,
+    COPY_STATES,
+    DROP_ADAPTER,
+    FAILED,
+    GUESS,
+    PREDICT,
+    STEP,
+    Link,
+    Part,
+    failed_message,
+    read_copies,
+    read_drop,
+    read_step,
+)
 from .stage_weights import StageWeights
 from .step_slot import SlotShape, StepSlot
 
@@ -30,13 +46,38 @@ if TYPE_CHECKING:
 
 
 class StagePlan(Struct, frozen=True):
-    """A stage and how to load it: with the options of the whole model, whose limits each stage has."""
+    """A stage and how to load it: with the options of the whole model, whose limits each stage has.
+
+    The first stage has a `draft` model beside it, if there is one.
+    """
 
     options: EngineOptions
     executor_options: ExecutorOptions
     stage: StageSpec
     index: int
     shape: SlotShape
+    draft: DraftPlan | None = None
+
+
+class LoadedLayers(Struct, frozen=True):
+    """The layers of a stage in memory, and a draft model beside them, which is closed with them."""
+
+    executor: CpuExecutor
+    draft: CpuExecutor | None
+
+    @property
+    def weight_bytes(self) -> int:
+        """What the weights take."""
+        return sum(executor.native.weight_bytes for executor in self._all)
+
+    @property
+    def cache_bytes(self) -> int:
+        """What the KV cache may take."""
+        return sum(executor.native.cache_bytes for executor in self._all)
+
+    @property
+    def _all(self) -> list[CpuExecutor]:
+        return [self.executor] if self.draft is None else [self.executor, self.draft]
 
 
 @contextlib.contextmanager
@@ -56,7 +97,7 @@ def groups_of_stage(plan: StagePlan, cpus: Sequence[int]) -> list[list[int]]:
     return cast("CpuDevice", device).groups_of(cpus)
 
 
-def load_stage(plan: StagePlan, groups: Sequence[Sequence[int]], report: Callable[[float], None]) -> CpuExecutor:
+def load_stage(plan: StagePlan, groups: Sequence[Sequence[int]], report: Callable[[float], None]) -> LoadedLayers:
     """Load a stage's weights, to compute on these groups of processors.
 
     `report(fraction)` hears how much of the whole model was read. Raises DeviceError and ModelError.
@@ -66,7 +107,14 @@ def load_stage(plan: StagePlan, groups: Sequence[Sequence[int]], report: Callabl
     device = cast("CpuDevice", model.device).bound_to(groups)
     weights = StageWeights(model.weights, stage_tensors(model.spec, plan.stage))
     reported = ReportedWeights(weights, model.spec, cast("LoadProgress", _Reports(report)))
-    return device.load_stage(model.spec, reported, plan.executor_options, plan.stage)
+    executor = device.load_stage(model.spec, reported, plan.executor_options, plan.stage)
+    return LoadedLayers(executor, None if plan.draft is None else _load_draft(plan.draft, executor))
+
+
+def _load_draft(plan: DraftPlan, beside: CpuExecutor) -> CpuExecutor:
+    with _without_warnings():
+        model = open_model(plan.options)
+    return cast("CpuDevice", model.device).load_draft(model.spec, model.weights, plan.executor_options, beside)
 
 
 class _Reports:
@@ -82,22 +130,29 @@ class StageRunner:
     def __init__(
         self,
         plan: StagePlan,
-        executor: CpuExecutor,
+        loaded: LoadedLayers,
         slots: Sequence[StepSlot],
         upstream: Link,
         downstream: Link,
         masks: Link | None,
     ) -> None:
-        """Steps come from `upstream` and go `downstream`. On `masks` the last stage hears of them."""
+        """Steps come from `upstream` and go `downstream`. On `masks` the last stage hears of them.
+
+        A draft model is asked on `upstream`, and answers there.
+        """
         self._index, self._stage = plan.index, plan.stage
-        self._executor, self._native = executor, executor.native
+        self._executor, self._native, self._draft = loaded.executor, loaded.executor.native, loaded.draft
         self._upstream, self._downstream, self._masks = upstream, downstream, masks
         self._slots = slots
         self._nothing = SamplingBatch.greedy([]), np.empty(0, np.int32)
         self.finished = 0
         self._step = 0  # the number of the step that runs
         self._masks_of = 0  # the last one whose masks were written
-        self._passed = Part.OUTPUT if plan.stage.is_last else Part.ROWS
+        is_last = plan.stage.is_last
+        self._passed = {
+            STEP: Part.OUTPUT if is_last else Part.ROWS,
+            PREDICT: Part.GUESSED if is_last else Part.ASKED,
+        }
 
     def run(self) -> None:
         """Return when the stage before this one, or the starter, has gone."""
@@ -113,15 +168,29 @@ class StageRunner:
                     f"pipeline stage {self._index + 1} ({self._stage}): {str(error) or 'out of memory'}"
                 )
             try:
-                if said:
-                    self._downstream.send(said, self._passed if said[0] == STEP else Part.NOTHING)
+                if said and message[0] == GUESS:
+                    self._upstream.send(said, Part.GUESSED if said[0] == GUESS else Part.NOTHING)
+                elif said:
+                    self._downstream.send(said, self._passed.get(said[0], Part.NOTHING))
             except OSError:  # who would read it has gone
                 return
 
     def _take(self, message: bytes, arrived: float | None) -> bytes:
-        """Do what a message says; what to say downstream."""
+        """Do what a message says; what to say of it."""
         kind = message[0]
-        if kind == STEP:
+        if kind == COPY_OF_DRAFT:
+            assert self._draft is not None
+            self._draft.copy_blocks(*read_copies(message))
+            return b""
+        if kind == GUESS or (kind == PREDICT and self._stage.is_last):
+            slot, _, size = read_step(message)
+            guessing = self._draft if kind == GUESS else self._executor
+            assert guessing is not None
+            make_guesses(guessing, self._slots[slot], size, message)
+            return message
+        if kind == DROP_ADAPTER:
+            self._executor.drop_lora(read_drop(message))
+        elif kind == STEP:
             self._run_step(*read_step(message), arrived)
         elif kind == COPY_BLOCKS:
             self._executor.copy_blocks(*read_copies(message))
@@ -129,7 +198,7 @@ class StageRunner:
             if self._native.has_states:
                 self._executor.copy_states(read_copies(message)[0])
         else:
-            assert kind == FAILED
+            assert kind in (FAILED, PREDICT)
         return message if kind in (STEP, FAILED) or not self._stage.is_last else b""
 
     def _run_step(self, slot_index: int, number: int, size: int, arrived: float | None) -> None:

@@ -13,14 +13,16 @@ import socket
 import sys
 import threading
 from collections.abc import Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, cast
 
 from msgspec import Struct
 
-from ..errors import TidewheelError
+from ..adapters.registry import give_way
+from ..errors import DeviceError, TidewheelError
 from .links import LocalLink
-from .runner import StagePlan, StageRunner, load_stage
+from .runner import LoadedLayers, StagePlan, StageRunner, load_stage
 
 _REPORTED = 0.01  # of the weights, at least, between two reports
 
@@ -30,7 +32,7 @@ class StageStart(Struct, frozen=True):
     numbers are the same in both processes.
 
     `upstream` is where steps come from, and `downstream` where they go. On `masks` the last stage hears that the masks
-    of a step are written.
+    of a step are written, and on `adapters` each stage is given adapters.
     """
 
     plan: StagePlan
@@ -39,6 +41,7 @@ class StageStart(Struct, frozen=True):
     downstream: int
     masks: int
     slots: Sequence[int]
+    adapters: int
 
 
 def main() -> None:
@@ -48,7 +51,7 @@ def main() -> None:
     starter = _Starter(Connection(int(sys.argv[1])))
     start = starter.start
     try:
-        executor = load_stage(start.plan, start.groups, starter.report)
+        loaded = load_stage(start.plan, start.groups, starter.report)
     except TidewheelError as error:
         starter.tell("error", str(error))
         return
@@ -56,14 +59,30 @@ def main() -> None:
         logging.getLogger(__name__).exception("A stage could not be loaded")
         starter.tell("error", f"{type(error).__name__}: {error}")
         return
-    starter.finish(executor.native.weight_bytes, executor.native.cache_bytes)
+    starter.finish(loaded.weight_bytes, loaded.cache_bytes)
     upstream, downstream = (LocalLink(socket.socket(fileno=fd)) for fd in (start.upstream, start.downstream))
     masks = LocalLink(socket.socket(fileno=start.masks)) if start.masks >= 0 else None
     slots = [start.plan.shape.slot(fd) for fd in start.slots]
+    taking = partial(_take_adapters, Connection(start.adapters), loaded)
+    threading.Thread(target=taking, name="adapters", daemon=True).start()
     try:
-        StageRunner(start.plan, executor, slots, upstream, downstream, masks).run()
+        StageRunner(start.plan, loaded, slots, upstream, downstream, masks).run()
     finally:
-        executor.close()
+        loaded.executor.close()
+
+
+def _take_adapters(connection: Connection, loaded: LoadedLayers) -> None:
+    """Load what comes, and answer with what is wrong, "" for nothing."""
+    give_way()
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            number, adapter = connection.recv()
+            try:
+                loaded.executor.load_lora(number, adapter)
+            except DeviceError as error:
+                connection.send(str(error))
+            else:
+                connection.send("")
 
 
 class _Starter:

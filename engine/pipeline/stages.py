@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ..cancellation import Cancellation
+from ..errors import DeviceError
 from ..machine.cpu_list import cpu_list
 from ..machine.memory import Memory
 from ..models.spec import StageSpec
+from ..weights.lora import LoraAdapter
 from .links import Link
 from .runner import StagePlan
 from .speed import StageCores, StageSpeed
@@ -17,10 +19,15 @@ from .step_slot import Arrays, StepSlot
 _GIB = 2**30
 
 
+class StageEndedError(DeviceError):
+    """A stage has ended while it was told something."""
+
+
 class Stages(Protocol):
     """Processes that have loaded their weights, and links to them: to the first, from the last, and for masks to that.
 
-    `share_clock`: what `time.perf_counter` says in one of them can be compared with what it says in another.
+    A draft model beside the first stage is asked on `first`, and answers there. `share_clock`: what `time.perf_counter`
+    says in one of them can be compared with what it says in another.
     """
 
     slots: Sequence[StepSlot]
@@ -50,6 +57,13 @@ class Stages(Protocol):
         """Whether any process has ended, which only those know that are watched."""
         ...
 
+    def load_adapter(self, number: int, parts: Sequence[LoraAdapter]) -> None:
+        """Give each stage its part of an adapter, from any thread, also while steps run; one at a time.
+
+        Raises DeviceError for one that they cannot run, and StageEndedError.
+        """
+        ...
+
     def failure(self) -> str:
         """In words, which stage has ended, when one of them has."""
         ...
@@ -60,7 +74,10 @@ class Stages(Protocol):
 
 
 class StageHost(Protocol):
-    """Machines that have the stages of a pipeline: this one, or others."""
+    """Machines that have the stages of a pipeline: this one if it `is_here`, or others."""
+
+    @property
+    def is_here(self) -> bool: ...
 
     def cores(self) -> Sequence[StageCores]:
         """Those of each stage, in order. Raises DeviceError if they cannot be shared out."""

@@ -52,6 +52,7 @@ _BATCH = (
     "logits_rows",
     "state_slots",
     "num_guesses",
+    "adapters",
 )
 _SAMPLING = tuple(field.name for field in fields(SamplingBatch) if field.name != "masks")
 _OUTPUT = tuple(field.name for field in fields(StepOutput))
@@ -70,7 +71,7 @@ class SlotShape(Struct, frozen=True):
 
 
 class StepSlot:
-    """Room for one step: the batch, the rows between stages, what was sampled, and when each stage computed.
+    """Room for one step: the batch, the rows between stages, what was sampled or guessed, and when each stage computed.
 
     One process `write`s a batch, and the others then `read` it.
     """
@@ -79,9 +80,9 @@ class StepSlot:
         self.fd = os.memfd_create("tidewheel-step") if fd is None else fd
         self._row_floats, self._num_stages = shape.row_floats, shape.num_stages
         narrower = [f"narrower{group}" for group in range(1, shape.num_groups)]
-        names = [*_BATCH, *narrower, *_SAMPLING, "mask_index", "masks", "times", "rows"]
+        names = [*_BATCH, *narrower, *_SAMPLING, "mask_index", "counts", "masks", "times", "rows"]
         self._narrower = narrower
-        self._names = [*names, *(f"out_{name}" for name in _OUTPUT)]
+        self._names = [*names, *(f"out_{name}" for name in _OUTPUT), "guesses"]
         self._dtypes: dict[str, np.dtype[Any]] = {
             name: _TYPES.get(name, _FLOAT if name in _FLOATS else _INT) for name in self._names
         }
@@ -89,22 +90,27 @@ class StepSlot:
         self._memory: mmap.mmap | None = None
         self._places = np.empty((0, 3), np.int64)
 
-    def write(self, batch: StepBatch, vocab_size: int) -> tuple[int, Arrays]:
-        """Take a batch in, but for the bits of its masks. Returns the bytes that it takes, and the arrays there."""
+    def write(self, batch: StepBatch, vocab_size: int, counts: NDArray[np.int32] | None = None) -> tuple[int, Arrays]:
+        """Take a batch in, but for the bits of its masks. Returns the bytes that it takes, and the arrays there.
+
+        With `counts` [S] no stage runs it, and there is room for as many guesses of each sequence.
+        """
         sampling = batch.sampling
         given: dict[str, NDArray[Any] | None] = {name: getattr(batch, name) for name in _BATCH}
         given |= {name: getattr(sampling, name) for name in _SAMPLING}
-        given |= zip(self._narrower, batch.narrower_tables, strict=True)
+        given |= zip(self._narrower, batch.narrower_tables, strict=counts is None)  # a draft model has none
         output, rows = StepOutput.empty(sampling), len(batch.logits_rows)
         shapes: dict[str, tuple[int, ...]] = {
             f"out_{name}": array.shape for name in _OUTPUT if (array := getattr(output, name)) is not None
         }
         if batch.return_logits:
             shapes["out_logits"] = rows, vocab_size
-        shapes["rows"] = len(batch.token_ids), self._row_floats
+        shapes["rows"] = len(batch.token_ids) if counts is None else 0, self._row_floats
         shapes["times"] = self._num_stages, 3
         if sampling.masks is not None:
             given["mask_index"], shapes["masks"] = sampling.masks.index, sampling.masks.bits.shape
+        if counts is not None:
+            given["counts"], shapes["guesses"] = counts, (len(counts), int(counts.max(initial=0)))
         shapes |= {name: array.shape for name, array in given.items() if array is not None}
         places, size = self._lay_out(shapes)
         self._map(size)
@@ -135,7 +141,11 @@ class StepSlot:
         begins = dict(zip(self._names, self._places[:, 0].tolist(), strict=True))
         times, rows = begins["times"], begins["rows"]
         masks = begins["masks"] or times
-        outputs = begins["out_token_ids"]
+        outputs, guesses = begins["out_token_ids"], begins["guesses"]
+        if part is Part.ASKED:
+            return [(0, times)]
+        if part is Part.GUESSED:
+            return [(guesses, size)]
         if part is Part.MASKS:
             return [(masks, times)]
         if part is Part.OUTPUT:

@@ -116,3 +116,12 @@ class BatchDrafter(Protocol):
     def copy_blocks(self, pairs: Seq[tuple[int, int]]) -> None:
         """Copy KV blocks of the first cache group, `(from, to)`, before anything is guessed in them."""
         ...
+
+
+@runtime_checkable
+class CachingDrafter(BatchDrafter, Protocol):
+    """One with a KV cache beside the model's, which is lost together with that."""
+
+    def lose_cache(self) -> None:
+        """Hear that nothing is in it any more, and that all sequences that run end."""
+        ...

@@ -17,7 +17,7 @@ from ..cache.manager import CacheManager
 from ..constraints.lookahead import Lookahead, first_masks, forced_tokens, may_look_ahead, timed
 from .cost_model import CostModel, StepLoad
 from .draft_balance import Balance
-from .drafter import BatchDrafter, Continued, Drafter, RememberingDrafter, StepPrices
+from .drafter import BatchDrafter, CachingDrafter, Continued, Drafter, RememberingDrafter, StepPrices
 from .engine_time import EngineTime
 from .guess_rates import GuessRates
 from .sequence import Sequence
@@ -327,6 +327,11 @@ class Drafts:
         """Guess nothing from sequences that have ended."""
         if self._remembering is not None:
             self._remembering.forget()
+
+    def lose_cache(self) -> None:
+        """Hear that the content of all KV caches is gone."""
+        if isinstance(self._model, CachingDrafter):
+            self._model.lose_cache()
 
     def _most(self, sequence: Sequence) -> int:
         """The most guesses behind which a sequence's state can go back, and that pass no place for a snapshot of it.

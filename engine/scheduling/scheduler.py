@@ -350,6 +350,8 @@ class Scheduler:
         finished = [self._finish(Finished(s.key, FinishReason.ERROR, error=error)) for s in ending]
         self.cache.take_state_copies()
         self.forget()
+        if self.drafts is not None:
+            self.drafts.lose_cache()
         return finished
 
     def check(self) -> None:

@@ -109,6 +109,10 @@ class ModelDrafter:
         length = sequence.num_tokens - sequence.prompt_len
         self._answer_length += _LENGTH_LESSON * (length - self._answer_length)
 
+    def lose_cache(self) -> None:
+        """Know that no block has anything of the small model any more."""
+        self._contents = [None] * len(self._contents)
+
     def copy_blocks(self, pairs: Seq[tuple[int, int]]) -> None:
         """Copy what the small model has in blocks, `(from, to)`."""
         self._executor.copy_blocks(np.array(pairs, np.int32))

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from ..adapters.options import LoraOptions
 from ..cancellation import Cancellation
-from ..devices.base import DraftingDevice, Executor
+from ..devices.base import DraftExecutor, DraftingDevice, Executor, ExecutorLimits, ExecutorOptions
 from ..devices.cache_split import GroupBytes
 from ..devices.parallel_options import ParallelOptions
 from ..errors import DeviceError, ModelError
@@ -27,9 +27,13 @@ logger = logging.getLogger(__name__)
 
 
 class OpenedDraft(Struct, frozen=True):
-    """A draft model that may guess for the model `target`; its vocabulary and its weights are still to be read."""
+    """A draft model that may guess for the model `target`; its vocabulary and its weights are still to be read.
+
+    `options` are those that it was opened with.
+    """
 
     asked: DraftModel
+    options: EngineOptions
     model: OpenedModel
     target: OpenedModel
 
@@ -60,32 +64,41 @@ class OpenedDraft(Struct, frozen=True):
             "is to guess for, so take one of the same family"
         )
 
-    def load(
-        self, options: EngineOptions, beside: Executor, max_model_len: int, cancellation: Cancellation
-    ) -> ModelDrafter:
+    def executor_options(self, limits: ExecutorLimits, max_model_len: int) -> ExecutorOptions:
+        """What its device is told, beside the weights, where the target serves contexts of so many tokens.
+
+        `limits` are the target's.
+        """
+        return self.model.executor_options(
+            max_model_len=self._longest(max_model_len),
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            num_blocks=limits.num_blocks,
+        )
+
+    def load(self, beside: Executor, max_model_len: int, cancellation: Cancellation) -> ModelDrafter:
         """Load its weights, beside the target's executor that serves contexts of `max_model_len` tokens.
 
         Raises DeviceError, naming what is not supported.
         """
         model, device = self.model, self.model.device
         assert isinstance(device, DraftingDevice)
-        most_guesses = beside.limits.most_guesses
-        num_tokens = self.asked.num_tokens if most_guesses is None else min(self.asked.num_tokens, most_guesses)
-        longest = min(model.spec.max_positions, max_model_len, self.asked.most_context or max_model_len)
-        executor_options = model.executor_options(
-            max_model_len=longest,
-            max_num_seqs=beside.limits.max_num_seqs,
-            max_num_batched_tokens=beside.limits.max_num_batched_tokens,
-            num_blocks=beside.limits.num_blocks,
-        )
+        executor_options = self.executor_options(beside.limits, max_model_len)
         with LoadProgress(self.asked.model, model.weight_bytes) as progress:
             weights = ReportedWeights(model.weights, model.spec, progress)
             executor = device.load_draft(model.spec, weights, executor_options, beside, cancellation)
+        return self.drafter(executor, beside.limits, max_model_len)
+
+    def drafter(self, executor: DraftExecutor, limits: ExecutorLimits, max_model_len: int) -> ModelDrafter:
+        """What guesses with its `executor`, once that is loaded. See `executor_options`."""
+        most_guesses = limits.most_guesses
+        num_tokens = self.asked.num_tokens if most_guesses is None else min(self.asked.num_tokens, most_guesses)
+        longest = self._longest(max_model_len)
         logger.info(
             "%s (%s, %s) guesses up to %d tokens a step, in contexts of up to %d tokens",
             self.asked.model,
-            model.spec.family,
-            model.kept_as,
+            self.model.spec.family,
+            self.model.kept_as,
             num_tokens,
             longest,
         )
@@ -93,9 +106,12 @@ class OpenedDraft(Struct, frozen=True):
             executor,
             num_tokens,
             vocab_size=self.target.spec.vocab_size,
-            own_vocab_size=model.spec.vocab_size,
+            own_vocab_size=self.model.spec.vocab_size,
             most_context=longest,
         )
+
+    def _longest(self, max_model_len: int) -> int:
+        return min(self.model.spec.max_positions, max_model_len, self.asked.most_context or max_model_len)
 
 
 def open_draft(options: EngineOptions, asked: DraftModel, target: OpenedModel) -> OpenedDraft:
@@ -136,7 +152,7 @@ def open_draft(options: EngineOptions, asked: DraftModel, target: OpenedModel) -
     )
     model = open_model(own)
     _require_full_attention(model, f"the model {asked.model}", "cannot be a draft model")
-    return OpenedDraft(asked, model, target)
+    return OpenedDraft(asked, own, model, target)
 
 
 def _shown(token: str | None) -> str:

@@ -172,21 +172,26 @@ void fill_stripe(const Layout& layout, size_t first_column, const LowRankStripe&
 
 }  // namespace
 
+std::optional<MatrixPlace> table_of(const Weights& weights) {
+  const std::optional<MatrixPlace> embedding = weights.place_of("embed.weight");
+  return embedding ? embedding : weights.place_of("head.weight");
+}
+
 Adapter::Adapter(const Weights& weights, DType type, const AdapterContent& content, int most_values)
     : type_(type), rope_factor_(content.rope_factor), parts_(weights.matrices().size()) {
   require(rope_factor_ >= 1, "a rope's angles must be divided by at least 1");
   const std::map<int, std::vector<Placed>> all = by_matrix(weights, content.updates);
   const size_t element = dtype_bytes(type);
-  const std::optional<MatrixPlace> table = weights.place_of("embed.weight");
-  require(table.has_value(), "this model has no embedding");
-  size_ = table->cols;
-  const size_t matrix_elements = size_t(table->rows) * size_;
+  const std::optional<MatrixPlace> table = table_of(weights);
+  require(table || (!content.embedding && !content.embed && !content.head), "this stage has no embedding, and no head");
+  size_ = table ? table->cols : 0;
+  const size_t vocab = table ? table->rows : 0, matrix_elements = vocab * size_;
   if (const auto& added = content.embedding) {
-    require(added->rank > 0 && added->inputs == table->rows && added->outputs == size_ && !added->bias && !added->shift,
+    require(added->rank > 0 && size_t(added->inputs) == vocab && added->outputs == size_ && !added->bias && !added->shift,
             "an update of the embedding must have its shape");
     rank_ = added->rank, scale_ = added->scale;
   }
-  const size_t a_elements = size_t(table->rows) * rank_, b_elements = size_t(size_) * rank_;
+  const size_t a_elements = vocab * rank_, b_elements = size_t(size_) * rank_;
   const auto a_bytes = [&](const Layout& layout) { return round_up(layout.values() * layout.linear->k * element, 64); };
   const auto rounded = [&](size_t elements) { return round_up(elements * element, 64); };
   size_t bytes = rounded(a_elements) + rounded(b_elements) +
@@ -226,8 +231,8 @@ Adapter::Adapter(const Weights& weights, DType type, const AdapterContent& conte
     }
   }
   if (content.embedding) {
-    for (size_t token = 0; token < size_t(table->rows); ++token) {
-      for (int j = 0; j < rank_; ++j) store_as(type, next, token * rank_ + j, content.embedding->a[j * size_t(table->rows) + token]);
+    for (size_t token = 0; token < vocab; ++token) {
+      for (int j = 0; j < rank_; ++j) store_as(type, next, token * rank_ + j, content.embedding->a[j * vocab + token]);
     }
     tokens_a_ = next;
     next += rounded(a_elements);

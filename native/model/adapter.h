@@ -41,6 +41,9 @@ struct AdapterContent {
   float rope_factor = 1;
 };
 
+// Where the embedding lies, or in a stage of a pipeline that has the head alone, the head: both are of the same shape.
+std::optional<MatrixPlace> table_of(const Weights& weights);
+
 class Adapter {
  public:
   // All that an adapter adds to the products of one packed matrix.

@@ -23,7 +23,7 @@ Executor::Executor(DecoderPlan plan, const Kernels& kernels, CacheType cache_typ
   const EmbeddingPlan& embedding = plan_.embedding;
   const int size = plan_.hidden_size, vocab = plan_.vocab_size;
   const bool embeds = plan_.embeds, has_head = plan_.has_head;
-  if (embeds || (has_head && plan_.head.tied)) weights_.add_matrix("embed.weight", embed_, vocab, embedding.size);
+  if (embeds || (has_head && (plan_.head.tied || plan_.mtp))) weights_.add_matrix("embed.weight", embed_, vocab, embedding.size);
   if (embeds && embedding.num_positions) {
     weights_.add_matrix("embed.positions", positions_, embedding.num_positions + embedding.position_offset, size);
   }
@@ -125,8 +125,6 @@ void Executor::check(const Step& step, bool with_states) const {
             "logits_rows must lie within the tokens");
   }
   sampler_.check(step.sampling, rows);
-  const bool is_stage = !plan_.embeds || !plan_.has_head;
-  require(step.rows.size() == (is_stage ? tokens * row_floats() : 0), "a stage needs a row for each token");
   require(plan_.has_head || rows == 0, "only the stage with the head gives logits");
 }
 
@@ -142,6 +140,8 @@ void Executor::check_room(const Step& step, int sequence, int context) const {
 
 void Executor::step(const Step& step, const std::function<void()>& before_sampling) {
   check(step);
+  const bool is_stage = !plan_.embeds || !plan_.has_head;
+  require(step.rows.size() == (is_stage ? step.token_ids.size() * row_floats() : 0), "a stage needs a row for each token");
   adapters_.begin(step.adapters, step.query_start, step.logits_rows, shape_.max_num_seqs);
   attention_.tasks.build(step.query_start, step.context_len, step.block_tables);
   states_.begin(step);

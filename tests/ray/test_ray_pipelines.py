@@ -16,8 +16,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import lora_files
 import models_zoo
 import msgspec
+import mtp_zoo
 import psutil
 import pytest
 from engine.pipeline.cases import CASES, SWEPT, Case, answers
@@ -25,7 +27,7 @@ from safetensors.numpy import load_file, save_file
 from waiting import wait_until
 
 import tidewheel.offline.model
-from tidewheel import LLM, SamplingParams, StructuredOutputsParams
+from tidewheel import LLM, LoRARequest, SamplingParams, StructuredOutputsParams
 from tidewheel.engine.cancellation import Cancellation
 from tidewheel.engine.errors import TidewheelError
 from tidewheel.engine.load import load_engine
@@ -135,6 +137,39 @@ def test_a_slow_node_gets_fewer_layers(
     said = " ".join(record.getMessage() for record in caplog.records)
     assert "The stages have 2,8 layers, and not 5,5 as equal ones would, by measured speed: stage 1 reads 10.0" in said
     assert found == answers(folder, **options)
+
+
+@pytest.mark.parametrize("method", ["draft_model", "mtp"])
+def test_stages_on_nodes_guess(method: str, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a draft model beside the first of them, or the checkpoint's layer behind the last."""
+    folder = mtp_zoo.folder("qwen3_5")
+    config: dict[str, Any] = {"method": method, "num_speculative_tokens": 3}
+    if method == "draft_model":
+        config["model"] = str(models_zoo.folder("llama-tied"))
+    options: dict[str, Any] = {"skip_tokenizer_init": True}
+    with hosted(2, monkeypatch):
+        found = answers(folder, **options, pipeline_parallel_size=2, speculative_config=config)
+    assert found == answers(folder, **options)
+
+
+def test_stages_on_nodes_have_adapters(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Their own parts of them, also while they run, and when they have started again."""
+    folder = str(models_zoo.folder("llama", tokenizer=True))
+    paths = [lora_files.write(tmp_path / str(seed), lora_files.tensors(seed)) for seed in range(2)]
+    requests = [LoRARequest(path.name, 1 + index, str(path)) for index, path in enumerate(paths)]
+
+    def adapted(llm: LLM) -> list[list[int]]:
+        outputs = llm.generate(PROMPTS[:3], SHORT, use_tqdm=False, lora_request=[*requests, None])
+        return [list(output.outputs[0].token_ids) for output in outputs]
+
+    options: dict[str, Any] = {"device": "cpu", "max_model_len": 4096, "enable_lora": True, "max_loras": 2}
+    options["hf_overrides"] = {"max_position_embeddings": 8192}
+    with LLM(folder, **options) as llm:
+        expected = adapted(llm)
+    with hosted(2, monkeypatch), LLM(folder, **options, pipeline_parallel_size=2) as llm:
+        assert adapted(llm) == expected
+        run_until(llm, lambda: processes()[0].kill())
+        assert adapted(llm) == expected
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="groups of cores need two of them")

@@ -10,11 +10,12 @@ import ray
 from msgspec import Struct
 
 from tidewheel import _native
-from tidewheel.engine.errors import TidewheelError
+from tidewheel.engine.errors import DeviceError, TidewheelError
 from tidewheel.engine.machine.memory import Memory, read_memory
 from tidewheel.engine.pipeline.runner import StagePlan, StageRunner, groups_of_stage, load_stage
 from tidewheel.engine.pipeline.speed import StageCores, StageSpeed, cores_at, measure
 from tidewheel.engine.pipeline.tcp_link import RESULTS, STEPS, TcpLink, accept, connect
+from tidewheel.engine.weights.lora import LoraAdapter
 
 from .cores import claim_cores
 
@@ -46,8 +47,8 @@ class StageError(Exception):
 class StageActor:
     """Claims `num_cpus` cores, loads a stage, and runs the steps that come to it until they stop coming.
 
-    Its methods are called in the order in which they stand here, but for the last, which another thread may answer
-    while it runs.
+    Its methods are called in the order in which they stand here, but for `load_adapter` and `finished`, which other
+    threads may answer while it runs.
     """
 
     def __init__(self, num_cpus: int, environment: Mapping[str, str], folder: str | None, shared: int | None) -> None:
@@ -87,11 +88,18 @@ class StageActor:
         self._plan = plan
         try:
             groups = groups_of_stage(plan, self._cpus)
-            self._executor = load_stage(plan, groups, lambda fraction: None)
+            self._loaded = load_stage(plan, groups, lambda fraction: None)
         except TidewheelError as error:
             raise StageError(str(error)) from None
-        native = self._executor.native
-        return LoadedWeights(groups, native.weight_bytes, native.cache_bytes)
+        return LoadedWeights(groups, self._loaded.weight_bytes, self._loaded.cache_bytes)
+
+    def load_adapter(self, number: int, part: LoraAdapter) -> str:
+        """Load the stage's part of an adapter, also while it runs. What is wrong with it; "" for nothing."""
+        try:
+            self._loaded.executor.load_lora(number, part)
+        except DeviceError as error:
+            return str(error)
+        return ""
 
     def listen(self, token: bytes) -> tuple[str, int]:
         """Wait for connections of those who have the token, at this address."""
@@ -117,12 +125,12 @@ class StageActor:
                 links.append(TcpLink(accepted[RESULTS], slots))
             downstream = links[0] if following is not None else links[-1]
             masks = None if following is not None else downstream
-            self._runner = StageRunner(plan, self._executor, slots, upstream, downstream, masks)
+            self._runner = StageRunner(plan, self._loaded, slots, upstream, downstream, masks)
             self._runner.run()
         finally:
             for link in links:
                 link.close()
-            self._executor.close()
+            self._loaded.executor.close()
             for slot in slots:
                 slot.close()
 

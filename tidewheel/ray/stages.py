@@ -25,9 +25,10 @@ from tidewheel.engine.machine.memory import Memory
 from tidewheel.engine.pipeline.links import Link
 from tidewheel.engine.pipeline.runner import StagePlan
 from tidewheel.engine.pipeline.speed import StageCores, StageSpeed
-from tidewheel.engine.pipeline.stages import Launch, loaded_text, stage_name
+from tidewheel.engine.pipeline.stages import Launch, StageEndedError, loaded_text, stage_name
 from tidewheel.engine.pipeline.step_slot import Arrays, StepSlot
 from tidewheel.engine.pipeline.tcp_link import RESULTS, STEPS, TOKEN_BYTES, TcpLink, connect
+from tidewheel.engine.weights.lora import LoraAdapter
 
 from .room import cluster_cpus
 from .stage_actor import LoadedWeights, StageActor, StageError, StagePlace
@@ -37,7 +38,7 @@ logger = logging.getLogger(__name__)
 _PLACED_S = 60.0  # for the cluster to find room
 _LOOK_S = 0.2  # between two looks at whether a start was cancelled
 _ANSWER_S = 2.0  # for a stage to say how far it is
-_ACTOR_THREADS = 2  # one runs steps, and one says how far it is
+_CALLS = 3  # of an actor at a time: it runs steps, loads an adapter, and says how far it is
 _DEATH_S = 10.0  # until Ray knows why a connection was closed
 
 
@@ -46,6 +47,8 @@ class RayHost:
 
     See StageHost. A context manager, which ends stages that nobody has launched.
     """
+
+    is_here: bool = False
 
     def __init__(
         self,
@@ -132,7 +135,7 @@ class _Placement:
             for index in range(count):
                 strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=index)
                 actor = ray.remote(StageActor).options(
-                    num_cpus=num_cpus, scheduling_strategy=strategy, max_restarts=0, max_concurrency=_ACTOR_THREADS
+                    num_cpus=num_cpus, scheduling_strategy=strategy, max_restarts=0, max_concurrency=_CALLS
                 )
                 shared = None if bind_cores else index
                 self.actors.append(actor.remote(num_cpus, dict(environment), folder, shared))
@@ -270,6 +273,17 @@ class RayStages:
 
         self._watch = threading.Thread(target=run, name="stages", daemon=True)
         self._watch.start()
+
+    def load_adapter(self, number: int, parts: Sequence[LoraAdapter]) -> None:
+        """See Stages."""
+        actors = list(self._placement.actors)  # none any more where they were closed
+        loading = [actor.load_adapter.remote(number, part) for actor, part in zip(actors, parts, strict=False)]
+        try:
+            said = ray.get(loading)
+        except RayError:
+            raise StageEndedError(self.failure()) from None
+        if wrong := [text for text in said if text]:
+            raise DeviceError(wrong[0])
 
     def failure(self) -> str:
         """See Stages. Of several that have ended, those that did not end by themselves are named."""

@@ -136,7 +136,7 @@ def lower(
         for index, layer in enumerate(spec.layers)
     ]
     plan.final_norm = _norm(spec.final_norm)
-    if (mtp := spec.mtp) is not None:
+    if (mtp := spec.mtp) is not None and stage.is_last:
         plan.mtp = _native.MtpPlan(
             _norm_plan(mtp.embedding_norm),
             _norm_plan(mtp.hidden_norm),

@@ -21,7 +21,15 @@ from .mtp import MtpSpec
 from .norm import NormSpec
 from .per_layer import PerLayerEmbeddingSpec, PerLayerSpec
 from .short_conv import ShortConvSpec
-from .stages import StageSpec, held_bytes_of, layer_bytes_of, stage_cuts, stage_row_floats, stage_tensors
+from .stages import (
+    StageSpec,
+    held_bytes_of,
+    layer_bytes_of,
+    stage_cuts,
+    stage_has,
+    stage_row_floats,
+    stage_tensors,
+)
 
 __all__ = [
     "Activation",
@@ -56,6 +64,7 @@ __all__ = [
     "layer_bytes_of",
     "mixers",
     "stage_cuts",
+    "stage_has",
     "stage_row_floats",
     "stage_tensors",
     "tensor_shapes",

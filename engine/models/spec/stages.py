@@ -12,12 +12,14 @@ from .decoder import DecoderSpec, tensor_shapes
 from .layers import mixers
 
 _LAYER = re.compile(r"layers\.(\d+)\.")
-_OF_HEAD = ("final", "head.", "embed.project_out.")
+_OF_HEAD = ("final", "head.", "embed.project_out.", "mtp.")
 _LOOKED_UP = ("embed.weight", "embed.positions", "embed.per_layer")
 
 
 class StageSpec(Struct, frozen=True):
-    """Layers `[begin, end)` of `num_layers`. The first stage embeds, the last one has the final norm and the head."""
+    """Layers `[begin, end)` of `num_layers`. The first stage embeds, the last one has the final norm and the head, and
+    behind them a layer for drafts.
+    """
 
     begin: int
     end: int
@@ -39,8 +41,10 @@ class StageSpec(Struct, frozen=True):
 
 
 def stage_tensors(spec: DecoderSpec, stage: StageSpec) -> list[str]:
-    """The names of the weights that a stage computes with. A tied embedding is of the first stage and of the last."""
-    return [name for name in tensor_shapes(spec) if _has(spec, stage, name)]
+    """The names of the weights that a stage computes with. An embedding that is tied, or that a layer for drafts has in
+    common with the model, is of the first stage and of the last.
+    """
+    return [name for name in tensor_shapes(spec) if stage_has(spec, stage, name)]
 
 
 def layer_bytes_of(spec: DecoderSpec, sizes: Mapping[str, int]) -> list[int]:
@@ -71,17 +75,22 @@ def held_bytes_of(spec: DecoderSpec, sizes: Mapping[str, int]) -> list[int]:
             continue
         if not name.startswith(_OF_HEAD):
             held[0] += size
-        if name.startswith(_OF_HEAD) or (name == "embed.weight" and spec.head.tied):
+        if name.startswith(_OF_HEAD) or (name == "embed.weight" and _last_embeds(spec)):
             held[-1] += size
     return held
 
 
-def _has(spec: DecoderSpec, stage: StageSpec, name: str) -> bool:
+def stage_has(spec: DecoderSpec, stage: StageSpec, name: str) -> bool:
+    """Whether a stage computes with a weight of that name: see `stage_tensors`."""
     if (layer := _LAYER.match(name)) is not None:
         return stage.begin <= int(layer[1]) < stage.end
     if name == "embed.weight":
-        return stage.is_first or (stage.is_last and spec.head.tied)
+        return stage.is_first or (stage.is_last and _last_embeds(spec))
     return stage.is_last if name.startswith(_OF_HEAD) else stage.is_first
+
+
+def _last_embeds(spec: DecoderSpec) -> bool:
+    return spec.head.tied or spec.mtp is not None
 
 
 def stage_cuts(spec: DecoderSpec) -> list[int]:

@@ -6,10 +6,10 @@ import http.client
 import os
 import re
 import signal
+import threading
 import socket as sockets
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import pytest
 from engine.pipeline.cases import CASES, IN_GROUPS, OPTIONS, SWEPT, Case, answers
 from waiting import wait_until
 
+from engine.pipeline.processes import children_of, kill_soon
 from tidewheel import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
 from tidewheel.engine.devices.cpu.device import thread_groups
 from tidewheel.engine.devices.cpu.options import CpuOptions
@@ -117,7 +118,6 @@ def test_structured_answers_searches_and_guesses_run_in_stages(what: str) -> Non
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"enable_lora": True}, "--pipeline-parallel-size 2 and --enable-lora do not work together"),
         ({"tensor_parallel_size": 100000}, "--tensor-parallel-size 100000 needs as many cores"),
         ({"pipeline_parallel_size": 3}, "3 is more than the 2 stages"),
         ({"pipeline_split": "1,2"}, "names 3 layers, and the model has 2"),
@@ -134,13 +134,13 @@ def test_what_cannot_be_in_a_pipeline_is_refused(options: dict[str, Any], words:
     assert children_of(os.getpid()) == []
 
 
-def test_a_draft_model_and_a_folder_for_blocks_are_refused(tmp_path: Path) -> None:
+def test_layers_that_watch_others_and_a_folder_for_blocks_are_refused(tmp_path: Path) -> None:
     folder = str(models_zoo.folder("llama-tied", tokenizer=True))
     with pytest.raises(TidewheelError, match="--kv-offload do not work together"):
         LLM(folder, **OPTIONS, pipeline_parallel_size=2, kv_offload=str(tmp_path))
-    draft = {"method": "draft_model", "model": folder, "num_speculative_tokens": 2}
-    with pytest.raises(TidewheelError, match="a draft model, MTP or EAGLE3 layers do not work together"):
-        LLM(folder, **OPTIONS, pipeline_parallel_size=2, speculative_config=draft)
+    layer = {"method": "eagle3", "model": folder}
+    with pytest.raises(TidewheelError, match="EAGLE3 layers do not work together"):
+        LLM(folder, **OPTIONS, pipeline_parallel_size=2, speculative_config=layer)
 
 
 def test_layers_that_share_k_and_v_stay_in_one_stage() -> None:
@@ -173,20 +173,6 @@ def long_running(**options: Any) -> LLM:
     return LLM(
         str(folder), device="cpu", max_model_len=4096, pipeline_parallel_size=2, hf_overrides=overrides, **options
     )
-
-
-def kill_soon(stage: int) -> threading.Thread:
-    """Kill a stage of this process when it has run for a moment."""
-    pid = children_of(os.getpid())[stage]
-
-    def run() -> None:
-        before = cpu_time(pid)
-        wait_until(lambda: cpu_time(pid) > before + 0.05)
-        os.kill(pid, signal.SIGKILL)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    return thread
 
 
 @pytest.mark.parametrize("stage", [0, 1])
@@ -338,26 +324,3 @@ def curl(path: str, url: str, body: bytes | None = None) -> int:
         return 0
     finally:
         connection.close()
-
-
-def children_of(pid: int) -> list[int]:
-    """The processes of stages that a process has started, in order."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-            command = (path.parent / "cmdline").read_bytes()
-        except OSError:
-            continue
-        if int(fields[1]) == pid and fields[0] != "Z" and b"engine.pipeline.stage" in command:
-            found.append(int(path.parent.name))
-    return sorted(found)
-
-
-def cpu_time(pid: int) -> float:
-    """Seconds that a process has computed; very many once it has ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return float("inf")
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -9,6 +9,7 @@ from itertools import combinations, pairwise
 from pathlib import Path
 
 import models_zoo
+import mtp_zoo
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -148,6 +149,15 @@ def test_each_weight_is_in_one_stage_but_for_a_tied_embedding(name: str) -> None
     whole = StageSpec(0, len(spec.layers), len(spec.layers))
     extra = 4 * spec.vocab_size * spec.embedding.size if spec.head.tied else 0
     assert sum(stage_bytes(spec, stage, {}) for stage in stages) == stage_bytes(spec, whole, {}) + extra
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "glm4-moe"])
+def test_a_layer_for_drafts_is_in_the_last_stage_with_the_embedding(name: str) -> None:
+    spec = describe(open_source(str(mtp_zoo.folder(name))).config, None).with_mtp().spec
+    first, last = (stage_tensors(spec, stage) for stage in split_layers(spec, 2, {}))
+    assert not any(tensor.startswith("mtp.") for tensor in first)
+    assert {tensor for tensor in tensor_shapes(spec) if tensor.startswith("mtp.")} < {*last}
+    assert {*first} & {*last} == {"embed.weight"}
 
 
 @pytest.mark.parametrize("on_one_machine", [True, False])

@@ -216,6 +216,10 @@ def test_it_knows_what_it_has_computed_for_others() -> None:
     check(driver, [job(20, (*PROMPT[: 2 * BLOCK], 9, 9, 9))])
     assert run
     assert max(run) < BLOCK
+    run.clear()
+    drafter.lose_cache()
+    check(driver, [job(20, (*PROMPT[: 2 * BLOCK], 8, 8, 8))])
+    assert max(run) > 2 * BLOCK
 
 
 def test_preempted_sequences_are_guessed_right_again() -> None:

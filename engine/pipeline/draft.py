@@ -1,0 +1,93 @@
+"""What guesses in the stages of a pipeline: a draft model beside the first one, or the layer for that behind the last.
+
+Either computes on the processors of its stage, which have nothing else to do: with drafts, one step runs at a time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from ..devices.base import ExecutorLimits, ExecutorOptions
+from ..devices.batch import StepBatch
+from ..options import EngineOptions
+from .links import COPY_OF_DRAFT, GUESS, PREDICT, copy_messages, read_guess
+
+if TYPE_CHECKING:
+    from ..devices.cpu.executor import CpuExecutor
+    from .step_slot import StepSlot
+
+
+class DraftPlan(Struct, frozen=True):
+    """A draft model and how to load it."""
+
+    options: EngineOptions
+    executor_options: ExecutorOptions
+    limits: ExecutorLimits
+
+
+class GuessingPipeline(Protocol):
+    """A pipeline that has something that guesses in its stages: see PipelineExecutor."""
+
+    limits: ExecutorLimits
+
+    def ask(
+        self, kind: int, batch: StepBatch, counts: NDArray[np.int32], least_probability: float
+    ) -> NDArray[np.int32]:
+        """Have a draft model or the layer for drafts guess. Raises DeviceError."""
+        ...
+
+    def tell(self, message: bytes) -> None:
+        """Tell the first stage something. Raises DeviceError."""
+        ...
+
+    def copy_blocks(self, pairs: NDArray[np.int32], group: int = 0) -> None:
+        """See Executor."""
+        ...
+
+
+class StagedDraft:
+    """A draft model beside the first stage: see DraftExecutor."""
+
+    def __init__(self, limits: ExecutorLimits, pipeline: GuessingPipeline) -> None:
+        self.limits = limits
+        self._pipeline = pipeline
+
+    def guess(self, batch: StepBatch, counts: NDArray[np.int32], least_probability: float = 0.0) -> NDArray[np.int32]:
+        """See DraftExecutor. Raises DeviceError if the stage has ended or failed."""
+        return self._pipeline.ask(GUESS, batch, counts, least_probability)
+
+    def copy_blocks(self, pairs: NDArray[np.int32], group: int = 0) -> None:
+        """See Executor."""
+        for message in copy_messages(COPY_OF_DRAFT, pairs, group):
+            self._pipeline.tell(message)
+
+
+class StagedLayer:
+    """The layer for drafts behind the last stage: see DraftExecutor."""
+
+    def __init__(self, pipeline: GuessingPipeline) -> None:
+        self.limits = pipeline.limits
+        self._pipeline = pipeline
+
+    def guess(self, batch: StepBatch, counts: NDArray[np.int32], least_probability: float = 0.0) -> NDArray[np.int32]:
+        """See DraftExecutor. Raises DeviceError if the stage has ended or failed."""
+        return self._pipeline.ask(PREDICT, batch, counts, least_probability)
+
+    def copy_blocks(self, pairs: NDArray[np.int32], group: int = 0) -> None:
+        """See Executor."""
+        self._pipeline.copy_blocks(pairs, group)
+
+
+def make_guesses(executor: CpuExecutor, slot: StepSlot, size: int, message: bytes) -> None:
+    """Write what a slot asks for into it, in the process of the stage. Raises ValueError for arrays that do not fit."""
+    arrays = slot.read(size)
+    counts, guesses = arrays["counts"], arrays["guesses"]
+    assert counts is not None
+    assert guesses is not None
+    batch = slot.batch(arrays, lambda: None)
+    batch.narrower_tables = ()
+    guesses[...] = executor.guess(batch, counts, read_guess(message))
