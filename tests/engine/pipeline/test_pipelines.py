@@ -6,10 +6,10 @@ import http.client
 import os
 import re
 import signal
-import threading
 import socket as sockets
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
