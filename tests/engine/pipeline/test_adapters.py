@@ -14,17 +14,16 @@ import models_zoo
 import numpy as np
 import pytest
 from engine.driving import Driver, Job
+from engine.pipeline.loaded import load_stages
 from waiting import wait_until
 
 from engine.pipeline.processes import children_of
 from tidewheel import LLM, LoRARequest, SamplingParams
 from tidewheel.engine.adapters.lora import Lora
 from tidewheel.engine.adapters.options import LoraOptions
-from tidewheel.engine.cancellation import Cancellation
 from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.opened_model import open_model
 from tidewheel.engine.options import EngineOptions
-from tidewheel.engine.pipeline.loading import load_pipeline, plan_stages
 from tidewheel.engine.pipeline_options import PipelineOptions
 from tidewheel.engine.sampling_params import SamplingParams as EngineParams
 from tidewheel.engine.weights.lora import LoraAdapter, LowRankUpdate
@@ -105,7 +104,7 @@ def test_an_adapter_that_one_stage_refuses_harms_nobody() -> None:
         num_blocks=32,
         lora=model.lora_limits(given.lora),
     )
-    executor = load_pipeline(given, model, plan_stages(given, model), wanted, Cancellation(), None)
+    executor = load_stages(given, model, wanted)
     try:
         a, right, wrong = (np.ones(shape, np.float32) for shape in ((2, 64), (64, 2), (7777, 2)))
         updates = (LowRankUpdate("layers.0.q", a, right, 1.0), LowRankUpdate("layers.1.q", a, wrong, 1.0))

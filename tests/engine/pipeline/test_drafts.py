@@ -18,12 +18,12 @@ import pytest
 from engine.constraints.grammars import grammar
 from engine.driving import Driver, Job, alone
 from engine.pipeline.cases import answers
+from engine.pipeline.loaded import load_stages
 from waiting import wait_until
 
 from engine.pipeline.processes import children_of, kill_soon
 from tidewheel import LLM
 from tidewheel import SamplingParams as Params
-from tidewheel.engine.cancellation import Cancellation
 from tidewheel.engine.constraints.constraint import TokenConstraints
 from tidewheel.engine.devices.base import DraftExecutor, Executor
 from tidewheel.engine.errors import DeviceError
@@ -31,7 +31,6 @@ from tidewheel.engine.opened_model import open_model
 from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.pipeline.draft import StagedLayer
 from tidewheel.engine.pipeline.executor import PipelineExecutor
-from tidewheel.engine.pipeline.loading import load_pipeline, plan_stages
 from tidewheel.engine.pipeline_options import PipelineOptions
 from tidewheel.engine.sampling_params import SamplingParams
 from tidewheel.engine.speculation.draft_model import ModelDrafter
@@ -67,7 +66,7 @@ def drafting(draft: str = "llama") -> Iterator[Driver]:
     model = open_model(given)
     opened = open_draft(given, DraftModel(str(models_zoo.folder(draft)), num_tokens=5), model)
     wanted = model.executor_options(**LIMITS)
-    executor = load_pipeline(given, model, plan_stages(given, model), wanted, Cancellation(), None, opened)
+    executor = load_stages(given, model, wanted, opened)
     try:
         assert executor.draft is not None
         drafter = opened.drafter(executor.draft, executor.limits, MAX_LENGTH)
@@ -139,7 +138,7 @@ def predicting(folder: Path, stages: int) -> Iterator[Driver]:
     wanted = model.executor_options(**LIMITS, layer_guesses=GUESSES)
     executor: Executor
     if stages > 1:
-        executor = load_pipeline(given, model, plan_stages(given, model), wanted, Cancellation(), None)
+        executor = load_stages(given, model, wanted)
     else:
         executor = model.device.load(model.spec, model.weights, wanted)
     layer = StagedLayer(executor) if isinstance(executor, PipelineExecutor) else cast(DraftExecutor, executor)

@@ -1,0 +1,19 @@
+"""A pipeline without an engine above it."""
+
+from __future__ import annotations
+
+from tidewheel.engine.cancellation import Cancellation
+from tidewheel.engine.devices.base import ExecutorOptions
+from tidewheel.engine.opened_model import OpenedModel
+from tidewheel.engine.options import EngineOptions
+from tidewheel.engine.pipeline.executor import PipelineExecutor
+from tidewheel.engine.pipeline.loading import load_pipeline, local_host, plan_stages
+from tidewheel.engine.speculation.loading import OpenedDraft
+
+
+def load_stages(
+    options: EngineOptions, model: OpenedModel, wanted: ExecutorOptions, draft: OpenedDraft | None = None
+) -> PipelineExecutor:
+    """The stages of a model on this machine, the first with a draft model beside it."""
+    host = local_host(options, model)
+    return load_pipeline(options, model, plan_stages(options, model, host), wanted, Cancellation(), host, draft)
