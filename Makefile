@@ -112,7 +112,7 @@ python-test: $(VENV)/.test-tools $(VENV)/.installed $(VENV)/.node-clients $(VENV
 	@$(BEGIN)
 	TIDEWHEEL_SKIPPED=$(SKIPPED)/$@ $(PYTEST) $(PYTEST_ARGS)
 
-sweep: $(VENV)/.test-tools $(VENV)/.installed  ## the Python tests that `make test` leaves out, as others are like them
+sweep: $(VENV)/.test-tools $(VENV)/.installed  ## the Python tests that `make test` leaves out: others are like them, or they take minutes
 	$(PYTEST) -m sweep $(PYTEST_ARGS)
 
 clients: $(VENV)/.test-tools $(VENV)/.installed $(VENV)/.node-clients $(VENV)/.other-clients  ## only the tests with LiteLLM, LlamaIndex and other clients

@@ -22,7 +22,8 @@ from ports import free_port, lasting_port
 from server.redis_servers import redis_server
 from waiting import wait_until
 
-pytestmark = pytest.mark.timeout(900)  # an attempt to start a node may fail after half a minute, on a busy machine
+# An attempt to start a node may fail after half a minute on a busy machine, so these take minutes there.
+pytestmark = [pytest.mark.sweep, pytest.mark.timeout(900)]
 _LONG_S = 120  # for replicas to start there
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",

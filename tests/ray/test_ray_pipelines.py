@@ -281,12 +281,12 @@ def test_devices_shows_the_nodes(cluster: Cluster, tmp_path: Path, capsys: pytes
     assert (node["address"], node["cpus"]) == (cluster.address.rpartition(":")[0], 4)
     assert (node["findings"]["isa"], node["findings"]["auto"]) == (here.isa, here.auto)
     assert here.cpu_model in node["findings"]["processor"]
-    assert node["takes"] == {"replicas": 3, "layers": None}
+    assert node["takes"] == {"replicas": 4, "layers": None}
     folder = str(models_zoo.folder("llama-tied", tokenizer=True))
     asked = ["--model", folder, "--quantization", "int8", "--cpus-per-replica", "2"]
     done = subprocess.run([*command, *asked], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)[0]["takes"] == {"replicas": 1, "layers": 2}
+    assert json.loads(done.stdout)[0]["takes"] == {"replicas": 2, "layers": 2}
     with socket.create_server(("127.0.0.1", 0)) as listener:
         nowhere = f"127.0.0.1:{listener.getsockname()[1]}"
     assert main(["devices", "--ray-address", nowhere]) == 1
