@@ -68,8 +68,8 @@ class EngineLoad:
             check_before_download(options, downloads, self._check_fits)
         self._model = model = open_model(options)
         self._generation = model.source.generation(overridden(model.source.config, options.hf_overrides, None, None))
-        self._stages = self._plan_stages(options, model)
         self._draft = _open_draft(options, model)
+        self._stages = self._plan_stages(options, model, self._draft)
         self._max_model_len = options.max_model_len or model.spec.max_positions
         if options.num_gpu_blocks_override is not None and options.kv_cache_space is not None:
             logger.warning("--kv-cache-space has no effect: --num-gpu-blocks-override is the size of the KV cache")
@@ -113,7 +113,9 @@ class EngineLoad:
         self._kv_cache_bytes = plan.cache_bytes
         start_logger.info("%s", plan.said)
 
-    def _plan_stages(self, options: EngineOptions, model: OpenedModel) -> Sequence[StageSpec]:
+    def _plan_stages(
+        self, options: EngineOptions, model: OpenedModel, draft: OpenedDraft | None
+    ) -> Sequence[StageSpec]:
         """The stages of a pipeline, if one was asked for. Raises ModelError and DeviceError if there cannot be one."""
         if options.pipeline.stages == 1:
             return ()
@@ -121,13 +123,15 @@ class EngineLoad:
 
         if self._host is None:
             self._host = local_host(options, model)
-        return plan_stages(options, model, self._host)
+        return plan_stages(options, model, self._host, 0 if draft is None else draft.model.weight_bytes)
 
     def _check_fits(self, options: EngineOptions, model: OpenedModel) -> None:
         """Raise ModelError or DeviceError if a model, and a draft model for it, cannot have the memory they take."""
-        stages, draft = self._plan_stages(options, model), _open_draft(options, model)
+        host, draft = self._host, _open_draft(options, model)
+        stages = self._plan_stages(options, model, draft)
         if not model.device.has_own_memory:
             plan_memory(options, model, stages, draft, self._host)
+        self._host = host  # a host for headers alone says nothing of what it chose
 
     def __enter__(self) -> EngineLoad:
         try:
@@ -237,7 +241,10 @@ class EngineLoad:
         from .adapters.registry import LoraRegistry
 
         assert isinstance(executor, LoraExecutor)
-        read, hub = functools.partial(self._model.read_lora, limits=limits), AdapterHub(self._options.download_dir)
+        read, hub = (
+            functools.partial(self._model.read_lora, limits=limits, copies=3 if self._stages else 1),
+            AdapterHub(self._options.download_dir),
+        )
         registry = LoraRegistry(options, read, executor, hub)
         try:
             registry.load_modules()
@@ -311,15 +318,13 @@ class EngineLoad:
             )
         from .pipeline.loading import load_pipeline
 
-        asked = options.speculative.speculation
         executor_options = model.executor_options(
+            options,
             kv_cache_bytes=self._kv_cache_bytes,
             max_model_len=self._max_model_len,
             max_num_seqs=options.max_num_seqs,
             max_num_batched_tokens=options.max_num_batched_tokens,
             num_blocks=self._num_blocks,
-            lora=model.lora_limits(options.lora),
-            layer_guesses=asked.num_tokens if isinstance(asked, Mtp) else 0,
         )
         assert self._host is not None
         return load_pipeline(

@@ -133,15 +133,13 @@ class OpenedModel:
 
         Raises DeviceError, naming what is not supported.
         """
-        asked = options.speculative.speculation
         executor_options = self.executor_options(
+            options,
             kv_cache_bytes=kv_cache_bytes,
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             num_blocks=num_blocks,
-            lora=self.lora_limits(options.lora),
-            layer_guesses=asked.num_tokens if isinstance(asked, Mtp | Eagle3) else 0,
         )
         with LoadProgress(options.model, self.weight_bytes) as progress:
             weights = ReportedWeights(self.weights, self.spec, progress)
@@ -149,16 +147,16 @@ class OpenedModel:
 
     def executor_options(
         self,
+        options: EngineOptions | None,
         *,
         max_model_len: int,
         max_num_seqs: int,
         max_num_batched_tokens: int,
         num_blocks: int | None,
         kv_cache_bytes: int | None = None,
-        lora: LoraLimits | None = None,
-        layer_guesses: int = 0,
     ) -> ExecutorOptions:
-        """What its device is told, beside the weights."""
+        """What its device is told, beside the weights; without `options`, a draft model's, which has no adapters."""
+        asked = None if options is None else options.speculative.speculation
         return ExecutorOptions(
             dtype=self.dtype,
             kv_cache_bytes=kv_cache_bytes,
@@ -168,9 +166,9 @@ class OpenedModel:
             kv_cache_dtype=self.kv_cache_dtype,
             kv_scales=self.kv_scales,
             quantization=self.quantization,
-            lora=lora,
+            lora=None if options is None else self.lora_limits(options.lora),
             num_blocks=num_blocks,
-            layer_guesses=layer_guesses,
+            layer_guesses=asked.num_tokens if isinstance(asked, Mtp | Eagle3) else 0,
         )
 
     def lora_limits(self, options: LoraOptions) -> LoraLimits | None:
@@ -180,12 +178,15 @@ class OpenedModel:
         dtype = self.dtype if options.lora_dtype == "auto" else options.lora_dtype
         return LoraLimits(options.max_loras, options.max_lora_rank, dtype)
 
-    def read_lora(self, path: Path, limits: LoraLimits) -> LoraAdapter:
-        """The adapter at `path`. Raises ModelError for one that is broken, of another model, or too large."""
+    def read_lora(self, path: Path, limits: LoraLimits, *, copies: int = 1) -> LoraAdapter:
+        """The adapter at `path`. Raises ModelError for one that is broken, of another model, or too large.
+
+        So many copies of what is read are in memory at a time until it is loaded.
+        """
         from .adapters.reading import packed_bytes, read_adapter, read_bytes
 
         needed, available = packed_bytes(path, STORAGE[limits.dtype].itemsize), read_memory().available
-        needed += read_bytes(path)
+        needed += copies * read_bytes(path)
         if available is not None and needed > available:
             raise ModelError(
                 f"{path}: the adapter takes {needed / _GIB:.2f} GiB while it is loaded, more than the "

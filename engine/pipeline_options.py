@@ -30,8 +30,8 @@ class PipelineOptions(Options):
     )
     pipeline_split: Sequence[int] | None = option(
         None,
-        "how many layers each of these processes has, e.g. 10,12,10 [by the bytes of their weights and the "
-        "speed of their cores]",
+        "how many layers each of these processes has, e.g. 10,12,10 [by the bytes of their weights, and the "
+        "speed and memory of what computes them]",
         parse=_split,
         check=_above_zero,
         metavar="LAYERS",

@@ -36,7 +36,7 @@ from .links import (
 )
 from .restarts import Restarts
 from .stage_times import PipelineStats, StageTimes
-from .stages import Launch, StageEndedError, Stages
+from .stages import Launch, Stages
 from .step_slot import Arrays
 
 logger = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class PipelineExecutor:
         self._launch, self._cancellation = launch, Cancellation()
         self._split_adapter = split_adapter
         self._adapters: dict[int, LoraAdapter] = {}  # those that stages must have when they start again
-        self._loading = threading.Lock()  # one adapter at a time
+        self._loading = threading.Condition()  # one adapter at a time, and none while stages start
         self._refused: deque[int] = deque()  # adapters that some of the stages may have nevertheless
         self._restarts = Restarts()
         self._on_end: Callable[[], None] | None = None
@@ -127,27 +127,25 @@ class PipelineExecutor:
         link, place = (stages.first, 0) if kind == GUESS else (stages.last, len(stages.slots) - 1)
 
         def say_late(seconds: float) -> None:
-            logger.warning("%s has guessed for %.0f s so far", stages.name(place), seconds)
+            logger.warning("Guesses of %s have taken %.0f s so far", stages.name(place), seconds)
 
         self._receive(stages, link, say_late)
         assert guesses is not None
         return guesses.copy()
 
     def load_lora(self, number: int, adapter: LoraAdapter) -> None:
-        """Give all stages their part of an adapter: see LoraExecutor."""
+        """Give all stages their part of an adapter: see LoraExecutor. Waits while they start again.
+
+        Raises DeviceError if they do not all take it: then no later ones are given it either.
+        """
         with self._loading:
-            self._adapters[number] = adapter
-            stages = self._stages
-            if stages is None:
-                return  # they get it when they start again
+            self._loading.wait_for(lambda: self._stages is not None or self._is_closed)
             try:
-                stages.load_adapter(number, self._split_adapter(adapter))
-            except StageEndedError:
-                pass  # likewise
+                self._running().load_adapter(number, self._split_adapter(adapter))
             except DeviceError:
-                del self._adapters[number]
                 self._refused.append(number)  # for the thread that sends
                 raise
+            self._adapters[number] = adapter
 
     def drop_lora(self, number: int) -> None:
         """Have all stages free an adapter, behind the steps that were started."""
@@ -168,6 +166,8 @@ class PipelineExecutor:
         """End the processes and give back the memory that they share."""
         self._is_closed = True
         self._end()
+        with self._loading:
+            self._loading.notify_all()
 
     def watch(self, on_end: Callable[[], None]) -> None:
         """Have `on_end` called, on any thread, when a stage ends."""
@@ -240,6 +240,7 @@ class PipelineExecutor:
                 for number, adapter in self._adapters.items():
                     stages.load_adapter(number, self._split_adapter(adapter))
                 self._begin(stages)
+                self._loading.notify_all()
         except BaseException:
             stages.close()
             raise

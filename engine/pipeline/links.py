@@ -46,7 +46,7 @@ class Part(enum.Enum):
 
 
 class Link(Protocol):
-    """One direction between two processes. Each end has one user, but for `close`."""
+    """Between two processes: steps go one way, and guesses come back. Each end has one user, but for `close`."""
 
     def send(self, message: bytes, part: Part = Part.NOTHING) -> None:
         """Send a message and, if it is about a step, a part of the step's slot. Raises OSError if nobody reads it."""

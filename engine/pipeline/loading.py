@@ -40,8 +40,12 @@ def local_host(options: EngineOptions, model: OpenedModel) -> StageHost:
     return LocalHost(_staged(options, model), options.pipeline.stages)
 
 
-def plan_stages(options: EngineOptions, model: OpenedModel, host: StageHost | None) -> list[StageSpec]:
+def plan_stages(
+    options: EngineOptions, model: OpenedModel, host: StageHost | None, beside_first: int = 0
+) -> list[StageSpec]:
     """The stages of a model, of which there are several, for the cores and the memory of a `host`.
+
+    `beside_first` is what a draft model takes where the first stage is, in bytes.
 
     Without one, all stages count as equal. Nothing is measured either if the options say how many layers each has.
     Raises DeviceError and ModelError for what cannot be split.
@@ -58,7 +62,9 @@ def plan_stages(options: EngineOptions, model: OpenedModel, host: StageHost | No
     speeds = stage_speeds(host.cores(), lambda stages: host.measure(stages, ceiling))
     slow = None if speeds is None else slowness(speeds)
     asked = options.kv_cache_space
-    room = StageRoom(host.rooms(), model.weight_bytes // BESIDE_WEIGHTS if asked is None else int(asked * _GIB))
+    first, *others = host.rooms()
+    rooms = [None if first is None else max(first - beside_first, 0), *others]
+    room = StageRoom(rooms, model.weight_bytes // BESIDE_WEIGHTS if asked is None else int(asked * _GIB))
     planned = split_layers(spec, count, formats, slow, room)
     if planned != equal:
         by_speed = split_layers(spec, count, formats, slow)

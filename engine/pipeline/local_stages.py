@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import cached_property, partial
@@ -21,10 +22,12 @@ from .processes import StageProcesses
 from .runner import StagePlan
 from .speed import StageCores, StageSpeed, cores_at, measure
 from .stage import StageStart
-from .stages import Launch, StageEndedError, loaded_text
+from .stages import Launch, loaded_text
 from .step_slot import Arrays, StepSlot
 
 logger = logging.getLogger(__name__)
+
+_SLOW_S = 10.0
 
 
 class LocalHost:
@@ -150,11 +153,21 @@ class LocalStages:
         try:
             for connection, part in zip(self._adapters, parts, strict=True):
                 connection.send((number, part))
-            said = [connection.recv() for connection in self._adapters]
+            said = [self._answer(index) for index in range(len(self._adapters))]
         except (EOFError, OSError):
-            raise StageEndedError(self.failure()) from None
+            raise DeviceError(self.failure()) from None
         if wrong := [text for text in said if text]:
             raise DeviceError(wrong[0])
+
+    def _answer(self, index: int) -> str:
+        """What is wrong with an adapter that a stage was given."""
+        started = time.perf_counter()
+        while not self._adapters[index].poll(_SLOW_S):
+            seconds = time.perf_counter() - started
+            logger.warning(
+                "%s, %s, has loaded an adapter for %.0f s so far", self.name(index), self.place(index), seconds
+            )
+        return str(self._adapters[index].recv())
 
     def failure(self) -> str:
         """See Stages."""

@@ -74,7 +74,7 @@ def main() -> None:
 def _take_adapters(connection: Connection, loaded: LoadedLayers) -> None:
     """Load what comes, and answer with what is wrong, "" for nothing."""
     give_way()
-    with contextlib.suppress(EOFError, OSError):
+    try:
         while True:
             number, adapter = connection.recv()
             try:
@@ -83,6 +83,11 @@ def _take_adapters(connection: Connection, loaded: LoadedLayers) -> None:
                 connection.send(str(error))
             else:
                 connection.send("")
+    except (EOFError, OSError):
+        pass  # who gives adapters has gone
+    except BaseException:  # nobody may wait for an answer that never comes
+        logging.getLogger(__name__).exception("An adapter could not be loaded")
+        os._exit(1)
 
 
 class _Starter:

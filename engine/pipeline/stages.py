@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ..cancellation import Cancellation
-from ..errors import DeviceError
 from ..machine.cpu_list import cpu_list
 from ..machine.memory import Memory
 from ..models.spec import StageSpec
@@ -17,10 +16,6 @@ from .speed import StageCores, StageSpeed
 from .step_slot import Arrays, StepSlot
 
 _GIB = 2**30
-
-
-class StageEndedError(DeviceError):
-    """A stage has ended while it was told something."""
 
 
 class Stages(Protocol):
@@ -60,7 +55,7 @@ class Stages(Protocol):
     def load_adapter(self, number: int, parts: Sequence[LoraAdapter]) -> None:
         """Give each stage its part of an adapter, from any thread, also while steps run; one at a time.
 
-        Raises DeviceError for one that they cannot run, and StageEndedError.
+        Raises DeviceError for one that they cannot run, and if a stage has ended.
         """
         ...
 

@@ -70,6 +70,7 @@ class OpenedDraft(Struct, frozen=True):
         `limits` are the target's.
         """
         return self.model.executor_options(
+            None,
             max_model_len=self._longest(max_model_len),
             max_num_seqs=limits.max_num_seqs,
             max_num_batched_tokens=limits.max_num_batched_tokens,

@@ -190,9 +190,10 @@ def run(arguments: Sequence[str]) -> int:
     parsed = parser.read(arguments, mistakes)
     model, address = parsed.get("model"), parsed.get("ray_address")
     if address is None and (asked := [name for name in (cores.name, "model") if parsed.get(name) is not None]):
-        mistakes.add(f"{listed(['--' + name.replace('_', '-') for name in asked])} needs --ray-address")
+        flags = listed(["--" + name.replace("_", "-") for name in asked])
+        mistakes.add(f"{flags} {'needs' if len(asked) == 1 else 'need'} --ray-address")
     if model is None and (asked := [option.flag for option in kept if option.name in parsed]):
-        mistakes.add(f"{listed(asked)} needs --model, whose weights it is about")
+        mistakes.add(f"{listed(asked)} {'needs' if len(asked) == 1 else 'need'} --model")
     given = {} if model is None else read_given(kept, parsed, os.environ, mistakes)
     engine = mistakes.attempt(lambda: build(EngineOptions, given, model=model or "", device="cpu"))
     parser.refuse(mistakes)

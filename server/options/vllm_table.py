@@ -29,7 +29,7 @@ WORKS = {
     "1, or as --tensor-parallel-size: a draft model computes on the same cores": "--speculative-draft-tensor-parallel-"
     "size",
     "replicas, with `--distributed-executor-backend ray` (docs/scale-out.md)": "--data-parallel-size",
-    "processes of this machine on a CPU, each with some layers (docs/scale-out.md)": "--pipeline-parallel-size",
+    "processes on CPUs, here or on Ray, each with some layers (docs/scale-out.md)": "--pipeline-parallel-size",
     "`ray` for replicas or stages on Ray, `mp` for local stages (docs/scale-out.md); `uni` is accepted without "
     "effect": ("--distributed-executor-backend"),
     "0 or 256, without effect, as the log says: adapters cannot add tokens": "--lora-extra-vocab-size",

@@ -80,11 +80,14 @@ def _report_groups(isa: str, options: CpuOptions, groups: Sequence[Sequence[int]
     quota = cpu_quota()
     if options.threads_bind != "auto" and options.reserved_cpus is not None:
         logger.warning("--reserved-cpus has no effect: --threads-bind %s names the cores", options.threads_bind)
+    advice = "--threads-bind auto makes a group of each node"
+    if options.threads_bind == "auto":
+        advice = "take as many stages or groups as there are nodes, or name cores with --threads-bind"
     for group in spanning_groups(groups, _native.topology()):
         logger.warning(
-            "CPUs %s are of several NUMA nodes, which read each other's memory as one group of threads; "
-            "--threads-bind auto makes a group of each node",
+            "CPUs %s are of several NUMA nodes, which read each other's memory as one group of threads; %s",
             cpu_list(group),
+            advice,
         )
     count = sum(map(len, groups))
     threads = "1 thread" if count == 1 else f"{count} threads"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from tidewheel.engine.adapters.options import LoraOptions
 from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.opened_model import open_model
 from tidewheel.engine.options import EngineOptions
+from tidewheel.engine.pipeline.executor import PipelineExecutor
 from tidewheel.engine.pipeline_options import PipelineOptions
 from tidewheel.engine.sampling_params import SamplingParams as EngineParams
 from tidewheel.engine.weights.lora import LoraAdapter, LowRankUpdate
@@ -89,7 +91,9 @@ def test_adapters_are_there_when_stages_have_started_again(folders: dict[str, Pa
         assert answers(llm, folder) == expected
 
 
-def test_an_adapter_that_one_stage_refuses_harms_nobody() -> None:
+@contextmanager
+def pipeline() -> Iterator[PipelineExecutor]:
+    """Two stages of a layer each."""
     given = EngineOptions(
         str(models_zoo.folder("llama")),
         device="cpu",
@@ -97,24 +101,47 @@ def test_an_adapter_that_one_stage_refuses_harms_nobody() -> None:
         pipeline=PipelineOptions(pipeline_parallel_size=2),
     )
     model = open_model(given)
-    wanted = model.executor_options(
-        max_model_len=128,
-        max_num_seqs=4,
-        max_num_batched_tokens=64,
-        num_blocks=32,
-        lora=model.lora_limits(given.lora),
-    )
+    wanted = model.executor_options(given, max_model_len=128, max_num_seqs=4, max_num_batched_tokens=64, num_blocks=32)
     executor = load_stages(given, model, wanted)
     try:
-        a, right, wrong = (np.ones(shape, np.float32) for shape in ((2, 64), (64, 2), (7777, 2)))
-        updates = (LowRankUpdate("layers.0.q", a, right, 1.0), LowRankUpdate("layers.1.q", a, wrong, 1.0))
-        with pytest.raises(DeviceError, match="cannot load this adapter"):
-            executor.load_lora(0, LoraAdapter(updates))
-        executor.load_lora(1, LoraAdapter(updates[:1]))
-        driver = Driver(executor, 128)
-        for lora in (None, Lora(1, "digest")):
-            driver.add(Job((5, 6, 7), EngineParams(max_tokens=5, temperature=0.0), seed=1, lora=lora))
-        driver.run()
-        assert [len(sampled) for sampled in driver.sampled.values()] == [5, 5]
+        yield executor
     finally:
         executor.close()
+
+
+def updates(*layers: int, rows: int = 64) -> LoraAdapter:
+    """What changes the queries of these layers."""
+    a, b = np.ones((2, 64), np.float32), np.ones((rows, 2), np.float32)
+    return LoraAdapter(tuple(LowRankUpdate(f"layers.{layer}.q", a, b, 1.0) for layer in layers))
+
+
+def run_with_adapters(executor: PipelineExecutor, *loras: Lora | None) -> list[int]:
+    """How many tokens a request with each of these has."""
+    driver = Driver(executor, 128)
+    for lora in loras:
+        driver.add(Job((5, 6, 7), EngineParams(max_tokens=5, temperature=0.0), seed=1, lora=lora))
+    driver.run()
+    return [len(sampled) for sampled in driver.sampled.values()]
+
+
+def test_an_adapter_that_one_stage_refuses_harms_nobody() -> None:
+    with pipeline() as executor:
+        with pytest.raises(DeviceError, match="cannot load this adapter"):
+            executor.load_lora(0, updates(1, rows=7777))
+        executor.load_lora(1, updates(0))
+        assert run_with_adapters(executor, None, Lora(1, "digest")) == [5, 5]
+
+
+def test_an_adapter_with_which_a_stage_ended_is_not_given_to_the_next_ones() -> None:
+    with pipeline() as executor, ThreadPoolExecutor(1) as pool:
+        executor.load_lora(0, updates(0, 1))
+        pid = children_of(os.getpid())[1]
+        os.kill(pid, signal.SIGSTOP)
+        loading = pool.submit(executor.load_lora, 1, updates(0, 1))
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(DeviceError, match=r"pipeline stage 2 of 2 \(layer 1\) was killed by SIGKILL") as caught:
+            loading.result(timeout=60)
+        executor.restart(caught.value)
+        assert run_with_adapters(executor, Lora(0, "digest")) == [5]
+        with pytest.raises(DeviceError, match="there is no adapter"):
+            run_with_adapters(executor, Lora(1, "other digest"))

@@ -24,6 +24,7 @@ from waiting import wait_until
 from engine.pipeline.processes import children_of, kill_soon
 from tidewheel import LLM
 from tidewheel import SamplingParams as Params
+from tidewheel.engine.constraints import masks
 from tidewheel.engine.constraints.constraint import TokenConstraints
 from tidewheel.engine.devices.base import DraftExecutor, Executor
 from tidewheel.engine.errors import DeviceError
@@ -33,6 +34,7 @@ from tidewheel.engine.pipeline.draft import StagedLayer
 from tidewheel.engine.pipeline.executor import PipelineExecutor
 from tidewheel.engine.pipeline_options import PipelineOptions
 from tidewheel.engine.sampling_params import SamplingParams
+from tidewheel.engine.scheduling import drafts
 from tidewheel.engine.speculation.draft_model import ModelDrafter
 from tidewheel.engine.speculation.loading import open_draft
 from tidewheel.engine.speculation.mtp import MtpDrafter
@@ -56,7 +58,14 @@ def options() -> EngineOptions:
 def roomy() -> Executor:
     """One process, without a draft model."""
     model = open_model(options())
-    return model.device.load(model.spec, model.weights, model.executor_options(**LIMITS))
+    return model.device.load(model.spec, model.weights, model.executor_options(None, **LIMITS))
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Grammars are followed however long that takes on a busy machine: what is guessed depends on it."""
+    monkeypatch.setattr(drafts, "_LOOKAHEAD_S", 60.0)
+    monkeypatch.setattr(masks, "_LOOKAHEAD_S", 60.0)
 
 
 @contextmanager
@@ -65,7 +74,7 @@ def drafting(draft: str = "llama") -> Iterator[Driver]:
     given = options()
     model = open_model(given)
     opened = open_draft(given, DraftModel(str(models_zoo.folder(draft)), num_tokens=5), model)
-    wanted = model.executor_options(**LIMITS)
+    wanted = model.executor_options(None, **LIMITS)
     executor = load_stages(given, model, wanted, opened)
     try:
         assert executor.draft is not None
@@ -135,7 +144,7 @@ def predicting(folder: Path, stages: int) -> Iterator[Driver]:
         pipeline=PipelineOptions(pipeline_parallel_size=stages),
     )
     model = open_model(given)
-    wanted = model.executor_options(**LIMITS, layer_guesses=GUESSES)
+    wanted = model.executor_options(given, **LIMITS)
     executor: Executor
     if stages > 1:
         executor = load_stages(given, model, wanted)
