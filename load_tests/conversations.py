@@ -57,7 +57,9 @@ class Mix:
 
 
 def make_mix(conversations: int, seed: int) -> Mix:
-    """Conversations of two to six turns, of which one in seven has no system prompt, and a third each has either name.
+    """Conversations of two to six turns. One in seven has no system prompt.
+
+    A third is named by the header, a third by the field, and a third by nothing.
 
     They begin one after the other, and their later turns come among those of others.
     """

@@ -26,7 +26,6 @@ _CHAT = "/v1/chat/completions"
 _IN_PROXY = {
     "round-robin": "ray.serve.experimental.round_robin_router.RoundRobinRouter",
     "consistent-hash": "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter",
-    "power-of-two": "ray.serve._private.request_router.PowerOfTwoChoicesRequestRouter",
 }
 # `ray.serve.llm`, where it is documented, imports what `ray[llm]` installs.
 _AFFINITY = "ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_router.PrefixCacheAffinityRouter"

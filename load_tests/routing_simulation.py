@@ -227,8 +227,8 @@ def simulate(
         if number % step == step - 1 and number > 3 * running:
             looks += 1
             peaks += max(loads) / (sum(loads) / replicas)
-    mean = sum(tokens) / replicas
-    return Outcome(found / sum(tokens), max(tokens) / mean, peaks / max(1, looks), time.perf_counter() - began)
+    total = max(1, sum(tokens))
+    return Outcome(found / total, max(tokens) * replicas / total, peaks / max(1, looks), time.perf_counter() - began)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -76,6 +76,13 @@ def test_the_next_turn_of_a_chat_stays_where_a_small_batch_runs() -> None:
     assert policy.choose(Keys(prefixes=later, is_chat=True)) != home
 
 
+def test_a_replica_that_computes_few_at_a_time_keeps_no_longer_queue() -> None:
+    policy = policy_of(4, most_own=2)
+    home = send(policy, Keys(prefixes=(1, 2), is_chat=True))
+    policy.loads.set(home, 2)
+    assert policy.choose(Keys(prefixes=(1, 2, 3, 4), is_chat=True)) != home
+
+
 def test_new_chats_with_the_same_system_prompt_are_spread() -> None:
     policy = policy_of(4)
     homes = [send(policy, Keys(prefixes=(1, number), is_chat=True)) for number in range(100, 140)]

@@ -50,6 +50,13 @@ def test_everything_before_counts() -> None:
     assert len(numbers) == 6
 
 
+def test_a_system_prompt_alone_begins_the_chats_of_others() -> None:
+    """Else whoever sends it alone would make next turns of all chats that begin with it."""
+    assert keys_of(messages=messages("a", "b")).is_chat
+    for role in ("system", "developer"):
+        assert not keys_of(messages=[{"role": role, "content": "a"}]).is_chat
+
+
 def test_a_text_is_split_into_pieces() -> None:
     short, long = keys_of(prompt="x" * 1024), keys_of(prompt="x" * 3000)
     assert [*long.prefixes][:1] == [*short.prefixes]

@@ -265,9 +265,11 @@ def test_the_stage_at_which_a_step_stays_is_named(
             asking = threading.Thread(target=lambda: found.append(answers_of(llm)))
             asking.start()
             said = f"it is at pipeline stage {stage + 1} of 2 (layer {stage}), {place}"
-            wait_until(lambda: any(said in record.getMessage() for record in caplog.records))
-            os.kill(pid, signal.SIGCONT)
-            asking.join()
+            try:
+                wait_until(lambda: any(said in record.getMessage() for record in caplog.records))
+            finally:
+                os.kill(pid, signal.SIGCONT)
+                asking.join()
             assert found == [expected]
 
 
@@ -343,7 +345,7 @@ def test_a_node_takes_the_layers_that_a_stage_can_load(tmp_path: Path) -> None:
     assert takes(4, 3 * whole, 1, size).replicas == 3
     assert takes(4, 9 * whole, 1, size).replicas == 4
     assert takes(3, 9 * whole, 2, size).replicas == 1
-    assert takes(1, whole, 2, size) == Takes(0, 0)
+    assert takes(1, whole, 2, size) == Takes(0, None)
     half, third = (takes(4, room_for(count), 1, size) for count in (layers // 2, layers // 3))
     assert "at least 2 of these nodes" in render_size(size, [third, half, half])
     assert "not the memory for all layers" in render_size(size, [third, third])

@@ -14,6 +14,7 @@ from tidewheel.server.options.serve import ServeOptions
 from .cluster import own_environment
 from .deployment import TidewheelServer
 from .options import check_addresses, check_connections, command_line, parse_arguments
+from .policy import MOST_OWN
 from .settings import ReplicaSettings, read_settings
 from .shared_state import without_own_state
 
@@ -66,7 +67,7 @@ def make_application(
         graceful_shutdown_timeout_s=options.http.shutdown_timeout + _AFTER_DRAIN_S,
         graceful_shutdown_wait_loop_s=min(2.0, options.http.shutdown_timeout or 0.1),
         health_check_period_s=settings.health_check_period_s,
-        request_router_config=_router(settings),
+        request_router_config=_router(settings, options.engine.max_num_seqs),
         **_number(settings),
     )
     bound = settings.num_cpus if settings.bind_cores else None
@@ -95,9 +96,10 @@ def _wait_policy(settings: ReplicaSettings) -> AutoscalingPolicy:
     )
 
 
-def _router(settings: ReplicaSettings) -> RequestRouterConfig:
+def _router(settings: ReplicaSettings, max_num_seqs: int) -> RequestRouterConfig:
+    of_prefix = {"most_load": settings.most_load, "most_own": min(MOST_OWN, max_num_seqs)}
     return RequestRouterConfig(
         request_router_class=_ROUTERS[settings.router],
-        request_router_kwargs={"most_load": settings.most_load} if settings.router == "prefix" else {},
+        request_router_kwargs=of_prefix if settings.router == "prefix" else {},
         request_routing_stats_period_s=settings.routing_stats_period_s,
     )

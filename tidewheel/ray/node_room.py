@@ -50,7 +50,7 @@ def takes(cpus: float, available: int | None, cpus_per_replica: int, size: Model
     if size is None or available is None:
         return Takes(replicas, None)
     each = size.num_bytes + size.num_bytes // BESIDE_WEIGHTS
-    return Takes(min(replicas, available // max(each, 1)), size.layers_in(available) if replicas else 0)
+    return Takes(min(replicas, available // max(each, 1)), size.layers_in(available) if replicas else None)
 
 
 def render_size(size: ModelSize, found: Sequence[Takes]) -> str:
@@ -59,10 +59,11 @@ def render_size(size: ModelSize, found: Sequence[Takes]) -> str:
         f"{size.name}: {size.num_layers} layers, {in_bytes(size.num_bytes)} of weights as {size.kept_as}, beside which "
         "an eighth more is left for KV cache."
     )
-    if any(take.layers is None or take.layers == size.num_layers for take in found):
+    layers = [take.layers for take in found if take.layers is not None]
+    if not layers or size.num_layers in layers:
         return said
-    together = accumulate(sorted((take.layers or 0 for take in found), reverse=True))
-    needed = next((count for count, layers in enumerate(together, 1) if layers >= size.num_layers), None)
+    together = accumulate(sorted(layers, reverse=True))
+    needed = next((count for count, sum_of in enumerate(together, 1) if sum_of >= size.num_layers), None)
     if needed is None:
-        return f"{said} These nodes have not the memory for all layers."
+        return f"{said} These nodes do not have the memory for all layers."
     return f"{said} No node has the memory for all layers: a pipeline needs at least {needed} of these nodes."

@@ -59,5 +59,5 @@ def _check_groups(engine: EngineOptions, cpus: int) -> None:
         if isinstance(group, ParallelOptions) and group.tensor_parallel_size > cpus:
             raise TidewheelError(
                 f"--tensor-parallel-size {group.tensor_parallel_size} needs as many cores in each stage, which has "
-                f"{cpus}: raise --cpus-per-replica, or lower it"
+                f"{cpus}: raise --cpus-per-replica, or lower --tensor-parallel-size"
             )

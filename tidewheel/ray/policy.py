@@ -9,7 +9,7 @@ import math
 import random
 from collections import OrderedDict
 from collections.abc import Collection, Hashable, Iterable, Sequence
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from msgspec import Struct
 
@@ -17,10 +17,12 @@ from .hash_ring import HashRing
 
 Replica = TypeVar("Replica", bound=Hashable)
 
+MOST_OWN: Final = 8
+"""Requests that a replica may have before a chat leaves it: a batch of so few costs less than its prompt anew."""
+
 _REMEMBERED = 200_000  # prefixes
 _MOST_HOLDERS = 16  # of one prefix that are remembered
 _LEAST_LIMIT = 2  # requests that a replica may have, however idle the others are
-_LEAST_OF_OWN = 8  # the same for a chat's next turn: a batch of so few costs less than its prompt anew
 
 
 class Keys(Struct, frozen=True):
@@ -106,13 +108,19 @@ class PrefixPolicy(Generic[Replica]):
     `most_load` times the mean, or 2 requests if that is more.
 
     Chats have other bounds, because their turns can be told apart. A next turn goes where its whole prompt lies, if
-    that replica has fewer than 8 requests. A new chat that shares its beginning with others, such as a system prompt,
-    goes to a replica that has it only up to the mean: many will follow. `seed` is for tests.
+    that replica has fewer than `most_own` requests. A new chat that shares its beginning with others, such as a system
+    prompt, goes to a replica that has it only up to the mean: many will follow. `seed` is for tests.
     """
 
-    def __init__(self, most_load: float = 1.5, remembered: int = _REMEMBERED, seed: int | None = None) -> None:
+    def __init__(
+        self,
+        most_load: float = 1.5,
+        most_own: int = MOST_OWN,
+        remembered: int = _REMEMBERED,
+        seed: int | None = None,
+    ) -> None:
         self.loads: Loads[Replica] = Loads()
-        self._most_load = most_load
+        self._most_load, self._most_own = most_load, most_own
         self._remembered = remembered
         self._random = random.Random(seed)
         self._replicas: list[Replica] = []
@@ -121,7 +129,7 @@ class PrefixPolicy(Generic[Replica]):
         self._taken: OrderedDict[int, tuple[Replica, ...]] = OrderedDict()  # by this router
         self._whole: set[int] = set()  # those of them that were all of a chat
         self._held: _Published[Replica] = _Published()
-        self._held_whole: _Published[Replica] = _Published()
+        self._held_whole: dict[Replica, frozenset[int]] = {}
 
     def set_replicas(self, replicas: Collection[Replica]) -> None:
         """The replicas that there are now."""
@@ -131,7 +139,7 @@ class PrefixPolicy(Generic[Replica]):
         self._ring = HashRing(self._replicas)
         self.loads.keep(self._present)
         self._held.keep(self._present)
-        self._held_whole.keep(self._present)
+        self._held_whole = {one: keys for one, keys in self._held_whole.items() if one in self._present}
 
     def publish(self, replica: Replica, held: Iterable[int], whole: Iterable[int] = ()) -> None:
         """A replica's own word on the prefixes and adapters that it holds, instead of its last one.
@@ -139,7 +147,7 @@ class PrefixPolicy(Generic[Replica]):
         `whole` are those of the prefixes that were all of a chat.
         """
         self._held.set(replica, held)
-        self._held_whole.set(replica, whole)
+        self._held_whole[replica] = frozenset(whole)
 
     def choose(self, keys: Keys) -> Replica | None:
         """The replica for a request; None if there are none."""
@@ -180,14 +188,17 @@ class PrefixPolicy(Generic[Replica]):
         """A replica that has room and holds the longest prefix."""
         of_own = of_shared = limit
         if keys.is_chat:
-            of_own, of_shared = max(limit, _LEAST_OF_OWN), self.loads.limit(1, 1)
+            of_own, of_shared = max(limit, self._most_own), self.loads.limit(1, 1)
         for i, key in enumerate(reversed(keys.prefixes)):
             # The whole of a chat that comes again is no next turn: those who send the same prompt share it.
-            is_own = i > 0 and (key in self._whole or key in self._held_whole)
+            is_own = i > 0 and (key in self._whole or self._is_held_whole(key))
             replica = self._holder(key, of_own if is_own else of_shared)
             if replica is not None:
                 return replica
         return None
+
+    def _is_held_whole(self, key: int) -> bool:
+        return any(key in self._held_whole.get(one, ()) for one in self._held.holders(key))
 
     def _holder(self, key: int, limit: int) -> Replica | None:
         """A replica that has room and holds what `key` stands for: the better of two of them."""

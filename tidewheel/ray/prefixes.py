@@ -81,7 +81,11 @@ def _session(name: Any) -> int | None:
 
 
 def _is_messages(content: Any) -> bool:
-    return isinstance(content, list) and bool(content) and isinstance(content[0], dict)
+    """Whether these are messages that a next turn begins with. A system prompt alone begins chats of others too."""
+    if not isinstance(content, list) or not content or not isinstance(content[0], dict):
+        return False
+    last = content[-1]
+    return isinstance(last, dict) and last.get("role") not in ("system", "developer")
 
 
 def _parts(request: Mapping[str, Any]) -> Iterator[bytes]:

@@ -45,8 +45,6 @@ class ReplicaApp:
             await self._app(scope, receive, send)
             return
         keys = [read_keys(value) for name, value in scope["headers"] if name == HEADER]
-        for one in keys:
-            self._held.add(one)
         if scope["method"] == "POST" and not keys and not self._has_warned:
             self._has_warned = True
             logger.warning(
@@ -64,6 +62,9 @@ class ReplicaApp:
 
         async def send_signed(message: Message) -> None:
             if message["type"] == "http.response.start":
+                if message["status"] < HTTPStatus.BAD_REQUEST:  # others were refused, and computed nothing
+                    for one in keys:
+                        self._held.add(one)
                 headers = [header for header in message.get("headers", ()) if header[0].lower() != b"x-request-id"]
                 message = {**message, "headers": [*headers, (REPLICA, self._name)]}
             await send(message)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import time
+from collections import Counter, OrderedDict
 from typing import Any
 
 from msgspec.structs import replace
@@ -13,6 +15,8 @@ from ray.serve.request_router import PendingRequest, RequestRouter, RunningRepli
 from .hash_ring import hash_of
 from .policy import Keys, PrefixPolicy
 from .prefixes import HEADER, read_keys, session_key, unpacked
+
+_BELIEVED_S = 10.0  # as long as Serve's own cache of loads
 
 HELD = "held"
 """The key of the prefixes that a replica holds in its routing statistics."""
@@ -25,10 +29,12 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # ray's types are not 
     where that is not installed, X-Session-Id alone is known.
     """
 
-    def initialize_state(self, most_load: float = 1.5) -> None:
+    def initialize_state(self, most_load: float, most_own: int) -> None:
         """What `request_router_kwargs` has."""
-        self._policy: PrefixPolicy[ReplicaID] = PrefixPolicy(most_load)
+        self._policy: PrefixPolicy[ReplicaID] = PrefixPolicy(most_load, most_own)
         self._stats: dict[ReplicaID, str] = {}
+        self._sent: Counter[ReplicaID] = Counter()  # requests of this proxy that run
+        self._heard: OrderedDict[ReplicaID, float] = OrderedDict()  # when, oldest first
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -36,6 +42,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # ray's types are not 
         """The best replica, then all of them, of which Serve takes the one with the fewest requests."""
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True  # if all of them are full
+        self._forget_old_loads()
         chosen = self._policy.choose(_keys(pending_request))
         best = None if chosen is None else self._replicas.get(chosen)
         return [candidate_replicas] if best is None else [[best], candidate_replicas]
@@ -58,20 +65,40 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # ray's types are not 
         super().on_replica_actor_died(replica_id)
         self._policy.set_replicas([*self._replicas])
 
-    # Serve keeps its own cache of loads, which forgets what is older than some seconds.
+    # What a replica says has the requests of other proxies in it, of whose ends nothing is heard here.
 
     def on_new_queue_len_info(self, replica_id: ReplicaID, num_ongoing_requests: int) -> None:
         super().on_new_queue_len_info(replica_id, num_ongoing_requests)
         if replica_id in self._replicas:
             self._policy.loads.set(replica_id, num_ongoing_requests)
+            self._touch(replica_id)
 
     def on_send_request(self, replica_id: ReplicaID) -> None:
         super().on_send_request(replica_id)
         self._policy.loads.add(replica_id, 1)
+        self._sent[replica_id] += 1
+        self._touch(replica_id)
+
+    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+        super().on_request_completed(replica_id, internal_request_id)
+        self._sent[replica_id] -= 1
+        if self._sent[replica_id] <= 0:
+            del self._sent[replica_id]
 
     def decrement_queue_len_cache(self, replica_id: ReplicaID) -> None:
         super().decrement_queue_len_cache(replica_id)
         self._policy.loads.add(replica_id, -1)
+
+    def _touch(self, replica_id: ReplicaID) -> None:
+        self._heard[replica_id] = time.monotonic()
+        self._heard.move_to_end(replica_id)
+
+    def _forget_old_loads(self) -> None:
+        """Count this proxy's own requests alone where nothing was heard for a while."""
+        while self._heard and next(iter(self._heard.values())) < time.monotonic() - _BELIEVED_S:
+            replica_id, _ = self._heard.popitem(last=False)
+            if replica_id in self._replicas:
+                self._policy.loads.set(replica_id, self._sent[replica_id])
 
 
 def _keys(pending: PendingRequest | None) -> Keys:

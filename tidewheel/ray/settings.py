@@ -22,8 +22,8 @@ class ReplicaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     Serve starts and stops replicas between `min_replicas` and that number, so that each has `target_ongoing_requests`
     requests. `autoscaling` "wait" starts more, if the prompts that wait would take longer than `target_wait_s`, or if
     more than `target_waiting_requests` wait at each replica. Further requests than `max_ongoing_requests` wait in
-    Serve's proxy. `router` "prefix" sends a conversation where its prefix lies, as long as no replica has more than
-    `most_load` times the mean. Times are in seconds.
+    Serve's proxy. `router` "prefix" sends a conversation where its prefix lies, within `most_load` times the mean:
+    see `PrefixPolicy`. Times are in seconds.
     """
 
     num_replicas: int | None = None

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -25,7 +25,7 @@ from tidewheel.engine.machine.memory import Memory
 from tidewheel.engine.pipeline.links import Link
 from tidewheel.engine.pipeline.runner import StagePlan
 from tidewheel.engine.pipeline.speed import StageCores, StageSpeed
-from tidewheel.engine.pipeline.stages import Launch, StageEndedError, loaded_text, stage_name
+from tidewheel.engine.pipeline.stages import Launch, loaded_text, stage_name
 from tidewheel.engine.pipeline.step_slot import Arrays, StepSlot
 from tidewheel.engine.pipeline.tcp_link import RESULTS, STEPS, TOKEN_BYTES, TcpLink, connect
 from tidewheel.engine.weights.lora import LoraAdapter
@@ -280,8 +280,10 @@ class RayStages:
         loading = [actor.load_adapter.remote(number, part) for actor, part in zip(actors, parts, strict=False)]
         try:
             said = ray.get(loading)
+        except RayTaskError as error:
+            raise DeviceError(f"a stage cannot load the adapter: {error.cause}") from error
         except RayError:
-            raise StageEndedError(self.failure()) from None
+            raise DeviceError(self.failure()) from None
         if wrong := [text for text in said if text]:
             raise DeviceError(wrong[0])
 
