@@ -348,7 +348,7 @@ def test_a_node_takes_the_layers_that_a_stage_can_load(tmp_path: Path) -> None:
     assert takes(1, whole, 2, size) == Takes(0, None)
     half, third = (takes(4, room_for(count), 1, size) for count in (layers // 2, layers // 3))
     assert "at least 2 of these nodes" in render_size(size, [third, half, half])
-    assert "not the memory for all layers" in render_size(size, [third, third])
+    assert "not have the memory for all layers" in render_size(size, [third, third])
     assert render_size(size, [third, takes(4, whole, 1, size)]).endswith("KV cache.")
 
 
