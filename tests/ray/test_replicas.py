@@ -157,8 +157,10 @@ def test_no_two_replicas_share_a_core(replicas: Replicas) -> None:
 
 
 def test_a_conversation_stays_where_its_prefix_lies(replicas: Replicas) -> None:
-    seen = set()
-    for i in range(8):
+    seen: set[str] = set()
+    for i in range(64):  # new ones go to one or the other by chance
+        if i >= 8 and len(seen) == 2:
+            break
         question = f"Conversation number {i} begins here"
         first = replicas.ask(question)
         answer = first.json()["choices"][0]["message"]["content"]
