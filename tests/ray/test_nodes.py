@@ -19,6 +19,7 @@ import psutil
 import pytest
 from lost_replicas import ask, lose_a_replica, stream
 from ports import lasting_port
+from ray_clusters import SERVE_ENVIRONMENT, start_node
 from server.redis_servers import redis_server
 from waiting import wait_until
 
@@ -26,11 +27,7 @@ from waiting import wait_until
 pytestmark = [pytest.mark.sweep, pytest.mark.timeout(900)]
 _LONG_S = 120  # for replicas to start there
 _ENVIRONMENT = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "tidewheel.ray.proxy.middlewares",
-    "RAY_SERVE_LOG_TO_STDERR": "0",
-    "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
-    "RAY_AUTH_MODE": "disabled",
+    **SERVE_ENVIRONMENT,
     "RAY_external_storage_namespace": "tidewheel",
     "RAY_gcs_rpc_server_reconnect_timeout_s": "600",
 }
@@ -56,7 +53,7 @@ class Node:
         port = lasting_port()
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120)
         variables = {"RAY_SERVE_WORKER_PROXY_HTTP_PORT": str(port)}
-        self._cluster, self._node = cluster, _start(cluster, num_cpus=1, env_vars=variables)
+        self._cluster, self._node = cluster, start_node(cluster, num_cpus=1, env_vars=variables)
 
     @property
     def replicas(self) -> set[int]:
@@ -88,28 +85,13 @@ class Nodes:
         return str(self._cluster.address)
 
     def start_head(self) -> None:
-        _start(self._cluster, num_cpus=0, gcs_server_port=self._port, include_dashboard=False)
+        start_node(self._cluster, num_cpus=0, gcs_server_port=self._port, include_dashboard=False)
 
     def kill_head(self) -> None:
         _kill(self._cluster, self._cluster.head_node)
 
     def add(self) -> Node:
         return Node(self._cluster)
-
-
-def _start(cluster: Any, attempts: int = 3, **options: Any) -> Any:
-    before = {*psutil.Process().children()}
-    head, workers = cluster.head_node, {*cluster.worker_nodes}
-    try:
-        return cluster.add_node(object_store_memory=80 * 2**20, **options)
-    except Exception:  # Ray raises no other kind where its processes took long to start, on a busy machine
-        if attempts == 1:
-            raise
-        for child in {*psutil.Process().children()} - before:
-            child.kill()
-            child.wait()
-        cluster.head_node, cluster.worker_nodes = head, workers
-        return _start(cluster, attempts - 1, **options)
 
 
 def _processes(node: Any) -> list[psutil.Process]:

@@ -23,6 +23,7 @@ import mtp_zoo
 import psutil
 import pytest
 from engine.pipeline.cases import CASES, SWEPT, Case, answers
+from ray_clusters import start_node
 from safetensors.numpy import load_file, save_file
 from waiting import wait_until
 
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
 
     from tidewheel.ray.stages import RayHost
 
-NODE = {"object_store_memory": 80 * 2**20}
 IN_RAY = [Case("granitemoehybrid", 3, (("quantization", "int8"),))]
 SWEEP = [case for case in (*CASES, *SWEPT) if case not in IN_RAY]
 LONG = SamplingParams(max_tokens=4000, temperature=0.0, ignore_eos=True)
@@ -68,13 +68,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
     cluster = Cluster()
     try:
-        for attempt in range(3):
-            try:
-                cluster.add_node(num_cpus=4, include_dashboard=False, **NODE)
-                break
-            except Exception:  # Ray raises no other kind where its processes took long to start, on a busy machine
-                if attempt == 2:
-                    raise
+        start_node(cluster, num_cpus=4, include_dashboard=False)
         ray.init(address=cluster.address, log_to_driver=False)
         yield cluster
     finally:
@@ -242,7 +236,7 @@ def test_a_stage_that_ends_ends_what_runs_and_nothing_else(
 def test_the_stage_at_which_a_step_stays_is_named(
     stage: int, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(executor, "_SLOW_S", 0.2)
+    monkeypatch.setattr(executor, "SLOW_S", 0.2)
     with hosted(2, monkeypatch) as host, caplog.at_level("INFO"):
         running: list[Stages] = []
         launch = host.launch
@@ -354,7 +348,7 @@ def test_a_node_takes_the_layers_that_a_stage_can_load(tmp_path: Path) -> None:
 
 @pytest.mark.sweep
 def test_stages_are_on_nodes_of_their_own_and_outlive_a_node(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    nodes = [cluster.add_node(num_cpus=1, **NODE) for _ in range(2)]
+    nodes = [start_node(cluster, num_cpus=1) for _ in range(2)]
     try:
         with hosted(2, monkeypatch), long_running() as llm:
             expected = answers_of(llm)

@@ -20,6 +20,7 @@ from lost_replicas import lose_a_replica, stream
 from ports import free_port
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
+from ray_clusters import SERVE_ENVIRONMENT
 from waiting import wait_until
 
 import tidewheel.ray
@@ -39,11 +40,7 @@ OPTIONS = {
     "shutdown_timeout": 20,
 }
 _ENVIRONMENT = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "tidewheel.ray.proxy.middlewares",
-    "RAY_SERVE_LOG_TO_STDERR": "0",
-    "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
-    "RAY_AUTH_MODE": "disabled",
+    **SERVE_ENVIRONMENT,
     "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "0.5",
 }
 

@@ -1,0 +1,31 @@
+"""What tests of Ray start it with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psutil
+
+SERVE_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "tidewheel.ray.proxy.middlewares",
+    "RAY_SERVE_LOG_TO_STDERR": "0",
+    "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
+}
+
+
+def start_node(cluster: Any, attempts: int = 3, **options: Any) -> Any:
+    """Add a node to a `ray.cluster_utils.Cluster`."""
+    before = {*psutil.Process().children()}
+    head, workers = cluster.head_node, {*cluster.worker_nodes}
+    try:
+        return cluster.add_node(object_store_memory=80 * 2**20, **options)
+    except Exception:  # Ray raises no other kind where its processes took long to start, on a busy machine
+        if attempts == 1:
+            raise
+        for child in {*psutil.Process().children()} - before:
+            child.kill()
+            child.wait()
+        cluster.head_node, cluster.worker_nodes = head, workers
+        return start_node(cluster, attempts - 1, **options)
