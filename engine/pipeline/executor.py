@@ -36,12 +36,10 @@ from .links import (
 )
 from .restarts import Restarts
 from .stage_times import PipelineStats, StageTimes
-from .stages import Launch, Stages
+from .stages import SLOW_S, Launch, Stages
 from .step_slot import Arrays
 
 logger = logging.getLogger(__name__)
-
-_SLOW_S = 10.0  # that a step may take before the stage where it is is named
 
 
 class PipelineExecutor:
@@ -261,7 +259,7 @@ class PipelineExecutor:
         started = time.perf_counter()
         while True:
             try:
-                message, received = link.receive(_SLOW_S)
+                message, received = link.receive(SLOW_S)
             except TimeoutError:
                 say_late(time.perf_counter() - started)
                 continue

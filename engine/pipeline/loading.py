@@ -45,10 +45,9 @@ def plan_stages(
 ) -> list[StageSpec]:
     """The stages of a model, of which there are several, for the cores and the memory of a `host`.
 
-    `beside_first` is what a draft model takes where the first stage is, in bytes.
-
-    Without one, all stages count as equal. Nothing is measured either if the options say how many layers each has.
-    Raises DeviceError and ModelError for what cannot be split.
+    Without a host, all stages count as equal. Nothing is measured either if the options say how many layers each has.
+    `beside_first` is what a draft model takes where the first stage is, in bytes. Raises DeviceError and ModelError for
+    what cannot be split.
     """
     _staged(options, model)
     count, spec, formats = options.pipeline.stages, model.spec, model.formats

@@ -22,12 +22,10 @@ from .processes import StageProcesses
 from .runner import StagePlan
 from .speed import StageCores, StageSpeed, cores_at, measure
 from .stage import StageStart
-from .stages import Launch, loaded_text
+from .stages import SLOW_S, Launch, loaded_text
 from .step_slot import Arrays, StepSlot
 
 logger = logging.getLogger(__name__)
-
-_SLOW_S = 10.0
 
 
 class LocalHost:
@@ -162,7 +160,7 @@ class LocalStages:
     def _answer(self, index: int) -> str:
         """What is wrong with an adapter that a stage was given."""
         started = time.perf_counter()
-        while not self._adapters[index].poll(_SLOW_S):
+        while not self._adapters[index].poll(SLOW_S):
             seconds = time.perf_counter() - started
             logger.warning(
                 "%s, %s, has loaded an adapter for %.0f s so far", self.name(index), self.place(index), seconds

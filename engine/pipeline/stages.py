@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from ..cancellation import Cancellation
 from ..machine.cpu_list import cpu_list
@@ -14,6 +14,9 @@ from .links import Link
 from .runner import StagePlan
 from .speed import StageCores, StageSpeed
 from .step_slot import Arrays, StepSlot
+
+SLOW_S: Final = 10.0
+"""What stages may take for a step, guesses or an adapter, in seconds, before the one that is waited for is named."""
 
 _GIB = 2**30
 

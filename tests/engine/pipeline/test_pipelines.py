@@ -210,7 +210,7 @@ def test_a_stage_that_ends_while_nothing_runs_harms_nobody() -> None:
 def test_the_stage_at_which_a_step_stays_is_named(
     stage: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(executor, "_SLOW_S", 0.2)
+    monkeypatch.setattr(executor, "SLOW_S", 0.2)
     with long_running() as llm:
         short = SamplingParams(max_tokens=8, temperature=0.0)
         expected = llm.generate([[5, 6, 7]], short, use_tqdm=False)[0].outputs[0].token_ids
