@@ -89,29 +89,29 @@ enum class Epilogue : int {
   kGated,       // panels hold 16 gate then 16 up columns: y = act(gate) * up
 };
 
-// Columns of what an adapter adds are packed in stripes of this many.
+// Matrices of adapters are packed in stripes of this many outputs, [inputs / step, kStripe, step].
 constexpr int kStripe = 16;
 
-// A stripe has zeros up to a multiple of so many values, with which h is multiplied as far as that. Each `low_rank_step`
-// values are side by side.
-constexpr int kLowRankValues = 4;
-constexpr int low_rank_step(DType type) { return type == DType::kBFloat16 ? 2 : 1; }
+// A stripe has zeros up to a multiple of so many inputs, and is multiplied as far as that. Each `stripe_step` inputs are
+// side by side.
+constexpr int kStripeInputs = 4;
+constexpr int stripe_step(DType type) { return type == DType::kBFloat16 ? 2 : 1; }
+constexpr size_t stripe_bytes(int inputs, DType type) {
+  return size_t(inputs + kStripeInputs - 1) / kStripeInputs * kStripeInputs * kStripe * dtype_bytes(type);
+}
 
 // What an adapter adds to some columns of a product: y += h B, with the values of h from `first` on.
 struct LowRankStripe {
-  const void* b = nullptr;  // [count / step, kStripe, step]
+  const void* b = nullptr;
   int first = 0, count = 0;
 
-  // Of b, with its zeros.
-  constexpr size_t bytes(DType type) const {
-    return size_t(count + kLowRankValues - 1) / kLowRankValues * kLowRankValues * kStripe * dtype_bytes(type);
-  }
+  constexpr size_t bytes(DType type) const { return stripe_bytes(count, type); }
 };
 
 // What is added to one row of a product.
 struct LowRankRow {
   const LowRankStripe* stripes = nullptr;  // of all packed columns; null: nothing is added
-  const void* h = nullptr;                 // what `store_low_rank` made
+  const void* h = nullptr;                 // what `pack_stripe_inputs` made
   DType type = DType::kFloat32;            // of B
   // What is read next of the adapter, some of it with each panel, to be fetched meanwhile.
   const char* next = nullptr;
@@ -141,15 +141,14 @@ struct GemmArgs {
   int low_rank_panel = 0;  // of the stripes' panels, that of this weight's first one
 };
 
-// h = A x for some rows x and some rows of A.
+// y = x W^T for some rows x and some stripes of W.
 struct ProjectArgs {
-  const float* const* x;  // [rows], each [k]
-  int rows, k;
-  const void* a;          // [count, k]
-  DType type;             // of A
-  int count;
-  float* const* h;        // [rows], each [count]
-  const void* next = nullptr;  // where the caller goes on reading of an A [.., k], which is then fetched; null: nowhere
+  const void* const* x;  // [rows], each what `pack_stripe_inputs` made
+  int rows, inputs;
+  const void* w;         // [stripes], one behind the other
+  DType type;            // of W
+  int stripes;
+  float* const* y;       // [rows], each [stripes, kStripe]
 };
 
 struct PackWeightsArgs {
@@ -404,8 +403,9 @@ struct Kernels {
   void (*pack_inputs)(const WeightFormat&, const PackInputsArgs&, int row_begin, int row_end);
   void (*gemm)(const WeightFormat&, const GemmArgs&);
   void (*project)(const ProjectArgs&);
-  // Puts values of h from `first` on into a row for `LowRankRow::h`, as B of that type is multiplied by them.
-  void (*store_low_rank)(DType, const float* h, int first, int count, void* row);
+  // Puts inputs from `first` on and so many zeros into a row that stripes of that type are multiplied by. Behind a row's
+  // last input there must be kStripeInputs zeros. An input takes at most as much room as a float.
+  void (*pack_stripe_inputs)(DType, const float* x, int first, int count, int zeros, void* row);
   void (*normalize)(const Norm&, float* x, int size);
   // y += scale * norm(x); x is normalized in place.
   void (*add_normalized)(const Norm&, float* x, int size, float scale, float* y);

@@ -7,76 +7,96 @@
 
 namespace tidewheel::TW_ISA {
 
-// Rows that share what is loaded of B.
-constexpr int kStripeRows = 4;
+// Vectors that a stripe's outputs are, and rows that share what is loaded of them: sums of all have to be in registers.
+constexpr int kStripeVectors = kStripe / kLanes;
+constexpr int kStripeRows = kStripeVectors == 1 ? 4 : 2;
 
-// Adds B h to some rows of a tile: `h` and `y` are theirs.
+// The products of some rows with a stripe.
 template <typename T, int ROWS>
-TW_INLINE void add_stripe(const LowRankStripe& stripe, const void* const* h, float* const* y) {
+TW_INLINE void multiply_stripe(const T* w, int inputs, const typename Element<T>::Activation* const* x,
+                               F (&products)[ROWS][kStripeVectors]) {
   using E = Element<T>;
   constexpr int kTogether = 2 * E::kStep;
-  static_assert(kLowRankValues % kTogether == 0);
-  for (int v = 0; v < kStripe; v += kLanes) {
-    // Even and odd steps have sums of their own: one chain of additions would be waited for.
-    F sums[2][ROWS];
+  static_assert(kStripeInputs % kTogether == 0);
+  // Even and odd steps have sums of their own: one chain of additions would be waited for.
+  F sums[2][ROWS][kStripeVectors];
 #pragma GCC unroll 4
-    for (int r = 0; r < ROWS; ++r) sums[0][r] = sums[1][r] = zero();
-    const T* b = static_cast<const T*>(stripe.b) + v * E::kStep;
-    for (int i = stripe.first; i < stripe.first + stripe.count; i += kTogether, b += kTogether * kStripe) {
-      const typename E::Vector even = E::load_step(b), odd = E::load_step(b + E::kStep * kStripe);
+  for (int r = 0; r < ROWS; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kStripeVectors; ++v) sums[0][r][v] = sums[1][r][v] = zero();
+  }
+  for (int i = 0; i < inputs; i += kTogether, w += kTogether * kStripe) {
+#pragma GCC unroll 2
+    for (int odd = 0; odd < 2; ++odd) {
+      typename E::Vector weights[kStripeVectors];
+#pragma GCC unroll 4
+      for (int v = 0; v < kStripeVectors; ++v) weights[v] = E::load_step(w + (odd * kStripe + v * kLanes) * E::kStep);
 #pragma GCC unroll 4
       for (int r = 0; r < ROWS; ++r) {
-        const auto* const values = static_cast<const typename E::Activation*>(h[r]) + i;
-        sums[0][r] = E::dot(sums[0][r], even, values);
-        sums[1][r] = E::dot(sums[1][r], odd, values + E::kStep);
+#pragma GCC unroll 4
+        for (int v = 0; v < kStripeVectors; ++v) sums[odd][r][v] = E::dot(sums[odd][r][v], weights[v], x[r] + i + odd * E::kStep);
       }
     }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < ROWS; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kStripeVectors; ++v) products[r][v] = add(sums[0][r][v], sums[1][r][v]);
+  }
+}
+
+// Calls `body` for so many rows, which are at most `kStripeRows`.
+template <typename Body>
+TW_INLINE void with_rows(int rows, Body&& body) {
+  switch (rows) {
+    case 1: return body.template operator()<1>();
+    case 2: return body.template operator()<2>();
+    case 3:
+      if constexpr (kStripeRows > 2) return body.template operator()<3>();
+      break;
+    default:
+      if constexpr (kStripeRows > 3) return body.template operator()<4>();
+      break;
+  }
+}
+
+// Adds B h to some rows of a tile, of one adapter.
+template <typename T, int ROWS>
+TW_INLINE void add_panel(const LowRankRow* rows, const LowRankStripe* stripes, float* tile) {
+  using Activation = typename Element<T>::Activation;
+  for (int s = 0; s < kPanel / kStripe; ++s, ++stripes, tile += kStripe) {
+    const Activation* h[ROWS];
+#pragma GCC unroll 4
+    for (int r = 0; r < ROWS; ++r) h[r] = static_cast<const Activation*>(rows[r].h) + stripes->first;
+    F products[ROWS][kStripeVectors];
+    multiply_stripe<T, ROWS>(static_cast<const T*>(stripes->b), stripes->count, h, products);
 #pragma GCC unroll 4
     for (int r = 0; r < ROWS; ++r) {
-      float* const at = y[r] + v;
-      store(at, add(load(at), add(sums[0][r], sums[1][r])));
+#pragma GCC unroll 4
+      for (int v = 0; v < kStripeVectors; ++v) {
+        float* const y = tile + r * kPanel + v * kLanes;
+        store(y, add(load(y), products[r][v]));
+      }
     }
   }
 }
 
-template <typename T>
-TW_INLINE void add_panel(const LowRankStripe* stripes, const void* const* h, float* const* y, int rows) {
-  for (int s = 0; s < kPanel / kStripe; ++s) {
-    float* at[kStripeRows];
-    for (int r = 0; r < rows; ++r) at[r] = y[r] + s * kStripe;
-    switch (rows) {
-      case 1: add_stripe<T, 1>(stripes[s], h, at); break;
-      case 2: add_stripe<T, 2>(stripes[s], h, at); break;
-      case 3: add_stripe<T, 3>(stripes[s], h, at); break;
-      default: add_stripe<T, kStripeRows>(stripes[s], h, at); break;
-    }
-  }
-}
-
-// `tile` [count, kPanel] are the products of at most 64 rows with the panel.
-TW_INLINE void add_to_rows(const LowRankRow* rows, int count, int panel, float* tile) {
-  constexpr int kStripes = kPanel / kStripe;
-  uint64_t left = 0;  // rows that something is added to
-  for (int r = 0; r < count; ++r) left |= uint64_t{rows[r].stripes != nullptr} << r;
-  while (left) {
-    // The first of them, with others of the same adapter.
-    const LowRankRow& row = rows[__builtin_ctzll(left)];
-    const void* h[kStripeRows];
-    float* y[kStripeRows];
-    int together = 0;
-    for (uint64_t next = left; next && together < kStripeRows; next &= next - 1) {
-      const int r = __builtin_ctzll(next);
-      if (rows[r].stripes != row.stripes) continue;
-      h[together] = rows[r].h, y[together] = tile + r * kPanel;
-      left &= ~(uint64_t{1} << r);
-      ++together;
-    }
-    const LowRankStripe* const stripes = row.stripes + panel * kStripes;
-    switch (row.type) {
-      case DType::kFloat32: add_panel<float>(stripes, h, y, together); break;
-      case DType::kBFloat16: add_panel<bf16>(stripes, h, y, together); break;
-      case DType::kFloat16: add_panel<f16>(stripes, h, y, together); break;
-    }
+// `tile` [count, kPanel] are the products of rows with the panel. Those of one adapter are mostly side by side.
+TW_INLINE void add_low_rank(const LowRankRow* rows, int count, int panel, float* tile) {
+  for (int begin = 0, end; begin < count; begin = end) {
+    const LowRankRow& row = rows[begin];
+    end = begin + 1;
+    if (!row.stripes) continue;
+    while (end < count && end < begin + kStripeRows && rows[end].stripes == row.stripes) ++end;
+    const LowRankStripe* const stripes = row.stripes + panel * (kPanel / kStripe);
+    with_rows(end - begin, [&]<int ROWS>() {
+      float* const y = tile + begin * kPanel;
+      switch (row.type) {
+        case DType::kFloat32: return add_panel<float, ROWS>(&row, stripes, y);
+        case DType::kBFloat16: return add_panel<bf16, ROWS>(&row, stripes, y);
+        case DType::kFloat16: return add_panel<f16, ROWS>(&row, stripes, y);
+      }
+    });
   }
 }
 
@@ -91,7 +111,7 @@ TW_INLINE void prefetch_stripes(const LowRankRow* rows, int count, int panel) {
 // next. Much else is read from one panel to the next.
 TW_INLINE void prefetch_low_rank(const LowRankRow* rows, int count, int panel) {
   constexpr int kStripes = kPanel / kStripe;
-  const LowRankStripe* last = nullptr;  // rows of one adapter are mostly side by side
+  const LowRankStripe* last = nullptr;
   for (int r = 0; r < count; ++r) {
     if (!rows[r].stripes || rows[r].stripes == last) continue;
     last = rows[r].stripes;
@@ -103,13 +123,6 @@ TW_INLINE void prefetch_low_rank(const LowRankRow* rows, int count, int panel) {
     }
     const char* const next = rows[r].next + panel * rows[r].next_bytes;
     for (size_t i = 0; i < rows[r].next_bytes; i += 64) prefetch_later(next + i);
-  }
-}
-
-TW_INLINE void add_low_rank(const LowRankRow* rows, int count, int panel, float* tile) {
-  constexpr int kMost = 64;
-  for (int begin = 0; begin < count; begin += kMost) {
-    add_to_rows(rows + begin, count - begin < kMost ? count - begin : kMost, panel, tile + begin * kPanel);
   }
 }
 

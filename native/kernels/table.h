@@ -25,7 +25,7 @@ void gemm(const WeightFormat& format, const GemmArgs& args);
 // At most kFewRows packed rows times a panel, for formats of blocks.h.
 void multiply_few_rows(const WeightFormat& format, const char* x, const char* panel, int k, int rows, float* tile);
 void project(const ProjectArgs& args);
-void store_low_rank(DType type, const float* h, int first, int count, void* row);
+void pack_stripe_inputs(DType type, const float* x, int first, int count, int zeros, void* row);
 void normalize(const Norm& norm, float* x, int size);
 void normalize_to(const Norm& norm, const float* x, int size, float* out);
 void add_normalized(const Norm& norm, float* x, int size, float scale, float* y);

@@ -65,6 +65,27 @@ void copy_matrix(const OwnMatrix& matrix, size_t elements, DType type, char* to)
   for (size_t i = 0; i < elements; ++i) store_as(type, to, i, load_as(matrix.type, from, i));
 }
 
+// Where an input of one of a stripe's outputs lies.
+size_t place_in_stripe(DType type, int output, int input) {
+  const int step = stripe_step(type);
+  return size_t(input / step * kStripe + output) * step + input % step;
+}
+
+size_t stripes_bytes(size_t outputs, int inputs, DType type) {
+  return (outputs + kStripe - 1) / kStripe * stripe_bytes(inputs, type);
+}
+
+// Packs a matrix in stripes, where everything is 0 so far.
+template <typename At>
+void fill_stripes(DType type, size_t outputs, int inputs, At&& at, char* to) {
+  for (size_t first = 0; first < outputs; first += kStripe, to += stripe_bytes(inputs, type)) {
+    const int count = static_cast<int>(std::min<size_t>(kStripe, outputs - first));
+    for (int i = 0; i < inputs; ++i) {
+      for (int o = 0; o < count; ++o) store_as(type, to, place_in_stripe(type, o, i), at(first + o, i));
+    }
+  }
+}
+
 int projection_of(Layout& layout, const LowRankUpdate& update) {
   int i = 0;
   for (Projection& known : layout.projections) {
@@ -145,10 +166,12 @@ Adapter::Part outline(const Layout& layout) {
 }
 
 void fill_a(const Layout& layout, DType type, char* a) {
+  const int inputs = layout.linear->k;
+  std::vector<const float*> rows(layout.values());  // null: zeros
   for (const Projection& projection : layout.projections) {
-    const size_t inputs = projection.update->inputs, first = projection.first * inputs;
-    for (size_t i = 0; i < projection.update->rank * inputs; ++i) store_as(type, a, first + i, projection.update->a[i]);
+    for (int j = 0; j < projection.update->rank; ++j) rows[projection.first + j] = projection.update->a + size_t(j) * inputs;
   }
+  fill_stripes(type, rows.size(), inputs, [&](size_t value, int i) { return rows[value] ? rows[value][i] : 0.0f; }, a);
 }
 
 void fill_stripe(const Layout& layout, size_t first_column, const LowRankStripe& stripe, DType type, char* b) {
@@ -158,10 +181,7 @@ void fill_stripe(const Layout& layout, size_t first_column, const LowRankStripe&
     const LowRankUpdate& update = *column.update;
     const Projection& projection = layout.projections[column.projection];
     const int first = projection.first - stripe.first;
-    const auto store = [&](int value, float x) {
-      const int step = low_rank_step(type), at = first + value;
-      store_as(type, b, size_t(at / step * kStripe + c) * step + at % step, x);
-    };
+    const auto store = [&](int value, float x) { store_as(type, b, place_in_stripe(type, c, first + value), x); };
     for (int j = 0; j < update.rank; ++j) {
       store(j, update.b[size_t(column.row) * update.rank + j]);
     }
@@ -191,11 +211,10 @@ Adapter::Adapter(const Weights& weights, DType type, const AdapterContent& conte
             "an update of the embedding must have its shape");
     rank_ = added->rank, scale_ = added->scale;
   }
-  const size_t a_elements = vocab * rank_, b_elements = size_t(size_) * rank_;
-  const auto a_bytes = [&](const Layout& layout) { return round_up(layout.values() * layout.linear->k * element, 64); };
-  const auto rounded = [&](size_t elements) { return round_up(elements * element, 64); };
-  size_t bytes = rounded(a_elements) + rounded(b_elements) +
-                 rounded(matrix_elements) * (content.embed.has_value() + content.head.has_value());
+  const auto a_bytes = [&](const Layout& layout) { return stripes_bytes(layout.values(), layout.linear->k, type); };
+  const size_t tokens_bytes = round_up(vocab * rank_ * element, 64), rows_bytes = stripes_bytes(size_, rank_, type);
+  const size_t embed_bytes = round_up(matrix_elements * element, 64), head_bytes = stripes_bytes(vocab, size_, type);
+  size_t bytes = tokens_bytes + rows_bytes + (content.embed ? embed_bytes : 0) + (content.head ? head_bytes : 0);
   // Layouts are made twice: those of all experts of a model would take more memory than the adapter.
   changed_.reserve(all.size());
   for (const auto& [id, updates] : all) {
@@ -235,16 +254,20 @@ Adapter::Adapter(const Weights& weights, DType type, const AdapterContent& conte
       for (int j = 0; j < rank_; ++j) store_as(type, next, token * rank_ + j, content.embedding->a[j * vocab + token]);
     }
     tokens_a_ = next;
-    next += rounded(a_elements);
-    copy_matrix({content.embedding->b, DType::kFloat32}, b_elements, type, next);
+    next += tokens_bytes;
+    fill_stripes(type, size_, rank_, [&](size_t row, int j) { return content.embedding->b[row * rank_ + j]; }, next);
     rows_b_ = next;
-    next += rounded(b_elements);
+    next += rows_bytes;
   }
-  for (const auto& [own, place] : {std::pair{&content.embed, &embed_}, std::pair{&content.head, &head_}}) {
-    if (!*own) continue;
-    copy_matrix(**own, matrix_elements, type, next);
-    *place = next;
-    next += rounded(matrix_elements);
+  if (const auto& own = content.embed) {
+    copy_matrix(*own, matrix_elements, type, next);
+    embed_ = next;
+    next += embed_bytes;
+  }
+  if (const auto& own = content.head) {
+    const char* from = static_cast<const char*>(own->data);
+    fill_stripes(type, vocab, size_, [&](size_t row, int i) { return load_as(own->type, from, row * size_ + i); }, next);
+    head_ = next;
   }
 }
 
@@ -257,9 +280,12 @@ bool Adapter::look_up(int token, float* row) const {
 void Adapter::add_embedding(const Kernels& kernels, int token, float* row, float* scratch) const {
   if (!tokens_a_) return;
   float* const h = scratch;
-  float* const y = scratch + round_up(rank_, 16);
+  float* const packed = h + rank_;
+  float* const y = packed + packed_row_floats(rank_);
   for (int j = 0; j < rank_; ++j) h[j] = scale_ * load_as(type_, tokens_a_, size_t(token) * rank_ + j);
-  kernels.project({&h, 1, rank_, rows_b_, type_, size_, &y});
+  kernels.pack_stripe_inputs(type_, h, 0, rank_, kStripeInputs, packed);
+  const void* const x = packed;
+  kernels.project({&x, 1, rank_, rows_b_, type_, (size_ + kStripe - 1) / kStripe, &y});
   for (int i = 0; i < size_; ++i) row[i] += y[i];
 }
 

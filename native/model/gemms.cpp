@@ -36,7 +36,9 @@ void Gemms::allocate(const std::map<const Linear*, std::string>& matrices) {
   workspace_.need_scratch(row_scratch_bytes_ + bytes_alone);
 }
 
-const char* Gemms::pack_inputs(Worker& worker, const Linear& linear, const Rows& rows) const {
+Gemms::Inputs Gemms::prepare(Worker& worker, const Linear& linear, const Rows& rows) const {
+  const StepAdapters::Projection low_rank = adapters_.projection(linear, rows);
+  const auto project = [&](int64_t piece) { adapters_.project(worker, low_rank, piece, linear, rows); };
   const bool alone = rows.count <= most_rows_alone(linear);
   char* const scratch = workspace_.scratch(worker);
   char* const out = alone ? scratch + row_scratch_bytes_ : packed_.data();
@@ -50,13 +52,17 @@ const char* Gemms::pack_inputs(Worker& worker, const Linear& linear, const Rows&
     }
   };
   if (alone) {
+    if (low_rank.pieces > 0) worker.share(low_rank.pieces, 1, [&](int64_t piece, int64_t) { project(piece); });
     if (!worker.is_late()) pack(0, rows.count);
   } else {
-    worker.share(rows.count, kernels_.tile_rows(linear.format), [&](int64_t begin, int64_t end) {
-      pack(static_cast<int>(begin), static_cast<int>(end));
+    const int tile = kernels_.tile_rows(linear.format), tiles = (rows.count + tile - 1) / tile;
+    worker.share(low_rank.pieces + tiles, 1, [&](int64_t i, int64_t) {
+      if (i < low_rank.pieces) return project(i);
+      const int begin = static_cast<int>(i - low_rank.pieces) * tile;
+      pack(begin, std::min(begin + tile, rows.count));
     });
   }
-  return out;
+  return {out, low_rank.rows};
 }
 
 // Row by row: it is normalized in one piece of scratch memory, and its inputs are put in order in the other, `room`.
@@ -78,16 +84,14 @@ void Gemms::pack_in_order(const Linear& linear, const PackInputsArgs& args, char
 }
 
 void Gemms::run(Worker& worker, const Linear& linear, const Rows& rows, const Output& output) const {
-  const LowRankRow* low_rank = adapters_.project(worker, linear, rows);
-  const char* x = pack_inputs(worker, linear, rows);
-  multiply(worker, linear, x, rows.count, low_rank, output);
+  Inputs inputs = prepare(worker, linear, rows);
+  multiply(worker, linear, inputs, rows.count, output);
   for (const Linear* before = &linear; before->next; before = before->next.get()) {
     const Linear& part = *before->next;
-    low_rank = adapters_.project(worker, part, rows);
-    if (low_rank || !same_inputs(*before, part)) x = pack_inputs(worker, part, rows);
+    if (inputs.low_rank || adapters_.changes(part, part) || !same_inputs(*before, part)) inputs = prepare(worker, part, rows);
     Output behind = output;
     behind.y += part.first;
-    multiply(worker, part, x, rows.count, low_rank, behind);
+    multiply(worker, part, inputs, rows.count, behind);
   }
 }
 
@@ -132,8 +136,7 @@ void Gemms::run_heads(Worker& worker, const Linear& linear, const HeadLayout& la
   });
 }
 
-void Gemms::multiply(Worker& worker, const Linear& part, const char* x, int num_rows, const LowRankRow* low_rank,
-                     const Output& output) const {
+void Gemms::multiply(Worker& worker, const Linear& part, const Inputs& inputs, int num_rows, const Output& output) const {
   // The group's own panels are a GEMM of their own, with fewer columns.
   const Linear::Slice& slice = part.slices[worker.group()];
   const int panels = slice.panels.size(), first_column = slice.panels.begin * kPanel;
@@ -148,9 +151,9 @@ void Gemms::multiply(Worker& worker, const Linear& part, const char* x, int num_
       const int row = static_cast<int>(begin / panels) * block_rows;
       const int panel = static_cast<int>(begin % panels);
       const int panel_end = static_cast<int>(std::min<int64_t>(panels, panel + (end - begin)));
-      kernels_.gemm(part.format, {x, row, std::min(num_rows, row + block_rows), slice.weight, part.k, columns, panel,
+      kernels_.gemm(part.format, {inputs.packed, row, std::min(num_rows, row + block_rows), slice.weight, part.k, columns, panel,
                                     panel_end, bias, output.epilogue, output.activation, y, output.stride, output.scale,
-                                    output.softcap, 0, low_rank, slice.panels.begin});
+                                    output.softcap, 0, inputs.low_rank, slice.panels.begin});
       begin += panel_end - panel;
     }
   });

@@ -58,9 +58,15 @@ class Gemms {
   size_t heads_scratch_bytes(const Linear& linear) const;
 
  private:
-  void multiply(Worker& worker, const Linear& part, const char* x, int num_rows, const LowRankRow* low_rank,
-                const Output& output) const;
-  const char* pack_inputs(Worker& worker, const Linear& linear, const Rows& rows) const;
+  // What rows are multiplied from.
+  struct Inputs {
+    const char* packed;
+    const LowRankRow* low_rank;
+  };
+
+  // Packs rows, and computes what adapters need of them.
+  Inputs prepare(Worker& worker, const Linear& linear, const Rows& rows) const;
+  void multiply(Worker& worker, const Linear& part, const Inputs& inputs, int num_rows, const Output& output) const;
   void pack_in_order(const Linear& linear, const PackInputsArgs& args, char* room, int begin, int end) const;
   int heads_block_rows(const Linear& linear) const;
   size_t room_for_row() const { return round_up((most_inputs_ + kRowGroup) * sizeof(float), 64); }

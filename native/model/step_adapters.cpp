@@ -9,14 +9,12 @@
 namespace tidewheel {
 namespace {
 
-// Values of h that a worker computes at a time where there are few rows: so all workers have something to do.
-constexpr int kChunk = 8;
-
-// Values of h that are computed before they are scaled.
-constexpr int kSome = 64;
+// Stripes of h that are computed before they are scaled.
+constexpr int kSome = 4;
 
 // Logits that a worker computes at a time, of a head of an adapter's own.
 constexpr int kLogits = 256;
+static_assert(kLogits % kStripe == 0);
 
 }  // namespace
 
@@ -29,8 +27,8 @@ void StepAdapters::allocate(const std::map<const Linear*, std::string>& matrices
   }
   workers_ = workers;
   most_values_ = most_tensors * (max_rank + 2);  // with a bias and a shift
-  stride_ = round_up(most_values_ + kLowRankValues, 16);
-  scratch_stride_ = round_up(most_inputs, 16);
+  stride_ = Adapter::packed_row_floats(most_values_);
+  scratch_stride_ = Adapter::packed_row_floats(most_inputs);
   const size_t most_rows = workspace_.rows() * rows_per_token_;
   values_ = Arena(most_rows * stride_ * sizeof(float));
   if (most_experts_ > 0) {
@@ -38,7 +36,7 @@ void StepAdapters::allocate(const std::map<const Linear*, std::string>& matrices
     mixture_.blocks.reserve(most_rows);
     mixture_.rows.reserve(most_rows);
   }
-  workspace_.need_scratch(kBlockRows * scratch_stride_ * sizeof(float));
+  workspace_.need_scratch((kBlockRows + 1) * scratch_stride_ * sizeof(float));
   workspace_.need_scratch(Adapter::embedding_scratch(embedding_size, most_values_) * sizeof(float));
 }
 
@@ -95,17 +93,27 @@ void StepAdapters::assign(std::span<const Adapter* const> adapters, Assignment& 
   }
 }
 
-const LowRankRow* StepAdapters::project(Worker& worker, const Linear& linear, const Rows& rows) {
+StepAdapters::Projection StepAdapters::projection(const Linear& linear, const Rows& rows) {
   int most = 0;
   for (const auto& adapter : used_) {
     if (const Adapter::Part* part = adapter->part(linear)) most = std::max(most, part->values);
   }
-  if (most == 0) return nullptr;
-  Assignment& assigned = rows.turn < 0 ? tokens_ : turns_[rows.turn];
-  project_blocks(worker, assigned, static_cast<int64_t>(assigned.blocks.size()), most,
-                 [&](const Block&) -> const Linear& { return linear; },
-                 [&](const Block& block, const float** x) { inputs(worker, block, linear.k, rows, x); });
-  return assigned.rows.data();
+  if (most == 0) return {};
+  return projection(rows.turn < 0 ? tokens_ : turns_[rows.turn], most);
+}
+
+StepAdapters::Projection StepAdapters::projection(Assignment& assigned, int most_values) const {
+  const int stripes = (most_values + kStripe - 1) / kStripe;
+  const auto blocks = static_cast<int64_t>(assigned.blocks.size());
+  // Where there are few rows, all workers shall have something to do.
+  const int chunk = blocks < 2 * workers_ ? 1 : stripes, chunks = (stripes + chunk - 1) / chunk;
+  return {assigned.rows.data(), blocks * chunks, &assigned, chunk, chunks};
+}
+
+void StepAdapters::project(Worker& worker, const Projection& projection, int64_t piece, const Linear& linear, const Rows& rows) {
+  project_piece(projection, piece, linear, [&](const Block& block, const void** packed) {
+    pack_rows(worker, block, linear.k, rows, packed);
+  });
 }
 
 bool StepAdapters::changes(const Linear& first, const Linear& last) const {
@@ -134,106 +142,93 @@ void StepAdapters::add_expert(const ExpertRows& rows) {
   }
 }
 
-// A late worker does not know the rows yet.
 const LowRankRow* StepAdapters::project_up(Worker& worker, const float* x, size_t stride) {
-  const bool late = worker.is_late();
-  project_blocks(worker, mixture_, late ? 0 : static_cast<int64_t>(mixture_.blocks.size()), late ? 0 : most_up_,
-                 [&](const Block& block) -> const Linear& { return *experts_[block.expert].up; },
-                 [&](const Block& block, const float** inputs) {
-                   const ExpertRows& expert = experts_[block.expert];
-                   float* scratch = reinterpret_cast<float*>(workspace_.scratch(worker));
-                   for (int r = 0; r < block.count; ++r, scratch += scratch_stride_) {
-                     const int row = block.rows[r] - expert.begin;
-                     inputs[r] = x + (expert.tokens ? expert.tokens[row] : row) * stride;
-                     if (!expert.weights) continue;
-                     for (int i = 0; i < expert.up->k; ++i) scratch[i] = expert.weights[row] * inputs[r][i];
-                     inputs[r] = scratch;
-                   }
-                 });
-  return mixture_.rows.data();
+  return project_mixture(
+      worker, most_up_, [](const ExpertRows& expert) -> const Linear& { return *expert.up; },
+      [&](const ExpertRows& expert, int row) {
+        const float* const its = x + (expert.tokens ? expert.tokens[row] : row) * stride;
+        if (!expert.weights) return its;
+        float* const weighted = row_scratch(worker);
+        for (int i = 0; i < expert.up->k; ++i) weighted[i] = expert.weights[row] * its[i];
+        return static_cast<const float*>(weighted);
+      });
 }
 
 const LowRankRow* StepAdapters::project_down(Worker& worker) {
-  const bool late = worker.is_late();
-  project_blocks(worker, mixture_, late ? 0 : static_cast<int64_t>(mixture_.blocks.size()), late ? 0 : most_down_,
-                 [&](const Block& block) -> const Linear& { return *experts_[block.expert].down; },
-                 [&](const Block& block, const float** inputs) {
-                   const ExpertRows& expert = experts_[block.expert];
-                   for (int r = 0; r < block.count; ++r) {
-                     inputs[r] = expert.activated + (block.rows[r] - expert.begin) * expert.stride;
-                   }
-                 });
+  return project_mixture(
+      worker, most_down_, [](const ExpertRows& expert) -> const Linear& { return *expert.down; },
+      [](const ExpertRows& expert, int row) { return expert.activated + row * expert.stride; });
+}
+
+template <typename LinearOf, typename RowOf>
+const LowRankRow* StepAdapters::project_mixture(Worker& worker, int most_values, LinearOf&& linear_of, RowOf&& row_of) {
+  // A late worker does not know the rows yet. The others are told of rows to which nothing is added, too.
+  const Projection all = worker.is_late() ? Projection{} : projection(mixture_, std::max(most_values, 1));
+  worker.share(all.pieces, 1, [&](int64_t piece, int64_t) {
+    const ExpertRows& expert = experts_[mixture_.blocks[piece / all.chunks].expert];
+    const Linear& linear = linear_of(expert);
+    project_piece(all, piece, linear, [&](const Block& block, const void** packed) {
+      for (int r = 0; r < block.count; ++r) {
+        packed[r] = pack_row(worker, block, r, row_of(expert, block.rows[r] - expert.begin), linear.k);
+      }
+    });
+  });
   return mixture_.rows.data();
 }
 
-template <typename LinearOf, typename InputsOf>
-void StepAdapters::project_blocks(Worker& worker, Assignment& assigned, int64_t count, int most, LinearOf&& linear_of,
-                                  InputsOf&& inputs_of) {
-  most = std::max(most, 1);  // rows are told where nothing is added, too
-  const int chunk = count < 2 * workers_ ? kChunk : most, chunks = (most + chunk - 1) / chunk;
-  worker.share(count * chunks, 1, [&](int64_t i, int64_t) {
-    const Block& block = assigned.blocks[i / chunks];
-    const int first = static_cast<int>(i % chunks) * chunk;
-    const Linear& linear = linear_of(block);
-    const Adapter::Part* part = block.adapter->part(linear);
-    if (first == 0) {
-      for (int r = 0; r < block.count; ++r) {
-        const int row = block.rows[r];
-        assigned.rows[row] = {};
-        if (part) assigned.rows[row] = {part->stripes.data(), h(row), block.adapter->type(), part->next, part->next_bytes};
-      }
-    }
-    if (!part || first >= part->values) return;
-    const float* x[kBlockRows];
-    inputs_of(block, x);
-    // What this worker probably takes next.
-    const char* next = nullptr;
-    if (const int64_t later = i + workers_; later < count * chunks) {
-      const Block& other = assigned.blocks[later / chunks];
-      const Linear& its = linear_of(other);
-      const Adapter::Part* there = other.adapter->part(its);
-      const int from = static_cast<int>(later % chunks) * chunk;
-      if (there && its.k == linear.k && from < there->values) {
-        next = there->a + size_t(from) * its.k * dtype_bytes(other.adapter->type());
-      }
-    }
-    project_block(block, *part, linear.k, x, first, std::min(chunk, part->values - first), next);
-  });
-}
-
-void StepAdapters::inputs(Worker& worker, const Block& block, int k, const Rows& rows, const float** x) const {
-  float* const scratch = reinterpret_cast<float*>(workspace_.scratch(worker));
-  for (int r = 0; r < block.count; ++r) {
-    const int row = rows.gather ? rows.gather[block.rows[r]] : block.rows[r];
-    x[r] = rows.x + row * rows.stride;
-    if (rows.norm.kind == NormKind::kNone) continue;
-    float* const normalized = scratch + r * scratch_stride_;
-    std::copy_n(x[r], k, normalized);
-    kernels_.normalize(rows.norm, normalized, k);
-    x[r] = normalized;
-  }
-}
-
-void StepAdapters::project_block(const Block& block, const Adapter::Part& part, int k, const float* const* x, int first,
-                                 int count, const char* next) {
+template <typename Pack>
+void StepAdapters::project_piece(const Projection& projection, int64_t piece, const Linear& linear, Pack&& pack) {
+  const Block& block = projection.assigned->blocks[piece / projection.chunks];
+  const int first = static_cast<int>(piece % projection.chunks) * projection.chunk;
+  const Adapter::Part* part = block.adapter->part(linear);
   const DType type = block.adapter->type();
-  const int end = first + count;
-  float values[kBlockRows][kSome];
+  if (first == 0) {
+    for (int r = 0; r < block.count; ++r) {
+      LowRankRow& row = projection.assigned->rows[block.rows[r]];
+      row = part ? LowRankRow{part->stripes.data(), h(block.rows[r]), type, part->next, part->next_bytes} : LowRankRow{};
+    }
+  }
+  const int end = std::min(first + projection.chunk, part ? part->value_stripes() : 0);
+  if (first >= end) return;
+  const void* x[kBlockRows];
+  pack(block, x);
+  float values[kBlockRows][kSome * kStripe];
   float* out[kBlockRows];
   for (int r = 0; r < block.count; ++r) out[r] = values[r];
-  for (; first < end; first += kSome) {
-    const int some = std::min(kSome, end - first);
-    const char* const a = part.a + size_t(first) * k * dtype_bytes(type);
-    const char* const later = first + some < end ? a + size_t(some) * k * dtype_bytes(type) : next;
-    kernels_.project({x, block.count, k, a, type, some, out, later});
+  for (int stripe = first; stripe < end; stripe += kSome) {
+    const int some = std::min(kSome, end - stripe), value = stripe * kStripe;
+    kernels_.project({x, block.count, linear.k, part->a + stripe * stripe_bytes(linear.k, type), type, some, out});
+    const int count = std::min(some * kStripe, part->values - value);
+    const int zeros = value + count == part->values ? kStripeInputs : 0;
     for (int r = 0; r < block.count; ++r) {
-      for (int j = 0; j < some; ++j) out[r][j] = part.scale[first + j] * (out[r][j] + part.one[first + j]);
-      kernels_.store_low_rank(type, out[r], first, some, h(block.rows[r]));
+      for (int j = 0; j < count; ++j) out[r][j] = part->scale[value + j] * (out[r][j] + part->one[value + j]);
+      kernels_.pack_stripe_inputs(type, out[r], value, count, zeros, h(block.rows[r]));
     }
   }
-  if (end < part.values) return;
-  constexpr float kZeros[kLowRankValues] = {};
-  for (int r = 0; r < block.count; ++r) kernels_.store_low_rank(type, kZeros, end, kLowRankValues, h(block.rows[r]));
+}
+
+float* StepAdapters::row_scratch(Worker& worker) const {
+  return reinterpret_cast<float*>(workspace_.scratch(worker)) + kBlockRows * scratch_stride_;
+}
+
+const void* StepAdapters::pack_row(Worker& worker, const Block& block, int r, const float* x, int k) const {
+  float* const packed = reinterpret_cast<float*>(workspace_.scratch(worker)) + r * scratch_stride_;
+  kernels_.pack_stripe_inputs(block.adapter->type(), x, 0, k, kStripeInputs, packed);
+  return packed;
+}
+
+void StepAdapters::pack_rows(Worker& worker, const Block& block, int k, const Rows& rows, const void** packed) const {
+  for (int r = 0; r < block.count; ++r) {
+    const int row = rows.gather ? rows.gather[block.rows[r]] : block.rows[r];
+    const float* x = rows.x + row * rows.stride;
+    if (rows.norm.kind != NormKind::kNone) {
+      float* const normalized = row_scratch(worker);
+      std::copy_n(x, k, normalized);
+      kernels_.normalize(rows.norm, normalized, k);
+      x = normalized;
+    }
+    packed[r] = pack_row(worker, block, r, x, k);
+  }
 }
 
 void StepAdapters::own_logits(Worker& worker, const Linear& head, const Rows& rows, const Output& output) {
@@ -244,17 +239,19 @@ void StepAdapters::own_logits(Worker& worker, const Linear& head, const Rows& ro
     const char* const own = block.adapter->head();
     if (!own) return;
     const int first = static_cast<int>(i % pieces) * kLogits, count = std::min(kLogits, head.n - first);
-    const float* x[kBlockRows];
+    const void* x[kBlockRows];
+    float logits[kBlockRows][kLogits];
     float* out[kBlockRows];
-    inputs(worker, block, head.k, rows, x);
-    for (int r = 0; r < block.count; ++r) out[r] = output.y + block.rows[r] * output.stride + first;
+    pack_rows(worker, block, head.k, rows, x);
+    for (int r = 0; r < block.count; ++r) out[r] = logits[r];
     const DType type = block.adapter->type();
-    kernels_.project({x, block.count, head.k, own + size_t(first) * head.k * dtype_bytes(type), type, count, out});
+    const char* const w = own + first / kStripe * stripe_bytes(head.k, type);
+    kernels_.project({x, block.count, head.k, w, type, (count + kStripe - 1) / kStripe, out});
     for (int r = 0; r < block.count; ++r) {
+      float* const to = output.y + block.rows[r] * output.stride + first;
       for (int j = 0; j < count; ++j) {
-        float& y = out[r][j];
-        y = (y + (head.bias ? head.bias[first + j] : 0)) * output.scale;
-        if (output.softcap > 0) y = output.softcap * std::tanh(y / output.softcap);
+        const float y = (out[r][j] + (head.bias ? head.bias[first + j] : 0)) * output.scale;
+        to[j] = output.softcap > 0 ? output.softcap * std::tanh(y / output.softcap) : y;
       }
     }
   });

@@ -29,6 +29,25 @@ struct ExpertRows {
 };
 
 class StepAdapters {
+  static constexpr int kBlockRows = 4;
+
+  // Rows with the same adapter, and of one expert, whose A is read once for all of them.
+  struct Block {
+    const Adapter* adapter = nullptr;
+    int rows[kBlockRows] = {};
+    int count = 0;
+    int expert = 0;  // of a mixture, by `experts_`
+  };
+
+  // Rows of a product, by their adapters.
+  struct Assignment {
+    std::vector<Block> blocks;
+    std::vector<LowRankRow> rows;
+    int own_heads = 0;
+
+    void clear() { blocks.clear(), rows.clear(), own_heads = 0; }
+  };
+
  public:
   StepAdapters(const Kernels& kernels, Workspace& workspace) : kernels_(kernels), workspace_(workspace) {}
 
@@ -54,9 +73,15 @@ class StepAdapters {
   // That of one of the step's tokens; null: it has none.
   const Adapter* of_token(size_t token) const { return used_.empty() ? nullptr : of_token_[token]; }
 
-  // h of all rows for `GemmArgs::low_rank`; null if nothing is added to this matrix. If there is something, it ends with a
-  // barrier.
-  const LowRankRow* project(Worker& worker, const Linear& linear, const Rows& rows);
+  // What has to be computed of h before a product: `pieces` calls of `project`, in any order.
+  struct Projection {
+    const LowRankRow* rows = nullptr;  // for `GemmArgs::low_rank`; null: nothing is added to this matrix
+    int64_t pieces = 0;
+    Assignment* assigned = nullptr;
+    int chunk = 1, chunks = 1;  // stripes of h in a piece, and pieces of a block
+  };
+  Projection projection(const Linear& linear, const Rows& rows);
+  void project(Worker& worker, const Projection& projection, int64_t piece, const Linear& linear, const Rows& rows);
 
   // Whether an adapter of the step changes one of the matrices from `first` to `last`, in the order of Linear::id.
   bool changes(const Linear& first, const Linear& last) const;
@@ -73,34 +98,20 @@ class StepAdapters {
   void own_logits(Worker& worker, const Linear& head, const Rows& rows, const Output& output);
 
  private:
-  static constexpr int kBlockRows = 4;
-
-  // Rows with the same adapter, and of one expert, whose A is read once for all of them.
-  struct Block {
-    const Adapter* adapter = nullptr;
-    int rows[kBlockRows] = {};
-    int count = 0;
-    int expert = 0;  // of a mixture, by `experts_`
-  };
-
-  // Rows of a product, by their adapters.
-  struct Assignment {
-    std::vector<Block> blocks;
-    std::vector<LowRankRow> rows;
-    int own_heads = 0;
-
-    void clear() { blocks.clear(), rows.clear(), own_heads = 0; }
-  };
-
   void assign(std::span<const Adapter* const> adapters, Assignment& to) const;
-  // The block's rows of x, normalized in scratch memory if that has to be.
-  void inputs(Worker& worker, const Block& block, int k, const Rows& rows, const float** x) const;
-  // h of so many of the blocks' rows, with parts of at most `most` values.
-  template <typename LinearOf, typename InputsOf>
-  void project_blocks(Worker& worker, Assignment& assigned, int64_t count, int most, LinearOf&& linear_of,
-                      InputsOf&& inputs_of);
-  void project_block(const Block& block, const Adapter::Part& part, int k, const float* const* x, int first, int count,
-                     const char* next);
+  // Of all matrices whose h has at most so many values.
+  Projection projection(Assignment& assigned, int most_values) const;
+  // The block's rows of x, normalized if that has to be, and packed for its adapter.
+  void pack_rows(Worker& worker, const Block& block, int k, const Rows& rows, const void** packed) const;
+  // Packs a row x as the r-th of a block.
+  const void* pack_row(Worker& worker, const Block& block, int r, const float* x, int k) const;
+  float* row_scratch(Worker& worker) const;  // room of one row of x
+  // A piece of h, where `pack(block, packed)` packs the block's rows of x.
+  template <typename Pack>
+  void project_piece(const Projection& projection, int64_t piece, const Linear& linear, Pack&& pack);
+  // h of the rows of a mixture, of which `row_of(expert, row)` are those of x. Ends with a barrier.
+  template <typename LinearOf, typename RowOf>
+  const LowRankRow* project_mixture(Worker& worker, int most_values, LinearOf&& linear_of, RowOf&& row_of);
   char* h(int row) const { return values_.data() + row * stride_ * sizeof(float); }
 
   const Kernels& kernels_;

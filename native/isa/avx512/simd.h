@@ -110,8 +110,6 @@ TW_INLINE Pairs load_pairs(const int8_t* p) {
 TW_INLINE Pairs drop_odd(Pairs b) {
   return {(__m512bh)_mm512_and_si512((__m512i)b.v, _mm512_set1_epi32(0xffff))};
 }
-TW_INLINE Pairs to_pairs(F low, F high) { return {_mm512_cvtne2ps_pbh(high.v, low.v)}; }
-TW_INLINE F dot_pairs(F acc, Pairs b, Pairs a) { return {_mm512_dpbf16_ps(acc.v, b.v, a.v)}; }
 TW_INLINE F dot_pairs(F acc, Pairs b, const bf16* a) {
   int pair;
   std::memcpy(&pair, a, 4);

@@ -144,8 +144,6 @@ TW_INLINE Pairs drop_odd(Pairs b) {
   const uint32x4_t even = vandq_u32(vreinterpretq_u32_bf16(b.v), vdupq_n_u32(0xffff));
   return {vreinterpretq_bf16_u32(even)};
 }
-TW_INLINE Pairs to_pairs(F low, F high) { return {vcvtq_high_bf16_f32(vcvtq_low_bf16_f32(low.v), high.v)}; }
-TW_INLINE F dot_pairs(F acc, Pairs b, Pairs a) { return {vbfdotq_f32(acc.v, b.v, a.v)}; }
 TW_INLINE F dot_pairs(F acc, Pairs b, const bf16* a) {
   return {vbfdotq_lane_f32(acc.v, b.v, vreinterpret_bf16_f32(first_lane(a)), 0)};
 }
