@@ -16,6 +16,7 @@ _TRUSTED_AFTER = 16  # observations
 _SWEEPS = 4
 _FIRST_CHUNK = 64
 _SMALLEST_CHUNK = 16
+_MOST_SLOWNESS = 1.5  # that the last steps show at once: an answer to one stalled step must not cost more than it did
 _LEAST_PREFILL_SHARE = 1.25  # of a step whose decodes alone take longer than they should
 
 
@@ -68,7 +69,8 @@ class CostModel:
 
     The two parts are learned apart, decodes from the steps that do nothing else, so that a long time without prompts
     does not wear out what is known about them. Because a fit extrapolates badly, prefill beside decodes starts small
-    and at most doubles from what has been seen to fit.
+    and at most doubles from what has been seen to fit. Machines that are shared become slower for a few steps, which no
+    fit learns in time: after a step that took longer than expected, the next ones get less to do at once.
     """
 
     def __init__(self, max_step_ms: float) -> None:
@@ -78,6 +80,7 @@ class CostModel:
         self._prefill = Fit(len(_PREFILL_UNITS), _PREFILL_FORGET)
         self._proven_chunk = _FIRST_CHUNK
         self._since_lesson_ms = 0.0
+        self._slowness = 1.0  # how many times as long as expected the last steps beside prompts took
 
     @property
     def knows_decodes(self) -> bool:
@@ -117,6 +120,9 @@ class CostModel:
                 self._since_lesson_ms = 0.0
                 self._decode.observe(_decode_features(load), elapsed_ms)
             return
+        if load.num_decodes and self._prefill.is_trusted:
+            ratio = elapsed_ms / max(self.predict_ms(load), 1e-3)
+            self._slowness = min(max(ratio, (self._slowness + ratio) / 2, 1.0), _MOST_SLOWNESS)
         self._prove(load, elapsed_ms)
         self._prefill.observe(_prefill_features(load), max(elapsed_ms - self._decode_ms(load), 0.0))
 
@@ -126,7 +132,7 @@ class CostModel:
         Prefill gets the time that decodes leave, and at least a quarter of theirs, so that prompts advance however
         many sequences decode.
         """
-        return max(self.max_step_ms, _LEAST_PREFILL_SHARE * self._decode_ms(decodes))
+        return max(self.max_step_ms / self._slowness, _LEAST_PREFILL_SHARE * self._decode_ms(decodes))
 
     def chunk_tokens(self, load: StepLoad, context: int, limit_ms: float, *, scored: bool = False) -> int:
         """How many tokens of a prompt, `context` of which are computed already, fit beside `load` in `limit_ms`.

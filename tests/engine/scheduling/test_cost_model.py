@@ -123,6 +123,17 @@ def test_one_stalled_step_is_not_the_new_normal() -> None:
     assert model.predict_ms(load) < 3 * before
 
 
+def test_slow_steps_are_answered_at_once() -> None:
+    """As those of a machine whose neighbours work for a moment."""
+    model = CostModel(LIMIT_MS)
+    serve(model, Machine(10.0, 0.1, 0.5, 1e-6), decodes=4, prompts=[2000] * 4)
+    times, _ = serve(model, Machine(15.0, 0.15, 0.75, 1.5e-6), decodes=4, prompts=[2000])
+    assert times[0] > 1.4 * LIMIT_MS
+    assert max(times[1:]) <= 1.1 * LIMIT_MS
+    times, _ = serve(model, Machine(10.0, 0.1, 0.5, 1e-6), decodes=4, prompts=[2000] * 4)
+    assert min(times[6:10]) >= 0.8 * LIMIT_MS
+
+
 def test_what_a_row_costs_is_learned_from_few_steps() -> None:
     """Of sequences whose number stays the same, and then of theirs with guesses."""
     model, machine = CostModel(LIMIT_MS), Machine(0.5, 1.5, 0.0, 0.0)
