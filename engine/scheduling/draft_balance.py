@@ -18,27 +18,47 @@ class _Record(Struct):
     waits: int = 0  # steps of it that are left
 
 
+class _Common(Struct):
+    """Of all sequences that decode beside about as many others."""
+
+    # By a question, times a token's time: the first, or one that was interrupted, says little of others.
+    most_lost: float
+    saved_ms: float = 0.0
+    tolerated_ms: float = 0.0
+    first_pause: int = _FIRST_PAUSE
+
+    @property
+    def loses(self) -> bool:
+        return self.saved_ms < -self.tolerated_ms
+
+
 class Balance:
     """Notes what each question to a drafter cost and what it gave, by sequence.
 
     Who loses time by guesses is asked for again after a pause, and after one twice as long each time. Text changes: so
-    everybody gets another chance, but those are few. A new sequence is taken for what the others are: as long as they
-    lose, the first pause becomes longer.
+    everybody gets another chance, but those are few. A new sequence is taken for what the others are that decoded
+    beside as many: as long as they lose, the first pause becomes longer.
     """
 
     def __init__(self) -> None:
         self._records: dict[int, _Record] = {}  # by Sequence.key
-        self._common_ms = self._tolerated_ms = 0.0
-        self._first_pause = _FIRST_PAUSE
+        self._commons: dict[int, _Common] = {}  # by the bits of how many decode
+        self._common = self._of(1)
+
+    def begin(self, num_sequences: int) -> None:
+        """A step begins in which so many decode."""
+        self._common = self._of(num_sequences)
+
+    def _of(self, num_sequences: int) -> _Common:
+        return self._commons.setdefault(num_sequences.bit_length(), _Common(max(num_sequences / 4, 1.0)))
 
     def may_ask(self, key: int) -> bool:
         """Whether the drafter is asked for a sequence in this step."""
         record = self._records.get(key)
         if record is None:
-            loses = self._common_ms < -self._tolerated_ms
             # Not all that start together try together.
-            pause = self._first_pause + key % _FIRST_PAUSE if loses else 0
-            record = self._records[key] = _Record(self._common_ms, pause, pause)
+            pause = self._common.first_pause + key % _FIRST_PAUSE if self._common.loses else 0
+            record = self._records[key] = _Record(self._common.saved_ms, pause, pause)
         if record.waits:
             record.waits -= 1
             return False
@@ -62,13 +82,13 @@ class Balance:
         record = self._records.get(key)
         if record is None or token_ms <= 0.0:
             return
-        saved_ms = max(saved_ms, -token_ms)  # the first question, or one that was interrupted, says little of others
-        self._tolerated_ms = _TOLERATED * token_ms
+        common = self._common
+        saved_ms = max(saved_ms, -common.most_lost * token_ms)
+        common.tolerated_ms = _TOLERATED * token_ms
         record.saved_ms += _LESSON * (saved_ms - record.saved_ms)
-        self._common_ms += _COMMON_LESSON * (saved_ms - self._common_ms)
-        loses = self._common_ms < -self._tolerated_ms
-        self._first_pause = min(2 * self._first_pause, _LONGEST_FIRST_PAUSE) if loses else _FIRST_PAUSE
-        if record.saved_ms >= (_CONVINCING * token_ms if record.pause else -self._tolerated_ms):
+        common.saved_ms += _COMMON_LESSON * (saved_ms - common.saved_ms)
+        common.first_pause = min(2 * common.first_pause, _LONGEST_FIRST_PAUSE) if common.loses else _FIRST_PAUSE
+        if record.saved_ms >= (_CONVINCING * token_ms if record.pause else -common.tolerated_ms):
             record.pause = 0
         else:
             record.pause = min(max(2 * record.pause, _FIRST_PAUSE), _LONGEST_PAUSE)

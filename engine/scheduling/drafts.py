@@ -100,6 +100,7 @@ class Drafts:
         self._balance = Balance()
         self._asked: dict[int, float] = {}  # milliseconds that a drafter took in this step, by Sequence.key
         self._token_ms = self._row_ms = 0.0  # what a token costs in this step, and a row more
+        self._saved_ms = 0.0  # by a token that was guessed
         self._fruitless = 0  # steps without a guess, one after the other
         # Steps in which the drafter is asked for nobody, of so many sequences with this last key: left, and over.
         self._rest = self._rested = 0
@@ -164,6 +165,7 @@ class Drafts:
         self._rest = self._rested = 0
         if self._drafter is not None:
             self._time.begin()
+            self._balance.begin(len(decoding))
         asked = [s for s in decoding if s.constraint is not None or self._may_ask(s)]
         if not asked:
             if self._drafter is not None:
@@ -172,6 +174,8 @@ class Drafts:
             return drafts
         step_ms = self._cost_model.predict_ms(load)
         self._token_ms = (step_ms + self._time.plain_ms) / max(load.num_decodes, 1)
+        # A step less is only computed if the others get ahead as well.
+        self._saved_ms = self._token_ms * (1 + 1 / max(load.num_decodes, 1)) / 2
         self._row_ms = self._cost_model.draft_ms(load.decode_pairs // max(load.num_decodes, 1), 1)
         spare_ms = self._cost_model.max_step_ms - step_ms
         for sequence in asked:
@@ -214,7 +218,7 @@ class Drafts:
         if (asked_ms := self._asked.get(sequence.key)) is not None:
             rows_ms = self._row_ms * (num_guesses - forced)
             draft_ms = 0.0 if forced else self._time.draft_ms
-            saved_ms = max(num_right - forced, 0) * self._token_ms
+            saved_ms = max(num_right - forced, 0) * self._saved_ms
             self._balance.note(sequence.key, saved_ms - rows_ms - draft_ms - asked_ms, self._token_ms)
         if num_right >= forced and num_guesses > forced:
             self._rates.learn(sequence.key, num_guesses - forced, num_right - forced)

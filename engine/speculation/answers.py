@@ -23,7 +23,7 @@ class Answers:
     by accidents that a secret number decides, so how long a search takes tells nothing about what others wrote.
 
     It has `size` tokens, a power of two, of at most `most_answers` answers, and takes 24 bytes for each. The oldest
-    answers make room.
+    answers make room. New ones wait until somebody searches, or there are many: together they take less time.
     """
 
     def __init__(self, most_answers: int, size: int) -> None:
@@ -40,32 +40,52 @@ class Answers:
 
     def __len__(self) -> int:
         """How many answers are kept."""
+        self._take_in()
         return len(self._starts)
 
     def clear(self) -> None:
         """Forget all of them."""
         self._starts: deque[int] = deque()  # the position of each answer's first token
+        self._waiting: list[tuple[int, NDArray[np.int32]]] = []  # with their owners
+        self._num_waiting = 0  # tokens
         self.tokens[:] = SEPARATOR
         self._last[:] = 0
         self._end = 1  # the position after the last separator; there is one at 0
 
     def add(self, owner: int, tokens: NDArray[np.int32]) -> None:
         """Keep an answer, or its end: a quarter of the ring, and 2^14 tokens at most. One token alone says nothing."""
-        tokens = tokens[-min(len(self.tokens) // 4, _LONGEST) :]
-        count = len(tokens)
-        if count < 2 or not self._most_answers:
+        most = min(len(self.tokens) // 4, _LONGEST)
+        tokens = tokens[-most:].copy()
+        if len(tokens) < 2 or not self._most_answers:
             return
-        self._make_room(count)
-        start = self._end
-        self._starts.append(start)
-        self._end = start + count + 1
-        positions = np.arange(start, self._end)
-        self.tokens[positions & self._mask] = np.append(tokens, np.int32(SEPARATOR))
-        self._owners[positions & self._mask] = owner
-        self._chain(self._buckets(owner, tokens[:-1], tokens[1:]), positions[1:-1])
+        if self._num_waiting + len(tokens) > most:
+            self._take_in()
+        self._waiting.append((owner, tokens))
+        self._num_waiting += len(tokens)
+
+    def _take_in(self) -> None:
+        """Index all that wait."""
+        if not self._waiting:
+            return
+        buckets, positions = [], []
+        for owner, tokens in self._waiting:
+            count = len(tokens)
+            self._make_room(count)
+            start = self._end
+            self._starts.append(start)
+            self._end = start + count + 1
+            places = np.arange(start, self._end) & self._mask
+            self.tokens[places[:-1]] = tokens
+            self.tokens[places[-1]] = SEPARATOR
+            self._owners[places] = owner
+            buckets.append(self._buckets(owner, tokens[:-1], tokens[1:]))
+            positions.append(np.arange(start + 1, start + count))
+        self._chain(np.concatenate(buckets), np.concatenate(positions))
+        self._waiting, self._num_waiting = [], 0
 
     def places(self, owner: int, before: int, last: int) -> NDArray[np.int64]:
         """The last positions of the token `last` behind the token `before` in an owner's answers, newest first."""
+        self._take_in()
         oldest = self._starts[0] if self._starts else self._end
         (bucket,) = self._buckets(owner, np.array([before], np.int32), np.array([last], np.int32)).tolist()
         found: list[int] = []

@@ -139,6 +139,19 @@ def test_pauses_grow_while_questions_lose_and_end_with_one_that_wins() -> None:
     assert all(balance.may_ask(0) for _ in range(20))
 
 
+def test_what_questions_give_beside_few_sequences_says_nothing_of_many() -> None:
+    balance = Balance()
+    for count, saved_ms in ((32, -1.0), (2, 8.0)):
+        balance.begin(count)
+        assert balance.may_ask(count)
+        for _ in range(20):
+            balance.note(count, saved_ms, 1.0)
+    balance.begin(60)
+    assert not balance.may_ask(100)
+    balance.begin(3)
+    assert balance.may_ask(101)
+
+
 def test_new_sequences_wait_while_others_lose_and_one_that_ended_is_forgotten() -> None:
     balance = Balance()
     assert balance.may_ask(0)
