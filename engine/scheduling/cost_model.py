@@ -16,7 +16,7 @@ _TRUSTED_AFTER = 16  # observations
 _SWEEPS = 4
 _FIRST_CHUNK = 64
 _SMALLEST_CHUNK = 16
-_MOST_SLOWNESS = 1.5  # that the last steps show at once: an answer to one stalled step must not cost more than it did
+_MOST_SLOWNESS = 1.5  # so that one stalled step does not take much from the prompts of the next
 _LEAST_PREFILL_SHARE = 1.25  # of a step whose decodes alone take longer than they should
 
 
