@@ -10,7 +10,6 @@ class ScaleReader {
  public:
   [[gnu::always_inline]] ScaleReader(const WeightFormat& format, const char* chunk, int groups)
       : format_(format), chunk_(chunk), fields_(ChunkHeader::of(format, groups)), groups_(groups) {
-    for (size_t i = 0; i < fields_.size(); i += kLineBytes) prefetch(chunk + kChunkAheadBytes + i);
     using enum WeightKind;
     if constexpr (KIND == kQ2K || kSixes) whole_ = half(0), minimum_ = negative(half(1));
     if constexpr (kSixes) spread_sixes();

@@ -15,8 +15,6 @@
 
 namespace tidewheel::TW_ISA {
 
-constexpr int kChunkInputs = 256;
-constexpr int kChunkGroups = kChunkInputs / kRowGroup;
 constexpr int kVectorBytes = kQuad * kLanes;
 constexpr int kGroupQuads = kRowGroup / kQuad;
 
@@ -106,6 +104,17 @@ constexpr int code_offset(const BlockTraits& traits) {
   return are_bytes(traits) ? kQuadZero : traits.zero;
 }
 
+// How a chunk is multiplied once it is expanded.
+struct ChunkTraits {
+  bool halves, shifts, chunk_scales;
+  int short_quads = 0;
+
+  TW_INLINE constexpr ChunkTraits of(WeightKind kind, const BlockTraits& traits) {
+    return {traits.halves, traits.shifts, has_chunk_scales(kind), tidewheel::TW_ISA::short_quads(traits)};
+  }
+  constexpr int parts() const { return halves ? 2 : 1; }
+};
+
 // Scales and zero points of a grid's chunk.
 TW_INLINE int grid_scales(const WeightFormat& format, int groups) {
   return format.group < kChunkInputs ? (groups * kRowGroup + format.group - 1) / format.group : 1;
@@ -166,8 +175,9 @@ TW_INLINE int code_at(const BlockTraits& traits, const Expanded& e, int lane, in
 }
 
 constexpr int kLineBytes = 64;
-// The prefetch distance. With few rows, headers and planes from memory must arrive before they are needed.
-constexpr int kChunkAheadBytes = 8192;
+TW_INLINE void prefetch_lines(const char* from, size_t bytes) {
+  for (size_t i = 0; i < bytes; i += kLineBytes) prefetch(from + i);
+}
 
 struct alignas(16) CodeTable {
   uint8_t entries[16];
@@ -188,7 +198,6 @@ constexpr CodeTable kTwiceE2m1 = make_table({0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2,
 template <BlockTraits T, bool UNSIGNED = unsigned_codes(T)>
 TW_INLINE void load_group(const uint8_t*& planes, Bytes (&codes)[kGroupQuads]) {
   constexpr int kLowBits = T.four ? 4 : 2;
-  for (int i = 0; i < T.vectors() * kVectorBytes; i += kLineBytes) prefetch(planes + kChunkAheadBytes + i);
   if constexpr (T.whole) {
 #pragma GCC unroll 8
     for (int q = 0; q < kGroupQuads; ++q) codes[q] = load_bytes(planes + q * kVectorBytes);
@@ -238,8 +247,8 @@ TW_INLINE void load_group(const uint8_t*& planes, Bytes (&codes)[kGroupQuads]) {
 }
 
 // Packed rows: a group of 32 inputs after the other. The scale; for all its inputs, or those of each half, what brings
-// weights back to their zero: `code_offset` times the sum of the row's integers, negative, or with shifts that sum times
-// the scale, in float; then the integers.
+// weights back to their zero: `code_offset` times the sum of the row's integers, negative, or with shifts that sum, in
+// float and without chunk scales times the scale; then the integers.
 template <int ROWS, int PARTS>
 struct BlockRows {
   float scale[ROWS];

@@ -151,8 +151,8 @@ void with_micro_kernel(const WeightFormat& format, Body&& body) {
     case WeightKind::kTable4: return call(WidenedRows<float, FloatRows<float>>());
     default: break;
   }
-  with_kind(format, [&]<WeightKind, BlockTraits TRAITS>() {
-    call(ExpandedRows<TRAITS.halves, TRAITS.shifts, short_quads(TRAITS)>());
+  with_kind(format, [&]<WeightKind KIND, BlockTraits TRAITS>() {
+    call(ExpandedRows<ChunkTraits::of(KIND, TRAITS)>());
   });
 }
 

@@ -7,8 +7,7 @@
 
 namespace tidewheel::TW_ISA {
 
-// SHORT_QUADS: see `short_quads`.
-template <bool HALVES, bool SHIFTS, int SHORT_QUADS>
+template <ChunkTraits T>
 class ExpandedRows {
  public:
   static constexpr int kTiles = 8;
@@ -19,7 +18,7 @@ class ExpandedRows {
   void multiply(const WeightFormat& format, const char* x, const char* panel, int k, int rows, float* tile) {
     if (rows <= kFewRows) return multiply_few_rows(format, x, panel, k, rows, tile);
     const size_t strip_size = strip_bytes(format, k), chunk_size = chunk_bytes(format, kChunkGroups);
-    const size_t row_size = block_row_bytes(format, k);
+    const size_t row_size = block_row_bytes(format, k), ahead_size = chunk_size * kTileRows / rows;
     const int groups = row_groups(k);
     for (int i = 0; i < rows * kPanel; i += kLanes) store(tile + i, zero());
     for (int strip = 0; strip < kStrips; ++strip) {
@@ -27,7 +26,9 @@ class ExpandedRows {
       for (int g = 0; g < groups; g += kChunkGroups, chunk += chunk_size) {
         const int count = groups - g < kChunkGroups ? groups - g : kChunkGroups;
         expand_chunk(format, chunk, count, expanded_);
-        for (int r = 0; r < rows; r += kTileRows) {
+        const char* ahead = chunk + chunk_size;
+        for (int r = 0; r < rows; r += kTileRows, ahead += ahead_size) {
+          prefetch_lines(ahead, ahead_size);  // a part of the next chunk
           const int n = rows - r < kTileRows ? rows - r : kTileRows;
           by_rows(std::make_integer_sequence<int, kTileRows>{})[n - 1](
               expanded_, x + r * row_size + size_t(g) * n * kGroupBytes, count, tile + r * kPanel + strip * kLanes);
@@ -37,7 +38,7 @@ class ExpandedRows {
   }
 
  private:
-  static constexpr int kParts = HALVES ? 2 : 1;
+  static constexpr int kParts = T.parts();
   static constexpr size_t kGroupBytes = sizeof(BlockRows<1, kParts>);
 
   template <int ROWS>
@@ -46,27 +47,26 @@ class ExpandedRows {
     const uint8_t* codes = expanded.codes;
     F acc[ROWS];
 #pragma GCC unroll 16
-    for (int r = 0; r < ROWS; ++r) acc[r] = load(tile + r * kPanel);
+    for (int r = 0; r < ROWS; ++r) acc[r] = zero();
     for (int g = 0; g < groups; ++g, ++group, codes += kRowGroup * kLanes) {
 #pragma GCC unroll 2
       for (int p = 0; p < kParts; ++p) {
         I dot[ROWS];
 #pragma GCC unroll 16
-        for (int r = 0; r < ROWS; ++r) dot[r] = set1_int(SHIFTS ? 0 : group->correction[p][r]);
+        for (int r = 0; r < ROWS; ++r) dot[r] = set1_int(T.shifts ? 0 : group->correction[p][r]);
         const auto code = [&](int s) { return load_bytes(codes + s * kVectorBytes); };
-        BlockRows<ROWS, kParts>::template multiply_part<SHORT_QUADS>(dot, code, *group, p);
+        BlockRows<ROWS, kParts>::template multiply_part<T.short_quads>(dot, code, *group, p);
         const F w = load(expanded.scales[g * kParts + p]);
         [[maybe_unused]] F shift;
-        if constexpr (SHIFTS) shift = load(expanded.shifts[g * kParts + p]);
+        if constexpr (T.shifts) shift = load(expanded.shifts[g * kParts + p]);
 #pragma GCC unroll 16
         for (int r = 0; r < ROWS; ++r) {
-          acc[r] = fma(small_to_floats(dot[r]), mul(w, set1(group->scale[r])), acc[r]);
-          if constexpr (SHIFTS) acc[r] = fma(shift, set1(reinterpret_cast<const float*>(group->correction[p])[r]), acc[r]);
+          acc[r] = add_dots<T.chunk_scales>(acc[r], small_to_floats(dot[r]), w, group->scale[r]);
+          if constexpr (T.shifts) acc[r] = fma(shift, set1(reinterpret_cast<const float*>(group->correction[p])[r]), acc[r]);
         }
       }
     }
-#pragma GCC unroll 16
-    for (int r = 0; r < ROWS; ++r) store(tile + r * kPanel, acc[r]);
+    add_chunk<T.chunk_scales>(acc, group[-1].scale, tile);
   }
 
   using Multiply = void (*)(const Expanded&, const char*, int, float*);

@@ -90,6 +90,23 @@ struct FloatTile {
   }
 };
 
+// A chunk's sums take up a group's dot products times `w`, and times a row's scale unless that is the whole chunk's.
+template <bool CHUNK_SCALES>
+TW_INLINE F add_dots(F sum, F dots, F w, float scale) {
+  return fma(dots, CHUNK_SCALES ? w : mul(w, set1(scale)), sum);
+}
+// An output takes up a chunk's sums, which begin again.
+template <bool CHUNK_SCALES>
+TW_INLINE void add_chunk(F& sum, float scale, float* out) {
+  store(out, CHUNK_SCALES ? fma(sum, set1(scale), load(out)) : add(load(out), sum));
+  sum = zero();
+}
+template <bool CHUNK_SCALES, int ROWS>
+TW_INLINE void add_chunk(F (&sums)[ROWS], const float (&scales)[ROWS], float* tile) {
+#pragma GCC unroll 16
+  for (int r = 0; r < ROWS; ++r) add_chunk<CHUNK_SCALES>(sums[r], scales[r], tile + r * kPanel);
+}
+
 // A group: its head, then its integers.
 template <int ROWS>
 struct RowGroup {
@@ -190,6 +207,8 @@ struct Int8ChannelTile {
   }
 };
 
+// kInt4, and kInt8.
+static_assert(has_chunk_scales(WeightKind::kInt4) && !has_chunk_scales(WeightKind::kInt8));
 template <bool NIBBLES, bool SHIFTS>
 struct GroupTile {
   template <int ROWS>
@@ -206,7 +225,10 @@ struct GroupTile {
     const int groups = row_groups(k), per_scale = format.group / kRowGroup;
     F acc[ROWS];
 #pragma GCC unroll 16
-    for (int r = 0; r < ROWS; ++r) acc[r] = zero();
+    for (int r = 0; r < ROWS; ++r) {
+      acc[r] = zero();
+      if constexpr (NIBBLES) store(tile + r * kPanel, zero());
+    }
     const auto* weight = reinterpret_cast<const uint8_t*>(strip);
     for (int g = 0; g < groups;) {
       // A block's scales, then its two groups.
@@ -225,14 +247,19 @@ struct GroupTile {
           multiply_group<ROWS, NIBBLES>(dot, weight, group->quads);
 #pragma GCC unroll 16
           for (int r = 0; r < ROWS; ++r) {
-            acc[r] = fma(small_to_floats(dot[r]), mul(w, set1(group->scale[r])), acc[r]);
+            acc[r] = add_dots<NIBBLES>(acc[r], small_to_floats(dot[r]), w, group->scale[r]);
             if constexpr (SHIFTS) acc[r] = fma(shift, set1(reinterpret_cast<const float*>(group->correction)[r]), acc[r]);
           }
         }
       }
+      if constexpr (NIBBLES) {
+        if (g % kChunkGroups == 0 || g == groups) add_chunk<true>(acc, group[-1].scale, tile);
+      }
     }
+    if constexpr (!NIBBLES) {
 #pragma GCC unroll 16
-    for (int r = 0; r < ROWS; ++r) store(tile + r * kPanel, acc[r]);
+      for (int r = 0; r < ROWS; ++r) store(tile + r * kPanel, acc[r]);
+    }
   }
 };
 

@@ -108,7 +108,7 @@ def test_adapters_of_quantized_models_are_peft_s_over_the_weights(tmp_path: Path
         expected = model(ids).logits[0].numpy()
     model.save_pretrained(tmp_path / "adapter")
     change = np.square(expected - plain).mean()
-    for device, most in (("torch", 1e-8), ("cpu", 0.04**2)):
+    for device, most in (("torch", 1e-8), ("cpu", 0.05**2)):
         running = Harness(load(make_device(device), base, lora=LoraLimits(1, 16, "float32")))
         adapter = read_peft_folder(tmp_path / "adapter", describe(open_source(str(base)).config), 16)
         cast(LoraExecutor, running.executor).load_lora(0, adapter)

@@ -216,9 +216,9 @@ class Int8ChannelRows {
 // Weights of int8 by chunks of a strip: scales, and shifts, for every 32 inputs or every 16. Dot products of one part go
 // through memory into vectors, where scales are applied; meanwhile tiles multiply the next ones. C are 0 to 3, A 4 and 5,
 // B 6 and 7, by turns.
-template <bool HALVES, bool SHIFTS>
+template <ChunkTraits T>
 class ChunkProduct {
-  static constexpr int kParts = HALVES ? 2 : 1, kPartBytes = kRowGroup / kParts;
+  static constexpr int kParts = T.parts(), kPartBytes = kRowGroup / kParts;
   static constexpr int kAhead = 3;  // dot products under way
   using Group = BlockRows<1, kParts>;
 
@@ -249,7 +249,7 @@ class ChunkProduct {
     tilezero<TURN>();
     tileloadd<kB>(weights, kTileLine);
     tileloadd<kA>(quads, kRowGroup);
-    if constexpr (SHIFTS) {
+    if constexpr (T.shifts) {
       tdpbsud<TURN, kA, kB>();
     } else {
       tdpbssd<TURN, kA, kB>();
@@ -275,25 +275,25 @@ class ChunkProduct {
     };
     F acc[kTileHeight];
 #pragma GCC unroll 16
-    for (int r = 0; r < rows; ++r) acc[r] = load(tile + r * kPanel);
+    for (int r = 0; r < rows; ++r) acc[r] = zero();
     for (int part = 0; part < kAhead && part < parts; ++part) begin(part);
     for (int part = 0; part < parts; ++part) {
       if (part + kAhead < parts) begin(part + kAhead);
       const F w = load(e.scales[part]);
       [[maybe_unused]] F shift;
-      if constexpr (SHIFTS) shift = load(e.shifts[part]);
+      if constexpr (T.shifts) shift = load(e.shifts[part]);
       // The rows' scales, then what shifts go with.
       const auto* scales = reinterpret_cast<const float*>(x + part / kParts * group_bytes);
       const float* sums = scales + (1 + part % kParts) * rows;
       const int32_t* dots = dots_[part % 4];
 #pragma GCC unroll 16
       for (int r = 0; r < rows; ++r) {
-        acc[r] = fma(to_floats(load_dots(dots + r * kLanes)), mul(w, set1(scales[r])), acc[r]);
-        if constexpr (SHIFTS) acc[r] = fma(shift, set1(sums[r]), acc[r]);
+        acc[r] = add_dots<T.chunk_scales>(acc[r], to_floats(load_dots(dots + r * kLanes)), w, scales[r]);
+        if constexpr (T.shifts) acc[r] = fma(shift, set1(sums[r]), acc[r]);
       }
     }
 #pragma GCC unroll 16
-    for (int r = 0; r < rows; ++r) store(tile + r * kPanel, acc[r]);
+    for (int r = 0; r < rows; ++r) add_chunk<T.chunk_scales>(acc[r], reinterpret_cast<const float*>(x)[r], tile + r * kPanel);
   }
 
   alignas(64) int32_t dots_[4][kTileHeight * kLanes];
@@ -303,7 +303,7 @@ class ChunkProduct {
 // Whole packed tiles of rows, and then what is left, times a panel. Whoever derives has
 //   few_rows(format, x, panel, k, rows, tile) for at most kFewRows, without tiles, and
 //   expand(format, strip, first group, groups), a chunk.
-template <typename Format, bool HALVES, bool SHIFTS>
+template <typename Format, ChunkTraits T>
 class ByChunks {
  public:
   static constexpr int kRows = 8 * kTileHeight;
@@ -324,7 +324,7 @@ class ByChunks {
 
  private:
   void run(const WeightFormat& format, const char* x, const char* panel, int k, int rows, float* tile) {
-    constexpr size_t kGroupBytes = sizeof(BlockRows<1, HALVES ? 2 : 1>);
+    constexpr size_t kGroupBytes = sizeof(BlockRows<1, T.parts()>);
     const int height = rows < kTileHeight ? rows : kTileHeight, groups = row_groups(k);
     const size_t row_size = row_bytes(format, k);
     for (int i = 0; i < rows * kPanel; i += kLanes) store(tile + i, zero());
@@ -342,20 +342,22 @@ class ByChunks {
   }
 
   Expanded expanded_;
-  ChunkProduct<HALVES, SHIFTS> product_;
+  ChunkProduct<T> product_;
 };
 
-template <bool HALVES, bool SHIFTS>
 struct BlockChunks {
   static void few_rows(const WeightFormat& format, const char* x, const char* panel, int k, int rows, float* tile) {
     multiply_few_rows(format, x, panel, k, rows, tile);
   }
   static void expand(const WeightFormat& format, const char* strip, int first, int groups, Expanded& out) {
-    expand_chunk(format, strip + first / kChunkGroups * chunk_bytes(format, kChunkGroups), groups, out);
+    const size_t chunk_size = chunk_bytes(format, kChunkGroups);
+    const char* chunk = strip + first / kChunkGroups * chunk_size;
+    prefetch_lines(chunk + chunk_size, chunk_size);
+    expand_chunk(format, chunk, groups, out);
   }
 };
-template <bool HALVES, bool SHIFTS, int>
-using ExpandedRows = ByChunks<BlockChunks<HALVES, SHIFTS>, HALVES, SHIFTS>;
+template <ChunkTraits T>
+using ExpandedRows = ByChunks<BlockChunks, T>;
 
 // kInt4. Tiles would wait for every group's nibbles to get from vectors through memory: they are expanded for many rows, and
 // few rows are multiplied in vectors. Both have the same integers, and so the same result.
@@ -396,7 +398,10 @@ struct NibbleChunks {
     const int groups = row_groups(k), per_scale = format.group / kRowGroup;
     const auto* weight = reinterpret_cast<const uint8_t*>(strip);
     F acc[ROWS];
-    for (int r = 0; r < ROWS; ++r) acc[r] = zero();
+    for (int r = 0; r < ROWS; ++r) {
+      acc[r] = zero();
+      store(tile + r * kPanel, zero());
+    }
     for (int g = 0; g < groups;) {
       const auto* scales = reinterpret_cast<const f16*>(weight);
       prefetch(weight + kPrefetchBytes);
@@ -417,7 +422,7 @@ struct NibbleChunks {
           }
 #pragma GCC unroll 4
           for (int r = 0; r < ROWS; ++r) {
-            acc[r] = fma(to_floats(dot[r]), mul(w, set1(group->scale[r])), acc[r]);
+            acc[r] = add_dots<true>(acc[r], to_floats(dot[r]), w, group->scale[r]);
             if constexpr (SHIFTS) {
               const F sum = set1(reinterpret_cast<const float*>(group->correction[0])[r]);
               acc[r] = fma(load(scales + (2 + half) * kLanes), sum, acc[r]);
@@ -425,8 +430,8 @@ struct NibbleChunks {
           }
         }
       }
+      if (g % kChunkGroups == 0 || g == groups) add_chunk<true>(acc, group[-1].scale, tile);
     }
-    for (int r = 0; r < ROWS; ++r) store(tile + r * kPanel, acc[r]);
   }
 };
 
@@ -516,7 +521,12 @@ class Int8GroupRows {
   Tiles tiles_;
 };
 
+template <bool SHIFTS>
+constexpr ChunkTraits kNibbleTraits = {
+    .halves = false, .shifts = SHIFTS, .chunk_scales = has_chunk_scales(WeightKind::kInt4)};
+template <bool SHIFTS>
+using NibbleRows = ByChunks<NibbleChunks<SHIFTS>, kNibbleTraits<SHIFTS>>;
 template <bool NIBBLES, bool SHIFTS>
-using GroupRows = std::conditional_t<NIBBLES, ByChunks<NibbleChunks<SHIFTS>, false, SHIFTS>, Int8GroupRows>;
+using GroupRows = std::conditional_t<NIBBLES, NibbleRows<SHIFTS>, Int8GroupRows>;
 
 }  // namespace tidewheel::TW_ISA
