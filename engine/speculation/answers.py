@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,12 +31,12 @@ class Answers:
         self._most_answers = most_answers
         self._mask = size - 1
         buckets = max(int(size * _BUCKETS_A_TOKEN), 1)
-        self._shift = np.uint64(64 - max(buckets.bit_length() - 1, 1))
+        self._shift = 64 - max(buckets.bit_length() - 1, 1)
         self._factors = tuple(secrets.randbits(64) | 1 for _ in range(3))
         self.tokens = np.full(size, SEPARATOR, np.int32)  # of position p: tokens[p % size]
         self._before = np.zeros(size, np.int64)  # the last position of the same two tokens before this one
         self._owners = np.zeros(size, np.uint64)
-        self._last = np.zeros(2 ** (64 - int(self._shift)), np.int64)  # position of each bucket
+        self._last = np.zeros(2 ** (64 - self._shift), np.int64)  # position of each bucket
         self.clear()
 
     def __len__(self) -> int:
@@ -78,7 +79,8 @@ class Answers:
             self.tokens[places[:-1]] = tokens
             self.tokens[places[-1]] = SEPARATOR
             self._owners[places] = owner
-            buckets.append(self._buckets(owner, tokens[:-1], tokens[1:]))
+            numbers = tokens.astype(np.uint64)
+            buckets.append(self._buckets(owner, numbers[:-1], numbers[1:]))
             positions.append(np.arange(start + 1, start + count))
         self._chain(np.concatenate(buckets), np.concatenate(positions))
         self._waiting, self._num_waiting = [], 0
@@ -87,12 +89,11 @@ class Answers:
         """The last positions of the token `last` behind the token `before` in an owner's answers, newest first."""
         self._take_in()
         oldest = self._starts[0] if self._starts else self._end
-        (bucket,) = self._buckets(owner, np.array([before], np.int32), np.array([last], np.int32)).tolist()
         found: list[int] = []
-        position = int(self._last[bucket])
+        position = int(self._last[self._buckets(owner, before, last)])
         while position >= oldest and len(found) < _MOST_PLACES:
             found.append(position)
-            position = int(self._before[position & self._mask])
+            position = self._before.item(position & self._mask)
         places: NDArray[np.int64] = np.array(found, np.int64)
         mine: NDArray[np.int64] = places[self._owners[places & self._mask] == owner]
         return mine
@@ -108,11 +109,12 @@ class Answers:
         while starts and (len(starts) >= self._most_answers or self._end + count + 2 - starts[0] > len(self.tokens)):
             starts.popleft()
 
-    def _buckets(self, owner: int, before: NDArray[np.int32], last: NDArray[np.int32]) -> NDArray[np.uint64]:
+    def _buckets(self, owner: int, before: Any, last: Any) -> Any:
+        """Of tokens, which are two integers or two arrays of uint64."""
         a, b, c = self._factors
-        mixed = before.astype(np.uint64) * np.uint64(a) + last.astype(np.uint64) * np.uint64(b)
-        mixed = (mixed ^ np.uint64(owner * c & _WORD)) * np.uint64(0x9E3779B97F4A7C15)
-        mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(a)
+        mixed = before * a + last * b & _WORD
+        mixed = (mixed ^ owner * c & _WORD) * 0x9E3779B97F4A7C15 & _WORD
+        mixed = (mixed ^ mixed >> 29) * a & _WORD
         return mixed >> self._shift
 
     def _chain(self, buckets: NDArray[np.uint64], positions: NDArray[np.int64]) -> None:

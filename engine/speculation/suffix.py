@@ -5,6 +5,7 @@ https://arxiv.org/abs/2411.04975
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -17,7 +18,7 @@ from .answers import SEPARATOR, Answers
 _MOST_TOKENS = 2**20  # of all answers that are kept
 _MOST_PLACES = 256  # in the sequence's own text
 
-Tokens = Callable[[NDArray[np.int64]], NDArray[np.int32]]  # the tokens at some positions, SEPARATOR behind the end
+Tokens = Callable[[NDArray[np.int64]], NDArray[np.int32]]  # those at some positions, SEPARATOR at the ends of texts
 
 
 class SuffixDrafter:
@@ -43,16 +44,14 @@ class SuffixDrafter:
         if count < 2 or (self._most_context is not None and count > self._most_context):
             return []
         own = sequence.tokens[:count]
-        last = own[-self._longest :][::-1].tolist()  # the newest one first
+        last = own[-self._longest :][::-1]  # the newest one first
         places = np.flatnonzero(own[:-1] == last[0])[-_MOST_PLACES:][::-1]
-        padded = np.append(own, np.int32(SEPARATOR))
-
-        def own_at(positions: NDArray[np.int64]) -> NDArray[np.int32]:
-            return padded[np.where(positions < 0, count, np.minimum(positions, count))]
-
-        guesses, score = self._followed(own_at, places, last, 1)
+        before, behind = len(last), self._num_tokens + 1
+        padded = np.full(before + count + behind, SEPARATOR, np.int32)
+        padded[before : before + count] = own
+        guesses, score = self._followed(lambda positions: padded[positions + before], places, last, 1)
         if self._answers is not None and len(self._answers) and len(last) > 1:
-            places = self._answers.places(_owner(sequence), last[1], last[0])
+            places = self._answers.places(_owner(sequence), int(last[1]), int(last[0]))
             others, other_score = self._followed(self._answers.at, places, last, 0)
             if other_score > score:
                 return others
@@ -68,31 +67,40 @@ class SuffixDrafter:
         if self._answers is not None:
             self._answers.clear()
 
-    def _followed(self, at: Tokens, places: NDArray[np.int64], last: list[int], length: int) -> tuple[list[int], float]:
+    def _followed(
+        self, at: Tokens, places: NDArray[np.int64], last: NDArray[np.int32], length: int
+    ) -> tuple[list[int], float]:
         """What followed, and how many of these tokens are expected to be right.
 
-        The first `length` tokens of `last` stand at `places`.
+        At least the first `length` tokens of `last` stand at `places`.
         """
-        while len(places) and length < len(last):
-            longer = places[at(places - length) == last[length]]
-            if not len(longer):
-                break
-            places, length = longer, length + 1
-        if not length:
+        if not len(places):
             return [], 0.0
+        run = at(places[:, None] - np.arange(length, len(last)))
+        more = np.logical_and.accumulate(run == last[length:], axis=1).sum(axis=1)
+        longest = int(more.max())
+        length += longest
         options = self._options
         most = min(self._num_tokens, int(options.max_spec_factor * length), options.max_tree_depth - length)
+        if most < 1:
+            return [], 0.0
+        following = at(places[more == longest, None] + np.arange(1, most + 1))
         guesses: list[int] = []
         probability, score = 1.0, 0.0
-        while len(places) and len(guesses) < most:
-            following = at(places + len(guesses) + 1)
-            token, count = _commonest(following)
-            probability *= count / len(places)
+        while True:
+            agreed = _agreed(following[:, len(guesses) :])
+            guesses += agreed
+            score += probability * len(agreed)
+            if len(guesses) == most:
+                break
+            column = following[:, len(guesses)]
+            token, count = _commonest(column)
+            probability *= count / len(column)
             if token == SEPARATOR or probability < options.min_token_prob:
                 break
             guesses.append(token)
             score += probability
-            places = places[following == token]
+            following = following[column == token]
         return guesses, score
 
 
@@ -101,11 +109,14 @@ def _owner(sequence: Draftable) -> int:
     return int.from_bytes(sequence.identity.root[:8], "little")
 
 
+def _agreed(rows: NDArray[np.int32]) -> list[int]:
+    """The tokens that all rows begin with, up to the end of a text."""
+    differ = (rows != rows[0]).any(axis=0) | (rows[0] == SEPARATOR)
+    count = int(differ.argmax()) if differ.any() else len(differ)
+    tokens: list[int] = rows[0, :count].tolist()
+    return tokens
+
+
 def _commonest(tokens: NDArray[np.int32]) -> tuple[int, int]:
     """The token that stands there most often, and how often. The first of several is the newest."""
-    first = int(tokens[0])
-    if len(tokens) == 1 or (tokens == first).all():
-        return first, len(tokens)
-    values, firsts, counts = np.unique(tokens, return_index=True, return_counts=True)
-    best = int(np.lexsort((firsts, -counts))[0])
-    return int(values[best]), int(counts[best])
+    return Counter(tokens.tolist()).most_common(1)[0]
