@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 _LESSON, _COMMON_LESSON = 0.1, 0.02  # how much a question changes what is known of its sequence, and of all
-_FIRST_PAUSE, _LONGEST_FIRST_PAUSE, _LONGEST_PAUSE = 4, 64, 1024  # steps
-_TOLERATED = 0.02  # of a token's time, that a question may lose on average
+_FIRST_PAUSE, _LONGEST_PAUSE = 4, 1024  # steps
+_TOLERATED = 0.02  # of the time of all tokens, that questions may lose
+_SAVINGS = 16.0  # of a token's time, that questions may lose which have won it before
 _CONVINCING = 0.1  # of it, that a question after a pause must save on average, so that chance does not end the pauses
 
 
@@ -23,53 +24,61 @@ class _Common(Struct):
 
     # By a question, times a token's time: the first, or one that was interrupted, says little of others.
     most_lost: float
-    saved_ms: float = 0.0
-    tolerated_ms: float = 0.0
-    first_pause: int = _FIRST_PAUSE
+    saved_ms: float = 0.0  # a question, on average
+    budget_ms: float = 0.0  # what questions may still lose
+    token_ms: float = 0.0
 
-    @property
-    def loses(self) -> bool:
-        return self.saved_ms < -self.tolerated_ms
+    def earn(self, num_tokens: int) -> None:
+        """A part of what tokens take is for questions that lose."""
+        self.budget_ms = min(self.budget_ms + _TOLERATED * self.token_ms * num_tokens, _SAVINGS * self.token_ms)
 
 
 class Balance:
     """Notes what each question to a drafter cost and what it gave, by sequence.
 
     Who loses time by guesses is asked for again after a pause, and after one twice as long each time. Text changes: so
-    everybody gets another chance, but those are few. A new sequence is taken for what the others are that decoded
-    beside as many: as long as they lose, the first pause becomes longer.
+    everybody gets another chance, but those are few. All questions together may lose a fiftieth of the time, and what
+    they have won shortly before: then nobody is asked for. While they lose, only one sequence is asked for in a step.
     """
 
     def __init__(self) -> None:
         self._records: dict[int, _Record] = {}  # by Sequence.key
         self._commons: dict[int, _Common] = {}  # by the bits of how many decode
-        self._common = self._of(1)
+        self.begin(1)
 
     def begin(self, num_sequences: int) -> None:
         """A step begins in which so many decode."""
-        self._common = self._of(num_sequences)
-
-    def _of(self, num_sequences: int) -> _Common:
-        return self._commons.setdefault(num_sequences.bit_length(), _Common(max(num_sequences / 4, 1.0)))
+        self._num_sequences = num_sequences
+        new = _Common(max(num_sequences / 4, 1.0))
+        self._common = self._commons.setdefault(num_sequences.bit_length(), new)
+        self._common.earn(num_sequences)
+        self._has_tried = False
 
     def may_ask(self, key: int) -> bool:
         """Whether the drafter is asked for a sequence in this step."""
+        common = self._common
         record = self._records.get(key)
         if record is None:
-            # Not all that start together try together.
-            pause = self._common.first_pause + key % _FIRST_PAUSE if self._common.loses else 0
-            record = self._records[key] = _Record(self._common.saved_ms, pause, pause)
+            record = self._records[key] = _Record(common.saved_ms)
         if record.waits:
             record.waits -= 1
             return False
+        if common.budget_ms < 0.0 or (self._has_tried and common.saved_ms < 0.0):
+            return False
+        self._has_tried = True
         return True
 
     def least_wait(self, keys: Iterable[int]) -> int:
         """For how many steps the drafter is asked for none of these sequences, which `may_ask` has seen."""
-        return min((self._records[key].waits for key in keys), default=0)
+        common = self._common
+        waits = min((self._records[key].waits for key in keys), default=0)
+        if common.budget_ms >= 0.0:
+            return waits
+        return max(waits, int(-common.budget_ms / (_TOLERATED * common.token_ms * self._num_sequences)))
 
     def skip(self, keys: Iterable[int], num_steps: int) -> None:
         """So many steps were over in which `may_ask` was not called for these sequences."""
+        self._common.earn(self._num_sequences * num_steps)
         for key in keys:
             if (record := self._records.get(key)) is not None:
                 record.waits = max(record.waits - num_steps, 0)
@@ -83,12 +92,12 @@ class Balance:
         if record is None or token_ms <= 0.0:
             return
         common = self._common
+        common.token_ms = token_ms
         saved_ms = max(saved_ms, -common.most_lost * token_ms)
-        common.tolerated_ms = _TOLERATED * token_ms
+        common.budget_ms += saved_ms
         record.saved_ms += _LESSON * (saved_ms - record.saved_ms)
         common.saved_ms += _COMMON_LESSON * (saved_ms - common.saved_ms)
-        common.first_pause = min(2 * common.first_pause, _LONGEST_FIRST_PAUSE) if common.loses else _FIRST_PAUSE
-        if record.saved_ms >= (_CONVINCING * token_ms if record.pause else -common.tolerated_ms):
+        if record.saved_ms >= (_CONVINCING if record.pause else -_TOLERATED) * token_ms:
             record.pause = 0
         else:
             record.pause = min(max(2 * record.pause, _FIRST_PAUSE), _LONGEST_PAUSE)

@@ -34,6 +34,7 @@ class World:
     step_ms: Callable[[int], float]
     num_sequences: int
     probability: Callable[[int], float] | None
+    question_ms: float = QUESTION_MS
     now_s: float = 0.0
     asked_at: list[int] = field(default_factory=list)
 
@@ -52,7 +53,7 @@ class World:
 
     def propose(self, sequence: Draftable) -> list[int]:
         assert self.probability is not None
-        self.now_s += QUESTION_MS / 1e3
+        self.now_s += self.question_ms / 1e3
         start = sequence.num_tokens - sequence.prompt_len
         self.asked_at.append(start)
         sure = self.probability(start)
@@ -94,12 +95,13 @@ def tokens_of(last: int) -> list[int]:
 TOKENS: dict[int, list[int]] = {}
 
 
+@pytest.mark.parametrize("question_ms", [QUESTION_MS, 10 * QUESTION_MS])
 @pytest.mark.parametrize("probability", [0.0, 0.5, 0.8])
 @pytest.mark.parametrize("name", MACHINES)
-def test_guesses_cost_a_busy_server_a_fiftieth_at_most(name: str, probability: float) -> None:
+def test_guesses_cost_a_busy_server_a_fiftieth_at_most(name: str, probability: float, question_ms: float) -> None:
     """Once it knows the machine, which is after the first round."""
     plain = World(MACHINES[name], 16, None).rounds()
-    world = World(MACHINES[name], 16, lambda start: probability)
+    world = World(MACHINES[name], 16, lambda start: probability, question_ms)
     guessing = world.rounds()
     assert sum(guessing[1:]) <= 1.02 * sum(plain[1:])
     assert world.asked_at
@@ -126,6 +128,7 @@ def test_pauses_grow_while_questions_lose_and_end_with_one_that_wins() -> None:
     balance = Balance()
     asked = []
     for step in range(2000):
+        balance.begin(1)
         if balance.may_ask(0):
             asked.append(step)
             balance.note(0, -1.0, 1.0)
@@ -133,7 +136,7 @@ def test_pauses_grow_while_questions_lose_and_end_with_one_that_wins() -> None:
     assert gaps == sorted(gaps)
     assert 5 < len(asked) < 16
     while not balance.may_ask(0):
-        pass
+        balance.begin(1)
     for _ in range(20):
         balance.note(0, 8.0, 1.0)
     assert all(balance.may_ask(0) for _ in range(20))
