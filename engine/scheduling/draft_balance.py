@@ -26,7 +26,19 @@ class _Common(Struct):
     most_lost: float
     saved_ms: float = 0.0  # a question, on average
     budget_ms: float = 0.0  # what questions may still lose
-    token_ms: float = 0.0
+    token_ms: float = 0.0  # 0 as long as none was noted
+
+    @property
+    def loses(self) -> bool:
+        return self.saved_ms < -_TOLERATED * self.token_ms
+
+    def note(self, saved_ms: float, token_ms: float) -> None:
+        """Note what a question has saved. Of the first ones it is not known yet whether they pay."""
+        if self.token_ms == 0.0:
+            self.budget_ms = _SAVINGS * token_ms
+        self.token_ms = token_ms
+        self.budget_ms += saved_ms
+        self.saved_ms += _COMMON_LESSON * (saved_ms - self.saved_ms)
 
     def earn(self, num_tokens: int) -> None:
         """A part of what tokens take is for questions that lose."""
@@ -63,7 +75,7 @@ class Balance:
         if record.waits:
             record.waits -= 1
             return False
-        if common.budget_ms < 0.0 or (self._has_tried and common.saved_ms < 0.0):
+        if common.budget_ms < 0.0 or (self._has_tried and common.loses):
             return False
         self._has_tried = True
         return True
@@ -92,11 +104,9 @@ class Balance:
         if record is None or token_ms <= 0.0:
             return
         common = self._common
-        common.token_ms = token_ms
         saved_ms = max(saved_ms, -common.most_lost * token_ms)
-        common.budget_ms += saved_ms
+        common.note(saved_ms, token_ms)
         record.saved_ms += _LESSON * (saved_ms - record.saved_ms)
-        common.saved_ms += _COMMON_LESSON * (saved_ms - common.saved_ms)
         if record.saved_ms >= (_CONVINCING if record.pause else -_TOLERATED) * token_ms:
             record.pause = 0
         else:
