@@ -9,7 +9,7 @@ from msgspec import Struct
 _LESSON, _COMMON_LESSON = 0.1, 0.02  # how much a question changes what is known of its sequence, and of all
 _FIRST_PAUSE, _LONGEST_PAUSE = 4, 1024  # steps
 _TOLERATED = 0.02  # of the time of all tokens, that questions may lose
-_SAVINGS = 16.0  # of a token's time, that questions may lose which have won it before
+_SAVINGS = 16.0  # times a token's time: the most that is kept of what questions have won
 _CONVINCING = 0.1  # of it, that a question after a pause must save on average, so that chance does not end the pauses
 
 
@@ -30,7 +30,7 @@ class _Common(Struct):
 
     @property
     def loses(self) -> bool:
-        return self.saved_ms < -_TOLERATED * self.token_ms
+        return self.saved_ms < -self.share_ms(1)
 
     def note(self, saved_ms: float, token_ms: float) -> None:
         """Note what a question has saved. Of the first ones it is not known yet whether they pay."""
@@ -40,9 +40,13 @@ class _Common(Struct):
         self.budget_ms += saved_ms
         self.saved_ms += _COMMON_LESSON * (saved_ms - self.saved_ms)
 
+    def share_ms(self, num_tokens: int) -> float:
+        """The part of what tokens take that is for questions that lose."""
+        return _TOLERATED * self.token_ms * num_tokens
+
     def earn(self, num_tokens: int) -> None:
-        """A part of what tokens take is for questions that lose."""
-        self.budget_ms = min(self.budget_ms + _TOLERATED * self.token_ms * num_tokens, _SAVINGS * self.token_ms)
+        """Add the share of so many tokens to the budget."""
+        self.budget_ms = min(self.budget_ms + self.share_ms(num_tokens), _SAVINGS * self.token_ms)
 
 
 class Balance:
@@ -86,7 +90,7 @@ class Balance:
         waits = min((self._records[key].waits for key in keys), default=0)
         if common.budget_ms >= 0.0:
             return waits
-        return max(waits, int(-common.budget_ms / (_TOLERATED * common.token_ms * self._num_sequences)))
+        return max(waits, int(-common.budget_ms / common.share_ms(self._num_sequences)))
 
     def skip(self, keys: Iterable[int], num_steps: int) -> None:
         """So many steps were over in which `may_ask` was not called for these sequences."""

@@ -25,8 +25,8 @@ constexpr int kChunkInputs = 256, kChunkGroups = kChunkInputs / kRowGroup;
 // points also a float16 shift, w = scale * q + shift; rows are quantized as `has_chunk_scales` says.
 //
 // The kinds from kQ5_0 on keep the bits of a quantized file; their numbers are what the file means, exactly. Activations
-// are quantized as `has_chunk_scales` says. GGUF's types are known by their names, https://github.com/ggml-org/ggml. (Q8_0 is kInt8, Q4_0
-// is kInt4, and Q4_1 kInt4 with zero points, all with groups of 32.)
+// are quantized as `has_chunk_scales` says. GGUF's types are known by their names, https://github.com/ggml-org/ggml. (Q8_0
+// is kInt8, Q4_0 is kInt4, and Q4_1 kInt4 with zero points, all with groups of 32.)
 // kNvfp4: 4 bits (e2m1), an e4m3 scale for every 16 inputs, and a float32 divisor of the scales for a column.
 // kGrid: `bits` an input, for every `group` inputs a scale of `scale_type`, w = scale * (q - zero), where `zero` is a byte
 // with zero points, else 2^(bits - 1).
