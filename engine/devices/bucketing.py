@@ -129,13 +129,17 @@ def sizes_of(sizes: BucketRange, strategy: Strategy) -> list[int]:
 
 
 class StepSizes(NamedTuple):
-    """What a step can be at most: tokens of a block, of a sequence, sequences, tokens, prompts (None: any number)."""
+    """What a step can be at most: tokens of a block, of a sequence, sequences, tokens, prompts (None: any number).
+
+    With `any_width` wide block tables cost nothing, so that launches differ only in their sequences and tokens.
+    """
 
     block_size: int
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
     max_prefill_seqs: int | None = None
+    any_width: bool = False
 
     @property
     def max_width(self) -> int:
@@ -145,6 +149,10 @@ class StepSizes(NamedTuple):
     def blocks(self, num_tokens: int) -> int:
         """How many blocks that many tokens of a sequence take."""
         return -(-num_tokens // self.block_size)
+
+    def prompt_width(self, query_len: int) -> int:
+        """The narrowest table that a launch of prompts of that many tokens has."""
+        return self.max_width if self.any_width else self.blocks(query_len)
 
     def allow_prompt(self, bucket: Bucket) -> bool:
         """Whether a step can have these prompts."""
@@ -180,7 +188,7 @@ def plan_of_ranges(ranges: BucketRanges, strategy: Strategy, sizes: StepSizes) -
     A decode whose table would be wider than the longest sequence's has that one's width.
     """
     pairs = [
-        Bucket(batch_size, query_len, sizes.blocks(query_len))
+        Bucket(batch_size, query_len, sizes.prompt_width(query_len))
         for batch_size in sizes_of(ranges.prompt_batch, strategy)
         for query_len in sizes_of(ranges.prompt_seq, strategy)
     ]
@@ -205,7 +213,7 @@ def plan_of_ranges(ranges: BucketRanges, strategy: Strategy, sizes: StepSizes) -
 
 def _with_context(query_len: int, sizes: StepSizes) -> Iterator[Bucket]:
     """Widths that double from the query's own up to the longest sequence's."""
-    width = sizes.blocks(query_len)
+    width = sizes.prompt_width(query_len)
     yield Bucket(1, query_len, width)
     while width < sizes.max_width:
         width = min(2 * width, sizes.max_width)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 
 from ...weights.dtypes import DType
-from .attention import Attend
+from .attention import Attend, PlanAttention
 
 
 class DeviceMemory(NamedTuple):
@@ -23,8 +23,11 @@ class Adapter(Protocol):
 
     `name` is what `--device` calls it, and `dtypes` are the types that it computes in. `block_size` is in tokens. With
     `chunked_prefill` a prompt may be split over steps, and at most `max_prefill_seqs` prompts share one (None: as many
-    as fit). Where `captures` is false, steps are run as they are compiled. Where `has_float64` is false, the sampler
-    sums in float32. `attend` is how it attends best, `gather_attention` if nothing is better.
+    as fit). Where `captures` is false, steps are run as they are compiled. With `compiles_only_layers` a step is a call
+    of each layer, and layers that differ only in their weights are compiled once; else all of it is compiled as one
+    function. Where `has_float64` is false, the sampler sums in float32. `attend` is how it attends best,
+    `gather_attention` if nothing is better, and `plan_attention` what that wants to know. With `any_width` it takes as
+    long in a wide block table as in a narrow one.
     """
 
     name: str
@@ -34,8 +37,11 @@ class Adapter(Protocol):
     chunked_prefill: bool
     max_prefill_seqs: int | None
     captures: bool
+    compiles_only_layers: bool
     has_float64: bool
     attend: Attend
+    plan_attention: PlanAttention
+    any_width: bool
 
     def enter(self) -> None:
         """Make the calling thread one that uses this device. Loading and serving run on different threads."""

@@ -5,6 +5,7 @@ Dimensions: S sequences of Q tokens, H query heads, G KV heads, D head dim, W bl
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -30,13 +31,14 @@ class Context:
 
     The token at `positions [S, Q]` sees the positions up to its own, within the layer's window. Position p of sequence
     s is slot `p % block_size` of block `tables[s, p // block_size]`, `tables [S, W]`. `keys` and `values` are
-    `[blocks * block_size, G, D]`. What no token sees may be anything, NaN too.
+    `[blocks * block_size, G, D]`. What no token sees may be anything, NaN too. `plan` is what `PlanAttention` gave.
     """
 
     positions: Tensor
     tables: Tensor
     keys: Tensor
     values: Tensor
+    plan: Sequence[Tensor] = ()
 
 
 class Attend(Protocol):
@@ -45,6 +47,23 @@ class Attend(Protocol):
     def __call__(self, q: Tensor, context: Context, layer: AttentionLayer) -> Tensor:
         """`q [S, Q, H, D]` in the cache's dtype; returns `[S, Q, H, D]` in any float dtype."""
         ...
+
+
+class PlanAttention(Protocol):
+    """What a way to attend wants to know of a launch, found out once for all layers that share a cache group."""
+
+    def __call__(
+        self, positions: Tensor, tables: Tensor, block_size: int, num_blocks: int, window: int | None
+    ) -> Sequence[Tensor]:
+        """`positions [S, Q]` and `tables [S, W]` as in `Context`. The group's cache has so many blocks."""
+        ...
+
+
+def no_plan(
+    positions: Tensor, tables: Tensor, block_size: int, num_blocks: int, window: int | None
+) -> Sequence[Tensor]:
+    """Nothing."""
+    return ()
 
 
 def gather_attention(q: Tensor, context: Context, layer: AttentionLayer) -> Tensor:

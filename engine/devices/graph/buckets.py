@@ -66,11 +66,12 @@ def bucket_ranges(options: GraphOptions, sizes: StepSizes) -> BucketRanges:
     most_blocks = max(_FEWEST_MOST_BLOCKS, most_seqs * sizes.max_width)
     unit = options.decode_unit
     most = sizes.max_model_len if unit == "seq" else most_blocks
+    fewest = most if sizes.any_width else block_size
     return BucketRanges(
         _range(options, "prompt_bs", BucketRange(1, step, most_prompts)),
         _range(options, "prompt_seq", BucketRange(block_size, block_size, sizes.max_model_len, longest)),
         _range(options, "decode_bs", BucketRange(1, step, most_seqs, min(most_seqs, most_tokens))),
-        _range(options, f"decode_{unit}", BucketRange(block_size, block_size, most, most)),
+        _range(options, f"decode_{unit}", BucketRange(fewest, block_size, most, most)),
         unit,
     )
 

@@ -13,7 +13,7 @@ from ...errors import DeviceError
 from ...machine.memory import read_memory
 from ...weights.dtypes import DType
 from .adapter import DeviceMemory
-from .attention import gather_attention
+from .attention import gather_attention, no_plan
 from .options import GraphOptions
 
 
@@ -31,8 +31,11 @@ class CpuAdapter:
     chunked_prefill = True
     max_prefill_seqs: int | None = None
     captures = True
+    compiles_only_layers = False
     has_float64 = True
     attend = staticmethod(gather_attention)
+    plan_attention = staticmethod(no_plan)
+    any_width = False
 
     def __init__(self, options: GraphOptions, backend: str = "inductor") -> None:
         self._is_eager = options.enforce_eager

@@ -10,7 +10,7 @@ import torch
 from ...errors import DeviceError
 from ...weights.dtypes import DType
 from .adapter import DeviceMemory
-from .flex_attention import paged_flex_attention
+from .flex_attention import paged_flex_attention, plan_flex_attention
 from .options import GraphOptions
 
 
@@ -22,8 +22,10 @@ class CudaAdapter:
     block_size = 128  # FlexAttention's kernels take that many keys at a time, or a part of them
     chunked_prefill = True
     max_prefill_seqs: int | None = None
+    compiles_only_layers = True  # inductor takes a minute for 32 of them, and graphs make calls cheap
     has_float64 = True
     attend = staticmethod(paged_flex_attention)
+    plan_attention = staticmethod(plan_flex_attention)
 
     def __init__(self, options: GraphOptions) -> None:
         if not torch.cuda.is_available():
@@ -33,7 +35,7 @@ class CudaAdapter:
                 "CUDA_VISIBLE_DEVICES does not hide it"
             )
         self.device = torch.device("cuda", 0)
-        self.captures = not options.enforce_eager
+        self.captures = self.any_width = not options.enforce_eager  # what is not compiled gathers whole tables
         self.enter()
         # Only one graph runs at a time, so that all can use the same memory for what is within.
         self._pool = torch.cuda.graph_pool_handle()

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...models.spec import DecoderSpec
+from ...models.spec import DecoderSpec, LayerSpec
 from ...weights.tensor import WeightTensor
-from .attention import Attend
+from .attention import Attend, PlanAttention
 from .mixers import KINDS, Branch, Parts, Tokens
 from .weights import Weights
+
+Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
+RunLayer = Callable[[Sequence[Branch], Tensor, Tokens], Tensor]
 
 
 class GraphDecoder:
@@ -34,6 +39,7 @@ class GraphDecoder:
         max_tokens: int,
         max_rows: int,
         attend: Attend,
+        plan_attention: PlanAttention,
         add_up: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self.windows = spec.windows()
@@ -44,7 +50,8 @@ class GraphDecoder:
         self.hidden = torch.zeros((max_tokens + 1, spec.hidden_size), device=device)
         self.tokens = torch.zeros(max_rows + 1, dtype=torch.int32, device=device)
         self.vocab_size = spec.vocab_size
-        self._spec = spec
+        self._spec, self._plan_attention = spec, plan_attention
+        self._block_size, self._num_blocks = block_size, [0] * len(self.windows)
         self._inv_freq = [torch.tensor(rope.inv_freq, device=device) for rope in ropes]
         self._factors = [rope.attention_factor for rope in ropes]
         self._embedding = loaded["embed.weight"]
@@ -53,19 +60,31 @@ class GraphDecoder:
         projected = embedding.size != spec.hidden_size
         self._project_in = loaded.linear("embed.project_in") if projected else None
         self._project_out = loaded.linear("embed.project_out") if projected else None
-        self._branches = [
-            Branch(branch, f"layers.{index}", parts) for index, layer in enumerate(spec.layers) for branch in layer
+        self._layers = [
+            [Branch(branch, f"layers.{index}", parts) for branch in layer] for index, layer in enumerate(spec.layers)
         ]
         self._final_norm = loaded.norm("final_norm", spec.final_norm)
         self._head = loaded.linear("embed" if head.tied else "head", "head")
 
     def allocate(self, num_blocks: Sequence[int]) -> None:
         """Make an empty KV cache: so many blocks of each group, with the one for padding."""
-        for branch in self._branches:
+        self._num_blocks = list(num_blocks)
+        for branch in chain(*self._layers):
             branch.mixer.allocate(num_blocks)
 
-    def forward(self, staged: Tensor, num_sequences: int, query_len: int, width: int) -> None:
-        """Write the tokens' K and V, and their hidden states before the final norm.
+    def compiled_layers(self, compile_function: Compile) -> Mapping[LayerSpec, RunLayer]:
+        """What runs the layers, compiled: once for all that are alike, whatever their weights."""
+        return {layer: compile_function(_run_layer) for layer in dict.fromkeys(self._spec.layers)}
+
+    def forward(
+        self,
+        staged: Tensor,
+        num_sequences: int,
+        query_len: int,
+        width: int,
+        layers: Mapping[LayerSpec, RunLayer] | None = None,
+    ) -> None:
+        """Write the tokens' K and V, and their hidden states before the final norm. `layers` run the layers, if given.
 
         `staged` are int32, one behind the other: token ids [S, Q], positions [S, Q], rows of `hidden` [S, Q], slots of
         each cache group [G, S, Q], block tables of each [G, S, W]. A negative token id `-1 - i` stands for `tokens[i]`.
@@ -77,10 +96,15 @@ class GraphDecoder:
         tables = ids[(3 + G) * S * Q :].view(G, S, width)
         # Where nothing could be sampled there is no token, and nobody will want to know how it goes on.
         sampled = self.tokens[(-1 - token_ids).clamp(min=0)].clamp(min=0).long()
-        tokens = Tokens(positions, slots, tables, self._rotations(positions))
+        plans = [
+            self._plan_attention(positions, table, self._block_size, num_blocks, window)
+            for table, num_blocks, window in zip(tables, self._num_blocks, self.windows, strict=True)
+        ]
+        tokens = Tokens(positions, slots, tables, plans, self._rotations(positions))
         x = self._embed(torch.where(token_ids < 0, sampled, token_ids), positions)
-        for branch in self._branches:
-            x = branch(x, tokens)
+        for spec, layer in zip(self._spec.layers, self._layers, strict=True):
+            run_layer = _run_layer if layers is None else layers[spec]
+            x = run_layer(layer, x, tokens)
         self.hidden.index_put_((rows.flatten(),), x.flatten(0, 1))
 
     def logits(self, rows: Tensor) -> Tensor:
@@ -94,7 +118,7 @@ class GraphDecoder:
 
     def copy_slots(self, source: Tensor, target: Tensor, group: int) -> None:
         """Copy K and V in all layers of a cache group, from the slots `source [N]` to `target [N]`."""
-        for branch in self._branches:
+        for branch in chain(*self._layers):
             branch.mixer.copy_slots(source, target, group)
 
     def _embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
@@ -112,3 +136,9 @@ class GraphDecoder:
             angles = positions.float()[:, :, None] * inv_freq
             rotations.append((angles.cos() * factor, angles.sin() * factor))
         return rotations
+
+
+def _run_layer(layer: Sequence[Branch], x: Tensor, tokens: Tokens) -> Tensor:
+    for branch in layer:
+        x = branch(x, tokens)
+    return x

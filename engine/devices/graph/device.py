@@ -145,7 +145,8 @@ class GraphDevice:
         if options.dtype not in adapter.dtypes:
             known = " or ".join(adapter.dtypes)
             raise DeviceError(f"the {self.name} device does not compute in {options.dtype}: take --dtype {known}")
-        plan = plan_buckets(self._options, _step_sizes(adapter, options))
+        any_width = adapter.any_width and self._options.max_seq_len_to_capture is None
+        plan = plan_buckets(self._options, _step_sizes(adapter, options, any_width))
         with self._room_for(f"the weights in {options.dtype}"):
             decoder = GraphDecoder(
                 spec,
@@ -157,6 +158,7 @@ class GraphDevice:
                 max_tokens=options.max_num_batched_tokens,
                 max_rows=options.max_num_seqs,
                 attend=adapter.attend,
+                plan_attention=adapter.plan_attention,
                 add_up=None if group is None else group.add_up,
             )
         if not self.has_own_memory:
@@ -210,7 +212,7 @@ class GraphDevice:
             raise DeviceError(f"the {self.name} device has no memory for {what}") from error
 
 
-def _step_sizes(adapter: Adapter, options: ExecutorOptions) -> StepSizes:
+def _step_sizes(adapter: Adapter, options: ExecutorOptions, any_width: bool) -> StepSizes:
     most_tokens = options.max_num_batched_tokens
     return StepSizes(
         block_size=adapter.block_size,
@@ -219,4 +221,5 @@ def _step_sizes(adapter: Adapter, options: ExecutorOptions) -> StepSizes:
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=most_tokens,
         max_prefill_seqs=adapter.max_prefill_seqs,
+        any_width=any_width,
     )

@@ -16,26 +16,53 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attent
 from .attention import AttentionLayer, Context, gather_attention
 
 _QUERY_BLOCK = 128
+_NARROWEST_HEAD = 16  # that Triton multiplies
+
+
+def plan_flex_attention(
+    positions: Tensor, tables: Tensor, block_size: int, num_blocks: int, window: int | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """For each of N blocks of queries how many blocks of the cache it reads, `[S, 1, N]`, and which.
+
+    These are the first ones of `[S, 1, N, num_blocks]`: FlexAttention wants room for all blocks of the cache. Last come
+    the places of all blocks in each sequence, `[S, num_blocks]`: behind its end, if they are another's.
+
+    It is not to be compiled together with the attention: torch (2.11) then computes the places again in its kernel for
+    attention, where it cannot compile all of that, and gives the dimension of 1 a stride of 0, so that all sequences
+    read the blocks of the first one.
+    """
+    S, Q = positions.shape
+    W = tables.shape[1]
+    # Padding repeats the last query, which reads what that one reads.
+    queries = functional.pad(positions, (0, -Q % _QUERY_BLOCK), mode="replicate").view(S, -1, _QUERY_BLOCK)
+    last = (queries.amax(-1) // block_size).clamp(max=W - 1)
+    first = torch.zeros_like(last)
+    if window is not None:
+        first = ((queries.amin(-1) - (window - 1)).clamp(min=0) // block_size).minimum(last)
+    columns = torch.arange(W, device=tables.device)
+    read = (first[:, :, None] + columns).clamp(max=W - 1)
+    blocks = tables[:, None].expand(-1, read.shape[1], -1).gather(2, read)
+    blocks = functional.pad(blocks, (0, max(num_blocks - W, 0))).int()
+    # The block for padding is in a table several times: its first place counts.
+    places = torch.full((S, num_blocks), W, device=tables.device)
+    places = places.scatter_reduce(1, tables, columns.expand(S, W), "amin")
+    return (last - first + 1).int()[:, None], blocks[:, None], places
 
 
 def paged_flex_attention(q: Tensor, context: Context, layer: AttentionLayer) -> Tensor:
     """`q [S, Q, H, D]`, returns `[S, Q, H, D]`.
 
     A launch that is not compiled is left to `gather_attention`: FlexAttention would then compute the scores of the
-    whole cache.
+    whole cache. So are heads that are too narrow for it.
     """
-    if not torch.compiler.is_compiling():
+    if not torch.compiler.is_compiling() or q.shape[-1] < _NARROWEST_HEAD:
         return gather_attention(q, context, layer)
     spec, block_size = layer.spec, layer.block_size
-    positions, tables = context.positions, context.tables
-    H, num_blocks = q.shape[2], context.keys.shape[0] // block_size
+    positions, H = context.positions, q.shape[2]
     _clear_unused(context, block_size)
-    # Where each block of the cache lies in a sequence: behind its end, if it is another's.
-    W = tables.shape[1]
-    columns, blocks = torch.arange(W, device=q.device), torch.arange(num_blocks, device=q.device)
-    places = torch.where(tables[:, None] == blocks[:, None], columns, W).amin(-1)
     slopes = layer.slopes
     window, softcap = spec.sliding_window, spec.softcap
+    count, blocks, places = context.plan
 
     def distance(s: Tensor, query: Tensor, slot: Tensor) -> Tensor:
         return positions[s, query] - (places[s, slot // block_size] * block_size + slot % block_size)
@@ -55,7 +82,8 @@ def paged_flex_attention(q: Tensor, context: Context, layer: AttentionLayer) -> 
         context.values.transpose(0, 1)[None],
         score_mod=None if softcap is None and slopes is None else score,
         block_mask=BlockMask.from_kv_blocks(
-            *_blocks_to_read(positions, tables, block_size, num_blocks, window),
+            count,
+            blocks,
             BLOCK_SIZE=(_QUERY_BLOCK, block_size),
             mask_mod=is_seen,
             seq_lengths=(q.shape[1], context.keys.shape[0]),
@@ -69,26 +97,6 @@ def paged_flex_attention(q: Tensor, context: Context, layer: AttentionLayer) -> 
         # One more score in the softmax, without a value, makes all weights smaller.
         result = result * torch.sigmoid(aux.lse - layer.sinks[None, :, None])[..., None].to(result.dtype)
     return result.transpose(1, 2)
-
-
-def _blocks_to_read(
-    positions: Tensor, tables: Tensor, block_size: int, num_blocks: int, window: int | None
-) -> tuple[Tensor, Tensor]:
-    """For each of N blocks of queries how many blocks of the cache it reads, `[S, 1, N]`, and which.
-
-    These are the first ones of `[S, 1, N, num_blocks]`: FlexAttention wants room for all blocks of the cache.
-    """
-    S, Q = positions.shape
-    W = tables.shape[1]
-    # Padding repeats the last query, which reads what that one reads.
-    queries = functional.pad(positions, (0, -Q % _QUERY_BLOCK), mode="replicate").view(S, -1, _QUERY_BLOCK)
-    last = (queries.amax(-1) // block_size).clamp(max=W - 1)
-    first = torch.zeros_like(last)
-    if window is not None:
-        first = ((queries.amin(-1) - (window - 1)).clamp(min=0) // block_size).minimum(last)
-    columns = first[:, :, None] + torch.arange(W, device=tables.device)
-    blocks = tables[:, None].expand(-1, columns.shape[1], -1).gather(2, columns.clamp(max=W - 1))
-    return (last - first + 1).int()[:, None], functional.pad(blocks, (0, max(num_blocks - W, 0))).int()[:, None]
 
 
 def _clear_unused(context: Context, block_size: int) -> None:

@@ -16,7 +16,7 @@ import torch
 from ...errors import DeviceError
 from ...weights.dtypes import DType
 from .adapter import DeviceMemory
-from .attention import gather_attention
+from .attention import gather_attention, no_plan
 from .hpu_options import is_lazy
 from .options import GraphOptions
 
@@ -31,8 +31,11 @@ class HpuAdapter:
     block_size = 128
     chunked_prefill = False
     max_prefill_seqs: int | None = None
+    compiles_only_layers = False
     has_float64 = False
     attend = staticmethod(gather_attention)
+    plan_attention = staticmethod(no_plan)
+    any_width = False
 
     def __init__(self, options: GraphOptions) -> None:
         try:

@@ -184,12 +184,15 @@ class Launches:
         self._inputs.write(values, inputs)
 
     def _body(self, phase: Phase, bucket: Bucket) -> _Launch:
+        return self._launch((phase, bucket), lambda: self._body_function(bucket))
+
+    def _body_function(self, bucket: Bucket) -> _Function:
         def body(staged: Tensor) -> None:
-            decoder.forward(staged, num_sequences, query_len, width)
+            decoder.forward(staged, num_sequences, query_len, width, layers)
 
         decoder, (num_sequences, query_len, width) = self._decoder, bucket
-        size = num_inputs(bucket, len(self._padding_blocks))
-        return self._launch((phase, bucket), lambda: (body, self._inputs.inputs(size)))
+        layers = decoder.compiled_layers(self._compile) if self._adapter.compiles_only_layers else None
+        return body, self._inputs.inputs(num_inputs(bucket, len(self._padding_blocks)))
 
     def _head(self, head: Head, rows: int) -> _Launch:
         return self._launch((head, rows), lambda: self._head_function(head, rows))
@@ -230,8 +233,13 @@ class Launches:
         if (launch := self._compiled.get(key)) is None:
             if self._num_after_warm_up is not None:
                 self._num_after_warm_up += 1
-            launch = self._compiled[key] = _Launch(self._adapter, *function())
+            call, *inputs = function()
+            call = call if self._adapter.compiles_only_layers else self._compile(call)
+            launch = self._compiled[key] = _Launch(self._adapter, call, *inputs)
         return launch
+
+    def _compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return self._adapter.compile(_with_own_code(function))
 
     def _warm_up(self, launch: _Launch, captures: bool) -> None:
         launch.run()
@@ -245,7 +253,7 @@ class _Launch:
     def __init__(self, adapter: Adapter, function: Callable[..., None], *inputs: Tensor) -> None:
         self.inputs = inputs
         self._adapter = adapter
-        self._call: Callable[[], None] = partial(adapter.compile(_with_own_code(function)), *inputs)
+        self._call: Callable[[], None] = partial(function, *inputs)
         self._replay: Callable[[], None] | None = None
 
     def run(self) -> None:
@@ -280,7 +288,7 @@ def _compile_error(device: str, error: Exception) -> DeviceError:
     )
 
 
-def _with_own_code(function: Callable[..., None]) -> Callable[..., None]:
+def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
     """The same function. torch.compile keeps what it makes by code object, and gives up after a few shapes of one."""
     plain = cast(FunctionType, function)
     return FunctionType(plain.__code__.replace(), plain.__globals__, plain.__name__, closure=plain.__closure__)

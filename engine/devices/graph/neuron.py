@@ -13,7 +13,7 @@ import torch
 from ...errors import DeviceError
 from ...weights.dtypes import DType
 from .adapter import DeviceMemory
-from .attention import gather_attention
+from .attention import gather_attention, no_plan
 from .options import GraphOptions
 
 
@@ -26,8 +26,11 @@ class NeuronAdapter:
     chunked_prefill = True
     max_prefill_seqs: int | None = 1
     captures = False
+    compiles_only_layers = False
     has_float64 = False
     attend = staticmethod(gather_attention)
+    plan_attention = staticmethod(no_plan)
+    any_width = False
 
     def __init__(self, options: GraphOptions) -> None:
         try:

@@ -60,7 +60,8 @@ class Attention:
         slots = (tokens.slots[self._group].flatten(),)
         self._keys.index_put_(slots, k.to(self._keys.dtype).flatten(0, 1))
         self._values.index_put_(slots, v.to(self._values.dtype).flatten(0, 1))
-        context = Context(tokens.positions, tokens.tables[self._group], self._keys, self._values)
+        group = self._group
+        context = Context(tokens.positions, tokens.tables[group], self._keys, self._values, tokens.plans[group])
         return self._o(self._attend(q.to(self._keys.dtype), context, self._layer).flatten(2))
 
     def allocate(self, num_blocks: Sequence[int]) -> None:

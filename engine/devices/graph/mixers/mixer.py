@@ -19,13 +19,15 @@ from ..weights import Weights
 class Tokens:
     """The tokens of a launch: S sequences, Q tokens each, G cache groups with tables of W blocks.
 
-    `positions [S, Q]`, `slots [G, S, Q]` of the caches that the tokens' K and V are written to, `tables [G, S, W]`, and
-    for each rope of the model the cosines and sines of the tokens' angles, `[S, Q, pairs]`.
+    `positions [S, Q]`, `slots [G, S, Q]` of the caches that the tokens' K and V are written to, `tables [G, S, W]`, for
+    each group the plan of attention, and for each rope of the model the cosines and sines of the tokens' angles,
+    `[S, Q, pairs]`.
     """
 
     positions: Tensor
     slots: Tensor
     tables: Tensor
+    plans: Sequence[Sequence[Tensor]]
     rotations: Sequence[tuple[Tensor, Tensor]]
 
 

@@ -36,7 +36,7 @@ def _one_thread() -> None:
 
 def caches_by_group(executor: Any) -> list[tuple[int, torch.Tensor]]:
     """The K and V of all layers, `[blocks, block_size, ...]` each, with their cache group."""
-    mixers = [branch.mixer for branch in executor._launches._decoder._branches]
+    mixers = [branch.mixer for layer in executor._launches._decoder._layers for branch in layer]
     kv = [
         (mixer._group, cache) for mixer in mixers if hasattr(mixer, "_keys") for cache in (mixer._keys, mixer._values)
     ]

@@ -4,40 +4,44 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
-from engine.devices.graph.served import FEW_BUCKETS, load, reference, serve, storm
-from engine.devices.made_models import PLAIN, SLOPES
+from engine.devices.graph.served import FEW_BUCKETS, load, serve, storm
+from engine.devices.made_models import PLAIN, ROPE, SLOPES, decoder
 
 from tidewheel.engine.devices import get_device
 from tidewheel.engine.devices.graph.attention import AttentionLayer, Context, gather_attention
 from tidewheel.engine.devices.graph.cpu import CpuAdapter
-from tidewheel.engine.devices.graph.flex_attention import paged_flex_attention
+from tidewheel.engine.devices.graph.flex_attention import paged_flex_attention, plan_flex_attention
 from tidewheel.engine.models.spec import AttentionSpec
 
 BLOCK_SIZE = 16
 SPEC = dataclasses.replace(PLAIN, head_dim=32)
 
 
-def launch_of(lengths: list[tuple[int, int]], query_len: int, width: int) -> Context:
+def launch_of(
+    lengths: list[tuple[int, int]], query_len: int, width: int, spec: AttentionSpec = SPEC, block_size: int = BLOCK_SIZE
+) -> Context:
     """Sequences with `(context, new tokens)`, padded, in blocks out of order; what is in no sequence is NaN."""
     random = torch.Generator().manual_seed(0)
-    num_blocks = 1 + sum(-(-sum(length) // BLOCK_SIZE) for length in lengths)
+    num_blocks = 1 + sum(-(-sum(length) // block_size) for length in lengths)
     free = iter((1 + torch.randperm(num_blocks - 1, generator=random)).tolist())
-    keys, values = torch.randn((2, num_blocks * BLOCK_SIZE, SPEC.num_kv_heads, SPEC.head_dim), generator=random)
+    keys, values = torch.randn((2, num_blocks * block_size, spec.num_kv_heads, spec.head_dim), generator=random)
     tables = torch.zeros((len(lengths) + 1, width), dtype=torch.long)
     positions = torch.zeros((len(lengths) + 1, query_len), dtype=torch.long)
-    keys[:BLOCK_SIZE], values[:BLOCK_SIZE] = 0.5, 0.5  # the padding block, in which the last sequence lies
+    keys[:block_size], values[:block_size] = 0.5, 0.5  # the padding block, in which the last sequence lies
     for row, (context, new) in enumerate(lengths):
         end = context + new
-        for column in range(-(-end // BLOCK_SIZE)):
+        for column in range(-(-end // block_size)):
             tables[row, column] = next(free)
-        used = int(tables[row, (end - 1) // BLOCK_SIZE]) * BLOCK_SIZE + (end - 1) % BLOCK_SIZE
-        stop = (used // BLOCK_SIZE + 1) * BLOCK_SIZE
+        used = int(tables[row, (end - 1) // block_size]) * block_size + (end - 1) % block_size
+        stop = (used // block_size + 1) * block_size
         keys[used + 1 : stop], values[used + 1 : stop] = math.nan, math.nan
         positions[row] = (context + torch.arange(query_len)).clamp(max=end - 1)
-    return Context(positions, tables, keys, values)
+    plan = plan_flex_attention(positions, tables, block_size, num_blocks, spec.sliding_window)
+    return Context(positions, tables, keys, values, plan)
 
 
 # Torch compiles no sinks on the CPU: they need the logarithm of the softmax's sum.
@@ -70,15 +74,26 @@ def test_it_gives_what_gathering_gives(
     assert attended.isfinite().all()
 
 
-def test_whole_launches_are_one_graph_and_give_the_reference_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layer_is_compiled_once_for_a_bucket_and_gives_the_reference_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: object) -> Callable[..., object]:
+        graphs.append(graph)
+        return graph.forward
+
+    spec = decoder(*[dataclasses.replace(PLAIN, rope=ROPE)] * 3)
+    expected = serve(load(get_device("torch"), spec=spec), storm()[:3])
     monkeypatch.setattr(CpuAdapter, "attend", staticmethod(paged_flex_attention))
-    monkeypatch.setattr(CpuAdapter, "compile", lambda self, f: torch.compile(f, fullgraph=True, backend="eager"))
+    monkeypatch.setattr(CpuAdapter, "plan_attention", staticmethod(plan_flex_attention))
+    monkeypatch.setattr(CpuAdapter, "compiles_only_layers", True)
+    monkeypatch.setattr(CpuAdapter, "compile", lambda self, f: torch.compile(f, fullgraph=True, backend=backend))
     options = dataclasses.replace(
         FEW_BUCKETS,
         prompt_bs_bucket_max=1,
         prompt_seq_bucket_min=96,
         decode_bs_bucket_min=4,
     )
-    assert (
-        serve(load(get_device("graph-cpu", [options]), num_blocks=32), storm()[:3]) == reference("torch", "float32")[:3]
-    )
+    executor = load(get_device("graph-cpu", [options]), spec=spec, num_blocks=32)
+    num_compiled = len(graphs)
+    assert serve(executor, storm()[:3]) == expected
+    assert num_compiled == len(graphs) == len({use.bucket for use in executor.stats().uses})

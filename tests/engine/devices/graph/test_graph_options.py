@@ -120,6 +120,16 @@ def test_the_log_shows_what_is_left_out(caplog: pytest.LogCaptureFixture) -> Non
     )
 
 
+def test_where_any_width_costs_the_same_buckets_differ_in_sequences_and_tokens() -> None:
+    sizes = StepSizes(128, 8192, 256, 2048, any_width=True)
+    plan = plan_buckets(GraphOptions(), sizes)
+    assert {bucket.width for bucket in plan.prompts + plan.decodes} == {64}
+    assert plan.contexts == ()
+    assert plan.num_buckets < 50 < plan_buckets(GraphOptions(), sizes._replace(any_width=False)).num_buckets
+    asked_for = plan_buckets(GraphOptions(decode_seq_bucket_min=4096, decode_seq_bucket_step=4096), sizes)
+    assert {bucket.width for bucket in asked_for.decodes} == {32, 64}
+
+
 def test_many_buckets_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     plan = plan_buckets(GraphOptions(), StepSizes(128, 131072, 128, 2048))
     fewer = plan_buckets(GraphOptions(bucketing="exponential"), StepSizes(128, 131072, 128, 2048))
