@@ -13,6 +13,7 @@ template <typename T, int VECTORS>
 struct Columns {
   const T* start[VECTORS];
   ptrdiff_t ahead[VECTORS];  // bytes
+  unsigned line_pairs;       // as in AttentionArgs, or 0
 };
 
 // A contraction of ROWS query or probability rows with `columns`, `steps` steps, added to `acc`.
@@ -27,7 +28,9 @@ TW_INLINE void contract(const typename Cached<T>::Query* x, size_t x_stride, con
       const T* p = columns.start[v] + s * step_stride;
       // A block's vectors are contiguous. A cache line has several short ones.
       constexpr size_t kBytes = kLanes * C::kStep * sizeof(T);
-      if (v % kBlockVectors * kBytes % 64 == 0) prefetch_later(reinterpret_cast<const char*>(p) + columns.ahead[v]);
+      if (v % kBlockVectors * kBytes % 64 == 0 && ((s + v) & columns.line_pairs) == 0) {
+        prefetch_later(reinterpret_cast<const char*>(p) + columns.ahead[v]);
+      }
       w[v] = C::load_step(p);
     }
 #pragma GCC unroll 16
@@ -106,6 +109,7 @@ class ElementProducts : public ElementReader<T> {
   template <int ROWS, int VECTORS>
   void score_vectors(int row, int tile, int first) {
     Columns<T, VECTORS> columns;
+    columns.line_pairs = line_pairs();
     F acc[ROWS][VECTORS];
 #pragma GCC unroll 4
     for (int v = 0; v < VECTORS; ++v) {
@@ -148,6 +152,9 @@ class ElementProducts : public ElementReader<T> {
   }
 
  private:
+  // A block's K and V of single bytes end too soon: there every line is prefetched.
+  unsigned line_pairs() const { return sizeof(T) > 1 ? args_.line_pairs : 0; }
+
   // The weights of these rows, which are kept for all rows of the task only if the values wait for all of them.
   Q* weights(int row) const { return spread_ ? weights_ + row * kAttentionTile : weights_; }
 
@@ -169,6 +176,7 @@ class ElementProducts : public ElementReader<T> {
       const T* v = spread_ ? spread_ + t * kSpreadValues + (d - columns_.begin) * kStep : head(block).v_element(0, d);
       const int steps = std::min(tokens - t, kBlockTokens) / kStep;
       Columns<T, VECTORS> columns;
+      columns.line_pairs = line_pairs();
 #pragma GCC unroll 4
       for (int i = 0; i < VECTORS; ++i) {
         columns.start[i] = v + i * kLanes * kStep;

@@ -315,6 +315,7 @@ struct AttentionArgs {
   const int32_t* positions = nullptr;  // with `tokens`: of all tokens of q
   int prefix_end = 0;                  // with `tokens`
   float value_scale = 1;               // of the result: what v was divided by
+  unsigned line_pairs = 0;             // 1: every second line of later blocks is prefetched, and the other one comes with it
 
   // The pieces that these tokens see.
   int piece_begin() const { return window && first_position >= window ? (first_position + 1 - window) / kAttentionPiece : 0; }

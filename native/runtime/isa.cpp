@@ -17,6 +17,11 @@ std::vector<const Kernels*> available_kernels() {
 
 std::string kernels_note() { return architecture_note(); }
 
+bool brings_line_pairs() {
+  static const bool brings = architecture_brings_line_pairs();
+  return brings;
+}
+
 const Kernels& choose_kernels(const std::string& name) {
   std::string wanted = name;
   if (wanted.empty() || wanted == "auto") {

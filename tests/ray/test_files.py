@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
@@ -32,6 +34,31 @@ def test_serve_takes_the_configuration(config: dict[str, Any]) -> None:
     (application,) = ServeDeploySchema.model_validate(config).applications
     assert application.import_path == "tidewheel.ray:app"
     assert type(tidewheel.ray.app(application.args)).__name__ == "Application"
+
+
+@pytest.mark.skipif("KUBERAY_CRD" not in os.environ, reason="KUBERAY_CRD names no ray.io_rayservices.yaml")
+def test_kuberay_takes_the_service() -> None:
+    versions = yaml.safe_load(Path(os.environ["KUBERAY_CRD"]).read_text("utf-8"))["spec"]["versions"]
+    (schema,) = (v["schema"]["openAPIV3Schema"] for v in versions if service()["apiVersion"] == f"ray.io/{v['name']}")
+    validator = jsonschema.Draft202012Validator(without_unknown_fields(schema))
+    assert [error.message for error in validator.iter_errors(service())] == []
+    misspelt = service()
+    misspelt["spec"]["rayClusterConfig"]["headGroupSpecs"] = misspelt["spec"]["rayClusterConfig"].pop("headGroupSpec")
+    assert not validator.is_valid(misspelt)
+
+
+def without_unknown_fields(schema: Any) -> Any:
+    """The schema that refuses fields which it does not name. Kubernetes drops them, and nobody hears of it."""
+    if isinstance(schema, list):
+        return [without_unknown_fields(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    known = {name: without_unknown_fields(part) for name, part in schema.items()}
+    if known.get("x-kubernetes-int-or-string"):
+        known.pop("type", None)
+    if known.get("type") == "object" and "properties" in known:
+        known.setdefault("additionalProperties", known.get("x-kubernetes-preserve-unknown-fields", False))
+    return known
 
 
 def test_kubernetes_takes_the_pods() -> None:

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "runtime/isa.h"
+
 namespace tidewheel {
 namespace {
 
@@ -151,7 +153,7 @@ AttentionArgs Attention::arguments(const Worker& worker, const Step& step, const
           block_table(step, task.sequence), context_.workspace.scratch(worker),
           qkv(task.token_begin), qkv_rows_.stride,  // whose q, k and v are stored by now
           {}, state.tasks.prefix_result(task, plan_.cache_group, plan_.sliding_window, heads_, kv_head),
-          nullptr, nullptr, 0, scales_.v};
+          nullptr, nullptr, 0, scales_.v, brings_line_pairs()};
 }
 
 void Attention::attend_to_prefixes(Worker& worker, const Step& step) const {

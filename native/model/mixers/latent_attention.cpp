@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "runtime/isa.h"
+
 namespace tidewheel {
 namespace {
 
@@ -153,6 +155,7 @@ AttentionArgs LatentAttention::arguments(const Worker& worker, const Step& step,
   args.out = row(wide_rows_, task.token_begin);  // whose queries, key and latent are stored by now
   args.out_stride = wide_rows_.stride;
   args.prefix = state.tasks.prefix_result(task, plan_.cache_group, 0, divided_, part);
+  args.line_pairs = brings_line_pairs();
   return args;
 }
 

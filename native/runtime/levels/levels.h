@@ -14,4 +14,7 @@ std::vector<const Kernels*> architecture_levels();
 // Why a level is behind one with fewer instructions on this processor; empty if none is.
 std::string architecture_note();
 
+// Whether a cache line that is prefetched brings the next one along.
+bool architecture_brings_line_pairs();
+
 }  // namespace tidewheel

@@ -7,4 +7,6 @@ std::vector<const Kernels*> architecture_levels() { return {}; }
 
 std::string architecture_note() { return {}; }
 
+bool architecture_brings_line_pairs() { return false; }
+
 }  // namespace tidewheel

@@ -42,4 +42,6 @@ std::vector<const Kernels*> architecture_levels() {
 
 std::string architecture_note() { return {}; }
 
+bool architecture_brings_line_pairs() { return false; }
+
 }  // namespace tidewheel

@@ -28,6 +28,9 @@ struct Cpuid {
   Cpuid(unsigned leaf, unsigned subleaf) { __get_cpuid_count(leaf, subleaf, &eax, &ebx, &ecx, &edx); }
 };
 
+unsigned family_of(unsigned signature) { return (signature >> 8 & 0xf) + (signature >> 20 & 0xff); }
+unsigned model_of(unsigned signature) { return (signature >> 4 & 0xf) | (signature >> 12 & 0xf0); }
+
 std::string vendor() {
   const Cpuid id(0, 0);
   char name[12];
@@ -58,11 +61,18 @@ bool allowed_tiles() {
 
 // docs/performance-log.md has the measurements, under "bfloat16 on Emerald Rapids".
 bool has_slow_bfloat16_dots(const std::string& vendor, unsigned signature) {
-  const unsigned family = (signature >> 8 & 0xf) + (signature >> 20 & 0xff);
-  const unsigned model = (signature >> 4 & 0xf) | (signature >> 12 & 0xf0);
   constexpr unsigned kEmeraldRapids = 207;
-  return vendor == "GenuineIntel" && family == 6 && model == kEmeraldRapids;
+  return vendor == "GenuineIntel" && family_of(signature) == 6 && model_of(signature) == kEmeraldRapids;
 }
+
+// docs/performance-log.md has the measurements, under "Attention".
+bool brings_line_pairs(const std::string& vendor, unsigned signature) {
+  const unsigned model = model_of(signature);
+  const bool zen4 = (model >= 0x10 && model < 0x20) || (model >= 0x60 && model < 0x80) || (model >= 0xa0 && model < 0xb0);
+  return vendor == "AuthenticAMD" && family_of(signature) == 25 && zen4;
+}
+
+bool architecture_brings_line_pairs() { return brings_line_pairs(vendor(), Cpuid(1, 0).eax); }
 
 std::vector<const Kernels*> architecture_levels() {
   std::vector<const Kernels*> levels;

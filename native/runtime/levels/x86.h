@@ -10,4 +10,7 @@ namespace tidewheel {
 // of cpuid leaf 0, `signature` eax of leaf 1.
 bool has_slow_bfloat16_dots(const std::string& vendor, unsigned signature);
 
+// Whether a prefetched cache line brings the next one along, so that prefetching both only takes room for other ones.
+bool brings_line_pairs(const std::string& vendor, unsigned signature);
+
 }  // namespace tidewheel
