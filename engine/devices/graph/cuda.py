@@ -10,6 +10,7 @@ import torch
 from ...errors import DeviceError
 from ...weights.dtypes import DType
 from .adapter import DeviceMemory
+from .attention import PlanAttention, no_plan
 from .flex_attention import paged_flex_attention, plan_flex_attention
 from .options import GraphOptions
 
@@ -25,7 +26,6 @@ class CudaAdapter:
     compiles_only_layers = True  # inductor takes a minute for 32 of them, and graphs make calls cheap
     has_float64 = True
     attend = staticmethod(paged_flex_attention)
-    plan_attention = staticmethod(plan_flex_attention)
 
     def __init__(self, options: GraphOptions) -> None:
         if not torch.cuda.is_available():
@@ -35,7 +35,9 @@ class CudaAdapter:
                 "CUDA_VISIBLE_DEVICES does not hide it"
             )
         self.device = torch.device("cuda", 0)
-        self.captures = self.any_width = not options.enforce_eager  # what is not compiled gathers whole tables
+        # What is not compiled gathers whole tables, and needs no plan.
+        self.captures = self.any_width = not options.enforce_eager
+        self.plan_attention: PlanAttention = plan_flex_attention if self.captures else no_plan
         self.enter()
         # Only one graph runs at a time, so that all can use the same memory for what is within.
         self._pool = torch.cuda.graph_pool_handle()

@@ -44,6 +44,23 @@ def launch_of(
     return Context(positions, tables, keys, values, plan)
 
 
+def attended_and_gathered(
+    context: Context, spec: AttentionSpec, block_size: int, backend: str = "inductor"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What compiled attention and gathering make of random queries on the context's device."""
+    device = context.keys.device
+    slopes = None if spec.alibi_slopes is None else torch.tensor(spec.alibi_slopes, device=device)
+    sinks = torch.linspace(-1, 1, spec.num_heads, device=device) if spec.sinks else None
+    layer = AttentionLayer(spec, block_size, slopes, sinks)
+    random = torch.Generator().manual_seed(1)
+    q = torch.randn((*context.positions.shape, spec.num_heads, spec.head_dim), generator=random).to(context.keys)
+    attend = torch.compile(
+        lambda q: paged_flex_attention(q, context, layer), fullgraph=True, dynamic=False, backend=backend
+    )
+    with torch.inference_mode():
+        return attend(q), gather_attention(q, context, layer)
+
+
 # Torch compiles no sinks on the CPU: they need the logarithm of the softmax's sum.
 @pytest.mark.parametrize(
     ("backend", "spec", "lengths", "query_len"),
@@ -59,17 +76,8 @@ def launch_of(
 def test_it_gives_what_gathering_gives(
     backend: str, spec: AttentionSpec, lengths: list[tuple[int, int]], query_len: int
 ) -> None:
-    context = launch_of(lengths, query_len, width=10)
-    slopes = None if spec.alibi_slopes is None else torch.tensor(spec.alibi_slopes)
-    sinks = torch.linspace(-1, 1, spec.num_heads) if spec.sinks else None
-    layer = AttentionLayer(spec, BLOCK_SIZE, slopes, sinks)
-    q = torch.randn((len(lengths) + 1, query_len, spec.num_heads, spec.head_dim))
-    expected = gather_attention(q, context, layer)
-    attend = torch.compile(
-        lambda q: paged_flex_attention(q, context, layer), fullgraph=True, dynamic=False, backend=backend
-    )
-    with torch.inference_mode():
-        attended = attend(q)
+    context = launch_of(lengths, query_len, width=10, spec=spec)
+    attended, expected = attended_and_gathered(context, spec, BLOCK_SIZE, backend)
     torch.testing.assert_close(attended[:-1], expected[:-1], atol=1e-4, rtol=1e-4)
     assert attended.isfinite().all()
 

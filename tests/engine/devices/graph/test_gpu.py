@@ -8,15 +8,14 @@ import models_zoo
 import pytest
 import torch
 from engine.devices.graph.served import FEW_BUCKETS, reference, serve, storm
-from engine.devices.graph.test_flex_attention import launch_of
+from engine.devices.graph.test_flex_attention import attended_and_gathered, launch_of
 from engine.devices.made_models import PLAIN, SLOPES
 from harness import Harness, check_greedy
 
 from engine.devices.graph import loading, served
 from tidewheel.engine.devices import get_device
 from tidewheel.engine.devices.graph.accelerators import cuda
-from tidewheel.engine.devices.graph.attention import AttentionLayer, Context, gather_attention
-from tidewheel.engine.devices.graph.flex_attention import paged_flex_attention
+from tidewheel.engine.devices.graph.attention import Context
 from tidewheel.engine.devices.memory_options import MemoryOptions
 from tidewheel.engine.models.spec import AttentionSpec
 
@@ -55,16 +54,7 @@ def test_compiled_attention_gives_what_gathering_gives(
     plan = [tensor.cuda() for tensor in made.plan]
     keys, values = made.keys.to("cuda", dtype), made.values.to("cuda", dtype)
     context = Context(made.positions.cuda(), made.tables.cuda(), keys, values, plan)
-    slopes = None if spec.alibi_slopes is None else torch.tensor(spec.alibi_slopes, device="cuda")
-    sinks = torch.linspace(-1, 1, spec.num_heads, device="cuda") if spec.sinks else None
-    layer = AttentionLayer(spec, BLOCK_SIZE, slopes, sinks)
-    random = torch.Generator("cuda").manual_seed(0)
-    q = torch.randn((len(lengths) + 1, query_len, spec.num_heads, spec.head_dim), generator=random, device="cuda")
-    q = q.to(dtype)
-    expected = gather_attention(q, context, layer)
-    attend = torch.compile(lambda q: paged_flex_attention(q, context, layer), fullgraph=True, dynamic=False)
-    with torch.inference_mode():
-        attended = attend(q)
+    attended, expected = attended_and_gathered(context, spec, BLOCK_SIZE)
     tolerance = 2e-3 if dtype == torch.float32 else 3e-2
     torch.testing.assert_close(attended[:-1].float(), expected[:-1].float(), atol=tolerance, rtol=tolerance)
     assert attended.isfinite().all()
