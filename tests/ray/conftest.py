@@ -8,7 +8,7 @@ import os
 import pytest
 
 HAS_RAY = importlib.util.find_spec("ray.serve") is not None  # this folder could be found as a package `ray`
-_NEED_RAY = {"test_command.py", "test_nodes.py", "test_replicas.py", "test_ray_pipelines.py"}
+_NEED_RAY = {f"test_{name}.py" for name in ("command", "direct", "nodes", "replicas", "ray_pipelines", "router")}
 LACK = "Skipped: the tests of replicas and stages on Ray need ray, which has no build for this machine"
 
 

@@ -13,6 +13,7 @@ from tidewheel.server.options.serve import ServeOptions
 
 from .cluster import own_environment
 from .deployment import TidewheelServer
+from .direct import IS_DIRECT, with_chooser
 from .options import check_addresses, check_connections, command_line, parse_arguments
 from .policy import MOST_OWN
 from .settings import ReplicaSettings, read_settings
@@ -21,7 +22,7 @@ from .shared_state import without_own_state
 NAME = "tidewheel"
 _AFTER_DRAIN_S = 5.0  # for the engine to end
 _ROUTERS = {
-    "prefix": "tidewheel.ray.router.PrefixRouter",
+    "prefix": "tidewheel.ray.direct.DirectRouter" if IS_DIRECT else "tidewheel.ray.router.PrefixRouter",
     "power-of-two": "ray.serve._private.request_router:PowerOfTwoChoicesRequestRouter",
 }
 
@@ -71,7 +72,8 @@ def make_application(
         **_number(settings),
     )
     bound = settings.num_cpus if settings.bind_cores else None
-    return deployment.bind(list(arguments), dict(environment), bound, settings.is_several, folder)
+    replicas = deployment.bind(list(arguments), dict(environment), bound, settings.is_several, folder)
+    return with_chooser(replicas) if IS_DIRECT and settings.router == "prefix" else replicas
 
 
 def _number(settings: ReplicaSettings) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from tidewheel.server.http.options import HttpOptions
 from tidewheel.server.options.serve import ServeOptions
 
 from .cluster import connected, no_ray, own_environment
+from .prefixes import LONGEST_BODY
 from .room import check_room, cluster_cpus, cpus_of_replicas
 
 logger = logging.getLogger(__name__)
@@ -25,6 +26,11 @@ _OF_OWN_CLUSTER = {
     "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",  # half as many tokens again as by calls of actors
     "RAY_SERVE_LOG_TO_STDERR": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
+    # Where HAProxy takes the place of Serve's proxies, it asks with the body of a request where that goes.
+    "RAY_SERVE_INGRESS_REQUEST_ROUTER_FORWARD_BODY": "1",
+    "RAY_SERVE_HAPROXY_INGRESS_REQUEST_ROUTER_BUFSIZE": str(LONGEST_BODY),
+    # It hears at once of a replica that ends, and not by asking it as a load balancer of others would.
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",
 }
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _LOOK_S = 0.2  # between two looks at whether all replicas run
@@ -78,8 +84,15 @@ def _start_serve(serve: Any, http: HttpOptions) -> str:
     from ray.exceptions import RayError
     from ray.serve.context import _get_global_client
 
+    from .direct import IS_DIRECT
+
     if http.port == 0:
         raise TidewheelError("--port 0 cannot be used with Ray Serve: name a port")
+    if IS_DIRECT and http.ssl_certfile is not None:
+        raise TidewheelError(
+            "--ssl-certfile cannot be used with RAY_SERVE_ENABLE_HA_PROXY=1: Serve starts HAProxy without TLS; leave "
+            "that variable out, or put a server that speaks TLS before it"
+        )
     wanted: Mapping[str, Any] = {
         "host": http.host,
         "port": http.port,

@@ -105,7 +105,7 @@ class PrefixPolicy(Generic[Replica]):
 
     In this order: a replica that took the session, or the longest known prefix, or that has the adapter; the session's
     place on a hash ring, which is the same for all routers; the better of two random replicas. None gets more than
-    `most_load` times the mean, or 2 requests if that is more.
+    `most_load` times the mean, or `least_limit` requests if that is more.
 
     Chats have other bounds, because their turns can be told apart. A next turn goes where its whole prompt lies, if
     that replica has fewer than `most_own` requests. A new chat that shares its beginning with others, such as a system
@@ -118,9 +118,11 @@ class PrefixPolicy(Generic[Replica]):
         most_own: int = MOST_OWN,
         remembered: int = _REMEMBERED,
         seed: int | None = None,
+        least_limit: int = _LEAST_LIMIT,
     ) -> None:
         self.loads: Loads[Replica] = Loads()
         self._most_load, self._most_own = most_load, most_own
+        self._least_limit = least_limit
         self._remembered = remembered
         self._random = random.Random(seed)
         self._replicas: list[Replica] = []
@@ -153,7 +155,7 @@ class PrefixPolicy(Generic[Replica]):
         """The replica for a request; None if there are none."""
         if not self._replicas:
             return None
-        limit = self.loads.limit(self._most_load)
+        limit = self.loads.limit(self._most_load, self._least_limit)
         replica = None if keys.session is None else self._holder(keys.session, limit)
         if replica is None:
             replica = self._prefix_holder(keys, limit)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import time
 from collections import Counter, OrderedDict
+from collections.abc import Collection
 from typing import Any
 
 from msgspec.structs import replace
@@ -101,18 +102,31 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # ray's types are not 
                 self._policy.loads.set(replica_id, self._sent[replica_id])
 
 
-def _keys(pending: PendingRequest | None) -> Keys:
-    """What a request is known by."""
-    if pending is None:
-        return Keys()
-    keys, headers = Keys(), _headers(pending)
+def keys_of(headers: Collection[tuple[bytes, bytes]]) -> Keys:
+    """What a request with this head is known by."""
+    keys = Keys()
     for name, value in headers:
         if name == HEADER:
             keys = read_keys(value)
     session = session_key(headers)
-    if session is None and pending.metadata.session_id:
-        session = hash_of(b"session " + pending.metadata.session_id.encode())
     return keys if session is None else replace(keys, session=session)
+
+
+def _keys(pending: PendingRequest | None) -> Keys:
+    if pending is None:
+        return Keys()
+    if (given := given_keys(pending)) is not None:
+        return given
+    keys = keys_of(_headers(pending))
+    if keys.session is None and pending.metadata.session_id:
+        return replace(keys, session=hash_of(b"session " + pending.metadata.session_id.encode()))
+    return keys
+
+
+def given_keys(pending: PendingRequest) -> Keys | None:
+    """The keys that a chooser gives in the place of a request; None for a request."""
+    given = pending.args[0] if pending.args else None
+    return given if isinstance(given, Keys) else None
 
 
 def _headers(pending: PendingRequest) -> list[tuple[bytes, bytes]]:

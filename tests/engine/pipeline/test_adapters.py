@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.opened_model import open_model
 from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.pipeline.executor import PipelineExecutor
+from tidewheel.engine.pipeline.stages import Stages
 from tidewheel.engine.pipeline_options import PipelineOptions
 from tidewheel.engine.sampling_params import SamplingParams as EngineParams
 from tidewheel.engine.weights.lora import LoraAdapter, LowRankUpdate
@@ -130,6 +131,33 @@ def test_an_adapter_that_one_stage_refuses_harms_nobody() -> None:
             executor.load_lora(0, updates(1, rows=7777))
         executor.load_lora(1, updates(0))
         assert run_with_adapters(executor, None, Lora(1, "digest")) == [5, 5]
+
+
+def test_adapters_that_come_while_stages_start_again_wait_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the stages then take them or not."""
+    begin, loading = PipelineExecutor._begin_again, dict[int, Future[None]]()
+
+    def begin_later(self: PipelineExecutor, stages: Stages) -> None:
+        """When both adapters have come."""
+        for number, adapter in ((1, updates(0)), (2, updates(1, rows=7777))):
+            loading[number] = pool.submit(self.load_lora, number, adapter)
+        wait_until(lambda: all(future.running() for future in loading.values()))
+        assert not any(future.done() for future in loading.values())
+        begin(self, stages)
+
+    with pipeline() as executor, ThreadPoolExecutor(2) as pool:
+        executor.load_lora(0, updates(0, 1))
+        monkeypatch.setattr(PipelineExecutor, "_begin_again", begin_later)
+        os.kill(children_of(os.getpid())[1], signal.SIGKILL)
+        with pytest.raises(DeviceError) as caught:
+            run_with_adapters(executor, None)
+        executor.restart(caught.value)
+        assert loading[1].result(timeout=60) is None
+        with pytest.raises(DeviceError, match="cannot load this adapter"):
+            loading[2].result(timeout=60)
+        assert run_with_adapters(executor, None, Lora(0, "digest"), Lora(1, "other digest")) == [5, 5, 5]
+        with pytest.raises(DeviceError, match="there is no adapter"):
+            run_with_adapters(executor, Lora(2, "third digest"))
 
 
 def test_an_adapter_with_which_a_stage_ended_is_not_given_to_the_next_ones() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +33,7 @@ from tidewheel.engine.opened_model import open_model
 from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.pipeline.draft import StagedLayer
 from tidewheel.engine.pipeline.executor import PipelineExecutor
+from tidewheel.engine.pipeline.links import PREDICT
 from tidewheel.engine.pipeline_options import PipelineOptions
 from tidewheel.engine.sampling_params import SamplingParams
 from tidewheel.engine.scheduling import drafts
@@ -187,6 +189,39 @@ def test_a_layer_behind_the_last_stage_changes_no_answer() -> None:
     config = {"method": "mtp", "num_speculative_tokens": 3}
     found = answers(folder, **options, pipeline_parallel_size=2, speculative_config=config)
     assert found == answers(folder, **options)
+
+
+def test_a_last_stage_that_ends_while_it_guesses_is_named_and_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    ask, killed = PipelineExecutor.ask, []
+
+    def ask_a_stopped_one(self: PipelineExecutor, kind: int, *given: Any) -> Any:
+        """The first time, the stage has the question and does not answer it any more."""
+        if kind == PREDICT and not killed:
+            killed.append(children_of(os.getpid())[-1])
+            os.kill(killed[0], signal.SIGSTOP)
+            ending = threading.Timer(0.1, os.kill, (killed[0], signal.SIGKILL))
+            ending.start()
+        return ask(self, kind, *given)
+
+    folder = mtp_zoo.agreeing_folder("qwen3_5")
+    with predicting(folder, 2) as driver:
+        driver.add(job())
+        driver.run()
+        expected = [*driver.sampled.values()]
+    monkeypatch.setattr(PipelineExecutor, "ask", ask_a_stopped_one)
+    with predicting(folder, 2) as driver:
+        driver.add(job())
+        with pytest.raises(DeviceError, match=r"pipeline stage 2 of 2 .* was killed by SIGKILL") as caught:
+            driver.run()
+        assert len(killed) == 1
+        for key in driver.scheduler.unfinished:
+            driver.abort(key)
+        driver.scheduler.lose_cache("lost")
+        cast(PipelineExecutor, driver.executor).restart(caught.value)
+        driver.sampled.clear()
+        driver.add(job())
+        driver.run()
+        assert [*driver.sampled.values()] == expected
 
 
 def test_stages_that_start_again_have_a_draft_model_that_knows_nothing_of_before() -> None:

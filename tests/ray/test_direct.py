@@ -1,0 +1,198 @@
+"""Replicas on Ray Serve behind HAProxy, which talks to them itself: what clients see."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from lost_replicas import REPLICA, ask
+from ports import free_port
+from waiting import wait_until
+
+import tidewheel
+
+KEY = "a-key-of-the-tests"
+COMMAND = [str(Path(sys.executable).with_name("tidewheel")), "serve", "--distributed-executor-backend", "ray"]
+OPTIONS = ["--data-parallel-size", "2", "--cpus-per-replica", "1", "--kv-cache-space", "0.1", "--api-key", KEY]
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "TIDEWHEEL_"))}
+
+
+class Server:
+    """The replicas that a command has started."""
+
+    def __init__(self, process: subprocess.Popen[bytes], url: str) -> None:
+        self.process = process
+        self.http = httpx.Client(base_url=url, headers={"authorization": f"Bearer {KEY}"}, timeout=60)
+
+    def chat(self, *contents: str, **headers: str) -> httpx.Response:
+        """An answer to a conversation, whose roles alternate."""
+        messages = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(contents)]
+        body = {"messages": messages, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+        return self.http.post("/v1/chat/completions", json=body, headers=headers)
+
+    def is_up(self) -> bool:
+        """Whether both replicas are sent requests, by the chooser, of which HAProxy hears after them."""
+        try:
+            places = [{self._place(f"session {i}") for _ in range(2)} for i in range(12)]
+        except httpx.TransportError:
+            return False
+        return all(len(place) == 1 for place in places) and len(set().union(*places) - {None}) == 2
+
+    def _place(self, session: str) -> str | None:
+        return self.chat("Are you there?", **{"x-session-id": session}).headers.get(REPLICA)
+
+    def replicas(self) -> list[psutil.Process]:
+        """The processes of the replicas."""
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        return [child for child in children if "ServeReplica:tidewheel:tidewheel" in _title(child).split("-chooser")[0]]
+
+
+def _title(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:  # it has ended meanwhile
+        return ""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder, port = tmp_path_factory.mktemp("ray"), free_port()
+    haproxy = {
+        "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
+        "RAY_SERVE_HAPROXY_NBTHREAD": "1",
+    }
+    environment = {**ENVIRONMENT, "RAY_AUTH_MODE": "disabled", **haproxy}
+    arguments = [*COMMAND, *OPTIONS, "--host", "127.0.0.1", "--port", str(port)]
+    with subprocess.Popen(arguments, cwd=folder, env=environment) as process:
+        server = Server(process, f"http://127.0.0.1:{port}")
+        try:
+            wait_until(lambda: process.poll() is not None or server.is_up(), 120)
+            yield server
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+
+
+def test_a_request_is_answered_as_by_one_server(server: Server) -> None:
+    response = server.chat("Who are you?", **{"x-request-id": "mine"})
+    assert response.status_code == 200, response.text
+    assert response.headers.get_list("x-request-id") == ["mine"]
+    params = tidewheel.SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+    with tidewheel.LLM(kv_cache_space=0.1) as direct:
+        expected = direct.chat([{"role": "user", "content": "Who are you?"}], params)[0].outputs[0].text
+    assert response.json()["choices"][0]["message"]["content"] == expected
+    for path in ("/health", "/v1/models", "/metrics", "/openapi.json", "/", "/version"):
+        assert server.http.get(path).status_code == 200, path
+
+
+def test_keys_and_limits_are_those_of_the_server(server: Server) -> None:
+    assert server.chat("Hello", authorization="Bearer another").status_code == 401
+    assert server.http.post("/v1/chat/completions", json={"messages": [], "n": 1000}).status_code == 400
+    assert server.http.post("/v1/chat/completions", content=b'{"x": "' + b"y" * (17 << 20)).status_code in (413, 415)
+
+
+def test_streams_are_not_buffered(server: Server) -> None:
+    body = {"prompt": "One", "max_tokens": 400, "stream": True, "ignore_eos": True}
+    with server.http.stream("POST", "/v1/completions", json=body) as response:
+        pieces = sum(1 for _ in response.iter_raw())
+    assert pieces > 40
+
+
+def test_a_conversation_stays_where_its_prefix_lies(server: Server) -> None:
+    seen: set[str] = set()
+    for i in range(64):  # new ones go to one or the other by chance
+        if i >= 8 and len(seen) == 2:
+            break
+        question = f"Conversation number {i} begins here"
+        first = server.chat(question)
+        answer = first.json()["choices"][0]["message"]["content"]
+        later = server.chat(question, answer, "And now?")
+        assert later.headers[REPLICA] == first.headers[REPLICA]
+        seen.add(first.headers[REPLICA])
+    assert len(seen) == 2
+
+
+def test_a_session_stays_at_its_replica(server: Server) -> None:
+    for i in range(4):
+        assert len({ask(server.http, f"session {i}")[0] for _ in range(3)}) == 1
+
+
+def test_requests_at_the_same_time_are_spread(server: Server) -> None:
+    def run(number: int) -> str:
+        body = {"prompt": f"Number {number} is", "max_tokens": 300, "ignore_eos": True}
+        return server.http.post("/v1/completions", json=body).headers[REPLICA]
+
+    with ThreadPoolExecutor(16) as pool:
+        taken = Counter(pool.map(run, range(16)))
+    assert len(taken) == 2
+    assert max(taken.values()) <= 13  # 1.5 times the mean, and requests of before that are not known to have ended
+
+
+@pytest.mark.parametrize("session", [b"h\xe9", b"x" * 10_000])
+def test_any_session_is_answered(server: Server, session: bytes) -> None:
+    hostile: Any = {"x-session-id": session, "x-request-id": b"\xe9", "serve_multiplexed_model_id": b"\xff"}
+    body = {"prompt": "Hello", "max_tokens": 2}
+    response = server.http.post("/v1/completions", json=body, headers=hostile)
+    assert response.status_code == 200, response.text
+    assert len(response.headers.get_list("x-request-id")) == 1
+
+
+def test_a_replica_that_dies_breaks_its_own_answers_alone(server: Server) -> None:
+    placed, number = dict[str, list[str]](), 0
+    while len(placed) < 2 or min(map(len, placed.values())) < 3:  # by chance
+        question, number = f"session {number} that loses its replica", number + 1
+        placed.setdefault(ask(server.http, question)[0], []).append(question)
+    questions = [question for those in placed.values() for question in those[:3]]
+    before = [ask(server.http, question, 64)[1] for question in questions]
+    began = threading.Semaphore(0)
+
+    def run(question: str) -> tuple[str, bool]:
+        """The replica of a stream, and whether it came to its end."""
+        body = {"prompt": question, "max_tokens": 1500, "stream": True, "ignore_eos": True}
+        with server.http.stream("POST", "/v1/completions", json=body, headers={"x-session-id": question}) as response:
+            assert response.status_code == 200, response.read()
+            replica, lines = response.headers[REPLICA], response.iter_lines()
+            next(lines)
+            began.release()
+            try:
+                return replica, "data: [DONE]" in [*lines]
+            except httpx.TransportError:
+                return replica, False
+
+    with ThreadPoolExecutor(len(questions)) as pool:
+        running = [pool.submit(run, question) for question in questions]
+        for _ in questions:
+            assert began.acquire(timeout=60)
+        os.kill(server.replicas()[0].pid, signal.SIGKILL)
+        ended = [future.result() for future in running]
+    (lost,) = {replica for replica, is_whole in ended if not is_whole}
+    assert all(replica != lost for replica, is_whole in ended if is_whole)
+    after = [ask(server.http, question, 64) for question in questions]
+    assert lost not in {replica for replica, _ in after}
+    assert [text for _, text in after] == before
+    wait_until(lambda: len(server.replicas()) == 2)
+
+
+def test_a_certificate_is_refused(tmp_path: Path) -> None:
+    environment = {**ENVIRONMENT, "RAY_AUTH_MODE": "disabled", "RAY_SERVE_ENABLE_HA_PROXY": "1"}
+    files = [tmp_path / "certificate", tmp_path / "key"]
+    for file in files:
+        file.touch()
+    arguments = [*COMMAND, "--port", str(free_port()), "--ssl-certfile", str(files[0]), "--ssl-keyfile", str(files[1])]
+    done = subprocess.run(arguments, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=90)
+    assert done.returncode == 1
+    assert "--ssl-certfile cannot be used with RAY_SERVE_ENABLE_HA_PROXY=1" in done.stderr

@@ -1,0 +1,156 @@
+"""What routers believe of the replicas' loads, by what they choose. The replicas here answer as those of Serve do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID, RequestMetadata
+from ray.serve.request_router import PendingRequest
+
+from tidewheel.ray import direct
+from tidewheel.ray import router as router_module
+from tidewheel.ray.direct import DirectRouter
+from tidewheel.ray.policy import Keys
+from tidewheel.ray.router import PrefixRouter
+
+DEPLOYMENT = DeploymentID(name="tidewheel", app_name="tidewheel")
+
+
+class Replica:
+    """One whose number of requests the test sets."""
+
+    def __init__(self, name: str) -> None:
+        self.replica_id = ReplicaID(name, DEPLOYMENT)
+        self.actor_id = SimpleNamespace(hex=lambda: name)
+        self.node_id = self.availability_zone = "here"
+        self.multiplexed_model_ids: frozenset[str] = frozenset()
+        self.routing_stats: dict[str, Any] = {}
+        self.max_ongoing_requests = 100
+        self.load = 0
+        self.looks = 0
+
+    async def get_queue_len(self, *, deadline_s: float) -> int:
+        self.looks += 1
+        return self.load
+
+    def update_replica_info(self, info: Any) -> None: ...
+
+
+class Router:
+    """A router of replicas, and where it sends requests."""
+
+    def __init__(self, kind: type[PrefixRouter], replicas: list[Replica]) -> None:
+        self.replicas = replicas
+        self.router = kind(DEPLOYMENT, DeploymentHandleSource.REPLICA, use_replica_queue_len_cache=True)
+        self.router.initialize_state(most_load=1.5, most_own=8)
+        self.router.update_replicas(replicas)  # type: ignore[arg-type]
+
+    async def choose(self, keys: Keys | None = None) -> str:
+        """The first choice, by name."""
+        metadata = RequestMetadata(request_id="1", internal_request_id="1")
+        pending = PendingRequest(args=[keys], kwargs={}, metadata=metadata) if keys is not None else None
+        ranked = await self.router.choose_replicas(self.replicas, pending)  # type: ignore[arg-type]
+        return str(ranked[0][0].replica_id.unique_id)
+
+
+def run(kind: type[PrefixRouter], test: Callable[[Router], Coroutine[Any, Any, None]]) -> None:
+    async def begin() -> None:
+        router = Router(kind, [Replica("a"), Replica("b")])
+        await until_idle()  # Serve looks at new ones by itself
+        for replica in router.replicas:
+            replica.looks = 0
+        await test(router)
+
+    asyncio.run(begin())
+
+
+async def until(is_true: Callable[[], bool]) -> None:
+    while not is_true():  # noqa: ASYNC110  # there is no event of it
+        await asyncio.sleep(0.001)
+
+
+async def until_idle() -> None:
+    """No look goes on or is to come."""
+    await until(lambda: len(asyncio.all_tasks()) == 1)
+
+
+def test_what_a_replica_said_long_ago_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(router_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    async def test(router: Router) -> None:
+        router.router.on_new_queue_len_info(router.replicas[0].replica_id, 8)
+        assert {await router.choose() for _ in range(64)} == {"b"}
+        now[0] += 9
+        assert {await router.choose() for _ in range(64)} == {"b"}
+        now[0] += 2
+        assert {await router.choose() for _ in range(64)} == {"a", "b"}
+
+    run(PrefixRouter, test)
+
+
+SESSION = Keys(session=5)
+
+
+def test_what_was_chosen_counts_as_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct, "_ARRIVES_S", 3600.0)
+
+    async def test(router: Router) -> None:
+        chosen = [await router.choose(SESSION) for _ in range(9)]
+        assert chosen[:8] == [chosen[0]] * 8
+        assert chosen[8] != chosen[0]
+        counts = Counter([await router.choose(Keys()) for _ in range(200)])
+        assert max(counts.values()) - min(counts.values()) < 20
+
+    run(DirectRouter, test)
+
+
+def test_a_chooser_looks_whether_requests_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct, "_ARRIVES_S", 0.001)
+
+    async def test(router: Router) -> None:
+        names = {await router.choose(SESSION)}
+        for count in range(1, 20):
+            await until_idle()
+            assert sum(replica.looks for replica in router.replicas) == count
+            names.add(await router.choose(SESSION))
+        assert len(names) == 1
+
+    run(DirectRouter, test)
+
+
+def test_a_chooser_looks_as_long_as_a_replica_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct, "_ARRIVES_S", 0.001)
+    monkeypatch.setattr(direct, "_LATEST_S", 0.002)
+
+    async def test(router: Router) -> None:
+        router.replicas[0].load = router.replicas[1].load = 9
+        name = await router.choose(SESSION)
+        (busy,) = (replica for replica in router.replicas if replica.replica_id.unique_id == name)
+        await until(lambda: busy.looks >= 5)
+        assert await router.choose(SESSION) != name
+        for replica in router.replicas:
+            replica.load = 0
+        await until_idle()
+        assert len({await router.choose(SESSION) for _ in range(4)}) == 1
+
+    run(DirectRouter, test)
+
+
+def test_a_replica_that_does_not_answer_is_left_to_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct, "_ARRIVES_S", 0.001)
+    monkeypatch.setattr(direct, "_ANSWERS_S", 0.01)
+
+    async def test(router: Router) -> None:
+        for replica in router.replicas:
+            monkeypatch.setattr(replica, "get_queue_len", lambda *, deadline_s: asyncio.Event().wait())
+        await router.choose(SESSION)
+        await until_idle()
+        assert await router.choose(SESSION) in ("a", "b")
+
+    run(DirectRouter, test)
