@@ -11,35 +11,27 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import httpx
 import psutil
 import pytest
+import served_replicas
 from lost_replicas import REPLICA, ask
 from ports import free_port
+from served_replicas import KEY, ReplicasClient, processes_of
 from waiting import wait_until
 
-import tidewheel
-
-KEY = "a-key-of-the-tests"
 COMMAND = [str(Path(sys.executable).with_name("tidewheel")), "serve", "--distributed-executor-backend", "ray"]
 OPTIONS = ["--data-parallel-size", "2", "--cpus-per-replica", "1", "--kv-cache-space", "0.1", "--api-key", KEY]
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "TIDEWHEEL_"))}
 
 
-class Server:
+class Server(ReplicasClient):
     """The replicas that a command has started."""
 
     def __init__(self, process: subprocess.Popen[bytes], url: str) -> None:
+        super().__init__(url)
         self.process = process
-        self.http = httpx.Client(base_url=url, headers={"authorization": f"Bearer {KEY}"}, timeout=60)
-
-    def chat(self, *contents: str, **headers: str) -> httpx.Response:
-        """An answer to a conversation, whose roles alternate."""
-        messages = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(contents)]
-        body = {"messages": messages, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
-        return self.http.post("/v1/chat/completions", json=body, headers=headers)
 
     def is_up(self) -> bool:
         """Whether both replicas are sent requests, by the chooser, of which HAProxy hears after them."""
@@ -50,19 +42,11 @@ class Server:
         return all(len(place) == 1 for place in places) and len(set().union(*places) - {None}) == 2
 
     def _place(self, session: str) -> str | None:
-        return self.chat("Are you there?", **{"x-session-id": session}).headers.get(REPLICA)
+        return self.ask("Are you there?", headers={"x-session-id": session}).headers.get(REPLICA)
 
     def replicas(self) -> list[psutil.Process]:
         """The processes of the replicas."""
-        children = psutil.Process(self.process.pid).children(recursive=True)
-        return [child for child in children if "ServeReplica:tidewheel:tidewheel" in _title(child).split("-chooser")[0]]
-
-
-def _title(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:  # it has ended meanwhile
-        return ""
+        return processes_of(psutil.Process(self.process.pid))
 
 
 @pytest.fixture(scope="module")
@@ -88,42 +72,19 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def test_a_request_is_answered_as_by_one_server(server: Server) -> None:
-    response = server.chat("Who are you?", **{"x-request-id": "mine"})
-    assert response.status_code == 200, response.text
-    assert response.headers.get_list("x-request-id") == ["mine"]
-    params = tidewheel.SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
-    with tidewheel.LLM(kv_cache_space=0.1) as direct:
-        expected = direct.chat([{"role": "user", "content": "Who are you?"}], params)[0].outputs[0].text
-    assert response.json()["choices"][0]["message"]["content"] == expected
-    for path in ("/health", "/v1/models", "/metrics", "/openapi.json", "/", "/version"):
-        assert server.http.get(path).status_code == 200, path
+    served_replicas.check_answers_are_those_of_one_server(server)
 
 
 def test_keys_and_limits_are_those_of_the_server(server: Server) -> None:
-    assert server.chat("Hello", authorization="Bearer another").status_code == 401
-    assert server.http.post("/v1/chat/completions", json={"messages": [], "n": 1000}).status_code == 400
-    assert server.http.post("/v1/chat/completions", content=b'{"x": "' + b"y" * (17 << 20)).status_code in (413, 415)
+    served_replicas.check_keys_and_limits(server)
 
 
 def test_streams_are_not_buffered(server: Server) -> None:
-    body = {"prompt": "One", "max_tokens": 400, "stream": True, "ignore_eos": True}
-    with server.http.stream("POST", "/v1/completions", json=body) as response:
-        pieces = sum(1 for _ in response.iter_raw())
-    assert pieces > 40
+    served_replicas.check_streams_are_not_buffered(server)
 
 
 def test_a_conversation_stays_where_its_prefix_lies(server: Server) -> None:
-    seen: set[str] = set()
-    for i in range(64):  # new ones go to one or the other by chance
-        if i >= 8 and len(seen) == 2:
-            break
-        question = f"Conversation number {i} begins here"
-        first = server.chat(question)
-        answer = first.json()["choices"][0]["message"]["content"]
-        later = server.chat(question, answer, "And now?")
-        assert later.headers[REPLICA] == first.headers[REPLICA]
-        seen.add(first.headers[REPLICA])
-    assert len(seen) == 2
+    served_replicas.check_conversations_stay_where_their_prefixes_lie(server)
 
 
 def test_a_session_stays_at_its_replica(server: Server) -> None:
@@ -144,11 +105,7 @@ def test_requests_at_the_same_time_are_spread(server: Server) -> None:
 
 @pytest.mark.parametrize("session", [b"h\xe9", b"x" * 10_000])
 def test_any_session_is_answered(server: Server, session: bytes) -> None:
-    hostile: Any = {"x-session-id": session, "x-request-id": b"\xe9", "serve_multiplexed_model_id": b"\xff"}
-    body = {"prompt": "Hello", "max_tokens": 2}
-    response = server.http.post("/v1/completions", json=body, headers=hostile)
-    assert response.status_code == 200, response.text
-    assert len(response.headers.get_list("x-request-id")) == 1
+    served_replicas.check_any_session_is_answered(server, session)
 
 
 def test_a_replica_that_dies_breaks_its_own_answers_alone(server: Server) -> None:

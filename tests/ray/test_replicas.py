@@ -12,15 +12,16 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-import httpx
 import lora_files
 import psutil
 import pytest
+import served_replicas
 from lost_replicas import lose_a_replica, stream
 from ports import free_port
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from ray_clusters import SERVE_ENVIRONMENT
+from served_replicas import KEY, ReplicasClient, processes_of
 from waiting import wait_until
 
 import tidewheel.ray
@@ -28,7 +29,6 @@ from tidewheel.engine.errors import TidewheelError
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using extra keyword arguments on `Field`:DeprecationWarning")
 
-KEY = "a-key-of-the-tests"
 OPTIONS = {
     "num_replicas": 2,
     "num_cpus": 1,
@@ -45,17 +45,8 @@ _ENVIRONMENT = {
 }
 
 
-class Replicas:
+class Replicas(ReplicasClient):
     """The server, as a client and its operator see it."""
-
-    def __init__(self, url: str) -> None:
-        self.http = httpx.Client(base_url=url, headers={"authorization": f"Bearer {KEY}"}, timeout=60)
-
-    def ask(self, *contents: str, max_tokens: int = 8, **kwargs: Any) -> httpx.Response:
-        """An answer to a conversation, whose roles alternate."""
-        messages = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(contents)]
-        body = {"messages": messages, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
-        return self.http.post("/v1/chat/completions", json=body, **kwargs)
 
     def models(self) -> list[str]:
         """What is served."""
@@ -71,16 +62,7 @@ class Replicas:
     @staticmethod
     def processes() -> list[psutil.Process]:
         """Those of the replicas."""
-        children = psutil.Process().children(recursive=True)
-        return [child for child in children if any("ServeReplica" in word for word in _command_line(child))]
-
-
-def _command_line(process: psutil.Process) -> list[str]:
-    """Nothing for one that has ended meanwhile."""
-    try:
-        return list(process.cmdline())
-    except psutil.Error:
-        return []
+        return processes_of(psutil.Process())
 
 
 @pytest.fixture(scope="module")
@@ -120,30 +102,16 @@ def update(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_a_request_is_answered_as_by_one_server(replicas: Replicas) -> None:
-    response = replicas.ask("Who are you?", headers={"x-request-id": "mine"})
-    assert response.status_code == 200
-    assert response.headers.get_list("x-request-id") == ["mine"]
-    params = tidewheel.SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
-    with tidewheel.LLM(kv_cache_space=0.1) as direct:
-        expected = direct.chat([{"role": "user", "content": "Who are you?"}], params)[0].outputs[0].text
-    assert response.json()["choices"][0]["message"]["content"] == expected
-    for path in ("/health", "/v1/models", "/metrics", "/openapi.json", "/", "/version"):
-        assert replicas.http.get(path).status_code == 200, path
+    served_replicas.check_answers_are_those_of_one_server(replicas)
 
 
 def test_keys_and_limits_are_those_of_the_server(replicas: Replicas) -> None:
-    refused = replicas.ask("Hello", headers={"authorization": "Bearer another"})
-    assert (refused.status_code, refused.json()["error"]["type"]) == (401, "authentication_error")
+    served_replicas.check_keys_and_limits(replicas)
     assert replicas.http.get("/metrics", headers={"authorization": "Bearer another"}).status_code == 401
-    assert replicas.http.post("/v1/chat/completions", json={"messages": [], "n": 1000}).status_code == 400
-    assert replicas.http.post("/v1/chat/completions", content=b'{"x": "' + b"y" * (17 << 20)).status_code in (413, 415)
 
 
 def test_streams_are_not_buffered(replicas: Replicas) -> None:
-    body = {"prompt": "One", "max_tokens": 400, "stream": True, "ignore_eos": True}
-    with replicas.http.stream("POST", "/v1/completions", json=body) as response:
-        pieces = sum(1 for _ in response.iter_raw())
-    assert pieces > 40  # one for each token, or for the few that were ready together
+    served_replicas.check_streams_are_not_buffered(replicas)
 
 
 def test_no_two_replicas_share_a_core(replicas: Replicas) -> None:
@@ -154,18 +122,7 @@ def test_no_two_replicas_share_a_core(replicas: Replicas) -> None:
 
 
 def test_a_conversation_stays_where_its_prefix_lies(replicas: Replicas) -> None:
-    seen: set[str] = set()
-    for i in range(64):  # new ones go to one or the other by chance
-        if i >= 8 and len(seen) == 2:
-            break
-        question = f"Conversation number {i} begins here"
-        first = replicas.ask(question)
-        answer = first.json()["choices"][0]["message"]["content"]
-        for more in ("And now?", "And then?"):
-            later = replicas.ask(question, answer, more)
-            assert later.headers["x-tidewheel-replica"] == first.headers["x-tidewheel-replica"]
-        seen.add(first.headers["x-tidewheel-replica"])
-    assert len(seen) == 2
+    served_replicas.check_conversations_stay_where_their_prefixes_lie(replicas)
 
 
 def test_a_session_stays_at_its_replica(replicas: Replicas) -> None:
@@ -177,10 +134,7 @@ def test_a_session_stays_at_its_replica(replicas: Replicas) -> None:
 
 @pytest.mark.parametrize("session", [b"h\xe9", b"x" * 30_000])
 def test_any_session_is_answered(replicas: Replicas, session: bytes) -> None:
-    hostile: Any = {"x-session-id": session, "x-request-id": b"\xe9", "serve_multiplexed_model_id": b"\xff"}
-    response = replicas.ask("Hello", headers=hostile)
-    assert response.status_code == 200
-    assert len(response.headers.get_list("x-request-id")) == 1
+    served_replicas.check_any_session_is_answered(replicas, session)
 
 
 def test_any_replica_tells_the_metrics_of_all(replicas: Replicas) -> None:
