@@ -115,10 +115,11 @@ class CostModel:
         """Learn from a step that has run. `last_ms` is the duration of the last one."""
         self.last_ms = elapsed_ms
         if load.prefill_tokens == 0:
-            self._since_lesson_ms += elapsed_ms
+            # From the step after it is due: a stalled one would always be chosen, and teach far too much.
             if self._since_lesson_ms >= _LESSON_MS or not self._decode.is_trusted:
                 self._since_lesson_ms = 0.0
                 self._decode.observe(_decode_features(load), elapsed_ms)
+            self._since_lesson_ms += elapsed_ms
             return
         if load.num_decodes and self._prefill.is_trusted:
             ratio = elapsed_ms / max(self.predict_ms(load), 1e-3)

@@ -123,6 +123,16 @@ def test_one_stalled_step_is_not_the_new_normal() -> None:
     assert model.predict_ms(load) < 3 * before
 
 
+def test_steps_that_stall_now_and_then_do_not_count_for_more_than_they_are() -> None:
+    """As those of a small model on a shared machine: one in a hundred takes thirty times as long as the others."""
+    model, load = CostModel(LIMIT_MS), StepLoad(1, 100)
+    expected = []
+    for number in range(5000):
+        model.observe(load, 10.0 if number % 101 == 100 else 0.3)
+        expected.append(model.predict_ms(load))
+    assert max(expected[100:]) < 0.6
+
+
 def test_slow_steps_are_answered_at_once() -> None:
     """As those of a machine whose neighbours work for a moment."""
     model = CostModel(LIMIT_MS)
