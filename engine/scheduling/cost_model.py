@@ -115,7 +115,7 @@ class CostModel:
         """Learn from a step that has run. `last_ms` is the duration of the last one."""
         self.last_ms = elapsed_ms
         if load.prefill_tokens == 0:
-            # From the step after it is due: a stalled one would always be chosen, and teach far too much.
+            # Checked before this step's time is added: else a step that stalled would always be chosen.
             if self._since_lesson_ms >= _LESSON_MS or not self._decode.is_trusted:
                 self._since_lesson_ms = 0.0
                 self._decode.observe(_decode_features(load), elapsed_ms)
