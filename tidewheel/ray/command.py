@@ -42,6 +42,7 @@ def run(options: ServeOptions, arguments: Sequence[str]) -> int:
 
     Without RAY_ADDRESS, Ray is started on this machine and ends with this process.
     """
+    _check_address(options.http)
     with connected(_OF_OWN_CLUSTER) as is_own:
         try:
             from ray import serve
@@ -79,20 +80,22 @@ def run(options: ServeOptions, arguments: Sequence[str]) -> int:
     return 0
 
 
+def _check_address(http: HttpOptions) -> None:
+    """Raise TidewheelError for what Serve's proxies cannot do, before Ray is started, which takes long."""
+    if http.port == 0:
+        raise TidewheelError("--port 0 cannot be used with Ray Serve: name a port")
+    if os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1" and http.ssl_certfile is not None:
+        raise TidewheelError(
+            "--ssl-certfile cannot be used with RAY_SERVE_ENABLE_HA_PROXY=1: Serve starts HAProxy without TLS; leave "
+            "that variable out, or put a server that speaks TLS before it"
+        )
+
+
 def _start_serve(serve: Any, http: HttpOptions) -> str:
     """Start Serve's proxies, unless the cluster has them; the address on which they listen. Raises TidewheelError."""
     from ray.exceptions import RayError
     from ray.serve.context import _get_global_client
 
-    from .direct import IS_DIRECT
-
-    if http.port == 0:
-        raise TidewheelError("--port 0 cannot be used with Ray Serve: name a port")
-    if IS_DIRECT and http.ssl_certfile is not None:
-        raise TidewheelError(
-            "--ssl-certfile cannot be used with RAY_SERVE_ENABLE_HA_PROXY=1: Serve starts HAProxy without TLS; leave "
-            "that variable out, or put a server that speaks TLS before it"
-        )
     wanted: Mapping[str, Any] = {
         "host": http.host,
         "port": http.port,

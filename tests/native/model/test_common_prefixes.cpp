@@ -152,7 +152,8 @@ TEST_CASE("logits are the same to the bit alone and with a common prefix, for ev
       CAPTURE(name_of(type));
       SmallModel alone(*kernels, format, type, {{0}});
       SmallModel groups(*kernels, format, type, {{0, 1}, {0}}), threads(*kernels, format, type, {{0, 1}});
-      for (const Case& each : cases) {
+      for (size_t c = 0; c < std::size(cases); c += kStride) {
+        const Case& each = cases[c];
         const auto expected = alone.run_forks(each.forks, each.counts, 2, false);
         CHECK(groups.run_forks(each.forks, each.counts, 2, true) == expected);
         CHECK(threads.run_forks(each.forks, each.counts, 2, true) == expected);

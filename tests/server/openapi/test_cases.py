@@ -185,8 +185,10 @@ def test_extreme_numbers(server: ServerProcess, session: requests.Session, path:
     example = DOCUMENT["paths"][path]["post"]["requestBody"]["content"]["application/json"]["example"]
     for name, is_whole in numbers(path):
         for value in WHOLE if is_whole else BROKEN:
-            given = {name.removesuffix("[]"): [value] if name.endswith("[]") else value}
-            response = session.post(f"{server.url}{path}", json={**example, **given})
+            given = {**example, name.removesuffix("[]"): [value] if name.endswith("[]") else value}
+            if name not in MOST:
+                make_small(given, path)
+            response = session.post(f"{server.url}{path}", json=given)
             assert response.status_code in (200, 400), (given, response.text)
     assert session.post(f"{server.url}{path}", json=example).status_code == 200
 
