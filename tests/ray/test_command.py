@@ -39,7 +39,11 @@ def run(folder: Path, *arguments: str, **environment: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize(
-    ("what", "flag"), [("replicas", "--data-parallel-size"), ("stages", "--pipeline-parallel-size")]
+    ("what", "flag"),
+    [
+        ("replicas", "--data-parallel-size"),
+        pytest.param("stages", "--pipeline-parallel-size", marks=pytest.mark.sweep),
+    ],
 )
 def test_what_a_machine_has_no_room_for_is_refused(what: str, flag: str, tmp_path: Path) -> None:
     code, said = run(tmp_path, flag, "1000", "--port", str(free_port()))

@@ -232,7 +232,7 @@ def test_a_stage_that_ends_ends_what_runs_and_nothing_else(
     wait_until(lambda: not processes())
 
 
-@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize("stage", [0, pytest.param(1, marks=pytest.mark.sweep)])
 def test_the_stage_at_which_a_step_stays_is_named(
     stage: int, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

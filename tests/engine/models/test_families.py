@@ -127,7 +127,7 @@ def test_the_cache_may_have_a_type_of_its_own(device: Device, dtype: DType, kv_c
     np.testing.assert_array_equal(logits, Harness(executor, seed=1).logits(tokens, chunk=5))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.sweep)])
 @pytest.mark.parametrize(
     "name", ["llama", "llama-mqa", "mistral-window", "opt-350m", "gpt2", "gemma3", "granite", "cohere2", "mpt"]
 )
