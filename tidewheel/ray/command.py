@@ -84,6 +84,7 @@ def _check_address(http: HttpOptions) -> None:
     """Raise TidewheelError for what Serve's proxies cannot do, before Ray is started, which takes long."""
     if http.port == 0:
         raise TidewheelError("--port 0 cannot be used with Ray Serve: name a port")
+    # Serve's own constant would do, but Serve reads its variables when it is imported, and some are not yet set.
     if os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1" and http.ssl_certfile is not None:
         raise TidewheelError(
             "--ssl-certfile cannot be used with RAY_SERVE_ENABLE_HA_PROXY=1: Serve starts HAProxy without TLS; leave "
