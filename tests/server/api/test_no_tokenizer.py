@@ -71,7 +71,7 @@ def test_log_probabilities_name_tokens_by_their_ids(server: RunningServer, token
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_log_probabilities_of_the_whole_vocabulary(server: RunningServer, streamed: bool) -> None:
-    body = {"prompt": IDS, "max_tokens": 4, "echo": True, "logprobs": -1, "stream": streamed}
+    body = {"prompt": IDS, "max_tokens": 4, "echo": True, "logprobs": -1, "stream": streamed, "temperature": 0}
     response = server.post("/v1/completions", body)
     chunks = events(response) if streamed else [response.json()]
     places = [place for chunk in chunks for place in chunk["choices"][0]["logprobs"]["top_logprobs"]]
