@@ -202,7 +202,7 @@ def test_a_stage_that_ends_while_nothing_runs_harms_nobody() -> None:
         before = children_of(os.getpid())
         os.kill(before[1], signal.SIGKILL)
         wait_until(lambda: len(now := children_of(os.getpid())) == 2 and not {*now} & {*before})
-        output = llm.generate([[5, 6, 7]], SamplingParams(max_tokens=4), use_tqdm=False)[0].outputs[0]
+        output = llm.generate([[5, 6, 7]], SamplingParams(max_tokens=4, ignore_eos=True), use_tqdm=False)[0].outputs[0]
         assert output.finish_reason == "length"
 
 
