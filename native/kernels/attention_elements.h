@@ -22,22 +22,16 @@ TW_INLINE void contract(const typename Cached<T>::Query* x, size_t x_stride, con
                         size_t step_stride, int steps, F (&acc)[ROWS][VECTORS]) {
   using C = Cached<T>;
   for (int s = 0; s < steps; ++s) {
-    typename C::Vector w[VECTORS];
+    const auto at = [&](int v) { return columns.start[v] + s * step_stride; };
 #pragma GCC unroll 4
     for (int v = 0; v < VECTORS; ++v) {
-      const T* p = columns.start[v] + s * step_stride;
       // A block's vectors are contiguous. A cache line has several short ones.
       constexpr size_t kBytes = kLanes * C::kStep * sizeof(T);
       if (v % kBlockVectors * kBytes % 64 == 0 && ((s + v) & columns.line_pairs) == 0) {
-        prefetch_later(reinterpret_cast<const char*>(p) + columns.ahead[v]);
+        prefetch_later(reinterpret_cast<const char*>(at(v)) + columns.ahead[v]);
       }
-      w[v] = C::load_step(p);
     }
-#pragma GCC unroll 16
-    for (int r = 0; r < ROWS; ++r) {
-#pragma GCC unroll 4
-      for (int v = 0; v < VECTORS; ++v) acc[r][v] = C::dot(acc[r][v], w[v], x + r * x_stride + s * C::kStep);
-    }
+    add_products<C>(acc, at, x + s * C::kStep, x_stride);
   }
 }
 

@@ -1,6 +1,8 @@
 // Element<T>: how weights of type T are multiplied by activations.
 #pragma once
 
+#include <type_traits>
+
 #include "simd.h"
 
 namespace tidewheel::TW_ISA {
@@ -29,6 +31,42 @@ template <typename T>
 struct Element : SingleElements<T> {};  // float and f16
 template <>
 struct Element<bf16> : PairedElements<bf16> {};
+
+// Whether the level has too few registers for both numbers of pairs beside a tile's sums, and loads one after the other.
+template <typename T>
+constexpr bool kLoadsHalves = requires(const T* p) { load_half<false>(p); };
+
+template <bool SECOND, int ROWS, int VECTORS, typename At>
+TW_INLINE void add_half(F (&acc)[ROWS][VECTORS], At&& at, const float* x, size_t stride) {
+  F w[VECTORS];
+#pragma GCC unroll 8
+  for (int v = 0; v < VECTORS; ++v) w[v] = load_half<SECOND>(at(v));
+#pragma GCC unroll 16
+  for (int r = 0; r < ROWS; ++r) {
+#pragma GCC unroll 8
+    for (int v = 0; v < VECTORS; ++v) acc[r][v] = dot_single(acc[r][v], w[v], x + r * stride);
+  }
+}
+
+// Adds to acc[r][v] the products of one step: of the numbers at(v), kLanes * kStep of type T, with row r's activations, which
+// are `stride` from the last row's.
+template <typename E, int ROWS, int VECTORS, typename At, typename Activation>
+TW_INLINE void add_products(F (&acc)[ROWS][VECTORS], At&& at, const Activation* x, size_t stride) {
+  using T = std::remove_cvref_t<decltype(*at(0))>;
+  if constexpr (E::kStep == 2 && kLoadsHalves<T>) {
+    add_half<false>(acc, at, x, stride);
+    add_half<true>(acc, at, x + 1, stride);
+  } else {
+    typename E::Vector w[VECTORS];
+#pragma GCC unroll 8
+    for (int v = 0; v < VECTORS; ++v) w[v] = E::load_step(at(v));
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; ++r) {
+#pragma GCC unroll 8
+      for (int v = 0; v < VECTORS; ++v) acc[r][v] = E::dot(acc[r][v], w[v], x + r * stride);
+    }
+  }
+}
 
 template <typename T>
 TW_INLINE T from_float(float x) {

@@ -21,10 +21,12 @@ template <typename T>
 struct FloatTile {
   using E = Element<T>;
 
+  static constexpr int kStepVectors = kLoadsHalves<T> ? 1 : E::kStep;  // that a vector of columns takes up
+
   // With few rows, more columns are computed at once, as many as fit into the registers of a whole tile.
   static constexpr int vectors_for(int rows) {
     int vectors = kTileVectors;
-    while (vectors < kStrips && (rows + E::kStep) * 2 * vectors <= (kTileRows + 1) * kTileVectors) vectors *= 2;
+    while (vectors < kStrips && (rows + kStepVectors) * 2 * vectors <= (kTileRows + 1) * kTileVectors) vectors *= 2;
     return vectors;
   }
 
@@ -67,19 +69,12 @@ struct FloatTile {
       for (int v = 0; v < VECTORS; ++v) acc[r][v] = zero();
     }
     for (int s = 0; s < steps; ++s) {
-      typename E::Vector w[VECTORS];
-#pragma GCC unroll 8
-      for (int v = 0; v < VECTORS; ++v) w[v] = E::load_step(weight + v * kLanes * E::kStep);
       prefetch(reinterpret_cast<const char*>(weight) + kPrefetchBytes);
       if constexpr (VECTORS * kLanes * E::kStep * sizeof(T) > 64) {
         prefetch(reinterpret_cast<const char*>(weight) + kPrefetchBytes + 64);
       }
+      add_products<E>(acc, [&](int v) { return weight + v * kLanes * E::kStep; }, x, E::kStep);
       weight += kPanel * E::kStep;
-#pragma GCC unroll 16
-      for (int r = 0; r < ROWS; ++r) {
-#pragma GCC unroll 8
-        for (int v = 0; v < VECTORS; ++v) acc[r][v] = E::dot(acc[r][v], w[v], x + r * E::kStep);
-      }
       x += ROWS * E::kStep;
     }
 #pragma GCC unroll 16
@@ -162,6 +157,16 @@ TW_INLINE void multiply_group(I (&dot)[ROWS], const uint8_t*& weight, const int8
   }
 }
 
+// Without a dot product of bytes, those of codes that need no sign of their own are the most that the level can do.
+template <typename Sum, typename W>
+TW_INLINE Sum peak_dot(Sum acc, W quads, const int8_t* x) {
+  if constexpr (requires { add_short(acc, multiply_short(quads, x)); }) {
+    return add_short(acc, multiply_short(quads, x));
+  } else {
+    return dot_quads(acc, quads, x);
+  }
+}
+
 struct Int8ChannelTile {
   static double peak(int rounds) {
     alignas(64) const uint8_t weights[kQuad * kLanes] = {};
@@ -174,7 +179,14 @@ struct Int8ChannelTile {
     for (int i = 0; i < rounds * kPeakSteps; ++i) {
       const Quads quads = load_quads(w);
 #pragma GCC unroll 32
-      for (int c = 0; c < kPeakSums; ++c) acc[c] = dot_quads(acc[c], quads, x);
+      for (int c = 0; c < kPeakSums; ++c) {
+        if constexpr (kDotsBytes) {
+          acc[c] = dot_quads(acc[c], quads, x);
+        } else {
+          asm volatile("" : "+r"(x) : : "memory");  // else all sums would share their products
+          acc[c] = peak_dot(acc[c], quads, x);
+        }
+      }
       asm volatile("" : "+r"(w), "+r"(x) : : "memory");
     }
     int sum = 0;

@@ -97,7 +97,13 @@ TW_INLINE int compress(float* p, F a, F low, F high) {
   return __builtin_popcount(mask);
 }
 
-TW_INLINE F dot_single(F acc, F b, const float* a) { return fma(b, set1(*a), acc); }
+// a * b + c, in c's register. For a loop of sums in most of the registers GCC 12 chooses other forms of the instruction, runs
+// out of registers, and then each step waits for a sum that went through memory.
+TW_INLINE F fma_in_place(F a, F b, F c) {
+  asm("vfmadd231ps %2, %1, %0" : "+x"(c.v) : "x"(a.v), "x"(b.v));
+  return c;
+}
+TW_INLINE F dot_single(F acc, F b, const float* a) { return fma_in_place(b, set1(*a), acc); }
 using BF16Activation = float;
 struct Pairs {
   F even, odd;
@@ -127,8 +133,16 @@ TW_INLINE Pairs load_pairs(const int8_t* p) {
   return {{_mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(pairs, 24), 24))},
           {_mm256_cvtepi32_ps(_mm256_srai_epi32(pairs, 8))}};
 }
+// The first or the second numbers of kLanes pairs.
+template <bool SECOND, typename T>
+  requires(requires(const T* p) { load_pairs(p); })
+TW_INLINE F load_half(const T* p) {
+  asm volatile("" : "+r"(p));  // else the compiler would keep what it has read for the other half
+  const Pairs pairs = load_pairs(p);
+  return SECOND ? pairs.odd : pairs.even;
+}
 TW_INLINE Pairs drop_odd(Pairs b) { return {b.even, zero()}; }
-TW_INLINE F dot_pairs(F acc, Pairs b, const float* a) { return fma(b.odd, set1(a[1]), fma(b.even, set1(a[0]), acc)); }
+TW_INLINE F dot_pairs(F acc, Pairs b, const float* a) { return dot_single(dot_single(acc, b.even, a), b.odd, a + 1); }
 
 TW_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 TW_INLINE void prefetch_later(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
@@ -137,6 +151,13 @@ struct I {
   __m256i v;
 };
 TW_INLINE I set1_int(int x) { return {_mm256_set1_epi32(x)}; }
+// Of a sum: it is taken now, in one register. After a loop, for GCC 12 keeps each sum as two variables, of the types that the
+// loop and the code after it want, and writes all of them to memory in each step. And within, where it would take products
+// first, to memory, and add them up in another order.
+TW_INLINE I settled(I a) {
+  asm("" : "+x"(a.v));
+  return a;
+}
 TW_INLINE I add(I a, I b) { return {_mm256_add_epi32(a.v, b.v)}; }
 TW_INLINE int hsum(I a) {
   const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(a.v), _mm256_extracti128_si256(a.v, 1));
@@ -244,12 +265,6 @@ TW_INLINE __m256i dot_bytes(__m256i acc, __m256i bytes, __m256i signed_bytes) {
 TW_INLINE I dot_quads(I acc, Quads q, const int8_t* x) { return {dot_bytes(acc.v, q.w, four_bytes(x))}; }
 // Of signed columns.
 TW_INLINE I dot_quads(I acc, const uint8_t* x, Quads q) { return {dot_bytes(acc.v, four_bytes(x), q.w)}; }
-// To be called after a loop of dot products. Without it GCC 12 keeps each sum as two variables, of the types that the
-// loop and the code after it want, and writes all sums to memory in each step.
-TW_INLINE I settled(I a) {
-  asm("" : "+x"(a.v));
-  return a;
-}
 using NibbleSum = I;
 TW_INLINE I begin_nibbles(I dot) { return dot; }
 TW_INLINE I end_nibbles(I, I sum) { return sum; }
@@ -262,7 +277,7 @@ TW_INLINE Quads load_quads(const uint8_t* p) {
 }
 TW_INLINE I dot_quads(I acc, Quads q, const int8_t* x) {
   const __m256i products = _mm256_maddubs_epi16(_mm256_abs_epi8(q.w), _mm256_sign_epi8(four_bytes(x), q.w));
-  return {_mm256_add_epi32(acc.v, _mm256_madd_epi16(products, _mm256_set1_epi16(1)))};
+  return settled({_mm256_add_epi32(acc.v, _mm256_madd_epi16(products, _mm256_set1_epi16(1)))});
 }
 
 // Products with codes below 64, four inputs of a column in two sums. Of codes below 16, eight such sums fit in 16 bits.
@@ -270,9 +285,9 @@ struct ShortSum {
   __m256i v;
 };
 TW_INLINE ShortSum multiply_short(Quads w, const int8_t* x) { return {_mm256_maddubs_epi16(w.w, four_bytes(x))}; }
-TW_INLINE ShortSum add(ShortSum a, ShortSum b) { return {_mm256_add_epi16(a.v, b.v)}; }
+TW_INLINE ShortSum add(ShortSum a, ShortSum b) { return {settled({_mm256_add_epi16(a.v, b.v)}).v}; }
 TW_INLINE I add_short(I acc, ShortSum sum) {
-  return {_mm256_add_epi32(acc.v, _mm256_madd_epi16(sum.v, _mm256_set1_epi16(1)))};
+  return settled({_mm256_add_epi32(acc.v, _mm256_madd_epi16(sum.v, _mm256_set1_epi16(1)))});
 }
 using NibbleSum = ShortSum;
 TW_INLINE NibbleSum begin_nibbles(I) { return {_mm256_setzero_si256()}; }

@@ -151,6 +151,11 @@ struct I {
   __m512i v;
 };
 TW_INLINE I set1_int(int x) { return {_mm512_set1_epi32(x)}; }
+// As on AVX2.
+TW_INLINE I settled(I a) {
+  asm("" : "+v"(a.v));
+  return a;
+}
 TW_INLINE I add(I a, I b) { return {_mm512_add_epi32(a.v, b.v)}; }
 TW_INLINE int hsum(I a) { return _mm512_reduce_add_epi32(a.v); }
 TW_INLINE F to_floats(I a) { return {_mm512_cvtepi32_ps(a.v)}; }
@@ -238,12 +243,6 @@ TW_INLINE void load_nibbles(const uint8_t* p, Quads& low, Quads& high) {
 TW_INLINE I dot_quads(I acc, Quads w, const int8_t* x) { return {_mm512_dpbusd_epi32(acc.v, w.v, four_bytes(x))}; }
 // Of signed columns.
 TW_INLINE I dot_quads(I acc, const uint8_t* x, Quads w) { return {_mm512_dpbusd_epi32(acc.v, four_bytes(x), w.v)}; }
-// To be called after a loop of dot products. Without it GCC 12 keeps each sum as two variables, of the types that the
-// loop and the code after it want, and writes all sums to memory in each step.
-TW_INLINE I settled(I a) {
-  asm("" : "+v"(a.v));
-  return a;
-}
 #else
 // Sums of two products must fit in 16 bits: |w| <= 127 takes the unsigned place and x takes w's sign.
 constexpr bool kDotsBytes = false;
@@ -265,7 +264,7 @@ TW_INLINE void load_nibbles(const uint8_t* p, Quads& low, Quads& high) {
 TW_INLINE I dot_quads(I acc, Quads w, const int8_t* p) {
   const __m512i x = four_bytes(p), signed_x = _mm512_mask_sub_epi8(x, w.negative, _mm512_setzero_si512(), x);
   const __m512i products = _mm512_maddubs_epi16(w.magnitude, signed_x);
-  return {_mm512_add_epi32(acc.v, _mm512_madd_epi16(products, _mm512_set1_epi16(1)))};
+  return settled({_mm512_add_epi32(acc.v, _mm512_madd_epi16(products, _mm512_set1_epi16(1)))});
 }
 #endif
 using NibbleSum = I;
