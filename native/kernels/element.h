@@ -36,17 +36,11 @@ struct Element<bf16> : PairedElements<bf16> {};
 template <typename T>
 constexpr bool kLoadsHalves = requires(const T* p) { load_half<false>(p); };
 
-template <bool SECOND, int ROWS, int VECTORS, typename At>
-TW_INLINE void add_half(F (&acc)[ROWS][VECTORS], At&& at, const float* x, size_t stride) {
-  F w[VECTORS];
-#pragma GCC unroll 8
-  for (int v = 0; v < VECTORS; ++v) w[v] = load_half<SECOND>(at(v));
-#pragma GCC unroll 16
-  for (int r = 0; r < ROWS; ++r) {
-#pragma GCC unroll 8
-    for (int v = 0; v < VECTORS; ++v) acc[r][v] = dot_single(acc[r][v], w[v], x + r * stride);
-  }
-}
+// The first or the second numbers of pairs, as elements of their own.
+template <typename T, bool SECOND>
+struct HalfElements : SingleElements<T> {
+  TW_INLINE F load_step(const T* p) { return load_half<SECOND>(p); }
+};
 
 // Adds to acc[r][v] the products of one step: of the numbers at(v), kLanes * kStep of type T, with row r's activations, which
 // are `stride` from the last row's.
@@ -54,8 +48,8 @@ template <typename E, int ROWS, int VECTORS, typename At, typename Activation>
 TW_INLINE void add_products(F (&acc)[ROWS][VECTORS], At&& at, const Activation* x, size_t stride) {
   using T = std::remove_cvref_t<decltype(*at(0))>;
   if constexpr (E::kStep == 2 && kLoadsHalves<T>) {
-    add_half<false>(acc, at, x, stride);
-    add_half<true>(acc, at, x + 1, stride);
+    add_products<HalfElements<T, false>>(acc, at, x, stride);
+    add_products<HalfElements<T, true>>(acc, at, x + 1, stride);
   } else {
     typename E::Vector w[VECTORS];
 #pragma GCC unroll 8

@@ -151,9 +151,9 @@ struct I {
   __m256i v;
 };
 TW_INLINE I set1_int(int x) { return {_mm256_set1_epi32(x)}; }
-// Of a sum: it is taken now, in one register. After a loop, for GCC 12 keeps each sum as two variables, of the types that the
-// loop and the code after it want, and writes all of them to memory in each step. And within, where it would take products
-// first, to memory, and add them up in another order.
+// Keeps a sum in one register. After a loop of dot products: else GCC 12 keeps each sum as two variables, of the types that
+// the loop and the code after it want, and writes all sums to memory in each step. Within the loop: else it computes all
+// products first, writes them to memory, and adds them up afterwards.
 TW_INLINE I settled(I a) {
   asm("" : "+x"(a.v));
   return a;
