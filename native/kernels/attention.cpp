@@ -49,11 +49,11 @@ class Piece {
       const int seen = std::min(end - tile * kAttentionTile, kAttentionTile);
       products_.begin_tile(tile, seen);
       const auto weigh = [&](int count, int row, int tokens) { (this->*kVisits.weigh[count])(row, tile, tokens); };
-      const auto sum = [&](int count, int row, int tokens) { (this->*kVisits.sum[count])(row, tile, tokens); };
+      const auto sum = [&](int count, int row, int tokens) { (products_.*kVisits.sum[count])(row, tokens); };
       if constexpr (P::kSpreads) {
         if (products_.spreads()) {
           each_rows(tile, weigh);
-          products_.each_columns(tile, seen, [&] { each_rows(tile, sum); });
+          products_.each_columns(seen, [&] { each_rows(tile, sum); });
           continue;
         }
       }
@@ -79,15 +79,13 @@ class Piece {
   }
 
   template <int ROWS>
-  void score_rows(int row, int tile, int blocks) {
+  void score_rows(int row, int blocks) {
     // Whole blocks, or parts of one if there are not enough accumulators.
-    constexpr int kVectors = vectors_for(ROWS), kBlocks = kVectors / kBlockVectors;
-    constexpr int kMany = kBlocks ? kBlocks * kBlockVectors : static_cast<int>(std::bit_floor(unsigned{kVectors}));
-    constexpr int kFew = std::min(kMany, kBlockVectors);
+    constexpr int kMany = vectors_for(ROWS), kFew = std::min(kMany, kBlockVectors);
     const int end = blocks * kBlockVectors;
     int v = 0;
-    for (; v + kMany <= end; v += kMany) products_.template score_vectors<ROWS, kMany>(row, tile, v);
-    for (; v < end; v += kFew) products_.template score_vectors<ROWS, kFew>(row, tile, v);
+    for (; v + kMany <= end; v += kMany) products_.template score_vectors<ROWS, kMany>(row, v);
+    for (; v < end; v += kFew) products_.template score_vectors<ROWS, kFew>(row, v);
   }
 
   // Adjusts the scores of one row beyond the dot product and the row's limits, before `scale`.
@@ -156,26 +154,21 @@ class Piece {
   }
 
   template <int ROWS>
-  void sum_rows(int row, int tile, int tokens) {
-    products_.template sum_rows<ROWS>(row, tile, tokens);
-  }
-
-  template <int ROWS>
   void weigh_rows(int row, int tile, int tokens) {
     const int blocks = (tokens + kBlockTokens - 1) / kBlockTokens;
-    score_rows<ROWS>(row, tile, blocks);
+    score_rows<ROWS>(row, blocks);
     soften<ROWS>(row, tile, blocks * kBlockTokens);
     products_.template end_weights<ROWS>(row, blocks * kBlockTokens);
   }
 
   // By the number of rows.
   struct Visits {
-    using Visit = void (Piece::*)(int row, int tile, int tokens);
-    Visit weigh[kTileRows + 1] = {}, sum[kTileRows + 1] = {};
+    void (Piece::*weigh[kTileRows + 1])(int row, int tile, int tokens) = {};
+    void (P::*sum[kTileRows + 1])(int row, int tokens) = {};
     constexpr Visits() { add(std::make_integer_sequence<int, kTileRows>{}); }
     template <int... I>
     constexpr void add(std::integer_sequence<int, I...>) {
-      ((weigh[I + 1] = &Piece::template weigh_rows<I + 1>, sum[I + 1] = &Piece::template sum_rows<I + 1>), ...);
+      ((weigh[I + 1] = &Piece::template weigh_rows<I + 1>, sum[I + 1] = &P::template sum_rows<I + 1>), ...);
     }
   };
   static const Visits kVisits;

@@ -44,11 +44,11 @@ class ByteProducts : public ElementReader<int8_t> {
   }
 
   template <int ROWS, int VECTORS>
-  void score_vectors(int row, int tile, int first) {
+  void score_vectors(int row, int first) {
     ByteColumns columns[VECTORS];
 #pragma GCC unroll 4
     for (int v = 0; v < VECTORS; ++v) {
-      const int block = tile * kTileBlocks + (first + v) / kBlockVectors;
+      const int block = (first + v) / kBlockVectors;
       columns[v] = {head(block).k + (first + v) % kBlockVectors * kLanes * kQuad, ahead(block)};
     }
     const int8_t* const q = q_ + size_t(row) * dim_;
@@ -110,12 +110,12 @@ class ByteProducts : public ElementReader<int8_t> {
   }
 
   template <int ROWS>
-  void sum_rows(int row, int tile, int tokens) {
+  void sum_rows(int row, int tokens) {
     constexpr int kVectors = vectors_for(ROWS);
     const int end = columns_.end;
     int d = columns_.begin;
-    for (; d + kVectors * kLanes <= end; d += kVectors * kLanes) sum_columns<ROWS, kVectors>(row, tile, tokens, d);
-    for (; d < end; d += kLanes) sum_columns<ROWS, 1>(row, tile, tokens, d);
+    for (; d + kVectors * kLanes <= end; d += kVectors * kLanes) sum_columns<ROWS, kVectors>(row, tokens, d);
+    for (; d < end; d += kLanes) sum_columns<ROWS, 1>(row, tokens, d);
   }
 
  private:
@@ -178,12 +178,12 @@ class ByteProducts : public ElementReader<int8_t> {
   uint8_t* weights(int row) const { return spread_ ? weights_ + row * kAttentionTile : weights_; }
 
   template <int ROWS, int VECTORS>
-  void sum_columns(int row, int tile, int tokens, int d) {
+  void sum_columns(int row, int tokens, int d) {
     Ints acc[ROWS][VECTORS];
     clear(acc);
     const size_t step_stride = size_t(spread_ ? kSpreadValues : values_) * kQuad;
     for (int t = 0; t < tokens; t += kBlockTokens) {
-      const int block = tile * kTileBlocks + t / kBlockTokens;
+      const int block = t / kBlockTokens;
       const int8_t* v =
           spread_ ? spread_ + t * kSpreadValues + (d - columns_.begin) * kQuad : head(block).v_element(0, d);
       ByteColumns columns[VECTORS];

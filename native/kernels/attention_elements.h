@@ -47,9 +47,10 @@ class ElementReader : public Products {
         spread_(stored_values_ ? nullptr : scratch.take<T>(kAttentionTile * kSpreadValues)), columns_{0, values_} {}
 
   void begin_tile(int tile, int tokens) {
+    Products::begin_tile(tile, tokens);
     if constexpr (kHasScales<T>) {
       for (int t = 0; t < tokens; t += kBlockTokens) {
-        const int block = tile * kTileBlocks + t / kBlockTokens;
+        const int block = t / kBlockTokens;
         const CachedHead<T> h = head(block);
         for (const float* scales : {h.k_scales(), h.v_scales()}) {
           prefetch_later(reinterpret_cast<const char*>(scales) + ahead(block));
@@ -62,12 +63,12 @@ class ElementReader : public Products {
 
   // Puts some columns of the tile's V at a time where they can be read as V: once for all rows.
   template <typename Sum>
-  void each_columns(int tile, int tokens, Sum&& sum) {
+  void each_columns(int tokens, Sum&& sum) {
     for (int d = 0; d < values_; d += kSpreadValues) {
       columns_ = {d, std::min(d + kSpreadValues, values_)};
       for (int t = 0; t < tokens; t += kBlockTokens) {
-        spread_values<kSpreadValues>(head(tile * kTileBlocks + t / kBlockTokens), args_.heads.value_start + d,
-                                     columns_.end - d, spread_ + t * kSpreadValues);
+        spread_values<kSpreadValues>(head(t / kBlockTokens), args_.heads.value_start + d, columns_.end - d,
+                                     spread_ + t * kSpreadValues);
       }
       sum();
     }
@@ -101,13 +102,13 @@ class ElementProducts : public ElementReader<T> {
         weights_(scratch.take<Q>((spread_ ? rows.count : kTileRows) * kAttentionTile)) {}
 
   template <int ROWS, int VECTORS>
-  void score_vectors(int row, int tile, int first) {
+  void score_vectors(int row, int first) {
     Columns<T, VECTORS> columns;
     columns.line_pairs = line_pairs();
     F acc[ROWS][VECTORS];
 #pragma GCC unroll 4
     for (int v = 0; v < VECTORS; ++v) {
-      const int block = tile * kTileBlocks + (first + v) / kBlockVectors;
+      const int block = (first + v) / kBlockVectors;
       columns.start[v] = head(block).k + (first + v) % kBlockVectors * kLanes * kStep;
       columns.ahead[v] = ahead(block);
 #pragma GCC unroll 16
@@ -137,12 +138,8 @@ class ElementProducts : public ElementReader<T> {
   void end_weights(int, int) {}
 
   template <int ROWS>
-  void sum_rows(int row, int tile, int tokens) {
-    constexpr int kVectors = vectors_for(ROWS);
-    const int end = columns_.end;
-    int d = columns_.begin;
-    for (; d + kVectors * kLanes <= end; d += kVectors * kLanes) sum_columns<ROWS, kVectors>(row, tile, tokens, d);
-    for (; d < end; d += kLanes) sum_columns<ROWS, 1>(row, tile, tokens, d);
+  void sum_rows(int row, int tokens) {
+    spread_ ? sum_rows<ROWS, true>(row, tokens) : sum_rows<ROWS, false>(row, tokens);
   }
 
  private:
@@ -152,8 +149,18 @@ class ElementProducts : public ElementReader<T> {
   // The weights of these rows, which are kept for all rows of the task only if the values wait for all of them.
   Q* weights(int row) const { return spread_ ? weights_ + row * kAttentionTile : weights_; }
 
-  template <int ROWS, int VECTORS>
-  void sum_columns(int row, int tile, int tokens, int d) {
+  // SPREAD, whether V is spread: were it not known to the compiler, strides would take registers that the sums need.
+  template <int ROWS, bool SPREAD>
+  void sum_rows(int row, int tokens) {
+    constexpr int kVectors = vectors_for(ROWS);
+    const int end = columns_.end;
+    int d = columns_.begin;
+    for (; d + kVectors * kLanes <= end; d += kVectors * kLanes) sum_columns<ROWS, kVectors, SPREAD>(row, tokens, d);
+    for (; d < end; d += kLanes) sum_columns<ROWS, 1, SPREAD>(row, tokens, d);
+  }
+
+  template <int ROWS, int VECTORS, bool SPREAD>
+  void sum_columns(int row, int tokens, int d) {
     float* sums = sums_ + size_t(row) * values_ + d;
     F acc[ROWS][VECTORS];
 #pragma GCC unroll 16
@@ -163,18 +170,18 @@ class ElementProducts : public ElementReader<T> {
         acc[r][v] = mul(load(sums + r * values_ + v * kLanes), set1(rescale_[row + r]));
       }
     }
-    const size_t step_stride = size_t(spread_ ? kSpreadValues : values_) * kStep;
+    const size_t step_stride = size_t(SPREAD ? kSpreadValues : values_) * kStep;
     const Q* w = weights(row);
     for (int t = 0; t < tokens; t += kBlockTokens) {
-      const int block = tile * kTileBlocks + t / kBlockTokens;
-      const T* v = spread_ ? spread_ + t * kSpreadValues + (d - columns_.begin) * kStep : head(block).v_element(0, d);
+      const int block = t / kBlockTokens;
+      const T* v = SPREAD ? spread_ + t * kSpreadValues + (d - columns_.begin) * kStep : head(block).v_element(0, d);
       const int steps = std::min(tokens - t, kBlockTokens) / kStep;
       Columns<T, VECTORS> columns;
       columns.line_pairs = line_pairs();
 #pragma GCC unroll 4
       for (int i = 0; i < VECTORS; ++i) {
         columns.start[i] = v + i * kLanes * kStep;
-        columns.ahead[i] = spread_ ? 0 : ahead(block);
+        columns.ahead[i] = SPREAD ? 0 : ahead(block);
       }
       contract<T, ROWS, VECTORS>(w + t, kAttentionTile, columns, step_stride, steps, acc);
       if constexpr (kStep == 2) {

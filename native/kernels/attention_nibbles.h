@@ -14,10 +14,8 @@ class NibbleProducts : public Products {
         weights_(scratch.take<float>(kTileRows * kAttentionTile)),
         scaled_(scratch.take<float>(kTileRows * kAttentionTile)) {}
 
-  void begin_tile(int, int) {}
-
   template <int ROWS, int VECTORS>
-  void score_vectors(int row, int tile, int first) {
+  void score_vectors(int row, int first) {
     float* const scores = scores_ + first * kLanes;
     for (int group = 0; group < cache_groups(dim_); ++group) {
       const uint8_t* start[VECTORS];
@@ -26,7 +24,7 @@ class NibbleProducts : public Products {
       F acc[ROWS][VECTORS];
 #pragma GCC unroll 4
       for (int v = 0; v < VECTORS; ++v) {
-        const int block = tile * kTileBlocks + (first + v) / kBlockVectors, slot = (first + v) % kBlockVectors * kLanes;
+        const int block = (first + v) / kBlockVectors, slot = (first + v) % kBlockVectors * kLanes;
         start[v] = head(block).k_pair(slot, group * kCacheGroup);
         scales[v] = head(block).k_scales(group) + slot;
         later[v] = ahead(block);
@@ -70,21 +68,20 @@ class NibbleProducts : public Products {
   void end_weights(int, int) {}
 
   template <int ROWS>
-  void sum_rows(int row, int tile, int tokens) {
-    constexpr int kHalf = kCacheGroup / 2, kWanted = std::max(vectors_for(ROWS) / 2, 1);
-    constexpr int kVectors = std::min(static_cast<int>(std::bit_floor(unsigned{kWanted})), kHalf / kLanes);
+  void sum_rows(int row, int tokens) {
+    constexpr int kHalf = kCacheGroup / 2;
+    constexpr int kVectors = std::min(std::max(vectors_for(ROWS) / 2, 1), kHalf / kLanes);
     const float* w = weights_;
     for (int group = 0; group < cache_groups(values_); ++group) {
       for (int t = 0; t < tokens; t += kLanes) {
-        const int block = tile * kTileBlocks + t / kBlockTokens;
-        const F scales = load(head(block).v_scales(group) + t % kBlockTokens);
+        const F scales = load(head(t / kBlockTokens).v_scales(group) + t % kBlockTokens);
         for (int r = 0; r < ROWS; ++r) {
           // If the weight is 0, the scale may be NaN, as in ElementProducts.
           const F p = load(w + r * kAttentionTile + t);
           store(scaled_ + r * kAttentionTile + t, keep_if(mul(p, scales), p, set1(0x1p-126f)));
         }
       }
-      for (int i = 0; i < kHalf; i += kVectors * kLanes) sum_nibbles<ROWS, kVectors>(row, tile, tokens, group, i);
+      for (int i = 0; i < kHalf; i += kVectors * kLanes) sum_nibbles<ROWS, kVectors>(row, tokens, group, i);
     }
   }
 
@@ -95,7 +92,7 @@ class NibbleProducts : public Products {
 
   // Of bytes `first` to first + VECTORS * kLanes - 1 of the group: their lower numbers and their upper ones.
   template <int ROWS, int VECTORS>
-  void sum_nibbles(int row, int tile, int tokens, int group, int first) {
+  void sum_nibbles(int row, int tokens, int group, int first) {
     constexpr int kHalf = kCacheGroup / 2;
     const int d = group * kCacheGroup + first;
     const bool has_upper = d + kHalf < values_;
@@ -111,7 +108,7 @@ class NibbleProducts : public Products {
       }
     }
     for (int begin = 0; begin < tokens; begin += kBlockTokens) {
-      const int block = tile * kTileBlocks + begin / kBlockTokens, count = std::min(tokens - begin, kBlockTokens);
+      const int block = begin / kBlockTokens, count = std::min(tokens - begin, kBlockTokens);
       const uint8_t* bytes = head(block).v_group(0, group) + first;
       const ptrdiff_t later = ahead(block);
       for (int t = 0; t < count; ++t) {

@@ -136,19 +136,21 @@ struct Rows {
 };
 
 // The number of accumulator vectors for each of these rows. All together need no more registers than the GEMM's tile. 4
-// are enough to hide the latency of an instruction.
-constexpr int vectors_for(int rows) { return std::clamp(kTileRows * kTileVectors / rows, 1, 4); }
+// are enough to hide the latency of an instruction, and a power of 2 leaves no odd vectors of a head.
+constexpr int vectors_for(int rows) {
+  return std::min(static_cast<int>(std::bit_floor(unsigned(kTileRows * kTileVectors / rows))), 4);
+}
 
 // How a task's products read the cache, and where they leave scores and sums. A class of products for a type of K and V
 // is derived from this, and has:
 // - begin_tile(tile, tokens), before anything else is done with a tile;
-// - score_vectors<ROWS, VECTORS>(row, tile, first), which writes the dot products of rows with K of the tile's tokens,
-//   from vector `first` on;
+// - score_vectors<ROWS, VECTORS>(row, first), which writes the dot products of rows with K of the tile's tokens, from
+//   vector `first` on;
 // - adjusted(products, row, t), the scores before `scale`, and kAdjusts: false if those are the products;
 // - put_weights(index, row, t, weights), which takes weights of one row: the row of that index among those whose weights
 //   are computed at a time; and end_weights<ROWS>(row, width), after those of all these rows;
-// - sum_rows<ROWS>(row, tile, tokens), which rescales the sums and adds V, weighted;
-// - kSpreads: whether it takes V that is a part of K. Then each_columns(tile, tokens, sum) calls `sum` for all of V.
+// - sum_rows<ROWS>(row, tokens), which rescales the sums and adds V, weighted;
+// - kSpreads: whether it takes V that is a part of K. Then each_columns(tokens, sum) calls `sum` for all of V.
 class Products {
  public:
   Products(const AttentionArgs& args, const Rows& rows, Scratch& scratch)
@@ -160,15 +162,32 @@ class Products {
   // [rows]: what the sums of earlier tiles are multiplied with, before this tile's V is added.
   float* rescale() const { return rescale_; }
   void begin_piece(const Partial& result) { sums_ = result.sums; }
+  // Finds the tile's blocks once for all rows: its last one may hold fewer tokens.
+  void begin_tile(int tile, int tokens) {
+    for (int i = 0; i * kBlockTokens < tokens; ++i) {
+      const int block = tile * kTileBlocks + i;
+      blocks_[i] = {args_.cache_head + args_.block_table[block] * args_.block_stride, ahead_of(block)};
+    }
+  }
   // Whether the weights of all rows are kept until V has been taken out of K.
   bool spreads() const { return !stored_values_; }
 
  protected:
-  const char* cached(int block) const { return args_.cache_head + args_.block_table[block] * args_.block_stride; }
+  // A block of the tile, the first being 0: this head's K and V.
+  const char* cached(int block) const { return blocks_[block].data; }
+  // Bytes from there to a block that is needed a little later, by this task or the next one.
+  ptrdiff_t ahead(int block) const { return blocks_[block].ahead; }
 
-  // Bytes from a block to one that is needed a little later, by this task or the next one. Blocks are scattered in
-  // memory, so the hardware cannot predict this; only the block tables tell.
-  ptrdiff_t ahead(int block) const {
+  const AttentionArgs& args_;
+  const Rows& rows_;
+  const int dim_, values_, stored_values_;
+  float* const scores_;    // [kTileRows, kAttentionTile]
+  float* const rescale_;   // [rows]
+  float* sums_ = nullptr;  // [rows, values]
+
+ private:
+  // Blocks are scattered in memory, so the hardware cannot predict this; only the block tables tell.
+  ptrdiff_t ahead_of(int block) const {
     const NextBlocks& next = args_.next;
     const int count = (rows_.end() + kBlockTokens - 1) / kBlockTokens;
     const int wanted = block + std::min(count, kPrefetchBlocks), beyond = wanted - count;
@@ -181,12 +200,10 @@ class Products {
     return (ptrdiff_t{there} - args_.block_table[block]) * static_cast<ptrdiff_t>(args_.block_stride) + offset;
   }
 
-  const AttentionArgs& args_;
-  const Rows& rows_;
-  const int dim_, values_, stored_values_;
-  float* const scores_;    // [kTileRows, kAttentionTile]
-  float* const rescale_;   // [rows]
-  float* sums_ = nullptr;  // [rows, values]
+  struct {
+    const char* data;
+    ptrdiff_t ahead;
+  } blocks_[kTileBlocks];
 };
 
 }  // namespace tidewheel::TW_ISA

@@ -108,10 +108,11 @@ using BF16Activation = float;
 struct Pairs {
   F even, odd;
 };
+constexpr uint32_t kUpperHalf = 0xffff0000u;
 TW_INLINE Pairs load_pairs(const bf16* p) {
   const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return {{_mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16))},
-          {_mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xffff0000u))))}};
+          {_mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(kUpperHalf))))}};
 }
 TW_INLINE Pairs load_pairs(const e5m2* p) {
   const __m128i pairs = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
@@ -138,6 +139,14 @@ template <bool SECOND, typename T>
   requires(requires(const T* p) { load_pairs(p); })
 TW_INLINE F load_half(const T* p) {
   asm volatile("" : "+r"(p));  // else the compiler would keep what it has read for the other half
+  if constexpr (SECOND && std::is_same_v<T, bf16>) {
+    // From memory, and not from a register, which a sum would lack.
+    alignas(32) static constexpr uint32_t kUpper[] = {kUpperHalf, kUpperHalf, kUpperHalf, kUpperHalf,
+                                                      kUpperHalf, kUpperHalf, kUpperHalf, kUpperHalf};
+    __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    asm("vpand %1, %0, %0" : "+x"(pairs) : "m"(kUpper));
+    return {_mm256_castsi256_ps(pairs)};
+  }
   const Pairs pairs = load_pairs(p);
   return SECOND ? pairs.odd : pairs.even;
 }
