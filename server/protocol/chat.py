@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
@@ -196,14 +197,7 @@ class ChatCompletionRequest(GenerationBody, kw_only=True):
         allowed = choice.allowed_tools.tools if isinstance(choice, AllowedToolChoice) else ()
         check_tool_count(len(self.tools or ()), "tools")
         check_tool_count(len(allowed), "tool_choice")
-        for i, tool in enumerate(self.tools or ()):
-            if not _TOOL_NAME.fullmatch(tool.function.name):
-                param = f"tools[{i}].function.name"
-                raise bad_request(
-                    f"{param} must be 1 to 128 letters, digits, underscores, dashes, dots, colons, slashes or at "
-                    f"signs, got {quoted(tool.function.name)}",
-                    param,
-                )
+        check_tool_names([tool.function.name for tool in self.tools or ()])
 
     def endpoint_sampling(self) -> EndpointSampling:
         """This endpoint's own spelling of the sampling parameters."""
@@ -223,6 +217,18 @@ def check_parts(count: int, param: str) -> None:
             f"{param} may have at most {MAX_PARTS} messages, parts of content and tool calls together, got {count}",
             param,
         )
+
+
+def check_tool_names(names: Sequence[str]) -> None:
+    """Raises ApiError (400) for a name of a tool that no function may have."""
+    for i, name in enumerate(names):
+        if not _TOOL_NAME.fullmatch(name):
+            param = f"tools[{i}].function.name"
+            raise bad_request(
+                f"{param} must be 1 to 128 letters, digits, underscores, dashes, dots, colons, slashes or at signs, "
+                f"got {quoted(name)}",
+                param,
+            )
 
 
 def check_tool_count(count: int, param: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from ..errors import bad_request
-from .chat import ToolFunction, check_parts, check_tool_count
+from .chat import ToolFunction, check_parts, check_tool_count, check_tool_names
 from .decode import Body, Ignored, Unsupported, is_given, unsupported
 from .sampling import Count
 
@@ -161,6 +161,7 @@ class OllamaChatRequest(OllamaGenerationBody, kw_only=True):
         messages = self.messages or []
         check_parts(len(messages) + sum(len(message.tool_calls or ()) for message in messages), "messages")
         check_tool_count(len(self.tools or ()), "tools")
+        check_tool_names([tool.function.name for tool in self.tools or ()])
         for i, message in enumerate(messages):
             _check_images(message.images, f"messages[{i}].images")
 

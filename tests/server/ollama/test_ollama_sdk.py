@@ -174,6 +174,8 @@ def test_log_probabilities(client: ollama.Client) -> None:
 def test_nothing_to_say_loads_the_model(client: ollama.Client) -> None:
     assert client.chat("scripted").done_reason == "load"
     assert client.generate("scripted", keep_alive=-1).done_reason == "load"
+    with pytest.raises(ollama.ResponseError, match=r"^tools\[0\]\.function\.name must be"):
+        client.chat("scripted", tools=[{"type": "function", "function": {"name": "no name"}}])
 
 
 class Wheel(pydantic.BaseModel):
