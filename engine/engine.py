@@ -236,8 +236,9 @@ class Engine:
         try:
             await asyncio.wait_for(self._streams.ended(), timeout_s)
         except asyncio.TimeoutError:
-            logger.warning("Aborting %d sequences that did not finish in %g s", len(self._streams), timeout_s)
-            self._streams.abort_all()
+            if self._streams:  # without time, the wait fails even if there is nothing to wait for
+                logger.warning("Aborting %d sequences that did not finish in %g s", len(self._streams), timeout_s)
+                self._streams.abort_all()
 
     async def stop(self) -> None:
         """Abort everything and end the engine thread; the executor is closed. Calling it twice is allowed.

@@ -74,8 +74,11 @@ class EncoderEngine:
         try:
             await asyncio.wait_for(self._idle.wait(), timeout_s)
         except asyncio.TimeoutError:
-            logger.warning("Giving up %d embedding requests that did not finish in %g s", len(self._futures), timeout_s)
-            self._fail_all("the server stopped before the answer was complete")
+            if self._futures:  # without time, the wait fails even if there is nothing to wait for
+                logger.warning(
+                    "Giving up %d embedding requests that did not finish in %g s", len(self._futures), timeout_s
+                )
+                self._fail_all("the server stopped before the answer was complete")
 
     async def stop(self) -> None:
         """Fail everything and end the thread. Calling it twice is allowed."""

@@ -496,6 +496,16 @@ def test_drain_aborts_what_takes_too_long() -> None:
     assert run(make(Reciter([2], pause_s=0.02)), scenario)[-1].finish_reason is FinishReason.ABORT
 
 
+def test_where_nothing_runs_nothing_is_aborted(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(engine: Engine) -> list[RequestOutput]:
+        outputs = await collect(engine.submit(request()))
+        await engine.drain(0)
+        return outputs
+
+    assert run(make(Reciter(list(IDS))), scenario)[-1].finish_reason is FinishReason.STOP
+    assert not caplog.records
+
+
 def test_stop_ends_every_stream_and_may_be_called_twice() -> None:
     async def scenario(engine: Engine) -> list[RequestOutput]:
         stream = engine.submit(request(SamplingParams(ignore_eos=True)))

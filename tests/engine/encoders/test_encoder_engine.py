@@ -146,6 +146,15 @@ def test_draining_waits_and_then_gives_up() -> None:
     run(test)
 
 
+def test_where_nothing_runs_nothing_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        async with running() as (engine, _):
+            await engine.drain(0)
+
+    run(test)
+    assert not caplog.records
+
+
 def test_stopping_interrupts_a_batch() -> None:
     async def test() -> None:
         engine = load_encoders([str(zoo.folder("bert"))], ["it"])
