@@ -201,7 +201,7 @@ def test_an_application_that_cannot_be(options: dict[str, Any], said: str) -> No
 
 
 def test_a_replica_that_dies_breaks_its_own_streams_alone(replicas: Replicas) -> None:
-    lose_a_replica(replicas.http, lambda: os.kill(replicas.processes()[0].pid, signal.SIGKILL), streams=50, length=200)
+    lose_a_replica(replicas.http, lambda: os.kill(replicas.processes()[0].pid, signal.SIGKILL), streams=16, length=150)
     wait_until(lambda: len(replicas.processes()) == 2)
 
 
