@@ -149,7 +149,7 @@ class ElementProducts : public ElementReader<T> {
   // The weights of these rows, which are kept for all rows of the task only if the values wait for all of them.
   Q* weights(int row) const { return spread_ ? weights_ + row * kAttentionTile : weights_; }
 
-  // SPREAD, whether V is spread: were it not known to the compiler, strides would take registers that the sums need.
+  // SPREAD: whether V is spread. If the compiler did not know, strides would take registers that the sums need.
   template <int ROWS, bool SPREAD>
   void sum_rows(int row, int tokens) {
     constexpr int kVectors = vectors_for(ROWS);

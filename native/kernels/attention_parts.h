@@ -162,7 +162,7 @@ class Products {
   // [rows]: what the sums of earlier tiles are multiplied with, before this tile's V is added.
   float* rescale() const { return rescale_; }
   void begin_piece(const Partial& result) { sums_ = result.sums; }
-  // Finds the tile's blocks once for all rows: its last one may hold fewer tokens.
+  // Finds the blocks of the tile's tokens, once for all rows.
   void begin_tile(int tile, int tokens) {
     for (int i = 0; i * kBlockTokens < tokens; ++i) {
       const int block = tile * kTileBlocks + i;

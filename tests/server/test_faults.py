@@ -54,11 +54,11 @@ def cramped_process(dummy_model: Path) -> Iterator[ServerProcess]:
 
 def test_a_storm_leaves_no_trace(cramped_process: ServerProcess) -> None:
     requests = 2000
-    asyncio.run(weather(cramped_process.url, requests))
+    asyncio.run(check_memory(cramped_process.url, requests))
 
 
-async def weather(url: str, requests: int) -> None:
-    """Half of the requests, and the other half, which must take no memory that the first did not."""
+async def check_memory(url: str, requests: int) -> None:
+    """Sends half of the requests, then the others, which must not need more memory."""
     storm = Storm(url, "tiny")
     await storm.learn()
     async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as client:
@@ -70,7 +70,7 @@ async def weather(url: str, requests: int) -> None:
         assert storm.outcomes.total() == requests
         assert len(storm.outcomes) == 7
         assert await server.figure("num_preemptions_total") > requests / 10
-        assert await settled_memory_mib(server) - resident < 8  # 8 KiB a request; 1 as a rule, of the allocator
+        assert await settled_memory_mib(server) - resident < 8  # 8 KiB a request; the allocator alone takes 1 MiB
 
 
 async def settled_memory_mib(server: soak.Server) -> float:
