@@ -27,6 +27,7 @@ from tidewheel.engine.outputs import FinishReason, RequestOutput
 from tidewheel.engine.request import Request
 from tidewheel.engine.sampling_params import SamplingParams
 from tidewheel.engine.scheduling.drafter import Draftable
+from tidewheel.engine.scheduling.drafts import DraftStats
 from tidewheel.engine.stream import RequestStream
 
 TOKENIZER = tiny("byte-level")
@@ -450,11 +451,11 @@ class Prompter:
     ],
     ids=["plain", "choices", "length", "stop string", "shown stop string", "stop token", "min tokens", "penalty"],
 )
-def test_drafts_show_in_nothing_but_the_number_of_steps(sampling: SamplingParams) -> None:
-    async def scenario(engine: Engine) -> tuple[list[object], int]:
+def test_drafts_show_in_nothing_that_is_answered(sampling: SamplingParams) -> None:
+    async def scenario(engine: Engine) -> tuple[list[object], DraftStats | None]:
         streams = [engine.submit(request(replace(sampling, seed=1))) for _ in range(3)]
         answers = await asyncio.gather(*(collect(stream) for stream in streams))
-        return [whole(outputs, i) for outputs in answers for i in range(sampling.n)], engine.stats().steps_total
+        return [whole(outputs, i) for outputs in answers for i in range(sampling.n)], engine.stats().drafts
 
     def whole(outputs: list[RequestOutput], index: int) -> object:
         mine = [output for output in outputs if output.index == index]
@@ -466,11 +467,11 @@ def test_drafts_show_in_nothing_but_the_number_of_steps(sampling: SamplingParams
             (mine[-1].finish_reason, mine[-1].stop_reason, mine[-1].error),
         )
 
-    plain, num_steps = run(make(Reciter(list(IDS))), scenario)
-    drafted, fewer_steps = run(make(Reciter(list(IDS)), drafter=Prompter()), scenario)
+    plain, _ = run(make(Reciter(list(IDS))), scenario)
+    drafted, drafts = run(make(Reciter(list(IDS)), drafter=Prompter()), scenario)
     assert drafted == plain
-    if not sampling.stop and sampling.presence_penalty == 0:  # a stop string is found while steps go on
-        assert fewer_steps < num_steps
+    assert drafts is not None
+    assert drafts.drafts_total > 0  # how many follow depends on how long steps and drafts take
 
 
 def test_drain_refuses_the_new_and_finishes_the_old() -> None:
