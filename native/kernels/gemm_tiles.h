@@ -8,8 +8,16 @@
 
 namespace tidewheel::TW_ISA {
 
-// The prefetch distance. With one row, a panel from memory must arrive before it is needed.
-constexpr int kPrefetchBytes = 4096;
+// Prefetches what is to follow on a line of a panel, which is read in order. With few rows it comes from memory, and must
+// arrive before it is needed; whole tiles find it in a cache, but for the first one.
+template <int ROWS, typename T>
+TW_INLINE void prefetch_panel(const T* line) {
+  if constexpr (ROWS < kTileRows && requires { prefetch_in_steps(line); }) {
+    prefetch_in_steps(line);
+  } else {
+    prefetch(reinterpret_cast<const char*>(line) + 4096);
+  }
+}
 
 // A peak is measured with so many independent sums that latency does not matter, in so many steps a round. Their total
 // is added to the result, far below its precision, so that the compiler cannot remove the work.
@@ -69,10 +77,8 @@ struct FloatTile {
       for (int v = 0; v < VECTORS; ++v) acc[r][v] = zero();
     }
     for (int s = 0; s < steps; ++s) {
-      prefetch(reinterpret_cast<const char*>(weight) + kPrefetchBytes);
-      if constexpr (VECTORS * kLanes * E::kStep * sizeof(T) > 64) {
-        prefetch(reinterpret_cast<const char*>(weight) + kPrefetchBytes + 64);
-      }
+      prefetch_panel<ROWS>(weight);
+      if constexpr (VECTORS * kLanes * E::kStep * sizeof(T) > 64) prefetch_panel<ROWS>(weight + 64 / sizeof(T));
       add_products<E>(acc, [&](int v) { return weight + v * kLanes * E::kStep; }, x, E::kStep);
       weight += kPanel * E::kStep;
       x += ROWS * E::kStep;
@@ -126,7 +132,7 @@ template <int ROWS>
 TW_INLINE void multiply_bytes(I (&dot)[ROWS], const uint8_t*& weight, const int8_t (*x)[ROWS][kQuad]) {
 #pragma GCC unroll 8
   for (int s = 0; s < kRowGroup / kQuad; ++s) {
-    if (s * kLanes * kQuad % 64 == 0) prefetch(weight + kPrefetchBytes);  // once a cache line
+    if (s * kLanes * kQuad % 64 == 0) prefetch_panel<ROWS>(weight);  // once a cache line
     multiply_quads<ROWS>(dot, load_quads(weight), x[s]);
     weight += kLanes * kQuad;
   }
@@ -138,7 +144,7 @@ TW_INLINE void multiply_nibbles(I (&dot)[ROWS], const uint8_t*& weight, const in
   for (int r = 0; r < ROWS; ++r) sum[r] = begin_nibbles(dot[r]);
 #pragma GCC unroll 8
   for (int s = 0; s < kRowGroup / kQuad; s += 2) {
-    if (s / 2 * kLanes * kQuad % 64 == 0) prefetch(weight + kPrefetchBytes);
+    if (s / 2 * kLanes * kQuad % 64 == 0) prefetch_panel<ROWS>(weight);
     Quads low, high;
     load_nibbles(weight, low, high);
     multiply_quads<ROWS>(sum, low, x[s]);
@@ -245,7 +251,7 @@ struct GroupTile {
     for (int g = 0; g < groups;) {
       // A block's scales, then its two groups.
       const auto* scales = reinterpret_cast<const f16*>(weight);
-      prefetch(weight + kPrefetchBytes);
+      prefetch_panel<ROWS>(weight);
       weight += layout.header_bytes;
       for (int half = 0; half < 2 && g < groups; ++half) {
         const F w = load(scales + half * kLanes);

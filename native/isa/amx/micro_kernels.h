@@ -129,8 +129,8 @@ class TwoByTwo {
     for (int s = 0; s < steps; ++s) {
       if constexpr (!BOTH) {  // few rows: the panel comes from memory
         for (int i = 0; i < kTileHeight; ++i) {
-          prefetch(c.left + i * c.line + kPrefetchBytes);
-          prefetch(c.right + i * c.line + kPrefetchBytes);
+          prefetch_panel<1>(c.left + i * c.line);
+          prefetch_panel<1>(c.right + i * c.line);
         }
       }
       tileloadd<6>(c.left, c.line);
@@ -375,7 +375,7 @@ struct NibbleChunks {
       uint8_t* bytes = out.codes + i * kRowGroup * kLanes;
 #pragma GCC unroll 4
       for (int j = 0; j < kRowGroup * kLanes / 2; j += kVectorBytes) {
-        prefetch(nibbles + kPrefetchBytes + j);
+        prefetch_panel<1>(nibbles + j);
         const Bytes both = load_bytes(nibbles + j), low = field<0, 4>(both), high = field<4, 4>(both);
         store(bytes + 2 * j, SHIFTS ? low : sub(low, kNibbleZero));
         store(bytes + 2 * j + kVectorBytes, SHIFTS ? high : sub(high, kNibbleZero));
@@ -404,7 +404,7 @@ struct NibbleChunks {
     }
     for (int g = 0; g < groups;) {
       const auto* scales = reinterpret_cast<const f16*>(weight);
-      prefetch(weight + kPrefetchBytes);
+      prefetch_panel<1>(weight);
       weight += layout.header_bytes;
       for (int half = 0; half < 2 && g < groups; ++half) {
         const F w = load(scales + half * kLanes);
@@ -415,7 +415,7 @@ struct NibbleChunks {
           for (int r = 0; r < ROWS; ++r) dot[r] = set1_int(SHIFTS ? 0 : group->correction[0][r]);
 #pragma GCC unroll 4
           for (int s = 0; s < kGroupQuads; s += 2, weight += kVectorBytes) {
-            prefetch(weight + kPrefetchBytes);
+            prefetch_panel<1>(weight);
             const Bytes both = load_bytes(weight);
             BlockRows<ROWS, 1>::multiply(dot, field<0, 4>(both), *group, s);
             BlockRows<ROWS, 1>::multiply(dot, field<4, 4>(both), *group, s + 1);
@@ -492,7 +492,7 @@ class Int8GroupRows {
       const char* quads = x + g * row_group_bytes + rows * kHeadBytes;
       const char* values = strip + layout.values_at(g);
       if constexpr (!ROWS) {  // few rows: the panel comes from memory
-        for (int i = 0; i < kGroupBytes; i += kTileLine) prefetch(values + kPrefetchBytes + i);
+        for (int i = 0; i < kGroupBytes; i += kTileLine) prefetch_panel<1>(values + i);
       }
       if (g % 2) {
         multiply_group<1>(quads, values, scratch);

@@ -71,7 +71,7 @@ struct BFloat16MatrixTile {
     }
     for (int s = 0; s < steps; ++s) {
 #pragma GCC unroll 2
-      for (int i = 0; i < COLUMNS * kUnitBytes; i += 64) prefetch(weight + kPrefetchBytes + i);
+      for (int i = 0; i < COLUMNS * kUnitBytes; i += 64) prefetch_panel<ROWS>(weight + i);
       bfloat16x8_t rows[kRowPairs];
 #pragma GCC unroll 8
       for (int r = 0; r < kRowPairs; ++r) rows[r] = vreinterpretq_bf16_u8(load_row_pair<ROWS>(x, 2 * r));
@@ -117,7 +117,7 @@ struct MatrixDots {
     constexpr int kStepBytes = ROWS * kUnitBytes;
 #pragma GCC unroll 4
     for (int s = 0; s < kRowGroup / kIntegerUnit; s += 2) {
-      prefetch(weight + kPrefetchBytes);
+      prefetch_panel<ROWS>(weight);
       const uint8x16_t first[] = {vld1q_u8(weight), vld1q_u8(weight + 16)};
       if constexpr (NIBBLES) {
         multiply({vandq_u8(first[0], vdupq_n_u8(15)), vandq_u8(first[1], vdupq_n_u8(15))}, x + s * kStepBytes);
@@ -223,7 +223,7 @@ struct GroupMatrixTile {
     for (int g = 0; g < groups;) {
       // A block's scales, then its two groups.
       const auto* scales = reinterpret_cast<const f16*>(weight);
-      prefetch(weight + kPrefetchBytes);
+      prefetch_panel<ROWS>(weight);
       weight += layout.header_bytes;
       for (int half = 0; half < 2 && g < groups; ++half) {
         const ColumnPairs w = ColumnPairs::of(load(scales + half * kLanes));

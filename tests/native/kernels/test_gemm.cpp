@@ -127,17 +127,20 @@ TEST_CASE("the error against float32 on heavy-tailed activations is what the bit
 
 TEST_CASE("a row's result is the same to the bit alone and among others") {
   Random random;
-  const int m = 61, n = 96, k = 130;
-  const auto x = random.normals(m * k), weight = random.normals(n * k);
-  for (const Kernels* kernels : tested_kernels()) {
-    for (const auto& [name, format] : kFormats) {
-      CAPTURE(kernels->name);
-      CAPTURE(name);
-      const PackedWeight packed(*kernels, format, weight, n, k);
-      const auto together = packed.multiply(x, m);
-      for (int r = 0; r < m; r += kStride) {
-        const auto alone = packed.multiply({x.begin() + r * k, x.begin() + (r + 1) * k}, 1);
-        CHECK(std::memcmp(alone.data(), together.data() + r * n, n * sizeof(float)) == 0);
+  // Several tiles of rows and a rest, in less than a chunk of inputs and in several.
+  for (const auto& [m, n, k] : {std::tuple{61, 96, 130}, std::tuple{109, 32, 610}}) {
+    const auto x = random.normals(m * k), weight = random.normals(n * k);
+    for (const Kernels* kernels : tested_kernels()) {
+      for (const auto& [name, format] : kFormats) {
+        CAPTURE(kernels->name);
+        CAPTURE(name);
+        CAPTURE(k);
+        const PackedWeight packed(*kernels, format, weight, n, k);
+        const auto together = packed.multiply(x, m);
+        for (int r = 0; r < m; r += kStride) {
+          const auto alone = packed.multiply({x.begin() + r * k, x.begin() + (r + 1) * k}, 1);
+          CHECK(std::memcmp(alone.data(), together.data() + r * n, n * sizeof(float)) == 0);
+        }
       }
     }
   }
