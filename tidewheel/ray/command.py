@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,8 @@ logger = logging.getLogger(__name__)
 _OF_OWN_CLUSTER = {
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "tidewheel.ray.proxy.middlewares",
     "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",  # half as many tokens again as by calls of actors
+    # Else Serve takes a proxy that needs more than 5 s to start, on a busy machine, for one that cannot, and kills it.
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
     "RAY_SERVE_LOG_TO_STDERR": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     # Where HAProxy takes the place of Serve's proxies, it asks with the body of a request where that goes.
@@ -107,9 +110,14 @@ def _start_serve(serve: Any, http: HttpOptions) -> str:
     try:
         serve.start(http_options=wanted)
     except (RayError, RuntimeError, TimeoutError) as error:
+        reason = _last_line(error)
+        if not _can_listen(http.host, http.port):
+            raise TidewheelError(
+                f"Serve's proxies cannot listen on {http.host}:{http.port}: {reason}; name another --host or --port"
+            ) from error
         raise TidewheelError(
-            f"Serve's proxies cannot listen on {http.host}:{http.port}: {_last_line(error)}; name another --host or "
-            "--port"
+            f"Serve's proxies did not start: {reason}; try again if the machine was too busy, and name another --port "
+            f"if another node of the cluster uses {http.port}"
         ) from error
     found = _get_global_client().http_config
     if flags := http.given_flags([name for name, value in wanted.items() if getattr(found, name) != value]):
@@ -118,6 +126,15 @@ def _start_serve(serve: Any, http: HttpOptions) -> str:
             "its proxies stay as they are; leave the options out, or end Serve with `serve shutdown`"
         )
     return f"{'https' if found.ssl_certfile else 'http'}://{found.host}:{found.port}"
+
+
+def _can_listen(host: str, port: int) -> bool:
+    """Whether an address of this machine is free."""
+    try:
+        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+    except OSError:
+        return False
+    return True
 
 
 def _start_replicas(serve: Any, application: Any, name: str, ending: _Ending) -> bool:
