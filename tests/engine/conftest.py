@@ -1,0 +1,15 @@
+"""What holds for all tests of the engine."""
+
+from __future__ import annotations
+
+import pytest
+
+from tidewheel.engine.constraints import masks
+from tidewheel.engine.scheduling import drafts
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask grammars however long they take. On a busy machine, the time of a step for guesses may be over at once."""
+    for module in (masks, drafts):
+        monkeypatch.setattr(module, "_LOOKAHEAD_S", 60.0)
