@@ -8,8 +8,8 @@
 
 namespace tidewheel::TW_ISA {
 
-// Prefetches what is to follow on a line of a panel, which is read in order. With few rows it comes from memory, and must
-// arrive before it is needed; whole tiles find it in a cache, but for the first one.
+// Prefetches what follows a line of a panel, which is read in order, for a tile of ROWS rows. With few rows it comes from
+// memory, and must arrive before it is needed. Whole tiles find it in a cache, except the first of them.
 template <int ROWS, typename T>
 TW_INLINE void prefetch_panel(const T* line) {
   if constexpr (ROWS < kTileRows && requires { prefetch_in_steps(line); }) {

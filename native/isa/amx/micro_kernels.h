@@ -404,7 +404,7 @@ struct NibbleChunks {
     }
     for (int g = 0; g < groups;) {
       const auto* scales = reinterpret_cast<const f16*>(weight);
-      prefetch_panel<1>(weight);
+      prefetch_panel<ROWS>(weight);
       weight += layout.header_bytes;
       for (int half = 0; half < 2 && g < groups; ++half) {
         const F w = load(scales + half * kLanes);
@@ -415,7 +415,7 @@ struct NibbleChunks {
           for (int r = 0; r < ROWS; ++r) dot[r] = set1_int(SHIFTS ? 0 : group->correction[0][r]);
 #pragma GCC unroll 4
           for (int s = 0; s < kGroupQuads; s += 2, weight += kVectorBytes) {
-            prefetch_panel<1>(weight);
+            prefetch_panel<ROWS>(weight);
             const Bytes both = load_bytes(weight);
             BlockRows<ROWS, 1>::multiply(dot, field<0, 4>(both), *group, s);
             BlockRows<ROWS, 1>::multiply(dot, field<4, 4>(both), *group, s + 1);
@@ -492,7 +492,7 @@ class Int8GroupRows {
       const char* quads = x + g * row_group_bytes + rows * kHeadBytes;
       const char* values = strip + layout.values_at(g);
       if constexpr (!ROWS) {  // few rows: the panel comes from memory
-        for (int i = 0; i < kGroupBytes; i += kTileLine) prefetch_panel<1>(values + i);
+        for (int i = 0; i < kGroupBytes; i += kTileLine) prefetch_panel<ROWS>(values + i);
       }
       if (g % 2) {
         multiply_group<1>(quads, values, scratch);

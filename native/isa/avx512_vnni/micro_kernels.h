@@ -1,6 +1,6 @@
-// Intel's processors load as many vectors in a cycle as they multiply: where twelve rows take one vector of columns, each
-// dot product loads its input, and loads are what takes the time. Six rows by two vectors need a load for two products. With
-// many rows, int8 and int4 are multiplied so, a chunk of both strips of a panel after the other, expanded to bytes in the
+// Intel's processors load as many vectors in a cycle as they multiply. Where twelve rows take one vector of columns, each
+// dot product loads its input, and the loads take the time. Six rows by two vectors need one load for two products. With many
+// rows, int8 and int4 are multiplied that way: chunk by chunk, both strips of a panel together, expanded to bytes in the
 // first-level cache. Each output adds the same numbers in the same order as with few rows.
 #pragma once
 
