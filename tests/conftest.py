@@ -1,0 +1,23 @@
+"""For all tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import certifi
+import pytest
+import trustme
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _few_authorities(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Clients of HTTP trust one authority, which has signed nothing.
+
+    Each reads all that it trusts when it is made, and certifi's take 40 ms. Tests make hundreds of clients, for plain
+    HTTP or with authorities of their own.
+    """
+    path = tmp_path_factory.mktemp("authorities") / "ca.pem"
+    trustme.CA().cert_pem.write_to_path(str(path))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(certifi, "where", lambda: str(path))
+        yield
