@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "attention_products.h"
 #include "kernels/attention_bytes.h"
 #include "kernels/attention_elements.h"
 #include "kernels/attention_nibbles.h"
@@ -17,6 +18,10 @@ constexpr int kPieceTiles = kAttentionPiece / kAttentionTile;
 template <typename T>
 struct ProductsOf {
   using Type = ElementProducts<T>;
+};
+template <>
+struct ProductsOf<bf16> {
+  using Type = BFloat16Products;
 };
 template <>
 struct ProductsOf<int8_t> {
@@ -70,8 +75,8 @@ class Piece {
   // Some rows of the tile's tokens at a time.
   template <typename Visit>
   void each_rows(int tile, Visit&& visit) {
-    for (int row = 0; row < rows_.count; row += kTileRows) {
-      const int count = std::min(rows_.count - row, kTileRows);
+    for (int row = 0; row < rows_.count; row += P::kRows) {
+      const int count = std::min(rows_.count - row, P::kRows);
       // The last token that these rows see. Slots after it may hold anything, and what is read there is not used.
       const int tokens = std::min(rows_.limit(row + count - 1) - tile * kAttentionTile, kAttentionTile);
       if (tokens > 0) visit(count, row, tokens);
@@ -80,6 +85,14 @@ class Piece {
 
   template <int ROWS>
   void score_rows(int row, int blocks) {
+    if constexpr (requires { products_.template score_blocks<ROWS>(row, blocks); }) {
+      return products_.template score_blocks<ROWS>(row, blocks);
+    } else {
+      score_vectors<ROWS>(row, blocks);
+    }
+  }
+  template <int ROWS>
+  void score_vectors(int row, int blocks) {
     // Whole blocks, or parts of one if there are not enough accumulators.
     constexpr int kMany = vectors_for(ROWS), kFew = std::min(kMany, kBlockVectors);
     const int end = blocks * kBlockVectors;
@@ -163,9 +176,9 @@ class Piece {
 
   // By the number of rows.
   struct Visits {
-    void (Piece::*weigh[kTileRows + 1])(int row, int tile, int tokens) = {};
-    void (P::*sum[kTileRows + 1])(int row, int tokens) = {};
-    constexpr Visits() { add(std::make_integer_sequence<int, kTileRows>{}); }
+    void (Piece::*weigh[P::kRows + 1])(int row, int tile, int tokens) = {};
+    void (P::*sum[P::kRows + 1])(int row, int tokens) = {};
+    constexpr Visits() { add(std::make_integer_sequence<int, P::kRows>{}); }
     template <int... I>
     constexpr void add(std::integer_sequence<int, I...>) {
       ((weigh[I + 1] = &Piece::template weigh_rows<I + 1>, sum[I + 1] = &P::template sum_rows<I + 1>), ...);
@@ -238,8 +251,10 @@ size_t attention_scratch_bytes(const Heads& heads) {
   const int tokens = std::max(1, kAttentionRows / heads.group());
   const size_t rows = size_t(tokens) * heads.group();
   const size_t spread = heads.values_in_keys() ? kAttentionTile * (kSpreadValues + rows) : 0;
-  return sizeof(float) * (rows * heads.padded_dim() + (3 * kTileRows + 2) * kAttentionTile + 4 * rows +
-                          2 * heads.partial_floats(tokens) + spread) + 13 * 64;
+  const size_t last_block = kBlockTokens * std::max(heads.padded_values(), kSpreadValues) / 2;
+  constexpr int kRows = std::max(kTileRows, BFloat16Products::kRows);
+  return sizeof(float) * (rows * heads.padded_dim() + (3 * kRows + 2) * kAttentionTile + 4 * rows +
+                          2 * heads.partial_floats(tokens) + spread + last_block) + 14 * 64;
 }
 
 void attention(CacheType type, const AttentionArgs& args) {

@@ -20,14 +20,6 @@ struct ByteColumns {
   ptrdiff_t ahead;  // bytes
 };
 
-// body(0), body(1) .. with constants.
-template <int COUNT, typename Body>
-TW_INLINE void repeat(Body&& body) {
-  [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
-    (body(std::integral_constant<int, I>{}), ...);
-  }(std::make_integer_sequence<int, COUNT>{});
-}
-
 // The level's vector of int32 is a parameter because levels without `kDotsBytes` lack some of the functions used here.
 template <typename Ints>
 class ByteProducts : public ElementReader<int8_t> {

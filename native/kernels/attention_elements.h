@@ -41,8 +41,8 @@ class ElementReader : public Products {
  public:
   static constexpr bool kAdjusts = kHasScales<T>, kSpreads = true;
 
-  ElementReader(const AttentionArgs& args, const Rows& rows, Scratch& scratch)
-      : Products(args, rows, scratch), k_scales_(scratch.take<float>(kAttentionTile)),
+  ElementReader(const AttentionArgs& args, const Rows& rows, Scratch& scratch, int height = kRows)
+      : Products(args, rows, scratch, height), k_scales_(scratch.take<float>(kAttentionTile)),
         v_scales_(scratch.take<float>(kAttentionTile)),
         spread_(stored_values_ ? nullptr : scratch.take<T>(kAttentionTile * kSpreadValues)), columns_{0, values_} {}
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <limits>
+#include <utility>
 
 #include "kernels/cache.h"
 #include "kernels/element.h"
@@ -141,11 +142,19 @@ constexpr int vectors_for(int rows) {
   return std::min(static_cast<int>(std::bit_floor(unsigned(kTileRows * kTileVectors / rows))), 4);
 }
 
+// body(0), body(1) .. with constants.
+template <int COUNT, typename Body>
+TW_INLINE void repeat(Body&& body) {
+  [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
+    (body(std::integral_constant<int, I>{}), ...);
+  }(std::make_integer_sequence<int, COUNT>{});
+}
+
 // How a task's products read the cache, and where they leave scores and sums. A class of products for a type of K and V
 // is derived from this, and has:
 // - begin_tile(tile, tokens), before anything else is done with a tile;
 // - score_vectors<ROWS, VECTORS>(row, first), which writes the dot products of rows with K of the tile's tokens, from
-//   vector `first` on;
+//   vector `first` on; or score_blocks<ROWS>(row, blocks), for the tile's first blocks at once;
 // - adjusted(products, row, t), the scores before `scale`, and kAdjusts: false if those are the products;
 // - put_weights(index, row, t, weights), which takes weights of one row: the row of that index among those whose weights
 //   are computed at a time; and end_weights<ROWS>(row, width), after those of all these rows;
@@ -153,9 +162,11 @@ constexpr int vectors_for(int rows) {
 // - kSpreads: whether it takes V that is a part of K. Then each_columns(tokens, sum) calls `sum` for all of V.
 class Products {
  public:
-  Products(const AttentionArgs& args, const Rows& rows, Scratch& scratch)
+  static constexpr int kRows = kTileRows;  // whose weights are computed at a time
+
+  Products(const AttentionArgs& args, const Rows& rows, Scratch& scratch, int height = kRows)
       : args_(args), rows_(rows), dim_(rows.dim), values_(rows.values), stored_values_(args.heads.stored_values()),
-        scores_(scratch.take<float>(kTileRows * kAttentionTile)), rescale_(scratch.take<float>(rows.count)) {}
+        scores_(scratch.take<float>(height * kAttentionTile)), rescale_(scratch.take<float>(rows.count)) {}
 
   // Of the row with that index.
   float* scores(int index) const { return scores_ + index * kAttentionTile; }
@@ -181,7 +192,7 @@ class Products {
   const AttentionArgs& args_;
   const Rows& rows_;
   const int dim_, values_, stored_values_;
-  float* const scores_;    // [kTileRows, kAttentionTile]
+  float* const scores_;    // [kRows, kAttentionTile]
   float* const rescale_;   // [rows]
   float* sums_ = nullptr;  // [rows, values]
 

@@ -128,6 +128,11 @@ void gemm_with(Micro& kernel, const WeightFormat& format, const GemmArgs& args) 
       const int rows = args.row_end - row < Micro::kRows ? args.row_end - row : Micro::kRows;
       prefetch_outputs(args, panel, row, rows);
       if (args.low_rank) prefetch_low_rank(args.low_rank + row, rows, args.low_rank_panel + panel);
+      if constexpr (requires { kernel.bring(weight, weight_bytes); }) {  // a part of the next panel with each tile
+        const size_t count = args.row_end - args.row_begin, first = row - args.row_begin;
+        const size_t begin = weight_bytes * first / count, end = weight_bytes * (first + rows) / count;
+        kernel.bring(weight + weight_bytes + begin, end - begin);
+      }
       kernel.multiply(format, static_cast<const char*>(args.x) + row * x_bytes, weight, args.k, rows, tile);
       finish_tile(args, panel, row, rows, tile);
     }

@@ -3,56 +3,35 @@
 // rows: AVX-512's own dot products add bfloat16 in another order, so one row goes through tiles as well.
 #pragma once
 
-#include <tile_registers.h>  // from the include path: the tests put a model in its place
-
 #include <type_traits>
 
 #include "kernels/blocks.h"
 #include "kernels/gemm_tiles.h"
 #include "kernels/table.h"
+#include "tiles.h"
 
 namespace tidewheel::TW_ISA {
 
-constexpr int kTileHeight = 16, kTileLine = 64;  // rows, and bytes of a row
-constexpr int kColumns = kTileLine / 4;          // of C
+constexpr int kColumns = kTileLine / 4;  // of C
 static_assert(kColumns == kLanes && 2 * kColumns == kPanel);
 
-struct alignas(64) TileShapes {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t bytes[16] = {};
-  uint8_t rows[16] = {};
+TW_INLINE I load_dots(const int32_t* p) { return {_mm512_load_si512(p)}; }
 
-  constexpr void set(int tile, int height, int line) {
-    rows[tile] = static_cast<uint8_t>(height);
-    bytes[tile] = static_cast<uint16_t>(height ? line : 0);
-  }
-};
-
-// The tiles of the calling thread: shaped when the number of rows changes, and given back in the end, so that neither a
-// change of threads nor a signal has 8 KiB to save between two GEMMs.
-class Tiles {
+// Memory that is multiplied next: it comes to the second-level cache meanwhile, a part with each step.
+class Ahead {
  public:
-  Tiles() = default;
-  Tiles(const Tiles&) = delete;
-  Tiles& operator=(const Tiles&) = delete;
-  ~Tiles() {
-    if (rows_) tilerelease();
-  }
-
-  // `shapes(rows)` are their TileShapes.
-  template <typename Shapes>
-  void shape(int rows, Shapes&& shapes) {
-    if (rows == rows_) return;
-    const TileShapes config = shapes(rows);
-    ldtilecfg(&config);
-    rows_ = rows;
+  void bring(const char* from, size_t bytes) { from_ = from, bytes_ = bytes; }
+  void begin(int steps) { lines_ = static_cast<int>((bytes_ / kLineBytes + steps - 1) / steps); }
+  void step() {
+    for (int i = 0; i < lines_; ++i) prefetch_later(from_ + i * kLineBytes);
+    from_ += lines_ * kLineBytes;
   }
 
  private:
-  int rows_ = 0;
+  const char* from_ = nullptr;
+  size_t bytes_ = 0;
+  int lines_ = 0;
 };
-
-TW_INLINE I load_dots(const int32_t* p) { return {_mm512_load_si512(p)}; }
 
 struct MultiplyPairs {
   template <int C, int A, int B>
@@ -82,9 +61,12 @@ class TwoByTwo {
     size_t line, step;
   };
 
+  void bring(const char* from, size_t bytes) { ahead_.bring(from, bytes); }
+
   // `x` are the runs of the first packed tile, `below` of the second, and `out` is [rows][kPanel] of four bytes.
   void multiply(const char* x, const char* below, int rows, Columns columns, int steps, void* out) {
     tiles_.shape(rows, shapes);
+    ahead_.begin(steps);
     if (rows > kTileHeight) {
       run<true>(x, below, rows, columns, steps, static_cast<char*>(out));
     } else {
@@ -118,7 +100,7 @@ class TwoByTwo {
   }
 
   template <bool BOTH>
-  static void run(const char* x, const char* below, int rows, Columns c, int steps, char* out) {
+  void run(const char* x, const char* below, int rows, Columns c, int steps, char* out) {
     tilezero<0>();
     tilezero<1>();
     if constexpr (BOTH) {
@@ -127,7 +109,11 @@ class TwoByTwo {
     }
     const int above = BOTH ? kTileHeight : rows;
     for (int s = 0; s < steps; ++s) {
-      if constexpr (!BOTH) {  // few rows: the panel comes from memory
+      if constexpr (BOTH) {
+        ahead_.step();
+        prefetch_lines(x + kTileHeight * kTileLine, kTileHeight * kTileLine);
+        prefetch_lines(below + (rows - kTileHeight) * kTileLine, kTileHeight * kTileLine);
+      } else {  // few rows: the panel comes from memory
         for (int i = 0; i < kTileHeight; ++i) {
           prefetch_panel<1>(c.left + i * c.line);
           prefetch_panel<1>(c.right + i * c.line);
@@ -158,6 +144,7 @@ class TwoByTwo {
   }
 
   Tiles tiles_;
+  Ahead ahead_;
 };
 
 template <typename T>
@@ -169,6 +156,8 @@ class FloatRows<bf16> {
 
  public:
   static constexpr int kRows = Product::kRows;
+
+  void bring(const char* from, size_t bytes) { product_.bring(from, bytes); }
 
   void multiply(const WeightFormat&, const char* x, const char* panel, int k, int rows, float* tile) {
     constexpr size_t kPairs = kPanel * 2 * sizeof(bf16);  // bytes of two inputs of all columns
@@ -188,6 +177,8 @@ class Int8ChannelRows {
 
  public:
   static constexpr int kRows = Product::kRows;
+
+  void bring(const char* from, size_t bytes) { product_.bring(from, bytes); }
 
   void multiply(const WeightFormat& format, const char* x, const char* panel, int k, int rows, float* tile) {
     const size_t inputs = channel_inputs(k), strip = strip_bytes(format, k);
@@ -441,8 +432,11 @@ class Int8GroupRows {
  public:
   static constexpr int kRows = kTileHeight;
 
+  void bring(const char* from, size_t bytes) { ahead_.bring(from, bytes); }
+
   void multiply(const WeightFormat& format, const char* x, const char* panel, int k, int rows, float* tile) {
     tiles_.shape(rows, shapes);
+    ahead_.begin(kStrips * row_groups(k));
     for (int s = 0; s < kStrips; ++s) {
       const char* strip = panel + s * strip_bytes(format, k);
       float* out = tile + s * kLanes;
@@ -482,7 +476,7 @@ class Int8GroupRows {
 
   // ROWS are `rows` where they are known, else 0.
   template <int ROWS>
-  static void columns(const WeightFormat& format, const char* x, const char* strip, int k, int any_rows, float* out) {
+  void columns(const WeightFormat& format, const char* x, const char* strip, int k, int any_rows, float* out) {
     const int rows = ROWS ? ROWS : any_rows;
     const GroupLayout layout = GroupLayout::of(format, k);
     const int groups = row_groups(k);
@@ -491,7 +485,9 @@ class Int8GroupRows {
     const auto start = [&](int g) {
       const char* quads = x + g * row_group_bytes + rows * kHeadBytes;
       const char* values = strip + layout.values_at(g);
-      if constexpr (!ROWS) {  // few rows: the panel comes from memory
+      if constexpr (ROWS) {
+        ahead_.step();
+      } else {  // few rows: the panel comes from memory
         for (int i = 0; i < kGroupBytes; i += kTileLine) prefetch_panel<ROWS>(values + i);
       }
       if (g % 2) {
@@ -519,6 +515,7 @@ class Int8GroupRows {
   }
 
   Tiles tiles_;
+  Ahead ahead_;
 };
 
 template <bool SHIFTS>

@@ -1,0 +1,151 @@
+// Products of attention with K and V of bfloat16, on tile registers. A block lies in the cache as they take it: in K, the
+// same two elements of its 16 tokens are a line, and in V the same 16 elements of two tokens. A row's sums are those of whole
+// instructions, in the order of K's elements and of V's blocks, with any other rows or alone.
+#pragma once
+
+#include "kernels/attention_elements.h"
+#include "tiles.h"
+
+namespace tidewheel::TW_ISA {
+
+class TileProducts : public ElementReader<bf16> {
+ public:
+  static constexpr int kRows = kTileHeight;
+
+  TileProducts(const AttentionArgs& args, const Rows& rows, Scratch& scratch)
+      : ElementReader(args, rows, scratch, kRows), q_(rows.queries<bf16>(scratch)),
+        weights_(scratch.take<bf16>((spread_ ? rows.count : kRows) * kAttentionTile)),
+        line_(spread_ ? kSpreadValues : values_), last_block_(scratch.take<bf16>(kBlockTokens * line_)) {}
+
+  // Writes the dot products of rows with K of the tile's first blocks.
+  template <int ROWS>
+  void score_blocks(int row, int blocks) {
+    tiles_.shape(ROWS, shapes);
+    int block = 0;
+    for (; block + kSums <= blocks; block += kSums) score<kSums>(row, block);
+    for (; block < blocks; ++block) score<1>(row, block);
+  }
+
+  F adjusted(F x, int, int) const { return x; }
+
+  void put_weights(int index, int row, int t, F p) { store(weights(row - index) + index * kAttentionTile + t, p); }
+  template <int ROWS>
+  void end_weights(int, int) {}
+
+  template <int ROWS>
+  void sum_rows(int row, int tokens) {
+    tiles_.shape(ROWS, shapes);
+    if (tokens % kBlockTokens) copy_last_block(tokens);
+    constexpr int kMany = kSums * kColumns;
+    int d = columns_.begin;
+    for (; d + kMany <= columns_.end; d += kMany) sum<ROWS, kSums>(row, tokens, d);
+    for (; d < columns_.end; d += kColumns) sum<ROWS, 1>(row, tokens, d);
+  }
+
+ private:
+  static constexpr int kSums = 4;                                   // tiles 0 to 3
+  static constexpr int kInputs = kTileLine / int{sizeof(bf16)};     // that a product sums; by half of them, one block's tokens
+  static constexpr int kColumns = kTileLine / int{sizeof(float)};   // of a sum
+  static_assert(kColumns == kBlockTokens && kInputs == 2 * kBlockTokens);
+
+  // Of queries or weights, 4 has 32 inputs and 5 has 16. They are multiplied by 6 and 7.
+  static TileShapes shapes(int rows) {
+    TileShapes s;
+    for (const int tile : {0, 1, 2, 3, 4}) s.set(tile, rows, kTileLine);
+    s.set(5, rows, kTileLine / 2);
+    s.set(6, kTileHeight, kTileLine);
+    s.set(7, kTileHeight / 2, kTileLine);
+    return s;
+  }
+
+  template <int COUNT>
+  void score(int row, int first) {
+    const bf16* const q = q_ + size_t(row) * dim_;
+    const size_t line = dim_ * sizeof(bf16);
+    const bool brings = row == 0;  // what the task's other rows read is the same
+    repeat<COUNT>([&](auto i) { tilezero<i>(); });
+    int d = 0;
+    for (; d + kInputs <= dim_; d += kInputs) {
+      tileloadd<4>(q + d, line);
+      repeat<COUNT>([&](auto i) {
+        const bf16* const k = head(first + i).k_step(0, d);
+        if (brings) prefetch_lines(k, ahead(first + i), kTileHeight);
+        tileloadd<6>(k, kTileLine);
+        tdpbf16ps<i, 4, 6>();
+      });
+    }
+    if (d < dim_) {
+      tileloadd<5>(q + d, line);
+      repeat<COUNT>([&](auto i) {
+        const bf16* const k = head(first + i).k_step(0, d);
+        if (brings) prefetch_lines(k, ahead(first + i), kTileHeight / 2);
+        tileloadd<7>(k, kTileLine);
+        tdpbf16ps<i, 5, 7>();
+      });
+    }
+    repeat<COUNT>([&](auto i) { tilestored<i>(scores_ + (first + i) * kBlockTokens, kAttentionTile * sizeof(float)); });
+  }
+
+  template <int ROWS, int COUNT>
+  void sum(int row, int tokens, int d) {
+    const bf16* const w = weights(row);
+    const bool brings = row == 0 && !spread_;
+    repeat<COUNT>([&](auto i) { tilezero<i>(); });
+    for (int t = 0; t < tokens; t += kBlockTokens) {
+      const bf16* const v = values(t, tokens, d);
+      tileloadd<5>(w + t, kAttentionTile * sizeof(bf16));
+      repeat<COUNT>([&](auto i) {
+        const bf16* const columns = v + i * kColumns * 2;
+        if (brings) {
+          for (int j = 0; j < kTileHeight / 2; ++j) prefetch_lines(columns + j * line_ * 2, ahead(t / kBlockTokens), 1);
+        }
+        tileloadd<7>(columns, 2 * line_ * sizeof(bf16));
+        tdpbf16ps<i, 5, 7>();
+      });
+    }
+    alignas(64) float added[ROWS][COUNT * kColumns];
+    repeat<COUNT>([&](auto i) { tilestored<i>(added[0] + i * kColumns, sizeof added[0]); });
+    for (int r = 0; r < ROWS; ++r) {
+      const F rescale = set1(rescale_[row + r]);
+      float* const sums = sums_ + size_t(row + r) * values_ + d;
+      repeat<COUNT>([&](auto i) {
+        store(sums + i * kColumns, fma(load(sums + i * kColumns), rescale, load(added[r] + i * kColumns)));
+      });
+    }
+  }
+
+  // V from element d on, of the block that begins with the tile's token t.
+  const bf16* values(int t, int tokens, int d) const {
+    const bf16* const block = t + kBlockTokens > tokens ? last_block_
+                              : spread_                 ? spread_ + t * kSpreadValues
+                                                        : head(t / kBlockTokens).v();
+    return block + (d - (spread_ ? columns_.begin : 0)) * 2;
+  }
+
+  // The slots after the last token may hold anything, even NaN, from earlier use of the block: they become zeros.
+  void copy_last_block(int tokens) {
+    const int count = tokens % kBlockTokens, t = tokens - count, whole = count / 2 * 2 * line_;
+    const bf16* const block = spread_ ? spread_ + t * kSpreadValues : head(t / kBlockTokens).v();
+    std::copy_n(block, whole, last_block_);
+    std::fill(last_block_ + whole, last_block_ + kBlockTokens * line_, bf16{});
+    if (count % 2) {
+      for (int i = whole; i < whole + 2 * line_; i += 2) last_block_[i] = block[i];
+    }
+  }
+
+  static void prefetch_lines(const bf16* p, ptrdiff_t ahead, int lines) {
+    for (int i = 0; i < lines; ++i) prefetch_later(reinterpret_cast<const char*>(p) + ahead + i * kTileLine);
+  }
+
+  bf16* weights(int row) const { return spread_ ? weights_ + row * kAttentionTile : weights_; }
+
+  bf16* const q_;           // [rows, dim]
+  bf16* const weights_;     // [kRows, or all rows if V is spread, kAttentionTile]
+  const int line_;          // elements of V, of two tokens each, from one line of a block to the next
+  bf16* const last_block_;  // [kBlockTokens / 2, line_, 2]
+  Tiles tiles_;
+};
+
+using BFloat16Products = TileProducts;
+
+}  // namespace tidewheel::TW_ISA
