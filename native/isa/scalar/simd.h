@@ -1,6 +1,7 @@
 // The vector vocabulary in plain C++: eight floats that any compiler can put into whatever registers there are.
 #pragma once
 
+#include <bit>
 #include <cmath>
 
 #include "kernels/types.h"
@@ -173,8 +174,11 @@ TW_INLINE void load_nibbles(const uint8_t* p, Quads& low, Quads& high) {
 }
 // acc[i] += the sum over column i's four of w * x, exact.
 TW_INLINE I dot_quads(I acc, Quads w, const int8_t* x) {
-  TW_EACH {
-    for (int j = 0; j < 4; ++j) acc.v[i] += int{w.v[4 * i + j]} * int{x[j]};
+  uint32_t fours[kLanes];
+  std::memcpy(fours, w.v, sizeof fours);
+  for (int j = 0; j < 4; ++j) {  // so all lanes do the same at once
+    const int shift = std::endian::native == std::endian::little ? 8 * j : 24 - 8 * j, xj = x[j];
+    TW_EACH acc.v[i] += static_cast<int>(fours[i] >> shift & 255) * xj;
   }
   return acc;
 }
