@@ -43,9 +43,9 @@ class TileProducts : public ElementReader<bf16> {
   }
 
  private:
-  static constexpr int kSums = 4;                                   // tiles 0 to 3
-  static constexpr int kInputs = kTileLine / int{sizeof(bf16)};     // that a product sums; by half of them, one block's tokens
-  static constexpr int kColumns = kTileLine / int{sizeof(float)};   // of a sum
+  static constexpr int kSums = 4;  // tiles 0 to 3
+  static constexpr int kInputs = kTileLine / int{sizeof(bf16)};    // that a product sums: twice a block's tokens
+  static constexpr int kColumns = kTileLine / int{sizeof(float)};  // of a sum
   static_assert(kColumns == kBlockTokens && kInputs == 2 * kBlockTokens);
 
   // Of queries or weights, 4 has 32 inputs and 5 has 16. They are multiplied by 6 and 7.
@@ -60,46 +60,37 @@ class TileProducts : public ElementReader<bf16> {
 
   template <int COUNT>
   void score(int row, int first) {
-    const bf16* const q = q_ + size_t(row) * dim_;
-    const size_t line = dim_ * sizeof(bf16);
-    const bool brings = row == 0;  // what the task's other rows read is the same
     repeat<COUNT>([&](auto i) { tilezero<i>(); });
     int d = 0;
-    for (; d + kInputs <= dim_; d += kInputs) {
-      tileloadd<4>(q + d, line);
-      repeat<COUNT>([&](auto i) {
-        const bf16* const k = head(first + i).k_step(0, d);
-        if (brings) prefetch_lines(k, ahead(first + i), kTileHeight);
-        tileloadd<6>(k, kTileLine);
-        tdpbf16ps<i, 4, 6>();
-      });
-    }
-    if (d < dim_) {
-      tileloadd<5>(q + d, line);
-      repeat<COUNT>([&](auto i) {
-        const bf16* const k = head(first + i).k_step(0, d);
-        if (brings) prefetch_lines(k, ahead(first + i), kTileHeight / 2);
-        tileloadd<7>(k, kTileLine);
-        tdpbf16ps<i, 5, 7>();
-      });
-    }
+    for (; d + kInputs <= dim_; d += kInputs) add_scores<COUNT, 4, 6>(row, first, d);
+    if (d < dim_) add_scores<COUNT, 5, 7>(row, first, d);
     repeat<COUNT>([&](auto i) { tilestored<i>(scores_ + (first + i) * kBlockTokens, kAttentionTile * sizeof(float)); });
+  }
+
+  // Adds the products of Q and K from element d on.
+  template <int COUNT, int A, int B>
+  void add_scores(int row, int first, int d) {
+    tileloadd<A>(q_ + size_t(row) * dim_ + d, dim_ * sizeof(bf16));
+    repeat<COUNT>([&](auto i) {
+      const bf16* const k = head(first + i).k_step(0, d);
+      if (row == 0) bring_tile<B>(k, kTileLine, ahead(first + i));
+      tileloadd<B>(k, kTileLine);
+      tdpbf16ps<i, A, B>();
+    });
   }
 
   template <int ROWS, int COUNT>
   void sum(int row, int tokens, int d) {
     const bf16* const w = weights(row);
-    const bool brings = row == 0 && !spread_;
+    const size_t line = 2 * line_ * sizeof(bf16);
     repeat<COUNT>([&](auto i) { tilezero<i>(); });
     for (int t = 0; t < tokens; t += kBlockTokens) {
       const bf16* const v = values(t, tokens, d);
       tileloadd<5>(w + t, kAttentionTile * sizeof(bf16));
       repeat<COUNT>([&](auto i) {
         const bf16* const columns = v + i * kColumns * 2;
-        if (brings) {
-          for (int j = 0; j < kTileHeight / 2; ++j) prefetch_lines(columns + j * line_ * 2, ahead(t / kBlockTokens), 1);
-        }
-        tileloadd<7>(columns, 2 * line_ * sizeof(bf16));
+        if (row == 0 && !spread_) bring_tile<7>(columns, line, ahead(t / kBlockTokens));
+        tileloadd<7>(columns, line);
         tdpbf16ps<i, 5, 7>();
       });
     }
@@ -133,8 +124,12 @@ class TileProducts : public ElementReader<bf16> {
     }
   }
 
-  static void prefetch_lines(const bf16* p, ptrdiff_t ahead, int lines) {
-    for (int i = 0; i < lines; ++i) prefetch_later(reinterpret_cast<const char*>(p) + ahead + i * kTileLine);
+  // Prefetches what will be loaded into a tile of that number from a block `ahead` bytes away. It is done with a task's first
+  // rows: the others read the same.
+  template <int TILE>
+  static void bring_tile(const bf16* p, size_t line, ptrdiff_t ahead) {
+    const char* const later = reinterpret_cast<const char*>(p) + ahead;
+    for (int i = 0; i < (TILE == 6 ? kTileHeight : kTileHeight / 2); ++i) prefetch_later(later + i * line);
   }
 
   bf16* weights(int row) const { return spread_ ? weights_ + row * kAttentionTile : weights_; }
