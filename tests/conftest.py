@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import certifi
 import pytest
 import trustme
+
+
+def pytest_collection() -> None:
+    gc.disable()  # what is imported for the tests stays
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # so that no later collection looks through it
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections import defaultdict
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -46,34 +47,37 @@ def imports_of(path: Path) -> Iterator[Module]:
                 yield module if module in SOURCES else module[:-1] or module
 
 
-IMPORTS = {module: {*imports_of(path)} - {module} for module, path in SOURCES.items()}
+@functools.cache
+def imports() -> dict[Module, set[Module]]:
+    """What each module imports of the package."""
+    return {module: {*imports_of(path)} - {module} for module, path in SOURCES.items()}
 
 
 def test_the_sources_are_found() -> None:
-    assert ("engine", "engine") in IMPORTS
-    assert ("engine", "errors") in IMPORTS["engine", "engine"]
-    assert ("engine", "engine") in IMPORTS["server", "app"]
+    assert ("engine", "engine") in imports()
+    assert ("engine", "errors") in imports()["engine", "engine"]
+    assert ("engine", "engine") in imports()["server", "app"]
 
 
 def test_the_engine_knows_no_server() -> None:
     assert [
-        module for module, used in IMPORTS.items() if module[0] == "engine" and any(u[0] == "server" for u in used)
+        module for module, used in imports().items() if module[0] == "engine" and any(u[0] == "server" for u in used)
     ] == []
 
 
 def test_nobody_knows_the_offline_ways_in() -> None:
-    assert [module for module, used in IMPORTS.items() if any(u[0] == "offline" for u in used)] == []
+    assert [module for module, used in imports().items() if any(u[0] == "offline" for u in used)] == []
 
 
 def test_what_lies_in_the_engine_for_scripts_is_used_by_nobody() -> None:
     names = {*tidewheel.__all__}
-    assert {module for module, used in IMPORTS.items() if names & {u[0] for u in used}} == FOR_SCRIPTS
-    assert [module for module, used in IMPORTS.items() if used & FOR_SCRIPTS] == []
+    assert {module for module, used in imports().items() if names & {u[0] for u in used}} == FOR_SCRIPTS
+    assert [module for module, used in imports().items() if used & FOR_SCRIPTS] == []
 
 
 def test_devices_know_no_sequences() -> None:
     allowed = {"cancellation", "declaring", "devices", "errors", "files", "machine", "models", "start_log", "weights"}
-    for module, used in IMPORTS.items():
+    for module, used in imports().items():
         if module[:2] == ("engine", "devices"):
             assert {u[1] for u in used if u[0] == "engine" and len(u) > 1} <= allowed, module
 
@@ -89,7 +93,7 @@ def test_one_house_imports_another_by_its_whole_name_and_itself_relatively() -> 
 def test_what_lies_in_a_folder_imports_without_circles(folder: Module) -> None:
     depth = len(folder)
     graph = defaultdict(set)
-    for module, used in IMPORTS.items():
+    for module, used in imports().items():
         for other in used:
             if module[:depth] == other[:depth] == folder and len(module) > depth < len(other):
                 graph[module[depth]].add(other[depth])

@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 
 # Of each kind, for each harness; `make fuzz` has more.
 EXAMPLES = int(os.environ.get("TIDEWHEEL_FUZZ_EXAMPLES", "80"))
-RUNS = 1000
-PARSER_RUNS = 200  # each reads its input a few dozen times, or loads what takes a while
+RUNS = 500
+PARSER_RUNS = 100  # each reads its input a few dozen times, or loads what takes a while
 SLOW = ("tools-", "encoder-", "sentencepiece", "connection", "quantized", "gguf-described")
 QUICK = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 JSON_HARNESSES = [name for name, harness in HARNESSES.items() if harness.seeds[0].startswith((b'{"', b'[{"'))]

@@ -81,7 +81,6 @@ def test_conversations_are_renamed_found_and_taken_along(
         ("[]", "no conversations of this page"),
         (exported(version=2), "no conversations of this page"),
         (exported(*[conversation()] * 101), "more than 100"),
-        (" " * 8_000_001, "larger than 8 MB"),
         (exported(conversation(leaf=2)), "cannot be read"),
         (exported(conversation(leaf=0.5)), "cannot be read"),
         (exported(conversation(all=[{"role": "system", "content": "x", "parent": -1}], leaf=0)), "cannot be read"),
@@ -98,6 +97,14 @@ def test_conversations_are_renamed_found_and_taken_along(
 def test_files_that_are_no_conversations_are_refused(page_of_imports: Page, text: str, said: str) -> None:
     choose(page_of_imports, text)
     expect(page_of_imports.get_by_role("status")).to_contain_text(said)
+    expect(titles(page_of_imports)).to_have_count(0)
+
+
+def test_a_file_that_is_too_large_is_refused(page_of_imports: Page, tmp_path: Path) -> None:
+    file = tmp_path / "large.json"
+    file.write_text(" " * 8_000_001)
+    page_of_imports.get_by_label("File of conversations", exact=True).set_input_files(file)
+    expect(page_of_imports.get_by_role("status")).to_contain_text("larger than 8 MB")
     expect(titles(page_of_imports)).to_have_count(0)
 
 
