@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import certifi
 import pytest
 import trustme
 
 
-def pytest_collection() -> None:
-    gc.disable()  # what is imported for the tests stays
-
-
-def pytest_collection_finish() -> None:
-    gc.freeze()  # so that no later collection looks through it
-    gc.enable()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is imported for the tests stays, and so need not be looked through for garbage later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
