@@ -108,14 +108,14 @@ PYTEST_WORKERS := --numprocesses 2 --dist loadfile
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest $(PYTEST_WORKERS)
 
 # Runs the command `pytest`, because `python -m pytest` would put the sources before the installed package.
-python-test: $(VENV)/.test-tools $(VENV)/.installed $(VENV)/.node-clients $(VENV)/.other-clients  ## the Python tests (PYTEST_ARGS= chooses some)
+python-test: $(VENV)/.test-tools $(VENV)/.installed $(VENV)/.node-clients  ## the Python tests (PYTEST_ARGS= chooses some)
 	@$(BEGIN)
 	TIDEWHEEL_SKIPPED=$(SKIPPED)/$@ $(PYTEST) $(PYTEST_ARGS)
 
 sweep: $(VENV)/.test-tools $(VENV)/.installed  ## the Python tests that `make test` leaves out: others are like them, or they take minutes
 	$(PYTEST) -m sweep $(PYTEST_ARGS)
 
-clients: $(VENV)/.test-tools $(VENV)/.installed $(VENV)/.node-clients $(VENV)/.other-clients  ## only the tests with LiteLLM, LlamaIndex and other clients
+clients: $(VENV)/.test-tools $(VENV)/.installed $(VENV)/.node-clients $(VENV)/.other-clients  ## the tests with LiteLLM, LlamaIndex and other clients
 	$(BIN)/pytest -m clients $(PYTEST_ARGS)
 
 fuzz: $(VENV)/.test-tools $(VENV)/.installed  ## look for inputs that break a parser (HARNESS=, FUZZ_SECONDS=)
