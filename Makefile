@@ -110,7 +110,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest $(PYTEST_WORKERS)
 # Runs the command `pytest`, because `python -m pytest` would put the sources before the installed package.
 python-test: $(VENV)/.test-tools $(VENV)/.installed $(VENV)/.node-clients  ## the Python tests (PYTEST_ARGS= chooses some)
 	@$(BEGIN)
-	TIDEWHEEL_SKIPPED=$(SKIPPED)/$@ $(PYTEST) $(PYTEST_ARGS)
+	TIDEWHEEL_SKIPPED=$(SKIPPED)/$@ $(PYTEST) --longest 5 $(PYTEST_ARGS)
 
 sweep: $(VENV)/.test-tools $(VENV)/.installed  ## the Python tests that `make test` leaves out: others are like them, or they take minutes
 	$(PYTEST) -m sweep $(PYTEST_ARGS)

@@ -9,6 +9,8 @@ import certifi
 import pytest
 import trustme
 
+pytest_plugins = ["long_tests"]
+
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:

@@ -1,0 +1,69 @@
+"""No test may take long: with `--longest SECONDS`, as `make test` runs them, one that does fails.
+
+A test's seconds are its own, whatever else the machine does. They are the processor time of the test's process and of the
+processes that it has waited for, or the time in which no process of the machine waited for a core, if that is more.
+`long_tests.txt` names the tests that may take longer, and says why.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Generator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ALLOWED = Path(__file__).with_suffix(".txt")
+# https://docs.kernel.org/accounting/psi.html. Where it is missing, time in which other processes had the cores counts.
+_PRESSURE = Path("/proc/pressure/cpu")
+
+
+class Clocks(NamedTuple):
+    """Seconds since some time in the past."""
+
+    processor: float
+    undisturbed: float
+
+    @classmethod
+    def read(cls) -> Clocks:
+        used = os.times()
+        waited_us = 0
+        if _PRESSURE.exists() and (found := re.match(r"some .*total=(\d+)", _PRESSURE.read_text())):
+            waited_us = int(found[1])
+        processor = used.user + used.system + used.children_user + used.children_system
+        return cls(processor, time.monotonic() - waited_us / 1e6)
+
+
+_BEGIN = pytest.StashKey[Clocks]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--longest", type=float, metavar="SECONDS", help="fail a test that takes longer")
+
+
+def allowed() -> frozenset[str]:
+    """The names, without parameters, of the tests that may take longer."""
+    lines = ALLOWED.read_text("utf-8").splitlines()
+    return frozenset(line.split(maxsplit=1)[0] for line in lines if line and not line.startswith("#"))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    item.stash[_BEGIN] = Clocks.read()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
+    yield
+    longest = item.config.getoption("--longest")
+    taken = max(end - begin for end, begin in zip(Clocks.read(), item.stash[_BEGIN], strict=True))
+    if longest is not None and taken > longest and item.nodeid.partition("[")[0] not in allowed():
+        pytest.fail(
+            f"took {taken:.1f} s where {longest:g} are allowed: make it cheaper, mark it `sweep`, or name it with a "
+            f"reason in tests/{ALLOWED.name}",
+            pytrace=False,
+        )
