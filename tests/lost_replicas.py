@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 
 REPLICA = "x-tidewheel-replica"
+_LONGEST = 1900  # tokens, which the embedded model's context has room for
 
 
 @dataclass
@@ -51,7 +52,9 @@ def ask(http: httpx.Client, session: str, max_tokens: int = 8) -> tuple[str, str
     body |= {"temperature": 0, "ignore_eos": True}
     response = http.post("/v1/chat/completions", json=body, headers={"x-session-id": session})
     assert response.status_code == 200, response.text
-    return response.headers[REPLICA], response.json()["choices"][0]["message"]["content"]
+    answer = response.json()
+    assert answer["usage"]["completion_tokens"] == max_tokens
+    return response.headers[REPLICA], answer["choices"][0]["message"]["content"]
 
 
 def lose_a_replica(http: httpx.Client, end: Callable[[], object], *, streams: int, length: int = 400) -> str:
@@ -59,7 +62,8 @@ def lose_a_replica(http: httpx.Client, end: Callable[[], object], *, streams: in
 
     Its streams must break off with an error after which clients ask again. What had sent nothing yet, as an answer in
     one piece, must come from another replica. All texts must begin as those of the first run.
-    They are longer, so that none has ended before the replica does.
+    They are longer, so that none has ended before the replica does, and longer still where this process was too busy
+    to hear in time that all had begun.
     """
     questions = [f"Tell me about the number {i}" for i in range(streams)]
     sessions = [f"session {i} that loses its replica" for i in range(16)]
@@ -69,11 +73,16 @@ def lose_a_replica(http: httpx.Client, end: Callable[[], object], *, streams: in
         whole = [*pool.map(lambda question: stream(http, question, length), questions)]
         assert all(answer.error is None and answer.lines[-2:] == ["data: [DONE]", ""] for answer in whole)
         expected = [*asked]
-        again = [pool.submit(ask, http, session, 3 * length) for session in sessions]
-        running = [pool.submit(stream, http, question, 3 * length, began) for question in questions]
-        for _ in questions:
-            assert began.acquire(timeout=60)
-        assert not any(future.done() for future in (*again, *running))
+        for longer in (3 * length, *[_LONGEST] * 4):
+            again = [pool.submit(ask, http, session, longer) for session in sessions]
+            running = [pool.submit(stream, http, question, longer, began) for question in questions]
+            for _ in questions:
+                assert began.acquire(timeout=60)
+            if not any(future.done() for future in (*again, *running)):
+                break
+            wait([*again, *running])
+        else:
+            raise AssertionError("the answers are too short for this machine")
         end()
         answers = [future.result() for future in running]
         repeated = [future.result() for future in again]
@@ -88,7 +97,7 @@ def lose_a_replica(http: httpx.Client, end: Callable[[], object], *, streams: in
     assert lost in {replica for replica, _ in expected}  # where these sessions stay
     assert lost not in {replica for replica, _ in repeated}
     for (_, before_text), (_, after_text) in zip(expected, repeated, strict=True):
-        assert len(after_text) > len(before_text)
+        assert len(after_text) >= len(before_text)
         _check_same(before_text, after_text)
     return lost
 

@@ -8,7 +8,8 @@ import os
 import pytest
 
 HAS_RAY = importlib.util.find_spec("ray.serve") is not None  # this folder could be found as a package `ray`
-_NEED_RAY = {f"test_{name}.py" for name in ("command", "direct", "nodes", "replicas", "ray_pipelines", "router")}
+_PARTS = ("application", "cluster", "command", "direct", "nodes", "replicas", "ray_pipelines", "router", "stage_places")
+_NEED_RAY = {f"test_{name}.py" for name in _PARTS}
 LACK = "Skipped: the tests of replicas and stages on Ray need ray, which has no build for this machine"
 
 

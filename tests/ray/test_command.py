@@ -19,6 +19,8 @@ from waiting import wait_until
 if TYPE_CHECKING:
     from ray.cluster_utils import Cluster
 
+# test_cluster.py has a command that starts replicas, and test_room.py what it says where there is no room.
+pytestmark = pytest.mark.sweep
 COMMAND = [str(Path(sys.executable).with_name("tidewheel")), "serve", "--kv-cache-space", "0.1"]
 ON_RAY = ["--distributed-executor-backend", "ray"]
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "TIDEWHEEL_"))}
@@ -39,11 +41,7 @@ def run(folder: Path, *arguments: str, **environment: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize(
-    ("what", "flag"),
-    [
-        ("replicas", "--data-parallel-size"),
-        pytest.param("stages", "--pipeline-parallel-size", marks=pytest.mark.sweep),
-    ],
+    ("what", "flag"), [("replicas", "--data-parallel-size"), ("stages", "--pipeline-parallel-size")]
 )
 def test_what_a_machine_has_no_room_for_is_refused(what: str, flag: str, tmp_path: Path) -> None:
     code, said = run(tmp_path, flag, "1000", "--port", str(free_port()))
@@ -69,7 +67,6 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster
         cluster.shutdown()
 
 
-@pytest.mark.sweep
 def test_a_cluster_has_one_such_application_at_one_address(cluster: Cluster, tmp_path: Path) -> None:
     port, there = str(free_port()), {"RAY_ADDRESS": cluster.address}
     url = f"http://127.0.0.1:{port}/health"
@@ -108,7 +105,6 @@ def test_a_cluster_has_one_such_application_at_one_address(cluster: Cluster, tmp
     assert (code, "the replicas cannot be started: " in said) == (1, True), said
 
 
-@pytest.mark.sweep
 def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,6 +23,8 @@ from ports import free_port
 from served_replicas import KEY, ReplicasClient, processes_of
 from waiting import wait_until
 
+pytestmark = [pytest.mark.sweep, pytest.mark.timeout(900)]
+_LONG_S = 240  # for what takes some seconds on a machine that is not busy
 COMMAND = [str(Path(sys.executable).with_name("tidewheel")), "serve", "--distributed-executor-backend", "ray"]
 OPTIONS = ["--data-parallel-size", "2", "--cpus-per-replica", "1", "--kv-cache-space", "0.1", "--api-key", KEY]
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "TIDEWHEEL_"))}
@@ -36,7 +40,7 @@ class Server(ReplicasClient):
     def is_up(self) -> bool:
         """Whether both replicas are sent requests, by the chooser, of which HAProxy hears after them."""
         try:
-            places = [{self._place(f"session {i}") for _ in range(2)} for i in range(12)]
+            places = [{self._place(session) for _ in range(2)} for session in new_sessions(5)]
         except httpx.TransportError:
             return False
         return all(len(place) == 1 for place in places) and len(set().union(*places) - {None}) == 2
@@ -49,6 +53,27 @@ class Server(ReplicasClient):
         return processes_of(psutil.Process(self.process.pid))
 
 
+def new_sessions(count: int) -> list[str]:
+    return [f"session {random.random()}" for _ in range(count)]
+
+
+def at_rest(check: Callable[[], object]) -> None:
+    """A check of where requests go while the replicas have little to do.
+
+    The chooser counts a request until it has looked whether that has ended. On a busy machine it looks late, and sends
+    requests elsewhere after the eighth. So the check may fail, until the chooser has had time.
+    """
+    deadline = time.monotonic() + _LONG_S
+    while True:
+        try:
+            check()
+            return
+        except AssertionError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(2)
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder, port = tmp_path_factory.mktemp("ray"), free_port()
@@ -57,16 +82,18 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
         "RAY_SERVE_HAPROXY_NBTHREAD": "1",
+        "RAY_SERVE_HAPROXY_STARTUP_TIMEOUT_S": "120",
     }
     environment = {**ENVIRONMENT, "RAY_AUTH_MODE": "disabled", **haproxy}
     arguments = [*COMMAND, *OPTIONS, "--host", "127.0.0.1", "--port", str(port)]
     with subprocess.Popen(arguments, cwd=folder, env=environment) as process:
         server = Server(process, f"http://127.0.0.1:{port}")
         try:
-            wait_until(lambda: process.poll() is not None or server.is_up(), 120)
+            # Not more often: the chooser has to see meanwhile that these requests have ended.
+            wait_until(lambda: process.poll() is not None or server.is_up(), _LONG_S, every_s=2)
             yield server
             process.send_signal(signal.SIGINT)
-            assert process.wait(60) == 0
+            assert process.wait(_LONG_S) == 0
         finally:
             process.kill()
 
@@ -84,12 +111,15 @@ def test_streams_are_not_buffered(server: Server) -> None:
 
 
 def test_a_conversation_stays_where_its_prefix_lies(server: Server) -> None:
-    served_replicas.check_conversations_stay_where_their_prefixes_lie(server)
+    at_rest(lambda: served_replicas.check_conversations_stay_where_their_prefixes_lie(server))
 
 
 def test_a_session_stays_at_its_replica(server: Server) -> None:
-    for i in range(4):
-        assert len({ask(server.http, f"session {i}")[0] for _ in range(3)}) == 1
+    def check() -> None:
+        for session in new_sessions(4):
+            assert len({ask(server.http, session)[0] for _ in range(3)}) == 1
+
+    at_rest(check)
 
 
 def test_requests_at_the_same_time_are_spread(server: Server) -> None:
@@ -142,14 +172,3 @@ def test_a_replica_that_dies_breaks_its_own_answers_alone(server: Server) -> Non
     assert lost not in {replica for replica, _ in after}
     assert [text for _, text in after] == before
     wait_until(lambda: len(server.replicas()) == 2)
-
-
-def test_a_certificate_is_refused(tmp_path: Path) -> None:
-    environment = {**ENVIRONMENT, "RAY_AUTH_MODE": "disabled", "RAY_SERVE_ENABLE_HA_PROXY": "1"}
-    files = [tmp_path / "certificate", tmp_path / "key"]
-    for file in files:
-        file.touch()
-    arguments = [*COMMAND, "--port", str(free_port()), "--ssl-certfile", str(files[0]), "--ssl-keyfile", str(files[1])]
-    done = subprocess.run(arguments, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=90)
-    assert done.returncode == 1
-    assert "--ssl-certfile cannot be used with RAY_SERVE_ENABLE_HA_PROXY=1" in done.stderr

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -100,6 +100,7 @@ def test_long_sessions_that_begin_alike_are_not_the_same() -> None:
     assert keys_of(prompt_cache_key=one).session != keys_of(prompt_cache_key=other).session
 
 
+@settings(max_examples=40)
 @given(
     st.binary(max_size=200)
     | st.recursive(st.none() | st.text() | st.integers(), st.lists).map(json.dumps).map(str.encode)

@@ -18,13 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 import lora_files
 import models_zoo
-import msgspec
 import mtp_zoo
 import psutil
 import pytest
 from engine.pipeline.cases import CASES, SWEPT, Case, answers
 from ray_clusters import start_node
-from safetensors.numpy import load_file, save_file
 from waiting import wait_until
 
 import tidewheel.offline.model
@@ -32,14 +30,9 @@ from tidewheel import LLM, LoRARequest, SamplingParams, StructuredOutputsParams
 from tidewheel.engine.cancellation import Cancellation
 from tidewheel.engine.errors import TidewheelError
 from tidewheel.engine.load import load_engine
-from tidewheel.engine.machine.memory import Memory
-from tidewheel.engine.models.spec import StageSpec
-from tidewheel.engine.opened_model import open_model
-from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.pipeline import executor
 from tidewheel.engine.pipeline.runner import StagePlan
 from tidewheel.engine.pipeline.speed import StageCores, StageSpeed
-from tidewheel.engine.pipeline.split import stage_bytes
 from tidewheel.engine.pipeline.stages import Launch, Stages
 from tidewheel.server.commands.cli import main
 from tidewheel.server.commands.devices import detect
@@ -49,8 +42,9 @@ if TYPE_CHECKING:
 
     from tidewheel.ray.stages import RayHost
 
-IN_RAY = [Case("granitemoehybrid", 3, (("quantization", "int8"),))]
-SWEEP = [case for case in (*CASES, *SWEPT) if case not in IN_RAY]
+# For `make test`, test_cluster.py has two stages in a real cluster, and tests/engine/pipeline processes of one machine.
+pytestmark = pytest.mark.sweep
+
 LONG = SamplingParams(max_tokens=4000, temperature=0.0, ignore_eos=True)
 SHORT = SamplingParams(max_tokens=8, temperature=0.0)
 PROMPTS = [[5, 6, 7, index] for index in range(3, 7)]
@@ -104,9 +98,7 @@ def processes() -> list[psutil.Process]:
     return found
 
 
-@pytest.mark.parametrize(
-    "case", [*IN_RAY, *(pytest.param(case, marks=pytest.mark.sweep) for case in SWEEP)], ids=lambda case: case.id
-)
+@pytest.mark.parametrize("case", [*CASES, *SWEPT], ids=lambda case: case.id)
 def test_stages_on_nodes_give_the_bits_of_one_process(
     case: Case, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,19 +190,6 @@ def test_the_stages_of_an_llm_are_in_the_cluster_that_the_program_is_connected_t
     assert ray.is_initialized()  # by the program, which goes on
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"distributed_executor_backend": "ray"}, "needs pipeline_parallel_size of 2 or more"),
-        ({"cpus_per_replica": 1}, "--cpus-per-replica needs --distributed-executor-backend ray"),
-        ({"distributed_executor_backend": "external"}, "distributed_executor_backend.* ray, mp"),
-    ],
-)
-def test_an_llm_whose_stages_cannot_be_placed(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(TidewheelError, match=said):
-        LLM(device="cpu", **options)
-
-
 def test_a_stage_that_ends_ends_what_runs_and_nothing_else(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -232,7 +211,7 @@ def test_a_stage_that_ends_ends_what_runs_and_nothing_else(
     wait_until(lambda: not processes())
 
 
-@pytest.mark.parametrize("stage", [0, pytest.param(1, marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("stage", [0, 1])
 def test_the_stage_at_which_a_step_stays_is_named(
     stage: int, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -291,62 +270,6 @@ def test_devices_shows_the_nodes(cluster: Cluster, tmp_path: Path, capsys: pytes
     assert "ray start --head" in said
 
 
-def test_the_nodes_are_a_table_with_what_keeps_them_apart() -> None:
-    from tidewheel.ray.node_room import Takes
-    from tidewheel.ray.nodes import Findings, Node, render_nodes
-
-    here = Findings("1.0", "Imaginary (x86_64)", "avx2", "cpu", 64 * 2**30, 40 * 2**30)
-    other = msgspec.structs.replace(here, isa="avx512", auto="cuda")
-    nodes = [
-        Node("10.0.0.1", 16, here, takes=Takes(8, None)),
-        Node("10.0.0.2", 8, other, takes=Takes(4, None)),
-        Node("10.0.0.3", 8, None, "no Tidewheel there"),
-    ]
-    assert [line.split()[0] for line in render_nodes(nodes[:1]).splitlines()] == ["node", "10.0.0.1"]
-    text = render_nodes(nodes)
-    assert [line.split() for line in text.splitlines()[2:4]] == [
-        ["10.0.0.2", "8", "64.00", "GiB", "40.00", "GiB", "avx512", "cuda", "1.0", "4", "Imaginary", "(x86_64)"],
-        ["10.0.0.3", "8", "-", "-", "-", "-", "-", "-", "no", "Tidewheel", "there"],
-    ]
-    assert "need the same ISA level: set TIDEWHEEL_ISA" in text
-    assert "same version" not in text
-
-
-def test_a_node_takes_the_layers_that_a_stage_can_load(tmp_path: Path) -> None:
-    from tidewheel.ray.node_room import Takes, render_size, size_of, takes
-
-    layers = 8
-    shutil.copytree(models_zoo.folder("llama-tied", tokenizer=True), tmp_path / "model")
-    config = tmp_path / "model" / "config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), "num_hidden_layers": layers}))
-    weights = load_file(tmp_path / "model" / "model.safetensors")
-    for name in [name for name in weights if "layers.0." in name]:
-        weights |= {name.replace("layers.0.", f"layers.{index}."): weights[name] for index in range(1, layers)}
-    save_file(weights, tmp_path / "model" / "model.safetensors")
-    options = EngineOptions(model=str(tmp_path / "model"), device="cpu")
-    size, model = size_of(options), open_model(options)
-
-    def room_for(count: int) -> int:
-        """The least memory for so many layers, wherever they are."""
-        stages = [StageSpec(begin, begin + count, layers) for begin in range(layers - count + 1)]
-        return -(-min(stage_bytes(model.spec, stage, model.formats) for stage in stages) * 9 // 8)
-
-    for count in range(1, layers):
-        assert takes(4, room_for(count), 1, size).layers == count
-        assert takes(4, room_for(count) - 9, 1, size).layers == count - 1
-    whole = -(-model.weight_bytes * 9 // 8)
-    assert takes(4, whole, 1, size).layers == layers
-    assert takes(4, 3 * whole, 1, size).replicas == 3
-    assert takes(4, 9 * whole, 1, size).replicas == 4
-    assert takes(3, 9 * whole, 2, size).replicas == 1
-    assert takes(1, whole, 2, size) == Takes(0, None)
-    half, third = (takes(4, room_for(count), 1, size) for count in (layers // 2, layers // 3))
-    assert "at least 2 of these nodes" in render_size(size, [third, half, half])
-    assert "not have the memory for all layers" in render_size(size, [third, third])
-    assert render_size(size, [third, takes(4, whole, 1, size)]).endswith("KV cache.")
-
-
-@pytest.mark.sweep
 def test_stages_are_on_nodes_of_their_own_and_outlive_a_node(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = [start_node(cluster, num_cpus=1) for _ in range(2)]
     try:
@@ -413,31 +336,6 @@ def test_a_cluster_without_room_says_so(cluster: Cluster, monkeypatch: pytest.Mo
         stages.RayHost(2, 5, environment={})
 
 
-def test_each_node_counts_by_its_share_of_the_stages() -> None:
-    from tidewheel.ray.stage_actor import StagePlace
-    from tidewheel.ray.stages import memory_of_all, rooms_of_all
-
-    def place(node: str, memory: Memory) -> StagePlace:
-        return StagePlace(node, 1, StageCores(node, 1, 0.0), "x", memory)
-
-    large, small = Memory(120, 90, None, None), Memory(1000, 20, 40, 30)
-    apart = [place("a", large), place("b", small)]
-    assert memory_of_all(apart, [3, 1]) == Memory(160, 80, None, None)
-    assert rooms_of_all(apart) == [90, 20]
-    together = [place("a", large), place("a", large)]
-    assert memory_of_all(together, [3, 1]) == large  # which the node has once
-    assert rooms_of_all([*together, place("b", small)]) == [45, 45, 20]
-
-
-def test_stages_that_start_again_keep_their_nodes() -> None:
-    from tidewheel.ray.stages import kept_order
-
-    assert kept_order(["b", "a", "c"], ["a", "b", "c"]) == [1, 0, 2]
-    assert kept_order(["c", "b", "b"], ["a", "b", "b"]) == [0, 1, 2]
-    assert kept_order(["b", "d", "c"], ["a", "c", "b"]) == [1, 2, 0]  # a has gone, and d has come
-
-
-@pytest.mark.sweep
 def test_the_server_command_starts_a_cluster_and_leaves_nothing(tmp_path: Path) -> None:
     folder = models_zoo.folder("llama-tied", tokenizer=True)
     socket = str(tmp_path / "server.sock")

@@ -1,4 +1,4 @@
-"""Replicas on Ray Serve, on one machine: what clients see, also while replicas end and others take their place."""
+"""Replicas on Ray Serve, on one machine: what clients see while replicas end and others take their place."""
 
 from __future__ import annotations
 
@@ -25,9 +25,12 @@ from served_replicas import KEY, ReplicasClient, processes_of
 from waiting import wait_until
 
 import tidewheel.ray
-from tidewheel.engine.errors import TidewheelError
 
-pytestmark = pytest.mark.filterwarnings("ignore:Using extra keyword arguments on `Field`:DeprecationWarning")
+# test_cluster.py has what clients see of replicas that stay as they are, for `make test`.
+pytestmark = [
+    pytest.mark.sweep,
+    pytest.mark.filterwarnings("ignore:Using extra keyword arguments on `Field`:DeprecationWarning"),
+]
 
 OPTIONS = {
     "num_replicas": 2,
@@ -101,40 +104,12 @@ def update(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {"served_model_name": "another", "shared_store": str(tmp_path_factory.mktemp("store")), **adapters}
 
 
-def test_a_request_is_answered_as_by_one_server(replicas: Replicas) -> None:
-    served_replicas.check_answers_are_those_of_one_server(replicas)
-
-
-def test_keys_and_limits_are_those_of_the_server(replicas: Replicas) -> None:
-    served_replicas.check_keys_and_limits(replicas)
-    assert replicas.http.get("/metrics", headers={"authorization": "Bearer another"}).status_code == 401
-
-
-def test_streams_are_not_buffered(replicas: Replicas) -> None:
-    served_replicas.check_streams_are_not_buffered(replicas)
-
-
-def test_no_two_replicas_share_a_core(replicas: Replicas) -> None:
-    cores = [process.cpu_affinity() for process in replicas.processes()]
-    assert len(cores) == 2
-    assert all(len(own) == 1 for own in cores)
-    assert cores[0] != cores[1]
-
-
 def test_a_conversation_stays_where_its_prefix_lies(replicas: Replicas) -> None:
     served_replicas.check_conversations_stay_where_their_prefixes_lie(replicas)
 
 
-def test_a_session_stays_at_its_replica(replicas: Replicas) -> None:
-    for i in range(4):
-        header = {"x-session-id": f"session {i}"}
-        chosen = {replicas.ask(f"{i} {j}", headers=header).headers["x-tidewheel-replica"] for j in range(4)}
-        assert len(chosen) == 1
-
-
-@pytest.mark.parametrize("session", [b"h\xe9", b"x" * 30_000])
-def test_any_session_is_answered(replicas: Replicas, session: bytes) -> None:
-    served_replicas.check_any_session_is_answered(replicas, session)
+def test_the_metrics_need_the_key(replicas: Replicas) -> None:
+    assert replicas.http.get("/metrics", headers={"authorization": "Bearer another"}).status_code == 401
 
 
 def test_any_replica_tells_the_metrics_of_all(replicas: Replicas) -> None:
@@ -167,37 +142,6 @@ def test_a_replica_that_hangs_is_missing_in_the_metrics_alone(replicas: Replicas
     assert [metrics[f"tidewheel:{count}"].samples[0].value for count in ("replicas", "replicas_silent")] == [2, 1]
     (series,) = metrics["tidewheel:num_requests_running"].samples
     assert series.labels["replica"] == scrapes[first]
-
-
-def test_what_one_replica_would_have_alone_is_refused(replicas: Replicas) -> None:
-    stored = replicas.http.post("/v1/responses", json={"input": "Hello", "store": True, "max_output_tokens": 4})
-    assert stored.status_code == 400
-    assert "keeps no responses" in stored.json()["error"]["message"]
-    answered = replicas.http.post("/v1/responses", json={"input": "Hello", "max_output_tokens": 4})
-    assert (answered.status_code, answered.json()["store"]) == (200, False)
-    assert replicas.http.get("/v1/files").status_code == 404
-    assert replicas.http.post("/reset_prefix_cache").status_code == 403
-    assert replicas.http.post("/v1/load_lora_adapter", json={"lora_name": "a", "lora_path": "/a"}).status_code == 403
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"batch_dir": "/files"}, "--batch-dir needs a single replica"),
-        ({"max_stored_responses": 10}, "--max-stored-responses 10 needs a single replica"),
-        ({"enable_lora": "true", "allow_runtime_lora_updating": "true"}, "-lora-updating needs a single replica"),
-        ({"kv_offload": "/kv"}, "--kv-offload needs a single replica"),
-        ({"read_timeout": "7"}, "--read-timeout has no effect on Ray Serve"),
-        ({"port": "8001"}, "--port is not the application's"),
-        ({"max_model_length": "4096"}, "unknown option --max-model-length"),
-        ({"num_cpus": "0"}, "num_cpus must be at least 1"),
-        ({"router": "magic"}, "router must be one of prefix, power-of-two"),
-        ({"max_replicas": "3"}, "give num_replicas, or min_replicas and max_replicas"),
-    ],
-)
-def test_an_application_that_cannot_be(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(TidewheelError, match=said):
-        tidewheel.ray.app({"num_replicas": "3", **options})
 
 
 def test_a_replica_that_dies_breaks_its_own_streams_alone(replicas: Replicas) -> None:
@@ -262,7 +206,6 @@ def running(replicas: Replicas) -> float:
     return float(replicas.metrics()["tidewheel:replicas"].samples[0].value)
 
 
-@pytest.mark.sweep
 def test_replicas_come_when_prompts_wait_and_go_when_none_do(replicas: Replicas) -> None:
     limits = {"min_replicas": 1, "max_replicas": 2, "upscale_delay_s": 0, "downscale_delay_s": 0}
     targets = {"target_ongoing_requests": 1000, "target_waiting_requests": 2}

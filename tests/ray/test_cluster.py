@@ -1,0 +1,125 @@
+"""The command starts a cluster: what clients see of its replicas, one of which ends, and stages that it has room for.
+
+The other tests of real clusters take minutes, and so are for `make sweep`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import served_replicas
+from engine.pipeline.cases import answers
+from lost_replicas import REPLICA, lose_a_replica
+from served_replicas import KEY, ReplicasClient, processes_of
+from server.conftest import ServerProcess
+from waiting import wait_until
+
+from tidewheel.server.options.model import DEMO_MODEL
+
+COMMAND = [str(Path(sys.executable).with_name("tidewheel")), "serve", "--distributed-executor-backend", "ray"]
+OPTIONS = ["--data-parallel-size", "2", "--cpus-per-replica", "1", "--kv-cache-space", "0.1", "--api-key", KEY]
+OPTIONS += ["--shutdown-timeout", "1"]
+ENVIRONMENT = {
+    **{name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "TIDEWHEEL_"))},
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_OVERRIDE_RESOURCES": '{"CPU": 4}',  # so that there is room for stages beside the replicas
+}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """The command, whose replicas all run. It must end as it should."""
+    server = ServerProcess(*OPTIONS, command=COMMAND, env=ENVIRONMENT, cwd=tmp_path_factory.mktemp("ray"))
+    try:
+        wait_until(lambda: "by 2 replicas of 1 cores" in server.log)
+        yield server
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(120) == 0
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="module")
+def replicas(server: ServerProcess) -> ReplicasClient:
+    return ReplicasClient(server.url)
+
+
+@pytest.fixture
+def connected(server: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This process is connected to the command's cluster."""
+    import ray
+
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    started = (" ".join(child.cmdline()) for child in psutil.Process(server.process.pid).children(recursive=True))
+    address = next(found[1] for line in started if (found := re.search(r"--gcs-address=(\S+)", line)))
+    ray.init(address=address, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+# A cluster starts: 6 s.
+def test_a_request_is_answered_as_by_one_server(replicas: ReplicasClient) -> None:
+    served_replicas.check_answers_are_those_of_one_server(replicas)
+
+
+def test_keys_and_limits_are_those_of_the_server(replicas: ReplicasClient) -> None:
+    served_replicas.check_keys_and_limits(replicas)
+
+
+def test_streams_are_not_buffered(replicas: ReplicasClient) -> None:
+    served_replicas.check_streams_are_not_buffered(replicas)
+
+
+def test_no_two_replicas_share_a_core(server: ServerProcess, replicas: ReplicasClient) -> None:
+    cores = [process.cpu_affinity() for process in processes_of(psutil.Process(server.process.pid))]
+    assert len(cores) == 2
+    assert all(len(own) == 1 for own in cores)
+    assert cores[0] != cores[1]
+
+
+def test_a_session_stays_at_its_replica(replicas: ReplicasClient) -> None:
+    for i in range(4):
+        header = {"x-session-id": f"session {i}"}
+        assert len({replicas.ask(f"{i} {j}", headers=header).headers[REPLICA] for j in range(4)}) == 1
+
+
+@pytest.mark.parametrize("session", [b"h\xe9", b"x" * 30_000])
+def test_any_session_is_answered(replicas: ReplicasClient, session: bytes) -> None:
+    served_replicas.check_any_session_is_answered(replicas, session)
+
+
+def test_what_one_replica_would_have_alone_is_refused(replicas: ReplicasClient) -> None:
+    stored = replicas.http.post("/v1/responses", json={"input": "Hello", "store": True, "max_output_tokens": 4})
+    assert stored.status_code == 400
+    assert "keeps no responses" in stored.json()["error"]["message"]
+    answered = replicas.http.post("/v1/responses", json={"input": "Hello", "max_output_tokens": 4})
+    assert (answered.status_code, answered.json()["store"]) == (200, False)
+    assert replicas.http.get("/v1/files").status_code == 404
+    assert replicas.http.post("/reset_prefix_cache").status_code == 403
+    assert replicas.http.post("/v1/load_lora_adapter", json={"lora_name": "a", "lora_path": "/a"}).status_code == 403
+
+
+# Two stages start, and import Ray: 2 s each.
+def test_stages_on_nodes_give_the_bits_of_one_process(connected: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tidewheel.ray import stages
+
+    # The replicas have the machine's cores.
+    monkeypatch.setattr(stages, "RayHost", partial(stages.RayHost, bind_cores=False))
+    placed: dict[str, Any] = {"distributed_executor_backend": "ray", "cpus_per_replica": 1}
+    assert answers(DEMO_MODEL, pipeline_parallel_size=2, **placed) == answers(DEMO_MODEL)
+
+
+def test_a_replica_that_dies_breaks_its_own_streams_alone(server: ServerProcess, replicas: ReplicasClient) -> None:
+    def end() -> None:
+        os.kill(processes_of(psutil.Process(server.process.pid))[0].pid, signal.SIGKILL)
+
+    lose_a_replica(replicas.http, end, streams=16, length=100)
