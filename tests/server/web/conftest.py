@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Route, expect, sync_playwright
 from system_tools import require
 
 FLAGS = (
@@ -24,8 +24,8 @@ OpenPage = Callable[..., Page]
 expect.set_options(timeout=20_000)  # ms, for machines that are busy with other things
 
 
-# Not for the whole session: while Playwright lives, no other test of this thread can have an event loop.
-@pytest.fixture(scope="module")
+# While Playwright lives, no other test of this thread can have an event loop: it ends with the tests of this folder.
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     """Headless Chromium. Without one the tests are skipped."""
     path = require("chromium")
@@ -35,42 +35,99 @@ def browser() -> Iterator[Browser]:
         chromium.close()
 
 
-@pytest.fixture
-def open_page(browser: Browser) -> Iterator[OpenPage]:
-    """Opens pages, each with a storage of its own, by the options of `Browser.new_context`; `prepare` comes before.
+class WatchedPage:
+    """A page, and what goes wrong in it: errors and warnings, broken policies, and requests to other servers.
 
-    A test fails if a page of it logs an error or a warning, breaks its policy, throws, or asks another server for
-    anything.
+    `clock` is that of the page: "flowing", "paused", which is at 1,000 s, or the real one. `options` are those of
+    `Browser.new_context`.
     """
-    contexts = []
-    problems: list[str] = []
 
-    def on_console(message: ConsoleMessage) -> None:
+    def __init__(self, browser: Browser, clock: str, options: dict[str, Any]) -> None:
+        self.problems: list[str] = []
+        self._url, self._clock = "", clock
+        self._context = browser.new_context(**options)
+        self._context.set_default_timeout(20_000)
+        self._context.add_init_script(REPORT_VIOLATIONS)
+        self.page = self._context.new_page()
+        self.page.on("console", self._on_console)
+        self.page.on("pageerror", lambda error: self.problems.append(f"thrown: {error}"))
+        self.page.on("request", self._on_request)
+
+    def open(self, url: str, viewport: Any, media: dict[str, Any], routes: dict[str, Any]) -> None:
+        """Loads an address in a window of this size, with this media and these answers to requests."""
+        self._url = url
+        self.page.set_viewport_size(viewport)
+        self.page.emulate_media(**{"color_scheme": "light", "reduced_motion": "no-preference", **media})
+        if self._clock:
+            self.page.clock.install(time=0)
+            self.page.clock.pause_at(1000) if self._clock == "paused" else self.page.clock.resume()
+        for pattern, answer in routes.items():
+            self.page.route(pattern, answer)
+        self.page.goto(url)
+
+    def leave(self) -> None:
+        """Ends what the page does, and forgets what it has stored. The page can be opened again."""
+        self.page.unroute_all(behavior="wait")
+        self.page.goto(urljoin(self._url, "/web/mark.svg"))  # of the same server, and without scripts
+        self.page.evaluate("localStorage.clear(); sessionStorage.clear()")
+
+    def close(self) -> None:
+        self._context.close()
+
+    def _on_console(self, message: ConsoleMessage) -> None:
         # The browser's own line about a status that is no 2xx; the page says what it makes of it.
         if message.type in ("error", "warning") and not message.text.startswith("Failed to load resource"):
-            problems.append(f"{message.type}: {message.text}")
+            self.problems.append(f"{message.type}: {message.text}")
 
-    def open_page(url: str, prepare: Callable[[Page], object] = lambda page: None, **options: Any) -> Page:
-        context = browser.new_context(**options)
-        contexts.append(context)
-        context.set_default_timeout(20_000)
-        context.add_init_script(REPORT_VIOLATIONS)
-        page = context.new_page()
-        page.on("console", on_console)
-        page.on("pageerror", lambda error: problems.append(f"thrown: {error}"))
+    def _on_request(self, request: Request) -> None:
+        if urlsplit(request.url).netloc != urlsplit(self._url).netloc:
+            self.problems.append(f"asked elsewhere: {request.url}")
 
-        def on_request(request: Request) -> None:
-            if urlsplit(request.url).netloc != urlsplit(url).netloc:
-                problems.append(f"asked elsewhere: {request.url}")
 
-        page.on("request", on_request)
-        prepare(page)
-        page.goto(url)
-        return page
+@pytest.fixture(scope="package")
+def kept_pages(browser: Browser) -> dict[str, WatchedPage]:
+    """Pages that tests have left, by what cannot be changed of them. A new one takes the browser a second."""
+    return {}
+
+
+@pytest.fixture
+def open_page(browser: Browser, kept_pages: dict[str, WatchedPage]) -> Iterator[OpenPage]:
+    """Opens pages, each with an empty storage, by the options of `Browser.new_context`.
+
+    `routes` are answers to requests, by their addresses, and `clock` is that of WatchedPage. With `prepare`, which
+    may change what stays, the page is one that no other test has. A test fails if a page of it logs an error or a
+    warning, breaks its policy, throws, or asks another server for anything.
+    """
+    opened: list[tuple[str, WatchedPage]] = []
+
+    def open_page(
+        url: str,
+        prepare: Callable[[Page], object] | None = None,
+        *,
+        clock: str = "",
+        routes: dict[str, Callable[[Route], object]] | None = None,
+        **options: Any,
+    ) -> Page:
+        viewport = options.pop("viewport", {"width": 1280, "height": 720})
+        media = {name: options.pop(name) for name in ("color_scheme", "reduced_motion") if name in options}
+        kind = "" if prepare is not None else repr((clock, sorted(options.items())))
+        watched = kept_pages.pop(kind, None) or WatchedPage(browser, clock, options)
+        opened.append((kind, watched))
+        if prepare is not None:
+            prepare(watched.page)
+        watched.open(url, viewport, media, routes or {})
+        return watched.page
 
     yield open_page
-    for context in contexts:
-        context.close()
+    problems = []
+    for kind, watched in opened:
+        if kind:
+            watched.leave()
+        problems += watched.problems
+        if kind and not watched.problems:
+            kept_pages[kind] = watched
+        else:
+            watched.close()
     assert problems == []
 
 
