@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Route, expect, sync_playwright
+from server.conftest import RunningServer
 from system_tools import require
 
 FLAGS = (
@@ -18,6 +20,8 @@ REPORT_VIOLATIONS = (
     "document.addEventListener('securitypolicyviolation',"
     " (event) => console.error(`policy violated: ${event.violatedDirective} ${event.blockedURI}`))"
 )
+
+DESKTOP = {"width": 1280, "height": 720}
 
 OpenPage = Callable[..., Page]
 
@@ -53,7 +57,13 @@ class WatchedPage:
         self.page.on("pageerror", lambda error: self.problems.append(f"thrown: {error}"))
         self.page.on("request", self._on_request)
 
-    def open(self, url: str, viewport: Any, media: dict[str, Any], routes: dict[str, Any]) -> None:
+    def open(
+        self,
+        url: str,
+        viewport: Any = DESKTOP,
+        media: Mapping[str, Any] = MappingProxyType({}),
+        routes: Mapping[str, Callable[[Route], object]] = MappingProxyType({}),
+    ) -> None:
         """Loads an address in a window of this size, with this media and these answers to requests."""
         self._url = url
         self.page.set_viewport_size(viewport)
@@ -84,21 +94,44 @@ class WatchedPage:
             self.problems.append(f"asked elsewhere: {request.url}")
 
 
+class Pages:
+    """Pages that tests have left, which others take: a new one costs a second of the browser's time."""
+
+    def __init__(self, browser: Browser) -> None:
+        self._browser = browser
+        self._left: dict[str, WatchedPage] = {}
+
+    def take(self, clock: str = "", **options: Any) -> WatchedPage:
+        """One with this clock and these options, which nobody else has."""
+        return self._left.pop(_kind(clock, options), None) or WatchedPage(self._browser, clock, options)
+
+    def give_back(self, watched: WatchedPage, clock: str = "", **options: Any) -> None:
+        """Takes one that can be used again, unless something went wrong in it: then AssertionError."""
+        watched.leave()
+        if watched.problems:
+            watched.close()
+        assert watched.problems == []
+        self._left[_kind(clock, options)] = watched
+
+
+def _kind(clock: str, options: dict[str, Any]) -> str:
+    return repr((clock, sorted(options.items())))
+
+
 @pytest.fixture(scope="package")
-def kept_pages(browser: Browser) -> dict[str, WatchedPage]:
-    """Pages that tests have left, by what cannot be changed of them. A new one takes the browser a second."""
-    return {}
+def pages(browser: Browser) -> Pages:
+    return Pages(browser)
 
 
 @pytest.fixture
-def open_page(browser: Browser, kept_pages: dict[str, WatchedPage]) -> Iterator[OpenPage]:
+def open_page(browser: Browser, pages: Pages) -> Iterator[OpenPage]:
     """Opens pages, each with an empty storage, by the options of `Browser.new_context`.
 
     `routes` are answers to requests, by their addresses, and `clock` is that of WatchedPage. With `prepare`, which
     may change what stays, the page is one that no other test has. A test fails if a page of it logs an error or a
     warning, breaks its policy, throws, or asks another server for anything.
     """
-    opened: list[tuple[str, WatchedPage]] = []
+    leave: list[Callable[[], None]] = []
 
     def open_page(
         url: str,
@@ -108,27 +141,33 @@ def open_page(browser: Browser, kept_pages: dict[str, WatchedPage]) -> Iterator[
         routes: dict[str, Callable[[Route], object]] | None = None,
         **options: Any,
     ) -> Page:
-        viewport = options.pop("viewport", {"width": 1280, "height": 720})
+        viewport = options.pop("viewport", DESKTOP)
         media = {name: options.pop(name) for name in ("color_scheme", "reduced_motion") if name in options}
-        kind = "" if prepare is not None else repr((clock, sorted(options.items())))
-        watched = kept_pages.pop(kind, None) or WatchedPage(browser, clock, options)
-        opened.append((kind, watched))
-        if prepare is not None:
+        if prepare is None:
+            watched = pages.take(clock, **options)
+            leave.append(lambda: pages.give_back(watched, clock, **options))
+        else:
+            watched = WatchedPage(browser, clock, options)
+            leave.append(watched.close)
             prepare(watched.page)
+        opened.append(watched)
         watched.open(url, viewport, media, routes or {})
         return watched.page
 
+    opened: list[WatchedPage] = []
     yield open_page
-    problems = []
-    for kind, watched in opened:
-        if kind:
-            watched.leave()
-        problems += watched.problems
-        if kind and not watched.problems:
-            kept_pages[kind] = watched
-        else:
-            watched.close()
-    assert problems == []
+    for end in leave:
+        end()
+    assert [problem for watched in opened for problem in watched.problems] == []
+
+
+@pytest.fixture(scope="module")
+def scripts_page(pages: Pages, server: RunningServer) -> Iterator[Page]:
+    """A page for tests that call its scripts, and leave the rest of it alone."""
+    watched = pages.take()
+    watched.open(server.url)
+    yield watched.page
+    pages.give_back(watched)
 
 
 def send(page: Page, text: str) -> None:

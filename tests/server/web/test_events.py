@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from playwright.sync_api import Browser
-from server.conftest import RunningServer
+from playwright.sync_api import Page
 
 READ = """async (pieces) => {
   const { EventReader } = await import("/web/events.js");
@@ -20,12 +19,9 @@ lines = st.text(st.characters(blacklist_characters="\r\n", blacklist_categories=
 
 
 @pytest.fixture(scope="module")
-def read(browser: Browser, server: RunningServer) -> Iterator[Callable[[list[str]], list[str]]]:
+def read(scripts_page: Page) -> Callable[[list[str]], list[str]]:
     """The events in a stream that arrives in these pieces."""
-    page = browser.new_page()
-    page.goto(server.url)
-    yield lambda pieces: page.evaluate(READ, pieces)
-    page.close()
+    return lambda pieces: scripts_page.evaluate(READ, pieces)
 
 
 @settings(deadline=None, max_examples=80)

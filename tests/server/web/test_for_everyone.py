@@ -103,12 +103,14 @@ def test_a_conversation_by_keyboard_alone(server: RunningServer, open_page: Open
 
 
 def test_a_screen_reader_hears_the_answer_a_block_at_a_time(start_server: StartServer, open_page: OpenPage) -> None:
-    page = open_page(start_server(engine={"step_s": 0.005}).url)
+    server = start_server(engine={"step_s": 0.02})
+    page = open_page(server.url)
     heard = page.locator("#announcer")
     expect(heard).to_have_attribute("aria-live", "polite")
-    send(page, "SAY(The *first* block.\n\n" + "The second one. " * 20 + ")YAS")
+    send(page, "SAY(The *first* block.\n\n" + "The second one. " * 60 + ")YAS")
     expect(heard.locator("p")).to_have_text(["The first block."])
     assert page.locator("body.busy").count() == 1
+    server.engine.executor.step_s = 0
     until_idle(page)
     expect(heard.locator("p").last).to_contain_text("The second one. The second one.")
     send(page, "SAY(Next.)YAS")
@@ -270,7 +272,7 @@ SHIFTS = """() => new Promise((resolve) => {
 
 
 def test_nothing_jumps_while_an_answer_comes(start_server: StartServer, open_page: OpenPage) -> None:
-    page = open_page(start_server(engine={"step_s": 0.002}).url, viewport={"width": 1000, "height": 500})
+    page = open_page(start_server(engine={"step_s": 0.001}).url, viewport={"width": 1000, "height": 500})
     answer = "A **first** paragraph that runs over the end of its line, as most of them do in the end.\n\n1. one\n"
     answer += "2. two\n   - three\n\n```py\nx = 1\ny = 2\n```\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\nAnd the end."
     parameters = json.dumps({"system": f"SAY({answer})YAS"})  # so that the message is short
@@ -285,10 +287,12 @@ def test_nothing_jumps_while_an_answer_comes(start_server: StartServer, open_pag
 
 
 def test_a_reader_who_went_up_is_left_there(start_server: StartServer, open_page: OpenPage) -> None:
-    page = open_page(start_server(engine={"step_s": 0.002}).url, viewport={"width": 1000, "height": 500})
+    server = start_server()
+    page = open_page(server.url, viewport={"width": 1000, "height": 500})
     send(page, "SAY(" + "line\n\n" * 60 + ")YAS")
     latest = page.get_by_role("button", name="Latest")
     until_idle(page)
+    server.engine.executor.step_s = 0.002
     expect(latest).to_be_hidden()
     send(page, "LOOP(")
     expect(last_answer(page)).to_contain_text("x")
@@ -307,12 +311,12 @@ def test_a_reader_who_went_up_is_left_there(start_server: StartServer, open_page
 
 LONG_CONVERSATION = """() => {
   const messages = [];
-  for (let i = 0; i < 300; i += 1) {
+  for (let i = 0; i < 100; i += 1) {
     messages.push({ role: "user", content: `question ${i}` });
     messages.push({ role: "assistant", content: `answer ${i}\\n\\n${"- a point\\n".repeat(i % 9)}`, ended: "stop" });
   }
   localStorage.setItem("tidewheel.conversation.long", JSON.stringify({ updated: 1, messages }));
-  const index = [{ id: "long", title: "long", updated: 1, size: 30000 }];
+  const index = [{ id: "long", title: "long", updated: 1, size: 10000 }];
   localStorage.setItem("tidewheel.conversations", JSON.stringify(index));
 }"""
 
@@ -322,7 +326,7 @@ def test_a_long_conversation_opens_at_its_end_and_goes_on(start_server: StartSer
     page.evaluate(LONG_CONVERSATION)
     page.reload()
     page.get_by_role("button", name="long", exact=True).click()
-    expect(page.locator(".turn")).to_have_count(600)
+    expect(page.locator(".turn")).to_have_count(200)
     expect(last_answer(page)).to_be_in_viewport()
     page.locator("#scroller").evaluate("(scroller) => scroller.scrollTo(0, 0)")
     expect(page.get_by_text("question 0", exact=True)).to_be_in_viewport()

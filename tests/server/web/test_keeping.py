@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 from playwright.sync_api import Page, expect
 from server.conftest import RunningServer
 from server.web.conftest import OpenPage, last_answer, send, until_idle
 
 ROOM: dict[str, Any] = {"viewport": {"width": 1000, "height": 800}}
+FORGET_TOAST = "for (const box of document.querySelectorAll('#toast')) box.replaceChildren()"
 ATTACK = "<img src=x onerror=window.pwned=1>"
 
 
@@ -74,43 +74,38 @@ def test_conversations_are_renamed_found_and_taken_along(
     assert page.evaluate("window.pwned") is None
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("{", "not JSON"),
-        ("[]", "no conversations of this page"),
-        (exported(version=2), "no conversations of this page"),
-        (exported(*[conversation()] * 101), "more than 100"),
-        (exported(conversation(leaf=2)), "cannot be read"),
-        (exported(conversation(leaf=0.5)), "cannot be read"),
-        (exported(conversation(all=[{"role": "system", "content": "x", "parent": -1}], leaf=0)), "cannot be read"),
-        (exported(conversation(all=[{"role": "user", "content": {}, "parent": -1}], leaf=0)), "cannot be read"),
-        (exported(conversation(all=[{"role": "user", "content": "x", "parent": 0}], leaf=0)), "cannot be read"),
-        (
-            exported(conversation(all=[{"role": "assistant", "content": "", "parent": -1, "stats": {}}], leaf=0)),
-            "cannot",
-        ),
-        (exported(None), "cannot be read"),
-    ],
-    ids=lambda value: value[:40],
-)
-def test_files_that_are_no_conversations_are_refused(page_of_imports: Page, text: str, said: str) -> None:
-    choose(page_of_imports, text)
-    expect(page_of_imports.get_by_role("status")).to_contain_text(said)
-    expect(titles(page_of_imports)).to_have_count(0)
+REFUSED = [
+    ("{", "not JSON"),
+    ("[]", "no conversations of this page"),
+    (exported(version=2), "no conversations of this page"),
+    (exported(*[conversation()] * 101), "more than 100"),
+    (exported(conversation(leaf=2)), "cannot be read"),
+    (exported(conversation(leaf=0.5)), "cannot be read"),
+    (exported(conversation(all=[{"role": "system", "content": "x", "parent": -1}], leaf=0)), "cannot be read"),
+    (exported(conversation(all=[{"role": "user", "content": {}, "parent": -1}], leaf=0)), "cannot be read"),
+    (exported(conversation(all=[{"role": "user", "content": "x", "parent": 0}], leaf=0)), "cannot be read"),
+    (
+        exported(conversation(all=[{"role": "assistant", "content": "", "parent": -1, "stats": {}}], leaf=0)),
+        "cannot",
+    ),
+    (exported(None), "cannot be read"),
+]
 
 
-def test_a_file_that_is_too_large_is_refused(page_of_imports: Page, tmp_path: Path) -> None:
+def test_files_that_are_no_conversations_are_refused(
+    server: RunningServer, open_page: OpenPage, tmp_path: Path
+) -> None:
+    page = open_page(server.url, **ROOM)
+    toast = page.get_by_role("status")
+    for text, said in REFUSED:
+        choose(page, text)
+        expect(toast).to_contain_text(said)
+        page.evaluate(FORGET_TOAST)
     file = tmp_path / "large.json"
     file.write_text(" " * 8_000_001)
-    page_of_imports.get_by_label("File of conversations", exact=True).set_input_files(file)
-    expect(page_of_imports.get_by_role("status")).to_contain_text("larger than 8 MB")
-    expect(titles(page_of_imports)).to_have_count(0)
-
-
-@pytest.fixture
-def page_of_imports(server: RunningServer, open_page: OpenPage) -> Page:
-    return open_page(server.url, **ROOM)
+    page.get_by_label("File of conversations", exact=True).set_input_files(file)
+    expect(toast).to_contain_text("larger than 8 MB")
+    expect(titles(page)).to_have_count(0)
 
 
 def test_what_is_imported_cannot_act(server: RunningServer, open_page: OpenPage) -> None:
@@ -158,7 +153,7 @@ def test_files_are_dropped_and_what_is_no_text_or_too_much_is_refused(
     for data, said in ((b"\xff\xfe", "no text in UTF-8"), (b"a\0b", "no text"), (b"x" * 262_145, "256 KiB")):
         choose(page, data, "bad.bin", label="Text files")
         expect(page.get_by_role("status")).to_contain_text(said)
-    page.evaluate("for (const box of document.querySelectorAll('#toast')) box.replaceChildren()")
+    page.evaluate(FORGET_TOAST)
     for i in range(10):
         page.evaluate(DROP, [f"{i}.txt", "x"])
     expect(page.get_by_role("status")).to_have_text("a message takes 10 files")

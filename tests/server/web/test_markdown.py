@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from playwright.sync_api import Browser
-from server.conftest import RunningServer
+from playwright.sync_api import Page
 
 DRAW = """async (pieces) => {
   const { MarkdownStream } = await import("/web/markdown-stream.js");
@@ -51,12 +50,9 @@ Draw = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def draw(browser: Browser, server: RunningServer) -> Iterator[Draw]:
+def draw(scripts_page: Page) -> Draw:
     """Draws the Markdown that these pieces add up to."""
-    page = browser.new_page()
-    page.goto(server.url)
-    yield lambda *pieces: page.evaluate(DRAW, list(pieces))
-    page.close()
+    return lambda *pieces: scripts_page.evaluate(DRAW, list(pieces))
 
 
 CASES = [
@@ -122,7 +118,7 @@ fragments = st.sampled_from(
 texts = st.one_of(st.lists(fragments, max_size=40).map("".join), st.text(max_size=60))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=100)
 @given(texts, st.data())
 def test_any_text_is_drawn_alike_in_any_pieces_and_holds_nothing_but_known_nodes(
     draw: Draw, text: str, data: st.DataObject
@@ -177,11 +173,8 @@ KEPT = """async () => {
 }"""
 
 
-def test_open_code_grows_in_place(browser: Browser, server: RunningServer) -> None:
-    page = browser.new_page()
-    page.goto(server.url)
-    assert page.evaluate(KEPT) == [True, True, True, "x = 1\ny =", "x = 1\ny = 2", "last"]
-    page.close()
+def test_open_code_grows_in_place(scripts_page: Page) -> None:
+    assert scripts_page.evaluate(KEPT) == [True, True, True, "x = 1\ny =", "x = 1\ny = 2", "last"]
 
 
 def test_links_of_the_expected_kind_only(draw: Draw) -> None:
