@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,30 +40,30 @@ def slow(start_server: StartServer) -> RunningServer:
 
 
 @pytest.fixture(scope="module")
-def run_node() -> RunScenario:
+def run_node() -> Iterator[RunScenario]:
     """Runs a scenario of openai_scenarios.cjs against the server of a URL and returns its result.
 
-    Without Node.js the tests are skipped.
+    One process runs all of a module. Without Node.js the tests are skipped.
     """
     node = require("node")
     if not (NODE_MODULES / "openai").is_dir():
         require("npm")
         pytest.fail(f"there is no openai in {NODE_MODULES}: run `make python-test`")
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([node, str(SCENARIOS)], **pipes, text=True, env=node_environment()) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
 
-    def run(scenario: str, url: str, **arguments: Any) -> Any:
-        settings = {"baseURL": f"{url}/v1", "apiKey": "secret", "maxRetries": 0}
-        done = subprocess.run(
-            [node, str(SCENARIOS), scenario],
-            input=json.dumps([settings, arguments]),
-            capture_output=True,
-            text=True,
-            timeout=60,
-            env=node_environment(),
-        )
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        def run(scenario: str, url: str, **arguments: Any) -> Any:
+            settings = {"baseURL": f"{url}/v1", "apiKey": "secret", "maxRetries": 0}
+            print(json.dumps([scenario, settings, arguments]), file=process.stdin, flush=True)
+            said = json.loads(process.stdout.readline())
+            assert "error" not in said, said["error"]
+            return said["result"]
 
-    return run
+        yield run
+        process.stdin.close()
+        assert process.wait(60) == 0
 
 
 def node_environment() -> dict[str, str]:
@@ -78,7 +78,7 @@ def say(text: str) -> list[dict[str, str]]:
 
 def until_idle(server: RunningServer) -> None:
     """Waits until no request runs or waits."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while (stats := server.engine.stats()).num_running or stats.num_waiting:
         assert time.monotonic() < deadline, "the engine works on for a client that has gone"
         time.sleep(0.01)

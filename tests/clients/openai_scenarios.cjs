@@ -1,8 +1,8 @@
-// What applications do with the `openai` package: `node openai_scenarios.cjs NAME` reads [client settings, arguments]
-// as JSON from stdin and prints what the scenario returns.
+// What applications do with the `openai` package: `node openai_scenarios.cjs` reads lines of JSON from stdin, each of
+// which is [name of a scenario, client settings, arguments]. For each it prints a line: {"result"} or {"error"}.
 "use strict";
 
-const fs = require("node:fs");
+const readline = require("node:readline");
 const OpenAI = require("openai");
 const { zodFunction, zodResponseFormat } = require("openai/helpers/zod");
 const { z } = require("zod");
@@ -173,9 +173,14 @@ const scenarios = {
 };
 
 async function main() {
-  const [settings, given] = JSON.parse(fs.readFileSync(0, "utf8"));
-  const result = await scenarios[process.argv[2]](new OpenAI(settings), given);
-  process.stdout.write(JSON.stringify(result));
+  for await (const line of readline.createInterface({ input: process.stdin })) {
+    const [name, settings, given] = JSON.parse(line);
+    const said = await scenarios[name](new OpenAI(settings), given).then(
+      (result) => ({ result }),
+      (error) => ({ error: error.stack }),
+    );
+    process.stdout.write(`${JSON.stringify(said)}\n`);
+  }
 }
 
 main();

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import encoder_zoo as zoo
 import numpy as np
-import openai
-import pydantic
 import pytest
 from clients.conftest import say, until_idle
-from langchain_core.messages import AIMessage, BaseMessageChunk, HumanMessage, SystemMessage, ToolMessage
-from langchain_core.prompts import ChatPromptTemplate
-from langchain_core.tools import tool
-from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
 from server.conftest import RunningServer, ServerProcess
+
+if TYPE_CHECKING:
+    from langchain_openai import ChatOpenAI
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln", "days": 2}}\n</tool_call>'
 ARGUMENTS = {"city": "Köln", "days": 2}
 
 
-@tool
 def weather(city: str, days: int) -> str:
     """The weather of a city."""
     return f"SAY(Sunny in {city} for {days} days.)YAS"
@@ -34,23 +30,29 @@ def settings(scripted: RunningServer) -> dict[str, Any]:
 
 @pytest.fixture
 def chat(settings: dict[str, Any]) -> ChatOpenAI:
+    from langchain_openai import ChatOpenAI
+
     return ChatOpenAI(**settings)
 
 
 @pytest.fixture
 def demo(demo_server: ServerProcess) -> ChatOpenAI:
+    from langchain_openai import ChatOpenAI
+
     model: Any = "tidewheel-demo"
     return ChatOpenAI(base_url=f"{demo_server.url}/v1", api_key="none", model=model, temperature=0, max_retries=0)
 
 
 def joined(chunks: list[Any]) -> Any:
-    whole: BaseMessageChunk = chunks[0]
+    whole = chunks[0]
     for chunk in chunks[1:]:
         whole += chunk
     return whole
 
 
 def test_invoke(chat: ChatOpenAI) -> None:
+    from langchain_core.messages import HumanMessage, SystemMessage
+
     answer = chat.invoke([SystemMessage("Be brief."), HumanMessage("SAY(grüß dich)YAS")])
     assert answer.content == "grüß dich"
     assert answer.response_metadata["finish_reason"] == "stop"
@@ -68,6 +70,8 @@ def test_stream(chat: ChatOpenAI) -> None:
 
 
 def test_chains_stops_and_log_probabilities(chat: ChatOpenAI) -> None:
+    from langchain_core.prompts import ChatPromptTemplate
+
     prompt = ChatPromptTemplate([("system", "Be brief."), ("human", "SAY({text})YAS")])
     answer = (prompt | chat.bind(stop=["three"], logprobs=True, top_logprobs=2)).invoke({"text": "one two three"})
     assert answer.content == "one two "
@@ -80,6 +84,8 @@ def test_batch(chat: ChatOpenAI) -> None:
 
 
 def test_async(settings: dict[str, Any]) -> None:
+    from langchain_openai import ChatOpenAI
+
     async def run() -> None:
         chat = ChatOpenAI(**settings)
         assert (await chat.ainvoke("SAY(one)YAS")).content == "one"
@@ -98,13 +104,18 @@ def test_async(settings: dict[str, Any]) -> None:
     ids=["chat", "content blocks", "responses", "responses kept"],
 )
 def test_a_loop_of_tools(settings: dict[str, Any], streamed: bool, options: dict[str, Any]) -> None:
+    from langchain_core.messages import HumanMessage, ToolMessage
+    from langchain_core.tools import tool
+    from langchain_openai import ChatOpenAI
+
     chat = ChatOpenAI(**settings, **options)
-    with_tools = chat.bind_tools([weather])
+    weather_tool = tool(weather)
+    with_tools = chat.bind_tools([weather_tool])
     messages: list[Any] = [HumanMessage(f"SAY(One moment.\n{CALL}\n{CALL})YAS")]
     asked = joined(list(with_tools.stream(messages))) if streamed else with_tools.invoke(messages)
     assert [(call["name"], call["args"]) for call in asked.tool_calls] == [("weather", ARGUMENTS)] * 2
     assert asked.text == "One moment."
-    results = [weather.invoke(call) for call in asked.tool_calls]
+    results = [weather_tool.invoke(call) for call in asked.tool_calls]
     assert all(isinstance(result, ToolMessage) for result in results)
     answer = with_tools.invoke([*messages, asked, *results])
     assert answer.text == "Sunny in Köln for 2 days."
@@ -113,6 +124,9 @@ def test_a_loop_of_tools(settings: dict[str, Any], streamed: bool, options: dict
 
 
 def test_the_embedded_model_calls_a_tool(demo: ChatOpenAI) -> None:
+    from langchain_core.messages import AIMessage, HumanMessage
+    from langchain_core.tools import tool
+
     @tool
     def get_weather(city: str) -> str:
         """Get the weather of a city"""
@@ -125,17 +139,12 @@ def test_the_embedded_model_calls_a_tool(demo: ChatOpenAI) -> None:
     assert isinstance(with_tools.invoke([HumanMessage("What is the weather in Paris?"), asked, result]), AIMessage)
 
 
-class Wheel(pydantic.BaseModel):
-    """A wheel of a mill."""
-
-    spokes: int = pydantic.Field(ge=3, le=9)
-    material: Literal["oak", "iron"]
-
-
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # of the SDK, about its own parsed messages
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("method", ["json_schema", "function_calling"])
 def test_structured_output(demo: ChatOpenAI, method: Any, streamed: bool) -> None:
+    from clients.shapes import Wheel
+
     pytest.importorskip("llguidance")  # not there on every machine
     structured = demo.with_structured_output(Wheel, method=method)
     *_, answer = structured.stream("Invent a wheel.") if streamed else [structured.invoke("Invent a wheel.")]
@@ -143,12 +152,16 @@ def test_structured_output(demo: ChatOpenAI, method: Any, streamed: bool) -> Non
 
 
 def test_structured_output_by_json_mode(chat: ChatOpenAI) -> None:
+    from clients.shapes import Wheel
+
     pytest.importorskip("llguidance")  # not there on every machine
     structured = chat.with_structured_output(Wheel, method="json_mode")
     assert structured.invoke('SAY({"spokes": 4, "material": "oak"})YAS') == Wheel(spokes=4, material="oak")
 
 
 def test_completions(settings: dict[str, Any]) -> None:
+    from langchain_openai import OpenAI
+
     completions = OpenAI(**settings)
     assert completions.invoke("SAY(one)YAS") == "one"
     assert completions.batch(["SAY(two)YAS", "SAY(three)YAS"]) == ["two", "three"]
@@ -156,6 +169,8 @@ def test_completions(settings: dict[str, Any]) -> None:
 
 
 def test_embeddings(settings: dict[str, Any]) -> None:
+    from langchain_openai import OpenAIEmbeddings
+
     # Otherwise it would send token ids of another model's vocabulary.
     embeddings = OpenAIEmbeddings(**{**settings, "model": "embed"}, check_embedding_ctx_length=False)
     texts = zoo.texts(5)
@@ -166,6 +181,8 @@ def test_embeddings(settings: dict[str, Any]) -> None:
 
 
 def test_errors(chat: ChatOpenAI) -> None:
+    import openai
+
     with pytest.raises(openai.BadRequestError, match="temperature"):
         chat.invoke("hi", temperature=-1)
     with pytest.raises(openai.APIError, match="cannot be turned into text"):
@@ -173,6 +190,8 @@ def test_errors(chat: ChatOpenAI) -> None:
 
 
 def test_a_stream_that_is_left_frees_the_engine(settings: dict[str, Any], slow: RunningServer) -> None:
+    from langchain_openai import ChatOpenAI
+
     chat = ChatOpenAI(**{**settings, "base_url": f"{slow.url}/v1"})
     stream = chat.stream("LOOP(")
     next(stream)

@@ -4,51 +4,34 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import encoder_zoo as zoo
 import httpx
 import numpy as np
-import openai
-import pydantic
 import pytest
 from clients.conftest import say, until_idle
 from server.conftest import RunningServer, ServerProcess, StartServer
 
 from tidewheel.server.http.limits import AdmissionLimits
 
+if TYPE_CHECKING:
+    import openai
+
 CALL = '<tool_call>\n{"name": "Weather", "arguments": {"city": "Köln", "days": 2}}\n</tool_call>'
-
-
-class Weather(pydantic.BaseModel):
-    """The weather of a city."""
-
-    city: str = pydantic.Field(max_length=12)
-    days: int = pydantic.Field(ge=1, le=9)
-
-
-class Wheel(pydantic.BaseModel):
-    """A wheel of a mill."""
-
-    material: Literal["oak", "iron"]
-    spokes: int = pydantic.Field(ge=3, le=9)
-
-
-class Mill(pydantic.BaseModel):
-    """A mill with a wheel or two."""
-
-    name: str = pydantic.Field(max_length=12)
-    first: Wheel
-    second: Wheel | None
 
 
 @pytest.fixture(scope="module")
 def client(scripted: RunningServer) -> Iterator[openai.OpenAI]:
+    import openai
+
     with openai.OpenAI(base_url=f"{scripted.url}/v1", api_key="secret", max_retries=0) as sdk:
         yield sdk
 
 
 def connect(server: RunningServer, **options: Any) -> openai.AsyncOpenAI:
+    import openai
+
     return openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="secret", max_retries=0, **options)
 
 
@@ -68,12 +51,17 @@ def test_raw_responses(client: openai.OpenAI) -> None:
 
 
 def test_errors_carry_their_request(client: openai.OpenAI) -> None:
+    import openai
+
     with pytest.raises(openai.BadRequestError) as bad:
         client.chat.completions.create(**ask("hi", temperature=-1), extra_headers={"x-request-id": "mine"})
     assert (bad.value.request_id, bad.value.param, bad.value.type) == ("mine", "temperature", "invalid_request_error")
 
 
 def test_asyncio(scripted: RunningServer) -> None:
+    import openai
+    from clients.shapes import Weather
+
     async def run() -> None:
         async with connect(scripted) as sdk:
             assert [model.id async for model in sdk.models.list()] == ["scripted", "embed"]
@@ -112,18 +100,24 @@ def test_tasks_that_are_cancelled_free_the_engine(slow: RunningServer) -> None:
     until_idle(slow)
 
 
+# The client waits for half a second before it tries again.
 def test_time_limits_of_the_client(slow: RunningServer) -> None:
+    import openai
+
     body: Any = {"model": "scripted", "prompt": "LOOP("}
     with openai.OpenAI(base_url=f"{slow.url}/v1", api_key="secret", max_retries=1, timeout=0.2) as sdk:
         with pytest.raises(openai.APITimeoutError):
             sdk.completions.create(**body, max_tokens=5000)
         until_idle(slow)
         # Between two pieces of a stream, and not for the whole of it.
-        patient = sdk.with_options(timeout=httpx.Timeout(10, read=5))
+        patient = sdk.with_options(timeout=httpx.Timeout(120, read=60))
         assert patient.completions.create(**body, max_tokens=20).choices[0].text == "x" * 20
 
 
+# The server says to come again in a second.
 def test_a_busy_server_is_asked_again(start_server: StartServer) -> None:
+    import openai
+
     busy = start_server(engine={"step_s": 0.01, "num_blocks": 64}, admission=AdmissionLimits(max_queue=0))
     statuses: list[int] = []
     streams: list[openai.Stream[Any]] = []
@@ -168,6 +162,9 @@ def test_completions_streamed_with_all_that_they_carry(client: openai.OpenAI) ->
 
 def test_parse_and_the_streaming_helper_on_one_schema(demo_server: ServerProcess) -> None:
     """With references and a union, streamed with the events of its parts."""
+    import openai
+    from clients.shapes import Mill
+
     pytest.importorskip("llguidance")  # not there on every machine
     body: Any = {
         "model": "tidewheel-demo",
@@ -188,6 +185,9 @@ def test_parse_and_the_streaming_helper_on_one_schema(demo_server: ServerProcess
 
 
 def test_parse_of_an_answer_that_is_cut_off(demo_server: ServerProcess) -> None:
+    import openai
+    from clients.shapes import Mill
+
     pytest.importorskip("llguidance")  # not there on every machine
     with (
         openai.OpenAI(base_url=f"{demo_server.url}/v1", api_key="none", max_retries=0) as sdk,
@@ -199,6 +199,9 @@ def test_parse_of_an_answer_that_is_cut_off(demo_server: ServerProcess) -> None:
 
 
 def test_a_demanded_call_on_the_embedded_model(demo_server: ServerProcess) -> None:
+    import openai
+    from clients.shapes import Weather
+
     pytest.importorskip("llguidance")  # not there on every machine
     body: Any = {
         "model": "tidewheel-demo",

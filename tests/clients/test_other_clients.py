@@ -1,6 +1,7 @@
 """Clients that have an environment of their own: each asks the embedded model for a call, a stream and an object.
 
-`make test` installs them: they are the extra `clients`. What each does is in scenarios/.
+`make clients` installs them: they are the extra `clients`. What each does is in scenarios/, and what they send in
+recorded/, which test_recorded_requests.py sends again. `make test` has only the one for Node.js, which starts at once.
 """
 
 from __future__ import annotations
@@ -19,11 +20,10 @@ from system_tools import require, say_skipped
 PYTHON = Path(sys.prefix) / "clients" / "bin" / "python"
 SCENARIOS = Path(__file__).with_name("scenarios")
 NAMES = sorted(path.name for path in SCENARIOS.glob("with_*"))
+MARKED = [name if name.endswith(".cjs") else pytest.param(name, marks=pytest.mark.clients) for name in NAMES]
 
-pytestmark = pytest.mark.clients
 
-
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(scope="module", params=MARKED)
 def results(request: pytest.FixtureRequest, demo_server: ServerProcess) -> Any:
     name = request.param
     program = [require("node")] if name.endswith(".cjs") else [str(PYTHON)]
