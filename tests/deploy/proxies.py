@@ -51,7 +51,7 @@ class Proxy:
             path = _place(ROOT / "deploy/haproxy/haproxy.cfg", "bind :8000", listen, replicas, folder)
             command = [program, "-db", "-f", str(path)]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not self._listens():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.stop()
@@ -60,7 +60,7 @@ class Proxy:
 
     def stop(self) -> None:
         self._process.terminate()
-        self._process.wait(20)
+        self._process.wait(60)
 
     def _listens(self) -> bool:
         with socket.socket() as probe:

@@ -21,11 +21,17 @@ REPORT_VIOLATIONS = (
     " (event) => console.error(`policy violated: ${event.violatedDirective} ${event.blockedURI}`))"
 )
 
+# What the page shows for a while stays, for on a busy machine a test may look later than a person would: a message for
+# 8 s, and that something was copied for 1.5 s.
+PATIENCE = """{
+  const soon = setTimeout;
+  window.setTimeout = (call, ms, ...given) => soon(call, [1500, 8000].includes(ms) ? 60 * ms : ms, ...given);
+}"""
 DESKTOP = {"width": 1280, "height": 720}
 
 OpenPage = Callable[..., Page]
 
-expect.set_options(timeout=20_000)  # ms, for machines that are busy with other things
+expect.set_options(timeout=60_000)  # ms, for machines that are busy with other things
 
 
 # While Playwright lives, no other test of this thread can have an event loop: it ends with the tests of this folder.
@@ -50,8 +56,10 @@ class WatchedPage:
         self.problems: list[str] = []
         self._url, self._clock = "", clock
         self._context = browser.new_context(**options)
-        self._context.set_default_timeout(20_000)
+        self._context.set_default_timeout(60_000)
         self._context.add_init_script(REPORT_VIOLATIONS)
+        if not clock:
+            self._context.add_init_script(PATIENCE)
         self.page = self._context.new_page()
         self.page.on("console", self._on_console)
         self.page.on("pageerror", lambda error: self.problems.append(f"thrown: {error}"))

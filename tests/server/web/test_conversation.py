@@ -17,8 +17,8 @@ CALL = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": "ü"}}</tool_call>
 
 @pytest.fixture(scope="module")
 def slow_server(start_server: StartServer) -> RunningServer:
-    """A server that takes a few milliseconds a token."""
-    return start_server(engine={"step_s": 0.005})
+    """A server that takes ten milliseconds a token."""
+    return start_server(engine={"step_s": 0.01})
 
 
 def prompt_of(server: RunningServer) -> str:
