@@ -77,7 +77,7 @@ def lose_a_replica(http: httpx.Client, end: Callable[[], object], *, streams: in
             again = [pool.submit(ask, http, session, longer) for session in sessions]
             running = [pool.submit(stream, http, question, longer, began) for question in questions]
             for _ in questions:
-                assert began.acquire(timeout=60)
+                assert began.acquire(timeout=120)
             if not any(future.done() for future in (*again, *running)):
                 break
             wait([*again, *running])

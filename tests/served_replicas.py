@@ -17,7 +17,7 @@ class ReplicasClient:
     """A client of the replicas behind an address."""
 
     def __init__(self, url: str) -> None:
-        self.http = httpx.Client(base_url=url, headers={"authorization": f"Bearer {KEY}"}, timeout=60)
+        self.http = httpx.Client(base_url=url, headers={"authorization": f"Bearer {KEY}"}, timeout=120)
 
     def ask(self, *contents: str, max_tokens: int = 8, **kwargs: Any) -> httpx.Response:
         """An answer to a conversation, whose roles alternate."""
@@ -28,12 +28,12 @@ class ReplicasClient:
 
 def processes_of(starter: psutil.Process) -> list[psutil.Process]:
     """Those of the replicas that a process has started, without what chooses among them."""
-    titles = [(child, _title(child)) for child in starter.children(recursive=True)]
+    titles = [(child, command_line(child)) for child in starter.children(recursive=True)]
     return [child for child, title in titles if "ServeReplica" in title and "chooser" not in title]
 
 
-def _title(process: psutil.Process) -> str:
-    """Nothing for one that has ended meanwhile."""
+def command_line(process: psutil.Process) -> str:
+    """What a process was started with; nothing for one that has ended meanwhile."""
     try:
         return " ".join(process.cmdline())
     except psutil.Error:

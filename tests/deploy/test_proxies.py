@@ -183,6 +183,7 @@ def test_requests_of_no_conversation_are_spread(proxy: Proxy, replicas: list[Ser
     assert all(now > then for now, then in zip(after, before, strict=True))
 
 
+# A server of its own starts, for it has to die: 0.5 s.
 def test_a_server_that_dies_is_stood_in_for(start_proxy: StartProxy, slow_replicas: list[ScriptedProcess]) -> None:
     server, other = ScriptedProcess(), slow_replicas[0]
     try:

@@ -19,47 +19,73 @@ import pytest
 import served_replicas
 from engine.pipeline.cases import answers
 from lost_replicas import REPLICA, lose_a_replica
-from served_replicas import KEY, ReplicasClient, processes_of
-from server.conftest import ServerProcess
+from ports import free_port
+from ray_clusters import PATIENCE
+from served_replicas import KEY, ReplicasClient, command_line, processes_of
 from waiting import wait_until
 
 from tidewheel.server.options.model import DEMO_MODEL
 
+pytestmark = pytest.mark.timeout(1200)  # where the machine has other things to do, a cluster takes minutes
 COMMAND = [str(Path(sys.executable).with_name("tidewheel")), "serve", "--distributed-executor-backend", "ray"]
 OPTIONS = ["--data-parallel-size", "2", "--cpus-per-replica", "1", "--kv-cache-space", "0.1", "--api-key", KEY]
 OPTIONS += ["--shutdown-timeout", "1"]
 ENVIRONMENT = {
     **{name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "TIDEWHEEL_"))},
+    **PATIENCE,
     "RAY_AUTH_MODE": "disabled",
     "RAY_OVERRIDE_RESOURCES": '{"CPU": 4}',  # so that there is room for stages beside the replicas
 }
 
 
+class Server:
+    """The command, with what it says. Its replicas all run."""
+
+    def __init__(self, folder: Path) -> None:
+        port = free_port()
+        self.url, self._said = f"http://127.0.0.1:{port}", folder / "said"
+        command = [*COMMAND, *OPTIONS, "--port", str(port)]
+        with self._said.open("w") as said:
+            self.process = psutil.Popen(command, cwd=folder, env=ENVIRONMENT, stderr=said)
+
+    def is_up(self) -> bool:
+        """Raises AssertionError if it has ended."""
+        said = self._said.read_text("utf-8")
+        assert self.process.poll() is None, said
+        return "by 2 replicas of 1 cores" in said
+
+    def replicas(self) -> list[psutil.Process]:
+        """The processes of the replicas."""
+        return processes_of(self.process)
+
+
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """The command, whose replicas all run. It must end as it should."""
-    server = ServerProcess(*OPTIONS, command=COMMAND, env=ENVIRONMENT, cwd=tmp_path_factory.mktemp("ray"))
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The command must end as it should."""
+    server = Server(tmp_path_factory.mktemp("ray"))
     try:
-        wait_until(lambda: "by 2 replicas of 1 cores" in server.log)
+        wait_until(server.is_up, 600)
         yield server
         server.process.send_signal(signal.SIGINT)
-        assert server.process.wait(120) == 0
+        assert server.process.wait(600) == 0
     finally:
-        server.stop()
+        if server.process.poll() is None:
+            server.process.kill()
+            server.process.wait()
 
 
 @pytest.fixture(scope="module")
-def replicas(server: ServerProcess) -> ReplicasClient:
+def replicas(server: Server) -> ReplicasClient:
     return ReplicasClient(server.url)
 
 
 @pytest.fixture
-def connected(server: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def connected(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """This process is connected to the command's cluster."""
     import ray
 
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    started = (" ".join(child.cmdline()) for child in psutil.Process(server.process.pid).children(recursive=True))
+    started = map(command_line, server.process.children(recursive=True))
     address = next(found[1] for line in started if (found := re.search(r"--gcs-address=(\S+)", line)))
     ray.init(address=address, log_to_driver=False)
     yield
@@ -79,8 +105,8 @@ def test_streams_are_not_buffered(replicas: ReplicasClient) -> None:
     served_replicas.check_streams_are_not_buffered(replicas)
 
 
-def test_no_two_replicas_share_a_core(server: ServerProcess, replicas: ReplicasClient) -> None:
-    cores = [process.cpu_affinity() for process in processes_of(psutil.Process(server.process.pid))]
+def test_no_two_replicas_share_a_core(server: Server, replicas: ReplicasClient) -> None:
+    cores = [process.cpu_affinity() for process in server.replicas()]
     assert len(cores) == 2
     assert all(len(own) == 1 for own in cores)
     assert cores[0] != cores[1]
@@ -118,8 +144,5 @@ def test_stages_on_nodes_give_the_bits_of_one_process(connected: None, monkeypat
     assert answers(DEMO_MODEL, pipeline_parallel_size=2, **placed) == answers(DEMO_MODEL)
 
 
-def test_a_replica_that_dies_breaks_its_own_streams_alone(server: ServerProcess, replicas: ReplicasClient) -> None:
-    def end() -> None:
-        os.kill(processes_of(psutil.Process(server.process.pid))[0].pid, signal.SIGKILL)
-
-    lose_a_replica(replicas.http, end, streams=16, length=100)
+def test_a_replica_that_dies_breaks_its_own_streams_alone(server: Server, replicas: ReplicasClient) -> None:
+    lose_a_replica(replicas.http, lambda: server.replicas()[0].kill(), streams=16, length=100)

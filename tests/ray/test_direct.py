@@ -20,6 +20,7 @@ import pytest
 import served_replicas
 from lost_replicas import REPLICA, ask
 from ports import free_port
+from ray_clusters import PATIENCE
 from served_replicas import KEY, ReplicasClient, processes_of
 from waiting import wait_until
 
@@ -84,7 +85,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         "RAY_SERVE_HAPROXY_NBTHREAD": "1",
         "RAY_SERVE_HAPROXY_STARTUP_TIMEOUT_S": "120",
     }
-    environment = {**ENVIRONMENT, "RAY_AUTH_MODE": "disabled", **haproxy}
+    environment = {**ENVIRONMENT, **PATIENCE, "RAY_AUTH_MODE": "disabled", **haproxy}
     arguments = [*COMMAND, *OPTIONS, "--host", "127.0.0.1", "--port", str(port)]
     with subprocess.Popen(arguments, cwd=folder, env=environment) as process:
         server = Server(process, f"http://127.0.0.1:{port}")

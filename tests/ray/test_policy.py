@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidewheel.ray.hash_ring import HashRing, hash_of
@@ -112,6 +112,7 @@ def test_memory_is_bounded() -> None:
     assert len(policy._taken) == len(policy._whole) == 100
 
 
+@settings(deadline=None, max_examples=50)
 @given(
     st.integers(1, 30),
     st.lists(st.tuples(st.integers(0, 5), st.sampled_from(("session", "text", "chat")), st.booleans()), max_size=200),

@@ -100,7 +100,7 @@ def test_long_sessions_that_begin_alike_are_not_the_same() -> None:
     assert keys_of(prompt_cache_key=one).session != keys_of(prompt_cache_key=other).session
 
 
-@settings(max_examples=40)
+@settings(deadline=None, max_examples=40)
 @given(
     st.binary(max_size=200)
     | st.recursive(st.none() | st.text() | st.integers(), st.lists).map(json.dumps).map(str.encode)
@@ -110,12 +110,14 @@ def test_any_body_has_keys(body: bytes) -> None:
     assert read_keys(write_keys(keys)) == replace(keys, prefixes=[*keys.prefixes])
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 2**64 - 1), max_size=32), st.none() | st.integers(0, 2**64 - 1), st.booleans())
 def test_a_header_has_the_keys(prefixes: list[int], session: int | None, is_chat: bool) -> None:
     keys = Keys(session, None, prefixes, is_chat)
     assert read_keys(write_keys(keys)) == keys
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=2000))
 def test_any_header_can_be_read(value: bytes) -> None:
     keys = read_keys(value)

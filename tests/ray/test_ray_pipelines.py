@@ -22,7 +22,7 @@ import mtp_zoo
 import psutil
 import pytest
 from engine.pipeline.cases import CASES, SWEPT, Case, answers
-from ray_clusters import start_node
+from ray_clusters import PATIENCE, start_node
 from waiting import wait_until
 
 import tidewheel.offline.model
@@ -54,7 +54,7 @@ PROMPTS = [[5, 6, 7, index] for index in range(3, 7)]
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A node that says it has four cores. Further nodes can be added."""
     before, folder = dict(os.environ), Path.cwd()
-    os.environ.update({"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"})
+    os.environ.update({**PATIENCE, "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"})
     os.environ.pop("RAY_ADDRESS", None)
     os.chdir(tmp_path_factory.mktemp("ray"))  # Ray's workers import from the folder that it is started in
     import ray

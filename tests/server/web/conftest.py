@@ -37,7 +37,7 @@ expect.set_options(timeout=60_000)  # ms, for machines that are busy with other 
 # While Playwright lives, no other test of this thread can have an event loop: it ends with the tests of this folder.
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
-    """Headless Chromium. Without one the tests are skipped."""
+    """Headless Chromium, which takes 2 s to start. Without one the tests are skipped."""
     path = require("chromium")
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=path, args=FLAGS)

@@ -38,6 +38,7 @@ def recite(page: Page, *deltas: dict[str, Any], finish: str = "stop") -> None:
     page.route(CHAT, fulfill, times=1)
 
 
+# The browser starts, and a server: 1 s each.
 def test_the_embedded_model_answers(demo_server: ServerProcess, open_page: OpenPage) -> None:
     page = open_page(demo_server.url)
     expect(page.get_by_role("heading", name="The wheel is ready.")).to_be_visible()
@@ -157,6 +158,7 @@ def test_conversations_of_before_there_were_branches_open(server: RunningServer,
     expect(page.locator(".branches")).to_have_text(["2 of 2"])
 
 
+# A page with other permissions is a new one, which takes the browser a second.
 def test_what_is_copied_is_what_was_written(server: RunningServer, open_page: OpenPage) -> None:
     page = open_page(server.url, permissions=["clipboard-read", "clipboard-write"])
     send(page, "SAY(**bold**\n\n```py\nprint(1)\n```)YAS")

@@ -102,12 +102,13 @@ def test_a_conversation_by_keyboard_alone(server: RunningServer, open_page: Open
     expect(page.get_by_label("Message", exact=True)).to_be_focused()
 
 
+# The answer comes in hundreds of pieces, the first of them slowly.
 def test_a_screen_reader_hears_the_answer_a_block_at_a_time(start_server: StartServer, open_page: OpenPage) -> None:
     server = start_server(engine={"step_s": 0.02})
     page = open_page(server.url)
     heard = page.locator("#announcer")
     expect(heard).to_have_attribute("aria-live", "polite")
-    send(page, "SAY(The *first* block.\n\n" + "The second one. " * 60 + ")YAS")
+    send(page, "SAY(The *first* block.\n\n" + "The second one. " * 30 + ")YAS")
     expect(heard.locator("p")).to_have_text(["The first block."])
     assert page.locator("body.busy").count() == 1
     server.engine.executor.step_s = 0
@@ -120,6 +121,7 @@ def test_a_screen_reader_hears_the_answer_a_block_at_a_time(start_server: StartS
     expect(heard).to_be_empty()
 
 
+# A page for touch is a new one, which takes the browser a second.
 def test_nothing_is_wider_than_a_phone(server: RunningServer, open_page: OpenPage) -> None:
     page = open_page(server.url, **PHONE)
     assert no_sideways_scroll(page)
@@ -271,6 +273,7 @@ SHIFTS = """() => new Promise((resolve) => {
 })"""
 
 
+# The answer comes in hundreds of pieces, twice, each of which may move what is on the screen.
 def test_nothing_jumps_while_an_answer_comes(start_server: StartServer, open_page: OpenPage) -> None:
     page = open_page(start_server(engine={"step_s": 0.001}).url, viewport={"width": 1000, "height": 500})
     answer = "A **first** paragraph that runs over the end of its line, as most of them do in the end.\n\n1. one\n"

@@ -63,6 +63,7 @@ def figure(page: Page, name: str) -> Any:
     return page.locator(f"#{name}")
 
 
+# A page with a clock of its own is a new one, which takes the browser a second.
 def test_the_panel_shows_what_the_server_does(start_server: StartServer, open_page: OpenPage) -> None:
     server = start_server(engine={"step_s": 0.005, "num_blocks": 64})
     page = open_page(f"{server.url}/#server", clock="flowing", **WIDE)
@@ -179,6 +180,7 @@ def test_replicas_have_a_tile_and_figures_of_all(server: RunningServer, open_pag
     expect(tile).to_be_hidden()
 
 
+# A page with scripts of its own is a new one, which takes the browser a second.
 def test_an_answer_that_is_alone_has_one_speed(
     server: RunningServer, open_page: OpenPage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
