@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
+from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 
-HAS_RAY = importlib.util.find_spec("ray.serve") is not None  # this folder could be found as a package `ray`
-_PARTS = ("application", "cluster", "command", "direct", "nodes", "replicas", "ray_pipelines", "router", "stage_places")
-_NEED_RAY = {f"test_{name}.py" for name in _PARTS}
+
+def _has_ray() -> bool:
+    """Without importing it, and not by its name alone, which is that of this folder."""
+    try:
+        version("ray")
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+HAS_RAY = _has_ray()
+_PARTS = ("application", "cluster", "command", "direct", "files", "nodes", "replicas", "ray_pipelines", "router")
+_NEED_RAY = {f"test_{name}.py" for name in (*_PARTS, "stage_places")}
 LACK = "Skipped: the tests of replicas and stages on Ray need ray, which has no build for this machine"
 
 

@@ -14,27 +14,32 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 from ports import free_port
+from ray_clusters import PATIENCE
 from waiting import wait_until
 
 if TYPE_CHECKING:
     from ray.cluster_utils import Cluster
 
 # test_cluster.py has a command that starts replicas, and test_room.py what it says where there is no room.
-pytestmark = pytest.mark.sweep
+pytestmark = [pytest.mark.sweep, pytest.mark.timeout(1200)]
+_LONG_S = 300  # for what takes seconds on a machine that is not busy
 COMMAND = [str(Path(sys.executable).with_name("tidewheel")), "serve", "--kv-cache-space", "0.1"]
 ON_RAY = ["--distributed-executor-backend", "ray"]
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "TIDEWHEEL_"))}
 
 
 def start(folder: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-    command, variables = [*COMMAND, *ON_RAY, *arguments], {**ENVIRONMENT, "RAY_AUTH_MODE": "disabled", **environment}
+    command, variables = (
+        [*COMMAND, *ON_RAY, *arguments],
+        {**ENVIRONMENT, **PATIENCE, "RAY_AUTH_MODE": "disabled", **environment},
+    )
     return subprocess.Popen(command, cwd=folder, env=variables, stderr=subprocess.PIPE, text=True)
 
 
 def run(folder: Path, *arguments: str, **environment: str) -> tuple[int, str]:
     with start(folder, *arguments, **environment) as process:
         try:
-            _, said = process.communicate(timeout=90)
+            _, said = process.communicate(timeout=_LONG_S)
         finally:
             process.kill()
     return process.returncode, said
@@ -80,7 +85,7 @@ def test_a_cluster_has_one_such_application_at_one_address(cluster: Cluster, tmp
 
     with start(tmp_path, *options, **there) as first:
         try:
-            wait_until(lambda: is_served() or first.poll() is not None)
+            wait_until(lambda: is_served() or first.poll() is not None, _LONG_S)
             code, said = run(tmp_path, *options, **there)
             assert (code, "the cluster has an application tidewheel already" in said) == (1, True), said
             code, said = run(tmp_path, "--port", str(free_port()), **there)
@@ -88,16 +93,16 @@ def test_a_cluster_has_one_such_application_at_one_address(cluster: Cluster, tmp
             assert (code, refused in said) == (1, True), said
             assert is_served()
             first.terminate()
-            first.communicate(timeout=60)
+            first.communicate(timeout=_LONG_S)
             assert first.returncode == 0
             assert not is_served()
         finally:
             first.kill()
     with start(tmp_path, *options, "--data-parallel-size", "2", **there) as waiting:
         try:
-            wait_until(lambda: is_served() or waiting.poll() is not None)  # by the one that there is room for
+            wait_until(lambda: is_served() or waiting.poll() is not None, _LONG_S)  # by the one that there is room for
             waiting.send_signal(signal.SIGINT)
-            waiting.communicate(timeout=60)
+            waiting.communicate(timeout=_LONG_S)
             assert waiting.returncode == 0
         finally:
             waiting.kill()

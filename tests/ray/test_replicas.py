@@ -29,6 +29,7 @@ import tidewheel.ray
 # test_cluster.py has what clients see of replicas that stay as they are, for `make test`.
 pytestmark = [
     pytest.mark.sweep,
+    pytest.mark.timeout(1200),
     pytest.mark.filterwarnings("ignore:Using extra keyword arguments on `Field`:DeprecationWarning"),
 ]
 

@@ -9,23 +9,24 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID, RequestMetadata
-from ray.serve.request_router import PendingRequest
 
-from tidewheel.ray import direct
-from tidewheel.ray import router as router_module
-from tidewheel.ray.direct import DirectRouter
 from tidewheel.ray.policy import Keys
-from tidewheel.ray.router import PrefixRouter
 
-DEPLOYMENT = DeploymentID(name="tidewheel", app_name="tidewheel")
+
+def deployment() -> Any:
+    """Of which the replicas are."""
+    from ray.serve._private.common import DeploymentID
+
+    return DeploymentID(name="tidewheel", app_name="tidewheel")
 
 
 class Replica:
     """One whose number of requests the test sets."""
 
     def __init__(self, name: str) -> None:
-        self.replica_id = ReplicaID(name, DEPLOYMENT)
+        from ray.serve._private.common import ReplicaID
+
+        self.replica_id = ReplicaID(name, deployment())
         self.actor_id = SimpleNamespace(hex=lambda: name)
         self.node_id = self.availability_zone = "here"
         self.multiplexed_model_ids: frozenset[str] = frozenset()
@@ -44,21 +45,30 @@ class Replica:
 class Router:
     """A router of replicas, and where it sends requests."""
 
-    def __init__(self, kind: type[PrefixRouter], replicas: list[Replica]) -> None:
+    def __init__(self, kind: str, replicas: list[Replica]) -> None:
+        from ray.serve._private.common import DeploymentHandleSource
+
+        from tidewheel.ray.direct import DirectRouter
+        from tidewheel.ray.router import PrefixRouter
+
         self.replicas = replicas
-        self.router = kind(DEPLOYMENT, DeploymentHandleSource.REPLICA, use_replica_queue_len_cache=True)
+        router_of: dict[str, type[PrefixRouter]] = {"prefix": PrefixRouter, "direct": DirectRouter}
+        self.router = router_of[kind](deployment(), DeploymentHandleSource.REPLICA, use_replica_queue_len_cache=True)
         self.router.initialize_state(most_load=1.5, most_own=8)
         self.router.update_replicas(replicas)  # type: ignore[arg-type]
 
     async def choose(self, keys: Keys | None = None) -> str:
         """The first choice, by name."""
+        from ray.serve._private.common import RequestMetadata
+        from ray.serve.request_router import PendingRequest
+
         metadata = RequestMetadata(request_id="1", internal_request_id="1")
         pending = PendingRequest(args=[keys], kwargs={}, metadata=metadata) if keys is not None else None
         ranked = await self.router.choose_replicas(self.replicas, pending)  # type: ignore[arg-type]
         return str(ranked[0][0].replica_id.unique_id)
 
 
-def run(kind: type[PrefixRouter], test: Callable[[Router], Coroutine[Any, Any, None]]) -> None:
+def run(kind: str, test: Callable[[Router], Coroutine[Any, Any, None]]) -> None:
     async def begin() -> None:
         router = Router(kind, [Replica("a"), Replica("b")])
         await until_idle()  # Serve looks at new ones by itself
@@ -81,7 +91,7 @@ async def until_idle() -> None:
 
 def test_what_a_replica_said_long_ago_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(router_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("tidewheel.ray.router.time", SimpleNamespace(monotonic=lambda: now[0]))
 
     async def test(router: Router) -> None:
         router.router.on_new_queue_len_info(router.replicas[0].replica_id, 8)
@@ -91,14 +101,14 @@ def test_what_a_replica_said_long_ago_is_not_believed(monkeypatch: pytest.Monkey
         now[0] += 2
         assert {await router.choose() for _ in range(64)} == {"a", "b"}
 
-    run(PrefixRouter, test)
+    run("prefix", test)
 
 
 SESSION = Keys(session=5)
 
 
 def test_what_was_chosen_counts_as_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct, "_ARRIVES_S", 3600.0)
+    monkeypatch.setattr("tidewheel.ray.direct._ARRIVES_S", 3600.0)
 
     async def test(router: Router) -> None:
         chosen = [await router.choose(SESSION) for _ in range(9)]
@@ -107,11 +117,11 @@ def test_what_was_chosen_counts_as_sent(monkeypatch: pytest.MonkeyPatch) -> None
         counts = Counter([await router.choose(Keys()) for _ in range(200)])
         assert max(counts.values()) - min(counts.values()) < 20
 
-    run(DirectRouter, test)
+    run("direct", test)
 
 
 def test_a_chooser_looks_whether_requests_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct, "_ARRIVES_S", 0.001)
+    monkeypatch.setattr("tidewheel.ray.direct._ARRIVES_S", 0.001)
 
     async def test(router: Router) -> None:
         names = {await router.choose(SESSION)}
@@ -121,12 +131,12 @@ def test_a_chooser_looks_whether_requests_have_ended(monkeypatch: pytest.MonkeyP
             names.add(await router.choose(SESSION))
         assert len(names) == 1
 
-    run(DirectRouter, test)
+    run("direct", test)
 
 
 def test_a_chooser_looks_as_long_as_a_replica_computes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct, "_ARRIVES_S", 0.001)
-    monkeypatch.setattr(direct, "_LATEST_S", 0.002)
+    monkeypatch.setattr("tidewheel.ray.direct._ARRIVES_S", 0.001)
+    monkeypatch.setattr("tidewheel.ray.direct._LATEST_S", 0.002)
 
     async def test(router: Router) -> None:
         router.replicas[0].load = router.replicas[1].load = 9
@@ -139,12 +149,12 @@ def test_a_chooser_looks_as_long_as_a_replica_computes(monkeypatch: pytest.Monke
         await until_idle()
         assert len({await router.choose(SESSION) for _ in range(4)}) == 1
 
-    run(DirectRouter, test)
+    run("direct", test)
 
 
 def test_a_replica_that_does_not_answer_is_left_to_serve(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct, "_ARRIVES_S", 0.001)
-    monkeypatch.setattr(direct, "_ANSWERS_S", 0.01)
+    monkeypatch.setattr("tidewheel.ray.direct._ARRIVES_S", 0.001)
+    monkeypatch.setattr("tidewheel.ray.direct._ANSWERS_S", 0.01)
 
     async def test(router: Router) -> None:
         for replica in router.replicas:
@@ -153,4 +163,4 @@ def test_a_replica_that_does_not_answer_is_left_to_serve(monkeypatch: pytest.Mon
         await until_idle()
         assert await router.choose(SESSION) in ("a", "b")
 
-    run(DirectRouter, test)
+    run("direct", test)
