@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 # Of each kind, for each harness; `make fuzz` has more.
-EXAMPLES = int(os.environ.get("TIDEWHEEL_FUZZ_EXAMPLES", "80"))
+EXAMPLES = int(os.environ.get("TIDEWHEEL_FUZZ_EXAMPLES", "20"))
 RUNS = 500
 PARSER_RUNS = 100  # each reads its input a few dozen times, or loads what takes a while
 SLOW = ("tools-", "encoder-", "sentencepiece", "connection", "quantized", "gguf-described")
@@ -127,6 +127,7 @@ def fuzzing() -> Iterator[subprocess.Popen[str]]:
         process.kill()  # also when it is stuck
 
 
+@pytest.mark.sweep
 @pytest.mark.skipif(
     importlib.util.find_spec("atheris") is None, reason="atheris has no wheel for this Python or machine"
 )

@@ -30,7 +30,7 @@ pytest.importorskip("llguidance")  # not there on every machine
 CHAIN = {f"d{i}": {"properties": {"a": {"$ref": f"#/$defs/d{i + 1}"}}} for i in range(1500)}
 DEEP = "start: %json " + json.dumps({"$ref": "#/$defs/d0", "$defs": {**CHAIN, "d1500": {}}})
 SLOW = "start: " + "|".join(['"a"'] * 60_000)
-LARGE = "start: T\nT: " + " & ".join(f"/(.*a.{{{i}}}b.*)/" for i in range(1, 60))
+LARGE = "start: T\nT: " + " & ".join(f"/(.*a.{{{i}}}b.*)/" for i in range(400, 440))
 
 
 @pytest.fixture
@@ -56,11 +56,22 @@ def provers() -> set[int]:
 
 
 @pytest.mark.parametrize(
-    ("grammar", "reason"),
-    [(DEEP, "4 MiB of stack"), (SLOW, "2 s of processor time|longer than 10 s"), (LARGE, "256 MiB|2 s of|longer")],
+    ("grammar", "lower", "reason"),
+    [
+        (DEEP, "MAX_CPU_S = 2", "4 MiB of stack"),
+        (SLOW, "MAX_CPU_S = 1", "2 s of processor time|longer than 10 s"),
+        (LARGE, "MAX_MEMORY_BYTES = 2**25", "256 MiB|2 s of|longer"),
+    ],
     ids=["deep", "slow", "large"],
 )
-def test_what_ends_the_process_is_refused_saying_what_it_took(one: GrammarCompiler, grammar: str, reason: str) -> None:
+@pytest.mark.parametrize("limits", ["lower", pytest.param("real", marks=pytest.mark.sweep)])
+def test_what_ends_the_process_is_refused_saying_what_it_took(
+    one: GrammarCompiler, grammar: str, lower: str, reason: str, limits: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process with a lower limit reaches it sooner. Errors state the real ones."""
+    if limits == "lower":
+        changed = COMMAND.replace("main()", f"main.__globals__.update({lower}); main()")
+        monkeypatch.setattr("tidewheel.engine.constraints.prover.COMMAND", changed)
     with pytest.raises(InvalidRequestError, match=f"field cannot be compiled: compiling it takes .*({reason})"):
         compile_(one, grammar)
     assert isinstance(compile_(one, "[a-z]+", "regex"), Grammar)
