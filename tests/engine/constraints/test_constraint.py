@@ -78,7 +78,7 @@ def assert_matches(name: str, text: str) -> None:
 @pytest.mark.parametrize("sampling", [{}, {"ignore_eos": True}, {"min_tokens": 30}, {"min_tokens": 7, "n": 1}], ids=str)
 def test_an_answer_that_stops_matches(name: str, sampling: dict[str, Any]) -> None:
     stopped = 0
-    for seed in range(25):
+    for seed in range(8):
         tokens, end = run(fake(), constraints(name), seed=seed, temperature=1.0, logit_bias={seed: 0.5}, **sampling)
         if end.reason is FinishReason.STOP:
             assert (end.stop_reason, end.error) == (None, None)
@@ -164,7 +164,7 @@ def test_a_grammar_begins_behind_the_reasoning(closing: str, is_open: bool) -> N
     said = TOKENIZER.encode(f"I think {closing[:-1]} that {closing[:-1]}{closing}", add_special_tokens=False)
     script = said if is_open else [opening_id, *said]
     wanted = constraints("choice", preface=Preface(closing, is_open, opening_id))
-    for seed in range(10):
+    for seed in range(4):
         tokens, end = run(Reasoner(script), wanted, seed=seed)
         assert tokens[: len(script)] == script
         assert_matches("choice", text_of(tokens[len(script) :]))
@@ -174,14 +174,14 @@ def test_a_grammar_begins_behind_the_reasoning(closing: str, is_open: bool) -> N
 def test_without_reasoning_the_grammar_rules_from_the_start() -> None:
     """The first token is the grammar's or opens a reasoning; after that there is no way back to one."""
     opened = 0
-    for seed in range(40):
+    for seed in range(20):
         wanted = constraints("choice", preface=Preface("|", opening_id=299))
         tokens, _ = run(fake(), wanted, seed=seed, logit_bias={seed: 1.0})
         opened += tokens[0] == 299
         if tokens[0] != 299:
             assert_matches("choice", text_of(tokens))
             assert 299 not in tokens
-    assert 0 < opened < 40
+    assert 0 < opened < 20
 
 
 @st.composite
@@ -239,7 +239,7 @@ def test_any_company_gives_the_same_bits(name: str) -> None:
         eos_ids=EOS,
         num_blocks=st.integers(6, 12),
         num_batched_tokens=st.sampled_from([8, 50, 128]),
-        max_examples=3 if name == "torch" else 15,
+        max_examples={"fake": 15, "torch": 2}.get(name, 4),  # levels differ in how they sample alone
     )
 
 
@@ -262,7 +262,7 @@ def test_preemption_leaves_constraints_alone(name: str) -> None:
 def test_choices_of_one_prompt_each_keep_to_the_grammar_from_their_first_token(name: str) -> None:
     """They start from one computed prompt, whose scored rows have no masks."""
     tested = executors()[name]
-    sampling = SamplingParams(max_tokens=10 if name == "torch" else 60, n=3, logprobs=0, prompt_logprobs=1)
+    sampling = SamplingParams(max_tokens=10 if name == "torch" else 40, n=3, logprobs=0, prompt_logprobs=1)
     wanted = {kind: constraints(kind, bad_words=((300,),)) for kind in ("json", "choice", "regex")}
     jobs: dict[str | None, Job] = {None: Job(tuple(range(20, 40)), sampling)}
     jobs |= {kind: dataclasses.replace(jobs[None], constraints=demanded) for kind, demanded in wanted.items()}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from engine.constraints.grammars import VOCAB_SIZE, allowed
 from engine.tiny_tokenizers import tiny
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tidewheel.engine.constraints.filters import ALL, AllowedTokens, BadWords, TokenFilter, bad_word_tokens, mask_words
@@ -27,7 +27,6 @@ def test_allowed_tokens(ids: list[int]) -> None:
     assert restricted(AllowedTokens(ids, WORDS)) == set(ids)
 
 
-@settings(max_examples=300)
 @given(st.lists(st.lists(tokens, min_size=1, max_size=4), max_size=5), st.lists(tokens, max_size=12))
 def test_no_bad_word_is_ever_completed_and_nothing_else_forbidden(words: list[list[int]], text: list[int]) -> None:
     bad_words = BadWords([tuple(word) for word in words], WORDS)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from engine.constraints.grammars import grammar
-from engine.driving import Driver, Job, alone
+from engine.driving import Driver, Job, Sampled, alone
 from engine.fake_executor import FakeExecutor
 from engine.tiny_tokenizers import tiny
 
@@ -57,12 +57,24 @@ class Told:
         return self.tokens[start : start + 6]
 
 
-def run(job: Job, drafter: Told | None = None) -> Driver:
+@pytest.fixture(autouse=True)
+def _no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Following guesses has as much time as it takes, however slow the machine is."""
+    for module in ("constraints.masks", "scheduling.drafts"):
+        monkeypatch.setattr(f"tidewheel.engine.{module}._LOOKAHEAD_S", 60.0)
+
+
+def by_itself(job: Job) -> list[Sampled]:
+    """What a job gets without drafts."""
+    return alone(fake(), MAX_LENGTH, job, 0, EOS)[0]
+
+
+def run(job: Job, drafter: Told | None = None, expected: list[Sampled] | None = None) -> Driver:
     """A driver in which the job has got just what it gets without drafts."""
     driver = Driver(fake(), MAX_LENGTH, EOS, drafter=drafter)
     (key,) = driver.add(job)
     driver.run()
-    assert driver.sampled[key] == alone(fake(), MAX_LENGTH, job, 0, EOS)[0]
+    assert driver.sampled[key] == (by_itself(job) if expected is None else expected)
     return driver
 
 
@@ -100,7 +112,7 @@ def test_a_forced_token_that_another_rule_forbids_ends_the_sequence() -> None:
     assert "contradict each other" in (driver.finished[0].error or "")
 
 
-@pytest.mark.parametrize("wrong_each", [0, 1, 2, 3, 5])
+@pytest.mark.parametrize("wrong_each", [0, 1, 3])
 @pytest.mark.parametrize(
     "more",
     [
@@ -116,13 +128,13 @@ def test_guesses_change_no_answer(more: dict[str, Any], wrong_each: int) -> None
     asked = ({}, {"ignore_eos": True, "min_tokens": 20}, {"min_tokens": 6, "presence_penalty": 1})
     for seed, sampling in enumerate(asked):
         job = constrained("regex", "[a-f]{2,9}(, [a-f]+)*", seed=seed, sampling=sampling, **more)
-        expected = [token for token, *_ in alone(fake(), MAX_LENGTH, job, 0, EOS)[0]]
-        driver = run(job, Told(expected, wrong_each))
+        expected = by_itself(job)
+        driver = run(job, Told([token for token, *_ in expected], wrong_each), expected)
         if wrong_each == 0 and len(expected) > 12:
             assert len(driver.steps) < len(expected) * 0.6
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(4))
 def test_reasoning_may_end_within_a_draft(seed: int) -> None:
     """Bad words have masks before its end and behind it, so that the draft goes on."""
     job = constrained(
@@ -132,13 +144,13 @@ def test_reasoning_may_end_within_a_draft(seed: int) -> None:
         preface=Preface("a", is_open=True),
         bad_words=((40,),),
     )
-    expected = [token for token, *_ in alone(fake(), MAX_LENGTH, job, 0, EOS)[0]]
-    assert drafted(run(job, Told(expected)))
+    expected = by_itself(job)
+    assert drafted(run(job, Told([token for token, *_ in expected]), expected))
 
 
 def test_a_guess_that_the_grammar_forbids_does_not_run() -> None:
     job = constrained("regex", "[a-f]{40,60}")
-    expected = [token for token, *_ in alone(fake(), MAX_LENGTH, job, 0, EOS)[0]]
+    expected = [token for token, *_ in by_itself(job)]
     outside = [TOKENIZER.encode("x", add_special_tokens=False)[0]]
     driver = run(job, Told(outside * len(expected)))
     assert drafted(driver) == []
@@ -150,7 +162,7 @@ def test_a_guess_that_the_grammar_forbids_does_not_run() -> None:
 
 def test_nothing_is_kept_after_the_end_of_a_grammar() -> None:
     job = constrained("choice", '["ebb", "ebb tide", "flood"]')
-    expected = [token for token, *_ in alone(fake(), MAX_LENGTH, job, 0, EOS)[0]]
+    expected = [token for token, *_ in by_itself(job)]
     driver = run(job, Told([*expected, 40, 41, 42, 43]))
     assert driver.finished[0].reason is FinishReason.STOP
 
