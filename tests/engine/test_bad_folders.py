@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import logging
 import os
 import shutil
 import struct
@@ -16,6 +18,8 @@ import numpy as np
 import pytest
 
 import tidewheel
+import tidewheel.engine.load  # before a test captures stderr, which progress is written to
+from tidewheel.server.commands.cli import main
 from tidewheel.server.options.model import DEMO_MODEL
 
 pytest.importorskip("tidewheel._native")
@@ -25,6 +29,7 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 NORM = "model.norm.weight"
 Change = Callable[[Path], object]
+Fails = Callable[..., str]
 
 
 @pytest.fixture
@@ -38,20 +43,27 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def fails(*arguments: str) -> str:
+@pytest.fixture
+def fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Fails:
     """What a start says on stderr, which must be one line. It must neither serve nor wait for ever."""
-    done = subprocess.run(
-        [sys.executable, str(MAIN), "serve", "--port", "0", "--log-level", "error", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
-    )
-    assert done.returncode == 1, done.stderr
-    assert done.stderr.startswith("tidewheel serve: ")
-    assert done.stderr.count("\n") == 1, done.stderr
-    assert len(done.stderr) < 1000
-    return done.stderr
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # so that what is logged comes on stderr
+    monkeypatch.setattr(gc, "freeze", lambda: None)  # what a start leaves behind is freed, as the process goes on
+
+    def start(*arguments: str) -> str:
+        assert main(["serve", "--port", "0", "--log-level", "error", *arguments]) == 1
+        return one_line(capsys.readouterr().err)
+
+    return start
+
+
+def one_line(stderr: str) -> str:
+    assert stderr.startswith("tidewheel serve: ")
+    assert stderr.count("\n") == 1, stderr
+    assert len(stderr) < 1000
+    return stderr
 
 
 def fields(name: str, **values: Any) -> Change:
@@ -120,8 +132,8 @@ BAD: dict[str, tuple[Change, str]] = {
     ),
     "top_k": (fields("generation_config.json", top_k=-7), "generation_config.json: top_k must be between 1 and"),
     "end tokens": (
-        fields("generation_config.json", eos_token_id=[*range(10**6)]),
-        "1000000 tokens, more than the 1000",
+        fields("generation_config.json", eos_token_id=[*range(10**5)]),
+        "100000 tokens, more than the 1000",
     ),
     "pipe for a config": (pipe("config.json"), "config.json is a named pipe; it must be a regular file"),
     "pipe for weights": (pipe(WEIGHTS), "model.safetensors is a named pipe"),
@@ -132,9 +144,9 @@ BAD: dict[str, tuple[Change, str]] = {
     "header": (weights(struct.pack("<Q", 2**60) + b"{}"), "not a valid safetensors file"),
     "path outside": (index(**{NORM: "../../etc/passwd"}), "'../../etc/passwd', which is not a file name"),
     "many lines": (index(**{NORM: "a\nb\x1b[31m"}), r"'a\nb\x1b[31m', which is not a file name"),
-    "many names": (index(**{f"{NORM}{i}": "a.safetensors" for i in range(10**5)}), "lacks tensor"),
+    "many names": (index(**{f"{NORM}{i}": "a.safetensors" for i in range(10**4)}), "lacks tensor"),
     "nested template": (template("{% if a %}" * 9_000 + "{% endif %}" * 9_000), "the chat template does not compile"),
-    "long expression": (template("{{ 1" + "+1" * 50_000 + " }}"), "the chat template does not compile"),
+    "long expression": (template("{{ 1" + "+1" * 20_000 + " }}"), "the chat template does not compile"),
     "long template": (template("a" * 300_000), "chat_template.jinja has 300000 bytes; a file of its kind may have"),
     "long template inside": (
         fields("tokenizer_config.json", chat_template="a" * 300_000),
@@ -148,30 +160,43 @@ BAD: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_folder_is_refused_in_one_line(name: str, folder: Path) -> None:
+def test_a_bad_folder_is_refused_in_one_line(name: str, folder: Path, fails: Fails) -> None:
     change, said = BAD[name]
     change(folder)
     assert said in fails(str(folder))
 
 
-def test_weights_that_would_be_rounded_to_numbers_are_refused_too(folder: Path) -> None:
+def test_the_command_ends_with_that_line(folder: Path) -> None:
+    change, said = BAD["head_dim"]
+    change(folder)
+    done = subprocess.run(
+        [sys.executable, str(MAIN), "serve", "--port", "0", "--log-level", "error", str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1, done.stderr
+    assert said in one_line(done.stderr)
+
+
+def test_weights_that_would_be_rounded_to_numbers_are_refused_too(folder: Path, fails: Fails) -> None:
     poisoned("model.embed_tokens.weight", float("inf"))(folder)
     assert "tensor model.embed_tokens.weight has 1 value" in fails(str(folder), "--quantization", "int8-channel")
 
 
-def test_random_weights_that_no_machine_could_hold_are_refused_before_they_are_made(folder: Path) -> None:
+def test_random_weights_that_no_machine_could_hold_are_refused_before_they_are_made(folder: Path, fails: Fails) -> None:
     fields("config.json", hidden_size=2**30)(folder)
     assert "do not fit into" in fails(str(folder), "--load-format", "dummy")
 
 
-def test_a_step_that_no_machine_has_the_memory_for_is_refused(folder: Path) -> None:
+def test_a_step_that_no_machine_has_the_memory_for_is_refused(folder: Path, fails: Fails) -> None:
     fields("config.json", hidden_size=2, intermediate_size=2**27, num_hidden_layers=1)(folder)
     said = fails(str(folder), "--load-format", "dummy", "--max-num-batched-tokens", "65536")
     assert "a step of 65536 tokens takes" in said
     assert "lower --max-num-batched-tokens" in said
 
 
-def test_defaults_of_another_folder_are_within_the_engines_ranges(folder: Path, tmp_path: Path) -> None:
+def test_defaults_of_another_folder_are_within_the_engines_ranges(folder: Path, tmp_path: Path, fails: Fails) -> None:
     (tmp_path / "generation_config.json").write_text('{"top_p": NaN}')
     said = fails(str(folder), "--generation-config", str(tmp_path))
     assert "--generation-config: " in said
@@ -179,5 +204,5 @@ def test_defaults_of_another_folder_are_within_the_engines_ranges(folder: Path, 
 
 
 @pytest.mark.parametrize("name", ["a" * 5000, "~nobody-has-this-name/model"])
-def test_names_that_can_be_no_folder(name: str) -> None:
+def test_names_that_can_be_no_folder(name: str, fails: Fails) -> None:
     assert "cannot be looked for" in fails(name)
