@@ -12,6 +12,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote
 
+import pytest
+
 Repositories = Mapping[str, Mapping[str, bytes]]
 
 TOKEN = "hf_of_the_tests"
@@ -110,6 +112,27 @@ def hub_environment(endpoint: str, home: Path, *, offline: bool = False) -> dict
     """This process's environment with that hub, and without what would name another or a token."""
     environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_OFFLINE": str(int(offline))}
     return {name: value for name, value in environment.items() if name not in ("HF_TOKEN", "HF_HUB_CACHE")}
+
+
+@contextmanager
+def with_hub(endpoint: str, home: Path, *, offline: bool = False) -> Iterator[None]:
+    """Within, this process has that hub and a cache in `home`, though the client has read its environment already."""
+    from huggingface_hub import constants
+
+    values = {
+        "ENDPOINT": endpoint,
+        "HUGGINGFACE_CO_URL_TEMPLATE": endpoint + "/{repo_id}/resolve/{revision}/{filename}",
+        "HF_HUB_OFFLINE": offline,
+        "HF_HUB_CACHE": str(home / "hub"),
+        "HF_XET_CACHE": str(home / "xet"),
+        "HF_TOKEN_PATH": os.environ.get("HF_TOKEN_PATH", str(home / "token")),
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+            patch.delenv(name, raising=False)
+        for name, value in values.items():
+            patch.setattr(constants, name, value)
+        yield
 
 
 @contextmanager

@@ -5,14 +5,16 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from fake_hub import COMMITS, TOKEN, fake_hub, hub_environment
+from fake_hub import COMMITS, TOKEN, fake_hub, hub_environment, with_hub
 
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.weights import resolve
+from tidewheel.engine.weights.hub import resolve_encoder
 
 FILES = {
     "config.json": b'{"architectures": []}',
@@ -40,6 +42,7 @@ GGUF = {
     "Q6_K/model-Q6_K-00002-of-00002.gguf": b"second",
     "mmproj-F16.gguf": b"images",
 }
+NOWHERE = "http://127.0.0.1:9"
 ALONE = {"README.md": b"words", "a-Q8_0.gguf": b"eight bits"}
 OTHER_GGUF = {"a-Q5_K_M.gguf": b"", "b-Q5_K_M.gguf": b"", "c-IQ4_XS.gguf": b""}
 
@@ -51,29 +54,22 @@ def hub() -> Iterator[str]:
         yield running.endpoint
 
 
-def resolve_elsewhere(
-    endpoint: str,
-    home: Path,
-    *calls: str,
-    offline: bool = False,
-    function: str = "resolve",
-    timeout_s: float | None = None,
-) -> tuple[list[str], str]:
+def resolve_elsewhere(endpoint: str, home: Path, *calls: str, offline: bool = False) -> tuple[list[str], str]:
     """What each call prints in a fresh process, as the hub's client reads its environment once. Also the stderr."""
-    code = ["from pathlib import Path", "from tidewheel.engine.errors import ModelError"]
-    code += ["from tidewheel.engine.weights.hub import resolve, resolve_encoder"]
-    for call in calls:
-        code += [f"try: print({function}({call}))", "except ModelError as error: print('error:', error)"]
+    code = ["from tidewheel.engine.weights import resolve", *(f"print(resolve({call}))" for call in calls)]
     environment = hub_environment(endpoint, home, offline=offline)
     result = subprocess.run(
-        [sys.executable, "-c", "\n".join(code)],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=environment,
-        timeout=timeout_s,
+        [sys.executable, "-c", "\n".join(code)], capture_output=True, text=True, check=True, env=environment
     )
     return result.stdout.splitlines(), result.stderr
+
+
+def said(model: str, resolve: Callable[..., Path] = resolve, **options: Any) -> str:
+    """Where a model is found, or the error."""
+    try:
+        return str(resolve(model, **options))
+    except ModelError as error:
+        return f"error: {error}"
 
 
 def test_a_folder_and_a_gguf_file_are_used_as_they_are(tmp_path: Path) -> None:
@@ -130,62 +126,62 @@ def test_what_serving_needs_is_downloaded_and_then_found_offline(hub: str, tmp_p
     assert other.is_relative_to(elsewhere)
     assert "Fetching" not in stderr  # the client's own bars
 
-    nowhere = "http://127.0.0.1:9"
-    assert resolve_elsewhere(nowhere, tmp_path, "'own/model'", offline=True)[0] == [str(main)]
-    assert resolve_elsewhere(nowhere, tmp_path, "'own/model'")[0] == [str(main)]
+    assert resolve_elsewhere(NOWHERE, tmp_path, "'own/model'", offline=True)[0] == [str(main)]
+    with with_hub(NOWHERE, tmp_path):
+        assert resolve("own/model") == main
 
 
 def test_dummy_weights_need_no_download_of_the_real_ones(hub: str, tmp_path: Path) -> None:
-    (line,), _ = resolve_elsewhere(hub, tmp_path, "'own/model', with_weights=False")
-    assert {path.name for path in Path(line).iterdir()} == WANTED - {"model.safetensors"}
+    with with_hub(hub, tmp_path):
+        folder = resolve("own/model", with_weights=False)
+    assert {path.name for path in folder.iterdir()} == WANTED - {"model.safetensors"}
 
 
 def test_of_an_encoder_the_graph_and_its_configs_are_downloaded(hub: str, tmp_path: Path) -> None:
-    calls = ("'own/model'", f"{str(tmp_path)!r}", "'own/none'")
-    (downloaded, local, missing), _ = resolve_elsewhere(hub, tmp_path, *calls, function="resolve_encoder")
-    folder = Path(downloaded)
-    assert {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} == ENCODER_WANTED
-    assert local == str(tmp_path)
-    assert "own/none is neither a folder here nor a model" in missing
+    with with_hub(hub, tmp_path):
+        folder = resolve_encoder("own/model")
+        assert {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} == ENCODER_WANTED
+        assert resolve_encoder(str(tmp_path)) == tmp_path
+        with pytest.raises(ModelError, match="own/none is neither a folder here nor a model"):
+            resolve_encoder("own/none")
 
 
 def test_what_cannot_be_had_is_refused_with_the_reason(hub: str, tmp_path: Path) -> None:
-    lines, _ = resolve_elsewhere(
-        hub, tmp_path, "'own/none'", "'own/gated'", "'own/model', revision='v3'", "'not a model'", "'one/two/three'"
-    )
-    assert [line.split(":")[0] for line in lines] == ["error"] * 5
-    missing, gated, revision, invalid, deep = lines
-    assert f"own/none is neither a folder here nor a model at {hub}" in missing
-    assert "gated" in gated
-    assert "HF_TOKEN" in gated
-    assert "no revision v3" in revision
-    assert "neither a folder nor a hub id" in invalid
-    assert "neither a folder nor a hub id" in deep
+    with with_hub(hub, tmp_path):
+        for model, why in (
+            ("own/none", f"own/none is neither a folder here nor a model at {hub}"),
+            ("own/gated", r"own/gated is gated: .*HF_TOKEN"),
+            ("not a model", "neither a folder nor a hub id"),
+            ("one/two/three", "neither a folder nor a hub id"),
+        ):
+            with pytest.raises(ModelError, match=why):
+                resolve(model)
+        with pytest.raises(ModelError, match="no revision v3"):
+            resolve("own/model", revision="v3")
 
 
 def test_a_token_may_come_from_a_file(hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "token").write_text(f"{TOKEN}\n")
     monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "token"))
-    (line,), _ = resolve_elsewhere(hub, tmp_path / "home", "'own/gated', with_weights=False")
-    assert (Path(line) / "config.json").exists()
+    with with_hub(hub, tmp_path / "home"):
+        assert (resolve("own/gated", with_weights=False) / "config.json").exists()
 
 
 def test_without_a_network_the_error_says_whether_that_was_wanted(tmp_path: Path) -> None:
-    nowhere = "http://127.0.0.1:9"
-    assert "cannot be reached" in resolve_elsewhere(nowhere, tmp_path, "'own/model'")[0][0]
-    assert "HF_HUB_OFFLINE" in resolve_elsewhere(nowhere, tmp_path, "'own/model'", offline=True)[0][0]
+    for offline, why in ((False, "cannot be reached"), (True, "HF_HUB_OFFLINE")):
+        with with_hub(NOWHERE, tmp_path, offline=offline):
+            assert why in said("own/model")
 
 
 def test_a_hub_that_never_answers_is_not_waited_for_without_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HF_HUB_ETAG_TIMEOUT", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_ETAG_TIMEOUT", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:  # which the system accepts connections for
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        lines, _ = resolve_elsewhere(endpoint, tmp_path, "'own/model'", "'own/model:Q8_0'", timeout_s=60)
-        assert lines == [f"error: own/model is not in the cache, and {endpoint} cannot be reached"] * 2
-        (encoder,), _ = resolve_elsewhere(endpoint, tmp_path, "'own/encoder'", function="resolve_encoder", timeout_s=60)
-        assert encoder == f"error: own/encoder is not in the cache, and {endpoint} cannot be reached"
+        with with_hub(endpoint, tmp_path):
+            for answer in (said("own/model"), said("own/model:Q8_0"), said("own/model", resolve_encoder)):
+                assert answer == f"error: own/model is not in the cache, and {endpoint} cannot be reached"
 
 
 def test_what_the_client_logs_comes_once(hub: str, tmp_path: Path) -> None:
@@ -199,33 +195,43 @@ def test_what_the_client_logs_comes_once(hub: str, tmp_path: Path) -> None:
     assert ran.stderr == "WARNING:huggingface_hub.file_download:trying again\n"
 
 
-def test_of_gguf_files_those_of_one_quantization_are_downloaded(hub: str, tmp_path: Path) -> None:
-    calls = ("'own/gguf:q8_0'", "'own/gguf:Q6_K'", "'own/gguf'", "'own/gguf:model-Q8_0.gguf'", "'own/alone'")
-    lines, stderr = resolve_elsewhere(hub, tmp_path, *calls, "'own/gguf:Q6_K/model-Q6_K-00001-of-00002.gguf'")
-    eight, split, default, named, alone, in_folder = map(Path, lines)
+def test_of_gguf_files_those_of_one_quantization_are_downloaded(
+    hub: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with with_hub(hub, tmp_path):
+        eight, split, default, named, alone, in_folder = map(
+            resolve,
+            (
+                *("own/gguf:q8_0", "own/gguf:Q6_K", "own/gguf", "own/gguf:model-Q8_0.gguf", "own/alone"),
+                "own/gguf:Q6_K/model-Q6_K-00001-of-00002.gguf",
+            ),
+        )
     assert in_folder == split
-    assert (alone.name, stderr) == ("a-Q8_0.gguf", "")  # no warning that own/alone has no config.json
+    assert (alone.name, caplog.text) == ("a-Q8_0.gguf", "")  # no warning that own/alone has no config.json
     assert (eight.read_bytes(), default.read_bytes(), named) == (b"eight bits", b"four bits", eight)
     assert split.name == "model-Q6_K-00001-of-00002.gguf"
     assert {path.read_bytes() for path in split.parent.iterdir()} == {b"first", b"second"}
     assert not (default.parent / "mmproj-F16.gguf").exists()
 
-    nowhere = "http://127.0.0.1:9"
     for offline in (True, False):
-        found, _ = resolve_elsewhere(nowhere, tmp_path, "'own/gguf:Q8_0'", "'own/gguf'", offline=offline)
-        assert found == [str(eight), str(default)]
+        with with_hub(NOWHERE, tmp_path, offline=offline):
+            assert (resolve("own/gguf:Q8_0"), resolve("own/gguf")) == (eight, default)
 
 
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        ("own/gguf:Q2_K", ["has no GGUF model 'Q2_K'; it has Q4_K_M, Q6_K, Q8_0"]),
+        ("own/others:Q5_K_M", ["several GGUF models (a-Q5_K_M.gguf, b-Q5_K_M.gguf)", "as in own/others:a-Q5_K_M.gguf"]),
+        ("own/others", ["several GGUF models (IQ4_XS, a-Q5_K_M.gguf, b-Q5_K_M.gguf): name one"]),
+        ("own/model:Q8_0", ["own/model has no GGUF files for :Q8_0"]),
+        ("own/gguf:", ["names no quantization behind the colon"]),
+    ],
+)
 def test_a_gguf_model_that_is_not_there_or_not_the_only_one_is_refused_with_those_that_are(
-    hub: str, tmp_path: Path
+    hub: str, tmp_path: Path, model: str, why: list[str]
 ) -> None:
-    lines, _ = resolve_elsewhere(
-        hub, tmp_path, "'own/gguf:Q2_K'", "'own/others:Q5_K_M'", "'own/others'", "'own/model:Q8_0'", "'own/gguf:'"
-    )
-    absent, twice, unnamed, none, empty = lines
-    assert "has no GGUF model 'Q2_K'; it has Q4_K_M, Q6_K, Q8_0" in absent
-    assert "several GGUF models (a-Q5_K_M.gguf, b-Q5_K_M.gguf)" in twice
-    assert "name one, as in own/others:a-Q5_K_M.gguf" in twice
-    assert "several GGUF models (IQ4_XS, a-Q5_K_M.gguf, b-Q5_K_M.gguf): name one" in unnamed
-    assert "own/model has no GGUF files for :Q8_0" in none
-    assert "names no quantization behind the colon" in empty
+    with with_hub(hub, tmp_path):
+        answer = said(model)
+    assert answer.startswith("error: ")
+    assert all(part in answer for part in why)
