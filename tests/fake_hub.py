@@ -144,7 +144,7 @@ def fake_hub(repositories: Repositories) -> Iterator[FakeHub]:
     handler = type("Handler", (_Handler,), {"repositories": repositories, "sent": sent, "may_send": may_send})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True  # clients keep connections open
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
         yield FakeHub(f"http://127.0.0.1:{server.server_port}", repositories, sent, may_send)

@@ -53,8 +53,8 @@ def test_activations_take_memory_only_while_there_is_work(tmp_path: Path) -> Non
         for _ in range(2):
             tokens = await answer()
             busy = resident_bytes()
-            for _ in range(100):
-                await asyncio.sleep(0.1)
+            for _ in range(1200):
+                await asyncio.sleep(0.05)
                 if resident_bytes() < busy - activations + 8 * MIB:
                     break
             else:

@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 import uvicorn
 from load_tests.stub import StubServer, build_stub
+from server.conftest import start_server
+
+__all__ = ["start_server", "stub"]  # fixtures
 
 
 @pytest.fixture

