@@ -656,7 +656,7 @@ actions = st.lists(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=35, deadline=None)
 @given(actions, st.sampled_from([0.0, 0.0005]), st.sampled_from(["drain", "drain quickly", "stop"]))
 def test_every_stream_ends_whatever_its_readers_do(plan: list[Any], pause_s: float, end: str) -> None:
     async def read(engine: Engine, prompt_len: int, n: int, max_tokens: int | None, manner: str, stop: Any) -> None:

@@ -127,7 +127,7 @@ def test_an_iterator_that_was_cancelled_misses_nothing() -> None:
     asyncio.run(scenario())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=150),
     st.sampled_from([(), ("corn",), ("wheel g", "🦩 a")]),

@@ -60,7 +60,7 @@ def test_scores_are_transformers(name: str) -> None:
     np.testing.assert_allclose(one_query.scores(encoder.run(one_query.inputs)[:1]), wanted[:1], **TOLERANCE)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=10)
 @given(st.permutations(range(8)), st.integers(1, 8))
 def test_a_batch_does_not_change_its_rows(order: list[int], count: int) -> None:
     encoder = embedder("bert")

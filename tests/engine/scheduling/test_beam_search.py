@@ -104,7 +104,7 @@ searches = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(searches, st.lists(st.integers(0, 31), min_size=1, max_size=9))
 def test_the_best_are_found_though_the_search_ends_early(sampling: SamplingParams, prompt: list[int]) -> None:
     model = RandomModel()
@@ -213,7 +213,7 @@ beam_jobs = st.builds(
 )
 
 
-@settings(max_examples=75, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.lists(
         st.tuples(st.lists(plain_jobs | beam_jobs, max_size=2), st.lists(st.integers(0, 99), max_size=1)), max_size=7

@@ -121,7 +121,7 @@ executor_limits |= st.builds(
 moments = st.lists(st.tuples(st.lists(jobs, max_size=2), st.lists(st.integers(0, 99), max_size=1)), max_size=8)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=35, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(executor_limits, moments, st.booleans(), st.integers(0, 1000), METHODS)
 def test_any_schedule_samples_what_a_request_samples_alone(
     limits: ExecutorLimits,

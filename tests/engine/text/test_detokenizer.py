@@ -22,7 +22,7 @@ def pieces(detokenizer: Detokenizer, ids: list[int]) -> list[str]:
 
 
 @kinds
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_random_tokens(kind: str, data: st.DataObject) -> None:
     tokenizer = tiny(kind)
@@ -32,7 +32,7 @@ def test_random_tokens(kind: str, data: st.DataObject) -> None:
 
 
 @kinds
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_special_tokens_may_be_shown_one_by_one(kind: str, data: st.DataObject) -> None:
     tokenizer = tiny(kind)
@@ -46,7 +46,7 @@ def test_special_tokens_may_be_shown_one_by_one(kind: str, data: st.DataObject) 
 
 
 @kinds
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(text=st.text(max_size=60) | st.sampled_from(TEXT))
 def test_text_comes_back_without_replacement_characters_on_the_way(kind: str, text: str) -> None:
     tokenizer = tiny(kind)
@@ -124,7 +124,7 @@ def test_special_tokens_follow_each_other_with_or_without_a_space() -> None:
 
 
 @kinds
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(text=st.text(max_size=60) | st.sampled_from(TEXT))
 def test_the_bytes_of_tokens_join_to_their_text(kind: str, text: str) -> None:
     tokenizer = tiny(kind)
@@ -136,7 +136,7 @@ def test_the_bytes_of_tokens_join_to_their_text(kind: str, text: str) -> None:
 
 
 @kinds
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(data=st.data())
 def test_the_bytes_of_any_tokens_are_their_text_as_far_as_it_is_any(kind: str, data: st.DataObject) -> None:
     tokenizer = tiny(kind)

@@ -42,7 +42,7 @@ class Counted:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=20)
 @given(text=st.text(max_size=50) | st.lists(st.sampled_from(WORDS), max_size=20).map("".join), long=st.booleans())
 def test_encoding_lets_other_threads_run_and_gives_the_same(kind: str, text: str, long: bool) -> None:
     for special in (True, False):
@@ -64,7 +64,7 @@ def test_many_tokens_are_decoded_as_few_are(kind: str) -> None:
     length=st.integers(0, 2**21),
     num_tokens=st.integers(1, 2**17),
 )
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=20)
 def test_a_text_is_whole_or_too_long(width: int, length: int, num_tokens: int) -> None:
     encode, text = Counted(width), "a" * length
     tokens = encode_at_most(encode, text, num_tokens)
@@ -87,7 +87,7 @@ def test_a_far_too_long_text_is_not_encoded(length: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["demo", *KINDS])
-@settings(deadline=None, max_examples=8)
+@settings(deadline=None, max_examples=3)
 @given(seed=st.integers(), length=st.integers(70_000, 200_000), num_tokens=st.integers(1, 3000), end=st.booleans())
 def test_a_cut_text_has_the_tokens_of_the_whole(kind: str, seed: int, length: int, num_tokens: int, end: bool) -> None:
     text = " ".join(random.Random(seed).choices(WORDS, k=length // 4))[:length]

@@ -293,7 +293,7 @@ HEADER_BYTES = int.from_bytes(RAW[:8], "little")
 
 
 @given(st.lists(st.tuples(st.integers(0, HEADER_BYTES + 7), st.integers(0, 255)), min_size=1, max_size=4))
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_corrupt_header_is_read_right_or_refused(tmp_path: Path, changes: list[tuple[int, int]]) -> None:
     raw = bytearray(RAW)
     for position, value in changes:
@@ -312,7 +312,7 @@ ENTRY = st.fixed_dictionaries(
 
 
 @given(st.dictionaries(st.sampled_from(["model.norm.weight", "lm_head.weight", "x"]), ENTRY))
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=70, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_header_with_other_entries_is_read_right_or_refused(tmp_path: Path, entries: dict[str, Any]) -> None:
     header = json.loads(RAW[8 : 8 + HEADER_BYTES])
     changed = json.dumps({**header, **{name: {**header.get(name, {}), **entry} for name, entry in entries.items()}})

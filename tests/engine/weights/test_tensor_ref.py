@@ -70,7 +70,7 @@ def parts(draw: st.DrawFn, index: int, taken: int, columns: tuple[int, ...]) -> 
     return ref, stored, np.array([whole[i] for i in chosen])
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=70, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data(), st.sampled_from(["weight", "bias"]), st.lists(st.integers(1, ROWS - 1), max_size=2, unique=True))
 def test_a_reference_takes_the_rows_that_numpy_takes(
     tmp_path: Path, data: st.DataObject, kind: str, cuts: list[int]

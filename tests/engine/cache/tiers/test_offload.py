@@ -340,7 +340,7 @@ def check_lives(
             assert held * FILE <= space
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     lives, st.integers(12, 24), st.integers(1, 6), st.sampled_from([3, 17, 64]), st.integers(1, 40), st.integers(0, 99)
 )

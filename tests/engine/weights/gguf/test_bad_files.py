@@ -223,7 +223,7 @@ def test_every_truncation_is_a_model_error(seed: int, tmp_path: Path) -> None:
             read_gguf(path)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_flipped_bits_are_a_model_error_or_harmless(data: st.DataObject) -> None:
     content = bytearray(data.draw(st.sampled_from(SEEDS)))

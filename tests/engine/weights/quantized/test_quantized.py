@@ -546,7 +546,7 @@ FIELDS = (
 )  # fmt: skip
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_whatever_the_files_say_is_read_or_refused(tmp_path: Path, data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(sorted(FORMATS)))
