@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import inspect
+import io
 import re
-import subprocess
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from server.scripted_engine import ScriptedEngine
 from starlette.routing import Route
 
-import tidewheel
 from tidewheel.server.api.docs import DOCS_PATHS
 from tidewheel.server.api.web import web_routes
 from tidewheel.server.app import build_app
 from tidewheel.server.app_options import AppOptions
+from tidewheel.server.commands import cli
 from tidewheel.server.options.vllm_flags import CONVERTED, vllm_flags
 from tidewheel.server.options.vllm_table import RENAMED
 
@@ -28,6 +33,7 @@ PAGES = sorted(
 )
 FOLDERS = "deploy|docs|engine|load_tests|monitoring|native|requirements|server|tests|tidewheel|tools|.ci"
 PATH = re.compile(rf"(?<![\w./-])(?:{FOLDERS})/[\w./*-]*[\w*/]".replace(".ci", r"\.ci"))
+VARIABLE = re.compile(r"\bTIDEWHEEL_([A-Z_]+[A-Z])\b")
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 COMMANDS = ("serve", "bench", "chat", "complete", "run-batch", "inspect", "pull", "list", "rm")
 DOCKER_OPTIONS = {"--gpus", "--net", "--privileged", "--runtime"}
@@ -58,21 +64,26 @@ def anchors(page: Path) -> set[str]:
 
 @cache
 def options_of(command: str) -> frozenset[str]:
-    # The file and not `-m tidewheel`, which would take the package from the current folder, installed or not.
-    return _helped(Path(tidewheel.__file__).with_name("__main__.py"), command)
+    return _helped(cli.main, command)
 
 
 @cache
 def options_of_load_tests() -> frozenset[str]:
     sources = {path: path.read_text("utf-8") for path in (ROOT / "load_tests").glob("*.py")}
-    commands = [path for path, source in sources.items() if '__name__ == "__main__"' in source]
+    commands = [path.stem for path, source in sources.items() if '__name__ == "__main__"' in source]
     users = re.findall(r'"(--[a-z][\w-]*)"', sources[ROOT / "load_tests" / "locustfile.py"])
-    return frozenset(users).union(*(_helped(command) for command in commands))
+    return frozenset(users).union(*(_helped(importlib.import_module(command).main) for command in commands))
 
 
-def _helped(*command: str | Path) -> frozenset[str]:
-    shown = subprocess.run([sys.executable, *command, "--help"], capture_output=True, text=True, check=True)
-    return frozenset(FLAG.findall(shown.stdout))
+def _helped(main: Callable[..., Any], *command: str) -> frozenset[str]:
+    """The flags that a command lists when it is asked for help."""
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [str(main), *command, "--help"])
+        main(*[sys.argv[1:]] * len(inspect.signature(main).parameters))
+    found = frozenset(FLAG.findall(shown.getvalue()))
+    assert "--help" in found, shown.getvalue()
+    return found
 
 
 @pages
@@ -112,16 +123,18 @@ def test_commands_use_options_that_exist(page: Path) -> None:
                 assert set(FLAG.findall(arguments)) <= known, line
 
 
+@cache
+def variables_in_sources() -> frozenset[str]:
+    patterns = ("Dockerfile.cpu", "docker-compose.yml", "engine/**/*.py", "server/**/*.py", "native/**/*.cpp")
+    files = [path for pattern in patterns for path in ROOT.glob(pattern)]
+    return frozenset(name for path in files for name in VARIABLE.findall(path.read_text("utf-8", "ignore")))
+
+
 @pages
 def test_environment_variables_are_read(page: Path) -> None:
-    sources = "".join(
-        path.read_text("utf-8", "ignore")
-        for pattern in ("Dockerfile.cpu", "docker-compose.yml", "engine/**/*.py", "server/**/*.py", "native/**/*.cpp")
-        for path in ROOT.glob(pattern)
-    )
-    for name in set(re.findall(r"\bTIDEWHEEL_([A-Z_]+[A-Z])\b", page.read_text("utf-8"))):
+    for name in set(VARIABLE.findall(page.read_text("utf-8"))):
         flag = "--" + name.lower().replace("_", "-")
-        assert flag in options_of("serve") or f"TIDEWHEEL_{name}" in sources, name
+        assert flag in options_of("serve") or name in variables_in_sources(), name
 
 
 def test_every_endpoint_is_listed(tmp_path: Path) -> None:

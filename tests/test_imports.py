@@ -28,18 +28,22 @@ def module_of(path: Path) -> Module:
 SOURCES = {module_of(path): path for house in HOUSES for path in sorted((ROOT / house).rglob("*.py"))}
 
 
+@functools.cache
+def import_statements(path: Path) -> list[ast.Import | ast.ImportFrom]:
+    nodes = ast.walk(ast.parse(path.read_text("utf-8")))
+    return [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
 def imports_of(path: Path) -> Iterator[Module]:
     """What a file imports of the package, also where only types are wanted."""
     package = path.parent.relative_to(ROOT).parts
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for node in import_statements(path):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
+        else:
             outer = ".".join(("tidewheel", *package[: len(package) - node.level + 1])) if node.level else ""
             base = ".".join(filter(None, (outer, node.module)))
             names = [f"{base}.{alias.name}" for alias in node.names]
-        else:
-            continue
         for name in names:
             first, *rest = name.split(".")
             if first == "tidewheel" and rest:
@@ -84,7 +88,7 @@ def test_devices_know_no_sequences() -> None:
 
 def test_one_house_imports_another_by_its_whole_name_and_itself_relatively() -> None:
     for module, path in SOURCES.items():
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for node in import_statements(path):
             if isinstance(node, ast.ImportFrom) and not node.level:
                 assert (node.module or "").split(".")[:2] != ["tidewheel", module[0]], f"{path}:{node.lineno}"
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +11,7 @@ from typing import Any
 import httpx
 import lora_files
 import pytest
-from fake_hub import fake_hub
+from fake_hub import fake_hub, with_hub
 from server.conftest import ServerProcess
 
 from tidewheel import LLM, AsyncLLM, BeamSearchParams, LoRARequest, RequestOutput, SamplingParams
@@ -128,34 +125,13 @@ def test_an_adapter_of_the_start(llm: LLM, folders: Path, expected: dict[str | N
     assert tokens(generate(llm, lora_request=LoRARequest("named", 9, str(path)))) == expected["seed-2"]
 
 
-_OF_THE_HUB = """
-import json, sys
-from tidewheel import LLM, LoRARequest, SamplingParams
-
-model, prompt, sampling, options = json.loads(sys.argv[1])
-wanted = [LoRARequest(f"poems-{i}", i + 1, f"own/poems-{i}") for i in range(6)]
-with LLM(model, dtype="float32", **options) as llm:
-    answers = llm.generate([prompt] * 6, SamplingParams(**sampling), lora_request=wanted)
-    print(json.dumps([answer.outputs[0].token_ids for answer in answers]))
-"""
-
-
-def test_adapters_of_the_hub(folders: Path, expected: dict[str | None, Any], tmp_path: Path) -> None:
+def test_adapters_of_the_hub(llm: LLM, folders: Path, expected: dict[str | None, Any], tmp_path: Path) -> None:
     """More of them than are downloaded at a time."""
     adapter = lora_files.contents(folders / "seed-1")
-    sampling = {"temperature": 0, "max_tokens": 10, "ignore_eos": True}
-    arguments = json.dumps([str(DEMO_MODEL), PROMPTS[0], sampling, OPTIONS])
-    with fake_hub({f"own/poems-{i}": adapter for i in range(6)}) as hub:
-        run = subprocess.run(
-            [sys.executable, "-c", _OF_THE_HUB, arguments],
-            env=hub.environment(tmp_path),
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-    assert run.returncode == 0, run.stderr
-    assert json.loads(run.stdout) == [expected["seed-1"][0]] * 6
+    wanted = [LoRARequest(f"poems-{i}", 20 + i, f"own/poems-{i}") for i in range(6)]
+    with fake_hub({f"own/poems-{i}": adapter for i in range(6)}) as hub, with_hub(hub.endpoint, tmp_path):
+        outputs = generate(llm, PROMPTS[:1] * 6, lora_request=wanted)
+    assert tokens(outputs) == [expected["seed-1"][0]] * 6
 
 
 def test_conversations_and_beams(llm: LLM, folders: Path) -> None:

@@ -103,7 +103,14 @@ def test_answers_are_those_of_the_server(llm: LLM, server: httpx.Client, fields:
         assert (one.finish_reason, one.stop_reason) == (choice["finish_reason"], choice["stop_reason"])
 
 
-@pytest.mark.parametrize("by", [["--speculative-config.method", "ngram"], ["--speculative-model", str(DEMO_MODEL)]])
+@pytest.mark.parametrize(
+    "by",
+    [
+        pytest.param(["--speculative-config.method", "ngram"], marks=pytest.mark.sweep),
+        ["--speculative-model", str(DEMO_MODEL)],
+    ],
+    ids=["ngram", "model"],
+)
 def test_guesses_change_no_answer(llm: LLM, by: list[str]) -> None:
     """Of a server that guesses: it says in its metrics that it did, and in its answers what others say."""
     prompts = ["The wheel turns. The wheel turns. The wheel", "a b c d e f g h a b c d", PROMPTS[2]]
