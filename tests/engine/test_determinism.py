@@ -19,6 +19,7 @@ from engine.driving import Driver, Job, alone, check_any_company
 from engine.weights.stored_tensors import KINDS, StoredWeights, decoder
 from harness import device_ids, make_device
 from hypothesis import strategies as st
+from optional_packages import require_packages
 
 from tidewheel.engine.devices.base import Executor, ExecutorOptions, RewindingDevice
 from tidewheel.engine.devices.cache_split import most_states
@@ -30,7 +31,7 @@ from tidewheel.engine.weights.dtypes import DType, KvCacheDType
 from tidewheel.engine.weights.quantization import Quantization
 from tidewheel.engine.weights.tensor import WeightSource
 
-pytest.importorskip("transformers")
+require_packages("transformers")
 
 MAX_LENGTH = 64  # tokens, prompt and output together
 EOS = frozenset({0, 1, 2, 3})

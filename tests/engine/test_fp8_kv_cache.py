@@ -16,6 +16,7 @@ import pytest
 from engine.weights.quantized.checkpoint_formats import save
 from harness import Harness
 from numpy.typing import NDArray
+from optional_packages import require_packages
 
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.models.spec import AttentionSpec, LatentAttentionSpec, mixers
@@ -23,7 +24,7 @@ from tidewheel.engine.opened_model import OpenedModel, open_model
 from tidewheel.engine.options import EngineOptions
 
 torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+require_packages("transformers")
 
 Array = NDArray[Any]
 
@@ -78,6 +79,8 @@ def logits(model: OpenedModel) -> Array:
 @functools.cache
 def reference(k: tuple[float, ...] | None, v: tuple[float, ...] | None) -> Array:
     """Transformers' logits with K and V divided by a layer's scales and rounded to e4m3; None: as they are."""
+
+    import transformers
 
     class RoundedCache(transformers.DynamicCache):  # type: ignore[misc]
         def update(self, keys: Any, values: Any, layer_idx: int, *args: Any, **kwargs: Any) -> Any:

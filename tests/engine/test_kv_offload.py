@@ -9,6 +9,7 @@ from pathlib import Path
 
 import models_zoo
 import pytest
+from optional_packages import require_packages
 
 from tidewheel.engine.declaring.option import OptionError
 from tidewheel.engine.engine import EngineStats
@@ -18,7 +19,7 @@ from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.request import Request
 from tidewheel.engine.sampling_params import SamplingParams
 
-pytest.importorskip("transformers")
+require_packages("transformers")
 pytest.importorskip("tidewheel._native")
 
 PROMPT = tuple((7 * i) % 300 + 4 for i in range(100))

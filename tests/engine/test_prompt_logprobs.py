@@ -11,6 +11,7 @@ import pytest
 from engine.driving import Driver, Job, random_clock
 from engine.fake_executor import FakeExecutor
 from harness import device_ids, make_device
+from optional_packages import require_packages
 
 from tidewheel.engine.devices.base import Executor, ExecutorLimits, ExecutorOptions
 from tidewheel.engine.devices.sampling import NO_TOKEN
@@ -20,7 +21,7 @@ from tidewheel.engine.sampling_params import SamplingParams
 from tidewheel.engine.weights import open_weights, read_config
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+require_packages("transformers")
 
 PROMPT = tuple(np.random.default_rng(5).integers(0, models_zoo.VOCAB_SIZE, 45).tolist())
 ROOMY = ExecutorLimits(4, 64, 8, 64)

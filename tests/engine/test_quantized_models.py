@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from engine.weights.quantized.checkpoint_formats import FORMATS, MXFP4, mxfp4_experts, save
 from harness import Harness, load, make_device
+from optional_packages import require_packages
 
 from tidewheel.engine.adapters.peft_folder import read_peft_folder
 from tidewheel.engine.devices.base import LoraExecutor, LoraLimits
@@ -28,7 +29,7 @@ from tidewheel.engine.sampling_params import SamplingParams
 from tidewheel.engine.weights import open_source
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+require_packages("transformers")
 
 PROMPT = [7, 20, 300, 41, 5]
 NUM_TOKENS = 12

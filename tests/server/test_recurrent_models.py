@@ -8,13 +8,13 @@ from typing import Any
 
 import models_zoo
 import pytest
+from optional_packages import require_packages
 from server.conftest import RunningServer, StartServer, events
 
 from tidewheel.engine.load import load_engine
 from tidewheel.engine.options import EngineOptions
 
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
+require_packages("torch", "transformers")
 pytest.importorskip("tidewheel._native")
 
 STORY = "the quick brown fox jumps over the lazy dog and then the dog sleeps, "

@@ -14,6 +14,7 @@ import models_zoo
 import numpy as np
 import pytest
 from harness import Harness, device_ids, load, make_device
+from optional_packages import require_packages
 from safetensors.numpy import load_file, save_file
 
 from tidewheel.engine.adapters.peft_folder import WEIGHTS, read_peft_folder
@@ -23,7 +24,7 @@ from tidewheel.engine.models import describe
 from tidewheel.engine.weights import open_source
 from tidewheel.engine.weights.lora import LoraAdapter
 
-pytest.importorskip("peft")
+require_packages("peft")
 
 TOKENS = models_zoo.prompts(8)[7]
 _DEVICES = device_ids()

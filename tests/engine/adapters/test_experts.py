@@ -16,6 +16,7 @@ import pytest
 from gguf import GGMLQuantizationType
 from harness import Harness, device_ids, load, make_device
 from numpy.typing import NDArray
+from optional_packages import require_packages
 from safetensors.numpy import load_file
 
 from tidewheel.engine.adapters.peft_folder import read_peft_folder
@@ -27,7 +28,7 @@ from tidewheel.engine.weights import open_source, read_config
 from tidewheel.engine.weights.lora import LoraAdapter
 from tidewheel.engine.weights.quantization import Quantization
 
-pytest.importorskip("peft")
+require_packages("peft")
 
 TOKENS = models_zoo.prompts(8)[7]
 EXPERTS, HIDDEN, SIZE = 8, 64, 48  # of the zoo's Qwen3 with experts

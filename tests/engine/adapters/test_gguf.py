@@ -14,6 +14,7 @@ import models_zoo
 import numpy as np
 import pytest
 from harness import Harness, load, make_device
+from optional_packages import require_packages
 
 from tidewheel.engine.adapters.reading import read_adapter
 from tidewheel.engine.devices.base import LoraExecutor, LoraLimits
@@ -21,7 +22,7 @@ from tidewheel.engine.errors import ModelError
 from tidewheel.engine.models import describe
 from tidewheel.engine.weights import open_source
 
-pytest.importorskip("peft")
+require_packages("peft")
 
 TOKENS = models_zoo.prompts(8)[7]
 LLAMA = {

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from harness import Harness, device_ids, load, make_device
 from numpy.typing import NDArray
+from optional_packages import require_packages
 
 from tidewheel.engine.adapters.long_context import LongContexts, with_longer_contexts
 from tidewheel.engine.adapters.peft_folder import read_peft_folder
@@ -23,7 +24,7 @@ from tidewheel.engine.errors import ModelError
 from tidewheel.engine.models import describe
 from tidewheel.engine.weights import open_source
 
-pytest.importorskip("peft")
+require_packages("peft")
 
 _DEVICES = device_ids()
 _BEST = _DEVICES[1]

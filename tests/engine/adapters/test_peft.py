@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
 from harness import Harness, device_ids, load, make_device
+from optional_packages import require_packages
 
 from tidewheel.engine.adapters.peft_folder import read_peft_folder
 from tidewheel.engine.devices.base import LoraExecutor, LoraLimits
@@ -20,7 +21,7 @@ from tidewheel.engine.models import describe
 from tidewheel.engine.weights import open_source, read_config
 from tidewheel.engine.weights.dummy import DummySource
 
-pytest.importorskip("peft")
+require_packages("peft")
 
 TOKENS = models_zoo.prompts(8)[7]
 _DEVICES = device_ids()

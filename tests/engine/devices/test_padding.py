@@ -6,11 +6,12 @@ import models_zoo
 import numpy as np
 import pytest
 from harness import device_ids, load, make_device
+from optional_packages import require_packages
 
 from tidewheel.engine.devices.base import Executor
 from tidewheel.engine.devices.batch import SamplingBatch, StepBatch
 
-pytest.importorskip("torch")
+require_packages("torch")
 
 PROMPT = models_zoo.prompts()[-1][:40]
 

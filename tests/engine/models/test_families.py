@@ -6,13 +6,14 @@ import models_zoo
 import numpy as np
 import pytest
 from harness import Harness, check_greedy, device_ids, load, make_device, swept_over_devices
+from optional_packages import require_packages
 
 from tidewheel.engine.devices.base import Device
 from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.weights.dtypes import DType, KvCacheDType
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+require_packages("transformers")
 
 OUTPUT_TOKENS = 64
 # The reference takes its time, and each token alone whatever is beside it: a prompt of one token, and two that end at

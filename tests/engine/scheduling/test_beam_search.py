@@ -16,6 +16,7 @@ from harness import device_ids, load, make_device
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from optional_packages import require_packages
 
 from tidewheel.engine.devices.base import Executor, ExecutorLimits
 from tidewheel.engine.devices.batch import StepBatch, StepOutput
@@ -26,7 +27,7 @@ from tidewheel.engine.sampling_params import SamplingParams
 from tidewheel.engine.scheduling.beam_search import Hypothesis
 
 torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+require_packages("transformers")
 
 BLOCK = 4
 ROOMY = ExecutorLimits(BLOCK, 256, 16, 64)
@@ -148,6 +149,8 @@ def reference_logprobs(context: tuple[int, ...]) -> NDArray[np.float64]:
 
 @pytest.mark.parametrize("device_id", device_ids())
 def test_a_model_is_searched_as_transformers_search_it(device_id: str) -> None:
+    import transformers
+
     driver = Driver(executor(device_id), 256, vocab_size=models_zoo.VOCAB_SIZE)
     sampling = SamplingParams(beam_width=4, n=4, max_tokens=10, logprobs=2, length_penalty=0.0)
     found = search(driver, sampling)

@@ -12,6 +12,7 @@ from engine.constraints.grammars import grammar
 from engine.driving import Driver, Job, Oracle, alone, check_schedule, random_clock
 from engine.tiny_tokenizers import tiny
 from harness import make_device
+from optional_packages import require_packages
 
 from tidewheel.engine.constraints.constraint import Preface, TokenConstraints
 from tidewheel.engine.devices.base import DraftExecutor, DraftingDevice, Executor, ExecutorOptions
@@ -21,7 +22,7 @@ from tidewheel.engine.sampling_params import SamplingParams
 from tidewheel.engine.speculation.draft_model import ModelDrafter
 from tidewheel.engine.weights import open_source
 
-pytest.importorskip("transformers")
+require_packages("transformers")
 pytest.importorskip("llguidance")  # not there on every machine
 
 MAX_LENGTH = 128  # tokens, prompt and output together

@@ -25,6 +25,7 @@ from engine.speculation.layer_drafts import (
 )
 from harness import make_device
 from hypothesis import strategies as st
+from optional_packages import require_packages
 
 from tidewheel.engine.devices.base import Executor
 from tidewheel.engine.models import describe
@@ -33,7 +34,7 @@ from tidewheel.engine.weights import open_weights, read_config
 from tidewheel.engine.weights.eagle3 import open_eagle3
 from tidewheel.engine.weights.quantization import Quantization
 
-pytest.importorskip("transformers")
+require_packages("transformers")
 pytest.importorskip("llguidance")  # not there on every machine
 pytest.importorskip("tidewheel._native")
 

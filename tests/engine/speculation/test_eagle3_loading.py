@@ -13,6 +13,7 @@ from typing import Any
 import eagle3_zoo
 import models_zoo
 import pytest
+from optional_packages import require_packages
 
 from tidewheel.engine.declaring.option import OptionError
 from tidewheel.engine.errors import DeviceError, ModelError
@@ -22,7 +23,7 @@ from tidewheel.engine.opened_model import open_model
 from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.speculative_options import Eagle3, SpeculativeOptions
 
-pytest.importorskip("transformers")
+require_packages("transformers")
 pytest.importorskip("tidewheel._native")
 
 MIB = 2**20

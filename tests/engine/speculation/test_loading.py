@@ -11,6 +11,7 @@ import models_zoo
 import pytest
 from engine.tiny_tokenizers import tiny
 from harness import make_device
+from optional_packages import require_packages
 
 from tidewheel.engine.declaring.option import OptionError
 from tidewheel.engine.errors import DeviceError, ModelError
@@ -21,7 +22,7 @@ from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.speculation.loading import OpenedDraft, open_draft
 from tidewheel.engine.speculative_options import DraftModel, SpeculativeOptions
 
-pytest.importorskip("transformers")
+require_packages("transformers")
 pytest.importorskip("tidewheel._native")
 
 MIB = 2**20

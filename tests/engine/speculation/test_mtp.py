@@ -26,6 +26,7 @@ from engine.speculation.layer_drafts import (
 )
 from harness import make_device
 from hypothesis import strategies as st
+from optional_packages import require_packages
 
 from tidewheel.engine.adapters.lora import Lora
 from tidewheel.engine.devices.base import Executor, LoraExecutor, LoraLimits
@@ -36,7 +37,7 @@ from tidewheel.engine.weights import open_source
 from tidewheel.engine.weights.lora import LoraAdapter, LowRankUpdate
 from tidewheel.engine.weights.quantization import Quantization
 
-pytest.importorskip("transformers")
+require_packages("transformers")
 pytest.importorskip("llguidance")  # not there on every machine
 pytest.importorskip("tidewheel._native")
 

@@ -12,6 +12,7 @@ from typing import Any
 import models_zoo
 import mtp_zoo
 import pytest
+from optional_packages import require_packages
 
 from tidewheel.engine.declaring.option import OptionError
 from tidewheel.engine.errors import DeviceError, ModelError
@@ -21,7 +22,7 @@ from tidewheel.engine.opened_model import open_model
 from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.speculative_options import Mtp, SpeculativeOptions
 
-pytest.importorskip("transformers")
+require_packages("transformers")
 pytest.importorskip("tidewheel._native")
 
 MIB = 2**20

@@ -12,6 +12,7 @@ import pytest
 from engine.constraints.grammars import grammar
 from engine.driving import Driver, Job, Oracle, alone
 from harness import device_ids, make_device
+from optional_packages import require_packages
 
 from tidewheel.engine.constraints.constraint import TokenConstraints
 from tidewheel.engine.devices.base import DraftingDevice, Executor, ExecutorOptions, RewindingDevice
@@ -21,7 +22,7 @@ from tidewheel.engine.sampling_params import SamplingParams
 from tidewheel.engine.speculation.draft_model import ModelDrafter
 from tidewheel.engine.weights import open_weights, read_config
 
-pytest.importorskip("transformers")
+require_packages("transformers")
 pytest.importorskip("llguidance")  # not there on every machine
 
 # Delta nets, Mamba2 and short convolutions, beside attention or alone.

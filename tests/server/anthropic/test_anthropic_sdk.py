@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import anthropic
 import pydantic
 import pytest
 from server.conftest import RunningServer, ServerProcess
+
+if TYPE_CHECKING:
+    import anthropic
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Köln"}}\n</tool_call>'
 WEATHER: Any = {
@@ -20,12 +22,16 @@ WEATHER: Any = {
 
 @pytest.fixture(scope="module")
 def client(parsing_server: RunningServer) -> Iterator[anthropic.Anthropic]:
+    import anthropic  # which takes a second
+
     with anthropic.Anthropic(base_url=parsing_server.url, api_key="none", max_retries=0) as sdk:
         yield sdk
 
 
 @pytest.fixture(scope="module")
 def demo(demo_server: ServerProcess) -> Iterator[anthropic.Anthropic]:
+    import anthropic
+
     with anthropic.Anthropic(base_url=demo_server.url, api_key="none", max_retries=0) as sdk:
         yield sdk
 
@@ -119,6 +125,8 @@ def test_count_tokens(client: anthropic.Anthropic) -> None:
 
 
 def test_errors(client: anthropic.Anthropic) -> None:
+    import anthropic
+
     with pytest.raises(anthropic.NotFoundError, match="not served") as info:
         client.messages.create(**{**ask("hi"), "model": "claude-sonnet"})
     assert info.value.type == "not_found_error"
@@ -156,6 +164,8 @@ class Mill(pydantic.BaseModel):
 
 
 def test_the_embedded_model_is_parsed(demo: anthropic.Anthropic) -> None:
+    import anthropic
+
     pytest.importorskip("llguidance")
     ask: Any = {
         "model": "tidewheel-demo",

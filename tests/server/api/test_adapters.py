@@ -18,7 +18,6 @@ import pytest
 from fake_hub import Claimed, FakeHub, fake_hub
 from server.conftest import TIDEWHEEL, ServerProcess
 from server.waiting import eventually
-from transformers import AutoConfig
 
 from tidewheel.engine.adapters.options import LoraModule
 from tidewheel.server.options.serve import parse_options
@@ -161,6 +160,8 @@ def test_adapters_come_and_go(server: ServerProcess, folders: Path) -> None:
 
 
 def test_an_adapter_may_be_a_gguf_file(server: ServerProcess, dummy_model: Path, folders: Path, tmp_path: Path) -> None:
+    from transformers import AutoConfig
+
     config = AutoConfig.from_pretrained(dummy_model)
     file = gguf_files.write_adapter(tmp_path / "two.gguf", config, folders / "seed-2")
     assert update(server, "load", lora_name="in-gguf", lora_path=str(file)).text.startswith("Success")

@@ -10,13 +10,14 @@ from typing import Any
 
 import encoder_zoo
 import pytest
+from optional_packages import require_packages
 
 from tidewheel.engine.encoders.encoder import Embedder
 from tidewheel.engine.encoders.load import load_encoders
 from tidewheel.server.commands.cli import main
 
 pytest.importorskip("onnxruntime")
-pytest.importorskip("transformers")
+require_packages("transformers")
 
 Inspect = Callable[..., dict[str, Any]]
 

@@ -8,12 +8,13 @@ import models_zoo
 import numpy as np
 import pytest
 from harness import Harness, device_ids, load, make_device
+from optional_packages import require_packages
 
 from tidewheel.engine.devices.base import OffloadingExecutor
 from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.weights.dtypes import KvCacheDType
 
-pytest.importorskip("transformers")
+require_packages("transformers")
 native: Any = pytest.importorskip("tidewheel._native")
 
 PROMPT = [(7 * i) % 300 + 4 for i in range(50)]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from engine.devices.made_models import PLAIN, RandomWeights, decoder
 from harness import Harness, Running, check_greedy
+from optional_packages import require_packages
 
 from tidewheel.engine.cancellation import Cancellation, LoadCancelledError
 from tidewheel.engine.devices.batch import SamplingBatch, StepBatch, TokenMasks
@@ -20,7 +21,7 @@ from tidewheel.engine.devices.sampling import sample
 from tidewheel.engine.errors import DeviceError
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+require_packages("transformers")
 
 from engine.devices.graph.loading import EAGER, FEW, load  # noqa: E402
 

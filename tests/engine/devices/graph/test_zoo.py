@@ -8,11 +8,12 @@ import pytest
 from engine.devices.made_models import SLOPES, VOCAB_SIZE, RandomWeights, reference
 from engine.devices.test_specs import SPECS, attention
 from harness import Harness, check_greedy
+from optional_packages import require_packages
 
 from tidewheel.engine.weights.dtypes import DType
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+require_packages("transformers")
 
 from engine.devices.graph.loading import load  # noqa: E402
 

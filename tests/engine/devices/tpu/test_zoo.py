@@ -5,12 +5,13 @@ from __future__ import annotations
 import models_zoo
 import pytest
 from harness import Harness, check_greedy
+from optional_packages import require_packages
 
 from tidewheel.engine.errors import DeviceError
 
 pytest.importorskip("jax")
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+require_packages("transformers")
 
 OUTPUT_TOKENS = 16
 

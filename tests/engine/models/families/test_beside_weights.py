@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from harness import Harness, load, make_device
 from model_configs import MINICPM
+from optional_packages import require_packages
 
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.models import describe
 
-pytest.importorskip("transformers")
+require_packages("transformers")
 
 
 @pytest.mark.parametrize("name", beside_zoo.NAMES)
