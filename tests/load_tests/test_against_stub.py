@@ -23,6 +23,7 @@ def run_locust(url: str, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
+# Locust is a process of its own that runs for two seconds.
 def test_locust_reports_every_kind_of_user(stub: StubServer, tmp_path: Path) -> None:
     summary_file = tmp_path / "summary.json"
     done = run_locust(
@@ -38,6 +39,7 @@ def test_locust_reports_every_kind_of_user(stub: StubServer, tmp_path: Path) -> 
     assert prompts <= {10 - BOS_TOKENS, 50 - BOS_TOKENS}
 
 
+@pytest.mark.sweep  # as long again
 def test_locust_counts_a_broken_stream_as_a_failure(stub: StubServer) -> None:
     done = run_locust(stub.url + "/v1", "--model", "broken", "CompletionUser")
     assert done.returncode == 1

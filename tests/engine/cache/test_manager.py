@@ -70,7 +70,7 @@ def executor_limits(draw: st.DrawFn) -> ExecutorLimits:
     return with_windows(limits, windows, *(count + draw(st.integers(0, 8)) for count in fewest))
 
 
-@settings(max_examples=35, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(
     executor_limits(),
     st.lists(st.tuples(st.lists(jobs, max_size=2), st.lists(st.integers(0, 99), max_size=1)), max_size=8),

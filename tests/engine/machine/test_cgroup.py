@@ -93,7 +93,7 @@ levels = st.builds(
 names = st.sampled_from(["docker", "kubepods.slice", "pod with a space", "back\\slash", "a", "0", "ünï", "..x"])
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=30)
 @given(
     path=st.lists(st.tuples(names, levels), max_size=4),
     top=levels,

@@ -105,8 +105,6 @@ def plain_seconds(name: str, num_sequences: int) -> list[float]:
 ALWAYS = {
     *((name, 0.0, QUESTION_MS) for name in MACHINES),
     ("small model", 0.8, QUESTION_MS),
-    ("memory first", 0.0, 10 * QUESTION_MS),
-    ("arithmetic alone", 0.5, QUESTION_MS),
 }
 
 
