@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,27 +36,41 @@ def device_ids() -> list[str]:
     return ["torch", *(f"cpu-{level}" for level in native.available_isa_levels())]
 
 
-def swept_over_devices(names: Iterable[str]) -> list[Any]:
-    """Parameters of a test: each device with each name of the zoo.
+def over_devices(cases: Iterable[Any], *, levels: Container[str], torch: Container[str]) -> list[Any]:
+    """Parameters of a test: each device with each case, which is a model's name or a tuple that begins with one.
 
-    `make test` has the names in CORE everywhere, and the others on torch and on the processor's best ISA level.
+    `make test` has all cases on the processor's best ISA level, those of `levels` on every other one, and those of
+    `torch` on torch. `make sweep` has the rest. The C++ tests run every kernel at every level.
     """
-    devices = device_ids()
-    chosen = {devices[0], f"cpu-{importlib.import_module('tidewheel._native').chosen_isa_level('auto')}"}
-    return [
-        pytest.param(device, name, marks=() if device in chosen or name in models_zoo.CORE else pytest.mark.sweep)
-        for device in devices
-        for name in names
-    ]
+    first, *others = device_ids()
+    best = f"cpu-{importlib.import_module('tidewheel._native').chosen_isa_level('auto')}" if others else first
+    found = []
+    for device in (first, *others):
+        for case in cases:
+            name, *rest = case if isinstance(case, tuple) else (case,)
+            chosen = device == best or name in (torch if device == first else levels)
+            found.append(pytest.param(device, name, *rest, marks=() if chosen else pytest.mark.sweep))
+    return found
 
 
-def make_device(device_id: str, threads_bind: str = "auto") -> Device:
-    """The device of an id that `device_ids` gives. Torch computes on the threads that it likes."""
+def one_core() -> str:
+    """The core that `make_device` computes on: each process of tests that run side by side has another one."""
+    native: Any = importlib.import_module("tidewheel._native")
+    cores = [processor["cpu"] for processor in native.topology()["processors"]]
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
+    return str(cores[int(worker.removeprefix("gw")) % len(cores)])
+
+
+def make_device(device_id: str, threads_bind: str | None = None) -> Device:
+    """The device of an id that `device_ids` gives, or "cpu". Torch computes on the threads that it likes.
+
+    By default the CPU device has one thread: two that wait for each other take three times as long with small models.
+    """
     kind, _, level = device_id.partition("-")
-    if not level:
+    if kind != "cpu":
         return get_device(kind)
     cpu: Any = importlib.import_module("tidewheel.engine.devices.cpu.device")
-    device: Device = cpu.CpuDevice(CpuOptions(threads_bind=threads_bind), isa=level)
+    device: Device = cpu.CpuDevice(CpuOptions(threads_bind=threads_bind or one_core()), isa=level or "auto")
     return device
 
 

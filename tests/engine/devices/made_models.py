@@ -80,7 +80,7 @@ def load(
     spec: DecoderSpec,
     dtype: DType = "float32",
     kv_cache_dtype: KvCacheDType = "float32",
-    threads_bind: str = "auto",
+    threads_bind: str | None = None,
     weights: type[RandomWeights] = RandomWeights,
 ) -> Executor:
     """The model of `spec` on the device, with room in the cache for 6144 tokens."""

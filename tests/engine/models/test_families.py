@@ -5,7 +5,7 @@ from __future__ import annotations
 import models_zoo
 import numpy as np
 import pytest
-from harness import Harness, check_greedy, device_ids, load, make_device, swept_over_devices
+from harness import Harness, check_greedy, device_ids, load, make_device, over_devices
 from optional_packages import require_packages
 
 from tidewheel.engine.devices.base import Device
@@ -15,14 +15,19 @@ from tidewheel.engine.weights.dtypes import DType, KvCacheDType
 torch = pytest.importorskip("torch")
 require_packages("transformers")
 
-OUTPUT_TOKENS = 64
+OUTPUT_TOKENS = 32
 # The reference takes its time, and each token alone whatever is beside it: a prompt of one token, and two that end at
-# and behind a block's end, go as far as a window that lies behind.
-TORCH_OUTPUT_TOKENS = 24
+# and behind a block's end.
+TORCH_OUTPUT_TOKENS = 12
 TORCH_PROMPT_LENGTHS = (1, 17, 48)
 
+# For every ISA level: windows with caps, ALiBi, sinks and clipped experts, latents, and each kind of recurrence.
+OF_LEVELS = ("gemma2", "mpt", "gpt-oss", "deepseek-v3", "qwen3_5-experts", "falcon-h1", "lfm2")
+# For torch, each kind of layer, and what is around them.
+OF_TORCH = (*OF_LEVELS, "gemma3n", "opt-350m", "phi3-longrope", "cohere2")
 
-@pytest.fixture(scope="module", params=device_ids())
+
+@pytest.fixture
 def device(request: pytest.FixtureRequest) -> Device:
     return make_device(request.param)
 
@@ -37,7 +42,9 @@ def prompts_for(device: Device) -> list[list[int]]:
     return [prompt for prompt in prompts if device.name != "torch" or len(prompt) in TORCH_PROMPT_LENGTHS]
 
 
-@pytest.mark.parametrize(("device", "name"), swept_over_devices(models_zoo.CASES), indirect=["device"])
+@pytest.mark.parametrize(
+    ("device", "name"), over_devices(models_zoo.CASES, levels=OF_LEVELS, torch=OF_TORCH), indirect=["device"]
+)
 def test_greedy_tokens_and_logits_are_those_of_transformers(device: Device, name: str) -> None:
     executor = load(device, models_zoo.folder(name))
     num_tokens = TORCH_OUTPUT_TOKENS if device.name == "torch" else OUTPUT_TOKENS
@@ -49,25 +56,29 @@ def test_greedy_tokens_and_logits_are_those_of_transformers(device: Device, name
 
 # With a length to serve, the schemes that depend on it use their extended tables, as transformers does past the
 # training length.
+LONG = [
+    ("llama", 230, None),
+    ("mistral-window", 230, None),
+    ("qwen2-window", 230, None),
+    ("opt", 230, None),
+    ("gpt2", 256, None),
+    ("llama-linear", 300, None),
+    ("llama-dynamic", 230, None),
+    ("llama-dynamic", 400, 400),
+    ("llama-longrope", 120, None),
+    ("llama-longrope", 230, 256),
+    ("gemma3", 230, None),
+    ("phi3-longrope", 120, None),
+    ("phi3-longrope", 230, 256),
+    ("cohere2", 230, None),
+    ("mpt", 256, None),
+]
+
+
 @pytest.mark.parametrize(
-    ("name", "length", "max_model_len"),
-    [
-        ("llama", 230, None),
-        ("mistral-window", 230, None),
-        ("qwen2-window", 230, None),
-        ("opt", 230, None),
-        ("gpt2", 256, None),
-        ("llama-linear", 300, None),
-        ("llama-dynamic", 230, None),
-        ("llama-dynamic", 400, 400),
-        ("llama-longrope", 120, None),
-        ("llama-longrope", 230, 256),
-        ("gemma3", 230, None),
-        ("phi3-longrope", 120, None),
-        ("phi3-longrope", 230, 256),
-        ("cohere2", 230, None),
-        ("mpt", 256, None),
-    ],
+    ("device", "name", "length", "max_model_len"),
+    over_devices(LONG, levels=("gemma3", "mpt"), torch=("llama-longrope", "gemma3")),
+    indirect=["device"],
 )
 def test_logits_over_long_contexts(device: Device, name: str, length: int, max_model_len: int | None) -> None:
     executor = load(device, models_zoo.folder(name), max_model_len=max_model_len)
@@ -78,22 +89,26 @@ def test_logits_over_long_contexts(device: Device, name: str, length: int, max_m
     executor.close()
 
 
+HALVED = (
+    "llama",
+    "qwen2",
+    "qwen3",
+    "mistral-window",
+    "opt-350m",
+    "gpt2",
+    "gemma2",
+    "granite",
+    "olmo2",
+    "cohere",
+    "gpt-neox",
+)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize(
-    "name",
-    [
-        "llama",
-        "qwen2",
-        "qwen3",
-        "mistral-window",
-        "opt-350m",
-        "gpt2",
-        "gemma2",
-        "granite",
-        "olmo2",
-        "cohere",
-        "gpt-neox",
-    ],
+    ("device", "name"),
+    over_devices(HALVED, levels=("opt-350m", "gemma2"), torch=("llama", "opt-350m")),
+    indirect=["device"],
 )
 def test_logits_in_half_precision_differ_by_rounding(device: Device, name: str, dtype: DType) -> None:
     folder = models_zoo.folder(name, dtype)
@@ -119,14 +134,15 @@ def test_logits_in_half_precision_differ_by_rounding(device: Device, name: str, 
         ("float32", "int4"),
     ],
 )
+@pytest.mark.parametrize("device", device_ids(), indirect=True)
 def test_the_cache_may_have_a_type_of_its_own(device: Device, dtype: DType, kv_cache_dtype: KvCacheDType) -> None:
     folder = models_zoo.folder("llama", dtype)
     tokens = models_zoo.prompts()[-1]
-    exact = Harness(load(device, folder)).logits(tokens)
     if device.name == "torch" and kv_cache_dtype in ("fp8_e5m2", "fp8_e4m3", "int8", "int4"):
         with pytest.raises(DeviceError, match=f"not {kv_cache_dtype}: choose one"):
             load(device, folder, dtype, kv_cache_dtype=kv_cache_dtype)
         return
+    exact = Harness(load(device, folder)).logits(tokens)
     executor = load(device, folder, dtype, kv_cache_dtype=kv_cache_dtype)
     logits = Harness(executor).logits(tokens)
     # Weights and cache are rounded; fp8_e5m2 has 2 bits of mantissa and fp8_e4m3 has 3, where bfloat16 has 7;
@@ -136,9 +152,12 @@ def test_the_cache_may_have_a_type_of_its_own(device: Device, dtype: DType, kv_c
     np.testing.assert_array_equal(logits, Harness(executor, seed=1).logits(tokens, chunk=5))
 
 
+BATCHED = ("llama", "llama-mqa", "mistral-window", "opt-350m", "gpt2", "gemma3", "granite", "cohere2", "mpt")
+
+
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.sweep)])
 @pytest.mark.parametrize(
-    "name", ["llama", "llama-mqa", "mistral-window", "opt-350m", "gpt2", "gemma3", "granite", "cohere2", "mpt"]
+    ("device", "name"), over_devices(BATCHED, levels=("gemma3",), torch=("gemma3",)), indirect=["device"]
 )
 def test_logits_are_the_same_to_the_bit_however_batched_and_chunked(device: Device, name: str, dtype: DType) -> None:
     folder = models_zoo.folder(name, dtype)
@@ -152,6 +171,7 @@ def test_logits_are_the_same_to_the_bit_however_batched_and_chunked(device: Devi
             np.testing.assert_array_equal(np.stack(one.logits), np.stack(other.logits), strict=True)
 
 
+@pytest.mark.parametrize("device", device_ids()[:2], indirect=True)
 def test_copied_blocks_continue_like_the_original(device: Device) -> None:
     executor = load(device, models_zoo.folder("llama"))
     harness = Harness(executor)
@@ -166,6 +186,7 @@ def test_copied_blocks_continue_like_the_original(device: Device) -> None:
     executor.close()
 
 
+@pytest.mark.parametrize("device", device_ids()[:2], indirect=True)
 def test_closing_twice_is_allowed(device: Device) -> None:
     executor = load(device, models_zoo.folder("llama"))
     executor.close()
