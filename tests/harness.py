@@ -36,19 +36,20 @@ def device_ids() -> list[str]:
     return ["torch", *(f"cpu-{level}" for level in native.available_isa_levels())]
 
 
-def over_devices(cases: Iterable[Any], *, levels: Container[str], torch: Container[str]) -> list[Any]:
+def over_devices(cases: Iterable[Any], *, levels: Container[str], torch: Container[str] | None = None) -> list[Any]:
     """Parameters of a test: each device with each case, which is a model's name or a tuple that begins with one.
 
     `make test` has all cases on the processor's best ISA level, those of `levels` on every other one, and those of
-    `torch` on torch. `make sweep` has the rest. The C++ tests run every kernel at every level.
+    `torch` on torch. `make sweep` has the rest. The C++ tests run every kernel at every level. Where `torch` is None,
+    the test is of ISA levels alone.
     """
     first, *others = device_ids()
     best = f"cpu-{importlib.import_module('tidewheel._native').chosen_isa_level('auto')}" if others else first
     found = []
-    for device in (first, *others):
+    for device in others if torch is None else (first, *others):
         for case in cases:
             name, *rest = case if isinstance(case, tuple) else (case,)
-            chosen = device == best or name in (torch if device == first else levels)
+            chosen = device == best or name in (torch or () if device == first else levels)
             found.append(pytest.param(device, name, *rest, marks=() if chosen else pytest.mark.sweep))
     return found
 

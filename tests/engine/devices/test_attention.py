@@ -52,7 +52,13 @@ def test_caps_and_slopes_agree_with_the_reference(device_id: str, attention: Att
             assert np.abs(logits(device_id, other) - ours).max() > 1e-2 * np.abs(reference).max()
 
 
-@pytest.mark.parametrize("kv_cache_dtype", get_args(KvCacheDType))
+@pytest.mark.parametrize(
+    "kv_cache_dtype",
+    [
+        pytest.param(kind, marks=() if kind in ("bfloat16", "int8", "int4") else pytest.mark.sweep)
+        for kind in get_args(KvCacheDType)
+    ],
+)
 @pytest.mark.parametrize("device_id", CPU_IDS[:1])  # the native tests split contexts on every level
 def test_a_long_context_gives_the_same_bits_on_any_number_of_threads(
     device_id: str, kv_cache_dtype: KvCacheDType

@@ -151,7 +151,7 @@ def test_a_prompt_behind_a_cached_part_has_tables_that_double() -> None:
     assert plan.prompt(2, 33, 5) is None
 
 
-@settings(deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(strategies, ranges, ranges, ranges, ranges, st.sampled_from(["seq", "block"]), sizes_of_steps, st.data())
 def test_the_bucket_that_is_found_is_the_smallest_that_holds_the_launch(
     strategy: Strategy,

@@ -18,7 +18,7 @@ from engine.devices.made_models import (
     reference,
     run,
 )
-from harness import Harness, device_ids
+from harness import Harness, device_ids, over_devices
 
 from tidewheel.engine.devices.coverage import require_mixers
 from tidewheel.engine.errors import DeviceError
@@ -92,13 +92,21 @@ SPECS = {
 }
 
 
+# Among them each way to choose and to compute experts that has a kernel of its own.
+OF_LEVELS = (
+    "sigmoid, groups by their best two, shared",
+    "clipped SwiGLU with biases",
+    "without gates",
+    "weighed inputs",
+)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("name", SPECS)
-@pytest.mark.parametrize("device_id", CPU_IDS)
+@pytest.mark.parametrize(("device_id", "name"), over_devices(SPECS, levels=OF_LEVELS))
 def test_every_level_computes_what_the_reference_computes(device_id: str, name: str) -> None:
     expected, ours = reference(SPECS[name]), run(device_id, SPECS[name])
     np.testing.assert_allclose(ours, expected, atol=1e-4 * np.abs(expected).max())

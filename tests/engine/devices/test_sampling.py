@@ -50,10 +50,6 @@ def native_sample(level: str, logits: NDArray[np.float32], batch: SamplingBatch)
     return output
 
 
-def assert_same(level: str, logits: NDArray[np.float32], batch: SamplingBatch) -> None:
-    assert_equal(native_sample(level, logits, batch), sample(logits, batch))
-
-
 def assert_equal(native: StepOutput, reference: StepOutput) -> None:
     np.testing.assert_array_equal(native.token_ids, reference.token_ids)
     if reference.logprobs is not None:
@@ -131,11 +127,13 @@ def cases(draw: st.DrawFn) -> tuple[NDArray[np.float32], SamplingBatch]:
     return logits, batch
 
 
-@pytest.mark.parametrize("level", LEVELS)
 @settings(max_examples=150, deadline=None)
 @given(cases())
-def test_native_agrees_with_numpy_to_the_bit(level: str, case: tuple[NDArray[np.float32], SamplingBatch]) -> None:
-    assert_same(level, *case)
+def test_native_agrees_with_numpy_to_the_bit(case: tuple[NDArray[np.float32], SamplingBatch]) -> None:
+    logits, batch = case
+    reference = sample(logits, batch)
+    for level in LEVELS:
+        assert_equal(native_sample(level, logits, batch), reference)
 
 
 @st.composite
@@ -181,7 +179,7 @@ def large_cases(draw: st.DrawFn) -> tuple[NDArray[np.float32], SamplingBatch]:
     return logits.astype(np.float32)[None], batch
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(large_cases())
 def test_native_agrees_on_a_large_vocabulary(case: tuple[NDArray[np.float32], SamplingBatch]) -> None:
     logits, batch = case
@@ -190,7 +188,7 @@ def test_native_agrees_on_a_large_vocabulary(case: tuple[NDArray[np.float32], Sa
         assert_equal(native_sample(level, logits, batch), reference)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.data())
 def test_every_seed_draws_from_the_same_tokens(data: st.DataObject) -> None:
     """Rows that differ in the seed alone see the edge of what is kept, where the draw of one would rarely fall."""
