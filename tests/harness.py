@@ -182,8 +182,8 @@ class Harness:
         ).wait()
         for sequence, end in spans:
             sequence.cached = end
-        assert output.logits is not None
         for row, i in enumerate(sampled):
+            assert output.logits is not None
             sequences[i].tokens.append(int(output.token_ids[row]))
             sequences[i].logits.append(output.logits[row].copy())
 

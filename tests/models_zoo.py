@@ -9,7 +9,7 @@ import functools
 import json
 import shutil
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -791,9 +791,9 @@ def folder(name: str, dtype: str = "float32", tokenizer: bool = False) -> Path:
 EVERYWHERE = [name for name, case in CASES.items() if case.everywhere]
 
 
-def swept(names: Iterable[str] = CASES) -> list[Any]:
-    """Names as parameters of a test. Those outside CORE are marked, so that only `make sweep` computes them."""
-    return [name if name in CORE else pytest.param(name, marks=pytest.mark.sweep) for name in names]
+def swept(names: Iterable[str] = CASES, chosen: Container[str] = CORE) -> list[Any]:
+    """Names as parameters of a test. Those that are not chosen are marked, so that only `make sweep` computes them."""
+    return [name if name in chosen else pytest.param(name, marks=pytest.mark.sweep) for name in names]
 
 
 def prompts(count: int = len(PROMPT_LENGTHS), seed: int = 1) -> list[list[int]]:

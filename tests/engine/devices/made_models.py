@@ -81,7 +81,7 @@ def load(
     dtype: DType = "float32",
     kv_cache_dtype: KvCacheDType = "float32",
     threads_bind: str | None = None,
-    weights: type[RandomWeights] = RandomWeights,
+    weights: Callable[[DecoderSpec], RandomWeights] = RandomWeights,
 ) -> Executor:
     """The model of `spec` on the device, with room in the cache for 6144 tokens."""
     device = make_device(device_id, threads_bind)

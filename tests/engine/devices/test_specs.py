@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from engine.devices.made_models import MLP, NORM, PLAIN, ROPE, decoder, decoder_of, reference, run
+from engine.devices.made_models import MLP, NORM, PLAIN, ROPE, SLOPES, decoder, decoder_of, reference, run
 from harness import over_devices
 
 from tidewheel.engine.models.spec import (
@@ -99,6 +99,13 @@ SPECS = {
     "divided logits": replace(twice(USUAL), head=HeadSpec(tied=False, divisor=13.0)),
     "capped logits": replace(twice(USUAL), head=HeadSpec(tied=True, softcap=3.0)),
     "divided and capped logits": replace(twice(USUAL), head=HeadSpec(tied=False, divisor=0.5, softcap=5.0)),
+}
+# What test_attention.py has for CPUs.
+SCORES = {
+    "softcap": attention(softcap=5.0),
+    "ALiBi": attention(rope=None, alibi_slopes=SLOPES),
+    "ALiBi with sinks in a window": attention(rope=None, alibi_slopes=SLOPES, sinks=True, sliding_window=7),
+    "softcap with sinks": attention(softcap=5.0, sinks=True),
 }
 # What graph devices and TPUs lack.
 CPU_SPECS = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import models_zoo
 import numpy as np
 import pytest
-from engine.devices.made_models import SLOPES, VOCAB_SIZE, RandomWeights, reference
-from engine.devices.test_specs import SPECS, attention
+from engine.devices.made_models import VOCAB_SIZE, RandomWeights, reference
+from engine.devices.test_specs import SCORES, SPECS
 from harness import Harness, check_greedy
 from optional_packages import require_packages
 
@@ -61,14 +61,6 @@ def test_logits_in_half_precision_differ_by_rounding(name: str, dtype: DType) ->
     error = np.abs(rounded - exact) / np.abs(exact).max()
     assert np.sqrt(np.mean(error**2)) <= 2 * epsilon
     assert error.max() <= 10 * epsilon
-
-
-SCORES = {
-    "softcap": attention(softcap=5.0),
-    "ALiBi": attention(rope=None, alibi_slopes=SLOPES),
-    "ALiBi with sinks in a window": attention(rope=None, alibi_slopes=SLOPES, sinks=True, sliding_window=7),
-    "softcap with sinks": attention(softcap=5.0, sinks=True),
-}
 
 
 @pytest.mark.parametrize("name", [*SPECS, *SCORES])

@@ -28,7 +28,7 @@ def executor() -> Executor:
     from engine.devices.tpu.making import load
 
     # Pages of 16 tokens, of which a few sequences want more than there are.
-    executor = load(SPEC, max_model_len=MAX_LENGTH, max_num_batched_tokens=64, num_tokens=700)
+    executor = load(SPEC, max_model_len=MAX_LENGTH, max_num_batched_tokens=32, num_tokens=700)
     executor.warm_up(lambda done, steps: None)
     return executor
 
@@ -62,7 +62,7 @@ def test_a_storm_after_warm_up_compiles_nothing_and_mixes_nothing_up(executor: E
     driver = Driver(executor, MAX_LENGTH, vocab_size=VOCAB_SIZE)
     wanted: dict[int, tuple[Job, int]] = {}
     with Compilations() as compilations:
-        for moment in range(4):
+        for moment in range(2):
             for job in jobs(8, moment):
                 wanted |= {key: (job, index) for index, key in enumerate(driver.add(job))}
             for _ in range(9):
@@ -80,32 +80,21 @@ def test_a_storm_after_warm_up_compiles_nothing_and_mixes_nothing_up(executor: E
             np.testing.assert_allclose(*logprobs, rtol=1e-3, atol=1e-4)
 
 
-def test_a_size_that_was_not_warmed_up_is_compiled_and_counted(caplog: pytest.LogCaptureFixture) -> None:
-    from engine.devices.tpu.making import Compilations, load
-
-    executor = load(SPEC)
-    with Compilations() as compilations:
-        Harness(executor).generate([[1, 2, 3]], 2)
-    assert compilations.count == 2
-    assert executor.late_compilations == 2  # the step and the head
-    assert "Compiling a step of 16 tokens while serving" in caplog.text
-    executor.close()
-
-
 def test_the_steps_are_the_same_on_the_torch_reference(executor: Executor) -> None:
     pytest.importorskip("torch")
     from engine.devices.made_models import load
 
     tokens = np.random.default_rng(3).integers(1, VOCAB_SIZE, 110).tolist()
     expected = Harness(load("torch", SPEC)).logits(tokens)
-    np.testing.assert_allclose(Harness(executor).logits(tokens, chunk=60), expected, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(Harness(executor).logits(tokens, chunk=30), expected, rtol=1e-3, atol=1e-3)
 
 
 def test_copied_pages_continue_like_the_original(executor: Executor) -> None:
     harness = Harness(executor)
     prompt = list(range(1, 41))
     original = harness.start(prompt, 8)
-    harness.step([original])
+    for _ in range(2):
+        harness.step([original], chunk=20)
     copy = harness.start(prompt, 8)
     copy.tokens, copy.cached = list(original.tokens), original.cached
     for group, (old, new) in enumerate(zip(original.tables, copy.tables, strict=True)):
@@ -115,15 +104,23 @@ def test_copied_pages_continue_like_the_original(executor: Executor) -> None:
     np.testing.assert_array_equal(original.logits[-1], copy.logits[-1])
 
 
-def test_padding_writes_to_no_page(executor: Executor) -> None:
-    harness = Harness(executor)
-    sequence = harness.start([5, 6, 7], 8)
-    before = [np.asarray(page) for page in executor._loaded.pages]  # type: ignore[attr-defined]
-    harness.step([sequence])
-    after = [np.asarray(page) for page in executor._loaded.pages]  # type: ignore[attr-defined]
-    for old, new, table in zip(before, after, sequence.tables, strict=True):
-        changed = {tuple(place) for place in np.argwhere((old != new).any((2, 3))).tolist()}
-        assert changed == {(table[0], 0), (table[0], 1), (table[0], 2)}
+def test_padding_changes_no_page_of_others(executor: Executor) -> None:
+    """Sequences that have all pages go on as they would have, though another's steps were padded meanwhile."""
+    found = []
+    for padded in (False, True):
+        harness = Harness(executor)
+        short = harness.start([5, 6, 7], 8)
+        others = []
+        while len(others) * 7 < executor.limits.num_blocks - 7:
+            others.append(harness.start([len(others), *range(1, 25)], 80))
+        harness.step(others, chunk=4)
+        while any(sequence.cached < 24 for sequence in others):
+            harness.step(others, chunk=4)
+        for _ in range(3 if padded else 0):
+            harness.step([short])
+        harness.step(others)
+        found.append([sequence.logits[-1] for sequence in others])
+    np.testing.assert_array_equal(*found)
 
 
 def test_a_chip_tells_what_it_can_do(executor: Executor) -> None:

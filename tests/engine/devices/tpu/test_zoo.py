@@ -1,19 +1,28 @@
-"""Every family gives transformers' greedy tokens, on one device and on several."""
+"""Families give transformers' greedy tokens, on one device and on several, and specs what the reference computes."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import models_zoo
+import numpy as np
 import pytest
+from engine.devices.made_models import VOCAB_SIZE, decoder_of, reference
+from engine.devices.test_specs import LAYER_NORM, SCORES, SPECS
 from harness import Harness, check_greedy
 from optional_packages import require_packages
 
 from tidewheel.engine.errors import DeviceError
+from tidewheel.engine.models.spec import EmbeddingSpec, HeadSpec
 
 pytest.importorskip("jax")
 torch = pytest.importorskip("torch")
 require_packages("transformers")
 
 OUTPUT_TOKENS = 16
+# Each model takes a second to compile: windows with two ropes, projections around the layers, and branches side by side.
+# All that families need of a layer is in SPECS.
+CHOSEN = ("gemma3", "opt-350m", "cohere2")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -21,7 +30,7 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("name", models_zoo.swept(models_zoo.EVERYWHERE))
+@pytest.mark.parametrize("name", models_zoo.swept(models_zoo.EVERYWHERE, CHOSEN))
 def test_greedy_tokens_and_logits_are_those_of_transformers(name: str) -> None:
     from engine.devices.tpu.making import load_folder
 
@@ -30,16 +39,45 @@ def test_greedy_tokens_and_logits_are_those_of_transformers(name: str) -> None:
     executor.close()
 
 
-@pytest.mark.parametrize("name", ["mistral-window", "mpt"])
+# Two sizes of steps are compiled.
+@pytest.mark.parametrize("name", ["mistral-window", pytest.param("mpt", marks=pytest.mark.sweep)])
 def test_it_does_not_matter_how_prompts_are_chunked_and_mixed(name: str) -> None:
     from engine.devices.tpu.making import load_folder
 
-    executor = load_folder(models_zoo.folder(name), max_num_batched_tokens=128)
-    for chunk in (5, 16):
+    executor = load_folder(models_zoo.folder(name), max_num_batched_tokens=32)
+    for chunk in (3, 4):
         check_greedy(name, Harness(executor, seed=chunk).generate(models_zoo.prompts(), OUTPUT_TOKENS, chunk))
     for prompt in models_zoo.prompts():
-        check_greedy(name, Harness(executor).generate([prompt], OUTPUT_TOKENS))
+        check_greedy(name, Harness(executor).generate([prompt], OUTPUT_TOKENS, chunk=32))
     executor.close()
+
+
+ALL = {**SPECS, **SCORES}
+# The branches of all specs, which compile as two models.
+LAYERS = [(branch,) for branch in dict.fromkeys(b for spec in ALL.values() for layer in spec.layers for b in layer)]
+TOGETHER = {
+    "one half of all branches": replace(
+        decoder_of(*LAYERS[::2]),
+        embedding=EmbeddingSpec(40, 2048, norm=LAYER_NORM),
+        head=HeadSpec(tied=False, divisor=2.0, bias=True),
+    ),
+    "the other half": replace(
+        decoder_of(*LAYERS[1::2]), embedding=EmbeddingSpec(64, scale=8.0), head=HeadSpec(tied=True, softcap=3.0)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [*TOGETHER, *(pytest.param(name, marks=pytest.mark.sweep) for name in ALL)])
+def test_specs_give_what_the_reference_computes(name: str) -> None:
+    from engine.devices.tpu.making import load
+
+    spec = {**TOGETHER, **ALL}[name]
+    expected = reference(spec)
+    tokens = np.random.default_rng(4).integers(0, VOCAB_SIZE, len(expected)).tolist()
+    executor = load(spec)
+    logits = Harness(executor).logits(tokens, chunk=16)
+    executor.close()
+    np.testing.assert_allclose(logits, expected, atol=1e-3 * np.abs(expected).max())
 
 
 # 2 KV heads are divided by 2 and doubled for 4; one is given to all; 4 and 6 are divided.
@@ -47,11 +85,17 @@ def test_it_does_not_matter_how_prompts_are_chunked_and_mixed(name: str) -> None
     ("name", "num_devices"),
     [
         ("llama-bias", 4),
-        ("llama-mqa", 4),
         ("mpt", 2),
         *(
             pytest.param(*others, marks=pytest.mark.sweep)
-            for others in [("llama", 2), ("gemma3", 4), ("olmo2", 4), ("falcon-one-norm", 2), ("opt-350m", 4)]
+            for others in [
+                ("llama-mqa", 4),
+                ("llama", 2),
+                ("gemma3", 4),
+                ("olmo2", 4),
+                ("falcon-one-norm", 2),
+                ("opt-350m", 4),
+            ]
         ),
     ],
 )
