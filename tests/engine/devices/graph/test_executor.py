@@ -208,7 +208,7 @@ def test_a_step_without_rows_gives_none() -> None:
 def test_compiled_launches_give_the_same_tokens_and_nothing_compiles_after_the_warm_up() -> None:
     from torch._dynamo.utils import counters
 
-    make_device = partial(adapters.device, adapters.TracingAdapter, False)
+    make_device = partial(adapters.device, adapters.GuardedAdapter, False)
     executor = load(models_zoo.folder("gemma3"), FEW, make_device=make_device, max_num_seqs=4, max_model_len=64)
     progress: list[tuple[int, int]] = []
     executor.warm_up(lambda done, steps: progress.append((done, steps)))

@@ -140,7 +140,7 @@ def test_many_buckets_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     assert fewer.num_buckets < 200
 
 
-@settings(deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.builds(
         StepSizes,

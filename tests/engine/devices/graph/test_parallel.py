@@ -63,16 +63,18 @@ def share(spec: DecoderSpec, size: int) -> Executor:
     return load(get_device("graph-cpu", [EAGER, ParallelOptions(size)]), spec=spec)
 
 
+# Each process of these tests imports torch, which takes more than a second.
 @pytest.mark.parametrize(
     ("name", "size"),
     [
         pytest.param("one-after-the-other", 2, marks=pytest.mark.sweep),
-        ("few-kv-heads", 4),
+        pytest.param("few-kv-heads", 4, marks=pytest.mark.sweep),
+        ("few-kv-heads", 2),
         ("side-by-side", 2),
     ],
 )
 def test_processes_that_share_a_model_give_the_reference_tokens(name: str, size: int) -> None:
-    jobs = storm()[:5]
+    jobs = storm()[:3]
     expected = serve(load(get_device("torch"), spec=SPECS[name]), jobs)
     executor = share(SPECS[name], size)
     assert len(executor.followers) == size - 1

@@ -20,8 +20,8 @@ torch = pytest.importorskip("torch")
 require_packages("transformers")
 
 OUTPUT_TOKENS = 16
-# Each model takes a second to compile: windows with two ropes, projections around the layers, and branches side by side.
-# All that families need of a layer is in SPECS.
+# Each model takes a second to compile. These have windows with two ropes, projections around the layers, and branches
+# side by side. All that families need of a layer is in SPECS.
 CHOSEN = ("gemma3", "opt-350m", "cohere2")
 
 
