@@ -53,12 +53,12 @@ def read(model: str, folder: Path) -> LoraAdapter:
 
 
 @functools.cache
-def harness(device: str, model: str, threads: str = "auto") -> Harness:
+def harness(device: str, model: str, threads: str | None = None) -> Harness:
     limits = LoraLimits(max_loras=4, max_rank=16, dtype="float32")
     return Harness(load(make_device(device, threads), models_zoo.folder(model), lora=limits))
 
 
-def loaded(device: str, model: str, number: int, folder: Path, threads: str = "auto") -> Harness:
+def loaded(device: str, model: str, number: int, folder: Path, threads: str | None = None) -> Harness:
     running = harness(device, model, threads)
     assert isinstance(running.executor, LoraExecutor)
     running.executor.load_lora(number, read(model, folder))
@@ -69,8 +69,17 @@ def check(found: Any, expected: Any) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("model", "fields"), _CASES, ids=str)
-@pytest.mark.parametrize("device", _DEVICES[:2])
+@pytest.mark.parametrize(
+    ("device", "model", "fields"),
+    [
+        *((_BEST, model, fields) for model, fields in _CASES),
+        *(
+            pytest.param("torch", model, fields, marks=() if model == "gpt2-scaled" else pytest.mark.sweep)
+            for model, fields in _CASES
+        ),
+    ],
+    ids=str,
+)
 def test_biases_replace_those_of_the_model(device: str, model: str, fields: dict[str, Any]) -> None:
     folder = lora_zoo.folder(model, **fields)
     assert any(name.endswith("bias") and "lora_" not in name for name in load_file(folder / WEIGHTS))

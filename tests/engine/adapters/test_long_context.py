@@ -81,7 +81,7 @@ def loaded(device: str, model: str, number: int, folder: Path) -> Harness:
 @pytest.mark.parametrize(("model", "factor"), [("llama", 2.0), ("llama", 1.5), ("qwen3", 4.0), ("minicpm3", 4.0)])
 def test_the_rope_is_scaled_for_its_sequences(model: str, factor: float, tmp_path: Path) -> None:
     wanted = expected(model, factor)
-    for device in _DEVICES[:2]:
+    for device in _DEVICES[:2] if factor == 4 else [_BEST]:
         running = loaded(device, model, 0, adapter(model, factor, tmp_path / device))
         found = running.logits(TOKENS, adapter=0)
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidewheel.engine.speculation.answers import SEPARATOR, Answers
@@ -26,6 +26,7 @@ def kept(said: list[tuple[int, list[int]]], most: int) -> list[tuple[int, list[i
     return newest
 
 
+@settings(max_examples=40, deadline=None)
 @given(answers, st.integers(1, 8))
 def test_two_tokens_are_found_wherever_their_owner_said_them(said: list[tuple[int, list[int]]], most: int) -> None:
     ring = Answers(most, SIZE)

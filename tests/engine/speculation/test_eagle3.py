@@ -117,10 +117,14 @@ def test_preempted_and_cached_sequences_are_guessed_for() -> None:
     assert recorder.guesses
 
 
-SUBJECTS: list[tuple[str, dict[str, Any]]] = [
+SUBJECTS: list[Any] = [
     ("agreeing", {"dtype": "bfloat16"}),
     ("speculator", {"dtype": "bfloat16", "kv_cache_dtype": "fp8_e4m3", "quantization": Quantization("int4")}),
-    ("qwen3", {"dtype": "float32", "kv_cache_dtype": "int8", "quantization": Quantization("int8")}),
+    pytest.param(
+        "qwen3",
+        {"dtype": "float32", "kv_cache_dtype": "int8", "quantization": Quantization("int8")},
+        marks=pytest.mark.sweep,
+    ),
 ]
 
 
