@@ -67,7 +67,8 @@ def answers(llm: LLM, folder: Path) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("model", "stages", "max_loras"), [("llama", 2, 1), ("llama-tied", 2, 3), ("llama-tied", 2, 1), ("llama", 3, 3)]
+    ("model", "stages", "max_loras"),
+    [("llama", 2, 1), ("llama-tied", 2, 3), pytest.param("llama-tied", 2, 1, marks=pytest.mark.sweep), ("llama", 3, 3)],
 )
 def test_stages_give_the_bits_of_one_process(model: str, stages: int, max_loras: int, folders: dict[str, Path]) -> None:
     """Also where one adapter makes way for another, and where a stage has nothing that they change."""
