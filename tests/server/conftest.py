@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -26,6 +28,8 @@ from tidewheel.engine.encoders.engine import EncoderEngine
 from tidewheel.engine.engine import Engine
 from tidewheel.server.app import build_app
 from tidewheel.server.app_options import AppOptions
+from tidewheel.server.commands import serve
+from tidewheel.server.commands.cli import main
 from tidewheel.server.http.connections import connection_class
 from tidewheel.server.http.limits import ConnectionLimits
 
@@ -54,6 +58,7 @@ class RunningServer:
 
 StartServer = Callable[..., RunningServer]
 StartProcess = Callable[..., ScriptedProcess]
+RefusedStart = Callable[..., tuple[int | str | None, str]]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -170,6 +175,15 @@ def unused_port() -> int:
     return free_port()
 
 
+def one_core() -> str:
+    """A core for a model, another one for each worker of pytest.
+
+    Several threads would wait for each other again and again where other processes have the cores.
+    """
+    cores, worker = sorted(os.sched_getaffinity(0)), os.environ.get("PYTEST_XDIST_WORKER", "gw0")
+    return str(cores[int(worker.removeprefix("gw")) % len(cores)])
+
+
 class ServerProcess:
     """`tidewheel serve`, or another command for it, on a free port, ready to answer. `options` are Popen's."""
 
@@ -219,6 +233,23 @@ def start_process() -> Iterator[StartProcess]:
         process.stop()
 
 
+@pytest.fixture
+def refused_start(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> RefusedStart:
+    """Runs `tidewheel serve` in this process, where it fails before it serves: its exit code and what it said."""
+    monkeypatch.setattr(serve, "configure_logging", lambda *arguments, **options: None)  # pytest has its own
+    monkeypatch.setattr(gc, "freeze", lambda: None)  # what a test leaves is to be collected
+
+    def run(*arguments: str) -> tuple[int | str | None, str]:
+        capfd.readouterr()
+        try:
+            code: int | str | None = main(["serve", "--port", "0", *arguments])
+        except SystemExit as ended:
+            code = ended.code
+        return code, capfd.readouterr().err
+
+    return run
+
+
 @pytest.fixture(scope="session")
 def dummy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tiny Llama's config, a byte-level tokenizer and a ChatML template; its weights are dummies."""
@@ -249,7 +280,7 @@ def dummy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def dummy_server(dummy_model: Path) -> Iterator[ServerProcess]:
     """The real command serving dummy weights."""
     arguments = ("--load-format", "dummy", "--served-model-name", "tiny", "--api-key", "secret", "--max-num-seqs", "16")
-    process = ServerProcess(str(dummy_model), *arguments)
+    process = ServerProcess(str(dummy_model), *arguments, "--threads-bind", one_core())
     yield process
     process.stop()
 
@@ -257,6 +288,6 @@ def dummy_server(dummy_model: Path) -> Iterator[ServerProcess]:
 @pytest.fixture(scope="session")
 def demo_server() -> Iterator[ServerProcess]:
     """The real command without a model: it serves the embedded one."""
-    process = ServerProcess()
+    process = ServerProcess("--threads-bind", one_core())
     yield process
     process.stop()

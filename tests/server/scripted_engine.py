@@ -7,6 +7,7 @@ answered with `ok`. Tokens are UTF-8 bytes, besides the special ones.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import re
@@ -30,6 +31,7 @@ BOS, EOS, BROKEN, FATAL = 256, 257, 258, 259
 STALL, HANG = -2, -3  # no tokens: a step that takes a second, and one that never ends
 VOCAB_SIZE = 260
 CLAIMS = "SCRIPTED_CLAIMS"  # this variable has arguments of batches' Claims, in JSON
+SECONDS = "SCRIPTED_SECONDS"  # and this one how long the product waits for what, by "module:NAME", in JSON
 CHAT_TEMPLATE = (
     "{% for message in messages %}{% if message.role == 'tool' %}[tool {{ message.tool_call_id }}]{% endif %}"
     "<{{ message.role }}>{{ message.content }}"
@@ -41,6 +43,12 @@ CHAT_TEMPLATE = (
     "{% if shout %}{{ shout | upper }}{% endif %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
+
+
+def impatient(seconds: float) -> dict[str, str]:
+    """The environment of a server whose end waits so long for who does not read, and for a step."""
+    names = ("server.http.server:_ERROR_FRAMES_S", "server.http.server:_ABORT_S", "engine.engine:_LONGEST_STOP_S")
+    return {SECONDS: json.dumps(dict.fromkeys(names, seconds))}
 
 
 class ByteBackend:
@@ -225,6 +233,9 @@ def serve(arguments: list[str]) -> int:
 
     start.EngineLoad = ScriptedLoad
     runner.Claims = partial(runner.Claims, **json.loads(os.environ.get(CLAIMS, "{}")))
+    for name, seconds in json.loads(os.environ.get(SECONDS, "{}")).items():
+        module, _, constant = name.partition(":")
+        setattr(importlib.import_module(f"tidewheel.{module}"), constant, seconds)
     return main(["serve", "--model", str(Path(__file__).parent), *arguments])
 
 
