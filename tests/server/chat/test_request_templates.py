@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
-import threading
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import httpx
 import pytest
 from server.chat.tools.test_tool_templates import LLAMA, MISTRAL, QWEN
 from server.conftest import RunningServer, StartProcess, StartServer
+from server.scripted_engine import impatient
 from server.waiting import eventually
 
 from tidewheel.server.chat import request_templates
@@ -54,6 +56,19 @@ def workers(parent: int) -> list[int]:
     return found
 
 
+def end_templates(asked: Sequence[Future[Any]]) -> None:
+    """Ends the processes that render, again and again, until all that was asked for is answered."""
+
+    def are_answered() -> bool:
+        for worker in workers(os.getpid()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(worker, signal.SIGKILL)
+        return all(future.done() for future in asked)
+
+    eventually(are_answered, "an answer waits for more than its template")
+
+
+# Six processes end, and each next one takes a third of a second to start.
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
@@ -77,7 +92,7 @@ def test_a_bad_template_is_its_own_requests_fault(
     trusting: RunningServer, monkeypatch: pytest.MonkeyPatch, template: str, reason: str
 ) -> None:
     if reason == "rendering it takes":  # others may need the time on a slow machine
-        monkeypatch.setattr(request_templates, "_MAX_S", 1.0)
+        monkeypatch.setattr(request_templates, "_MAX_S", 0.4)
     response = ask(trusting, template)
     assert response.status_code == 400, response.text
     error = response.json()["error"]
@@ -89,11 +104,8 @@ def test_a_bad_template_is_its_own_requests_fault(
 
 
 @pytest.mark.parametrize("keys", [(), ("one", "two")])
-def test_each_client_has_a_place(
-    start_server: StartServer, monkeypatch: pytest.MonkeyPatch, keys: tuple[str, ...]
-) -> None:
+def test_each_client_has_a_place(start_server: StartServer, keys: tuple[str, ...]) -> None:
     """Clients have different addresses, or different keys. Behind all six the other would be out of time."""
-    monkeypatch.setattr(request_templates, "_MAX_S", 2.5)
     server = start_server(trust_request_chat_template=True, api_keys=keys)
     body = {"messages": [ASK], "max_tokens": 1}
 
@@ -109,17 +121,29 @@ def test_each_client_has_a_place(
         eventually(lambda: workers(os.getpid()), "nothing renders")
         for _ in range(3):
             assert other.post(CHAT, json={**body, "chat_template": OWN}).status_code == 200
-        errors = [future.result() for future in endless]
+        assert not all(future.done() for future in endless)
+        end_templates(endless)
         assert spinning.post(CHAT, json={**body, "chat_template": OWN}).status_code == 200
-    assert {error.status_code for error in errors} == {400, 503}
-    for error in errors:
-        if error.status_code == 503:
-            assert error.json()["error"]["code"] == "template_queue_timeout"
-            assert "retry-after" in error.headers
+
+
+def test_one_that_waits_for_its_clients_others_is_told_to_come_again(
+    trusting: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_templates, "_MAX_S", 0.4)
+    with ThreadPoolExecutor(3) as pool:
+        answers = list(pool.map(lambda _: ask(trusting, ENDLESS), range(3)))
+    assert {answer.status_code for answer in answers} == {400, 503}
+    for answer in answers:
+        if answer.status_code == 503:
+            assert answer.json()["error"]["code"] == "template_queue_timeout"
+            assert "retry-after" in answer.headers
+    monkeypatch.undo()
+    assert said(trusting, OWN) == "hello"
 
 
 def test_the_server_ends_while_templates_do_not(start_process: StartProcess) -> None:
-    server = start_process("--trust-request-chat-template", "--shutdown-timeout", "0")
+    arguments = ("--trust-request-chat-template", "--shutdown-timeout", "0")
+    server = start_process(*arguments, environment=impatient(0.1))
     body = {"messages": [ASK], "chat_template": ENDLESS}
     with ThreadPoolExecutor(3) as pool:
         for _ in range(3):
@@ -132,17 +156,18 @@ def test_the_server_ends_while_templates_do_not(start_process: StartProcess) -> 
 
 
 def test_others_do_not_notice(trusting: RunningServer) -> None:
-    bad: list[Any] = []
-    thread = threading.Thread(target=lambda: bad.append(ask(trusting, ENDLESS)))
-    thread.start()
-    eventually(lambda: workers(os.getpid()), "nothing renders")
-    for _ in range(20):
-        assert said(trusting, None) == "hello"
-        assert trusting.http.get("/health").status_code == 200
-    assert thread.is_alive()  # all that went by in less time than an endless template is given
-    assert said(trusting, OWN) == "hello"  # in its turn
-    thread.join(60)
-    assert bad[0].status_code == 400
+    assert said(trusting, OWN) == "hello"
+    for worker in workers(os.getpid()):
+        os.kill(worker, signal.SIGSTOP)  # whatever it is given next has no end
+    with ThreadPoolExecutor(1) as pool:
+        bad = pool.submit(ask, trusting, ENDLESS)
+        for _ in range(5):
+            assert said(trusting, None) == "hello"
+            assert trusting.http.get("/health").status_code == 200
+        assert not bad.done()
+        end_templates([bad])
+    assert bad.result().status_code in (400, 503)
+    assert said(trusting, OWN) == "hello"
 
 
 @pytest.mark.parametrize("template", [QWEN, LLAMA, MISTRAL])
@@ -223,8 +248,10 @@ def test_a_process_that_cannot_be_started(start_server: StartServer, monkeypatch
     assert said(server, OWN) == "hello"
 
 
-def test_waiting_is_bounded(start_server: StartServer) -> None:
-    server = start_server(trust_request_chat_template=True, admission=AdmissionLimits(max_queue=1, request_timeout_s=2))
+def test_waiting_is_bounded(start_server: StartServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_templates, "_MAX_S", 1.0)  # a template ends soon after its request
+    limits = AdmissionLimits(max_queue=1, request_timeout_s=0.4)
+    server = start_server(trust_request_chat_template=True, admission=limits)
     eventually(lambda: ask(server, OWN).status_code == 200, "it does not start")
     with ThreadPoolExecutor(8) as pool:
         responses = list(pool.map(lambda _: ask(server, ENDLESS), range(8)))
