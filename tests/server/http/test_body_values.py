@@ -38,7 +38,7 @@ def names(value: Any) -> Iterator[str]:
             yield from names(inner)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(value=JSON, ascii_only=st.booleans(), size=st.integers(1, 40))
 def test_what_is_between_strings_is_counted(value: Any, ascii_only: bool, size: int) -> None:
     raw = json.dumps(value, ensure_ascii=ascii_only).encode(errors="replace")

@@ -2,35 +2,44 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 import ssl
-import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
 import pytest
 import trustme
 from cryptography.hazmat.primitives import serialization
-from server.conftest import TIDEWHEEL, StartProcess
+from server.conftest import RefusedStart, StartProcess
+from server.scripted_engine import SECONDS
 from server.waiting import eventually
 
 from tidewheel.engine.errors import TidewheelError
 from tidewheel.server.http.tls import tls_context
 
 
-def refusal(*arguments: str) -> str:
+@pytest.fixture
+def refusal(refused_start: RefusedStart) -> Callable[..., str]:
     """What a server says that cannot start, before it loads anything: a line, or one for each of several mistakes."""
-    done = subprocess.run([*TIDEWHEEL, "serve", *arguments], capture_output=True, text=True, timeout=60)
-    assert done.returncode in (1, 2), done.stderr
-    first, *others = done.stderr.splitlines()
-    assert first.startswith("tidewheel serve: ")
-    assert all(line.startswith("  ") for line in others)
-    return done.stderr
+
+    def said(*arguments: str) -> str:
+        code, lines = refused_start(*arguments)
+        assert code in (1, 2), lines
+        first, *others = lines.splitlines()
+        assert first.startswith("tidewheel serve: ")
+        assert all(line.startswith("  ") for line in others)
+        return lines
+
+    return said
 
 
-def test_a_unix_socket(start_process: StartProcess, tmp_path: Path) -> None:
+def test_a_unix_socket(start_process: StartProcess, refusal: Callable[..., str], tmp_path: Path) -> None:
     path = tmp_path / "server.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))  # as a killed server leaves it
     options = {"base_url": "http://server", "transport": httpx.HTTPTransport(uds=str(path))}
     server = start_process("--uds", str(path), **options)
     answer = server.client.post("/v1/completions", json={"prompt": "SAY(hi)YAS"}).json()
@@ -44,14 +53,7 @@ def test_a_unix_socket(start_process: StartProcess, tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_a_socket_that_a_killed_server_left(start_process: StartProcess, tmp_path: Path) -> None:
-    path = tmp_path / "server.sock"
-    with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(str(path))
-    start_process("--uds", str(path), base_url="http://server", transport=httpx.HTTPTransport(uds=str(path)))
-
-
-def test_a_file_that_is_no_socket_stays(tmp_path: Path) -> None:
+def test_a_file_that_is_no_socket_stays(refusal: Callable[..., str], tmp_path: Path) -> None:
     path = tmp_path / "precious"
     path.write_text("mine")
     assert f"--uds {path}" in refusal("--uds", str(path))
@@ -84,20 +86,7 @@ def trusting(authority: trustme.CA, client: trustme.LeafCert | None = None) -> s
     return context
 
 
-def test_tls(start_process: StartProcess, authority: trustme.CA, certificate: tuple[str, str, str]) -> None:
-    _, chain, key = certificate
-    server = start_process("--ssl-certfile", chain, "--ssl-keyfile", key, scheme="https", verify=trusting(authority))
-    answer = server.client.post("/v1/completions", json={"prompt": "SAY(hi)YAS", "stream": True})
-    assert answer.text.endswith("data: [DONE]\n\n")
-    assert f"https://127.0.0.1:{server.port}" in server.log
-    with pytest.raises(httpx.TransportError):
-        httpx.get(f"http://127.0.0.1:{server.port}/health", trust_env=False)
-    with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
-        httpx.get(f"https://127.0.0.1:{server.port}/health", trust_env=False)
-    assert server.client.get("/health").status_code == 200
-
-
-def test_certificates_are_read_again(start_process: StartProcess, tmp_path: Path) -> None:
+def test_tls_with_certificates_that_are_read_again(start_process: StartProcess, tmp_path: Path) -> None:
     def issue(authority: trustme.CA) -> None:
         issued = authority.issue_cert("127.0.0.1")
         for new, blob in (("chain.pem", issued.cert_chain_pems[0]), ("key.pem", issued.private_key_pem)):
@@ -113,7 +102,17 @@ def test_certificates_are_read_again(start_process: StartProcess, tmp_path: Path
     first, second = trustme.CA(), trustme.CA()
     issue(first)
     files = ("--ssl-certfile", str(tmp_path / "chain.pem"), "--ssl-keyfile", str(tmp_path / "key.pem"))
-    server = start_process(*files, "--enable-ssl-refresh", scheme="https", verify=trusting(first))
+    often = {SECONDS: json.dumps({"server.http.tls:_LOOK_EVERY_S": 0.02})}
+    options = {"scheme": "https", "verify": trusting(first), "environment": often}
+    server = start_process(*files, "--enable-ssl-refresh", **options)
+    answer = server.client.post("/v1/completions", json={"prompt": "SAY(hi)YAS", "stream": True})
+    assert answer.text.endswith("data: [DONE]\n\n")
+    assert f"https://127.0.0.1:{server.port}" in server.log
+    with pytest.raises(httpx.TransportError):
+        httpx.get(f"http://127.0.0.1:{server.port}/health", trust_env=False)
+    with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+        httpx.get(f"https://127.0.0.1:{server.port}/health", trust_env=False)
+    assert server.client.get("/health").status_code == 200
     (tmp_path / "chain.pem").write_text("half of it")
     eventually(lambda: trusted(trusting(first)) and "The last certificate stays in use" in server.log, "it stays")
     issue(second)
@@ -165,5 +164,5 @@ def test_files_that_are_no_certificates(certificate: tuple[str, str, str], tmp_p
         (["--ssl-cert-reqs", "2"], "--ssl-cert-reqs needs --ssl-certfile"),
     ],
 )
-def test_tls_options_that_cannot_be_used(arguments: list[str], said: str) -> None:
+def test_tls_options_that_cannot_be_used(refusal: Callable[..., str], arguments: list[str], said: str) -> None:
     assert said in refusal(*arguments)

@@ -58,22 +58,29 @@ def test_requests_cut_anywhere_are_understood(server: RunningServer, size: int) 
     assert response.index(b'"one"') < response.index(b'"two') < response.index(b'"ok"') < response.index(b'"four"')
 
 
-def test_a_client_that_sends_ahead_and_does_not_read_costs_little(start_process: StartProcess) -> None:
-    server = start_process("--write-timeout", "0.3", "--disable-access-log")
+AHEAD = {
+    "get": GET.replace(b"/health", b"/openapi.json") + b"\r\n",
+    "chunks": chunked("b" * 500, 1).replace(b"/v1/completions", b"/tokenize"),  # which is quick to answer
+    "whole": completion("a" * 500).replace(b"/v1/completions", b"/tokenize"),
+}
+
+
+# A process is flooded until it closes.
+@pytest.mark.parametrize("kinds", [("get", "chunks"), pytest.param(tuple(AHEAD), marks=pytest.mark.sweep)])
+def test_a_client_that_sends_ahead_and_does_not_read_costs_little(
+    start_process: StartProcess, kinds: tuple[str, ...]
+) -> None:
+    server = start_process("--write-timeout", "0.1", "--disable-access-log")
     assert server.client.get("/openapi.json").status_code == 200  # which is large, and made for the first one who asks
     resident = memory(server)
-    quick = (completion("a" * 500), chunked("b" * 500, 1))  # to answer
-    for request in (
-        GET.replace(b"/health", b"/openapi.json") + b"\r\n",
-        *(one.replace(b"/v1/completions", b"/tokenize") for one in quick),
-    ):
+    for kind in kinds:
         connection = socket.socket()
         connection.settimeout(20)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
         connection.connect(("127.0.0.1", server.port))
-        ahead = request * 2000
+        ahead = AHEAD[kind] * 500
         with pytest.raises(ConnectionError):  # noqa: PT012 - how much it takes is up to the sockets
-            for _ in range(1000):
+            for _ in range(4000):
                 connection.sendall(ahead)
         connection.close()
         assert server.client.get("/health").status_code == 200
@@ -95,7 +102,7 @@ def test_a_client_that_ends_its_side_gets_its_answers(server: RunningServer) -> 
 
 @pytest.mark.parametrize("fields", [{}, {"stream": True}])
 def test_who_ends_its_side_may_wait_long(start_server: StartServer, fields: dict[str, bool]) -> None:
-    slow = start_server(engine={"step_s": 0.02})
+    slow = start_server(engine={"step_s": 0.005})
     response = read_after_end(
         slow, completion("what takes quite a while to be said, by a slow speaker", max_tokens=99, **fields)
     )

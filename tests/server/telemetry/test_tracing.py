@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,7 @@ from typing import Any
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
-from server.conftest import RunningServer, StartProcess, StartServer
-from server.http.test_listener import refusal
+from server.conftest import TIDEWHEEL, RunningServer, StartProcess, StartServer
 from server.raw_http import post_raw
 from server.waiting import eventually
 
@@ -87,15 +87,19 @@ def collector() -> Iterator[Collector]:
 
 
 @pytest.fixture(scope="module")
-def traced(start_server: StartServer, collector: Collector) -> RunningServer:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
-        return start_server(
-            engine={"step_s": 0.002},
-            otlp_traces_endpoint=collector.url,
-            admission=AdmissionLimits(request_timeout_s=2),
-            served_model_names=("m",),
-        )
+def start_traced(start_server: StartServer, collector: Collector) -> Callable[..., RunningServer]:
+    def start(**options: Any) -> RunningServer:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+            options = {"engine": {"step_s": 0.002}, "served_model_names": ("m",), **options}
+            return start_server(otlp_traces_endpoint=collector.url, **options)
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def traced(start_traced: Callable[..., RunningServer]) -> RunningServer:
+    return start_traced()
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -155,10 +159,12 @@ def test_requests_on_one_connection_keep_their_traces_apart(traced: RunningServe
     assert collector.span(second.json()["id"]).trace_id.hex() != TRACE_ID
 
 
-def test_failures_are_errors_and_clients_that_leave_are_not(traced: RunningServer, collector: Collector) -> None:
-    def ended(prompt: str) -> Span:
+def test_failures_are_errors_and_clients_that_leave_are_not(
+    traced: RunningServer, start_traced: Callable[..., RunningServer], collector: Collector
+) -> None:
+    def ended(server: RunningServer, prompt: str) -> Span:
         before = len(collector.spans)
-        connection = post_raw(traced, {"prompt": prompt, "max_tokens": 8000, "stream": True})
+        connection = post_raw(server, {"prompt": prompt, "max_tokens": 8000, "stream": True})
         connection.recv(100)
         if "stay" not in prompt:
             connection.close()
@@ -166,11 +172,15 @@ def test_failures_are_errors_and_clients_that_leave_are_not(traced: RunningServe
         connection.close()
         return collector.spans[-1]
 
-    for prompt, error in (("stay BREAK(", "generation_failed"), ("stay LOOP(", "timeout")):
-        span = ended(prompt)
+    short_of_time = start_traced(admission=AdmissionLimits(request_timeout_s=0.3))
+    for server, prompt, error in (
+        (traced, "stay BREAK(", "generation_failed"),
+        (short_of_time, "stay LOOP(", "timeout"),
+    ):
+        span = ended(server, prompt)
         assert span.status.code == Status.STATUS_CODE_ERROR
         assert attributes(span)["error.type"] == error
-    gone = ended("LOOP(")
+    gone = ended(traced, "LOOP(")
     assert gone.status.code == Status.STATUS_CODE_UNSET
     assert "error.type" not in attributes(gone)
 
@@ -186,7 +196,8 @@ def test_spans_are_sent_before_the_end(start_process: StartProcess, collector: C
 def test_a_collector_that_is_not_there_costs_nothing_but_its_spans(
     start_process: StartProcess, unused_port: int
 ) -> None:
-    server = start_process("--otlp-traces-endpoint", f"http://127.0.0.1:{unused_port}")
+    short = {"OTEL_EXPORTER_OTLP_TIMEOUT": "0.3"}
+    server = start_process("--otlp-traces-endpoint", f"http://127.0.0.1:{unused_port}", environment=short)
     assert server.client.post(COMPLETIONS, json={"prompt": "SAY(hi)YAS"}).status_code == 200
     server.process.terminate()
     assert server.wait() == 0
@@ -207,5 +218,7 @@ def test_protocols_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_the_extra_the_flag_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "opentelemetry.py").write_text("raise ImportError('it is not installed')")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
-    said = refusal("--otlp-traces-endpoint", "http://localhost:4318")
-    assert "--otlp-traces-endpoint needs OpenTelemetry: pip install 'tidewheel[otel]'" in said
+    command = [*TIDEWHEEL, "serve", "--otlp-traces-endpoint", "http://localhost:4318"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    said = "--otlp-traces-endpoint needs OpenTelemetry: pip install 'tidewheel[otel]'"
+    assert (done.returncode, done.stderr.startswith("tidewheel serve: "), said in done.stderr) == (1, True, True)
