@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-import gguf_files
 import httpx
 import lora_files
 import numpy as np
 import pytest
 from fake_hub import Claimed, FakeHub, fake_hub
-from server.conftest import TIDEWHEEL, ServerProcess
+from server.conftest import RefusedStart, ServerProcess, one_core
 from server.waiting import eventually
 
 from tidewheel.engine.adapters.options import LoraModule
@@ -55,7 +52,7 @@ def server(
     process = ServerProcess(
         *(str(dummy_model), "--load-format", "dummy", "--served-model-name", "base", "--enable-lora"),
         *("--max-loras", "1", "--max-cpu-loras", "2", "--kv-cache-space", "0.05"),
-        *("--lora-modules", f"first={folders / 'seed-0'}"),
+        *("--threads-bind", one_core(), "--lora-modules", f"first={folders / 'seed-0'}"),
         '{"name": "second", "path": "own/rhymes", "base_model_name": "llama"}',
         *("--allow-runtime-lora-updating", "--lora-resolver-cache-dir", str(folders)),
         env=hub.environment(tmp_path_factory.mktemp("hub")),
@@ -160,6 +157,7 @@ def test_adapters_come_and_go(server: ServerProcess, folders: Path) -> None:
 
 
 def test_an_adapter_may_be_a_gguf_file(server: ServerProcess, dummy_model: Path, folders: Path, tmp_path: Path) -> None:
+    import gguf_files
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(dummy_model)
@@ -306,20 +304,25 @@ def test_modules_may_be_a_json_list_in_the_environment() -> None:
             ["--device", "graph-cpu"],
             "the graph-cpu device has no LoRA adapters: drop --enable-lora or take --device cpu",
         ),
-        (["--device", "tpu"], "the tpu device has no LoRA adapters: drop --enable-lora or take --device cpu"),
+        pytest.param(
+            ["--device", "tpu"],
+            "the tpu device has no LoRA adapters: drop --enable-lora or take --device cpu",
+            marks=pytest.mark.sweep,
+        ),
     ],
 )
-def test_what_cannot_be_served_ends_the_start(dummy_model: Path, arguments: list[str], words: str) -> None:
+def test_what_cannot_be_served_ends_the_start(
+    refused_start: RefusedStart,
+    monkeypatch: pytest.MonkeyPatch,
+    dummy_model: Path,
+    arguments: list[str],
+    words: str,
+) -> None:
     if "tpu" in arguments:
         pytest.importorskip("jax")
-    command = [*TIDEWHEEL, "serve", str(dummy_model), "--load-format", "dummy", "--kv-cache-space", "0.05"]
-    ended = subprocess.run(
-        [*command, "--enable-lora", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
-    )
-    assert ended.returncode != 0
-    assert words in ended.stderr
-    assert "Traceback" not in ended.stderr
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    given = (str(dummy_model), "--load-format", "dummy", "--kv-cache-space", "0.05", "--enable-lora")
+    code, said = refused_start(*given, *arguments)
+    assert code != 0
+    assert words in said
+    assert "Traceback" not in said

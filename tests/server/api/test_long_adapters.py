@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import httpx
 import lora_files
 import pytest
-from server.conftest import TIDEWHEEL, ServerProcess
+from server.conftest import RefusedStart, ServerProcess, one_core
 
 OWN, LONG = 512, 2048
 _LINEAR = '{"rope_type": "linear", "factor": 2}'
@@ -29,6 +28,7 @@ def start(dummy_model: Path, folders: Path, *more: str) -> ServerProcess:
     return ServerProcess(
         *(str(dummy_model), "--load-format", "dummy", "--served-model-name", "base", "--enable-lora"),
         *("--long-lora-scaling-factors", "2.0,4.0", "--max-loras", "2", "--kv-cache-space", "0.05"),
+        *("--threads-bind", one_core()),
         *("--lora-modules", f"short={folders / 'short'}", f"long={folders / 'long'}"),
         *("--allow-runtime-lora-updating", "--lora-resolver-cache-dir", str(folders), *more),
     )
@@ -117,12 +117,16 @@ def test_a_factor_that_was_not_given_is_refused(server: ServerProcess, folders: 
     ],
 )
 def test_what_cannot_be_served_ends_the_start(
-    dummy_model: Path, folders: Path, arguments: list[str], words: str
+    refused_start: RefusedStart,
+    monkeypatch: pytest.MonkeyPatch,
+    dummy_model: Path,
+    folders: Path,
+    arguments: list[str],
+    words: str,
 ) -> None:
-    command = [*TIDEWHEEL, "serve", str(dummy_model), "--load-format", "dummy", "--kv-cache-space", "0.05"]
-    ended = subprocess.run(
-        [*command, "--enable-lora", *arguments], capture_output=True, text=True, timeout=120, cwd=folders
-    )
-    assert ended.returncode != 0
-    assert words in ended.stderr
-    assert "Traceback" not in ended.stderr
+    monkeypatch.chdir(folders)
+    given = (str(dummy_model), "--load-format", "dummy", "--kv-cache-space", "0.05", "--enable-lora")
+    code, said = refused_start(*given, *arguments)
+    assert code != 0
+    assert words in said
+    assert "Traceback" not in said

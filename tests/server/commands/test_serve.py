@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import os
 import re
 import shutil
 import signal
@@ -21,7 +20,7 @@ import httpx
 import numpy as np
 import pytest
 from engine.weights.quantized.checkpoint_formats import FORMATS, save
-from server.conftest import TIDEWHEEL, ServerProcess, StartProcess, is_healthy
+from server.conftest import TIDEWHEEL, RefusedStart, ServerProcess, StartProcess, is_healthy
 
 from tidewheel.engine.models import describe
 from tidewheel.engine.models.spec import tensor_shapes
@@ -122,13 +121,22 @@ def test_an_idle_server_prepares_for_structured_output(start_process: StartProce
         (["--threads-bind", "999999"], "--threads-bind"),  # which the weights' thread finds out
     ],
 )
-def test_options_that_cannot_be_used(arguments: list[str], said: str) -> None:
-    assert said in _failure(*arguments)
+def test_options_that_cannot_be_used(failure: Callable[..., str], arguments: list[str], said: str) -> None:
+    assert said in failure(*arguments)
 
 
-def test_a_template_that_does_not_compile(dummy_model: Path) -> None:
+def test_a_start_that_fails_ends_its_process() -> None:
+    command = [*TIDEWHEEL, "serve", "--port", "0", "--threads-bind", "999999"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert done.stderr.startswith("tidewheel serve: ")
+    assert "--threads-bind" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_template_that_does_not_compile(failure: Callable[..., str], dummy_model: Path) -> None:
     arguments = (str(dummy_model), "--load-format", "dummy", "--chat-template", "{% if %}")
-    assert "the chat template does not compile" in _failure(*arguments)
+    assert "the chat template does not compile" in failure(*arguments)
 
 
 def test_a_bad_tokenizer_is_said_before_the_weights_are_loaded(tmp_path: Path) -> None:
@@ -154,11 +162,11 @@ def test_ctrl_c_ends_a_start_that_loads(tmp_path: Path) -> None:
     assert "_shutdown" not in log  # no thread was left to wait for
 
 
-def test_a_taken_port_is_known_before_the_model_is_looked_for() -> None:
+def test_a_taken_port_is_known_before_the_model_is_looked_for(failure: Callable[..., str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        assert "Address already in use" in _failure("no/such-folder", "--port", str(taken.getsockname()[1]))
+        assert "Address already in use" in failure("no/such-folder", "--port", str(taken.getsockname()[1]))
 
 
 @pytest.mark.parametrize(
@@ -176,7 +184,7 @@ def test_a_taken_port_is_known_before_the_model_is_looked_for() -> None:
     ],
 )
 def test_a_folder_that_is_broken(
-    dummy_model: Path, tmp_path: Path, name: str, content: bytes | None, said: str
+    failure: Callable[..., str], dummy_model: Path, tmp_path: Path, name: str, content: bytes | None, said: str
 ) -> None:
     folder = tmp_path / "model"
     shutil.copytree(dummy_model, folder)
@@ -187,7 +195,7 @@ def test_a_folder_that_is_broken(
     else:
         (folder / name).write_bytes(content)
     load_format = "auto" if name == "model.safetensors" else "dummy"
-    assert said in _failure(str(folder), "--load-format", load_format)
+    assert said in failure(str(folder), "--load-format", load_format)
 
 
 def test_huge_pages_are_asked_for_and_the_log_says_so(demo_server: ServerProcess) -> None:
@@ -248,19 +256,19 @@ def _start_that_never_loads(folder: Path, *arguments: str) -> Iterator[subproces
         process.communicate()
 
 
-def _failure(*arguments: str) -> str:
-    """What a start that fails says: one line, without a traceback, and exit code 1."""
-    done = subprocess.run(
-        [*TIDEWHEEL, "serve", "--port", "0", "--log-level", "error", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
-    )
-    assert done.returncode == 1, done.stderr
-    assert done.stderr.startswith("tidewheel serve: ")
-    assert done.stderr.count("\n") == 1, done.stderr
-    return done.stderr
+@pytest.fixture
+def failure(refused_start: RefusedStart, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Gives what a start that fails says: one line, without a traceback, and exit code 1."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+    def run(*arguments: str) -> str:
+        code, said = refused_start(*arguments)
+        assert code == 1, said
+        assert said.startswith("tidewheel serve: ")
+        assert said.count("\n") == 1, said
+        return said
+
+    return run
 
 
 def _until(condition: Callable[[], bool], process: subprocess.Popen[Any]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from fake_hub import fake_hub, hub_environment
-from server.conftest import TIDEWHEEL, ServerProcess
+from server.conftest import TIDEWHEEL, RefusedStart, ServerProcess
 
 from tidewheel import _native
 from tidewheel.engine.devices.cpu.groups import choose_groups
@@ -145,12 +145,19 @@ def test_more_logprobs_than_allowed_are_refused(client: httpx.Client, path: str,
         (["--max-logprobs", "-2"], "--max-logprobs: must be at least -1"),
     ],
 )
-def test_what_cannot_be_is_told(arguments: list[str], said: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tidewheel.server", *arguments, "--port", "0"]
+def test_what_cannot_be_is_told(refused_start: RefusedStart, arguments: list[str], said: str) -> None:
+    code, told = refused_start(*arguments)
+    assert code in (1, 2)
+    assert any(line.startswith("tidewheel serve: ") for line in told.splitlines())
+    assert said in told
+
+
+def test_the_package_is_a_command_that_serves(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tidewheel.server", "s3://bucket/m", "--port", "0"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode in (1, 2)
-    assert any(line.startswith("tidewheel serve: ") for line in done.stderr.splitlines())
-    assert said in done.stderr
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("tidewheel serve: ")
+    assert "s3://bucket/m is an address" in done.stderr
 
 
 def test_the_command_for_batch_files(tmp_path: Path) -> None:
