@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from server.conftest import RunningServer, StartServer
 
@@ -168,6 +168,7 @@ class Terminal:
         return re.sub(r"\x1b\[(\?[\d;]*[hl]|[\d;]*[ADJK])", "", moved)
 
 
+# Two processes start.
 @pytest.mark.parametrize("toolkit", [True, False], ids=["prompt_toolkit", "readline"])
 def test_a_conversation_in_a_terminal(start_server: StartServer, tmp_path: Path, toolkit: bool) -> None:
     if toolkit:
@@ -215,6 +216,7 @@ def test_a_conversation_in_a_terminal(start_server: StartServer, tmp_path: Path,
     assert not {"/help", "/hepl", "/exit"} & {line.lstrip("+") for line in history.read_text().splitlines()}
 
 
+# Two servers start, and one loads the built-in model.
 def test_a_server_is_started_where_none_runs_and_ends_with_the_conversation(
     unused_port: int, dummy_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -244,6 +246,7 @@ def test_reasoning_is_no_part_of_what_a_pipe_gets(
     assert client.tokens_per_second > 0
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.text(alphabet="ab \n潮", max_size=60), st.integers(1, 12), st.lists(st.integers(0, 60), max_size=4))
 def test_lines_are_broken_at_words_however_they_come(text: str, width: int, cuts: list[int]) -> None:
     def wrapped(pieces: list[str]) -> str:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pty
 import re
+import shutil
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import eagle3_zoo
 import encoder_zoo
-import gguf_files
 import models_zoo
 import numpy as np
 import pytest
@@ -24,9 +26,8 @@ from fake_hub import COMMITS, Claimed, FakeHub, fake_hub
 
 from tidewheel.engine.weights.checkpoint import shapes_in
 
-gguf = pytest.importorskip("gguf")
-torch = pytest.importorskip("torch")
-pytest.importorskip("tidewheel._native")
+NEEDED = ("gguf", "torch", "tidewheel._native")
+pytestmark = pytest.mark.skipif(not all(map(find_spec, NEEDED)), reason=f"needs {', '.join(NEEDED)}")
 
 QUANTIZED = ("gptq-3-order", "packed-4-zeros", "nf4-double")  # readers look at numbers of each
 PICKLED = {
@@ -41,6 +42,10 @@ ENCODER = {"config.json": b"{}", "onnx/model.onnx": b"graph"}
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeHub]:
     """own/model has safetensors, own/gguf the same model in two types; both are longer than what is fetched of them."""
+    import gguf
+    import gguf_files
+    import torch
+
     folder = tmp_path_factory.mktemp("made")
     model, tokenizer = models_zoo.model("llama-llama3"), models_zoo.train_tokenizer()
     files = {path.name: path.read_bytes() for path in models_zoo.folder("llama-llama3", tokenizer=True).iterdir()}
@@ -93,15 +98,27 @@ def quantized(kind: str, folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-# Several commands share a process, because each new one imports all of the hub's client.
+# Each new process imports all of the hub's client, so several commands share one. Without an argument it runs each line
+# of commands in a fork, which begins with what is imported and with nothing of the commands before.
 _SCRIPT = """
-import contextlib, io, json, sys
+import contextlib, io, json, os, sys
 from tidewheel.server.commands.cli import main
-for arguments in json.loads(sys.argv[1]):
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = main(arguments)
-    print(json.dumps([code, out.getvalue(), err.getvalue()]))
+def run(commands):
+    for arguments in commands:
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = main(arguments)
+        print(json.dumps([code, out.getvalue(), err.getvalue()]), flush=True)
+if len(sys.argv) > 1:
+    run(json.loads(sys.argv[1]))
+    sys.exit()
+import huggingface_hub.file_download, huggingface_hub.hf_api, tidewheel.server.commands.serve
+for line in sys.stdin:
+    if not (child := os.fork()):
+        run(json.loads(line))
+        os._exit(0)
+    os.waitpid(child, 0)
+    print(flush=True)
 """
 
 
@@ -113,35 +130,69 @@ class Ran(NamedTuple):
     err: str
 
 
+def ran(lines: Iterable[str]) -> list[Ran]:
+    return [Ran(*json.loads(line)) for line in lines]
+
+
 class Shell:
-    """Runs commands against a hub, with a cache of its own."""
+    """Runs commands against a hub, with a cache of its own, which `clear` empties."""
 
     def __init__(self, hub: FakeHub, home: Path) -> None:
         self.hub, self.home = hub, home
+        self._process: subprocess.Popen[str] | None = None
 
-    def __call__(
-        self, *commands: str, stdin: int = subprocess.DEVNULL, offline: bool = False, **variables: str
-    ) -> list[Ran]:
-        process = subprocess.run(
-            [sys.executable, "-c", _SCRIPT, json.dumps([command.split() for command in commands])],
+    def __call__(self, *commands: str, stdin: int | None = None, offline: bool = False, **variables: str) -> list[Ran]:
+        given = json.dumps([command.split() for command in commands])
+        if stdin is None and not offline and not variables:
+            return self._forked(given)
+        done = subprocess.run(
+            [sys.executable, "-c", _SCRIPT, given],
+            stdin=subprocess.DEVNULL if stdin is None else stdin,
             capture_output=True,
-            text=True,
             check=False,
-            stdin=stdin,
-            cwd=self.home.parent,
-            env={
-                **self.hub.environment(self.home, offline=offline),
-                "PYTHONPATH": os.pathsep.join(sys.path),
-                **variables,
-            },
+            **self._options(offline=offline, **variables),
         )
-        assert process.returncode == 0, process.stderr
-        return [Ran(*json.loads(line)) for line in process.stdout.splitlines()]
+        assert done.returncode == 0, done.stderr
+        return ran(done.stdout.splitlines())
+
+    def clear(self) -> None:
+        shutil.rmtree(self.home, ignore_errors=True)
+        self.home.mkdir()
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.communicate()
+
+    def _forked(self, given: str) -> list[Ran]:
+        if self._process is None:
+            command = [sys.executable, "-c", _SCRIPT]
+            pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+            self._process = subprocess.Popen(command, **pipes, **self._options(offline=False))
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(given + "\n")
+        self._process.stdin.flush()
+        done = ran(itertools.takewhile(lambda line: line != "\n", self._process.stdout))
+        assert len(done) == len(json.loads(given)), done
+        return done
+
+    def _options(self, *, offline: bool, **variables: str) -> dict[str, Any]:
+        path = {"PYTHONPATH": os.pathsep.join(sys.path)}
+        environment = {**self.hub.environment(self.home, offline=offline), **path, **variables}
+        return {"text": True, "cwd": self.home.parent, "env": environment}
+
+
+@pytest.fixture(scope="module")
+def shells(hub: FakeHub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    shell = Shell(hub, tmp_path_factory.mktemp("shell") / "home")
+    yield shell
+    shell.close()
 
 
 @pytest.fixture
-def shell(hub: FakeHub, tmp_path: Path) -> Shell:
-    return Shell(hub, tmp_path)
+def shell(shells: Shell) -> Shell:
+    shells.clear()
+    return shells
 
 
 def typed(text: str) -> int:
@@ -208,6 +259,7 @@ def test_what_cannot_be_pulled_is_refused(shell: Shell) -> None:
     assert Path(encoder.out.strip(), "onnx", "model.onnx").read_bytes() == b"graph"
 
 
+# The command that is told runs, and imports torch.
 def test_the_command_for_pickles_fetches_and_converts_them(shell: Shell) -> None:
     (refused,) = shell("pull own/pickled --revision v2")
     command = refused.err.partition("serves it: ")[2].rstrip()
@@ -224,6 +276,7 @@ def test_the_command_for_pickles_fetches_and_converts_them(shell: Shell) -> None
     assert shapes_in(folder / "model.safetensors") == {"a.weight": (2, 3)}
 
 
+# Five models are inspected, downloaded and inspected again.
 def test_of_a_hub_model_headers_alone_are_inspected(shell: Shell) -> None:
     names = ["own/model", "own/gguf:Q8_0", *(f"own/{kind}" for kind in QUANTIZED)]
     inspected = [f"inspect {name} --device cpu --json" for name in names]

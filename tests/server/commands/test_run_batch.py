@@ -20,6 +20,12 @@ CHAT = {"messages": [{"role": "user", "content": "Spell the word tide."}], "max_
 TEXT = {"prompt": "The wheel turns", "max_tokens": 8, "seed": 5}
 
 
+@pytest.fixture(autouse=True)
+def _logs_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For commands in this process: pytest has its own log."""
+    monkeypatch.setattr("tidewheel.server.commands.run_batch.configure_logging", lambda *given: None)
+
+
 def row(custom_id: str, url: str, body: Any, **fields: Any) -> dict[str, Any]:
     return {"custom_id": custom_id, "method": "POST", "url": url, "body": body, **fields}
 
@@ -60,7 +66,9 @@ def test_what_vllms_command_has_alone(tmp_path: Path, capsys: pytest.CaptureFixt
         assert "must be a file of this machine, not a URL" in capsys.readouterr().err
 
 
-def test_answers_are_those_of_the_server_and_are_kept(tmp_path: Path, demo_server: ServerProcess) -> None:
+def test_answers_are_those_of_the_server_and_are_kept(
+    tmp_path: Path, demo_server: ServerProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
     import httpx
 
     rows = [
@@ -100,19 +108,19 @@ def test_answers_are_those_of_the_server_and_are_kept(tmp_path: Path, demo_serve
     assert found["no model"]["response"]["status_code"] == 404
 
     before = target.read_bytes()
-    again = run_batch(source, target)
-    assert (again.returncode, target.read_bytes()) == (1, before)
-    assert f"All 10 requests are answered in {target}, 6 of them with an error: " in again.stderr
+    again = ["run-batch", "-i", str(source), "-o", str(target)]
+    assert (main(again), target.read_bytes()) == (1, before)
+    assert f"All 10 requests are answered in {target}, 6 of them with an error: " in capsys.readouterr().err
     written(source, rows[:2])  # an output may have more
-    again = run_batch(source, target)
-    assert (again.returncode, target.read_bytes()) == (0, before)
-    assert again.stderr.endswith(f"All 2 requests are answered in {target}\n")
+    assert (main(again), target.read_bytes()) == (0, before)
+    assert capsys.readouterr().err.endswith(f"All 2 requests are answered in {target}\n")
 
 
+# Two processes load the model.
 def test_one_that_was_stopped_goes_on(tmp_path: Path) -> None:
     rows = [
         row(f"row-{i}", "/v1/completions", {**TEXT, "seed": i, "ignore_eos": True, "max_tokens": 200})
-        for i in range(400)
+        for i in range(60)
     ]
     source, target = written(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
     command = [*TIDEWHEEL, "run-batch", "-i", str(source), "-o", str(target), "--max-num-seqs", "8"]
@@ -123,18 +131,19 @@ def test_one_that_was_stopped_goes_on(tmp_path: Path) -> None:
     process.send_signal(signal.SIGKILL)
     process.wait()
     before = answers(target)
-    assert 0 < len(before) < 400
+    assert 0 < len(before) < 60
     with target.open("ab") as output:
-        output.write(b'{"id": "batch_req_cut", "custom_id": "row-399", "resp')
+        output.write(b'{"id": "batch_req_cut", "custom_id": "row-59", "resp')
     # The rest of the rows are short, so that the test is.
     written(source, [{**one, "body": {**one["body"], "max_tokens": 2}} for one in rows])
     done = run_batch(source, target)
     assert done.returncode == 0, done.stderr
     after = answers(target)
-    assert len(after) == 400
+    assert len(after) == 60
     assert all(after[name] == line for name, line in before.items())
 
 
+# Two processes load the model.
 def test_one_whose_disk_is_full_says_so_and_goes_on_later(tmp_path: Path) -> None:
     rows = [row(f"row-{i}", "/v1/completions", {**TEXT, "max_tokens": 2}) for i in range(12)]
     source, target = written(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
@@ -173,14 +182,16 @@ def test_one_whose_disk_is_full_says_so_and_goes_on_later(tmp_path: Path) -> Non
         (None, "in.jsonl does not exist"),
     ],
 )
-def test_files_that_are_no_batch(tmp_path: Path, text: str | None, complaint: str) -> None:
+def test_files_that_are_no_batch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, complaint: str
+) -> None:
     source = tmp_path / "in.jsonl"
     if text is not None:
         source.write_text(text)
-    done = run_batch(source, tmp_path / "out.jsonl")
-    assert done.returncode == 1
-    assert complaint in done.stderr
-    assert "Traceback" not in done.stderr
+    assert main(["run-batch", "-i", str(source), "-o", str(tmp_path / "out.jsonl")]) == 1
+    said = capsys.readouterr().err
+    assert complaint in said
+    assert "Traceback" not in said
     assert not (tmp_path / "out.jsonl").exists()
 
 
