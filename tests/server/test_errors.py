@@ -253,7 +253,7 @@ bodies = st.dictionaries(st.sampled_from(_FIELDS), json_values, max_size=4)
 valid = {COMPLETIONS: {"prompt": "SAY(a)YAS"}, CHAT: {"messages": HELLO}, "/tokenize": {"prompt": "a"}}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(path=st.sampled_from([COMPLETIONS, CHAT, "/tokenize", "/detokenize"]), body=bodies, base=st.booleans())
 def test_no_body_is_the_servers_fault(server: RunningServer, path: str, body: dict[str, Any], base: bool) -> None:
     # A long answer would only take time.
@@ -264,7 +264,7 @@ def test_no_body_is_the_servers_fault(server: RunningServer, path: str, body: di
         error_of(response)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(path=st.sampled_from([COMPLETIONS, CHAT, "/tokenize"]), data=st.data())
 def test_truncated_and_garbled_bodies(server: RunningServer, path: str, data: st.DataObject) -> None:
     whole = json.dumps(valid[path] | {"max_tokens": 2}).encode()

@@ -179,7 +179,7 @@ ANY_INPUT = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=50)
 @given(
     ANY_INPUT,
     st.sampled_from([None, "float", "base64"]),

@@ -153,7 +153,7 @@ def test_errors_name_the_field(server: RunningServer, path: str, fields: dict[st
 SIDE = st.text(max_size=20) | st.lists(st.text(max_size=20) | st.sampled_from(zoo.WORDS), max_size=4)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(SIDE, SIDE, st.sampled_from(["embed", "rank"]))
 def test_any_texts_give_scores_or_say_what_is_wrong(server: RunningServer, first: Any, second: Any, model: str) -> None:
     response = server.post("/v1/score", {"model": model, "text_1": first, "text_2": second})

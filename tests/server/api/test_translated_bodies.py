@@ -78,13 +78,13 @@ def post(server: RunningServer, path: str, body: Any) -> None:
         assert response.json()["error"]["message"]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(response_bodies)
 def test_responses(server: RunningServer, body: Any) -> None:
     post(server, RESPONSES, body)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(message_bodies, st.booleans())
 def test_messages(server: RunningServer, body: Any, counts: bool) -> None:
     if counts:

@@ -137,7 +137,7 @@ fragments = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=50)
 @given(st.lists(fragments, max_size=12).map("".join), st.booleans(), st.data())
 def test_any_text_gives_the_same_in_any_pieces(text: str, calls: bool, data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
@@ -150,7 +150,7 @@ def test_any_text_gives_the_same_in_any_pieces(text: str, calls: bool, data: st.
 bodies = st.text(st.characters(exclude_characters="<", exclude_categories=["Cs"]), min_size=1, max_size=30)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(st.lists(st.tuples(st.sampled_from([THINK, FINAL, TO_F]), bodies), max_size=6), st.integers(1, 7))
 def test_nothing_is_lost_and_no_tag_is_left(messages: list[tuple[str, str]], size: int) -> None:
     text = NEXT.join(header + body for header, body in messages)

@@ -81,7 +81,7 @@ fragments = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @pytest.mark.parametrize("name", NAMES)
 @given(st.lists(fragments, max_size=8).map("".join), st.sampled_from(["", OPEN, CLOSED]), st.data())
 def test_any_text_gives_the_same_in_any_pieces(name: str, text: str, begun: str, data: st.DataObject) -> None:

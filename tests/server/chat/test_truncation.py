@@ -35,7 +35,7 @@ def test_turns_go_round() -> None:
     run(main())
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(
     steps=st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from(["stay", "time out", "cancel"])), max_size=30),
     count=st.integers(1, 3),

@@ -32,13 +32,13 @@ def python_accepts(text: str) -> bool:
     return True
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=60)
 @given(jsonish | values.map(json.dumps) | st.tuples(values.map(json.dumps), jsonish).map("".join))
 def test_it_takes_what_python_takes(text: str) -> None:
     assert is_json(text) == python_accepts(text)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(st.lists(values) | st.dictionaries(st.text(), values), st.text(), st.data())
 def test_it_finds_the_end_in_any_pieces(value: Any, tail: str, data: st.DataObject) -> None:
     text = json.dumps(value, indent=data.draw(st.sampled_from([None, 1])))
@@ -52,7 +52,7 @@ def test_it_finds_the_end_in_any_pieces(value: Any, tail: str, data: st.DataObje
     assert scanner.is_done
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(values)
 def test_pythons_literals(value: Any) -> None:
     source = repr(value)
