@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
-from server.conftest import RunningServer, ServerProcess, StartServer
+from server.conftest import RunningServer, StartProcess, StartServer
+from server.waiting import eventually
 
 TEXT = {"prompt": "SAY(tide)YAS", "max_tokens": 8}
 FORM = {"content-type": "multipart/form-data; boundary=b"}
@@ -166,24 +166,18 @@ def test_without_a_folder_there_are_none(start_server: StartServer) -> None:
     assert "--batch-dir FOLDER" in answer.json()["error"]["message"]
 
 
-def test_a_restart_goes_on(tmp_path: Path) -> None:
-    options = ("--batch-dir", str(tmp_path), "--max-num-seqs", "8")
-    first = ServerProcess(*options)
-    with openai.OpenAI(base_url=f"{first.url}/v1", api_key="none", max_retries=0) as client:
-        batch = start(client, requests(120, max_tokens=64, ignore_eos=True))
-        deadline = time.monotonic() + 100
-        while time.monotonic() < deadline and not client.batches.retrieve(batch.id).output_file_id:
-            time.sleep(0.02)
-        time.sleep(0.5)
+# Two processes start, and the second answers what the first has left.
+def test_a_restart_goes_on(start_process: StartProcess, tmp_path: Path) -> None:
+    first = start_process("--batch-dir", str(tmp_path))
+    with openai.OpenAI(base_url=f"{first.client.base_url}/v1", api_key="none", max_retries=0) as client:
+        batch = start(client, requests(120, prompt=f"SAY({'tide ' * 10})YAS", max_tokens=64))
+        eventually(lambda: client.batches.retrieve(batch.id).output_file_id is not None, "nothing is answered")
     first.stop()
     assert first.log.count("The parameter 'completion_window' of requests has no effect: ") == 1
-    second = ServerProcess(*options)
-    try:
-        with openai.OpenAI(base_url=f"{second.url}/v1", api_key="none", max_retries=0) as client:
-            done = ended(client, batch.id)
-            assert (done.status, done.request_counts.completed) == ("completed", 120)
-            text = client.files.content(done.output_file_id).text
-        assert len(text.splitlines()) == len({json.loads(line)["custom_id"] for line in text.splitlines()}) == 120
-        assert httpx.get(f"{second.url}/openapi.json", trust_env=False).status_code == 200
-    finally:
-        second.stop()
+    second = start_process("--batch-dir", str(tmp_path))
+    with openai.OpenAI(base_url=f"{second.client.base_url}/v1", api_key="none", max_retries=0) as client:
+        done = ended(client, batch.id)
+        assert (done.status, done.request_counts.completed) == ("completed", 120)
+        text = client.files.content(done.output_file_id).text
+    assert len(text.splitlines()) == len({json.loads(line)["custom_id"] for line in text.splitlines()}) == 120
+    assert second.client.get("/openapi.json").status_code == 200

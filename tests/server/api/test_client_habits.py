@@ -184,7 +184,7 @@ def test_what_has_no_effect_is_said_once(start_process: StartProcess) -> None:
     assert long[:99] in process.log
 
     flood = json.dumps({"messages": [SAY], "max_tokens": 2, **dict.fromkeys(map(str, range(300)), 0)}).encode()
-    for i in range(100):
+    for i in range(30):
         content = flood.replace(b'{"messages"', b'{"%d": 0, "messages"' % (1000 + i))
         assert process.client.post(CHAT, content=content, headers=JSON).status_code == 200
     eventually_logged(process, "'1020'")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,8 +11,12 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 from server.conftest import StartServer, named_events
-from server.processes import ScriptedProcess
 from server.redis_servers import redis_server
+from server.waiting import eventually
+
+from tidewheel.server.responses import shared
+from tidewheel.server.stores.base import Kind
+from tidewheel.server.stores.folder import FolderStore
 
 PATH = "/v1/responses"
 
@@ -29,22 +33,28 @@ class Replicas(NamedTuple):
         return [*(self.folder / "tidewheel-store" / kind).iterdir()]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _looks_often() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shared, "_LOOK_EVERY_S", 0.02)
+        patch.setattr(shared, "_SIGN_EVERY_S", 3600.0)  # what a test removes stays away
+        yield
+
+
 @pytest.fixture(scope="module", params=["folder", "redis"])
-def replicas(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replicas]:
+def replicas(
+    request: pytest.FixtureRequest, start_server: StartServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Replicas]:
+    def started(store: str, folder: Path | None) -> Replicas:
+        options: dict[str, Any] = {"engine": {"step_s": 0.01}, "shared_store": store, "tool_call_parser": "hermes"}
+        return Replicas(start_server(**options).http, start_server(**options).http, folder)
+
     if request.param == "redis":
         with redis_server() as url:
-            yield from started(url, None)
+            yield started(url, None)
     else:
         folder = tmp_path_factory.mktemp("store")
-        yield from started(str(folder), folder)
-
-
-def started(store: str, folder: Path | None) -> Iterator[Replicas]:
-    environment = {"TIDEWHEEL_SHARED_STORE": store}
-    servers = [ScriptedProcess("--tool-call-parser", "hermes", environment=environment) for _ in range(2)]
-    yield Replicas(servers[0].client, servers[1].client, folder)
-    for server in servers:
-        server.stop()
+        yield started(str(folder), folder)
 
 
 # For tests that look into the files.
@@ -114,12 +124,12 @@ def test_what_runs_at_one_is_cancelled_and_deleted_at_the_other(replicas: Replic
 
 def test_events_of_one_are_read_at_the_other(replicas: Replicas) -> None:
     one, other, _ = replicas
-    with one.stream("POST", PATH, json={"input": say("a" * 100), "background": True, "stream": True}) as stream:
+    with one.stream("POST", PATH, json={"input": say("a" * 30), "background": True, "stream": True}) as stream:
         lines = stream.iter_lines()
         response_id = next(line for line in lines if '"id":"resp_' in line).partition('"id":"')[2].partition('"')[0]
         late = named_events(other.get(f"{PATH}/{response_id}", params={"stream": "true", "starting_after": 2}))
     assert [event["sequence_number"] for event in late] == [*range(3, 3 + len(late))]
-    assert late[-1]["response"]["output"][0]["content"][0]["text"] == "a" * 100
+    assert late[-1]["response"]["output"][0]["content"][0]["text"] == "a" * 30
     again = named_events(one.get(f"{PATH}/{response_id}", params={"stream": "true", "starting_after": 2}))
     assert again == late
 
@@ -137,9 +147,19 @@ def test_a_response_whose_replica_has_gone_has_failed(replicas: Replicas) -> Non
 
 @in_folder
 @pytest.mark.parametrize("after", [2, 2**62])
-def test_who_reads_its_events_is_told_whatever_they_have_read(replicas: Replicas, after: int) -> None:
+def test_who_reads_its_events_is_told_whatever_they_have_read(
+    replicas: Replicas, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
     """A client may name any number, and costs no memory by that."""
     one, other, _ = replicas
+    reads: list[str] = []
+    plain_get = FolderStore.get
+
+    def get(store: FolderStore, kind: Kind, key: str) -> Awaitable[bytes | None]:
+        reads.append(kind.name)
+        return plain_get(store, kind, key)
+
+    monkeypatch.setattr(FolderStore, "get", get)
     body = {"input": "LOOP(x)", "background": True, "stream": True, "max_output_tokens": 5000}
     with one.stream("POST", PATH, json=body) as stream:
         lines = stream.iter_lines()
@@ -147,11 +167,9 @@ def test_who_reads_its_events_is_told_whatever_they_have_read(replicas: Replicas
         params = {"stream": "true", "starting_after": after}
         with ThreadPoolExecutor(1) as pool:
             reading = pool.submit(other.get, f"{PATH}/{response_id}", params=params)
-            time.sleep(1.5)  # until it waits for the end
-            while not reading.done():
-                for sign in replicas.files("running"):
-                    sign.unlink(missing_ok=True)
-                time.sleep(0.02)
+            eventually(lambda: reads.count("running") > 2, "it does not wait for the end")
+            for sign in replicas.files("running"):
+                sign.unlink()
             (event,) = named_events(reading.result())
     assert (event["type"], event["sequence_number"]) == ("response.failed", after + 1)
     one.post(f"{PATH}/{response_id}/cancel")
