@@ -6,7 +6,6 @@ import threading
 from typing import Any
 
 import encoder_zoo
-import openai
 import pytest
 from server.conftest import RunningServer, StartServer, events
 from server.raw_http import post_raw
@@ -71,7 +70,10 @@ def test_a_request_that_could_never_be_let_in_is_told_so(small: RunningServer) -
         assert "--max-queue" in response.json()["error"]["message"]
 
 
+# Who is sent away waits for at least a second.
 def test_clients_come_back_by_themselves(small: RunningServer) -> None:
+    import openai
+
     client = openai.OpenAI(base_url=f"{small.url}/v1", api_key="none", max_retries=20)
     texts: list[str] = []
 
@@ -160,7 +162,7 @@ def test_encoders_that_take_too_long(
     start_server: StartServer, path: str, one: Any, many: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoders, opened = gated_encoders(monkeypatch)
-    server = start_server(encoders=encoders, admission=AdmissionLimits(request_timeout_s=0.5))
+    server = start_server(encoders=encoders, admission=AdmissionLimits(request_timeout_s=0.2))
     response = server.post(path, many)
     assert (response.status_code, response.json()["error"]["code"]) == (504, "request_timeout")
     eventually(lambda: encoders.backlog == 0, "what comes too late is left in the queue")

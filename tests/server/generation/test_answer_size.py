@@ -71,13 +71,13 @@ def test_usual_requests_are_far_from_the_limit(server: RunningServer) -> None:
 def test_who_does_not_say_how_many_tokens_gets_as_many_as_fit(
     start_server: StartServer, generation_config: dict[str, int] | None
 ) -> None:
-    limits = AdmissionLimits(max_answer_bytes=1500 * (16 + 21 * LIKELY_TOKEN))
+    limits = AdmissionLimits(max_answer_bytes=1100 * (16 + 4 * LIKELY_TOKEN))
     small = start_server(admission=limits, override_generation_config=generation_config)
-    body = {**LOOP, "logprobs": True, "top_logprobs": 20}
+    body = {**LOOP, "logprobs": True, "top_logprobs": 3}
     answer = small.post(CHAT, body).json()
-    assert answer["usage"]["completion_tokens"] == 1500
+    assert answer["usage"]["completion_tokens"] == 1100
     assert answer["choices"][0]["finish_reason"] == "length"
-    assert small.post(CHAT, {**body, "max_tokens": 1501}).json()["error"]["code"] == "answer_too_large"
+    assert small.post(CHAT, {**body, "max_tokens": 1101}).json()["error"]["code"] == "answer_too_large"
     assert small.post(CHAT, {**body, "n": 2}).json()["error"]["code"] == "answer_too_large"  # too few are left for each
 
 
@@ -171,6 +171,7 @@ def test_others_are_served_while_a_large_answer_is_made(server: RunningServer) -
     assert answered > 3, "the event loop makes the answer in many short pieces"
 
 
+# A process starts, and has a second to make more than is read.
 def test_a_large_answer_is_made_no_faster_than_it_is_read(start_process: StartProcess) -> None:
     server = start_process("--disable-access-log")
     resident = memory(server)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import signal
 import threading
-import time
 from typing import Any
 
 import httpx
 import pytest
 from server.conftest import ServerProcess
+from server.waiting import eventually
 
 pytest.importorskip("llguidance")  # not there on every machine
 
@@ -141,6 +141,7 @@ def test_a_schema_of_400_properties(demo_server: ServerProcess) -> None:
     assert ask(demo_server, **answer_of(schema)).status_code == 200
 
 
+# A mask may take a second.
 def test_an_ambiguous_grammar_ends_its_own_request_only(demo_server: ServerProcess) -> None:
     """Each of its masks takes longer than the one before, up to a second."""
     ambiguous = 'start: e\ne: e e e | e e | "a" | "b" | e "a" e | e "b" e e'
@@ -151,19 +152,20 @@ def test_an_ambiguous_grammar_ends_its_own_request_only(demo_server: ServerProce
         fields = {"guided_grammar": ambiguous, "max_tokens": 900, "temperature": 1.5, "ignore_eos": True}
         answers.append(ask(demo_server, **fields, seed=seed))
 
-    attackers = [threading.Thread(target=attack, args=(seed,)) for seed in range(4)]
+    attackers = [threading.Thread(target=attack, args=(seed,)) for seed in range(2)]
     for attacker in attackers:
         attacker.start()
     assert ask(demo_server, guided_regex="[a-f ]{30}", max_tokens=30, seed=4).json()["choices"] == alone
     for attacker in attackers:
         attacker.join(120)
-    assert len(answers) == 4
+    assert len(answers) == 2
     for answer in answers:
         assert answer.status_code == 400, answer.text
         assert "too ambiguous" in answer.json()["error"]["message"]
     health(demo_server)
 
 
+# A server starts, and a process that compiles.
 def test_sigterm_ends_the_server_while_grammars_are_compiled() -> None:
     server = ServerProcess()
     try:
@@ -172,12 +174,12 @@ def test_sigterm_ends_the_server_while_grammars_are_compiled() -> None:
         def attack(name: int) -> None:
             answers.append(ask(server, guided_grammar=f'{SLOW}|"{name}"').status_code)
 
-        attackers = [threading.Thread(target=attack, args=(name,), daemon=True) for name in range(10)]
+        attackers = [threading.Thread(target=attack, args=(name,), daemon=True) for name in range(3)]
         for attacker in attackers:
             attacker.start()
-        time.sleep(1)
+        eventually(lambda: 429 in answers, "two are not compiled")  # for the third there is no room
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(10) == 0
+        assert server.process.wait(60) == 0
         for attacker in attackers:
             attacker.join(20)
         assert set(answers) <= {400, 429, 503}

@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 import httpx
 import jsonschema
-import openai
 import pydantic
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -84,7 +83,7 @@ def test_every_way_to_ask(
 ) -> None:
     """On the embedded model and on random weights; an answer that stops is right, and some do stop."""
     stopped = 0
-    sampling = {"max_tokens": 200, "n": 4, "temperature": 0.9, "seed": 5}
+    sampling = {"max_tokens": 120, "n": 2, "temperature": 0.9, "seed": 5}
     for process, path, prompt in ((demo_server, CHAT, ASK), (dummy_server, COMPLETIONS, {"prompt": "I am"})):
         headers = {"authorization": "Bearer secret"}
         body = {**prompt, **sampling, **fields}
@@ -122,6 +121,8 @@ class Mill(pydantic.BaseModel):
 
 
 def test_openai_parses_into_a_model(demo_server: ServerProcess) -> None:
+    import openai
+
     with openai.OpenAI(base_url=f"{demo_server.url}/v1", api_key="none", max_retries=0) as client:
         completion = client.chat.completions.parse(
             model="tidewheel-demo",
@@ -145,9 +146,7 @@ def test_openai_parses_into_a_model(demo_server: ServerProcess) -> None:
 
 def test_many_at_once_get_what_each_gets_alone(dummy_server: ServerProcess) -> None:
     bodies = [
-        {**ASK, **fields, "max_tokens": 60, "temperature": 0.8, "seed": seed, "logprobs": True}
-        for seed in range(2)
-        for fields, _ in KINDS
+        {**ASK, **fields, "max_tokens": 30, "temperature": 0.8, "seed": 1, "logprobs": True} for fields, _ in KINDS
     ]
 
     def answer(response: httpx.Response) -> Any:
@@ -204,7 +203,7 @@ _schemas = st.recursive(
 )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(_schemas, st.integers(0, 2**32))
 def test_an_answer_validates_against_any_schema(dummy_server: ServerProcess, schema: dict[str, Any], seed: int) -> None:
     schema = {**schema, "$defs": {"tide": {"enum": ["ebb", "flood"]}}}
