@@ -71,6 +71,7 @@ def serving(groups: Groups, *arguments: str) -> Iterator[ServerProcess]:
         server.stop()
 
 
+# A server with one processor computes 20,000 tokens.
 def test_a_server_is_as_large_as_its_groups_allow(groups: Groups) -> None:
     cpus = sorted(os.sched_getaffinity(0))
     groups.make("cpu", cfs_period_us="50000", cfs_quota_us="50000")

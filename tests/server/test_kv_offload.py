@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from server.conftest import ServerProcess
+from server.conftest import ServerProcess, one_core
 from server.waiting import eventually
 
 pytest.importorskip("tidewheel._native")
@@ -23,7 +23,9 @@ def start(tmp_path: Path) -> Iterator[Callable[[], ServerProcess]]:
     servers: list[ServerProcess] = []
 
     def started() -> ServerProcess:
-        servers.append(ServerProcess("--device", "cpu", "--kv-offload", str(tmp_path / "kv")))
+        servers.append(
+            ServerProcess("--device", "cpu", "--threads-bind", one_core(), "--kv-offload", str(tmp_path / "kv"))
+        )
         return servers[-1]
 
     yield started
@@ -47,23 +49,14 @@ def metrics(server: ServerProcess) -> dict[str, float]:
     return {name.partition("{")[0].removeprefix("tidewheel:"): float(value) for name, _, value in values}
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_a_conversation_goes_on_after_a_restart(start: Callable[[], ServerProcess], how: signal.Signals) -> None:
-    first = start()
-    expected, cached = chat(first, STORY)
-    assert cached == 0
-    following = (STORY, expected["message"]["content"], "And the tide?")
-    if how == signal.SIGKILL:
-        eventually(lambda: metrics(first)["kv_offload_blocks_written_total"] > 8, "blocks should be written")
-    first.process.send_signal(how)
-    assert first.process.wait(30) == (0 if how == signal.SIGTERM else -how)
-    again = start()
-    answer, cached = chat(again, STORY)
+def check_found(server: ServerProcess, story: str, expected: dict[str, Any]) -> None:
+    """A server that has just started answers as the one before it, from blocks that this has written."""
+    answer, cached = chat(server, story)
     assert answer == expected
     assert cached >= 128
-    _, cached = chat(again, *following)
+    _, cached = chat(server, story, expected["message"]["content"], "And the tide?")
     assert cached >= 128
-    measured = metrics(again)
+    measured = metrics(server)
     assert measured["external_prefix_cache_hits_total"] >= 128
     assert measured["external_prefix_cache_queries_total"] >= measured["external_prefix_cache_hits_total"]
     assert measured["kv_offload_blocks_read_total"] * 16 == measured["external_prefix_cache_hits_total"]
@@ -72,10 +65,25 @@ def test_a_conversation_goes_on_after_a_restart(start: Callable[[], ServerProces
     assert measured["kv_offload_total_bytes_total"] > 0
 
 
-def test_a_reset_deletes_the_files(start: Callable[[], ServerProcess], tmp_path: Path) -> None:
-    server = start()
-    chat(server, STORY)
-    eventually(lambda: any((tmp_path / "kv").glob("*/*.kv")), "blocks should be written")
-    assert httpx.post(f"{server.url}/reset_prefix_cache", trust_env=False).status_code == 200
+# Three servers start, one after the other.
+def test_conversations_go_on_after_a_restart_and_a_kill_until_a_reset(
+    start: Callable[[], ServerProcess], tmp_path: Path
+) -> None:
+    first = start()
+    expected, cached = chat(first, STORY)
+    assert cached == 0
+    first.process.send_signal(signal.SIGTERM)
+    assert first.process.wait(60) == 0
+    second = start()
+    check_found(second, STORY, expected)
+    other = STORY.replace("sea", "mill")
+    expected, _ = chat(second, other)
+    eventually(lambda: metrics(second)["kv_offload_blocks_written_total"] > 8, "blocks should be written")
+    second.process.send_signal(signal.SIGKILL)
+    assert second.process.wait(60) == -signal.SIGKILL
+    third = start()
+    check_found(third, other, expected)
+    assert any((tmp_path / "kv").glob("*/*.kv"))
+    assert httpx.post(f"{third.url}/reset_prefix_cache", trust_env=False).status_code == 200
     eventually(lambda: not any((tmp_path / "kv").glob("*/*.kv")), "files should be deleted")
-    assert chat(server, STORY)[1] == 0
+    assert chat(third, STORY)[1] == 0

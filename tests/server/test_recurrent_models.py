@@ -9,21 +9,25 @@ from typing import Any
 import models_zoo
 import pytest
 from optional_packages import require_packages
-from server.conftest import RunningServer, StartServer, events
+from server.conftest import RunningServer, StartServer, events, one_core
 
+from tidewheel.engine.devices.cpu.options import CpuOptions
 from tidewheel.engine.load import load_engine
 from tidewheel.engine.options import EngineOptions
 
 require_packages("torch", "transformers")
 pytest.importorskip("tidewheel._native")
 
+LIMITS: Any = {"dtype": "float32", "max_num_seqs": 4}
 STORY = "the quick brown fox jumps over the lazy dog and then the dog sleeps, "
 
 
 @pytest.fixture(scope="module", params=["qwen3_5", "falcon-h1", "mamba2"])
 def hybrid(request: pytest.FixtureRequest, start_server: StartServer) -> RunningServer:
     folder = models_zoo.folder(request.param, tokenizer=True)
-    options = EngineOptions(str(folder), device="cpu", dtype="float32", max_model_len=256, max_num_seqs=4)
+    options = EngineOptions(
+        str(folder), device="cpu", device_options=(CpuOptions(threads_bind=one_core()),), **LIMITS, max_model_len=256
+    )
     return start_server(engine=load_engine(options), served_model_names=("hybrid",))
 
 
@@ -69,7 +73,9 @@ def test_the_next_turn_goes_on_from_a_snapshot(hybrid: RunningServer) -> None:
 
 def test_preempted_sequences_say_what_they_say_alone(start_server: StartServer) -> None:
     folder = str(models_zoo.folder("falcon-h1", tokenizer=True))
-    options = EngineOptions(folder, device="cpu", dtype="float32", max_model_len=112, max_num_seqs=4)
+    options = EngineOptions(
+        folder, device="cpu", device_options=(CpuOptions(threads_bind=one_core()),), **LIMITS, max_model_len=112
+    )
     engine = load_engine(replace(options, num_gpu_blocks_override=12))  # for two or three of them
     server = start_server(engine=engine, served_model_names=("hybrid",))
     bodies = [asked(text, max_tokens=60) for text in ("the fox sleeps", "a dog jumps", "over and over", "the lazy fox")]

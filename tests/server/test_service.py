@@ -103,6 +103,7 @@ def test_a_dead_engine_is_unhealthy_and_says_so(start_server: StartServer) -> No
         assert "the device is gone" in response.json()["error"]["message"]
 
 
+# Two steps take a second each.
 def test_a_step_that_takes_too_long_is_shown_and_counted(
     start_server: StartServer, capfd: pytest.CaptureFixture[str]
 ) -> None:

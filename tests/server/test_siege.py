@@ -14,11 +14,12 @@ from storm import Storm
 LARGEST = 3_000_000  # bytes; larger ones are for the script
 
 
-def test_every_attack_is_refused_or_served(demo_server: ServerProcess) -> None:
+@pytest.mark.parametrize("seeds", [1, pytest.param(3, marks=pytest.mark.sweep)])
+def test_every_attack_is_refused_or_served(demo_server: ServerProcess, seeds: int) -> None:
     async def attack() -> list[str]:
         storm = Storm(demo_server.url, "tidewheel-demo")
         attacks = Attacks(f"127.0.0.1:{demo_server.port}", size=LARGEST)
-        for seed in range(3):
+        for seed in range(seeds):
             for each in attacks.all(random.Random(seed)):
                 await storm.attack(each)
                 assert is_healthy(demo_server.url), each.name
@@ -27,10 +28,20 @@ def test_every_attack_is_refused_or_served(demo_server: ServerProcess) -> None:
     assert asyncio.run(attack()) == []
 
 
-def test_the_siege_script(capsys: pytest.CaptureFixture[str], unused_port: int) -> None:
+@pytest.mark.parametrize(("requests", "streams"), [(20, 1), pytest.param(300, 4, marks=pytest.mark.sweep)])
+def test_the_siege_script(capsys: pytest.CaptureFixture[str], unused_port: int, requests: int, streams: int) -> None:
     # Times are for the script itself: a machine that runs tests has others to serve.
     times = ["--health-p99-ms", "60000", "--health-max-ms", "60000", "--max-growth-mib", "1000"]
-    size = ["--requests", "300", "--streams", "4", "--concurrency", "8", "--largest-body", str(LARGEST)]
+    size = [
+        "--requests",
+        str(requests),
+        "--streams",
+        str(streams),
+        "--concurrency",
+        "8",
+        "--largest-body",
+        str(LARGEST),
+    ]
     status = siege.main(["--port", str(unused_port), *times, *size])
     captured = capsys.readouterr()
     assert status == 0, captured.err

@@ -27,6 +27,7 @@ def answers(threads_bind: str) -> list[Any]:
         server.stop()
 
 
+# Two servers start.
 def test_groups_answer_as_one_thread_does() -> None:
     cpus = sorted(os.sched_getaffinity(0))
     if len(cpus) < 2:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from server.conftest import TIDEWHEEL, RunningServer, ServerProcess
+from server.conftest import TIDEWHEEL, RunningServer, ServerProcess, one_core
 from server.scripted_engine import ScriptedEngine
 
 from tidewheel.engine.request import Request
@@ -22,7 +22,7 @@ from tidewheel.server.telemetry.throughput import log_throughput
 def shown_on_terminal(port: int, environment: Mapping[str, str], *arguments: str) -> str:
     """What `tidewheel serve` shows until its address is there."""
     terminal, inside = pty.openpty()
-    command = [*TIDEWHEEL, "serve", "--port", str(port), *arguments]
+    command = [*TIDEWHEEL, "serve", "--port", str(port), "--threads-bind", one_core(), *arguments]
     process = subprocess.Popen(command, stdin=inside, stderr=inside, env={**os.environ, **environment})
     os.close(inside)
     shown = b""
@@ -45,7 +45,9 @@ def test_a_terminal_shows_what_is_served_and_where(unused_port: int) -> None:
 
 
 def test_nothing_comes_before_the_banner_but_what_a_person_has_to_see(unused_port: int) -> None:
-    shown = shown_on_terminal(unused_port, {"NO_COLOR": "1"}, "--swap-space", "4")
+    """And colours can be turned off."""
+    shown = shown_on_terminal(unused_port, {"TERM": "xterm", "NO_COLOR": "1"}, "--swap-space", "4")
+    assert "\x1b[" not in shown
     before, _, _ = shown.partition("Tidewheel ")
     (line,) = before.strip().splitlines()
     assert "--swap-space has no effect" in line
@@ -55,10 +57,6 @@ def test_a_level_that_is_asked_for_shows_the_whole_log(unused_port: int) -> None
     shown = shown_on_terminal(unused_port, {"NO_COLOR": "1"}, "--log-level", "info")
     assert "tidewheel.start: Loaded " in shown
     assert "tidewheel.start: Serving tidewheel-demo on http" in shown
-
-
-def test_colours_can_be_turned_off(unused_port: int) -> None:
-    assert "\x1b[" not in shown_on_terminal(unused_port, {"TERM": "xterm", "NO_COLOR": "1"})
 
 
 def test_without_a_terminal_there_are_neither_colours_nor_a_banner(demo_server: ServerProcess) -> None:
