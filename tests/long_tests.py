@@ -1,7 +1,7 @@
 """No test may take long: with `--longest SECONDS`, as `make test` runs them, one that does fails.
 
-A test's seconds are its own, whatever else the machine does. They are the processor time of the test's process and of the
-processes that it has waited for, or the time in which no process of the machine waited for a core, if that is more.
+A test's seconds are its own, whatever else the machine does. They are the processor time of the test's process and of
+the processes that it has waited for, or the time in which no process of the machine waited for a core, if that is more.
 `long_tests.txt` names the tests that may take longer, and says why.
 """
 
