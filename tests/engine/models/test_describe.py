@@ -9,7 +9,7 @@ from typing import Any
 
 import models_zoo
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_configs import (
     BLOOM,
@@ -65,7 +65,11 @@ def test_every_weight_has_a_place_in_the_checkpoint(architecture: str) -> None:
         assert description.spec.head.tied is tied
 
 
-@pytest.mark.parametrize("name", models_zoo.CASES)
+# Of each type the case that says most.
+TYPES = {case.model_type: name for name, case in sorted(models_zoo.CASES.items(), key=lambda item: len(item[1].config))}
+
+
+@pytest.mark.parametrize("name", models_zoo.swept(models_zoo.CASES, {*TYPES.values()}))
 def test_a_missing_field_means_what_transformers_takes_it_to_mean(name: str) -> None:
     """Leave out one field after the other, and compare with a config in which transformers filled it in."""
     transformers = pytest.importorskip("transformers")
@@ -240,6 +244,7 @@ FIELDS = sorted(
 )
 
 
+@settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from([*CONFIGS.values()]),
     st.dictionaries(st.sampled_from(FIELDS), JSON),
@@ -254,6 +259,7 @@ def test_any_config_is_described_or_refused(config: dict[str, Any], changes: dic
     assert hash(description.spec) is not None
 
 
+@settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from(WRAPPERS),
     st.sampled_from([*TEXT_MODELS]) | JSON,

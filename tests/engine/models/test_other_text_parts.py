@@ -283,7 +283,7 @@ def write(folder: Path, config: dict[str, Any], tensors: Tensors) -> None:
 
 
 def logits_of(folder: Path, tokens: list[int]) -> NDArray[np.float32]:
-    executor = load(make_device("torch"), folder)
+    executor = load(make_device("cpu"), folder)
     try:
         return Harness(executor).logits(tokens, chunk=20)
     finally:
