@@ -83,6 +83,7 @@ def test_stages_give_the_bits_of_one_process(model: str, stages: int, max_loras:
     assert len({str(answer) for answer in found[0][0]}) == len(PROMPTS), "adapters change answers"
 
 
+# Two processes start, and start again.
 def test_adapters_are_there_when_stages_have_started_again(folders: dict[str, Path]) -> None:
     with loaded("llama", max_loras=3, pipeline_parallel_size=2) as llm:
         folder = folders["llama"]

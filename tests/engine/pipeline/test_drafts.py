@@ -183,6 +183,7 @@ def test_a_layer_behind_the_last_stage_changes_no_answer() -> None:
     assert found == answers(folder, **options, threads_bind=one_core())
 
 
+# Two pipelines start, and one of them again.
 def test_a_last_stage_that_ends_while_it_guesses_is_named_and_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
     ask, killed = PipelineExecutor.ask, []
 
@@ -216,6 +217,7 @@ def test_a_last_stage_that_ends_while_it_guesses_is_named_and_starts_again(monke
         assert [*driver.sampled.values()] == expected
 
 
+# Two processes start, and start again.
 def test_stages_that_start_again_have_a_draft_model_that_knows_nothing_of_before() -> None:
     with drafting() as driver:
         executor: Any = driver.executor
@@ -247,6 +249,7 @@ def test_a_draft_model_changes_no_answer(model: str) -> None:
     assert found == expected(model)
 
 
+# Two processes start, and start again.
 def test_a_stage_that_ends_while_it_guesses_is_named_and_starts_again() -> None:
     folder = str(models_zoo.folder("llama-tied", tokenizer=True))
     overrides = {"hf_overrides": {"max_position_embeddings": 8192}, "max_model_len": 4096}

@@ -101,6 +101,7 @@ def test_groups_of_cores_that_differ_are_measured(caplog: pytest.LogCaptureFixtu
     assert found == answers(folder, **options)
 
 
+# Four engines start, two of them in two processes.
 def test_structured_answers_searches_and_guesses_run_in_stages() -> None:
     folder = models_zoo.folder("llama-tied", tokenizer=True)
     prompts = ["one", "two words", "three more words"]
@@ -180,7 +181,7 @@ def long_running(**options: Any) -> LLM:
     )
 
 
-# test_drafts.py has a first stage that ends.
+# Two processes start, and start again. test_drafts.py has a first stage that ends.
 @pytest.mark.parametrize("stage", [pytest.param(0, marks=pytest.mark.sweep), 1])
 def test_a_stage_that_is_killed_ends_what_runs_with_its_name_and_nothing_else(stage: int) -> None:
     short = SamplingParams(max_tokens=8, temperature=0.0)
@@ -202,6 +203,7 @@ def test_a_stage_that_is_killed_ends_what_runs_with_its_name_and_nothing_else(st
     assert children_of(os.getpid()) == []
 
 
+# Two processes start, and start again.
 def test_a_stage_that_ends_while_nothing_runs_harms_nobody() -> None:
     folder = models_zoo.folder("llama-tied", tokenizer=True)
     with LLM(str(folder), **OPTIONS, pipeline_parallel_size=2) as llm:
@@ -232,6 +234,7 @@ def test_the_stage_at_which_a_step_stays_is_named(
         assert found[0].outputs[0].token_ids == expected
 
 
+# Two processes start, and start again.
 def test_stages_that_end_again_and_again_end_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restarts, "_FIRST_PAUSE_S", 0.01)
     monkeypatch.setattr(restarts, "_MOST", 1)
@@ -252,6 +255,7 @@ def test_stages_that_end_again_and_again_end_the_engine(monkeypatch: pytest.Monk
     assert children_of(os.getpid()) == []
 
 
+# Two processes start, and start again.
 def test_searches_choices_and_grammars_end_with_their_stage_too() -> None:
     regex = StructuredOutputsParams(regex="[ab]{2,3000}")
     params = [
@@ -297,6 +301,7 @@ def test_a_server_leaves_no_process(server: tuple[subprocess.Popen[bytes], str],
     wait_until(lambda: not any(Path(f"/proc/{stage}").exists() for stage in stages))
 
 
+# A server starts, and its two stages start twice.
 def test_a_server_whose_stage_ends_goes_on_serving(server: tuple[subprocess.Popen[bytes], str]) -> None:
     process, socket = server
     wait_until(lambda: is_serving(socket) or process.poll() is not None)

@@ -205,6 +205,7 @@ def test_a_step_without_rows_gives_none() -> None:
     assert output.token_ids.size == 0
 
 
+# Torch traces each size of a launch, of layers of two kinds.
 def test_compiled_launches_give_the_same_tokens_and_nothing_compiles_after_the_warm_up() -> None:
     from torch._dynamo.utils import counters
 
@@ -247,6 +248,7 @@ def test_there_may_be_many_buckets() -> None:
     assert [s.output for s in sequences] == [s.output for s in eager]
 
 
+# Torch compiles three functions.
 def test_without_a_warm_up_sizes_are_compiled_when_they_are_needed() -> None:
     make_device = partial(adapters.device, adapters.TracingAdapter, False)
     executor = load(models_zoo.folder("llama"), GraphOptions(skip_warmup=True), make_device=make_device)

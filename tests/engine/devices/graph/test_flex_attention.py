@@ -85,6 +85,7 @@ def test_it_gives_what_gathering_gives(
     assert attended.isfinite().all()
 
 
+# Torch compiles a layer for each of two buckets.
 def test_a_layer_is_compiled_once_for_a_bucket_and_gives_the_reference_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     graphs = []
 

@@ -57,6 +57,7 @@ def install(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, tmp
     return make
 
 
+# The model of a package looks at each operation, which takes most of the time here.
 @pytest.mark.parametrize(
     ("name", "lazy", "options"),
     [

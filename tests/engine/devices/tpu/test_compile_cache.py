@@ -50,6 +50,7 @@ def start(folder: Path) -> tuple[dict[str, int], list[int]]:
     return counts, tokens
 
 
+# Two processes import JAX, and the first compiles.
 def test_a_second_start_compiles_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "cache"
     first, tokens = start(folder)

@@ -81,6 +81,7 @@ def test_without_jax_the_error_says_what_to_install() -> None:
     assert "pip install 'tidewheel[tpu]'" in output
 
 
+# Its process imports JAX, as that of the next test does.
 def test_without_a_tpu_the_processor_is_not_taken_in_silence() -> None:
     first, error = run_python(LOAD).splitlines()
     assert first == "False True"  # nothing imports jax before a model is loaded

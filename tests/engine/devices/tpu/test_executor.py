@@ -56,6 +56,7 @@ def jobs(count: int, seed: int) -> list[Job]:
     ]
 
 
+# Two sizes of steps, the head and the copying are compiled first.
 def test_a_storm_after_warm_up_compiles_nothing_and_mixes_nothing_up(executor: Executor) -> None:
     from engine.devices.tpu.making import Compilations
 

@@ -13,6 +13,7 @@ from tidewheel.engine.devices.bucket_stats import BucketStats
 pytest.importorskip("jax")
 
 
+# Three programs are compiled.
 def test_steps_are_counted_by_size_and_what_is_compiled_late_too(caplog: pytest.LogCaptureFixture) -> None:
     from engine.devices.tpu.making import Compilations, load
 
