@@ -57,6 +57,7 @@ def imports() -> dict[Module, set[Module]]:
     return {module: {*imports_of(path)} - {module} for module, path in SOURCES.items()}
 
 
+# All sources are parsed, once for all tests here.
 def test_the_sources_are_found() -> None:
     assert ("engine", "engine") in imports()
     assert ("engine", "errors") in imports()["engine", "engine"]

@@ -661,6 +661,7 @@ actions = st.lists(
 )
 
 
+# Engines start and stop, and devices pause.
 @settings(max_examples=35, deadline=None)
 @given(actions, st.sampled_from([0.0, 0.0005]), st.sampled_from(["drain", "drain quickly", "stop"]))
 def test_every_stream_ends_whatever_its_readers_do(plan: list[Any], pause_s: float, end: str) -> None:

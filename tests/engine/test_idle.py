@@ -27,6 +27,7 @@ CONFIG = {
 }  # fmt: skip
 
 
+# The engine has to rest twice until it gives memory back.
 def test_activations_take_memory_only_while_there_is_work(tmp_path: Path) -> None:
     """And what is computed after a rest is what was computed before."""
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))

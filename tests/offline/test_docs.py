@@ -19,6 +19,7 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
+# A process loads three models.
 def test_the_python_examples(tmp_path: Path) -> None:
     adapter = lora_files.write(tmp_path / "adapter", lora_files.tensors(hidden=256, kv=128, layers=6))
     setting = f"EMBEDDING_MODEL, ADAPTER = {str(zoo.folder('bert'))!r}, {str(adapter)!r}\n"
@@ -32,6 +33,7 @@ def test_the_python_examples(tmp_path: Path) -> None:
     assert "\r" not in done.stderr  # no bar where nobody looks at one
 
 
+# A process loads the model.
 def test_the_batch_example(tmp_path: Path) -> None:
     [requests] = blocks("json")
     (tmp_path / "requests.jsonl").write_text(requests)

@@ -103,6 +103,7 @@ def test_answers_are_those_of_the_server(llm: LLM, server: httpx.Client, fields:
         assert (one.finish_reason, one.stop_reason) == (choice["finish_reason"], choice["stop_reason"])
 
 
+# A server starts.
 @pytest.mark.parametrize(
     "by",
     [
@@ -592,6 +593,7 @@ print("tidewheel.offline" in sys.modules, "numpy" in sys.modules, "LLM" in dir(t
 """
 
 
+# Each is a process that loads the model and computes for half a second.
 @pytest.mark.parametrize(
     ("script", "shown"),
     [(LEFT_RUNNING, "left"), (ASYNC_LEFT_RUNNING, "left"), (INTERRUPTED, "1"), (LAZY, "False False True")],

@@ -112,6 +112,7 @@ def wait_until_healthy(process: subprocess.Popen[str], url: str) -> None:
         time.sleep(0.05)
 
 
+# A server starts.
 def test_it_serves_where_nothing_can_be_written_and_ends_when_told(unused_port: int) -> None:
     url = f"http://127.0.0.1:{unused_port}"
     with contained(*TIDEWHEEL, "serve", "--port", str(unused_port)) as process:
@@ -142,6 +143,7 @@ def test_a_start_can_be_ended(unused_port: int) -> None:
     assert code == 128 + signal.SIGTERM
 
 
+# A server starts.
 def test_without_uvloop_it_serves_on_asyncios_loop(unused_port: int, tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{unused_port}"
     command = [sys.executable, "-c", WITHOUT_UVLOOP, "serve", "--port", str(unused_port)]

@@ -50,6 +50,7 @@ def test_the_native_module_and_the_type_marker_are_there() -> None:
     assert (INSTALLED / "py.typed").exists()
 
 
+# A process loads the model.
 def test_python_that_is_started_in_the_repository_computes_too() -> None:
     """It finds the sources first, which have no native module."""
     program = "import tidewheel; tidewheel.LLM(kv_cache_space=0.05).shutdown(); print(tidewheel.__file__)"

@@ -70,6 +70,7 @@ def executor_limits(draw: st.DrawFn) -> ExecutorLimits:
     return with_windows(limits, windows, *(count + draw(st.integers(0, 8)) for count in fewest))
 
 
+# Each example computes each of its requests alone too.
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(
     executor_limits(),

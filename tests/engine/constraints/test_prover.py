@@ -55,6 +55,7 @@ def provers() -> set[int]:
     return mine
 
 
+# A second of processor time is the lowest limit that there is.
 @pytest.mark.parametrize(
     ("grammar", "lower", "reason"),
     [
@@ -105,6 +106,7 @@ def test_a_refusal_is_kept(one: GrammarCompiler) -> None:
     assert len(tried) == 1
 
 
+# Eight grammars take as much time as they get, until they are ended.
 def test_slow_grammars_leave_places_to_others_and_closing_ends_them(one: GrammarCompiler) -> None:
     async def crowd() -> None:
         def slow(name: str) -> asyncio.Task[Grammar]:

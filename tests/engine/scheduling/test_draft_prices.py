@@ -108,6 +108,7 @@ ALWAYS = {
 }
 
 
+# Prices are found in some hundred steps of 16 sequences.
 @pytest.mark.parametrize(
     ("name", "probability", "question_ms"),
     [

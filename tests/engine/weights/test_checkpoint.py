@@ -223,6 +223,7 @@ def test_pickle_is_refused_with_what_to_do(tmp_path: Path) -> None:
         open_weights(tmp_path, description())
 
 
+# The command imports torch.
 def test_the_command_for_pickles_converts_them(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     folder = tmp_path / "a model's"

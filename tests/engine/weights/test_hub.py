@@ -113,6 +113,7 @@ def test_paths_that_are_no_folders_are_refused_without_asking_the_hub(tmp_path: 
             resolve(name)
 
 
+# Two processes import the hub's client.
 def test_what_serving_needs_is_downloaded_and_then_found_offline(hub: str, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     lines, stderr = resolve_elsewhere(
