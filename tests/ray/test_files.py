@@ -11,6 +11,7 @@ import yaml
 
 from tidewheel.ray.settings import read_settings
 
+pytestmark = pytest.mark.filterwarnings("ignore:Using extra keyword arguments on `Field`:DeprecationWarning")
 FOLDER = Path(__file__).parents[2] / "deploy" / "ray"
 
 

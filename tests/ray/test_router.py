@@ -12,6 +12,8 @@ import pytest
 
 from tidewheel.ray.policy import Keys
 
+pytestmark = pytest.mark.filterwarnings("ignore:Using extra keyword arguments on `Field`:DeprecationWarning")
+
 
 def deployment() -> Any:
     """Of which the replicas are."""

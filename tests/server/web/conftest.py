@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Route, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, Playwright, Request, Route, expect, sync_playwright
 from server.conftest import RunningServer
 from system_tools import require
 
@@ -32,17 +32,6 @@ DESKTOP = {"width": 1280, "height": 720}
 OpenPage = Callable[..., Page]
 
 expect.set_options(timeout=60_000)  # ms, for machines that are busy with other things
-
-
-# While Playwright lives, no other test of this thread can have an event loop: it ends with the tests of this folder.
-@pytest.fixture(scope="package")
-def browser() -> Iterator[Browser]:
-    """Headless Chromium, which takes 2 s to start. Without one the tests are skipped."""
-    path = require("chromium")
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=path, args=FLAGS)
-        yield chromium
-        chromium.close()
 
 
 class WatchedPage:
@@ -126,9 +115,52 @@ def _kind(clock: str, options: dict[str, Any]) -> str:
     return repr((clock, sorted(options.items())))
 
 
-@pytest.fixture(scope="package")
+class Chromium:
+    """Headless Chromium and its pages, which are there once `start` was called: that takes 2 s."""
+
+    def __init__(self) -> None:
+        self._playwright: Playwright | None = None
+
+    def start(self) -> None:
+        """Does nothing where it runs. Without Chromium the test that asks is skipped."""
+        path = require("chromium")
+        if self._playwright is None:
+            self._playwright = sync_playwright().start()
+            self.browser = self._playwright.chromium.launch(executable_path=path, args=FLAGS)
+            self.pages = Pages(self.browser)
+
+    def stop(self) -> None:
+        if self._playwright is not None:
+            self.browser.close()
+            self._playwright.stop()
+            self._playwright = None
+
+
+_chromium = Chromium()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, None, None]:
+    """The browser lives as long as tests of this folder run in a row.
+
+    While Playwright lives, no other test of this thread can have an event loop.
+    """
+    try:
+        yield
+    finally:
+        if nextitem is None or nextitem.path.parent != item.path.parent:
+            _chromium.stop()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Browser:
+    _chromium.start()
+    return _chromium.browser
+
+
+@pytest.fixture(scope="module")
 def pages(browser: Browser) -> Pages:
-    return Pages(browser)
+    return _chromium.pages
 
 
 @pytest.fixture
