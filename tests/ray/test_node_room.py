@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
+
 import msgspec
+import pytest
+from ports import free_port
 
 from tidewheel.engine.models.spec import StageSpec
 from tidewheel.engine.opened_model import open_model
 from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.pipeline.split import stage_bytes
+from tidewheel.server.commands.cli import main
 from tidewheel.server.options.model import DEMO_MODEL
 
 
@@ -57,3 +63,14 @@ def test_a_node_takes_the_layers_that_a_stage_can_load() -> None:
     assert "at least 2 of these nodes" in render_size(size, [third, half, half])
     assert "not have the memory for all layers" in render_size(size, [third, third])
     assert render_size(size, [third, takes(4, whole, 1, size)]).endswith("KV cache.")
+
+
+def test_an_address_where_nobody_answers_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))  # it is there, and is not asked
+    nowhere = f"127.0.0.1:{free_port()}"
+    assert main(["devices", "--ray-address", nowhere]) == 1
+    said = capsys.readouterr().err
+    assert f"nobody answers at {nowhere}" in said
+    assert "ray start --head" in said
