@@ -13,6 +13,8 @@ FUZZ_SECONDS ?= 600
 PYTEST_ARGS ?=
 # ON makes C++ warnings errors, as .ci/run does.
 WERROR ?= OFF
+# ON runs all C++ tests at each emulated level, as cross-sweep does, and not only those of what differs between levels.
+SWEEP ?= OFF
 # cpu, arm, s390x, tpu, hpu, neuron or cuda: the Dockerfile's name
 IMAGE_FOR ?= cpu
 IMAGE ?= tidewheel:$(IMAGE_FOR)
@@ -46,7 +48,8 @@ INSTALL := $(PIP) install --quiet --no-build-isolation \
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help serve test lint format native-test cross-test python-test sweep clients fuzz bench image lock clean missing-tools
+.PHONY: help serve test lint format native-test cross-test cross-sweep python-test sweep clients fuzz fuzz-all images check-release \
+    bench image lock clean missing-tools
 
 help:  ## show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -98,9 +101,12 @@ cross-test: $(VENV)/.test-tools $(addprefix cross-test-,$(CROSS_ARCHITECTURES)) 
 # A level is tested on several of qemu's processors. The oldest that has the level faults on instructions above the level.
 cross-test-%: $(VENV)/.test-tools
 	@$(BEGIN); $(NEED) doctest $(COMPILER)-g++ qemu-$*-static || exit 0; set -ex; \
-	$(BIN)/cmake -G Ninja -S . -B $(VENV)/cross/$* --toolchain cmake/$*-linux-gnu.cmake -DTIDEWHEEL_TESTS=ON -DTIDEWHEEL_WERROR=$(WERROR); \
+	$(BIN)/cmake -G Ninja -S . -B $(VENV)/cross/$* --toolchain cmake/$*-linux-gnu.cmake -DTIDEWHEEL_TESTS=ON -DTIDEWHEEL_WERROR=$(WERROR) -DTIDEWHEEL_SWEEP=$(SWEEP); \
 	$(BIN)/cmake --build $(VENV)/cross/$*; \
 	$(BIN)/ctest --test-dir $(VENV)/cross/$* --output-on-failure --no-tests=error --parallel $$(nproc)
+
+cross-sweep:  ## all C++ tests at all levels of ARM, IBM Z, RISC-V and POWER, in qemu
+	$(MAKE) cross-test cross-test-riscv64 cross-test-ppc64le SWEEP=ON
 
 # Two at a time, because half of the tests' time is that of one thread. A file's tests stay together: they share models.
 PYTEST_WORKERS := --numprocesses 2 --dist loadfile
@@ -122,6 +128,19 @@ fuzz: $(VENV)/.test-tools $(VENV)/.installed  ## look for inputs that break a pa
 	TIDEWHEEL_FUZZ_EXAMPLES=3000 $(BIN)/pytest tests/fuzz/test_harnesses.py -k '[$(HARNESS)] and not coverage'
 	cd tests && $(abspath $(BIN))/python -m fuzz.fuzz $(HARNESS) -max_total_time=$(FUZZ_SECONDS) \
 	    -rss_limit_mb=1500 -timeout=20 -artifact_prefix=$(abspath $(VENV))/
+
+fuzz-all: $(VENV)/.test-tools $(VENV)/.installed  ## look with each harness for its part of FUZZ_SECONDS
+	@set -e; names=$$(cd tests && $(abspath $(BIN))/python -c 'from fuzz.harnesses import HARNESSES; print(*HARNESSES)'); \
+	set -- $$names; seconds=$$(($(FUZZ_SECONDS) / $$# + 1)); \
+	for name; do $(MAKE) fuzz HARNESS=$$name FUZZ_SECONDS=$$seconds; done
+
+# As root on Debian 12: each script says what it needs.
+images: $(VENV)/.test-tools $(VENV)/.installed  ## build all images and ask the server in each, in hours
+	for machine in amd64 arm64 s390x; do PYTHON=$(BIN)/python tools/emulate.sh $$machine || exit; done
+	PYTHON=$(BIN)/python tools/accelerators.sh
+
+# Each of them can be run alone.
+check-release: test sweep clients cross-sweep fuzz-all images  ## every check there is, in hours
 
 image:  ## build the container image (IMAGE_FOR=arm, s390x, tpu, hpu, neuron or cuda; IMAGE=, BASE=)
 	docker build $(if $(BASE),--build-arg BASE=$(BASE)) --build-arg VERSION=$(VERSION) --build-arg REVISION=$(REVISION) \
