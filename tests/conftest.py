@@ -6,10 +6,17 @@ import gc
 from collections.abc import Generator, Iterator
 
 import certifi
+import hypothesis
 import pytest
 import trustme
 
 pytest_plugins = ["long_tests"]
+
+# No test fails because the machine is slow, or busy with other things.
+hypothesis.settings.register_profile(
+    "patient", parent=hypothesis.settings(), deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("patient")
 
 
 @pytest.hookimpl(wrapper=True)

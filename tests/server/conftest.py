@@ -96,7 +96,7 @@ def start_server() -> Iterator[StartServer]:
         port = listener.getsockname()[1]
         client = httpx.Client(
             base_url=f"http://127.0.0.1:{port}",
-            timeout=30,
+            timeout=60,
             trust_env=False,
             headers={"content-type": "application/json"},
         )

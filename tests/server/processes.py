@@ -42,9 +42,9 @@ class ScriptedProcess:
         self._log: list[str] = []
         self._reader = threading.Thread(target=self._read_log, daemon=True)
         self._reader.start()
-        options = {"base_url": f"{scheme}://127.0.0.1:{self.port}", "timeout": 30, "trust_env": False, **client_options}
+        options = {"base_url": f"{scheme}://127.0.0.1:{self.port}", "timeout": 60, "trust_env": False, **client_options}
         self.client = httpx.Client(**options)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while True:
             try:
                 self.client.get("/health")
@@ -61,7 +61,7 @@ class ScriptedProcess:
 
     def wait(self) -> int:
         """The exit code, once the process has ended by itself."""
-        code = self.process.wait(30)
+        code = self.process.wait(60)
         self._reader.join(10)
         return code
 
@@ -89,7 +89,7 @@ class ScriptedProcess:
 
         thread = threading.Thread(target=read, daemon=True)
         thread.start()
-        assert started.wait(20)
+        assert started.wait(60)
         return thread, lines
 
     def _read_log(self) -> None:
