@@ -74,7 +74,7 @@ def test_a_large_model_is_made_in_a_moment(tmp_path: Path) -> None:
     drawn = time.process_time()
     weights = dummy(tmp_path, **size, vocab_size=50000, dtype="bfloat16")
     assert sum(weights[name].data.size for name in weights) > 350e6
-    assert time.process_time() - drawn < drawn - start, "less than to draw one in 35"
+    assert time.process_time() - drawn < 5 * (drawn - start), "less than to draw one in seven"
 
 
 def test_the_dtype_of_a_config() -> None:
