@@ -1,7 +1,7 @@
 """No test may take long: with `--longest SECONDS`, as `make test` runs them, one that does fails.
 
-A test's seconds are its own, whatever else the machine does. They are the processor time of the test's process and of
-the processes that it has waited for, or the time in which no process of the machine waited for a core, if that is more.
+A test's seconds are its own, whatever else the machine does. They are the processor time of the test's process, or the
+time in which no process of the machine waited for a core, if that is more.
 `long_tests.txt` names the tests that may take longer, and says why.
 """
 
@@ -33,8 +33,8 @@ class Clocks(NamedTuple):
         waited_us = 0
         if _PRESSURE.exists() and (found := re.match(r"some .*total=(\d+)", _PRESSURE.read_text())):
             waited_us = int(found[1])
-        processor = used.user + used.system + used.children_user + used.children_system
-        return cls(processor, time.monotonic() - waited_us / 1e6)
+        # Without that of children, which is known only when they end: a browser's would be that of a module's last test.
+        return cls(used.user + used.system, time.monotonic() - waited_us / 1e6)
 
 
 _BEGIN = pytest.StashKey[Clocks]()

@@ -90,8 +90,11 @@ def test_nothing_outlives_its_request(cramped: RunningServer, requests: int) -> 
     others = requests_kept()  # by servers of other tests
     storm = Storm(cramped.url, "tiny", cases=10 if requests == FEW else 40)
     asyncio.run(storm.learn())
-    asyncio.run(storm.run(requests, AT_A_TIME))
-    assert storm.wrong == []
+    for _ in range(20):  # how many requests meet, and whether they do not fit together, depends on the machine
+        asyncio.run(storm.run(requests, AT_A_TIME))
+        assert storm.wrong == []
+        if cramped.engine.stats().preemptions_total:
+            break
     assert cramped.engine.stats().preemptions_total > 0
     eventually(lambda: is_idle(cramped), "the engine works on for clients that have gone")
     eventually(lambda: not requests_kept() - others, "what requests made outlives them")
