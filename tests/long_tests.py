@@ -2,7 +2,7 @@
 
 A test's seconds are its own, whatever else the machine does. They are the processor time of the test's process, or the
 time in which no process of the machine waited for a core, if that is more.
-`long_tests.txt` names the tests that may take longer, and says why.
+`long_tests.txt` names the tests, files and folders that may take longer, and says why.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Clocks(NamedTuple):
         waited_us = 0
         if _PRESSURE.exists() and (found := re.match(r"some .*total=(\d+)", _PRESSURE.read_text())):
             waited_us = int(found[1])
-        # Without that of children, which is known only when they end: a browser's would be that of a module's last test.
+        # Without that of children, which is known only when they end: a browser's would be a module's last test's.
         return cls(used.user + used.system, time.monotonic() - waited_us / 1e6)
 
 
@@ -44,10 +44,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--longest", type=float, metavar="SECONDS", help="fail a test that takes longer")
 
 
-def allowed() -> frozenset[str]:
-    """The names, without parameters, of the tests that may take longer."""
+def allowed() -> tuple[str, ...]:
+    """With what the names of the tests begin that may take longer."""
     lines = ALLOWED.read_text("utf-8").splitlines()
-    return frozenset(line.split(maxsplit=1)[0] for line in lines if line and not line.startswith("#"))
+    return tuple(line.split(maxsplit=1)[0] for line in lines if line and not line.startswith("#"))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -61,7 +61,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
     yield
     longest = item.config.getoption("--longest")
     taken = max(end - begin for end, begin in zip(Clocks.read(), item.stash[_BEGIN], strict=True))
-    if longest is not None and taken > longest and item.nodeid.partition("[")[0] not in allowed():
+    if longest is not None and taken > longest and not item.nodeid.startswith(allowed()):
         pytest.fail(
             f"took {taken:.1f} s where {longest:g} are allowed: make it cheaper, mark it `sweep`, or name it with a "
             f"reason in tests/{ALLOWED.name}",
