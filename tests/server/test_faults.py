@@ -90,12 +90,12 @@ def test_nothing_outlives_its_request(cramped: RunningServer, requests: int) -> 
     others = requests_kept()  # by servers of other tests
     storm = Storm(cramped.url, "tiny", cases=10 if requests == FEW else 40)
     asyncio.run(storm.learn())
-    for _ in range(20):  # how many requests meet, and whether they do not fit together, depends on the machine
-        asyncio.run(storm.run(requests, AT_A_TIME))
-        assert storm.wrong == []
-        if cramped.engine.stats().preemptions_total:
-            break
+    # How many requests of a storm meet depends on the machine. These answers never fit together.
+    body = {"model": "tiny", "prompt": "a", "n": 8, "max_tokens": 140, "ignore_eos": True}
+    assert cramped.post("/v1/completions", body).status_code == 200
     assert cramped.engine.stats().preemptions_total > 0
+    asyncio.run(storm.run(requests, AT_A_TIME))
+    assert storm.wrong == []
     eventually(lambda: is_idle(cramped), "the engine works on for clients that have gone")
     eventually(lambda: not requests_kept() - others, "what requests made outlives them")
     assert cramped.engine.stats().kv_blocks_used == 0

@@ -68,20 +68,15 @@ def once(client: httpx.Client, batch_id: str, *statuses: str, answers: int = 0) 
     raise AssertionError(f"the batch is not {statuses}")
 
 
-# Two processes start, and one of them gives no sign of life for a second.
-@pytest.mark.parametrize(
-    "end",
-    [
-        pytest.param(signal.SIGKILL, id="killed", marks=pytest.mark.sweep),  # the other one cannot tell which it is
-        pytest.param(signal.SIGSTOP, id="stopped"),
-    ],
-)
+# One machine gives no sign of life for so long as no busy one does. test_claims.py has the same without servers.
+@pytest.mark.sweep
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_another_machine_goes_on_with_a_batch_once_there_is_no_sign_of_life(
     end: signal.Signals, tmp_path: Path
 ) -> None:
     """Machines differ by their boot, so the kernel does not tell that a server has ended. What lasts is made short."""
     kept = ("--batch-dir", str(tmp_path))
-    short = {"lease_s": 0.5, "abandoned_s": 1}
+    short = {"lease_s": 5, "abandoned_s": 10}
     gone, other = [
         ScriptedProcess(*kept, environment={**OFTEN, CLAIMS: json.dumps({**short, "boot": boot})})
         for boot in ("a", "b")
@@ -102,7 +97,7 @@ def test_another_machine_goes_on_with_a_batch_once_there_is_no_sign_of_life(
         if end == signal.SIGSTOP:
             gone.process.send_signal(signal.SIGCONT)
             once(gone.client, made["id"], "completed")
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + 60
             while "left to another server" not in gone.log:
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
