@@ -4,9 +4,11 @@ target_sources(tidewheel_runtime PRIVATE native/runtime/levels/arm.cpp)
 
 # gcc moves loads ahead of its allocation of registers, and then has too few of them for a tile.
 set(ARM_OPTIONS $<$<CXX_COMPILER_ID:GNU>:-fno-schedule-insns>)
-tidewheel_isa_level(neon -march=armv8-a ${ARM_OPTIONS})
-tidewheel_isa_level(neon_dotprod -march=armv8.2-a+dotprod ${ARM_OPTIONS})
-tidewheel_isa_level(neon_i8mm -march=armv8.2-a+dotprod+bf16+i8mm ${ARM_OPTIONS})
+tidewheel_isa_level(neon FLAGS -march=armv8-a ${ARM_OPTIONS})
+tidewheel_isa_level(neon_dotprod FLAGS -march=armv8.2-a+dotprod ${ARM_OPTIONS}
+  FLOATS neon BFLOAT16 neon SMALL_FLOATS neon INT8 neon INT4 neon)
+tidewheel_isa_level(neon_i8mm FLAGS -march=armv8.2-a+dotprod+bf16+i8mm ${ARM_OPTIONS}
+  FLOATS neon INT4 neon)
 
 tidewheel_emulate(scalar cortex-a53)
 tidewheel_emulate(neon cortex-a53 max)

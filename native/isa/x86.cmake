@@ -1,15 +1,19 @@
-# The levels of x86-64.
+# The levels of x86-64, each with the groups of kernels that it takes from a level with fewer instructions.
 target_sources(tidewheel_runtime PRIVATE native/runtime/levels/x86.cpp)
 
 set(AVX2 -mavx2 -mfma -mf16c)
-tidewheel_isa_level(avx2 ${AVX2})
-tidewheel_isa_level(avx2_vnni ${AVX2} -mavxvnni)
+tidewheel_isa_level(avx2 FLAGS ${AVX2})
+tidewheel_isa_level(avx2_vnni FLAGS ${AVX2} -mavxvnni
+  FLOATS avx2 BFLOAT16 avx2 SMALL_FLOATS avx2 INT4 avx2)
 # gcc 12 takes its own header's deliberately undefined registers for a mistake of ours.
 set(AVX512 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mf16c -mprefer-vector-width=512
   -Wno-uninitialized -Wno-maybe-uninitialized)
-tidewheel_isa_level(avx512 ${AVX512})
+tidewheel_isa_level(avx512 FLAGS ${AVX512})
 set(AVX512_VNNI ${AVX512} -mavx512vnni)
-tidewheel_isa_level(avx512_vnni ${AVX512_VNNI})
+tidewheel_isa_level(avx512_vnni FLAGS ${AVX512_VNNI}
+  FLOATS avx512 BFLOAT16 avx512 SMALL_FLOATS avx512 INT4 avx512)
 set(AVX512_BF16 ${AVX512_VNNI} -mavx512bf16)
-tidewheel_isa_level(avx512_bf16 ${AVX512_BF16})
-tidewheel_isa_level(amx ${AVX512_BF16} -mamx-tile -mamx-bf16 -mamx-int8)
+tidewheel_isa_level(avx512_bf16 FLAGS ${AVX512_BF16}
+  FLOATS avx512 INT8 avx512_vnni INT4 avx512 BLOCKS avx512_vnni)
+tidewheel_isa_level(amx FLAGS ${AVX512_BF16} -mamx-tile -mamx-bf16 -mamx-int8
+  FLOATS avx512 SMALL_FLOATS avx512_bf16 INT8 avx512_vnni INT4 avx512)

@@ -29,9 +29,9 @@ class ByteProducts : public ElementReader<int8_t> {
         q_scales_(scratch.take<float>(rows.count)), q_sums_(scratch.take<int32_t>(rows.count)),
         weights_(scratch.take<uint8_t>((spread_ ? rows.count : kTileRows) * kAttentionTile)),
         weight_scales_(scratch.take<float>(rows.count)) {
-    for (int r = 0; r < rows.count; ++r) {
-      const int group = r / kTileRows * kTileRows, count = std::min(rows.count - group, kTileRows);
-      round_query(r, q_ + size_t(group) * dim_ + (r - group) * kQuad, count * kQuad);
+    for (int begin = 0, count; begin < rows.count; begin += count) {
+      count = rows_at_once(rows.count - begin);
+      for (int r = 0; r < count; ++r) round_query(begin + r, q_ + size_t(begin) * dim_ + r * kQuad, count * kQuad);
     }
   }
 
@@ -69,11 +69,10 @@ class ByteProducts : public ElementReader<int8_t> {
   }
 
   // Of all rows together, so that no row waits for another one's maximum or quotient.
-  template <int ROWS>
-  void end_weights(int row, int width) {
-    constexpr int kVectors = (ROWS + kLanes - 1) / kLanes;
+  void end_weights(int rows, int row, int width) {
+    constexpr int kVectors = (kRows + kLanes - 1) / kLanes;
     float tops[kVectors * kLanes] = {}, poisons[kVectors * kLanes] = {}, factors[kVectors * kLanes];
-    for (int r = 0; r < ROWS; ++r) {
+    for (int r = 0; r < rows; ++r) {
       const float* const x = scores(r);
       F largest = zero(), poison = zero();
       for (int t = 0; t < width; t += kLanes) {
@@ -83,14 +82,14 @@ class ByteProducts : public ElementReader<int8_t> {
       tops[r] = hmax(largest);
       poisons[r] = hsum(poison);
     }
-    for (int i = 0; i < ROWS; i += kLanes) {
+    for (int i = 0; i < rows; i += kLanes) {
       const F top = load(tops + i), least = set1(kLeastToDivideBy);
       float scales[kLanes];
       store(factors + i, keep_if(div(set1(kLargestWeight), max(top, least)), top, least));
       store(scales, fma(load(poisons + i), zero(), keep_if(mul(top, set1(1.0f / kLargestWeight)), top, least)));
-      std::memcpy(weight_scales_ + row + i, scales, std::min(ROWS - i, kLanes) * sizeof(float));
+      std::memcpy(weight_scales_ + row + i, scales, std::min(rows - i, kLanes) * sizeof(float));
     }
-    for (int r = 0; r < ROWS; ++r) {
+    for (int r = 0; r < rows; ++r) {
       const float* const x = scores(r);
       uint8_t* const to = weights(row) + r * kAttentionTile;
       const F factor = set1(factors[r]), bound = set1(kLargestWeight);
@@ -196,7 +195,7 @@ class ByteProducts : public ElementReader<int8_t> {
     });
   }
 
-  int8_t* const q_;             // of kTileRows rows at a time, the last of what is left: [dim / 4][rows][4]
+  int8_t* const q_;             // [dim / 4][rows][4] of the rows at a time, one after the other
   float* const q_scales_;       // [rows]
   int32_t* const q_sums_;       // [rows]
   uint8_t* const weights_;      // [kTileRows, or all rows if V is spread, kAttentionTile]

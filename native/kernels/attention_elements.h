@@ -134,8 +134,7 @@ class ElementProducts : public ElementReader<T> {
     if constexpr (kLoadedUnit<T> != 1.0f) p = mul(p, set1(kLoadedUnit<T>));
     store(weights(row - index) + index * kAttentionTile + t, p);
   }
-  template <int ROWS>
-  void end_weights(int, int) {}
+  void end_weights(int, int, int) {}
 
   template <int ROWS>
   void sum_rows(int row, int tokens) {

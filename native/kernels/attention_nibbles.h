@@ -64,8 +64,7 @@ class NibbleProducts : public Products {
   F adjusted(F x, int, int) const { return x; }
 
   void put_weights(int index, int, int t, F p) { store(weights_ + index * kAttentionTile + t, p); }
-  template <int ROWS>
-  void end_weights(int, int) {}
+  void end_weights(int, int, int) {}
 
   template <int ROWS>
   void sum_rows(int row, int tokens) {

@@ -153,16 +153,20 @@ TW_INLINE void repeat(Body&& body) {
 // How a task's products read the cache, and where they leave scores and sums. A class of products for a type of K and V
 // is derived from this, and has:
 // - begin_tile(tile, tokens), before anything else is done with a tile;
+// - rows_at_once(left), of how many rows weights are computed and V is added at a time;
 // - score_vectors<ROWS, VECTORS>(row, first), which writes the dot products of rows with K of the tile's tokens, from
-//   vector `first` on; or score_blocks<ROWS>(row, blocks), for the tile's first blocks at once;
+//   vector `first` on; or score_blocks(rows, row, blocks), for the tile's first blocks at once;
 // - adjusted(products, row, t), the scores before `scale`, and kAdjusts: false if those are the products;
 // - put_weights(index, row, t, weights), which takes weights of one row: the row of that index among those whose weights
-//   are computed at a time; and end_weights<ROWS>(row, width), after those of all these rows;
-// - sum_rows<ROWS>(row, tokens), which rescales the sums and adds V, weighted;
+//   are computed at a time; and end_weights(rows, row, width), after those of all these rows;
+// - sum_rows<ROWS>(row, tokens), or beside score_blocks sum_rows(rows, row, tokens), which rescales the sums and adds V,
+//   weighted;
 // - kSpreads: whether it takes V that is a part of K. Then each_columns(tokens, sum) calls `sum` for all of V.
 class Products {
  public:
-  static constexpr int kRows = kTileRows;  // whose weights are computed at a time
+  static constexpr int kRows = kTileRows;  // whose weights are computed at a time, at most
+  // Whole tiles, then up to 8. Tasks of numbers between are few: code for them would take long to compile.
+  static constexpr int rows_at_once(int left) { return left >= kRows ? kRows : std::min(left, 8); }
 
   Products(const AttentionArgs& args, const Rows& rows, Scratch& scratch, int height = kRows)
       : args_(args), rows_(rows), dim_(rows.dim), values_(rows.values), stored_values_(args.heads.stored_values()),

@@ -174,7 +174,6 @@ TW_INLINE int code_at(const BlockTraits& traits, const Expanded& e, int lane, in
   return unsigned_expanded(traits) ? code - code_offset(traits) : static_cast<int8_t>(code);
 }
 
-constexpr int kLineBytes = 64;
 TW_INLINE void prefetch_lines(const char* from, size_t bytes) {
   for (size_t i = 0; i < bytes; i += kLineBytes) prefetch(from + i);
 }

@@ -16,7 +16,7 @@ class ExpandedRows {
   ExpandedRows() {}  // leaves the room for a chunk as it is
 
   void multiply(const WeightFormat& format, const char* x, const char* panel, int k, int rows, float* tile) {
-    if (rows <= kFewRows) return multiply_few_rows(format, x, panel, k, rows, tile);
+    if (rows <= kFewRows) return multiply_few_rows<kFewRows, kBlockRun, kQuadZero>(format, x, panel, k, rows, tile);
     const size_t strip_size = strip_bytes(format, k), chunk_size = chunk_bytes(format, kChunkGroups);
     const size_t row_size = block_row_bytes(format, k), ahead_size = chunk_size * kTileRows / rows;
     const int groups = row_groups(k);

@@ -63,11 +63,15 @@ Multiply by_rows(int rows, std::integer_sequence<int, I...>) {
 
 }  // namespace
 
+template <int FEW_ROWS, int RUN, int QUAD_ZERO>
 void multiply_few_rows(const WeightFormat& format, const char* x, const char* panel, int k, int rows, float* tile) {
   with_kind(format, [&]<WeightKind KIND, BlockTraits TRAITS>() {
-    const Multiply multiply = by_rows<KIND, TRAITS>(rows, std::make_integer_sequence<int, kFewRows>{});
+    const Multiply multiply = by_rows<KIND, TRAITS>(rows, std::make_integer_sequence<int, FEW_ROWS>{});
     for (int s = 0; s < kStrips; ++s) multiply(format, x, panel + s * block_strip_bytes(format, k), k, tile + s * kLanes);
   });
 }
+
+template void multiply_few_rows<kFewRows, kBlockRun, kQuadZero>(const WeightFormat&, const char*, const char*, int, int,
+                                                                float*);
 
 }  // namespace tidewheel::TW_ISA

@@ -97,6 +97,7 @@ enum class Epilogue : int {
   kActivation,  // y = act(x W^T + bias)
   kGated,       // panels hold 16 gate then 16 up columns: y = act(gate) * up
 };
+constexpr int kGateColumns = kPanel / 2;  // of a panel, for kGated
 
 // Matrices of adapters are packed in stripes of this many outputs, [inputs / step, kStripe, step].
 constexpr int kStripe = 16;
@@ -393,6 +394,13 @@ struct SampleArgs {
   float* top_logprobs;
 };
 
+// Attention over K and V of one type.
+struct AttentionKernels {
+  void (*whole)(const AttentionArgs&);
+  // The same in two steps: the result of each piece from piece_begin() on, and then `attention_merge`.
+  void (*piece)(const AttentionArgs&, int piece, float* partial);
+};
+
 struct Kernels {
   const char* name;
   // By CacheType: bfloat16 where the cached elements are read as such and the level multiplies them, else float32.
@@ -421,9 +429,9 @@ struct Kernels {
   void (*add_normalized)(const Norm&, float* x, int size, float scale, float* y);
   void (*store_qkv)(CacheType, const StoreQkvArgs&);
   size_t (*attention_scratch_bytes)(const Heads&);
-  void (*attention)(CacheType, const AttentionArgs&);
-  // The same in two steps: the result of each piece from piece_begin() on, and then all of them folded.
-  void (*attention_piece)(CacheType, const AttentionArgs&, int piece, float* partial);
+  AttentionKernels attention_by_type[kCacheTypes];
+  const AttentionKernels& attention(CacheType type) const { return attention_by_type[static_cast<int>(type)]; }
+  // Folds the results of all pieces.
   void (*attention_merge)(const AttentionArgs&, const float* partials);
   void (*convolve)(const ConvolveArgs&);
   void (*recur)(const RecurrenceArgs&);

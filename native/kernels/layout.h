@@ -24,6 +24,7 @@ constexpr int kStrips = kPanel / kLanes;
 constexpr int kQuad = 4;  // inputs that one integer dot product consumes
 constexpr int kHeadBytes = 8;  // of a row's scale and correction
 constexpr int kNibbleZero = 8;
+constexpr int kLineBytes = 64;  // of a cache
 
 TW_INLINE int round_up_to(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
 TW_INLINE int row_groups(int k) { return (k + kRowGroup - 1) / kRowGroup; }

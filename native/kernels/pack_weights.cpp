@@ -9,7 +9,6 @@ namespace tidewheel::TW_ISA {
 namespace {
 
 constexpr int kLargestGroup = 128;
-constexpr int kLineBytes = 64;
 constexpr int kAheadBytes = 4 * kLineBytes;
 
 // The step sizes that int4 tries, relative to the one that exactly spans a group's values.

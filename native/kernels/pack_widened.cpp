@@ -5,15 +5,15 @@
 namespace tidewheel::TW_ISA {
 namespace {
 
-constexpr int kUnit = kFloatUnit<bf16>;
+constexpr int kCodeUnit = kFloatUnit<bf16>;
 
 // A column of a packed weight.
-struct Column {
+struct WidenedColumn {
   char* panel;
   int lane;
   size_t codes;  // where they begin
 
-  Column(const WeightFormat& format, void* weight, int k, int column)
+  WidenedColumn(const WeightFormat& format, void* weight, int k, int column)
       : panel(static_cast<char*>(weight) + column / kPanel * widened_panel_bytes(format, k)), lane(column % kPanel),
         codes(widened_scale_bytes(format, k)) {}
 
@@ -21,20 +21,20 @@ struct Column {
   QuantizedScales quantized(const WeightFormat& format, int k) const { return QuantizedScales::of(format, panel, k); }
   float& scale(int group) const { return reinterpret_cast<float*>(panel)[group * kPanel + lane]; }
   // Units of inputs, each beside those of the other columns.
-  char* unit(int i) const { return panel + codes + (size_t(i / kUnit) * kPanel + lane) * kUnit; }
+  char* unit(int i) const { return panel + codes + (size_t(i / kCodeUnit) * kPanel + lane) * kCodeUnit; }
   uint32_t& eight(int i) const {
     return reinterpret_cast<uint32_t*>(panel + codes)[size_t(i / kTableInputs) * kPanel + lane];
   }
 };
 
-void pack_bytes(const uint8_t* codes, int count, const Column& column) {
+void pack_bytes(const uint8_t* codes, int count, const WidenedColumn& column) {
   int i = 0;
-  for (; i + kUnit <= count; i += kUnit) std::memcpy(column.unit(i), codes + i, kUnit);
+  for (; i + kCodeUnit <= count; i += kCodeUnit) std::memcpy(column.unit(i), codes + i, kCodeUnit);
   if (i < count) std::memcpy(column.unit(i), codes + i, count - i);
 }
 
 // Two codes a byte, the first in the high half.
-void pack_nibbles(const uint8_t* codes, int count, const Column& column) {
+void pack_nibbles(const uint8_t* codes, int count, const WidenedColumn& column) {
   for (int i = 0; i < count; i += kTableInputs) {
     uint32_t eight = 0;
     for (int j = i; j < i + kTableInputs && j < count; ++j) {
@@ -50,7 +50,7 @@ void pack_widened(const WeightFormat& format, const PackBlocksArgs& args) {
   const int groups = (args.cols + format.group - 1) / format.group;
   for (int row = args.row_begin; row < args.row_end; ++row) {
     const int index = row - args.row_begin;
-    const Column column(format, args.weight, args.k, row / args.group * args.group_stride + row % args.group + args.offset);
+    const WidenedColumn column(format, args.weight, args.k, row / args.group * args.group_stride + row % args.group + args.offset);
     const auto* codes = static_cast<const uint8_t*>(args.blocks) + index * args.row_bytes;
     if (format.scale_table) {
       const QuantizedScales scales = column.quantized(format, args.k);
@@ -72,10 +72,10 @@ void pack_widened(const WeightFormat& format, const PackBlocksArgs& args) {
 }
 
 void unpack_widened_row(const WeightFormat& format, const void* weight, int k, int row, float* out) {
-  const Column column(format, const_cast<void*>(weight), k, row);
+  const WidenedColumn column(format, const_cast<void*>(weight), k, row);
   for (int i = 0; i < k; ++i) {
     const float number = format.kind == WeightKind::kE4m3
-                             ? to_float(e4m3{static_cast<uint8_t>(column.unit(i)[i % kUnit])})
+                             ? to_float(e4m3{static_cast<uint8_t>(column.unit(i)[i % kCodeUnit])})
                              : format.table[column.eight(i) >> 4 * (i % kTableInputs) & 15];
     const int group = i / format.group;
     out[i] = (format.scale_table ? column.quantized(format, k).at(group, column.lane) : column.scale(group)) * number;

@@ -1,9 +1,26 @@
 #include "kernels/table.h"
 
+#include <algorithm>
+
+#include "attention_products.h"
 #include "kernels/cache.h"
 #include "kernels/element.h"
 
 namespace tidewheel::TW_ISA {
+namespace {
+
+// What attention has to have room for, whatever the type.
+size_t attention_scratch_bytes(const Heads& heads) {
+  const int tokens = std::max(1, kAttentionRows / heads.group());
+  const size_t rows = size_t(tokens) * heads.group();
+  const size_t spread = heads.values_in_keys() ? kAttentionTile * (kSpreadValues + rows) : 0;
+  const size_t last_block = kBlockTokens * std::max(heads.padded_values(), kSpreadValues) / 2;
+  constexpr int kRows = std::max(kTileRows, BFloat16Products::kRows);
+  return sizeof(float) * (rows * heads.padded_dim() + (3 * kRows + 2) * kAttentionTile + 4 * rows +
+                          2 * heads.partial_floats(tokens) + spread + last_block) + 14 * 64;
+}
+
+}  // namespace
 
 const Kernels kKernels = {
     TW_ISA_NAME,
@@ -12,7 +29,24 @@ const Kernels kKernels = {
      sizeof(Cached<int4x2>::Query)},
     Cached<int8_t>::kStep,
     tile_rows, row_block, row_bytes, panel_bytes, pack_weights, pack_blocks, unpack_row, pack_inputs, gemm, project, pack_stripe_inputs, normalize, add_normalized,
-    store_qkv, attention_scratch_bytes, attention, attention_piece, attention_merge,
+    store_qkv, attention_scratch_bytes,
+    {
+        {TW_FLOATS::attention<float, Cached<float>::Query, Cached<float>::kStep, kTileRows>,
+         TW_FLOATS::attention_piece<float, Cached<float>::Query, Cached<float>::kStep, kTileRows>},
+        {TW_BFLOAT16::attention<bf16, Cached<bf16>::Query, Cached<bf16>::kStep, kTileRows>,
+         TW_BFLOAT16::attention_piece<bf16, Cached<bf16>::Query, Cached<bf16>::kStep, kTileRows>},
+        {TW_FLOATS::attention<f16, Cached<f16>::Query, Cached<f16>::kStep, kTileRows>,
+         TW_FLOATS::attention_piece<f16, Cached<f16>::Query, Cached<f16>::kStep, kTileRows>},
+        {TW_SMALL_FLOATS::attention<e5m2, Cached<e5m2>::Query, Cached<e5m2>::kStep, kTileRows>,
+         TW_SMALL_FLOATS::attention_piece<e5m2, Cached<e5m2>::Query, Cached<e5m2>::kStep, kTileRows>},
+        {TW_INT8::attention<int8_t, Cached<int8_t>::Query, Cached<int8_t>::kStep, kTileRows>,
+         TW_INT8::attention_piece<int8_t, Cached<int8_t>::Query, Cached<int8_t>::kStep, kTileRows>},
+        {TW_SMALL_FLOATS::attention<e4m3, Cached<e4m3>::Query, Cached<e4m3>::kStep, kTileRows>,
+         TW_SMALL_FLOATS::attention_piece<e4m3, Cached<e4m3>::Query, Cached<e4m3>::kStep, kTileRows>},
+        {TW_INT4::attention<int4x2, Cached<int4x2>::Query, Cached<int4x2>::kStep, kTileRows>,
+         TW_INT4::attention_piece<int4x2, Cached<int4x2>::Query, Cached<int4x2>::kStep, kTileRows>},
+    },
+    attention_merge,
     convolve, recur, multiply_gate, sample,
     peak_float32, peak_bfloat16, peak_int8, read_memory,
 };

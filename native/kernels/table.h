@@ -1,11 +1,71 @@
 // What each kernel file defines for its level. table.cpp collects them in the table that runtime/levels offers.
+//
+// A level takes from another one what its own instructions would not change. TW_FLOATS and so on are the levels that groups of
+// kernels come from: CMakeLists.txt has the groups, and each level's line in native/isa has what it takes. What both levels
+// must agree on is a part of such a kernel's name, so that the linker finds it only if they do.
 #pragma once
 
 #include <utility>
 
 #include "kernels/kernels.h"
 
+namespace tidewheel {
+
+namespace TW_FLOATS {
+template <typename T, typename Query, int STEP, int TILE_ROWS>
+void attention(const AttentionArgs& args);
+template <typename T, typename Query, int STEP, int TILE_ROWS>
+void attention_piece(const AttentionArgs& args, int piece, float* partial);
+void attention_merge(const AttentionArgs& args, const float* partials);
+void normalize(const Norm& norm, float* x, int size);
+void normalize_to(const Norm& norm, const float* x, int size, float* out);
+void add_normalized(const Norm& norm, float* x, int size, float scale, float* y);
+void convolve(const ConvolveArgs& args);
+void recur(const RecurrenceArgs& args);
+void multiply_gate(Gate gate, const float* by, int size, float* x);
+void sample(const SampleArgs& args);
+}  // namespace TW_FLOATS
+
+namespace TW_BFLOAT16 {
+template <typename T, typename Query, int STEP, int TILE_ROWS>
+void attention(const AttentionArgs& args);
+template <typename T, typename Query, int STEP, int TILE_ROWS>
+void attention_piece(const AttentionArgs& args, int piece, float* partial);
+}  // namespace TW_BFLOAT16
+
+namespace TW_SMALL_FLOATS {
+template <typename T, typename Query, int STEP, int TILE_ROWS>
+void attention(const AttentionArgs& args);
+template <typename T, typename Query, int STEP, int TILE_ROWS>
+void attention_piece(const AttentionArgs& args, int piece, float* partial);
+}  // namespace TW_SMALL_FLOATS
+
+namespace TW_INT8 {
+template <typename T, typename Query, int STEP, int TILE_ROWS>
+void attention(const AttentionArgs& args);
+template <typename T, typename Query, int STEP, int TILE_ROWS>
+void attention_piece(const AttentionArgs& args, int piece, float* partial);
+}  // namespace TW_INT8
+
+namespace TW_INT4 {
+template <typename T, typename Query, int STEP, int TILE_ROWS>
+void attention(const AttentionArgs& args);
+template <typename T, typename Query, int STEP, int TILE_ROWS>
+void attention_piece(const AttentionArgs& args, int piece, float* partial);
+}  // namespace TW_INT4
+
+namespace TW_BLOCKS {
+// At most FEW_ROWS packed rows times a panel, for formats of blocks.h.
+template <int FEW_ROWS, int RUN, int QUAD_ZERO>
+void multiply_few_rows(const WeightFormat& format, const char* x, const char* panel, int k, int rows, float* tile);
+}  // namespace TW_BLOCKS
+
+}  // namespace tidewheel
+
 namespace tidewheel::TW_ISA {
+
+using namespace TW_FLOATS;
+using namespace TW_BLOCKS;
 
 extern const Kernels kKernels;
 
@@ -22,22 +82,9 @@ void unpack_widened_row(const WeightFormat& format, const void* weight, int k, i
 void unpack_row(const WeightFormat& format, const void* weight, int k, int row, float* out);
 void pack_inputs(const WeightFormat& format, const PackInputsArgs& args, int row_begin, int row_end);
 void gemm(const WeightFormat& format, const GemmArgs& args);
-// At most kFewRows packed rows times a panel, for formats of blocks.h.
-void multiply_few_rows(const WeightFormat& format, const char* x, const char* panel, int k, int rows, float* tile);
 void project(const ProjectArgs& args);
 void pack_stripe_inputs(DType type, const float* x, int first, int count, int zeros, void* row);
-void normalize(const Norm& norm, float* x, int size);
-void normalize_to(const Norm& norm, const float* x, int size, float* out);
-void add_normalized(const Norm& norm, float* x, int size, float scale, float* y);
 void store_qkv(CacheType type, const StoreQkvArgs& args);
-size_t attention_scratch_bytes(const Heads& heads);
-void attention(CacheType type, const AttentionArgs& args);
-void attention_piece(CacheType type, const AttentionArgs& args, int piece, float* partial);
-void attention_merge(const AttentionArgs& args, const float* partials);
-void convolve(const ConvolveArgs& args);
-void recur(const RecurrenceArgs& args);
-void multiply_gate(Gate gate, const float* by, int size, float* x);
-void sample(const SampleArgs& args);
 double peak_float32(int rounds);
 double peak_bfloat16(int rounds);
 double peak_int8(int rounds);

@@ -11,6 +11,7 @@ namespace tidewheel::TW_ISA {
 class TileProducts : public ElementReader<bf16> {
  public:
   static constexpr int kRows = kTileHeight;
+  static constexpr int rows_at_once(int left) { return std::min(left, kRows); }
 
   TileProducts(const AttentionArgs& args, const Rows& rows, Scratch& scratch)
       : ElementReader(args, rows, scratch, kRows), q_(rows.queries<bf16>(scratch)),
@@ -18,9 +19,8 @@ class TileProducts : public ElementReader<bf16> {
         line_(spread_ ? kSpreadValues : values_), last_block_(scratch.take<bf16>(kBlockTokens * line_)) {}
 
   // Writes the dot products of rows with K of the tile's first blocks.
-  template <int ROWS>
-  void score_blocks(int row, int blocks) {
-    tiles_.shape(ROWS, shapes);
+  void score_blocks(int rows, int row, int blocks) {
+    tiles_.shape(rows, shapes);
     int block = 0;
     for (; block + kSums <= blocks; block += kSums) score<kSums>(row, block);
     for (; block < blocks; ++block) score<1>(row, block);
@@ -29,17 +29,15 @@ class TileProducts : public ElementReader<bf16> {
   F adjusted(F x, int, int) const { return x; }
 
   void put_weights(int index, int row, int t, F p) { store(weights(row - index) + index * kAttentionTile + t, p); }
-  template <int ROWS>
-  void end_weights(int, int) {}
+  void end_weights(int, int, int) {}
 
-  template <int ROWS>
-  void sum_rows(int row, int tokens) {
-    tiles_.shape(ROWS, shapes);
+  void sum_rows(int rows, int row, int tokens) {
+    tiles_.shape(rows, shapes);
     if (tokens % kBlockTokens) copy_last_block(tokens);
     constexpr int kMany = kSums * kColumns;
     int d = columns_.begin;
-    for (; d + kMany <= columns_.end; d += kMany) sum<ROWS, kSums>(row, tokens, d);
-    for (; d < columns_.end; d += kColumns) sum<ROWS, 1>(row, tokens, d);
+    for (; d + kMany <= columns_.end; d += kMany) sum<kSums>(rows, row, tokens, d);
+    for (; d < columns_.end; d += kColumns) sum<1>(rows, row, tokens, d);
   }
 
  private:
@@ -79,8 +77,8 @@ class TileProducts : public ElementReader<bf16> {
     });
   }
 
-  template <int ROWS, int COUNT>
-  void sum(int row, int tokens, int d) {
+  template <int COUNT>
+  void sum(int rows, int row, int tokens, int d) {
     const bf16* const w = weights(row);
     const size_t line = 2 * line_ * sizeof(bf16);
     repeat<COUNT>([&](auto i) { tilezero<i>(); });
@@ -94,9 +92,9 @@ class TileProducts : public ElementReader<bf16> {
         tdpbf16ps<i, 5, 7>();
       });
     }
-    alignas(64) float added[ROWS][COUNT * kColumns];
+    alignas(64) float added[kRows][COUNT * kColumns];
     repeat<COUNT>([&](auto i) { tilestored<i>(added[0] + i * kColumns, sizeof added[0]); });
-    for (int r = 0; r < ROWS; ++r) {
+    for (int r = 0; r < rows; ++r) {
       const F rescale = set1(rescale_[row + r]);
       float* const sums = sums_ + size_t(row + r) * values_ + d;
       repeat<COUNT>([&](auto i) {

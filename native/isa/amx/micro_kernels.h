@@ -338,7 +338,7 @@ class ByChunks {
 
 struct BlockChunks {
   static void few_rows(const WeightFormat& format, const char* x, const char* panel, int k, int rows, float* tile) {
-    multiply_few_rows(format, x, panel, k, rows, tile);
+    multiply_few_rows<kFewRows, kBlockRun, kQuadZero>(format, x, panel, k, rows, tile);
   }
   static void expand(const WeightFormat& format, const char* strip, int first, int groups, Expanded& out) {
     const size_t chunk_size = chunk_bytes(format, kChunkGroups);

@@ -169,7 +169,7 @@ void Attention::attend_to_prefixes(Worker& worker, const Step& step) const {
     const int kv_head = own.begin + static_cast<int>(i % own.size());
     const AttentionArgs args = of_prefix(arguments(worker, step, state.tasks.task(prefix.task), kv_head), prefix,
                                          prefixes.tokens(prefix), step.positions, queries(0));
-    context_.kernels.attention_piece(state.cache_type, args, unit.piece, state.tasks.partial(prefix, heads_, kv_head, unit.piece));
+    context_.kernels.attention(state.cache_type).piece(args, unit.piece, state.tasks.partial(prefix, heads_, kv_head, unit.piece));
   });
 }
 
@@ -195,9 +195,9 @@ void Attention::attend(Worker& worker, const Step& step) const {
     const int piece = unit_of_work.piece - args.piece_begin();
     if (task.alone) store(worker, step, task, task.token_begin, {kv_head, kv_head + 1});
     if (!task.split()) {
-      context_.kernels.attention(state.cache_type, args);
+      context_.kernels.attention(state.cache_type).whole(args);
     } else if (piece >= 0 && !args.prefix.has_whole(unit_of_work.piece)) {  // else out of this layer's window, or done
-      context_.kernels.attention_piece(state.cache_type, args, unit_of_work.piece,
+      context_.kernels.attention(state.cache_type).piece(args, unit_of_work.piece,
                                        state.tasks.partial(task, heads_, kv_head, piece));
     }
   });

@@ -7,8 +7,6 @@ namespace {
 
 constexpr float kLengthEps = 1e-6f;  // added to the square of a query's or key's length
 
-float softplus(float x) { return x > 20 ? x : std::log1p(std::exp(x)); }
-
 }  // namespace
 
 DeltaNet::DeltaNet(const DeltaNetPlan& plan, const std::string& prefix, Context& context)

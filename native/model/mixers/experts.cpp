@@ -8,11 +8,10 @@
 namespace tidewheel {
 namespace {
 
-constexpr int kGateColumns = kPanel / 2;
 // Tokens that one worker routes in less time than a barrier takes.
 constexpr int kFewTokens = 4;
 // Elements of inputs that take about as long to pack as a barrier takes: every worker packs them for itself.
-constexpr int kMostPackedAlone = 8192;
+constexpr int kMostRoutedAlone = 8192;
 // Rows of a product that are added to the output while they are in the first-level cache.
 constexpr int kAddedRows = 128;
 constexpr size_t kTileBytes = size_t{kAddedRows} * kPanel * sizeof(float);
@@ -107,7 +106,7 @@ Experts::Packing Experts::packing(Linear Expert::*linear, int routed_inputs, int
   Packing packing;
   for (const Expert& expert : experts_) packing.routed_bytes = std::max(packing.routed_bytes, bytes(expert));
   if (shared_) packing.shared_bytes = bytes(*shared_);
-  packing.most_alone = kMostPackedAlone / (plan_.experts_per_token * routed_inputs + (shared_ ? shared_inputs : 0));
+  packing.most_alone = kMostRoutedAlone / (plan_.experts_per_token * routed_inputs + (shared_ ? shared_inputs : 0));
   return packing;
 }
 

@@ -171,7 +171,7 @@ void LatentAttention::attend_to_prefixes(Worker& worker, const Step& step) const
     const int part = static_cast<int>(i % parts);
     const AttentionArgs args = of_prefix(arguments(worker, step, state.tasks.task(prefix.task), part), prefix,
                                          prefixes.tokens(prefix), step.positions, row(query_rows_, 0));
-    context_.kernels.attention_piece(state.cache_type, args, unit.piece, state.tasks.partial(prefix, divided_, part, unit.piece));
+    context_.kernels.attention(state.cache_type).piece(args, unit.piece, state.tasks.partial(prefix, divided_, part, unit.piece));
   });
 }
 
@@ -187,9 +187,9 @@ void LatentAttention::attend(Worker& worker, const Step& step) const {
     const int part = static_cast<int>(i % parts);
     const AttentionArgs args = arguments(worker, step, task, part);
     if (!task.split()) {
-      context_.kernels.attention(state.cache_type, args);
+      context_.kernels.attention(state.cache_type).whole(args);
     } else if (!args.prefix.has_whole(unit.piece)) {
-      context_.kernels.attention_piece(state.cache_type, args, unit.piece, state.tasks.partial(task, divided_, part, unit.piece));
+      context_.kernels.attention(state.cache_type).piece(args, unit.piece, state.tasks.partial(task, divided_, part, unit.piece));
     }
   });
   const auto split = state.tasks.split_tasks();

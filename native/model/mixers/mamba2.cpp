@@ -3,14 +3,6 @@
 #include <cmath>
 
 namespace tidewheel {
-namespace {
-
-constexpr int kPartChannels = 128;  // that a worker convolves at a time
-
-float softplus(float x) { return x > 20 ? x : std::log1p(std::exp(x)); }
-
-}  // namespace
-
 Mamba2::Mamba2(const Mamba2Plan& plan, const std::string& prefix, Context& context)
     : context_(context), plan_(plan),
       scales_(std::any_of(plan.input_scales.begin(), plan.input_scales.end(), [](float scale) { return scale != 1; })),

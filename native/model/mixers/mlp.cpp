@@ -7,8 +7,6 @@
 namespace tidewheel {
 namespace {
 
-constexpr int kGateColumns = kPanel / 2;
-
 float activate(Activation activation, float x) {
   switch (activation) {
     case Activation::kSilu: return x / (1.0f + std::exp(-x));

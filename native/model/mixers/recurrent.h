@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 
 #include "model/mixers/mixer.h"
 
@@ -15,6 +16,10 @@ void share_parts(Worker& worker, std::span<const SequenceTokens> sequences, int 
   worker.share(static_cast<int64_t>(sequences.size()) * parts, 1,
                [&](int64_t i, int64_t) { body(sequences[i / parts], static_cast<int>(i % parts)); });
 }
+
+constexpr int kPartChannels = 128;  // that a worker convolves at a time
+
+inline float softplus(float x) { return x > 20 ? x : std::log1p(std::exp(x)); }
 
 // Rows of tokens, one after the other.
 struct TokenRows {

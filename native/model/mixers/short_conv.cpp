@@ -1,12 +1,6 @@
 #include "model/mixers/short_conv.h"
 
 namespace tidewheel {
-namespace {
-
-constexpr int kPartChannels = 128;  // that a worker convolves at a time
-
-}  // namespace
-
 ShortConv::ShortConv(const ShortConvPlan& plan, const std::string& prefix, Context& context)
     : context_(context), plan_(plan),
       convolution_(prefix + "conv_taps", plan.size, plan.conv_kernel, plan.bias, false, context) {

@@ -26,7 +26,7 @@ class Attention {
 
   // Of `count` tokens from `first` on: [count, heads * values].
   std::vector<float> at_once(int first, int count) {
-    return compute(first, count, [&](const AttentionArgs& args) { sequence_.kernels.attention(sequence_.type, args); });
+    return compute(first, count, [&](const AttentionArgs& args) { sequence_.kernels.attention(sequence_.type).whole(args); });
   }
 
   // The same, the pieces computed apart, the last one first.
@@ -35,7 +35,7 @@ class Attention {
       const size_t size = args.heads.partial_floats(count);
       std::vector<float> partials(size * (args.piece_end() - args.piece_begin()));
       for (int piece = args.piece_end(); piece-- > args.piece_begin();) {
-        sequence_.kernels.attention_piece(sequence_.type, args, piece,
+        sequence_.kernels.attention(sequence_.type).piece(args, piece,
                                           partials.data() + (piece - args.piece_begin()) * size);
       }
       sequence_.kernels.attention_merge(args, partials.data());

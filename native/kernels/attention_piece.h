@@ -1,36 +1,23 @@
 // Paged causal attention with grouped query heads: flash-style online softmax (https://arxiv.org/abs/2205.14135) over
 // pieces and tiles that start at fixed absolute positions. K and V are always read back from the cache. A row's
 // arithmetic does not depend on the other rows of its task: tokens that it does not see get weight 0.
-#include <algorithm>
-#include <bit>
+#pragma once
 
-#include "attention_products.h"
-#include "kernels/attention_bytes.h"
-#include "kernels/attention_elements.h"
-#include "kernels/attention_nibbles.h"
+#include <algorithm>
+
+#include "kernels/attention_fold.h"
+#include "kernels/attention_parts.h"
 #include "kernels/table.h"
 
 namespace tidewheel::TW_ISA {
+
+// How K and V of type T are multiplied: the files of the types say it.
+template <typename T>
+struct ProductsOf;
+
 namespace {
 
 constexpr int kPieceTiles = kAttentionPiece / kAttentionTile;
-
-template <typename T>
-struct ProductsOf {
-  using Type = ElementProducts<T>;
-};
-template <>
-struct ProductsOf<bf16> {
-  using Type = BFloat16Products;
-};
-template <>
-struct ProductsOf<int8_t> {
-  using Type = std::conditional_t<kDotsBytes, ByteProducts<I>, ElementProducts<int8_t>>;
-};
-template <>
-struct ProductsOf<int4x2> {
-  using Type = NibbleProducts;
-};
 
 template <typename T>
 class Piece {
@@ -53,8 +40,8 @@ class Piece {
     for (int tile = first; tile < (piece + 1) * kPieceTiles && tile * kAttentionTile < end; ++tile) {
       const int seen = std::min(end - tile * kAttentionTile, kAttentionTile);
       products_.begin_tile(tile, seen);
-      const auto weigh = [&](int count, int row, int tokens) { (this->*kVisits.weigh[count])(row, tile, tokens); };
-      const auto sum = [&](int count, int row, int tokens) { (products_.*kVisits.sum[count])(row, tokens); };
+      const auto weigh = [&](int count, int row, int tokens) { weigh_rows(count, row, tile, tokens); };
+      const auto sum = [&](int count, int row, int tokens) { sum_rows(count, row, tokens); };
       if constexpr (P::kSpreads) {
         if (products_.spreads()) {
           each_rows(tile, weigh);
@@ -75,22 +62,14 @@ class Piece {
   // Some rows of the tile's tokens at a time.
   template <typename Visit>
   void each_rows(int tile, Visit&& visit) {
-    for (int row = 0; row < rows_.count; row += P::kRows) {
-      const int count = std::min(rows_.count - row, P::kRows);
+    for (int row = 0, count; row < rows_.count; row += count) {
+      count = P::rows_at_once(rows_.count - row);
       // The last token that these rows see. Slots after it may hold anything, and what is read there is not used.
       const int tokens = std::min(rows_.limit(row + count - 1) - tile * kAttentionTile, kAttentionTile);
       if (tokens > 0) visit(count, row, tokens);
     }
   }
 
-  template <int ROWS>
-  void score_rows(int row, int blocks) {
-    if constexpr (requires { products_.template score_blocks<ROWS>(row, blocks); }) {
-      return products_.template score_blocks<ROWS>(row, blocks);
-    } else {
-      score_vectors<ROWS>(row, blocks);
-    }
-  }
   template <int ROWS>
   void score_vectors(int row, int blocks) {
     // Whole blocks, or parts of one if there are not enough accumulators.
@@ -119,22 +98,21 @@ class Piece {
   // Turns scores of a few rows into weights, and tells by how much the results of earlier tiles shrink. What waits for
   // all lanes of a row is done for all rows before the next step, so that they wait together. Nothing is branched on:
   // where a maximum changes cannot be predicted.
-  template <int ROWS>
-  void soften(int row, int tile, int width) {
-    constexpr int kPadded = (ROWS + kLanes - 1) / kLanes * kLanes;
-    float maximum[ROWS], rescale[kPadded] = {};
-    for (int r = 0; r < ROWS; ++r) {
+  void soften(int rows, int row, int tile, int width) {
+    constexpr int kPadded = (P::kRows + kLanes - 1) / kLanes * kLanes;
+    float maximum[P::kRows], rescale[kPadded] = {};
+    for (int r = 0; r < rows; ++r) {
       maximum[r] = std::max(hmax(peak(r, row + r, tile, width)) * (scale_ * kLog2E), result_.maximum[row + r]);
     }
-    for (int r = 0; r < ROWS; ++r) {
+    for (int r = 0; r < rows; ++r) {
       float& last = result_.maximum[row + r];
       rescale[r] = last == maximum[r] ? 0.0f : last - maximum[r];
       last = maximum[r];
     }
-    for (int r = 0; r < ROWS; r += kLanes) store(rescale + r, exp2(load(rescale + r)));
-    std::memcpy(products_.rescale() + row, rescale, ROWS * sizeof(float));
+    for (int r = 0; r < rows; r += kLanes) store(rescale + r, exp2(load(rescale + r)));
+    std::memcpy(products_.rescale() + row, rescale, rows * sizeof(float));
     const F factor = set1(scale_ * kLog2E);  // so that powers of 2 can be used
-    for (int r = 0; r < ROWS; ++r) {
+    for (int r = 0; r < rows; ++r) {
       const float* const s = products_.scores(r);
       F sum = zero();
       const F shift = set1(maximum[r] == -kInfinity ? 0.0f : -maximum[r]);  // a row that saw nothing gets weights of 0
@@ -166,22 +144,44 @@ class Piece {
     return peak;
   }
 
-  template <int ROWS>
-  void weigh_rows(int row, int tile, int tokens) {
+  void weigh_rows(int rows, int row, int tile, int tokens) {
     const int blocks = (tokens + kBlockTokens - 1) / kBlockTokens;
-    score_rows<ROWS>(row, blocks);
-    soften<ROWS>(row, tile, blocks * kBlockTokens);
-    products_.template end_weights<ROWS>(row, blocks * kBlockTokens);
+    if constexpr (kAnyRows) {
+      products_.score_blocks(rows, row, blocks);
+    } else {
+      (this->*kVisits.score[rows])(row, blocks);
+    }
+    soften(rows, row, tile, blocks * kBlockTokens);
+    products_.end_weights(rows, row, blocks * kBlockTokens);
   }
 
-  // By the number of rows.
+  void sum_rows(int rows, int row, int tokens) {
+    if constexpr (kAnyRows) {
+      products_.sum_rows(rows, row, tokens);
+    } else {
+      (products_.*kVisits.sum[rows])(row, tokens);
+    }
+  }
+
+  // Whether one function of the products takes any number of rows.
+  static constexpr bool kAnyRows = requires(P products) { products.score_blocks(1, 0, 1); };
+
+  // By the number of rows, of those that rows_at_once gives.
   struct Visits {
-    void (Piece::*weigh[P::kRows + 1])(int row, int tile, int tokens) = {};
+    void (Piece::*score[P::kRows + 1])(int row, int blocks) = {};
     void (P::*sum[P::kRows + 1])(int row, int tokens) = {};
-    constexpr Visits() { add(std::make_integer_sequence<int, P::kRows>{}); }
+    constexpr Visits() {
+      if constexpr (!kAnyRows) add(std::make_integer_sequence<int, P::kRows>{});
+    }
     template <int... I>
     constexpr void add(std::integer_sequence<int, I...>) {
-      ((weigh[I + 1] = &Piece::template weigh_rows<I + 1>, sum[I + 1] = &P::template sum_rows<I + 1>), ...);
+      (add_rows<I + 1>(), ...);
+    }
+    template <int ROWS>
+    constexpr void add_rows() {
+      if constexpr (P::rows_at_once(ROWS) == ROWS) {
+        score[ROWS] = &Piece::template score_vectors<ROWS>, sum[ROWS] = &P::template sum_rows<ROWS>;
+      }
     }
   };
   static const Visits kVisits;
@@ -197,102 +197,31 @@ class Piece {
 template <typename T>
 const typename Piece<T>::Visits Piece<T>::kVisits{};
 
-// Combines pieces one after the other, in ascending order.
-class Fold {
- public:
-  Fold(const AttentionArgs& args, Scratch& scratch)
-      : rows_(args), result_(scratch.take<float>(args.heads.partial_floats(args.num_tokens)), rows_.count, rows_.values) {
-    result_.clear(rows_.count, rows_.values);
-  }
-
-  void add(const Partial& piece) {
-    for (int r = 0; r < rows_.count; ++r) {
-      if (piece.maximum[r] == -kInfinity) continue;
-      const float maximum = std::max(result_.maximum[r], piece.maximum[r]);
-      const float old_factor = exp2(result_.maximum[r] - maximum), factor = exp2(piece.maximum[r] - maximum);
-      result_.maximum[r] = maximum;
-      result_.total[r] = result_.total[r] * old_factor + piece.total[r] * factor;
-      float* sums = result_.sums + size_t(r) * rows_.values;
-      const float* more = piece.sums + size_t(r) * rows_.values;
-      for (int d = 0; d < rows_.values; d += kLanes) {
-        store(sums + d, fma(load(sums + d), set1(old_factor), mul(load(more + d), set1(factor))));
-      }
-    }
-  }
-
-  void write() {
-    const AttentionArgs& args = rows_.args;
-    const int size = args.heads.values();
-    for (int r = 0; r < rows_.count; ++r) {
-      const F inverse = set1((args.sinks ? share_with_sink(r) : 1.0f / result_.total[r]) * args.value_scale);
-      float* out = args.out + r / rows_.group * args.out_stride + size_t(rows_.head(r)) * size;
-      float* sums = result_.sums + size_t(r) * rows_.values;
-      for (int d = 0; d < rows_.values; d += kLanes) store(sums + d, mul(load(sums + d), inverse));
-      std::memcpy(out, sums, sizeof(float) * size);
-    }
-  }
-
- private:
-  // What the sums are multiplied with where the softmax has one more score. It enters here, once a row, so that it cannot
-  // matter in which pieces the rest was computed.
-  float share_with_sink(int row) const {
-    const float sink = rows_.args.sinks[rows_.head(row)] * kLog2E, maximum = std::max(result_.maximum[row], sink);
-    const float factor = exp2(result_.maximum[row] - maximum);
-    return factor / (result_.total[row] * factor + exp2(sink - maximum));
-  }
-
-  const Rows rows_;
-  Partial result_;
-};
-
 }  // namespace
 
-size_t attention_scratch_bytes(const Heads& heads) {
-  const int tokens = std::max(1, kAttentionRows / heads.group());
-  const size_t rows = size_t(tokens) * heads.group();
-  const size_t spread = heads.values_in_keys() ? kAttentionTile * (kSpreadValues + rows) : 0;
-  const size_t last_block = kBlockTokens * std::max(heads.padded_values(), kSpreadValues) / 2;
-  constexpr int kRows = std::max(kTileRows, BFloat16Products::kRows);
-  return sizeof(float) * (rows * heads.padded_dim() + (3 * kRows + 2) * kAttentionTile + 4 * rows +
-                          2 * heads.partial_floats(tokens) + spread + last_block) + 14 * 64;
-}
-
-void attention(CacheType type, const AttentionArgs& args) {
+template <typename T, typename Query, int STEP, int TILE_ROWS>
+void attention(const AttentionArgs& args) {
   Scratch scratch(args.scratch);
   const Rows rows(args);
   const Partial partial(scratch.take<float>(args.heads.partial_floats(args.num_tokens)), rows.count, rows.values);
   Fold fold(args, scratch);
-  with_cached(type, [&]<typename T>(T*) {
-    Piece<T> piece(args, scratch);
-    for (int i = args.piece_begin(); i < args.piece_end(); ++i) {
-      if (args.prefix.has_whole(i)) {
-        fold.add(rows.in_prefix(i));
-        continue;
-      }
-      piece.run(i, partial);
-      fold.add(partial);
+  Piece<T> piece(args, scratch);
+  for (int i = args.piece_begin(); i < args.piece_end(); ++i) {
+    if (args.prefix.has_whole(i)) {
+      fold.add(rows.in_prefix(i));
+      continue;
     }
-  });
-  fold.write();
-}
-
-void attention_piece(CacheType type, const AttentionArgs& args, int piece, float* partial) {
-  Scratch scratch(args.scratch);
-  const Rows rows(args);
-  with_cached(type, [&]<typename T>(T*) { Piece<T>(args, scratch).run(piece, {partial, rows.count, rows.values}); });
-}
-
-void attention_merge(const AttentionArgs& args, const float* partials) {
-  Scratch scratch(args.scratch);
-  const Rows rows(args);
-  const size_t size = args.heads.partial_floats(args.num_tokens);
-  Fold fold(args, scratch);
-  for (int i = 0; i < args.piece_end() - args.piece_begin(); ++i) {
-    const int piece = args.piece_begin() + i;
-    fold.add(args.prefix.has_whole(piece) ? rows.in_prefix(piece)
-                                          : Partial{const_cast<float*>(partials) + i * size, rows.count, rows.values});
+    piece.run(i, partial);
+    fold.add(partial);
   }
   fold.write();
+}
+
+template <typename T, typename Query, int STEP, int TILE_ROWS>
+void attention_piece(const AttentionArgs& args, int piece, float* partial) {
+  Scratch scratch(args.scratch);
+  const Rows rows(args);
+  Piece<T>(args, scratch).run(piece, {partial, rows.count, rows.values});
 }
 
 }  // namespace tidewheel::TW_ISA

@@ -1,0 +1,15 @@
+// Attention with K and V of bfloat16.
+#include "attention_products.h"
+#include "kernels/attention_piece.h"
+
+namespace tidewheel::TW_ISA {
+
+template <>
+struct ProductsOf<bf16> {
+  using Type = BFloat16Products;
+};
+
+template void attention<bf16, Cached<bf16>::Query, Cached<bf16>::kStep, kTileRows>(const AttentionArgs&);
+template void attention_piece<bf16, Cached<bf16>::Query, Cached<bf16>::kStep, kTileRows>(const AttentionArgs&, int, float*);
+
+}  // namespace tidewheel::TW_ISA

@@ -1,0 +1,34 @@
+// Attention with K and V of float32 and float16, and the end of attention where its pieces were computed apart.
+#include "kernels/attention_elements.h"
+#include "kernels/attention_piece.h"
+
+namespace tidewheel::TW_ISA {
+
+template <>
+struct ProductsOf<float> {
+  using Type = ElementProducts<float>;
+};
+template <>
+struct ProductsOf<f16> {
+  using Type = ElementProducts<f16>;
+};
+
+template void attention<float, Cached<float>::Query, Cached<float>::kStep, kTileRows>(const AttentionArgs&);
+template void attention_piece<float, Cached<float>::Query, Cached<float>::kStep, kTileRows>(const AttentionArgs&, int, float*);
+template void attention<f16, Cached<f16>::Query, Cached<f16>::kStep, kTileRows>(const AttentionArgs&);
+template void attention_piece<f16, Cached<f16>::Query, Cached<f16>::kStep, kTileRows>(const AttentionArgs&, int, float*);
+
+void attention_merge(const AttentionArgs& args, const float* partials) {
+  Scratch scratch(args.scratch);
+  const Rows rows(args);
+  const size_t size = args.heads.partial_floats(args.num_tokens);
+  Fold fold(args, scratch);
+  for (int i = 0; i < args.piece_end() - args.piece_begin(); ++i) {
+    const int piece = args.piece_begin() + i;
+    fold.add(args.prefix.has_whole(piece) ? rows.in_prefix(piece)
+                                          : Partial{const_cast<float*>(partials) + i * size, rows.count, rows.values});
+  }
+  fold.write();
+}
+
+}  // namespace tidewheel::TW_ISA

@@ -1,0 +1,60 @@
+// The end of attention: pieces of the context become the result.
+#pragma once
+
+#include <algorithm>
+
+#include "kernels/attention_parts.h"
+
+namespace tidewheel::TW_ISA {
+namespace {
+
+// Combines pieces one after the other, in ascending order.
+class Fold {
+ public:
+  Fold(const AttentionArgs& args, Scratch& scratch)
+      : rows_(args), result_(scratch.take<float>(args.heads.partial_floats(args.num_tokens)), rows_.count, rows_.values) {
+    result_.clear(rows_.count, rows_.values);
+  }
+
+  void add(const Partial& piece) {
+    for (int r = 0; r < rows_.count; ++r) {
+      if (piece.maximum[r] == -kInfinity) continue;
+      const float maximum = std::max(result_.maximum[r], piece.maximum[r]);
+      const float old_factor = exp2(result_.maximum[r] - maximum), factor = exp2(piece.maximum[r] - maximum);
+      result_.maximum[r] = maximum;
+      result_.total[r] = result_.total[r] * old_factor + piece.total[r] * factor;
+      float* sums = result_.sums + size_t(r) * rows_.values;
+      const float* more = piece.sums + size_t(r) * rows_.values;
+      for (int d = 0; d < rows_.values; d += kLanes) {
+        store(sums + d, fma(load(sums + d), set1(old_factor), mul(load(more + d), set1(factor))));
+      }
+    }
+  }
+
+  void write() {
+    const AttentionArgs& args = rows_.args;
+    const int size = args.heads.values();
+    for (int r = 0; r < rows_.count; ++r) {
+      const F inverse = set1((args.sinks ? share_with_sink(r) : 1.0f / result_.total[r]) * args.value_scale);
+      float* out = args.out + r / rows_.group * args.out_stride + size_t(rows_.head(r)) * size;
+      float* sums = result_.sums + size_t(r) * rows_.values;
+      for (int d = 0; d < rows_.values; d += kLanes) store(sums + d, mul(load(sums + d), inverse));
+      std::memcpy(out, sums, sizeof(float) * size);
+    }
+  }
+
+ private:
+  // What the sums are multiplied with where the softmax has one more score. It enters here, once a row, so that it cannot
+  // matter in which pieces the rest was computed.
+  float share_with_sink(int row) const {
+    const float sink = rows_.args.sinks[rows_.head(row)] * kLog2E, maximum = std::max(result_.maximum[row], sink);
+    const float factor = exp2(result_.maximum[row] - maximum);
+    return factor / (result_.total[row] * factor + exp2(sink - maximum));
+  }
+
+  const Rows rows_;
+  Partial result_;
+};
+
+}  // namespace
+}  // namespace tidewheel::TW_ISA

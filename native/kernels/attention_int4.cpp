@@ -1,0 +1,15 @@
+// Attention with K and V of int4.
+#include "kernels/attention_nibbles.h"
+#include "kernels/attention_piece.h"
+
+namespace tidewheel::TW_ISA {
+
+template <>
+struct ProductsOf<int4x2> {
+  using Type = NibbleProducts;
+};
+
+template void attention<int4x2, Cached<int4x2>::Query, Cached<int4x2>::kStep, kTileRows>(const AttentionArgs&);
+template void attention_piece<int4x2, Cached<int4x2>::Query, Cached<int4x2>::kStep, kTileRows>(const AttentionArgs&, int, float*);
+
+}  // namespace tidewheel::TW_ISA

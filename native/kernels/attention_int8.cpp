@@ -1,0 +1,16 @@
+// Attention with K and V of int8.
+#include "kernels/attention_bytes.h"
+#include "kernels/attention_elements.h"
+#include "kernels/attention_piece.h"
+
+namespace tidewheel::TW_ISA {
+
+template <>
+struct ProductsOf<int8_t> {
+  using Type = std::conditional_t<kDotsBytes, ByteProducts<I>, ElementProducts<int8_t>>;
+};
+
+template void attention<int8_t, Cached<int8_t>::Query, Cached<int8_t>::kStep, kTileRows>(const AttentionArgs&);
+template void attention_piece<int8_t, Cached<int8_t>::Query, Cached<int8_t>::kStep, kTileRows>(const AttentionArgs&, int, float*);
+
+}  // namespace tidewheel::TW_ISA
