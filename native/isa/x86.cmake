@@ -17,3 +17,9 @@ tidewheel_isa_level(avx512_bf16 FLAGS ${AVX512_BF16}
   FLOATS avx512 INT8 avx512_vnni INT4 avx512 BLOCKS avx512_vnni)
 tidewheel_isa_level(amx FLAGS ${AVX512_BF16} -mamx-tile -mamx-bf16 -mamx-int8
   FLOATS avx512 SMALL_FLOATS avx512_bf16 INT8 avx512_vnni INT4 avx512)
+
+# The vectors of the plain C++ level are loops. -O3 unrolls them before they become vectors of SSE2, which takes three times as
+# long and makes slower code in these files. Processors without vectors need them unrolled: there -O2 is several times slower.
+set_source_files_properties(
+  native/kernels/gemm.cpp native/kernels/attention_bfloat16.cpp native/kernels/attention_small_floats.cpp
+  PROPERTIES COMPILE_OPTIONS $<$<STREQUAL:$<TARGET_PROPERTY:NAME>,kernels_scalar>:-O2>)

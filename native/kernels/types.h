@@ -76,9 +76,10 @@ TW_INLINE float to_float(bf16 x) { return bits_float(uint32_t{x.bits} << 16); }
 TW_INLINE float to_float(f16 x) {
   const uint32_t sign = uint32_t{x.bits & 0x8000u} << 16;
   const uint32_t rest = x.bits & 0x7fffu;
-  if (rest >= 0x7c00u) return bits_float(sign | 0x7f800000u | ((rest & 0x3ffu) << 13));
   // In binary32's place the exponent is 112 too small. The multiplication corrects that, for subnormals too.
-  return bits_float(sign | float_bits(bits_float(rest << 13) * 0x1p112f));
+  const uint32_t number = float_bits(bits_float(rest << 13) * 0x1p112f), special = 0x7f800000u | rest << 13;
+  const uint32_t is_special = 0u - uint32_t{rest >= 0x7c00u};  // a mask, and no branch: compilers can do several at once
+  return bits_float(sign | (special & is_special) | (number & ~is_special));
 }
 
 // binary16 holds a 256th of each number, with the same bits of exponent and mantissa.
