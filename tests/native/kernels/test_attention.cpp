@@ -234,6 +234,9 @@ TEST_CASE("a token's attention is the same to the bit alone, in any run of token
           const int count = 16;
           const auto together = attention.at_once(first, count);
           CHECK(attention.in_pieces(first, count) == together);
+          // 9 rows, which levels with larger tiles compute in two steps.
+          const auto three = attention.at_once(first, 3);
+          CHECK(std::equal(three.begin(), three.end(), together.begin()));
           for (int t = 0; t < count; t += kStride) {
             const std::vector<float> expected(together.begin() + t * attention.stride(),
                                               together.begin() + (t + 1) * attention.stride());
