@@ -40,6 +40,9 @@ template <typename T>
 class ElementReader : public Products {
  public:
   static constexpr bool kAdjusts = kHasScales<T>, kSpreads = true;
+  // Floats of 8 bits take longer to widen than to multiply. They are read once for all rows.
+  static constexpr bool kReadsOnce = std::is_same_v<T, e5m2> || std::is_same_v<T, e4m3>;
+  static constexpr int rows_at_once(int left) { return kReadsOnce ? std::min(left, kRows) : Products::rows_at_once(left); }
 
   ElementReader(const AttentionArgs& args, const Rows& rows, Scratch& scratch, int height = kRows)
       : Products(args, rows, scratch, height), k_scales_(scratch.take<float>(kAttentionTile)),

@@ -165,8 +165,9 @@ TW_INLINE void repeat(Body&& body) {
 class Products {
  public:
   static constexpr int kRows = kTileRows;  // whose weights are computed at a time, at most
-  // Whole tiles, then up to 8. Tasks of numbers between are few: code for them would take long to compile.
-  static constexpr int rows_at_once(int left) { return left >= kRows ? kRows : std::min(left, 8); }
+  // Whole tiles, then what is left: up to 8, or the larger half. Tasks of numbers between are few, and code for them would
+  // take long to compile.
+  static constexpr int rows_at_once(int left) { return left >= kRows ? kRows : left <= 8 ? left : (left + 1) / 2; }
 
   Products(const AttentionArgs& args, const Rows& rows, Scratch& scratch, int height = kRows)
       : args_(args), rows_(rows), dim_(rows.dim), values_(rows.values), stored_values_(args.heads.stored_values()),
