@@ -125,6 +125,7 @@ def test_an_adapter_of_the_start(llm: LLM, folders: Path, expected: dict[str | N
     assert tokens(generate(llm, lora_request=LoRARequest("named", 9, str(path)))) == expected["seed-2"]
 
 
+@pytest.mark.sweep
 def test_adapters_of_the_hub(llm: LLM, folders: Path, expected: dict[str | None, Any], tmp_path: Path) -> None:
     """More of them than are downloaded at a time."""
     adapter = lora_files.contents(folders / "seed-1")
@@ -245,6 +246,7 @@ def test_async_llm(folders: Path, expected: dict[str | None, Any]) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.sweep
 def test_a_prompt_must_fit_the_context_of_its_adapter(folders: Path, tmp_path: Path) -> None:
     """The model's is 2048 tokens."""
     longer = lora_files.write(tmp_path / "longer", lora_files.tensors(0, **SHAPES), context_length=4096)

@@ -15,6 +15,7 @@ import encoder_zoo as zoo
 import httpx
 import numpy as np
 import pytest
+from samples import swept
 from server.conftest import ServerProcess
 
 from tidewheel import (
@@ -104,12 +105,10 @@ def test_answers_are_those_of_the_server(llm: LLM, server: httpx.Client, fields:
 
 
 # A server starts.
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "by",
-    [
-        pytest.param(["--speculative-config.method", "ngram"], marks=pytest.mark.sweep),
-        ["--speculative-model", str(DEMO_MODEL)],
-    ],
+    [["--speculative-config.method", "ngram"], ["--speculative-model", str(DEMO_MODEL)]],
     ids=["ngram", "model"],
 )
 def test_guesses_change_no_answer(llm: LLM, by: list[str]) -> None:
@@ -596,7 +595,7 @@ print("tidewheel.offline" in sys.modules, "numpy" in sys.modules, "LLM" in dir(t
 # Each is a process that loads the model and computes for half a second.
 @pytest.mark.parametrize(
     ("script", "shown"),
-    [(LEFT_RUNNING, "left"), (ASYNC_LEFT_RUNNING, "left"), (INTERRUPTED, "1"), (LAZY, "False False True")],
+    [(LEFT_RUNNING, "left"), swept(ASYNC_LEFT_RUNNING, "left"), swept(INTERRUPTED, "1"), (LAZY, "False False True")],
 )
 def test_programs(tmp_path: Path, script: str, shown: str) -> None:
     """One that ends without a shutdown while answers run, one that is interrupted, one that only imports."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from samples import swept
 
 from tidewheel import (
     LLM,
@@ -145,7 +146,7 @@ def test_errors_of_a_request_are_its_own(llm: LLM, engine: LLMEngine) -> None:
 
 
 def test_kinds_of_outputs(llm: LLM, engine: LLMEngine) -> None:
-    long: dict[str, Any] = {"n": 2, "logprobs": 0, "max_tokens": 900}
+    long: dict[str, Any] = {"n": 2, "logprobs": 0, "max_tokens": 300}
     engine.add_request("delta", PROMPT, params(**long, output_kind=RequestOutputKind.DELTA))
     engine.add_request("final", PROMPT, params(**long, output_kind=RequestOutputKind.FINAL_ONLY))
     found = outputs_of(engine)
@@ -176,7 +177,7 @@ def test_the_end_of_an_llm_is_that_of_its_engine() -> None:
         llm.generate(PROMPT, use_tqdm=False)
 
 
-@pytest.mark.parametrize(("script", "shown"), [(STEPS, "0 Tides are length"), (ASYNC, "32 Tides are length")])
+@pytest.mark.parametrize(("script", "shown"), [(STEPS, "0 Tides are length"), swept(ASYNC, "32 Tides are length")])
 def test_scripts(tmp_path: Path, script: str, shown: str) -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, timeout=120)
     notes = [line for line in done.stderr.splitlines() if "has no effect" not in line]

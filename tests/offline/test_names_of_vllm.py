@@ -103,6 +103,7 @@ def test_what_nobody_has_is_python_s_own_error() -> None:
     assert importlib.util.find_spec("tidewheel.wheel") is None
 
 
+@pytest.mark.sweep
 def test_modules_need_not_be_imported_themselves() -> None:
     code = "import tidewheel\nprint(tidewheel.outputs.RequestOutput, tidewheel.inputs.PromptType)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

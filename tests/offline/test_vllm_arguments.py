@@ -131,6 +131,7 @@ def test_a_task_that_generates(task: str, runner: str) -> None:
     assert offline_options(None, runner, {"task": task}).engine is not None
 
 
+@pytest.mark.sweep
 def test_a_task_that_embeds(caplog: pytest.LogCaptureFixture) -> None:
     with LLM(str(zoo.folder("bert")), task="embed", max_model_len=64) as llm:
         assert llm.embed("the tide", use_tqdm=False)[0].outputs.hidden_size

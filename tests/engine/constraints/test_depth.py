@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from samples import swept
 
 from tidewheel.engine.constraints.depth import (
     MAX_CHAIN,
@@ -69,7 +70,7 @@ def definitions(count: int, part: Any) -> dict[str, Any]:
         lambda ref: ref,
         lambda ref: {"type": "object", "properties": {"a": ref}},
         lambda ref: {"type": "array", "items": ref},
-        lambda ref: {"allOf": [ref]},
+        swept(lambda ref: {"allOf": [ref]}),
     ],
 )
 def test_chains_of_definitions(part: Any) -> None:

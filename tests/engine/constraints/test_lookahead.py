@@ -11,6 +11,7 @@ from engine.constraints.grammars import grammar
 from engine.driving import Driver, Job, Sampled, alone
 from engine.fake_executor import FakeExecutor
 from engine.tiny_tokenizers import tiny
+from samples import swept
 
 from tidewheel.engine.constraints.constraint import Preface, TokenConstraints
 from tidewheel.engine.constraints.lookahead import Lookahead
@@ -112,7 +113,7 @@ def test_a_forced_token_that_another_rule_forbids_ends_the_sequence() -> None:
     assert "contradict each other" in (driver.finished[0].error or "")
 
 
-@pytest.mark.parametrize("wrong_each", [0, 1, 3])
+@pytest.mark.parametrize("wrong_each", [0, swept(1), 3])
 @pytest.mark.parametrize(
     "more",
     [

@@ -115,7 +115,7 @@ def packed(what: Any, weights: WeightSource, dtype: DType, quantization: Quantiz
     return content
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.sampled_from(MODELS),
     st.sampled_from(list(FILE_DTYPES)),

@@ -27,6 +27,7 @@ from engine.weights.quantized.checkpoint_formats import (
 )
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from samples import sample
 
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.models import describe
@@ -106,7 +107,7 @@ def test_the_weights_are_the_formats(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="this system does not say what a process has mapped")
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("kind", sample(FORMATS, lambda kind: [*FORMATS].index(kind) % 3 == 0))
 def test_files_are_unmapped_with_the_weights(tmp_path: Path, kind: str) -> None:
     tensors, _ = model(FORMATS[kind])
     gc.disable()  # a server that starts collects no cycles
@@ -553,7 +554,7 @@ FIELDS = (
 )  # fmt: skip
 
 
-@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_whatever_the_files_say_is_read_or_refused(tmp_path: Path, data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(sorted(FORMATS)))
