@@ -12,6 +12,7 @@ import httpx
 import lora_files
 import numpy as np
 import pytest
+from samples import swept
 from server.conftest import ServerProcess
 from server.waiting import eventually
 
@@ -127,7 +128,7 @@ def check_beside(server: ServerProcess, model: str, works: dict[str, Callable[[]
     assert stream.tokens == complete(server, model, len(stream.tokens))
 
 
-@pytest.mark.parametrize("model", ["base", "one"])
+@pytest.mark.parametrize("model", ["base", swept("one")])
 def test_a_stream_goes_on_while_an_adapter_is_loaded(server: ServerProcess, root: Path, model: str) -> None:
     def update(what: str, **body: Any) -> None:
         response = httpx.post(f"{server.url}/v1/{what}_lora_adapter", json={"lora_name": "new", **body}, timeout=60)
@@ -143,7 +144,7 @@ def test_a_stream_goes_on_while_an_adapter_is_loaded(server: ServerProcess, root
     update("unload")
 
 
-@pytest.mark.parametrize("model", ["base", "one"])
+@pytest.mark.parametrize("model", [swept("base"), "one"])
 def test_a_stream_goes_on_while_adapters_are_swapped(server: ServerProcess, model: str) -> None:
     alone = {name: complete(server, name, 4) for name in ("two", "three")}
 

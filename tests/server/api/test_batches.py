@@ -167,6 +167,7 @@ def test_without_a_folder_there_are_none(start_server: StartServer) -> None:
 
 
 # Two processes start, and the second answers what the first has left.
+@pytest.mark.sweep
 def test_a_restart_goes_on(start_process: StartProcess, tmp_path: Path) -> None:
     first = start_process("--batch-dir", str(tmp_path))
     with openai.OpenAI(base_url=f"{first.client.base_url}/v1", api_key="none", max_retries=0) as client:

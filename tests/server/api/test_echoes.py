@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from samples import swept
 from server.conftest import RunningServer, StartProcess, StartServer
 
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
@@ -95,6 +96,7 @@ def test_an_id_that_is_too_long_is_no_id(server: RunningServer) -> None:
         assert (answer.status_code == 200) == kept
 
 
+@pytest.mark.sweep
 def test_the_log_quotes_little(start_process: StartProcess) -> None:
     process = start_process()
     process.client.get(f"/{LONG}", headers={"x-request-id": LONG})
@@ -108,7 +110,7 @@ def test_the_log_quotes_little(start_process: StartProcess) -> None:
     assert LONG[:110] not in process.log
 
 
-@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+@pytest.mark.parametrize("path", [MESSAGES, swept(CHAT), swept(RESPONSES)])
 def test_conversations_have_so_many_pieces(server: RunningServer, path: str) -> None:
     """Each costs a little time on the event loop, and there could be a million of them in a body."""
     part = {"type": "input_text" if path == RESPONSES else "text", "text": ""}

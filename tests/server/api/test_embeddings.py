@@ -18,6 +18,7 @@ import openai
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from samples import swept
 from server.api.test_long_inputs import heard
 from server.conftest import RunningServer, ServerProcess, StartServer
 
@@ -59,7 +60,7 @@ def refusal(response: httpx.Response) -> dict[str, Any]:
     return error
 
 
-@pytest.mark.parametrize("encoding", ["float", "base64", openai.omit])
+@pytest.mark.parametrize("encoding", [openai.omit, swept("float"), swept("base64")])
 def test_the_openai_client(real: ServerProcess, encoding: Any) -> None:
     texts = zoo.texts(20, most=14)
     with openai.OpenAI(base_url=f"{real.url}/v1", api_key="none", max_retries=0) as sdk:
@@ -267,6 +268,7 @@ def test_a_client_that_has_gone_does_not_keep_the_queue(start_server: StartServe
     assert vectors(server.post(EMBEDDINGS, {"input": "still here"})).shape == (1, 32)
 
 
+@pytest.mark.sweep
 def test_sigterm_lets_running_requests_finish() -> None:
     process = ServerProcess("--embedding-model", str(zoo.folder("bert")))
     answers: list[httpx.Response] = []

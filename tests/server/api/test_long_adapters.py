@@ -89,6 +89,7 @@ def test_the_same_prompt_is_another_with_a_longer_context(server: ServerProcess)
     assert {model: tokens(model) for model in alone} == alone  # from the prefix cache
 
 
+@pytest.mark.sweep
 def test_guesses_change_no_token_of_a_long_context(server: ServerProcess, dummy_model: Path, folders: Path) -> None:
     guessing = start(dummy_model, folders, "--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3}')
     try:

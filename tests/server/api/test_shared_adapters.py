@@ -94,6 +94,7 @@ def test_one_of_two_that_load_a_name_is_the_first(replicas: Replicas) -> None:
     assert update(replicas.one, "unload", "both").status_code == 200
 
 
+@pytest.mark.sweep
 def test_each_downloads_an_adapter_of_the_hub(replicas: Replicas) -> None:
     one, other, store, adapters, hub = replicas
     assert update(one, "load", "poems", "own/poems").status_code == 200
@@ -114,6 +115,7 @@ def test_adapters_of_options_stay(replicas: Replicas) -> None:
     assert tokens(replicas.one, "own") == tokens(replicas.other, "own")
 
 
+@pytest.mark.sweep
 def test_what_the_other_cannot_read_is_its_requests_error(replicas: Replicas) -> None:
     one, other, store, adapters, _ = replicas
     moved = (adapters / "seed-2").rename(adapters / "moved")

@@ -126,6 +126,7 @@ def test_each_client_has_a_place(start_server: StartServer, keys: tuple[str, ...
         assert spinning.post(CHAT, json={**body, "chat_template": OWN}).status_code == 200
 
 
+@pytest.mark.sweep
 def test_one_that_waits_for_its_clients_others_is_told_to_come_again(
     trusting: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,6 +142,7 @@ def test_one_that_waits_for_its_clients_others_is_told_to_come_again(
     assert said(trusting, OWN) == "hello"
 
 
+@pytest.mark.sweep
 def test_the_server_ends_while_templates_do_not(start_process: StartProcess) -> None:
     arguments = ("--trust-request-chat-template", "--shutdown-timeout", "0")
     server = start_process(*arguments, environment=impatient(0.1))

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from samples import swept
 from server.conftest import RunningServer, StartServer
 
 from tidewheel.server.commands.chat.client import ChatClient, ChatError
@@ -169,7 +170,7 @@ class Terminal:
 
 
 # Two processes start.
-@pytest.mark.parametrize("toolkit", [True, False], ids=["prompt_toolkit", "readline"])
+@pytest.mark.parametrize("toolkit", [True, swept(False)], ids=["prompt_toolkit", "readline"])
 def test_a_conversation_in_a_terminal(start_server: StartServer, tmp_path: Path, toolkit: bool) -> None:
     if toolkit:
         pytest.importorskip("prompt_toolkit")

@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 from engine.weights.quantized.checkpoint_formats import FORMATS, save
 from fake_hub import COMMITS, Claimed, FakeHub, fake_hub
+from samples import swept
 
 from tidewheel.engine.weights.checkpoint import shapes_in
 
@@ -260,6 +261,7 @@ def test_what_cannot_be_pulled_is_refused(shell: Shell) -> None:
 
 
 # The command that is told runs, and imports torch.
+@pytest.mark.sweep
 def test_the_command_for_pickles_fetches_and_converts_them(shell: Shell) -> None:
     (refused,) = shell("pull own/pickled --revision v2")
     command = refused.err.partition("serves it: ")[2].rstrip()
@@ -276,9 +278,10 @@ def test_the_command_for_pickles_fetches_and_converts_them(shell: Shell) -> None
     assert shapes_in(folder / "model.safetensors") == {"a.weight": (2, 3)}
 
 
-# Five models are inspected, downloaded and inspected again.
-def test_of_a_hub_model_headers_alone_are_inspected(shell: Shell) -> None:
-    names = ["own/model", "own/gguf:Q8_0", *(f"own/{kind}" for kind in QUANTIZED)]
+# Models are inspected, downloaded and inspected again.
+@pytest.mark.parametrize("kinds", [QUANTIZED[:1], swept(QUANTIZED[1:])])
+def test_of_a_hub_model_headers_alone_are_inspected(shell: Shell, kinds: tuple[str, ...]) -> None:
+    names = ["own/model", "own/gguf:Q8_0", *(f"own/{kind}" for kind in kinds)]
     inspected = [f"inspect {name} --device cpu --json" for name in names]
     shell.hub.sent.clear()
     *remote, kept, missing = shell(*inspected[:2], "list", "inspect own/none")
@@ -295,6 +298,7 @@ def test_of_a_hub_model_headers_alone_are_inspected(shell: Shell) -> None:
     assert found == whole
 
 
+@pytest.mark.sweep
 def test_nothing_is_downloaded_to_be_inspected_from_a_hub_that_sends_no_files(shell: Shell) -> None:
     shell.hub.may_send.clear()
     try:
@@ -359,6 +363,7 @@ def test_what_the_disk_has_no_room_for_is_not_downloaded(shell: Shell) -> None:
     assert "model.safetensors" not in shell.hub.sent
 
 
+@pytest.mark.sweep
 def test_what_guesses_counts_before_anything_is_downloaded(shell: Shell) -> None:
     """The cache has room for a sequence of the model, and not for one of the draft model's beside it."""
     shell.hub.sent.clear()
@@ -375,6 +380,7 @@ def test_what_guesses_counts_before_anything_is_downloaded(shell: Shell) -> None
     assert [path for path in shell.home.rglob("*") if path.suffix == ".safetensors"] == []
 
 
+@pytest.mark.sweep
 def test_of_a_hub_encoder_its_words_alone_are_inspected(shell: Shell) -> None:
     pytest.importorskip("onnxruntime")
     shell.hub.sent.clear()

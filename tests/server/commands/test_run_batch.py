@@ -144,6 +144,7 @@ def test_one_that_was_stopped_goes_on(tmp_path: Path) -> None:
 
 
 # Two processes load the model.
+@pytest.mark.sweep
 def test_one_whose_disk_is_full_says_so_and_goes_on_later(tmp_path: Path) -> None:
     rows = [row(f"row-{i}", "/v1/completions", {**TEXT, "max_tokens": 2}) for i in range(12)]
     source, target = written(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"

@@ -99,6 +99,7 @@ def test_the_model_is_looked_for_before_the_server_is_imported() -> None:
     assert not {name for name in loaded if name.startswith("tidewheel.server.protocol")}
 
 
+@pytest.mark.sweep
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="this system does not say what a process has loaded")
 def test_an_idle_server_prepares_for_structured_output(start_process: StartProcess) -> None:
     pytest.importorskip("llguidance")
@@ -218,6 +219,7 @@ def test_huge_pages_are_asked_for_and_the_log_says_so(demo_server: ServerProcess
     assert sum(asked) >= float(kv_cache[1]) * 0.98 * 2**30 + weights
 
 
+@pytest.mark.sweep
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="this system does not say what a process has mapped")
 def test_a_quantized_checkpoint_is_unmapped_when_it_is_served(dummy_model: Path, tmp_path: Path) -> None:
     config, random, tensors = json.loads((dummy_model / "config.json").read_text()), np.random.default_rng(0), {}

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from fake_hub import fake_hub, hub_environment
+from samples import swept
 from server.conftest import TIDEWHEEL, RefusedStart, ServerProcess
 
 from tidewheel import _native
@@ -168,7 +169,7 @@ def test_the_command_for_batch_files(tmp_path: Path) -> None:
     assert "none.jsonl" in done.stderr
 
 
-@pytest.mark.parametrize("tokenizer", [["--tokenizer", "own/model"], []])
+@pytest.mark.parametrize("tokenizer", [["--tokenizer", "own/model"], swept([])])
 def test_a_tokenizer_has_a_revision_of_its_own(dummy_model: Path, tmp_path: Path, tokenizer: list[str]) -> None:
     files = {path.name: path.read_bytes() for path in dummy_model.iterdir()}
     command = [*TIDEWHEEL, "serve", "own/model", *tokenizer, "--load-format", "dummy", "--tokenizer-revision", "v3"]

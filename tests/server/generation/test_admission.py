@@ -7,6 +7,7 @@ from typing import Any
 
 import encoder_zoo
 import pytest
+from samples import sample
 from server.conftest import RunningServer, StartServer, events
 from server.raw_http import post_raw
 from server.waiting import eventually, is_idle
@@ -71,6 +72,7 @@ def test_a_request_that_could_never_be_let_in_is_told_so(small: RunningServer) -
 
 
 # Who is sent away waits for at least a second.
+@pytest.mark.sweep
 def test_clients_come_back_by_themselves(small: RunningServer) -> None:
     import openai
 
@@ -139,7 +141,7 @@ def gated_encoders(monkeypatch: pytest.MonkeyPatch) -> tuple[EncoderEngine, thre
     return encoders, opened
 
 
-@pytest.mark.parametrize(("path", "one", "many"), ENCODER_BODIES)
+@pytest.mark.parametrize(("path", "one", "many"), sample(ENCODER_BODIES, lambda case: case[0] == "/v1/score"))
 def test_encoders_queues_are_bounded(
     start_server: StartServer, path: str, one: Any, many: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,7 +159,7 @@ def test_encoders_queues_are_bounded(
     assert f'tidewheel:encoder_requests_rejected_total{{model_name="{name}"}} 1.0' in server.http.get("/metrics").text
 
 
-@pytest.mark.parametrize(("path", "one", "many"), ENCODER_BODIES)
+@pytest.mark.parametrize(("path", "one", "many"), sample(ENCODER_BODIES, lambda case: case[0] == "/v1/score"))
 def test_encoders_that_take_too_long(
     start_server: StartServer, path: str, one: Any, many: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

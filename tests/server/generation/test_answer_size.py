@@ -11,6 +11,7 @@ from itertools import chain
 from typing import Any
 
 import pytest
+from samples import swept
 from server.conftest import RunningServer, StartProcess, StartServer, events
 from server.processes import memory
 from server.raw_http import post_raw, read_all
@@ -67,7 +68,7 @@ def test_usual_requests_are_far_from_the_limit(server: RunningServer) -> None:
         assert server.post(path, body).status_code == 200
 
 
-@pytest.mark.parametrize("generation_config", [None, {"max_new_tokens": 2000}])
+@pytest.mark.parametrize("generation_config", [None, swept({"max_new_tokens": 2000})])
 def test_who_does_not_say_how_many_tokens_gets_as_many_as_fit(
     start_server: StartServer, generation_config: dict[str, int] | None
 ) -> None:
@@ -107,7 +108,7 @@ def ask(server: Any, path: str, body: Any, version: str) -> bytes:
     ("path", "body"),
     [
         (COMPLETIONS, {"prompt": prompts(3, 300), "prompt_logprobs": 20, "logprobs": 20, "n": 2, "max_tokens": 100}),
-        (COMPLETIONS, {"prompt": prompts(3, 300), "echo": True, "logprobs": 20, "n": 2, "max_tokens": 100}),
+        swept(COMPLETIONS, {"prompt": prompts(3, 300), "echo": True, "logprobs": 20, "n": 2, "max_tokens": 100}),
         (CHAT, {**LOOP, "prompt_logprobs": 20, "logprobs": True, "top_logprobs": 20, "n": 2, "max_tokens": 300}),
     ],
 )
@@ -172,6 +173,7 @@ def test_others_are_served_while_a_large_answer_is_made(server: RunningServer) -
 
 
 # A process starts, and has a second to make more than is read.
+@pytest.mark.sweep
 def test_a_large_answer_is_made_no_faster_than_it_is_read(start_process: StartProcess) -> None:
     server = start_process("--disable-access-log")
     resident = memory(server)

@@ -93,7 +93,10 @@ SAID = "plain and simple, schön und gut, 简单明了 🌊 " * 60
             id="prompts",
         ),
         pytest.param(
-            "/v1/chat/completions", {"messages": [{"role": "user", "content": f"SAY({SAID})YAS"}], "n": 8}, id="chat"
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": f"SAY({SAID})YAS"}], "n": 8},
+            marks=pytest.mark.sweep,
+            id="chat",
         ),
     ],
 )

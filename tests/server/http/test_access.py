@@ -68,14 +68,17 @@ def test_keys_from_a_file(tmp_path: Path) -> None:
         read_key_file(str(tmp_path / "missing"))
 
 
-def test_keys_of_all_sources_together(start_process: StartProcess, tmp_path: Path) -> None:
+def test_keys_of_all_sources_together_and_vllms_options_of_headers(start_process: StartProcess, tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("from-file\n")
-    server = start_process("--api-key-file", str(file), environment={"VLLM_API_KEY": "from-environment"})
+    options = ("--allowed-origins", '["*"]', "--allow-credentials", "--enable-request-id-headers")
+    server = start_process("--api-key-file", str(file), *options, environment={"VLLM_API_KEY": "from-environment"})
     for key, status in (("from-file", 200), ("from-environment", 200), ("other", 401)):
         assert server.client.get("/v1/models", headers={"x-api-key": key}).status_code == status
     assert "from-file" not in server.log
     assert "from-environment" not in server.log
+    answer = server.client.get("/health", headers={"origin": PAGE})
+    assert answer.headers["access-control-allow-origin"] == PAGE
 
 
 def test_pages_of_other_origins_are_let_in_by_name_only(start_server: StartServer, server: RunningServer) -> None:
@@ -239,9 +242,3 @@ def test_json_logs(start_process: StartProcess) -> None:
     assert (done["request_id"], done["finish"], done["completion_tokens"]) == ("mine", "stop", len("a secret."))
     assert "secret" not in server.log
     assert "hidden-key" not in server.log
-
-
-def test_vllms_scripts_start_as_they_are(start_process: StartProcess) -> None:
-    server = start_process("--allowed-origins", '["*"]', "--allow-credentials", "--enable-request-id-headers")
-    answer = server.client.get("/health", headers={"origin": PAGE})
-    assert answer.headers["access-control-allow-origin"] == PAGE

@@ -8,6 +8,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from samples import swept
 from server.conftest import StartProcess
 from server.raw_http import CLOSE, GET, read_all, read_health
 
@@ -25,7 +26,7 @@ sys.exit(serve(sys.argv[1:]))
 
 
 # A process serves 300 connections, 96 at a time.
-@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+@pytest.mark.parametrize("loop", ["uvloop", swept("asyncio")])
 def test_connections_wait_for_file_descriptors(
     start_process: StartProcess, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, loop: str
 ) -> None:

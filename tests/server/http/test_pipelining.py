@@ -66,6 +66,7 @@ AHEAD = {
 
 
 # A process is flooded until it closes.
+@pytest.mark.sweep
 @pytest.mark.parametrize("kinds", [("get", "chunks"), pytest.param(tuple(AHEAD), marks=pytest.mark.sweep)])
 def test_a_client_that_sends_ahead_and_does_not_read_costs_little(
     start_process: StartProcess, kinds: tuple[str, ...]

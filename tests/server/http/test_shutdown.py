@@ -9,6 +9,7 @@ import threading
 
 import httpx
 import pytest
+from samples import swept
 from server.conftest import RefusedStart, StartProcess
 from server.processes import ScriptedProcess
 from server.scripted_engine import impatient
@@ -47,7 +48,7 @@ def test_running_answers_finish_and_no_more_are_begun(start_process: StartProces
         server.client.get("/health")
 
 
-@pytest.mark.parametrize("timeout", ["0", "0.3"])
+@pytest.mark.parametrize("timeout", [swept("0"), "0.3"])
 def test_answers_that_take_too_long_end_with_an_error_event(start_process: StartProcess, timeout: str) -> None:
     """And a client that does not read does not hold up the end."""
     server = start_process("--shutdown-timeout", timeout)
@@ -64,6 +65,7 @@ def test_answers_that_take_too_long_end_with_an_error_event(start_process: Start
 
 
 # The end waits for a second.
+@pytest.mark.sweep
 def test_a_step_that_hangs_is_reported_and_does_not_hold_up_the_end(start_process: StartProcess) -> None:
     server = start_process("--shutdown-timeout", "0.2", "--step-timeout", "0.3", environment=impatient(1))
     thread, lines = server.start_stream("SAY(something)YAS" + "LOOP(")
@@ -139,7 +141,7 @@ def test_a_taken_port_is_one_clear_line(refused_start: RefusedStart) -> None:
         assert refused_start("--port", str(port)) == (1, said)
 
 
-@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("second", [signal.SIGTERM, swept(signal.SIGINT)])
 def test_a_second_signal_ends_what_runs_at_once(start_process: StartProcess, second: signal.Signals) -> None:
     """Neither what runs nor who does not read is waited for."""
     server = start_process("--shutdown-timeout", "600", "--write-timeout", "600")

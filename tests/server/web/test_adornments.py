@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from playwright.sync_api import Page, expect
+from samples import swept
 from server.conftest import RunningServer, StartServer
 from server.waiting import eventually
 from server.web.conftest import OpenPage, last_answer, send, until_idle
@@ -32,6 +33,7 @@ def test_code_is_coloured_and_stays_text(server: RunningServer, open_page: OpenP
     assert all(ranges == [] for ranges in page.evaluate(COLOURED).values())
 
 
+@pytest.mark.sweep
 def test_code_gets_its_colours_while_it_grows(start_server: StartServer, open_page: OpenPage) -> None:
     page = open_page(start_server(engine={"step_s": 0.01}).url)
     page.get_by_label("System prompt").evaluate(
@@ -126,7 +128,7 @@ def test_what_a_formula_asks_for_is_refused_or_bounded(server: RunningServer, op
     assert page.evaluate("document.scrollingElement.scrollWidth <= innerWidth")
 
 
-@pytest.mark.parametrize("language", ["python", "xml", "markdown"])
+@pytest.mark.parametrize("language", ["python", swept("xml"), swept("markdown")])
 def test_no_code_takes_long_to_colour(server: RunningServer, open_page: OpenPage, language: str) -> None:
     page = open_page(server.url)
     # What takes quadratic time here takes minutes, and the test's time-out ends it.

@@ -52,6 +52,7 @@ def test_the_embedded_model_answers(demo_server: ServerProcess, open_page: OpenP
     assert page.locator(".turn").count() == 4
 
 
+@pytest.mark.sweep
 def test_the_embedded_model_calls_a_tool_and_reads_its_result(demo_server: ServerProcess, open_page: OpenPage) -> None:
     page = open_page(demo_server.url, viewport={"width": 1400, "height": 900})
     weather = {
@@ -159,6 +160,7 @@ def test_conversations_of_before_there_were_branches_open(server: RunningServer,
 
 
 # A page with other permissions is a new one, which takes the browser a second.
+@pytest.mark.sweep
 def test_what_is_copied_is_what_was_written(server: RunningServer, open_page: OpenPage) -> None:
     page = open_page(server.url, permissions=["clipboard-read", "clipboard-write"])
     send(page, "SAY(**bold**\n\n```py\nprint(1)\n```)YAS")
@@ -206,6 +208,7 @@ def test_parameters_go_into_the_request_and_are_kept(server: RunningServer, open
     assert "Be brief" not in prompt_of(server)
 
 
+@pytest.mark.sweep
 def test_a_parameter_that_cannot_be_used_is_shown(server: RunningServer, open_page: OpenPage) -> None:
     page = open_page(server.url, viewport={"width": 700, "height": 900})
     asked = len(server.engine.requests)
@@ -364,6 +367,7 @@ def test_conversations_are_kept_opened_deleted_and_brought_back(server: RunningS
     assert page.evaluate("Object.keys(localStorage).filter((key) => key.startsWith('tidewheel.conversation.'))") == []
 
 
+@pytest.mark.sweep
 def test_a_conversation_that_is_deleted_while_it_is_answered_stays_deleted(
     slow_server: RunningServer, open_page: OpenPage
 ) -> None:
@@ -403,6 +407,7 @@ KEEP_MANY = """async ([count, length]) => {
 }"""
 
 
+@pytest.mark.sweep
 def test_what_is_kept_is_bounded(server: RunningServer, open_page: OpenPage) -> None:
     page = open_page(server.url)
     many = page.evaluate(KEEP_MANY, [130, 10])

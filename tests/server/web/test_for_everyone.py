@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
+from samples import swept
 from server.conftest import RunningServer, StartServer
 from server.waiting import eventually
 from server.web.conftest import OpenPage, last_answer, send, until_idle
@@ -81,6 +82,7 @@ def test_the_first_stop_leads_to_the_message_box(server: RunningServer, open_pag
     expect(page.get_by_label("Message", exact=True)).to_be_focused()
 
 
+@pytest.mark.sweep
 def test_a_conversation_by_keyboard_alone(server: RunningServer, open_page: OpenPage) -> None:
     page = open_page(server.url, **WIDE)
     page.keyboard.type("LOOP(")
@@ -103,6 +105,7 @@ def test_a_conversation_by_keyboard_alone(server: RunningServer, open_page: Open
 
 
 # The answer comes in hundreds of pieces, the first of them slowly.
+@pytest.mark.sweep
 def test_a_screen_reader_hears_the_answer_a_block_at_a_time(start_server: StartServer, open_page: OpenPage) -> None:
     server = start_server(engine={"step_s": 0.02})
     page = open_page(server.url)
@@ -148,6 +151,7 @@ def test_nothing_is_wider_than_a_phone(server: RunningServer, open_page: OpenPag
                          ".map((b) => b.getBoundingClientRect().height))") >= 32  # fmt: skip
 
 
+@pytest.mark.sweep
 def test_a_conversation_that_is_chosen_on_a_phone_comes_into_view(server: RunningServer, open_page: OpenPage) -> None:
     page = open_page(server.url, **PHONE)
     column = page.locator("#history")
@@ -230,7 +234,7 @@ COLOURFUL = (
 )
 
 
-@pytest.mark.parametrize("theme", ["Light", "Dark"])
+@pytest.mark.parametrize("theme", [swept("Light"), "Dark"])
 def test_all_words_stand_out_in_both_themes(server: RunningServer, open_page: OpenPage, theme: str) -> None:
     # WCAG AA: 4.5 to 1 for text. The system has the other theme, so that it is the choice that counts.
     page = open_page(server.url, **WIDE, color_scheme="dark" if theme == "Light" else "light", reduced_motion="reduce")
@@ -274,6 +278,7 @@ SHIFTS = """() => new Promise((resolve) => {
 
 
 # The answer comes in hundreds of pieces, twice, each of which may move what is on the screen.
+@pytest.mark.sweep
 def test_nothing_jumps_while_an_answer_comes(start_server: StartServer, open_page: OpenPage) -> None:
     page = open_page(start_server(engine={"step_s": 0.001}).url, viewport={"width": 1000, "height": 500})
     answer = "A **first** paragraph that runs over the end of its line, as most of them do in the end.\n\n1. one\n"
@@ -324,6 +329,7 @@ LONG_CONVERSATION = """() => {
 }"""
 
 
+@pytest.mark.sweep
 def test_a_long_conversation_opens_at_its_end_and_goes_on(start_server: StartServer, open_page: OpenPage) -> None:
     page = open_page(start_server(engine={"max_model_len": 30_000}).url, viewport={"width": 1000, "height": 700})
     page.evaluate(LONG_CONVERSATION)
@@ -396,6 +402,7 @@ def test_the_key_is_asked_for_and_kept_for_the_tab_only(start_server: StartServe
     assert page.evaluate("sessionStorage.length") == 0
 
 
+@pytest.mark.sweep
 def test_a_page_without_storage_still_talks(server: RunningServer, open_page: OpenPage) -> None:
     page = open_page(server.url, lambda page: page.add_init_script(NO_STORAGE))
     send(page, "SAY(hello)YAS")

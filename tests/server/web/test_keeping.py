@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from playwright.sync_api import Page, expect
 from server.conftest import RunningServer
 from server.web.conftest import OpenPage, last_answer, send, until_idle
@@ -144,6 +145,7 @@ DROP = """([name, text]) => {
 }"""
 
 
+@pytest.mark.sweep
 def test_files_are_dropped_and_what_is_no_text_or_too_much_is_refused(
     server: RunningServer, open_page: OpenPage
 ) -> None:

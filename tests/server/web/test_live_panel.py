@@ -115,6 +115,7 @@ def test_rates_come_from_differences_under_any_prefix(server: RunningServer, ope
     expect(figure(page, "tokens-per-second")).to_have_text("30")
 
 
+@pytest.mark.sweep
 def test_stages_of_a_pipeline_and_adapters_have_tiles(server: RunningServer, open_page: OpenPage) -> None:
     def scrape_of(*stages: tuple[int, float, int, float]) -> str:
         names = ("steps", "computing_seconds", "hops", "hop_seconds")
@@ -181,6 +182,7 @@ def test_replicas_have_a_tile_and_figures_of_all(server: RunningServer, open_pag
 
 
 # A page with scripts of its own is a new one, which takes the browser a second.
+@pytest.mark.sweep
 def test_an_answer_that_is_alone_has_one_speed(
     server: RunningServer, open_page: OpenPage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,6 +234,7 @@ def test_an_answer_that_is_alone_has_one_speed(
     assert of_server == pytest.approx(of_answer, rel=0.01)
 
 
+@pytest.mark.sweep
 def test_nothing_is_read_while_nobody_looks(server: RunningServer, open_page: OpenPage) -> None:
     page = open_page(f"{server.url}/#server", clock="flowing", **WIDE)
     reads: list[str] = []
@@ -272,6 +275,7 @@ def test_a_server_that_is_gone_is_said_to_be(server: RunningServer, open_page: O
     expect(page.locator("#live-state")).to_have_text("at rest")
 
 
+@pytest.mark.sweep
 def test_figures_that_are_missing_are_dashes(server: RunningServer, open_page: OpenPage) -> None:
     def scrape(route: Route) -> None:
         route.fulfill(content_type="text/plain", body=metrics("", up=1))

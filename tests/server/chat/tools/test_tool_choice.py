@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from samples import swept
 from server.conftest import RunningServer, StartServer, events, named_events
 
 from tidewheel.server.chat.pieces import CallArguments, CallStart, Turn
@@ -230,7 +231,7 @@ def thinking_server(start_server: StartServer) -> RunningServer:
     return start_server({"specials": ["<think>", "</think>"]}, tool_call_parser="hermes", reasoning_parser="qwen3")
 
 
-@pytest.mark.parametrize("thinks", [False, True])
+@pytest.mark.parametrize("thinks", [swept(False), True])
 @pytest.mark.parametrize(
     ("length", "calls"),
     [

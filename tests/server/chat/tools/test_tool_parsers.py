@@ -305,7 +305,7 @@ values = st.recursive(
 calls = st.lists(st.tuples(names, st.dictionaries(names, values, max_size=3)), min_size=1, max_size=3)
 string_calls = st.lists(st.tuples(names, st.dictionaries(names, texts, max_size=3)), min_size=1, max_size=3)
 prose = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Zs", "Cc"]), max_size=10)
-QUICK = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=20)
+QUICK = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=10)
 
 
 @QUICK

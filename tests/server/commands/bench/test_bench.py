@@ -73,6 +73,7 @@ def bench(dummy_model: Path, capsys: pytest.CaptureFixture[str]) -> RunJson:
 
 
 # Two servers start, to have their start measured.
+@pytest.mark.sweep
 def test_a_whole_run(bench: RunJson, dummy_model: Path) -> None:
     report = bench(
         "--repeats",
@@ -185,6 +186,7 @@ def test_a_device_with_graphs(bench: RunJson) -> None:
 
 
 # The command is a process of its own.
+@pytest.mark.sweep
 def test_the_command_writes_a_file(dummy_model: Path, tmp_path: Path) -> None:
     target = tmp_path / "report.json"
     command = [*TIDEWHEEL, "bench", str(dummy_model), "--load-format", "dummy", "--quick"]
