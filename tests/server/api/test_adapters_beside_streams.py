@@ -144,7 +144,8 @@ def test_a_stream_goes_on_while_an_adapter_is_loaded(server: ServerProcess, root
     update("unload")
 
 
-@pytest.mark.parametrize("model", [swept("base"), "one"])
+@pytest.mark.sweep
+@pytest.mark.parametrize("model", ["base", "one"])
 def test_a_stream_goes_on_while_adapters_are_swapped(server: ServerProcess, model: str) -> None:
     alone = {name: complete(server, name, 4) for name in ("two", "three")}
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from samples import swept
 from server.chat.tools.test_tool_templates import LLAMA, MISTRAL, QWEN
 from server.conftest import RunningServer, StartProcess, StartServer
 from server.scripted_engine import impatient
@@ -73,9 +74,11 @@ def end_templates(asked: Sequence[Future[Any]]) -> None:
     ("template", "reason"),
     [
         (ENDLESS, "rendering it takes"),
-        ("{{ 10 ** (10 ** 9) }}", "rendering it takes"),
+        swept("{{ 10 ** (10 ** 9) }}", "rendering it takes"),
         ("{{ 'a' * 10 ** 9 }}", "512 MiB"),
-        ("{% set ns = namespace(x='a') %}{% for i in range(99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}", "512 MiB"),
+        swept(
+            "{% set ns = namespace(x='a') %}{% for i in range(99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}", "512 MiB"
+        ),
         ("{% for i in range(99999) %}{{ 'a' * 999 }}{% endfor %}", "16777216 characters"),
         ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "nested too deeply"),
         ("{{ " + "(" * 5000 + ")" * 5000 + " }}", "nested too deeply"),
@@ -103,7 +106,7 @@ def test_a_bad_template_is_its_own_requests_fault(
     assert said(trusting, OWN) == "hello"
 
 
-@pytest.mark.parametrize("keys", [(), ("one", "two")])
+@pytest.mark.parametrize("keys", [swept(()), ("one", "two")])
 def test_each_client_has_a_place(start_server: StartServer, keys: tuple[str, ...]) -> None:
     """Clients have different addresses, or different keys. Behind all six the other would be out of time."""
     server = start_server(trust_request_chat_template=True, api_keys=keys)

@@ -136,6 +136,7 @@ def test_a_reader_who_stops_is_dropped_and_costs_the_others_nothing(strict: Runn
         read_all(stuck)
 
 
+@pytest.mark.sweep
 def test_a_reader_who_is_only_slow_gets_everything(strict: RunningServer) -> None:
     slow = post_raw(strict, {"prompt": "LOOP(", "max_tokens": 400, "stream": True, "logprobs": 20})
     received = b""

@@ -98,6 +98,7 @@ def test_a_failing_engine_ends_the_process(start_process: StartProcess) -> None:
     assert server.log.splitlines()[-1] == "tidewheel serve: the engine has failed: the device is gone"
 
 
+@pytest.mark.sweep
 def test_a_killed_server_leaves_its_clients_with_an_error_and_no_more(start_process: StartProcess) -> None:
     server = start_process()
     failures: list[Exception] = []

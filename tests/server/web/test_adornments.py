@@ -47,6 +47,7 @@ def test_code_gets_its_colours_while_it_grows(start_server: StartServer, open_pa
     until_idle(page)
 
 
+@pytest.mark.sweep
 def test_code_of_unknown_languages_stays_plain(server: RunningServer, open_page: OpenPage) -> None:
     page = open_page(server.url)
     said(

@@ -101,6 +101,7 @@ def test_enter_during_an_answer_sends_nothing(slow_server: RunningServer, open_p
     until_idle(page)
 
 
+@pytest.mark.sweep
 def test_regenerate_asks_the_same_again(server: RunningServer, open_page: OpenPage) -> None:
     page = open_page(server.url)
     send(page, "SAY(first)YAS")
@@ -145,6 +146,7 @@ def test_edited_messages_and_retried_answers_are_branches(server: RunningServer,
     expect(page.locator(".branches")).to_have_text(["2 of 2", "2 of 2"])
 
 
+@pytest.mark.sweep
 def test_conversations_of_before_there_were_branches_open(server: RunningServer, open_page: OpenPage) -> None:
     page = open_page(server.url, viewport={"width": 1000, "height": 800})
     page.evaluate("""() => {
@@ -252,6 +254,7 @@ def test_reasoning_is_folded_away_and_sent_back(start_server: StartServer, open_
     until_idle(page)
 
 
+@pytest.mark.sweep
 def test_streamed_tool_calls_grow_and_all_results_go_back(open_page: OpenPage, server: RunningServer) -> None:
     page = open_page(server.url)
 
@@ -310,6 +313,7 @@ def test_a_tool_call_of_a_parser_is_shown(start_server: StartServer, open_page: 
     expect(last_answer(page)).to_have_text("It is 3.")
 
 
+@pytest.mark.sweep
 def test_a_request_that_fails_in_the_middle_says_so(server: RunningServer, open_page: OpenPage) -> None:
     page = open_page(server.url)
     send(page, "BREAK(")
@@ -382,6 +386,7 @@ def test_a_conversation_that_is_deleted_while_it_is_answered_stays_deleted(
     expect(page.locator("#conversations li")).to_have_count(0)
 
 
+@pytest.mark.sweep
 def test_an_answer_is_kept_when_the_page_goes(slow_server: RunningServer, open_page: OpenPage) -> None:
     page = open_page(slow_server.url, viewport={"width": 1000, "height": 800})
     send(page, "LOOP(")

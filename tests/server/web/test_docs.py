@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from playwright.sync_api import expect
 from server.conftest import RunningServer, StartServer
 from server.web.conftest import OpenPage
@@ -23,6 +24,7 @@ def test_endpoints_parameters_and_lines_to_try(server: RunningServer, open_page:
     expect(page.locator(".error")).to_have_count(0)
 
 
+@pytest.mark.sweep
 def test_keys_are_mentioned_where_they_are_needed(start_server: StartServer, open_page: OpenPage) -> None:
     page = open_page(f"{start_server(api_keys=['secret']).url}/docs")
     expect(page.locator("#post_v1_completions pre")).to_contain_text("Authorization: Bearer $API_KEY")

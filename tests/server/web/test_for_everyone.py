@@ -167,6 +167,7 @@ def test_a_conversation_that_is_chosen_on_a_phone_comes_into_view(server: Runnin
     expect(last_answer(page)).to_have_text("one")
 
 
+@pytest.mark.sweep
 def test_a_column_over_the_conversation_holds_the_focus(server: RunningServer, open_page: OpenPage) -> None:
     page = open_page(server.url, viewport={"width": 700, "height": 900})
     toggle = page.get_by_role("button", name="Conversations", exact=True)
@@ -294,6 +295,7 @@ def test_nothing_jumps_while_an_answer_comes(start_server: StartServer, open_pag
     assert page.evaluate("scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < 2")
 
 
+@pytest.mark.sweep
 def test_a_reader_who_went_up_is_left_there(start_server: StartServer, open_page: OpenPage) -> None:
     server = start_server()
     page = open_page(server.url, viewport={"width": 1000, "height": 500})

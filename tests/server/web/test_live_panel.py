@@ -144,6 +144,7 @@ def test_stages_of_a_pipeline_and_adapters_have_tiles(server: RunningServer, ope
     expect(page.locator("#adapters p")).to_have_text('a"b, sql; waiting: c')
 
 
+@pytest.mark.sweep
 def test_replicas_have_a_tile_and_figures_of_all(server: RunningServer, open_page: OpenPage) -> None:
     def scrape_of(**replicas: tuple[int, float, float, float]) -> str:
         """Of each: requests that run, the share of the cache, and tokens and seconds of decoding."""
@@ -287,6 +288,7 @@ def test_figures_that_are_missing_are_dashes(server: RunningServer, open_page: O
     expect(figure(page, "guesses-right")).to_be_hidden()
 
 
+@pytest.mark.sweep
 def test_the_charts_have_axes_and_tell_what_was_read(server: RunningServer, open_page: OpenPage) -> None:
     body = metrics("x:", num_requests_running=3, num_requests_waiting=2)
 
@@ -310,6 +312,7 @@ def test_what_is_served_is_said(demo_server: ServerProcess, open_page: OpenPage)
         expect(facts).to_contain_text(words)
 
 
+@pytest.mark.sweep
 def test_the_facts_name_the_replica_that_told_them(demo_server: ServerProcess, open_page: OpenPage) -> None:
     sessions = []
 

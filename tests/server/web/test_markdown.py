@@ -118,7 +118,7 @@ fragments = st.sampled_from(
 texts = st.one_of(st.lists(fragments, max_size=40).map("".join), st.text(max_size=60))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(texts, st.data())
 def test_any_text_is_drawn_alike_in_any_pieces_and_holds_nothing_but_known_nodes(
     draw: Draw, text: str, data: st.DataObject

@@ -375,7 +375,7 @@ def test_a_tensor_that_the_family_does_not_have_is_refused(tmp_path: Path) -> No
         source.weights(describe(source.config))
 
 
-@pytest.mark.parametrize("name", ["falcon-h1", "nemotron-h-experts", "qwen3_next-experts"])
+@pytest.mark.parametrize("name", [swept("falcon-h1"), swept("nemotron-h-experts"), "qwen3_next-experts"])
 def test_matrices_of_recurrent_layers_stay_in_the_bits_of_the_file(name: str, tmp_path: Path) -> None:
     kind = gguf.GGMLQuantizationType.Q8_0
 

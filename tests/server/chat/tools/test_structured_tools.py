@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import jsonschema
 import pytest
+from samples import swept
 from server.conftest import RunningServer, ServerProcess, StartServer, events
 
 from tidewheel.server.chat.tools import TOOL_CALL_PARSERS
@@ -131,9 +132,9 @@ def test_streams_and_reasoning(start_server: StartServer) -> None:
     [
         ({"response_format": {"type": "json_object"}}, '{"any": [1]}'),
         ({"response_format": None, "guided_choice": ["ebb", "flood"]}, "flood"),
-        ({"response_format": None, "guided_regex": "[a-z ]+"}, "low tide"),
-        ({"response_format": None, "guided_grammar": 'root ::= "ebb" | "flood"'}, "ebb"),
-        ({"response_format": None, "structured_outputs": {"json": SCHEMA}}, '{"sky":"blue"}'),
+        swept({"response_format": None, "guided_regex": "[a-z ]+"}, "low tide"),
+        swept({"response_format": None, "guided_grammar": 'root ::= "ebb" | "flood"'}, "ebb"),
+        swept({"response_format": None, "structured_outputs": {"json": SCHEMA}}, '{"sky":"blue"}'),
         ({"response_format": {"type": "structural_tag", "format": {"type": "const_string", "value": "tide"}}}, "tide"),
     ],
     ids=str,
