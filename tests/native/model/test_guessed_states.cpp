@@ -43,11 +43,11 @@ struct Span {
   int guesses = 0;
 };
 
-class Model {
+class GuessingModel {
  public:
   Executor executor;
 
-  Model(const DecoderPlan& plan, const std::vector<std::vector<int>>& groups)
+  GuessingModel(const DecoderPlan& plan, const std::vector<std::vector<int>>& groups)
       : executor(stored_as(plan, WeightFormat{WeightKind::kFloat32}), choose_kernels("auto"), CacheType::kFloat32,
                  {{4 * kTable}, 4, 64, kSlots, 0, kGuesses}, groups) {
     Random random;
@@ -106,7 +106,7 @@ using Logits = std::vector<std::vector<float>>;
 
 // Those after each token of a sequence, computed one by one.
 Logits plainly(const DecoderPlan& plan, int sequence) {
-  Model model(plan, {{0}});
+  GuessingModel model(plan, {{0}});
   Logits all;
   for (int t = 0; t < kLength; ++t) all.push_back(model.step({{0, 0, t, {token_at(sequence, t)}}})[0]);
   return all;
@@ -119,7 +119,7 @@ TEST_CASE("wrong guesses leave nothing in a state, and right ones what they woul
     CAPTURE(name);
     const Logits expected[] = {plainly(plan, 0), plainly(plan, 1)};
     for (const auto& groups : {std::vector<std::vector<int>>{{0}}, std::vector<std::vector<int>>{{0, 0}, {0}}}) {
-      Model model(plan, groups);
+      GuessingModel model(plan, groups);
       std::mt19937 random(5);
       const auto up_to = [&](int most) { return static_cast<int>(random() % (most + 1)); };
       int next[] = {0, 0}, slot[] = {0, 1}, rejected = 0;
@@ -165,7 +165,7 @@ TEST_CASE("wrong guesses leave nothing in a state, and right ones what they woul
 TEST_CASE("a slot is begun anew by another sequence, whatever its log holds") {
   const DecoderPlan plan = plans()[0].second;
   const Logits expected = plainly(plan, 1);
-  Model model(plan, {{0}});
+  GuessingModel model(plan, {{0}});
   model.step({{0, 3, 0, {1, 2, 3, 4}, 3}});
   for (int t = 0; t < 4; ++t) CHECK(model.step({{1, 3, t, {token_at(1, t)}}})[0] == expected[t]);
 }
@@ -173,10 +173,10 @@ TEST_CASE("a slot is begun anew by another sequence, whatever its log holds") {
 TEST_CASE("guesses that cannot be taken back are refused, and change nothing") {
   const DecoderPlan plan = plans()[0].second;
   const Logits expected = plainly(plan, 0);
-  Model model(plan, {{0}});
+  GuessingModel model(plan, {{0}});
   std::vector<int32_t> tokens;
   for (int t = 0; t < 8; ++t) tokens.push_back(token_at(0, t));
-  CHECK_THROWS_AS(Model(plan_with(ShortConvPlan{48, 1, false}), {{0}}), std::invalid_argument);  // it has no state
+  CHECK_THROWS_AS(GuessingModel(plan_with(ShortConvPlan{48, 1, false}), {{0}}), std::invalid_argument);  // it has no state
   CHECK_THROWS_AS(model.step({{0, 0, 0, tokens, kGuesses + 1}}), std::invalid_argument);
   CHECK_THROWS_AS(model.step({{0, 0, 0, {1, 2}, 2}}), std::invalid_argument);
   CHECK_THROWS_AS(model.step({{0, 0, 0, {1, 2}, -1}}), std::invalid_argument);
