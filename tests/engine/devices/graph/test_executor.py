@@ -205,7 +205,9 @@ def test_a_step_without_rows_gives_none() -> None:
     assert output.token_ids.size == 0
 
 
-# Torch traces each size of a launch, of layers of two kinds.
+# Torch traces each size of a launch, of layers of two kinds. In `make test`, test_served.py has warm-ups after which
+# nothing compiles, and test_flex_attention.py has torch compile.
+@pytest.mark.sweep
 def test_compiled_launches_give_the_same_tokens_and_nothing_compiles_after_the_warm_up() -> None:
     from torch._dynamo.utils import counters
 
@@ -248,7 +250,8 @@ def test_there_may_be_many_buckets() -> None:
     assert [s.output for s in sequences] == [s.output for s in eager]
 
 
-# Torch compiles three functions.
+# Torch compiles three functions. In `make test`, test_served.py has an HPU that tells of such compilations.
+@pytest.mark.sweep
 def test_without_a_warm_up_sizes_are_compiled_when_they_are_needed() -> None:
     make_device = partial(adapters.device, adapters.TracingAdapter, False)
     executor = load(models_zoo.folder("llama"), GraphOptions(skip_warmup=True), make_device=make_device)

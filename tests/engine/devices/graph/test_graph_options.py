@@ -140,14 +140,14 @@ def test_many_buckets_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     assert fewer.num_buckets < 200
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     st.builds(
         StepSizes,
         block_size=st.sampled_from([1, 16, 128]),
-        max_model_len=st.integers(1, 900),
-        max_num_seqs=st.integers(1, 70),
-        max_num_batched_tokens=st.integers(1, 900),
+        max_model_len=st.integers(1, 500),
+        max_num_seqs=st.integers(1, 40),
+        max_num_batched_tokens=st.integers(1, 500),
         max_prefill_seqs=st.none() | st.integers(1, 3),
     ),
     st.sampled_from(["linear", "exponential"]),

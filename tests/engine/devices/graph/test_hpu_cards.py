@@ -57,8 +57,9 @@ def share(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, tmp_p
     return make
 
 
-# The second process imports torch too.
-@pytest.mark.parametrize("lazy", [True, pytest.param(False, marks=pytest.mark.sweep)], ids=["graphs", "compiled"])
+# The second process imports torch too. In `make test`, test_parallel.py has processes that share a model.
+@pytest.mark.sweep
+@pytest.mark.parametrize("lazy", [True, False], ids=["graphs", "compiled"])
 def test_two_cards_give_the_tokens_of_one(share, lazy: bool, caplog: pytest.LogCaptureFixture) -> None:
     expected = reference("torch", "float32")[:2]  # before all operations are looked at
     with caplog.at_level("INFO"):

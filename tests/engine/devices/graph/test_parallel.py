@@ -63,15 +63,9 @@ def share(spec: DecoderSpec, size: int) -> Executor:
     return load(get_device("graph-cpu", [EAGER, ParallelOptions(size)]), spec=spec)
 
 
-# Each process of these tests imports torch, which takes more than a second.
+@pytest.mark.sweep
 @pytest.mark.parametrize(
-    ("name", "size"),
-    [
-        pytest.param("one-after-the-other", 2, marks=pytest.mark.sweep),
-        pytest.param("few-kv-heads", 4, marks=pytest.mark.sweep),
-        ("few-kv-heads", 2),
-        ("side-by-side", 2),
-    ],
+    ("name", "size"), [("one-after-the-other", 2), ("few-kv-heads", 4), ("few-kv-heads", 2), ("side-by-side", 2)]
 )
 def test_processes_that_share_a_model_give_the_reference_tokens(name: str, size: int) -> None:
     jobs = storm()[:3]
@@ -85,10 +79,15 @@ def test_processes_that_share_a_model_give_the_reference_tokens(name: str, size:
     assert not any(map(_runs, followers))
 
 
-def test_a_process_that_dies_ends_the_step_with_an_error() -> None:
-    executor = share(SPECS["few-kv-heads"], 2)
+# The second process imports torch, which takes more than a second.
+def test_two_processes_give_the_reference_tokens_until_one_dies_which_ends_the_step() -> None:
+    spec = decoder_of(*SPECS["few-kv-heads"].layers, SPECS["side-by-side"].layers[0])
+    jobs = storm()[:3]
+    expected = serve(load(get_device("torch"), spec=spec), jobs)
+    executor = share(spec, 2)
     try:
         (follower,) = executor.followers
+        assert serve(executor, jobs) == expected
         pending = executor.start(BATCH)
         os.kill(follower, signal.SIGKILL)
         with pytest.raises((DeviceError, RuntimeError)):
@@ -104,6 +103,7 @@ def test_a_process_that_cannot_begin_ends_the_start_with_an_error(monkeypatch: p
         share(SPECS["few-kv-heads"], 2)
 
 
+@pytest.mark.sweep
 def test_a_process_that_cannot_load_ends_the_start_with_an_error() -> None:
     with pytest.raises((DeviceError, RuntimeError, MemoryError)):
         load(get_device("graph-cpu", [EAGER, ParallelOptions(2)]), num_blocks=1 << 40)

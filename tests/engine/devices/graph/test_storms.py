@@ -91,9 +91,19 @@ def test_decodes_go_on_from_tokens_that_the_host_has_not_seen(
     assert not any(follows)
 
 
-@pytest.mark.parametrize("adapter", [CpuAdapter, adapters.MarkingAdapter])
-@pytest.mark.parametrize("seed", [0, 1, pytest.param(2, marks=pytest.mark.sweep)])
-def test_preemption_drafts_and_aborts_change_no_tokens(adapter: type[CpuAdapter], seed: int) -> None:
+# Seed 0 has no drafts, so that steps of an adapter that marks them run ahead.
+ALWAYS = [(0, adapters.MarkingAdapter), (1, CpuAdapter)]
+
+
+@pytest.mark.parametrize(
+    ("seed", "adapter"),
+    [
+        pytest.param(seed, adapter, marks=() if (seed, adapter) in ALWAYS else pytest.mark.sweep)
+        for seed in range(3)
+        for adapter in (CpuAdapter, adapters.MarkingAdapter)
+    ],
+)
+def test_preemption_drafts_and_aborts_change_no_tokens(seed: int, adapter: type[CpuAdapter]) -> None:
     rng = random.Random(seed)
     jobs, expected = random_jobs(seed)
     executor, oracle = graph_executor(adapter), Oracle(seed)

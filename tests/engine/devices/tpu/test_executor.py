@@ -49,7 +49,9 @@ def jobs(count: int, seed: int) -> list[Job]:
     return [
         Job(
             tuple(random.integers(1, VOCAB_SIZE, random.integers(1, 90)).tolist()),
-            SamplingParams(max_tokens=int(random.integers(1, 25)), ignore_eos=True, **kinds[i % len(kinds)]),
+            SamplingParams(
+                max_tokens=int(random.integers(6, 15)), ignore_eos=True, **kinds[(count * seed + i) % len(kinds)]
+            ),
             seed=int(random.integers(1 << 62)),
         )
         for i in range(count)
@@ -64,7 +66,7 @@ def test_a_storm_after_warm_up_compiles_nothing_and_mixes_nothing_up(executor: E
     wanted: dict[int, tuple[Job, int]] = {}
     with Compilations() as compilations:
         for moment in range(2):
-            for job in jobs(8, moment):
+            for job in jobs(4, moment):
                 wanted |= {key: (job, index) for index, key in enumerate(driver.add(job))}
             for _ in range(9):
                 driver.step()
