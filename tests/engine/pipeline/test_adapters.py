@@ -68,7 +68,13 @@ def answers(llm: LLM, folder: Path) -> list[Any]:
 
 @pytest.mark.parametrize(
     ("model", "stages", "max_loras"),
-    [("llama", 2, 1), ("llama-tied", 2, 3), pytest.param("llama-tied", 2, 1, marks=pytest.mark.sweep), ("llama", 3, 3)],
+    [
+        ("llama", 3, 1),
+        *(
+            pytest.param(*others, marks=pytest.mark.sweep)
+            for others in [("llama", 2, 1), ("llama", 3, 3), ("llama-tied", 2, 1), ("llama-tied", 2, 3)]
+        ),
+    ],
 )
 def test_stages_give_the_bits_of_one_process(model: str, stages: int, max_loras: int, folders: dict[str, Path]) -> None:
     """Also where one adapter makes way for another, and where a stage has nothing that they change."""
@@ -135,6 +141,7 @@ def test_an_adapter_that_one_stage_refuses_harms_nobody() -> None:
         assert run_with_adapters(executor, None, Lora(1, "digest")) == [5, 5]
 
 
+@pytest.mark.sweep
 def test_adapters_that_come_while_stages_start_again_wait_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether the stages then take them or not."""
     begin, loading = PipelineExecutor._begin_again, dict[int, Future[None]]()
@@ -162,6 +169,7 @@ def test_adapters_that_come_while_stages_start_again_wait_for_them(monkeypatch: 
             run_with_adapters(executor, Lora(2, "third digest"))
 
 
+@pytest.mark.sweep
 def test_an_adapter_with_which_a_stage_ended_is_not_given_to_the_next_ones() -> None:
     with pipeline() as executor, ThreadPoolExecutor(1) as pool:
         executor.load_lora(0, updates(0, 1))

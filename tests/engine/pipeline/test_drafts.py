@@ -113,12 +113,14 @@ def test_the_model_itself_guesses_all_right() -> None:
         assert len(driver.steps) <= 25
 
 
+@pytest.mark.sweep
 def test_wrong_guesses_change_nothing() -> None:
     with drafting("llama-tied") as driver:
         guesses, num_right = check(driver, [job(n=2, temperature=1.0), job(30, (1, 2), temperature=0.4)])
         assert num_right < guesses
 
 
+@pytest.mark.sweep
 def test_the_first_guess_is_one_that_a_grammar_allows() -> None:
     with drafting() as driver:
         check(driver, [job(40, regex="[a-f]{40,60}", temperature=1.0), job(20)])
@@ -152,7 +154,9 @@ def predicting(folder: Path, stages: int) -> Iterator[Driver]:
         executor.close()
 
 
-@pytest.mark.parametrize("name", ["qwen3_5", pytest.param("deepseek-v3", marks=pytest.mark.sweep), "glm4-moe"])
+@pytest.mark.parametrize(
+    "name", ["qwen3_5", *(pytest.param(name, marks=pytest.mark.sweep) for name in ("deepseek-v3", "glm4-moe"))]
+)
 def test_a_layer_behind_the_last_stage_guesses_what_it_guesses_in_one_process(name: str) -> None:
     """For a batch with forks, prompts that begin alike, and a grammar."""
     wanted = [
@@ -175,6 +179,7 @@ def test_a_layer_behind_the_last_stage_guesses_what_it_guesses_in_one_process(na
     assert len(guesses[0]) > 20
 
 
+@pytest.mark.sweep
 def test_a_layer_behind_the_last_stage_changes_no_answer() -> None:
     folder = mtp_zoo.folder("qwen3_next")
     options: dict[str, Any] = {"skip_tokenizer_init": True}
@@ -184,6 +189,7 @@ def test_a_layer_behind_the_last_stage_changes_no_answer() -> None:
 
 
 # Two pipelines start, and one of them again.
+@pytest.mark.sweep
 def test_a_last_stage_that_ends_while_it_guesses_is_named_and_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
     ask, killed = PipelineExecutor.ask, []
 
@@ -218,6 +224,7 @@ def test_a_last_stage_that_ends_while_it_guesses_is_named_and_starts_again(monke
 
 
 # Two processes start, and start again.
+@pytest.mark.sweep
 def test_stages_that_start_again_have_a_draft_model_that_knows_nothing_of_before() -> None:
     with drafting() as driver:
         executor: Any = driver.executor
@@ -242,7 +249,8 @@ def speculative_config() -> dict[str, Any]:
     return {"method": "draft_model", "model": str(draft), "num_speculative_tokens": 3}
 
 
-@pytest.mark.parametrize("model", [pytest.param("llama-tied", marks=pytest.mark.sweep), "gemma2", "granitemoehybrid"])
+@pytest.mark.sweep
+@pytest.mark.parametrize("model", ["llama-tied", "gemma2", "granitemoehybrid"])
 def test_a_draft_model_changes_no_answer(model: str) -> None:
     folder = models_zoo.folder(model, tokenizer=True)
     found = answers(folder, pipeline_parallel_size=2, speculative_config=speculative_config())
@@ -250,6 +258,7 @@ def test_a_draft_model_changes_no_answer(model: str) -> None:
 
 
 # Two processes start, and start again.
+@pytest.mark.sweep
 def test_a_stage_that_ends_while_it_guesses_is_named_and_starts_again() -> None:
     folder = str(models_zoo.folder("llama-tied", tokenizer=True))
     overrides = {"hf_overrides": {"max_position_embeddings": 8192}, "max_model_len": 4096}

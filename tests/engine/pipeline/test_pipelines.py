@@ -101,7 +101,7 @@ def test_groups_of_cores_that_differ_are_measured(caplog: pytest.LogCaptureFixtu
     assert found == answers(folder, **options)
 
 
-# Four engines start, two of them in two processes.
+# Two engines start, one of them in two processes.
 def test_structured_answers_searches_and_guesses_run_in_stages() -> None:
     folder = models_zoo.folder("llama-tied", tokenizer=True)
     prompts = ["one", "two words", "three more words"]
@@ -111,11 +111,10 @@ def test_structured_answers_searches_and_guesses_run_in_stages() -> None:
     structured = SamplingParams(max_tokens=16, temperature=0.0, structured_outputs=regex)
     found = []
     for stages in ({"threads_bind": one_core()}, {"pipeline_parallel_size": 2}):
-        with LLM(str(folder), device="cpu", max_model_len=128, **stages) as llm:
+        with LLM(str(folder), device="cpu", max_model_len=128, **stages, **ngram) as llm:
             searched = llm.beam_search(prompts, BeamSearchParams(beam_width=3, max_tokens=8))
             beams = [[sequence.tokens for sequence in output.sequences] for output in searched]
             answered = llm.generate(prompts, structured, use_tqdm=False)
-        with LLM(str(folder), device="cpu", max_model_len=128, **stages, **ngram) as llm:
             guessed = llm.generate(prompts, plain, use_tqdm=False)
         found.append([beams, *(output.outputs[0].token_ids for output in (*answered, *guessed))])
     assert found[0] == found[1]
@@ -181,7 +180,7 @@ def long_running(**options: Any) -> LLM:
     )
 
 
-# Two processes start, and start again. test_drafts.py has a first stage that ends.
+# Two processes start, and start again.
 @pytest.mark.parametrize("stage", [pytest.param(0, marks=pytest.mark.sweep), 1])
 def test_a_stage_that_is_killed_ends_what_runs_with_its_name_and_nothing_else(stage: int) -> None:
     short = SamplingParams(max_tokens=8, temperature=0.0)
@@ -204,6 +203,7 @@ def test_a_stage_that_is_killed_ends_what_runs_with_its_name_and_nothing_else(st
 
 
 # Two processes start, and start again.
+@pytest.mark.sweep
 def test_a_stage_that_ends_while_nothing_runs_harms_nobody() -> None:
     folder = models_zoo.folder("llama-tied", tokenizer=True)
     with LLM(str(folder), **OPTIONS, pipeline_parallel_size=2) as llm:
@@ -214,7 +214,7 @@ def test_a_stage_that_ends_while_nothing_runs_harms_nobody() -> None:
         assert output.finish_reason == "length"
 
 
-@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize("stage", [pytest.param(0, marks=pytest.mark.sweep), 1])
 def test_the_stage_at_which_a_step_stays_is_named(
     stage: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -234,7 +234,8 @@ def test_the_stage_at_which_a_step_stays_is_named(
         assert found[0].outputs[0].token_ids == expected
 
 
-# Two processes start, and start again.
+# Two processes start, and start again. test_restarts.py counts how often they do.
+@pytest.mark.sweep
 def test_stages_that_end_again_and_again_end_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restarts, "_FIRST_PAUSE_S", 0.01)
     monkeypatch.setattr(restarts, "_MOST", 1)
@@ -256,6 +257,7 @@ def test_stages_that_end_again_and_again_end_the_engine(monkeypatch: pytest.Monk
 
 
 # Two processes start, and start again.
+@pytest.mark.sweep
 def test_searches_choices_and_grammars_end_with_their_stage_too() -> None:
     regex = StructuredOutputsParams(regex="[ab]{2,3000}")
     params = [
@@ -287,10 +289,8 @@ def server(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
         process.communicate()
 
 
-@pytest.mark.parametrize(
-    "number",
-    [signal.SIGKILL, *(pytest.param(number, marks=pytest.mark.sweep) for number in (signal.SIGTERM, signal.SIGINT))],
-)
+@pytest.mark.sweep
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_server_leaves_no_process(server: tuple[subprocess.Popen[bytes], str], number: signal.Signals) -> None:
     process, socket = server
     wait_until(lambda: is_serving(socket) or process.poll() is not None)
