@@ -81,12 +81,10 @@ def subjects() -> Iterator[Subject]:
     yield Subject(best, "bfloat16", "int8", 1, model="mistral-window")
     yield Subject(best, "bfloat16", "bfloat16", 2, groups=2, model="gemma2")
     # Whose states are restored from snapshots, and go back behind wrong guesses.
-    for model in ("qwen3_5", "lfm2", "mamba2", "falcon-h1"):
+    for model in ("qwen3_5", "lfm2"):
         yield Subject(best, "bfloat16", "bfloat16", 2, groups=2, model=model)
-    yield Subject(best, "bfloat16", "int8", 2, model="gemma4")  # layers that share K and V
     yield Subject(best, "bfloat16", "bfloat16", 2, groups=2, model="minicpm3")  # a latent for all heads
-    for model in ("gemma3n", "deepseek-v3"):  # several streams; experts beside latents
-        yield Subject(best, "bfloat16", "bfloat16", 2, groups=2, model=model)
+    yield Subject(best, "bfloat16", "bfloat16", 2, groups=2, model="gemma3n")  # several streams, shared K and V
     yield Subject(best, "bfloat16", "fp8_e5m2", 1, _QUANTIZATIONS[2], model="olmoe")
     yield Subject(best, "bfloat16", "bfloat16", 2, model=STORED)
     yield from _spread(STORED_SAMPLE)
@@ -96,8 +94,7 @@ def subjects() -> Iterator[Subject]:
     yield Subject(best, "bfloat16", "fp8_e5m2", 1)
     yield Subject(best, "bfloat16", "fp8_e4m3", 1)
     yield Subject(best, "bfloat16", "int4", 2, groups=2)
-    yield Subject(best, "bfloat16", "int8", 2, _QUANTIZATIONS[1], groups=2)
-    for quantization in (_QUANTIZATIONS[0], *_QUANTIZATIONS[2:]):
+    for quantization in _QUANTIZATIONS:
         yield Subject(best, "bfloat16", "int8", 1, quantization)
     for level in others:
         yield Subject(level, "bfloat16", "bfloat16", 1)
@@ -129,7 +126,7 @@ def swept_subjects() -> Iterator[Subject]:
             yield Subject(level, "bfloat16", "bfloat16", 2, groups=2, model=model)
     for model in ("llama", "gemma2", "qwen2-window", "gemma3", "qwen3_5", "deepseek-v3", "qwen3_next-experts"):
         yield Subject("torch", "float32", "float32", 1, model=model)
-    for model in ("mistral-window", "gemma2", "qwen2-window", "gemma3", "minicpm3"):
+    for model in ("mistral-window", "gemma2", "gemma4", "qwen2-window", "gemma3", "minicpm3"):
         yield Subject(best, "bfloat16", "int8", 2, model=model)
     yield Subject(best, "bfloat16", "int8", 2, _QUANTIZATIONS[0], model="deepseek-v3")
     yield Subject(best, "bfloat16", "fp8_e5m2", 2, _QUANTIZATIONS[2], model="olmoe")
@@ -218,7 +215,7 @@ def test_any_company_gives_the_same_bits(subject: Subject, request: pytest.Fixtu
     if request.node.get_closest_marker("sweep"):
         most_examples = 5 if is_wide else 20
     else:
-        most_examples = 3 if is_wide or subject.threads > 1 else 6
+        most_examples = 3 if is_wide or subject.threads > 1 else 4
     if subject.device == "torch":
         most_examples = 2  # each token is computed alone
     check_any_company(

@@ -15,10 +15,10 @@ from tidewheel.engine.weights.dtypes import DType, KvCacheDType
 torch = pytest.importorskip("torch")
 require_packages("transformers")
 
-OUTPUT_TOKENS = 32
+OUTPUT_TOKENS = 24
 # The reference takes its time, and each token alone whatever is beside it: a prompt of one token, and two that end at
 # and behind a block's end.
-TORCH_OUTPUT_TOKENS = 12
+TORCH_OUTPUT_TOKENS = 8
 TORCH_PROMPT_LENGTHS = (1, 17, 48)
 
 # For every ISA level: windows with caps, ALiBi, sinks and clipped experts, latents, and each kind of recurrence.
@@ -107,7 +107,7 @@ HALVED = (
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize(
     ("device", "name"),
-    over_devices(HALVED, levels=("opt-350m", "gemma2"), torch=("llama", "opt-350m")),
+    over_devices(HALVED, levels=("opt-350m", "gemma2"), torch=("opt-350m",)),
     indirect=["device"],
 )
 def test_logits_in_half_precision_differ_by_rounding(device: Device, name: str, dtype: DType) -> None:

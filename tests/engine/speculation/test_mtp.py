@@ -202,7 +202,7 @@ def test_any_company_gets_what_each_gets_alone_without_the_layer(
         eos_ids=EOS,
         num_blocks=st.integers(4, 12),
         num_batched_tokens=st.sampled_from([8, 13, 50, 64]),
-        max_examples=8,
+        max_examples=6,
         make_drafter=make_drafter,
     )
     assert sum(len(recorder.guesses) for recorder in recorders) > 10
