@@ -51,6 +51,7 @@ def start(folder: Path) -> tuple[dict[str, int], list[int]]:
 
 
 # Two processes import JAX, and the first compiles.
+@pytest.mark.sweep
 def test_a_second_start_compiles_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "cache"
     first, tokens = start(folder)
@@ -59,6 +60,23 @@ def test_a_second_start_compiles_nothing(tmp_path: Path) -> None:
     second, again = start(folder)
     assert second == {"cache_hits": first["cache_misses"] + first["cache_hits"], "cache_misses": 0}
     assert again == tokens
+
+
+def test_what_was_compiled_is_found_again(tmp_path: Path) -> None:
+    import jax
+
+    folder, found = tmp_path / "new" / "cache", list[str]()
+    jax.monitoring.register_event_listener(lambda event, **_: found.append(event.rpartition("/")[2]))
+    use_compile_cache(str(folder))
+    try:
+        assert folder.stat().st_mode & 0o777 == 0o700
+        for expected in ("cache_misses", "cache_hits"):
+            found.clear()
+            jax.clear_caches()  # as in a new process
+            assert jax.jit(lambda x: x * 3 + 1)(7) == 22
+            assert {"cache_misses", "cache_hits"}.intersection(found) == {expected}
+    finally:
+        use_compile_cache(None)
 
 
 def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:

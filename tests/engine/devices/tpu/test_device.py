@@ -16,6 +16,7 @@ import pytest
 from engine.devices.made_models import PLAIN, SLOPES, VOCAB_SIZE, RandomWeights, decoder, reference
 from harness import Harness
 
+from tidewheel.engine.devices.base import ExecutorOptions
 from tidewheel.engine.devices.memory_options import MemoryOptions
 from tidewheel.engine.devices.tpu.device import TpuDevice
 from tidewheel.engine.devices.tpu.heads import Kernel
@@ -81,7 +82,7 @@ def test_without_jax_the_error_says_what_to_install() -> None:
     assert "pip install 'tidewheel[tpu]'" in output
 
 
-# Its process imports JAX, as that of the next test does.
+# Its process imports JAX.
 def test_without_a_tpu_the_processor_is_not_taken_in_silence() -> None:
     first, error = run_python(LOAD).splitlines()
     assert first == "False True"  # nothing imports jax before a model is loaded
@@ -89,8 +90,20 @@ def test_without_a_tpu_the_processor_is_not_taken_in_silence() -> None:
     assert "JAX_PLATFORMS=cpu" in error
 
 
-def test_jax_that_cannot_start_on_a_tpu_is_reported() -> None:
+@pytest.mark.sweep
+def test_jax_without_a_tpu_that_it_was_asked_for_is_reported() -> None:
     assert "JAX cannot start on a TPU" in run_python(LOAD, JAX_PLATFORMS="tpu")
+
+
+def test_jax_that_cannot_start_on_a_tpu_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    import jax
+
+    def fail() -> str:
+        raise RuntimeError("no TPU answers")
+
+    monkeypatch.setattr(jax, "default_backend", fail)
+    with pytest.raises(DeviceError, match="JAX cannot start on a TPU: no TPU answers"):
+        TpuDevice().load(SPEC, RandomWeights(SPEC), ExecutorOptions("bfloat16", 1 << 20, 64, 1, 64))
 
 
 def test_weights_are_bfloat16_by_default() -> None:
