@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import importlib
 from collections.abc import Generator, Iterator
 
 import certifi
@@ -28,6 +30,14 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Where no test may take long, imports what many need, so that none of them pays for all."""
+    if session.config.getoption("--longest") is not None:
+        for name in ("torch", "transformers.modeling_utils", "transformers.models.auto.modeling_auto"):
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
 
 
 @pytest.fixture(scope="session", autouse=True)
