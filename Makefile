@@ -109,7 +109,8 @@ cross-sweep:  ## all C++ tests at all levels of ARM, IBM Z, RISC-V and POWER, in
 	$(MAKE) cross-test cross-test-riscv64 cross-test-ppc64le SWEEP=ON
 
 # Two at a time, because half of the tests' time is that of one thread. A file's tests stay together: they share models.
-PYTEST_WORKERS := --numprocesses 2 --dist loadfile
+# Files come in their order. By default those with the fewest tests come last, which take longest: one worker would wait.
+PYTEST_WORKERS := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 # So each has a core. Threads of torch that wait for each other on a core that is not theirs take many times as long.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest $(PYTEST_WORKERS)
 
