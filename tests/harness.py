@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import models_zoo
 import numpy as np
 import pytest
+from cores import one_core
 from numpy.typing import NDArray
 
 from tidewheel.engine.devices import get_device
@@ -52,14 +52,6 @@ def over_devices(cases: Iterable[Any], *, levels: Container[str], torch: Contain
             chosen = device == best or name in (torch or () if device == first else levels)
             found.append(pytest.param(device, name, *rest, marks=() if chosen else pytest.mark.sweep))
     return found
-
-
-def one_core() -> str:
-    """The core that `make_device` computes on: each process of tests that run side by side has another one."""
-    native: Any = importlib.import_module("tidewheel._native")
-    cores = [processor["cpu"] for processor in native.topology()["processors"]]
-    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
-    return str(cores[int(worker.removeprefix("gw")) % len(cores)])
 
 
 def make_device(device_id: str, threads_bind: str | None = None) -> Device:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from numpy.typing import NDArray
+from samples import sample
 
 VOCAB_SIZE = 320
 PROMPT_LENGTHS = (1, 2, 5, 15, 16, 17, 33, 48)
@@ -793,7 +793,7 @@ EVERYWHERE = [name for name, case in CASES.items() if case.everywhere]
 
 def swept(names: Iterable[str] = CASES, chosen: Container[str] = CORE) -> list[Any]:
     """Names as parameters of a test. Those that are not chosen are marked, so that only `make sweep` computes them."""
-    return [name if name in chosen else pytest.param(name, marks=pytest.mark.sweep) for name in names]
+    return sample(names, chosen.__contains__)
 
 
 def prompts(count: int = len(PROMPT_LENGTHS), seed: int = 1) -> list[list[int]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -19,6 +18,7 @@ import httpx
 import pytest
 import tokenizers
 import uvicorn
+from cores import one_core
 from ports import free_port
 from server.processes import ScriptedProcess
 from server.scripted_engine import ScriptedEngine
@@ -173,15 +173,6 @@ def is_healthy(url: str) -> bool:
 def unused_port() -> int:
     """A port that nobody listens on."""
     return free_port()
-
-
-def one_core() -> str:
-    """A core for a model, another one for each worker of pytest.
-
-    Several threads would wait for each other again and again where other processes have the cores.
-    """
-    cores, worker = sorted(os.sched_getaffinity(0)), os.environ.get("PYTEST_XDIST_WORKER", "gw0")
-    return str(cores[int(worker.removeprefix("gw")) % len(cores)])
 
 
 class ServerProcess:

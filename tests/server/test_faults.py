@@ -15,7 +15,8 @@ from pathlib import Path
 import httpx
 import pytest
 import soak
-from server.conftest import RunningServer, ServerProcess, StartProcess, StartServer, one_core
+from cores import one_core
+from server.conftest import RunningServer, ServerProcess, StartProcess, StartServer
 from server.raw_http import read_health
 from server.waiting import eventually, is_idle
 from storm import Storm

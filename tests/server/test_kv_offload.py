@@ -9,7 +9,8 @@ from typing import Any
 
 import httpx
 import pytest
-from server.conftest import ServerProcess, one_core
+from cores import one_core
+from server.conftest import ServerProcess
 from server.waiting import eventually
 
 pytest.importorskip("tidewheel._native")

@@ -8,8 +8,9 @@ from typing import Any
 
 import models_zoo
 import pytest
+from cores import one_core
 from optional_packages import require_packages
-from server.conftest import RunningServer, StartServer, events, one_core
+from server.conftest import RunningServer, StartServer, events
 
 from tidewheel.engine.devices.cpu.options import CpuOptions
 from tidewheel.engine.load import load_engine

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import models_zoo
-from harness import one_core
+from cores import one_core
 
 from tidewheel import LLM, SamplingParams
 

@@ -16,11 +16,11 @@ from typing import Any, cast
 import models_zoo
 import mtp_zoo
 import pytest
+from cores import one_core
 from engine.constraints.grammars import grammar
 from engine.driving import Driver, Job, alone
 from engine.pipeline.cases import answers, expected
 from engine.pipeline.loaded import load_stages
-from harness import one_core
 from waiting import wait_until
 
 from engine.pipeline.processes import children_of, kill_soon

@@ -16,8 +16,8 @@ from typing import Any
 
 import models_zoo
 import pytest
+from cores import one_core
 from engine.pipeline.cases import CASES, IN_GROUPS, OPTIONS, SWEPT, SWEPT_IN_GROUPS, Case, answers, expected
-from harness import one_core
 from waiting import wait_until
 
 from engine.pipeline.processes import children_of, kill_soon

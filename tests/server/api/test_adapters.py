@@ -12,8 +12,9 @@ import httpx
 import lora_files
 import numpy as np
 import pytest
+from cores import one_core
 from fake_hub import Claimed, FakeHub, fake_hub
-from server.conftest import RefusedStart, ServerProcess, one_core
+from server.conftest import RefusedStart, ServerProcess
 from server.waiting import eventually
 
 from tidewheel.engine.adapters.options import LoraModule

@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 import lora_files
 import pytest
-from server.conftest import RefusedStart, ServerProcess, one_core
+from cores import one_core
+from server.conftest import RefusedStart, ServerProcess
 
 OWN, LONG = 512, 2048
 _LINEAR = '{"rope_type": "linear", "factor": 2}'

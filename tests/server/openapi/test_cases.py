@@ -15,10 +15,11 @@ import encoder_zoo as zoo
 import jsonschema
 import pytest
 import requests
+from cores import one_core
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from samples import sample
-from server.conftest import ServerProcess, one_core
+from server.conftest import ServerProcess
 from server.scripted_engine import ScriptedEngine
 
 from tidewheel.server.app import build_app

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from server.conftest import TIDEWHEEL, RunningServer, ServerProcess, one_core
+from cores import one_core
+from server.conftest import TIDEWHEEL, RunningServer, ServerProcess
 from server.scripted_engine import ScriptedEngine
 
 from tidewheel.engine.request import Request

@@ -12,12 +12,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
+from cores import one_core
 from numpy.typing import NDArray
 
 pytest.importorskip("tidewheel._native")
 
 from engine.weights.stored_tensors import KINDS, StoredWeights, decoder
-from harness import Harness, device_ids, one_core
+from harness import Harness, device_ids
 
 from tidewheel.engine.devices.base import ExecutorOptions
 from tidewheel.engine.devices.cpu.device import CpuDevice
