@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import models_zoo
 import numpy as np
@@ -18,6 +18,7 @@ from tidewheel.engine.devices import get_device
 from tidewheel.engine.devices.base import Device, Executor, ExecutorOptions, LoraLimits
 from tidewheel.engine.devices.batch import SamplingBatch, StepBatch
 from tidewheel.engine.devices.cpu.options import CpuOptions
+from tidewheel.engine.devices.memory_options import MemoryOptions
 from tidewheel.engine.models import describe
 from tidewheel.engine.weights import open_source
 from tidewheel.engine.weights.dtypes import DType, KvCacheDType
@@ -55,16 +56,31 @@ def over_devices(cases: Iterable[Any], *, levels: Container[str], torch: Contain
 
 
 def make_device(device_id: str, threads_bind: str | None = None) -> Device:
-    """The device of an id that `device_ids` gives, or "cpu". Torch computes on the threads that it likes.
+    """The device of an id that `device_ids` gives, or "cpu", "graph" or "tpu". Torch computes on the threads it likes.
 
     By default the CPU device has one thread: two that wait for each other take three times as long with small models.
+    A TPU must be within `jax_processors.asked_for`.
     """
     kind, _, level = device_id.partition("-")
+    if kind == "graph":
+        graph: Any = importlib.import_module("engine.devices.graph.loading")
+        return cast(Device, graph.graph_cpu(graph.EAGER, MemoryOptions()))
+    if kind == "tpu":
+        tpu: Any = importlib.import_module("engine.devices.tpu.making")
+        return cast(Device, tpu.device())
     if kind != "cpu":
         return get_device(kind)
     cpu: Any = importlib.import_module("tidewheel.engine.devices.cpu.device")
     device: Device = cpu.CpuDevice(CpuOptions(threads_bind=threads_bind or one_core()), isa=level or "auto")
     return device
+
+
+def largest_step(device: Device) -> dict[str, int]:
+    """`max_num_seqs` and `max_num_batched_tokens`. Those that compile for each size of steps are given small ones."""
+    sizes = {"graph-cpu": (16, 256), "tpu": (8, 16)}
+    # max_num_seqs also bounds the rows whose logits one step gives
+    num_seqs, num_tokens = sizes.get(device.name, (256, 2048))
+    return {"max_num_seqs": num_seqs, "max_num_batched_tokens": num_tokens}
 
 
 def load(
@@ -83,8 +99,7 @@ def load(
         dtype=dtype,
         kv_cache_bytes=8192 * (device.kv_bytes_per_token(description.spec, kv_cache_dtype or dtype) or _MAMBA_BYTES),
         max_model_len=max_model_len or description.spec.max_positions,
-        max_num_seqs=256,  # also bounds the rows whose logits one step gives
-        max_num_batched_tokens=2048,
+        **largest_step(device),
         kv_cache_dtype=kv_cache_dtype,
         quantization=quantization,
         lora=lora,

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Callable, Iterator
 
 import numpy as np
-from harness import Harness, make_device
+from harness import Harness, largest_step, make_device
 from numpy.typing import NDArray
 
 from tidewheel.engine.devices.base import Executor, ExecutorOptions
@@ -89,8 +89,7 @@ def load(
         dtype=dtype,
         kv_cache_bytes=6144 * device.kv_bytes_per_token(spec, kv_cache_dtype),
         max_model_len=spec.max_positions,
-        max_num_seqs=64,
-        max_num_batched_tokens=2048,
+        **largest_step(device),
         kv_cache_dtype=kv_cache_dtype,
     )
     return device.load(spec, weights(spec), options)

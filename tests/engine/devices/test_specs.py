@@ -1,13 +1,16 @@
-"""What specs may say, and few families do: the CPU computes what the torch reference computes, on every level."""
+"""What specs may say, and few families do: all devices compute what the torch reference computes."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Collection
+from dataclasses import fields, is_dataclass, replace
 
+import jax_processors
 import numpy as np
 import pytest
 from engine.devices.made_models import MLP, NORM, PLAIN, ROPE, SLOPES, decoder, decoder_of, reference, run
 from harness import over_devices
+from samples import swept
 
 from tidewheel.engine.models.spec import (
     BranchSpec,
@@ -151,6 +154,43 @@ OF_LEVELS = {
 }
 
 
+OF_ALL_DEVICES = {**SPECS, **SCORES}
+BRANCHES = dict.fromkeys(branch for spec in OF_ALL_DEVICES.values() for layer in spec.layers for branch in layer)
+
+
+def said(of: object, at: str = "") -> set[tuple[str, object]]:
+    """The fields of a branch and of its parts, with their values."""
+    if isinstance(of, tuple) and any(map(is_dataclass, of)):
+        return {pair for part in of for pair in said(part, at)}
+    if not is_dataclass(of):
+        return {(at, of)}
+    name = f"{at}.{type(of).__name__}"
+    return {(name, None)}.union(*(said(getattr(of, field.name), f"{name}.{field.name}") for field in fields(of)))
+
+
+def fewest_with_every_value(branches: Collection[BranchSpec]) -> list[BranchSpec]:
+    """Of the branches, few that together have each value of each field."""
+    missing, found = set().union(*map(said, branches)), list[BranchSpec]()
+    while missing:
+        found.append(max(branches, key=lambda branch: len(said(branch) & missing)))
+        missing -= said(found[-1])
+    return found
+
+
+# Branches that have all that those specs say, which TPUs compile as two models.
+LAYERS = [(branch,) for branch in fewest_with_every_value(BRANCHES)]
+TOGETHER = {
+    "one half": replace(
+        decoder_of(*LAYERS[::2]),
+        embedding=EmbeddingSpec(40, 2048, norm=LAYER_NORM),
+        head=HeadSpec(tied=False, divisor=2.0, bias=True),
+    ),
+    "the other half": replace(
+        decoder_of(*LAYERS[1::2]), embedding=EmbeddingSpec(64, scale=8.0), head=HeadSpec(tied=True, softcap=3.0)
+    ),
+}
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
@@ -161,6 +201,23 @@ def test_every_level_computes_what_the_reference_computes(device_id: str, name: 
     expected, ours = reference(CPU_SPECS[name]), run(device_id, CPU_SPECS[name])
     np.testing.assert_allclose(ours, expected, atol=1e-4 * np.abs(expected).max())
     np.testing.assert_array_equal(run(device_id, CPU_SPECS[name], chunk=7), ours)
+
+
+@pytest.mark.parametrize("name", OF_ALL_DEVICES)
+def test_graphs_compute_what_the_reference_computes(name: str) -> None:
+    expected = reference(OF_ALL_DEVICES[name])
+    for chunk in (7, 2048):
+        logits = run("graph", OF_ALL_DEVICES[name], chunk)
+        np.testing.assert_allclose(logits, expected, atol=1e-4 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("name", [*TOGETHER, *map(swept, OF_ALL_DEVICES)])
+def test_tpus_compute_what_the_reference_computes(name: str) -> None:
+    spec = {**TOGETHER, **OF_ALL_DEVICES}[name]
+    expected = reference(spec)
+    with jax_processors.asked_for():
+        logits = run("tpu", spec, chunk=16)
+    np.testing.assert_allclose(logits, expected, atol=1e-3 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("name", CPU_SPECS)

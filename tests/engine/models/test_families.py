@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import jax_processors
 import models_zoo
 import numpy as np
 import pytest
 from harness import Harness, check_greedy, device_ids, load, make_device, over_devices
 from optional_packages import require_packages
+from samples import sample
 
 from tidewheel.engine.devices.base import Device
 from tidewheel.engine.errors import DeviceError
@@ -15,21 +21,32 @@ from tidewheel.engine.weights.dtypes import DType, KvCacheDType
 torch = pytest.importorskip("torch")
 require_packages("transformers")
 
-OUTPUT_TOKENS = 24
+OUTPUT_TOKENS = {"torch": 8, "tpu": 16}
+CHUNK = {"tpu": 2}
 # The reference takes its time, and each token alone whatever is beside it: a prompt of one token, and two that end at
 # and behind a block's end.
-TORCH_OUTPUT_TOKENS = 8
 TORCH_PROMPT_LENGTHS = (1, 17, 48)
 
 # For every ISA level: windows with caps, ALiBi, sinks and clipped experts, latents, and each kind of recurrence.
 OF_LEVELS = ("gemma2", "mpt", "gpt-oss", "deepseek-v3", "qwen3_5-experts", "falcon-h1", "lfm2")
 # For torch, each kind of layer, and what is around them.
 OF_TORCH = (*OF_LEVELS, "gemma3n", "opt-350m", "phi3-longrope", "cohere2")
+# Windows, two ropes, projections around the layers, branches side by side, ALiBi, and long contexts. All that families
+# need of a layer is in test_specs.py.
+OF_GRAPHS = ("mistral-window", "gemma3", "opt-350m", "cohere2", "mpt", "gpt2-scaled", "phi3-longrope")
+# Each model takes a second to compile. This one has windows with two ropes.
+OF_TPUS = ("gemma3",)
+
+
+def on(device: str, names: Iterable[str], chosen: Container[str]) -> list[Any]:
+    """Parameters of a test: the device with each model. `make test` has those that are chosen."""
+    return sample([(device, name) for name in names], lambda case: case[1] in chosen)
 
 
 @pytest.fixture
-def device(request: pytest.FixtureRequest) -> Device:
-    return make_device(request.param)
+def device(request: pytest.FixtureRequest) -> Iterator[Device]:
+    with jax_processors.asked_for() if request.param == "tpu" else nullcontext():
+        yield make_device(request.param)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -43,14 +60,20 @@ def prompts_for(device: Device) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(
-    ("device", "name"), over_devices(models_zoo.CASES, levels=OF_LEVELS, torch=OF_TORCH), indirect=["device"]
+    ("device", "name"),
+    [
+        *over_devices(models_zoo.CASES, levels=OF_LEVELS, torch=OF_TORCH),
+        *on("graph", models_zoo.EVERYWHERE, OF_GRAPHS),
+        *on("tpu", models_zoo.EVERYWHERE, OF_TPUS),
+    ],
+    indirect=["device"],
 )
 def test_greedy_tokens_and_logits_are_those_of_transformers(device: Device, name: str) -> None:
     executor = load(device, models_zoo.folder(name))
-    num_tokens = TORCH_OUTPUT_TOKENS if device.name == "torch" else OUTPUT_TOKENS
+    num_tokens, chunk = OUTPUT_TOKENS.get(device.name, 24), CHUNK.get(device.name, 7)
     # Two programs of torch's products, in float32 both: on a Zen 5, gemma4's logits were 1.01e-4 apart.
     most_error = 2e-4 if device.name == "torch" else 1e-4
-    check_greedy(name, Harness(executor).generate(prompts_for(device), num_tokens, chunk=7), most_error=most_error)
+    check_greedy(name, Harness(executor).generate(prompts_for(device), num_tokens, chunk), most_error=most_error)
     executor.close()
 
 
@@ -77,7 +100,10 @@ LONG = [
 
 @pytest.mark.parametrize(
     ("device", "name", "length", "max_model_len"),
-    over_devices(LONG, levels=("gemma3", "mpt"), torch=("llama-longrope", "gemma3")),
+    [
+        *over_devices(LONG, levels=("gemma3", "mpt"), torch=("llama-longrope", "gemma3")),
+        *(("graph", *case) for case in LONG if case[0] in models_zoo.EVERYWHERE),
+    ],
     indirect=["device"],
 )
 def test_logits_over_long_contexts(device: Device, name: str, length: int, max_model_len: int | None) -> None:
@@ -102,12 +128,16 @@ HALVED = (
     "cohere",
     "gpt-neox",
 )
+HALVED_ON_GRAPHS = ("llama", "qwen3", "mistral-window", "opt-350m", "gemma2", "olmo2", "cohere")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize(
     ("device", "name"),
-    over_devices(HALVED, levels=("opt-350m", "gemma2"), torch=("opt-350m",)),
+    [
+        *over_devices(HALVED, levels=("opt-350m", "gemma2"), torch=("opt-350m",)),
+        *on("graph", HALVED_ON_GRAPHS, HALVED_ON_GRAPHS),
+    ],
     indirect=["device"],
 )
 def test_logits_in_half_precision_differ_by_rounding(device: Device, name: str, dtype: DType) -> None:
@@ -171,7 +201,7 @@ def test_logits_are_the_same_to_the_bit_however_batched_and_chunked(device: Devi
             np.testing.assert_array_equal(np.stack(one.logits), np.stack(other.logits), strict=True)
 
 
-@pytest.mark.parametrize("device", device_ids()[:2], indirect=True)
+@pytest.mark.parametrize("device", [*device_ids()[:2], "graph"], indirect=True)
 def test_copied_blocks_continue_like_the_original(device: Device) -> None:
     executor = load(device, models_zoo.folder("llama"))
     harness = Harness(executor)
@@ -186,7 +216,7 @@ def test_copied_blocks_continue_like_the_original(device: Device) -> None:
     executor.close()
 
 
-@pytest.mark.parametrize("device", device_ids()[:2], indirect=True)
+@pytest.mark.parametrize("device", [*device_ids()[:2], "graph", "tpu"], indirect=True)
 def test_closing_twice_is_allowed(device: Device) -> None:
     executor = load(device, models_zoo.folder("llama"))
     executor.close()

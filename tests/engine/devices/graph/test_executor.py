@@ -28,6 +28,7 @@ from engine.devices.graph.loading import EAGER, FEW, load  # noqa: E402
 from engine.devices.graph import adapters  # noqa: E402
 
 LONG, SHORT = models_zoo.prompts()[-1], models_zoo.prompts()[4]
+BLOCK = 16
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -35,31 +36,39 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def caches_by_group(executor: Any) -> list[tuple[int, torch.Tensor]]:
-    """The K and V of all layers, `[blocks, block_size, ...]` each, with their cache group."""
-    mixers = [branch.mixer for layer in executor._launches._decoder._layers for branch in layer]
-    kv = [
-        (mixer._group, cache) for mixer in mixers if hasattr(mixer, "_keys") for cache in (mixer._keys, mixer._values)
-    ]
-    return [(group, cache.view(-1, executor.limits.block_size, *cache.shape[1:])) for group, cache in kv]
+@pytest.fixture
+def caches(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """The K and V of all layers that a test loads, `[blocks, block_size, ...]` each, in the layers' order."""
+    made: list[torch.Tensor] = []
+    zeros = torch.zeros
 
+    def recording(*shape: Any, **options: Any) -> torch.Tensor:
+        tensor = zeros(*shape, **options)
+        if tensor.dim() == 3 and len(tensor):
+            made.append(tensor.view(-1, BLOCK, *tensor.shape[1:]))
+        return tensor
 
-def caches(executor: Any) -> list[torch.Tensor]:
-    return [cache for _, cache in caches_by_group(executor)]
+    monkeypatch.setattr(torch, "zeros", recording)
+    return made
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2-window", "gemma3", "mpt"])
-def test_a_cache_full_of_nan_changes_nothing_and_padding_writes_to_its_own_block(name: str) -> None:
+def test_a_cache_full_of_nan_changes_nothing_and_padding_writes_to_its_own_block(
+    name: str, caches: list[torch.Tensor]
+) -> None:
     executor = load(models_zoo.folder(name))
-    for cache in caches(executor):
+    assert caches
+    assert executor.limits.block_size == BLOCK
+    for cache in caches:
         cache.fill_(torch.nan)
     harness = Harness(executor)
     sequences = [harness.start(prompt, 40) for prompt in models_zoo.prompts()]
     while running := [s for s in sequences if len(s.output) < 40]:
         harness.step(running, chunk=7)
     check_greedy(name, sequences)
-    for number, cache in caches_by_group(executor):
-        group = executor.limits.groups[number]
+    for cache in caches:
+        # Groups have caches of different sizes.
+        ((number, group),) = (it for it in enumerate(executor.limits.groups) if it[1].num_blocks + 1 == len(cache))
         used = {block for sequence in sequences for block in sequence.tables[number]}
         unused = [block for block in range(group.num_blocks) if block not in used]
         assert unused
@@ -67,14 +76,23 @@ def test_a_cache_full_of_nan_changes_nothing_and_padding_writes_to_its_own_block
         assert not cache[group.padding_block].isnan().all(), "nothing was padded"
 
 
-def test_a_window_that_was_left_behind_may_hold_anything() -> None:
+@pytest.mark.parametrize("name", ["llama", "qwen2-window", "gemma3", "opt", "mpt"])
+def test_whole_prompts_run_together(name: str) -> None:
+    executor = load(models_zoo.folder(name))
+    check_greedy(name, Harness(executor, seed=1).generate(models_zoo.prompts(), 8))
+    assert executor.stats().num_outside == 0
+    prompts = [use for use in executor.stats().uses if use.phase == "prompt"]
+    assert any(use.bucket.batch_size > 1 for use in prompts)
+
+
+def test_a_window_that_was_left_behind_may_hold_anything(caches: list[torch.Tensor]) -> None:
     executor = load(models_zoo.folder("mistral-window"))
     harness = Harness(executor)
     sequence = harness.start(LONG, 32)
     while len(sequence.output) < 32:
         harness.step([sequence], chunk=9)
         for block in range((sequence.cached - 20) // executor.limits.block_size):
-            for cache in caches(executor):
+            for cache in caches:
                 cache[sequence.blocks[block]] = torch.nan
             sequence.blocks[block] = executor.limits.padding_block
     check_greedy("mistral-window", [sequence])
@@ -93,26 +111,26 @@ def test_a_prompt_goes_on_from_blocks_of_another() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 5, 100])
-def test_copied_blocks_continue_like_the_original(count: int) -> None:
+def test_copied_blocks_continue_like_the_original(count: int, caches: list[torch.Tensor]) -> None:
     executor = load(models_zoo.folder("llama"), num_blocks=300)
     rest = range(300)
-    for cache in caches(executor):
+    for cache in caches:
         cache.copy_(torch.arange(len(cache)).view(-1, 1, 1, 1).expand_as(cache))
     pairs = np.random.default_rng(2).permutation(rest)[: 2 * count].reshape(2, count).T
     executor.copy_blocks(np.ascontiguousarray(pairs, np.int32))
     expected = np.arange(300)
     expected[pairs[:, 1]] = pairs[:, 0]
-    for cache in caches(executor):
+    for cache in caches:
         assert (cache[:300] == torch.from_numpy(expected).view(-1, 1, 1, 1)).all()
 
 
-def test_groups_are_copied_apart() -> None:
+def test_groups_are_copied_apart(caches: list[torch.Tensor]) -> None:
     executor = load(models_zoo.folder("gemma3"))
-    for cache in caches(executor):
+    for cache in caches:
         cache.copy_(torch.arange(len(cache)).view(-1, 1, 1, 1).expand_as(cache))
     executor.copy_blocks(np.array([[3, 5]], np.int32), 1)
     # The first layer has a window, the second sees everything.
-    assert [int(cache[5, 0, 0, 0]) for cache in caches(executor)] == [3, 3, 5, 5]
+    assert [int(cache[5, 0, 0, 0]) for cache in caches] == [3, 3, 5, 5]
 
 
 def test_a_step_larger_than_all_buckets_runs_unpadded_which_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
