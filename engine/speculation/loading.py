@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import get_args
 
@@ -90,8 +91,14 @@ class OpenedDraft(Struct, frozen=True):
             executor = device.load_draft(model.spec, weights, executor_options, beside, cancellation)
         return self.drafter(executor, beside.limits, max_model_len)
 
-    def drafter(self, executor: DraftExecutor, limits: ExecutorLimits, max_model_len: int) -> ModelDrafter:
-        """What guesses with its `executor`, once that is loaded. See `executor_options`."""
+    def drafter(
+        self,
+        executor: DraftExecutor,
+        limits: ExecutorLimits,
+        max_model_len: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> ModelDrafter:
+        """What guesses with its `executor`, once that is loaded. See `executor_options` and `ModelDrafter`."""
         most_guesses = limits.most_guesses
         num_tokens = self.asked.num_tokens if most_guesses is None else min(self.asked.num_tokens, most_guesses)
         longest = self._longest(max_model_len)
@@ -109,6 +116,7 @@ class OpenedDraft(Struct, frozen=True):
             vocab_size=self.target.spec.vocab_size,
             own_vocab_size=self.model.spec.vocab_size,
             most_context=longest,
+            clock=clock,
         )
 
     def _longest(self, max_model_len: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import tracemalloc
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -107,9 +108,15 @@ def test_routers_hear_of_each_others_chats() -> None:
 
 def test_memory_is_bounded() -> None:
     policy = policy_of(3, remembered=100)
-    for number in range(1000):
+    sizes = []
+    tracemalloc.start()
+    for number in range(3000):
         send(policy, Keys(prefixes=(number,), is_chat=True))
-    assert len(policy._taken) == len(policy._whole) == 100
+        if number % 1000 == 999:
+            sizes.append(tracemalloc.get_traced_memory()[0])
+    tracemalloc.stop()
+    # A chat takes a hundred bytes at least, and a thousand more of them would take a hundred thousand.
+    assert abs(sizes[2] - sizes[0]) < 20_000
 
 
 @settings(deadline=None, max_examples=50)

@@ -286,24 +286,26 @@ def test_choices_of_one_prompt_each_keep_to_the_grammar_from_their_first_token(n
 
 @pytest.mark.parametrize("name", DEVICES)
 def test_a_failure_to_write_masks_is_the_steps_failure(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = Driver(executor(name), MAX_LENGTH, EOS)
-
-    def fail(*arguments: object) -> None:
+    def fail(num_threads: int) -> None:
         raise RuntimeError("no masks today")
 
-    monkeypatch.setattr(driver.masks, "_write", fail)
+    monkeypatch.setattr("llguidance.LLExecutor", fail)
+    driver = Driver(executor(name), MAX_LENGTH, EOS)
     driver.add(Job((5, 6, 7), SamplingParams(), constraints=constraints("json")))
     with pytest.raises(RuntimeError, match="no masks today"):
         driver.run()
 
 
-def test_a_failure_of_llguidance_is_that_of_its_requests_alone() -> None:
+def test_a_failure_of_llguidance_is_that_of_its_requests_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken:
+        def __init__(self, num_threads: int) -> None:
+            pass
+
         def unsafe_compute_mask_ptr(self, *arguments: object) -> None:
             raise BaseException("panic")
 
+    monkeypatch.setattr("llguidance.LLExecutor", Broken)
     driver = Driver(fake(), MAX_LENGTH, EOS)
-    driver.masks._executor = Broken()  # type: ignore[assignment]
     job = Job((5, 6, 7), SamplingParams(max_tokens=5, ignore_eos=True))
     keys = [
         driver.add(dataclasses.replace(job, constraints=wanted))[0]

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -88,21 +89,25 @@ def test_the_process_is_started_again_if_it_is_lost(one: GrammarCompiler) -> Non
     assert other != process
 
 
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="there is no /proc to see processes in")
 def test_a_refusal_is_kept(one: GrammarCompiler) -> None:
-    async def refuse() -> list[str]:
-        wanted = StructuredOutput("grammar", DEEP, "field")
-        return [str((await asyncio.gather(one.compile(wanted), return_exceptions=True))[0]) for _ in range(3)]
+    def refusal() -> str:
+        with pytest.raises(InvalidRequestError) as refused:
+            compile_(one, "(", "regex")
+        return str(refused.value)
 
-    tried: list[str] = []
-    prove = one._prover.prove
-
-    def counted(kind: str, text: str, on_slow: Any) -> Any:
-        tried.append(kind)
-        return prove(kind, text, on_slow)
-
-    one._prover.prove = counted  # type: ignore[method-assign]
-    assert len(set(asyncio.run(refuse()))) == 1
-    assert len(tried) == 1
+    said = refusal()
+    assert provers()
+    while left := provers():
+        for process in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        time.sleep(0.01)
+    assert refusal() == said
+    assert not provers(), "a process has tried it again"
+    with pytest.raises(InvalidRequestError):
+        compile_(one, "((", "regex")
+    assert provers(), "a process would have been seen"
 
 
 # Eight grammars take as much time as they get, until they are ended.

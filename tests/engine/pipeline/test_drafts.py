@@ -36,7 +36,6 @@ from tidewheel.engine.pipeline.executor import PipelineExecutor
 from tidewheel.engine.pipeline.links import PREDICT
 from tidewheel.engine.pipeline_options import PipelineOptions
 from tidewheel.engine.sampling_params import SamplingParams
-from tidewheel.engine.speculation.draft_model import ModelDrafter
 from tidewheel.engine.speculation.loading import open_draft
 from tidewheel.engine.speculation.mtp import MtpDrafter
 from tidewheel.engine.speculative_options import DraftModel, SpeculativeOptions
@@ -72,8 +71,7 @@ def drafting(draft: str = "llama") -> Iterator[Driver]:
     executor = load_stages(given, model, wanted, opened)
     try:
         assert executor.draft is not None
-        drafter = opened.drafter(executor.draft, executor.limits, MAX_LENGTH)
-        drafter._clock = lambda: 0.0
+        drafter = opened.drafter(executor.draft, executor.limits, MAX_LENGTH, clock=lambda: 0.0)
         yield Driver(executor, MAX_LENGTH, EOS, clock=lambda step: 5.0, drafter=drafter)
     finally:
         executor.close()
@@ -234,8 +232,6 @@ def test_stages_that_start_again_have_a_draft_model_that_knows_nothing_of_before
         with pytest.raises(DeviceError, match="pipeline stage 1 of 2"):
             driver.run()
         driver.scheduler.lose_cache("lost")
-        assert isinstance(driver.drafter, ModelDrafter)
-        assert not any(driver.drafter._contents)
         executor.restart(DeviceError("lost"))
         for key in driver.scheduler.unfinished:
             driver.abort(key)

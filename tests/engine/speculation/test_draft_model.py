@@ -70,9 +70,21 @@ def drafting(
     num_batched_tokens: int = 256,
     most: int = 1000,
     own_vocab_size: int = models_zoo.VOCAB_SIZE,
+    computed: list[int] | None = None,
 ) -> Driver:
-    """An engine of the model `llama` with a draft model, whose guesses seem to take no time."""
+    """An engine of the model `llama` with a draft model, whose guesses seem to take no time.
+
+    Each call of the draft model adds to `computed` how many tokens it was given.
+    """
     executor, small = loaded("llama", draft, num_blocks, num_batched_tokens)
+    if computed is not None:
+        guess = small.guess
+
+        def counting(batch: StepBatch, *rest: Any) -> Any:
+            computed.append(len(batch.token_ids))
+            return guess(batch, *rest)
+
+        small.guess = counting  # type: ignore[method-assign]
     drafter = ModelDrafter(
         small,
         num_tokens,
@@ -199,18 +211,8 @@ def test_it_guesses_right_for_all_of_a_batch() -> None:
 
 def test_it_knows_what_it_has_computed_for_others() -> None:
     """Of a prompt whose blocks lie in the prefix cache, it computes no more than the large model."""
-    driver = drafting()
-    drafter = driver.drafter
-    assert isinstance(drafter, ModelDrafter)
     run: list[int] = []
-    executor = drafter._executor
-    guess = executor.guess
-
-    def counting(batch: StepBatch, *rest: Any) -> Any:
-        run.append(len(batch.token_ids))
-        return guess(batch, *rest)
-
-    executor.guess = counting  # type: ignore[method-assign]
+    driver = drafting(computed=run)
     check(driver, [job(8)])
     assert max(run) > 2 * BLOCK
     run.clear()
@@ -218,7 +220,8 @@ def test_it_knows_what_it_has_computed_for_others() -> None:
     assert run
     assert max(run) < BLOCK
     run.clear()
-    drafter.lose_cache()
+    assert isinstance(driver.drafter, ModelDrafter)
+    driver.drafter.lose_cache()
     check(driver, [job(20, (*PROMPT[: 2 * BLOCK], 8, 8, 8))])
     assert max(run) > 2 * BLOCK
 
