@@ -245,18 +245,11 @@ def _token_text(value: object) -> str | None:
 
 
 def _chat_template(folder: Path, config: Mapping[str, Any]) -> ChatTemplate | None:
-    """The special tokens. The files win over the config, as in transformers."""
-    templates: dict[str, str] = {}
-    inline = config.get("chat_template")
-    if isinstance(inline, str):
-        templates["default"] = inline
-    elif isinstance(inline, list):
-        for entry in inline:
-            name, text = (entry.get("name"), entry.get("template")) if isinstance(entry, dict) else (None, None)
-            if not isinstance(name, str) or not isinstance(text, str):
-                path = folder / "tokenizer_config.json"
-                raise ModelError(f"{path}: chat_template must be a template, or a list of objects of name and template")
-            templates[name] = text
+    """The chat templates. Files of their own win over the configs, as in transformers."""
+    templates = _listed(config, folder / "tokenizer_config.json")
+    # Models that read images have theirs beside the processor, in which it wins over the tokenizer's.
+    for name in ("processor_config.json", "chat_template.json"):
+        templates |= _listed(read_json_if_there(folder / name), folder / name)
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
         templates[path.stem] = _read_text(path)
     single = folder / "chat_template.jinja"
@@ -266,6 +259,22 @@ def _chat_template(folder: Path, config: Mapping[str, Any]) -> ChatTemplate | No
         if len(text) > MAX_TEMPLATE_BYTES:
             raise ModelError(f"{folder}: the chat template {shown(name)} has more than {MAX_TEMPLATE_BYTES} characters")
     return templates.get("default") if set(templates) <= {"default"} else templates
+
+
+def _listed(config: Mapping[str, Any], path: Path) -> dict[str, str]:
+    """The templates in `config`, which `path` holds: one, a list of them, or an object of them, each with its name."""
+    given = config.get("chat_template")
+    if given is None or isinstance(given, str):
+        return {} if given is None else {"default": given}
+    if isinstance(given, dict):
+        given = [{"name": name, "template": text} for name, text in given.items()]
+    templates: dict[str, str] = {}
+    for entry in given if isinstance(given, list) else [None]:
+        name, text = (entry.get("name"), entry.get("template")) if isinstance(entry, dict) else (None, None)
+        if not isinstance(name, str) or not isinstance(text, str):
+            raise ModelError(f"{path}: chat_template must be a template, or a list of objects of name and template")
+        templates[name] = text
+    return templates
 
 
 def _read_text(path: Path) -> str:

@@ -81,6 +81,14 @@ def test_special_tokens_by_name_from_both_files(tmp_path: Path) -> None:
         ({}, None),
         ({"tokenizer_config.json": {"chat_template": "inline"}}, "inline"),
         ({"tokenizer_config.json": {"chat_template": "inline"}, "chat_template.jinja": "file"}, "file"),
+        ({"chat_template.json": {"chat_template": "a"}}, "a"),
+        ({"tokenizer_config.json": {"chat_template": "inline"}, "processor_config.json": {"chat_template": "b"}}, "b"),
+        ({"chat_template.json": {"chat_template": "a"}, "processor_config.json": {"chat_template": "b"}}, "a"),
+        ({"chat_template.json": {"chat_template": "a"}, "chat_template.jinja": "c"}, "c"),
+        (
+            {"chat_template.json": {"chat_template": {"default": "a", "tool_use": "b"}}},
+            {"default": "a", "tool_use": "b"},
+        ),
         (
             {"tokenizer_config.json": {"chat_template": [{"name": "default", "template": "a"}]}},
             "a",
