@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from ..errors import bad_request
+from ..errors import ApiError, bad_request
 from ..generation.prompt_encoding import PromptEncoder
 from ..protocol.chat import Message, Tool, check_parts
 from .harmony import is_harmony
 from .harmony_messages import check_harmony_variables, harmony_messages
 from .messages import template_messages, template_tools
 from .request_templates import RequestTemplates
+from .template_contents import left_out, with_parts, with_reasoning, without_user_text
+from .template_reading import TemplateReading
 from .templates import ChatTemplate
 
 T = TypeVar("T")
@@ -90,7 +93,7 @@ class PromptRenderer:
             return self._encoded(rendered, tools, context, template, spoken, continues=bool(continue_final_message))
         if not continue_final_message:
             opens_turn = add_generation_prompt is not False
-            text = self._text(template, rendered, tools, add_generation_prompt=opens_turn, variables=context)
+            text = self._text(template, rendered, messages, tools, add_generation_prompt=opens_turn, variables=context)
             return RenderedPrompt(text, False, spoken)
         if add_generation_prompt:
             raise bad_request(
@@ -101,7 +104,7 @@ class PromptRenderer:
                 "continue_final_message: the final message has tool calls, which end a turn", "continue_final_message"
             )
         final["content"] = content + _END_OF_MESSAGE
-        text = self._text(template, rendered, tools, add_generation_prompt=False, variables=context)
+        text = self._text(template, rendered, messages, tools, add_generation_prompt=False, variables=context)
         text, found, _ = text.rpartition(_END_OF_MESSAGE)
         if not found:
             raise bad_request(
@@ -145,15 +148,65 @@ class PromptRenderer:
         return RenderedPrompt(tokenizer.decode(ids, skip_special_tokens=False), continues, spoken, ids)
 
     def _text(
-        self, source: str | None, messages: list[dict[str, Any]], tools: Sequence[Tool] | None, **options: Any
+        self,
+        source: str | None,
+        rendered: list[dict[str, Any]],
+        messages: Sequence[Message],
+        tools: Sequence[Tool] | None,
+        **options: Any,
     ) -> str:
+        """The prompt's text, in which the last user message is shown: the form of contents that does it is taken."""
         if self._template.is_harmony if source is None else is_harmony(source):
             check_harmony_variables(options["variables"])
-            messages = harmony_messages(messages)
+            forms = [harmony_messages(rendered)]
+        else:
+            # A request's template is not read here, which may take long: what it shows tells what it reads.
+            reading = self._template.reading(bool(tools)) if source is None else TemplateReading()
+            texts = with_reasoning(rendered, reading)
+            parts = with_parts(texts, messages)
+            forms = [parts, texts] if reading.parts else [texts, parts]
+        told = template_tools(tools)
+        text = self._written(source, forms[0], told, **options)
+        if self._shows_user(source, forms[0], text, told, **options):
+            return text
+        for form in forms[1:]:
+            with contextlib.suppress(ApiError):  # the template does not take this form
+                text = self._written(source, form, told, **options)
+                if self._shows_user(source, form, text, told, **options):
+                    return text
+        raise bad_request(
+            "messages: the chat template leaves out what the last user message says, so the model would not know of "
+            "it; use another template (--chat-template), or other roles",
+            "messages",
+        )
+
+    def _shows_user(
+        self,
+        source: str | None,
+        messages: Sequence[Mapping[str, Any]],
+        text: str,
+        tools: Sequence[Mapping[str, Any]] | None,
+        **options: Any,
+    ) -> bool:
+        """Whether `text`, the prompt of these messages, shows what the last user message says."""
+        if not left_out(messages, text):
+            return True
+        marked, mark = without_user_text(messages)
+        try:
+            return mark in self._written(source, marked, tools, **options)
+        except ApiError:
+            return True  # what the message says decides whether the template takes it, so the template has read it
+
+    def _written(
+        self,
+        source: str | None,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        **options: Any,
+    ) -> str:
         if source is None:
-            return self._template.render(messages, template_tools(tools), **options)
-        variables = self._template.context(messages, template_tools(tools), **options)
-        return self._for_requests().render(source, variables)
+            return self._template.render(messages, tools, **options)
+        return self._for_requests().render(source, self._template.context(messages, tools, **options))
 
     def _for_requests(self) -> RequestTemplates:
         if self._request_templates is None:

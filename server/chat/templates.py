@@ -14,6 +14,7 @@ from tidewheel.engine.files.wording import one_line, reason
 from ..errors import bad_request
 from .harmony import is_harmony
 from .template_environment import complaint, template_environment
+from .template_reading import TemplateReading, read_template
 
 # A template runs on the request's data, so what it trips over is the request's.
 _FAILURES = (
@@ -43,6 +44,7 @@ class ChatTemplate:
             self._by_name = {name: environment.from_string(by_name[name]) for name in _RENDERED if name in by_name}
         except Exception as error:  # jinja2's own, and whatever Python's compiler makes of the code that comes of it
             raise ModelError(f"the chat template does not compile: {one_line(error)}") from error
+        self._readings = {name: read_template(by_name[name]) for name in self._by_name}
         self._special_tokens = dict(special_tokens)
         self.is_harmony = any(map(is_harmony, by_name.values()))
         """Whether prompts are written in the harmony format."""
@@ -71,13 +73,20 @@ class ChatTemplate:
 
         Raises ApiError (400) if there is no template, or with the template's own complaint.
         """
-        template = (self._by_name.get("tool_use") if tools else None) or self._by_name.get("default")
+        template = self._by_name.get(self._name(tools))
         if template is None:
             raise bad_request("this model has no chat template; start the server with --chat-template", "messages")
         try:
             return template.render(self.context(messages, tools, **options))
         except _FAILURES as error:
             raise bad_request(complaint(error), "messages") from error
+
+    def reading(self, has_tools: bool) -> TemplateReading:
+        """How the template for requests with tools, or without, wants messages."""
+        return self._readings.get(self._name(has_tools), TemplateReading())
+
+    def _name(self, has_tools: object) -> str:
+        return "tool_use" if has_tools and "tool_use" in self._by_name else "default"
 
 
 def read_template_option(value: str) -> str:

@@ -187,7 +187,7 @@ ACCEPTED = {
     "/load always answers": "--enable-server-load-tracking",
     "usage always says how many tokens of a prompt were cached": "--enable-prompt-tokens-details",
     "the page /docs needs nothing from the internet": "--enable-offline-docs",
-    "the parts of a content reach the chat template as one text": "--chat-template-content-format= "
+    "the chat template tells whether it reads texts or parts": "--chat-template-content-format= "
     "--chat-template-text-format=",
     "log-probabilities are those of the model's own logits": "--logprobs-mode=raw_logprobs",
     "--reasoning-parser says it alone": "--enable-reasoning",

@@ -29,7 +29,7 @@ OF_STARTS = _by_name(
 
 _IDLE = _by_name(
     {
-        "the parts of a content reach the chat template as one text": "chat_template_content_format",
+        "the chat template tells whether it reads texts or parts": "chat_template_content_format",
         "the server alone sends traces": "trace_headers",
         "it is between vLLM's server and its engine": "arrival_time data_parallel_rank prompt_text session_id kv_hints "
         "reasoning_ended reasoning_parser_kwargs",

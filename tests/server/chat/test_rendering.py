@@ -72,7 +72,8 @@ def test_a_turn_cannot_be_continued_and_opened(trusting: RunningServer) -> None:
 
 
 def test_a_template_that_hides_the_final_message_cannot_continue_it(trusting: RunningServer) -> None:
-    error = refused(trusting, continue_final_message=True, chat_template="{{ messages | length }}")
+    messages, template = [ASK, BEGUN], "{{ messages[0].content }}"
+    error = refused(trusting, messages=messages, continue_final_message=True, chat_template=template)
     assert (error["param"], "leaves the final message out" in error["message"]) == ("continue_final_message", True)
 
 

@@ -192,7 +192,7 @@ def test_the_text_is_that_of_the_models_own(start_server: StartServer, template:
 
 def test_many_at_once_get_their_own(trusting: RunningServer) -> None:
     with ThreadPoolExecutor(16) as pool:
-        texts = list(pool.map(lambda i: said(trusting, f"SAY(number {i})YAS"), range(64)))
+        texts = list(pool.map(lambda i: said(trusting, f"{{{{ messages[0].content }}}}SAY(number {i})YAS"), range(64)))
     assert texts == [f"number {i}" for i in range(64)]
     running = set(workers(os.getpid()))
     assert said(trusting, OWN) == "hello"
