@@ -31,8 +31,8 @@ from .speculative_options import SpeculativeOptions
 from .weights import source_at
 from .weights.contents import Contents
 from .weights.dtypes import KvCacheDType
-from .weights.hub import UnreachableError, cached_model, local_model
-from .weights.hub_headers import hub_headers
+from .weights.hub import UnreachableError, cached_model, is_cached, local_model
+from .weights.hub_headers import NoHeadersError, hub_headers
 from .weights.quantization import Method
 from .weights.quantized import method_in_words
 
@@ -160,6 +160,10 @@ def _headers(options: EngineOptions) -> Iterator[tuple[Path, bool]]:
             try:
                 path, whole = stack.enter_context(hub_headers(options.model, options.revision)), False
             except UnreachableError:
+                path = cached_model(options.model, options.revision, options.download_dir)
+            except NoHeadersError:
+                if not is_cached(options.model, options.revision, options.download_dir):
+                    raise
                 path = cached_model(options.model, options.revision, options.download_dir)
         yield path, whole
 

@@ -17,6 +17,7 @@ from ..files.reading import (
     require_no_special_files,
 )
 from ..files.wording import shown
+from .byte_level import load_byte_level
 from .detokenizer import BytesDetokenizer, Detokenizer, WindowDetokenizer
 from .tokenizer_backends import (
     SentencePieceBackend,
@@ -220,7 +221,7 @@ def _backend(folder: Path, config: Mapping[str, Any]) -> TokenizerBackend:
         require_no_special_files(folder)
         for path in legacy:
             require_file(path, MAX_TOKENIZER_BYTES)
-        return load_with_transformers(folder)
+        return load_byte_level(folder, config) or load_with_transformers(folder)
     raise ModelError(
         f"{folder} has no tokenizer: add the model's tokenizer.json (or tokenizer.model) and tokenizer_config.json, "
         "or name another folder with --tokenizer"

@@ -14,7 +14,7 @@ import math
 import mmap
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,8 @@ from ..models.text_part import parts_of, text_name
 from .drafts import draft_tensors, no_mtp, not_loaded
 from .dtypes import STORAGE, DType
 from .kv_scales import KvScales, StoredKvScales
-from .pickles import pickles_in, refused_folder
+from .pickles import PYTORCH, PYTORCH_INDEX, pickles_in, refused_folder
+from .pytorch_file import NotPlainTensorsError, open_pytorch_file
 from .quantization import TensorFormat
 from .quantized import ExpertReader, LayerReader, LayerTensors
 from .safetensors_faults import tensor_at_fault
@@ -52,14 +53,15 @@ _MAX_FILE_NAME = 255  # characters; no file system has longer ones
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
-    """All tensors of the checkpoint in `folder`, by the names they have there.
+    """All tensors of the checkpoint in `folder`, by the names they have there. PyTorch's files are read where there
+    are no safetensors.
 
-    Raises ModelError if there is no safetensors checkpoint, a shard is missing, or a file is corrupt or truncated.
+    Raises ModelError if there is no checkpoint, a shard is missing, or a file is corrupt or truncated.
     """
     if is_there(folder / _SINGLE):
         return open_file(folder / _SINGLE)
     if is_there(folder / _INDEX):
-        return _open_shards(folder)
+        return _open_shards(folder / _INDEX, open_file)
     # An adapter may be stored beside a model; it is not the model.
     files = sorted(path for path in folder.glob("*.safetensors") if not path.name.startswith("adapter_"))
     if len(files) == 1:
@@ -67,11 +69,17 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     if files:
         names = ", ".join(path.name for path in files)
         raise ModelError(f"{folder} has several weight files ({names}) but no {_INDEX} to join them")
+    try:
+        if is_there(folder / PYTORCH):
+            return open_pytorch_file(folder / PYTORCH)
+        if is_there(folder / PYTORCH_INDEX):
+            return _open_shards(folder / PYTORCH_INDEX, open_pytorch_file)
+    except NotPlainTensorsError as error:
+        raise _no_checkpoint(folder, str(error)) from error
     raise _no_checkpoint(folder)
 
 
-def _open_shards(folder: Path) -> Checkpoint:
-    index = folder / _INDEX
+def _open_shards(index: Path, open_one: Callable[[Path], Checkpoint]) -> Checkpoint:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise ModelError(f"{index} must have a weight_map from tensor names to file names")
@@ -82,10 +90,10 @@ def _open_shards(folder: Path) -> Checkpoint:
     for file_name in sorted(names_by_file):
         if Path(file_name).name != file_name or not file_name.isprintable() or len(file_name) > _MAX_FILE_NAME:
             raise ModelError(f"{index} names {shown(file_name)}, which is not a file name")
-        path = folder / file_name
+        path = index.with_name(file_name)
         if not is_there(path):
             raise ModelError(f"{path}, a shard that {index.name} names, does not exist")
-        shard = open_file(path)
+        shard = open_one(path)
         for name in names_by_file[file_name]:
             if name not in shard:
                 raise ModelError(f"{path} lacks tensor {shown(name)}, which {index.name} says is there")
@@ -156,13 +164,13 @@ def _views(path: Path, file: bytes | mmap.mmap, version: tuple[str, int, int, in
     return checkpoint
 
 
-def _no_checkpoint(folder: Path) -> ModelError:
+def _no_checkpoint(folder: Path, reason: str = "") -> ModelError:
     pickles = pickles_in(path.name for path in folder.glob("*"))
     if not pickles:
         return ModelError(f"{folder} has no weights: there is no {_SINGLE}, {_INDEX} or other .safetensors file")
     for name in pickles:
         require_file(folder / name)
-    return refused_folder(str(folder), pickles)
+    return refused_folder(str(folder), pickles, reason)
 
 
 def open_weights(folder: Path, description: ModelDescription, reader: LayerReader | None = None) -> CheckpointWeights:

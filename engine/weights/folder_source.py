@@ -52,12 +52,13 @@ class FolderSource:
         return load_mistral(self._folder)
 
     def weights(self, description: ModelDescription, config: Mapping[str, Any] | None = None) -> WeightSource:
-        """The folder's safetensors checkpoint."""
+        """The folder's checkpoint."""
         return open_weights(self._folder, description, layer_reader(self.config if config is None else config))
 
     def contents(self) -> Contents:
-        """What the safetensors files hold. Raises ModelError for files that are missing or corrupt."""
+        """What the checkpoint's files hold. Raises ModelError for files that are missing or corrupt."""
         checkpoint = open_checkpoint(self._folder)
         files = sorted({str(stored.path.relative_to(self._folder)) for stored in checkpoint.values()})
         formats = formats_in((stored.dtype, stored.data.nbytes) for stored in checkpoint.values())
-        return Contents("safetensors", tuple(files), formats)
+        kind = "pytorch" if files and files[0].endswith(".bin") else "safetensors"
+        return Contents(kind, tuple(files), formats)

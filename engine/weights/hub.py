@@ -17,17 +17,18 @@ from ..files.reading import is_there
 from ..files.wording import one_line, shown
 from .gguf.choosing import choose_gguf, choose_gguf_in, is_gguf
 from .hub_client import longest_wait_s, prepare_client
-from .pickles import pickles_in, refused_repository
+from .pickles import PYTORCH_FILES, PYTORCH_INDEX, may_be_plain, pickles_in, refused_repository
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
 
 logger = logging.getLogger(__name__)
 
-# What serving needs. Never pickle; not the copies in other formats that many repositories have in subfolders, nor the
-# unsharded duplicate that some keep beside the shards.
+# What serving needs. Pickles only where nothing else has the weights; not the copies in other formats that many
+# repositories have in subfolders, nor the unsharded duplicate that some keep beside the shards.
 _WANTED = ["*.json", "*.jinja", "*.txt", "tokenizer.model", "tokenizer.model.v*"]
 _WEIGHTS = ["*.safetensors"]
+_INDEX = "model.safetensors.index.json"
 _UNWANTED = ["*/*", "consolidated*.safetensors"]
 # An encoder in ONNX has its modules in subfolders; large ones keep their weights beside the graph.
 _ENCODER_WANTED = ["*.json", "onnx/model.onnx*", "model.onnx*"]
@@ -58,6 +59,8 @@ def resolve(
     names = repository_files(model, revision, download_dir)
     refuse_pickles(model, revision, names)
     if not any(name.lower().endswith(".gguf") for name in names):
+        if with_weights and may_be_plain(names):
+            return download(model, revision, download_dir, _WANTED + PYTORCH_FILES, _UNWANTED)
         return folder
     return _gguf(model, revision, download_dir, None, names)
 
@@ -107,6 +110,8 @@ def wanted_files(
     if any(name.endswith(".safetensors") for name in found):
         return found
     refuse_pickles(model, revision, names)
+    if may_be_plain(names):
+        return list(filter_repo_objects(names, allow_patterns=_WANTED + PYTORCH_FILES, ignore_patterns=_UNWANTED))
     return [*found, *choose_gguf(repository, names)]
 
 
@@ -117,16 +122,20 @@ def _is_encoder(model: str, revision: str | None, names: Sequence[str]) -> bool:
         return False
     if not any(name.endswith(".onnx") for name in names):
         refuse_pickles(model, revision, names)
+        if may_be_plain(names):
+            return False
         raise ModelError(f"{model} has no safetensors, GGUF or ONNX files: name another repository of the model")
     return True
 
 
 def refuse_pickles(model: str, revision: str | None, names: Sequence[str]) -> None:
-    """Raises ModelError for a repository without safetensors that has pickles and no GGUF files."""
+    """Raises ModelError for a repository without safetensors that has pickles and no GGUF files, unless they may be
+    plain tensors, which are read.
+    """
     from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]  # documented, but not listed
 
     pickles = pickles_in(names)
-    if pickles and not any(name.lower().endswith(".gguf") for name in names):
+    if pickles and not may_be_plain(names) and not any(name.lower().endswith(".gguf") for name in names):
         others = list(filter_repo_objects(names, allow_patterns=_WANTED, ignore_patterns=_UNWANTED))
         raise refused_repository(model, revision, pickles, others)
 
@@ -283,12 +292,13 @@ def is_cached(
             return any(name.endswith(".onnx") for name in names)
         if wanted is not None or any(name.lower().endswith(".gguf") for name in names):
             return all((folder / name).exists() for name in choose_gguf(repository, names, wanted))
-        index = folder / "model.safetensors.index.json"
+        has_safetensors = any(name.endswith(".safetensors") and "/" not in name for name in names)
+        index = folder / (PYTORCH_INDEX if may_be_plain(names) and not has_safetensors else _INDEX)
         if index.exists():
             return all((folder / str(name)).exists() for name in json.loads(index.read_bytes())["weight_map"].values())
     except (ModelError, ValueError, KeyError, AttributeError, OSError):
         return False
-    return any(name.endswith(".safetensors") and "/" not in name for name in names)
+    return has_safetensors or may_be_plain(names)
 
 
 class UnreachableError(ModelError):

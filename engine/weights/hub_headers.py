@@ -22,6 +22,7 @@ from .gguf.config import CONFIG_TENSORS
 from .gguf.reader import GgufFile, read_gguf
 from .hub import hub_errors, refuse_pickles, repository_info, split_name
 from .hub_client import longest_wait_s
+from .pickles import may_be_plain
 from .quantized import SETTINGS_FILES
 
 _CONFIGS = ("config.json", "model.safetensors.index.json", *SETTINGS_FILES)
@@ -41,12 +42,16 @@ _MAX_NUMBERS_BYTES = 64 << 20  # of a file
 _MAX_CONFIG_BYTES = 1 << 20  # of a tensor that belongs to the config
 
 
+class NoHeadersError(ModelError):
+    """The weights are in files without a header that could be fetched."""
+
+
 @contextmanager
 def hub_headers(model: str, revision: str | None = None) -> Iterator[Path]:
     """A folder, or a GGUF file, that lasts as long as the context, for the model of a hub id (see `hub.resolve`).
 
-    A few MB at most are fetched for each file. Raises ModelError if the hub has no such model; UnreachableError if it
-    cannot be asked.
+    A few MB at most are fetched for each file. Raises ModelError if the hub has no such model, NoHeadersError if only
+    all of it would do; UnreachableError if the hub cannot be asked.
     """
     repository, wanted = split_name(model)
     with tempfile.TemporaryDirectory(prefix="tidewheel-") as folder:
@@ -90,6 +95,11 @@ def _fetch(repository: _Repository, wanted: str | None, folder: Path) -> Path:
     if wanted is not None or not (weights or graphs):
         if wanted is None:
             refuse_pickles(repository.name, repository.revision, repository.files)
+            if may_be_plain(repository.files):
+                raise NoHeadersError(
+                    f"{repository.name} has its weights in PyTorch's files, which can only be inspected when they are "
+                    f"here: tidewheel pull {repository.name}"
+                )
         parts = choose_gguf(repository.name, repository.files, wanted)
         for part in parts:
             _gguf(repository, part, folder / Path(part).name)

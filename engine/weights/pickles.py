@@ -1,7 +1,10 @@
-"""Checkpoints that are pickles: refused, with the one command that makes safetensors of them."""
+"""Checkpoints that are pickles. Those of plain tensors are read without running them; others are refused, with the one
+command that makes safetensors of them.
+"""
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Sequence
 
@@ -9,6 +12,9 @@ from ..errors import ModelError
 
 _SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 _OF_TRAINING = ("training_args", "optimizer", "scheduler", "rng_state")  # may lie beside weights
+PYTORCH, PYTORCH_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+PYTORCH_FILES = [PYTORCH, "pytorch_model-*-of-*.bin"]
+_PYTORCH_FILE = re.compile(r"pytorch_model(-[0-9]+-of-[0-9]+)?\.bin")
 _CONVERTED = "model.safetensors"
 # From pickles, the arguments after the first, to safetensors, the first, where tensors cannot share memory.
 _CONVERT = (
@@ -24,11 +30,18 @@ def pickles_in(names: Iterable[str]) -> list[str]:
     return sorted(name for name, file in files if file.endswith(_SUFFIXES) and not file.startswith(_OF_TRAINING))
 
 
-def refused_folder(folder: str, pickles: Sequence[str]) -> ModelError:
-    """The error for a folder that has these pickles."""
+def may_be_plain(names: Iterable[str]) -> bool:
+    """Whether a model without safetensors and GGUF has the files that in most cases hold tensors and nothing else."""
+    there = list(names)
+    return any(map(_PYTORCH_FILE.fullmatch, there)) and not any(name.lower().endswith(".gguf") for name in there)
+
+
+def refused_folder(folder: str, pickles: Sequence[str], reason: str = "") -> ModelError:
+    """The error for a folder that has these pickles; `reason` says what is in one of them besides tensors."""
+    because = f" ({reason})" if reason else ""
     return ModelError(
-        f"{_never_loaded(folder, pickles)}. Where torch is installed, this makes safetensors of it and runs no code: "
-        f"{_conversion(folder, pickles)}"
+        f"{_never_loaded(folder, pickles)}{because}. Where torch is installed, this makes safetensors of it and runs "
+        f"no code: {_conversion(folder, pickles)}"
     )
 
 

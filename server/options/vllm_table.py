@@ -166,7 +166,8 @@ ACCEPTED = {
     "config.json is read, which Mistral's repositories have beside params.json": "--config-format=mistral",
     "it is how models are read here": "--config-format=auto --config-format=hf --model-impl=auto --model-impl=vllm "
     "--allow-deprecated-quantization",
-    "the format is found in the checkpoint": "--load-format=bitsandbytes --load-format=hf --load-format=mistral",
+    "the format is found in the checkpoint": "--load-format=bitsandbytes --load-format=hf --load-format=mistral "
+    "--load-format=pt",
     "weights are mapped and read once": "--load-format=fastsafetensors --load-format=runai_streamer "
     "--use-tqdm-on-load --weights-load-device= --pt-load-map-location= --model-loader-extra-config= "
     "--safetensors-load-strategy= "
@@ -235,7 +236,7 @@ REFUSED = {
     "other users of this machine see it on the command line; set HF_TOKEN": "--hf-token=",
     "a GGUF file says itself what the model is, and the folder of another model has a config.json: leave it out, or "
     "say single fields with --hf-overrides": "--hf-config-path=",
-    "convert the model to Hugging Face's config.json and safetensors": "--config-format= --load-format=pt "
+    "convert the model to Hugging Face's config.json and safetensors": "--config-format= "
     "--load-format=ipc_cache --load-format=npcache --load-format=tensorizer --load-format=sharded_state "
     "--load-format=runai_streamer_sharded "
     "--load-format=modelexpress --load-format=instanttensor",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import struct
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tidewheel.engine.files.folder import read_config
 from tidewheel.engine.models import describe
 from tidewheel.engine.models.generation import read_generation_config, sampling_defaults
 from tidewheel.engine.models.spec import tensor_shapes
+from tidewheel.engine.text.byte_level import load_byte_level
 from tidewheel.engine.text.tokenizer import Tokenizer
 from tidewheel.engine.weights.checkpoint import CheckpointWeights, open_checkpoint
 from tidewheel.engine.weights.finite import require_finite
@@ -89,6 +91,12 @@ def use_tokenizer(folder: Path) -> None:
         ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens_map)
 
 
+def use_byte_level(folder: Path) -> None:
+    made = load_byte_level(folder, {"tokenizer_class": "GPT2Tokenizer", "add_bos_token": True})
+    if made is not None:
+        made.decode(made.encode("hi there <|end|>", True)[:20], False)
+
+
 def tokenizer_json() -> bytes:
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     made = tokenizers.Tokenizer(
@@ -104,6 +112,7 @@ def tokenizer_json() -> bytes:
 
 
 TOKENIZER = tokenizer_json()
+VOCABULARY = json.dumps(json.loads(TOKENIZER)["model"]["vocab"]).encode()
 TOKENIZER_CONFIG: dict[str, Any] = {
     "bos_token": {"content": "<|start|>"}, "eos_token": "<|end|>", "additional_special_tokens": ["<|end|>"],
     "chat_template": [{"name": "default", "template": TEMPLATE}], "add_bos_token": True,
@@ -128,8 +137,22 @@ SENTENCEPIECE_CONFIG: dict[str, Any] = {
                              "301": {"content": "plain", "special": False}},
 }  # fmt: skip
 
+
+def pytorch_file() -> bytes:
+    """A file of one tensor, as torch.save writes it."""
+    storage = b"(X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\0\0\x000X\x03\0\0\0cpuK\x02tQ"
+    program = b"\x80\x02}q\0X\x01\0\0\0actorch._utils\n_rebuild_tensor_v2\n("
+    program += storage + b"K\0K\x02\x85K\x01\x85\x89ccollections\nOrderedDict\n)RtRs."
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        for name, content in {"data.pkl": program, "data/0": bytes(8), "byteorder": b"little"}.items():
+            archive.writestr(f"archive/{name}", content)
+    return made.getvalue()
+
+
 FOLDERS: dict[str, Harness] = {
     "safetensors": Harness(in_folder(lambda data: {"model.safetensors": data}, read_checkpoint), [checkpoint()]),
+    "pytorch": Harness(in_folder(lambda data: {"pytorch_model.bin": data}, open_checkpoint), [pytorch_file()]),
     "config": Harness(in_folder(lambda data: {"config.json": data}, read_description), written(*CONFIGS)),
     "generation-config": Harness(
         in_folder(
@@ -141,6 +164,20 @@ FOLDERS: dict[str, Harness] = {
     "tokenizer-config": Harness(
         in_folder(lambda data: {"tokenizer_config.json": data, "tokenizer.json": TOKENIZER}, use_tokenizer),
         written(TOKENIZER_CONFIG),
+    ),
+    "vocabulary": Harness(
+        in_folder(lambda data: {"vocab.json": data, "merges.txt": b"h i\n"}, use_byte_level), [VOCABULARY]
+    ),
+    "merges": Harness(
+        in_folder(lambda data: {"vocab.json": VOCABULARY, "merges.txt": data}, use_byte_level),
+        [b"#version: 0.2\nh i\n"],
+    ),
+    "added-tokens": Harness(
+        in_folder(
+            lambda data: {"vocab.json": VOCABULARY, "merges.txt": b"h i\n", "special_tokens_map.json": data},
+            use_byte_level,
+        ),
+        written({"bos_token": {"content": "<|end|>", "lstrip": True}, "additional_special_tokens": ["<|x|>"]}),
     ),
     "sentencepiece": Harness(
         in_folder(lambda data: {"tokenizer.model": data}, use_tokenizer, names_files=True),

@@ -157,21 +157,89 @@ def test_sentencepiece_models_obey_add_bos_token(tmp_path: Path, spm: bytes) -> 
     assert [tokenizer.id_to_token(i) for i in (ids[0], ids[-1])] == ["▁T", "</s>"]
 
 
-def test_other_files_are_left_to_transformers(tmp_path: Path) -> None:
+BYTE_LEVEL: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"tokenizer_class": "GPT2Tokenizer", "eos_token": "</s>", "bos_token": "<s>", "unk_token": "</s>"}, {}),
+    (
+        {
+            "tokenizer_class": "GPT2Tokenizer",
+            "add_bos_token": True,
+            "bos_token": {"content": "</s>", "normalized": True, "__type": "AddedToken"},
+            "eos_token": {"content": "</s>", "normalized": True, "__type": "AddedToken"},
+            "unk_token": {"content": "</s>", "normalized": True, "__type": "AddedToken"},
+        },
+        {"special_tokens_map.json": {"pad_token": "<pad>"}},
+    ),
+    (
+        {"tokenizer_class": "GPT2Tokenizer", "bos_token": "<s>", "eos_token": "<|new|>", "unk_token": "<s>"},
+        {"added_tokens.json": {"<|new|>": 400, "<|more|>": 401}},
+    ),
+    (
+        {"tokenizer_class": "GPT2Tokenizer", "eos_token": "</s>", "bos_token": "<s>", "unk_token": "</s>"},
+        {"special_tokens_map.json": {"additional_special_tokens": ["<|im_start|>", "<|late|>"]}},
+    ),
+]
+
+
+@pytest.mark.parametrize(("config", "files"), BYTE_LEVEL)
+def test_vocabularies_with_merges_are_read_as_by_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], files: dict[str, Any]
+) -> None:
     """OPT and older GPT-2 folders have a vocabulary and merges, and no tokenizer.json."""
+    transformers = pytest.importorskip("transformers")
     save("byte-level", tmp_path)
     whole = tmp_path / "tokenizer.json"
     model = json.loads(whole.read_text())["model"]
+    whole.unlink()
+    write(tmp_path / "vocab.json", model["vocab"])
+    write(tmp_path / "merges.txt", "\n".join(["#version: 0.2", *(" ".join(pair) for pair in model["merges"])]))
+    for name, content in {"tokenizer_config.json": config, **files}.items():
+        write(tmp_path / name, content)
+    oracle = transformers.AutoTokenizer.from_pretrained(str(tmp_path))
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.vocab_size == len(oracle)
+    for text in (*TEXT[:5], " The  tide", "<s>a</s> b<pad><|im_start|> c <|new|><|late|><|more|>d", ""):
+        ids = tokenizer.encode(text)
+        assert ids == oracle.encode(text), text
+        assert tokenizer.encode(text, add_special_tokens=False) == oracle.encode(text, add_special_tokens=False)
+        for skips in (True, False):
+            expected = oracle.decode(ids, skip_special_tokens=skips, clean_up_tokenization_spaces=False)
+            assert tokenizer.decode(ids, skip_special_tokens=skips) == expected
+    assert tokenizer.eos_token_id == oracle.eos_token_id
+
+
+def test_a_vocabulary_of_bytes_needs_no_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    save("byte-level", tmp_path)
+    expected = Tokenizer.load(tmp_path).encode("The tide turns")
+    model = json.loads((tmp_path / "tokenizer.json").read_text())["model"]
+    (tmp_path / "tokenizer.json").unlink()
     write(tmp_path / "vocab.json", model["vocab"])
     write(tmp_path / "merges.txt", "\n".join(" ".join(pair) for pair in model["merges"]))
-    config = {"tokenizer_class": "GPT2Tokenizer", "eos_token": "</s>", "bos_token": "<s>", "unk_token": "</s>"}
-    write(tmp_path / "tokenizer_config.json", config)
-    expected = Tokenizer.load(tmp_path).encode("The tide turns")
-    whole.unlink()
-    tokenizer = Tokenizer.load(tmp_path)
-    assert tokenizer.encode("The tide turns", add_special_tokens=False) == expected
-    assert tokenizer.decode(expected) == "The tide turns"
-    assert tokenizer.eos_token_id == 1
+    assert Tokenizer.load(tmp_path).encode("The tide turns") == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("vocab.json", {"a": 0, "b": 0}),
+        ("vocab.json", {"a": -1}),
+        ("vocab.json", {"a": "b"}),
+        ("merges.txt", "no such"),
+        ("merges.txt", "three words here"),
+        ("added_tokens.json", {"<|x|>": 7}),
+    ],
+)
+def test_a_broken_vocabulary_is_refused_by_its_file(tmp_path: Path, name: str, content: object) -> None:
+    files: dict[str, Any] = {
+        "vocab.json": {"a": 0, "b": 1},
+        "merges.txt": "",
+        "tokenizer_config.json": {"tokenizer_class": "GPT2Tokenizer"},
+    }
+    for file, value in (files | {name: content}).items():
+        write(tmp_path / file, value)
+    with pytest.raises(ModelError, match=str(tmp_path)):
+        Tokenizer.load(tmp_path)
 
 
 def test_without_transformers_such_a_folder_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

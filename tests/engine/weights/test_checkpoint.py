@@ -229,9 +229,9 @@ def test_the_command_for_pickles_converts_them(tmp_path: Path) -> None:
     folder = tmp_path / "a model's"
     folder.mkdir()
     shared = torch.arange(6.0).reshape(2, 3)
-    torch.save({"a.weight": shared, "b.weight": shared}, folder / "pytorch_model-00001-of-00002.bin")
+    torch.save({"a.weight": shared, "b.weight": shared}, folder / "weights-1.bin")
     torch.save(["not weights"], folder / "training_args.bin")
-    torch.save({"c.weight": shared.T.bfloat16()}, folder / "pytorch_model-00002-of-00002.bin")
+    torch.save({"c.weight": shared.T.bfloat16()}, folder / "weights-2.bin")
     with pytest.raises(ModelError, match="pickle") as error:
         open_weights(folder, description())
     command = "python3 -c " + str(error.value).partition("python3 -c ")[2]

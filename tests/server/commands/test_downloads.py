@@ -54,8 +54,8 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeHub]:
         folder / "q8.gguf", model, tokenizer, quantize=gguf_files.quantized(gguf.GGMLQuantizationType.Q8_0)
     )
     f32 = gguf_files.write(folder / "f32.gguf", model)
-    torch.save({"a.weight": torch.ones(2, 3)}, folder / "pytorch_model.bin")
-    pickled = PICKLED | {"pytorch_model.bin": (folder / "pytorch_model.bin").read_bytes()}
+    torch.save({"a.weight": torch.ones(2, 3)}, folder / "weights.bin")
+    pickled = PICKLED | {"weights.bin": (folder / "weights.bin").read_bytes()}
     converted = {"model-Q8_0.gguf": with_much_metadata(q8.read_bytes()), "model-F32.gguf": f32.read_bytes()}
     repositories = {"own/model": files, "own/gguf": converted, "own/pickled": pickled, "own/encoder": ENCODER}
     for kind in QUANTIZED:
@@ -69,6 +69,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeHub]:
     repositories["own/huge"] = files | {"model.safetensors": Claimed(files["model.safetensors"])}
     graph = repositories["own/embedder"]["onnx/model.onnx"]
     repositories["own/huge-embedder"] = repositories["own/embedder"] | {"onnx/model.onnx": Claimed(graph)}
+    repositories["own/opt"] = of_pytorch("opt", folder / "opt")
     for name, made in zip(("own/llama", "own/eagle3"), eagle3_zoo.folders("llama"), strict=True):
         repositories[name] = {path.name: path.read_bytes() for path in made.iterdir()}
     with fake_hub(repositories) as running:
@@ -82,6 +83,24 @@ def with_much_metadata(file: bytes) -> bytes:
     entry = head + struct.pack("<Q", size - len(head) - 8) + bytes(size - len(head) - 8)  # tensors stay aligned
     count = struct.unpack_from("<Q", file, 16)[0]
     return file[:16] + struct.pack("<Q", count + 1) + entry + file[24:]
+
+
+def of_pytorch(name: str, folder: Path) -> dict[str, bytes]:
+    """The files of a model as repositories had them before safetensors and tokenizer.json."""
+    import torch
+
+    folder.mkdir()
+    torch.save(models_zoo.model(name).state_dict(), folder / "pytorch_model.bin")
+    made = models_zoo.folder(name, tokenizer=True)
+    tokenizer = json.loads((made / "tokenizer.json").read_text())["model"]
+    return {
+        "config.json": (made / "config.json").read_bytes(),
+        "pytorch_model.bin": (folder / "pytorch_model.bin").read_bytes(),
+        "rust_model.ot": b"another format",
+        "vocab.json": json.dumps(tokenizer["vocab"]).encode(),
+        "merges.txt": "\n".join(" ".join(pair) for pair in tokenizer["merges"]).encode(),
+        "tokenizer_config.json": b'{"tokenizer_class": "GPT2Tokenizer"}',
+    }
 
 
 def quantized(kind: str, folder: Path) -> dict[str, bytes]:
@@ -254,10 +273,28 @@ def test_what_cannot_be_pulled_is_refused(shell: Shell) -> None:
     )
     assert [model["name"] for model in json.loads(there.out)] == ["own/encoder"]
     assert Path(encoder.out.strip()).is_relative_to(folder)
-    assert (pickled.code, "pickle (pytorch_model.bin)" in pickled.err) == (1, True)
+    assert (pickled.code, "pickle (weights.bin)" in pickled.err) == (1, True)
     assert (none.code, "own/none is neither a folder here nor a model" in none.err) == (1, True)
     assert (here.code, "is here already" in here.err) == (1, True)
     assert Path(encoder.out.strip(), "onnx", "model.onnx").read_bytes() == b"graph"
+
+
+def test_pytorchs_files_are_pulled_where_there_are_no_others(shell: Shell) -> None:
+    refused, pulled, inspected, listed, served = shell(
+        "inspect own/opt",
+        "pull own/opt",
+        "inspect own/opt --json",
+        "list",
+        "serve own/opt --port 0 --device cpu --max-model-len 1000000",  # refused after the model was found
+    )
+    assert "tidewheel pull own/opt" in refused.err
+    assert {path.name for path in Path(pulled.out.strip()).iterdir()} == {*shell.hub.repositories["own/opt"]} - {
+        "rust_model.ot"
+    }
+    found = json.loads(inspected.out)
+    assert (found["refusal"], found["contents"]["files"]) == (None, ["pytorch_model.bin"])
+    assert "own/opt" in listed.out
+    assert "max-model-len" in served.err
 
 
 # The command that is told runs, and imports torch.
@@ -274,7 +311,7 @@ def test_the_command_for_pickles_fetches_and_converts_them(shell: Shell) -> None
     )
     folder = shell.home / "pickled"
     made = {path.name for path in folder.iterdir() if path.is_file()}
-    assert made == {"config.json", "pytorch_model.bin", "model.safetensors"}
+    assert made == {"config.json", "weights.bin", "model.safetensors"}
     assert shapes_in(folder / "model.safetensors") == {"a.weight": (2, 3)}
 
 
