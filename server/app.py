@@ -15,6 +15,7 @@ from starlette.middleware.cors import CORSMiddleware
 from tidewheel import __version__
 from tidewheel.engine.encoders.engine import EncoderEngine
 from tidewheel.engine.engine import Engine
+from tidewheel.engine.model_names import short_name
 from tidewheel.engine.start_log import start_logger
 from tidewheel.engine.text.tokenizer import Tokenizer
 
@@ -95,13 +96,15 @@ def build_app(
     shared_adapters: SharedAdapters | None = None
     if resources.shared_store is not None and loras is not None and loras.allows_updates:
         shared_adapters = SharedAdapters(resources.shared_store, loras)
+    name = short_name(engine.model_name)
     models = ServedModels(
-        options.served_model_names or [engine.model_name],
+        options.served_model_names or [name],
         engine.model_name,
         engine.context_of,
         encoder_engine.encoders.values(),
         loras,
         shared=shared_adapters,
+        paths=() if options.served_model_names or name == engine.model_name else (engine.model_name,),
         accepts_any=options.skip_model_name_validation,
     )
     template, formats = read_template or template_of(tokenizer, options, resources)

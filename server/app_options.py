@@ -124,7 +124,10 @@ class AppOptions(Options):
         True, "return each request's id as X-Request-Id", flag="--enable-request-id-headers"
     )
     served_model_names: Sequence[str] = option(
-        (), "names of the model in the API [as MODEL]", flag="--served-model-name", metavar="NAME"
+        (),
+        "names of the model in the API [as MODEL, of a path its last part]",
+        flag="--served-model-name",
+        metavar="NAME",
     )
     skip_model_name_validation: bool = option(
         False,

@@ -131,7 +131,7 @@ class ServedEncoders:
         return EncoderAnswer(answer_id, int(time.time()), rows, InputUsage(tokens, tokens))
 
     def _find(self, name: str | None, fitting: Iterable[Encoder]) -> Encoder:
-        encoder = next(iter(fitting), None) if name is None else self._engine.encoders.get(name)
+        encoder = next(iter(fitting), None) if name is None else self._named(name)
         if encoder is not None:
             return encoder
         served = ", ".join(self._engine.encoders)
@@ -140,6 +140,11 @@ class ServedEncoders:
         raise ApiError(
             HTTPStatus.NOT_FOUND, f"{wanted} is not served here; {hint}", param="model", code="model_not_found"
         )
+
+    def _named(self, name: str) -> Encoder | None:
+        encoders = self._engine.encoders
+        paths = (one for one in encoders.values() if one.source == name and one.is_named_by_source)
+        return encoders.get(name) or next(paths, None)
 
 
 def truncation(encoder: Encoder, truncate_prompt_tokens: int | None) -> int | None:

@@ -21,12 +21,13 @@ _RETRY_AFTER_S = 10  # for an adapter that cannot be downloaded yet
 
 
 class ServedModels:
-    """The names that the chat model is served under; the first one names it in answers to requests that name none.
+    """The names that the chat model is served under. Answers have the first one, whichever was asked for.
 
-    With `accepts_any` it answers to names that nothing is served under, too. `source` is the folder or hub id that
-    the model came from; clients are shown a hub id as the `root`, but no folder. `context_of` gives a context in
-    tokens, by how many times an adapter makes it longer: see Engine. `encoders` and the adapters in `loras` are
-    listed beside it; `shared` are those that replicas share. Raises ModelError if two of them have one name.
+    Models are found by their paths too: `paths`, and the sources of encoders that are named by them. With
+    `accepts_any` the chat model answers to names that nothing is served under, too. `source` is the folder or hub id
+    that it came from; clients are shown a hub id as the `root`, but no folder. `context_of` gives a context in tokens,
+    by how many times an adapter makes it longer: see Engine. `encoders` and the adapters in `loras` are listed beside
+    it; `shared` are those that replicas share. Raises ModelError if two of them have one name.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class ServedModels:
         loras: LoraRegistry | None = None,
         *,
         shared: SharedAdapters | None = None,
+        paths: Collection[str] = (),
         accepts_any: bool = False,
     ) -> None:
         self._created = created = int(time.time())
@@ -60,6 +62,11 @@ class ServedModels:
                 id=one.name, created=created, root=_root(one.source, one.name), max_model_len=one.max_length
             )
         self.default = names[0]
+        self._names = {*names, *paths}
+        self._paths = {
+            **{one.source: one.name for one in encoders if one.is_named_by_source},
+            **dict.fromkeys(paths, self.default),
+        }
         for module in [] if loras is None else loras.modules:
             self.check_new(module.name)
 
@@ -70,12 +77,14 @@ class ServedModels:
 
     async def resolve(self, name: str | None) -> str:
         """The name to answer with. Raises ApiError (404) for a model that is not served, 400 for an encoder."""
+        if name in self._names:
+            return self.default
         if name is not None and self._shared is not None and name not in self._cards:
             await self._shared.refresh_one(name)
         if name is None or (self._accepts_any and not self._serves(name)):
             return self.default
         card = self.card(name)
-        if name in self._encoder_names:
+        if card.id in self._encoder_names:
             raise bad_request(
                 f"the model {quoted(name)} generates no text; send it to /v1/embeddings or /v1/score", "model"
             )
@@ -119,7 +128,7 @@ class ServedModels:
 
     def check_new(self, name: str) -> None:
         """Raises ModelError if a model that is no adapter has that name."""
-        if name in self._cards:
+        if name in self._cards or name in self._paths:
             raise ModelError(f"{quoted(name)} names a model already: give the adapter another name")
 
     @property
@@ -132,6 +141,8 @@ class ServedModels:
         if name in self._cards:
             return self._cards[name]
         if not self._serves(name):
+            if name in self._paths:
+                return self._cards[self._paths[name]]
             raise self._not_served(name)
         parents = {module.name: module.base_model_name for module in self._lora_modules}
         return self._lora_card(name, parents.get(name))

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ..errors import InvalidRequestError, ModelError, quoted
 from ..files.wording import one_line
+from ..model_names import short_name
 from .description import EncoderDescription
 from .graph import OnnxGraph
 from .pooling import Floats, cosines, normalized, pool
@@ -43,7 +44,8 @@ class ScorePlan(Struct, frozen=True):
 class Encoder(ABC):
     """A loaded encoder. All methods may be called from any thread, but `run` only from one thread at a time.
 
-    `name` is its name in the API, `source` the folder or hub id that it came from. `takes_batches` is False if the
+    `name` is its name in the API, `source` the folder or hub id that it came from, which
+    `is_named_by_source` tells to be what the name was made of. `takes_batches` is False if the
     graph's results depend on the other inputs of a batch.
     """
 
@@ -52,6 +54,7 @@ class Encoder(ABC):
     ) -> None:
         self.name = name
         self.source = source
+        self.is_named_by_source = name == short_name(source)
         self.tokenizer = tokenizer
         self.max_length = description.max_length
         self.vocab_size = description.vocab_size or tokenizer.vocab_size

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ..files.reading import MAX_TOKENIZER_BYTES, is_there, require_file
+from ..model_names import short_name
 from ..start_log import start_logger
 from ..weights.hub import local_model, resolve_encoder
 from ..weights.hub_room import Download, check_room, not_cached
@@ -44,7 +45,7 @@ def load_encoders(
         return EncoderEngine(
             [
                 loader.submit(_load, model, name, threads, download_dir).result()
-                for model, name in zip(models, names or models, strict=True)
+                for model, name in zip(models, names or map(short_name, models), strict=True)
             ]
         )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..declaring.option import Options, option
 from ..declaring.values import at_least, count
+from ..model_names import short_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +22,7 @@ class EncoderOptions(Options):
     )
     names: Sequence[str] = option(
         (),
-        "their names in the API, one each [as --embedding-model]",
+        "their names in the API, one each [as --embedding-model, of a path its last part]",
         flag="--served-embedding-model-name",
         metavar="NAME",
     )
@@ -37,6 +38,6 @@ class EncoderOptions(Options):
     def _contradictions(self) -> Iterator[str]:
         if self.names and len(self.names) != len(self.models):
             yield f"--served-embedding-model-name needs {len(self.models)} names, one for each --embedding-model"
-        names = self.names or self.models
+        names = self.names or [*map(short_name, self.models)]
         if len(set(names)) != len(names):
             yield "two embedding models have one name: give each its own with --served-embedding-model-name"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from tidewheel.engine.downloads import downloads_of
 from tidewheel.engine.load import EngineLoad, check_at_once
 from tidewheel.engine.machine.memory import release_free_memory
+from tidewheel.engine.model_names import short_name
 from tidewheel.engine.start_log import start_logger
 
 from ..app_resources import find_resources
@@ -67,7 +68,10 @@ def _serve(options: ServeOptions, host: StageHost | None, *, shows_banner: bool)
     with open_listener(options.http.host, options.http.port, options.http.uds) as listener:
         server, encoders = _load_server(options, host, resources, tls)
         release_free_memory()  # what loading took
-        served = [*(options.app.served_model_names or [options.engine.model]), *(encoders.encoders if encoders else ())]
+        served = [
+            *(options.app.served_model_names or [short_name(options.engine.model)]),
+            *(encoders.encoders if encoders else ()),
+        ]
         address = printable_address(listener, tls=tls is not None)
         start_logger.info("Serving %s on %s", ", ".join(served), address)
         if shows_banner:

@@ -29,7 +29,12 @@ export class Models {
 
   set all(models) {
     this.#models = models;
-    this.#select.replaceChildren(...models.map(({ id }) => h("option", { value: id }, id)));
+    const shown = models.map(({ id }) => id.split("/").pop() || id);
+    const options = models.map(({ id }, i) => {
+      const isUnique = shown.indexOf(shown[i]) === shown.lastIndexOf(shown[i]);
+      return h("option", { value: id, title: id }, isUnique ? shown[i] : id);
+    });
+    this.#select.replaceChildren(...options);
     const chosen = this.#storage.getItem(CHOSEN);
     if (models.some(({ id }) => id === chosen)) this.#select.value = chosen;
   }

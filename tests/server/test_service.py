@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from pathlib import Path
 
 import httpx
 import pytest
@@ -11,6 +12,8 @@ from server.conftest import RunningServer, ServerProcess, StartServer
 from server.waiting import eventually
 
 from tidewheel import __version__
+from tidewheel.engine.errors import ModelError
+from tidewheel.engine.model_names import short_name
 from tidewheel.server.errors import ApiError
 from tidewheel.server.served_models import ServedModels
 
@@ -32,6 +35,41 @@ def test_where_a_model_lies_is_not_shown(dummy_server: ServerProcess, demo_serve
         )
         assert [(card["id"], card["root"]) for card in listed["data"]] == [(name, name)]
         assert info["model"] == name
+
+
+def test_a_path_names_a_model_in_short_and_is_found_too(tmp_path: Path) -> None:
+    path = tmp_path / "Small-Instruct.Q4_1.gguf"
+    path.write_bytes(b"GGUF")
+    assert short_name(str(path)) == "Small-Instruct.Q4_1"
+    models = ServedModels([short_name(str(path))], str(path), lambda factor: 512, paths=[str(path)])
+    for name in (str(path), "Small-Instruct.Q4_1", None):
+        assert asyncio.run(models.resolve(name)) == "Small-Instruct.Q4_1"
+    assert models.card(str(path)).id == "Small-Instruct.Q4_1"
+    assert [card.id for card in models.cards] == ["Small-Instruct.Q4_1"]
+    with pytest.raises(ModelError, match="names a model already"):
+        models.check_new(str(path))
+
+
+def test_short_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cached = tmp_path / "models--own--model" / "snapshots" / "0123abcd"
+    for folder in (tmp_path / "a.b", cached):
+        folder.mkdir(parents=True)
+    (tmp_path / "m-00001-of-00002.GGUF").touch()
+    monkeypatch.chdir(tmp_path / "a.b")
+    for given, name in (
+        (f"{tmp_path}/a.b/", "a.b"),
+        (".", "a.b"),
+        ("../a.b", "a.b"),
+        ("..", tmp_path.name),
+        (f"{tmp_path}/a.b:Q4_K_M", "a.b:Q4_K_M"),
+        (f"{tmp_path}/m-00001-of-00002.GGUF", "m"),
+        (str(cached), "own/model"),
+        ("own/model", "own/model"),
+        ("own/model:Q4_K_M", "own/model:Q4_K_M"),
+        ("/", "/"),
+        ("a" * 5000, "a" * 5000),
+    ):
+        assert short_name(given) == name
 
 
 def test_a_hub_id_is_shown() -> None:
@@ -123,7 +161,7 @@ def test_models(start_server: StartServer, server: RunningServer) -> None:
     assert listed["data"][0]["max_model_len"] == named.engine.max_model_len
     assert named.http.get("/v1/models/org/small").json()["id"] == "org/small"
     assert named.http.get("/v1/models/other").json()["error"]["code"] == "model_not_found"
-    assert named.post(COMPLETIONS, {"prompt": "a", "model": "org/small"}).json()["model"] == "org/small"
+    assert named.post(COMPLETIONS, {"prompt": "a", "model": "org/small"}).json()["model"] == "big"  # as in vLLM
     assert named.post(COMPLETIONS, {"prompt": "a"}).json()["model"] == "big"
     assert named.post(COMPLETIONS, {"prompt": "a", "model": "scripted"}).status_code == 404
     assert [card["id"] for card in server.http.get("/v1/models").json()["data"]] == ["scripted"]
