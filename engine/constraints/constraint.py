@@ -25,7 +25,8 @@ class Preface:
     """What a model may write before the grammar applies: its reasoning, up to the tag `closing`.
 
     The answer begins with reasoning if it `is_open`, and otherwise if its first token is `opening_id`. (Only the prompt
-    can open a tag that is not a single token.) The whole token that ends the tag belongs to the reasoning.
+    can open a tag that is not a single token.) The whole token that ends the tag belongs to the reasoning. The answer
+    cannot end before that, for what the grammar demands would be missing.
     """
 
     closing: str
@@ -96,6 +97,7 @@ class SequenceConstraint:
         ignored = set(eos_ids) if sampling.ignore_eos else set()
         self._never_ends = ~mask_of(ignored, words) if ignored else None
         self._not_yet = ~mask_of(set(eos_ids) | set(sampling.stop_token_ids), words)
+        self._no_eos = ~mask_of(eos_ids, words)
         self._last_word = np.uint32((1 << vocab_size % 32) - 1)  # its bits that stand for tokens
 
     def fresh(self) -> SequenceConstraint:
@@ -120,7 +122,7 @@ class SequenceConstraint:
 
     def matcher(self) -> LLMatcher | None:
         """The grammar's matcher, if the grammar applies to the next token."""
-        if self._grammar is None or self._is_in_preface:
+        if self._grammar is None or not self.has_rules:
             return None
         if self._matcher is None:
             self._matcher = self._grammar.new_matcher()
@@ -129,8 +131,12 @@ class SequenceConstraint:
     @property
     def has_mask(self) -> bool:
         """Whether any token is forbidden next."""
-        rules = self._grammar is not None and not self._is_in_preface
-        return rules or bool(self._filters) or self._num_tokens < self._min_tokens
+        return self._grammar is not None or bool(self._filters) or self._num_tokens < self._min_tokens
+
+    @property
+    def has_rules(self) -> bool:
+        """Whether the grammar applies to the next token."""
+        return self._grammar is not None and not self._is_in_preface
 
     def next_mask(self) -> Mask | None:
         """What the next token may be; None if that cannot be said."""
@@ -153,12 +159,13 @@ class SequenceConstraint:
         for token_filter in self._filters:
             token_filter.restrict(mask)
         is_early = self._num_tokens < self._min_tokens
-        no_end = self._not_yet if is_early else self._never_ends
-        if no_end is not None and (self._grammar is None or self._is_in_preface or (mask & no_end).any()):
+        is_owed = self._grammar is not None and self._is_in_preface  # what the grammar describes
+        no_end = self._not_yet if is_early else self._no_eos if is_owed else self._never_ends
+        if no_end is not None and (not self.has_rules or (mask & no_end).any()):
             mask &= no_end
         if not (mask[:-1].any() or mask[-1] & self._last_word):
             fields = [token_filter.field for token_filter in self._filters]
-            if self._grammar is not None and not self._is_in_preface:
+            if self.has_rules or is_owed:
                 fields.append("the structured output")
             elif no_end is not None:
                 fields.append("min_tokens" if is_early else "ignore_eos")

@@ -27,13 +27,13 @@ class Lookahead:
     is sampled in the rest says nothing.
     """
 
-    __slots__ = ("_has_mask", "_scout", "guesses", "num_rows")
+    __slots__ = ("_has_mask", "_has_rules", "_scout", "guesses", "num_rows")
 
     def __init__(self, constraint: SequenceConstraint, guesses: list[int]) -> None:
         """The guesses are cut before the first that the grammar forbids. For the engine thread."""
         self.num_rows = 1
         self._scout = constraint.scout()
-        self._has_mask = constraint.has_mask
+        self._has_mask, self._has_rules = constraint.has_mask, constraint.has_rules
         matcher = self._scout.matcher()
         self.guesses = guesses if matcher is None else guesses[: matcher.validate_tokens(guesses)]
 
@@ -46,12 +46,13 @@ class Lookahead:
         """Write the masks of the rows after the first, shape [guesses, W], until `time.perf_counter()` is `until`.
 
         It ends before a row that the sequence does not reach, since the grammar is complete or cannot go on, and before
-        one where masks begin or end, as they do after reasoning.
+        one where masks or the grammar begin or end, as they do after reasoning.
         """
         scout = self._scout
         for guess, mask in zip(self.guesses, masks, strict=True):
             scout.advance(guess)
-            if scout.is_terminated or scout.has_mask is not self._has_mask:
+            is_alike = scout.has_mask is self._has_mask and scout.has_rules is self._has_rules
+            if scout.is_terminated or not is_alike:
                 return
             if self._has_mask:
                 if (matcher := scout.matcher()) is not None:

@@ -143,7 +143,7 @@ def test_constraints_hold_together_and_an_empty_rest_is_an_error() -> None:
 
 
 class Reasoner(FakeExecutor):
-    """Samples the tokens of `script` first, and asserts that nothing is forbidden from its second one on."""
+    """Samples the tokens of `script` first, and asserts that from its second one on only the end is forbidden."""
 
     def __init__(self, script: list[int]) -> None:
         super().__init__(ROOMY, VOCAB_SIZE)
@@ -153,7 +153,10 @@ class Reasoner(FakeExecutor):
         output = super().step(batch)
         place = int(batch.sampling.position[0]) - 3
         if place < len(self.script):
-            assert batch.sampling.masks is None or place == 0
+            masks = batch.sampling.masks
+            assert masks is not None
+            forbidden = [t for t in range(VOCAB_SIZE) if not masks.bits[0, t // 32] >> (t % 32) & 1]
+            assert place == 0 or forbidden == sorted(EOS)
             output.token_ids[0] = self.script[place]
         return output
 
@@ -173,6 +176,19 @@ def test_a_grammar_begins_behind_the_reasoning(closing: str, is_open: bool) -> N
         assert tokens[: len(script)] == script
         assert_matches("choice", text_of(tokens[len(script) :]))
         assert end.reason is FinishReason.STOP
+
+
+@pytest.mark.parametrize("sampling", [{}, {"min_tokens": 9}, {"ignore_eos": True}], ids=str)
+def test_an_answer_cannot_end_within_the_reasoning(sampling: dict[str, Any]) -> None:
+    """Even if the model wants nothing else: what the grammar demands is still owed."""
+    for preface in (Preface("</think>", is_open=True), Preface("</think>", opening_id=299)):
+        wants_to_end = {1: 100.0} if preface.is_open else {1: 90.0, 299: 100.0}
+        tokens, end = run(fake(), constraints("empty", preface=preface), logit_bias=wants_to_end, **sampling)
+        assert not EOS & set(tokens)
+        assert (len(tokens), end.reason) == (60, FinishReason.LENGTH)
+    _, end = run(fake(), constraints("choice", preface=Preface("|", is_open=True), allowed_token_ids=(1,)), **sampling)
+    assert end.reason is FinishReason.INVALID
+    assert (end.error or "").startswith("allowed_token_ids and the structured output contradict each other")
 
 
 def test_without_reasoning_the_grammar_rules_from_the_start() -> None:
