@@ -114,7 +114,9 @@ class Answer:
         self._reasoning_ids += output.token_ids
         if parser.is_over or output.finish_reason is not None:
             if parser.has_reasoned:
-                self._reasoning_tokens = count_reasoning_tokens(self._reasoning_ids, parser.closing, self._tokenizer)
+                self._reasoning_tokens = count_reasoning_tokens(
+                    self._reasoning_ids, parser.closing, self._tokenizer, parser.ended_by
+                )
             self._reasoning_parser = None
             self._reasoning_ids = []
         return parts

@@ -97,7 +97,7 @@ class AnswerParsers:
         harmony = self._harmony(prompt, reads_calls=bool(tools)) if self.is_harmony else None
         return Answer(
             self._tokenizer,
-            harmony or self._reasoning(prompt),
+            harmony or self._reasoning(prompt, () if demands_calls(body) else tools),
             tool_parser,
             echo=prompt.spoken if body.echo else "",
             one_call=body.parallel_tool_calls is False,
@@ -114,11 +114,14 @@ class AnswerParsers:
             gives_reasoning=self.reads_reasoning,
         )
 
-    def _reasoning(self, prompt: RenderedPrompt) -> ReasoningParser | None:
+    def _reasoning(self, prompt: RenderedPrompt, tools: Sequence[Tool] = ()) -> ReasoningParser | None:
+        """The parser of reasoning, which a call of one of `tools` may end."""
         if self._reasoning_parser is None:
             return None
         begun = prompt.spoken if prompt.continues else prompt.text
-        return self._reasoning_parser(begun, continues=prompt.continues)
+        watched = self.tool_parser if tools and self.tool_parser is not None and self.tool_parser.is_tagged else None
+        calls = None if watched is None else watched(tools)
+        return self._reasoning_parser(begun, continues=prompt.continues, calls=calls)
 
     def _special_tokens(self, tags: Iterable[str]) -> frozenset[int]:
         """The `tags` that are special tokens of the tokenizer."""

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from .harmony import HarmonyParser
+from .pieces import Piece
 from .text_scanner import Steps, TextScanner
 
 if TYPE_CHECKING:
     from tidewheel.engine.text.tokenizer import Tokenizer
 
+    from .tools.parser import ToolCallParser
+
 
 class ReasoningParser(TextScanner):
     """Splits one choice's text into reasoning and the rest. Used for models that reason only at the beginning.
+
+    Models forget at times to close the reasoning before they call a function. So `calls`, a parser of its own for this,
+    watches the reasoning. If it finds a call and the closing tag never comes, the reasoning ends where the call begins.
+    Until that is certain, the call is held back.
 
     `begun` is the end of the prompt. A template may have opened the reasoning there, or closed it at once to keep the
     model from thinking. With `continues`, `begun` is the text that the model has already written in this turn. White
@@ -26,8 +33,9 @@ class ReasoningParser(TextScanner):
     always_reasons: ClassVar[bool] = False
     """Whether a turn begins with reasoning although neither the prompt nor the model says so."""
 
-    def __init__(self, begun: str, *, continues: bool = False) -> None:
+    def __init__(self, begun: str, *, continues: bool = False, calls: ToolCallParser | None = None) -> None:
         super().__init__()
+        self._watch = None if calls is None else _CallWatch(calls)
         self.is_open = self.always_reasons
         """Whether the text begins within reasoning."""
         self.is_over = False
@@ -41,6 +49,8 @@ class ReasoningParser(TextScanner):
             self.is_over = True
         self.has_reasoned = False
         """Whether there was any reasoning, in the prompt's tag or the model's."""
+        self.ended_by = ""
+        """The text from the first call on, if a call has ended the reasoning."""
 
     def _parse(self) -> Steps[None]:
         if not self.is_over:
@@ -53,8 +63,9 @@ class ReasoningParser(TextScanner):
     def _reasoning(self) -> Steps[None]:
         yield from self._spaces()
         self._settle()
+        watch, watched, searched = self._watch, 0, 0  # places in the unsettled text
         while True:
-            end = self._text.find(self.closing)
+            end = self._text.find(self.closing, searched)
             if end >= 0:
                 self._emit_reasoning(self._text[:end].rstrip())
                 self._settle(end + len(self.closing))
@@ -62,12 +73,51 @@ class ReasoningParser(TextScanner):
                 self._settle()
                 return
             certain = len(self._text) - self._held_back((self.closing,))
+            if watch is not None:
+                certain = min(certain, watch.feed(self._text[watched:]))
+                watch.drop(certain)
             self._emit_reasoning(self._text[:certain])
             self._settle(certain)
+            watched, searched = len(self._text), max(0, len(self._text) - len(self.closing) + 1)
             if not (yield from self._more()):
-                self._emit_reasoning(self._text.rstrip())
-                self._settle(len(self._text))
+                called = watch is not None and watch.finish(cut_off=self._cut_off)
+                end = watch.num_before if called and watch is not None else len(self._text)
+                self._emit_reasoning(self._text[:end].rstrip())
+                self._settle(end)
+                self.ended_by = self._text.lstrip()
                 return
+
+
+class _CallWatch:
+    """Finds the first call in a text. `num_before` characters at the text's beginning are certain to be before it."""
+
+    def __init__(self, parser: ToolCallParser) -> None:
+        self._parser = parser
+        self._has_call = False
+        self.num_before = 0
+
+    def feed(self, text: str) -> int:
+        """More of the text. Returns `num_before`."""
+        self._take(self._parser.feed(text))
+        return self.num_before
+
+    def drop(self, count: int) -> None:
+        """Let the text begin `count` characters later, of those before the call."""
+        self.num_before -= count
+
+    def finish(self, *, cut_off: bool) -> bool:
+        """Whether the text has a call, when no more comes."""
+        self._take(self._parser.finish(cut_off=cut_off))
+        return self._has_call
+
+    def _take(self, pieces: Iterable[Piece]) -> None:
+        for piece in pieces:
+            if self._has_call:
+                return
+            if isinstance(piece, str):  # as it stands in the text; only white space before a call is left out
+                self.num_before += len(piece)
+            else:
+                self._has_call = True
 
 
 class DeepSeekR1Parser(ReasoningParser):
@@ -105,13 +155,26 @@ REASONING_PARSERS: Mapping[str, type[ReasoningParser] | type[HarmonyParser]] = {
 """The parsers that `--reasoning-parser` names, by vLLM's names."""
 
 
-def count_reasoning_tokens(token_ids: list[int], closing: str, tokenizer: Tokenizer) -> int:
-    """How many tokens are reasoning, in a turn that began with it. The closing tag counts."""
+def count_reasoning_tokens(token_ids: list[int], closing: str, tokenizer: Tokenizer, ended_by: str = "") -> int:
+    """How many tokens are reasoning, in a turn that began with it. The closing tag counts.
+
+    `ended_by` is as in ReasoningParser.
+    """
+    lengths = range(len(token_ids) + 1)
+    if ended_by:  # the most tokens that can be left out before it
+        return max(
+            bisect_left(
+                lengths,
+                True,
+                key=lambda n: ended_by not in tokenizer.decode(token_ids[n:], skip_special_tokens=False),
+            )
+            - 1,
+            0,
+        )
     tag = tokenizer.token_to_id(closing)
     if tag in token_ids:
         return token_ids.index(tag) + 1
     # The tag is spelt out in several tokens: the fewest tokens whose text has it.
-    lengths = range(len(token_ids) + 1)
     return min(
         bisect_left(lengths, True, key=lambda n: closing in tokenizer.decode(token_ids[:n], skip_special_tokens=False)),
         len(token_ids),

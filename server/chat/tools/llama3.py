@@ -13,6 +13,7 @@ class Llama3JsonParser(ToolParser):
     """A call is recognised at the beginning of an answer, and after `<|python_tag|>` anywhere."""
 
     markers = (_TAG,)
+    is_tagged = False
     call_formats = tuple(CallFormat(separator="; ", opening=opening, key="parameters") for opening in ("", _TAG))
 
     def _parse(self) -> Steps[None]:

@@ -51,6 +51,8 @@ class ToolParser(TextScanner):
 
     markers: ClassVar[tuple[str, ...]] = ()
     """The format's tags. They are shown to the parser even where the tokenizer has them as special tokens."""
+    is_tagged: ClassVar[bool] = True
+    """Whether a call is recognised by its tag, and not by its place at the beginning of an answer."""
     call_formats: ClassVar[tuple[CallFormat, ...]] = ()
     """How models write calls, of several kinds if they differ; none where no grammar can tell."""
 

@@ -18,6 +18,8 @@ _CLOSERS = {"(": ")", "[": "]", "{": "}"}
 class PythonicParser(ToolParser):
     """A list of calls is recognised at the beginning of an answer."""
 
+    is_tagged = False
+
     def _parse(self) -> Steps[None]:
         yield from self._calls()
 

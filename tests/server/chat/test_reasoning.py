@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ from server.scripted_engine import ByteBackend
 
 from tidewheel.engine.text.tokenizer import Tokenizer
 from tidewheel.server.chat.parser_names import REASONING_PARSER_NAMES
-from tidewheel.server.chat.pieces import Turn
+from tidewheel.server.chat.pieces import Reasoning, Turn
 from tidewheel.server.chat.reasoning import REASONING_PARSERS, count_reasoning_tokens
+from tidewheel.server.chat.tools import TOOL_CALL_PARSERS
+from tidewheel.server.protocol.chat import Tool, ToolFunction
 
 PATH = "/v1/chat/completions"
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
@@ -163,6 +166,65 @@ def test_calls_are_looked_for_after_the_reasoning_only(server: RunningServer) ->
     assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["add"]
     assert choice["message"]["content"] is None
     assert choice["finish_reason"] == "tool_calls"
+
+
+XML_CALL = "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"
+UNCLOSED: list[tuple[str, str, str, str, str, int]] = [
+    ("qwen3", "hermes", "<think>", f"I add.\n{CALL}", "I add.", 1),
+    ("qwen3", "hermes", "<think>", f"I add.\n{CALL}\n{CALL}\n", "I add.", 2),
+    ("qwen3", "hermes", "<think>", CALL, "", 1),
+    ("qwen3", "qwen3_coder", "<think>", f"With <tool_call>, or <function=\nI add.\n\n{XML_CALL}",
+     "With <tool_call>, or <function=\nI add.", 1),
+    ("mistral", "mistral", "[THINK]", 'I add.[TOOL_CALLS]add[ARGS]{"a": 1}', "I add.", 1),
+    ("deepseek_r1", "hermes", "", f"I <b> add. {CALL}", "I <b> add.", 1),
+    # Nothing is called if the tag is only spoken of, or if the reasoning is closed after all.
+    ("qwen3", "hermes", "<think>", "Shall I write <tool_call> now? \n", "Shall I write <tool_call> now?", 0),
+    ("qwen3", "hermes", "<think>", 'A <tool_call>{"name": ', 'A <tool_call>{"name":', 0),
+    ("qwen3", "hermes", "<think>", f"I add.\n{CALL}\nor not </think> No.", f"I add.\n{CALL}\nor not", 0),
+    ("qwen3", "hermes", "<think>", f"{CALL}</thin", "", 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("reasoning", "calls", "opening", "said", "thought", "num_calls"), UNCLOSED)
+def test_a_call_ends_a_reasoning_that_is_never_closed(
+    reasoning: str, calls: str, opening: str, said: str, thought: str, num_calls: int
+) -> None:
+    text = opening + said
+    tools = [Tool("function", ToolFunction("add", parameters={"properties": {"a": {"type": "integer"}}}))]
+
+    def turn(*parts: str) -> Turn:
+        parser = REASONING_PARSERS[reasoning]("", calls=TOOL_CALL_PARSERS[calls](tools))  # type: ignore[call-arg]
+        pieces = [piece for part in parts for piece in parser.feed(part)] + parser.finish()
+        others = TOOL_CALL_PARSERS[calls](tools)
+        rest = [piece for text in pieces if isinstance(text, str) for piece in others.feed(text)]
+        return Turn.of([*(piece for piece in pieces if isinstance(piece, Reasoning)), *rest, *others.finish()])
+
+    for parts in ([text], list(text), *([text[:cut], text[cut:]] for cut in range(len(text)))):
+        found = turn(*parts)
+        assert found.reasoning == thought
+        assert [(call.name, json.loads(call.arguments)) for call in found.calls] == [("add", {"a": 1})] * num_calls
+        assert found.content.strip() == ("No." if "</think>" in said else "</thin" if "</thin" in said else "")
+
+
+@pytest.mark.parametrize("opened", [True, False])
+def test_a_call_in_unclosed_reasoning_over_a_socket(server: RunningServer, opened: bool) -> None:
+    said = f"I add.\n{CALL}"
+    body = {"messages": say(said if opened else f"<think>{said}"), "chat_template_kwargs": {"opened": opened},
+            "tools": TOOLS}  # fmt: skip
+    answer = server.post(PATH, body).json()
+    (choice,), usage = answer["choices"], answer["usage"]
+    assert (choice["message"]["reasoning"], choice["message"]["content"]) == ("I add.", None)
+    assert choice["message"]["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a": 1}'}
+    assert choice["finish_reason"] == "tool_calls"
+    thought = usage["completion_tokens_details"]["reasoning_tokens"]
+    assert thought == len("I add.\n" if opened else "<think>I add.\n")
+    chunks = events(server.post(PATH, {**body, "stream": True}))
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert "".join(delta.get("reasoning", "") for delta in deltas) == "I add."
+    calls = [call["function"] for delta in deltas for call in delta.get("tool_calls", [])]
+    assert "".join(call.get("arguments", "") for call in calls) == '{"a": 1}'
+    no_tools = server.post(PATH, {**body, "tools": None}).json()["choices"][0]["message"]
+    assert no_tools["reasoning"] == said
 
 
 def test_reasoning_can_be_left_out(server: RunningServer) -> None:
