@@ -13,7 +13,6 @@ import re
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
-from .pieces import Piece
 from .text_scanner import Steps, TextScanner
 
 if TYPE_CHECKING:
@@ -31,7 +30,6 @@ _STOPS = (START, CHANNEL, *_ENDS)  # models forget to end a message before the n
 _STOP = re.compile("|".join(map(re.escape, _STOPS)))
 _HEADER_ENDS = re.compile("|".join(map(re.escape, (MESSAGE, *_ENDS, START))))
 _LONGEST_HEADER = 512  # characters; and tokens, where tokens are counted
-_LONGEST_PART = 4096  # characters
 _PARAGRAPH = "\n\n"  # between two messages of one kind
 
 _ROLE = re.compile(r"(?:<\|start\|>)?\s*([^\s<]*)")
@@ -39,6 +37,13 @@ _CHANNEL = re.compile(r"<\|channel\|>\s*([^\s<]*)")
 _RECIPIENT = re.compile(r"to=(?:functions\.)?([\w.:/@-]{1,128})(?=[\s<]|$)")
 _WHOLE_RECIPIENT = re.compile(r"to=(?:functions\.)?([\w.:/@-]{1,128})(?=[\s<])")
 _NO_FUNCTIONS = ("assistant", "user", "all")
+_ROLES = ("assistant", "user", "system", "developer", "tool")
+_HEADER_TAGS = (CHANNEL, CONSTRAIN, MESSAGE)
+_TO = "to="
+_ANY_RECIPIENT = re.compile(r"^to=[\w.:/@-]*\s*")
+_STARTLESS = re.compile(
+    rf"\s*(?:{'|'.join(_ROLES)})?\s*(?:to=[\w.:/@-]{{1,128}})?\s*(?=<\|(?:channel|constrain|message)\|>)"
+)
 _OTHER_ROLES = re.compile(r"user|system|developer|tool|functions(\..*)?")
 
 
@@ -108,11 +113,6 @@ class HarmonyScanner(TextScanner):
         if not self._is_new:
             self._given.add(self._kind())
 
-    def feed(self, text: str) -> list[Piece]:
-        """See TextScanner. Long texts are read in parts, so that many tags do not take long."""
-        parts = range(0, len(text), _LONGEST_PART)
-        return [piece for at in parts for piece in super(HarmonyScanner, self).feed(text[at : at + _LONGEST_PART])]
-
     def _parse(self) -> Steps[None]:
         while (tag := (yield from self._text_to_tag())) is not None:
             if tag in _ENDS:
@@ -136,7 +136,12 @@ class HarmonyScanner(TextScanner):
             self._emit_text(self._gap)
 
     def _text_to_tag(self) -> Steps[str | None]:
-        """Gives text until one of `_STOPS` comes, which is read and not settled. Returns it, or None at the end."""
+        """Gives text until one of `_STOPS` comes, which is read and not settled. Returns it, or None at the end.
+
+        Outside of messages it may also be the beginning of a header that lacks `<|start|>`.
+        """
+        if self.place == "outside" and (startless := (yield from self._startless())):
+            return startless
         while True:
             found = _STOP.search(self._text)
             if found is not None:
@@ -152,6 +157,17 @@ class HarmonyScanner(TextScanner):
                 self._give("" if self._cut_off else self._text)
                 self._settle(len(self._text))
                 return None
+
+    def _startless(self) -> Steps[str]:
+        """Reads what stands before the first tag of a header without `<|start|>`, if such a header comes."""
+        while _may_begin_header(self._text):
+            found = _STARTLESS.match(self._text)
+            if found is not None:
+                self._at = found.end() if found[0].strip() else 0
+                return self._text[: self._at]
+            if not (yield from self._more()):
+                break
+        return ""
 
     def _header(self) -> Steps[Header | None]:
         """The header that the text begins with, read with its `<|message|>`; None if it is none."""
@@ -225,6 +241,20 @@ class HarmonyScanner(TextScanner):
     def _kind(self) -> Literal["reasoning", "text"]:
         """What text in this place is given as."""
         return "reasoning" if self.place == "reasoning" and self.gives_reasoning else "text"
+
+
+def _may_begin_header(text: str) -> bool:
+    """Whether a text may turn out to begin with a header that lacks `<|start|>`."""
+    rest = text.lstrip()
+    role = next((role for role in _ROLES if rest.startswith(role)), "")
+    if not role and any(name.startswith(rest) for name in _ROLES):
+        return True
+    rest = rest.removeprefix(role).lstrip()
+    if rest.startswith(_TO):
+        rest = _ANY_RECIPIENT.sub("", rest, count=1)
+    elif _TO.startswith(rest):
+        return True
+    return len(text) <= _LONGEST_HEADER and any(tag.startswith(rest) or rest.startswith(tag) for tag in _HEADER_TAGS)
 
 
 class HarmonyParser(HarmonyScanner):

@@ -13,6 +13,7 @@ T = TypeVar("T")
 Steps: TypeAlias = Generator[None, None, T]
 """A part of a parser: it yields where it has to wait for more text, and returns a T."""
 
+_LONGEST_PART = 4096  # characters
 _JSON_SPACE = " \t\n\r"
 
 
@@ -37,9 +38,12 @@ class TextScanner(ABC):
         self._only_calls_since = False  # nothing but white space since the last call
 
     def feed(self, text: str) -> list[Piece]:
-        """The pieces that `text` has made certain."""
-        self._text += text
-        return self._advance()
+        """The pieces that `text` has made certain. Long texts are read in parts, so that many tags do not take long."""
+        if len(text) <= _LONGEST_PART:
+            self._text += text
+            return self._advance()
+        parts = range(0, len(text), _LONGEST_PART)
+        return [piece for at in parts for piece in self.feed(text[at : at + _LONGEST_PART])]
 
     def finish(self, *, cut_off: bool = False) -> list[Piece]:
         """The pieces that were held back, when no more text comes. With `cut_off`, a begun call is not text."""
