@@ -8,6 +8,7 @@ from tidewheel.engine.text.tokenizer import Tokenizer
 from .harmony import HarmonyParser, ReasoningTokens
 from .pieces import CallArguments, CallStart, Piece, Reasoning
 from .reasoning import ReasoningParser, count_reasoning_tokens
+from .tools.json_scanner import is_json
 from .tools.parser import ToolCallParser
 
 
@@ -17,7 +18,8 @@ class Answer:
 
     `echo` is text that goes before the answer. With `one_call`, calls after the first are dropped. `hide_reasoning`
     keeps the reasoning from the pieces. A call that was not `chosen` by the model does not change the finish reason.
-    A HarmonyParser finds calls too. Its reasoning is counted by `harmony_tokens`.
+    Neither does one that a stop string or token breaks off. A HarmonyParser finds calls too. Its reasoning is counted
+    by `harmony_tokens`.
     """
 
     __slots__ = (
@@ -26,6 +28,7 @@ class Answer:
         "_harmony_tokens",
         "_has_calls",
         "_hide_reasoning",
+        "_last_arguments",
         "_one_call",
         "_reasoning_ids",
         "_reasoning_parser",
@@ -56,6 +59,7 @@ class Answer:
         self._chosen = chosen
         self._harmony_tokens = harmony_tokens
         self._has_calls = False
+        self._last_arguments: list[str] = []
         self._reasoning_ids: list[int] = []
         self._reasoning_tokens = 0
         self.finish_reason: str | None = None
@@ -80,21 +84,25 @@ class Answer:
             self._echo = ""
         if output.finish_reason is not None:
             stopped_to_call = self._has_calls and self._chosen and output.finish_reason is FinishReason.STOP
+            if stopped_to_call and output.stop_reason is not None:  # which may stand within a call
+                stopped_to_call = is_json("".join(self._last_arguments))
             self.finish_reason = "tool_calls" if stopped_to_call else output.finish_reason.value
         return pieces
 
     def _split(self, output: RequestOutput) -> list[Piece]:
-        finished = output.finish_reason is not None
         pieces: list[Piece] = []
         for part in self._without_reasoning(output):
             if isinstance(part, str) and self._tool_parser is not None:
                 pieces += self._tool_parser.feed(part)
             elif not (self._hide_reasoning and isinstance(part, Reasoning)):
                 pieces.append(part)
-        if finished and self._tool_parser is not None:
-            pieces += self._tool_parser.finish(cut_off=output.finish_reason is FinishReason.LENGTH)
-        if not self._has_calls:
-            self._has_calls = any(isinstance(piece, CallStart) for piece in pieces)
+        if output.finish_reason is not None and self._tool_parser is not None:
+            pieces += self._tool_parser.finish(cut_off=_is_cut_off(output))
+        for piece in pieces:
+            if isinstance(piece, CallStart):
+                self._has_calls, self._last_arguments = True, []
+            elif isinstance(piece, CallArguments):
+                self._last_arguments.append(piece.text)
         if self._one_call:
             pieces = [p for p in pieces if not (isinstance(p, CallStart | CallArguments) and p.index > 0)]
         return pieces
@@ -106,7 +114,7 @@ class Answer:
             return [output.text] if output.text else []
         parts = parser.feed(output.text)
         if output.finish_reason is not None:
-            parts += parser.finish(cut_off=output.finish_reason is FinishReason.LENGTH)
+            parts += parser.finish(cut_off=_is_cut_off(output))
         if isinstance(parser, HarmonyParser):
             if self._harmony_tokens is not None:
                 self._harmony_tokens.push(output.token_ids)
@@ -120,3 +128,8 @@ class Answer:
             self._reasoning_parser = None
             self._reasoning_ids = []
         return parts
+
+
+def _is_cut_off(output: RequestOutput) -> bool:
+    """Whether something else than the model has ended a choice: its length, or a stop string."""
+    return output.finish_reason is FinishReason.LENGTH or isinstance(output.stop_reason, str)

@@ -61,6 +61,7 @@ class DeepSeekV31Parser(ToolParser):
 class DeepSeekV3Parser(DeepSeekV31Parser):
     """The format of V3 and R1."""
 
+    ends = ("```", *DeepSeekV31Parser.markers)
     call_formats = (
         CallFormat(f"{_CALL}function{_SEPARATOR}NAME\n```json\n", f"\n```{_CALL_END}", "\n", _CALLS, _CALLS_END),
     )

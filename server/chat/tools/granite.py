@@ -12,4 +12,5 @@ class GraniteParser(TaggedJsonParser):
     opening = ("<|tool_call|>", "<tool_call>")
     closing = "</tool_call>"
     markers = opening
+    ends = (*opening, closing)
     call_formats = tuple(CallFormat(separator=", ", opening=f"{tag}[", closing="]", key="arguments") for tag in opening)

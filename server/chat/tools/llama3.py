@@ -1,4 +1,7 @@
-"""`{"name": ..., "parameters": {...}}` as the whole answer, several joined by `;`: Llama 3.1, 3.2, 3.3 and 4."""
+"""`{"name": ..., "parameters": {...}}` as the whole answer: Llama 3.1, 3.2, 3.3 and 4.
+
+Several calls are joined by `;`, or stand on lines of their own.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +30,15 @@ class Llama3JsonParser(ToolParser):
 
     def _calls(self) -> Steps[None]:
         yield from self._spaces()
-        outcome = yield from self._json_call(known_keys_only=True)
+        outcome = yield from self._json_call(is_marked=False)
         if outcome is Outcome.NO_CALL:
             self._reject()
         while outcome is Outcome.CALL:
+            yield from self._skip_surplus("}")
             yield from self._spaces()
-            if not (yield from self._literal(";")):
-                break
+            yield from self._literal(";")
             yield from self._spaces()
-            outcome = yield from self._json_call(known_keys_only=True)
+            outcome = yield from self._json_call(is_marked=False)
         if outcome is Outcome.BROKEN:
             yield from self._raw_arguments()
         self._at = 0

@@ -12,7 +12,7 @@ from ...protocol.chat import Tool
 from ..pieces import Piece
 from ..text_scanner import Steps, TextScanner
 from .call_format import CallFormat
-from .json_scanner import JsonScanner, is_json
+from .json_scanner import JsonScanner, mended_json
 from .values import is_encodable
 
 _ARGUMENTS = ("arguments", "parameters")
@@ -46,11 +46,13 @@ class ToolParser(TextScanner):
     """A format's parser. `tools` are the ones on offer. `new_id` makes ids of calls, by default as the format's do.
 
     A call is opened once its name and the beginning of its arguments are certain. From then on its arguments are passed
-    on as they come. Incomplete or malformed arguments are not repaired: the client gets them as the model wrote them.
+    on as they come, mended as JsonScanner does. Where that does not help, the client gets them as the model wrote them.
     """
 
     markers: ClassVar[tuple[str, ...]] = ()
     """The format's tags. They are shown to the parser even where the tokenizer has them as special tokens."""
+    ends: ClassVar[tuple[str, ...]] = ()
+    """What a call's arguments must have ended before, if not just `markers`."""
     is_tagged: ClassVar[bool] = True
     """Whether a call is recognised by its tag, and not by its place at the beginning of an answer."""
     call_formats: ClassVar[tuple[CallFormat, ...]] = ()
@@ -71,29 +73,30 @@ class ToolParser(TextScanner):
 
     def _reject(self) -> None:
         # If a call was cut off before its arguments, the name of an offered function is evidence enough.
-        if self._cut_off and self._named in {tool.function.name for tool in self._tools}:
-            assert self._named is not None
+        if self._cut_off and self._named is not None and self._is_offered(self._named):
             self._start_call(self._named)
             self._settle(len(self._text))
         super()._reject()
 
+    def _is_offered(self, name: str) -> bool:
+        return any(tool.function.name == name for tool in self._tools)
+
     def _json_calls(self) -> Steps[Outcome]:
-        """One call as a JSON object, or a list of them."""
+        """One call as a JSON object, or a list of them. Objects that follow the first are calls too."""
         yield from self._spaces()
-        if not (yield from self._literal("[")):
-            return (yield from self._json_call())
+        in_list = yield from self._literal("[")
         yield from self._spaces()
         outcome = yield from self._json_call()
         if outcome is not Outcome.CALL:
             return outcome
         while True:
+            yield from self._skip_surplus("}")
             yield from self._spaces()
-            if (yield from self._literal("]")):
-                self._settle()
+            if in_list and (yield from self._literal("]")):
+                yield from self._skip_surplus("]}")
                 return Outcome.CALL
-            if not (yield from self._literal(",")):
-                break
-            yield from self._spaces()
+            if (yield from self._literal(",")):
+                yield from self._spaces()
             outcome = yield from self._json_call()
             if outcome is Outcome.BROKEN:
                 return Outcome.BROKEN
@@ -102,10 +105,11 @@ class ToolParser(TextScanner):
         self._at = 0
         return Outcome.CALL
 
-    def _json_call(self, *, known_keys_only: bool = False) -> Steps[Outcome]:
+    def _json_call(self, *, is_marked: bool = True) -> Steps[Outcome]:
         """One call: a JSON object of a name and its `arguments`, or `parameters`.
 
-        With `known_keys_only`, an object with any other key is not a call. For formats that mark calls with no tag.
+        Where no tag marks a call, an object with any other key is none, and one without arguments only if its function
+        is on offer.
         """
         name: str | None = None
         arguments: str | None = None
@@ -118,7 +122,7 @@ class ToolParser(TextScanner):
         while True:
             key = yield from self._json_string()
             yield from self._spaces()
-            if key is None or (known_keys_only and key not in _CALL_KEYS) or not (yield from self._literal(":")):
+            if key is None or not (is_marked or key in _CALL_KEYS) or not (yield from self._literal(":")):
                 break
             yield from self._spaces()
             if key == "name" and name is None:
@@ -135,49 +139,83 @@ class ToolParser(TextScanner):
                     arguments = yield from self._whole_arguments()
                     if arguments is None:
                         return Outcome.NO_CALL
-            elif not (yield from self._json_value()):
+            elif (yield from self._json_value()) is None:
                 break
             yield from self._spaces()
-            if (yield from self._literal("}")):
-                if name is None:
-                    return Outcome.NO_CALL
-                if not is_open:
-                    self._start_call(name)
-                    self._add_arguments(arguments or "{}")
-                self._settle()
-                return Outcome.CALL
-            if not (yield from self._literal(",")):
+            if (yield from self._literal(",")):
+                yield from self._spaces()
+                if (yield from self._peek()) != "}":
+                    continue
+            if not (yield from self._literal("}")):
                 break
-            yield from self._spaces()
+            if name is None or not (is_marked or arguments is not None or self._is_offered(name)):
+                return Outcome.NO_CALL
+            if not is_open:
+                self._start_call(name)
+                self._add_arguments(arguments or "{}")
+            self._settle()
+            return Outcome.CALL
         # The arguments were whole, so the call is; what follows them is not part of it.
         self._at = 0 if is_open else self._at
         return Outcome.CALL if is_open else Outcome.NO_CALL
 
-    def _json_value(self) -> Steps[bool]:
-        """Skips a JSON value; False if there is none."""
-        scanner = JsonScanner()
+    def _json_value(self) -> Steps[str | None]:
+        """Skips a JSON value and returns its text; None if there is none."""
+        scanner = JsonScanner(mends=True)
         while True:
             self._at = scanner.scan(self._text, self._at)
-            if scanner.is_done or scanner.is_broken or not (yield from self._more()):
-                return scanner.is_done
+            if scanner.is_done:
+                return scanner.take()
+            if scanner.is_broken or not (yield from self._more()):
+                return None
 
     def _json_string(self) -> Steps[str | None]:
         """A JSON string's value; None if it is none."""
-        start = self._at
-        if (yield from self._peek()) != '"' or not (yield from self._json_value()):
+        text = (yield from self._json_value()) if (yield from self._peek()) == '"' else None
+        if text is None:
             return None
-        value: str = json.loads(self._text[start : self._at])
+        value: str = json.loads(text)
         return value if is_encodable(value) else None
 
     def _json_arguments(self) -> Steps[bool]:
         """Passes a JSON value on as the open call's arguments, as it comes. False if it breaks off or is not JSON."""
-        scanner = JsonScanner()
+        scanner = JsonScanner(mends=True)
         while True:
             self._at = scanner.scan(self._text, self._at)
-            self._add_arguments(self._text[: self._at])
+            self._add_arguments(scanner.take())
             self._settle()
-            if scanner.is_done or scanner.is_broken or not (yield from self._more()):
-                return scanner.is_done
+            if scanner.is_done:
+                return True
+            if scanner.is_broken or not (yield from self._more()):
+                break
+        closing = scanner.completion()
+        if closing is not None and (yield from self._ends_here()):
+            self._add_arguments(closing)
+            return True
+        self._add_arguments(scanner.rest())
+        return False
+
+    def _ends_here(self) -> Steps[bool]:
+        """Whether a call has to end where the unsettled text begins: the model itself stops, or writes a tag."""
+        if not (yield from self._peek()):
+            return not self._cut_off
+        for tag in self.ends or self.markers:
+            if (yield from self._literal(tag)):
+                self._at = 0
+                return True
+        return False
+
+    def _skip_surplus(self, brackets: str) -> Steps[None]:
+        """Uses up closing brackets that nothing has opened."""
+        self._settle()
+        while True:
+            yield from self._spaces()
+            character = yield from self._peek()
+            if not character or character not in brackets:
+                self._at = 0
+                return
+            self._at += 1
+            self._settle()
 
     def _demanded_arguments(self) -> Steps[None]:
         """Gives the open call's arguments, which a grammar has seen to: if they are no JSON, a schema wants it so."""
@@ -195,15 +233,15 @@ class ToolParser(TextScanner):
 
     def _whole_arguments(self) -> Steps[str | None]:
         """Arguments that are an object, a string with the text of an object, or null. None for anything else."""
-        start = self._at
-        if not (yield from self._json_value()):
+        text = yield from self._json_value()
+        if text is None:
             return None
-        text = self._text[start : self._at]
         if text.startswith('"'):
             text = json.loads(text).strip()
         if text in ("", "null"):
             return "{}"
-        return text if text.startswith("{") and is_json(text) and is_encodable(text) else None
+        mended = mended_json(text) if text.startswith("{") else None
+        return mended if mended is not None and is_encodable(mended) else None
 
     def _raw_arguments(self, *tags: str) -> Steps[str | None]:
         """Passes text on as arguments until one of `tags` has been read. Returns that tag, or None at the end."""

@@ -7,6 +7,8 @@ they are whole.
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 
 from tidewheel.engine.constraints.structural_tag import QwenXmlParameter
 
@@ -20,12 +22,14 @@ from .values import python_literal_to_json
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
+_VALUE_ENDS = re.compile("|".join((_PARAMETER_END, _PARAMETER, _FUNCTION_END)))
 
 
 class Qwen3CoderParser(ToolParser):
     """Models leave the outer tag out at times, so a call may begin with its function."""
 
     markers = (_OPEN, _CLOSE)
+    ends = (_CLOSE,)
     call_formats = (
         CallFormat(f"{_OPEN}\n{_FUNCTION}NAME>\n", f"{_FUNCTION_END}\n{_CLOSE}", "\n", content=QwenXmlParameter),
     )
@@ -63,10 +67,15 @@ class Qwen3CoderParser(ToolParser):
                 self._add_arguments("{}" if opening == "{" else "}")
                 self._settle()
                 return True
+            if opening != "{" and (yield from self._literal(_PARAMETER_END)):  # models write it twice
+                self._settle()
+                continue
             key = (yield from self._tag_name()) if (yield from self._literal(_PARAMETER)) else None
             if key is None:
                 self._at = 0
-                return False
+                is_whole = opening != "{" and (yield from self._ends_here())
+                self._add_arguments("}" if is_whole else "")
+                return is_whole
             self._settle()
             yield from self._literal("\n")
             types = parameter_types(self._tools, function, key)
@@ -74,35 +83,62 @@ class Qwen3CoderParser(ToolParser):
             start = f"{opening}{json.dumps(key, ensure_ascii=False)}: "
             if types <= {"string"} and types:
                 self._add_arguments(start + '"')
-                if not (yield from self._string_value()):
+                if not (yield from self._value(function, lambda text: self._add_arguments(_escaped(text)))):
                     return False
                 self._add_arguments('"')
             else:
-                value = yield from self._read_until(_PARAMETER_END)
-                if value is None:
-                    self._add_arguments(start)
-                    self._at = 0
+                parts: list[str] = []
+                if not (yield from self._value(function, parts.append)):
+                    self._add_arguments(start + "".join(parts))
                     return False
-                self._add_arguments(start + _as_json(value.removesuffix("\n"), types))
-                self._settle()
+                self._add_arguments(start + _as_json("".join(parts), types))
             opening = ", "
 
-    def _string_value(self) -> Steps[bool]:
-        """Gives a string's text up to its closing tag; False if that never comes."""
-        closing = "\n" + _PARAMETER_END
+    def _value(self, function: str, give: Callable[[str], object]) -> Steps[bool]:
+        """Gives a value's text, up to its end; False if that never comes.
+
+        Models forget `</parameter>` at times. Then the value ends before the next parameter, or with the function. But
+        a value may contain such tags. So a parameter's tag has to begin a line or to name one of the function's, and
+        behind a function's end there has to be what follows a call.
+        """
+        tags = (_PARAMETER_END, _PARAMETER, _FUNCTION_END)
+        begins_line = True  # where the unsettled text begins
         while True:
-            end = self._text.find(_PARAMETER_END)
-            if end >= 0:
-                self._add_arguments(_escaped(self._text[:end].removesuffix("\n")))
-                self._settle(end + len(_PARAMETER_END))
+            found = _VALUE_ENDS.search(self._text, self._at)
+            if found is None:
+                held = max(_overlap(self._text, start + tag) for tag in tags for start in ("", "\n"))
+                certain = max(self._at, len(self._text) - held)
+                give(self._text[:certain])
+                begins_line = begins_line and not certain
+                self._settle(certain)
+                if not (yield from self._more()):
+                    give(self._text)
+                    self._settle(len(self._text))
+                    return False
+                continue
+            before, tag = self._text[: found.start()], found[0]
+            self._at = found.end()
+            if tag == _PARAMETER:
+                key = yield from self._tag_name()
+                is_line = before.endswith("\n") or (begins_line and not before)
+                is_end = key is not None and (is_line or bool(parameter_types(self._tools, function, key)))
+            else:
+                is_end = tag == _PARAMETER_END or (yield from self._ends_call())
+            if is_end:
+                give(before.removesuffix("\n"))
+                self._settle(found.end() if tag == _PARAMETER_END else found.start())
                 return True
-            held = max(_overlap(self._text, closing), _overlap(self._text, _PARAMETER_END))
-            self._add_arguments(_escaped(self._text[: len(self._text) - held]))
-            self._settle(len(self._text) - held)
-            if not (yield from self._more()):
-                self._add_arguments(_escaped(self._text))
-                self._settle(len(self._text))
-                return False
+            self._at = found.end()
+
+    def _ends_call(self) -> Steps[bool]:
+        """Whether something comes that follows a call, or nothing at all."""
+        yield from self._spaces()
+        if not (yield from self._peek()):
+            return not self._cut_off
+        for following in (_CLOSE, _OPEN, _FUNCTION):
+            if (yield from self._literal(following)):
+                return True
+        return False
 
 
 def _as_json(value: str, types: set[str]) -> str:

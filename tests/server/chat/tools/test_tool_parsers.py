@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tidewheel.server.chat.parser_names import TOOL_CALL_PARSER_NAMES
 from tidewheel.server.chat.pieces import CallArguments, CallStart, Piece, Turn
 from tidewheel.server.chat.tools import TOOL_CALL_PARSERS
+from tidewheel.server.chat.tools.json_scanner import is_json
 from tidewheel.server.protocol.chat import Tool, ToolFunction
 
 Parsed = tuple[str, list[tuple[str, str]]]
@@ -36,6 +37,7 @@ TOOLS = [
     )
 ]
 NAMES = sorted(TOOL_CALL_PARSERS)
+QUICK = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=10)
 
 
 def pieces_of(name: str, *texts: str) -> list[list[Piece]]:
@@ -74,6 +76,20 @@ CASES: list[tuple[str, str, Parsed]] = [
     ("hermes", '<tool_call><tool_call>{"name": "f"}</tool_call>', ("<tool_call>", [("f", "{}")])),
     ("hermes", '<tool_call>{"name": "f", "arguments": {"a": tru}}</tool_call>.', (".", [("f", '{"a": tru}}')])),
     ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "unfin', ("", [("f", '{"a": "unfin')])),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "x\n\ty", }, }</tool_call>',
+     ("", [("f", '{"a": "x\\n\\ty" }')])),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": {"b": [1, 2</tool_call>',
+     ("", [("f", '{"a": {"b": [1, 2]}}')])),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": {"b": [1, 2, ', ("", [("f", '{"a": {"b": [1, 2]}}')])),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": [1}}}\n}\n</tool_call>\n', ("", [("f", '{"a": [1]}')])),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}}}} So', (" So", [("f", '{"a": 1}')])),
+    ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"b\\": [2,]}}"}</tool_call>', ("", [("f", '{"b": [2]}')])),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"p": "C:\\dir \\u00e", "q": "it\\\'s"}}</tool_call>',
+     ("", [("f", '{"p": "C:\\\\dir \\\\u00e", "q": "it\'s"}')])),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": True "b": None}}</tool_call>',
+     ("", [("f", '{"a": true ,"b": null}')])),
+    ("hermes", '<tool_call>\n{"name": "f", "arguments": {}}\n{"name": "g", "arguments": {}}\n</tool_call>',
+     ("", [("f", "{}"), ("g", "{}")])),
     ("mistral", 'Ok[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]',
      ("Ok", [("f", '{"a": 1}'), ("g", "{}")])),
     ("mistral", '[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g{"b": "[TOOL_CALLS]"}',
@@ -84,6 +100,10 @@ CASES: list[tuple[str, str, Parsed]] = [
     ("llama3_json", ' <|python_tag|>{"type": "function", "name": "f", "parameters": {}}\n', ("", [("f", "{}")])),
     ("llama3_json", '{"name": "f", "parameters": {}}; {"name": "g", "arguments": {"x": 1}}',
      ("", [("f", "{}"), ("g", '{"x": 1}')])),
+    ("llama3_json", '{"name": "f", "parameters": {}}\n{"name": "g", "parameters": {"x": 1}}\n',
+     ("", [("f", "{}"), ("g", '{"x": 1}')])),
+    ("llama3_json", '{"name": "f", "parameters": {"x": 1}}}', ("", [("f", '{"x": 1}')])),
+    ("llama3_json", '{"name": "weather"}', ("", [("weather", "{}")])),
     ("llama3_json", 'So: <|python_tag|>{"name": "f", "parameters": {}}', ("So:", [("f", "{}")])),
     ("llama3_json", '{"name": "f", "parameters": {}}; and so on', ("; and so on", [("f", "{}")])),
     ("qwen3_coder", f"Sure.\n{XML}\n{XML}", ("Sure.", [("weather", '{"city": "Paris", "days": 5}')] * 2)),
@@ -93,6 +113,19 @@ CASES: list[tuple[str, str, Parsed]] = [
      ("", [("weather", '{"city": "\\"P\\"\\n\\n\\tx</param", "days": 5}')])),
     ("qwen3_coder", XML.removesuffix("\n5\n</parameter>\n</function>\n</tool_call>"),
      ("", [("weather", '{"city": "Paris", "days": ')])),
+    # The end of a value left out, written twice, or within a value.
+    ("qwen3_coder", XML.replace("</parameter>\n", ""), ("", [("weather", '{"city": "Paris", "days": 5}')])),
+    ("qwen3_coder", XML.replace("\n</parameter>\n", ""), ("", [("weather", '{"city": "Paris", "days": 5}')])),
+    ("qwen3_coder", XML.replace("</parameter>", "</parameter>\n</parameter>"),
+     ("", [("weather", '{"city": "Paris", "days": 5}')])),
+    ("qwen3_coder", XML.removesuffix("\n</function>\n</tool_call>"),
+     ("", [("weather", '{"city": "Paris", "days": 5}')])),
+    ("qwen3_coder", XML.removesuffix("</parameter>\n</function>\n</tool_call>") + "</function>",
+     ("", [("weather", '{"city": "Paris", "days": 5}')])),
+    ("qwen3_coder", XML.replace("Paris", "a </function> b <parameter=x> c"),
+     ("", [("weather", '{"city": "a </function> b <parameter=x> c", "days": 5}')])),
+    ("qwen3_coder", "<function=weather><parameter=city>\n<parameter=note>\nx\n</function>\n<function=other></function>",
+     ("", [("weather", '{"city": "", "note": "x"}'), ("other", "{}")])),
     ("qwen3_coder", "<function=weather>stray</function>", ("", [("weather", "stray")])),
     ("pythonic", "[f(a=1, b='it\\'s', c=[True, None, ], d={'x': 1.5}), g()]",
      ("", [("f", '{"a": 1, "b": "it\'s", "c": [true, null], "d": {"x": 1.5}}'), ("g", "{}")])),
@@ -171,6 +204,8 @@ NO_CALLS: list[tuple[str, str]] = [
     ("mistral", "[TOOL_CALLS]f[ARGS]"),
     ("mistral", "[TOOL_CALLS][ARGS]{}"),
     ("llama3_json", '{"answer": 42}'),
+    ("llama3_json", '{"name": "Ada"}'),
+    ("llama3_json", '{"name": "Ada", "type": "person"}'),
     ("llama3_json", '{"name": "Bob", "age": 3}'),
     ("llama3_json", '  hello {"name": "f", "parameters": {}}'),
     ("llama3_json", '<|python_tag|>brave_search.call(query="x")'),
@@ -199,6 +234,47 @@ def test_deep_nesting_ends_well(name: str) -> None:
     for bracket in ("[", "{", "(", '{"a":', "-"):
         parse(name, f'<tool_call>{{"name": "f", "arguments": {{"a": {bracket * 20_000}')
         parse(name, f"[f(a={bracket * 20_000})]")
+
+
+PIECES = [
+    '{"name": "f", "arguments": ',
+    "{",
+    "[",
+    '"a": ',
+    '"',
+    "\\",
+    "\\u12",
+    "\n",
+    ",",
+    "}",
+    "]",
+    " ",
+    "1",
+    "Tru",
+    "True",
+    "-",
+]
+
+
+@QUICK
+@given(st.lists(st.sampled_from(PIECES), max_size=24).map("".join), st.lists(st.integers(0, 60), max_size=6))
+def test_damaged_json_in_any_pieces(damaged: str, cuts: list[int]) -> None:
+    """What JSON makes of it is the same however it is cut, and what is JSON stays as it is."""
+    text = f'<tool_call>{{"name": "f", "arguments": {{{damaged}</tool_call>'
+    ends = sorted(min(cut, len(text)) for cut in cuts)
+    expected = parse("hermes", text)
+    assert parse("hermes", *(text[a:b] for a, b in zip([0, *ends], [*ends, len(text)], strict=True))) == expected
+    assert parse("hermes", *text) == expected
+    if is_json(f"{{{damaged}"):
+        assert expected[1][0] == ("f", f"{{{damaged}".rstrip())
+
+
+def test_hostile_text_takes_linear_time() -> None:
+    """Tens of thousands of brackets, commas or escapes, each of which has to be mended."""
+    for part in ("]", "}", ",", "\\q", "[}", '"a" ', "{"):
+        parse("hermes", '<tool_call>{"name": "f", "arguments": {"a": [' + part * 20_000)
+        parse("hermes", '<tool_call>{"name": "f", "arguments": {"a": "' + part * 20_000)
+    parse("qwen3_coder", "<function=weather><parameter=city>" + "</function>\n<parameter=" * 8_000)
 
 
 def test_arguments_are_given_as_they_come() -> None:
@@ -305,7 +381,6 @@ values = st.recursive(
 calls = st.lists(st.tuples(names, st.dictionaries(names, values, max_size=3)), min_size=1, max_size=3)
 string_calls = st.lists(st.tuples(names, st.dictionaries(names, texts, max_size=3)), min_size=1, max_size=3)
 prose = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Zs", "Cc"]), max_size=10)
-QUICK = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=10)
 
 
 @QUICK
