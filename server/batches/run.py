@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from http import HTTPStatus
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from tidewheel.engine.errors import EngineDeadError
 
 from ..errors import ApiError
+from .pace import Pace
 from .rows import BatchRow, answer_line, error_line, error_of
 
-Post: TypeAlias = Callable[[str, bytes], Awaitable[tuple[int, bytes]]]
+Post: TypeAlias = Callable[[str, bytes], Coroutine[Any, Any, tuple[int, bytes]]]
 """Sends a body to a path: see AppClient."""
 
 Write: TypeAlias = Callable[[bytes, bool], None]
@@ -20,18 +22,27 @@ Write: TypeAlias = Callable[[bytes, bool], None]
 
 _RETRY_S = 1.0
 _STOPPED = ("aborted", "engine_unavailable")  # codes of a server that answers nothing more
+_READ_ROWS, _READ_BYTES = 64, 2**20  # are read at a time
 
 
 async def run_rows(
-    rows: Iterable[BatchRow], post: Post, write: Write, *, concurrency: int, url: str | None = None
+    rows: Iterable[BatchRow],
+    post: Post,
+    write: Write,
+    *,
+    concurrency: int,
+    url: str | None = None,
+    body_of: Callable[[BatchRow], bytes] | None = None,
+    pace: Pace | None = None,
 ) -> None:
-    """Answer all rows, `concurrency` of them at a time.
+    """Answer all rows, `concurrency` of them at a time. They are read in worker threads.
 
-    With `url`, rows for other endpoints are errors. A request that the server is too busy for is sent again. Raises
+    With `url`, rows for other endpoints are errors. `body_of` makes the body that is sent for a row, in place of the
+    row's own. `pace` leaves the event loop to others. A request that the server is too busy for is sent again. Raises
     EngineDeadError when the server cannot answer any more: what was not written can be run later.
     """
-    waiting = iter(rows)
-    workers = [asyncio.create_task(_work(waiting, post, write, url)) for _ in range(concurrency)]
+    prepared = _Prepared(rows, url, body_of or (lambda row: bytes(row.body)))
+    workers = [asyncio.create_task(_work(prepared, post, write, pace)) for _ in range(concurrency)]
     try:
         await asyncio.gather(*workers)
     finally:
@@ -40,24 +51,62 @@ async def run_rows(
         await asyncio.gather(*workers, return_exceptions=True)
 
 
-async def _work(rows: Iterator[BatchRow], post: Post, write: Write, url: str | None) -> None:
-    for row in rows:
-        try:
-            row.check(url)
-        except ApiError as error:
-            write(error_line(row.custom_id, error), False)
-            await asyncio.sleep(0)
-            continue
-        status, content = await _answer(row, post)
-        if status == HTTPStatus.SERVICE_UNAVAILABLE and (failed := error_of(content)).code in _STOPPED:
-            raise EngineDeadError(failed.message)
-        write(answer_line(row.custom_id, status, content), status == HTTPStatus.OK)
+class _Request(NamedTuple):
+    """A row that can be sent, or why it cannot."""
+
+    custom_id: str
+    url: str
+    body: bytes
+    error: ApiError | None = None
 
 
-async def _answer(row: BatchRow, post: Post) -> tuple[int, bytes]:
-    body = bytes(row.body)
+class _Prepared:
+    """Requests of rows, which are read and checked in worker threads, a few at a time."""
+
+    def __init__(self, rows: Iterable[BatchRow], url: str | None, body_of: Callable[[BatchRow], bytes]) -> None:
+        self._rows: Iterator[BatchRow] = iter(rows)
+        self._url = url
+        self._body_of = body_of
+        self._ready: deque[_Request] = deque()
+        self._reading = asyncio.Lock()
+
+    async def next(self) -> _Request | None:
+        """The next one, or None after the last."""
+        async with self._reading:
+            if not self._ready:
+                self._ready.extend(await asyncio.to_thread(self._read))
+            return self._ready.popleft() if self._ready else None
+
+    def _read(self) -> list[_Request]:
+        requests: list[_Request] = []
+        size = 0
+        for row in self._rows:
+            try:
+                row.check(self._url)
+                requests.append(_Request(row.custom_id, row.url, self._body_of(row)))
+            except ApiError as error:
+                requests.append(_Request(row.custom_id, row.url, b"", error))
+            size += len(row.body)
+            if len(requests) >= _READ_ROWS or size >= _READ_BYTES:
+                break
+        return requests
+
+
+async def _work(prepared: _Prepared, post: Post, write: Write, pace: Pace | None) -> None:
+    while (request := await prepared.next()) is not None:
+        answered = _answer(request, post, write)
+        await (answered if pace is None else pace.run(answered))
+
+
+async def _answer(request: _Request, post: Post, write: Write) -> None:
+    if request.error is not None:
+        write(error_line(request.custom_id, request.error), False)
+        return
     while True:
-        status, content = await post(row.url, body)
+        status, content = await post(request.url, request.body)
         if status != HTTPStatus.TOO_MANY_REQUESTS:
-            return status, content
+            break
         await asyncio.sleep(_RETRY_S)
+    if status == HTTPStatus.SERVICE_UNAVAILABLE and (failed := error_of(content)).code in _STOPPED:
+        raise EngineDeadError(failed.message)
+    write(answer_line(request.custom_id, status, content), status == HTTPStatus.OK)

@@ -16,7 +16,8 @@ from tidewheel.engine.errors import EngineDeadError, TidewheelError
 from ..errors import ApiError
 from ..protocol.batches import BatchFault, BatchFaults, BatchObject
 from .claims import Claim, Claims
-from .rows import check_file, finished_rows, rows_in
+from .pace import Pace
+from .rows import BatchRow, check_file, finished_rows, rows_in
 from .run import Post, run_rows
 from .store import BatchStore
 
@@ -49,6 +50,7 @@ class BatchRunner:
         self._post = post
         self._concurrency = concurrency
         self._max_values = max_values
+        self._pace = Pace()
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -170,15 +172,28 @@ class BatchRunner:
         if batch.in_progress_at is None:
             batch.status, batch.in_progress_at = "in_progress", int(time.time())
         await store.save(batch)
-        rows = (row for row in rows_in(io.BytesIO(content)) if row.custom_id not in done | failed)
-        await run_rows(rows, self._post_last, run.add, concurrency=self._concurrency, url=batch.endpoint)
+        answered = done | failed
+        rows = (row for row in rows_in(io.BytesIO(content)) if row.custom_id not in answered)
+        await run_rows(
+            rows,
+            self._post,
+            run.add,
+            concurrency=self._concurrency,
+            url=batch.endpoint,
+            body_of=_last_of_all,
+            pace=self._pace,
+        )
 
-    async def _post_last(self, path: str, body: bytes) -> tuple[int, bytes]:
-        if path in _GENERATES:
-            with contextlib.suppress(msgspec.DecodeError):  # the endpoint has a better message
-                fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-                body = msgspec.json.encode({"priority": _LAST, **fields})
-        return await self._post(path, body)
+
+def _last_of_all(row: BatchRow) -> bytes:
+    """The row's body, with a priority behind those of all other requests. Its own one is only checked."""
+    body = bytes(row.body)
+    if row.url in _GENERATES:
+        with contextlib.suppress(msgspec.DecodeError, RecursionError):  # the endpoint has a better message
+            fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+            msgspec.json.decode(fields.get("priority", b"0"), type=int | None)
+            return msgspec.json.encode({**fields, "priority": _LAST})
+    return body
 
 
 class _Run:

@@ -108,7 +108,7 @@ class BatchStore:
     async def new_batch(self, endpoint: str, input_file_id: str, metadata: dict[str, str] | None) -> BatchObject:
         """A batch of a file. The oldest that has ended makes room. Raises ApiError (429) if none has."""
         if len(self._batches) >= MAX_BATCHES:
-            ended = [batch for batch in reversed(self.batches) if batch not in self.unfinished]
+            ended = [batch for batch in reversed(self.batches) if batch.status not in _UNFINISHED]
             if not ended:
                 message = f"{MAX_BATCHES} batches run or wait already: try again later"
                 raise ApiError(HTTPStatus.TOO_MANY_REQUESTS, message, code="queue_full")

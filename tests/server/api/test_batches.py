@@ -107,6 +107,15 @@ def test_what_is_no_batch_fails_and_says_why(client: openai.OpenAI) -> None:
         client.batches.create(input_file_id="file-0", endpoint="/v1/completions", completion_window="1h")  # type: ignore[arg-type]
 
 
+def test_no_row_goes_before_others_by_its_own_priority(client: openai.OpenAI, server: RunningServer) -> None:
+    known = len(server.engine.requests)
+    batch = ended(client, start(client, requests(2, priority=-1000000)).id)
+    assert batch.request_counts.completed == 2
+    assert all(request.priority > 2**20 for request in server.engine.requests[known:])
+    wrong = ended(client, start(client, requests(1, priority="first")).id)
+    assert "priority" in lines(client, wrong.error_file_id)["r0"]["error"]["message"]
+
+
 def test_a_cancelled_batch_keeps_its_answers(client: openai.OpenAI) -> None:
     batch = start(client, requests(3000, max_tokens=200))
     with pytest.raises(openai.BadRequestError, match="needs the file"):
