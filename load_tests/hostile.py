@@ -63,6 +63,7 @@ class Attacks:
             (1, self._many_ids),
             (1, self._many_messages),
             (1, self._many_values),
+            (2, self._many_calls),
         )
 
     def pick(self, rng: random.Random) -> Attack:
@@ -209,6 +210,12 @@ class Attacks:
         content = b'{"prompt": "a", "max_tokens": 1, "metadata": {"a": [' + one * (self._size // len(one) - 30)
         return Attack("many values", self._request(_COMPLETIONS, content + one[:-1] + b"]}}"), SERVED_OR_REFUSED)
 
+    def _many_calls(self, rng: random.Random) -> Attack:
+        count = 4096  # calls, and as many results: as many pieces as a conversation may have with their turns
+        path, body = rng.choice((("/api/chat", _ollama_calls), ("/v1/responses", _response_calls),
+            ("/v1/messages", _message_calls)))  # fmt: skip
+        return self._post("many calls", path, body(count, _salt(rng)), SERVED_OR_REFUSED)
+
     def _post(
         self,
         name: str,
@@ -229,6 +236,29 @@ def _chain(length: int, following: Callable[[str], dict[str, Any]]) -> dict[str,
     """A schema with that many definitions. `following` makes each one from a reference to the next."""
     definitions = {f"d{i}": following(f"#/$defs/d{i + 1}") for i in range(length)}
     return {"$ref": "#/$defs/d0", "$defs": {**definitions, f"d{length}": {"type": "string"}}}
+
+
+def _ollama_calls(count: int, salt: str) -> dict[str, Any]:
+    calls = [{"function": {"name": f"{salt}{i}", "arguments": {}}} for i in range(2 * count - 2)]
+    results = [{"role": "tool", "tool_name": "unknown", "content": "a"} for _ in calls]
+    return {"messages": [{"role": "assistant", "tool_calls": calls}, *results], "options": {"num_predict": 1}}
+
+
+def _response_calls(count: int, salt: str) -> dict[str, Any]:
+    items: list[dict[str, Any]] = []
+    for i in range(count):
+        items.append({"type": "function_call", "call_id": f"{salt}{i}", "name": "f", "arguments": "{}"})
+        items.append({"type": "function_call_output", "call_id": f"{salt}{i}", "output": "a"})
+    return {"input": items, "max_output_tokens": 1}
+
+
+def _message_calls(count: int, salt: str) -> dict[str, Any]:
+    turns: list[dict[str, Any]] = []
+    for i in range(count):
+        use = {"type": "tool_use", "id": f"{salt}{i}", "name": "f", "input": {}}
+        result = {"type": "tool_result", "tool_use_id": f"{salt}{i}", "content": "a"}
+        turns += [{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
+    return {"messages": turns, "max_tokens": 1}
 
 
 def _salt(rng: random.Random) -> str:

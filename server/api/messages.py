@@ -49,7 +49,7 @@ class MessagesEndpoints:
         timer = self._metrics.start_timer()
         raw = await whole_body(request)
         body = self._decode(raw)
-        chat, names = chat_request(body)
+        chat, names = await self._path.translated(len(raw), lambda: chat_request(body))
         with renamed_fields(names):
             run = await self._path.start(chat, len(raw), timer, request.state.request_id, id_prefix="msg")
         thinking = body.thinking
@@ -75,6 +75,7 @@ class MessagesEndpoints:
     )
     async def _count_tokens(self, request: Request) -> Response:
         raw = await whole_body(request)
-        chat, names = chat_request(self._decode_count(raw))
+        body = self._decode_count(raw)
+        chat, names = await self._path.translated(len(raw), lambda: chat_request(body))
         with renamed_fields(names):
             return json_response(TokenCount(await self._path.count_tokens(chat, len(raw))))

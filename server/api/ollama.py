@@ -101,7 +101,7 @@ class OllamaEndpoints:
         raw = await whole_body(request)
         body = self._decode_chat(raw)
         model = await self._model(body)
-        chat = chat_request(body, model)
+        chat = await self._path.translated(len(raw), lambda: chat_request(body, model))
         if not body.messages:
             return json_response(loaded(self._named(body), "chat"))
         with renamed_fields(FIELD_NAMES):

@@ -42,6 +42,8 @@ from ..telemetry.metrics import ServerMetrics
 from .body import whole_body
 from .json_response import json_response
 
+_REFERENCES_AT_ONCE = 64  # are looked up before others have their turn
+
 
 class _Ask(NamedTuple):
     """A decoded request: the items of earlier responses and its own, and the chat request that they make."""
@@ -145,8 +147,15 @@ class ResponsesEndpoints:
                     )
         earlier, size = await self._earlier(body.previous_response_id)
         items = await self._input(body)
-        chat, names = chat_request(body, earlier, items)
-        return _Ask(body, [*earlier, *items], len(raw) + size, chat, names)
+
+        def translate() -> tuple[ChatCompletionRequest, dict[str, str]]:
+            for item in items:
+                item.id = item.id or new_item_id(type(item))
+            return chat_request(body, earlier, items)
+
+        size += len(raw)
+        chat, names = await self._path.translated(size, translate)
+        return _Ask(body, [*earlier, *items], size, chat, names)
 
     async def _earlier(self, response_id: str | None) -> tuple[Sequence[Item], int]:
         """The items up to and including a response's, and their size in bytes."""
@@ -168,7 +177,7 @@ class ResponsesEndpoints:
         return stored.conversation, stored.size
 
     async def _input(self, body: ResponsesRequest) -> Sequence[Item]:
-        """The request's own items, each with an id."""
+        """The request's own items, and those of kept responses that it refers to."""
         if isinstance(body.input, str):
             return [Message(id=new_item_id(Message), role="user", content=body.input)]
         items: list[Item] = []
@@ -180,8 +189,9 @@ class ResponsesEndpoints:
                         f"input[{i}].id: no stored response has an item {quoted(item.id)}", f"input[{i}].id"
                     )
                 items.append(found)
+                if i % _REFERENCES_AT_ONCE == 0:
+                    await asyncio.sleep(0)  # a store in memory waits for nothing
                 continue
-            item.id = item.id or new_item_id(type(item))
             items.append(item)
         return items
 

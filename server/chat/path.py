@@ -12,8 +12,9 @@ endpoint of another protocol builds a ChatCompletionRequest and reads deltas:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import TypeVar
 
 from tidewheel.engine.constraints.grammar import StructuredOutput
 from tidewheel.engine.sampling_params import SamplingParams
@@ -32,6 +33,8 @@ from .rendering import PromptRenderer
 from .request_prompts import RequestPrompts
 from .run import ChatRun
 from .tools.tool_choice import offered_tools, optional_calls
+
+T = TypeVar("T")
 
 
 class ChatPath:
@@ -58,6 +61,10 @@ class ChatPath:
         self._defaults = defaults
         self._rules = rules
         self._parsers = AnswerParsers(formats, encoder.tokenizer)
+
+    async def translated(self, raw_size: int, translate: Callable[[], T]) -> T:
+        """The result of `translate`, which makes a chat request of another protocol's: in a thread for large bodies."""
+        return await self._encoder.run(raw_size, translate)
 
     async def start(
         self,

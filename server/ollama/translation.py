@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Sequence
 
 from ..protocol import chat
@@ -94,15 +95,15 @@ def _set_sampling(request: GenerationBody, body: OllamaGenerationBody) -> None:
 def _messages(given: Sequence[OllamaMessage]) -> list[chat.Message]:
     """The messages, in which each call has an id, and each tool's result that of its call."""
     messages: list[chat.Message] = []
-    unanswered: list[tuple[str, str]] = []  # the calls' names and ids
+    unanswered = _Unanswered(())
     for i, message in enumerate(given):
         made = chat.Message(role=message.role, content=message.content or "", reasoning_content=message.thinking)
         if message.tool_calls:
             made.tool_calls = _calls(message, i)
-            unanswered = [(call.function.name, call.id) for call in made.tool_calls]
+            unanswered = _Unanswered(made.tool_calls)
         elif message.role == "tool":
             made.name = message.tool_name
-            made.tool_call_id = message.tool_call_id or _take(unanswered, message.tool_name)
+            made.tool_call_id = message.tool_call_id or unanswered.take(message.tool_name)
         messages.append(made)
     return messages
 
@@ -117,10 +118,25 @@ def _calls(message: OllamaMessage, number: int) -> list[chat.PastToolCall]:
     return calls
 
 
-def _take(unanswered: list[tuple[str, str]], name: str | None) -> str | None:
-    """The id of the first call without a result, of that function if there is one. The call then has its result."""
-    call = next((call for call in unanswered if call[0] == name), unanswered[0] if unanswered else None)
-    if call is None:
-        return None
-    unanswered.remove(call)
-    return call[1]
+class _Unanswered:
+    """The calls of a turn that have no result yet. Each is found in constant time, as clients send thousands."""
+
+    def __init__(self, calls: Sequence[chat.PastToolCall]) -> None:
+        self._in_order = OrderedDict((i, call) for i, call in enumerate(calls))
+        self._by_name: defaultdict[str | None, deque[int]] = defaultdict(deque)
+        for i, call in enumerate(calls):
+            self._by_name[call.function.name].append(i)
+
+    def take(self, name: str | None) -> str | None:
+        """The id of the first call without a result, of that function if there is one. It then has its result."""
+        if not self._in_order:
+            return None
+        if name in self._by_name:
+            call = self._in_order.pop(self._by_name[name].popleft())
+        else:
+            call = self._in_order.popitem(last=False)[1]
+            name = call.function.name
+            self._by_name[name].popleft()
+        if not self._by_name[name]:
+            del self._by_name[name]
+        return call.id

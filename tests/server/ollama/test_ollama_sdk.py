@@ -111,6 +111,16 @@ def test_a_loop_of_tools(client: ollama.Client, server: RunningServer, streamed:
     assert "[tool call00100]" in prompt_of(server)
 
 
+def test_results_find_their_calls(client: ollama.Client, server: RunningServer) -> None:
+    calls = [{"function": {"name": name, "arguments": {}}} for name in ("f", "g", "f", "h", "f")]
+    named = ["f", "unknown", "h", "f", None, "f"]  # by name if there is one, and otherwise the next one
+    results = [{"role": "tool", "content": "", **({"tool_name": name} if name else {})} for name in named]
+    history: list[Any] = [*say("go"), {"role": "assistant", "tool_calls": calls}, *results]
+    client.chat("scripted", history)
+    found = re.findall(r"\[tool (\w*)\]", prompt_of(server))
+    assert found == ["call00100", "call00101", "call00103", "call00102", "call00104", ""]
+
+
 @pytest.mark.parametrize("streamed", [False, True])
 def test_thinking(client: ollama.Client, streamed: bool) -> None:
     text = "<think>Hm.</think>Yes."
