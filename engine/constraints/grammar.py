@@ -231,6 +231,8 @@ class GrammarCompiler:
 
         def take_slow_place() -> None:
             nonlocal held
+            if held:  # for the first of two trials
+                return
             held = self._slow_places.acquire(blocking=False)
             if not held:
                 raise GrammarsBusyError(

@@ -22,6 +22,7 @@ from .prover_process import (
     MAX_CPU_S,
     MAX_MEMORY_BYTES,
     MAX_WALL_S,
+    NOT_TRIED,
     READY,
     REQUEST,
     Outcome,
@@ -33,18 +34,26 @@ logger = logging.getLogger(__name__)
 
 _START_S = 60.0  # for the process to start, on a slow machine
 _END_S = 1.0
+_ENDED = "the process that grammars are tried in has ended"
 _GRACE_S = 5.0  # beyond its own limit, for a process to say how it ended
 _MAX_ANSWER_BYTES = 64 * 2**20
 _ENVIRONMENT = ("LD_LIBRARY_PATH",)  # what Python itself may need
 
 _ENDS: Mapping[int, str] = {
     signal.SIGXCPU: f"takes more than {MAX_CPU_S} s of processor time",
-    signal.SIGALRM: f"takes longer than {MAX_WALL_S} s",
     signal.SIGABRT: f"takes more than {MAX_MEMORY_BYTES >> 20} MiB of memory",
-    signal.SIGKILL: f"takes more than {MAX_MEMORY_BYTES >> 20} MiB of memory",
     signal.SIGSEGV: f"takes more than {COMPILE_STACK_BYTES >> 20} MiB of stack: it is nested too deeply",
     signal.SIGBUS: f"takes more than {COMPILE_STACK_BYTES >> 20} MiB of stack: it is nested too deeply",
 }
+
+
+_KILLED = "the process that tried it was killed: the machine may be out of memory"
+_NO_RESULT: Mapping[int, str] = {
+    signal.SIGALRM: f"trying it took longer than {MAX_WALL_S} s: the machine is too busy, or the trial was paused",
+    signal.SIGKILL: _KILLED,
+    signal.SIGTERM: _KILLED,
+}
+"""Ends that do not say anything about the grammar: another trial may end otherwise."""
 
 
 class GrammarError(Exception):
@@ -56,7 +65,7 @@ class ProverError(Exception):
 
 
 class _LostError(Exception):
-    """The process has ended before it answered."""
+    """A trial has ended without a result, for a reason that is not the grammar's."""
 
 
 class Proof(NamedTuple):
@@ -86,7 +95,7 @@ class GrammarProver:
         with self._lock:
             if self._is_closed:
                 raise ProverError("the server is shutting down")
-            if self._process is not None and self._process.poll() is None:
+            if self._process is not None and self._process.poll() is None and not _is_stopped(self._process):
                 return
             self._end()
             try:
@@ -101,33 +110,42 @@ class GrammarProver:
     def prove(self, kind: str, text: str, on_slow: Callable[[], None]) -> Proof:
         """Try a grammar of a kind of StructuredOutput. `on_slow` is called if it takes long, and may raise.
 
-        Raises GrammarError if it cannot be compiled, and ProverError if this cannot be found out.
+        Raises GrammarError if it cannot be compiled, and ProverError if this cannot be found out, even by a second
+        trial.
         """
         with contextlib.suppress(_LostError):
             return self._prove(kind, text, on_slow)
-        self._let_it_end()  # it may have been ended from outside, which takes a moment
         try:
             return self._prove(kind, text, on_slow)
         except _LostError as error:
-            raise ProverError("the process that grammars are tried in has ended") from error
+            raise ProverError(f"{error}; try again later") from error
 
-    def _let_it_end(self) -> None:
-        process = self._process
-        if process is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_END_S)
+    def _let_it_end(self, process: subprocess.Popen[bytes]) -> None:
+        """It may have been ended from outside, which takes a moment."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_END_S)
 
     def _prove(self, kind: str, text: str, on_slow: Callable[[], None]) -> Proof:
         ours, theirs = socket.socketpair()
         with ours:
             with theirs:
                 self.start()
+                process, to_process = self._process, self._socket
+                assert process is not None
+                assert to_process is not None
                 try:
-                    assert self._socket is not None
-                    socket.send_fds(self._socket, [b"\n"], [theirs.fileno()])
+                    socket.send_fds(to_process, [b"\n"], [theirs.fileno()])
                 except OSError as error:
-                    raise _LostError from error
-            return _proof(ours, kind, text, on_slow)
+                    self._let_it_end(process)
+                    raise _LostError(_ENDED) from error
+            try:
+                return _proof(ours, kind, text, on_slow)
+            except TimeoutError as error:  # whatever is tried has a shorter limit, so the process itself stands still
+                _kill(process)
+                raise _LostError("the process that grammars are tried in did not answer") from error
+            except (OSError, EOFError) as error:
+                self._let_it_end(process)
+                raise _LostError(_ENDED) from error
 
     def close(self) -> None:
         """End the process and everything that it tries. Those who wait get an error at once."""
@@ -168,7 +186,10 @@ class GrammarProver:
 
 
 def _proof(connection: socket.socket, kind: str, text: str, on_slow: Callable[[], None]) -> Proof:
-    """The result of a grammar that is tried at the other end of a connection."""
+    """The result of a grammar that is tried at the other end of a connection.
+
+    Raises OSError and EOFError if nobody answers there any more.
+    """
     deadline = time.monotonic() + MAX_WALL_S + _GRACE_S
 
     def recv(size: int) -> bytes:
@@ -176,29 +197,40 @@ def _proof(connection: socket.socket, kind: str, text: str, on_slow: Callable[[]
         return connection.recv(size)
 
     request = pickle.dumps((kind, text))
-    try:
-        connection.settimeout(MAX_WALL_S)
-        connection.sendall(REQUEST.pack(len(request)) + request)
-        while True:
-            outcome, number, length = ANSWER.unpack(receive(recv, ANSWER.size))
-            if length > _MAX_ANSWER_BYTES:
-                raise EOFError
-            answer = receive(recv, length).decode()
-            if outcome != Outcome.SLOW:
-                break
-            on_slow()
-    except TimeoutError:
-        raise GrammarError(_end_of(signal.SIGALRM)) from None
-    except (OSError, EOFError) as error:
-        raise _LostError from error
-    if outcome != Outcome.SOURCE:
-        raise GrammarError(answer if outcome == Outcome.REFUSED else _end_of(number))
-    return Proof(answer, number)
+    connection.settimeout(MAX_WALL_S)
+    connection.sendall(REQUEST.pack(len(request)) + request)
+    while True:
+        outcome, number, length = ANSWER.unpack(receive(recv, ANSWER.size))
+        if length > _MAX_ANSWER_BYTES:
+            raise EOFError
+        answer = receive(recv, length).decode()
+        if outcome != Outcome.SLOW:
+            break
+        on_slow()
+    if outcome == Outcome.SOURCE:
+        return Proof(answer, number)
+    if outcome == Outcome.REFUSED:
+        raise GrammarError(answer)
+    raise _error_of(number)
 
 
-def _end_of(status: int) -> str:
-    end = _ENDS.get(os.WTERMSIG(status)) if os.WIFSIGNALED(status) else None
-    return f"compiling it {end or 'makes the grammar library fail'}"
+def _error_of(status: int) -> Exception:
+    """Why a trial has ended that was not refused, by its wait status."""
+    if os.WIFEXITED(status) and os.WEXITSTATUS(status) == NOT_TRIED:
+        return _LostError("this machine has no threads left to try it")
+    ended_by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+    if ended_by in _NO_RESULT:
+        return _LostError(_NO_RESULT[ended_by])
+    return GrammarError(f"compiling it {_ENDS.get(ended_by, 'makes the grammar library fail')}")
+
+
+def _is_stopped(process: subprocess.Popen[bytes]) -> bool:
+    """Whether somebody has paused the process, so that it would not answer."""
+    if not hasattr(os, "waitid"):
+        return False  # macOS; there it is replaced when it has not answered in time
+    with contextlib.suppress(ChildProcessError):
+        return os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+    return False
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

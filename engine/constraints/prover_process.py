@@ -42,6 +42,7 @@ COMPILE_STACK_BYTES = 4 * 2**20
 _USE_STACK_BYTES = 512 * 2**10  # stack for making masks, and for copying and freeing matchers
 SLOW_CPU_S = 0.1
 _LOOK_S = 0.02
+_STANDSTILL_S = MAX_WALL_S + 2  # by then its own timer has ended a process, unless it is stopped
 _NICE = 10
 _SLOW_NICE = 19
 _WALKS = 3
@@ -51,6 +52,7 @@ _FIRST_STEPS = 2  # a failure within so many tokens is the grammar's fault, even
 REQUEST = struct.Struct("!Q")  # the size of what follows: pickled TokenTexts and special ids, or kind and text
 ANSWER = struct.Struct("!BQQ")  # an Outcome, a number that goes with it, the size of the UTF-8 text that follows
 READY = b"\n"
+NOT_TRIED = 2  # the exit status of a trial that could not begin
 COMMAND = "import sys; sys.path[:] = sys.argv[2:]; from tidewheel.engine.constraints.prover_process import main; main()"
 
 
@@ -116,14 +118,17 @@ def _watch(connection: socket.socket, vocabulary: LLTokenizer, special_ids: Mapp
 
 
 def _waited(process: int, connection: socket.socket) -> int:
-    """The wait status of a process after its end. It is killed if nobody waits for its answer any more."""
+    """The wait status of a process after its end. It is killed if nobody waits for its answer any more, and if somebody
+    has paused it.
+    """
     is_slow = False
+    last = time.monotonic() + _STANDSTILL_S
     while True:
         ended, status = os.waitpid(process, os.WNOHANG)
         if ended:
             return status
         time.sleep(_LOOK_S)
-        if _is_closed(connection):
+        if _is_closed(connection) or time.monotonic() > last:
             os.kill(process, signal.SIGKILL)
         elif not is_slow and _cpu_seconds(process) > SLOW_CPU_S:
             is_slow = True
@@ -251,7 +256,10 @@ def _on_stack(size: int, work: Callable[[], T]) -> T:
 
     threading.stack_size(size)
     thread = threading.Thread(target=run)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:  # the machine has no more threads, which says nothing of the grammar
+        os._exit(NOT_TRIED)
     thread.join()
     if failures:
         raise failures[0]
