@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _GIB = 2**30
+_LEAST_ADAPTER_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True)
@@ -183,21 +184,22 @@ class OpenedModel:
 
         So many copies of what is read are in memory at a time until it is loaded.
         """
-        from .adapters.reading import packed_bytes, read_adapter, read_bytes
+        from .adapters.reading import load_bytes, read_adapter, stored_bytes
 
-        needed, available = packed_bytes(path, STORAGE[limits.dtype].itemsize), read_memory().available
-        needed += copies * read_bytes(path)
-        if available is not None and needed > available:
-            raise ModelError(
-                f"{path}: the adapter takes {needed / _GIB:.2f} GiB while it is loaded, more than the "
-                f"{available / _GIB:.2f} GiB of memory that are left: lower --kv-cache-space or --max-cpu-loras"
-            )
+        available = read_memory().available
+        _require_room(path, stored_bytes(path, self._most_adapter_bytes), available)  # before any of it is copied
+        _require_room(path, load_bytes(path, STORAGE[limits.dtype].itemsize, copies), available)
         from .weights.gguf.source import GgufSource
 
         in_gguf = isinstance(self.source, GgufSource)
         return read_adapter(
             path, self.description, limits.max_rank, base=self.weights, base_is_gguf=in_gguf, contexts=self.contexts
         )
+
+    @property
+    def _most_adapter_bytes(self) -> int:
+        """What no adapter's file exceeds: as much as all of the model has as float32, and some more for tiny models."""
+        return 4 * sum(map(math.prod, tensor_shapes(self.description.spec).values())) + _LEAST_ADAPTER_BYTES
 
     def lora_bytes(self, options: EngineOptions) -> int:
         """About what the adapters take that the options name, of which so many are in memory. Raises ModelError."""
@@ -210,6 +212,14 @@ class OpenedModel:
         hub, itemsize = AdapterHub(options.download_dir), STORAGE[limits.dtype].itemsize
         sizes = sorted((packed_bytes(hub.path(module), itemsize) for module in options.lora.lora_modules), reverse=True)
         return sum(sizes[: options.lora.most_in_memory])
+
+
+def _require_room(path: Path, needed: int, available: int | None) -> None:
+    if available is not None and needed > available:
+        raise ModelError(
+            f"{path}: the adapter takes {needed / _GIB:.2f} GiB while it is loaded, more than the "
+            f"{available / _GIB:.2f} GiB of memory that are left: lower --kv-cache-space or --max-cpu-loras"
+        )
 
 
 def open_model(options: EngineOptions, source: ModelSource | None = None) -> OpenedModel:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import glob
 import os
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import BusyError, ModelError
@@ -17,6 +15,7 @@ from ..weights.hub_room import check_room_for
 from .options import HubModule, LoraModule
 from .peft_config import CONFIG
 from .peft_folder import WEIGHTS, without_weights
+from .threads import in_thread
 
 MOST_BYTES = 8 * 2**30
 MOST_DOWNLOADS = 4  # at a time
@@ -59,7 +58,9 @@ class AdapterHub:
                 raise BusyError(
                     f"{MOST_DOWNLOADS} adapters are being downloaded already: try again when one of them is there"
                 )
-            running = self._running[key] = _in_thread(lambda: self._fetch(*key, most_bytes=MOST_BYTES))
+            running = self._running[key] = in_thread(
+                "adapter-download", lambda: self._fetch(*key, most_bytes=MOST_BYTES)
+            )
             running.add_done_callback(lambda _: self._running.pop(key))
         return self._of_hub(module, await asyncio.shield(running))  # others may wait for it too
 
@@ -123,28 +124,3 @@ def _adapter_files(repository: str, wanted: str | None, names: Sequence[str]) ->
     if any(name.lower().endswith(".gguf") for name in names):
         return choose_gguf(repository, names, wanted)[:1]
     raise ModelError(f"{repository} has no adapter: neither {CONFIG} nor a GGUF file")
-
-
-def _in_thread(work: Callable[[], str]) -> asyncio.Future[str]:
-    """What `work` returns. A server that ends does not wait for the thread, as it would for one of a pool."""
-    loop = asyncio.get_running_loop()
-    future = loop.create_future()
-
-    def finish(result: str, failure: BaseException | None) -> None:
-        if failure is None:
-            future.set_result(result)
-        else:
-            future.set_exception(failure)
-            future.exception()  # whoever asked may have gone
-
-    def run() -> None:
-        result, failure = "", None
-        try:
-            result = work()
-        except BaseException as error:
-            failure = error
-        with contextlib.suppress(RuntimeError):  # the event loop has ended
-            loop.call_soon_threadsafe(finish, result, failure)
-
-    threading.Thread(target=run, name="adapter-download", daemon=True).start()
-    return future

@@ -16,6 +16,8 @@ from ..models.config import MAX_INTEGER
 from .patterns import NamePatterns, compile_patterns, value_for
 
 CONFIG = "adapter_config.json"
+# No thread goes on while it is decoded. Peft writes some kilobytes, or as many as the names of all modules have.
+_MAX_BYTES, _MAX_PARTS = 1 << 20, 1 << 12
 
 # What an adapter may not ask for: it would compute something else than its A and B say.
 _REFUSED = {
@@ -69,7 +71,7 @@ def read_peft_config(folder: Path) -> PeftConfig:
     their forms, only describe them. Which parameter of a module it has, `target_parameters` alone says.
     """
     path = folder / CONFIG
-    config = read_json(path)
+    config = read_json(path, _MAX_BYTES, _MAX_PARTS)
     kind = config.get("peft_type")
     if kind != "LORA":
         raise ModelError(f"{path}: peft_type must be LORA, not {shown(kind)}; merge the adapter into its model")

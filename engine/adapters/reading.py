@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 from ..errors import ModelError
-from ..files.reading import is_there
+from ..files.reading import is_there, require_file
 from ..files.wording import shown
 from ..models.description import ModelDescription
 from ..weights.checkpoint import shapes_in
@@ -48,6 +48,17 @@ def read_adapter(
     return read_peft_folder(path, description, max_rank, base, contexts)
 
 
+def stored_bytes(path: Path, most: int) -> int:
+    """The size of the file with an adapter's tensors. Raises ModelError if it has more than `most` bytes, or there is
+    none.
+    """
+    file = _file(path)
+    size = require_file(file)
+    if size > most:
+        raise ModelError(f"{file} has {size} bytes, more than the {most} that an adapter of this model can have")
+    return size
+
+
 def packed_bytes(path: Path, itemsize: int) -> int:
     """About what an adapter takes in memory, with `itemsize` bytes for a number. Raises ModelError for one that cannot
     be read.
@@ -55,12 +66,13 @@ def packed_bytes(path: Path, itemsize: int) -> int:
     return itemsize * sum(_sizes(path).values())
 
 
-def read_bytes(path: Path) -> int:
-    """About what it takes until it is packed: a copy of the file, and A and B as float32. Raises ModelError for one
-    that cannot be read.
+def load_bytes(path: Path, itemsize: int, copies: int) -> int:
+    """About what an adapter takes while it is loaded: as `packed_bytes`, and so many copies of what is read. That is
+    the file, and A and B as float32. Raises ModelError for one that cannot be read.
     """
-    file = _gguf_in(path) or adapter_file(path)
-    return file.stat().st_size + 4 * sum(size for name, size in _sizes(path).items() if ".lora_" in name)
+    sizes = _sizes(path)
+    read = _file(path).stat().st_size + 4 * sum(size for name, size in sizes.items() if ".lora_" in name)
+    return itemsize * sum(sizes.values()) + copies * read
 
 
 def _sizes(path: Path) -> dict[str, int]:
@@ -68,8 +80,16 @@ def _sizes(path: Path) -> dict[str, int]:
     file = _gguf_in(path)
     if file is not None:
         return {name: math.prod(tensor.shape) for name, tensor in read_gguf_copy(file).tensors.items()}
-    require_folder(path)
-    return {name: math.prod(shape) for name, shape in shapes_in(adapter_file(path)).items()}
+    return {name: math.prod(shape) for name, shape in shapes_in(_file(path)).items()}
+
+
+def _file(path: Path) -> Path:
+    """The file with the adapter's tensors. Raises ModelError if there is none."""
+    file = _gguf_in(path)
+    if file is None:
+        require_folder(path)
+        file = adapter_file(path)
+    return file
 
 
 def _gguf_in(path: Path) -> Path | None:

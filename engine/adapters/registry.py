@@ -17,16 +17,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..devices.base import LoraExecutor
-from ..errors import TidewheelError, quoted
+from ..errors import ModelError, TidewheelError, quoted
 from ..weights.lora import LoraAdapter
 from .lora import Lora
 from .options import LoraModule, LoraOptions
+from .threads import in_thread
 
 if TYPE_CHECKING:
     from .hub import AdapterHub
 
 logger = logging.getLogger(__name__)
 
+MOST_ADAPTERS = 1000  # beside those of the options; each one is listed, and its name remembered
 _LOWEST_PRIORITY = 19
 _NAME_OF_A_FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 
@@ -75,7 +77,9 @@ class LoraRegistry:
     """Adapters by name. At most `options.most_in_memory` are in memory; the least recently used makes way.
 
     `read` reads a path; it raises ModelError. `hub` has the files of adapters whose paths are hub ids. All but
-    `load_modules` is called on the event loop; files are read in a thread of their own, of the lowest priority.
+    `load_modules` is called on the event loop. Files are read in a thread that has the priority of others: while it
+    holds the interpreter's lock, all wait for it. What was read is given to the executor, which drops the lock, in a
+    thread of the lowest priority.
     """
 
     def __init__(
@@ -185,6 +189,8 @@ class LoraRegistry:
         async with self._loading:
             if module.name in self._entries and not replace:
                 raise LoraExistsError(f"an adapter is named {quoted(module.name)} already")
+            if module.name not in self._entries and len(self._entries) >= MOST_ADAPTERS + len(self._modules):
+                raise ModelError(f"this server keeps at most {MOST_ADAPTERS} adapters that were loaded: unload some")
             await self._make_room()
             await _to_its_end(self._load_new(module))
 
@@ -257,10 +263,13 @@ class LoraRegistry:
         self._enter(entry, lora)
 
     async def _load_in_thread(self, module: LoraModule) -> Lora:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._load, module)
+        adapter = await in_thread("adapter-reader", lambda: self._read(self._hub.path(module)))
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._give, module, adapter)
 
     def _load(self, module: LoraModule) -> Lora:
-        adapter = self._read(self._hub.path(module))
+        return self._give(module, self._read(self._hub.path(module)))
+
+    def _give(self, module: LoraModule, adapter: LoraAdapter) -> Lora:
         lora = Lora(next(self._numbers), adapter.digest, adapter.rope_factor)
         self._executor.load_lora(lora.number, adapter)
         logger.info("Loaded the adapter %s of rank %d from %s", quoted(module.name), adapter.rank, module.path)

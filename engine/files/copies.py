@@ -9,7 +9,7 @@ import mmap
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ..errors import ModelError
 from .reading import require_file
@@ -23,13 +23,14 @@ class FileCopy:
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises ModelError for no regular file, and for one that changes while it is copied."""
-        require_file(path)
+        """Raises ModelError for no regular file, an empty one, and one that changes while it is copied."""
+        if not require_file(path):  # files of the system have no size either, and some have no end
+            raise ModelError(f"{path} is empty")
         try:
             self._file = os.fdopen(os.memfd_create("copy"), "w+b")
             with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as original:
                 before = _version(path, original.fileno())
-                shutil.copyfileobj(original, self._file, 1 << 20)
+                shutil.copyfileobj(_Beginning(original, before[1]), self._file, 1 << 20)
                 self._file.flush()
                 after = _version(path, original.fileno())
             size = os.fstat(self._file.fileno()).st_size
@@ -48,6 +49,19 @@ class FileCopy:
 
     def __exit__(self, *_: Any) -> None:
         self._file.close()
+
+
+class _Beginning:
+    """As many bytes of a file as it is said to have, since some have no end."""
+
+    def __init__(self, file: BinaryIO, left: int) -> None:
+        self._file = file
+        self._left = left
+
+    def read(self, size: int = -1, /) -> bytes:
+        piece = self._file.read(self._left if size < 0 else min(size, self._left)) or b""
+        self._left -= len(piece)
+        return piece
 
 
 def _version(path: Path, descriptor: int) -> tuple[str, int, int, int]:

@@ -11,9 +11,12 @@ from .reading import MAX_JSON_BYTES, is_there, read_file
 from .wording import one_line
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A file that holds one JSON object. Raises ModelError, naming the file, if it cannot be read or is not that."""
-    value = _read(path)
+def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES, max_parts: int | None = None) -> dict[str, Any]:
+    """A file that holds one JSON object. Raises ModelError, naming the file, if it cannot be read or is not that.
+
+    It may have at most `max_parts` objects and lists, roughly: brackets in its strings count too.
+    """
+    value = _read(path, max_bytes, max_parts)
     if not isinstance(value, dict):
         raise ModelError(f"{path} must hold a JSON object, not a {type(value).__name__}")
     return value
@@ -32,8 +35,10 @@ def read_json_array(path: Path) -> list[Any]:
     return value
 
 
-def _read(path: Path) -> object:
-    text = read_file(path, MAX_JSON_BYTES)
+def _read(path: Path, max_bytes: int = MAX_JSON_BYTES, max_parts: int | None = None) -> object:
+    text = read_file(path, max_bytes)
+    if max_parts is not None and text.count(b"[") + text.count(b"{") > max_parts:
+        raise ModelError(f"{path} has more than {max_parts} objects and lists")
     try:
         value: object = json.loads(text)
         if b"\\u" in text:  # half of a surrogate pair is valid JSON, but no library accepts it as text

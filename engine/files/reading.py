@@ -35,10 +35,10 @@ def is_there(path: Path) -> bool:
     return True
 
 
-def require_file(path: Path, max_bytes: int | None = None) -> None:
-    """Raises ModelError unless `path` is a regular file of at most `max_bytes`, or a link to one, and has its content.
+def require_file(path: Path, max_bytes: int | None = None) -> int:
+    """The size of a file, which may be opened by a library.
 
-    For files that a library opens by itself.
+    Raises ModelError unless `path` is a regular file of at most `max_bytes`, or a link to one, and has its content.
     """
     status = _regular(path)
     if max_bytes is not None and status.st_size > max_bytes:
@@ -48,6 +48,7 @@ def require_file(path: Path, max_bytes: int | None = None) -> None:
             f"{path} is a pointer of Git LFS in place of the file, which git did not download: run git lfs pull in "
             f"{path.parent}, or download the model with tidewheel pull"
         )
+    return status.st_size
 
 
 def _regular(path: Path) -> os.stat_result:
@@ -67,15 +68,21 @@ def _regular(path: Path) -> os.stat_result:
 
 def read_file(path: Path, max_bytes: int) -> bytes:
     """The content of a regular file of at most `max_bytes`. Raises ModelError."""
-    require_file(path, max_bytes)
-    return _read(path, max_bytes)
+    size = require_file(path, max_bytes)
+    return _read(path, size) if size else b""  # files of the system have no size, and some have no end
+
+
+def read_part(path: Path, num_bytes: int) -> bytes:
+    """The first bytes of a regular file, or all of it if it has fewer. Raises ModelError."""
+    size = require_file(path)
+    return _read(path, min(size, num_bytes)) if size else b""
 
 
 def _read(path: Path, max_bytes: int) -> bytes:
     try:
         # Something else may have taken the file's place since. Opening it must not block.
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-            return file.read(max_bytes)
+            return file.read(max_bytes) or b""
     except OSError as error:
         raise _unreadable(path, error) from error
 

@@ -26,7 +26,7 @@ from safetensors import SafetensorError, safe_open
 from ..errors import ModelError
 from ..files.copies import FileCopy
 from ..files.folder import read_json
-from ..files.reading import is_there, require_file
+from ..files.reading import is_there, read_part, require_file
 from ..files.wording import one_line, shown
 from ..models import ModelDescription
 from ..models.spec import tensor_shapes
@@ -39,7 +39,8 @@ from .pickles import PYTORCH, PYTORCH_INDEX, pickles_in, refused_folder
 from .pytorch_file import NotPlainTensorsError, open_pytorch_file
 from .quantization import TensorFormat
 from .quantized import ExpertReader, LayerReader, LayerTensors
-from .safetensors_faults import tensor_at_fault
+from .safetensors_faults import fault_in, tensor_at_fault
+from .safetensors_header import MAX_HEADER_BYTES, tensors_in
 from .stored import FLOATS, Checkpoint, StoredMatrix, StoredTensor
 from .taking import Part, join, origin, take
 from .tensor import WeightTensor
@@ -112,28 +113,33 @@ def open_file(path: Path) -> Checkpoint:
     except (SafetensorError, OSError, ValueError) as error:
         raise _corrupt(path, error) from error
     # Copying tools may give two files equal modification times. The change time cannot be set, so it differs.
-    return _views(path, file, (str(path.resolve()), status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+    version = (str(path.resolve()), status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    return _views(path, file, version, _header(path, file))
 
 
 def open_copy(path: Path) -> Checkpoint:
-    """Like `open_file`, of a copy in memory, for a file that somebody may be writing. Raises ModelError."""
+    """Like `open_file`, of a copy in memory, for an adapter, which somebody may be writing. Raises ModelError."""
     with FileCopy(path) as copy:
+        content = copy.content
         try:
-            _require_well_formed(copy.path)
-        except (SafetensorError, OSError, ValueError) as error:
-            raise _corrupt(path, error) from error
-        return _views(path, copy.content, copy.version)
+            length = int.from_bytes(content[:8], "little")
+            header = tensors_in(content[8 : 8 + min(length, MAX_HEADER_BYTES + 1)])
+            fault = fault_in(header, len(content) - 8 - length)
+        except ValueError as error:
+            fault = one_line(error)
+        if fault is not None:
+            raise _at_fault(path, fault)
+        return _views(path, content, copy.version, header)
 
 
 def shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
-    """The tensors' shapes, of which nothing but the header is read. Raises ModelError."""
-    require_file(path)
+    """The shapes of an adapter's tensors, of which nothing but the header is read. Raises ModelError."""
+    length = int.from_bytes(read_part(path, 8), "little")
     try:
-        with path.open("rb") as file:
-            header = json.loads(file.read(min(int.from_bytes(file.read(8), "little"), _MAX_HEADER_BYTES)))
-        return {name: tuple(map(int, entry["shape"])) for name, entry in header.items() if name != "__metadata__"}
-    except (OSError, ValueError, RecursionError, AttributeError, TypeError, LookupError) as error:
-        raise _corrupt(path, error) from error
+        header = tensors_in(read_part(path, 8 + min(length, MAX_HEADER_BYTES + 1))[8:])
+        return {name: tuple(map(int, entry["shape"])) for name, entry in header.items()}
+    except (ValueError, AttributeError, TypeError, LookupError) as error:
+        raise _at_fault(path, one_line(error)) from error
 
 
 def _require_well_formed(path: Path) -> None:
@@ -143,18 +149,28 @@ def _require_well_formed(path: Path) -> None:
 
 
 def _corrupt(path: Path, error: Exception) -> ModelError:
-    fault = tensor_at_fault(path, _MAX_HEADER_BYTES) or one_line(error)
+    return _at_fault(path, tensor_at_fault(path, _MAX_HEADER_BYTES) or one_line(error))
+
+
+def _at_fault(path: Path, fault: str) -> ModelError:
     return ModelError(f"{path} is not a valid safetensors file, it may be truncated or corrupt: {fault}")
 
 
-def _views(path: Path, file: bytes | mmap.mmap, version: tuple[str, int, int, int]) -> Checkpoint:
-    """The tensors of a well-formed file."""
-    header_bytes = int.from_bytes(file[:8], "little")
+def _header(path: Path, file: mmap.mmap) -> dict[str, Any]:
+    """What the header of a well-formed file says of each tensor."""
     try:
-        header: dict[str, Any] = json.loads(file[8 : 8 + header_bytes])
+        header: dict[str, Any] = json.loads(file[8 : 8 + int.from_bytes(file[:8], "little")])
     except ValueError as error:
         raise _corrupt(path, error) from error
     header.pop("__metadata__", None)
+    return header
+
+
+def _views(
+    path: Path, file: bytes | mmap.mmap, version: tuple[str, int, int, int], header: dict[str, Any]
+) -> Checkpoint:
+    """The tensors of a well-formed file, of which `header` says where each one lies."""
+    header_bytes = int.from_bytes(file[:8], "little")
     content = np.frombuffer(file, np.uint8)
     checkpoint: Checkpoint = {}
     for name, entry in header.items():

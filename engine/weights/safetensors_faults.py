@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from ..files.wording import in_bytes, shown
 
@@ -28,14 +31,22 @@ def tensor_at_fault(path: Path, most_header_bytes: int) -> str | None:
         return None
     if not isinstance(header, dict):
         return None
+    header.pop("__metadata__", None)
+    return fault_in(header, size)
+
+
+def fault_in(header: Mapping[str, Any], size: int) -> str | None:
+    """As `tensor_at_fault`, of what a header says of each tensor, for tensors of `size` bytes."""
     places: list[tuple[int, int, str]] = []
     for name, entry in header.items():
-        if name != "__metadata__":
-            if fault := _fault_of(entry):
-                return f"tensor {shown(name)} {fault}"
-            places.append((*entry["data_offsets"], name))
+        if fault := _fault_of(entry):
+            return f"tensor {shown(name)} {fault}"
+        places.append((*entry["data_offsets"], name))
+    # Sorted by numpy, which lets other threads run meanwhile.
+    begins, stops = (np.array([place[i] for place in places], np.uint64) for i in (0, 1))
+    order = np.lexsort((stops, begins))
     end, before = 0, ""
-    for begin, stop, name in sorted(places):
+    for begin, stop, name in (places[i] for i in order):
         if begin < end:
             return f"tensors {shown(before)} and {shown(name)} overlap"
         if stop > size:
@@ -43,7 +54,7 @@ def tensor_at_fault(path: Path, most_header_bytes: int) -> str | None:
         if begin > end:
             return f"tensor {shown(name)} begins {in_bytes(begin - end)} behind the tensor before it"
         end, before = stop, name
-    return None
+    return None if end == size else f"there are {in_bytes(size - end)} behind its last tensor"
 
 
 def _fault_of(entry: Any) -> str | None:

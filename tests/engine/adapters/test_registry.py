@@ -207,3 +207,18 @@ def test_who_goes_away_while_it_is_read_leaves_nothing_unknown_behind(path: str)
             lease.release()
 
     run(check)
+
+
+def test_only_so_many_may_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidewheel.engine.adapters.registry.MOST_ADAPTERS", 2)
+
+    async def check(registry: LoraRegistry, memory: Memory) -> None:
+        for name in ("x", "y"):
+            await registry.add(LoraModule(name, "/a"))
+        with pytest.raises(ModelError, match="at most 2 adapters that were loaded: unload some"):
+            await registry.add(LoraModule("z", "/a"))
+        await registry.add(LoraModule("y", "/a"), replace=True)
+        registry.remove("x")
+        await registry.add(LoraModule("z", "/a"))
+
+    run(check)

@@ -226,6 +226,7 @@ def test_downloads_stop_no_answers_and_are_bounded(server: ServerProcess, hub: F
         ("other", "broken", "not finite"),
         ("other", "nowhere", "nowhere does not exist"),
         ("", "seed-0", "must not be empty"),
+        ("a" * 257, "seed-0", "lora_name must have at most 256 characters"),
         ("a\nERROR forged", "seed-0", "lora_name must have printable characters alone"),
     ],
 )

@@ -1,0 +1,39 @@
+"""Work in threads that a server which ends does not wait for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def in_thread(name: str, work: Callable[[], T]) -> asyncio.Future[T]:
+    """What `work` returns. A server that ends does not wait for the thread, as it would for one of a pool."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def finish(result: list[T], failure: BaseException | None) -> None:
+        if future.cancelled():
+            return
+        if failure is None:
+            future.set_result(result[0])
+        else:
+            future.set_exception(failure)
+            future.exception()  # whoever asked may have gone
+
+    def run() -> None:
+        result: list[T] = []
+        failure = None
+        try:
+            result.append(work())
+        except BaseException as error:
+            failure = error
+        with contextlib.suppress(RuntimeError):  # the event loop has ended
+            loop.call_soon_threadsafe(finish, result, failure)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future

@@ -1,0 +1,70 @@
+"""The header of a safetensors file that a client has named, read a tensor at a time.
+
+`json.loads` and the safetensors library hold the interpreter's lock until they have read a whole header. Of 4 MB they
+take a quarter of a second, in which no stream goes on.
+"""
+
+from __future__ import annotations
+
+import re
+from json import JSONDecoder
+from typing import Any
+
+MAX_HEADER_BYTES = 8 << 20  # an adapter with matrices for each of 18,000 experts has less
+_MAX_NAME, _MAX_ENTRY, _MAX_METADATA = 1 << 10, 4 << 10, 1 << 20  # characters
+_METADATA = "__metadata__"
+_BLANK = re.compile(r"[ \t\r\n]{0,16}")
+_DECODER = JSONDecoder()
+
+
+def tensors_in(header: bytes) -> dict[str, Any]:
+    """What a header says of each tensor, by name. Raises ValueError if it is not a JSON object, or has long parts."""
+    if len(header) > MAX_HEADER_BYTES:
+        raise ValueError(f"its header has more than the {MAX_HEADER_BYTES >> 20} MiB that an adapter may have")
+    text = header.decode().rstrip()
+    found: dict[str, Any] = {}
+    at = _after(text, 0, "{")
+    if text[at : at + 1] == "}":
+        at += 1
+    else:
+        while True:
+            name, at = _name(text, at)
+            value, at = _value(text, at, _MAX_METADATA if name == _METADATA else _MAX_ENTRY)
+            if name in found:
+                raise ValueError("its header names a tensor twice")
+            found[name] = value
+            if text[at : at + 1] != ",":
+                break
+            at = _blank(text, at + 1)
+        at = _after(text, at, "}")
+    if at != len(text):
+        raise ValueError("there is something behind its header")
+    found.pop(_METADATA, None)
+    return found
+
+
+def _name(text: str, at: int) -> tuple[str, int]:
+    if text[at : at + 1] != '"':
+        raise ValueError("its header is not valid JSON")
+    name, length = _DECODER.raw_decode(text[at : at + _MAX_NAME])
+    return name, _after(text, _blank(text, at + length), ":")
+
+
+def _value(text: str, at: int, most: int) -> tuple[Any, int]:
+    try:
+        value, length = _DECODER.raw_decode(text[at : at + most])
+    except RecursionError as error:
+        raise ValueError("its header is nested too deeply") from error
+    return value, _blank(text, at + length)
+
+
+def _after(text: str, at: int, mark: str) -> int:
+    if text[at : at + 1] != mark:
+        raise ValueError("its header is not valid JSON")
+    return _blank(text, at + 1)
+
+
+def _blank(text: str, at: int) -> int:
+    match = _BLANK.match(text, at)
+    assert match is not None
+    return match.end()
