@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -120,9 +119,7 @@ def _messages(message: InputMessage, path: str) -> list[chat.Message]:
         elif message.role != "assistant":
             raise bad_request(f"{where}: only the assistant's turns have {_kind(block)} blocks", where)
         elif isinstance(block, ToolUseBlock):
-            if not isinstance(block.input, dict):
-                raise bad_request(f"{where}.input must be an object", f"{where}.input")
-            function = chat.PastFunctionCall(block.name, json.dumps(block.input, ensure_ascii=False))
+            function = chat.PastFunctionCall(block.name, block.input)
             calls.append(chat.PastToolCall(block.id, function))
         else:
             reasoning.append(_thought(block, where))

@@ -6,18 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-import orjson
 
 from tidewheel.engine.errors import quoted
 
 from ..errors import bad_request
 from ..protocol.chat import ContentPart, Message, PastToolCall, Tool
 from ..protocol.decode import unsupported
-from .template_environment import ToolArguments
+from .tools.past_arguments import past_arguments
 
 
 def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The template's `messages`. Raises ApiError (400) naming the part that is not text, or not JSON."""
+    """The template's `messages`. Raises ApiError (400) naming the part that is not text."""
     if not messages:
         raise bad_request("messages is empty", "messages")
     return [_template_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
@@ -48,7 +47,7 @@ def _template_message(message: Message, path: str) -> dict[str, Any]:
         rendered["reasoning_content"] = reasoning
     if message.tool_calls:
         rendered["tool_calls"] = [
-            _template_tool_call(call, f"{path}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls)
+            _template_tool_call(call, f"{path}.tool_calls[{i}].function") for i, call in enumerate(message.tool_calls)
         ]
     return rendered
 
@@ -68,13 +67,8 @@ def _text(content: str | list[ContentPart] | None, path: str) -> str:
 
 
 def _template_tool_call(call: PastToolCall, path: str) -> dict[str, Any]:
-    param = f"{path}.function.arguments"
-    text = call.function.arguments or "{}"
     try:
-        arguments = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raise bad_request(f"{param} is not valid JSON: {error}", param) from None
-    if not isinstance(arguments, dict):
-        raise bad_request(f"{param} must be a JSON object", param)
-    function = {"name": call.function.name, "arguments": ToolArguments(arguments, text)}
-    return {"id": call.id, "type": "function", "function": function}
+        arguments = past_arguments(call.function.arguments)
+    except RecursionError:
+        raise bad_request(f"{path}.arguments is nested too deeply", f"{path}.arguments") from None
+    return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}

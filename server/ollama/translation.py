@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Sequence
 
@@ -113,8 +112,7 @@ def _calls(message: OllamaMessage, number: int) -> list[chat.PastToolCall]:
     for i, call in enumerate(message.tool_calls or ()):
         # Nine letters and digits, as Mistral's templates want them.
         call_id = call.id or f"call{number % 1000:03d}{i % 100:02d}"
-        arguments = json.dumps(call.function.arguments, ensure_ascii=False)
-        calls.append(chat.PastToolCall(call_id, chat.PastFunctionCall(call.function.name, arguments)))
+        calls.append(chat.PastToolCall(call_id, chat.PastFunctionCall(call.function.name, call.function.arguments)))
     return calls
 
 

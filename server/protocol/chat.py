@@ -36,10 +36,10 @@ class ContentPart(msgspec.Struct):
 
 
 class PastFunctionCall(msgspec.Struct):
-    """A function's name and its arguments as JSON text, as the client sends them back."""
+    """A function's name and its arguments, as the client sends them back: JSON text, or what models make of it."""
 
     name: str
-    arguments: str
+    arguments: Any = None
 
 
 class PastToolCall(msgspec.Struct):

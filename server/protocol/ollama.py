@@ -121,7 +121,7 @@ class OllamaFunctionCall(msgspec.Struct):
     """A function's name and its arguments."""
 
     name: str
-    arguments: dict[str, Any]
+    arguments: Any = None
 
 
 class OllamaPastCall(msgspec.Struct):

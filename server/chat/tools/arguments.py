@@ -6,6 +6,9 @@ import msgspec
 
 from .json_scanner import is_json
 
+INVALID_JSON = "INVALID_JSON"
+"""The key of text that is no JSON object, where a protocol or a template wants an object."""
+
 
 def arguments_object(text: str) -> msgspec.Raw | dict[str, str]:
     """The object of a call's arguments, of which `text` is the JSON.
@@ -14,4 +17,4 @@ def arguments_object(text: str) -> msgspec.Raw | dict[str, str]:
     """
     if not text:
         return {}
-    return msgspec.Raw(text.encode()) if text.startswith("{") and is_json(text) else {"INVALID_JSON": text}
+    return msgspec.Raw(text.encode()) if text.startswith("{") and is_json(text) else {INVALID_JSON: text}

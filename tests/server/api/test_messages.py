@@ -281,8 +281,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({**HI, "messages": [user({"type": "tool_use", "id": "t", "name": "f", "input": {}}, text("x"))]},
      "messages[0].content[0]"),
     ({**HI, "messages": [user("a"), {"role": "assistant", "content": [
-        {"type": "tool_use", "id": "t", "name": "f", "input": []}]}]}, "messages[1].content[0].input"),
-    ({**HI, "messages": [user("a"), {"role": "assistant", "content": [
         {"type": "tool_use", "id": "t", "name": "f", "input": {}}]}]}, "messages"),
     ({**HI, "messages": [user("a"), {"role": "assistant", "content": [
         {"type": "thinking", "thinking": "", "signature": "?"}]}]}, "messages[1].content[0].signature"),

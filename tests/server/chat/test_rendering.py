@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, get_type_hints
 
 import pytest
 from openai.types.chat import completion_create_params
 from server.conftest import RunningServer, StartServer, events
+
+from tidewheel.server.chat.tools.past_arguments import past_arguments
 
 PATH = "/v1/chat/completions"
 ASK = {"role": "user", "content": "SAY(and so on)YAS"}
@@ -136,13 +139,71 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"moderation": {"model": "x"}}, "moderation", "not supported"),
     ({"thinking_token_budget": 5}, "thinking_token_budget", "not supported"),
     ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type", "custom"),
-    ({"messages": [{"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "f", "arguments": "[1]"}}]}]},
-     "messages[0].tool_calls[0].function.arguments", "must be a JSON object"),
-    ({"messages": [{"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "f", "arguments": "{"}}]}]},
-     "messages[0].tool_calls[0].function.arguments", "not valid JSON"),
     *(({"messages": [{"role": "user", "content": [{"type": kind, kind: {}}]}]}, "messages[0].content[0].type", kind)
       for kind in ("image_url", "input_audio", "video_url", "audio_url", "file")),
 ]  # fmt: skip
+
+
+BROKEN = [
+    ('{"a": ', "{}"),
+    ('{"a": [1, {"b": "x, }y', '{"a": [1, {"b": "x, }y"}]}'),
+    ('{"a": 1, "b', '{"a": 1}'),
+    ('{"a": {"b": tru', '{"a": {}}'),
+    ('{"a": "\\u00', "{}"),
+    ("null", "{}"),
+    (" ", "{}"),
+    ("[]", "{}"),
+    ('"{\\"a\\": 1}"', '{"a": 1}'),
+    ("[1]", '{"INVALID_JSON": "[1]"}'),
+    ('{"a": 1}}', '{"INVALID_JSON": "{\\"a\\": 1}}"}'),
+    ("Köln", '{"INVALID_JSON": "Köln"}'),
+    ('{"a":1}', '{"a":1}'),
+    (None, "{}"),
+    ({"a": 1}, '{"a": 1}'),
+    ([1], '{"INVALID_JSON": "[1]"}'),
+]
+
+
+@pytest.fixture(scope="module")
+def showing(start_server: StartServer) -> RunningServer:
+    template = (
+        "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}"
+        "{% for name, value in c.function.arguments | items %}{{ name }},{% endfor %}{{ c.function.arguments }}"
+        "{% endfor %}{% endfor %}"
+    )
+    return start_server(engine={"template": template})
+
+
+@pytest.mark.parametrize(("arguments", "shown"), BROKEN)
+def test_broken_arguments_of_past_calls_become_an_object(showing: RunningServer, arguments: Any, shown: str) -> None:
+    names = "".join(f"{name}," for name in json.loads(shown))
+    function = {"name": "f", "arguments": arguments}
+    asked = [
+        (PATH, "messages", ASK, {"role": "assistant", "tool_calls": [{**CALL, "function": function}]}),
+        ("/api/chat", "messages", ASK, {"role": "assistant", "tool_calls": [{"function": function}]}),
+    ]
+    if isinstance(arguments, str):
+        item = {"type": "function_call", "call_id": "c", **function}
+        asked.append(("/v1/responses", "input", ASK, item))
+    use = {"type": "tool_use", "id": "c", "name": "f", "input": arguments}
+    result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c"}]}
+    asked.append(("/v1/messages", "messages", ASK, {"role": "assistant", "content": [use]}, result))
+    for path, field, *messages in asked:
+        response = showing.post(
+            path, {field: messages, "max_tokens": 9} if path == "/v1/messages" else {field: messages}
+        )
+        assert response.status_code == 200, response.text
+        assert prompt_of(showing) == ASK["content"] + names + shown, path
+
+
+@pytest.mark.parametrize("text", ['{"a":[' * 100_000, '{"a":1,' * 100_000, "[" * 100_000 + "]" * 99_999])
+def test_deep_arguments_of_past_calls_stay_text(text: str) -> None:
+    assert past_arguments(text) == {"INVALID_JSON": text}
+
+
+def test_long_arguments_of_past_calls_are_completed() -> None:
+    text = '{"a": "' + '\\"{,' * 300_000
+    assert past_arguments(text) == {"a": '"{,' * 300_000}
 
 
 @pytest.mark.parametrize(("fields", "param", "said"), REFUSED)
