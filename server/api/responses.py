@@ -36,6 +36,7 @@ from ..protocol.responses import (
 )
 from ..responses.assembly import ResponseBuilder, new_item_id, new_response_id
 from ..responses.background import BackgroundRun
+from ..responses.offered_tools import OfferedTools
 from ..responses.store import Responses, StoredResponse
 from ..responses.translation import chat_request, prepare_body
 from ..telemetry.metrics import ServerMetrics
@@ -46,13 +47,14 @@ _REFERENCES_AT_ONCE = 64  # are looked up before others have their turn
 
 
 class _Ask(NamedTuple):
-    """A decoded request: the items of earlier responses and its own, and the chat request that they make."""
+    """A decoded request: the items of earlier responses and its own, the chat request that they make, and its tools."""
 
     body: ResponsesRequest
     items: Sequence[Item]
     size: int  # bytes of JSON that the items came in
     chat: ChatCompletionRequest
     names: Mapping[str, str]  # of the chat request's fields
+    offered: OfferedTools
 
 
 class ResponsesEndpoints:
@@ -100,7 +102,12 @@ class ResponsesEndpoints:
             run = await self._path.start(ask.chat, ask.size, timer, request.state.request_id, id_prefix="resp")
         encrypts_reasoning = ENCRYPTED_REASONING in (body.include or ())
         logprobs_of = partial(self._formatter.chat, ask.chat)
-        builder = ResponseBuilder(self._response(body, run), logprobs_of, encrypts_reasoning=encrypts_reasoning)
+        builder = ResponseBuilder(
+            self._response(body, run),
+            logprobs_of,
+            item_of_call=ask.offered.call,
+            encrypts_reasoning=encrypts_reasoning,
+        )
         stored = StoredResponse(builder.response, ask.items, ask.size) if builder.response.store else None
         if body.background and stored is not None:
             stored.is_streamed = bool(body.stream)
@@ -148,14 +155,15 @@ class ResponsesEndpoints:
         earlier, size = await self._earlier(body.previous_response_id)
         items = await self._input(body)
 
-        def translate() -> tuple[ChatCompletionRequest, dict[str, str]]:
+        def translate() -> tuple[ChatCompletionRequest, dict[str, str], OfferedTools]:
             for item in items:
                 item.id = item.id or new_item_id(type(item))
-            return chat_request(body, earlier, items)
+            offered = OfferedTools(body.tools or ())
+            return *chat_request(body, earlier, items, offered), offered
 
         size += len(raw)
-        chat, names = await self._path.translated(size, translate)
-        return _Ask(body, [*earlier, *items], size, chat, names)
+        chat, names, offered = await self._path.translated(size, translate)
+        return _Ask(body, [*earlier, *items], size, chat, names, offered)
 
     async def _earlier(self, response_id: str | None) -> tuple[Sequence[Item], int]:
         """The items up to and including a response's, and their size in bytes."""

@@ -222,13 +222,17 @@ def check_parts(count: int, param: str) -> None:
 def check_tool_names(names: Sequence[str]) -> None:
     """Raises ApiError (400) for a name of a tool that no function may have."""
     for i, name in enumerate(names):
-        if not _TOOL_NAME.fullmatch(name):
-            param = f"tools[{i}].function.name"
-            raise bad_request(
-                f"{param} must be 1 to 128 letters, digits, underscores, dashes, dots, colons, slashes or at signs, "
-                f"got {quoted(name)}",
-                param,
-            )
+        check_tool_name(name, f"tools[{i}].function.name")
+
+
+def check_tool_name(name: str, param: str) -> None:
+    """The same for one name; `param` is the request's field."""
+    if not _TOOL_NAME.fullmatch(name):
+        raise bad_request(
+            f"{param} must be 1 to 128 letters, digits, underscores, dashes, dots, colons, slashes or at signs, "
+            f"got {quoted(name)}",
+            param,
+        )
 
 
 def check_tool_count(count: int, param: str) -> None:

@@ -134,6 +134,22 @@ class FunctionCallArgumentsDone(_Event, tag="response.function_call_arguments.do
     arguments: str
 
 
+class CustomToolCallInputDelta(_Event, tag="response.custom_tool_call_input.delta"):
+    """More of the text that a custom tool gets."""
+
+    item_id: str
+    output_index: int
+    delta: str
+
+
+class CustomToolCallInputDone(_Event, tag="response.custom_tool_call_input.done"):
+    """All of the text that a custom tool gets."""
+
+    item_id: str
+    output_index: int
+    input: str
+
+
 ResponseEvent: TypeAlias = (
     ResponseCreated
     | ResponseQueued
@@ -151,5 +167,7 @@ ResponseEvent: TypeAlias = (
     | ReasoningTextDone
     | FunctionCallArgumentsDelta
     | FunctionCallArgumentsDone
+    | CustomToolCallInputDelta
+    | CustomToolCallInputDone
 )
 """Each one's tag is its `type`."""

@@ -10,8 +10,6 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from .decode import Unsupported
-
 UNSET = msgspec.UNSET
 Unset: TypeAlias = msgspec.UnsetType
 Status: TypeAlias = Literal["in_progress", "completed", "incomplete"]
@@ -21,6 +19,10 @@ class InputText(msgspec.Struct, tag="input_text"):
     """Text that the model reads."""
 
     text: str
+
+
+class InputImage(msgspec.Struct, tag="input_image"):
+    """An image that a tool returned. The model is told that there is one."""
 
 
 class OutputText(msgspec.Struct, tag="output_text"):
@@ -68,7 +70,18 @@ class FunctionCall(msgspec.Struct, tag="function_call", kw_only=True):
     name: str
     arguments: str
     is_async: bool | Unset | None = msgspec.field(name="async", default=UNSET)
-    namespace: Unsupported | Unset = UNSET
+    namespace: str | Unset | None = UNSET
+
+
+class CustomToolCall(msgspec.Struct, tag="custom_tool_call", kw_only=True):
+    """The model calls a custom tool, which takes text."""
+
+    id: str | Unset | None = UNSET
+    status: Status | Unset | None = UNSET
+    call_id: str
+    name: str
+    input: str
+    namespace: str | Unset | None = UNSET
 
 
 class FunctionCallOutput(msgspec.Struct, tag="function_call_output", kw_only=True):
@@ -78,8 +91,47 @@ class FunctionCallOutput(msgspec.Struct, tag="function_call_output", kw_only=Tru
     status: Status | Unset | None = UNSET
     call_id: str
     name: str | Unset | None = UNSET
-    output: str | list[InputText]
-    namespace: Unsupported | Unset = UNSET
+    output: str | list[InputText | InputImage]
+
+
+class CustomToolCallOutput(msgspec.Struct, tag="custom_tool_call_output", kw_only=True):
+    """What a custom tool returned."""
+
+    id: str | Unset | None = UNSET
+    status: Status | Unset | None = UNSET
+    call_id: str
+    output: str | list[InputText | InputImage]
+
+
+class ServerToolItem(msgspec.Struct, kw_only=True):
+    """What another server's own tool did. The model is not shown it."""
+
+    id: str | Unset | None = UNSET
+    status: str | Unset | None = UNSET
+
+
+class WebSearchCall(ServerToolItem, tag="web_search_call"):
+    """The web was searched."""
+
+
+class FileSearchCall(ServerToolItem, tag="file_search_call"):
+    """Stored files were looked into."""
+
+
+class ImageGenerationCall(ServerToolItem, tag="image_generation_call"):
+    """An image was made."""
+
+
+class CodeInterpreterCall(ServerToolItem, tag="code_interpreter_call"):
+    """Code was run."""
+
+
+class ToolSearchCall(ServerToolItem, tag="tool_search_call"):
+    """Tools were looked for."""
+
+
+class ToolSearchOutput(ServerToolItem, tag="tool_search_output"):
+    """Tools were found."""
 
 
 class Reasoning(msgspec.Struct, tag="reasoning", kw_only=True):
@@ -101,14 +153,27 @@ class ItemReference(msgspec.Struct, tag="item_reference"):
     id: str
 
 
-Item: TypeAlias = Message | FunctionCall | FunctionCallOutput | Reasoning
-OutputItem: TypeAlias = Message | FunctionCall | Reasoning
+AnyServerToolItem: TypeAlias = (
+    WebSearchCall | FileSearchCall | ImageGenerationCall | CodeInterpreterCall | ToolSearchCall | ToolSearchOutput
+)
+Item: TypeAlias = (
+    Message | FunctionCall | FunctionCallOutput | CustomToolCall | CustomToolCallOutput | Reasoning | AnyServerToolItem
+)
+OutputItem: TypeAlias = Message | FunctionCall | CustomToolCall | Reasoning
 
 ID_PREFIXES: dict[type[Item], str] = {
     Message: "msg",
     FunctionCall: "fc",
     FunctionCallOutput: "fco",
+    CustomToolCall: "ctc",
+    CustomToolCallOutput: "ctco",
     Reasoning: "rs",
+    WebSearchCall: "ws",
+    FileSearchCall: "fs",
+    ImageGenerationCall: "ig",
+    CodeInterpreterCall: "ci",
+    ToolSearchCall: "tsc",
+    ToolSearchOutput: "tso",
 }
 
 

@@ -2,71 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from tidewheel.engine.errors import quoted
 
 from ..errors import bad_request
-from .chat import ReasoningEffort, ToolName, check_parts, check_tool_count
-from .decode import Body, Unsupported, optional_tags, unsupported
+from .chat import ReasoningEffort, check_parts
+from .decode import Body, Ignored, Unsupported, optional_tags, unsupported
 from .response_items import (
-    UNSET,
+    CustomToolCallOutput,
     FunctionCallOutput,
     Item,
     ItemReference,
     Message,
     OutputItem,
     Reasoning,
-    Unset,
 )
+from .response_tools import NO_SERVER_TOOLS, ResponseTool, ServerTool, ToolChoice, kind_of
 from .structured import StructuredOutputsField
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
-
-
-class FunctionTool(msgspec.Struct, tag="function", kw_only=True):
-    """A function that the model may call; `parameters` is a JSON schema."""
-
-    name: ToolName
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-    defer_loading: bool | Unset | None = UNSET
-    is_async: bool | Unset | None = msgspec.field(name="async", default=UNSET)
-    allowed_callers: list[str] | Unset | None = UNSET
-    output_schema: Unsupported | Unset = UNSET
-
-    def check_supported(self, path: str) -> None:
-        """Raises ApiError (400) for what this server has no way to honour; `path` is where the tool is."""
-        if self.defer_loading:
-            raise unsupported(f"{path}.defer_loading", " unless it is false: there is no tool search")
-        if self.is_async:
-            raise unsupported(f"{path}.async", " unless it is false")
-        if self.allowed_callers not in (UNSET, None, ["direct"]):
-            raise unsupported(f"{path}.allowed_callers", ' unless it is ["direct"]')
-
-
-class CustomTool(msgspec.Struct, tag="custom"):
-    """A tool that takes free text, which this server does not have."""
-
-
-class NamedFunction(msgspec.Struct, tag="function", forbid_unknown_fields=True):
-    """A function on offer, by its name."""
-
-    name: str
-
-
-class AllowedTools(msgspec.Struct, tag="allowed_tools", forbid_unknown_fields=True):
-    """Some of the tools, and whether one of them must be called."""
-
-    mode: Literal["auto", "required"]
-    tools: list[NamedFunction | CustomTool]
-
-
-ToolChoice: TypeAlias = Literal["none", "auto", "required"] | NamedFunction | AllowedTools | CustomTool
 
 
 class PlainFormat(msgspec.Struct, tag="text", forbid_unknown_fields=True):
@@ -121,7 +79,7 @@ class ResponsesRequest(Body, kw_only=True):
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     include: list[str] | None = None
-    tools: list[FunctionTool | CustomTool] | None = None
+    tools: list[ResponseTool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
@@ -140,6 +98,7 @@ class ResponsesRequest(Body, kw_only=True):
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
+    client_metadata: Ignored = msgspec.field(default_factory=msgspec.Raw)  # Codex's
     max_tool_calls: int | None = None  # of tools that run on the server, of which there are none
 
     # vLLM's extras, as in chat completions.
@@ -191,11 +150,6 @@ class ResponsesRequest(Body, kw_only=True):
         if self.stream and self.stream_options is not None and self.stream_options.include_obfuscation:
             raise unsupported("stream_options.include_obfuscation", " unless it is false")
         check_include(self.include)
-        check_tool_count(len(self.tools or ()), "tools")
-        for i, tool in enumerate(self.tools or ()):
-            if isinstance(tool, CustomTool):
-                raise unsupported(f"tools[{i}].type", ": 'custom'; offer a function")
-            tool.check_supported(f"tools[{i}]")
         if self.reasoning is not None:
             for name in ("summary", "generate_summary"):
                 if getattr(self.reasoning, name) not in (None, "auto"):
@@ -215,13 +169,15 @@ class ResponsesRequest(Body, kw_only=True):
             idle["text.verbosity"] = "say in the instructions how long answers should be"
         if self.stream_options is not None and not self.stream:
             idle["stream_options"] = "the answer is not streamed"
+        for kind in {kind_of(tool) for tool in self.tools or () if isinstance(tool, ServerTool)}:
+            idle[f"tools of type {kind}"] = NO_SERVER_TOOLS
         return idle
 
 
 def _parts_of(item: Item | ItemReference) -> tuple[Any, ...]:
     if isinstance(item, Message):
         return (item.content,)
-    if isinstance(item, FunctionCallOutput):
+    if isinstance(item, FunctionCallOutput | CustomToolCallOutput):
         return (item.output,)
     return (item.content, item.summary) if isinstance(item, Reasoning) else ()
 
@@ -296,7 +252,7 @@ class Response(msgspec.Struct, kw_only=True):
     temperature: float
     text: TextConfig
     tool_choice: ToolChoice
-    tools: list[FunctionTool | CustomTool]
+    tools: list[ResponseTool]
     top_logprobs: int
     top_p: float
     truncation: Literal["auto", "disabled"]

@@ -19,6 +19,8 @@ from ..protocol.chat import ChatLogprobs
 from ..protocol.response_events import (
     ContentPartAdded,
     ContentPartDone,
+    CustomToolCallInputDelta,
+    CustomToolCallInputDone,
     FunctionCallArgumentsDelta,
     FunctionCallArgumentsDone,
     OutputItemAdded,
@@ -37,6 +39,7 @@ from ..protocol.response_events import (
 )
 from ..protocol.response_items import (
     ID_PREFIXES,
+    CustomToolCall,
     FunctionCall,
     Item,
     Message,
@@ -55,6 +58,7 @@ from ..protocol.responses import (
     ResponseUsage,
 )
 from ..protocol.usage import Usage
+from .custom_input import CustomInput
 
 _RESPONSE_PREFIX = "resp_"
 _HEX_DIGITS = 32  # of a UUID
@@ -79,7 +83,7 @@ class ResponseBuilder:
     """Builds `response` from an answer. Each method returns the events of what it did.
 
     Events are made as they are read, and show the response as it is then. `logprobs_of` shapes log-probabilities.
-    `encrypts_reasoning` asks for reasoning as `encrypted_content` too.
+    `item_of_call` makes the items of calls. `encrypts_reasoning` asks for reasoning as `encrypted_content` too.
     """
 
     def __init__(
@@ -87,15 +91,18 @@ class ResponseBuilder:
         response: Response,
         logprobs_of: Callable[[RequestOutput], ChatLogprobs | None],
         *,
+        item_of_call: Callable[[CallStart], FunctionCall | CustomToolCall],
         encrypts_reasoning: bool = False,
     ) -> None:
         self.response = response
         self._logprobs_of = logprobs_of
+        self._item_of_call = item_of_call
         self._encrypts_reasoning = encrypts_reasoning
         self._numbers = count()
         self._item: OutputItem | None = None
         self._item_id = ""
         self._texts: list[str] = []
+        self._input = CustomInput()
         self._logprobs: list[Any] = []
         self._awaited_logprobs: list[Any] = []  # of tokens whose text is not certain yet
         self._finish_reason: str | None = None
@@ -124,7 +131,9 @@ class ResponseBuilder:
             if isinstance(piece, ReasoningPiece):
                 yield from self._add_reasoning(piece.text)
             elif isinstance(piece, CallStart):
-                yield from self._open(FunctionCall(call_id=piece.id, name=piece.name, arguments=""))
+                yield from self._open(self._item_of_call(piece))
+            elif isinstance(self._item, CustomToolCall):
+                yield from self._add_input(self._input.feed(piece.text))
             else:
                 self._texts.append(piece.text)
                 yield FunctionCallArgumentsDelta(next(self._numbers), self._item_id, self._index, piece.text)
@@ -173,6 +182,10 @@ class ResponseBuilder:
         self._texts.append(text)
         yield ReasoningTextDelta(next(self._numbers), self._item_id, self._index, 0, text)
 
+    def _add_input(self, text: str) -> Iterator[ResponseEvent]:
+        if text:
+            yield CustomToolCallInputDelta(next(self._numbers), self._item_id, self._index, text)
+
     def _await_logprobs(self, output: RequestOutput) -> None:
         logprobs = self._logprobs_of(output)
         if logprobs is not None:
@@ -186,9 +199,10 @@ class ResponseBuilder:
         item.status = "in_progress"
         self._item = item
         self._texts = []
+        self._input = CustomInput()
         self._logprobs = []
         yield OutputItemAdded(next(self._numbers), self._index, item)
-        if not isinstance(item, FunctionCall):
+        if not isinstance(item, FunctionCall | CustomToolCall):
             part = OutputText("") if isinstance(item, Message) else ReasoningText("")
             yield ContentPartAdded(next(self._numbers), self._item_id, self._index, 0, part)
 
@@ -199,6 +213,10 @@ class ResponseBuilder:
         if isinstance(item, FunctionCall):
             item.arguments = text
             yield FunctionCallArgumentsDone(next(self._numbers), item_id, index, item.name, text)
+        elif isinstance(item, CustomToolCall):
+            yield from self._add_input(self._input.finish())
+            item.input = self._input.text
+            yield CustomToolCallInputDone(next(self._numbers), item_id, index, item.input)
         elif isinstance(item, Message):
             part = OutputText(text, logprobs=self._logprobs)
             item.content = [part]

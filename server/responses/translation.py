@@ -5,29 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tidewheel.engine.errors import quoted
+
 from ..chat.sealed_reasoning import unseal_reasoning
+from ..chat.tool_results import UNSEEN_IMAGE
 from ..errors import bad_request
 from ..protocol import chat, structured
 from ..protocol.decode import unsupported
 from ..protocol.response_items import (
+    CustomToolCall,
+    CustomToolCallOutput,
     FunctionCall,
     FunctionCallOutput,
+    InputImage,
     Item,
     Message,
     Reasoning,
     Refusal,
+    ServerToolItem,
 )
-from ..protocol.responses import (
-    AllowedTools,
-    CustomTool,
-    FunctionTool,
-    JsonSchemaFormat,
-    NamedFunction,
-    PlainFormat,
-    ResponsesRequest,
-    TextConfig,
-    ToolChoice,
-)
+from ..protocol.responses import JsonSchemaFormat, PlainFormat, ResponsesRequest, TextConfig
+from .custom_input import as_arguments
+from .offered_tools import OfferedTools, flat_name
 
 _FIELD_NAMES = {
     "messages": "input",
@@ -62,22 +61,31 @@ _SAME = (
     "top_k",
 )
 
+_TRAINED_TOOLS = ("apply_patch", "computer", "computer_use_preview", "local_shell", "shell")
+
 
 def prepare_body(body: Any) -> None:
-    """Writes the types that clients may leave out into a body as it was decoded."""
+    """Writes the types that clients may leave out into a body as it was decoded. Raises ApiError (400) for a tool that
+    clients run for OpenAI's models alone.
+    """
     items = body.get("input") if isinstance(body, dict) else None
     for item in items if isinstance(items, list) else ():
         if isinstance(item, dict) and item.get("type") is None:
             item["type"] = "item_reference" if item.keys() <= {"id", "type"} else "message"
+    tools = body.get("tools") if isinstance(body, dict) else None
+    for i, tool in enumerate(tools if isinstance(tools, list) else ()):
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if kind in _TRAINED_TOOLS:
+            raise unsupported(f"tools[{i}].type", f": {quoted(kind)}, which its model was trained on; offer a function")
 
 
 def chat_request(
-    body: ResponsesRequest, earlier: Sequence[Item], items: Sequence[Item]
+    body: ResponsesRequest, earlier: Sequence[Item], items: Sequence[Item], offered: OfferedTools
 ) -> tuple[chat.ChatCompletionRequest, dict[str, str]]:
     """The request for the chat path, and the names of its fields for `renamed_fields`.
 
-    `items` are the body's input, `earlier` those of stored responses before it. Raises ApiError (400) for values that
-    this server has no way to honour.
+    `items` are the body's input, `earlier` those of stored responses before it, and `offered` its tools. Raises
+    ApiError (400) for values that this server has no way to honour.
     """
     body.check_supported()
     conversation = _Conversation()
@@ -92,8 +100,8 @@ def chat_request(
     text = body.text or TextConfig()
     request = chat.ChatCompletionRequest(
         messages=conversation.messages,
-        tools=_tools(body.tools or ()),
-        tool_choice=_tool_choice(body.tool_choice),
+        tools=offered.functions or None,
+        tool_choice=offered.choice(body.tool_choice),
         max_completion_tokens=body.max_output_tokens,
         logprobs=body.wants_logprobs,
         top_logprobs=(body.top_logprobs or 0) if body.wants_logprobs else None,
@@ -102,8 +110,7 @@ def chat_request(
         verbosity=text.verbosity,
         **{name: getattr(body, name) for name in _SAME},
     )
-    tool_names = {f"tools[{i}].function": f"tools[{i}]" for i in range(len(body.tools or ()))}
-    return request, {**_FIELD_NAMES, **tool_names, **conversation.names}
+    return request, {**_FIELD_NAMES, **offered.names, **conversation.names}
 
 
 class _Conversation:
@@ -122,14 +129,18 @@ class _Conversation:
     def add_item(self, item: Item, path: str) -> None:
         if isinstance(item, Reasoning):
             self._add_reasoning(item, path)
-        elif isinstance(item, FunctionCall):
+        elif isinstance(item, FunctionCall | CustomToolCall):
+            arguments = item.arguments if isinstance(item, FunctionCall) else as_arguments(item.input)
             turn = self._turn or self._new_turn(path)
             turn.tool_calls = turn.tool_calls or []
             self.names[f"messages[{len(self.messages) - 1}].tool_calls[{len(turn.tool_calls)}].function"] = path
-            turn.tool_calls.append(chat.PastToolCall(item.call_id, chat.PastFunctionCall(item.name, item.arguments)))
-        elif isinstance(item, FunctionCallOutput):
+            function = chat.PastFunctionCall(flat_name(item.name, item.namespace or None), arguments)
+            turn.tool_calls.append(chat.PastToolCall(item.call_id, function))
+        elif isinstance(item, FunctionCallOutput | CustomToolCallOutput):
             content = item.output if isinstance(item.output, str) else _parts(item.output)
             self.add(chat.Message(role="tool", content=content, tool_call_id=item.call_id), path)
+        elif isinstance(item, ServerToolItem):
+            pass
         elif item.role == "assistant":
             said = self._turn
             if said is None or said.content is not None or said.tool_calls:
@@ -163,32 +174,9 @@ def _parts(content: Sequence[Any]) -> list[chat.ContentPart]:
     return [
         chat.ContentPart("refusal", refusal=part.refusal)
         if isinstance(part, Refusal)
-        else chat.ContentPart("text", part.text)
+        else chat.ContentPart("text", UNSEEN_IMAGE if isinstance(part, InputImage) else part.text)
         for part in content
     ]
-
-
-def _tools(tools: Sequence[FunctionTool | CustomTool]) -> list[chat.Tool] | None:
-    return [
-        chat.Tool("function", chat.ToolFunction(tool.name, tool.description, tool.parameters, tool.strict))
-        for tool in tools
-        if isinstance(tool, FunctionTool)
-    ] or None
-
-
-def _tool_choice(choice: ToolChoice | None) -> chat.ToolChoice:
-    if isinstance(choice, NamedFunction):
-        return chat.NamedToolChoice(chat.FunctionName(choice.name))
-    if isinstance(choice, CustomTool):
-        raise unsupported("tool_choice.type", ": 'custom'; offer a function")
-    if isinstance(choice, AllowedTools):
-        names = []
-        for i, tool in enumerate(choice.tools):
-            if isinstance(tool, CustomTool):
-                raise unsupported(f"tool_choice.tools[{i}].type", ": 'custom'; offer a function")
-            names.append(chat.AllowedTool(chat.FunctionName(tool.name)))
-        return chat.AllowedToolChoice(chat.AllowedTools(choice.mode, names))
-    return choice
 
 
 def _response_format(text: TextConfig) -> structured.ResponseFormat | None:

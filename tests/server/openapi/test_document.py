@@ -146,7 +146,7 @@ RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
         (RESPONSES, {"input": [ITEM | {"content": [PART]}]}, False),
         (RESPONSES, {"input": [ITEM | {"content": [PART | {"type": "input_text"}]}]}, True),
         (RESPONSES, {"input": [{"call_id": "c", "name": "f", "arguments": "{}"}]}, False),
-        (RESPONSES, {"input": [ITEM, {"type": "function_call_output", "call_id": "c", "output": [PART]}]}, True),
+        (RESPONSES, {"input": [ITEM, {"type": "function_call_output", "call_id": "c", "output": [PART]}]}, False),
         (RESPONSES, {"input": [{"type": "reasoning", "summary": [PART], "content": [PART]}, ITEM]}, True),
         (RESPONSES, {"input": [{"type": "reasoning", "summary": [PART | {"type": "input_text"}]}, ITEM]}, False),
         (RESPONSES, {"input": "a", "tools": [{"name": "f"}]}, False),

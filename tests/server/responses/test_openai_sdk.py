@@ -133,8 +133,8 @@ def test_input_tokens(client: openai.OpenAI) -> None:
 
 
 def test_errors(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="web_search") as info:
-        client.responses.create(**ask("hi"), tools=[{"type": "web_search"}])
+    with pytest.raises(openai.BadRequestError, match="local_shell") as info:
+        client.responses.create(**ask("hi"), tools=[{"type": "local_shell"}])
     assert info.value.param == "tools[0].type"
     with pytest.raises(openai.NotFoundError, match="not served"):
         client.responses.create(model="gpt-5", input="hi")

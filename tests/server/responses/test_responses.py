@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 import time
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
-from server.conftest import RunningServer, StartServer, named_events
+from server.conftest import RunningServer, ServerProcess, StartServer, named_events
 
 from tidewheel.server.protocol.responses import Response
+from tidewheel.server.responses.custom_input import CustomInput
 from tidewheel.server.responses.store import ResponseStore, StoredResponse
 
 PATH = "/v1/responses"
@@ -499,6 +502,100 @@ def test_only_background_streams_are_streamed_again(server: RunningServer) -> No
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, next(iter(params)))
 
 
+# Tools that are no functions.
+
+PATCH = """
+start: "*** Begin" LF line+ "*** End"
+line: ("+" | "-") /(.*)/ LF
+%import common.LF
+"""
+TEXT: dict[str, Any] = {"type": "custom", "name": "say", "description": "Says it."}
+EDIT: dict[str, Any] = {**TEXT, "name": "edit", "format": {"type": "grammar", "syntax": "lark", "definition": PATCH}}
+CITY = {"type": "namespace", "name": "city", "description": "Cities.", "tools": [ADD, TEXT]}
+
+
+def call_of(name: str, **arguments: Any) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def test_namespaces_and_custom_tools(server: RunningServer) -> None:
+    given = 'two\nlines, "quoted" \\ 🦩'
+    calls = call_of("city__add", a=1), call_of("city__say", input=given), call_of("edit", input="x"), CALL
+    body: dict[str, Any] = {"tools": [ADD, CITY, EDIT], "input": say("\n".join(calls)), "max_output_tokens": 900}
+    received = named_events(server.post(PATH, {**body, "stream": True}))
+    whole = server.post(PATH, body).json()["output"]
+    assert without_ids(received[-1]["response"]["output"]) == without_ids(whole)
+    assert [(item["type"], item["name"], item.get("namespace")) for item in whole] == [
+        ("function_call", "add", "city"),
+        ("custom_tool_call", "say", "city"),
+        ("custom_tool_call", "edit", None),
+        ("function_call", "add", None),
+    ]
+    assert whole[1]["input"] == given
+    deltas = [e["delta"] for e in received if e["type"] == "response.custom_tool_call_input.delta"]
+    assert len(deltas) > 10
+    assert "".join(deltas) == given + "x"
+    (first, _) = [e for e in received if e["type"] == "response.custom_tool_call_input.done"]
+    assert (first["input"], first["output_index"]) == (given, 1)
+    results = [
+        {"type": "function_call_output", "call_id": whole[0]["call_id"], "output": [
+            {"type": "input_image", "image_url": "data:"}]},
+        {"type": "custom_tool_call_output", "call_id": whole[1]["call_id"], "output": "said"},
+        {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "x"}},
+    ]  # fmt: skip
+    create(server, [message("Hi."), *whole[:2], *results, message("ok")], tools=[ADD, CITY, EDIT])
+    prompt = prompt_of(server)
+    assert (
+        f"[city__add {whole[0]['arguments']}][city__say {json.dumps({'input': given}, ensure_ascii=False)}]" in prompt
+    )
+    assert f"[tool {whole[0]['call_id']}]<tool>[An image, which this model cannot see.]" in prompt
+    assert "<tool>said<user>ok[" in prompt
+
+
+def test_the_model_is_told_what_a_custom_tool_takes(start_server: StartServer) -> None:
+    server = start_server(engine={"template": "{{ tools | tojson }}"}, tool_call_parser="hermes")
+    create(server, "hi", tools=[{"type": "web_search"}, EDIT, {**ADD, "defer_loading": True}, {"type": "tool_search"}])
+    edit, add = (tool["function"] for tool in json.loads(prompt_of(server)))
+    assert (edit["name"], add["name"]) == ("edit", "add")
+    assert edit["description"].endswith(PATCH.rstrip())
+    pattern = edit["parameters"]["properties"]["input"]["pattern"]
+    assert re.search(pattern, "*** Begin\n+a\n-\n*** End")
+    assert not re.search(pattern, "*** Begin\na\n*** End")
+
+
+@pytest.mark.parametrize("named", [{"name": "edit"}, {"name": "edit", "namespace": "files"}, {"name": "files__edit"}])
+def test_a_demanded_custom_tool_gets_text_of_its_grammar(demo_server: ServerProcess, named: Any) -> None:
+    pytest.importorskip("llguidance")  # not there on every machine
+    short = PATCH.replace("/(.*)/", "/[a-z]{0,4}/").replace("line+", "line~1..2")
+    edit = {**EDIT, "format": {**EDIT["format"], "definition": short}}
+    tools = [{"type": "namespace", "name": "files", "tools": [edit]}]
+    body = {"input": "Write a poem.", "tools": tools, "tool_choice": {"type": "custom", **named}, "temperature": 0.5}
+    answer = httpx.post(f"{demo_server.url}{PATH}", json=body, trust_env=False).json()
+    call = answer["output"][-1]
+    assert (call["type"], call["name"], call["namespace"]) == ("custom_tool_call", "edit", "files")
+    assert re.fullmatch(r"\*\*\* Begin\n([-+][a-z]{0,4}\n){1,2}\*\*\* End", call["input"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given"),
+    [
+        ('{"input": "a\\u00fc\\ud83e\\udda9\\n"}', "aü🦩\n"),
+        ('{"input": "a\nb', "a\nb"),
+        ('{"input": "a\\u00', "a"),
+        ('{"input": "no \\d escape here", "more": 1}', 'no \\d escape here", "more": 1}'),
+        ('{"other": 1}', '{"other": 1}'),
+        ('{"other": 1, "input": "a"}', "a"),
+        ("", ""),
+    ],
+)
+def test_what_models_write_for_a_custom_tool(arguments: str, given: str) -> None:
+    for size in (1, 3, 100):
+        decoding = CustomInput()
+        parts = [decoding.feed(arguments[i : i + size]) for i in range(0, len(arguments), size)]
+        parts.append(decoding.finish())
+        assert "".join(parts) == decoding.text == given
+
+
 # What is refused.
 
 HI = {"input": "hi"}
@@ -509,11 +606,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input": [3]}, "input[0]"),
     ({"input": [{"content": "a"}]}, "input[0].role"),
     ({"input": [message("a", "wizard")]}, "input[0].role"),
-    ({"input": [{"type": "web_search_call", "id": "x"}]}, "input[0].type"),
+    ({"input": [{"type": "compaction", "encrypted_content": "x"}]}, "input[0].type"),
     ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0].type"),
     ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text"),
-    ({"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{"}]},
-     "input[0].arguments"),
     ({"input": [{"type": "reasoning", "summary": [], "encrypted_content": "?"}, message("a")]},
      "input[0].encrypted_content"),
     ({"input": "a" * 9000}, "input"),
@@ -522,13 +617,20 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({**HI, "temperature": -1}, "temperature"),
     ({**HI, "top_logprobs": 21}, "top_logprobs"),
     ({**HI, "include": ["file_search_call.results"]}, "include"),
-    ({**HI, "tools": [{"type": "web_search", "search_context_size": "low"}]}, "tools[0].type"),
-    ({**HI, "tools": [{"type": "custom", "name": "x"}]}, "tools[0].type"),
-    ({**HI, "tools": [{**ADD, "defer_loading": True}]}, "tools[0].defer_loading"),
+    ({**HI, "tools": [{"type": "local_shell"}]}, "tools[0].type"),
+    ({**HI, "tools": [{"type": "custom", "name": "x y"}]}, "tools[0].name"),
+    ({**HI, "tools": [{"type": "namespace", "name": "n", "tools": [{**ADD, "name": ""}]}]}, "tools[0].tools[0].name"),
+    ({**HI, "tools": [ADD, ADD]}, "tools[1].name"),
+    ({**HI, "tools": [{"type": "custom", "name": "x", "format": {
+        "type": "grammar", "syntax": "lark", "definition": "start: start"}}]}, "tools[0].format.definition"),
+    ({**HI, "tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
+    ({**HI, "tools": [ADD], "tool_choice": {"type": "web_search"}}, "tool_choice.type"),
+    ({**HI, "tools": [ADD], "tool_choice": {"type": "allowed_tools", "mode": "required", "tools": [
+        {"type": "web_search"}]}}, "tool_choice.tools"),
     ({**HI, "tools": [{**ADD, "allowed_callers": ["programmatic"]}]}, "tools[0].allowed_callers"),
     ({**HI, "tools": [{**ADD, "async": True}]}, "tools[0].async"),
     ({**HI, "tool_choice": {"type": "file_search"}}, "tool_choice.type"),
-    ({**HI, "tool_choice": {"type": "custom", "name": "x"}}, "tool_choice.type"),
+    ({**HI, "tool_choice": {"type": "custom", "name": "x"}}, "tool_choice"),
     ({**HI, "tool_choice": {"type": "function", "name": "x"}, "tools": [ADD]}, "tool_choice"),
     ({**HI, "tool_choice": "required"}, "tool_choice"),
     ({**HI, "text": {"format": {"type": "grammar"}}}, "text.format.type"),
