@@ -553,9 +553,10 @@ def test_namespaces_and_custom_tools(server: RunningServer) -> None:
 
 
 def test_the_model_is_told_what_a_custom_tool_takes(start_server: StartServer) -> None:
-    server = start_server(engine={"template": "{{ tools | tojson }}"}, tool_call_parser="hermes")
+    server = start_server(engine={"template": "{{ [tools, messages] | tojson }}"}, tool_call_parser="hermes")
     create(server, "hi", tools=[{"type": "web_search"}, EDIT, {**ADD, "defer_loading": True}, {"type": "tool_search"}])
-    edit, add = (tool["function"] for tool in json.loads(prompt_of(server)))
+    tools, _ = json.loads(prompt_of(server))
+    edit, add = (tool["function"] for tool in tools)
     assert (edit["name"], add["name"]) == ("edit", "add")
     assert edit["description"].endswith(PATCH.rstrip())
     pattern = edit["parameters"]["properties"]["input"]["pattern"]
