@@ -46,6 +46,7 @@ from .chat.path import ChatPath
 from .chat.rendering import PromptRenderer
 from .chat.request_templates import RequestTemplates
 from .completions.path import CompletionPath
+from .default_sampling import sampling_defaults_of
 from .encoders import ServedEncoders
 from .errors import exception_handlers
 from .generation.admission import Admission
@@ -96,6 +97,12 @@ def build_app(
     shared_adapters: SharedAdapters | None = None
     if resources.shared_store is not None and loras is not None and loras.allows_updates:
         shared_adapters = SharedAdapters(resources.shared_store, loras)
+    template, formats = read_template or template_of(tokenizer, options, resources)
+    start_logger.info("Tool calls are read as %s, reasoning as %s", *(name or "text" for name in formats[:2]))
+    suggested = engine.generation_defaults if resources.sampling_defaults is None else resources.sampling_defaults
+    sampling = sampling_defaults_of({**suggested, **resources.sampling_overrides}, options.default_sampling)
+    start_logger.info("Sampling where a request leaves it open: %s", sampling.told())
+    defaults = sampling.of_all
     name = short_name(engine.model_name)
     models = ServedModels(
         options.served_model_names or [name],
@@ -106,11 +113,8 @@ def build_app(
         shared=shared_adapters,
         paths=() if options.served_model_names or name == engine.model_name else (engine.model_name,),
         accepts_any=options.skip_model_name_validation,
+        chat_sampling=sampling.of_chats,
     )
-    template, formats = read_template or template_of(tokenizer, options, resources)
-    start_logger.info("Tool calls are read as %s, reasoning as %s", *(name or "text" for name in formats[:2]))
-    suggested = engine.generation_defaults if resources.sampling_defaults is None else resources.sampling_defaults
-    defaults = {**suggested, **resources.sampling_overrides}
     most_tokens = int(defaults["max_tokens"]) if "max_tokens" in defaults else None
     if most_tokens is not None:
         start_logger.info("Answers have at most %d tokens (max_new_tokens)", most_tokens)

@@ -14,6 +14,7 @@ from tidewheel.engine.declaring.values import above, at_least, count, json_objec
 from tidewheel.engine.models.generation import SAMPLING_NAMES
 
 from .chat.parser_names import REASONING_PARSER_NAMES, TOOL_CALL_PARSER_ALIASES, TOOL_CALL_PARSER_NAMES
+from .default_sampling import DEFAULT_SAMPLING
 from .http.limits import AdmissionLimits
 from .stores.opening import check_store
 
@@ -156,6 +157,12 @@ class AppOptions(Options):
         parse=json_object,
         check=_check_sampling_defaults,
         metavar="JSON",
+    )
+    default_sampling: str = option(
+        "auto",
+        "sampling where neither a request nor the model says anything: openai is temperature 1; chat is temperature "
+        "0.8, top_k 40, top_p 0.95 and min_p 0.05; auto is chat for the page, `tidewheel chat` and Ollama's API alone",
+        choices=DEFAULT_SAMPLING,
     )
     response_role: str = option("assistant", "the role of chat answers", metavar="NAME")
     return_tokens_as_token_ids: bool = option(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from http import HTTPStatus
 
 from tidewheel.engine.adapters.options import LoraModule
@@ -27,7 +27,8 @@ class ServedModels:
     `accepts_any` the chat model answers to names that nothing is served under, too. `source` is the folder or hub id
     that it came from; clients are shown a hub id as the `root`, but no folder. `context_of` gives a context in tokens,
     by how many times an adapter makes it longer: see Engine. `encoders` and the adapters in `loras` are listed beside
-    it; `shared` are those that replicas share. Raises ModelError if two of them have one name.
+    it; `shared` are those that replicas share. `chat_sampling` is told to clients for people, which send it. Raises
+    ModelError if two of them have one name.
     """
 
     def __init__(
@@ -41,16 +42,25 @@ class ServedModels:
         shared: SharedAdapters | None = None,
         paths: Collection[str] = (),
         accepts_any: bool = False,
+        chat_sampling: Mapping[str, float | int] | None = None,
     ) -> None:
         self._created = created = int(time.time())
         self._context_of = context_of
         self._loras = loras
         self._shared = shared
         self._accepts_any = accepts_any
+        self.chat_sampling = dict(chat_sampling or {})
         max_model_len = context_of(1.0)
         self.root = _root(source, names[0])
         self._cards = {
-            name: ModelCard(id=name, created=created, root=self.root, max_model_len=max_model_len) for name in names
+            name: ModelCard(
+                id=name,
+                created=created,
+                root=self.root,
+                max_model_len=max_model_len,
+                chat_sampling=self.chat_sampling or None,
+            )
+            for name in names
         }
         self._encoder_names = {encoder.name for encoder in encoders}
         if taken := self._encoder_names & self._cards.keys():
@@ -163,6 +173,7 @@ class ServedModels:
             created=self._created,
             root=name,
             parent=parent or self.default,
+            chat_sampling=self.chat_sampling or None,
             max_model_len=self._context_of((self._loras and self._loras.rope_factor(name)) or 1.0),
         )
 

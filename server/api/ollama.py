@@ -14,6 +14,7 @@ from ..chat.field_names import renamed_fields
 from ..chat.path import ChatPath
 from ..chat.run import ChatRun
 from ..completions.path import CompletionPath
+from ..default_sampling import fill_in
 from ..encoders import ServedEncoders
 from ..errors import bad_request
 from ..generation.logprobs import LogprobsFormatter
@@ -102,6 +103,7 @@ class OllamaEndpoints:
         body = self._decode_chat(raw)
         model = await self._model(body)
         chat = await self._path.translated(len(raw), lambda: chat_request(body, model))
+        fill_in(chat, self._models.chat_sampling)
         if not body.messages:
             return json_response(loaded(self._named(body), "chat"))
         with renamed_fields(FIELD_NAMES):
@@ -127,10 +129,12 @@ class OllamaEndpoints:
             return json_response(loaded(self._named(body), "generate"))
         if body.continues_text:
             completion = completion_request(body, model, self._encoder.max_model_len)
+            fill_in(completion, self._models.chat_sampling)
             with renamed_fields(FIELD_NAMES):
                 run = await self._continued(request, completion, len(raw), timer)
             return await self._answered(request, run, body, completion, "generate")
         chat, names = generate_request(body, model)
+        fill_in(chat, self._models.chat_sampling)
         with renamed_fields(names):
             run = await self._run(request, body, chat, len(raw), timer)
         return await self._answered(request, run, body, chat, "generate")

@@ -120,7 +120,7 @@ class OllamaModelEndpoints:
         asked = untagged(body.model or body.name, [card.id for card in self._models.cards])
         card = self._models.card(asked or self._models.default)
         generates = self._models.generates(card.id)
-        defaults = self._engine.generation_defaults if generates else {}
+        defaults = {**self._models.chat_sampling, **self._engine.generation_defaults} if generates else {}
         return json_response(
             OllamaModelInfo(
                 modelfile=f"# served by Tidewheel\nFROM {card.root}\n",

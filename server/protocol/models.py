@@ -10,7 +10,8 @@ import msgspec
 class ModelCard(msgspec.Struct, kw_only=True):
     """One served name. `root` is the model behind it, `max_model_len` the context in tokens.
 
-    An adapter has a `parent`.
+    An adapter has a `parent`. `chat_sampling` are fields for the requests of clients that people write to, where these
+    say nothing else: the model suggests no sampling.
     """
 
     id: str
@@ -20,6 +21,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
     root: str
     parent: str | None = None
     max_model_len: int
+    chat_sampling: dict[str, float | int] | None = None
 
 
 class ModelList(msgspec.Struct, kw_only=True):

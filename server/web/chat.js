@@ -125,7 +125,8 @@ export class Chat {
     let failure = null;
     try {
       const streamed = { stream: true, stream_options: { include_usage: true } };
-      const request = { model: models.current?.id, ...body, messages, ...streamed };
+      const { id: model, chat_sampling: sampling } = models.current ?? {};
+      const request = { model, ...sampling, ...body, messages, ...streamed };
       for await (const chunks of server.chat(request, controller.signal)) {
         for (const chunk of chunks) if (addChunk(answer, chunk)) clock.tick();
         frame ||= requestAnimationFrame(draw);

@@ -39,6 +39,7 @@ class ChatClient:
         if api_key:
             self._headers["authorization"] = f"Bearer {api_key}"
         self._model = model
+        self._sampling: dict[str, Any] | None = None  # that the server wants from clients for people
         self._first = [{"role": "system", "content": system}] if system else []
         self.messages: list[dict[str, str]] = list(self._first)
         self.tokens_per_second: float | None = None
@@ -47,10 +48,10 @@ class ChatClient:
         """Forgets the conversation, but not the system message."""
         self.messages = list(self._first)
 
-    def models(self) -> list[str]:
-        """The models that the server lists. Raises ChatError."""
+    def models(self) -> dict[str, dict[str, Any]]:
+        """What the server tells of each model, by its name. Raises ChatError."""
         with self._request("GET", "/models") as response:
-            return [str(model["id"]) for model in _json(response.read()).get("data") or []]
+            return {str(model["id"]): model for model in _json(response.read()).get("data") or []}
 
     def ask(self, text: str, on_reasoning: Callable[[str], object] = lambda piece: None) -> Iterator[str]:
         """The answer in pieces. An answer that is not read to its end is forgotten, with its question.
@@ -69,14 +70,32 @@ class ChatClient:
                 yield piece
         self.messages = [*messages, {"role": "assistant", "content": answer}]
 
+    def model(self) -> str:
+        """The model that is asked. Raises ChatError if the server has none."""
+        if self._sampling is None:
+            try:
+                models = self.models()
+            except ChatError:
+                if self._model is None:
+                    raise
+                models = {}  # some servers list none
+            if self._model is None and not models:
+                raise ChatError(f"{self._url} serves no model")
+            self._model = self._model or next(iter(models))
+            told = models.get(self._model, {}).get("chat_sampling")
+            self._sampling = told if isinstance(told, dict) else {}
+        assert self._model is not None
+        return self._model
+
     def _stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """The choices of a streamed answer, whose speed is measured."""
-        if self._model is None:
-            models = self.models()
-            if not models:
-                raise ChatError(f"{self._url} serves no model")
-            self._model = models[0]
-        whole = {"model": self._model, **body, "stream": True, "stream_options": {"include_usage": True}}
+        whole = {
+            "model": self.model(),
+            **(self._sampling or {}),
+            **body,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
         tokens, first, last = 0, 0.0, 0.0
         with self._request("POST", path, json.dumps(whole).encode()) as response:
             for event in _events(response):
