@@ -106,6 +106,7 @@ class Engine:
         loras: LoraRegistry | None = None,
         kv_folder: BlockFolder | None = None,
         info: Mapping[str, str] | None = None,
+        seed: int | None = None,
     ) -> None:
         """`max_model_len` is lowered to what the executor's KV cache can hold. `info` says how the model was loaded.
 
@@ -116,7 +117,8 @@ class Engine:
         which the engine closes; it takes an OffloadingExecutor. A `drafter` guesses at tokens to come, which makes
         steps fewer and changes no token, as long as no more than `most_drafted` sequences decode. While others run,
         prompts wait `scheduler_delay_factor` times as long as the last step took that began one. Stacks are written to
-        stderr when a step takes longer than `step_timeout_s`.
+        stderr when a step takes longer than `step_timeout_s`. With a `seed`, the n-th request without a seed of its own
+        draws the same one in every engine.
         """
         limits = executor.limits
         self.model_name = model_name
@@ -164,7 +166,8 @@ class Engine:
         self._watchdog = None if step_timeout_s is None else StepWatchdog(self._engine_loop, step_timeout_s)
         self._has_started = False
         self._refusal: str | None = "the engine has not been started"
-        self._seeds = random.Random(secrets.randbits(256))  # asking the system for each would let go of the GIL
+        # Asking the system for each would let go of the GIL.
+        self._seeds = random.Random(secrets.randbits(256) if seed is None else seed)
         self._keys = itertools.count()
         self._arrivals = itertools.count()
 

@@ -191,6 +191,7 @@ class EngineLoad:
             step_timeout_s=options.step_timeout,
             loras=self._loras(executor),
             kv_folder=self._kv_folder,
+            seed=options.seed,
             info={
                 "device": model.device.name,
                 "isa": model.device.isa or "",

@@ -32,6 +32,7 @@ from .load_progress import LoadProgress, ReportedWeights
 from .machine.memory import read_memory
 from .models import ModelDescription, describe
 from .models.overrides import idle_fields, overridden
+from .models.rope import BY_LENGTH, rope_type
 from .models.spec import DecoderSpec, tensor_shapes
 from .options import EngineOptions
 from .speculative_options import Eagle3, Mtp
@@ -228,7 +229,8 @@ def open_model(options: EngineOptions, source: ModelSource | None = None) -> Ope
     """
     require(options.device)  # before weights are downloaded for nothing
     if source is None:
-        source = open_source(options.model, options.revision, options.download_dir, options.load_format, options.seed)
+        seed = options.seed or 0
+        source = open_source(options.model, options.revision, options.download_dir, options.load_format, seed)
     config = overridden(source.config, options.hf_overrides, options.rope_scaling, options.rope_theta)
     contexts = None
     if options.lora.enable_lora and options.lora.long_lora_scaling_factors:
@@ -239,6 +241,13 @@ def open_model(options: EngineOptions, source: ModelSource | None = None) -> Ope
     else:
         description = describe(config, options.max_model_len)
     _warn_of_idle_overrides(options, source.config)
+    if options.rope_scaling is not None and options.max_model_len is None and rope_type(config) in BY_LENGTH:
+        logger.warning(
+            "--rope-scaling: a rope of type %s changes nothing within the %d tokens that the model was trained with, "
+            "which are the context: a longer --max-model-len makes use of it",
+            rope_type(config),
+            description.spec.max_positions,
+        )
     if options.disable_sliding_window:
         description = _within_windows(description, options.max_model_len)
     asked = options.speculative.speculation

@@ -161,7 +161,13 @@ class EngineOptions(Options):
         metavar="GIB",
     )
     enable_prefix_caching: bool = option(True, "reuse the KV blocks of prompts that begin alike")
-    seed: int = option(0, "seeds the random weights of --load-format dummy", parse=whole_number, metavar="N")
+    seed: int | None = option(
+        None,
+        "makes requests without a seed the same from start to start, in the order in which they arrive; also seeds the "
+        "random weights of --load-format dummy",
+        parse=whole_number,
+        metavar="N",
+    )
     step_timeout: float | None = option(
         120.0,
         "write all threads' stacks to stderr when a step takes longer; 0 never does",

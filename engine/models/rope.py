@@ -24,6 +24,9 @@ from ..files.wording import shown
 from .config import MAX_INTEGER, ConfigReader
 from .spec import RopeSpec
 
+BY_LENGTH = frozenset({"dynamic", "longrope", "su"})
+"""The schemes that do nothing unless the model is served with a length above the one that it was trained with."""
+
 _DEFAULT_THETA = 10000.0
 # Many configs have these; they do not change the table.
 _NEUTRAL_KEYS = {

@@ -77,7 +77,7 @@ class ChatEndpoint:
         body = self._decode(raw)
         run = await self._path.start(body, len(raw), timer, request.state.request_id)
         if body.stream:
-            return _ChunkStream(run, body, self._formatter, self._fingerprint, self._role)
+            return _ChunkStream(run, body, self._formatter, self._fingerprint, self._role_in(body))
         answers = await run.whole(request.receive)
         completion = ChatCompletion(
             id=run.id,
@@ -112,7 +112,7 @@ class ChatEndpoint:
     def _choice(self, answer: ChoiceAnswer, body: ChatCompletionRequest) -> ChatChoice:
         turn = answer.turn
         content = turn.content or (None if turn.calls or turn.reasoning else "")
-        message = ResponseMessage(role=self._role, content=content)
+        message = ResponseMessage(role=self._role_in(body), content=content)
         if turn.reasoning:
             message.reasoning_content = message.reasoning = turn.reasoning
         if turn.calls:
@@ -123,6 +123,11 @@ class ChatEndpoint:
         if body.return_token_ids:
             choice.token_ids = [token for output in answer.outputs for token in output.token_ids]
         return choice
+
+    def _role_in(self, body: ChatCompletionRequest) -> str:
+        """The role of an answer: where it opens no turn of its own, that of the message that it goes on with."""
+        opens_turn = body.add_generation_prompt is not False and not body.continue_final_message
+        return self._role if opens_turn else body.messages[-1].role
 
 
 class _ChunkStream(EventStream[RequestOutput]):

@@ -28,7 +28,6 @@ from ..protocol.decode import unsupported
 from ..protocol.sampling import GenerationBody
 from ..protocol.structured import ResponseFormat, StructuredOutputsField
 
-_BACKENDS = ("auto", "guidance")
 # One line, with the space after a comma or colon that models are used to, or without.
 _COMPACT = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 _SCHEMA_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -39,8 +38,6 @@ def structured_output(body: GenerationBody) -> StructuredOutput | None:
 
     Raises ApiError (400) for fields that contradict each other or cannot be served.
     """
-    if body.guided_decoding_backend not in (None, *_BACKENDS):
-        raise unsupported("guided_decoding_backend", f" unless it is {' or '.join(_BACKENDS)}")
     whitespace = body.guided_whitespace_pattern
     asked = [
         _from_response_format(body.response_format),

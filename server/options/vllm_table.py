@@ -107,6 +107,7 @@ RENAMED = {
 }
 
 ACCEPTED = {
+    "weights are as the checkpoint has them unless a method is named": "--quantization=None",
     "adapters' biases are always added": "--enable-lora-bias",
     "an adapter takes time for the rows that use it alone": "--specialize-active-lora",
     "a preempted sequence is computed again, so KV blocks are never swapped": "--swap-space= "
@@ -234,6 +235,9 @@ REFUSED = {
         "--device-ids="
     ),
     "other users of this machine see it on the command line; set HF_TOKEN": "--hf-token=",
+    "Intel's GPUs are not supported, and its CPUs need no OpenVINO: leave it out, and the CPU runs the model": (
+        "--device=xpu --device=openvino"
+    ),
     "a GGUF file says itself what the model is, and the folder of another model has a config.json: leave it out, or "
     "say single fields with --hf-overrides": "--hf-config-path=",
     "convert the model to Hugging Face's config.json and safetensors": "--config-format= "

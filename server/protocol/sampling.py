@@ -140,6 +140,8 @@ class GenerationBody(Body, kw_only=True):
 
     def without_effect(self) -> dict[str, str]:
         idle: dict[str, str] = {}
+        if self.guided_decoding_backend not in (None, "auto", "guidance"):
+            idle["guided_decoding_backend"] = "llguidance compiles every structured output"
         if self.store:
             idle["store"] = "answers are kept by /v1/responses alone"
         if is_given(self.metadata):

@@ -66,6 +66,18 @@ def answered(server: httpx.Client, path: str, body: dict[str, Any]) -> dict[str,
     return answer
 
 
+def test_a_seed_of_the_engine_makes_starts_alike() -> None:
+    def answers(seed: int | None) -> list[tuple[int, ...]]:
+        with LLM(kv_cache_space=0.05, seed=seed) as started:
+            params = SamplingParams(temperature=1, max_tokens=8, ignore_eos=True)
+            return [tuple(output.outputs[0].token_ids) for output in generate(started, PROMPTS[:1] * 3, params)]
+
+    first = answers(3)
+    assert answers(3) == first
+    assert len(set(first)) == 3  # the n-th request draws the n-th seed
+    assert first not in (answers(4), answers(None))
+
+
 def test_what_ends_an_answer_may_be_overridden(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
     params = SamplingParams(temperature=0, max_tokens=8)
     whole = generate(llm, PROMPTS[0], params)[0].outputs[0]

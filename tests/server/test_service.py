@@ -159,6 +159,8 @@ def test_models(start_server: StartServer, server: RunningServer) -> None:
     listed = named.http.get("/v1/models").json()
     assert [card["id"] for card in listed["data"]] == ["big", "org/small"]
     assert listed["data"][0]["max_model_len"] == named.engine.max_model_len
+    (permission,) = listed["data"][0]["permission"]
+    assert (permission["object"], permission["allow_sampling"]) == ("model_permission", True)
     assert named.http.get("/v1/models/org/small").json()["id"] == "org/small"
     assert named.http.get("/v1/models/other").json()["error"]["code"] == "model_not_found"
     assert named.post(COMPLETIONS, {"prompt": "a", "model": "org/small"}).json()["model"] == "big"  # as in vLLM

@@ -174,7 +174,7 @@ def _machine(planned: Plan, loaded: LoadedModel, native: NativeCeilings | None) 
 
 def _device_phases(planned: Plan, loaded: LoadedModel, meter: CeilingMeter | None, say: Say) -> DeviceTimes:
     workload = planned.workload
-    runs = DeviceRuns(loaded.executor, planned.opened.spec.vocab_size, planned.options.seed, loaded.profiler)
+    runs = DeviceRuns(loaded.executor, planned.opened.spec.vocab_size, planned.options.seed or 0, loaded.profiler)
 
     def ceilings() -> None:
         if meter is not None:
@@ -209,4 +209,4 @@ def _through_engine(planned: Plan, loaded: LoadedModel, name: str) -> EngineRate
         max_step_ms=_NO_STEP_LIMIT_MS,
         enable_prefix_caching=options.enable_prefix_caching,
     )
-    return event_loop.run(decode_rates(engine, planned.workload, opened.spec.vocab_size, options.seed))
+    return event_loop.run(decode_rates(engine, planned.workload, opened.spec.vocab_size, options.seed or 0))

@@ -81,6 +81,22 @@ def test_fields_that_change_nothing_are_told_of(caplog: pytest.LogCaptureFixture
     assert [*idle_fields(nested, fields, described)] == ["text_config.nope", "rope_scaling.factor"]
 
 
+@pytest.mark.parametrize(
+    ("scaling", "context", "told"),
+    [
+        ({"type": "dynamic", "factor": 2.0}, None, True),
+        ({"type": "dynamic", "factor": 2.0}, 4096, False),
+        ({"type": "linear", "factor": 2.0}, None, False),
+        (None, None, False),
+    ],
+)
+def test_a_rope_that_needs_a_longer_context_is_told_of(
+    caplog: pytest.LogCaptureFixture, scaling: dict[str, Any] | None, context: int | None, told: bool
+) -> None:
+    open_model(EngineOptions(str(DEMO_MODEL), device="cpu", rope_scaling=scaling, max_model_len=context))
+    assert ("type dynamic changes nothing within the 2048 tokens" in caplog.text) == told
+
+
 def test_without_a_sliding_window_the_context_is_as_long_as_the_window() -> None:
     windowed = {"architectures": ["MistralForCausalLM"], "sliding_window": 64}
     options = EngineOptions(str(DEMO_MODEL), device="cpu", hf_overrides=windowed)

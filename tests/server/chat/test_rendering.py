@@ -53,6 +53,18 @@ def test_the_final_message_is_continued(trusting: RunningServer) -> None:
     assert echoed["content"] == "Once upon a time and so on"
 
 
+def test_the_role_is_the_servers_only_where_a_turn_begins(start_server: StartServer) -> None:
+    server = start_server(response_role="oracle")
+    for fields, role in (
+        ({}, "oracle"),
+        ({"add_generation_prompt": False}, "user"),
+        ({"messages": [ASK, BEGUN], "continue_final_message": True}, "assistant"),
+    ):
+        assert chat(server, **fields)["role"] == role
+        stream = events(server.post(PATH, {"messages": [ASK], **fields, "stream": True}))
+        assert next(iter(stream))["choices"][0]["delta"]["role"] == role
+
+
 def test_a_stream_echoes_first(trusting: RunningServer) -> None:
     body = {"messages": [ASK, BEGUN], "continue_final_message": True, "echo": True, "stream": True, "n": 2}
     chunks = [chunk["choices"][0] for chunk in events(trusting.post(PATH, body))]
