@@ -120,7 +120,17 @@ def build_app(
         start_logger.info("Answers have at most %d tokens (max_new_tokens)", most_tokens)
     encoder = PromptEncoder(tokenizer, engine.context_of(1.0))
     request_templates = RequestTemplates(options.admission) if options.trust_request_chat_template else None
-    renderer = PromptRenderer(template, encoder, options.default_chat_template_kwargs, request_templates)
+    if formats.tools_as_text:
+        start_logger.info(
+            "This model's chat template shows the model no tools: messages tell it of them, and of how to call them"
+        )
+    renderer = PromptRenderer(
+        template,
+        encoder,
+        options.default_chat_template_kwargs,
+        request_templates,
+        tools_as_text=formats.tools_as_text,
+    )
     metrics = ServerMetrics(engine, models.default, options.metrics_prefix)
     admission = Admission(engine, metrics, options.admission)
     tracer = resources.tracer

@@ -22,12 +22,14 @@ from .template_environment import template_environment
 class ModelFormats(NamedTuple):
     """The names of the parsers that read a model's answers; None where there is none.
 
-    `no_calls_because` says why no calls are read.
+    `no_calls_because` says why no calls are read. With `tools_as_text` the template shows no tools, and messages tell
+    the model of them.
     """
 
     tool_calls: str | None
     reasoning: str | None
     no_calls_because: str = ""
+    tools_as_text: bool = False
 
 
 class _Sign(NamedTuple):
@@ -57,6 +59,7 @@ _REASONING_SIGNS = (
     _Sign("deepseek_r1", ("<｜Assistant｜>", "</think>"), ("<think>",)),  # the model begins to reason by itself
     _Sign("qwen3", ("</think>",)),
 )
+_FORM_OF_TEXTS = "hermes"  # see tools_as_text.py
 # Formats without tags. A call's arguments after the key "parameters", which is also that of a tool's schema:
 _JSON_CALL = re.compile(r'"parameters\\?":\W{0,40}[\w.\[\]\'"]{0,60}\barguments\b')
 # ... and the list of calls with which a model is told how to write them.
@@ -69,22 +72,26 @@ def model_formats(
 ) -> ModelFormats:
     """The formats of a model with this chat template, by `--tool-call-parser` and `--reasoning-parser`.
 
-    Both options are a parser's name, `auto` or `none`. No calls are read if the template does not use `tools`.
+    Both options are a parser's name, `auto` or `none`. With `auto`, messages tell of tools if the template does not.
     """
     by_name = {"default": template} if isinstance(template, str) else template or {}
     for_tools = by_name.get("tool_use") or by_name.get("default", "")
     calls, reasoning = tool_call_parser, reasoning_parser
-    because = ""
+    because, as_text = "", False
     if calls == "none":
         because = "this server was started with --tool-call-parser none"
+    elif calls == "auto" and not for_tools:
+        calls, because = "none", "this model has no chat template"
     elif calls == "auto" and not _uses_tools(for_tools):
-        calls, because = "none", "this model's chat template shows the model no tools"
+        calls, as_text = _FORM_OF_TEXTS, True
     elif calls == "auto":
         calls = _calls_in(for_tools)
         because = "" if calls != "none" else "this model's chat template does not tell how the model writes calls"
     if reasoning == "auto":
         reasoning = _parser_of(_REASONING_SIGNS, by_name.get("default", for_tools))
-    return ModelFormats(None if calls == "none" else calls, None if reasoning == "none" else reasoning, because)
+    return ModelFormats(
+        None if calls == "none" else calls, None if reasoning == "none" else reasoning, because, as_text
+    )
 
 
 def _calls_in(template: str) -> str:

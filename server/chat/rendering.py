@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,6 +17,7 @@ from .request_templates import RequestTemplates
 from .template_contents import left_out, with_parts, with_reasoning, without_user_text
 from .template_reading import TemplateReading
 from .templates import ChatTemplate
+from .tools_as_text import introduction, uses_tools, with_tools
 
 T = TypeVar("T")
 
@@ -52,8 +52,12 @@ class PromptRenderer:
         encoder: PromptEncoder,
         variables: Mapping[str, Any] | None = None,
         request_templates: RequestTemplates | None = None,
+        *,
+        tools_as_text: bool = False,
     ) -> None:
+        """With `tools_as_text` messages tell of tools, which the template does not show."""
         self._template = template
+        self._tools_as_text = tools_as_text
         self._encoder = encoder
         self._variables = dict(variables or {})
         self._request_templates = request_templates
@@ -156,25 +160,35 @@ class PromptRenderer:
         **options: Any,
     ) -> str:
         """The prompt's text, in which the last user message is shown: the form of contents that does it is taken."""
+        told, introduced = template_tools(tools), ""
         if self._template.is_harmony if source is None else is_harmony(source):
             check_harmony_variables(options["variables"])
             forms = [harmony_messages(rendered)]
         else:
             # A request's template is not read here, which may take long: what it shows tells what it reads.
             reading = self._template.reading(bool(tools)) if source is None else TemplateReading()
-            texts = with_reasoning(rendered, reading)
-            parts = with_parts(texts, messages)
-            forms = [parts, texts] if reading.parts else [texts, parts]
-        told = template_tools(tools)
-        text = self._written(source, forms[0], told, **options)
-        if self._shows_user(source, forms[0], text, told, **options):
-            return text
-        for form in forms[1:]:
-            with contextlib.suppress(ApiError):  # the template does not take this form
+            conversations = [with_reasoning(rendered, reading)]
+            originals: Sequence[Message] | None = messages
+            if self._tools_as_text and (source is None or "tools" not in source) and (told or uses_tools(rendered)):
+                introduced, originals = introduction(told) if told else "", None
+                conversations = [with_tools(conversations[0], introduced, in_system=i) for i in (True, False)]
+            forms = [
+                form
+                for texts in conversations
+                for form in _in_order(texts, with_parts(texts, originals), parts_first=reading.parts)
+            ]
+        refusal: ApiError | None = None
+        for i, form in enumerate(forms):
+            try:
                 text = self._written(source, form, told, **options)
-                if self._shows_user(source, form, text, told, **options):
-                    return text
-        raise bad_request(
+            except ApiError as error:  # the template does not take this form, such as a system message
+                if i == 0 and not introduced:
+                    raise
+                refusal = refusal or error
+                continue
+            if introduced in text and self._shows_user(source, form, text, told, **options):
+                return text
+        raise refusal or bad_request(
             "messages: the chat template leaves out what the last user message says, so the model would not know of "
             "it; use another template (--chat-template), or other roles",
             "messages",
@@ -217,6 +231,12 @@ class PromptRenderer:
                 "unsupported_parameter",
             )
         return self._request_templates
+
+
+def _in_order(
+    texts: list[dict[str, Any]], parts: list[dict[str, Any]], *, parts_first: bool
+) -> tuple[list[dict[str, Any]], ...]:
+    return (parts, texts) if parts_first else (texts, parts)
 
 
 def _size(message: Mapping[str, Any]) -> int:

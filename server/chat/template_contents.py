@@ -33,13 +33,14 @@ def with_reasoning(messages: Sequence[Mapping[str, Any]], reading: TemplateReadi
     return written
 
 
-def with_parts(rendered: Sequence[Mapping[str, Any]], messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The rendered messages with contents as lists of parts, which are those of the request's `messages`."""
+def with_parts(rendered: Sequence[Mapping[str, Any]], messages: Sequence[Message] | None) -> list[dict[str, Any]]:
+    """The rendered messages with contents as lists of parts: those of the request's `messages`, if they are these."""
     written = []
-    for text, message in zip(rendered, messages, strict=True):
+    for i, text in enumerate(rendered):
         content = text["content"]
         if isinstance(content, str):
-            given = message.content if isinstance(message.content, list) else ()
+            parts = None if messages is None else messages[i].content
+            given = parts if isinstance(parts, list) else ()
             texts = [part.text for part in given if part.text is not None]
             if "\n".join(texts) != content:  # it was written otherwise
                 texts = [content]

@@ -136,7 +136,7 @@ class Prompts:
 
     def _chat_of(self, template: str | None) -> tuple[RequestPrompts, AnswerParsers]:
         read = model_template(self._encoder.tokenizer, template or self._template, "auto", "auto")
-        renderer = PromptRenderer(read.template, self._encoder)
+        renderer = PromptRenderer(read.template, self._encoder, tools_as_text=read.formats.tools_as_text)
         return RequestPrompts(self._encoder, renderer), AnswerParsers(read.formats, self._encoder.tokenizer)
 
 

@@ -154,9 +154,8 @@ def test_without_a_parser_tools_that_may_be_called_are_refused_by_all_protocols(
         "/v1/responses": {"input": f"SAY({CALL})YAS", "tools": [{"type": "function", "name": "add"}]},
         "/v1/messages": {"messages": say(CALL), "max_tokens": 200, "tools": [{"name": "add", "input_schema": schema}]},
     }
-    toolless = start_server(engine={"template": "{{ messages[0].content }}<tool_call>{{ arguments }}"})
     off = start_server(tool_call_parser="none")
-    for refusing, why in ((server, "how the model writes"), (toolless, "no tools"), (off, "--tool-call-parser none")):
+    for refusing, why in ((server, "how the model writes"), (off, "--tool-call-parser none")):
         for path, body in bodies.items():
             choice: Any = {"type": "auto"} if path == "/v1/messages" else "auto"
             for fields in ({}, {"tool_choice": choice}, {"stream": True}):

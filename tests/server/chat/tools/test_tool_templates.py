@@ -188,9 +188,10 @@ def test_a_format_is_found_by_what_the_template_tells(name: str | None, told: st
 @pytest.mark.parametrize("source", ["{{ messages }}", "{{ a.tools }}", "{{ a['tools'] }}", "tools", "{% if"])
 def test_a_template_without_tools_tells_of_no_calls(source: str) -> None:
     formats = model_formats(source + "<tool_call> arguments")
-    assert formats.tool_calls is None
-    assert "no tools" in formats.no_calls_because
-    assert model_formats(source, "hermes").tool_calls == "hermes"
+    assert (formats.tool_calls, formats.tools_as_text) == ("hermes", True)  # which messages tell of
+    assert model_formats(source, "none").tool_calls is None
+    chosen = model_formats(source, "hermes")
+    assert (chosen.tool_calls, chosen.tools_as_text) == ("hermes", False)
     assert model_formats(None).tool_calls is model_formats({}).tool_calls is None
 
 
