@@ -20,6 +20,9 @@ from .local_path import local_path
 
 logger = logging.getLogger(__name__)
 
+REFUSAL = "refusal"
+"""Where a request's state has the words of the error that it is answered with, for the log."""
+
 _LONGEST_MESSAGE = 1000  # characters, whatever it quotes
 
 
@@ -74,6 +77,7 @@ class ErrorResponse(Response):
         self._own_headers = headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope.setdefault("state", {})[REFUSAL] = self._error.message
         path = local_path(scope)
         if (path + "/").startswith(("/v1/messages/", "/messages/")):
             self.body = self._error.anthropic_body(scope.get("state", {}).get("request_id"))

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +17,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from ..errors import DeviceError
+from ..install_hint import install_command
 
 _ROOT = Path("/")
 
@@ -52,7 +54,7 @@ class _Kind(NamedTuple):
     container: str
     packages: Mapping[str, str]
     own: str | None
-    install: str
+    install: Callable[[], str]
     variables: tuple[str, ...]
 
 
@@ -64,7 +66,7 @@ _KINDS = {
         container="docker run --gpus all",
         packages={"torch": "torch"},
         own=None,
-        install="pip install 'tidewheel[cuda]'",
+        install=partial(install_command, "cuda"),
         variables=("CUDA_VISIBLE_DEVICES",),
     ),
     "hpu": _Kind(
@@ -74,7 +76,7 @@ _KINDS = {
         container="docker run --runtime=habana",
         packages={"torch": "torch", "habana_frameworks": "habana-torch-plugin"},
         own="habana_frameworks",
-        install="use the image of Dockerfile.hpu",
+        install=lambda: "use the image of Dockerfile.hpu",
         variables=("HABANA_VISIBLE_DEVICES", "HABANA_VISIBLE_MODULES"),
     ),
     "neuron": _Kind(
@@ -84,7 +86,7 @@ _KINDS = {
         container="docker run --device=/dev/neuron0",
         packages={"torch": "torch", "torch_neuronx": "torch-neuronx"},
         own="torch_neuronx",
-        install="use the image of Dockerfile.neuron",
+        install=lambda: "use the image of Dockerfile.neuron",
         variables=("NEURON_RT_VISIBLE_CORES", "NEURON_RT_NUM_CORES"),
     ),
     "tpu": _Kind(
@@ -94,7 +96,7 @@ _KINDS = {
         container="docker run --privileged",
         packages={"jax": "jax", "libtpu": "libtpu"},
         own="libtpu",
-        install="pip install 'tidewheel[tpu]'",
+        install=partial(install_command, "tpu"),
         variables=("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES", "JAX_PLATFORMS"),
     ),
 }
@@ -257,7 +259,7 @@ def _missing_packages(name: str, kind: _Kind, environ: Mapping[str, str], on_cpu
         missing = [package for package in missing if package != "libtpu"]
     if missing:
         verb = "is" if len(missing) == 1 else "are"
-        return [f"{' and '.join(missing)} {verb} not installed: {kind.install}"]
+        return [f"{' and '.join(missing)} {verb} not installed: {kind.install()}"]
     if name == "cuda" and not _has_cuda():
         return ["torch is installed without CUDA: pip install --force-reinstall torch"]
     return []

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ..errors import DeviceError, ModelError
 from ..files.wording import one_line
+from ..install_hint import install_command
 
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 _INPUT_TYPES: dict[str, type[np.signedinteger[Any]]] = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
@@ -75,5 +76,5 @@ def import_onnxruntime() -> Any:
     try:
         import onnxruntime
     except ImportError as error:
-        raise DeviceError("embedding models need onnxruntime: pip install 'tidewheel[onnx]'") from error
+        raise DeviceError(f"embedding models need onnxruntime: {install_command('onnx')}") from error
     return onnxruntime

@@ -15,6 +15,7 @@ from typing import Any
 from ..errors import InvalidRequestError, ModelError
 from ..files.reading import MAX_TOKENIZER_BYTES, is_there, require_file
 from ..files.wording import one_line
+from ..install_hint import install_command
 from .tokenizer import Tokenizer
 from .tokenizer_backends import raise_panic
 
@@ -49,7 +50,7 @@ def load_mistral(folder: Path) -> Tokenizer:
         from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
     except ModuleNotFoundError as error:
         raise ModelError(
-            f"--tokenizer-mode mistral needs {error.name}, which is not installed: pip install 'tidewheel[mistral]'"
+            f"--tokenizer-mode mistral needs {error.name}, which is not installed: {install_command('mistral')}"
         ) from error
     logging.getLogger("mistral_common").setLevel(logging.WARNING)  # it tells how each file is read
     try:

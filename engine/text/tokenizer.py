@@ -17,6 +17,7 @@ from ..files.reading import (
     require_no_special_files,
 )
 from ..files.wording import shown
+from ..install_hint import install_command
 from .byte_level import load_byte_level
 from .detokenizer import BytesDetokenizer, Detokenizer, WindowDetokenizer
 from .tokenizer_backends import (
@@ -215,7 +216,7 @@ def _backend(folder: Path, config: Mapping[str, Any]) -> TokenizerBackend:
     if any(any(folder.glob(name)) for name in _MISTRAL_FILES):
         raise ModelError(
             f"{folder} has Mistral's own tokenizer alone: --tokenizer-mode mistral reads it, with mistral-common "
-            "(pip install 'tidewheel[mistral]'); or add a tokenizer.json, or name another folder with --tokenizer"
+            f"({install_command('mistral')}); or add a tokenizer.json, or name another folder with --tokenizer"
         )
     if legacy := [path for name in _LEGACY_FILES if is_there(path := folder / name)]:
         require_no_special_files(folder)

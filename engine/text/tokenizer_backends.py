@@ -13,6 +13,7 @@ import tokenizers
 
 from ..errors import ModelError
 from ..files.wording import one_line
+from ..install_hint import install_command
 
 # Calls for batches are what lets other threads run meanwhile. Here a batch is one text, for which the library must not
 # start threads of its own beside the engine's. It looks at this variable with each call.
@@ -305,7 +306,7 @@ def load_with_transformers(folder: Path) -> TokenizerBackend:
     except ModuleNotFoundError as error:
         raise ModelError(
             f"{folder} has neither tokenizer.json nor tokenizer.model, and to read its other files needs {error.name}, "
-            "which is not installed: pip install 'tidewheel[transformers]', or build the image with "
+            f"which is not installed: {install_command('transformers')}, or build the image with "
             "--build-arg EXTRAS=transformers, or add a tokenizer.json"
         ) from error
 

@@ -20,6 +20,7 @@ from tidewheel.engine.devices.asking import Answer, ask
 from tidewheel.engine.devices.cpu.groups import choose_groups, group_list
 from tidewheel.engine.devices.finding import ACCELERATORS, Finding, find
 from tidewheel.engine.errors import DeviceError
+from tidewheel.engine.install_hint import install_command
 from tidewheel.engine.machine.cgroup import cpu_quota
 from tidewheel.engine.machine.cpu_list import cpu_list
 from tidewheel.engine.machine.huge_pages import HugePages, huge_pages
@@ -219,7 +220,7 @@ def _show_nodes(address: str, cpus_per_replica: int, model: EngineOptions | None
 def _in_torch(name: str) -> DeviceState:
     # Looked for and not imported: that takes seconds.
     if find_spec("torch") is None:
-        return DeviceState(name, False, "needs torch: pip install 'tidewheel[torch]'")
+        return DeviceState(name, False, f"needs torch: {install_command('torch')}")
     return DeviceState(name, True, _IN_TORCH[name])
 
 

@@ -19,10 +19,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tidewheel.engine.errors import TidewheelError, shortened
 
-from ..errors import ApiError, as_api_error, error_response
+from ..errors import REFUSAL, ApiError, as_api_error, error_response
 from ..local_path import local_path
 from .forms import is_upload
 
+_MAX_REASON = 300  # characters
 access_logger = logging.getLogger("tidewheel.access")
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,100}")
@@ -197,6 +198,19 @@ def _log_access(scope: Scope, status: int, request_id: str) -> None:
     host, port = scope.get("client") or ("-", 0)
     method, path = scope["method"], quote(shortened(scope["path"]))
     fields = {"client": host, "method": method, "path": path, "status": status, "request_id": request_id}
+    reason = ""
+    if status >= 400 and (refusal := scope["state"].get(REFUSAL)):
+        # On one line, whatever of a request it quotes.
+        fields["reason"] = "".join(c if c.isprintable() else " " for c in shortened(refusal, _MAX_REASON))
+        reason = f": {fields['reason']}"
     access_logger.info(
-        '%s:%d "%s %s" %d x-request-id=%s', host, port, method, path, status, request_id, extra={"fields": fields}
+        '%s:%d "%s %s" %d x-request-id=%s%s',
+        host,
+        port,
+        method,
+        path,
+        status,
+        request_id,
+        reason,
+        extra={"fields": fields},
     )

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tidewheel.engine.errors import TidewheelError
+from tidewheel.engine.install_hint import install_command
 
 from .base import INSTEAD_OF_SENTINEL, PREFIX, Kind, StoreError, When, check_size, name_of
 
@@ -35,7 +36,7 @@ class RedisStore:
             import redis.asyncio
             from redis.backoff import NoBackoff
         except ImportError as error:
-            hint = "pip install 'tidewheel[redis]'"
+            hint = install_command("redis")
             raise TidewheelError(f"--shared-store {self.shown} needs redis-py: {hint} ({error})") from error
         settings: dict[str, Any] = {"socket_timeout": _TIMEOUT_S, "socket_connect_timeout": _TIMEOUT_S}
         if password is not None:

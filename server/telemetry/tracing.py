@@ -16,6 +16,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tidewheel.engine.errors import TidewheelError
+from tidewheel.engine.install_hint import install_command
 
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _NS = 1_000_000_000
@@ -52,7 +53,7 @@ class Tracer:
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
             from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
         except ImportError as error:
-            hint = "pip install 'tidewheel[otel]'"
+            hint = install_command("otel")
             raise TidewheelError(f"--otlp-traces-endpoint needs OpenTelemetry: {hint} ({error})") from error
         named = "OTEL_SERVICE_NAME" in os.environ or "service.name=" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
         resource = Resource.create({} if named else {"service.name": "tidewheel"})

@@ -41,11 +41,11 @@ export class Chart {
     drawing.addEventListener("pointerleave", () => this.#point(null));
   }
 
-  /** Draws readings ({at, ...}, oldest first) as they are at `now`; a null ends a line. */
-  draw(readings, now) {
+  /** Draws readings ({at, ...}, oldest first) as they are at `now`; a null ends a line. The scale holds `figure` too. */
+  draw(readings, now, figure = null) {
     const seen = readings.filter((reading) => now - reading.at <= SPAN_MS);
     const values = seen.flatMap((reading) => this.#series.map(({ key }) => reading[key] ?? 0));
-    const top = Math.max(this.#floor, ...values);
+    const top = Math.max(this.#floor, figure ?? 0, ...values);
     const y = (value) => (HEIGHT - 1 - (value / top) * (HEIGHT - 2)).toFixed(1);
     this.#seen = seen;
     this.#now = now;

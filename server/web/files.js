@@ -4,7 +4,7 @@ const MAX_FILES = 10;
 const MAX_BYTES = 256 * 1024; // of all files of a message
 const MAX_NAME = 100;
 
-/** What is chosen for the next message, shown in `list`. `onRefuse` hears why a file was not taken. */
+/** What is chosen for the next message, shown in `list`. `onRefuse` hears why files were not taken. */
 export class Attachments {
   #files = [];
   #adding = Promise.resolve(); // one file after another: each is counted before the next is let in
@@ -27,17 +27,19 @@ export class Attachments {
   }
 
   async #add(files) {
+    const refused = [];
     for (const file of files) {
       try {
         const name = tidyName(file.name);
-        if (this.#files.length >= MAX_FILES) throw new Error(`a message takes ${MAX_FILES} files`);
+        if (this.#files.length >= MAX_FILES) throw new Error(`${name} is one too many: a message takes ${MAX_FILES} files`);
         const size = this.#files.reduce((sum, { text }) => sum + text.length, file.size);
         if (size > MAX_BYTES) throw new Error(`${name} is too large: the files of a message may have 256 KiB`);
         this.#files.push({ name, text: await textOf(file, name) });
       } catch (error) {
-        this.#onRefuse(error.message);
+        refused.push(error.message);
       }
     }
+    if (refused.length) this.#onRefuse(refused.join("; "));
     this.#draw();
   }
 

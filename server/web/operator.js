@@ -9,6 +9,11 @@ const SOON_MS = 250;
 const BUSY_MS = 1000;
 const IDLE_MS = 3000;
 const MAX_READINGS = 150;
+const UNKNOWN = "–";
+const FIGURES = [
+  "tokens-per-second", "running", "waiting", "kv-use", "first-token", "between-tokens", "prefix-hits", "guesses-right",
+];
+const CHARTED = ["tokensPerSecond", "firstToken", "running", "waiting"];
 
 export class Operator {
   #server;
@@ -96,6 +101,7 @@ export class Operator {
     } catch (error) {
       if (turn !== this.#turn) return;
       this.#meter.reset();
+      this.#showNothing();
       const locked = error.status === 401;
       this.#state(locked ? "locked" : "away", locked ? "needs the API key" : "no answer");
     }
@@ -119,7 +125,29 @@ export class Operator {
     showReplicas(document.getElementById("replicas"), reading);
     showStages(document.getElementById("stages"), reading.stages);
     this.#wheel.show(reading.kvUse ?? 0, busy);
-    for (const chart of this.#charts) chart.draw(this.#readings, reading.at);
+    this.#draw(reading.at);
+  }
+
+  /** Nothing is known of a server that does not answer: what it did before is no news. */
+  #showNothing() {
+    for (const key of Object.keys(this.#last)) this.#last[key] = null;
+    for (const id of FIGURES) put(id, UNKNOWN);
+    document.getElementById("guesses").hidden = true;
+    showAdapters(document.getElementById("adapters"), null);
+    showReplicas(document.getElementById("replicas"), { numReplicas: null, numSilent: null, replicas: [] });
+    showStages(document.getElementById("stages"), []);
+    this.#wheel.show(0, false);
+    const gap = { at: performance.now(), ...Object.fromEntries(CHARTED.map((key) => [key, null])) };
+    this.#readings = [...this.#readings.slice(1 - MAX_READINGS), gap];
+    this.#draw(gap.at);
+  }
+
+  /** Draws the charts, each with room for the figure above it, which may be older than what is drawn. */
+  #draw(now) {
+    const [tokens, firstToken, requests] = this.#charts;
+    tokens.draw(this.#readings, now);
+    firstToken.draw(this.#readings, now, this.#last.firstToken);
+    requests.draw(this.#readings, now);
   }
 
   #state(state, words) {

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tidewheel.engine.install_hint import install_command
 from tidewheel.server.commands.cli import main
 
 
@@ -27,7 +28,7 @@ def test_the_server_does_not_import_it() -> None:
 @pytest.mark.parametrize("what", ["--data-parallel-size", "--pipeline-parallel-size"])
 def test_a_lack_of_it_is_told(what: str, no_ray: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--distributed-executor-backend", "ray", what, "2"]) == 1
-    assert "pip install 'tidewheel[ray]'" in capsys.readouterr().err
+    assert install_command("ray") in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("flag", ["--threads-bind=0", "--reserved-cpus=1"])
@@ -40,7 +41,7 @@ def test_stages_on_nodes_have_cores_that_nobody_names(
 
 def test_who_asks_for_nodes_reads_how_to_get_some(no_ray: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["devices", "--ray-address"]) == 1
-    assert "--ray-address needs Ray Serve: pip install 'tidewheel[ray]'" in capsys.readouterr().err
+    assert "--ray-address needs Ray Serve: " + install_command("ray") in capsys.readouterr().err
 
 
 def test_haproxy_with_a_certificate_is_refused_before_ray_starts(

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tidewheel.engine.errors import TidewheelError
+from tidewheel.engine.install_hint import install_command
 
 # Without "local", Ray would connect to a cluster that somebody else has started on this machine. In the object store
 # lie requests of more than 100 KiB on their way.
@@ -97,7 +98,7 @@ def _check_reachable(address: str) -> None:
 
 def no_ray(error: ImportError, flag: str = "--distributed-executor-backend ray") -> TidewheelError:
     """What is missing."""
-    return TidewheelError(f"{flag} needs Ray Serve: pip install 'tidewheel[ray]' ({error})")
+    return TidewheelError(f"{flag} needs Ray Serve: {install_command('ray')} ({error})")
 
 
 def own_environment() -> dict[str, str]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ...cancellation import Cancellation
 from ...errors import DeviceError
+from ...install_hint import install_command
 from ...models.spec import DecoderSpec
 from ...weights.dtypes import DType, KvCacheDType
 from ...weights.finite import read_finite
@@ -137,7 +138,7 @@ class GraphDevice:
         except ModuleNotFoundError as error:
             if error.name != "torch":
                 raise
-            raise DeviceError(f"the {self.name} device needs torch: pip install 'tidewheel[torch]'") from error
+            raise DeviceError(f"the {self.name} device needs torch: {install_command('torch')}") from error
         adapter: Adapter = getattr(module, self._kind.adapter)(self._options)
         adapter.enter()
         if group is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...cancellation import Cancellation
 from ...errors import DeviceError
+from ...install_hint import install_command
 from ...models.spec import DecoderSpec
 from ...weights.dtypes import DType, KvCacheDType
 from ...weights.finite import read_finite
@@ -53,7 +54,7 @@ class TorchDevice:
         except ModuleNotFoundError as error:
             if error.name != "torch":
                 raise
-            raise DeviceError("the torch device needs torch: pip install 'tidewheel[torch]'") from error
+            raise DeviceError(f"the torch device needs torch: {install_command('torch')}") from error
         if options.quantization is not None:
             raise DeviceError("the torch device does not quantize weights: drop --quantization or take --device cpu")
         limits = options.limits(

@@ -6,6 +6,7 @@ import logging
 import os
 
 from ...errors import DeviceError
+from ...install_hint import install_command
 
 
 def runs_on_cpu() -> bool:
@@ -20,7 +21,7 @@ def require_platform() -> None:
     except ModuleNotFoundError as error:
         if error.name not in ("jax", "jaxlib"):
             raise
-        raise DeviceError("the tpu device needs jax: pip install 'tidewheel[tpu]'") from error
+        raise DeviceError(f"the tpu device needs jax: {install_command('tpu')}") from error
     if (log := logging.getLogger("jax")).level == logging.NOTSET:
         log.setLevel(logging.WARNING)  # it tells of its own housekeeping
     try:
@@ -30,6 +31,6 @@ def require_platform() -> None:
     if found != ("cpu" if runs_on_cpu() else "tpu"):
         raise DeviceError(
             f"JAX finds no TPU here (its platform is {found}): install the TPU's library with "
-            "pip install 'tidewheel[tpu]', and give a container the TPU with docker run --privileged --net=host. "
+            f"{install_command('tpu')}, and give a container the TPU with docker run --privileged --net=host. "
             "JAX_PLATFORMS=cpu computes on the processor, for tests"
         )

@@ -1,6 +1,6 @@
 """What a person types and sees: with prompt_toolkit and rich if they are installed, else with readline and plain text.
 
-`pip install 'tidewheel[chat]'` installs both.
+The extra `chat` names both.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from tidewheel.engine.devices.asking import Answer, ask, choose
 from tidewheel.engine.devices.finding import ACCELERATORS, find, is_there
 from tidewheel.engine.devices.parallel_options import ParallelOptions
 from tidewheel.engine.errors import DeviceError
+from tidewheel.engine.install_hint import install_command
 from tidewheel.engine.opened_model import open_model
 from tidewheel.engine.options import EngineOptions
 
@@ -204,11 +205,11 @@ def test_a_driver_that_only_proc_knows(machine: Machine) -> None:
 @pytest.mark.parametrize(
     ("name", "removed", "missing"),
     [
-        ("cuda", ("torch",), "torch is not installed: pip install 'tidewheel[cuda]'"),
+        ("cuda", ("torch",), "torch is not installed: " + install_command("cuda")),
         ("hpu", ("habana_frameworks",), "habana_frameworks is not installed: use the image of Dockerfile.hpu"),
         ("neuron", ("torch", "torch_neuronx"),
          "torch and torch_neuronx are not installed: use the image of Dockerfile.neuron"),
-        ("tpu", ("libtpu",), "libtpu is not installed: pip install 'tidewheel[tpu]'"),
+        ("tpu", ("libtpu",), "libtpu is not installed: " + install_command("tpu")),
     ],
 )  # fmt: skip
 def test_a_missing_package(

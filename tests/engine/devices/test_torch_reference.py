@@ -16,6 +16,7 @@ from harness import Harness, load
 from tidewheel.engine.devices.base import ExecutorOptions
 from tidewheel.engine.devices.torch_reference import TorchDevice
 from tidewheel.engine.errors import DeviceError
+from tidewheel.engine.install_hint import install_command
 from tidewheel.engine.models import describe
 from tidewheel.engine.models.spec import (
     AttentionSpec,
@@ -152,7 +153,7 @@ except DeviceError as error:
     print(error)
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "pip install 'tidewheel[torch]'" in result.stdout
+    assert install_command("torch") in result.stdout
 
 
 def test_describing_and_reading_a_model_imports_neither_torch_nor_transformers() -> None:

@@ -155,7 +155,7 @@ def test_a_tekken_token_is_its_bytes(tmp_path: Path) -> None:
 
 def test_a_folder_says_how_its_tokenizer_is_read(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text("{}")
-    with pytest.raises(ModelError, match=r"--tokenizer-mode mistral reads it, with mistral-common \(pip install"):
+    with pytest.raises(ModelError, match=r"--tokenizer-mode mistral reads it, with mistral-common \(.*pip install"):
         Tokenizer.load(tekken(tmp_path))
 
 
@@ -173,5 +173,5 @@ def test_a_broken_file_is_named(tmp_path: Path, content: str) -> None:
 
 def test_without_the_library_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mistral_common.tokens.tokenizers.mistral", None)
-    with pytest.raises(ModelError, match=r"pip install 'tidewheel\[mistral\]'"):
+    with pytest.raises(ModelError, match=r"pip install 'mistral-common>="):
         load_mistral(tekken(tmp_path))

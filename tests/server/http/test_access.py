@@ -215,6 +215,18 @@ def test_the_access_log_names_requests_and_not_their_queries(
     assert "secret" not in caplog.text
 
 
+def test_the_access_log_has_the_reason_of_a_refusal(server: RunningServer, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="tidewheel.access"):
+        server.post(COMPLETIONS, {"prompt": "a", "temperature": -1})
+        server.post(COMPLETIONS, {"prompt": "a", "model": "no\nsuch " + "x" * 5000})
+        server.post("/v1/messages", {"messages": []})
+    records = [record for record in caplog.records if record.name == "tidewheel.access"]
+    assert ": temperature must be" in records[0].getMessage()
+    assert "is not served here" in records[1].getMessage()
+    assert all("\n" not in record.getMessage() and len(record.getMessage()) < 600 for record in records)
+    assert "max_tokens is required" in records[2].fields["reason"]  # type: ignore[attr-defined]
+
+
 def test_responses_of_named_paths_are_logged_only_if_they_are_errors(
     start_server: StartServer, caplog: pytest.LogCaptureFixture
 ) -> None:

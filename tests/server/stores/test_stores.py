@@ -245,7 +245,7 @@ def test_what_cannot_be_opened_is_told_without_secrets(tmp_path: Path, monkeypat
     with pytest.raises(TidewheelError, match="name a folder that this process may write to"):
         open_store(str(tmp_path / "file"), None)
     monkeypatch.setitem(sys.modules, "redis", None)
-    with pytest.raises(TidewheelError, match=r"pip install 'tidewheel\[redis\]'") as caught:
+    with pytest.raises(TidewheelError, match=r"pip install 'redis>=") as caught:
         open_store(url, None)
     assert "pass-word" not in str(caught.value)
     assert "redis://" in (check_store("http://somewhere") or "")

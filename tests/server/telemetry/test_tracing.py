@@ -19,6 +19,7 @@ from server.raw_http import post_raw
 from server.waiting import eventually
 
 from tidewheel.engine.errors import TidewheelError
+from tidewheel.engine.install_hint import install_command
 from tidewheel.server.http.limits import AdmissionLimits
 from tidewheel.server.telemetry.tracing import Tracer
 
@@ -220,5 +221,5 @@ def test_without_the_extra_the_flag_is_refused(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     command = [*TIDEWHEEL, "serve", "--otlp-traces-endpoint", "http://localhost:4318"]
     done = subprocess.run(command, capture_output=True, text=True)
-    said = "--otlp-traces-endpoint needs OpenTelemetry: pip install 'tidewheel[otel]'"
+    said = "--otlp-traces-endpoint needs OpenTelemetry: " + install_command("otel")
     assert (done.returncode, done.stderr.startswith("tidewheel serve: "), said in done.stderr) == (1, True, True)

@@ -156,7 +156,11 @@ def test_files_are_dropped_and_what_is_no_text_or_too_much_is_refused(
         choose(page, data, "bad.bin", label="Text files")
         expect(page.get_by_role("status")).to_contain_text(said)
     page.evaluate(FORGET_TOAST)
-    for i in range(10):
+    for i in range(9):
         page.evaluate(DROP, [f"{i}.txt", "x"])
-    expect(page.get_by_role("status")).to_have_text("a message takes 10 files")
+    several = [{"name": name, "mimeType": "", "buffer": b"x"} for name in ("late.txt", "later.txt")]
+    page.get_by_label("Text files", exact=True).set_input_files(several)
+    expect(page.get_by_role("status")).to_have_text(
+        "late.txt is one too many: a message takes 10 files; later.txt is one too many: a message takes 10 files"
+    )
     expect(page.locator("#attachments li")).to_have_count(10)

@@ -271,6 +271,8 @@ def test_a_server_that_is_gone_is_said_to_be(server: RunningServer, open_page: O
     page.route(METRICS, lambda route: route.abort())
     page.clock.run_for(3000)
     expect(page.locator("#live-state")).to_have_text("no answer")
+    for name in ("running", "waiting", "kv-use", "tokens-per-second", "first-token", "prefix-hits"):
+        expect(figure(page, name)).to_have_text(UNKNOWN)  # what it did before is no news
     page.unroute(METRICS)
     page.clock.run_for(3000)
     expect(page.locator("#live-state")).to_have_text("at rest")

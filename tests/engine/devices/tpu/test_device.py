@@ -21,6 +21,7 @@ from tidewheel.engine.devices.memory_options import MemoryOptions
 from tidewheel.engine.devices.tpu.device import TpuDevice
 from tidewheel.engine.devices.tpu.heads import Kernel
 from tidewheel.engine.errors import DeviceError
+from tidewheel.engine.install_hint import install_command
 from tidewheel.engine.models.spec import DecoderSpec
 from tidewheel.engine.weights.tensor import DenseTensor, QuantizedTensor, WeightTensor
 
@@ -79,7 +80,7 @@ except DeviceError as error:
 
 def test_without_jax_the_error_says_what_to_install() -> None:
     output = run_python("import sys; sys.modules['jax'] = None\n" + LOAD)
-    assert "pip install 'tidewheel[tpu]'" in output
+    assert install_command("tpu") in output
 
 
 # Its process imports JAX.
