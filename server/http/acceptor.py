@@ -2,30 +2,36 @@
 
 An event loop accepts every connection until the process has no descriptor left. Then uvloop resets connections without
 a word, asyncio's own loop logs thousands of tracebacks, and everything else that opens a file fails. This acceptor
-keeps some descriptors free for the rest of the server. New clients wait in the listener's queue until others leave.
+keeps some descriptors free for the rest of the server. Idle connections make room for new clients. Those wait in the
+listener's queue until others leave.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
 import logging
 import os
 import resource
 import socket
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+
+from .connections import Connection
 
 logger = logging.getLogger(__name__)
 
 _AT_ONCE = 64  # connections accepted in one go, before the event loop does something else
 _KEPT = 32  # descriptors kept free for everything that is not a connection; fewer if the limit is small
 _RETRY_S = 0.25
+_LEAST_IDLE_S = 1.0  # before a connection makes room: its first request, or the next one, may be on its way
+_CLOSES_S = 0.01  # by then a connection that was closed has left its descriptor
 _LOG_EVERY_S = 60.0
 
 
 class Acceptor:
-    """Accepts connections from `listener`. `make_protocol` makes their protocols; `count` says how many are open.
+    """Accepts connections from `listener`. `make_protocol` makes their protocols; `open_ones` are those that are open.
 
     `tls` gives the context of each, None is plain HTTP.
     """
@@ -36,13 +42,13 @@ class Acceptor:
         make_protocol: Callable[[], asyncio.Protocol],
         tls: Callable[[], ssl.SSLContext] | None,
         backlog: int,
-        count: Callable[[], int],
+        open_ones: Collection[object],
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._listener = listener
         self._make_protocol = make_protocol
         self._tls = tls
-        self._count = count
+        self._open = open_ones
         self._retry: asyncio.TimerHandle | None = None
         self._logged = float("-inf")
         self._starting: set[asyncio.Task[None]] = set()
@@ -60,7 +66,7 @@ class Acceptor:
         for _ in range(_AT_ONCE):
             try:
                 if not self._has_room():
-                    self._wait()
+                    self._wait(made_room=self._make_room())
                     return
                 connection, _ = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -90,16 +96,30 @@ class Acceptor:
         os.close(lowest)
         return most is None or lowest < most - min(_KEPT, most // 4)
 
-    def _wait(self, error: OSError | None = None) -> None:
+    def _make_room(self) -> bool:
+        """Close the connections that have been idle longest; whether there were any."""
+        before = self._loop.time() - _LEAST_IDLE_S
+        idle = [
+            (since, one)
+            for one in self._open
+            if isinstance(one, Connection) and (since := one.idle_since) is not None and since < before
+        ]
+        for _, one in heapq.nsmallest(_AT_ONCE, idle, key=lambda pair: pair[0]):
+            one.close_idle()
+        return bool(idle)
+
+    def _wait(self, error: OSError | None = None, *, made_room: bool = False) -> None:
         self._loop.remove_reader(self._listener.fileno())
-        self._retry = self._loop.call_later(_RETRY_S, self._go_on)
+        self._retry = self._loop.call_later(_CLOSES_S if made_room else _RETRY_S, self._go_on)
         now = time.monotonic()
+        if made_room:
+            return
         if now - self._logged >= _LOG_EVERY_S:
             self._logged = now
             logger.error(
                 "No file descriptors are left for connections: %d are open, new ones have to wait; the limit is %s "
                 "files (ulimit -n, or systemd's LimitNOFILE)%s",
-                self._count() + len(self._starting),
+                len(self._open) + len(self._starting),
                 _max_files(),
                 "" if error is None else f": {error}",
             )

@@ -12,7 +12,7 @@ from tidewheel.engine.declaring.values import at_least, count, number_or_none
 class ConnectionLimits(Options):
     """Sizes in bytes, times in seconds; None is no limit.
 
-    A request must arrive within `read_timeout_s`, and one more second for each 500 bytes of it. A client that
+    A request must arrive within `read_timeout_s`. Each 500 bytes of it give a second back. A client that
     leaves the write buffer full for `write_timeout_s` is dropped.
     """
 
@@ -35,7 +35,7 @@ class ConnectionLimits(Options):
     )
     read_timeout_s: float | None = option(
         30.0,
-        "how long a request may take to come in, and a second more for each 500 bytes; 0 is no limit",
+        "how long a request may take to come in; each 500 bytes of it give a second back; 0 is no limit",
         flag="--read-timeout",
         parse=number_or_none,
         check=at_least(0),

@@ -29,6 +29,9 @@ access_logger = logging.getLogger("tidewheel.access")
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,100}")
 _JSON = re.compile(r"[ \t]*application/(?:[a-z0-9!#$&^_.+-]+\+)?json[ \t]*(?:;.*)?", re.IGNORECASE)
 _METHODS_WITHOUT_JSON = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})  # browsers ask before any DELETE
+_MOST_ARRIVING = 256 * 2**20  # bytes of bodies, of which no more than these wait for their senders
+_SMALL = 2**18  # bytes
+_RETRY_AFTER_S = 5
 _SHOWN = 100  # most characters to repeat of what a client has sent
 
 
@@ -100,11 +103,16 @@ class RequestId:
 
 
 class BodyLimit:
-    """Answers 413 to a body over `max_bytes`: at once if its length is declared, otherwise as soon as it is longer."""
+    """Answers 413 to a body over `max_bytes`: at once if its length is declared, otherwise as soon as it is longer.
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+    All bodies that are still arriving may have `max_arriving_bytes` together. Beyond that, large ones get a 503.
+    """
+
+    def __init__(self, app: ASGIApp, max_bytes: int, max_arriving_bytes: int = _MOST_ARRIVING) -> None:
         self.app = app
         self._max_bytes = max_bytes
+        self._max_arriving_bytes = max(max_arriving_bytes, 2 * max_bytes)
+        self._arriving_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -114,18 +122,27 @@ class BodyLimit:
         if declared.isdecimal() and int(declared) > self._max_bytes:
             await error_response(self._error())(scope, receive, send)
             return
-        received = 0
+        received = counted = 0
 
         async def receive_counted() -> Message:
-            nonlocal received
+            nonlocal received, counted
             message = await receive()
             if message["type"] == "http.request":
                 received += len(message.get("body", b""))
                 if received > self._max_bytes:
                     raise self._error()
+                # A small body is never refused for the large ones of others.
+                now_arriving = received if message.get("more_body") and received > _SMALL else 0
+                self._arriving_bytes += now_arriving - counted
+                counted = now_arriving
+                if counted and self._arriving_bytes > self._max_arriving_bytes:
+                    raise _too_many_bodies()
             return message
 
-        await self.app(scope, receive_counted, send)
+        try:
+            await self.app(scope, receive_counted, send)
+        finally:
+            self._arriving_bytes -= counted
 
     def _error(self) -> ApiError:
         return ApiError(
@@ -133,6 +150,15 @@ class BodyLimit:
             f"the body is over this server's limit of {self._max_bytes} bytes (--max-body-size)",
             code="body_too_large",
         )
+
+
+def _too_many_bodies() -> ApiError:
+    return ApiError(
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        "too many large bodies are arriving at the same time: try again in a few seconds",
+        code="too_many_bodies",
+        headers={"retry-after": str(_RETRY_AFTER_S)},
+    )
 
 
 class JsonOnly:

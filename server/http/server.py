@@ -76,7 +76,7 @@ class Server(uvicorn.Server):
         )
         connections = self.server_state.connections
         for listener in sockets or ():
-            acceptor = Acceptor(listener, make_protocol, self._tls, self.config.backlog, connections.__len__)
+            acceptor = Acceptor(listener, make_protocol, self._tls, self.config.backlog, connections)
             self._acceptors.append(acceptor)
 
     @property

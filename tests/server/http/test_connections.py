@@ -8,7 +8,7 @@ import time
 
 import pytest
 from server.conftest import RunningServer, StartServer
-from server.raw_http import GET, connect, error_code, post_raw, read_all
+from server.raw_http import CLOSE, GET, connect, error_code, post_raw, read_all
 from server.waiting import eventually, is_idle
 
 COMPLETIONS = "/v1/completions"
@@ -116,6 +116,30 @@ def test_a_request_after_an_early_refusal_is_answered(start_server: StartServer)
     connection.sendall(POST + b"content-length: 300\r\n\r\n")
     assert connection.recv(65536).startswith(b"HTTP/1.1 413")
     assert read_all(connection) == b""  # the rest never came, and there is nothing more to say about it
+
+
+@pytest.mark.parametrize("head", [CLOSE, b""])
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_client_that_sends_first_reads_why_it_is_refused(
+    start_server: StartServer, head: bytes, chunked: bool
+) -> None:
+    tight = start_server(max_body_bytes=2**20)
+    body = b"a" * 16 * 2**20  # more than the sockets hold
+    length, body = (
+        (b"transfer-encoding: chunked\r\n\r\n", b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
+        if chunked
+        else (b"content-length: %d\r\n\r\n" % len(body), body)
+    )
+    with connect(tight) as connection:
+        connection.sendall(POST + head + length)
+        connection.sendall(body)
+        assert connection.recv(65536).startswith(b"HTTP/1.1 413")
+
+
+def test_a_body_that_stops_is_dropped_however_long_it_is(hasty: RunningServer) -> None:
+    connection = connect(hasty)
+    connection.sendall(POST + b"content-length: 1000000\r\n\r\n" + b"a" * 900_000)
+    assert read_all(connection).startswith(b"HTTP/1.1 408 Request Timeout\r\n")
 
 
 # Some megabytes are written until the sockets are full.

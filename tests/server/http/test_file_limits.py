@@ -45,7 +45,8 @@ def test_connections_wait_for_file_descriptors(
         first, later = connections[: FILES // 4], connections[FILES // 4 :]
         for connection in first:
             read_health(connection)
-        first[0].sendall(GET.replace(b"/health", b"/metrics") + CLOSE + b"\r\n")  # which opens files
+            connection.sendall(GET[:1])  # or it would be idle, and make room
+        first[0].sendall(GET.replace(b"/health", b"/metrics")[1:] + CLOSE + b"\r\n")  # which opens files
         assert read_all(first[0]).startswith(b"HTTP/1.1 200")
         stream.join(20)
         assert lines[-2] == "data: [DONE]"
@@ -59,3 +60,14 @@ def test_connections_wait_for_file_descriptors(
     assert len(said) == 1
     assert f"the limit is {FILES} files (ulimit -n" in said[0]
     assert "Traceback" not in server.log
+
+
+# They must have been idle for a second.
+def test_idle_connections_make_room(start_process: StartProcess) -> None:
+    server = start_process("--disable-access-log")
+    resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (FILES, FILES))
+    with contextlib.ExitStack() as stack:
+        for _ in range(FILES + 10):  # more than there is room for
+            connection = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=20))
+            connection.sendall(GET + b"\r\n")
+            read_health(connection)
