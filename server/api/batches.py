@@ -26,6 +26,7 @@ from .json_response import json_response
 
 _MAX_METADATA = 16
 _MAX_PAGE = 100
+_LONGEST_NUMBER = 10  # digits; Python refuses to read thousands
 
 
 class Batches:
@@ -95,7 +96,7 @@ class BatchesEndpoints:
         await self._store.refresh()
         query, batches = request.query_params, self._store.batches
         limit = query.get("limit", "20")
-        if not (limit.isdecimal() and 1 <= int(limit[:4]) <= _MAX_PAGE):
+        if not (limit.isdecimal() and len(limit) <= _LONGEST_NUMBER and 1 <= int(limit) <= _MAX_PAGE):
             raise bad_request(f"limit must be between 1 and {_MAX_PAGE}, got {quoted(limit)}", "limit")
         if after := query.get("after"):
             batches = batches[batches.index(self._store.batch(after)) + 1 :]

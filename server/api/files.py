@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import stat
 from http import HTTPStatus
+from pathlib import Path
 
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Route
+from starlette.types import Message, Receive, Scope, Send
 
 from ..batches.multipart import read_form
 from ..batches.store import BatchStore
-from ..errors import ApiError, bad_request
+from ..errors import ApiError, bad_request, error_response
 from ..openapi.document import operation
 from ..protocol.batches import DeletedFile, FileObject, Page
 from .body import whole_body
@@ -83,4 +88,46 @@ class FilesEndpoints:
     async def _content(self, request: Request) -> Response:
         await self._store.refresh()
         file = self._store.file(request.path_params["id"])
-        return FileResponse(self._store.content_path(file.id), media_type="application/jsonl")
+        path = self._store.content_path(file.id)
+        return _Content(path, media_type="application/jsonl", stat_result=await asyncio.to_thread(_status, path))
+
+
+class _Content(FileResponse):
+    """A file, or the parts of it that a `range` header asks for. Those that it does not have are ApiErrors."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refused: int | None = None
+        headers: Headers | None = None
+
+        async def send_unless_refused(message: Message) -> None:
+            nonlocal refused, headers
+            if message["type"] == "http.response.start" and message["status"] >= HTTPStatus.BAD_REQUEST:
+                refused, headers = message["status"], Headers(raw=message["headers"])
+            if refused is None:
+                await send(message)
+
+        await super().__call__(scope, receive, send_unless_refused)
+        if refused is None:
+            return
+        size = {"content-range": headers["content-range"]} if headers and "content-range" in headers else {}
+        error = ApiError(
+            HTTPStatus(refused),
+            "the range header asks for what the file does not have: leave it out, or ask for bytes=FIRST-LAST within "
+            f"{self.headers['content-length']} bytes",
+            param="range",
+            code="invalid_range",
+            headers=size,
+        )
+        await error_response(error)(scope, receive, send)
+
+
+def _status(path: Path) -> os.stat_result:
+    """Raises ApiError (404) for content that somebody has taken away, or replaced by something else."""
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        status = None
+    if status is None or not stat.S_ISREG(status.st_mode):
+        message = f"the content of {path.stem} is not in the server's folder any more"
+        raise ApiError(HTTPStatus.NOT_FOUND, message, param="file_id", code="file_not_found")
+    return status

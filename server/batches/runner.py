@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import io
 import logging
+import os
+import stat
 import time
 from pathlib import Path
 
@@ -162,6 +164,7 @@ class BatchRunner:
         batch, store = run.batch, self._store
         source, counts = store.content_path(batch.input_file_id), batch.request_counts
         try:
+            await asyncio.to_thread(_require_file, source)
             counts.total = await asyncio.to_thread(check_file, source, MAX_ROWS, self._max_values)
             content = await asyncio.to_thread(source.read_bytes)
         except FileNotFoundError:
@@ -196,6 +199,14 @@ def _last_of_all(row: BatchRow) -> bytes:
     return body
 
 
+def _require_file(path: Path) -> None:
+    """Raises TidewheelError for a link, a pipe or the like, by which whoever may write to the folder could have the
+    server wait, or change other files.
+    """
+    if not stat.S_ISREG(path.lstat().st_mode):
+        raise TidewheelError(f"{path.name} is no regular file")
+
+
 class _Run:
     """A batch that this server runs, and its answers and errors on their way to the files."""
 
@@ -221,6 +232,7 @@ class _Run:
                 await self._store.add_file(file)
                 setattr(self.batch, field, file.id)
             paths.append(self._store.content_path(getattr(self.batch, field)))
+            await asyncio.to_thread(_require_file, paths[-1])
         self.paths = tuple(paths)
 
     def add(self, line: bytes, is_answer: bool) -> None:
@@ -245,7 +257,8 @@ class _Run:
     def _append(self, path: Path, content: bytes) -> int:
         if not self.claim.is_held:
             raise _LostError
-        with path.open("ab") as file:
+        # No link is followed: whoever may write to the folder cannot have the server write elsewhere.
+        with open(path, "ab", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666)) as file:
             file.write(content)
             return file.tell()
 

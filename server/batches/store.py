@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 MAX_FILES = 1000
 MAX_BATCHES = 1000
 MAX_BYTES = 8 * 2**30  # of all files
+_MAX_DESCRIPTION = 2**18  # bytes; metadata of 16 names and texts is the most that there is
+_ID = re.compile(r"(?:file|batch)-[0-9a-f]{32}")
 _DESCRIBES = re.compile(r"((?:file|batch)-[0-9a-f]{32})\.json")
 _CANCELS = re.compile(r"(batch-[0-9a-f]{32})\.cancel")
 _UNFINISHED = ("validating", "in_progress", "cancelling")
@@ -158,7 +160,8 @@ class BatchStore:
     def read(self, batch_id: str) -> BatchObject | None:
         """A batch as the folder has it, for whoever runs it. Raises OSError and msgspec.DecodeError."""
         try:
-            batch = msgspec.json.decode((self.folder / f"{batch_id}.json").read_bytes(), type=BatchObject)
+            batch = msgspec.json.decode(_read_small(self.folder / f"{batch_id}.json"), type=BatchObject)
+            _check_names(batch, batch_id)
         except FileNotFoundError:
             return None
         if batch.status in _UNFINISHED:
@@ -178,7 +181,7 @@ class BatchStore:
                         os.unlink(entry.path)
                     if name := _CANCELS.fullmatch(entry.name):
                         cancels[name[1]] = entry.stat().st_mtime
-                    if (name := _DESCRIBES.fullmatch(entry.name)) and entry.is_file():
+                    if (name := _DESCRIBES.fullmatch(entry.name)) and entry.is_file(follow_symlinks=False):
                         status = entry.stat()
                         state = (status.st_ino, status.st_mtime_ns, status.st_size)
                         known = self._known.get(name[1])
@@ -191,7 +194,9 @@ class BatchStore:
     def _described(self, name: str, path: Path) -> Described | None:
         kind: type[Described] = FileObject if name.startswith("file") else BatchObject
         try:
-            return msgspec.json.decode(path.read_bytes(), type=kind)
+            described = msgspec.json.decode(_read_small(path), type=kind)
+            _check_names(described, name)
+            return described
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             if name not in self._damaged:
                 self._damaged.add(name)
@@ -212,11 +217,16 @@ class BatchStore:
 
         def write() -> None:
             part = self.folder / f"{name}.{uuid.uuid4().hex}{_PART}"
-            with part.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(part, path)  # a crash leaves the old state or the new one
+            try:
+                with part.open("wb") as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(part, path)  # a crash leaves the old state or the new one
+            except OSError:
+                with contextlib.suppress(OSError):
+                    part.unlink()
+                raise
 
         with _disk_errors():
             await asyncio.to_thread(write)
@@ -228,6 +238,25 @@ class BatchStore:
 
         with _disk_errors():
             await asyncio.to_thread(remove)
+
+
+def _read_small(path: Path) -> bytes:
+    """What describes a file or a batch. Raises OSError, and DecodeError for what is too large to be that."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    with open(descriptor, "rb") as file:
+        content = file.read(_MAX_DESCRIPTION + 1) or b""
+    if len(content) > _MAX_DESCRIPTION:
+        raise msgspec.DecodeError(f"it has more than {_MAX_DESCRIPTION} bytes")
+    return content
+
+
+def _check_names(described: Described, name: str) -> None:
+    """Raises DecodeError for ids that would name files outside of the folder: whoever writes there chooses them."""
+    ids = [described.id]
+    if isinstance(described, BatchObject):
+        ids += [one for one in (described.input_file_id, described.output_file_id, described.error_file_id) if one]
+    if described.id != name or not all(map(_ID.fullmatch, ids)):
+        raise msgspec.DecodeError("its ids are none of this server's")
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import time
 from collections.abc import Iterator
@@ -136,6 +137,8 @@ def test_a_cancelled_batch_keeps_its_answers(client: openai.OpenAI) -> None:
         (b"x" * 5000, {"content-type": "multipart/form-data"}),
         (b"{}", {}),
         (b"".join(b'--b\r\ncontent-disposition: form-data; name="%d"\r\n\r\n\r\n' % i for i in range(40)), FORM),
+        (b'--b\r\ncontent-disposition: form-data; name="file"; filename="x"\r\n\r\n\r\n' * 40 + b"--b--\r\n", FORM),
+        (b"--b\r\nx-a: " + b"a" * 5000 + b'\r\ncontent-disposition: form-data; name="file"\r\n\r\n\r\n--b--', FORM),
     ],
 )
 def test_forms_that_are_none(server: RunningServer, body: bytes, headers: dict[str, str]) -> None:
@@ -165,6 +168,56 @@ def test_a_file_that_cannot_be_written_leaves_nothing(client: openai.OpenAI, fol
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert caught.value.status_code == 507
     assert set(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize("limit", ["9" * 5000, "0", "-1", "1" * 400, "x"])
+def test_pages_have_a_limit(server: RunningServer, limit: str) -> None:
+    answer = server.http.get(f"/v1/batches?limit={limit}", headers={"authorization": "Bearer key"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "limit")
+
+
+def test_parts_of_a_file(client: openai.OpenAI, server: RunningServer) -> None:
+    file = client.files.create(file=("in.jsonl", b"0123456789"), purpose="batch")
+
+    def get(ranges: str) -> Any:
+        headers = {"authorization": "Bearer key", "range": ranges}
+        return server.http.get(f"/v1/files/{file.id}/content", headers=headers)
+
+    assert (get("bytes=2-4").status_code, get("bytes=2-4").content) == (206, b"234")
+    for ranges, status in (("bytes=20-30", 416), ("lines=1-2", 400), ("bytes=", 400)):
+        answer = get(ranges)
+        assert answer.status_code == status
+        assert answer.json()["error"]["code"] == "invalid_range"
+    assert get("bytes=20-30").headers["content-range"] == "bytes */10"
+
+
+def test_content_that_is_gone_or_elsewhere(client: openai.OpenAI, folder: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"no newline")
+    for replace in (lambda path: None, lambda path: path.symlink_to(secret), lambda path: os.mkfifo(path)):
+        file = client.files.create(file=("in.jsonl", requests(1)), purpose="batch")
+        path = folder / f"{file.id}.jsonl"
+        path.unlink()
+        replace(path)
+        with pytest.raises(openai.NotFoundError, match="not in the server's folder"):
+            client.files.content(file.id)
+        made = client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+        assert ended(client, made.id).status == "failed"
+    assert secret.read_bytes() == b"no newline"
+
+
+def test_what_lies_in_the_folder_names_no_files_elsewhere(client: openai.OpenAI, folder: Path) -> None:
+    file = client.files.create(file=("in.jsonl", requests(1)), purpose="batch")
+    made = client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+    ended(client, made.id)
+    described = json.loads((folder / f"{made.id}.json").read_text())
+    described |= {"status": "validating", "output_file_id": "../elsewhere", "id": "batch-" + "0" * 32}
+    (folder / f"{described['id']}.json").write_text(json.dumps(described))
+    with pytest.raises(openai.NotFoundError):
+        client.batches.retrieve(described["id"])
+    assert ended(client, start(client, requests(1)).id).status == "completed"
+    assert not (folder.parent / "elsewhere.jsonl").exists()
+    (folder / f"{described['id']}.json").unlink()
 
 
 def test_without_a_folder_there_are_none(start_server: StartServer) -> None:
