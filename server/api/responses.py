@@ -37,7 +37,7 @@ from ..protocol.responses import (
 from ..responses.assembly import ResponseBuilder, new_item_id, new_response_id
 from ..responses.background import BackgroundRun
 from ..responses.offered_tools import OfferedTools
-from ..responses.store import Responses, StoredResponse
+from ..responses.store import Responses, StoredResponse, held_bytes
 from ..responses.translation import chat_request, prepare_body
 from ..telemetry.metrics import ServerMetrics
 from .body import whole_body
@@ -52,6 +52,7 @@ class _Ask(NamedTuple):
     body: ResponsesRequest
     items: Sequence[Item]
     size: int  # bytes of JSON that the items came in
+    held_bytes: int  # what they take in memory, by an estimate
     chat: ChatCompletionRequest
     names: Mapping[str, str]  # of the chat request's fields
     offered: OfferedTools
@@ -108,7 +109,7 @@ class ResponsesEndpoints:
             item_of_call=ask.offered.call,
             encrypts_reasoning=encrypts_reasoning,
         )
-        stored = StoredResponse(builder.response, ask.items, ask.size) if builder.response.store else None
+        stored = StoredResponse(builder.response, ask.items, ask.held_bytes) if builder.response.store else None
         if body.background and stored is not None:
             stored.is_streamed = bool(body.stream)
             return await self._in_background(run, builder, stored)
@@ -155,18 +156,18 @@ class ResponsesEndpoints:
         earlier, size = await self._earlier(body.previous_response_id)
         items = await self._input(body)
 
-        def translate() -> tuple[ChatCompletionRequest, dict[str, str], OfferedTools]:
+        def translate() -> _Ask:
             for item in items:
                 item.id = item.id or new_item_id(type(item))
             offered = OfferedTools(body.tools or ())
-            return *chat_request(body, earlier, items, offered), offered
+            chat, names = chat_request(body, earlier, items, offered)
+            kept = [*earlier, *items]
+            return _Ask(body, kept, size + len(raw), size + held_bytes(raw), chat, names, offered)
 
-        size += len(raw)
-        chat, names, offered = await self._path.translated(size, translate)
-        return _Ask(body, [*earlier, *items], size, chat, names, offered)
+        return await self._path.translated(size + len(raw), translate)
 
     async def _earlier(self, response_id: str | None) -> tuple[Sequence[Item], int]:
-        """The items up to and including a response's, and their size in bytes."""
+        """The items up to and including a response's, and what they take in memory, by an estimate."""
         if response_id is None:
             return (), 0
         stored = await self._store.get(response_id)

@@ -14,14 +14,25 @@ from .assembly import response_of_item
 from .background import KeptRun
 
 MAX_BYTES = 256 * 2**20
+_FRAME_BYTES = 48  # of each frame of a log, beside its text
+
+
+def held_bytes(text: bytes | bytearray) -> int:
+    """About how much memory is taken by what JSON is decoded to: many small objects take several times its length.
+
+    Brackets and commas within its strings count too, which takes much less time than to tell them apart.
+    """
+    character = 1 if text.isascii() and b"\\u" not in text else 4  # one wide character widens the whole string
+    objects = text.count(b"{") + text.count(b"[")
+    return character * len(text) + 150 * objects + 110 * text.count(b'":') + 40 * text.count(b",")
 
 
 @dataclass(eq=False)
 class StoredResponse:
     """A response with the items that it was made from, including those of the responses before it.
 
-    `input_bytes` is how large those items were as JSON. `run` is what makes or has made a background response, and
-    `is_streamed` says whether that keeps its events.
+    `input_bytes` is what those items take in memory, by an estimate. `run` is what makes or has made a background
+    response, and `is_streamed` says whether that keeps its events.
     """
 
     response: Response
@@ -29,7 +40,7 @@ class StoredResponse:
     input_bytes: int
     run: KeptRun | None = None
     is_streamed: bool = False
-    size: int = 0  # bytes as JSON, set by the store
+    size: int = 0  # bytes in memory by an estimate, set by the store
 
     @property
     def is_running(self) -> bool:
@@ -94,9 +105,9 @@ class ResponseStore(Responses):
     async def add(self, stored: StoredResponse) -> None:
         """See Responses."""
         self._bytes -= stored.size
-        stored.size = stored.input_bytes + len(encode_json(stored.response))
+        stored.size = stored.input_bytes + held_bytes(encode_json(stored.response))
         if stored.run is not None and stored.run.log is not None:
-            stored.size += sum(map(len, stored.run.log.frames))
+            stored.size += sum(len(frame) + _FRAME_BYTES for frame in stored.run.log.frames)
         self._bytes += stored.size
         self._responses[stored.response.id] = stored
         self._responses.move_to_end(stored.response.id)

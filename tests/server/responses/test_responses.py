@@ -7,6 +7,7 @@ import json
 import re
 import threading
 import time
+import tracemalloc
 from typing import Any
 
 import httpx
@@ -14,9 +15,12 @@ import msgspec
 import pytest
 from server.conftest import RunningServer, ServerProcess, StartServer, named_events
 
-from tidewheel.server.protocol.responses import Response
+from tidewheel.server.protocol.decode import BodyDecoder, ParameterNotes
+from tidewheel.server.protocol.responses import Response, ResponsesRequest
+from tidewheel.server.responses.assembly import new_item_id
 from tidewheel.server.responses.custom_input import CustomInput
-from tidewheel.server.responses.store import ResponseStore, StoredResponse
+from tidewheel.server.responses.store import ResponseStore, StoredResponse, held_bytes
+from tidewheel.server.responses.translation import prepare_body
 
 PATH = "/v1/responses"
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
@@ -348,6 +352,9 @@ def test_those_used_last_are_kept(start_server: StartServer) -> None:
     assert "<user>two<assistant>ok<user>three" in prompt_of(server)
 
 
+MOST = 30_000  # room for two
+
+
 def test_the_store_is_bounded_in_bytes_but_keeps_what_runs(server: RunningServer) -> None:
     def stored(name: str, **fields: Any) -> StoredResponse:
         response = msgspec.convert({**create(server, "hi"), "id": f"resp_{name}", **fields}, Response)
@@ -357,7 +364,9 @@ def test_the_store_is_bounded_in_bytes_but_keeps_what_runs(server: RunningServer
         return "".join([name for name in names if await store.get(f"resp_{name}")])
 
     async def fill() -> None:
-        await store.add(stored("r", status="queued"))
+        running = stored("r", status="queued")
+        await store.add(running)
+        assert running.size * 2 < MOST < running.size * 3
         for name in "abc":
             await store.add(stored(name))
         assert await kept("rabc") == "rc"
@@ -370,11 +379,39 @@ def test_the_store_is_bounded_in_bytes_but_keeps_what_runs(server: RunningServer
         await store.remove("resp_d")
         await store.add(stored("e"))
         assert await kept("re") == "re"
-        await store.add(stored("h", metadata={"x": "y" * 5000}))
+        await store.add(stored("h", metadata={"x": "y" * 40_000}))
         assert await kept("reh") == ""
 
-    store = ResponseStore(5, max_bytes=4096)
+    store = ResponseStore(5, max_bytes=MOST)
     asyncio.run(fill())
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        {"role": "user", "content": "a"},
+        {"role": "user", "content": [{"type": "input_text", "text": "a"}] * 3},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "x" * 3000},
+        {"role": "user", "content": "wide \U0001f30a" + "x" * 3000},
+    ],
+    ids=range(5),
+)
+@pytest.mark.parametrize("ascii_only", [False, True])
+def test_what_responses_take_in_memory_is_estimated(one: dict[str, Any], ascii_only: bool) -> None:
+    raw = json.dumps({"input": [one] * 500}, ensure_ascii=ascii_only).encode()
+    decode = BodyDecoder(ResponsesRequest, prepare_body, notes=ParameterNotes())
+    decode(raw)
+    tracemalloc.start()
+    try:
+        body = decode(raw)
+        assert isinstance(body.input, list)
+        for item in body.input:
+            item.id = new_item_id(type(item))
+        taken = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert taken < 1.2 * held_bytes(raw) < 5 * taken
 
 
 def test_a_server_that_keeps_nothing_says_so(start_server: StartServer) -> None:
