@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 import zlib
@@ -41,7 +42,12 @@ def write_block(path: Path, identity: bytes, digest: Digest, data: NDArray[np.ui
 
 def read_block(path: Path, identity: bytes, digest: Digest, data: NDArray[np.uint8]) -> None:
     """Fill `data` from a file. Raises BadFileError, with any bytes in `data`, and OSError."""
-    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # a pipe in its place is no reason to wait
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # a pipe in its place is no reason to wait
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            raise BadFileError("it is a link or a socket") from None
+        raise
     try:
         if os.fstat(file).st_size != HEADER_BYTES + data.nbytes:
             raise BadFileError("it is not as long as a block")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
@@ -60,6 +61,8 @@ class BlockFolder:
         try:
             fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             (self.path / self._own).mkdir(_FOLDER_MODE, exist_ok=True)
+            if (self.path / self._own).is_symlink():
+                raise NotADirectoryError(errno.ENOTDIR, f"{self._own} in it is a link")
         except BlockingIOError as error:
             os.close(self._lock_file)
             raise ModelError(
@@ -85,13 +88,7 @@ class BlockFolder:
         for folder in os.scandir(self.path):
             if not _MODEL_FOLDER.fullmatch(folder.name) or not folder.is_dir(follow_symlinks=False):
                 continue
-            for entry in os.scandir(folder.path):
-                if entry.name == _PARTIAL:
-                    os.unlink(entry.path)
-                elif _BLOCK.fullmatch(entry.name):
-                    status = entry.stat(follow_symlinks=False)
-                    key = folder.name, bytes.fromhex(entry.name[:32])
-                    found.append((status.st_mtime_ns, key, _space_of(status.st_size)))
+            found += _blocks_in(folder)
         found.sort()
         with self._lock:
             self._index = OrderedDict((key, size) for _, key, size in found)
@@ -109,6 +106,9 @@ class BlockFolder:
         try:
             write_block(partial, self._identity, digest, data)
             partial.rename(self._file((self._own, digest)))
+        except IsADirectoryError:  # has the block's name
+            _remove(partial)
+            return
         except OSError:
             with contextlib.suppress(OSError):
                 _remove(partial)
@@ -181,12 +181,32 @@ class BlockFolder:
         return self.path / folder / f"{digest.hex()}.kv"
 
 
+def _blocks_in(folder: os.DirEntry[str]) -> list[tuple[int, _Key, int]]:
+    """The blocks of a model: when each was used last, what it is, and its bytes. What has the name of a block and is no
+    file is left as it is.
+    """
+    found = []
+    for entry in os.scandir(folder.path):
+        if entry.name == _PARTIAL:
+            os.unlink(entry.path)
+        elif _BLOCK.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+            status = entry.stat(follow_symlinks=False)
+            key = folder.name, bytes.fromhex(entry.name[:32])
+            found.append((status.st_mtime_ns, key, _space_of(status.st_size)))
+    return found
+
+
 def _space_of(num_bytes: int) -> int:
     return -(-num_bytes // _FILE_SYSTEM_BLOCK) * _FILE_SYSTEM_BLOCK
 
 
 def _remove(path: Path) -> None:
-    path.unlink(missing_ok=True)
+    """A folder that has the name of a file is left as it is."""
+    try:
+        path.unlink(missing_ok=True)
+    except (IsADirectoryError, PermissionError):  # systems differ in what they say of a folder
+        if not path.is_dir():
+            raise
 
 
 def _remove_if_empty(path: str) -> None:

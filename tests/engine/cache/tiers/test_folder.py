@@ -206,3 +206,34 @@ def test_a_folder_that_cannot_be_made_is_an_error_that_says_so(tmp_path: Path) -
     (tmp_path / "file").write_text("")
     with pytest.raises(ModelError, match=r"--kv-offload .*file/kv cannot be used: Not a directory"):
         opened(tmp_path / "file" / "kv")
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/etc/hostname")], ids=range(3))
+@pytest.mark.parametrize("later", [False, True])
+def test_a_strange_entry_spoils_no_other(tmp_path: Path, make: Callable[[Path], None], later: bool) -> None:
+    written(tmp_path, 1, 2, 3)
+    path = the_file(tmp_path, 2)
+    folder = opened(tmp_path) if later else None
+    path.unlink()
+    make(path)
+    folder = folder or opened(tmp_path, space=3 * FILE)  # it is not counted
+    assert [folder.has(digest(n)) for n in (1, 3)] == [True, True]
+    if later:
+        with pytest.raises(BadFileError):
+            read(folder, 2)
+    folder.write(digest(2), block(2))
+    folder.write(digest(4), block(4))
+    assert read(folder, 4)
+    assert read(folder, 3)
+    folder.clear()
+    assert not [entry for entry in path.parent.iterdir() if entry.is_file()]
+    folder.close()
+
+
+def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / "kv").mkdir()
+    (tmp_path / "kv" / f"tidewheel-kv-{MODEL.hex()}").symlink_to(elsewhere)
+    with pytest.raises(ModelError, match=r"--kv-offload .* in it is a link"):
+        BlockFolder(str(tmp_path / "kv"), MODEL, 1 << 30)
