@@ -22,7 +22,7 @@ from tidewheel.engine.errors import TidewheelError
 
 from .acceptor import Acceptor
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last one from a terminal that is closed
 _ERROR_FRAMES_S = 5.0  # after the time-out, to send error events to clients of aborted answers
 _ABORT_S = 1.0  # for handlers to notice that their connections were aborted
 _WARM_UP_TICK = 5  # ticks of uvicorn, 0.1 s each: clients that waited for the start are answered first
@@ -107,6 +107,8 @@ class Server(uvicorn.Server):
             task.cancel()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if sig == signal.SIGHUP and self.should_exit:
+            return  # a shell and its terminal may both send one
         if self._hurry.is_set():
             self.force_exit = True
         elif self.should_exit and self._loop is not None:
@@ -130,9 +132,15 @@ class Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         # uvicorn's own raises the signal again in the end; here a drained server has ended well, with exit code 0.
-        before = {number: signal.signal(number, self.handle_exit) for number in _SIGNALS}
+        heeded = [number for number in _SIGNALS if not _is_for_nobody(number)]
+        before = {number: signal.signal(number, self.handle_exit) for number in heeded}
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _is_for_nobody(number: signal.Signals) -> bool:
+    """Whether whoever started the process has it go on when its terminal is closed, as nohup does."""
+    return number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN

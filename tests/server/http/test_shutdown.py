@@ -32,10 +32,11 @@ def is_refused(port: int) -> bool:
 
 
 # A process starts, and its answers take a second.
-def test_running_answers_finish_and_no_more_are_begun(start_process: StartProcess) -> None:
+@pytest.mark.parametrize("end", [signal.SIGTERM, swept(signal.SIGHUP)], ids=lambda end: end.name)
+def test_running_answers_finish_and_no_more_are_begun(start_process: StartProcess, end: signal.Signals) -> None:
     server = start_process()
     readers = [server.start_stream(f"SAY(answer {i} is {'long ' * 15})YAS") for i in range(12)]
-    server.process.send_signal(signal.SIGTERM)
+    server.process.send_signal(end)
     eventually(lambda: is_refused(server.port), "it goes on listening")
     for i, (thread, lines) in enumerate(readers):
         thread.join(60)
