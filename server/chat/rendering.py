@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from ..errors import ApiError, bad_request
-from ..generation.prompt_encoding import PromptEncoder
+from ..generation.prompt_encoding import INLINE_BYTES, PromptEncoder
 from ..protocol.chat import Message, Tool, check_parts
 from .harmony import is_harmony
 from .harmony_messages import check_harmony_variables, harmony_messages
 from .messages import template_messages, template_tools
 from .request_templates import RequestTemplates
 from .template_contents import left_out, with_parts, with_reasoning, without_user_text
+from .template_environment import TemplateTimeError, time_limit
 from .template_reading import TemplateReading
 from .templates import ChatTemplate
 from .tools_as_text import introduction, uses_tools, with_tools
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+_INLINE_S = 0.02  # of processor time; templates take less than one millisecond for short conversations
 
 # Marks the end of the final message while it is rendered. A private-use character, which conversations do not contain.
 _END_OF_MESSAGE = "\U0010fffdend of message\U0010fffd"
@@ -61,6 +67,7 @@ class PromptRenderer:
         self._encoder = encoder
         self._variables = dict(variables or {})
         self._request_templates = request_templates
+        self._is_slow = False
 
     async def run(self, size_bytes: int, template: str | None, work: Callable[[], T]) -> T:
         """The result of `work`, which calls `render` with this template. Without a template, as `PromptEncoder.run`.
@@ -69,8 +76,21 @@ class PromptRenderer:
         if too many wait already (429), or if it takes longer than a request may take (504).
         """
         if template is None:
-            return await self._encoder.run(size_bytes, work)
+            return await self._run_own(size_bytes, work)
         return await self._for_requests().run(work)
+
+    async def _run_own(self, size_bytes: int, work: Callable[[], T]) -> T:
+        """With the model's own template, which comes from anywhere: if it is slow, the event loop does not run it."""
+        if size_bytes <= INLINE_BYTES and not self._is_slow:
+            try:
+                with time_limit(_INLINE_S):
+                    return work()
+            except TemplateTimeError:
+                self._is_slow = True
+                logger.warning(
+                    "The chat template takes more than %g ms: it is rendered in threads from now on", _INLINE_S * 1000
+                )
+        return await self._encoder.run_in_thread(work)
 
     def render(
         self,

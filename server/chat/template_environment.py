@@ -5,7 +5,11 @@ The process that renders requests' own templates imports this too, so it imports
 
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
+import time
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -18,6 +22,39 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 _MAX_LAYOUT = 1000  # characters
 _MAX_COMPLAINT = 300  # characters, of which some may be the request's
+
+
+class TemplateTimeError(Exception):
+    """A template takes longer than `time_limit` allows."""
+
+
+_current = threading.local()  # what a thread's template may take
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """What this thread renders meanwhile may take so much processor time, or TemplateTimeError is raised. A limit
+    around another one is the one that counts.
+    """
+    if has_time_limit():
+        yield
+        return
+    _current.ends = time.thread_time() + seconds
+    try:
+        yield
+    finally:
+        _current.ends = None
+
+
+def has_time_limit() -> bool:
+    """Whether this thread is within a `time_limit`."""
+    return getattr(_current, "ends", None) is not None
+
+
+def _tick() -> None:
+    ends = getattr(_current, "ends", None)
+    if ends is not None and time.thread_time() > ends:
+        raise TemplateTimeError
 
 
 class ToolArguments(dict[str, Any]):
@@ -47,7 +84,12 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-class _WithoutConstants(CodeGenerator):
+class _Generator(CodeGenerator):
+    def blockvisit(self, nodes: Any, frame: Any) -> None:
+        # Loops and macros have blocks: without these, a template ends soon.
+        self.writeline("environment.tick()")
+        super().blockvisit(nodes, frame)
+
     # With `optimized=False`: or 'a' * 10**10 would fill the memory while the template is compiled.
     def _output_child_to_const(self, node: nodes.Expr, frame: Any, finalize: Any) -> str:
         if not isinstance(node, nodes.TemplateData):
@@ -84,7 +126,8 @@ def template_environment() -> ImmutableSandboxedEnvironment:
         extensions=[_Generation, loopcontrols],
         optimized=False,
     )
-    environment.code_generator_class = _WithoutConstants
+    environment.code_generator_class = _Generator
+    environment.tick = _tick  # type: ignore[attr-defined]
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now

@@ -13,7 +13,7 @@ from tidewheel.engine.files.wording import one_line, reason
 
 from ..errors import bad_request
 from .harmony import is_harmony
-from .template_environment import complaint, template_environment
+from .template_environment import TemplateTimeError, complaint, has_time_limit, template_environment, time_limit
 from .template_reading import TemplateReading, read_template
 
 # A template runs on the request's data, so what it trips over is the request's.
@@ -27,6 +27,7 @@ _FAILURES = (
     LookupError,
     RecursionError,
 )
+_MAX_S = 5.0
 _RENDERED = ("default", "tool_use")  # others are not compiled: a file may have thousands
 
 
@@ -71,13 +72,21 @@ class ChatTemplate:
     ) -> str:
         """The prompt's text; `options` are those of `context`.
 
-        Raises ApiError (400) if there is no template, or with the template's own complaint.
+        Raises ApiError (400) if there is no template, if it takes too long, or with the template's own complaint.
+        Within a `time_limit`, TemplateTimeError is raised after that.
         """
         template = self._by_name.get(self._name(tools))
         if template is None:
             raise bad_request("this model has no chat template; start the server with --chat-template", "messages")
+        within = has_time_limit()
         try:
-            return template.render(self.context(messages, tools, **options))
+            with time_limit(_MAX_S):
+                return template.render(self.context(messages, tools, **options))
+        except TemplateTimeError:
+            if within:
+                raise
+            message = f"the chat template takes more than {_MAX_S:g} s of processor time for these messages"
+            raise bad_request(message, "messages") from None
         except _FAILURES as error:
             raise bad_request(complaint(error), "messages") from error
 

@@ -16,7 +16,7 @@ from ..errors import ApiError, bad_request
 
 T = TypeVar("T")
 
-_INLINE_BYTES = 4096  # encoding this much takes some hundred microseconds
+INLINE_BYTES = 4096  # encoding this much takes some hundred microseconds
 _LEAST_COUNTED = 2**17  # `/tokenize` accepts texts of so many tokens, even if the context is shorter
 
 
@@ -44,8 +44,12 @@ class PromptEncoder:
 
     async def run(self, size_bytes: int, work: Callable[[], T]) -> T:
         """The result of `work`, which runs at once if its input is small, and in a thread otherwise."""
-        if size_bytes <= _INLINE_BYTES:
+        if size_bytes <= INLINE_BYTES:
             return work()
+        return await self.run_in_thread(work)
+
+    async def run_in_thread(self, work: Callable[[], T]) -> T:
+        """The result of `work`, which runs in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def encode(

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from server.conftest import StartProcess
+from server.scripted_engine import SECONDS
 
 from tidewheel.engine.errors import ModelError
 from tidewheel.server.chat.templates import ChatTemplate, read_template_option
@@ -96,3 +101,28 @@ def test_constants_are_not_computed_while_a_template_is_compiled(constant: str) 
 def test_a_template_too_deep_to_compile_is_refused(text: str) -> None:
     with pytest.raises(ModelError, match="the chat template does not compile"):
         ChatTemplate(text, {})
+
+
+@pytest.mark.parametrize(
+    "endless",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    ],
+)
+def test_an_endless_template_ends_and_the_server_goes_on(
+    start_process: StartProcess, tmp_path: Path, endless: str
+) -> None:
+    template = tmp_path / "endless.jinja"
+    template.write_text(endless)
+    seconds = {"server.chat.templates:_MAX_S": 0.3}
+    server = start_process("--chat-template", str(template), environment={SECONDS: json.dumps(seconds)})
+    with ThreadPoolExecutor(1) as pool:
+        body = {"messages": [{"role": "user", "content": "hi"}]}
+        chat = pool.submit(server.client.post, "/v1/chat/completions", json=body)
+        assert server.client.get("/health").status_code == 200
+        assert chat.result().status_code == 400
+        assert "takes more than 0.3 s of processor time" in chat.result().json()["error"]["message"]
+    assert "rendered in threads from now on" in server.log
+    server.process.send_signal(signal.SIGTERM)
+    assert server.wait() == 0
