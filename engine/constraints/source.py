@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from .depth import check_nesting, check_regex, check_rules, check_schema
 from .json_schema import failing_part
+from .schema_keywords import without_idle_keywords
 from .structural_tag import compose, decode_format, schemas_in
 
 if TYPE_CHECKING:
@@ -141,9 +142,11 @@ def _json_source(schema: Any) -> str:
     if not isinstance(options, dict):
         raise ValueError("a JSON schema, and its x-guidance if it has one, must be objects")
     check_schema(schema)
+    # Of the alternatives of a oneOf, more than one may match: a grammar cannot say that the others must not.
     bounded = "whitespace_flexible" not in options
     return LLMatcher.grammar_from_json_schema(
-        schema, defaults={"whitespace_pattern": _JSON_WHITESPACE} if bounded else {}
+        without_idle_keywords(schema),
+        defaults={"coerce_one_of": True, **({"whitespace_pattern": _JSON_WHITESPACE} if bounded else {})},
     )
 
 

@@ -84,6 +84,60 @@ def test_whitespace_in_json_has_a_bound_unless_the_schema_has_its_own() -> None:
     assert longest({**SCHEMA, "x-guidance": {"whitespace_flexible": False}}) == 0
 
 
+AB = {"a": {"type": "integer"}, "b": {"type": "null"}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "taken", "refused"),
+    [
+        # Keywords that demand nothing.
+        ({"type": "object", "propertyNames": {"type": "string"}, "properties": AB}, ['{"a":1}'], ['{"a":""}']),
+        ({"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": False}, ["[1,1]"], ["[3]"]),
+        ({"type": "string", "format": "color", "$comment": "", "examples": [1], "default": 2}, ['"a"'], ["1"]),
+        ({"type": "string", "format": "uuid"}, [], ['"a"']),
+        ({"type": "array", "contains": {}, "minContains": 0, "unevaluatedItems": True}, ["[]", "[1]"], ["{}"]),
+        ({"type": "integer", "not": False, "if": {}, "dependentRequired": {"a": []}}, ["1"], ['"a"']),
+        ({"type": "object", "properties": {"format": {"type": "null"}, "not": {"type": "null"}},
+          "additionalProperties": False}, ['{"format":null,"not":null}'], ['{"format":1}']),
+        # Keywords that can be said otherwise.
+        ({"type": "object", "propertyNames": {"pattern": "^[xy]$"}, "additionalProperties": {"type": "null"}},
+         ['{"x":null}'], ['{"z":null}', '{"x":1}']),
+        ({"type": "object", "propertyNames": {"type": "string", "enum": ["x"]}, "required": ["x"]},
+         ['{"x":1}'], ["{}", '{"y":1}']),
+        ({"type": "array", "contains": True, "minContains": 2, "maxContains": 3}, ["[1,2]"], ["[1]", "[1,1,1,1]"]),
+        ({"type": "object", "properties": AB, "unevaluatedProperties": False}, ['{"a":1}'], ['{"c":1}']),
+        ({"$ref": "#/$defs/s", "$defs": {"s": {"type": "string", "format": "regex"}}}, ['"a"'], ["1"]),
+        # Not enforced: that items differ, and that only one alternative matches.
+        ({"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True}, ["[1,2]", "[1,1]"], ["[3]"]),
+        ({"type": "object", "properties": AB, "oneOf": [{"required": ["a"]}, {"required": ["b"]}]},
+         ['{"a":1}', '{"b":null}', '{"a":1,"b":null}'], ["{}"]),
+    ],
+)  # fmt: skip
+def test_keywords_of_schemas(schema: dict[str, Any], taken: list[str], refused: list[str]) -> None:
+    compiled = grammar("json_schema", json.dumps(schema))
+
+    def takes(text: str) -> bool:
+        matcher = compiled.new_matcher()
+        ids = tiny("byte-level").encode(text, add_special_tokens=False)
+        return bool(matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting())
+
+    assert [text for text in (*taken, *refused) if takes(text)] == taken
+
+
+@pytest.mark.parametrize("keyword", ["contains", "not", "if", "dependentRequired", "propertyNames"])
+def test_what_no_grammar_can_say_is_refused_by_its_keyword(keyword: str) -> None:
+    demands = {
+        "contains": {"type": "array", "contains": {"type": "integer"}},
+        "not": {"not": {"type": "string"}},
+        "if": {"if": {"required": ["a"]}, "then": {"required": ["b"]}},
+        "dependentRequired": {"dependentRequired": {"a": ["b"]}},
+        "propertyNames": {"type": "object", "propertyNames": {"minLength": 2}},
+    }
+    with pytest.raises(InvalidRequestError, match=keyword) as refusal:
+        grammar("json_schema", json.dumps({"properties": {"x": demands[keyword]}}))
+    assert "/properties/x" in str(refusal.value)
+
+
 @pytest.mark.parametrize(
     ("kind", "source", "words"),
     [
