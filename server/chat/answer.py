@@ -120,7 +120,7 @@ class Answer:
                 self._harmony_tokens.push(output.token_ids)
             return parts
         self._reasoning_ids += output.token_ids
-        if parser.is_over or output.finish_reason is not None:
+        if parser.is_done or output.finish_reason is not None:
             if parser.has_reasoned:
                 self._reasoning_tokens = count_reasoning_tokens(
                     self._reasoning_ids, parser.closing, self._tokenizer, parser.ended_by

@@ -50,7 +50,7 @@ class AnswerParsers:
         tags: tuple[str, ...] = TAGS if self.is_harmony else ()
         if reasoning is not None and issubclass(reasoning, ReasoningParser) and not self.is_harmony:
             self._reasoning_parser = reasoning
-            tags = (reasoning.opening, reasoning.closing)
+            tags = (reasoning.opening, reasoning.closing, *reasoning.wrappers)
         self._reasoning_tags = self._special_tokens(tags)
 
     def check_tools(self, body: ChatCompletionRequest, tools: Sequence[Tool]) -> None:

@@ -44,18 +44,38 @@ _CALL_SIGNS = (
     _Sign("openai", (START, CHANNEL, MESSAGE)),
     _Sign("deepseek_v3", ("<｜tool▁calls▁begin｜>", "```json")),
     _Sign("deepseek_v31", ("<｜tool▁calls▁begin｜>",)),
+    _Sign("deepseek_v4", ("<｜DSML｜tool_calls>",)),
+    _Sign("deepseek_v32", ("<｜DSML｜function_calls>",)),
     _Sign("mistral", ("[TOOL_CALLS]",)),
+    _Sign("gemma4", ("<|tool_call>call:",)),
+    _Sign("functiongemma", ("<start_function_call>",)),
+    _Sign("kimi_k2", ("<|tool_call_begin|>",)),
+    _Sign("minimax_m2", ("<minimax:tool_call>",)),
+    _Sign("seed_oss", ("<seed:tool_call>",)),
+    _Sign("lfm2", ("<|tool_call_start|>",)),
+    _Sign("lfm2", ("<|tool_list_start|>",)),
+    _Sign("cohere_command3", ("<|START_ACTION|>",)),
+    _Sign("nemotron_json", ("<TOOLCALL>",)),
+    _Sign("internlm", ("<|action_start|>", "<|plugin|>")),
+    _Sign("longcat", ("<longcat_tool_call>",)),
+    _Sign("olmo3", ("<function_calls>",), ("<invoke",)),
+    _Sign("glm45", ("<tool_call>", "<arg_key>"), ("<tool_calls>",)),
+    _Sign("jamba", ("<tool_calls>",), ("<tool_call>", "<arg_key>")),
     _Sign("phi4_mini_json", ("functools[",)),
     _Sign("phi4_mini_json", ("<|tool_call|>", "<|/tool_call|>")),
     _Sign("granite", ("<|tool_call|>",)),
     _Sign("qwen3_coder", ("<tool_call>", "<function=", "<parameter=")),
     # Other models write something else than JSON between these tags.
-    _Sign("hermes", ("<tool_call>", "arguments"), ("<function=", "<arg_key>", "<tool_calls>")),
+    _Sign("hermes", ("<tool_call>", "arguments"), ("<function=", "<arg_key>", "<tool_calls>", "]<]minimax[>[")),
 )
 _REASONING_SIGNS = (
     _Sign("openai_gptoss", (START, CHANNEL, MESSAGE)),
     _Sign("mistral", ("[THINK]",)),
     _Sign("seed_oss", ("<seed:think>",)),
+    _Sign("gemma4", ("<channel|>",)),
+    _Sign("cohere_command3", ("<|START_THINKING|>",)),
+    _Sign("cohere_command3", ("<|START_RESPONSE|>",)),
+    _Sign("minimax_m3", ("<mm:think>",)),
     _Sign("deepseek_r1", ("<｜Assistant｜>", "</think>"), ("<think>",)),  # the model begins to reason by itself
     _Sign("qwen3", ("</think>",)),
 )
@@ -64,7 +84,6 @@ _FORM_OF_TEXTS = "hermes"  # see tools_as_text.py
 _JSON_CALL = re.compile(r'"parameters\\?":\W{0,40}[\w.\[\]\'"]{0,60}\barguments\b')
 # ... and the list of calls with which a model is told how to write them.
 _PYTHONIC_CALL = re.compile(r"\[\w+\(\w+ ?=")
-_OTHER_LISTS = ("<|tool_call_start|>", "<function_calls>")
 
 
 def model_formats(
@@ -98,7 +117,7 @@ def _calls_in(template: str) -> str:
     parser = _parser_of(_CALL_SIGNS, template)
     if parser == "none" and _JSON_CALL.search(template):
         return "llama3_json"
-    if parser == "none" and _PYTHONIC_CALL.search(template) and not any(tag in template for tag in _OTHER_LISTS):
+    if parser == "none" and _PYTHONIC_CALL.search(template):
         return "llama4_pythonic" if "<|header_start|>" in template else "pythonic"
     return parser
 

@@ -30,6 +30,10 @@ class ReasoningParser(TextScanner):
 
     opening: ClassVar[str] = "<think>"
     closing: ClassVar[str] = "</think>"
+    label: ClassVar[str] = ""
+    """What the model writes behind the opening tag, as a part of it."""
+    wrappers: ClassVar[tuple[str, ...]] = ()
+    """Other tags that the parser has to see, even where the tokenizer has them as special tokens."""
     always_reasons: ClassVar[bool] = False
     """Whether a turn begins with reasoning although neither the prompt nor the model says so."""
 
@@ -43,7 +47,7 @@ class ReasoningParser(TextScanner):
         if continues:
             self.is_open = begun.rfind(self.opening) > begun.rfind(self.closing)
             self.is_over = not self.is_open and bool(begun.strip())
-        elif begun.rstrip().endswith(self.opening):
+        elif begun.rstrip().endswith((self.opening, self.opening + self.label)):
             self.is_open = True
         elif begun.rstrip().endswith(self.closing):
             self.is_over = True
@@ -51,6 +55,11 @@ class ReasoningParser(TextScanner):
         """Whether there was any reasoning, in the prompt's tag or the model's."""
         self.ended_by = ""
         """The text from the first call on, if a call has ended the reasoning."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the text that follows has nothing for this parser."""
+        return self.is_over
 
     def _parse(self) -> Steps[None]:
         if not self.is_over:
@@ -62,6 +71,8 @@ class ReasoningParser(TextScanner):
 
     def _reasoning(self) -> Steps[None]:
         yield from self._spaces()
+        if self.label and (yield from self._literal(self.label)):
+            yield from self._spaces()
         self._settle()
         watch, watched, searched = self._watch, 0, 0  # places in the unsettled text
         while True:
@@ -140,17 +151,64 @@ class SeedOssReasoningParser(ReasoningParser):
     closing = "</seed:think>"
 
 
+class Gemma4ReasoningParser(ReasoningParser):
+    """Gemma 4."""
+
+    opening = "<|channel>"
+    label = "thought"
+    closing = "<channel|>"
+
+
+class MiniMaxM3ReasoningParser(ReasoningParser):
+    """MiniMax M3."""
+
+    opening = "<mm:think>"
+    closing = "</mm:think>"
+
+
+class CohereReasoningParser(ReasoningParser):
+    """Command R7B, A and A+. What is for the user stands between tags too, which are left out."""
+
+    opening = "<|START_THINKING|>"
+    closing = "<|END_THINKING|>"
+    wrappers = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>")
+
+    @property
+    def is_done(self) -> bool:
+        """See ReasoningParser."""
+        return False
+
+    def _parse(self) -> Steps[None]:
+        yield from super()._parse()
+        self._settle(0)
+        while (yield from self._text_until(*self.wrappers)) is not None:
+            self._settle()
+
+
 REASONING_PARSERS: Mapping[str, type[ReasoningParser] | type[HarmonyParser]] = {
     "GptOss": HarmonyParser,
+    "cohere_command3": CohereReasoningParser,
+    "cohere_command4": CohereReasoningParser,
     "deepseek_r1": DeepSeekR1Parser,
     "deepseek_v3": ReasoningParser,
+    "deepseek_v4": ReasoningParser,
+    "gemma4": Gemma4ReasoningParser,
     "glm45": ReasoningParser,
+    "glm47": ReasoningParser,
     "gpt_oss": HarmonyParser,
+    "holo2": ReasoningParser,
+    "kimi_k2": ReasoningParser,
+    "mimo": ReasoningParser,
+    "minimax_m2": ReasoningParser,
+    "minimax_m3": MiniMaxM3ReasoningParser,
     "mistral": MistralReasoningParser,
+    "nemotron_v3": ReasoningParser,
     "olmo3": ReasoningParser,
     "openai_gptoss": HarmonyParser,
     "qwen3": ReasoningParser,
     "seed_oss": SeedOssReasoningParser,
+    "step3": ReasoningParser,
+    "step3p5": ReasoningParser,
 }
 """The parsers that `--reasoning-parser` names, by vLLM's names."""
 

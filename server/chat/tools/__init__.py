@@ -5,30 +5,61 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .deepseek import DeepSeekV3Parser, DeepSeekV31Parser
+from .gemma import FunctionGemmaParser, Gemma4Parser
 from .granite import GraniteParser
 from .harmony import HarmonyToolParser
 from .hermes import HermesParser
+from .kimi import KimiK2Parser
 from .llama3 import Llama3JsonParser
 from .mistral import MistralParser
 from .parser import ToolParser
 from .phi4 import Phi4MiniJsonParser
-from .pythonic import Llama4PythonicParser, PythonicParser
-from .qwen3_coder import Qwen3CoderParser
+from .pythonic import Lfm2Parser, Llama4PythonicParser, Olmo3Parser, PythonicParser
+from .tagged_json import CohereParser, InternLmParser, JambaParser, LongcatParser, NemotronJsonParser
+from .xml import (
+    DeepSeekV4Parser,
+    DeepSeekV32Parser,
+    Glm45Parser,
+    MiniMaxM2Parser,
+    Qwen3CoderParser,
+    SeedOssParser,
+)
 
 TOOL_CALL_PARSERS: Mapping[str, type[ToolParser]] = {
+    "cohere_command3": CohereParser,
+    "cohere_command4": CohereParser,
     "deepseek_v3": DeepSeekV3Parser,
     "deepseek_v31": DeepSeekV31Parser,
+    "deepseek_v32": DeepSeekV32Parser,
+    "deepseek_v4": DeepSeekV4Parser,
+    "functiongemma": FunctionGemmaParser,
+    "gemma4": Gemma4Parser,
+    "glm45": Glm45Parser,
+    "glm47": Glm45Parser,
     "granite": GraniteParser,
     "granite4": HermesParser,
     "hermes": HermesParser,
+    "hunyuan_a13b": JambaParser,
+    "internlm": InternLmParser,
+    "jamba": JambaParser,
+    "kimi_k2": KimiK2Parser,
+    "lfm2": Lfm2Parser,
+    "ling3": Glm45Parser,
     "llama3_json": Llama3JsonParser,
     "llama4_json": Llama3JsonParser,
     "llama4_pythonic": Llama4PythonicParser,
+    "longcat": LongcatParser,
+    "mimo": Qwen3CoderParser,
+    "minimax_m2": MiniMaxM2Parser,
     "mistral": MistralParser,
+    "nemotron_json": NemotronJsonParser,
+    "olmo3": Olmo3Parser,
     "openai": HarmonyToolParser,
     "phi4_mini_json": Phi4MiniJsonParser,
     "pythonic": PythonicParser,
     "qwen3_coder": Qwen3CoderParser,
     "qwen3_xml": Qwen3CoderParser,
+    "seed_oss": SeedOssParser,
+    "step3p5": Qwen3CoderParser,
 }
 """The parsers that `--tool-call-parser` names, by vLLM's names."""

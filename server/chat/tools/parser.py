@@ -55,6 +55,8 @@ class ToolParser(TextScanner):
     """What a call's arguments must have ended before, if not just `markers`."""
     is_tagged: ClassVar[bool] = True
     """Whether a call is recognised by its tag, and not by its place at the beginning of an answer."""
+    name_keys: ClassVar[tuple[str, ...]] = ("name",)
+    """The keys of a call's object that may have the function's name."""
     call_formats: ClassVar[tuple[CallFormat, ...]] = ()
     """How models write calls, of several kinds if they differ; none where no grammar can tell."""
 
@@ -125,7 +127,7 @@ class ToolParser(TextScanner):
             if key is None or not (is_marked or key in _CALL_KEYS) or not (yield from self._literal(":")):
                 break
             yield from self._spaces()
-            if key == "name" and name is None:
+            if key in self.name_keys and name is None:
                 name = self._named = yield from self._json_string()
                 if not name:
                     return Outcome.NO_CALL

@@ -6,12 +6,12 @@ Each argument is given once it is whole, as its value has to be turned into JSON
 from __future__ import annotations
 
 import json
+from typing import ClassVar
 
 from ..text_scanner import Steps
 from .parser import Outcome, ToolParser
 from .values import python_literal_to_json
 
-_START, _END = "<|python_start|>", "<|python_end|>"
 _CLOSERS = {"(": ")", "[": "]", "{": "}"}
 
 
@@ -19,6 +19,8 @@ class PythonicParser(ToolParser):
     """A list of calls is recognised at the beginning of an answer."""
 
     is_tagged = False
+    brackets: ClassVar[bool] = True
+    """Whether the calls are a list; else each stands on a line."""
 
     def _parse(self) -> Steps[None]:
         yield from self._calls()
@@ -26,22 +28,23 @@ class PythonicParser(ToolParser):
     def _calls(self) -> Steps[None]:
         yield from self._spaces()
         outcome = Outcome.NO_CALL
-        if (yield from self._literal("[")):
+        if not self.brackets or (yield from self._literal("[")):
             yield from self._spaces()
             outcome = yield from self._call()
         if outcome is Outcome.NO_CALL:
             self._reject()
         while outcome is Outcome.CALL:
             yield from self._spaces()
-            if (yield from self._literal("]")):
+            if self.brackets and (yield from self._literal("]")):
                 self._settle()
                 return
-            if not (yield from self._literal(",")):
+            if self.brackets and not (yield from self._literal(",")):
                 break
             yield from self._spaces()
             outcome = yield from self._call()
         if outcome is Outcome.BROKEN:
-            yield from self._raw_arguments()
+            yield from self._raw_arguments(*self.markers[1:])
+            self._settle()
         self._at = 0
 
     def _call(self) -> Steps[Outcome]:
@@ -132,18 +135,43 @@ class PythonicParser(ToolParser):
         return True
 
 
-class Llama4PythonicParser(PythonicParser):
-    """Llama 4 may write its list between `<|python_start|>` and `<|python_end|>`, and text before it."""
+class TaggedPythonicParser(PythonicParser):
+    """Formats whose lists of calls stand between two tags of `markers`."""
 
-    markers = (_START, _END)
+    is_tagged = True
 
     def _parse(self) -> Steps[None]:
+        start, end = self.markers[:2]
+        while (yield from self._text_until(start)) is not None:
+            yield from self._calls()
+            yield from self._close(end)
+
+
+class Llama4PythonicParser(TaggedPythonicParser):
+    """Llama 4 may write its list between two tags, and text before it; or the list is the whole answer."""
+
+    markers = ("<|python_start|>", "<|python_end|>")
+    is_tagged = False
+
+    def _parse(self) -> Steps[None]:
+        start, end = self.markers
         yield from self._spaces()
-        if not (yield from self._literal(_START)):
+        if not (yield from self._literal(start)):
             self._at = 0
             yield from self._calls()
-            yield from self._close(_END)
+            yield from self._close(end)
         self._at = 0
-        while (yield from self._text_until(_START)) is not None:
-            yield from self._calls()
-            yield from self._close(_END)
+        yield from super()._parse()
+
+
+class Lfm2Parser(TaggedPythonicParser):
+    """LFM2 and LFM2.5."""
+
+    markers = ("<|tool_call_start|>", "<|tool_call_end|>")
+
+
+class Olmo3Parser(TaggedPythonicParser):
+    """OLMo 3: each call stands on a line, without brackets around them."""
+
+    markers = ("<function_calls>", "</function_calls>")
+    brackets = False

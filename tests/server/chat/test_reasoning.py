@@ -50,6 +50,18 @@ CASES: list[tuple[str, str, str, tuple[str, str]]] = [
     ("deepseek_r1", "<|Assistant|><think>\n\n</think>\n\n", "Four.", ("", "Four.")),
     ("deepseek_v3", "<|Assistant|></think>", "Four.", ("", "Four.")),
     ("mistral", "[/INST]", "[THINK]Let me see.[/THINK]Four.", ("Let me see.", "Four.")),
+    ("gemma4", "", "<|channel>thought\nLet me see.<channel|>Four.", ("Let me see.", "Four.")),
+    ("gemma4", "<|channel>thought\n", "Let me see.\n<channel|>Four.", ("Let me see.", "Four.")),
+    ("gemma4", "<|channel>thought\n<channel|>", "Four.", ("", "Four.")),
+    (
+        "cohere_command3",
+        "",
+        "<|START_THINKING|>Let me see.<|END_THINKING|><|START_RESPONSE|>Four.<|END_RESPONSE|>",
+        ("Let me see.", "Four."),
+    ),
+    ("cohere_command3", "<|START_RESPONSE|>", "Four. <|END_RESPONSE|>", ("", "Four.")),
+    ("cohere_command4", "<|START_THINKING|>", "Hm.<|END_THINKING|><|START_TEXT|>Four<|END_TEXT|>", ("Hm.", "Four")),
+    ("minimax_m3", "", "<mm:think>Hm.</mm:think>Four.", ("Hm.", "Four.")),
     ("seed_oss", "", "<seed:think>Let me see.</seed:think>Four.", ("Let me see.", "Four.")),
 ]
 
