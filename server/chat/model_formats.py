@@ -10,13 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from itertools import pairwise
 from typing import NamedTuple
 
-import jinja2
-
 from .harmony import CHANNEL, MESSAGE, START
-from .template_environment import template_environment
+from .template_switches import TOOLS, variables_in
 
 
 class ModelFormats(NamedTuple):
@@ -130,10 +127,5 @@ def _parser_of(signs: tuple[_Sign, ...], template: str) -> str:
 
 
 def _uses_tools(template: str) -> bool:
-    """Whether a template has the variable `tools`, not only an attribute of that name."""
-    try:
-        tokens = [(kind, value) for _, kind, value in template_environment().lex(template) if kind != "whitespace"]
-    except jinja2.TemplateError:
-        return False  # which is told when it is compiled
-    names = {after for before, after in pairwise([("", ""), *tokens]) if before != ("operator", ".")}
-    return ("name", "tools") in names
+    """Whether a template has a variable for tools, not only an attribute of that name."""
+    return not variables_in(template).isdisjoint(TOOLS)

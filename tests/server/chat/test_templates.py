@@ -126,3 +126,29 @@ def test_an_endless_template_ends_and_the_server_goes_on(
     assert "rendered in threads from now on" in server.log
     server.process.send_signal(signal.SIGTERM)
     assert server.wait() == 0
+
+
+@pytest.mark.parametrize(
+    ("source", "variables", "expected"),
+    [
+        ("{{ thinking }}", {"enable_thinking": False}, "False"),
+        ("{{ enable_thinking }}", {"thinking": True}, "True"),
+        ("{{ thinking }}{{ enable_thinking }}", {"thinking": True, "enable_thinking": False}, "TrueFalse"),
+        # Efforts are for templates that know them, and switch thinking on or off in others.
+        ("{{ enable_thinking }}", {"reasoning_effort": "high"}, "True"),
+        ("{{ thinking }}", {"reasoning_effort": "none"}, "False"),
+        ("{{ enable_thinking }}", {"reasoning_effort": "none", "enable_thinking": True}, "True"),
+        ("{{ enable_thinking }}{{ reasoning_effort }}", {"reasoning_effort": "high"}, "high"),
+        ("{{ enable_thinking }}", {}, ""),
+        ("{{ messages.thinking }}", {"enable_thinking": True}, ""),
+    ],
+)
+def test_thinking_is_switched_by_the_templates_own_name(source: str, variables: dict[str, Any], expected: str) -> None:
+    assert ChatTemplate(source, {}).render([], variables=variables) == expected
+
+
+def test_tools_are_given_by_the_templates_own_name() -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    template = ChatTemplate("{% for tool in xml_tools or [] %}{{ tool.function.name }}{% endfor %}", {})
+    assert template.render([], tools) == "f"
+    assert template.render([], None) == ""

@@ -199,6 +199,10 @@ def test_a_format_is_found_by_what_the_template_tells(name: str | None, told: st
     assert ("does not tell" in formats.no_calls_because) == (name is None)
 
 
+def test_tools_may_have_another_name() -> None:
+    assert model_formats("{{ xml_tools }}<tool_call> arguments").tool_calls == "hermes"
+
+
 @pytest.mark.parametrize("source", ["{{ messages }}", "{{ a.tools }}", "{{ a['tools'] }}", "tools", "{% if"])
 def test_a_template_without_tools_tells_of_no_calls(source: str) -> None:
     formats = model_formats(source + "<tool_call> arguments")
