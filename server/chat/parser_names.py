@@ -7,6 +7,7 @@ the parsers bring a good part of the server with them.
 from __future__ import annotations
 
 TOOL_CALL_PARSER_NAMES = (
+    "apertus",
     "cohere_command3",
     "cohere_command4",
     "deepseek_v3",
@@ -15,9 +16,11 @@ TOOL_CALL_PARSER_NAMES = (
     "deepseek_v4",
     "functiongemma",
     "gemma4",
+    "gigachat3",
     "glm45",
     "glm47",
     "granite",
+    "granite-20b-fc",
     "granite4",
     "hermes",
     "hunyuan_a13b",
@@ -31,6 +34,7 @@ TOOL_CALL_PARSER_NAMES = (
     "llama4_pythonic",
     "longcat",
     "mimo",
+    "minicpm5",
     "minimax_m2",
     "mistral",
     "nemotron_json",

@@ -296,8 +296,8 @@ REFUSED = {
     "calls in this format are not read: leave it out, and the format is looked for in the chat template "
     "(docs/structured-output.md)": _of(
         "--tool-call-parser",
-        "apertus beam deepseek_v41 dots ernie45 gigachat3 granite-20b-fc hf hy_v3 hy_v4 inkling k2_horizon "
-        "kimi_k3 minicpm5 minimax minimax_m3 muse muse_glimmer musespark1x plamo3 poolside_v1 solar_open2 step3 "
+        "beam deepseek_v41 dots ernie45 hf hy_v3 hy_v4 inkling k2_horizon "
+        "kimi_k3 minimax minimax_m3 muse muse_glimmer musespark1x plamo3 poolside_v1 solar_open2 step3 "
         "step5 xlam",
     ),
     "reasoning in this format is not told apart: leave it out, and the format is looked for in the chat template "

@@ -15,17 +15,28 @@ from .mistral import MistralParser
 from .parser import ToolParser
 from .phi4 import Phi4MiniJsonParser
 from .pythonic import Lfm2Parser, Llama4PythonicParser, Olmo3Parser, PythonicParser
-from .tagged_json import CohereParser, InternLmParser, JambaParser, LongcatParser, NemotronJsonParser
+from .tagged_json import (
+    ApertusParser,
+    CohereParser,
+    GigaChat3Parser,
+    GraniteFunctionParser,
+    InternLmParser,
+    JambaParser,
+    LongcatParser,
+    NemotronJsonParser,
+)
 from .xml import (
     DeepSeekV4Parser,
     DeepSeekV32Parser,
     Glm45Parser,
+    MiniCpm5Parser,
     MiniMaxM2Parser,
     Qwen3CoderParser,
     SeedOssParser,
 )
 
 TOOL_CALL_PARSERS: Mapping[str, type[ToolParser]] = {
+    "apertus": ApertusParser,
     "cohere_command3": CohereParser,
     "cohere_command4": CohereParser,
     "deepseek_v3": DeepSeekV3Parser,
@@ -34,9 +45,11 @@ TOOL_CALL_PARSERS: Mapping[str, type[ToolParser]] = {
     "deepseek_v4": DeepSeekV4Parser,
     "functiongemma": FunctionGemmaParser,
     "gemma4": Gemma4Parser,
+    "gigachat3": GigaChat3Parser,
     "glm45": Glm45Parser,
     "glm47": Glm45Parser,
     "granite": GraniteParser,
+    "granite-20b-fc": GraniteFunctionParser,
     "granite4": HermesParser,
     "hermes": HermesParser,
     "hunyuan_a13b": JambaParser,
@@ -50,6 +63,7 @@ TOOL_CALL_PARSERS: Mapping[str, type[ToolParser]] = {
     "llama4_pythonic": Llama4PythonicParser,
     "longcat": LongcatParser,
     "mimo": Qwen3CoderParser,
+    "minicpm5": MiniCpm5Parser,
     "minimax_m2": MiniMaxM2Parser,
     "mistral": MistralParser,
     "nemotron_json": NemotronJsonParser,

@@ -273,7 +273,7 @@ class ToolParser(TextScanner):
 
 
 class TaggedJsonParser(ToolParser):
-    """Formats whose calls are JSON, one or a list, after one of `opening` and perhaps before `closing`."""
+    """Formats whose calls are JSON, one or a list, after one of `opening` and, if there is one, before `closing`."""
 
     opening: ClassVar[tuple[str, ...]]
     closing: ClassVar[str]
@@ -284,7 +284,7 @@ class TaggedJsonParser(ToolParser):
             if outcome is Outcome.NO_CALL:
                 self._reject()
             elif outcome is Outcome.BROKEN:
-                yield from self._raw_arguments(self.closing)
-                self._settle()
-            else:
+                yield from self._raw_arguments(self.closing or self.opening[0])
+                self._settle(None if self.closing else 0)
+            elif self.closing:
                 yield from self._close(self.closing)

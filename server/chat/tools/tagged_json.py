@@ -1,9 +1,10 @@
-"""Formats that differ from Hermes' only in their tags, and in the name that a function's name has."""
+"""Formats that differ from Hermes' only in their tags, or in where an object has the function's name."""
 
 from __future__ import annotations
 
+from ..text_scanner import Steps
 from .call_format import CallFormat
-from .parser import TaggedJsonParser
+from .parser import Outcome, TaggedJsonParser, ToolParser
 
 
 class NemotronJsonParser(TaggedJsonParser):
@@ -36,6 +37,57 @@ class InternLmParser(TaggedJsonParser):
     opening, closing = ("<|action_start|><|plugin|>",), "<|action_end|>"
     markers = (*opening, "<|action_start|>", "<|plugin|>", closing)
     call_formats = (CallFormat(f"{opening[0]}\n", closing, key="parameters", at_most=1),)
+
+
+class GigaChat3Parser(TaggedJsonParser):
+    """GigaChat 3. Nothing closes a call."""
+
+    opening, closing = ("<|function_call|>",), ""
+    markers = opening
+    call_formats = (CallFormat(opening[0], key="arguments", at_most=1),)
+
+
+class GraniteFunctionParser(TaggedJsonParser):
+    """Granite 20B for function calling. Nothing closes a call."""
+
+    opening, closing = ("<function_call>",), ""
+    markers = opening
+    call_formats = (CallFormat(f"{opening[0]} ", separator="\n", key="arguments"),)
+
+
+class ApertusParser(ToolParser):
+    """Apertus: a list of objects that have the arguments under the function's name."""
+
+    markers = ("<|tools_prefix|>", "<|tools_suffix|>")
+
+    def _parse(self) -> Steps[None]:
+        opening, closing = self.markers
+        while (yield from self._text_until(opening)) is not None:
+            outcome = (yield from self._named_calls()) if (yield from self._skip("[")) else Outcome.NO_CALL
+            if outcome is Outcome.NO_CALL:
+                self._reject()
+            elif outcome is Outcome.BROKEN:
+                yield from self._raw_arguments(closing)
+                self._settle()
+            else:
+                yield from self._close(closing)
+
+    def _named_calls(self) -> Steps[Outcome]:
+        outcome = Outcome.NO_CALL
+        while (yield from self._skip("{")):
+            name = self._named = yield from self._json_string()
+            if not name or not (yield from self._skip(":")) or (yield from self._peek()) != "{":
+                break
+            self._start_call(name)
+            if not (yield from self._json_arguments()):
+                return Outcome.BROKEN
+            outcome = Outcome.CALL
+            yield from self._skip_surplus("}")
+            yield from self._skip(",")
+        if outcome is Outcome.CALL:
+            self._at = 0
+            yield from self._skip_surplus("]}")
+        return outcome
 
 
 class CohereParser(TaggedJsonParser):

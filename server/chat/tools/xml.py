@@ -33,8 +33,8 @@ _BARE_NAME = re.compile(r"[\w.:/-]+")
 class Shape(NamedTuple):
     """A format's tags. Those of a function and of a parameter end before the name.
 
-    Without `function` a call begins with its name. Where values are `on_lines`, the line breaks around them are not
-    part of them.
+    Without `function` a call begins with its name; without `opening` nothing is around it. Where values are `on_lines`,
+    the line breaks around them are not part of them.
     """
 
     opening: str
@@ -53,7 +53,7 @@ class XmlParser(ToolParser):
 
     def __init_subclass__(cls) -> None:
         shape = cls.shape
-        cls.ends = (shape.closing,)
+        cls.ends = (shape.closing or shape.function,)
         cls._value_tags = (shape.parameter_end, shape.parameter, shape.function_end)
         cls._value_ends = re.compile("|".join(map(re.escape, cls._value_tags)))
 
@@ -75,7 +75,7 @@ class XmlParser(ToolParser):
             if not (yield from self._parameters(name)):
                 yield from self._raw_arguments(shape.function_end)
                 self._settle()
-            if shape.closing != shape.function_end:
+            if shape.closing not in ("", shape.function_end):
                 yield from self._close(shape.closing)
 
     def _function_name(self) -> Steps[str | None]:
@@ -216,6 +216,13 @@ class MiniMaxM2Parser(XmlParser):
         "<minimax:tool_call>", "</minimax:tool_call>", "<invoke name=", "</invoke>", "<parameter name=", "</parameter>"
     )
     markers = ("<minimax:tool_call>", "</minimax:tool_call>")
+
+
+class MiniCpm5Parser(XmlParser):
+    """MiniCPM 5."""
+
+    shape = Shape("", "", "<function name=", "</function>", "<param name=", "</param>")
+    markers = ("<function name=",)
 
 
 class DeepSeekV32Parser(XmlParser):

@@ -112,6 +112,14 @@ CASES: list[tuple[str, str, Parsed]] = [
     ("nemotron_json", 'A<TOOLCALL>[{"name": "f", "arguments": "{\\"a\\": 1}"}]</TOOLCALL>', ("A", [("f", '{"a": 1}')])),
     ("jamba", '<tool_calls>[{"name": "f", "arguments": {}}]</tool_calls>', ("", [("f", "{}")])),
     ("internlm", '<|action_start|><|plugin|>\n{"name": "f", "parameters": {}}<|action_end|>', ("", [("f", "{}")])),
+    ("apertus", '<|tools_prefix|>[{"f": {"a": 1}}, {"g": {}}]<|tools_suffix|>', ("", [("f", '{"a": 1}'), ("g", "{}")])),
+    ("gigachat3", 'So<|function_call|>{"name": "f", "arguments": {"a": 1}}', ("So", [("f", '{"a": 1}')])),
+    ("granite-20b-fc", '<function_call> {"name": "f", "arguments": {}}\n<function_call> {"name": "g", "arguments": {}}',
+     ("", [("f", "{}"), ("g", "{}")])),
+    ("granite-20b-fc", '<function_call> {"name": "f", "arguments": {"a": x}}<function_call>{"name": "g"}',
+     ("", [("f", '{"a": x}}'), ("g", "{}")])),
+    ("minicpm5", '<function name="weather"><param name="city">Paris</param><param name="days">5</param></function>',
+     ("", [WEATHER])),
     ("longcat", '<longcat_tool_call>{"name": "f", "arguments": {}}</longcat_tool_call>', ("", [("f", "{}")])),
     ("gemma4", f"Ok.{GEMMA}{GEMMA}",
      ("Ok.", [("weather", '{"city": "Pa{r, i]s", "days": 5, "tags": [1, "b", {"c": true}]}')] * 2)),
@@ -286,6 +294,8 @@ NO_CALLS: list[tuple[str, str]] = [
     ("minimax_m2", "<minimax:tool_call> and <invoke name=\n"),
     ("kimi_k2", "<|tool_calls_section_begin|><|tool_call_begin|>f<|tool_call_end|>"),
     ("gemma4", "<|tool_call> is how I call"),
+    ("apertus", "<|tools_prefix|>[]<|tools_suffix|>"),
+    ("minicpm5", "<function name=x"),
     ("gemma4", "<|tool_call>call:"),
     ("lfm2", "<|tool_call_start|>nothing"),
     ("cohere_command3", "<|START_ACTION|>[]<|END_ACTION|>"),
@@ -466,6 +476,7 @@ WRITERS = {
     "cohere_command3": _listed("<|START_ACTION|>", "<|END_ACTION|>", "tool_name", "parameters"),
     "nemotron_json": _listed("<TOOLCALL>", "</TOOLCALL>"),
     "jamba": _listed("<tool_calls>", "</tool_calls>"),
+    "apertus": lambda calls: f"<|tools_prefix|>{json.dumps([dict([call]) for call in calls])}<|tools_suffix|>",
 }
 # These write texts as they are. So what is told apart by the schema is not in their trip.
 XML_WRITERS: Mapping[str, Callable[[list[Call]], str]] = {

@@ -186,6 +186,10 @@ def test_a_format_is_found_by_what_the_template_writes(name: str, template: str)
         ("jamba", "<tool_calls>[]</tool_calls>"),
         ("internlm", "<|action_start|><|plugin|>"),
         ("longcat", "<longcat_tool_call>{}</longcat_tool_call>"),
+        ("apertus", "<|tools_prefix|>[]<|tools_suffix|>"),
+        ("gigachat3", "<|function_call|>{{ call }}"),
+        ("granite-20b-fc", "<function_call> {{ call }}"),
+        ("minicpm5", '<function name="{{ name }}"><param name="{{ key }}">'),
         # Formats that no parser reads.
         (None, "<tool_calls><tool_call>NAME</tool_call> arguments"),
         (None, "]<]minimax[>[<tool_call>]<]minimax[>[<invoke name=... arguments"),
