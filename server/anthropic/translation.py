@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tidewheel.engine.errors import quoted
-
 from ..chat.sealed_reasoning import unseal_reasoning
+from ..chat.tool_results import UNSEEN_IMAGE
 from ..errors import bad_request
 from ..protocol import chat
 from ..protocol.decode import unsupported
@@ -15,6 +14,7 @@ from ..protocol.messages import (
     AnyChoice,
     Block,
     CountTokensRequest,
+    ForeignBlock,
     ImageBlock,
     InputMessage,
     MessagesRequest,
@@ -27,6 +27,7 @@ from ..protocol.messages import (
     ToolUseBlock,
 )
 from ..protocol.structured import JsonSchemaFormat, ResponseFormat
+from .tools import chat_tools
 
 _FIELD_NAMES = {
     "continue_final_message": "messages",
@@ -38,33 +39,22 @@ _FIELD_NAMES = {
 }
 
 
-def check_tool_types(body: Any) -> None:
-    """Refuses Anthropic's own tools in a body that is no MessagesRequest. Raises ApiError (400)."""
-    tools = body.get("tools") if isinstance(body, dict) else None
-    for i, tool in enumerate(tools if isinstance(tools, list) else ()):
-        kind = tool.get("type") if isinstance(tool, dict) else None
-        if isinstance(kind, str) and kind != "custom":
-            raise unsupported(f"tools[{i}].type", f": {quoted(kind)}; define a tool of your own with an input_schema")
-
-
 def chat_request(body: CountTokensRequest) -> tuple[chat.ChatCompletionRequest, dict[str, str]]:
     """The request for the chat path, and the names of its fields for `renamed_fields`.
 
     Raises ApiError (400) for values that this server has no way to honour.
     """
     body.check_supported()
-    messages, names = _conversation(body)
-    if not messages:
+    conversation = _Conversation(body)
+    messages = conversation.messages
+    if not body.messages:
         raise bad_request("messages is empty", "messages")
+    tools, tool_names = chat_tools(body.tools or ())
     choice = body.tool_choice
     request = chat.ChatCompletionRequest(
         model=body.model,
         messages=messages,
-        tools=[
-            chat.Tool("function", chat.ToolFunction(tool.name, tool.description, tool.input_schema, tool.strict))
-            for tool in body.tools or ()
-        ]
-        or None,
+        tools=tools or None,
         tool_choice=_tool_choice(body),
         parallel_tool_calls=not choice.disable_parallel_tool_use if choice else None,
         reasoning_effort=body.output_config.effort if body.output_config else None,
@@ -78,23 +68,79 @@ def chat_request(body: CountTokensRequest) -> tuple[chat.ChatCompletionRequest, 
         request.max_completion_tokens = body.max_tokens
         request.stop = body.stop_sequences
         request.temperature, request.top_p, request.top_k = body.temperature, body.top_p, body.top_k
-    return request, names
+    return request, {**_FIELD_NAMES, **conversation.names, **tool_names}
 
 
-def _conversation(body: CountTokensRequest) -> tuple[list[chat.Message], dict[str, str]]:
-    messages: list[chat.Message] = []
-    names = dict(_FIELD_NAMES)
-    if body.system:
-        names["messages[0]"] = "system"
-        messages.append(chat.Message(role="system", content=_text(body.system, "system")))
-    for i, message in enumerate(body.messages):
-        for made in _messages(message, f"messages[{i}]"):
-            names[f"messages[{len(messages)}]"] = f"messages[{i}]"
-            messages.append(made)
-    for i in range(len(body.tools or ())):
-        names[f"tools[{i}].function"] = f"tools[{i}]"
-        names[f"tools[{i}].function.parameters"] = f"tools[{i}].input_schema"
-    return messages, names
+class _Conversation:
+    """The messages, and the names of what they were made from.
+
+    Templates know instructions only at the beginning, and many refuse others. So instructions amid a conversation are
+    told to the user's turn beside them, and not moved to the beginning, where they would change what is cached.
+    """
+
+    def __init__(self, body: CountTokensRequest) -> None:
+        self.messages: list[chat.Message] = []
+        self.names: dict[str, str] = {}
+        self._reminders: list[chat.ContentPart] = []  # that wait for the user's turn
+        if body.system:
+            self._add(chat.Message(role="system", content=_text(body.system, "system")), "system")
+        for i, message in enumerate(body.messages):
+            path = f"messages[{i}]"
+            if message.role == "system":
+                self._instruct(_instructions(message, f"{path}.content"), path)
+            else:
+                for made in _messages(message, path):
+                    self._add(made, path)
+        self._remind(f"messages[{len(body.messages) - 1}]")
+
+    def _add(self, message: chat.Message, path: str) -> None:
+        if message.role == "user" and self._reminders:
+            message.content = [*self._reminders, *_parts(message)]
+            self._reminders = []
+        self._remind(path)
+        self.names[f"messages[{len(self.messages)}]"] = path
+        self.messages.append(message)
+
+    def _instruct(self, text: str, path: str) -> None:
+        last = self.messages[-1] if self.messages else None
+        if last is None:
+            self._add(chat.Message(role="system", content=text), path)
+            return
+        if last.role == "system":
+            said = _parts(last)
+            said.append(chat.ContentPart("text", text))
+            last.content = said
+            return
+        reminder = chat.ContentPart("text", f"<system-reminder>\n{text}\n</system-reminder>")
+        if last.role == "user":
+            said = _parts(last)
+            said.append(reminder)
+            last.content = said
+        else:
+            self._reminders.append(reminder)
+
+    def _remind(self, path: str) -> None:
+        """No user's turn follows: the reminders become one."""
+        if self._reminders:
+            self.names[f"messages[{len(self.messages)}]"] = path
+            self.messages.append(chat.Message(role="user", content=self._reminders))
+            self._reminders = []
+
+
+def _parts(message: chat.Message) -> list[chat.ContentPart]:
+    content = message.content
+    return [chat.ContentPart("text", content)] if isinstance(content, str) else content or []
+
+
+def _instructions(message: InputMessage, path: str) -> str:
+    if isinstance(message.content, str):
+        return message.content
+    blocks = []
+    for i, block in enumerate(message.content):
+        if not isinstance(block, TextBlock):
+            raise bad_request(f"{path}[{i}]: turns of the system have text only, not {_kind(block)}", f"{path}[{i}]")
+        blocks.append(block)
+    return _text(blocks, path)
 
 
 def _messages(message: InputMessage, path: str) -> list[chat.Message]:
@@ -116,6 +162,8 @@ def _messages(message: InputMessage, path: str) -> list[chat.Message]:
             made.append(_tool_result(block, where))
         elif isinstance(block, ImageBlock):
             raise _no_image(where)
+        elif isinstance(block, ForeignBlock):
+            continue
         elif message.role != "assistant":
             raise bad_request(f"{where}: only the assistant's turns have {_kind(block)} blocks", where)
         elif isinstance(block, ToolUseBlock):
@@ -137,10 +185,13 @@ def _thought(block: ThinkingBlock, path: str) -> str:
 
 
 def _tool_result(block: ToolResultBlock, path: str) -> chat.Message:
-    text = _text(block.content or "", f"{path}.content")
+    content = block.content or ""
+    if not isinstance(content, str):
+        content = [TextBlock(UNSEEN_IMAGE) if isinstance(part, ImageBlock) else part for part in content]
+    text = _text(content, f"{path}.content")
     # Templates have no place for the fact that a tool failed.
-    content = f"Error: {text}" if block.is_error else text
-    return chat.Message(role="tool", content=content, tool_call_id=block.tool_use_id)
+    said = f"Error: {text}" if block.is_error else text
+    return chat.Message(role="tool", content=said, tool_call_id=block.tool_use_id)
 
 
 def _text(content: str | Sequence[TextBlock | ImageBlock], path: str) -> str:

@@ -7,7 +7,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ..anthropic.assembly import MessageBuilder
-from ..anthropic.translation import chat_request, check_tool_types
+from ..anthropic.translation import chat_request
 from ..chat.field_names import renamed_fields
 from ..chat.path import ChatPath
 from ..chat.run import NamedEventStream
@@ -27,8 +27,8 @@ class MessagesEndpoints:
     def __init__(self, path: ChatPath, metrics: ServerMetrics, *, notes: ParameterNotes) -> None:
         self._path = path
         self._metrics = metrics
-        self._decode = BodyDecoder(MessagesRequest, check_tool_types, notes=notes)
-        self._decode_count = BodyDecoder(CountTokensRequest, check_tool_types, notes=notes)
+        self._decode = BodyDecoder(MessagesRequest, notes=notes)
+        self._decode_count = BodyDecoder(CountTokensRequest, notes=notes)
 
     def routes(self) -> list[Route]:
         """The endpoints."""

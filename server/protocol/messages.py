@@ -9,8 +9,15 @@ import msgspec
 from ..errors import bad_request
 from .chat import ReasoningEffort, ToolName, check_parts, check_tool_count
 from .decode import Body, Unsupported, documented, unsupported
+from .response_tools import NO_SERVER_TOOLS
 
 MIN_THINKING_BUDGET = 1024  # tokens
+_IDLE = {
+    "diagnostics": "usage says how much of a prompt was cached",
+    "fallbacks": "no model declines requests",
+    "fallback_credit_token": "no model declines requests",
+    "safeguards": "there are none",
+}
 
 
 class TextBlock(msgspec.Struct, tag="text", omit_defaults=True):
@@ -48,7 +55,82 @@ class ToolResultBlock(msgspec.Struct, tag="tool_result"):
     toolset_name: Unsupported = None
 
 
-Block: TypeAlias = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock | ImageBlock
+class ForeignBlock(msgspec.Struct):
+    """What another server's model or tools left in a conversation. The model is not shown it."""
+
+
+class AdvisorToolResult(ForeignBlock, tag="advisor_tool_result"):
+    """What another model advised."""
+
+
+class BashCodeExecutionToolResult(ForeignBlock, tag="bash_code_execution_tool_result"):
+    """What a command returned."""
+
+
+class CodeExecutionToolResult(ForeignBlock, tag="code_execution_tool_result"):
+    """What code returned."""
+
+
+class FallbackBlock(ForeignBlock, tag="fallback"):
+    """Another model goes on."""
+
+
+class McpToolListing(ForeignBlock, tag="mcp_tool_listing"):
+    """The tools of an MCP server."""
+
+
+class McpToolResult(ForeignBlock, tag="mcp_tool_result"):
+    """What a tool of an MCP server returned."""
+
+
+class McpToolUse(ForeignBlock, tag="mcp_tool_use"):
+    """A tool of an MCP server is called."""
+
+
+class RedactedThinking(ForeignBlock, tag="redacted_thinking"):
+    """Encrypted thoughts."""
+
+
+class ServerToolUse(ForeignBlock, tag="server_tool_use"):
+    """A tool of the server is called."""
+
+
+class TextEditorCodeExecutionToolResult(ForeignBlock, tag="text_editor_code_execution_tool_result"):
+    """What an edit returned."""
+
+
+class ToolSearchToolResult(ForeignBlock, tag="tool_search_tool_result"):
+    """Which tools were found."""
+
+
+class WebFetchToolResult(ForeignBlock, tag="web_fetch_tool_result"):
+    """A page of the web."""
+
+
+class WebSearchToolResult(ForeignBlock, tag="web_search_tool_result"):
+    """What a search of the web found."""
+
+
+Block: TypeAlias = (
+    TextBlock
+    | ThinkingBlock
+    | ToolUseBlock
+    | ToolResultBlock
+    | ImageBlock
+    | AdvisorToolResult
+    | BashCodeExecutionToolResult
+    | CodeExecutionToolResult
+    | FallbackBlock
+    | McpToolListing
+    | McpToolResult
+    | McpToolUse
+    | RedactedThinking
+    | ServerToolUse
+    | TextEditorCodeExecutionToolResult
+    | ToolSearchToolResult
+    | WebFetchToolResult
+    | WebSearchToolResult
+)
 
 
 class InputMessage(msgspec.Struct):
@@ -58,17 +140,24 @@ class InputMessage(msgspec.Struct):
     content: str | list[Block]
 
 
-class ToolDefinition(msgspec.Struct, kw_only=True):
-    """A tool that the model may call; `input_schema` is a JSON schema."""
+_SERVER_TOOLS = ("advisor_", "code_execution_", "mcp_toolset", "tool_search_tool_", "web_fetch_", "web_search_")
 
-    type: Literal["custom"] | None = None
-    name: ToolName
+
+def runs_on_server(kind: str | None) -> bool:
+    """Whether tools of this type are run by the servers that have them. Types end in a date."""
+    return kind is not None and kind.startswith(_SERVER_TOOLS)
+
+
+class ToolDefinition(msgspec.Struct, kw_only=True):
+    """A tool that the model may call; `input_schema` is a JSON schema. Anthropic's own tools have a type instead."""
+
+    type: str | None = None
+    name: ToolName | None = None
     description: str | None = None
-    input_schema: dict[str, Any]
+    input_schema: dict[str, Any] | None = None
     strict: bool | None = None
-    defer_loading: bool | None = None
     allowed_callers: list[str] | None = None
-    input_examples: Unsupported = None
+    input_examples: list[dict[str, Any]] | None = None
 
 
 class AutoChoice(msgspec.Struct, tag="auto", forbid_unknown_fields=True):
@@ -99,14 +188,16 @@ class NoneChoice(msgspec.Struct, tag="none", forbid_unknown_fields=True):
 class ThinkingEnabled(msgspec.Struct, tag="enabled", forbid_unknown_fields=True):
     """The model thinks first. The budget is checked, and left to the model to keep."""
 
-    budget_tokens: Annotated[int, documented(minimum=MIN_THINKING_BUDGET)]
-    display: Literal["summarized", "omitted"] | None = None
+    budget_tokens: Annotated[int, documented(minimum=MIN_THINKING_BUDGET)] | None = None
+    display: Literal["summarized", "omitted", "updates"] | None = None
+    block_binding: Any = None  # thoughts are taken back from any conversation
 
 
 class ThinkingAdaptive(msgspec.Struct, tag="adaptive", forbid_unknown_fields=True):
     """The model thinks as much as it finds right."""
 
-    display: Literal["summarized", "omitted"] | None = None
+    display: Literal["summarized", "omitted", "updates"] | None = None
+    block_binding: Any = None
 
 
 class ThinkingDisabled(msgspec.Struct, tag="disabled", forbid_unknown_fields=True):
@@ -124,6 +215,15 @@ class OutputConfig(msgspec.Struct, forbid_unknown_fields=True):
 
     effort: ReasoningEffort | None = None
     format: OutputFormat | None = None
+    task_budget: Any = None
+
+
+class NewThread(msgspec.Struct, tag="create"):
+    """Asks the server to keep the conversation. All of it comes again with the next turn if it does not."""
+
+
+class ContinuedThread(msgspec.Struct, tag="continue"):
+    """Goes on with a conversation that the server keeps."""
 
 
 class CountTokensRequest(Body, kw_only=True):
@@ -146,6 +246,7 @@ class CountTokensRequest(Body, kw_only=True):
     anthropic_version: Any = None
     betas: Any = None
     context_management: Any = None
+    thread: NewThread | ContinuedThread | None = None
 
     mcp_servers: Unsupported = None
     user_profile_id: Unsupported = None
@@ -161,13 +262,23 @@ class CountTokensRequest(Body, kw_only=True):
         if self.speed == "fast":
             raise unsupported("speed", " unless it is standard")
         for i, tool in enumerate(self.tools or ()):
-            if tool.defer_loading:
-                raise unsupported(f"tools[{i}].defer_loading", " unless it is false: there is no tool search")
-            if tool.allowed_callers not in (None, ["direct"]):
-                raise unsupported(f"tools[{i}].allowed_callers", ' unless it is ["direct"]')
-        if isinstance(self.thinking, ThinkingEnabled) and self.thinking.budget_tokens < MIN_THINKING_BUDGET:
+            if tool.allowed_callers and "direct" not in tool.allowed_callers and not runs_on_server(tool.type):
+                raise unsupported(f"tools[{i}].allowed_callers", ' unless "direct" is among them')
+        if isinstance(self.thread, ContinuedThread):
+            # Agents know these words, and send the whole conversation then.
+            raise bad_request(
+                "capability_rejected: beta_header:message-threads-2026-08-12: this server keeps no threads; send all "
+                "messages",
+                "thread",
+            )
+        if self.thinking_budget is not None and self.thinking_budget < MIN_THINKING_BUDGET:
             param = "thinking.budget_tokens"
             raise bad_request(f"{param} must be at least {MIN_THINKING_BUDGET}", param)
+
+    @property
+    def thinking_budget(self) -> int | None:
+        """How many tokens of thoughts there may be, if the client says so."""
+        return self.thinking.budget_tokens if isinstance(self.thinking, ThinkingEnabled) else None
 
     def without_effect(self) -> dict[str, str]:
         idle = {}
@@ -176,6 +287,12 @@ class CountTokensRequest(Body, kw_only=True):
         for name in ("anthropic_beta", "anthropic_version", "betas"):
             if getattr(self, name) is not None:
                 idle[name] = "there is one version of this server's API"
+        if self.thread is not None:
+            idle["thread"] = "conversations are not kept"
+        if self.output_config is not None and self.output_config.task_budget is not None:
+            idle["output_config.task_budget"] = "max_tokens bounds an answer"
+        for kind in {tool.type for tool in self.tools or () if runs_on_server(tool.type)}:
+            idle[f"tools of type {kind}"] = NO_SERVER_TOOLS
         return idle
 
 
@@ -191,13 +308,19 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     metadata: dict[str, Any] | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
 
+    diagnostics: Any = None
+    fallbacks: Any = None
+    fallback_credit_token: Any = None
+    safeguards: Any = None
+
+    billing_policy: Unsupported = None
+    compaction: Unsupported = None
     container: Unsupported = None
-    diagnostics: Unsupported = None
     inference_geo: Unsupported = None
 
     def check_supported(self) -> None:
         CountTokensRequest.check_supported(self)
-        if isinstance(self.thinking, ThinkingEnabled) and self.thinking.budget_tokens >= self.max_tokens:
+        if self.thinking_budget is not None and self.thinking_budget >= self.max_tokens:
             param = "thinking.budget_tokens"
             raise bad_request(f"{param} must be less than max_tokens, which is {self.max_tokens}", param)
 
@@ -205,4 +328,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
         idle = CountTokensRequest.without_effect(self)
         if self.metadata is not None:
             idle["metadata"] = "no answer depends on it"
+        for name, reason in _IDLE.items():
+            if getattr(self, name) is not None:
+                idle[name] = reason
         return idle

@@ -195,8 +195,70 @@ def test_all_kinds_of_blocks(server: RunningServer) -> None:
     )  # fmt: skip
     assert prompt_of(server) == (
         '<system>Rules.\nMore.<user>Hi.\nThere.<assistant>One moment.[add {"a": 1}][now {}]'
-        "[tool t1]<tool>2[tool t2]<tool>Error: no clock[tool t3]<tool><user>So?<system>New rules.<user>And?<assistant>"
+        "[tool t1]<tool>2[tool t2]<tool>Error: no clock[tool t3]<tool><user>So?"
+        "\n<system-reminder>\nNew rules.\n</system-reminder><user>And?<assistant>"
     )
+
+
+@pytest.mark.parametrize(
+    ("turns", "prompt"),
+    [
+        ([("system", "A."), ("system", "B."), ("user", "Hi.")], "<system>Be brief.\nA.\nB.<user>Hi."),
+        ([("user", "Hi."), ("system", "A."), ("system", "B.")], "<system>Be brief.<user>Hi.\n[A.]\n[B.]"),
+        ([("user", "Hi."), ("assistant", "Yes?"), ("system", "A."), ("user", "Go.")],
+         "<system>Be brief.<user>Hi.<assistant>Yes?<user>[A.]\nGo."),
+        ([("user", "Hi."), ("assistant", "Yes?"), ("system", "A."), ("assistant", "So?"), ("user", "Go.")],
+         "<system>Be brief.<user>Hi.<assistant>Yes?<user>[A.]<assistant>So?<user>Go."),
+        ([("user", "Hi."), ("assistant", "Yes?"), ("system", "A.")],
+         "<system>Be brief.<user>Hi.<assistant>Yes?<user>[A.]"),
+    ],
+)  # fmt: skip
+def test_instructions_amid_a_conversation(server: RunningServer, turns: list[tuple[str, str]], prompt: str) -> None:
+    create(server, *({"role": role, "content": [text(said)]} for role, said in turns), system="Be brief.")
+    shown = prompt_of(server).replace("<system-reminder>\n", "[").replace("\n</system-reminder>", "]")
+    assert shown == prompt + "<assistant>"
+
+
+def test_instructions_alone_come_first(server: RunningServer) -> None:
+    create(server, {"role": "system", "content": "A."}, user("Hi."))
+    assert prompt_of(server) == "<system>A.<user>Hi.<assistant>"
+
+
+def test_anthropics_own_tools(server: RunningServer) -> None:
+    known = ["bash_20250124", "memory_20250818", "text_editor_20250124", "text_editor_20250728"]
+    tools = [{"type": kind, "name": kind.rpartition("_")[0]} for kind in known[:3]]
+    tools += [{"type": "web_search_20260318", "name": "web_search"}, {"type": known[3], "name": "edit"}]
+    tools += [{"type": "tool_search_tool_bm25", "name": "s"}, {"type": "mcp_toolset", "mcp_server_name": "m"}]
+    create(server, user("Hi."), tools=[*tools, {**ADD, "defer_loading": True, "input_examples": [{"a": 1}]}])
+    shown = prompt_of(server)
+    told = {tool["function"]["name"]: tool["function"] for tool in json.loads(shown[shown.index("[{") :][:-11])}
+    assert list(told) == ["bash", "memory", "text_editor", "edit", "add"]
+    commands = {name: told[name]["parameters"]["properties"]["command"].get("enum") for name in list(told)[:4]}
+    assert commands["edit"] == ["view", "create", "str_replace", "insert"]
+    assert commands["text_editor"] == [*commands["edit"], "undo_edit"]
+    assert set(commands["memory"]) == {*commands["edit"], "delete", "rename"}
+    assert told["add"]["description"] == 'Examples of its input:\n{"a":1}'
+    choice = {"type": "tool", "name": "web_search"}
+    assert server.post(PATH, {**HI, "tools": [*tools, ADD], "tool_choice": choice}).status_code == 400
+
+
+def test_what_agents_send_besides_changes_nothing(server: RunningServer) -> None:
+    idle = {
+        "thread": {"type": "create"}, "safeguards": [{"type": "x"}], "fallbacks": "default",
+        "diagnostics": {"previous_message_id": None}, "context_management": {"edits": []},
+        "output_config": {"effort": "high", "task_budget": {"type": "tokens", "total": 9}},
+        "thinking": {"type": "enabled", "display": "updates", "block_binding": {}},
+    }  # fmt: skip
+    foreign = [
+        {"type": "redacted_thinking", "data": "x"},
+        {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}},
+        {"type": "web_search_tool_result", "tool_use_id": "s", "content": []},
+        text("One."),
+    ]
+    image = {"type": "tool_result", "tool_use_id": "t", "content": [IMAGE, text("a page")]}
+    message = create(server, user("a"), {"role": "assistant", "content": foreign}, user(image, text("b")), **idle)
+    assert text_of(message) == "ok"
+    assert "<assistant>One.[tool t]<tool>[An image, which this model cannot see.]\na page<user>b" in prompt_of(server)
 
 
 def test_a_turn_that_the_client_began_goes_on(server: RunningServer) -> None:
@@ -275,8 +337,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({**HI, "messages": []}, "messages"),
     ({**HI, "messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
     ({**HI, "messages": [user(IMAGE, text("x"))]}, "messages[0].content[0].type"),
-    ({**HI, "messages": [user({"type": "tool_result", "tool_use_id": "t", "content": [IMAGE]}, text("x"))]},
-     "messages[0].content[0].content[0].type"),
+    ({**HI, "messages": [user("a"), {"role": "system", "content": [IMAGE]}]}, "messages[1].content[0]"),
     ({**HI, "messages": [user({"type": "document", "source": {}}, text("x"))]}, "messages[0].content[0].type"),
     ({**HI, "messages": [user({"type": "tool_use", "id": "t", "name": "f", "input": {}}, text("x"))]},
      "messages[0].content[0]"),
@@ -287,10 +348,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({**HI, "messages": [user("a" * 9000)]}, "messages"),
     ({**HI, "temperature": -1}, "temperature"),
     ({**HI, "stop_sequences": [""]}, "stop_sequences"),
-    ({**HI, "tools": [{"name": "bash", "type": "bash_20250124"}]}, "tools[0].type"),
-    ({**HI, "tools": [{"name": "web", "max_uses": 5, "type": "web_search_20260318"}]}, "tools[0].type"),
+    ({**HI, "tools": [{"name": "computer", "type": "computer_20251124"}]}, "tools[0].type"),
+    ({**HI, "tools": [{"type": "bash_20250124"}]}, "tools[0].name"),
+    ({**HI, "tools": [{"name": "web", "type": "web_search_20260318"}], "tool_choice": {"type": "any"}}, "tool_choice"),
+    ({**HI, "thread": {"type": "continue", "previous_message_id": "msg_1"}},
+     "capability_rejected: beta_header:message-threads-2026-08-12"),
     ({**HI, "tools": [{"name": "x"}]}, "tools[0].input_schema"),
-    ({**HI, "tools": [{**ADD, "defer_loading": True}]}, "tools[0].defer_loading"),
     ({**HI, "tools": [{**ADD, "allowed_callers": ["code_execution_20250825"]}]}, "tools[0].allowed_callers"),
     ({**HI, "tool_choice": {"type": "tool", "name": "x"}, "tools": [ADD]}, "tool_choice"),
     ({**HI, "tool_choice": {"type": "maybe"}}, "tool_choice.type"),
