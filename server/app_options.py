@@ -213,7 +213,7 @@ class AppOptions(Options):
     )
     admission: AdmissionLimits = field(default_factory=AdmissionLimits)
     unknown_parameters: str = option(
-        "refuse",
+        "warn",
         "what becomes of a request's parameters that do not exist: an error that names them, a line in the log (once a "
         "name), or nothing",
         choices=("refuse", "warn", "ignore"),

@@ -122,6 +122,15 @@ ToolChoice: TypeAlias = (
 )
 
 
+class ReasoningOptions(msgspec.Struct):
+    """OpenRouter's way to say how much a model thinks, and whether its reasoning is shown."""
+
+    effort: ReasoningEffort | None = None
+    enabled: bool | None = None
+    exclude: bool | None = None
+    max_tokens: Unsupported = None
+
+
 class ChatCompletionRequest(GenerationBody, kw_only=True):
     """A body of `/v1/chat/completions`."""
 
@@ -141,6 +150,7 @@ class ChatCompletionRequest(GenerationBody, kw_only=True):
     reasoning_effort: ReasoningEffort | None = None
     enable_thinking: bool | None = None  # the template's variable, as chat_template_kwargs has it
     include_reasoning: bool | None = None
+    reasoning: ReasoningOptions | None = None  # the three above, where they are not given
     modalities: list[str] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
     echo: bool | None = None
@@ -157,12 +167,26 @@ class ChatCompletionRequest(GenerationBody, kw_only=True):
     thinking_token_budget: Unsupported = None
     web_search_options: Unsupported = None
 
+    def __post_init__(self) -> None:
+        if self.reasoning is not None:
+            if self.reasoning_effort is None:
+                self.reasoning_effort = self.reasoning.effort
+            if self.enable_thinking is None:
+                self.enable_thinking = self.reasoning.enabled
+            if self.include_reasoning is None and self.reasoning.exclude is not None:
+                self.include_reasoning = not self.reasoning.exclude
+
     def check_supported(self) -> None:
         GenerationBody.check_supported(self)
         if self.functions is not None:
-            raise unsupported("functions", ": it is deprecated; send tools")
+            raise unsupported(
+                "functions", ': it is deprecated; send tools, each as {"type": "function", "function": ...}'
+            )
         if self.function_call is not None:
-            raise unsupported("function_call", ": it is deprecated; send tool_choice")
+            raise unsupported(
+                "function_call",
+                ': it is deprecated; send tool_choice: "auto", "none" or {"type": "function", "function": {"name": ...}}',
+            )
         if self.modalities not in (None, ["text"]):
             raise unsupported("modalities", ' unless it is ["text"]')
         if self.best_of is not None and self.best_of > self.num_choices and not self.use_beam_search:

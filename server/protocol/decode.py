@@ -6,10 +6,10 @@ import difflib
 import gc
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cached_property
 from itertools import islice
-from typing import Any, Generic, TypeAlias, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Generic, TypeAlias, TypeVar, cast
 
 import msgspec
 import orjson
@@ -39,6 +39,9 @@ def is_given(value: Ignored) -> bool:
 class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What every request's body is."""
 
+    generates: ClassVar[bool] = False
+    """Whether it asks for text, for which other servers have parameters under other names."""
+
     def without_effect(self) -> dict[str, str]:
         """Parameters that some clients always send, with the reason why they have no effect here."""
         return {}
@@ -49,15 +52,60 @@ T = TypeVar("T", bound=Body)
 OPTIONAL_TAGS = "x-optional-tags"
 
 _INSTEAD = {
+    "additional_data": "send the texts alone",
+    "chat_template": "texts are embedded as they are; --embedding-model may name prompts for prompt_name",
+    "data_1": "send text_1 and text_2",
+    "data_2": "send text_1 and text_2",
+    "documents": "send text_1 and text_2, or use /v1/rerank",
     "ec_transfer_params": "encode and prefill on this server, which keeps no caches elsewhere",
     "early_stopping": "a beam search ends as soon as no beam can become better than those that have ended",
+    "embed_dtype": "vectors are float32; encoding_format base64 is their bytes",
+    "endianness": "vectors are little-endian",
+    "input_type": "send prompt_name, the name of one of the model's own prompts",
     "kv_transfer_params": "prefill and decode on this server, which keeps no caches elsewhere",
+    "late_chunking": "send the chunks in input",
     "logits_processors": "use logit_bias, allowed_token_ids or bad_words",
     "logprob_token_ids": "use logprobs",
+    "messages": "send the texts in input",
+    "output_dtype": "vectors are float32; encoding_format base64 is their bytes",
+    "prediction": "leave it out: --speculative-config drafts from the prompt for all requests",
     "prompt_embeds": "send text or token ids",
+    "queries": "send text_1 and text_2",
     "repetition_detection": "use frequency_penalty or repetition_penalty",
     "return_token_offsets": "use echo with logprobs, which has text_offset",
+    "rank_fields": "send the documents' texts as strings",
     "stream_interval": "every chunk is sent when its tokens are there; join chunks as you read them",
+    "task": "send prompt_name, the name of one of the model's own prompts",
+}
+
+
+# What changes an answer, under the names that it has on one server or another; behind them, names of what to send with
+# the field that it belongs to.
+_SAME: tuple[tuple[tuple[str, ...], dict[str, str]], ...] = (
+    (
+        ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens", "n_predict", "num_predict"),
+        {"options": "options.num_predict"},
+    ),
+    (("stop", "stop_sequences"), {"options": "options.stop"}),
+    (("repetition_penalty", "repeat_penalty"), {"options": "options.repeat_penalty"}),
+    (
+        ("response_format", "structured_outputs", "grammar", "json_schema", "regex", "ebnf"),
+        {"text": "text.format", "output_config": "output_config.format", "format": "format"},
+    ),
+    (
+        ("reasoning_effort",),
+        {"reasoning": "reasoning.effort", "output_config": "output_config.effort", "think": "think"},
+    ),
+    (("system", "instructions", "system_prompt"), {"messages": "a message of the role system"}),
+)
+# Samplers that no endpoint here has, and the values with which they do nothing; and what to use.
+_OFF: dict[str, tuple[float, str]] = {
+    **dict.fromkeys(("n", "num_return_sequences"), (1, ": send more requests")),
+    **dict.fromkeys(("tfs", "tfs_z", "typical", "typical_p"), (1, ": use top_k, top_p and min_p")),
+    **dict.fromkeys(
+        ("dry_multiplier", "dynatemp_range", "mirostat", "mirostat_mode", "top_a", "xtc_probability"),
+        (0, ": use top_k, top_p and min_p"),
+    ),
 }
 
 
@@ -84,10 +132,14 @@ class ParameterNotes:
         self.unknown = unknown
         self._noted: set[str] = set()
 
+    def is_new(self, name: str) -> bool:
+        """Whether this name would be logged."""
+        return len(self._noted) < self.MOST_NAMES and shortened(name) not in self._noted
+
     def unheeded(self, name: str, reason: str) -> None:
         """A client sent a parameter that does nothing, for this reason."""
         name = shortened(name)
-        if name not in self._noted and len(self._noted) < self.MOST_NAMES:
+        if self.is_new(name):
             self._noted.add(name)
             logger.info("The parameter %r of requests has no effect: %s (said once)", name, reason)
 
@@ -122,7 +174,11 @@ class BodyDecoder(Generic[T]):
         self._prepare = prepare
         self._notes = notes
         self._fields = body_type.__struct_encode_fields__
-        twin = msgspec.defstruct(body_type.__name__, [], bases=(body_type,), forbid_unknown_fields=False)
+        self._elsewhere = _elsewhere(self._fields) if body_type.generates else {}
+        others: list[tuple[str, Any, Any]] = [(name, kind, None) for name, (kind, _) in self._elsewhere.items()]
+        twin = msgspec.defstruct(
+            body_type.__name__, others, bases=(body_type,), forbid_unknown_fields=False, kw_only=True
+        )
         self._lenient = cast("type[T]", twin)
         self._type = self._lenient if notes.unknown == "ignore" else body_type
 
@@ -172,9 +228,10 @@ class BodyDecoder(Generic[T]):
         return msgspec.convert(raw, self._lenient if warns else self._type, str_keys=True)
 
     def _warn(self, names: Iterable[str]) -> None:
-        known = set(self._fields)
+        known = {*self._fields, *self._elsewhere}
         for name in islice((name for name in names if name not in known), _MOST_NAMES):
-            self._notes.unheeded(name, _UNKNOWN_REASON)
+            if self._notes.is_new(name):  # to look for a similar name takes a millisecond
+                self._notes.unheeded(name, _UNKNOWN_REASON + self._hint(name))
 
     def _invalid(self, text: str) -> ApiError:
         path, reason = _located(text)
@@ -183,6 +240,8 @@ class BodyDecoder(Generic[T]):
         if missing := _MISSING.match(reason):
             param = _join(path, missing["field"])
             return bad_request(f"{param} is required", param, "missing_required_parameter")
+        if path in self._elsewhere:
+            return unsupported(path, self._elsewhere[path][1])
         if reason.startswith("Expected `null`"):
             return unsupported(path)
         if path.endswith("type") and (unknown := _UNKNOWN_TYPE.match(reason)):
@@ -209,9 +268,27 @@ class BodyDecoder(Generic[T]):
 
     def _unknown_field(self, path: str, field: str) -> ApiError:
         param = _join(path, shortened(field))
-        close = difflib.get_close_matches(field, self._fields, 1) if not path and len(field) <= MAX_QUOTED else []
-        hint = f"; did you mean {close[0]}?" if close else ""
+        hint = "" if path else self._hint(field)
         return bad_request(f"unknown parameter {param}{hint}", param, "unknown_parameter")
+
+    def _hint(self, name: str) -> str:
+        if name in self._elsewhere:
+            return self._elsewhere[name][1]
+        close = difflib.get_close_matches(name, self._fields, 1) if len(name) <= MAX_QUOTED else []
+        return f"; did you mean {close[0]}?" if close else ""
+
+
+def _elsewhere(fields: Collection[str]) -> dict[str, tuple[Any, str]]:
+    """Parameters of other servers that change answers: the types of values that do not, and what to send."""
+    found: dict[str, tuple[Any, str]] = {}
+    for names, within in _SAME:
+        here = [name for name in names if name in fields] + [name for field, name in within.items() if field in fields]
+        found |= {name: (None, f": send {here[0]}" if here else "") for name in names if name not in fields}
+    for name, (off, instead) in _OFF.items():
+        if name not in fields:
+            kind = Annotated[float, msgspec.Meta(ge=off, le=off)] | None
+            found[name] = kind, f" unless it is {off:g}{instead}"
+    return found
 
 
 def _members(one: Type) -> tuple[Type, ...]:

@@ -51,7 +51,11 @@ class EmbeddingRequest(EncoderRequest, kw_only=True):
     chat_template: Unsupported = None
     embed_dtype: Unsupported = None
     endianness: Unsupported = None
+    input_type: Unsupported = None
+    late_chunking: Unsupported = None
     messages: Unsupported = None
+    output_dtype: Unsupported = None
+    task: Unsupported = None
 
     def inputs(self) -> list[str] | list[list[int]]:
         """The inputs one by one, all as text or all as token ids. Raises ApiError (400) for a mixture or none."""

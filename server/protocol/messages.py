@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 
@@ -228,6 +228,8 @@ class ContinuedThread(msgspec.Struct, tag="continue"):
 
 class CountTokensRequest(Body, kw_only=True):
     """A body of `/v1/messages/count_tokens`. Every field that is not required may be null, as good as absent."""
+
+    generates: ClassVar[bool] = True
 
     model: str | None = None
     messages: list[InputMessage]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
@@ -91,6 +91,8 @@ class OllamaBody(Body, kw_only=True):
 
 class OllamaGenerationBody(OllamaBody, kw_only=True):
     """A request for tokens. The answer is streamed unless `stream` is false."""
+
+    generates: ClassVar[bool] = True
 
     stream: bool | None = None
     think: bool | Literal["low", "medium", "high"] | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
@@ -69,6 +69,8 @@ class ResponseStreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 class ResponsesRequest(Body, kw_only=True):
     """A body of `/v1/responses`. Every field may be null, which is as good as absent."""
+
+    generates: ClassVar[bool] = True
 
     model: str | None = None
     input: str | Annotated[list[Item | ItemReference], optional_tags("message", "item_reference")] | None = None

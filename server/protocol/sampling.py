@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 from msgspec import Struct
@@ -39,6 +39,8 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 class GenerationBody(Body, kw_only=True):
     """A body that asks for tokens. Every field may be null, which is as good as absent."""
+
+    generates: ClassVar[bool] = True
 
     model: str | None = None
     max_tokens: Annotated[int, documented(minimum=1)] | None = None

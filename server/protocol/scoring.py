@@ -25,6 +25,11 @@ class ScoreRequest(_PairsRequest, kw_only=True):
     text_1: str | list[str]
     text_2: str | list[str]
 
+    data_1: Unsupported = None
+    data_2: Unsupported = None
+    documents: Unsupported = None
+    queries: Unsupported = None
+
     def texts(self) -> tuple[list[str], list[str]]:
         """Both sides; the first may be a single text for all of the second. Raises ApiError (400) for other numbers."""
         first, second = _listed(self.text_1, "text_1"), _listed(self.text_2, "text_2")

@@ -165,7 +165,7 @@ def eventually_logged(process: ScriptedProcess, text: str) -> None:
 
 
 def test_what_has_no_effect_is_said_once(start_process: StartProcess) -> None:
-    process = start_process("--unknown-parameters", "warn", "--disable-access-log")
+    process = start_process("--disable-access-log")
     long = "long" * 40
     for path, base in ((CHAT, {"messages": [SAY]}), (COMPLETIONS, {"prompt": "SAY(hi)YAS"})):
         for _ in range(3):
@@ -189,6 +189,51 @@ def test_what_has_no_effect_is_said_once(start_process: StartProcess) -> None:
         assert process.client.post(CHAT, content=content, headers=JSON).status_code == 200
     eventually_logged(process, "'1020'")
     assert process.log.count("has no effect") <= 256
+
+
+def test_a_misspelt_parameter_is_logged_with_what_it_may_be(server: RunningServer, caplog: Any) -> None:
+    caplog.set_level("INFO", "tidewheel.server.protocol.decode")
+    assert server.post(CHAT, {"messages": [SAY], "temprature": 0}).status_code == 200
+    assert "did you mean temperature?" in caplog.text
+
+
+def test_unknown_parameters_may_be_refused(start_server: StartServer) -> None:
+    strict = start_server(unknown_parameters="refuse")
+    for path, body in ((CHAT, {"messages": [SAY]}), (RESPONSES, {"input": [SAY]}), ("/tokenize", {"prompt": "a"})):
+        error = strict.post(path, {**body, "modle": "m"}).json()["error"]
+        assert (error["code"], error["param"]) == ("unknown_parameter", "modle")
+        assert "did you mean model?" in error["message"]
+
+
+@pytest.mark.parametrize("mode", ["warn", "ignore"])
+@pytest.mark.parametrize(
+    ("path", "body", "fields", "said"),
+    [
+        (CHAT, {"messages": [SAY]}, {"n_predict": 2}, "send max_tokens"),
+        (CHAT, {"messages": [SAY]}, {"grammar": 'root ::= "a"'}, "send response_format"),
+        (CHAT, {"messages": [SAY]}, {"mirostat": 2}, "unless it is 0: use top_k"),
+        (CHAT, {"messages": [SAY]}, {"system": "Be brief."}, "a message of the role system"),
+        (COMPLETIONS, {"prompt": "a" * 2**18}, {"zeal": 1, "repeat_penalty": 1.1}, "send repetition_penalty"),
+        (RESPONSES, {"input": [SAY]}, {"max_tokens": 2}, "send max_output_tokens"),
+        (RESPONSES, {"input": "a"}, {"reasoning_effort": "low"}, "send reasoning.effort"),
+        (MESSAGES, {"messages": [SAY], "max_tokens": 2}, {"stop": ["a"]}, "send stop_sequences"),
+        ("/api/chat", {"messages": [SAY]}, {"max_tokens": 2}, "send options.num_predict"),
+    ],
+)
+def test_what_other_servers_call_by_another_name_is_refused(
+    start_server: StartServer, mode: str, path: str, body: Any, fields: Any, said: str
+) -> None:
+    server = start_server(unknown_parameters=mode)
+    response = server.post(path, {**body, **fields})
+    assert response.status_code == 400, response.text
+    assert [*fields][-1] in response.text
+    assert said in response.text
+
+
+def test_what_does_nothing_is_taken_by_any_name(server: RunningServer) -> None:
+    idle = {"n_predict": None, "mirostat": 0, "typical_p": 1.0, "top_a": 0, "xtc_probability": 0, "dry_multiplier": 0.0}
+    assert server.post(CHAT, {"messages": [SAY], **idle}).status_code == 200
+    assert server.post(RESPONSES, {"input": [SAY], "n": 1, **idle}).status_code == 200
 
 
 def test_unknown_parameters_may_be_ignored(start_server: StartServer) -> None:

@@ -144,7 +144,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [{"role": "assistant", "function_call": {}}]}, "messages[0].function_call", "send tool_calls"),
     ({"messages": [{"role": "assistant", "audio": {"id": "a"}}]}, "messages[0].audio", "not supported"),
     ({"verbosity": "huge"}, "verbosity", "huge"),
-    ({"prediction": {"type": "content", "content": "x"}}, "prediction", "not supported"),
+    ({"prediction": {"type": "content", "content": "x"}}, "prediction", "--speculative-config drafts"),
+    ({"reasoning": {"max_tokens": 9}}, "reasoning.max_tokens", "not supported"),
     ({"modalities": ["text", "audio"]}, "modalities", "unless"),
     ({"audio": {"voice": "x", "format": "wav"}}, "audio", "not supported"),
     ({"web_search_options": {}}, "web_search_options", "not supported"),
@@ -245,7 +246,20 @@ def test_a_message_goes_back_as_sdks_send_it(server: RunningServer) -> None:
     assert prompt_of(server).startswith('<assistant>[f {"a": 1}][tool c]<tool>3')
 
 
-def test_every_parameter_of_openais_api_is_known(server: RunningServer) -> None:
+def test_openrouters_reasoning_is_that_of_the_other_names(start_server: StartServer) -> None:
+    server = start_server(engine={"template": "{{ enable_thinking }} {{ reasoning_effort }}"}, reasoning_parser="qwen3")
+    for given, shown in (
+        ({"reasoning": {"effort": "low", "enabled": True}}, "True low"),
+        ({"reasoning": {"effort": "none"}}, "False none"),
+        ({"reasoning": {"enabled": False}, "enable_thinking": True, "reasoning_effort": "high"}, "True high"),
+    ):
+        chat(server, **given)
+        assert prompt_of(server) == shown
+    assert server.post(PATH, {"messages": [ASK], "reasoning": {"effort": "vast"}}).status_code == 400
+
+
+def test_every_parameter_of_openais_api_is_known(start_server: StartServer) -> None:
+    server = start_server(unknown_parameters="refuse")
     known = get_type_hints(completion_create_params.CompletionCreateParamsStreaming)
     assert len(known) > 30
     for name in known:

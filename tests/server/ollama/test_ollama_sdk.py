@@ -246,8 +246,9 @@ def test_errors(client: ollama.Client, server: RunningServer) -> None:
         client.chat("scripted", say("hi"), options={"temperature": -1})
     with pytest.raises(ollama.ResponseError, match="cannot be turned into text"):
         list(client.chat("scripted", say("BREAK("), stream=True))
-    response = server.post("/api/chat", {"messages": say("hi"), "temprature": 1})
+    response = server.post("/api/chat", {"messages": say("hi"), "max_tokens": 1})
     assert (response.status_code, list(response.json())) == (400, ["error"])
+    assert "send options.num_predict" in response.json()["error"]
     assert server.http.get("/api/nothing").json() == {"error": "there is nothing at /api/nothing"}
 
 

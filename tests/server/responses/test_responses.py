@@ -685,7 +685,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({**HI, "truncation": "middle"}, "truncation"),
     ({**HI, "metadata": {"a": 1}}, "metadata[...]"),
     ({**HI, "previous_response_id": "resp_0"}, "previous_response_id"),
-    ({**HI, "temprature": 1}, "temprature"),
+    ({**HI, "response_format": {"type": "json_object"}}, "response_format"),
+    ({**HI, "n": 2}, "n"),
 ]  # fmt: skip
 
 
