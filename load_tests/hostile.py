@@ -141,7 +141,7 @@ class Attacks:
         return self._post("too many logprobs", _COMPLETIONS, body, REFUSED)
 
     def _wrong_content_type(self, rng: random.Random) -> Attack:
-        kind = rng.choice(("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"))
+        kind = rng.choice(("text/plain", "application/octet-stream", "multipart/form-data; boundary=x"))
         path = rng.choice((_COMPLETIONS, _CHAT, "/v1/messages", "/v1/responses", "/tokenize"))
         return self._post("wrong content type", path, _ASK, frozenset({415}), content_type=kind)
 

@@ -150,17 +150,35 @@ _ON_REQUEST = {
 """Paths that a server has only if it is told to."""
 
 
+_ELSEWHERE = {
+    "/audio/": "this server reads and writes text only; give it what a speech server has written down",
+    "/images/": "this server reads and writes text only",
+    "/moderations": "this server judges no texts; ask a chat model, or use --embedding-model with a cross-encoder",
+    "/assistants": "use /v1/responses",
+    "/responses/compact": 'conversations are not compacted: ask for "truncation": "auto", or leave items out',
+    "/threads": "use /v1/responses",
+    "/fine_tuning": "this server trains no models; it serves adapters with --enable-lora",
+}
+"""Where other servers have something, and what to do here."""
+
+
 async def _on_http_exception(request: Request, failure: Exception) -> Response:
     assert isinstance(failure, HTTPException)
-    message = str(failure.detail)
-    if failure.status_code == HTTPStatus.NOT_FOUND:
+    status, message = failure.status_code, str(failure.detail)
+    local = request.url.path.removeprefix(request.scope.get("root_path", "")).removeprefix("/v1")
+    instead = next((instead for path, instead in _ELSEWHERE.items() if local.startswith(path)), None)
+    if status == HTTPStatus.METHOD_NOT_ALLOWED and instead is not None:  # it only looks like another path that is there
+        status = HTTPStatus.NOT_FOUND
+    if status == HTTPStatus.NOT_FOUND:
         message = f"there is nothing at {shortened(request.url.path)}"
         if flag := next((flag for path, flag in _ON_REQUEST.items() if request.url.path.endswith(path)), None):
             message += f"; a server that is started with {flag} has it"
-    elif failure.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        if instead is not None:
+            message += f"; {instead}"
+    elif status == HTTPStatus.METHOD_NOT_ALLOWED:
         allowed = (failure.headers or {}).get("Allow", "another method")
         message = f"{shortened(request.url.path)} does not take {request.method}; it takes {allowed}"
-    return error_response(ApiError(failure.status_code, message), failure.headers)
+    return error_response(ApiError(status, message), failure.headers)
 
 
 async def _on_failure(request: Request, failure: Exception) -> Response:

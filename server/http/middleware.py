@@ -28,6 +28,8 @@ access_logger = logging.getLogger("tidewheel.access")
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,100}")
 _JSON = re.compile(r"[ \t]*application/(?:[a-z0-9!#$&^_.+-]+\+)?json[ \t]*(?:;.*)?", re.IGNORECASE)
+_FORM = re.compile(r"[ \t]*application/x-www-form-urlencoded[ \t]*(?:;.*)?", re.IGNORECASE)
+_FORMS_ELSEWHERE = ("/audio/", "/images/")  # other servers take forms there; here there is nothing, which a 404 says
 _METHODS_WITHOUT_JSON = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})  # browsers ask before any DELETE
 _MOST_ARRIVING = 256 * 2**20  # bytes of bodies, of which no more than these wait for their senders
 _SMALL = 2**18  # bytes
@@ -165,9 +167,9 @@ class JsonOnly:
     """Answers 415 to requests that change or compute something and are not marked as JSON.
 
     A browser lets any web page send a form or plain text to any server. Only before it sends JSON does it ask the
-    server. So no page can use a server without keys, unless --allowed-origins allows it. Without a body, programs may
-    leave the content type out, and for Ollama's API with one too, as some of its clients do. In the same way, they may
-    upload files as forms. Browsers may not: their `origin` or `sec-fetch-site` header shows them.
+    server. So no page can use a server without keys, unless --allowed-origins allows it. Browsers are known by their
+    `origin` or `sec-fetch-site` header. Other programs may leave the content type out without a body, and for Ollama's
+    API with one too, as some of its clients do. They may upload files as forms, and call JSON a form as `curl -d` does.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -178,9 +180,11 @@ class JsonOnly:
             headers = Headers(scope=scope)
             has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
             from_page = any(name in headers for name in ("origin", "sec-fetch-site"))
-            is_untyped = "content-type" not in headers and local_path(scope).startswith("/api/")
-            if is_untyped or (is_upload(scope) and not from_page):
-                has_body = False  # that has to be JSON
+            path = local_path(scope)
+            is_untyped = "content-type" not in headers and path.startswith("/api/")
+            is_form = _FORM.fullmatch(headers.get("content-type", "")) is not None
+            if is_untyped or is_form or is_upload(scope) or path.removeprefix("/v1").startswith(_FORMS_ELSEWHERE):
+                has_body = False  # that has to be marked as JSON
             if (has_body or from_page) and not _JSON.fullmatch(headers.get("content-type", "")):
                 await error_response(_not_json(headers.get("content-type")))(scope, receive, send)
                 return

@@ -36,7 +36,7 @@ def status(response: bytes) -> int:
         "text/plain",
         "text/plain;charset=UTF-8",
         "text/plain; application/json",
-        "application/x-www-form-urlencoded",
+        "application/x-www-form-urlencodedx",
         "multipart/form-data; boundary=application/json",
         "application/jsonx",
         "application/json-seq",
@@ -68,6 +68,26 @@ def test_json_is_served_under_all_its_names(server: RunningServer, content_type:
     response = send(server, COMPLETIONS, {"content-type": content_type}, BODY)
     assert status(response) == 200
     assert b'"spent"' in response
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, "/api/generate", "/invocations"])
+def test_programs_may_call_json_a_form(server: RunningServer, path: str) -> None:
+    for kind in ("application/x-www-form-urlencoded", "Application/X-WWW-Form-Urlencoded; charset=utf-8"):
+        response = send(server, path, {"content-type": kind}, BODY)
+        assert status(response) == 200
+        assert b"spent" in response.replace(b'","done":false}', b"") or path == "/api/generate"
+        for header in ({"origin": "http://a.example"}, {"sec-fetch-site": "same-origin"}, {"origin": "null"}):
+            assert status(send(server, path, {"content-type": kind, **header}, BODY)) == 415
+    assert status(send(server, path, {"content-type": kind}, b"prompt=a")) == 400
+
+
+def test_forms_for_what_is_not_here_get_a_404_that_says_so(server: RunningServer) -> None:
+    headers = {"content-type": "multipart/form-data; boundary=x"}
+    for path in ("/v1/audio/transcriptions", "/audio/translations", "/v1/images/edits"):
+        response = send(server, path, headers, b"--x--")
+        assert status(response) == 404
+        assert b"reads and writes text only" in response
+        assert status(send(server, path, {**headers, **PAGE}, b"--x--")) == 415
 
 
 @pytest.mark.parametrize("path", ["/reset_prefix_cache", "/ping", "/v1/responses/resp_1/cancel", COMPLETIONS])
