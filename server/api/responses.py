@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
-from http import HTTPStatus
 from typing import NamedTuple
 
 from starlette.requests import Request
@@ -17,7 +16,7 @@ from tidewheel.engine.errors import quoted
 from ..chat.field_names import renamed_fields
 from ..chat.path import ChatPath
 from ..chat.run import ChatRun, NamedEventStream
-from ..errors import ApiError, bad_request
+from ..errors import bad_request
 from ..generation.frames import named_event, named_events
 from ..generation.logprobs import LogprobsFormatter
 from ..openapi.document import operation
@@ -83,7 +82,6 @@ class ResponsesEndpoints:
         return [
             Route("/v1/responses", self._create, methods=["POST"]),
             Route("/v1/responses/input_tokens", self._count_tokens, methods=["POST"]),
-            Route("/v1/responses/compact", self._compact, methods=["POST"]),
         ]
 
     @operation(
@@ -136,13 +134,6 @@ class ResponsesEndpoints:
         ask = await self._understand(await whole_body(request))
         with renamed_fields(ask.names):
             return json_response(InputTokens(await self._path.count_tokens(ask.chat, ask.size)))
-
-    @operation("Refused: conversations are not compacted")
-    async def _compact(self, request: Request) -> HttpResponse:
-        raise ApiError(
-            HTTPStatus.NOT_FOUND,
-            'this server does not compact conversations; ask for "truncation": "auto", or leave items out',
-        )
 
     async def _understand(self, raw: bytearray) -> _Ask:
         body = self._decode(raw)

@@ -22,6 +22,8 @@ from ..served_models import ServedModels
 from .body import whole_body
 from .json_response import json_response
 
+_NAMED = ("bos_token", "eos_token", "pad_token")
+
 
 class TokenizeEndpoints:
     """Text or messages to token ids, and back."""
@@ -98,13 +100,16 @@ class TokenizeEndpoints:
     async def _info(self, request: Request) -> Response:
         tokenizer = self._encoder.tokenizer
         tokenizer.require_text("/tokenizer_info")
+        tokens = dict(tokenizer.special_tokens_map)
+        named = {name: token for name in _NAMED if isinstance(token := tokens.get(name), str)}
         return json_response(
             TokenizerInfo(
                 tokenizer_class=tokenizer.class_name,
                 vocab_size=tokenizer.vocab_size,
                 model_max_length=self._encoder.max_model_len,
                 special_tokens=await self._encoder.run(tokenizer.vocab_size, tokenizer.special_ids),
-                special_tokens_map=dict(tokenizer.special_tokens_map),
+                special_tokens_map=tokens,
                 chat_template=tokenizer.chat_template,
+                **named,
             )
         )

@@ -117,6 +117,13 @@ def _from_response_format(response_format: ResponseFormat | None) -> StructuredO
     if response_format is None:
         return None
     tag, wanted = _from_tag(response_format), response_format.json_schema
+    if response_format.schema is not None:
+        if wanted is not None or response_format.type not in ("json_object", "json_schema"):
+            raise bad_request(
+                'response_format.schema goes only with "type": "json_object" or "json_schema", and without json_schema',
+                "response_format.schema",
+            )
+        return json_schema_output(response_format.schema, "response_format.schema")
     if (wanted is None) == (response_format.type == "json_schema"):
         rule = "is required with" if wanted is None else "goes only with"
         raise bad_request(

@@ -185,7 +185,7 @@ class ChatCompletionRequest(GenerationBody, kw_only=True):
         if self.function_call is not None:
             raise unsupported(
                 "function_call",
-                ': it is deprecated; send tool_choice: "auto", "none" or {"type": "function", "function": {"name": ...}}',
+                ': it is deprecated; send tool_choice: auto, none or {"type": "function", "function": {"name": ...}}',
             )
         if self.modalities not in (None, ["text"]):
             raise unsupported("modalities", ' unless it is ["text"]')

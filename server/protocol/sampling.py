@@ -210,8 +210,8 @@ def sampling_params(
         defaults, n = {}, body.num_choices
         names = {**names, "beam_width": "n" if body.best_of is None else "best_of"}
     try:
-        if endpoint.max_tokens == 0 and not endpoint.prompt_only:
-            raise InvalidRequestError("max_tokens must be at least 1, got 0", "max_tokens")
+        if endpoint.max_tokens is not None and endpoint.max_tokens < 1 and not endpoint.prompt_only:
+            raise InvalidRequestError(f"max_tokens must be at least 1, got {endpoint.max_tokens}", "max_tokens")
         return SamplingParams(
             max_tokens=max_tokens,
             temperature=number("temperature", 1.0),

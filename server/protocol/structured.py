@@ -29,11 +29,13 @@ class TaggedSchema(msgspec.Struct, forbid_unknown_fields=True):
 class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
     """What the answer has to be: any text, a JSON object, JSON that matches a schema, or what a structural tag says.
 
-    A structural tag is in `format`. In vLLM's older form it is free text with `structures` after `triggers`.
+    `schema` is llama.cpp's place for a JSON schema. A structural tag is in `format`. In vLLM's older form it is free
+    text with `structures` after `triggers`.
     """
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
+    schema: dict[str, Any] | None = None
     format: Format | None = None
     structures: list[TaggedSchema] | None = None
     triggers: list[str] | None = None

@@ -48,11 +48,17 @@ class DetokenizeResponse(msgspec.Struct):
 
 
 class TokenizerInfo(msgspec.Struct, omit_defaults=True):
-    """What a tokenizer's files say of it. `special_tokens` are the ids of those that mark structure."""
+    """What a tokenizer's files say of it. `special_tokens` are the ids of those that mark structure.
+
+    The three tokens stand here once more, where lm_eval looks for them.
+    """
 
     tokenizer_class: str
     vocab_size: int
     model_max_length: int
     special_tokens: dict[str, int]
     special_tokens_map: dict[str, str | list[str]]
+    bos_token: str | None = None
+    eos_token: str | None = None
+    pad_token: str | None = None
     chat_template: str | dict[str, str] | None = None

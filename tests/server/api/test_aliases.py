@@ -91,6 +91,7 @@ def test_the_tokenizer_is_shown_on_request(server: RunningServer, start_server: 
     info = server.http.get("/tokenizer_info").json()
     assert info["special_tokens"]["<eos>"] == 257
     assert info["special_tokens_map"] == {"bos_token": "<bos>", "eos_token": "<eos>"}
+    assert (info["bos_token"], info["eos_token"], "pad_token" in info) == ("<bos>", "<eos>", False)
     assert info["chat_template"].startswith("{% for message")
     answer = start_server().http.get("/tokenizer_info")
     assert answer.status_code == 404

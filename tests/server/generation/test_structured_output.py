@@ -53,6 +53,8 @@ OLD_TAG = {"begin": "<size>", "schema": {"type": "integer", "minimum": 0, "maxim
 TAGGED, TRIGGERED = matches("<tide>[a-f]{2,8}</tide>"), matches("(?s)((?!<size).)*(<size>[0-9]</size>((?!<size).)*)*")
 KINDS: list[tuple[dict[str, Any], Callable[[str], bool]]] = [
     ({"response_format": {"type": "json_object"}}, validates({"type": "object"})),
+    ({"response_format": {"type": "json_object", "schema": SCHEMA}}, validates(SCHEMA)),
+    ({"response_format": {"type": "json_schema", "schema": SCHEMA}}, validates(SCHEMA)),
     ({"response_format": json_schema(SCHEMA, strict=True)}, validates(SCHEMA)),
     ({"response_format": json_schema(SCHEMA, strict=False, description="of you")}, validates(SCHEMA)),
     ({"response_format": {"type": "text"}, "guided_json": SCHEMA}, validates(SCHEMA)),
@@ -279,6 +281,8 @@ def test_reasoning_is_free_and_what_follows_it_matches(start_server: StartServer
 BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"response_format": {"type": "xml"}}, "response_format.type", "xml"),
     ({"response_format": {}}, "response_format.type", "required"),
+    ({"response_format": {"type": "text", "schema": {}}}, "response_format.schema", "goes only with"),
+    ({"response_format": {"type": "json_object", "schema": {"type": "x"}}}, "response_format.schema", "x"),
     ({"response_format": {"type": "structural_tag"}}, "response_format.format", "structures and triggers"),
     ({"response_format": {"type": "structural_tag", "triggers": ["<"]}}, "response_format.format", "must have"),
     ({"response_format": {"type": "structural_tag", "format": {"type": "token"}}},

@@ -703,7 +703,9 @@ def test_bodies_that_are_no_requests(server: RunningServer) -> None:
         assert server.http.post(PATH, content=raw).status_code == 400, raw
     huge = {**HI, "tools": [{**ADD, "parameters": {"maximum": 10**30}}]}
     assert server.post(PATH, huge).status_code == 200
-    assert server.http.post(f"{PATH}/compact", content=b"{}").status_code == 404
+    compact = server.post(f"{PATH}/compact", {})
+    assert compact.status_code == 404
+    assert '"truncation": "auto"' in compact.json()["error"]["message"]
 
 
 def test_a_model_that_is_not_served(server: RunningServer) -> None:
