@@ -33,6 +33,7 @@ from tidewheel import (
 )
 from tidewheel.engine.declaring.option import OptionError
 from tidewheel.engine.errors import InvalidRequestError
+from tidewheel.offline.hf_config import HfConfig
 from tidewheel.server.options.model import DEMO_MODEL
 
 PROMPTS = ["The wheel turns", "One, two, three,", "Café, naïve: 潮"]
@@ -382,7 +383,17 @@ def test_what_nobody_has_is_an_attribute_error(llm: LLM) -> None:
         with pytest.raises(AttributeError, match="object has no attribute 'wheel'"):
             thing.wheel  # type: ignore[attr-defined]  # noqa: B018
     assert llm.llm_engine.model_config.max_model_len == llm.model_config.max_model_len == 1000
-    assert llm.model_config.get_vocab_size() >= llm.get_tokenizer().vocab_size
+    assert llm.model_config.get_vocab_size() >= llm.get_tokenizer().vocab_size == len(llm.get_tokenizer())
+
+
+def test_the_config_of_a_model_is_an_object(llm: LLM) -> None:
+    config = llm.model_config.hf_config
+    assert config.to_dict()["model_type"] == config.model_type
+    assert config.architectures == config.to_dict()["architectures"]
+    assert llm.model_config.hf_text_config is not None
+    assert HfConfig({"text_config": {"hidden_size": 8}, "quantization_config": {}}).get_text_config().hidden_size == 8
+    with pytest.raises(AttributeError, match=r"config\.json has no tide"):
+        _ = config.tide
 
 
 def test_an_embedding_model_alone() -> None:

@@ -34,6 +34,10 @@ class ChatTokenizer(Tokenizer, NamesOfVllm):
         """Raises InvalidRequestError: transformers gives tensors and masks here."""
         raise InvalidRequestError("a tokenizer cannot be called: encode() gives the token ids of a text", "text")
 
+    def __len__(self) -> int:
+        """How many tokens there are, added ones too."""
+        return self.vocab_size
+
     @property
     def chat_template(self) -> TemplateSource | None:
         """The template, or several by name. One that is set is for all later conversations of the LLM."""

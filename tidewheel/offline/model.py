@@ -6,7 +6,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache, partial
 from itertools import repeat
 from typing import Any, TypeAlias, cast
 
@@ -15,7 +16,9 @@ from tidewheel.engine.encoders.load import load_encoders
 from tidewheel.engine.engine import Engine
 from tidewheel.engine.errors import InvalidRequestError
 from tidewheel.engine.load import check_at_once, load_engine
+from tidewheel.engine.models.overrides import overridden
 from tidewheel.engine.options import EngineOptions
+from tidewheel.engine.weights import open_source
 from tidewheel.lora.request import LoRARequest
 from tidewheel.server.app_resources import find_resources
 from tidewheel.server.generation.prompt_encoding import PromptEncoder
@@ -24,6 +27,7 @@ from tidewheel.server.options.replicas import ReplicaOptions
 from .adapters import Adapter, Adapters, LoraRequests
 from .chat_tokenizer import ChatTokenizer
 from .generation import Batch, Generator, Job, Plan, few_collections
+from .hf_config import HfConfig
 from .options import OfflineOptions
 from .outputs import RequestOutput
 from .params import BeamSearchParams, SamplingParams
@@ -39,11 +43,25 @@ _TURN = 32  # prompts that are encoded before the event loop does something else
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """What a loaded model is: its folder or hub id, its context, and the size of its vocabulary, both in tokens."""
+    """What a loaded model is: its folder or hub id, its context, and the size of its vocabulary, both in tokens.
+
+    `read_config` reads its config.json when that is first asked for.
+    """
 
     model: str
     max_model_len: int
     vocab_size: int
+    read_config: Callable[[], HfConfig] = field(repr=False, compare=False)
+
+    @property
+    def hf_config(self) -> HfConfig:
+        """The fields of its config.json; of a GGUF file, what its metadata say in the same words."""
+        return self.read_config()
+
+    @property
+    def hf_text_config(self) -> HfConfig:
+        """Those of the part that reads text."""
+        return self.hf_config.get_text_config()
 
     def get_vocab_size(self) -> int:
         """The same as `vocab_size`."""
@@ -75,6 +93,7 @@ class OfflineModel:
             return
         self.engine = engine = self._load(options.engine, options.replicas)
         self._name = options.engine.model
+        self._read_config = cache(partial(_config, options.engine))
         self._generator = Generator(engine)
         self.adapters = Adapters(engine)
         self._encoder = PromptEncoder(engine.tokenizer, engine.context_of(1.0))
@@ -127,7 +146,7 @@ class OfflineModel:
     def model_config(self) -> ModelConfig:
         """What the model is. Raises InvalidRequestError if there is none that generates."""
         engine = self.generator.engine
-        return ModelConfig(self._name, engine.max_model_len, engine.vocab_size)
+        return ModelConfig(self._name, engine.max_model_len, engine.vocab_size, self._read_config)
 
     def default_params(self) -> SamplingParams:
         """The sampling parameters that the model's generation_config.json asks for."""
@@ -239,3 +258,8 @@ def _order(priorities: Sequence[int], adapters: Sequence[LoRARequest | None]) ->
     for one in adapters:
         first.setdefault(one, len(first))
     return sorted(range(len(priorities)), key=lambda i: (priorities[i], first[adapters[i]]))
+
+
+def _config(options: EngineOptions) -> HfConfig:
+    source = open_source(options.model, options.revision, options.download_dir, options.load_format, options.seed)
+    return HfConfig(overridden(source.config, options.hf_overrides, options.rope_scaling, options.rope_theta))
