@@ -122,7 +122,7 @@ python-test: $(VENV)/.test-tools $(VENV)/.installed $(VENV)/.node-clients  ## th
 sweep: $(VENV)/.test-tools $(VENV)/.installed  ## the Python tests that `make test` leaves out: others are like them, or they take minutes
 	$(PYTEST) -m sweep $(PYTEST_ARGS)
 
-clients: $(VENV)/.test-tools $(VENV)/.installed $(VENV)/.node-clients $(VENV)/.other-clients  ## the tests with LiteLLM, LlamaIndex and other clients
+clients: $(VENV)/.test-tools $(VENV)/.installed $(VENV)/.node-clients $(VENV)/.other-clients $(VENV)/.agents  ## the tests with LiteLLM, Codex and other clients
 	$(BIN)/pytest -m clients $(PYTEST_ARGS)
 
 fuzz: $(VENV)/.test-tools $(VENV)/.installed  ## look for inputs that break a parser (HARNESS=, FUZZ_SECONDS=)
@@ -187,6 +187,13 @@ $(VENV)/.node-clients: tests/clients/package.json tests/clients/package-lock.jso
 	@if command -v npm >/dev/null; then \
 	    set -ex; mkdir -p $(VENV)/node; cp $^ $(VENV)/node; \
 	    npm ci --prefix $(VENV)/node --ignore-scripts --no-audit --no-fund --loglevel=error; touch $@; \
+	fi
+
+# 660 MB. They bring programs for some systems only; the tests of those that are not there are skipped.
+$(VENV)/.agents: tests/clients/agents/package.json tests/clients/agents/package-lock.json | $(VENV)/.tools
+	@if command -v npm >/dev/null; then \
+	    set -ex; mkdir -p $(VENV)/agents; cp $^ $(VENV)/agents; \
+	    npm ci --prefix $(VENV)/agents --ignore-scripts --no-audit --no-fund --loglevel=error; touch $@; \
 	fi
 
 # In an environment of their own, because some need an older openai. Few of their modules are used: those compile then.
