@@ -32,6 +32,9 @@ from .lark_pattern import lark_pattern
 INPUT = "input"
 """The one parameter of the function that stands for a custom tool."""
 
+MAX_GRAMMARS = 2**14
+"""Characters of all Lark grammars of a request. To read so many takes some 20 ms."""
+
 
 class OfferedTools:
     """The functions that stand for the tools that a client runs. Raises ApiError (400) for tools that cannot be served.
@@ -44,6 +47,7 @@ class OfferedTools:
         self.names: dict[str, str] = {}
         self._tools: dict[str, tuple[str | None, ClientTool]] = {}  # with their namespaces, by the functions' names
         check_tool_count(sum(len(tool.tools) if isinstance(tool, NamespaceTool) else 1 for tool in tools), "tools")
+        _check_grammars(tools)
         for namespace, tool, path in _client_tools(tools):
             tool.check_supported(path)
             check_tool_name(tool.name, f"{path}.name")
@@ -100,6 +104,16 @@ def _client_tools(tools: Sequence[ResponseTool]) -> Iterator[tuple[str | None, C
                 yield tool.name, inner, f"tools[{i}].tools[{k}]"
         elif not isinstance(tool, ServerTool):
             yield None, tool, f"tools[{i}]"
+
+
+def _check_grammars(tools: Sequence[ResponseTool]) -> None:
+    size = 0
+    for _, tool, path in _client_tools(tools):
+        if isinstance(tool, CustomTool) and isinstance(tool.format, GrammarInput):
+            size += len(tool.format.definition)
+            if size > MAX_GRAMMARS:
+                param = f"{path}.format.definition"
+                raise bad_request(f"{param}: the grammars have more than {MAX_GRAMMARS} characters together", param)
 
 
 def _function(name: str, tool: ClientTool, path: str) -> chat.ToolFunction:

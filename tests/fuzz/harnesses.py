@@ -20,7 +20,6 @@ from fuzz.request_heads import REQUEST_HARNESSES
 
 from tidewheel.engine.errors import InvalidRequestError, ModelError
 from tidewheel.server.anthropic.translation import chat_request as from_messages
-from tidewheel.server.anthropic.translation import check_tool_types
 from tidewheel.server.chat.messages import template_messages, template_tools
 from tidewheel.server.chat.model_formats import model_formats
 from tidewheel.server.chat.pieces import Turn
@@ -39,6 +38,7 @@ from tidewheel.server.protocol.responses import ResponsesRequest
 from tidewheel.server.protocol.sampling import GenerationBody, sampling_params
 from tidewheel.server.protocol.scoring import RerankRequest, ScoreRequest
 from tidewheel.server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
+from tidewheel.server.responses.offered_tools import OfferedTools
 from tidewheel.server.responses.translation import chat_request as from_responses
 from tidewheel.server.responses.translation import prepare_body
 
@@ -75,6 +75,15 @@ RESPONSES: list[dict[str, Any]] = [
         {"type": "function_call_output", "call_id": "c", "output": "3"}, {"id": "msg_1"}],
      "tools": [{"type": "function", "name": "f", "parameters": {}, "strict": True}],
      "tool_choice": {"type": "function", "name": "f"}, "reasoning": {"effort": "low"}, "stream": True},
+    {"input": [
+        {"role": "user", "content": "Hi"},
+        {"type": "custom_tool_call", "call_id": "c", "name": "g", "input": "a", "namespace": "n"},
+        {"type": "custom_tool_call_output", "call_id": "c", "output": [{"type": "input_image"}]},
+        {"type": "web_search_call", "id": "w", "status": "completed"}],
+     "tools": [{"type": "web_search"}, {"type": "namespace", "name": "n", "tools": [
+        {"type": "custom", "name": "g", "format": {"type": "grammar", "syntax": "lark", "definition":
+         'start: a+ | "b"~1..2\na: /[x-z]/ ["c".."d"]\n%import common.LF'}}]}],
+     "tool_choice": {"type": "custom", "name": "g", "namespace": "n"}, "client_metadata": {"a": "b"}},
 ]  # fmt: skip
 MESSAGES: list[dict[str, Any]] = [
     {"messages": [
@@ -87,6 +96,12 @@ MESSAGES: list[dict[str, Any]] = [
      "tools": [{"name": "f", "input_schema": {"type": "object"}}], "tool_choice": {"type": "tool", "name": "f"}},
     {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2000, "metadata": {"user_id": "u"},
      "thinking": {"type": "enabled", "budget_tokens": 1024}, "output_config": {"effort": "low"}},
+    {"messages": [
+        {"role": "system", "content": "A"}, {"role": "user", "content": "Hi"},
+        {"role": "system", "content": [{"type": "text", "text": "B"}]},
+        {"role": "assistant", "content": [{"type": "redacted_thinking", "data": "x"}]}],
+     "tools": [{"type": "bash_20250124", "name": "bash"}, {"type": "web_search_20250305", "name": "w"}],
+     "max_tokens": 4, "thread": {"type": "create"}, "thinking": {"type": "enabled", "display": "updates"}},
 ]  # fmt: skip
 TOOLS = [Tool("function", ToolFunction("f", parameters={"properties": {"a": {"type": "integer"}, "b": {}}}))]
 CALLS = [
@@ -120,7 +135,7 @@ def body(
     decoders = [BodyDecoder(body_type, prepare, notes=ParameterNotes(unknown)) for unknown in kinds]
 
     def run(data: bytes) -> None:
-        strict, warned, ignored = (decoded_or_none(one, data) for one in decoders)
+        strict, warned, ignored = (decoded_or_none(one, data, body_type) for one in decoders)
         assert strict is None or strict == warned
         assert warned is None or warned == ignored  # which may have what is no UTF-8 in what it skips
         # `as_api_error` answers a RecursionError as a body that is nested too deeply.
@@ -130,10 +145,11 @@ def body(
     return Harness(run, written(*seeds))
 
 
-def decoded_or_none(decode: BodyDecoder[Any], data: bytes) -> Any:
-    """What a body says, written again."""
+def decoded_or_none(decode: BodyDecoder[Any], data: bytes, body_type: type[msgspec.Struct]) -> Any:
+    """What a body says in the fields of its type, written again."""
     try:
-        return msgspec.json.encode(decode(data))
+        decoded = decode(data)
+        return msgspec.json.encode({name: getattr(decoded, name) for name in body_type.__struct_fields__})
     except (ApiError, RecursionError):
         return None
 
@@ -163,7 +179,8 @@ def understand_chat(request: ChatCompletionRequest) -> None:
 
 def understand_response(request: ResponsesRequest) -> None:
     items = [] if isinstance(request.input, str) or request.input is None else request.input
-    understand_chat(from_responses(request, [], [item for item in items if not isinstance(item, ItemReference)])[0])
+    given = [item for item in items if not isinstance(item, ItemReference)]
+    understand_chat(from_responses(request, [], given, OfferedTools(request.tools or ()))[0])
 
 
 def tool_calls(name: str) -> Harness:
@@ -221,13 +238,12 @@ HARNESSES: dict[str, Harness] = {
     "completion": body(CompletionRequest, understand_generation, *COMPLETIONS),
     "responses": body(ResponsesRequest, understand_response, *RESPONSES, prepare=prepare_body),
     "messages": body(
-        MessagesRequest, lambda request: understand_chat(from_messages(request)[0]), *MESSAGES, prepare=check_tool_types
+        MessagesRequest, lambda request: understand_chat(from_messages(request)[0]), *MESSAGES
     ),
     "count-tokens": body(
         CountTokensRequest,
         lambda request: understand_conversation(from_messages(request)[0]),
         {"messages": MESSAGES[0]["messages"]},
-        prepare=check_tool_types,
     ),
     "tokenize": body(TokenizeRequest, understand_conversation, {"prompt": "a"}, {"messages": CHAT["messages"]}),
     "detokenize": body(DetokenizeRequest, lambda request: None, {"tokens": [1, 2]}),

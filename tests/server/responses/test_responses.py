@@ -661,6 +661,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({**HI, "tools": [ADD, ADD]}, "tools[1].name"),
     ({**HI, "tools": [{"type": "custom", "name": "x", "format": {
         "type": "grammar", "syntax": "lark", "definition": "start: start"}}]}, "tools[0].format.definition"),
+    ({**HI, "tools": [{**EDIT, "format": {"type": "grammar", "syntax": "regex", "definition": "a" * 16385}}]},
+     "tools[0].format.definition"),
     ({**HI, "tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
     ({**HI, "tools": [ADD], "tool_choice": {"type": "web_search"}}, "tool_choice.type"),
     ({**HI, "tools": [ADD], "tool_choice": {"type": "allowed_tools", "mode": "required", "tools": [
