@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
@@ -23,6 +23,8 @@ class InfillRequest(Body, kw_only=True):
 
     `n_predict` below 0 is as many tokens as fit.
     """
+
+    generates: ClassVar[bool] = True
 
     input_prefix: str
     input_suffix: str

@@ -218,6 +218,7 @@ def test_unknown_parameters_may_be_refused(start_server: StartServer) -> None:
         (RESPONSES, {"input": "a"}, {"reasoning_effort": "low"}, "send reasoning.effort"),
         (MESSAGES, {"messages": [SAY], "max_tokens": 2}, {"stop": ["a"]}, "send stop_sequences"),
         ("/api/chat", {"messages": [SAY]}, {"max_tokens": 2}, "send options.num_predict"),
+        ("/infill", {"input_prefix": "a", "input_suffix": "b"}, {"max_tokens": 2}, "send n_predict"),
     ],
 )
 def test_what_other_servers_call_by_another_name_is_refused(

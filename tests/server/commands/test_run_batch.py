@@ -77,7 +77,7 @@ def test_answers_are_those_of_the_server_and_are_kept(
         row("vector", "/v1/embeddings", {"model": "embed", "input": "the tide"}),
         row("score", "/v1/score", {"model": "embed", "text_1": "the tide", "text_2": ["the tide", "corn"]}),
         row("no model", "/v1/chat/completions", {**CHAT, "model": "gpt-9"}),
-        row("no field", "/v1/completions", {**TEXT, "heat": 1}),
+        row("no field", "/v1/completions", {**TEXT, "n_predict": 1}),
         row("no body", "/v1/completions", 5),
         row("no url", "/v1/images", {}),
         row("no stream", "/v1/completions", {**TEXT, "stream": True}),
@@ -100,7 +100,7 @@ def test_answers_are_those_of_the_server_and_are_kept(
     assert len(found["score"]["response"]["body"]["data"]) == 2
     complaints = {name: line["error"]["message"] for name, line in found.items() if line["error"]}
     assert "gpt-9" in complaints["no model"]
-    assert "unknown parameter heat" in complaints["no field"]
+    assert "n_predict is not supported by this server: send max_tokens" in complaints["no field"]
     assert "must be a JSON object" in complaints["no body"]
     assert "/v1/chat/completions" in complaints["no url"]
     assert "stream" in complaints["no stream"]
