@@ -161,7 +161,8 @@ class Attacks:
         fields: Sequence[dict[str, Any]] = (
             {"logit_bias": {"abc": 1}}, {"n": 10**9}, {"max_tokens": -1}, {"temperature": "hot"}, {"seed": 2**70},
             {"stop": ["x"] * 1000}, {"bad_words": ["a" * 10_000]}, {"top_k": 1.5}, {"prompt": [[-1]]},
-            {_salt(rng) * 100: 1}, {"allowed_token_ids": []}, {"model": _salt(rng) * 1000},
+            {"stream_options": {_salt(rng) * 100: 1}}, {"n_predict": 1}, {"allowed_token_ids": []},
+            {"model": _salt(rng) * 1000},
         )  # fmt: skip
         return self._post("bad field", _COMPLETIONS, {**_ASK, **rng.choice(fields)}, frozenset({400, 404}))
 

@@ -56,6 +56,7 @@ def run(name: str, arguments: list[str], home: Path, **environment: str) -> str:
     return done.stdout
 
 
+# These two take a second or two: the programs are large, and start slowly.
 def test_codex(server: RunningServer, tmp_path: Path) -> None:
     provider = f'name = "here"\nbase_url = "{server.url}/v1"\nwire_api = "responses"\n'
     chosen = 'model = "scripted"\nmodel_provider = "here"\n'
