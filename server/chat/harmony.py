@@ -42,7 +42,7 @@ _HEADER_TAGS = (CHANNEL, CONSTRAIN, MESSAGE)
 _TO = "to="
 _ANY_RECIPIENT = re.compile(r"^to=[\w.:/@-]*\s*")
 _STARTLESS = re.compile(
-    rf"\s*(?:{'|'.join(_ROLES)})?\s*(?:to=[\w.:/@-]{{1,128}})?\s*(?=<\|(?:channel|constrain|message)\|>)"
+    rf"\s*(?:(?:{'|'.join(_ROLES)})\s*)?(?:to=[\w.:/@-]{{1,128}}\s*)?(?=<\|(?:channel|constrain|message)\|>)"
 )
 _OTHER_ROLES = re.compile(r"user|system|developer|tool|functions(\..*)?")
 
@@ -245,6 +245,8 @@ class HarmonyScanner(TextScanner):
 
 def _may_begin_header(text: str) -> bool:
     """Whether a text may turn out to begin with a header that lacks `<|start|>`."""
+    if len(text) > _LONGEST_HEADER:
+        return False
     rest = text.lstrip()
     role = next((role for role in _ROLES if rest.startswith(role)), "")
     if not role and any(name.startswith(rest) for name in _ROLES):
@@ -254,7 +256,7 @@ def _may_begin_header(text: str) -> bool:
         rest = _ANY_RECIPIENT.sub("", rest, count=1)
     elif _TO.startswith(rest):
         return True
-    return len(text) <= _LONGEST_HEADER and any(tag.startswith(rest) or rest.startswith(tag) for tag in _HEADER_TAGS)
+    return any(tag.startswith(rest) or rest.startswith(tag) for tag in _HEADER_TAGS)
 
 
 class HarmonyParser(HarmonyScanner):

@@ -14,6 +14,7 @@ Steps: TypeAlias = Generator[None, None, T]
 """A part of a parser: it yields where it has to wait for more text, and returns a T."""
 
 _LONGEST_PART = 4096  # characters
+_MOST_REREAD = 2**16  # characters
 _JSON_SPACE = " \t\n\r"
 
 
@@ -35,6 +36,7 @@ class TextScanner(ABC):
         self._named: str | None = None  # the function of the call that is being read, once that is certain
         self._steps = self._run()
         self._num_calls = 0
+        self._num_reread = 0
         self._only_calls_since = False  # nothing but white space since the last call
 
     def feed(self, text: str) -> list[Piece]:
@@ -121,12 +123,15 @@ class TextScanner(ABC):
     def _reject(self) -> None:
         """Turn what was read since the last `_settle` into plain text, up to where plain text continues.
 
-        The exception is a tag that was the last thing before the text was cut off.
+        The exception is a tag that was the last thing before the text was cut off. What was read behind that place is
+        read again, up to a total, so that many beginnings of calls do not take long. After that it is plain text too.
         """
         if self._cut_off and self._resume:
             self._settle(len(self._text))
-        self._emit_text(self._text[: self._resume])
-        self._settle(self._resume)
+        self._num_reread += max(0, self._at - self._resume)
+        end = self._resume if self._num_reread <= _MOST_REREAD else max(self._at, self._resume)
+        self._emit_text(self._text[:end])
+        self._settle(end)
 
     def _text_until(self, *tags: str) -> Steps[str | None]:
         """Passes plain text on until one of `tags` has been read. Returns that tag, or None at the end.

@@ -80,6 +80,15 @@ CASES: list[tuple[str, Parsed]] = [
 ]  # fmt: skip
 
 
+def test_much_white_space_takes_linear_time() -> None:
+    text = "\n" * 100_000
+    assert parse(f"{THINK}Hm.<|end|>", *([text[:100]] * 1000), f"<|start|>assistant{FINAL}Four.") == (
+        "Hm.",
+        "Four.",
+        [],
+    )
+
+
 @pytest.mark.parametrize(("text", "expected"), CASES)
 def test_messages_at_every_cut(text: str, expected: Parsed) -> None:
     assert parse(text) == expected

@@ -355,6 +355,10 @@ def test_hostile_text_takes_linear_time() -> None:
         parse("hermes", '<tool_call>{"name": "f", "arguments": {"a": [' + part * 20_000)
         parse("hermes", '<tool_call>{"name": "f", "arguments": {"a": "' + part * 20_000)
     parse("qwen3_coder", "<function=weather><parameter=city>" + "</function>\n<parameter=" * 8_000)
+    for name in ("llama4_pythonic", "lfm2"):  # beginnings of calls, each of which may go on to the end
+        opening = TOOL_CALL_PARSERS[name].markers[0]
+        text = f"{opening}[f(a='" * 2_000
+        assert parse(name, text) == (text, [])
 
 
 def test_arguments_are_given_as_they_come() -> None:
