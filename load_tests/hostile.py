@@ -18,6 +18,7 @@ TOO_LARGE = frozenset({400, 413})
 
 _JSON = "application/json"
 _CHAT, _COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+_OVER_LIMIT = 17 * 2**20  # bytes, more than the default of --max-body-size
 _ASK: Mapping[str, Any] = {"prompt": "a", "max_tokens": 2}
 
 
@@ -64,6 +65,10 @@ class Attacks:
             (1, self._many_messages),
             (1, self._many_values),
             (2, self._many_calls),
+            (1, self._too_large),
+            (1, self._stopped_body),
+            (8, self._strange_address),
+            (2, self._many_parts),
         )
 
     def pick(self, rng: random.Random) -> Attack:
@@ -216,6 +221,30 @@ class Attacks:
         path, body = rng.choice((("/api/chat", _ollama_calls), ("/v1/responses", _response_calls),
             ("/v1/messages", _message_calls)))  # fmt: skip
         return self._post("many calls", path, body(count, _salt(rng)), SERVED_OR_REFUSED)
+
+    def _too_large(self, rng: random.Random) -> Attack:
+        path = rng.choice((_CHAT, _COMPLETIONS, "/v1/messages", "/api/chat"))
+        return Attack("too large", self._request(path, b"a" * _OVER_LIMIT), frozenset({413}))
+
+    def _stopped_body(self, rng: random.Random) -> Attack:
+        whole = self._request(_COMPLETIONS, b"a" * self._size)
+        return Attack("stopped body", whole[: -rng.randint(1, 1000)], frozenset(), reads=False)
+
+    def _strange_address(self, rng: random.Random) -> Attack:
+        path = rng.choice((
+            f"/v1/batches?limit={'9' * 5000}",
+            f"/v1/responses/resp_{_salt(rng)}/input_items?limit={'9' * 5000}",
+            f"/v1/files/file-{_salt(rng)}/content",
+            f"/v1/models/{_salt(rng) * 1000}",
+            "/v1/files/..%2f..%2fetc%2fpasswd/content",
+        ))  # fmt: skip
+        line = f"GET {path} HTTP/1.1\r\n{self._head}range: bytes=9-1\r\n\r\n"
+        return Attack("strange address", line.encode(), frozenset({400, 404}))
+
+    def _many_parts(self, rng: random.Random) -> Attack:
+        part = b'--b\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n\r\n'
+        form = self._request("/v1/files", part * rng.randint(17, 20_000), "multipart/form-data; boundary=b")
+        return Attack("many parts", form, frozenset({400, 404, 415}))
 
     def _post(
         self,

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -36,6 +38,7 @@ _PROGRAM = str(Path(tidewheel.__file__).with_name("__main__.py"))
 _START_TIMEOUT_S = 120
 _EXIT_TIMEOUT_S = 40  # its --shutdown-timeout of 30 s, and some
 _ROUND = 500  # requests
+_BATCHES = 3
 
 
 def processes(pid: int) -> Iterator[int]:
@@ -64,6 +67,7 @@ async def besiege(url: str, pid: int, args: argparse.Namespace) -> list[str]:
     attacks = Attacks(target.base_url.removeprefix("http://"), size=args.largest_body)
     storm = Storm(target.base_url, target.model, seed=args.seed, attacks=attacks, hostile_share=args.hostile)
     await storm.learn()
+    await _start_batches(target.base_url, args.batch_rows)
     stopped = asyncio.Event()
     steady = asyncio.create_task(storm.stream(args.streams, stopped))
     watch = await asyncio.to_thread(HealthWatch, target.base_url, target.headers, 0.02)
@@ -92,10 +96,27 @@ async def besiege(url: str, pid: int, args: argparse.Namespace) -> list[str]:
     return wrong
 
 
+async def _start_batches(url: str, rows: int) -> None:
+    """Batches of requests that fail at once: they must leave the event loop to others."""
+    row = {"method": "POST", "url": "/v1/completions", "body": {"unknown": 1, "priority": -(10**6)}}
+    content = "".join(json.dumps({"custom_id": str(i), **row}) + "\n" for i in range(rows))
+    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+        form = {"file": ("in.jsonl", content.encode())}
+        file = (await client.post("/v1/files", files=form, data={"purpose": "batch"})).raise_for_status().json()
+        body = {"input_file_id": file["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
+        for _ in range(_BATCHES):
+            (await client.post("/v1/batches", json=body)).raise_for_status()
+
+
 def serve_and_besiege(args: argparse.Namespace) -> list[str]:
     """Start a server, besiege it, end it; return what was wrong."""
     url = f"http://127.0.0.1:{args.port}"
-    command = [sys.executable, _PROGRAM, "serve", "--port", str(args.port), *args.server]
+    with tempfile.TemporaryDirectory() as folder:
+        return _besiege_with(url, ["--batch-dir", folder], args)
+
+
+def _besiege_with(url: str, options: Sequence[str], args: argparse.Namespace) -> list[str]:
+    command = [sys.executable, _PROGRAM, "serve", "--port", str(args.port), *options, *args.server]
     with open(args.log, "w") as log, subprocess.Popen(command, stderr=log) as process:
         try:
             _await_health(url, process)
@@ -133,6 +154,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--hostile", type=float, default=1 / 3, help="share that is hostile [%(default).2f]")
     parser.add_argument("--streams", type=int, default=32, help="steady streams beside them [%(default)s]")
     parser.add_argument("--concurrency", type=int, default=16, help="other clients at a time [%(default)s]")
+    parser.add_argument("--batch-rows", type=int, default=20_000, help="of each batch that fails [%(default)s]")
     parser.add_argument("--largest-body", type=int, default=16_000_000, help="bytes of the largest [%(default)s]")
     parser.add_argument("--health-p99-ms", type=float, default=50, help="what /health may take [%(default)s]")
     parser.add_argument("--health-max-ms", type=float, default=250, help="what it may ever take [%(default)s]")

@@ -28,7 +28,6 @@ _WORDS = (
 _PREFIX = "All of these requests begin with the same words, so that they share what the cache holds of them. "
 _READ_TIMEOUT_S = 120
 _LARGE_BYTES = 2**20  # of a request; two such at a time leave the client time to read its answers
-_UNREAD_BYTES = 2**16  # of a request; a server that refuses a larger one need not have read all of it
 
 Answer = list[dict[str, Any]]
 
@@ -232,8 +231,6 @@ class Storm:
                 pass
             return int(status[0])
         except ConnectionError as error:
-            if len(attack.sent) > _UNREAD_BYTES:
-                return None  # it was refused before it had come in whole
             raise StormError(f"the connection broke: {error!r}") from error
         except (IndexError, ValueError, asyncio.TimeoutError) as error:
             raise StormError(f"no answer: {error!r}") from error
