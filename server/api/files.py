@@ -61,7 +61,11 @@ class FilesEndpoints:
                 path.unlink(missing_ok=True)
                 message = f"the server cannot keep the file: {error.strerror}"
                 raise ApiError(HTTPStatus.INSUFFICIENT_STORAGE, message, code="no_space") from error
-            await self._store.add_file(file)
+            try:
+                await self._store.add_file(file)
+            except ApiError:
+                await asyncio.to_thread(path.unlink, missing_ok=True)
+                raise
         return json_response(file)
 
     @operation("List the files", response=Page[FileObject])

@@ -177,11 +177,16 @@ def _has_expired(kind: Kind, changed: float) -> bool:
 
 
 def _write(path: Path, value: bytes, *, lasts: bool) -> Path:
-    with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-        file.write(value)
-        if lasts:
-            file.flush()
-            os.fsync(file.fileno())
+    try:
+        with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            file.write(value)
+            if lasts:
+                file.flush()
+                os.fsync(file.fileno())
+    except OSError:
+        with contextlib.suppress(OSError):
+            path.unlink()  # or a full disk would keep it
+        raise
     return path
 
 

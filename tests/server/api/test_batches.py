@@ -157,16 +157,23 @@ def test_who_may_upload(server: RunningServer) -> None:
         assert server.http.get(path, headers={"authorization": "Bearer key"}).status_code == 404
 
 
-def test_a_file_that_cannot_be_written_leaves_nothing(client: openai.OpenAI, folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("most_bytes", "content", "status"),
+    [(1000, requests(100), 507), (100, b"short", 503)],
+    ids=["content", "description"],
+)
+def test_a_file_that_cannot_be_written_leaves_nothing(
+    client: openai.OpenAI, folder: Path, most_bytes: int, content: bytes, status: int
+) -> None:
     before = set(folder.rglob("*"))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, limits[1]))
     try:
-        with pytest.raises(openai.APIStatusError, match="cannot keep the file") as caught:
-            client.files.create(file=("in.jsonl", requests(100)), purpose="batch")
+        with pytest.raises(openai.APIStatusError, match=r"cannot keep the file|folder of batches cannot") as caught:
+            client.files.create(file=("in.jsonl", content), purpose="batch")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert caught.value.status_code == 507
+    assert caught.value.status_code == status
     assert set(folder.rglob("*")) == before
 
 

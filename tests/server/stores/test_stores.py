@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
@@ -250,3 +251,19 @@ def test_what_cannot_be_opened_is_told_without_secrets(tmp_path: Path, monkeypat
     assert "pass-word" not in str(caught.value)
     assert "redis://" in (check_store("http://somewhere") or "")
     assert "take a Redis cluster" in (check_store("redis+sentinel://somewhere/0") or "")
+
+
+def test_a_value_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    async def put() -> None:
+        store = folder.FolderStore(str(tmp_path))
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+        try:
+            with pytest.raises(StoreError, match="cannot be used"):
+                await store.put(THINGS, "key", b"a" * 2000)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+            await store.close()
+
+    asyncio.run(put())
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
