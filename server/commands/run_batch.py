@@ -161,7 +161,9 @@ async def _answer(batch: _Batch, total: int, done: Collection[str]) -> int:
 
 
 def _parse(arguments: Sequence[str]) -> _Batch:
-    parser = model_parser("tidewheel run-batch", "Answer a file of requests in OpenAI's batch format.")
+    parser = model_parser(
+        "tidewheel run-batch", "Answer a file of requests in OpenAI's batch format.", "-i IN -o OUT [MODEL] [options]"
+    )
     group = parser.add_argument_group("batch")
     group.add_argument("-i", "--input-file", required=True, metavar="FILE", help="the requests, one JSON object a line")
     group.add_argument("-o", "--output-file", required=True, metavar="FILE",

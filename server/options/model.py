@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -36,13 +37,15 @@ _REMARKS = {
 }
 
 
-def model_parser(prog: str, description: str) -> OptionParser:
+def model_parser(prog: str, description: str, usage: str = "[MODEL] [options]") -> OptionParser:
     """A parser for a command that runs a model: it knows MODEL and the engine's options."""
     parser = OptionParser(
         prog=prog,
+        usage=f"{prog} {usage}",
         description=description,
-        epilog="Each option may also be given as an environment variable: --max-model-len as "
+        epilog="Each option may also be given as an environment variable: --max-model-len as\n"
         "TIDEWHEEL_MAX_MODEL_LEN. The command line goes first.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="same as --model")

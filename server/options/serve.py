@@ -61,6 +61,20 @@ class ServeOptions:
     notes: Sequence[str] = field(default=(), compare=False)
 
 
+_DESCRIPTION = """\
+Serve a model over an OpenAI-compatible API.
+
+what most people need:
+  tidewheel serve                        the built-in model, on http://127.0.0.1:8000
+  tidewheel serve OWNER/NAME             a model of the Hugging Face Hub
+  tidewheel serve ./model-Q4_K_M.gguf    a file, or a folder
+  --host 0.0.0.0 --port 80 --api-key KEY for other machines, which need a key
+  --max-model-len 8k                     the longest conversation, in tokens
+  --quantization int8                    half the memory of a model that is not quantized
+  --served-model-name NAME               the model's name in the API
+  --help=WORD                            the options that have to do with a word"""
+
+
 def parse_options(
     arguments: Sequence[str], environment: Mapping[str, str] = os.environ, *, prog: str = "tidewheel serve"
 ) -> ServeOptions:
@@ -68,7 +82,7 @@ def parse_options(
 
     Prints what is wrong and exits with 2 if they are unusable.
     """
-    parser = model_parser(prog, "Serve a model over an OpenAI-compatible API.")
+    parser = model_parser(prog, _DESCRIPTION)
     group = parser.add_argument_group("server")
     for option in _SERVER_OPTIONS:
         add_option(group, option)

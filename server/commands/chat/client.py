@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from tidewheel.engine.errors import TidewheelError
 
@@ -43,10 +43,29 @@ class ChatClient:
         self._first = [{"role": "system", "content": system}] if system else []
         self.messages: list[dict[str, str]] = list(self._first)
         self.tokens_per_second: float | None = None
+        self.parameters: dict[str, Any] = {}
+        """Fields of all further requests, such as `temperature`."""
 
     def reset(self) -> None:
         """Forgets the conversation, but not the system message."""
         self.messages = list(self._first)
+
+    def instruct(self, system: str) -> None:
+        """Begins anew with another system message; an empty one is none."""
+        self._first = [{"role": "system", "content": system}] if system else []
+        self.reset()
+
+    def serves(self, model: str) -> bool:
+        """Whether the server has a model of this name, be it listed or not. Raises UnreachableError."""
+        try:
+            if model in self.models():
+                return True
+            with self._request("GET", f"/models/{quote(model, safe='')}") as response:
+                return bool(_json(response.read()).get("id"))
+        except UnreachableError:
+            raise
+        except ChatError:
+            return False
 
     def models(self) -> dict[str, dict[str, Any]]:
         """What the server tells of each model, by its name. Raises ChatError."""
@@ -89,13 +108,8 @@ class ChatClient:
 
     def _stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """The choices of a streamed answer, whose speed is measured."""
-        whole = {
-            "model": self.model(),
-            **(self._sampling or {}),
-            **body,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
+        streamed = {"stream": True, "stream_options": {"include_usage": True}}
+        whole = {"model": self.model(), **(self._sampling or {}), **self.parameters, **body, **streamed}
         tokens, first, last = 0, 0.0, 0.0
         with self._request("POST", path, json.dumps(whole).encode()) as response:
             for event in _events(response):
@@ -104,8 +118,10 @@ class ChatClient:
                     if choice.get("text") or any(choice.get("delta", {}).get(part) for part in _TEXTS):
                         last = time.perf_counter()
                         first = first or last
+                    elif choice.get("finish_reason"):  # the last token may have no text
+                        last = time.perf_counter()
                     yield choice
-        self.tokens_per_second = (tokens - 1) / (last - first) if tokens > 1 and last > first else None
+        self.tokens_per_second = (tokens - 1) / (last - first) if tokens > 1 and last > first > 0 else None
 
     def _request(self, method: str, path: str, body: bytes | None = None) -> _Response:
         connection = self._connection_type(*self._address)

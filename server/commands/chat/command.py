@@ -4,22 +4,36 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import re
+import stat
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 
 from .client import DEFAULT_URL, ChatClient, ChatError, CompletionClient, UnreachableError
-from .local_server import local_server
+from .local_server import download, local_server
 from .terminal import Screen, reader
 
 _HELP = """\
-/reset  forget the conversation
-/help   show this
-/exit   leave
-Ctrl-C stops an answer. A line that ends with \\ goes on in the next one."""
+/reset            forget the conversation
+/set NAME VALUE   a parameter, such as temperature 0.5; without a value the model's own, /set alone shows all
+/set system TEXT  another system message, and a new conversation
+/help             show this
+/exit, /bye       leave, as Ctrl-D does
+Ctrl-C stops an answer, or clears what was typed. A line that ends with \\ goes on in the next one."""
+_EXAMPLES = """\
+examples:
+  tidewheel chat                             a conversation; /help lists the commands
+  tidewheel chat Who are you?                one question
+  tidewheel chat ./my-model                  a conversation with this model
+  cat FILE | tidewheel chat "Summarize this" a question about a file
+"""
+_COMMAND = re.compile(r"/[a-z?]\w*(?=\s|$)", re.IGNORECASE)  # and no path
+_OURS = ("messages", "prompt", "model", "stream", "stream_options", "n")
+_MAX_PIPED = 1 << 24  # characters
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _PATH = re.compile(r"(/|\.{1,2}/|~)\S*|\S+\.gguf")  # a model's, whether it is there or not
 
@@ -27,6 +41,7 @@ _PATH = re.compile(r"(/|\.{1,2}/|~)\S*|\S+\.gguf")  # a model's, whether it is t
 def chat(arguments: Sequence[str]) -> int:
     """The `chat` command. Raises ChatError."""
     parser = _parser("chat", "MESSAGE", "Talk to a model", "ask this and leave; else a conversation")
+    parser.description = f"{parser.description}\n\n{_EXAMPLES}"
     parser.epilog = f"In the conversation:\n{_HELP}"
     parser.add_argument("--system", "--system-prompt", metavar="TEXT", help="a system message to begin with")
     return _run(
@@ -90,11 +105,29 @@ def _run(
     screen = Screen(sys.stdout, shows_speed=given.stats)
     with _server(given.url, source, given.api_key, screen) as url:
         client = client_of(url, given)
-        if words:
-            _say(client, " ".join(words), screen)
+        if words or sys.stdin is None or not sys.stdin.isatty():
+            piped = "" if sys.stdin is None else _piped(sys.stdin, waits=not words)
+            if text := "\n\n".join(part for part in (" ".join(words), piped.strip("\n")) if part.strip()):
+                _say(client, text, screen)
         else:
-            _converse(client, sys.stdin, screen)
+            screen.note(f"{client.model()} at {url}")
+            _converse(client, screen)
     return 0
+
+
+def _piped(source: TextIO, *, waits: bool) -> str:
+    """What comes from a pipe or a file. Unless it `waits`, other sources are left alone, which may never end."""
+    if not waits:
+        try:
+            mode = os.fstat(source.fileno()).st_mode
+        except (OSError, ValueError):
+            return ""
+        if not stat.S_ISFIFO(mode) and not stat.S_ISREG(mode):
+            return ""
+    text = source.read(_MAX_PIPED + 1)
+    if len(text) > _MAX_PIPED:
+        raise ChatError(f"what is piped in has more than {_MAX_PIPED} characters")
+    return text
 
 
 def _is_model(word: str) -> bool:
@@ -111,18 +144,27 @@ def _server(url: str | None, source: str | None, api_key: str | None, screen: Sc
         yield DEFAULT_URL
         return
     if screen.is_terminal:
+        if source is not None and not _is_here(source):
+            download(source)
         screen.note(f"Starting a server of {source or 'the built-in model'} ...")
     with local_server(source) as started:
         yield started
 
 
+def _is_here(source: str) -> bool:
+    return Path(source).expanduser().exists() or _PATH.fullmatch(source) is not None
+
+
 def _serves(source: str | None, api_key: str | None) -> bool:
     """Whether a server runs at the default address, with the model `source` if that is named."""
+    client = ChatClient(DEFAULT_URL, model=None, system=None, api_key=api_key)
     try:
-        models = ChatClient(DEFAULT_URL, model=None, system=None, api_key=api_key).models()
+        if source is not None:
+            return client.serves(source)
+        client.models()
     except UnreachableError:
         return False
-    return source is None or source in models
+    return True
 
 
 def _say(client: ChatClient, text: str, screen: Screen) -> None:
@@ -133,48 +175,63 @@ def _say(client: ChatClient, text: str, screen: Screen) -> None:
         screen.note(f"{client.tokens_per_second:.1f} tokens/s")
 
 
-def _converse(client: ChatClient, source: TextIO, screen: Screen) -> None:
-    """Questions from `source` until it ends or says /exit. On a terminal they are asked for, else each line is one."""
-    terminal = source.isatty()
-    if terminal:
-        screen.note(_HELP)
-        read = reader(_is_command)
+def _converse(client: ChatClient, screen: Screen) -> None:
+    """Questions from the terminal, until it ends or says /exit."""
+    screen.note(_HELP)
+    read = reader(_is_command)
     while True:
         try:
-            text = read() if terminal else source.readline()
+            text = read().strip()
         except EOFError:
             return
         except KeyboardInterrupt:
-            screen.note("")
+            screen.note("(Ctrl-D or /exit leaves)")
+            continue
+        command, _, rest = text.partition(" ")
+        if command in ("/exit", "/quit", "/bye"):
             return
-        if not text and not terminal:
-            return
-        text = text.strip()
-        if text in ("/exit", "/quit"):
-            return
-        if text == "/reset":
+        if command == "/reset":
             client.reset()
-        elif text == "/help":
+        elif command in ("/help", "/?"):
             screen.note(_HELP)
-        elif terminal and _is_command(text):
-            screen.note(f"there is no {text}; /help lists the commands")
+        elif command == "/set":
+            screen.note(_set(client, rest.strip()))
+        elif _is_command(text):
+            screen.note(f"there is no {command}; /help lists the commands")
         elif text:
-            _answer(client, text, screen, terminal)
+            _answer(client, text, screen)
+
+
+def _set(client: ChatClient, given: str) -> str:
+    """Sets a parameter, and says what is set. Ollama's word `parameter` may stand before its name."""
+    name, _, value = given.removeprefix("parameter ").strip().partition(" ")
+    value = value.strip()
+    if name == "system":
+        client.instruct(value.strip('"'))
+        return "a new conversation begins" + (", with this system message" if value else "")
+    if name in _OURS:
+        return f"{name} cannot be set: this program sets it"
+    if name and value:
+        try:
+            client.parameters[name] = json.loads(value)
+        except ValueError:
+            client.parameters[name] = value
+    elif name:
+        client.parameters.pop(name, None)
+    told = ", ".join(f"{key} {json.dumps(one, ensure_ascii=False)}" for key, one in client.parameters.items())
+    return told or "nothing is set: the model's own values hold"
 
 
 def _is_command(line: str) -> bool:
     """Whether a line that was typed is for this program: it need not be one that there is."""
-    text = line.strip()
-    return text.startswith("/") and " " not in text
+    return _COMMAND.match(line.strip()) is not None
 
 
-def _answer(client: ChatClient, text: str, screen: Screen, terminal: bool) -> None:
+def _answer(client: ChatClient, text: str, screen: Screen) -> None:
     try:
         _say(client, text, screen)
     except KeyboardInterrupt:
         screen.end()
         screen.note("(stopped)")
     except ChatError as error:
-        if not terminal:
-            raise
         print(f"error: {error}", file=sys.stderr)

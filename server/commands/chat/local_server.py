@@ -24,6 +24,15 @@ _END_S = 10.0
 _SAYS = "tidewheel serve: "
 
 
+def download(model: str) -> None:
+    """Downloads a model of the hub, with bars on this terminal. Raises ChatError if that fails, when the reason is on
+    the terminal already.
+    """
+    main = str(Path(tidewheel.__file__).with_name("__main__.py"))
+    if subprocess.run([sys.executable, main, "pull", model], stdout=subprocess.DEVNULL).returncode:
+        raise ChatError(f"{model} cannot be had")
+
+
 @contextlib.contextmanager
 def local_server(model: str | None) -> Iterator[str]:
     """Serves a model, the built-in one for None, on a free port of this machine. Yields the address.

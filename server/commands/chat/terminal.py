@@ -67,6 +67,7 @@ def _readline(is_command: Callable[[str], bool]) -> Callable[[str], str]:
     with contextlib.suppress(OSError):
         readline.read_history_file(path)
     readline.set_history_length(_HISTORY_LINES)
+    readline.parse_and_bind("set enable-bracketed-paste on")  # pasted lines are one question
 
     def save() -> None:
         with contextlib.suppress(OSError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import os
@@ -83,15 +84,32 @@ def test_a_path_is_a_model_even_if_nothing_is_there(path: str, capsys: pytest.Ca
     assert path in said
 
 
-def test_questions_from_a_pipe(
-    server: RunningServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_what_is_piped_in_is_one_question(
+    server: RunningServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def prompt() -> str:
+        return server.engine.tokenizer.decode(list(server.engine.requests[-1].prompt_token_ids))
+
     monkeypatch.setattr(sys, "stdin", io.StringIO("SAY(c)YAS\nSAY(d)YAS\n"))
     assert main(["complete", "--url", server.url]) == 0
-    assert capsys.readouterr().out == "c\nd\n"
-    monkeypatch.setattr(sys, "stdin", io.StringIO("SAY(a)YAS\n\n/reset\nSAY(b)YAS\n/exit\nSAY(c)YAS\n"))
+    assert capsys.readouterr().out == "d\n"
+    assert prompt() == "SAY(c)YAS\nSAY(d)YAS"
+    monkeypatch.setattr(sys, "stdin", io.StringIO("    /reset\n\nSAY(b)YAS\n"))  # all of it is one question
     assert main(["chat", "--url", server.url, "--model", "scripted"]) == 0
-    assert capsys.readouterr().out == "a\nb\n"
+    assert capsys.readouterr().out == "b\n"
+    assert prompt() == "<user>    /reset\n\nSAY(b)YAS<assistant>"
+    file = tmp_path / "notes.txt"
+    file.write_text("Some notes.\nSAY(short)YAS\n")
+    with file.open() as opened:
+        monkeypatch.setattr(sys, "stdin", opened)
+        assert main(["chat", "--url", server.url, "Summarize", "this:"]) == 0
+    assert capsys.readouterr().out == "short\n"
+    assert prompt() == "<user>Summarize this:\n\nSome notes.\nSAY(short)YAS<assistant>"
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n"))
+    assert main(["chat", "--url", server.url]) == 0
+    monkeypatch.setattr(sys, "stdin", None)
+    assert main(["chat", "--url", server.url, "SAY(alone)YAS"]) == 0
+    assert capsys.readouterr().out == "alone\n"
 
 
 @pytest.mark.parametrize(
@@ -181,6 +199,7 @@ def test_a_conversation_in_a_terminal(start_server: StartServer, tmp_path: Path,
         return prompt
 
     with Terminal(slow.url, tmp_path, toolkit=toolkit) as terminal:
+        terminal.shown_until(f"scripted at {slow.url}")
         terminal.shown_until("> ")
         terminal.type("LOOP(\r")
         terminal.shown_until("xxxx")
@@ -193,6 +212,20 @@ def test_a_conversation_in_a_terminal(start_server: StartServer, tmp_path: Path,
         terminal.type("/hepl\r")
         terminal.shown_until("there is no /hepl; /help lists the commands")
         terminal.shown_until("> ")
+        terminal.type("/hepl me with this\r")
+        terminal.shown_until("there is no /hepl; /help lists the commands")
+        terminal.shown_until("> ")
+        terminal.type("/set parameter temperature 0.25\r")
+        terminal.shown_until("temperature 0.25")
+        terminal.shown_until("> ")
+        terminal.type("/set stream false\r")
+        terminal.shown_until("stream cannot be set")
+        terminal.shown_until("> ")
+        terminal.type("half a question")
+        terminal.shown_until("half a question")
+        terminal.process.send_signal(signal.SIGINT)
+        terminal.shown_until("(Ctrl-D or /exit leaves)")
+        terminal.shown_until("> ")
         terminal.type("two lines:\\\r")
         terminal.shown_until("... ")
         terminal.type("SAY(<think>hmm</think>on we go)YAS\r")
@@ -201,11 +234,19 @@ def test_a_conversation_in_a_terminal(start_server: StartServer, tmp_path: Path,
         terminal.shown_until(" tokens/s")
         terminal.shown_until("> ")
         assert last_prompt() == "<user>two lines:\nSAY(<think>hmm</think>on we go)YAS<assistant>"
-        terminal.type("/exit\r")
+        assert slow.engine.requests[-1].sampling.temperature == 0.25
+        terminal.type("/set system Be SAY(kind)YAS\r")
+        terminal.shown_until("with this system message")
+        terminal.shown_until("> ")
+        terminal.type("\x1b[200~pasted\nlines\x1b[201~\r")
+        terminal.shown_until("kind")
+        terminal.shown_until("> ")
+        assert last_prompt() == "<system>Be SAY(kind)YAS<user>pasted\nlines<assistant>"
+        terminal.type("/bye\r")
         assert terminal.process.wait(20) == 0
     with Terminal(slow.url, tmp_path, toolkit=toolkit) as terminal:
         terminal.shown_until("> ")
-        terminal.type("\x1b[A\r")  # up: /exit is not in the history
+        terminal.type("\x1b[A\x1b[A\x1b[A\r")  # up, beyond the two pasted lines: commands are not in the history
         terminal.shown_until("\x1b[2mhmm\x1b[0m")
         terminal.shown_until(" tokens/s")
         assert last_prompt() == "<user>SAY(<think>hmm</think>on we go)YAS<assistant>"
@@ -245,6 +286,33 @@ def test_reasoning_is_no_part_of_what_a_pipe_gets(
     assert "".join(thoughts) == "well"
     assert client.tokens_per_second is not None
     assert client.tokens_per_second > 0
+
+
+def test_the_speed_counts_the_last_token_though_it_has_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    delta = b'data: {"choices": [{"delta": {"content": "a"}, "finish_reason": null}]}\n'
+    end = b'data: {"choices": [{"delta": {}, "finish_reason": "stop"}]}\n'
+    usage = b'data: {"choices": [], "usage": {"completion_tokens": 3}}\ndata: [DONE]\n'
+    client = ChatClient("http://127.0.0.1:9", model="m", system=None, api_key=None)
+    monkeypatch.setattr(client, "models", dict)
+    monkeypatch.setattr(client, "_request", lambda *a: contextlib.nullcontext(io.BytesIO(delta * 2 + end + usage)))
+    monkeypatch.setattr("time.perf_counter", iter([1.0, 2.0, 3.0]).__next__)
+    assert "".join(client.ask("hi")) == "aa"
+    assert client.tokens_per_second == 1.0  # two tokens after the first, in two seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("abcde fghij k", "abcde\nfghij\nk"),  # no line of the space behind a full one
+        ("abcde  \nfg", "abcde\nfg"),
+        ("ab cd  ef", "ab cd\nef"),
+        ("a\n  b c", "a\n  b c"),
+        ("潮車 潮", "潮車\n潮"),  # two columns each
+    ],
+)
+def test_a_line_may_fill_the_terminal(text: str, shown: str) -> None:
+    wrap = WordWrap(5)
+    assert wrap.feed(text) + wrap.end() == shown
 
 
 @settings(max_examples=50, deadline=None)
