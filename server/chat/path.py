@@ -118,10 +118,6 @@ class ChatPath:
             generation, model, token_ids, answers, sampling.max_tokens, counts_reasoning=parsers.reads_reasoning
         )
 
-    async def run(self, raw_size: int, work: Callable[[], T]) -> T:
-        """The result of `work` on a body of so many bytes: in a thread where that is much."""
-        return await self._encoder.run(raw_size, work)
-
     async def count_tokens(self, body: ChatCompletionRequest, raw_size: int) -> int:
         """How many tokens a request's prompt has, even if it is too long. Raises what `start` raises."""
         await self._models.resolve(body.model)

@@ -261,5 +261,6 @@ def _order(priorities: Sequence[int], adapters: Sequence[LoRARequest | None]) ->
 
 
 def _config(options: EngineOptions) -> HfConfig:
-    source = open_source(options.model, options.revision, options.download_dir, options.load_format, options.seed)
+    seed = options.seed or 0
+    source = open_source(options.model, options.revision, options.download_dir, options.load_format, seed)
     return HfConfig(overridden(source.config, options.hf_overrides, options.rope_scaling, options.rope_theta))
