@@ -112,18 +112,20 @@ def test_chats_have_adapters_too(server: ServerProcess) -> None:
 
 
 def test_who_uses_an_adapter_is_in_the_metrics_and_in_the_log(server: ServerProcess) -> None:
+    metrics = httpx.Client(base_url=server.url)  # one, as each new one takes a while, and the answer does not
+
     def used() -> tuple[str, ...]:
-        text = httpx.get(f"{server.url}/metrics").text
+        text = metrics.get("/metrics").text
         [line] = re.findall(r"^tidewheel:lora_requests_info\{(.*)\} 1\.\d+e\+09$", text, re.MULTILINE)
         labels = dict(re.findall(r'(\w+)="([^"]*)"', line))
         return labels["max_lora"], labels["running_lora_adapters"], labels["waiting_lora_adapters"]
 
-    assert used() == ("1", "", "")
-    with ThreadPoolExecutor(1) as pool:
+    with metrics, ThreadPoolExecutor(1) as pool:
+        assert used() == ("1", "", "")
         answer = pool.submit(complete, server, "first", prompt=[PROMPT] * 16, max_tokens=400, ignore_eos=True)
         eventually(lambda: used() == ("1", "first", ""), "the adapter should be at work")
         assert answer.result().status_code == 200
-    assert used() == ("1", "", "")
+        assert used() == ("1", "", "")
     assert f" adapter=first prompt={16 * len(PROMPT)} " in server.log
 
 
