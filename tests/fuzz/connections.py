@@ -49,6 +49,12 @@ class Transport(asyncio.Transport):
 
     abort = close
 
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        """The answer's end. What the client sends until it closes is still read."""
+
     def is_closing(self) -> bool:
         return self._is_closing
 
@@ -106,7 +112,8 @@ async def answered(pieces: Iterable[bytes]) -> tuple[list[Any], bytes]:
         assert len(protocol._ahead) <= MOST_AHEAD + len(piece)
     await settle()
     if not transport.is_closing():
-        protocol.eof_received()
+        if not protocol.eof_received():
+            transport.close()  # as asyncio does
         await settle()
     assert transport.is_closing(), "it never ends"
     # Which of two mistakes a refusal is for depends on what the parser saw at once.

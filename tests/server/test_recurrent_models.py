@@ -82,7 +82,8 @@ def test_preempted_sequences_say_what_they_say_alone(start_server: StartServer) 
     bodies = [asked(text, max_tokens=60) for text in ("the fox sleeps", "a dog jumps", "over and over", "the lazy fox")]
     alone = [answer(server, body)[0] for body in bodies]
     assert metric(server, "tidewheel:num_preemptions_total") == 0
-    with ThreadPoolExecutor(len(bodies)) as pool:
-        together = list(pool.map(lambda body: answer(server, body)[0], bodies))
-    assert together == alone
-    assert metric(server, "tidewheel:num_preemptions_total") > 0
+    # On a busy machine, one may end before the next one comes.
+    while metric(server, "tidewheel:num_preemptions_total") == 0:
+        with ThreadPoolExecutor(len(bodies)) as pool:
+            together = list(pool.map(lambda body: answer(server, body)[0], bodies))
+        assert together == alone
