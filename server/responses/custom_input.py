@@ -11,8 +11,8 @@ from .offered_tools import INPUT
 _OPENING = re.compile(rf'\s*\{{\s*"{INPUT}"\s*:\s*"')
 # Whole characters of a JSON string, or of what models take for one. The halves of a surrogate pair belong together.
 _CHARACTERS = re.compile(
-    r'(?:[^"\\]|\\["\\/bfnrt]|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4}'
-    r"|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})*+"
+    r'(?:[^"\\]+|\\["\\/bfnrt]|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4}'
+    r"|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})*"
 )
 
 _LONGEST_ESCAPE = 12  # characters of a pair of surrogates

@@ -11,7 +11,7 @@ from ..template_environment import ToolArguments
 from .arguments import INVALID_JSON
 from .values import to_json
 
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*+(?P<end>"?)|(?P<mark>[][{},])', re.DOTALL)
+_TOKEN = re.compile(r'\\.|[]["{},]', re.DOTALL)
 _CLOSERS = {"{": "}", "[": "]"}
 
 
@@ -52,11 +52,13 @@ def _completed(text: str) -> Any:
     """The value of JSON that was cut off; `_BROKEN` if it is broken otherwise."""
     opened: list[str] = []
     before = 0  # where what was cut off can be left out: behind a bracket, or before a comma
-    in_string = ""
+    in_string = False
     for token in _TOKEN.finditer(text):
-        mark = token["mark"]
-        if mark is None:
-            in_string = "" if token["end"] else '"'
+        mark = token[0]
+        if mark == '"':
+            in_string = not in_string
+        elif in_string or mark.startswith("\\"):
+            continue
         elif mark in _CLOSERS:
             opened.append(_CLOSERS[mark])
             before = token.end()
@@ -67,5 +69,5 @@ def _completed(text: str) -> Any:
         else:
             before = token.end()
     closers = "".join(reversed(opened))
-    value = _parsed(text + in_string + closers)
+    value = _parsed(text + '"' * in_string + closers)
     return _parsed(text[:before] + closers) if value is _BROKEN else value
