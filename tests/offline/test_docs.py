@@ -39,7 +39,7 @@ def test_the_batch_example(tmp_path: Path) -> None:
     (tmp_path / "requests.jsonl").write_text(requests)
     [command] = blocks("sh")
     arguments = command.split()
-    assert arguments[0] == "tidewheel"
+    assert arguments[0] == ".venv/bin/tidewheel"
     done = subprocess.run([*TIDEWHEEL, *arguments[1:]], capture_output=True, text=True, cwd=tmp_path, timeout=280)
     assert done.returncode == 0, done.stderr
     answers = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]

@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
-EBB, FLOOD = ({"template": f'SAY({{"name": "{name}"}})YAS'} for name in ("ebb", "flood"))
+EBB, FLOOD = (
+    {"template": f'SAY({{"name": "{name}"}})YAS{{% for m in messages %}}{{{{ m.content }}}}{{% endfor %}}'}
+    for name in ("ebb", "flood")
+)
 SCRIPT = str(Path(__file__).parents[2] / "tools" / "same_answers.py")
 
 

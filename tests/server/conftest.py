@@ -248,7 +248,7 @@ def dummy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128,
         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 320,
-        "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
+        "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
         "bos_token_id": 257, "eos_token_id": 258, "tie_word_embeddings": True, "torch_dtype": "float32",
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))

@@ -110,8 +110,8 @@ def test_server_info(dummy_server: ServerProcess, demo_server: ServerProcess) ->
     assert info["engine"]["device"] == "cpu"
     assert info["engine"]["isa"]
     assert info["engine"]["dtype"] == "float32"
-    assert info["max_model_len"] == 512
-    assert info["kv_cache_blocks"] * info["kv_cache_block_size"] >= 512
+    assert info["max_model_len"] == 2048
+    assert info["kv_cache_blocks"] * info["kv_cache_block_size"] >= 2048
     assert "api_key" not in info["options"]
     assert "secret" not in answer.text
     assert httpx.get(f"{dummy_server.url}/server_info", trust_env=False).status_code == 401

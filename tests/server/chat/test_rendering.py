@@ -180,7 +180,7 @@ BROKEN = [
 @pytest.fixture(scope="module")
 def showing(start_server: StartServer) -> RunningServer:
     template = (
-        "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}"
+        "{{ tools or '' }}{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}"
         "{% for name, value in c.function.arguments | items %}{{ name }},{% endfor %}{{ c.function.arguments }}"
         "{% endfor %}{% endfor %}"
     )
@@ -247,14 +247,15 @@ def test_a_message_goes_back_as_sdks_send_it(server: RunningServer) -> None:
 
 
 def test_openrouters_reasoning_is_that_of_the_other_names(start_server: StartServer) -> None:
-    server = start_server(engine={"template": "{{ enable_thinking }} {{ reasoning_effort }}"}, reasoning_parser="qwen3")
+    template = "{{ enable_thinking }} {{ reasoning_effort }} {{ messages[0].content }}"
+    server = start_server(engine={"template": template}, reasoning_parser="qwen3")
     for given, shown in (
         ({"reasoning": {"effort": "low", "enabled": True}}, "True low"),
         ({"reasoning": {"effort": "none"}}, "False none"),
         ({"reasoning": {"enabled": False}, "enable_thinking": True, "reasoning_effort": "high"}, "True high"),
     ):
         chat(server, **given)
-        assert prompt_of(server) == shown
+        assert prompt_of(server) == f"{shown} {ASK['content']}"
     assert server.post(PATH, {"messages": [ASK], "reasoning": {"effort": "vast"}}).status_code == 400
 
 
