@@ -230,6 +230,11 @@ def refused_start(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[
     monkeypatch.setattr(serve, "configure_logging", lambda *arguments, **options: None)  # pytest has its own
     monkeypatch.setattr(gc, "freeze", lambda: None)  # what a test leaves is to be collected
 
+    def begin_to_serve(*arguments: object, **options: object) -> None:
+        pytest.fail("the start did not fail")
+
+    monkeypatch.setattr(uvicorn.Server, "run", begin_to_serve)
+
     def run(*arguments: str) -> tuple[int | str | None, str]:
         capfd.readouterr()
         try:
@@ -248,7 +253,7 @@ def dummy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128,
         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 320,
-        "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
+        "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
         "bos_token_id": 257, "eos_token_id": 258, "tie_word_embeddings": True, "torch_dtype": "float32",
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
@@ -269,9 +274,10 @@ def dummy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def dummy_server(dummy_model: Path) -> Iterator[ServerProcess]:
-    """The real command serving dummy weights."""
+    """The real command serving dummy weights, with room for descriptions of tools."""
     arguments = ("--load-format", "dummy", "--served-model-name", "tiny", "--api-key", "secret", "--max-num-seqs", "16")
-    process = ServerProcess(str(dummy_model), *arguments, "--threads-bind", one_core())
+    room = ("--hf-overrides", '{"max_position_embeddings": 2048}')
+    process = ServerProcess(str(dummy_model), *arguments, *room, "--threads-bind", one_core())
     yield process
     process.stop()
 
