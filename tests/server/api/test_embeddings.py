@@ -279,8 +279,7 @@ def test_sigterm_lets_running_requests_finish() -> None:
 
     thread = threading.Thread(target=ask)
     thread.start()
-    name = str(zoo.folder("bert"))
-    until(lambda: metric(httpx.get(f"{process.url}/metrics", trust_env=False).text, "encoder_batches_total", name))
+    until(lambda: metric(httpx.get(f"{process.url}/metrics", trust_env=False).text, "encoder_batches_total", "bert"))
     process.process.terminate()
     thread.join(60)
     assert process.process.wait(30) == 0
