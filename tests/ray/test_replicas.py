@@ -222,7 +222,7 @@ def test_replicas_come_when_prompts_wait_and_go_when_none_do(replicas: Replicas)
     with ThreadPoolExecutor(16) as pool:
         asking = [pool.submit(ask_on, number) for number in range(16)]
         try:
-            wait_until(lambda: running(replicas) == 2 or any(future.done() for future in asking), 30)
+            wait_until(lambda: running(replicas) == 2 or any(future.done() for future in asking))
         finally:
             done.set()
     assert len(replicas.processes()) == 2
