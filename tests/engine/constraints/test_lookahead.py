@@ -58,13 +58,6 @@ class Told:
         return self.tokens[start : start + 6]
 
 
-@pytest.fixture(autouse=True)
-def _no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Following guesses has as much time as it takes, however slow the machine is."""
-    for module in ("constraints.masks", "scheduling.drafts"):
-        monkeypatch.setattr(f"tidewheel.engine.{module}._LOOKAHEAD_S", 60.0)
-
-
 def by_itself(job: Job) -> list[Sampled]:
     """What a job gets without drafts."""
     return alone(fake(), MAX_LENGTH, job, 0, EOS)[0]
