@@ -160,12 +160,12 @@ class HarmonyScanner(TextScanner):
 
     def _startless(self) -> Steps[str]:
         """Reads what stands before the first tag of a header without `<|start|>`, if such a header comes."""
-        while _may_begin_header(self._text):
-            found = _STARTLESS.match(self._text)
+        while _may_begin_header(begun := self._text[:_LONGEST_HEADER]):
+            found = _STARTLESS.match(begun)
             if found is not None:
                 self._at = found.end() if found[0].strip() else 0
-                return self._text[: self._at]
-            if not (yield from self._more()):
+                return begun[: self._at]
+            if len(begun) == _LONGEST_HEADER or not (yield from self._more()):
                 break
         return ""
 
@@ -245,8 +245,6 @@ class HarmonyScanner(TextScanner):
 
 def _may_begin_header(text: str) -> bool:
     """Whether a text may turn out to begin with a header that lacks `<|start|>`."""
-    if len(text) > _LONGEST_HEADER:
-        return False
     rest = text.lstrip()
     role = next((role for role in _ROLES if rest.startswith(role)), "")
     if not role and any(name.startswith(rest) for name in _ROLES):

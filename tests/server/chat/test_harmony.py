@@ -133,6 +133,13 @@ def test_without_tools_what_is_said_to_a_function_is_text_of_its_channel() -> No
     assert parse("<|channel|>analysis to=python code<|message|>1+1", calls=False) == ("1+1", "", [])
 
 
+def test_a_header_without_its_start_is_read_however_much_comes_with_it() -> None:
+    text = f"assistant{THINK}{'x' * 1000}"
+    assert parse(text) == parse(*text) == ("x" * 1000, "", [])
+    text = " " * 600 + THINK  # longer than a header may be
+    assert parse(text) == parse(*text)
+
+
 def test_text_is_given_as_it_comes() -> None:
     parser = HarmonyParser(PROMPT, new_call_id=lambda: "id")
     assert [parser.feed(text) for text in ("Hel", "lo ")] == [["Hel"], ["lo"]]
