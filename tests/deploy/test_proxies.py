@@ -103,6 +103,7 @@ def chat(url: str, messages: list[Any], headers: dict[str, str] | None = None, *
     return answer
 
 
+# Two servers and the proxy start with the first test.
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_answers_are_the_servers_own(proxy: Proxy, replicas: list[ServerProcess], stream: bool) -> None:
     def ask(url: str) -> str:

@@ -207,6 +207,7 @@ def jobs(draw: st.DrawFn) -> Job:
     return Job(prompt, sampling, draw(st.integers(0, 2**64 - 1)), draw(st.sampled_from([0, 0, 1])))
 
 
+# Each example computes its sequences together, and each one alone.
 @pytest.mark.parametrize(
     "subject", [*subjects(), *(pytest.param(one, marks=pytest.mark.sweep) for one in swept_subjects())], ids=str
 )

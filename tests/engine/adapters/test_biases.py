@@ -97,6 +97,7 @@ def test_biases_replace_those_of_the_model(device: str, model: str, fields: dict
     assert sequence.output == lora_zoo.greedy(model, TOKENS, 6, **fields)
 
 
+# Three executors with two adapters each, and threads that wait for each other.
 @pytest.mark.parametrize("model", ["qwen2", "gpt2-scaled"])
 def test_a_token_gets_the_same_bits_in_any_company_on_any_threads(model: str) -> None:
     cases = [{"bias": "all", "target_modules": (name,)} for name in _TARGETS[model]]

@@ -188,6 +188,7 @@ def test_a_missing_llguidance_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         )
 
 
+# 73 grammars are compiled, each first tried in a process of its own.
 def test_grammars_are_compiled_once_and_failures_name_the_field_of_each() -> None:
     async def compile_all() -> None:
         one = compiler()
@@ -259,6 +260,7 @@ def sentencepiece_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+# 12 walks of up to 400 tokens, with all allowed tokens at each.
 @pytest.mark.parametrize("kind", ["byte-level", "byte-fallback", "metaspace", "sentencepiece"])
 def test_with_any_tokenizer_the_shown_text_is_what_the_grammar_saw(kind: str, sentencepiece_folder: Path) -> None:
     """Whole characters only where tokens are no plain bytes; and no special token is ever taken for text."""
@@ -310,6 +312,7 @@ _schemas = st.recursive(
 )  # fmt: skip
 
 
+# Each grammar is first tried in a process of its own.
 @settings(max_examples=40, deadline=None)
 @given(_schemas | st.text(max_size=30) | st.text("start:|\"'/()[]a \n<>%{}*+?", max_size=40), st.sampled_from(
     ["json_schema", "regex", "grammar", "choice"]))  # fmt: skip

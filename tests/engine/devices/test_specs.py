@@ -211,6 +211,7 @@ def test_graphs_compute_what_the_reference_computes(name: str) -> None:
         np.testing.assert_allclose(logits, expected, atol=1e-4 * np.abs(expected).max())
 
 
+# A program of many kinds of layers is compiled.
 @pytest.mark.parametrize("name", [*TOGETHER, *map(swept, OF_ALL_DEVICES)])
 def test_tpus_compute_what_the_reference_computes(name: str) -> None:
     spec = {**TOGETHER, **OF_ALL_DEVICES}[name]

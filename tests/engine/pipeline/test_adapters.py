@@ -66,6 +66,7 @@ def answers(llm: LLM, folder: Path) -> list[Any]:
     return [(output.outputs[0].token_ids, output.outputs[0].logprobs) for output in outputs]
 
 
+# Three processes start.
 @pytest.mark.parametrize(
     ("model", "stages", "max_loras"),
     [

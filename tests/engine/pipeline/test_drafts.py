@@ -97,6 +97,7 @@ def check(driver: Driver, jobs: list[Job]) -> tuple[int, int]:
     return stats.guesses_total, stats.right_total
 
 
+# Two processes start.
 def test_the_model_itself_guesses_all_right() -> None:
     """With forks that share blocks, prompts that begin alike, and all ways to sample."""
     jobs = [
@@ -152,6 +153,7 @@ def predicting(folder: Path, stages: int) -> Iterator[Driver]:
         executor.close()
 
 
+# Two processes start.
 @pytest.mark.parametrize(
     "name", ["qwen3_5", *(pytest.param(name, marks=pytest.mark.sweep) for name in ("deepseek-v3", "glm4-moe"))]
 )

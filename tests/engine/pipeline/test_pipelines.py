@@ -40,6 +40,7 @@ def test_stages_give_the_bits_of_one_process(case: Case) -> None:
     assert answers(folder, **options, pipeline_parallel_size=case.stages) == expected(case.model, case.options)
 
 
+# A process starts for each stage.
 @pytest.mark.skipif(len(CORES) < 2, reason="groups of cores need two of them")
 @pytest.mark.parametrize(
     "case",
@@ -57,6 +58,7 @@ def test_groups_of_cores_in_stages_give_the_bits_of_one_process(case: Case, capl
     assert all(re.search(r"on CPUs [\d,-]+\|[\d,-]+, ", text) for text in stages)
 
 
+# Three processes start.
 def test_layers_are_shared_out_by_hand(caplog: pytest.LogCaptureFixture) -> None:
     folder = models_zoo.folder("llama-tied", tokenizer=True)
     options = {"load_format": "dummy", "hf_overrides": {"num_hidden_layers": 5}}

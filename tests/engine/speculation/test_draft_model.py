@@ -141,6 +141,7 @@ SAMPLED = [
 ]
 
 
+# What it says is computed once more without drafts.
 @pytest.mark.parametrize("sampling", SAMPLED, ids=str)
 def test_the_model_itself_guesses_all_right(sampling: dict[str, object]) -> None:
     driver = drafting(num_tokens=5)

@@ -85,6 +85,7 @@ def test_no_answer_is_used_for_another_salt_or_adapter(stranger: dict[str, objec
     assert guessing.propose(sequence([70, 10, 11], lora=Lora(5, "z"))) == [12, 13], "its number may change"
 
 
+# The oracle searches all texts for all runs, in each example.
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=30), min_size=1, max_size=6), st.integers(2, 12))
 def test_guesses_followed_somewhere_and_are_no_more_than_the_run_allows(texts: list[list[int]], depth: int) -> None:
     guessing = drafter(64, max_tree_depth=depth, min_token_prob=0.0)

@@ -140,6 +140,7 @@ def test_a_folder_that_cannot_be_used_is_named() -> None:
         BatchStore(Path("/dev/null/batches"))
 
 
+# 160 requests are answered slowly enough for a server to be killed meanwhile.
 def test_a_batch_of_a_server_that_is_killed_is_finished_by_the_other(
     servers: list[ScriptedProcess], folder: Path
 ) -> None:

@@ -253,6 +253,7 @@ def test_a_process_that_cannot_be_started(start_server: StartServer, monkeypatch
     assert said(server, OWN) == "hello"
 
 
+# Templates without an end take the second that they get.
 def test_waiting_is_bounded(start_server: StartServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_templates, "_MAX_S", 1.0)  # a template ends soon after its request
     limits = AdmissionLimits(max_queue=1, request_timeout_s=0.4)

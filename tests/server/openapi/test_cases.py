@@ -169,6 +169,7 @@ def session() -> requests.Session:
     return made
 
 
+# A process starts with the first test, and its document is read as a schema.
 @pytest.mark.parametrize("examples", EXAMPLES)
 @pytest.mark.parametrize(("path", "method"), SAMPLE)
 def test_what_the_document_allows(

@@ -81,6 +81,7 @@ def test_a_storm_compiles_nothing_and_gives_the_reference_tokens(install, name, 
     assert (stats.num_outside, stats.num_compilations) == (0, 0)
 
 
+# The model of the package looks at each operation.
 def test_a_storm_on_neuron_compiles_nothing_and_gives_the_tokens_of_its_type(install, tmp_path: Path) -> None:
     expected = reference("graph-cpu", "bfloat16")[:3]
     installed = install("neuron", FEW_BUCKETS, dtype="bfloat16")

@@ -95,6 +95,7 @@ def test_decodes_go_on_from_tokens_that_the_host_has_not_seen(
 ALWAYS = [(0, adapters.MarkingAdapter), (1, CpuAdapter)]
 
 
+# Sequences are computed again after each preemption, with torch on one thread.
 @pytest.mark.parametrize(
     ("seed", "adapter"),
     [
