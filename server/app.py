@@ -56,6 +56,7 @@ from .generation.prompt_encoding import PromptEncoder
 from .http.auth import HEALTH_PATHS, METRICS_PATHS, ApiKeyAuth
 from .http.body_values import BodyValues, most_values
 from .http.clients import NameClient
+from .http.hosts import AllowedHosts
 from .http.middleware import BodyLimit, JsonOnly, RequestId
 from .http.tidy_path import TidyPath
 from .protocol.decode import ParameterNotes
@@ -274,6 +275,10 @@ def _middleware(options: AppOptions, resources: AppResources, max_model_len: int
             expose_headers=("x-request-id", "retry-after"),
         )
         middleware.append(cors)
+    hosts = []
+    if options.allowed_hosts and "*" not in options.allowed_hosts:
+        # Probes and Prometheus ask by the addresses of single machines.
+        hosts = [Middleware(AllowedHosts, allowed=options.allowed_hosts, open_paths=HEALTH_PATHS | METRICS_PATHS)]
     middleware += [
         Middleware(
             RequestId,
@@ -284,6 +289,7 @@ def _middleware(options: AppOptions, resources: AppResources, max_model_len: int
             unlogged_successes=frozenset(options.disable_access_log_for_endpoints),
         ),
         Middleware(TidyPath),
+        *hosts,
         Middleware(BodyLimit, max_bytes=options.max_body_bytes),
         Middleware(BodyValues, max_values=most_values(max_model_len)),
         *resources.middleware,

@@ -15,6 +15,7 @@ from tidewheel.engine.models.generation import SAMPLING_NAMES
 
 from .chat.parser_names import REASONING_PARSER_NAMES, TOOL_CALL_PARSER_ALIASES, TOOL_CALL_PARSER_NAMES
 from .default_sampling import DEFAULT_SAMPLING
+from .host_names import check_host
 from .http.limits import AdmissionLimits
 from .stores.opening import check_store
 
@@ -101,6 +102,12 @@ class AppOptions(Options):
         secret=True,
     )
     api_key_file: str | None = option(None, "a file with more such keys, one a line", metavar="FILE")
+    allowed_hosts: Sequence[str] = option(
+        (),
+        "names that the Host header may have, without a port; *.example.com is all below that one, * is all [all]",
+        check=check_host,
+        metavar="HOST",
+    )
     protect_health: bool = option(False, "ask for a key on /health, /ping and /version too")
     protect_metrics: bool = option(False, "ask for a key on /metrics and /load too")
     allowed_origins: Sequence[str] = option(

@@ -39,6 +39,7 @@ _MEANINGS = {
     "--allowed-origins": "--cors --enable-cors --cors-origins --cors-allow-origins --allow-origins",
     "--enforce-eager": "--disable-cuda-graph --disable-cuda-graphs --no-cuda-graph",
     "--api-key-file": "--api-key-path",
+    "--allowed-hosts": "--allow-hosts --trusted-hosts --allowed-host",
     "--disable-web-ui": "--no-webui --no-ui",
     "--ssl-certfile": "--ssl-cert-file --certfile",
     "--ssl-keyfile": "--ssl-key-file --keyfile",
