@@ -64,6 +64,7 @@ from .protocol.rules import RequestRules
 from .responses.store import Responses, ResponseStore
 from .served_models import ServedModels
 from .shared_adapters import SharedAdapters
+from .telemetry.adapter_metrics import AdapterMetrics
 from .telemetry.encoder_metrics import EncoderMetrics
 from .telemetry.metrics import ServerMetrics
 from .telemetry.reports import RequestReports
@@ -133,11 +134,21 @@ def build_app(
         tools_as_text=formats.tools_as_text,
     )
     metrics = ServerMetrics(engine, models.default, options.metrics_prefix)
+    adapter_metrics = AdapterMetrics(engine, models.default, options.metrics_prefix)
     admission = Admission(engine, metrics, options.admission)
     tracer = resources.tracer
     reports = RequestReports(models.default, tracer, log_requests=options.log_requests)
     texts = TextLog(options.max_log_len, logs_answers=options.enable_log_outputs) if options.log_requests else None
-    generations = Generations(engine, admission, reports, texts, most_tokens)
+    if resources.keys.are_several_tenants:
+        start_logger.info(
+            "The API keys have several owners: responses, files and batches are each one's own, cached prefixes are %s",
+            "shared by all (--share-prefix-cache)" if options.share_prefix_cache else "too",
+        )
+    elif options.share_prefix_cache:
+        start_logger.info("--share-prefix-cache has no effect: there are no API keys of several owners")
+    generations = Generations(
+        engine, admission, reports, texts, most_tokens, shares_prefixes=options.share_prefix_cache
+    )
     encoder_metrics = EncoderMetrics(encoder_engine, options.metrics_prefix)
     encoders = ServedEncoders(
         encoder_engine, encoder_metrics, options.admission, log_requests=options.log_requests, texts=texts
@@ -159,7 +170,13 @@ def build_app(
     if options.batch_dir is not None:
         from .api.batches import Batches  # which few servers need
 
-        batches = Batches(options.batch_dir, engine.limits.max_num_seqs, most_values(engine.max_model_len), notes)
+        batches = Batches(
+            options.batch_dir,
+            engine.limits.max_num_seqs,
+            most_values(engine.max_model_len),
+            notes,
+            resources.keys.tenant_of,
+        )
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -217,7 +234,7 @@ def build_app(
         *ScoringEndpoints(encoders, encoder, notes=notes).routes(),
         *(() if batches is None else batches.routes),
         *health_routes(engine, encoder_engine),
-        *metrics_routes(metrics, encoder_metrics),
+        *metrics_routes(metrics, encoder_metrics, named=[adapter_metrics]),
         *operations_routes(engine, models.root, formats, shown_options or {}),
         *(web_routes() if options.web_ui else ()),
     ]
@@ -230,7 +247,7 @@ def build_app(
     if options.docs:
         app.router.routes += docs_routes(
             app.routes,
-            _open_paths(options) if resources.api_keys else None,
+            _open_paths(options) if resources.keys else None,
             refuses_unknown=options.unknown_parameters == "refuse",
         )
     return app
@@ -296,9 +313,6 @@ def _middleware(options: AppOptions, resources: AppResources, max_model_len: int
     ]
     if resources.tracer is not None:
         middleware.append(Middleware(TraceContext))
-    if resources.api_keys:
-        middleware.append(Middleware(ApiKeyAuth, keys=resources.api_keys, open_paths=_open_paths(options)))
-    if options.trust_request_chat_template:
-        middleware.append(Middleware(NameClient, has_keys=bool(resources.api_keys)))
-    middleware.append(Middleware(JsonOnly))
-    return middleware
+    if resources.keys:
+        middleware.append(Middleware(ApiKeyAuth, keys=resources.keys, open_paths=_open_paths(options)))
+    return [*middleware, Middleware(NameClient), Middleware(JsonOnly)]

@@ -81,7 +81,7 @@ def _strings(text: str) -> list[str]:
 class AppOptions(Options):
     """What the application needs to know besides the engine.
 
-    Without `api_keys` none is asked for, without `allowed_origins` no page of another origin may read answers.
+    Without keys none is asked for, without `allowed_origins` no page of another origin may read answers.
     `middleware` runs outermost first. What options name, files and import paths, is read by `find_resources`.
     """
 
@@ -101,7 +101,23 @@ class AppOptions(Options):
         env_aliases=("VLLM_API_KEY",),
         secret=True,
     )
-    api_key_file: str | None = option(None, "a file with more such keys, one a line", metavar="FILE")
+    admin_api_keys: Sequence[str] = option(
+        (),
+        "more such keys, which may also change the server for all, and put requests before those of others",
+        flag="--admin-api-key",
+        check=check_api_key,
+        metavar="KEY",
+        secret=True,
+    )
+    api_key_file: str | None = option(
+        None,
+        "a file with more such keys, one a line, each as KEY [name=NAME] [admin] [priority]: keys of one name are one "
+        "tenant's",
+        metavar="FILE",
+    )
+    share_prefix_cache: bool = option(
+        False, "let tenants, whose keys have different names, find the prefixes of each other's prompts in the KV cache"
+    )
     allowed_hosts: Sequence[str] = option(
         (),
         "names that the Host header may have, without a port; *.example.com is all below that one, * is all [all]",

@@ -16,6 +16,7 @@ from tidewheel.engine.files.wording import reason, shown
 from tidewheel.engine.models.generation import GenerationConfig, read_generation_config, sampling_defaults
 
 from .app_options import AppOptions, check_api_key
+from .http.api_keys import ApiKey, ApiKeys, admin_key, key_of_line, plain_key
 from .stores.opening import open_store
 
 if TYPE_CHECKING:
@@ -29,11 +30,11 @@ if TYPE_CHECKING:
 class AppResources:
     """What the application's options name, read and made.
 
-    `api_keys` are all keys, those of a file included. `chat_template` None is the tokenizer's own; `sampling_defaults`
+    `keys` are all API keys, those of a file included. `chat_template` None is the tokenizer's own; `sampling_defaults`
     None are the engine's, and `sampling_overrides` go before either.
     """
 
-    api_keys: Sequence[str] = field(default=(), repr=False)
+    keys: ApiKeys = field(default_factory=ApiKeys, repr=False)
     middleware: Sequence[Middleware] = ()
     chat_template: str | None = None
     sampling_defaults: Mapping[str, float | int] | None = None
@@ -46,7 +47,7 @@ def find_resources(options: AppOptions) -> AppResources:
     """Read and import what the options name. Raises TidewheelError, saying which option cannot be used."""
     file_keys = () if options.api_key_file is None else read_key_file(options.api_key_file)
     return AppResources(
-        api_keys=(*options.api_keys, *file_keys),
+        keys=ApiKeys([*map(plain_key, options.api_keys), *map(admin_key, options.admin_api_keys), *file_keys]),
         middleware=_middleware(options.middleware),
         chat_template=_chat_template(options.chat_template),
         sampling_defaults=_sampling_defaults(options.generation_config),
@@ -58,15 +59,22 @@ def find_resources(options: AppOptions) -> AppResources:
     )
 
 
-def read_key_file(path: str) -> tuple[str, ...]:
+def read_key_file(path: str) -> Sequence[ApiKey]:
     """The keys in a file, one a line, without empty lines and those that begin with #. Raises TidewheelError."""
     try:
-        lines = [line.strip() for line in Path(path).read_text("utf-8").splitlines()]
+        lines = [line.strip() for line in Path(path).read_text("utf-8-sig").splitlines()]
     except (OSError, ValueError) as error:
         raise TidewheelError(f"--api-key-file {path} cannot be used: {reason(error)}") from error
-    keys = tuple(line for line in lines if line and not line.startswith("#"))
-    if wrong := next(filter(None, map(check_api_key, keys)), None):
-        raise TidewheelError(f"--api-key-file {path} cannot be used: {wrong}")
+    keys = []
+    for number, line in enumerate(lines, 1):
+        if not line or line.startswith("#"):
+            continue
+        try:
+            if wrong := check_api_key(line.split()[0]):
+                raise ValueError(f"has no key: {wrong}")
+            keys.append(key_of_line(line))
+        except ValueError as error:
+            raise TidewheelError(f"--api-key-file {path} cannot be used: line {number} {error}") from None
     if not keys:
         raise TidewheelError(f"--api-key-file {path} has no keys in it")
     return keys

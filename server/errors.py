@@ -96,6 +96,8 @@ def error_type(status: int) -> str:
     """OpenAI's `type` for an HTTP status."""
     if status == HTTPStatus.UNAUTHORIZED:
         return "authentication_error"
+    if status == HTTPStatus.FORBIDDEN:
+        return "permission_error"
     if status == HTTPStatus.NOT_FOUND:
         return "not_found_error"
     if status == HTTPStatus.TOO_MANY_REQUESTS:
@@ -106,7 +108,6 @@ def error_type(status: int) -> str:
 
 
 _ANTHROPIC_TYPES: Mapping[int, str] = {
-    HTTPStatus.FORBIDDEN: "permission_error",
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "request_too_large",
     HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
     HTTPStatus.SERVICE_UNAVAILABLE: "overloaded_error",

@@ -13,6 +13,7 @@ from tidewheel.engine.adapters.registry import LoraExistsError, LoraRegistry, Un
 from tidewheel.engine.errors import BusyError, TidewheelError, quoted
 
 from ..errors import ApiError, bad_request
+from ..http.rights import require_administrator
 from ..openapi.document import operation
 from ..protocol.adapters import LoadLoraRequest, UnloadLoraRequest
 from ..protocol.decode import BodyDecoder, ParameterNotes
@@ -51,8 +52,10 @@ class AdapterEndpoints:
         media_type="text/plain",
         example={"lora_name": "poems", "lora_path": "/adapters/poems"},
         waits=False,
+        administers=True,
     )
     async def _load(self, request: Request) -> Response:
+        require_administrator()
         body = self._decode_load(await whole_body(request))
         if not body.lora_name or not body.lora_path:
             raise bad_request("lora_name and lora_path must not be empty")
@@ -80,8 +83,10 @@ class AdapterEndpoints:
         media_type="text/plain",
         example={"lora_name": "poems"},
         waits=False,
+        administers=True,
     )
     async def _unload(self, request: Request) -> Response:
+        require_administrator()
         body = self._decode_unload(await whole_body(request))
         try:
             if self._shared is None:
@@ -102,7 +107,7 @@ def adapter_routes(
     return [Route(path, _refuse, methods=["POST"]) for path in (_LOAD_PATH, _UNLOAD_PATH)]
 
 
-@operation("Load or unload a LoRA adapter: refused by this server, which was not told to allow it")
+@operation("Load or unload a LoRA adapter: refused by this server, which was not told to allow it", administers=True)
 async def _refuse(request: Request) -> Response:
     raise ApiError(
         HTTPStatus.FORBIDDEN,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import Request
@@ -15,8 +17,9 @@ from tidewheel.engine.errors import quoted
 from ..batches.app_client import AppClient
 from ..batches.rows import URLS
 from ..batches.runner import BatchRunner
-from ..batches.store import BatchStore
+from ..batches.store import BatchStore, KeptBatch
 from ..errors import bad_request, exception_handlers
+from ..http.api_keys import Tenant, current_tenant
 from ..openapi.document import operation
 from ..protocol.batches import BatchObject, BatchRequest, Page
 from ..protocol.decode import BodyDecoder, ParameterNotes
@@ -32,13 +35,20 @@ _LONGEST_NUMBER = 10  # digits; Python refuses to read thousands
 class Batches:
     """The endpoints of files and batches, over a folder, and what works on the batches.
 
-    `max_num_seqs` requests of a batch run at a time. Each may have `max_values` values in its JSON. Raises
-    TidewheelError for a folder that cannot be used.
+    `max_num_seqs` requests of a batch run at a time, for the tenant that `tenant_of` makes of its owner. Each may have
+    `max_values` values in its JSON. Raises TidewheelError for a folder that cannot be used.
     """
 
-    def __init__(self, folder: str, max_num_seqs: int, max_values: int, notes: ParameterNotes) -> None:
+    def __init__(
+        self,
+        folder: str,
+        max_num_seqs: int,
+        max_values: int,
+        notes: ParameterNotes,
+        tenant_of: Callable[[str], Tenant],
+    ) -> None:
         store = BatchStore(Path(folder))
-        self._runner = BatchRunner(store, self._post, max_num_seqs, max_values)
+        self._runner = BatchRunner(store, self._post, max_num_seqs, max_values, tenant_of)
         self._client: AppClient | None = None
         self.routes = [
             *FilesEndpoints(store).routes(),
@@ -87,9 +97,9 @@ class BatchesEndpoints:
             raise bad_request(f"metadata must have {rule}", "metadata")
         await self._store.refresh()
         file = self._store.file(body.input_file_id)
-        batch = await self._store.new_batch(body.endpoint, file.id, body.metadata)
+        batch = await self._store.new_batch(body.endpoint, file.id, body.metadata, current_tenant().owner)
         self._runner.notify()
-        return json_response(batch)
+        return json_response(_shown(batch))
 
     @operation("List the batches", response=Page[BatchObject])
     async def _list(self, request: Request) -> Response:
@@ -100,18 +110,22 @@ class BatchesEndpoints:
             raise bad_request(f"limit must be between 1 and {_MAX_PAGE}, got {quoted(limit)}", "limit")
         if after := query.get("after"):
             batches = batches[batches.index(self._store.batch(after)) + 1 :]
-        shown = batches[: int(limit)]
+        shown = [_shown(batch) for batch in batches[: int(limit)]]
         ids = (shown[0].id, shown[-1].id) if shown else (None, None)
         return json_response(Page(shown, len(batches) > len(shown), *ids))
 
     @operation("One batch", response=BatchObject)
     async def _retrieve(self, request: Request) -> Response:
         await self._store.refresh()
-        return json_response(self._store.batch(request.path_params["id"]))
+        return json_response(_shown(self._store.batch(request.path_params["id"])))
 
     @operation("Cancel a batch; its answers so far are kept", response=BatchObject)
     async def _cancel(self, request: Request) -> Response:
         await self._store.refresh()
         await self._runner.cancel(self._store.batch(request.path_params["id"]))
         await self._store.refresh()
-        return json_response(self._store.batch(request.path_params["id"]))
+        return json_response(_shown(self._store.batch(request.path_params["id"])))
+
+
+def _shown(batch: KeptBatch) -> BatchObject:
+    return msgspec.convert(batch, BatchObject, from_attributes=True)

@@ -8,6 +8,7 @@ import stat
 from http import HTTPStatus
 from pathlib import Path
 
+import msgspec
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
@@ -15,8 +16,9 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from ..batches.multipart import read_form
-from ..batches.store import BatchStore
+from ..batches.store import BatchStore, KeptFile
 from ..errors import ApiError, bad_request, error_response
+from ..http.api_keys import current_tenant
 from ..openapi.document import operation
 from ..protocol.batches import DeletedFile, FileObject, Page
 from .body import whole_body
@@ -53,7 +55,7 @@ class FilesEndpoints:
             raise bad_request(f"purpose must be {_PURPOSE}: this server keeps files for batches alone", "purpose")
         async with self._writing:  # or files that come together would all be within the limits
             await self._store.refresh()
-            file = self._store.new_file(part.filename, _PURPOSE, len(part.content))
+            file = self._store.new_file(part.filename, _PURPOSE, len(part.content), current_tenant().owner)
             path = self._store.content_path(file.id)
             try:
                 await asyncio.to_thread(path.write_bytes, part.content)
@@ -66,20 +68,20 @@ class FilesEndpoints:
             except ApiError:
                 await asyncio.to_thread(path.unlink, missing_ok=True)
                 raise
-        return json_response(file)
+        return json_response(_shown(file))
 
     @operation("List the files", response=Page[FileObject])
     async def _list(self, request: Request) -> Response:
         await self._store.refresh()
         purpose = request.query_params.get("purpose")
-        files = [file for file in self._store.files if purpose in (None, file.purpose)]
+        files = [_shown(file) for file in self._store.files if purpose in (None, file.purpose)]
         ids = (files[0].id, files[-1].id) if files else (None, None)
         return json_response(Page(files, False, *ids))
 
     @operation("One file", response=FileObject)
     async def _retrieve(self, request: Request) -> Response:
         await self._store.refresh()
-        return json_response(self._store.file(request.path_params["id"]))
+        return json_response(_shown(self._store.file(request.path_params["id"])))
 
     @operation("Delete a file", response=DeletedFile)
     async def _delete(self, request: Request) -> Response:
@@ -123,6 +125,10 @@ class _Content(FileResponse):
             headers=size,
         )
         await error_response(error)(scope, receive, send)
+
+
+def _shown(file: KeptFile) -> FileObject:
+    return msgspec.convert(file, FileObject, from_attributes=True)
 
 
 def _status(path: Path) -> os.stat_result:

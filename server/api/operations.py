@@ -14,6 +14,8 @@ from tidewheel import __version__
 from tidewheel.engine.engine import Engine
 
 from ..chat.model_formats import ModelFormats
+from ..http.api_keys import current_tenant
+from ..http.rights import require_administrator
 from ..openapi.document import operation
 from .json_response import json_response
 
@@ -29,6 +31,8 @@ class Load(msgspec.Struct):
 
 class ServerInfo(msgspec.Struct):
     """What is served, with what, and the options it was started with, without secrets.
+
+    `options` are for keys that may administer; others get none.
 
     `tool_call_parser` and `reasoning_parser` are those in use, None where there is none.
     """
@@ -67,12 +71,13 @@ def operations_routes(engine: Engine, model: str, formats: ModelFormats, options
                 engine=engine.info,
                 tool_call_parser=formats.tool_calls,
                 reasoning_parser=formats.reasoning,
-                options=options,
+                options=options if current_tenant().administers else {},
             )
         )
 
-    @operation("Forget all cached prefixes")
+    @operation("Forget all cached prefixes", administers=True)
     async def reset_prefix_cache(request: Request) -> Response:
+        require_administrator()
         engine.reset_prefix_cache()
         return Response()
 

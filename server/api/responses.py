@@ -19,6 +19,7 @@ from ..chat.run import ChatRun, NamedEventStream
 from ..errors import bad_request
 from ..generation.frames import named_event, named_events
 from ..generation.logprobs import LogprobsFormatter
+from ..http.api_keys import current_tenant
 from ..openapi.document import operation
 from ..protocol.chat import ChatCompletionRequest
 from ..protocol.decode import BodyDecoder, ParameterNotes, unsupported
@@ -107,7 +108,9 @@ class ResponsesEndpoints:
             item_of_call=ask.offered.call,
             encrypts_reasoning=encrypts_reasoning,
         )
-        stored = StoredResponse(builder.response, ask.items, ask.held_bytes) if builder.response.store else None
+        stored: StoredResponse | None = None
+        if builder.response.store:
+            stored = StoredResponse(builder.response, ask.items, ask.held_bytes, owner=current_tenant().owner)
         if body.background and stored is not None:
             stored.is_streamed = bool(body.stream)
             return await self._in_background(run, builder, stored)

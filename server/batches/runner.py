@@ -9,6 +9,7 @@ import logging
 import os
 import stat
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -16,12 +17,13 @@ import msgspec
 from tidewheel.engine.errors import EngineDeadError, TidewheelError
 
 from ..errors import ApiError
-from ..protocol.batches import BatchFault, BatchFaults, BatchObject
+from ..http.api_keys import Tenant, act_as
+from ..protocol.batches import BatchFault, BatchFaults
 from .claims import Claim, Claims
 from .pace import Pace
 from .rows import BatchRow, check_file, finished_rows, rows_in
 from .run import Post, run_rows
-from .store import BatchStore
+from .store import BatchStore, KeptBatch
 
 logger = logging.getLogger(__name__)
 
@@ -43,15 +45,24 @@ class BatchRunner:
     """Runs `concurrency` requests of a batch at a time. What a restart interrupts goes on after it.
 
     Of several servers with one folder, each batch is run by one. If that one ends, another goes on with the batch. A
-    batch with a request that has more than `max_values` values in its JSON is refused.
+    batch with a request that has more than `max_values` values in its JSON is refused. `tenant_of` says who an owner
+    is, for whom a batch is run.
     """
 
-    def __init__(self, store: BatchStore, post: Post, concurrency: int, max_values: int) -> None:
+    def __init__(
+        self,
+        store: BatchStore,
+        post: Post,
+        concurrency: int,
+        max_values: int,
+        tenant_of: Callable[[str], Tenant],
+    ) -> None:
         self._store = store
         self._claims = Claims(store.folder)
         self._post = post
         self._concurrency = concurrency
         self._max_values = max_values
+        self._tenant_of = tenant_of
         self._pace = Pace()
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -71,7 +82,7 @@ class BatchRunner:
         """Say that there is a new batch."""
         self._news.set()
 
-    async def cancel(self, batch: BatchObject) -> None:
+    async def cancel(self, batch: KeptBatch) -> None:
         """End a batch, whichever server runs it; its answers so far are kept."""
         if batch in self._store.unfinished and batch.status != "cancelling":
             await self._store.ask_to_cancel(batch.id)
@@ -161,6 +172,7 @@ class BatchRunner:
             raise error
 
     async def _answer(self, run: _Run) -> None:
+        act_as(self._tenant_of(run.batch.owner))  # in a task of its own
         batch, store = run.batch, self._store
         source, counts = store.content_path(batch.input_file_id), batch.request_counts
         try:
@@ -210,7 +222,7 @@ def _require_file(path: Path) -> None:
 class _Run:
     """A batch that this server runs, and its answers and errors on their way to the files."""
 
-    def __init__(self, store: BatchStore, batch: BatchObject, claim: Claim) -> None:
+    def __init__(self, store: BatchStore, batch: KeptBatch, claim: Claim) -> None:
         self.batch = batch
         self.claim = claim
         self.paths: tuple[Path, ...] = ()
@@ -227,7 +239,7 @@ class _Run:
         paths = []
         for field, what in zip(_OUTPUTS, ("output", "errors"), strict=True):
             if getattr(self.batch, field) is None:
-                file = self._store.new_file(f"{self.batch.id}_{what}.jsonl", "batch_output", 0)
+                file = self._store.new_file(f"{self.batch.id}_{what}.jsonl", "batch_output", 0, self.batch.owner)
                 await asyncio.to_thread(self._store.content_path(file.id).touch)
                 await self._store.add_file(file)
                 setattr(self.batch, field, file.id)

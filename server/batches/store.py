@@ -9,6 +9,7 @@ import os
 import re
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from http import HTTPStatus
 from pathlib import Path
@@ -20,6 +21,7 @@ from tidewheel.engine.errors import TidewheelError, quoted, shortened
 from tidewheel.engine.files.wording import reason
 
 from ..errors import ApiError, bad_request
+from ..http.api_keys import current_tenant
 from ..protocol.batches import BatchObject, FileObject
 
 logger = logging.getLogger(__name__)
@@ -33,14 +35,29 @@ _DESCRIBES = re.compile(r"((?:file|batch)-[0-9a-f]{32})\.json")
 _CANCELS = re.compile(r"(batch-[0-9a-f]{32})\.cancel")
 _UNFINISHED = ("validating", "in_progress", "cancelling")
 
-Described = FileObject | BatchObject
-T = TypeVar("T", FileObject, BatchObject)
+
+class KeptFile(FileObject, kw_only=True):
+    """A file as it lies in the folder, with the owner of the key that it was uploaded with."""
+
+    owner: str = ""
+
+
+class KeptBatch(BatchObject, kw_only=True):
+    """A batch as it lies in the folder, with the owner of the key that it was started with."""
+
+    owner: str = ""
+
+
+Described = KeptFile | KeptBatch
+T = TypeVar("T", KeptFile, KeptBatch)
 _PART = ".part"
 _PART_LIFE_S = 3600.0  # by then whoever wrote it has ended
 
 
 class BatchStore:
     """Files and batches by their ids, as the folder had them at the last `refresh`.
+
+    `file`, `files`, `batch` and `batches` are what the current tenant may see. All limits are for all tenants together.
 
     Each has a JSON file that describes it. A file has its content beside it. A batch that is to be cancelled has a file
     that says so, because the server that runs it writes the other one. Raises TidewheelError if the folder cannot be
@@ -51,8 +68,8 @@ class BatchStore:
         self.folder = folder
         self._known: dict[str, tuple[tuple[int, int, int], Described]] = {}  # by file, with what tells of changes
         self._damaged: set[str] = set()
-        self._files: dict[str, FileObject] = {}
-        self._batches: dict[str, BatchObject] = {}
+        self._files: dict[str, KeptFile] = {}
+        self._batches: dict[str, KeptBatch] = {}
         self._changing = asyncio.Lock()  # a scan that began before a write would forget what was written
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -66,7 +83,7 @@ class BatchStore:
             with _disk_errors():
                 self._take(*await asyncio.to_thread(self._scan))
 
-    def new_file(self, filename: str, purpose: str, size: int) -> FileObject:
+    def new_file(self, filename: str, purpose: str, size: int, owner: str) -> KeptFile:
         """A file whose content is still to be written to its `content_path`, then `add_file`. Raises ApiError (413)."""
         used = sum(file.bytes for file in self._files.values())
         if len(self._files) >= MAX_FILES or used + size > MAX_BYTES:
@@ -76,22 +93,29 @@ class BatchStore:
                 code="too_many_files",
             )
         name = shortened(filename or "file", 200)
-        return FileObject(id=_new_id("file"), bytes=size, created_at=int(time.time()), filename=name, purpose=purpose)
+        return KeptFile(
+            id=_new_id("file"),
+            bytes=size,
+            created_at=int(time.time()),
+            filename=name,
+            purpose=purpose,
+            owner=owner,
+        )
 
-    async def add_file(self, file: FileObject) -> None:
+    async def add_file(self, file: KeptFile) -> None:
         """Keep a file whose content is there."""
         async with self._changing:
             self._files[file.id] = file
             await self._write(file.id, file)
 
-    def file(self, file_id: str) -> FileObject:
+    def file(self, file_id: str) -> KeptFile:
         """Raises ApiError (404)."""
         return _found(self._files, file_id, "file")
 
     @property
-    def files(self) -> list[FileObject]:
-        """All files, newest first."""
-        return sorted(self._files.values(), key=lambda file: file.created_at, reverse=True)
+    def files(self) -> list[KeptFile]:
+        """Newest first."""
+        return sorted(_seen(self._files), key=lambda file: file.created_at, reverse=True)
 
     def content_path(self, file_id: str) -> Path:
         """Where the content of a file lies."""
@@ -107,42 +131,51 @@ class BatchStore:
             self._files.pop(file_id, None)
             await self._remove(f"{file_id}.json", f"{file_id}.jsonl")
 
-    async def new_batch(self, endpoint: str, input_file_id: str, metadata: dict[str, str] | None) -> BatchObject:
-        """A batch of a file. The oldest that has ended makes room. Raises ApiError (429) if none has."""
+    async def new_batch(
+        self, endpoint: str, input_file_id: str, metadata: dict[str, str] | None, owner: str
+    ) -> KeptBatch:
+        """A batch of a file. The oldest that has ended makes room, of the owner with most of them.
+
+        Raises ApiError (429) if none has ended.
+        """
         if len(self._batches) >= MAX_BATCHES:
-            ended = [batch for batch in reversed(self.batches) if batch.status not in _UNFINISHED]
+            ended = [batch for batch in self._batches.values() if batch.status not in _UNFINISHED]
             if not ended:
                 message = f"{MAX_BATCHES} batches run or wait already: try again later"
                 raise ApiError(HTTPStatus.TOO_MANY_REQUESTS, message, code="queue_full")
+            held = Counter(batch.owner for batch in ended)
+            oldest = min(ended, key=lambda batch: (-held[batch.owner], batch.owner, batch.created_at))
             async with self._changing:
-                self._batches.pop(ended[0].id, None)
-                await self._remove(f"{ended[0].id}.json")
-        batch = BatchObject(
+                self._batches.pop(oldest.id, None)
+                await self._remove(f"{oldest.id}.json")
+        batch = KeptBatch(
             id=_new_id("batch"),
             endpoint=endpoint,
             input_file_id=input_file_id,
             completion_window="24h",
             created_at=int(time.time()),
             metadata=metadata,
+            owner=owner,
         )
         await self.save(batch)
         return batch
 
-    def batch(self, batch_id: str) -> BatchObject:
+    def batch(self, batch_id: str) -> KeptBatch:
         """Raises ApiError (404)."""
         return _found(self._batches, batch_id, "batch")
 
     @property
-    def batches(self) -> list[BatchObject]:
-        """All batches, newest first."""
-        return sorted(self._batches.values(), key=lambda batch: batch.created_at, reverse=True)
+    def batches(self) -> list[KeptBatch]:
+        """Newest first."""
+        return sorted(_seen(self._batches), key=lambda batch: batch.created_at, reverse=True)
 
     @property
-    def unfinished(self) -> list[BatchObject]:
-        """The batches that run or wait, oldest first."""
-        return [one for one in reversed(self.batches) if one.status in _UNFINISHED]
+    def unfinished(self) -> list[KeptBatch]:
+        """The batches that run or wait, whosever they are, oldest first."""
+        unfinished = [one for one in self._batches.values() if one.status in _UNFINISHED]
+        return sorted(unfinished, key=lambda batch: batch.created_at)
 
-    async def save(self, batch: BatchObject) -> None:
+    async def save(self, batch: KeptBatch) -> None:
         """Keep a batch's new state. Once it has ended, nobody need cancel it."""
         async with self._changing:
             self._batches[batch.id] = msgspec.structs.replace(
@@ -157,10 +190,10 @@ class BatchStore:
         with _disk_errors():
             await asyncio.to_thread((self.folder / f"{batch_id}.cancel").touch)
 
-    def read(self, batch_id: str) -> BatchObject | None:
+    def read(self, batch_id: str) -> KeptBatch | None:
         """A batch as the folder has it, for whoever runs it. Raises OSError and msgspec.DecodeError."""
         try:
-            batch = msgspec.json.decode(_read_small(self.folder / f"{batch_id}.json"), type=BatchObject)
+            batch = msgspec.json.decode(_read_small(self.folder / f"{batch_id}.json"), type=KeptBatch)
             _check_names(batch, batch_id)
         except FileNotFoundError:
             return None
@@ -192,7 +225,7 @@ class BatchStore:
         return found, cancels
 
     def _described(self, name: str, path: Path) -> Described | None:
-        kind: type[Described] = FileObject if name.startswith("file") else BatchObject
+        kind: type[Described] = KeptFile if name.startswith("file") else KeptBatch
         try:
             described = msgspec.json.decode(_read_small(path), type=kind)
             _check_names(described, name)
@@ -205,11 +238,9 @@ class BatchStore:
 
     def _take(self, found: dict[str, tuple[tuple[int, int, int], Described]], cancels: dict[str, float]) -> None:
         self._known = found
-        self._files = {name: one for name, (_, one) in found.items() if isinstance(one, FileObject)}
+        self._files = {name: one for name, (_, one) in found.items() if isinstance(one, KeptFile)}
         self._batches = {
-            name: _with_cancel(one, cancels.get(name))
-            for name, (_, one) in found.items()
-            if isinstance(one, BatchObject)
+            name: _with_cancel(one, cancels.get(name)) for name, (_, one) in found.items() if isinstance(one, KeptBatch)
         }
 
     async def _write(self, name: str, value: msgspec.Struct) -> None:
@@ -253,7 +284,7 @@ def _read_small(path: Path) -> bytes:
 def _check_names(described: Described, name: str) -> None:
     """Raises DecodeError for ids that would name files outside of the folder: whoever writes there chooses them."""
     ids = [described.id]
-    if isinstance(described, BatchObject):
+    if isinstance(described, KeptBatch):
         ids += [one for one in (described.input_file_id, described.output_file_id, described.error_file_id) if one]
     if described.id != name or not all(map(_ID.fullmatch, ids)):
         raise msgspec.DecodeError("its ids are none of this server's")
@@ -268,7 +299,7 @@ def _disk_errors() -> Iterator[None]:
         raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, message, code="batches_unavailable") from error
 
 
-def _with_cancel(batch: BatchObject, asked_at: float | None) -> BatchObject:
+def _with_cancel(batch: KeptBatch, asked_at: float | None) -> KeptBatch:
     """The batch as clients see it when it was asked to be cancelled."""
     if asked_at is None or batch.status not in _UNFINISHED:
         return batch
@@ -279,9 +310,15 @@ def _new_id(prefix: str) -> str:
     return f"{prefix}-{uuid.uuid4().hex}"
 
 
+def _seen(among: dict[str, T]) -> list[T]:
+    """What the current tenant may see."""
+    tenant = current_tenant()
+    return [one for one in among.values() if tenant.sees(one.owner)]
+
+
 def _found(among: dict[str, T], name: str, what: str) -> T:
-    try:
-        return among[name]
-    except KeyError:
+    found = among.get(name)
+    if found is None or not current_tenant().sees(found.owner):
         message = f"there is no {what} {quoted(name)}"
-        raise ApiError(HTTPStatus.NOT_FOUND, message, param=f"{what}_id", code=f"{what}_not_found") from None
+        raise ApiError(HTTPStatus.NOT_FOUND, message, param=f"{what}_id", code=f"{what}_not_found")
+    return found

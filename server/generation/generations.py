@@ -18,6 +18,8 @@ from tidewheel.engine.sampling_params import SamplingParams
 from tidewheel.engine.stream import RequestStream, Sink
 
 from ..errors import ApiError, ClientGone, bad_request
+from ..http.api_keys import current_tenant
+from ..http.rights import require_priority
 from ..protocol.sampling import GenerationBody
 from ..protocol.usage import PromptTokensDetails, Usage
 from ..telemetry.metrics import RequestTimer
@@ -211,6 +213,7 @@ class Generations:
     """Starts generations on the engine, as far as `admission` allows, and reports them when they end.
 
     `texts` logs what they say, if anything does. `most_tokens` is the limit that the server sets for all answers.
+    Cached prefixes are each tenant's own, unless `shares_prefixes`.
     """
 
     def __init__(
@@ -220,12 +223,15 @@ class Generations:
         reports: RequestReports,
         texts: TextLog | None = None,
         most_tokens: int | None = None,
+        *,
+        shares_prefixes: bool = False,
     ) -> None:
         self.admission = admission
         self._engine = engine
         self._reports = reports
         self._texts = texts
         self._most_tokens = most_tokens
+        self._shares_prefixes = shares_prefixes
 
     async def constraints(
         self,
@@ -259,10 +265,11 @@ class Generations:
 
         `lora` is released when the generation is closed. `request_id` is the rest of that id, by default one that
         nobody else has. `shows_prompt` says that each choice has the prompt's text or token ids. `shown_prompts` are
-        what the log shows of them, by default their token ids. Raises what `bounded`, Admission.admit and Engine.submit
-        raise, with nothing left running.
+        what the log shows of them, by default their token ids. Raises what `require_priority`, `bounded`,
+        Admission.admit and Engine.submit raise, with nothing left running.
         """
         try:
+            require_priority(priority)
             sampling, demand = self._admitted(kind, prompts, sampling, lora, shows_prompt=shows_prompt)
         except BaseException:
             _release(lora)
@@ -270,6 +277,7 @@ class Generations:
         generation_id = f"{kind}-{request_id or uuid.uuid4().hex}"
         streams: list[RequestStream] = []
         texts = self._texts
+        salt = cache_salt if self._shares_prefixes else current_tenant().salt(cache_salt)
         try:
             if texts is not None:
                 texts.log_prompts(generation_id, client_id, prompts if shown_prompts is None else shown_prompts)
@@ -279,7 +287,7 @@ class Generations:
                     prompt,
                     sampling,
                     priority,
-                    cache_salt,
+                    salt,
                     constraints,
                     lora=None if lora is None else lora.lora,
                     first_choice=i * sampling.n,

@@ -3,46 +3,45 @@
 from __future__ import annotations
 
 from contextvars import ContextVar
-from ipaddress import IPv6Network, ip_address
+from ipaddress import IPv6Address, IPv6Network
 
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-_current: ContextVar[str] = ContextVar("client", default="")
+from .api_keys import current_tenant
+
+_address: ContextVar[str] = ContextVar("address", default="")
 
 _IPV6_PREFIX = 64  # bits of an address that identify its owner, who may choose the rest freely
 
 
 def current_client() -> str:
-    """A name for the client of the current request: its address, and its API key if the server has keys.
+    """A name for the client of the current request: the owner of its API key, or its address if there is one tenant.
 
     Clients behind one proxy count as one client, unless they have different keys or the proxy sends `x-forwarded-for`.
+    A request that comes from no client, such as that of a batch, has its owner or "".
     """
-    return _current.get()
+    return current_tenant().owner or _network(_address.get())
 
 
 class NameClient:
-    """Sets `current_client`. With `has_keys`, the request's API key has been checked already."""
+    """Tells `current_client` the addresses of requests."""
 
-    def __init__(self, app: ASGIApp, *, has_keys: bool) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self.app = app
-        self._has_keys = has_keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            name = _network((scope.get("client") or ("",))[0])
-            if self._has_keys:  # keys are not checked otherwise, and a client could take as many names as it likes
-                headers = Headers(scope=scope)
-                name += " " + (headers.get("x-api-key") or headers.get("authorization", ""))
-            _current.set(name)
+            _address.set((scope.get("client") or ("",))[0])
         await self.app(scope, receive, send)
 
 
 def _network(host: str) -> str:
+    if ":" not in host:  # an address of IPv4, a name, or a Unix socket
+        return host
     try:
-        address = ip_address(host)
-    except ValueError:  # a Unix socket, or a name
+        address = IPv6Address(host)
+    except ValueError:
         return host
-    if address.version == 4:
-        return host
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
     return str(IPv6Network((int(address), _IPV6_PREFIX), strict=False))

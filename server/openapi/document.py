@@ -23,6 +23,8 @@ _REFUSALS = {
     "413": "The body is too large, or has too many values",
     "415": "The body was not sent as JSON",
 }
+_NEEDS_ADMINISTRATOR = "This changes the server for all, and the key may not administer it"
+_NEEDS_PRIORITY = "The priority is below 0, and the key may not put requests before those of others"
 _REFUSALS_OF_WAITING = {
     "429": "Too many requests wait already; the header retry-after says how many seconds to wait",
     "503": "The server cannot answer now, or is shutting down",
@@ -36,8 +38,8 @@ class Operation:
 
     `request` is a JSON body's type, `query` a struct of query parameters, `response` the answer's type (None: it has no
     body), `events` the type of one event's data where answers can be streamed (`stream_type` says how), `example` a
-    body to try. `waits` says
-    whether a request with a body may have to wait for others, so that it can be refused when too many do.
+    body to try. `waits` says whether a request with a body may have to wait for others, so that it can be refused when
+    too many do, and `administers` that it changes the server for all.
     """
 
     summary: str
@@ -50,6 +52,7 @@ class Operation:
     error: Any = ErrorResponse
     example: Mapping[str, Any] | None = None
     waits: bool = True
+    administers: bool = False
 
 
 def operation(summary: str, request: Any = None, response: Any = None, **more: Any) -> Callable[[HandlerT], HandlerT]:
@@ -173,6 +176,10 @@ def _operation(
     failures = {"default": "An error"}
     if found.request is not None:
         failures = {**_REFUSALS, **(_REFUSALS_OF_WAITING if found.waits else {}), **failures}
+        if "priority" in components[refs(found.request)["$ref"].removeprefix(REF)].get("properties", {}):
+            failures["403"] = _NEEDS_PRIORITY
+    if found.administers:
+        failures["403"] = _NEEDS_ADMINISTRATOR
     content = {"application/json": {"schema": refs(found.error)}}
     described["responses"] = {
         "200": answer,

@@ -39,6 +39,7 @@ class _Entry(msgspec.Struct):
     input_bytes: int
     is_streamed: bool = False
     events: list[str] = []
+    owner: str = ""
 
 
 class SharedResponses(Responses):
@@ -82,7 +83,7 @@ class SharedResponses(Responses):
         finally:
             self._running.pop(response_id, None)
 
-    async def get(self, response_id: str) -> StoredResponse | None:
+    async def find(self, response_id: str) -> StoredResponse | None:
         """See Responses. Raises ApiError (500) for a response that is damaged."""
         if (own := self._running.get(response_id)) is not None:
             return own
@@ -114,7 +115,7 @@ class SharedResponses(Responses):
         """Has another replica cancel a response. Raises ApiError (503) if it does not."""
         await self._store.put(_CANCELS, response_id, b"")
         deadline = time.monotonic() + _LONGEST_CANCEL_S
-        while (stored := await self.get(response_id)) is not None and stored.is_running:
+        while (stored := await self.find(response_id)) is not None and stored.is_running:
             if time.monotonic() > deadline:
                 raise StoreError(f"the replica that makes the response {quoted(response_id)} has not cancelled it yet")
             await asyncio.sleep(_LOOK_EVERY_S / 4)
@@ -132,7 +133,7 @@ class SharedResponses(Responses):
     async def _follow(self, response_id: str, log: EventLog, start: int) -> None:
         ending = b""
         try:
-            while (stored := await self.get(response_id)) is not None and stored.is_running:
+            while (stored := await self.find(response_id)) is not None and stored.is_running:
                 await asyncio.sleep(_LOOK_EVERY_S)
                 if not log.has_readers:
                     return
@@ -159,7 +160,7 @@ class SharedResponses(Responses):
             raise ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, message, code="damaged_response") from None
         if entry.response.id != response_id:
             return None
-        stored = StoredResponse(entry.response, entry.items, entry.input_bytes, size=len(raw))
+        stored = StoredResponse(entry.response, entry.items, entry.input_bytes, owner=entry.owner, size=len(raw))
         if stored.is_running:
             stored.run = _RunElsewhere(self, response_id, is_streamed=entry.is_streamed)
         elif entry.response.background:
@@ -207,7 +208,7 @@ class _RunElsewhere(KeptRun):
 
 def _encoded(stored: StoredResponse) -> bytes:
     log = None if stored.run is None else stored.run.log
-    entry = _Entry(stored.response, list(stored.items), stored.input_bytes, stored.is_streamed)
+    entry = _Entry(stored.response, list(stored.items), stored.input_bytes, stored.is_streamed, owner=stored.owner)
     if log is not None and not stored.is_running:
         entry.events = [frame.decode() for frame in log.frames]
     return encode_json(entry)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..generation.frames import encode_json
+from ..http.api_keys import current_tenant
 from ..protocol.response_items import Item, OutputItem
 from ..protocol.responses import Response
 from .assembly import response_of_item
@@ -32,7 +33,7 @@ class StoredResponse:
     """A response with the items that it was made from, including those of the responses before it.
 
     `input_bytes` is what those items take in memory, by an estimate. `run` is what makes or has made a background
-    response, and `is_streamed` says whether that keeps its events.
+    response, and `is_streamed` says whether that keeps its events. `owner` is that of the key that it was made with.
     """
 
     response: Response
@@ -40,6 +41,7 @@ class StoredResponse:
     input_bytes: int
     run: KeptRun | None = None
     is_streamed: bool = False
+    owner: str = ""
     size: int = 0  # bytes in memory by an estimate, set by the store
 
     @property
@@ -68,9 +70,14 @@ class Responses(ABC):
     async def update(self, stored: StoredResponse) -> None:
         """Takes note that a response has ended, unless it was removed meanwhile."""
 
-    @abstractmethod
     async def get(self, response_id: str) -> StoredResponse | None:
-        """A response, by its id."""
+        """A response that the current tenant may see, by its id."""
+        stored = await self.find(response_id)
+        return stored if stored is not None and current_tenant().sees(stored.owner) else None
+
+    @abstractmethod
+    async def find(self, response_id: str) -> StoredResponse | None:
+        """A response, whosever it is, by its id."""
 
     @abstractmethod
     async def remove(self, response_id: str) -> None:
@@ -87,10 +94,23 @@ class Responses(ABC):
         """Keeps nothing more."""
 
 
+class _Shelf:
+    """The responses of one owner, those that were used last behind, and what they take in memory."""
+
+    def __init__(self) -> None:
+        self.responses: OrderedDict[str, StoredResponse] = OrderedDict()
+        self.bytes = 0
+
+    def oldest(self) -> StoredResponse | None:
+        """The one to forget first."""
+        return next((stored for stored in self.responses.values() if not stored.is_running), None)
+
+
 class ResponseStore(Responses):
     """Keeps the `max_responses` responses that were used last in memory, and at most `max_bytes` of them.
 
-    Those that are still running are kept in any case.
+    Those that are still running are kept in any case. Room is made by the owner who holds most of what there is too
+    much of, so nobody who holds less than an equal part loses a response to others.
     """
 
     not_kept = "it was not stored, was deleted, or made room for newer ones (--max-stored-responses)"
@@ -100,17 +120,19 @@ class ResponseStore(Responses):
         self._max_responses = max_responses
         self._max_bytes = max_bytes
         self._bytes = 0
-        self._responses: OrderedDict[str, StoredResponse] = OrderedDict()
+        self._responses: dict[str, StoredResponse] = {}
+        self._shelves: dict[str, _Shelf] = {}  # by owner, none of them empty
 
     async def add(self, stored: StoredResponse) -> None:
         """See Responses."""
-        self._bytes -= stored.size
+        await self.remove(stored.response.id)
         stored.size = stored.input_bytes + held_bytes(encode_json(stored.response))
         if stored.run is not None and stored.run.log is not None:
             stored.size += sum(len(frame) + _FRAME_BYTES for frame in stored.run.log.frames)
+        shelf = self._shelves.setdefault(stored.owner, _Shelf())
+        shelf.responses[stored.response.id] = self._responses[stored.response.id] = stored
+        shelf.bytes += stored.size
         self._bytes += stored.size
-        self._responses[stored.response.id] = stored
-        self._responses.move_to_end(stored.response.id)
         await self._evict()
 
     async def update(self, stored: StoredResponse) -> None:
@@ -120,22 +142,45 @@ class ResponseStore(Responses):
 
     async def get(self, response_id: str) -> StoredResponse | None:
         """See Responses."""
-        stored = self._responses.get(response_id)
+        stored = await super().get(response_id)
         if stored is not None:
-            self._responses.move_to_end(response_id)
+            self._shelves[stored.owner].responses.move_to_end(response_id)
         return stored
+
+    async def find(self, response_id: str) -> StoredResponse | None:
+        """See Responses."""
+        return self._responses.get(response_id)
 
     async def remove(self, response_id: str) -> None:
         """See Responses."""
         stored = self._responses.pop(response_id, None)
-        if stored is not None:
-            self._bytes -= stored.size
+        if stored is None:
+            return
+        shelf = self._shelves[stored.owner]
+        del shelf.responses[response_id]
+        shelf.bytes -= stored.size
+        self._bytes -= stored.size
+        if not shelf.responses:
+            del self._shelves[stored.owner]
 
     async def close(self) -> None:
         """See Responses."""
 
     async def _evict(self) -> None:
-        for response_id in [key for key, stored in self._responses.items() if not stored.is_running]:
-            if len(self._responses) <= self._max_responses and self._bytes <= self._max_bytes:
-                return
-            await self.remove(response_id)
+        while (oldest := self._to_forget()) is not None:
+            await self.remove(oldest.response.id)
+
+    def _to_forget(self) -> StoredResponse | None:
+        limits = (
+            (self._bytes, self._max_bytes, lambda shelf: shelf.bytes),
+            (len(self._responses), self._max_responses, lambda shelf: len(shelf.responses)),
+        )
+        for total, limit, held_by in limits:
+            if total <= limit:
+                continue
+            for shelf in sorted(self._shelves.values(), key=held_by, reverse=True):
+                if held_by(shelf) * len(self._shelves) <= limit:
+                    break  # what is too much is others' that still run
+                if (oldest := shelf.oldest()) is not None:
+                    return oldest
+        return None

@@ -114,10 +114,6 @@ class ServerMetrics:
             from .offload_metrics import offload_metrics
 
             yield from offload_metrics(stats.offload, self.prefix, self._model_name)
-        if self._engine.loras is not None and (use := self._engine.adapters_used()) is not None:
-            from .adapter_metrics import adapter_metrics
-
-            yield from adapter_metrics(use, self._engine.loras.max_loras, self.prefix, self._model_name)
         if stats.pipeline is not None:
             from .stage_metrics import stage_metrics
 

@@ -93,6 +93,8 @@ def test_who_waits_is_told_of_the_end() -> None:
         ("10.0.0.1", "10.0.0.2", False),
         ("2001:db8::1", "2001:db8::2:3", True),
         ("2001:db8::1", "2001:db8:0:1::1", False),
+        ("::ffff:10.0.0.1", "::ffff:10.0.0.2", False),  # IPv4, on a socket that takes both
+        ("::ffff:10.0.0.1", "10.0.0.1", True),
         ("", "", True),
         ("testclient", "10.0.0.1", False),
     ],
@@ -106,7 +108,7 @@ def test_clients_have_names(one: str, other: str, same: bool) -> None:
     async def main() -> None:
         for host in (one, other):
             scope = {"type": "http", "client": (host, 1) if host else None, "headers": [(b"x-api-key", host.encode())]}
-            await NameClient(note, has_keys=False)(scope, None, None)  # type: ignore[arg-type]
+            await NameClient(note)(scope, None, None)  # type: ignore[arg-type]
 
     run(main())
     assert (names[0] == names[1]) == same

@@ -125,7 +125,7 @@ def test_what_is_shown_has_the_names_of_flags_and_no_secrets() -> None:
     shown = parse("m", "--api-key", "k", "--disable-web-ui", "--max-body-size", "1K", TIDEWHEEL_PORT="81").shown
     assert (shown["model"], shown["disable_web_ui"], shown["disable_fastapi_docs"]) == ("m", True, False)
     assert (shown["max_body_size"], shown["port"], shown["allowed_methods"]) == (1024, 81, ("*",))
-    secrets = {"api_key", "otlp_traces_endpoint", "shared_store", "shared_store_password"}
+    secrets = {"admin_api_key", "api_key", "otlp_traces_endpoint", "shared_store", "shared_store_password"}
     assert not shown.keys() & {"api_keys", *secrets}
     assert shown.keys() | secrets == {option.name for owner in OWNERS for option in options_of(owner)}
 
