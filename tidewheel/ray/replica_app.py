@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tidewheel.server.errors import ApiError, error_response
 from tidewheel.server.local_path import local_path
+from tidewheel.server.telemetry.adapter_metrics import ADAPTERS
 
 from .prefixes import HEADER, HeldPrefixes, read_keys
 from .replica_metrics import PATH, ReplicaMetrics
@@ -26,8 +27,8 @@ class ReplicaApp:
     """Keeps the prefixes of the requests that come, and signs the responses.
 
     The request's id is in Serve's own X-Request-Id of each response, so the application's is left out. Where there are
-    several replicas, what would change one of them alone is refused. Their metrics are those of all, for whoever may
-    read those of this one.
+    several replicas, what would change one of them alone is refused. Their metrics are those of all, as far as whoever
+    asks may read those of this one.
     """
 
     def __init__(
@@ -76,21 +77,26 @@ class ReplicaApp:
 
     async def _answer_metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The application's own answer, with the metrics of all replicas in the place of its own."""
-        is_replaced = False
+        start: Message | None = None
+        own = bytearray()
 
         async def send_all(message: Message) -> None:
-            nonlocal is_replaced
+            nonlocal start
             if message["type"] == "http.response.start" and message["status"] == HTTPStatus.OK:
-                is_replaced = True
+                start = message
+            elif start is None:
+                await send(message)
+            elif message["type"] == "http.response.body":
+                own.extend(message.get("body", b""))
+                if message.get("more_body"):
+                    return
                 try:
-                    body = (await self._metrics.text()).encode()
+                    body = (await self._metrics.text(names_adapters=ADAPTERS.encode() in own)).encode()
                 except ApiError as error:
                     await error_response(error)(scope, receive, send)
                     return
-                headers = [header for header in message["headers"] if header[0] != b"content-length"]
-                await send({**message, "headers": [*headers, (b"content-length", str(len(body)).encode())]})
+                headers = [header for header in start["headers"] if header[0] != b"content-length"]
+                await send({**start, "headers": [*headers, (b"content-length", str(len(body)).encode())]})
                 await send({"type": "http.response.body", "body": body})
-            elif not is_replaced:
-                await send(message)
 
         await self._app(scope, receive, send_all)

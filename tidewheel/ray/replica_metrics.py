@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
 from tidewheel.server.errors import ApiError
+from tidewheel.server.telemetry.adapter_metrics import ADAPTERS
 
 logger = logging.getLogger(__name__)
 
 PATH = "/metrics"
 _WAIT_S = 4.0  # for the list of replicas, then for each; Prometheus itself waits for 10 s
 _FRESH_S = 0.5
+_NAMING = re.compile(rf"^.*{ADAPTERS}.*\n", re.MULTILINE)
 _COUNTS = (
     ("replicas", "Replicas that run."),
     ("replicas_silent", "Those that did not tell their metrics in time."),
@@ -43,15 +46,16 @@ class ReplicaMetrics:
         self._asking: asyncio.Task[str] | None = None
         self._asked = 0.0
 
-    async def text(self) -> str:
+    async def text(self, *, names_adapters: bool) -> str:
         """In Prometheus' text format. Replicas that give no answer within some seconds are counted and logged.
 
-        Raises ApiError (503) if none can be asked.
+        The names of adapters are in it only if `names_adapters`. Raises ApiError (503) if none can be asked.
         """
         now = asyncio.get_running_loop().time()
         if self._asking is None or (self._asking.done() and now - self._asked > _FRESH_S):
             self._asking, self._asked = asyncio.create_task(self._ask()), now
-        return await asyncio.shield(self._asking)  # others wait for it too
+        text = await asyncio.shield(self._asking)  # others wait for it too
+        return text if names_adapters else _NAMING.sub("", text)
 
     async def _ask(self) -> str:
         try:
