@@ -208,6 +208,7 @@ class Engine:
                 seed=seed,
                 arrival=arrival,
                 priority=request.priority,
+                client=request.client,
                 cache_salt=request.cache_salt,
                 lora=request.lora,
                 eos_ids=self._eos_token_ids,

@@ -13,7 +13,9 @@ from .sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt and how to continue it. Lower `priority` values run first; equal ones in order of arrival.
+    """One prompt and how to continue it. Lower `priority` values run first.
+
+    Requests of equal priority run in order of arrival, and those of different clients take turns.
 
     Raises InvalidRequestError for constraints with beam search.
     """
@@ -25,6 +27,7 @@ class Request:
     cache_salt: str | None = None  # requests with different salts never share cached prefixes
     constraints: TokenConstraints | None = None
     lora: Lora | None = None  # the adapter; the caller keeps it in memory
+    client: str = ""  # who it is for
     first_choice: int = 0  # the index of its first choice, if its choices are counted after those of other requests
 
     def __post_init__(self) -> None:

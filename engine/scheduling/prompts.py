@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence as Seq
+from math import inf
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from ..cache.manager import CacheManager, Prefix
 from ..devices.base import ExecutorLimits
 from .beams import Beams
 from .cost_model import CostModel
+from .fair_share import FairShares
 from .forks import Forks
 from .prompt_delay import PromptDelay
 from .running import Running
 from .sequence import Sequence
 from .step import Step
 from .step_room import StepRoom
-from .waiting import WaitingQueue
+from .waiting import Turn, WaitingQueue
 
 if TYPE_CHECKING:
     from ..cache.tiers.offload import Offload
 
 _LOOKED_AHEAD = 32  # of those who wait, for the prefixes that they have in common with one that is admitted
 _MOST_WITHOUT_SLOT = 32  # of those who wait for another adapter's end, that a step passes over
+
+_turn = itemgetter(0)
 
 
 class Prompts:
@@ -43,6 +49,7 @@ class Prompts:
         *,
         running: Running,
         waiting: WaitingQueue,
+        shares: FairShares,
         forks: Forks,
         beams: Beams,
     ) -> None:
@@ -60,6 +67,8 @@ class Prompts:
         self._max_loras = limits.max_loras
         self._running = running
         self._waiting = waiting
+        self._shares = shares
+        self._num_clients = 0  # who have prompts left, when the step was begun
         self._forks = forks
         self._beams = beams
 
@@ -75,29 +84,51 @@ class Prompts:
         return self._beams.sequences(sequence.search)[::-1]
 
     def add_chunks(self, step: Step) -> None:
-        """Fill the step with prompt tokens: of prompts already begun, then of new ones, in order."""
+        """Fill the step with prompt tokens: of prompts already begun and of new ones, as clients take turns.
+
+        Of one client, a new prompt comes after those that it has begun.
+        """
         self.num_deferred = 0
         self._delay.begin_step()
         if not self._running.prefilling and self._waiting.peek() is None:
             return
-        limit_ms = self._cost_model.limit_ms(step.load) if self._running.decoding else None
-        for sequence in self._running.prefilling:
-            if not sequence.in_flight and not self._add_chunk(step, sequence, limit_ms):
-                return
-        if self._waiting.peek() is None or self._delay.holds(is_idle=not self._running):
-            return
         deferred: list[Sequence] = []
         without_slot: list[Sequence] = []  # of an adapter that has to wait for another one's end
-        while (sequence_or_none := self._waiting.peek()) is not None:
-            sequence = sequence_or_none
+        self._take_turns(step, deferred, without_slot)
+        for sequence in deferred:
+            self._waiting.put_back(sequence)
+            self.num_deferred += len(self.choices(sequence))
+        for sequence in without_slot:
+            self._waiting.put_back(sequence)
+
+    def _take_turns(self, step: Step, deferred: list[Sequence], without_slot: list[Sequence]) -> None:
+        """Add chunks until the step is full or nobody may have one. Adds those that it passes over to the two lists."""
+        limit_ms = self._cost_model.limit_ms(step.load) if self._running.decoding else None
+        self._num_clients = self._count_clients()
+        begun = self._begun()
+        may_admit: bool | None = None  # unknown before the first that waits has its turn
+        while True:
+            sequence = None if may_admit is False else self._waiting.peek()
+            if begun and (sequence is None or self._goes_before(begun[0], sequence)):
+                _, sequence = begun.popleft()
+                if not self._add_chunk(step, sequence, limit_ms):
+                    if step.rows.chunks or not self._cache.has_windows:
+                        return
+                    may_admit = False  # it lacks blocks, which those of others may have already
+                continue
+            if sequence is None:
+                return
+            if may_admit is None:
+                may_admit = not self._delay.holds(is_idle=not self._running)
+                continue
             if self._cache.should_await_prefix(sequence):
                 deferred.append(self._waiting.pop())
+                self._give_turn(sequence, begun)
                 continue
             # Behind the first that waits, no adapter's sequence goes on: it would take the place for ever.
             if sequence.adapter >= 0 and (without_slot or not self._has_slot(sequence)):
                 without_slot.append(self._waiting.pop())
-                if len(without_slot) == _MOST_WITHOUT_SLOT:
-                    break
+                may_admit = len(without_slot) < _MOST_WITHOUT_SLOT
                 continue
             prefix = self._cache.cached(sequence)
             start = prefix.num_blocks * self._cache.block_size
@@ -105,7 +136,8 @@ class Prompts:
                 not self.can_admit(sequence, prefix, step.rows.num_starting)
                 or self._room.chunk_tokens(step, sequence, start, limit_ms) == 0
             ):
-                break
+                may_admit = False  # nor may who comes later, who would take its place for ever
+                continue
             if self.offload is not None and self.offload.should_wait(sequence, prefix):
                 deferred.append(self._waiting.pop())
                 continue
@@ -113,12 +145,45 @@ class Prompts:
             if self._cache.takes_snapshots:
                 self._cache.look_ahead(sequence, self._waiting.sequences()[:_LOOKED_AHEAD])
             if not self._add_chunk(step, sequence, limit_ms):
-                break
-        for sequence in deferred:
-            self._waiting.push(sequence)
-            self.num_deferred += len(self.choices(sequence))
-        for sequence in without_slot:
-            self._waiting.push(sequence)
+                return
+
+    def _count_clients(self) -> int:
+        """How many clients have prompts left."""
+        begun = {sequence.client for sequence in self._running.prefilling}
+        return self._waiting.num_clients + len([client for client in begun if not self._waiting.has(client)])
+
+    def _begun(self) -> deque[tuple[Turn, Sequence]]:
+        """The prompts already begun that may go on, in turn, which is `Sequence.order` if there is only one client.
+
+        A prompt has the turn of one behind it that is of the same client, if that one's is earlier.
+        """
+        begun: list[tuple[Turn, Sequence]] = []
+        earliest: dict[str, Turn] = {}
+        for sequence in reversed(self._running.prefilling):
+            client, turn = sequence.client, (sequence.priority, sequence.virtual_finish)
+            if self._num_clients > 1:
+                if client not in earliest and self._waiting.has(client):
+                    turn = min(turn, self._waiting.turn(client))
+                earliest[client] = turn = min(turn, earliest.get(client, turn))
+            if not sequence.in_flight:
+                begun.append((turn, sequence))
+        begun.reverse()
+        if self._num_clients > 1:
+            begun.sort(key=_turn)
+        return deque(begun)
+
+    def _goes_before(self, begun: tuple[Turn, Sequence], sequence: Sequence) -> bool:
+        """Whether a prompt already begun goes before a sequence that waits."""
+        return begun[1].client == sequence.client or begun[0] <= self._waiting.turn(sequence.client)
+
+    @staticmethod
+    def _give_turn(sequence: Sequence, begun: deque[tuple[Turn, Sequence]]) -> None:
+        """Let the prompt go on now, if it waits for its own turn, whose prefix a sequence needs."""
+        for turn, maker in begun:
+            if sequence.awaited in maker.announced:
+                begun.remove((turn, maker))
+                begun.appendleft(((sequence.priority, -inf), maker))
+                return
 
     def _add_chunk(self, step: Step, sequence: Sequence, limit_ms: float | None) -> bool:
         """Run what fits of a prompt, up to a snapshot; whether all of it fits, so that the next one may come."""
@@ -127,6 +192,7 @@ class Prompts:
         tokens = self._cache.chunk_tokens(sequence, fitting)
         complete = start + tokens == sequence.num_tokens
         if tokens:
+            self._shares.compute(sequence, tokens, self._num_clients)
             end = min(start + tokens, sequence.prompt_len - 1)
             num_scored = max(end - max(start, sequence.num_scored), 0)
             ready = (sequence, *self._startable_forks(step, sequence)) if complete else ()
@@ -185,6 +251,9 @@ class Prompts:
             sequence.num_cached_tokens = min(sequence.num_computed, sequence.prompt_len)
             if sequence.index == 0:
                 self.cached_tokens_total += sequence.num_cached_tokens
+            self._shares.admit(sequence, sequence.num_tokens - sequence.num_computed)
+        else:
+            self._shares.admit(sequence, 0)
         if sequence.search is not None:
             self._beams.admit(sequence.search)
         self._running.admit(sequence)

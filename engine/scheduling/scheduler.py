@@ -20,6 +20,7 @@ from .decodes import Decodes
 from .drafter import BatchDrafter, Drafter
 from .drafts import Drafts
 from .endings import NO_TOKEN_ERROR, append
+from .fair_share import FairShares
 from .forks import Forks
 from .preemption import MustWaitError, Preemption
 from .prompt_delay import PromptDelay
@@ -37,9 +38,10 @@ if TYPE_CHECKING:
 class Scheduler:
     """Continuous batching: decodes first, prompt chunks in what is left of the step's tokens and time.
 
-    Order is by priority, then arrival. When blocks run out the last in that order is preempted: it gives up its
-    blocks, keeps its tokens, and is computed again when there is room. The first in order can always go on, because
-    no sequence is longer than the cache; so everything ends.
+    Order is by priority, then arrival; within a priority clients take turns, see FairShares. When blocks run out the
+    last by priority and arrival is preempted: it gives up its blocks, keeps its tokens, and is computed again when
+    there is room. The first of those that run can always go on, because no sequence is longer than the cache; so
+    everything ends.
 
     The choices of a request start together from the end of its prompt, which is computed once. So do the beams of a
     search, which run in the same steps, are preempted together, and then start over.
@@ -76,7 +78,8 @@ class Scheduler:
         # Whole prompts may be too long to fit beside the decodes, so they get steps of their own.
         self._mixed_steps = limits.mixed_steps and limits.chunked_prefill
         self._sequences: dict[int, Sequence] = {}
-        self._waiting = WaitingQueue()
+        self._shares = FairShares()
+        self._waiting = WaitingQueue(self._shares, lambda s: self.cache.cached(s).num_blocks * self.cache.block_size)
         self._running = Running()
         self._forks = Forks(self.cache, self._waiting)
         self._beams = Beams(self.cache, self._running)
@@ -88,6 +91,7 @@ class Scheduler:
             PromptDelay(delay_factor),
             running=self._running,
             waiting=self._waiting,
+            shares=self._shares,
             forks=self._forks,
             beams=self._beams,
         )
@@ -203,6 +207,8 @@ class Scheduler:
         for sequence in choices:
             self._sequences[sequence.key] = sequence
             self._decodes.added(sequence)
+        nobody_waits = not self._running.prefilling and self._waiting.peek() is None
+        self._shares.add(choices[0], len(choices), nobody_waits=nobody_waits)
         self.prompt_tokens_total += choices[0].prompt_len
         if (search := choices[0].search) is not None:
             self._beams.add(search, choices)
@@ -360,6 +366,8 @@ class Scheduler:
         waiting += self._forks.all() + self._beams.idle()
         self._running.check()
         self._beams.check()
+        self._waiting.check()
+        self._shares.check(list(self._sequences.values()))
         assert self._prompts.num_taken <= self._prompts.max_num_seqs
         assert sorted(s.key for s in running + waiting) == sorted(self._sequences)
         assert all(s.num_blocks == s.num_computed == 0 and not s.announced for s in waiting)
@@ -397,6 +405,7 @@ class Scheduler:
     def _finish(self, end: Finished) -> Finished:
         """Forget a sequence, whatever it was at, and free its blocks."""
         sequence = self._sequences.pop(end.key)
+        self._shares.end(sequence)
         self._running.remove(sequence)
         self.cache.release(sequence)
         if self.offload is not None:
@@ -407,7 +416,7 @@ class Scheduler:
             self._forks.leave(sequence)
         else:
             self._beams.leave(sequence.search)
-        self._waiting.shrink(self.num_waiting)
+        self._waiting.end(sequence, self.num_waiting)
         return end
 
     def _finish_all(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> list[Finished]:

@@ -50,6 +50,7 @@ class Sequence:
         "arrival",
         "awaited",
         "block_tables",
+        "client",
         "constraint",
         "decode_set",
         "eos_ids",
@@ -63,6 +64,7 @@ class Sequence:
         "min_length",
         "num_blocks",
         "num_cached_tokens",
+        "num_charged",
         "num_computed",
         "num_drafted",
         "num_prompt_logprobs",
@@ -82,6 +84,7 @@ class Sequence:
         "state_slot",
         "stop_ids",
         "tokens",
+        "virtual_finish",
     )
 
     def __init__(
@@ -94,6 +97,7 @@ class Sequence:
         seed: int,
         arrival: int = 0,
         priority: int = 0,
+        client: str = "",
         cache_salt: str | None = None,
         lora: Lora | None = None,
         eos_ids: frozenset[int] = frozenset(),
@@ -105,6 +109,7 @@ class Sequence:
         self.key = key
         self.index = index
         self.priority = priority
+        self.client = client
         self.order = (priority, arrival, index)
         self.identity = Identity(salt=cache_salt, adapter=None if lora is None else lora.digest)
         self.adapter = -1 if lora is None else lora.number  # of the executor's
@@ -126,6 +131,8 @@ class Sequence:
         self.num_computed = 0
         self.num_drafted = UNKNOWN
         self.num_cached_tokens: int | None = None  # unknown until the sequence runs for the first time
+        self.num_charged = -1  # tokens of the prompt that count as its client's; before it runs, an estimate or unknown
+        self.virtual_finish = 0.0  # see FairShares; unknown until it runs
 
         # By cache group; the cache's manager makes them and keeps them.
         self.block_tables: NDArray[np.int32] = np.empty((0, 0), dtype=np.int32)  # [groups, most blocks]

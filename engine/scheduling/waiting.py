@@ -1,40 +1,140 @@
-"""WaitingQueue: the sequences that do not run, first come, first served within a priority."""
+"""WaitingQueue: the sequences that do not run. Clients take turns within a priority."""
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
+from typing import TypeAlias
 
+from .fair_share import FairShares
 from .sequence import Sequence, SequenceState
 
-_STALE_ENTRIES = 64  # entries of sequences that wait no more, which the queue may keep
+_STALE_ENTRIES = 64  # entries that mean nothing any more, which the queue may keep
+
+Turn: TypeAlias = tuple[int, float]  # priority, virtual finish time
 
 
 class WaitingQueue:
-    """A heap by `Sequence.order`. A sequence that has ended meanwhile is dropped when it is met."""
+    """Each client's sequences by `Sequence.order`, and the clients by the turns of their first sequences.
 
-    def __init__(self) -> None:
-        self._heap: list[tuple[tuple[int, int, int], Sequence]] = []
+    A sequence that has ended meanwhile is dropped when it would be its client's first. Turns are looked at only while
+    several clients wait.
+    """
+
+    def __init__(self, shares: FairShares, num_cached: Callable[[Sequence], int]) -> None:
+        """`num_cached` says how many tokens of a sequence need not be computed."""
+        self._shares = shares
+        self._num_cached = num_cached
+        self._num_entries = 0
+        self._lines: dict[str, list[tuple[tuple[int, int, int], Sequence]]] = {}  # heaps, by client
+        # Those of turns that have changed are added, and the old ones dropped when they are met.
+        self._heap: list[tuple[Turn, tuple[int, int, int], str]] = []
+        self._turns: dict[str, Turn] = {}  # by client, as they are in the heap
+        self._changed: set[str] = set()  # clients whose turns may be others by now
+
+    @property
+    def num_clients(self) -> int:
+        """How many clients wait."""
+        return len(self._lines)
+
+    def has(self, client: str) -> bool:
+        """Whether a client waits."""
+        return client in self._lines
 
     def push(self, sequence: Sequence) -> None:
         """Let a sequence wait."""
-        heapq.heappush(self._heap, (sequence.order, sequence))
+        if sequence.client not in self._lines:
+            self._shares.begin(sequence)
+        self.put_back(sequence)
+
+    def put_back(self, sequence: Sequence) -> None:
+        """Let a sequence wait on that a step had no use for."""
+        line = self._lines.setdefault(sequence.client, [])
+        heapq.heappush(line, (sequence.order, sequence))
+        self._num_entries += 1
+        if line[0][1] is sequence:
+            self._changed.add(sequence.client)
 
     def peek(self) -> Sequence | None:
-        """The first in order; it stays."""
-        while self._heap and self._heap[0][1].state is not SequenceState.WAITING:
-            heapq.heappop(self._heap)
-        return self._heap[0][1] if self._heap else None
+        """The one whose turn is the first; it stays."""
+        if len(self._lines) > 1:
+            return self._lines[self._first_client()][0][1]
+        for line in self._lines.values():
+            return line[0][1]
+        return None
 
     def pop(self) -> Sequence:
-        """The first in order, which `peek` has just found."""
-        return heapq.heappop(self._heap)[1]
+        """Take the one that `peek` has just found."""
+        client = self._first_client() if len(self._lines) > 1 else next(iter(self._lines))
+        sequence = heapq.heappop(self._lines[client])[1]
+        self._num_entries -= 1
+        self._settle(client)
+        return sequence
+
+    def turn(self, client: str) -> Turn:
+        """The turn of the first sequence of a client that waits."""
+        if client in self._changed:
+            self._changed.discard(client)
+            order, first = self._lines[client][0]
+            turn = (first.priority, self._shares.served(first) + self._num_to_compute(first))
+            self._turns[client] = turn
+            heapq.heappush(self._heap, (turn, order, client))
+            if len(self._heap) > 2 * len(self._turns) + _STALE_ENTRIES:
+                self._heap = [entry for entry in self._heap if self._turns.get(entry[2]) is entry[0]]
+                heapq.heapify(self._heap)
+        return self._turns[client]
 
     def sequences(self) -> list[Sequence]:
-        """All that wait, in no order."""
-        return [sequence for _, sequence in self._heap if sequence.state is SequenceState.WAITING]
+        """All that wait, in no order; from any thread."""
+        lines = list(self._lines.values())
+        return [sequence for line in lines for _, sequence in line if sequence.state is SequenceState.WAITING]
 
-    def shrink(self, num_waiting: int) -> None:
-        """Drop those that have ended, if there are many more than the `num_waiting` that have not."""
-        if len(self._heap) > 2 * num_waiting + _STALE_ENTRIES:
-            self._heap = [entry for entry in self._heap if entry[1].state is SequenceState.WAITING]
-            heapq.heapify(self._heap)
+    def end(self, sequence: Sequence, num_waiting: int) -> None:
+        """Hear that a sequence has ended, which counts for its client. `num_waiting` have not ended and do not run."""
+        if sequence.client in self._lines:
+            self._settle(sequence.client)
+        if self._num_entries > 2 * num_waiting + _STALE_ENTRIES:
+            for client, line in self._lines.items():
+                self._lines[client] = [entry for entry in line if entry[1].state is SequenceState.WAITING]
+                heapq.heapify(self._lines[client])
+            self._num_entries = sum([len(line) for line in self._lines.values()])
+
+    def check(self) -> None:
+        """Raise AssertionError unless the next turn is the first of all."""
+        assert all(line[0][1].state is SequenceState.WAITING for line in self._lines.values())
+        assert self._num_entries == sum([len(line) for line in self._lines.values()])
+        assert self._turns.keys() | self._changed >= self._lines.keys() >= self._turns.keys()
+        assert self._lines.keys() >= self._changed
+        if (first := self.peek()) is not None and len(self._lines) > 1:
+            heads = [line[0] for line in self._lines.values()]
+            turns = [(self._shares.served(s) + self._num_to_compute(s), order) for order, s in heads]
+            assert first is min(zip([order[0] for order, _ in heads], turns, heads, strict=True))[2][1]
+
+    def _first_client(self) -> str:
+        """The client whose turn it is, of several."""
+        for client in list(self._changed):
+            self.turn(client)
+        while self._turns.get(self._heap[0][2]) is not self._heap[0][0]:
+            heapq.heappop(self._heap)
+        return self._heap[0][2]
+
+    def _settle(self, client: str) -> None:
+        """Look at a client anew, whose first sequence or whose counter may have changed."""
+        line = self._lines[client]
+        while line and line[0][1].state is not SequenceState.WAITING:
+            heapq.heappop(line)
+            self._num_entries -= 1
+        if line:
+            self._changed.add(client)
+        else:
+            del self._lines[client]
+            self._changed.discard(client)
+            self._turns.pop(client, None)
+
+    def _num_to_compute(self, sequence: Sequence) -> int:
+        """How many tokens of a sequence will count once it is admitted, as far as that is known."""
+        if sequence.num_cached_tokens is not None:  # it has been before
+            return 0
+        if sequence.num_charged < 0:
+            sequence.num_charged = sequence.num_tokens - self._num_cached(sequence)
+        return sequence.num_charged

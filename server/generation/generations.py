@@ -19,6 +19,7 @@ from tidewheel.engine.stream import RequestStream, Sink
 
 from ..errors import ApiError, ClientGone, bad_request
 from ..http.api_keys import current_tenant
+from ..http.clients import current_client
 from ..http.rights import require_priority
 from ..protocol.sampling import GenerationBody
 from ..protocol.usage import PromptTokensDetails, Usage
@@ -291,6 +292,7 @@ class Generations:
                     constraints,
                     lora=None if lora is None else lora.lora,
                     first_choice=i * sampling.n,
+                    client=current_client(),
                 )
                 streams.append(self._engine.submit(request))
         except BaseException:

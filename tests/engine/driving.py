@@ -62,6 +62,7 @@ class Job:
     cache_salt: str | None = None
     constraints: TokenConstraints | None = None
     lora: Lora | None = None
+    client: str = ""
 
 
 class Oracle:
@@ -170,6 +171,7 @@ class Driver:
                 seed=job.seed,
                 arrival=self._arrivals,
                 priority=job.priority,
+                client=job.client,
                 cache_salt=job.cache_salt,
                 lora=job.lora,
                 eos_ids=self.eos_ids,
