@@ -13,6 +13,7 @@ from tidewheel.engine.engine import Engine, EngineStats
 from tidewheel.engine.sampling_params import SamplingParams
 
 from ..errors import ApiError, bad_request
+from ..http.clients import current_client
 from ..http.limits import AdmissionLimits
 from ..telemetry.metrics import ServerMetrics
 
@@ -27,6 +28,7 @@ class Demand(Struct, frozen=True):
 
     sequences: int
     blocks: int
+    client: str = ""
 
 
 class EndRate:
@@ -56,6 +58,9 @@ class Admission:
     The number of waiting sequences is estimated. The engine cannot tell it: it learns of new requests only between
     steps, and it starts more sequences than the KV cache can hold to their ends. So admission counts how many fit at
     their expected lengths. The rest count as waiting, although some of them may run for a while and be preempted.
+
+    A full queue is closed to those who fill it: a client that has less than an equal part of it is still let in, until
+    twice as many wait.
     """
 
     def __init__(self, engine: Engine, metrics: ServerMetrics, limits: AdmissionLimits) -> None:
@@ -63,6 +68,7 @@ class Admission:
         self._metrics = metrics
         self._engine = engine
         self._demand = Demand(0, 0)
+        self._sequences: dict[str, int] = {}  # of each client that has any
         self._mean_length = float(_FIRST_GUESS)
         self._rate = EndRate()  # of sequences
 
@@ -92,15 +98,19 @@ class Admission:
                     f"{self.limits.max_queue} waiting (--max-queue); send fewer prompts at once, or a smaller n",
                     "n" if sampling.num_sequences > 1 else "prompt",
                 )
-            if excess > 0:
+            if excess > 0 and not self._has_share(demand, excess, self.limits.max_queue):
                 self._metrics.rejected += 1
                 raise _queue_full(self.limits.max_queue, self._rate.retry_after_s(excess))
         self._demand = total
+        self._sequences[demand.client] = self._sequences.get(demand.client, 0) + demand.sequences
         return demand
 
     def release(self, demand: Demand, lengths: Sequence[int]) -> None:
         """Forget a request that has ended. `lengths` are those of its answers, in tokens."""
         self._demand = Demand(self._demand.sequences - demand.sequences, self._demand.blocks - demand.blocks)
+        self._sequences[demand.client] -= demand.sequences
+        if not self._sequences[demand.client]:
+            del self._sequences[demand.client]
         self._rate.add(len(lengths))
         for length in lengths:
             self._mean_length += _LENGTH_WEIGHT * (length - self._mean_length)
@@ -114,7 +124,13 @@ class Admission:
             grown = math.ceil((len(prompt) + answer) / block_size)
             # Choices share the full blocks of their prompt.
             blocks += grown + (sampling.num_sequences - 1) * (grown - len(prompt) // block_size)
-        return Demand(len(prompts) * sampling.num_sequences, blocks)
+        return Demand(len(prompts) * sampling.num_sequences, blocks, current_client())
+
+    def _has_share(self, demand: Demand, excess: int, max_queue: int) -> bool:
+        """Whether a full queue still takes a request, so that one client cannot keep the others out."""
+        held = self._sequences.get(demand.client, 0)
+        num_clients = len(self._sequences) + (not held)
+        return excess <= max_queue and (held + demand.sequences) * num_clients <= max_queue
 
     def _waiting(self, demand: Demand, stats: EngineStats | None = None) -> int:
         """How many sequences of `demand` do not fit. `stats` show how many blocks they save by sharing prefixes."""

@@ -1,0 +1,75 @@
+"""A client that sends much delays itself, not others."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import httpx
+import pytest
+from server.conftest import StartServer
+from server.raw_http import post_raw
+from server.waiting import eventually, is_idle
+
+from tidewheel.server.http.limits import AdmissionLimits
+
+COMPLETIONS = "/v1/completions"
+
+
+def another_client(url: str) -> httpx.Client:
+    """One with an address of its own."""
+    return httpx.Client(
+        base_url=url, timeout=60, trust_env=False, transport=httpx.HTTPTransport(local_address="127.0.0.2")
+    )
+
+
+def test_a_full_queue_takes_in_a_client_that_has_less_than_its_part(start_server: StartServer) -> None:
+    """1,024 tokens of cache hold three answers of the expected 256 tokens."""
+    server = start_server(engine={"step_s": 0.01, "num_blocks": 64}, admission=AdmissionLimits(max_queue=2))
+    endless = {"prompt": "LOOP(", "max_tokens": 600, "stream": True}
+    streams = [post_raw(server, endless) for _ in range(5)]
+    eventually(lambda: len(server.engine.requests) == 5, "five should be let in")
+    with another_client(server.url) as other:
+        assert server.post(COMPLETIONS, endless).status_code == 429
+        with other.stream("POST", COMPLETIONS, json=endless) as response:
+            assert response.status_code == 200
+            assert other.post(COMPLETIONS, json=endless).status_code == 429
+            assert server.post(COMPLETIONS, endless).status_code == 429
+        for stream in streams:
+            stream.close()
+        eventually(lambda: is_idle(server), "clients have gone")
+        assert other.post(COMPLETIONS, json={"prompt": "a"}).status_code == 200
+
+
+def test_a_short_prompt_is_computed_before_the_many_of_another_client(
+    start_server: StartServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = start_server()
+    executor, opened = server.engine.executor, threading.Event()
+    computed: list[int] = []  # the lengths of the prompts, in order of their ends
+
+    def step(batch: Any, run: Any = executor.step) -> Any:
+        opened.wait(20)
+        computed.extend((batch.positions[batch.logits_rows] + 1).tolist())
+        return run(batch)
+
+    monkeypatch.setattr(executor, "step", step)
+    lengths = range(3000, 3010)
+    streams = []
+    for count, length in enumerate(lengths, 1):
+        prompt = f"{count} ".ljust(length - 1, "x")  # the server puts a token before it
+        streams.append(post_raw(server, {"prompt": prompt, "max_tokens": 1}))
+        eventually(lambda count=count: len(server.engine.requests) == count, "it never came in")  # type: ignore[misc]
+    with another_client(server.url) as other:
+        thread = threading.Thread(
+            target=other.post, args=(COMPLETIONS,), kwargs={"json": {"prompt": "a", "max_tokens": 1}}
+        )
+        thread.start()
+        eventually(lambda: len(server.engine.requests) > len(lengths), "it never came in")
+        opened.set()
+        thread.join(20)
+    for stream in streams:
+        assert stream.recv(12) == b"HTTP/1.1 200"
+        stream.close()
+    assert 2 in computed[:2], "only the first, which ran already, is done before"
+    assert [length for length in computed if length != 2] == list(lengths)
