@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Preface:
-    """What a model may write before the grammar applies: its reasoning, up to the tag `closing`.
+    """What a model may write before the grammar applies: its reasoning, up to one of the tags `closings`.
 
     The answer begins with reasoning if it `is_open`, and otherwise if its first token is `opening_id`. (Only the prompt
     can open a tag that is not a single token.) The whole token that ends the tag belongs to the reasoning. The answer
     cannot end before that, for what the grammar demands would be missing.
     """
 
-    closing: str
+    closings: tuple[str, ...]
     is_open: bool = False
     opening_id: int | None = None
 
@@ -85,10 +85,10 @@ class SequenceConstraint:
             self._filters.append(BadWords(wanted.bad_words, words))
         self._grammar = wanted.grammar
         self._matcher: LLMatcher | None = None
-        preface = (wanted.grammar and wanted.preface) or Preface("")
+        preface = (wanted.grammar and wanted.preface) or Preface(())
         self._is_in_preface = preface.is_open
         self._opening_id = None if preface.is_open else preface.opening_id
-        self._closing = preface.closing
+        self._closings = preface.closings
         self._preface_end = ""  # the end of the preface so far, in which the tag may begin
         self._tokenizer = tokenizer
         self._detokenizer = tokenizer.detokenizer(skip_special_tokens=False)
@@ -182,8 +182,8 @@ class SequenceConstraint:
             self._is_in_preface = True
         elif self._is_in_preface:
             said = self._preface_end + self._detokenizer.push(token)
-            self._is_in_preface = self._closing not in said
-            self._preface_end = said[-len(self._closing) :]
+            self._is_in_preface = not any(tag in said for tag in self._closings)
+            self._preface_end = said[-max(map(len, self._closings)) :]
         elif (matcher := self.matcher()) is not None:  # there is none yet if a copy's mask had the token before it
             matcher.consume_token(token)
             if (message := matcher_error(matcher)) is not None:

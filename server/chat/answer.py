@@ -123,7 +123,7 @@ class Answer:
         if parser.is_done or output.finish_reason is not None:
             if parser.has_reasoned:
                 self._reasoning_tokens = count_reasoning_tokens(
-                    self._reasoning_ids, parser.closing, self._tokenizer, parser.ended_by
+                    self._reasoning_ids, parser.closed_by, self._tokenizer, parser.ended_by
                 )
             self._reasoning_parser = None
             self._reasoning_ids = []

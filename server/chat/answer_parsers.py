@@ -13,10 +13,12 @@ from ..generation.structured_output import compact, json_schema_output
 from ..generation.token_constraints import Calls, Frame
 from ..protocol.chat import ChatCompletionRequest, Tool
 from .answer import Answer
+from .answer_frame import answer_frame
 from .harmony import TAGS, HarmonyParser, ReasoningTokens
 from .harmony_frame import harmony_frame
 from .model_formats import ModelFormats
-from .reasoning import REASONING_PARSERS, ReasoningParser
+from .reasoning import ReasoningParser
+from .reasoning_formats import REASONING_PARSERS
 from .rendering import RenderedPrompt
 from .tools import TOOL_CALL_PARSERS
 from .tools.harmony import HarmonyToolParser
@@ -37,7 +39,7 @@ class AnswerParsers:
         self._tokenizer = tokenizer
         self._no_calls_because = formats.no_calls_because
         self.tool_parser: type[ToolParser] | None = (
-            TOOL_CALL_PARSERS[formats.tool_calls] if formats.tool_calls else None
+            TOOL_CALL_PARSERS[formats.tool_calls].in_vocabulary(tokenizer) if formats.tool_calls else None
         )
         reasoning = REASONING_PARSERS[formats.reasoning] if formats.reasoning else None
         self.reads_reasoning = reasoning is not None
@@ -49,8 +51,8 @@ class AnswerParsers:
         self._tool_tags = self._special_tokens(self.tool_parser.markers if self.tool_parser else ())
         tags: tuple[str, ...] = TAGS if self.is_harmony else ()
         if reasoning is not None and issubclass(reasoning, ReasoningParser) and not self.is_harmony:
-            self._reasoning_parser = reasoning
-            tags = (reasoning.opening, reasoning.closing, *reasoning.wrappers)
+            self._reasoning_parser = reasoning.in_vocabulary(tokenizer)
+            tags = self._reasoning_parser.tags()
         self._reasoning_tags = self._special_tokens(tags)
 
     def check_tools(self, body: ChatCompletionRequest, tools: Sequence[Tool]) -> None:
@@ -72,11 +74,15 @@ class AnswerParsers:
         reasoning = self._reasoning(prompt)
         if reasoning is None or reasoning.is_over:
             return None
-        return Preface(reasoning.closing, reasoning.is_open, self._tokenizer.token_to_id(reasoning.opening))
+        opening_id = self._tokenizer.token_to_id(reasoning.opening)
+        return Preface(reasoning.all_closings(), reasoning.is_open, opening_id)
 
     def frame(self, prompt: RenderedPrompt) -> Frame | None:
         """What a grammar has to put around content or calls, where an answer's text is not just these."""
-        return harmony_frame(self._harmony(prompt, reads_calls=False)) if self.is_harmony else None
+        if self.is_harmony:
+            return harmony_frame(self._harmony(prompt, reads_calls=False))
+        tags = self._reasoning_parser.answer_tags if self._reasoning_parser is not None else ()
+        return answer_frame(tags) if tags else None
 
     def demanded_calls(self, body: ChatCompletionRequest) -> StructuredOutput | Calls | None:
         """The calls that an answer must consist of; None if it need not. Raises ApiError (400)."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar
 
-from .harmony import HarmonyParser
 from .pieces import Piece
 from .text_scanner import Steps, TextScanner
 
@@ -14,6 +13,9 @@ if TYPE_CHECKING:
     from tidewheel.engine.text.tokenizer import Tokenizer
 
     from .tools.parser import ToolCallParser
+
+
+_CALL_BEGINS = "<tool_call"  # which may follow an answer
 
 
 class ReasoningParser(TextScanner):
@@ -32,42 +34,108 @@ class ReasoningParser(TextScanner):
     closing: ClassVar[str] = "</think>"
     label: ClassVar[str] = ""
     """What the model writes behind the opening tag, as a part of it."""
+    other_openings: ClassVar[tuple[str, ...]] = ()
+    other_closings: ClassVar[tuple[str, ...]] = ()
+    """Other ways in which models write the tags."""
+    answer_tags: ClassVar[tuple[tuple[str, str], ...]] = ()
+    """What may stand around the answer. It is left out."""
     wrappers: ClassVar[tuple[str, ...]] = ()
-    """Other tags that the parser has to see, even where the tokenizer has them as special tokens."""
+    """Tags that are left out wherever they stand, as no text has them."""
+    specials: ClassVar[tuple[str, ...]] = ()
+    """Special tokens that are parts of these tags."""
     always_reasons: ClassVar[bool] = False
     """Whether a turn begins with reasoning although neither the prompt nor the model says so."""
 
     def __init__(self, begun: str, *, continues: bool = False, calls: ToolCallParser | None = None) -> None:
         super().__init__()
         self._watch = None if calls is None else _CallWatch(calls)
+        begun = begun.rstrip()
+        self._in_answer = next((end for tag, end in self.answer_tags if tag and begun.endswith(tag)), "")
+        if self._in_answer and not continues:
+            begun = next(begun.removesuffix(tag).rstrip() for tag, _ in self.answer_tags if begun.endswith(tag))
         self.is_open = self.always_reasons
         """Whether the text begins within reasoning."""
         self.is_over = False
         """Whether the reasoning, if any, has ended."""
         if continues:
             self.is_open = begun.rfind(self.opening) > begun.rfind(self.closing)
-            self.is_over = not self.is_open and bool(begun.strip())
-        elif begun.rstrip().endswith((self.opening, self.opening + self.label)):
+            self.is_over = not self.is_open and bool(begun)
+        elif begun.endswith((self.opening, self.opening + self.label, *self.other_openings)):
             self.is_open = True
-        elif begun.rstrip().endswith(self.closing):
-            self.is_over = True
+        elif begun.endswith(self.all_closings()):
+            self.is_open, self.is_over = False, True
         self.has_reasoned = False
         """Whether there was any reasoning, in the prompt's tag or the model's."""
         self.ended_by = ""
         """The text from the first call on, if a call has ended the reasoning."""
+        self.closed_by = self.closing
+        """The tag that has ended the reasoning."""
+
+    @classmethod
+    def in_vocabulary(cls, tokenizer: Tokenizer) -> type[ReasoningParser]:
+        """The parser for a model with this tokenizer, where its tags depend on that."""
+        return cls
+
+    @classmethod
+    def tags(cls) -> tuple[str, ...]:
+        """The texts that the parser has to see, even where the tokenizer has them as special tokens."""
+        answer = (tag for pair in cls.answer_tags for tag in pair)
+        return (cls.opening, *cls.all_closings(), *answer, *cls.wrappers, *cls.specials)
+
+    @classmethod
+    def all_closings(cls) -> tuple[str, ...]:
+        """All ways in which models end the reasoning."""
+        return (cls.closing, *cls.other_closings)
 
     @property
     def is_done(self) -> bool:
         """Whether the text that follows has nothing for this parser."""
-        return self.is_over
+        return self.is_over and not self.wrappers and not self.answer_tags
 
     def _parse(self) -> Steps[None]:
         if not self.is_over:
             yield from self._spaces()
-            if (yield from self._literal(self.opening)) or self.is_open:
+            if (yield from self._opens()) or self.is_open:
                 self.has_reasoned = True
                 yield from self._reasoning()
         self.is_over = True
+        if self.wrappers:
+            self._settle(0)
+            while (yield from self._text_until(*self.wrappers)) is not None:
+                self._settle()
+        elif self.answer_tags:
+            yield from self._answer()
+
+    def _opens(self) -> Steps[bool]:
+        for tag in (self.opening, *self.other_openings):
+            if (yield from self._literal(tag)):
+                return True
+        return False
+
+    def _answer(self) -> Steps[None]:
+        """Gives an answer without the tags around it: one at its beginning, and the other at its end."""
+        closing = self._in_answer
+        if not closing:
+            self._at = 0
+            yield from self._spaces()
+            for tag, end in self.answer_tags:
+                if (yield from self._literal(tag)):
+                    closing = end
+                    break
+        if not closing:
+            self._at = 0
+            return
+        yield from self._spaces()
+        self._settle()
+        while (yield from self._text_until(closing)) is not None:
+            behind = self._at
+            yield from self._spaces()
+            if not (yield from self._peek()):
+                self._settle()
+            elif (yield from self._literal(_CALL_BEGINS)):
+                self._settle(behind)
+            else:
+                self._reject()
 
     def _reasoning(self) -> Steps[None]:
         yield from self._spaces()
@@ -75,21 +143,23 @@ class ReasoningParser(TextScanner):
             yield from self._spaces()
         self._settle()
         watch, watched, searched = self._watch, 0, 0  # places in the unsettled text
+        closings, longest = self.all_closings(), max(map(len, self.all_closings()))
         while True:
-            end = self._text.find(self.closing, searched)
-            if end >= 0:
+            found = [(place, tag) for tag in closings if (place := self._text.find(tag, searched)) >= 0]
+            if found:
+                end, self.closed_by = min(found)
                 self._emit_reasoning(self._text[:end].rstrip())
-                self._settle(end + len(self.closing))
+                self._settle(end + len(self.closed_by))
                 yield from self._spaces()
                 self._settle()
                 return
-            certain = len(self._text) - self._held_back((self.closing,))
+            certain = len(self._text) - self._held_back(closings)
             if watch is not None:
                 certain = min(certain, watch.feed(self._text[watched:]))
                 watch.drop(certain)
             self._emit_reasoning(self._text[:certain])
             self._settle(certain)
-            watched, searched = len(self._text), max(0, len(self._text) - len(self.closing) + 1)
+            watched, searched = len(self._text), max(0, len(self._text) - longest + 1)
             if not (yield from self._more()):
                 called = watch is not None and watch.finish(cut_off=self._cut_off)
                 end = watch.num_before if called and watch is not None else len(self._text)
@@ -129,88 +199,6 @@ class _CallWatch:
                 self.num_before += len(piece)
             else:
                 self._has_call = True
-
-
-class DeepSeekR1Parser(ReasoningParser):
-    """DeepSeek R1 and its distillations, QwQ: they always reason, and older templates leave the first tag to them."""
-
-    always_reasons = True
-
-
-class MistralReasoningParser(ReasoningParser):
-    """Magistral."""
-
-    opening = "[THINK]"
-    closing = "[/THINK]"
-
-
-class SeedOssReasoningParser(ReasoningParser):
-    """Seed-OSS."""
-
-    opening = "<seed:think>"
-    closing = "</seed:think>"
-
-
-class Gemma4ReasoningParser(ReasoningParser):
-    """Gemma 4."""
-
-    opening = "<|channel>"
-    label = "thought"
-    closing = "<channel|>"
-
-
-class MiniMaxM3ReasoningParser(ReasoningParser):
-    """MiniMax M3."""
-
-    opening = "<mm:think>"
-    closing = "</mm:think>"
-
-
-class CohereReasoningParser(ReasoningParser):
-    """Command R7B, A and A+. What is for the user stands between tags too, which are left out."""
-
-    opening = "<|START_THINKING|>"
-    closing = "<|END_THINKING|>"
-    wrappers = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>")
-
-    @property
-    def is_done(self) -> bool:
-        """See ReasoningParser."""
-        return False
-
-    def _parse(self) -> Steps[None]:
-        yield from super()._parse()
-        self._settle(0)
-        while (yield from self._text_until(*self.wrappers)) is not None:
-            self._settle()
-
-
-REASONING_PARSERS: Mapping[str, type[ReasoningParser] | type[HarmonyParser]] = {
-    "GptOss": HarmonyParser,
-    "cohere_command3": CohereReasoningParser,
-    "cohere_command4": CohereReasoningParser,
-    "deepseek_r1": DeepSeekR1Parser,
-    "deepseek_v3": ReasoningParser,
-    "deepseek_v4": ReasoningParser,
-    "gemma4": Gemma4ReasoningParser,
-    "glm45": ReasoningParser,
-    "glm47": ReasoningParser,
-    "gpt_oss": HarmonyParser,
-    "holo2": ReasoningParser,
-    "kimi_k2": ReasoningParser,
-    "mimo": ReasoningParser,
-    "minimax_m2": ReasoningParser,
-    "minimax_m3": MiniMaxM3ReasoningParser,
-    "mistral": MistralReasoningParser,
-    "nemotron_v3": ReasoningParser,
-    "olmo3": ReasoningParser,
-    "openai_gptoss": HarmonyParser,
-    "qwen3": ReasoningParser,
-    "seed_oss": SeedOssReasoningParser,
-    "step3": ReasoningParser,
-    "step3p5": ReasoningParser,
-}
-"""The parsers that `--reasoning-parser` names, by vLLM's names."""
 
 
 def count_reasoning_tokens(token_ids: list[int], closing: str, tokenizer: Tokenizer, ended_by: str = "") -> int:

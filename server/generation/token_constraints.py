@@ -25,12 +25,12 @@ _RETRY_AFTER_S = 1
 
 
 class Calls(NamedTuple):
-    """Calls of the tools on offer: a structural tag of what they look like, None where no grammar can tell.
+    """Calls of the tools on offer: a structural tag of what they look like.
 
     `arguments` is for errors: what each tool's schema alone demands.
     """
 
-    format: Format | None
+    format: Format
     arguments: Sequence[StructuredOutput]
 
 
@@ -100,13 +100,6 @@ async def _compile_framed(
     engine: Engine, answer: StructuredOutput | None, calls: Calls | None, frame: Frame
 ) -> Grammar:
     """The grammar of answers that match `answer` or are calls."""
-    if answer is not None and calls is not None and calls.format is None:
-        raise bad_request(
-            f"{answer.param} cannot be combined with tools that the model may call as this server's --tool-call-parser "
-            'reads them, which no grammar describes: set tool_choice to "none", "required" or a function',
-            answer.param,
-            "unsupported_parameter",
-        )
     try:
         content = None if answer is None else as_format(answer)
         whole = frame(content, None if calls is None else calls.format)

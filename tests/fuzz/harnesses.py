@@ -23,7 +23,7 @@ from tidewheel.server.anthropic.translation import chat_request as from_messages
 from tidewheel.server.chat.messages import template_messages, template_tools
 from tidewheel.server.chat.model_formats import model_formats
 from tidewheel.server.chat.pieces import Turn
-from tidewheel.server.chat.reasoning import REASONING_PARSERS
+from tidewheel.server.chat.reasoning_formats import REASONING_PARSERS
 from tidewheel.server.chat.templates import ChatTemplate
 from tidewheel.server.chat.tools import TOOL_CALL_PARSERS
 from tidewheel.server.errors import ApiError

@@ -10,7 +10,9 @@ from .granite import GraniteParser
 from .harmony import HarmonyToolParser
 from .hermes import HermesParser
 from .kimi import KimiK2Parser
+from .kimi_k3 import KimiK3Parser
 from .llama3 import Llama3JsonParser
+from .minimax_m3 import MiniMaxM3Parser
 from .mistral import MistralParser
 from .parser import ToolParser
 from .phi4 import Phi4MiniJsonParser
@@ -20,19 +22,25 @@ from .tagged_json import (
     CohereParser,
     GigaChat3Parser,
     GraniteFunctionParser,
+    InklingParser,
     InternLmParser,
     JambaParser,
     LongcatParser,
     NemotronJsonParser,
 )
-from .xml import (
+from .xlam import XlamParser
+from .xml_formats import (
     DeepSeekV4Parser,
     DeepSeekV32Parser,
+    DeepSeekV41Parser,
     Glm45Parser,
+    HyV3Parser,
     MiniCpm5Parser,
     MiniMaxM2Parser,
     Qwen3CoderParser,
     SeedOssParser,
+    SolarOpen2Parser,
+    Step3Parser,
 )
 
 TOOL_CALL_PARSERS: Mapping[str, type[ToolParser]] = {
@@ -43,6 +51,8 @@ TOOL_CALL_PARSERS: Mapping[str, type[ToolParser]] = {
     "deepseek_v31": DeepSeekV31Parser,
     "deepseek_v32": DeepSeekV32Parser,
     "deepseek_v4": DeepSeekV4Parser,
+    "deepseek_v41": DeepSeekV41Parser,
+    "ernie45": HermesParser,
     "functiongemma": FunctionGemmaParser,
     "gemma4": Gemma4Parser,
     "gigachat3": GigaChat3Parser,
@@ -53,9 +63,12 @@ TOOL_CALL_PARSERS: Mapping[str, type[ToolParser]] = {
     "granite4": HermesParser,
     "hermes": HermesParser,
     "hunyuan_a13b": JambaParser,
+    "hy_v3": HyV3Parser,
+    "inkling": InklingParser,
     "internlm": InternLmParser,
     "jamba": JambaParser,
     "kimi_k2": KimiK2Parser,
+    "kimi_k3": KimiK3Parser,
     "lfm2": Lfm2Parser,
     "ling3": Glm45Parser,
     "llama3_json": Llama3JsonParser,
@@ -65,15 +78,20 @@ TOOL_CALL_PARSERS: Mapping[str, type[ToolParser]] = {
     "mimo": Qwen3CoderParser,
     "minicpm5": MiniCpm5Parser,
     "minimax_m2": MiniMaxM2Parser,
+    "minimax_m3": MiniMaxM3Parser,
     "mistral": MistralParser,
     "nemotron_json": NemotronJsonParser,
     "olmo3": Olmo3Parser,
     "openai": HarmonyToolParser,
     "phi4_mini_json": Phi4MiniJsonParser,
+    "poolside_v1": Glm45Parser,
     "pythonic": PythonicParser,
     "qwen3_coder": Qwen3CoderParser,
     "qwen3_xml": Qwen3CoderParser,
     "seed_oss": SeedOssParser,
+    "solar_open2": SolarOpen2Parser,
+    "step3": Step3Parser,
     "step3p5": Qwen3CoderParser,
+    "xlam": XlamParser,
 }
 """The parsers that `--tool-call-parser` names, by vLLM's names."""

@@ -10,7 +10,9 @@ import json
 from typing import ClassVar
 
 from ..text_scanner import Steps
+from .call_format import CallFormat
 from .json_scanner import is_json, mended_json
+from .notation import Nesting, Notation
 from .parser import ToolParser
 from .schema import parameter_types
 
@@ -19,11 +21,17 @@ _PAIRS = {"{": "}", "[": "]", "(": ")"}
 _LONGEST_NAME = 256  # characters
 
 
+def _formats(opening: str, closing: str, delimiter: str) -> tuple[CallFormat, ...]:
+    arguments = Notation("KEY:", separator=",", quote=delimiter, nesting=Nesting(("{", "}"), ("[", "]")))
+    return (CallFormat(f"{opening}call:NAME{{", f"}}{closing}", content=arguments.format),)
+
+
 class Gemma4Parser(ToolParser):
     """Gemma 4."""
 
     markers = ("<|tool_call>", "<tool_call|>", '<|"|>')
     delimiter: ClassVar[str] = '<|"|>'
+    call_formats = _formats(*markers)
 
     def _parse(self) -> Steps[None]:
         opening, closing = self.markers[:2]
@@ -111,9 +119,13 @@ class Gemma4Parser(ToolParser):
 
     def _key(self) -> Steps[str]:
         """A key and the colon after it; empty if that is not what comes."""
-        yield from self._literal(self.delimiter)
-        key = (yield from self._bare(_KEY_ENDS)).strip().strip("\"'")
-        yield from self._literal(self.delimiter)
+        if (yield from self._peek()) == '"':
+            key = (yield from self._json_string()) or ""
+            yield from self._spaces()
+        else:
+            yield from self._literal(self.delimiter)
+            key = (yield from self._bare(_KEY_ENDS)).strip().strip("\"'")
+            yield from self._literal(self.delimiter)
         return key if (yield from self._literal(":")) else ""
 
     def _bare(self, ends: str) -> Steps[str]:
@@ -145,3 +157,4 @@ class FunctionGemmaParser(Gemma4Parser):
 
     markers = ("<start_function_call>", "<end_function_call>", "<escape>")
     delimiter = "<escape>"
+    call_formats = _formats(*markers)

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import re
 
+from tidewheel.engine.constraints.structural_tag import JsonSchema
+
 from ..text_scanner import Steps
+from .call_format import CallFormat, numbered
 from .parser import ToolParser
 
 _SECTION, _SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
@@ -21,6 +24,15 @@ class KimiK2Parser(ToolParser):
     """See the module."""
 
     markers = (_SECTION, _SECTION_END, _CALL, _ARGUMENTS, _CALL_END)
+    call_formats = (
+        CallFormat(
+            f"{_CALL}functions.NAME:",
+            _CALL_END,
+            opening=_SECTION,
+            closing=_SECTION_END,
+            content=numbered(_ARGUMENTS, JsonSchema),
+        ),
+    )
 
     def _parse(self) -> Steps[None]:
         while tag := (yield from self._text_until(_SECTION, _CALL)):

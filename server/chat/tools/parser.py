@@ -6,7 +6,7 @@ import enum
 import json
 import uuid
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from ...protocol.chat import Tool
 from ..pieces import Piece
@@ -15,8 +15,10 @@ from .call_format import CallFormat
 from .json_scanner import JsonScanner, mended_json
 from .values import is_encodable
 
-_ARGUMENTS = ("arguments", "parameters")
-_CALL_KEYS = ("name", "type", "id", *_ARGUMENTS)
+if TYPE_CHECKING:
+    from tidewheel.engine.text.tokenizer import Tokenizer
+
+_CALL_KEYS = ("name", "type", "id")
 
 
 class ToolCallParser(Protocol):
@@ -57,13 +59,20 @@ class ToolParser(TextScanner):
     """Whether a call is recognised by its tag, and not by its place at the beginning of an answer."""
     name_keys: ClassVar[tuple[str, ...]] = ("name",)
     """The keys of a call's object that may have the function's name."""
+    argument_keys: ClassVar[tuple[str, ...]] = ("arguments", "parameters")
+    """The keys of it that may have the arguments."""
     call_formats: ClassVar[tuple[CallFormat, ...]] = ()
-    """How models write calls, of several kinds if they differ; none where no grammar can tell."""
+    """How models write calls, of several kinds if they differ."""
 
     def __init__(self, tools: Sequence[Tool], new_id: Callable[[], str] | None = None) -> None:
         super().__init__()
         self._tools = tools
         self._new_id = new_id or self.new_id
+
+    @classmethod
+    def in_vocabulary(cls, tokenizer: Tokenizer) -> type[ToolParser]:
+        """The parser for a model with this tokenizer, where its tags depend on that."""
+        return cls
 
     @staticmethod
     def new_id() -> str:
@@ -83,12 +92,12 @@ class ToolParser(TextScanner):
     def _is_offered(self, name: str) -> bool:
         return any(tool.function.name == name for tool in self._tools)
 
-    def _json_calls(self) -> Steps[Outcome]:
+    def _json_calls(self, *, is_marked: bool = True) -> Steps[Outcome]:
         """One call as a JSON object, or a list of them. Objects that follow the first are calls too."""
         yield from self._spaces()
         in_list = yield from self._literal("[")
         yield from self._spaces()
-        outcome = yield from self._json_call()
+        outcome = yield from self._json_call(is_marked=is_marked)
         if outcome is not Outcome.CALL:
             return outcome
         while True:
@@ -99,7 +108,7 @@ class ToolParser(TextScanner):
                 return Outcome.CALL
             if (yield from self._literal(",")):
                 yield from self._spaces()
-            outcome = yield from self._json_call()
+            outcome = yield from self._json_call(is_marked=is_marked)
             if outcome is Outcome.BROKEN:
                 return Outcome.BROKEN
             if outcome is Outcome.NO_CALL:
@@ -110,8 +119,8 @@ class ToolParser(TextScanner):
     def _json_call(self, *, is_marked: bool = True) -> Steps[Outcome]:
         """One call: a JSON object of a name and its `arguments`, or `parameters`.
 
-        Where no tag marks a call, an object with any other key is none, and one without arguments only if its function
-        is on offer.
+        One without arguments is a call only if its function is on offer. Where no tag marks a call, an object with any
+        other key is none.
         """
         name: str | None = None
         arguments: str | None = None
@@ -124,14 +133,15 @@ class ToolParser(TextScanner):
         while True:
             key = yield from self._json_string()
             yield from self._spaces()
-            if key is None or not (is_marked or key in _CALL_KEYS) or not (yield from self._literal(":")):
+            is_known = is_marked or key in (*_CALL_KEYS, *self.argument_keys)
+            if key is None or not is_known or not (yield from self._literal(":")):
                 break
             yield from self._spaces()
             if key in self.name_keys and name is None:
                 name = self._named = yield from self._json_string()
                 if not name:
                     return Outcome.NO_CALL
-            elif key in _ARGUMENTS and arguments is None:
+            elif key in self.argument_keys and arguments is None:
                 if name is not None and (yield from self._peek()) == "{":
                     self._start_call(name)
                     is_open, arguments = True, ""
@@ -150,7 +160,7 @@ class ToolParser(TextScanner):
                     continue
             if not (yield from self._literal("}")):
                 break
-            if name is None or not (is_marked or arguments is not None or self._is_offered(name)):
+            if name is None or not (arguments is not None or self._is_offered(name)):
                 return Outcome.NO_CALL
             if not is_open:
                 self._start_call(name)

@@ -9,16 +9,25 @@ import json
 from typing import ClassVar
 
 from ..text_scanner import Steps
+from .call_format import CallFormat
+from .notation import Notation
 from .parser import Outcome, ToolParser
 from .values import python_literal_to_json
 
 _CLOSERS = {"(": ")", "[": "]", "{": "}"}
+# Texts are written in double quotes, as in JSON.
+_ARGUMENTS = Notation("KEY=", separator=", ", quote=None, names={"boolean": ("True", "False"), "null": ("None",)})
+
+
+def _listed(opening: str, separator: str, closing: str) -> CallFormat:
+    return CallFormat("NAME(", ")", separator, opening, closing, content=_ARGUMENTS.format)
 
 
 class PythonicParser(ToolParser):
     """A list of calls is recognised at the beginning of an answer."""
 
     is_tagged = False
+    call_formats: ClassVar[tuple[CallFormat, ...]] = (_listed("[", ", ", "]"),)
     brackets: ClassVar[bool] = True
     """Whether the calls are a list; else each stands on a line."""
 
@@ -151,6 +160,7 @@ class Llama4PythonicParser(TaggedPythonicParser):
     """Llama 4 may write its list between two tags, and text before it; or the list is the whole answer."""
 
     markers = ("<|python_start|>", "<|python_end|>")
+    call_formats = (_listed("<|python_start|>[", ", ", "]<|python_end|>"), *PythonicParser.call_formats)
     is_tagged = False
 
     def _parse(self) -> Steps[None]:
@@ -168,10 +178,12 @@ class Lfm2Parser(TaggedPythonicParser):
     """LFM2 and LFM2.5."""
 
     markers = ("<|tool_call_start|>", "<|tool_call_end|>")
+    call_formats = (_listed("<|tool_call_start|>[", ", ", "]<|tool_call_end|>"),)
 
 
 class Olmo3Parser(TaggedPythonicParser):
     """OLMo 3: each call stands on a line, without brackets around them."""
 
     markers = ("<function_calls>", "</function_calls>")
+    call_formats = (_listed("<function_calls>", "\n", "</function_calls>"),)
     brackets = False

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+from tidewheel.engine.constraints.depth import resolve
 from tidewheel.engine.constraints.json_schema import json_types
 
 from ...protocol.chat import Tool
@@ -14,6 +15,8 @@ _ADMIT_PROPERTIES = frozenset(
     "$dynamicRef $ref additionalProperties allOf anyOf const dependencies dependentRequired dependentSchemas else enum "
     "if maxProperties minProperties not oneOf patternProperties propertyNames then unevaluatedProperties".split()
 )
+
+_MOST_STEPS = 64  # through references and alternatives
 
 
 def arguments_schema(tool: Tool) -> dict[str, Any]:
@@ -27,12 +30,47 @@ def arguments_schema(tool: Tool) -> dict[str, Any]:
     return {"type": "object", **schema}
 
 
+class Part(NamedTuple):
+    """A part of a schema, whose `root` has its definitions."""
+
+    schema: Any
+    root: dict[str, Any]
+
+    def types(self) -> set[str]:
+        """The JSON types that it allows; empty if it does not say."""
+        return json_types(self.schema, self.root)
+
+    def member(self, key: str) -> Part:
+        """What it says of an object's member."""
+        properties = self._of("properties")
+        return Part(properties.get(key, {}) if isinstance(properties, dict) else {}, self.root)
+
+    def element(self) -> Part:
+        """What it says of a list's elements."""
+        return Part(self._of("items"), self.root)
+
+    def _of(self, keyword: str) -> Any:
+        """What a keyword says, here or in the first alternative that has it."""
+        waiting = [self.schema]
+        for _ in range(_MOST_STEPS):
+            if not waiting or not isinstance(part := waiting.pop(), dict):
+                continue
+            if keyword in part:
+                return part[keyword]
+            if isinstance(part.get("$ref"), str):
+                waiting.append(resolve(part["$ref"], self.root))
+            for alternatives in ("anyOf", "oneOf", "allOf"):
+                options = part.get(alternatives)
+                waiting += reversed(options) if isinstance(options, list) else ()
+        return {}
+
+
+def parameters_of(tools: Sequence[Tool], function: str) -> Part:
+    """The schema of a function's arguments; an empty one if no such function is there."""
+    root = next((tool.function.parameters for tool in tools if tool.function.name == function), None) or {}
+    return Part(root, root)
+
+
 def parameter_types(tools: Sequence[Tool], function: str, parameter: str) -> set[str]:
     """The JSON types that a parameter may have; empty if the schema does not say."""
-    for tool in tools:
-        if tool.function.name == function:
-            root = tool.function.parameters or {}
-            properties = root.get("properties")
-            if isinstance(properties, dict) and parameter in properties:
-                return json_types(properties[parameter], root)
-    return set()
+    return parameters_of(tools, function).member(parameter).types()

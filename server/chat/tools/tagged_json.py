@@ -59,6 +59,7 @@ class ApertusParser(ToolParser):
     """Apertus: a list of objects that have the arguments under the function's name."""
 
     markers = ("<|tools_prefix|>", "<|tools_suffix|>")
+    call_formats = (CallFormat('{"NAME": ', "}", ", ", "<|tools_prefix|>[", "]<|tools_suffix|>"),)
 
     def _parse(self) -> Steps[None]:
         opening, closing = self.markers
@@ -90,9 +91,31 @@ class ApertusParser(ToolParser):
         return outcome
 
 
+class InklingParser(TaggedJsonParser):
+    """Inkling. A call is a message of its own, whose header may have the function's name too."""
+
+    opening, closing = ("<|content_invoke_tool_json|>",), "<|end_message|>"
+    argument_keys = ("args", "arguments")
+    markers = (*opening, closing)
+    call_formats = (
+        CallFormat(f"NAME{opening[0]}", closing, "<|message_model|>", key="args"),
+        CallFormat(f"NAME{opening[0]}", closing, "<|message_model|>", "<|message_model|>", key="args"),
+    )
+
+
+def _cohere_list(opening: str, separator: str, closing: str) -> CallFormat:
+    return CallFormat(
+        "", "", separator, opening, closing, key="parameters", name_key="tool_name", id_key="tool_call_id"
+    )
+
+
 class CohereParser(TaggedJsonParser):
     """Command R7B, A and A+: a list of objects with `tool_call_id`, `tool_name` and `parameters`."""
 
     opening, closing = ("<|START_ACTION|>",), "<|END_ACTION|>"
     markers = (*opening, closing)
     name_keys = ("tool_name", "name")
+    call_formats = (
+        _cohere_list("<|START_ACTION|>[\n    ", ",\n    ", "\n]<|END_ACTION|>"),
+        _cohere_list("<|START_ACTION|>[", ", ", "]<|END_ACTION|>"),
+    )

@@ -61,6 +61,8 @@ def python_literal_to_json(source: str) -> str | None:
                 return None
         elif follows_value:
             return None
+        elif text.startswith('"') and is_json(text):
+            parts.append(text)
         elif match.lastgroup == "name":
             parts.append(_NAMES.get(text, text))
         else:
@@ -72,3 +74,21 @@ def python_literal_to_json(source: str) -> str | None:
                 return None
     result = "".join(parts)
     return result if is_json(result) else None
+
+
+def typed_json(value: str, types: set[str]) -> str:
+    """A value's text as JSON of one of `types`, as far as it can be read so, else as a string."""
+    stripped = value.strip()
+    if not stripped and types in ({"object"}, {"array"}):
+        return "{}" if types == {"object"} else "[]"
+    literal = stripped if is_json(stripped) else python_literal_to_json(stripped)
+    if "string" in types or not types:
+        # Any text is a string; what else it may be has to be unmistakable.
+        takes_null = "null" in types and literal == "null"
+        return "null" if takes_null else json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False) if literal is None else literal
+
+
+def escaped(text: str) -> str:
+    """A text as it stands within a JSON string."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]

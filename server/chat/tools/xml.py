@@ -1,9 +1,4 @@
-# ruff: noqa: RUF001 - DeepSeek's tags are spelt with full-width bars
-"""Calls whose arguments stand between tags, one for each parameter. Models differ in the tags, as a Shape says:
-
-`<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`: Qwen3-Coder, Qwen3.5, Seed-OSS;
-`<minimax:tool_call><invoke name="NAME"><parameter name="KEY">VALUE</parameter></invoke></minimax:tool_call>`: MiniMax;
-`<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>`: GLM.
+"""Calls whose arguments stand between tags, one for each parameter. Models differ in the tags, as a Shape says.
 
 Values are not JSON: what they are is for the tool's schema to say, and for DeepSeek's attribute `string`. Strings are
 given as they come, other values once they are whole.
@@ -16,25 +11,22 @@ import re
 from collections.abc import Callable
 from typing import ClassVar, NamedTuple
 
-from tidewheel.engine.constraints.structural_tag import QwenXmlParameter
-
 from ..text_scanner import Steps
-from .call_format import CallFormat
-from .json_scanner import is_json, mended_json
+from .json_scanner import mended_json
 from .parser import ToolParser
 from .schema import parameter_types
-from .values import python_literal_to_json
+from .values import escaped, typed_json
 
 _QUOTED_NAME = re.compile(r"""(["']?)(?P<name>[^"']+)\1\s*(?:string\s*=\s*["']?(?P<string>true|false)["']?)?\s*""")
 _LONGEST_NAME = 256  # characters
-_BARE_NAME = re.compile(r"[\w.:/-]+")
 
 
 class Shape(NamedTuple):
     """A format's tags. Those of a function and of a parameter end before the name.
 
-    Without `function` a call begins with its name; without `opening` nothing is around it. Where values are `on_lines`,
-    the line breaks around them are not part of them.
+    Without `function` a call begins with its name; without `opening` nothing is around it. `lead` stands between the
+    two. All calls may lie in a section, whose tags models leave out at times. Where values are `on_lines`, the line
+    breaks around them are not part of them.
     """
 
     opening: str
@@ -44,6 +36,9 @@ class Shape(NamedTuple):
     parameter: str
     parameter_end: str
     on_lines: bool = False
+    section: str = ""
+    section_end: str = ""
+    lead: str = ""
 
 
 class XmlParser(ToolParser):
@@ -53,7 +48,7 @@ class XmlParser(ToolParser):
 
     def __init_subclass__(cls) -> None:
         shape = cls.shape
-        cls.ends = (shape.closing or shape.function,)
+        cls.ends = (shape.closing or shape.section_end or shape.function,)
         cls._value_tags = (shape.parameter_end, shape.parameter, shape.function_end)
         cls._value_ends = re.compile("|".join(map(re.escape, cls._value_tags)))
 
@@ -62,8 +57,13 @@ class XmlParser(ToolParser):
 
     def _parse(self) -> Steps[None]:
         shape = self.shape
-        while tag := (yield from self._text_until(*filter(None, (shape.opening, shape.function)))):
+        while tag := (yield from self._text_until(*filter(None, (shape.section, shape.opening, shape.function)))):
+            if tag == shape.section:
+                yield from self._spaces()
+                tag = shape.opening if (yield from self._literal(shape.opening)) else tag
             if tag == shape.opening:
+                yield from self._spaces()
+                yield from self._literal(shape.lead)
                 yield from self._spaces()
             name = None
             if tag == shape.function or (yield from self._literal(shape.function)):
@@ -77,6 +77,8 @@ class XmlParser(ToolParser):
                 self._settle()
             if shape.closing not in ("", shape.function_end):
                 yield from self._close(shape.closing)
+            if shape.section_end:
+                yield from self._close(shape.section_end)
 
     def _function_name(self) -> Steps[str | None]:
         named = yield from self._key()
@@ -121,7 +123,7 @@ class XmlParser(ToolParser):
             start = f"{opening}{json.dumps(key, ensure_ascii=False)}: "
             if types == {"string"} and string != "false":
                 self._add_arguments(start + '"')
-                if not (yield from self._value(function, lambda text: self._add_arguments(_escaped(text)))):
+                if not (yield from self._value(function, lambda text: self._add_arguments(escaped(text)))):
                     return False
                 self._add_arguments('"')
             else:
@@ -131,7 +133,7 @@ class XmlParser(ToolParser):
                     return False
                 value = "".join(parts)
                 mended = mended_json(value) if string == "false" else None
-                self._add_arguments(start + (mended or _as_json(value, types)))
+                self._add_arguments(start + (mended or typed_json(value, types)))
             opening = ", "
 
     def _value(self, function: str, give: Callable[[str], object]) -> Steps[bool]:
@@ -176,114 +178,11 @@ class XmlParser(ToolParser):
         yield from self._spaces()
         if not (yield from self._peek()):
             return not self._cut_off
-        for following in filter(None, (self.shape.closing, self.shape.opening, self.shape.function)):
+        shape = self.shape
+        for following in filter(None, (shape.closing, shape.section_end, shape.opening, shape.function)):
             if (yield from self._literal(following)):
                 return True
         return False
-
-
-class Qwen3CoderParser(XmlParser):
-    """Qwen3-Coder, Qwen3.5 and Nemotron 3."""
-
-    shape = Shape(
-        "<tool_call>", "</tool_call>", "<function=", "</function>", "<parameter=", "</parameter>", on_lines=True
-    )
-    markers = ("<tool_call>", "</tool_call>")
-    call_formats = (
-        CallFormat("<tool_call>\n<function=NAME>\n", "</function>\n</tool_call>", "\n", content=QwenXmlParameter),
-    )
-
-
-class SeedOssParser(XmlParser):
-    """Seed-OSS."""
-
-    shape = Qwen3CoderParser.shape._replace(opening="<seed:tool_call>", closing="</seed:tool_call>", on_lines=False)
-    markers = ("<seed:tool_call>", "</seed:tool_call>")
-    call_formats = (
-        CallFormat(
-            "<seed:tool_call>\n<function=NAME>\n",
-            "</function>\n</seed:tool_call>",
-            "\n",
-            content=QwenXmlParameter,
-        ),
-    )
-
-
-class MiniMaxM2Parser(XmlParser):
-    """MiniMax M2."""
-
-    shape = Shape(
-        "<minimax:tool_call>", "</minimax:tool_call>", "<invoke name=", "</invoke>", "<parameter name=", "</parameter>"
-    )
-    markers = ("<minimax:tool_call>", "</minimax:tool_call>")
-
-
-class MiniCpm5Parser(XmlParser):
-    """MiniCPM 5."""
-
-    shape = Shape("", "", "<function name=", "</function>", "<param name=", "</param>")
-    markers = ("<function name=",)
-
-
-class DeepSeekV32Parser(XmlParser):
-    """DeepSeek V3.2. The attribute `string` says whether a value is text or JSON."""
-
-    shape = Shape(
-        "<｜DSML｜function_calls>",
-        "</｜DSML｜function_calls>",
-        "<｜DSML｜invoke name=",
-        "</｜DSML｜invoke>",
-        "<｜DSML｜parameter name=",
-        "</｜DSML｜parameter>",
-    )
-    markers = ("｜DSML｜", "<｜DSML｜function_calls>", "<｜DSML｜tool_calls>", "<｜DSML｜invoke name=")
-
-
-class DeepSeekV4Parser(DeepSeekV32Parser):
-    """DeepSeek V4."""
-
-    shape = DeepSeekV32Parser.shape._replace(opening="<｜DSML｜tool_calls>", closing="</｜DSML｜tool_calls>")
-
-
-class Glm45Parser(XmlParser):
-    """GLM 4.5 to 5."""
-
-    shape = Shape("<tool_call>", "</tool_call>", "", "</tool_call>", "<arg_key>", "</arg_value>")
-    markers = ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
-
-    def _function_name(self) -> Steps[str | None]:
-        start = self._at
-        while (character := (yield from self._peek())) and _BARE_NAME.fullmatch(character):
-            self._at += 1
-        name = self._named = self._text[start : self._at]
-        yield from self._spaces()
-        before = self._at
-        is_call = (yield from self._literal(self.shape.parameter)) or (yield from self._literal(self.shape.closing))
-        self._at = before
-        return name if name and is_call else None
-
-    def _key(self) -> Steps[tuple[str, str | None] | None]:
-        key = yield from self._name_text()
-        if not key or not (yield from self._literal("</arg_key>")):
-            return None
-        yield from self._spaces()
-        yield from self._literal("<arg_value>")  # models leave it out at times
-        return key, None
-
-
-def _as_json(value: str, types: set[str]) -> str:
-    """A value's text as JSON of one of `types`, as far as it can be read so, else as a string."""
-    stripped = value.strip()
-    literal = stripped if is_json(stripped) else python_literal_to_json(stripped)
-    if "string" in types or not types:
-        # Any text is a string; what else it may be has to be unmistakable.
-        takes_null = "null" in types and literal == "null"
-        return "null" if takes_null else json.dumps(value, ensure_ascii=False)
-    return json.dumps(value, ensure_ascii=False) if literal is None else literal
-
-
-def _escaped(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def _overlap(text: str, tag: str) -> int:

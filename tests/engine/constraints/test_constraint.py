@@ -170,7 +170,7 @@ def test_a_grammar_begins_behind_the_reasoning(closing: str, is_open: bool) -> N
     assert late != opening_id
     said = TOKENIZER.encode(f"I think {closing[:-1]} that {closing[:-1]}{closing}", add_special_tokens=False)
     script = said if is_open else [opening_id, *said]
-    wanted = constraints("choice", preface=Preface(closing, is_open, opening_id))
+    wanted = constraints("choice", preface=Preface((closing,), is_open, opening_id))
     for seed in range(4):
         tokens, end = run(Reasoner(script), wanted, seed=seed)
         assert tokens[: len(script)] == script
@@ -181,12 +181,13 @@ def test_a_grammar_begins_behind_the_reasoning(closing: str, is_open: bool) -> N
 @pytest.mark.parametrize("sampling", [{}, {"min_tokens": 9}, {"ignore_eos": True}], ids=str)
 def test_an_answer_cannot_end_within_the_reasoning(sampling: dict[str, Any]) -> None:
     """Even if the model wants nothing else: what the grammar demands is still owed."""
-    for preface in (Preface("</think>", is_open=True), Preface("</think>", opening_id=299)):
+    for preface in (Preface(("</think>",), is_open=True), Preface(("</think>",), opening_id=299)):
         wants_to_end = {1: 100.0} if preface.is_open else {1: 90.0, 299: 100.0}
         tokens, end = run(fake(), constraints("empty", preface=preface), logit_bias=wants_to_end, **sampling)
         assert not EOS & set(tokens)
         assert (len(tokens), end.reason) == (60, FinishReason.LENGTH)
-    _, end = run(fake(), constraints("choice", preface=Preface("|", is_open=True), allowed_token_ids=(1,)), **sampling)
+    wanted = constraints("choice", preface=Preface(("|",), is_open=True), allowed_token_ids=(1,))
+    _, end = run(fake(), wanted, **sampling)
     assert end.reason is FinishReason.INVALID
     assert (end.error or "").startswith("allowed_token_ids and the structured output contradict each other")
 
@@ -195,7 +196,7 @@ def test_without_reasoning_the_grammar_rules_from_the_start() -> None:
     """The first token is the grammar's or opens a reasoning; after that there is no way back to one."""
     opened = 0
     for seed in range(20):
-        wanted = constraints("choice", preface=Preface("|", opening_id=299))
+        wanted = constraints("choice", preface=Preface(("|",), opening_id=299))
         tokens, _ = run(fake(), wanted, seed=seed, logit_bias={seed: 1.0})
         opened += tokens[0] == 299
         if tokens[0] != 299:
@@ -221,7 +222,7 @@ def jobs(draw: st.DrawFn) -> Job:
     name = draw(st.sampled_from([None, *GRAMMARS]))
     wanted = constraints(
         name,
-        preface=draw(st.sampled_from([None, None, Preface("a", is_open=True), Preface("e", opening_id=90)])),
+        preface=draw(st.sampled_from([None, None, Preface(("a",), is_open=True), Preface(("e",), opening_id=90)])),
         allowed_token_ids=draw(st.sampled_from([None, None, tuple(range(0, VOCAB_SIZE, 2)), tuple(range(300))])),
         bad_words=draw(st.sampled_from([(), ((40,), (41, 42), (42, 41, 40))])),
     )
@@ -268,7 +269,8 @@ def test_preemption_leaves_constraints_alone(name: str) -> None:
     limits = dataclasses.replace(tested.limits, num_blocks=7)
     driver = Driver(tested, MAX_LENGTH, EOS, limits=limits)
     sampling = SamplingParams(max_tokens=50, ignore_eos=True, n=2, logprobs=1)
-    wanted = [constraints("regex"), None, constraints("regex", preface=Preface("a", is_open=True)), constraints("json")]
+    preface = Preface(("a",), is_open=True)
+    wanted = [constraints("regex"), None, constraints("regex", preface=preface), constraints("json")]
     jobs = [Job((5, 6, i), sampling, seed=i, constraints=constraint) for i, constraint in enumerate(wanted)]
     owners = {key: (job, index) for job in jobs for index, key in enumerate(driver.add(job))}
     driver.run()

@@ -111,8 +111,8 @@ def test_a_forced_token_that_another_rule_forbids_ends_the_sequence() -> None:
     "more",
     [
         {},
-        {"preface": Preface("a", is_open=True)},
-        {"preface": Preface("e", opening_id=90)},
+        {"preface": Preface(("a",), is_open=True)},
+        {"preface": Preface(("e",), opening_id=90)},
         {"bad_words": ((40,), (41, 42), (99, 101))},
         {"allowed_token_ids": tuple(range(300))},
     ],
@@ -135,7 +135,7 @@ def test_reasoning_may_end_within_a_draft(seed: int) -> None:
         "regex",
         "[b-f]{2,9}(, [b-f]+)*",
         seed=seed,
-        preface=Preface("a", is_open=True),
+        preface=Preface(("a",), is_open=True),
         bad_words=((40,),),
     )
     expected = by_itself(job)

@@ -157,7 +157,7 @@ def test_it_guesses_under_a_grammar() -> None:
     free, forced = r"[\s\S]*", r"(high|low) tide at (noon|dusk), [\s\S]*"
     jobs = [job(temperature=1.0, constraints=constraints(free)), job(n=2, constraints=constraints(forced))]
     jobs.append(job(presence_penalty=0.5, constraints=constraints(free, bad_words=((40,), (41, 42)))))
-    jobs.append(job(temperature=0.0, constraints=constraints(forced, preface=Preface("a", is_open=True))))
+    jobs.append(job(temperature=0.0, constraints=constraints(forced, preface=Preface(("a",), is_open=True))))
     check(driver, [*jobs, job()])
     drafts = [draft for step in driver.steps for draft in step.rows.drafts]
     assert {draft.sequence.key for draft in drafts} == {0, 1, 2, 3, 4, 5}

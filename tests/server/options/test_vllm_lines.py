@@ -176,6 +176,7 @@ def test_a_line_that_works(line: str, shown: dict[str, Any]) -> None:
             "--ngram-prompt-lookup-max is not supported with draft_model: leave it out",
         ),
         ("m --speculative-config.method draft_model", "draft_model needs a model"),
+        ("m --reasoning-parser minimax_m2_append_think", "use minimax_m2, which gives them apart, or none"),
         ("m --speculative-model org/draft --speculative-model-quantization int3", "quantization must be one of int8"),
         ("m --speculative-config.model 7", "model must be a string, not 7"),
         (

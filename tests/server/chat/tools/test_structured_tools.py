@@ -12,6 +12,7 @@ import pytest
 from samples import swept
 from server.conftest import RunningServer, ServerProcess, StartServer, events
 
+from tidewheel.server.chat.reasoning_formats import REASONING_PARSERS
 from tidewheel.server.chat.tools import TOOL_CALL_PARSERS
 
 pytest.importorskip("llguidance")  # not there on every machine
@@ -52,6 +53,87 @@ WRITTEN = {
     "<parameter=city>\nKöln\n</parameter>\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>\n"
     "<tool_call>\n<function=tide>\n</function>\n</tool_call>",
 }
+TWO = (("weather", {"city": "Köln", "days": 3}), ("tide", {}))
+
+
+def written(call: str, parameter: str, around: str = "{}", between: str = "") -> str:
+    """Both calls, in a format that has tags for parameters; `call` has places for a name and for parameters."""
+    made = (
+        call.format(i, name, "".join(parameter.format(key, value) for key, value in values.items()))
+        for i, (name, values) in enumerate(TWO)
+    )
+    return around.format(between.join(made))
+
+
+def dsml(calls: str, begin: str = "｜DSML｜") -> str:
+    text = written(
+        f'<{begin}invoke name="{{1}}">\n{{2}}</{begin}invoke>\n',
+        f'<{begin}parameter name="{{0}}" string="true">{{1}}</{begin}parameter>\n',
+        f"<{begin}{calls}>\n{{}}</{begin}{calls}>",
+    )
+    return text.replace('days" string="true"', 'days" string="false"')
+
+
+MARK = "]<]minimax[>["
+PYTHON = 'weather(city="Köln", days=3){}tide()'
+WRITTEN |= {
+    "minimax_m2": written(
+        '<invoke name="{1}">\n{2}</invoke>\n',
+        '<parameter name="{}">{}</parameter>\n',
+        "<minimax:tool_call>\n{}</minimax:tool_call>",
+    ),
+    "minimax_m3": written(
+        f'{MARK}<invoke name="{{1}}">{{2}}{MARK}</invoke>',
+        f"{MARK}<{{0}}>{{1}}{MARK}</{{0}}>",
+        f"{MARK}<tool_call>\n{{}}\n{MARK}</tool_call>",
+        "\n",
+    ),
+    "minicpm5": written('<function name="{1}">{2}</function>', '<param name="{}">{}</param>', between="\n"),
+    "step3": written(
+        '<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="{1}">\n{2}</steptml:invoke>'
+        "<｜tool_call_end｜>\n",
+        '<steptml:parameter name="{}">{}</steptml:parameter>\n',
+        "<｜tool_calls_begin｜>\n{}<｜tool_calls_end｜>",
+    ),
+    "deepseek_v32": dsml("function_calls"),
+    "deepseek_v4": dsml("tool_calls"),
+    "deepseek_v41": dsml("calls", "｜DSML｜ "),
+    "glm45": written(
+        "<tool_call>{1}\n{2}</tool_call>", "<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>\n", between="\n"
+    ),
+    "hy_v3": written(
+        "<tool_call>{1}<tool_sep>\n{2}</tool_call>\n",
+        "<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>\n",
+        "<tool_calls>\n{}</tool_calls>",
+    ),
+    "solar_open2": written(
+        "<|tool_call:start|>{1}\n{2}<|tool_call:end|>",
+        "<|tool_arg:start|>{}<|tool_arg:value|>{}<|tool_arg:end|>\n",
+        between="\n",
+    ),
+    "kimi_k2": "<|tool_calls_section_begin|>"
+    f"<|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>{ARGUMENTS}<|tool_call_end|>"
+    "<|tool_call_begin|>functions.tide:1<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
+    "kimi_k3": written(
+        '<|open|>call tool="{1}" index="{0}"<|sep|>{2}<|close|>call<|sep|>',
+        '<|open|>argument key="{}" type="string"<|sep|>{}<|close|>argument<|sep|>',
+        "<|open|>tools<|sep|>{}<|close|>tools<|sep|>",
+    ).replace('days" type="string"', 'days" type="number"'),
+    "gemma4": '<|tool_call>call:weather{city:<|"|>Köln<|"|>,days:3}<tool_call|><|tool_call>call:tide{}<tool_call|>',
+    "pythonic": f"[{PYTHON.format(', ')}]",
+    "llama4_pythonic": f"<|python_start|>[{PYTHON.format(', ')}]<|python_end|>",
+    "lfm2": f"<|tool_call_start|>[{PYTHON.format(', ')}]<|tool_call_end|>",
+    "olmo3": f"<function_calls>{PYTHON.format(chr(10))}</function_calls>",
+    "apertus": f'<|tools_prefix|>[{{"weather": {ARGUMENTS}}}, {{"tide": {{}}}}]<|tools_suffix|>',
+    "cohere_command3": "<|START_ACTION|>[\n"
+    f'    {{"tool_call_id": "0", "tool_name": "weather", "parameters": {ARGUMENTS}}},\n'
+    '    {"tool_call_id": "1", "tool_name": "tide", "parameters": {}}\n]<|END_ACTION|>',
+    "inkling": "<|message_model|>weather<|content_invoke_tool_json|>"
+    f'{{"name": "weather", "args": {ARGUMENTS}}}<|end_message|>'
+    '<|message_model|>tide<|content_invoke_tool_json|>{"name": "tide", "args": {}}<|end_message|>',
+    "xlam": LISTED,
+    "jamba": f"<tool_calls>{LISTED}</tool_calls>",
+}
 ALSO = {
     "granite": f"<tool_call>[{ONE}]",
     "phi4_mini_json": f"<|tool_call|>[{ONE}]<|/tool_call|>",
@@ -87,7 +169,8 @@ SPELT_OUT = ("granite", "llama3_json", "deepseek_v31")
 def test_every_format_of_calls_is_let_through(start_server: StartServer, parser: str, special: bool) -> None:
     """Whether its tags are special tokens of the vocabulary or spelt out."""
     tags = list(TOOL_CALL_PARSERS[parser].markers) if special else []
-    server: RunningServer = start_server({"specials": tags}, tool_call_parser=parser)
+    reasoning = parser if parser == "inkling" else "none"  # whose calls have headers
+    server: RunningServer = start_server({"specials": tags}, tool_call_parser=parser, reasoning_parser=reasoning)
     weather = ("weather", json.loads(ARGUMENTS))
     (choice,) = server.post(CHAT, ask(WRITTEN[parser])).json()["choices"]
     assert calls_in(choice["message"]) == [weather, ("tide", {})]
@@ -168,22 +251,6 @@ def test_the_embedded_model_does_one_or_the_other(demo_server: ServerProcess) ->
     assert seen
 
 
-@pytest.mark.parametrize("parser", ["pythonic", "llama4_pythonic"])
-def test_a_format_that_no_grammar_describes_is_refused_saying_what_to_do(
-    start_server: StartServer, parser: str
-) -> None:
-    server: RunningServer = start_server(tool_call_parser=parser)
-    for stream in (False, True):
-        response = server.post(CHAT, ask("[]", stream=stream))
-        assert response.status_code == 400
-        error = response.json()["error"]
-        assert (error["param"], error["code"]) == ("response_format.json_schema.schema", "unsupported_parameter")
-        assert 'tool_choice to "none", "required" or a function' in error["message"]
-    for fields in ({"tool_choice": "none"}, {"tools": None}):
-        assert server.post(CHAT, ask('{"sky":"blue"}', **fields)).status_code == 200
-    assert server.post(CHAT, ask("ok", response_format=None)).status_code == 200
-
-
 def test_the_schema_at_fault_is_named(start_server: StartServer) -> None:
     server: RunningServer = start_server(tool_call_parser="hermes")
     odd = {"properties": {"a": {"type": "objekt"}}}
@@ -213,3 +280,36 @@ def test_demanded_calls_have_no_room_for_whitespace_and_an_end(start_server: Sta
     assert (
         server.post(CHAT, ask(f"[{one}, {one}]", tool_choice="required", parallel_tool_calls=False)).status_code == 500
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "thought", "begin", "end"),
+    [
+        (
+            "kimi_k3",
+            "<|open|>think<|sep|>{}<|close|>think<|sep|>",
+            "<|open|>response<|sep|>",
+            "<|close|>response<|sep|>",
+        ),
+        ("cohere_command3", "<|START_THINKING|>{}<|END_THINKING|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+        ("ernie45", "<think>{}</think>", "<response>", "</response>"),
+    ],
+)
+def test_what_is_asked_for_may_stand_between_the_models_tags(
+    start_server: StartServer, name: str, thought: str, begin: str, end: str
+) -> None:
+    parser = REASONING_PARSERS[name]
+    specials = [] if name == "kimi_k3" else [parser.opening, parser.closing]
+    server: RunningServer = start_server({"specials": specials}, tool_call_parser=name, reasoning_parser=name)
+    thoughts = "" if name == "kimi_k3" else thought.format("hm")  # which only a prompt opens, with several tokens
+    for answer in (f'{begin}{{"sky": "grey"}}{end}', '{"sky": "grey"}'):
+        for fields in ({}, {"tools": None}):
+            message = server.post(CHAT, ask(thoughts + answer, **fields)).json()["choices"][0]["message"]
+            assert message["content"] == '{"sky": "grey"}'
+    calls = WRITTEN.get(name, WRITTEN["hermes"])
+    for before in ("", begin + end):
+        message = server.post(CHAT, ask(thoughts + before + calls)).json()["choices"][0]["message"]
+        assert ([call for call, _ in calls_in(message)], message["content"]) == (["weather", "tide"], None)
+    demanded = f'{begin}[{{"name": "tide", "parameters": {{}}}}]{end}'
+    message = server.post(CHAT, ask(thoughts + demanded, tool_choice="required")).json()["choices"][0]["message"]
+    assert calls_in(message) == [("tide", {})]

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from server.scripted_engine import ByteBackend
 
+from tidewheel.engine.text.tokenizer import Tokenizer
 from tidewheel.server.chat.parser_names import TOOL_CALL_PARSER_NAMES
 from tidewheel.server.chat.pieces import CallArguments, CallStart, Piece, Turn
 from tidewheel.server.chat.tools import TOOL_CALL_PARSERS
@@ -29,12 +31,17 @@ PROPERTIES: dict[str, Any] = {
     "unit": {"enum": ["C", "F"]},
     "level": {"enum": [1, 2]},
     "free": {},
+    "near": {
+        "type": "array",
+        "items": {"type": "object", "properties": {"name": {"type": "string"}, "km": {"type": "number"}}},
+    },
 }
 TOOLS = [
     Tool(
         "function",
         ToolFunction("weather", parameters={"properties": PROPERTIES, "$defs": {"tags": {"type": "array"}}}),
-    )
+    ),
+    *(Tool("function", ToolFunction(name)) for name in ("f", "g", "h")),
 ]
 NAMES = sorted(TOOL_CALL_PARSERS)
 QUICK = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=10)
@@ -78,6 +85,33 @@ KIMI = (
     "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>"
     '{"a": 1}<|tool_call_end|><|tool_calls_section_end|>'
 )
+STEP3 = (
+    "<｜tool_calls_begin｜>\n<｜tool_call_begin｜>function<｜tool_sep｜>"
+    '<steptml:invoke name="weather">\n<steptml:parameter name="city">Paris</steptml:parameter>\n'
+    '<steptml:parameter name="days">5</steptml:parameter>\n</steptml:invoke><｜tool_call_end｜>\n<｜tool_calls_end｜>'
+)
+HY = (
+    "<tool_calls>\n<tool_call>weather<tool_sep>\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n"
+    "<arg_key>days</arg_key>\n<arg_value>5</arg_value>\n</tool_call>\n</tool_calls>"
+)
+SOLAR = (
+    "<|tool_call:start|>weather\n<|tool_arg:start|>city<|tool_arg:value|>Paris<|tool_arg:end|>\n"
+    "<|tool_arg:start|>days<|tool_arg:value|>5<|tool_arg:end|>\n<|tool_call:end|>"
+)
+K3 = (
+    '<|open|>tools<|sep|><|open|>call tool="weather" index="1"<|sep|>'
+    '<|open|>argument key="city" type="string"<|sep|>Paris<|close|>argument<|sep|>'
+    '<|open|>argument key="days" type="number"<|sep|>5<|close|>argument<|sep|>'
+    "<|close|>call<|sep|><|close|>tools<|sep|>"
+)
+MARK = "]<]minimax[>["
+M3 = "".join(
+    MARK + tag
+    for tag in (
+        "<tool_call>\n", '<invoke name="weather">', "<city>Paris", "</city>", "<days>5", "</days>", "</invoke>\n",
+        "</tool_call>",
+    )
+)  # fmt: skip
 GEMMA = '<|tool_call>call:weather{city:<|"|>Pa{r, i]s<|"|>,days:5,tags:[1,<|"|>b<|"|>,{c:true}]}<tool_call|>'
 
 CASES: list[tuple[str, str, Parsed]] = [
@@ -97,6 +131,50 @@ CASES: list[tuple[str, str, Parsed]] = [
     ("deepseek_v32", DSML.replace(">5<", ">[1, {}]<"), ("", [("weather", '{"city": "Paris", "days": [1, {}]}')])),
     ("deepseek_v4", DSML.replace("function_calls", "tool_calls"), ("", [WEATHER])),
     ("seed_oss", XML.replace("tool_call", "seed:tool_call").replace("\nParis\n", "Paris"), ("", [WEATHER])),
+    ("deepseek_v41", DSML.replace("function_calls", "calls").replace("｜DSML｜", "｜DSML｜ "), ("", [WEATHER])),
+    ("step3", f"Well.{STEP3}", ("Well.", [WEATHER])),
+    ("step3", STEP3.replace("<｜tool_calls_end｜>", STEP3), ("", [WEATHER, WEATHER])),
+    ("step3", STEP3.replace("Paris", "a < b"), ("", [("weather", '{"city": "a < b", "days": 5}')])),
+    ("step3", STEP3.removeprefix("<｜tool_calls_begin｜>\n"), ("", [WEATHER])),
+    ("hy_v3", f"Well.\n{HY}", ("Well.", [WEATHER])),
+    ("hy_v3", HY.replace("</tool_calls>", "<tool_call>f<tool_sep></tool_call></tool_calls>"),
+     ("", [WEATHER, ("f", "{}")])),
+    ("hy_v3", HY.replace("<tool_sep>", ""), ("", [WEATHER])),
+    ("poolside_v1", GLM, ("", [WEATHER])),
+    ("solar_open2", f"Well.{SOLAR}\n{SOLAR}", ("Well.", [WEATHER, WEATHER])),
+    ("solar_open2", "<|tool_call:start|>f\n<|tool_call:end|>", ("", [("f", "{}")])),
+    ("kimi_k3", f"Well.{K3}", ("Well.", [WEATHER])),
+    ("kimi_k3", K3.replace('type="string"<|sep|>Paris', 'type="object"<|sep|>{"a": [1,]}'),
+     ("", [("weather", '{"city": {"a": [1]}, "days": 5}')])),
+    ("kimi_k3", '<|open|>call tool="f" index="1"<|sep|><|open|>json type="object"<|sep|>{"a": 1}<|close|>json<|sep|>'
+     "<|close|>call<|sep|>", ("", [("f", '{"a": 1}')])),
+    ("kimi_k3", K3.replace('key="city"', 'key="a&quot;b"'), ("", [("weather", '{"a\\"b": "Paris", "days": 5}')])),
+    ("minimax_m3", f"Well.\n{M3}", ("Well.", [WEATHER])),
+    ("minimax_m3", M3.removeprefix(MARK), ("", [WEATHER])),
+    ("minimax_m3", M3.replace(f"{MARK}</tool_call>", f'{MARK}<invoke name="f">{MARK}</invoke>{MARK}</tool_call>'),
+     ("", [WEATHER, ("f", "{}")])),
+    ("minimax_m3", M3.replace("Paris", "a ]<]mini <b> \\"),
+     ("", [("weather", '{"city": "a ]<]mini <b> \\\\", "days": 5}')])),
+    ("minimax_m3", M3.replace(f"{MARK}</city>", ""), ("", [WEATHER])),
+    ("minimax_m3", M3.removesuffix(f"{MARK}</days>{MARK}</invoke>\n{MARK}</tool_call>"), ("", [WEATHER])),
+    ("minimax_m3",
+     M3.replace("<days>5", "<near>").replace("</days>", "</near>").replace(
+         f"{MARK}</near>",
+         "".join(f"\n{MARK}<item>{MARK}<name>{name}{MARK}</name>{MARK}<km>{km}{MARK}</km>{MARK}</item>"
+                 for name, km in (("4", 4), ("", 1.5))) + f"\n{MARK}</near>"),
+     ("", [("weather", '{"city": "Paris", "near": [{"name": "4", "km": 4}, {"name": "", "km": 1.5}]}')])),
+    ("minimax_m3", M3.replace("<days>5", "<tags>").replace("</days>", "</tags>"),
+     ("", [("weather", '{"city": "Paris", "tags": []}')])),
+    ("inkling", 'Well.<|content_invoke_tool_json|>{"name": "f", "args": {"a": 1}}<|end_message|>',
+     ("Well.", [("f", '{"a": 1}')])),
+    ("xlam", '[{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]',
+     ("", [("f", '{"a": 1}'), ("g", "{}")])),
+    ("xlam", '\n```json\n[{"name": "f", "arguments": {"a": 1}}]\n```', ("", [("f", '{"a": 1}')])),
+    ("xlam", 'Well. [TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}]', ("Well.", [("f", '{"a": 1}')])),
+    ("xlam", '[TOOL_CALLS] [{"name": "f", "arguments": {}}]', ("", [("f", "{}")])),
+    ("xlam", '<tool_call>[{"name": "f"}]</tool_call>', ("", [("f", "{}")])),
+    ("ernie45", '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>\n', ("", [("f", "{}")])),
+    ("gemma4", '<|tool_call>call:f{"a": {"b:c": "d"}}<tool_call|>', ("", [("f", '{"a": {"b:c": "d"}}')])),
     ("kimi_k2", f"Ok.{KIMI}", ("Ok.", [("f", '{"a": 1}')])),
     ("kimi_k2", KIMI.replace("<|tool_calls_section_begin|>", "").replace("functions.f:0", "f"),
      ("", [("f", '{"a": 1}')])),
@@ -231,11 +309,12 @@ def test_calls_at_every_cut(name: str, text: str, expected: Parsed) -> None:
 @pytest.mark.parametrize(("name", "text", "expected"), [case for case in CASES if case[2][0] == ""])
 def test_what_is_cut_off_within_calls_is_no_text(name: str, text: str, expected: Parsed) -> None:
     """But for a tag that is not whole, and calls without tags, whose function is not known to be on offer."""
-    tags = {*TOOL_CALL_PARSERS[name].markers, "functools", "<function="}
+    tags = {*TOOL_CALL_PARSERS[name].markers, "functools", "<function=", "<tool_call>"}
+    tags |= {f"{MARK}<tool_call>", "<|open|>tools<|sep|>", "<|open|>call tool="}  # which are several tokens
     for cut in range(len(text)):
         parser = TOOL_CALL_PARSERS[name](TOOLS)
         turn = Turn.of(parser.feed(text[:cut]) + parser.finish(cut_off=True))
-        if name in ("llama3_json", "pythonic", "llama4_pythonic") and not turn.calls:
+        if name in ("llama3_json", "pythonic", "llama4_pythonic", "xlam") and not turn.calls:
             continue
         assert any(tag.startswith(turn.content) for tag in tags)
         made = [call.name for call in turn.calls]
@@ -281,6 +360,22 @@ NO_CALLS: list[tuple[str, str]] = [
     ("llama3_json", '<|python_tag|>brave_search.call(query="x")'),
     ("qwen3_coder", "<tool_call>\n<function=f\n>"),
     ("qwen3_coder", "<tool_call>{}</tool_call> <function=>"),
+    *((name, opening + body)
+      for name, opening in (("hermes", "<tool_call>"), ("granite", "<|tool_call|>"), ("jamba", "<tool_calls>"),
+                            ("mistral", "[TOOL_CALLS]"), ("xlam", "<tool_call>"), ("xlam", ""))
+      for body in ('{"name": "Ada"}', '[{"name": "Ada"}]', '{"name": "Ada", "age": 36}')),
+    ("xlam", "[1, 2]"),
+    ("xlam", "```json\n[{}]\n```"),
+    ("xlam", "```python\nx = [1]\n```"),
+    ("minimax_m3", f"{MARK}<tool_call> is a tag"),
+    ("minimax_m3", '<tool_call>{"name": "f"}</tool_call>'),
+    ("minimax_m3", f"{MARK}<invoke name="),
+    ("step3", "<｜tool_calls_begin｜>?<｜tool_calls_end｜>"),
+    ("hy_v3", "<tool_calls>[]</tool_calls>"),
+    ("solar_open2", "<|tool_call:start|>\n<|tool_call:end|>"),
+    ("kimi_k3", '<|open|>tools<|sep|><|open|>call tool=""<|sep|>'),
+    ("kimi_k3", "<|open|>tools<|sep|>none<|close|>tools<|sep|>"),
+    ("inkling", '<|content_invoke_tool_json|>{"args": {}}<|end_message|>'),
     ("pythonic", "[link](http://x)"),
     ("pythonic", "[f(1)]"),
     ("pythonic", "[f(a=x+1)]"),
@@ -372,6 +467,20 @@ def test_arguments_are_given_as_they_come() -> None:
     expected = ['xt": "Hel', "lo", ' you"', "}"]
     assert middle == [[CallArguments(0, text)] for text in expected]
     assert rest[5:] == [[], []]
+
+
+def test_tags_may_have_the_suffix_of_a_vocabulary() -> None:
+    tags = ("tool_calls", "tool_call", "tool_sep", "arg_key", "arg_value")
+    suffixed = HY
+    for tag in tags:
+        suffixed = suffixed.replace(f"{tag}>", f"{tag}:6124c78e>")
+    parser = TOOL_CALL_PARSERS["hy_v3"].in_vocabulary(Tokenizer(ByteBackend([f"<{tag}:6124c78e>" for tag in tags])))
+    assert "<arg_value:6124c78e>" in parser.markers
+    reader = parser(TOOLS)
+    turn = Turn.of([*(piece for text in suffixed for piece in reader.feed(text)), *reader.finish()])
+    assert (turn.content, [(call.name, call.arguments) for call in turn.calls]) == ("", [WEATHER])
+    plain = TOOL_CALL_PARSERS["hy_v3"]
+    assert plain.in_vocabulary(Tokenizer(ByteBackend(["<tool_calls>"]))) is plain
 
 
 def test_xml_strings_are_given_as_they_come() -> None:
@@ -480,6 +589,7 @@ WRITERS = {
     "cohere_command3": _listed("<|START_ACTION|>", "<|END_ACTION|>", "tool_name", "parameters"),
     "nemotron_json": _listed("<TOOLCALL>", "</TOOLCALL>"),
     "jamba": _listed("<tool_calls>", "</tool_calls>"),
+    "xlam": _listed("", ""),
     "apertus": lambda calls: f"<|tools_prefix|>{json.dumps([dict([call]) for call in calls])}<|tools_suffix|>",
 }
 # These write texts as they are. So what is told apart by the schema is not in their trip.
@@ -507,6 +617,38 @@ XML_WRITERS: Mapping[str, Callable[[list[Call]], str]] = {
         for name, arguments in calls
     ) + "</｜DSML｜function_calls>",
     "gemma4": lambda calls: "".join(f"<|tool_call>call:{name}{_gemma(made)}<tool_call|>" for name, made in calls),
+    "minimax_m3": lambda calls: f"{MARK}<tool_call>" + "".join(
+        f'{MARK}<invoke name="{name}">'
+        + "".join(f"{MARK}<{key}>{value}{MARK}</{key}>" for key, value in arguments.items()) + f"{MARK}</invoke>"
+        for name, arguments in calls
+    ) + f"{MARK}</tool_call>",
+    "kimi_k3": lambda calls: "<|open|>tools<|sep|>" + "".join(
+        f'<|open|>call tool="{name}" index="1"<|sep|>'
+        + "".join(
+            f'<|open|>argument key="{key}" type="string"<|sep|>{value}<|close|>argument<|sep|>'
+            for key, value in arguments.items()
+        )
+        + "<|close|>call<|sep|>"
+        for name, arguments in calls
+    ) + "<|close|>tools<|sep|>",
+    "hy_v3": lambda calls: "<tool_calls>\n" + "".join(
+        f"<tool_call>{name}<tool_sep>\n"
+        + "".join(f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n" for key, value in arguments.items())
+        + "</tool_call>\n"
+        for name, arguments in calls
+    ) + "</tool_calls>",
+    "solar_open2": lambda calls: "\n".join(
+        f"<|tool_call:start|>{name}\n"
+        + "".join(f"<|tool_arg:start|>{key}<|tool_arg:value|>{value}<|tool_arg:end|>\n" for key, value in made.items())
+        + "<|tool_call:end|>"
+        for name, made in calls
+    ),
+    "step3": lambda calls: "<｜tool_calls_begin｜>\n" + "".join(
+        f'<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="{name}">\n'
+        + "".join(f'<steptml:parameter name="{key}">{value}</steptml:parameter>\n' for key, value in made.items())
+        + "</steptml:invoke><｜tool_call_end｜>\n"
+        for name, made in calls
+    ) + "<｜tool_calls_end｜>",
 }  # fmt: skip
 
 names = st.from_regex(r"[a-z][a-z_0-9]{0,8}", fullmatch=True)

@@ -1,0 +1,274 @@
+# ruff: noqa: RUF001 - DeepSeek's and Step's tags are spelt with full-width bars
+"""The formats that XmlParser reads:
+
+`<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`: Qwen3-Coder, Qwen3.5, Seed-OSS;
+`<minimax:tool_call><invoke name="NAME"><parameter name="KEY">VALUE</parameter></invoke></minimax:tool_call>`: MiniMax;
+`<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>`: GLM, Hunyuan 3, Solar Open 2.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from tidewheel.engine.constraints.structural_tag import QwenXmlParameter
+
+from ..text_scanner import Steps
+from .call_format import CallFormat
+from .notation import Notation
+from .parser import ToolParser
+from .xml import Shape, XmlParser
+
+if TYPE_CHECKING:
+    from tidewheel.engine.text.tokenizer import Tokenizer
+
+_BARE_NAME = re.compile(r"[\w.:/-]+")
+
+
+class Qwen3CoderParser(XmlParser):
+    """Qwen3-Coder, Qwen3.5 and Nemotron 3."""
+
+    shape = Shape(
+        "<tool_call>", "</tool_call>", "<function=", "</function>", "<parameter=", "</parameter>", on_lines=True
+    )
+    markers = ("<tool_call>", "</tool_call>")
+    call_formats = (
+        CallFormat("<tool_call>\n<function=NAME>\n", "</function>\n</tool_call>", "\n", content=QwenXmlParameter),
+    )
+
+
+class SeedOssParser(XmlParser):
+    """Seed-OSS."""
+
+    shape = Qwen3CoderParser.shape._replace(opening="<seed:tool_call>", closing="</seed:tool_call>", on_lines=False)
+    markers = ("<seed:tool_call>", "</seed:tool_call>")
+    call_formats = (
+        CallFormat(
+            "<seed:tool_call>\n<function=NAME>\n",
+            "</function>\n</seed:tool_call>",
+            "\n",
+            content=QwenXmlParameter,
+        ),
+    )
+
+
+class MiniMaxM2Parser(XmlParser):
+    """MiniMax M2."""
+
+    shape = Shape(
+        "<minimax:tool_call>", "</minimax:tool_call>", "<invoke name=", "</invoke>", "<parameter name=", "</parameter>"
+    )
+    markers = ("<minimax:tool_call>", "</minimax:tool_call>")
+    call_formats = (
+        CallFormat(
+            '<invoke name="NAME">\n',
+            "</invoke>\n",
+            opening="<minimax:tool_call>\n",
+            closing="</minimax:tool_call>",
+            content=Notation('<parameter name="KEY">', "</parameter>\n").format,
+        ),
+    )
+
+
+class MiniCpm5Parser(XmlParser):
+    """MiniCPM 5."""
+
+    shape = Shape("", "", "<function name=", "</function>", "<param name=", "</param>")
+    markers = ("<function name=",)
+    call_formats = (
+        CallFormat(
+            '<function name="NAME">',
+            "</function>",
+            "\n",
+            content=Notation('<param name="KEY">', "</param>").format,
+        ),
+    )
+
+
+class Step3Parser(XmlParser):
+    """Step 3."""
+
+    shape = Shape(
+        "<｜tool_call_begin｜>",
+        "<｜tool_call_end｜>",
+        "<steptml:invoke name=",
+        "</steptml:invoke>",
+        "<steptml:parameter name=",
+        "</steptml:parameter>",
+        section="<｜tool_calls_begin｜>",
+        section_end="<｜tool_calls_end｜>",
+        lead="function<｜tool_sep｜>",
+    )
+    markers = (shape.section, shape.section_end, shape.opening, shape.closing, "<｜tool_sep｜>")
+    call_formats = (
+        CallFormat(
+            f'{shape.opening}{shape.lead}<steptml:invoke name="NAME">\n',
+            f"</steptml:invoke>{shape.closing}\n",
+            opening=f"{shape.section}\n",
+            closing=shape.section_end,
+            content=Notation('<steptml:parameter name="KEY">', "</steptml:parameter>\n").format,
+        ),
+    )
+
+
+def _dsml(calls: str, space: str = "") -> tuple[Shape, tuple[CallFormat, ...]]:
+    begin, end = f"<｜DSML｜{space}", f"</｜DSML｜{space}"
+    shape = Shape(
+        f"{begin}{calls}>",
+        f"{end}{calls}>",
+        f"{begin}invoke name=",
+        f"{end}invoke>",
+        f"{begin}parameter name=",
+        f"{end}parameter>",
+    )
+    parameters = Notation(
+        f'{begin}parameter name="KEY" string="false">',
+        f"{end}parameter>\n",
+        text_before=f'{begin}parameter name="KEY" string="true">',
+    )
+    call = CallFormat(
+        f'{begin}invoke name="NAME">\n',
+        f"{end}invoke>\n",
+        opening=f"{shape.opening}\n",
+        closing=shape.closing,
+        content=parameters.format,
+    )
+    return shape, (call,)
+
+
+class DeepSeekV32Parser(XmlParser):
+    """DeepSeek V3.2. The attribute `string` says whether a value is text or JSON."""
+
+    shape, call_formats = _dsml("function_calls")
+    markers = ("｜DSML｜", "<｜DSML｜function_calls>", "<｜DSML｜tool_calls>", "<｜DSML｜invoke name=")
+
+
+class DeepSeekV4Parser(XmlParser):
+    """DeepSeek V4."""
+
+    shape, call_formats = _dsml("tool_calls")
+    markers = DeepSeekV32Parser.markers
+
+
+class DeepSeekV41Parser(XmlParser):
+    """DeepSeek V4.1."""
+
+    shape, call_formats = _dsml("calls", " ")
+    markers = ("｜DSML｜", shape.opening, shape.function)
+
+
+class Glm45Parser(XmlParser):
+    """GLM 4.5 to 5, which write line breaks between the tags, or none."""
+
+    shape = Shape("<tool_call>", "</tool_call>", "", "</tool_call>", "<arg_key>", "</arg_value>")
+    key_end: ClassVar[str] = "</arg_key>"
+    value_start: ClassVar[str] = "<arg_value>"
+    name_end: ClassVar[str] = ""
+    markers: ClassVar[tuple[str, ...]] = (
+        "<tool_call>",
+        "</tool_call>",
+        "<arg_key>",
+        "</arg_key>",
+        "<arg_value>",
+        "</arg_value>",
+    )
+    call_formats = tuple(
+        CallFormat(
+            f"<tool_call>NAME{line}",
+            "</tool_call>",
+            line,
+            content=Notation(f"<arg_key>KEY</arg_key>{line}<arg_value>", f"</arg_value>{line}").format,
+        )
+        for line in ("\n", "")
+    )
+
+    def _function_name(self) -> Steps[str | None]:
+        start = self._at
+        while (character := (yield from self._peek())) and _BARE_NAME.fullmatch(character):
+            self._at += 1
+        name = self._named = self._text[start : self._at]
+        yield from self._spaces()
+        if self.name_end and (yield from self._literal(self.name_end)):
+            yield from self._spaces()
+        before = self._at
+        is_call = (yield from self._literal(self.shape.parameter)) or (yield from self._literal(self.shape.closing))
+        self._at = before
+        return name if name and is_call else None
+
+    def _key(self) -> Steps[tuple[str, str | None] | None]:
+        key = yield from self._name_text()
+        if not key or not (yield from self._literal(self.key_end)):
+            return None
+        if self.value_start:
+            yield from self._spaces()
+            yield from self._literal(self.value_start)  # models leave it out at times
+        return key, None
+
+
+class SolarOpen2Parser(Glm45Parser):
+    """Solar Open 2."""
+
+    shape = Shape(
+        "<|tool_call:start|>", "<|tool_call:end|>", "", "<|tool_call:end|>", "<|tool_arg:start|>", "<|tool_arg:end|>"
+    )
+    key_end, value_start = "<|tool_arg:value|>", ""
+    markers = (shape.opening, shape.closing, shape.parameter, key_end, shape.parameter_end)
+    call_formats = (
+        CallFormat(
+            f"{shape.opening}NAME\n",
+            shape.closing,
+            "\n",
+            content=Notation(f"{shape.parameter}KEY{key_end}", f"{shape.parameter_end}\n").format,
+        ),
+    )
+
+
+_HY_V3 = Notation("<arg_key>KEY</arg_key>\n<arg_value>", "</arg_value>\n")
+
+
+class HyV3Parser(Glm45Parser):
+    """Hunyuan 3. Some of its vocabularies have a suffix in every tag, such as `<tool_calls:6124c78e>`."""
+
+    shape = Shape(
+        "<tool_call>", "</tool_call>", "", "</tool_call>", "<arg_key>", "</arg_value>",
+        section="<tool_calls>", section_end="</tool_calls>",
+    )  # fmt: skip
+    name_end = "<tool_sep>"
+    markers = (shape.section, shape.section_end, name_end, *Glm45Parser.markers)
+    call_formats = (
+        CallFormat(
+            "<tool_call>NAME<tool_sep>\n",
+            "</tool_call>\n",
+            opening="<tool_calls>\n",
+            closing="</tool_calls>",
+            content=_HY_V3.format,
+        ),
+    )
+
+    @classmethod
+    def in_vocabulary(cls, tokenizer: Tokenizer) -> type[ToolParser]:
+        """See ToolParser."""
+        found = next((found[1] for tag in tokenizer.special_ids() if (found := _SUFFIXED.fullmatch(tag))), "")
+        return _suffixed(found) if found else cls
+
+
+_SUFFIXED = re.compile(r"<tool_calls(:\w{1,32})>")
+
+
+def _suffixed(suffix: str) -> type[ToolParser]:
+    def tagged(text: str) -> str:
+        return re.sub(r"(</?\w+)>", rf"\1{suffix}>", text)
+
+    def all_tagged(parts: Any) -> dict[str, Any]:
+        return {name: tagged(text) for name, text in parts._asdict().items() if isinstance(text, str)}
+
+    (call,) = HyV3Parser.call_formats
+    parts = {
+        "shape": HyV3Parser.shape._replace(**all_tagged(HyV3Parser.shape)),
+        "key_end": tagged(HyV3Parser.key_end),
+        "value_start": tagged(HyV3Parser.value_start),
+        "name_end": tagged(HyV3Parser.name_end),
+        "markers": tuple(map(tagged, HyV3Parser.markers)),
+        "call_formats": (call._replace(**all_tagged(call), content=_HY_V3._replace(**all_tagged(_HY_V3)).format),),
+    }
+    return type("SuffixedHyV3Parser", (HyV3Parser,), parts)
