@@ -1,30 +1,66 @@
-"""Tokenizers of `vocab.json` and `merges.txt`, as GPT-2 and OPT have them, made by the tokenizers library."""
+"""Tokenizers of `vocab.json` and `merges.txt`, as GPT-2, Qwen2 and RoBERTa have them, by the tokenizers library."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import functools
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tokenizers
-from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
+from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from ..errors import ModelError
-from ..files.folder import read_json, read_json_if_there
+from ..files.folder import read_json
 from ..files.reading import MAX_TOKENIZER_BYTES, is_there, read_file
-from ..files.wording import shown
+from .added_tokens import add_tokens, put_around, special_tokens, text_of
 from .tokenizer_backends import TokenizersBackend, reading_tokenizer
 
 VOCABULARY, MERGES = "vocab.json", "merges.txt"
-_ADDED = "added_tokens.json"
-# Classes of transformers that split texts as GPT-2's does, and write no token around a text unless the config asks.
-_CLASSES = ("GPT2Tokenizer", "GPT2TokenizerFast", "CodeGenTokenizer", "CodeGenTokenizerFast")
-_END_OF_TEXT = "<|endoftext|>"  # what these classes take for special tokens that no file names
-_SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_ENDS = ("bos", "eos")
 _SPACE = "\u0120"  # how such a vocabulary writes a space
+# A word with the mark before it, one digit, or a run of other marks; spaces go with what follows them.
+_QWEN2_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
-def load_byte_level(folder: Path, config: Mapping[str, Any]) -> TokenizersBackend | None:
+class _Class(NamedTuple):
+    """What a class of transformers does with texts, and its special tokens where no file names them."""
+
+    names: Mapping[str, str]
+    words: str | None = None  # the expression that cuts texts into words, in place of GPT-2's
+    nfc: bool = False
+    frames: bool = False  # whether a text is between cls_token and sep_token
+
+
+_GPT2 = _Class(dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>"))
+_QWEN2 = _Class(dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>"), _QWEN2_WORDS, nfc=True)
+_ROBERTA = _Class(
+    {
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "unk_token": "<unk>",
+        "sep_token": "</s>",
+        "pad_token": "<pad>",
+        "cls_token": "<s>",
+        "mask_token": "<mask>",
+    },
+    frames=True,
+)
+_CLASSES = {
+    "GPT2Tokenizer": _GPT2,
+    "CodeGenTokenizer": _GPT2,
+    "Qwen2Tokenizer": _QWEN2,
+    "RobertaTokenizer": _ROBERTA,
+    "BartTokenizer": _ROBERTA,
+    "LongformerTokenizer": _ROBERTA,
+    "LEDTokenizer": _ROBERTA,
+}
+
+
+def load_byte_level(folder: Path, config: Mapping[str, Any], class_name: str | None) -> TokenizersBackend | None:
     """The tokenizer of a folder's vocabulary and merges. None if it is of a class that splits texts otherwise.
 
     Raises ModelError for files that are broken, or do not fit each other.
@@ -33,19 +69,29 @@ def load_byte_level(folder: Path, config: Mapping[str, Any]) -> TokenizersBacken
         return None
     vocabulary = _vocabulary(folder / VOCABULARY)
     # Of a folder without the class only the vocabulary tells.
-    class_name = config.get("tokenizer_class")
-    if class_name not in _CLASSES and (class_name is not None or not any(t.startswith(_SPACE) for t in vocabulary)):
+    of_class = _CLASSES.get(class_name) if class_name else _GPT2
+    if of_class is None or not (class_name or any(token.startswith(_SPACE) for token in vocabulary)):
         return None
     with reading_tokenizer(folder / MERGES):
         made = tokenizers.Tokenizer(models.BPE(vocabulary, _merges(folder / MERGES)))
-        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=config.get("add_prefix_space") is True)
+        bytes_of = functools.partial(pre_tokenizers.ByteLevel, add_prefix_space=config.get("add_prefix_space") is True)
+        if of_class.words is None:
+            made.pre_tokenizer = bytes_of()
+        else:
+            words = pre_tokenizers.Split(tokenizers.Regex(of_class.words), "isolated")
+            made.pre_tokenizer = pre_tokenizers.Sequence([words, bytes_of(use_regex=False)])
+        if of_class.nfc:
+            made.normalizer = normalizers.NFC()
         made.decoder = decoders.ByteLevel()
-        _add_tokens(made, folder, config, vocabulary)
-        bos = _token(_described(folder, config).get("bos_token", _END_OF_TEXT))
-        if config.get("add_bos_token") is True and bos is not None and made.token_to_id(bos.content) is not None:
-            made.post_processor = processors.TemplateProcessing(
-                single=[bos.content, "$A"], special_tokens=[(bos.content, made.token_to_id(bos.content))]
+        add_tokens(made, folder, config, of_class.names)
+        named = {**of_class.names, **special_tokens(folder, config)}
+        if of_class.frames:
+            put_around(made, text_of(named["cls_token"]), text_of(named["sep_token"]))
+        else:
+            around = (
+                text_of(named.get(f"{end}_token")) if config.get(f"add_{end}_token") is True else None for end in _ENDS
             )
+            put_around(made, *around)
         backend = TokenizersBackend(made)
         backend.decode(backend.encode("a", add_special_tokens=True), skip_special_tokens=False)
         return backend
@@ -68,54 +114,3 @@ def _merges(path: Path) -> list[tuple[str, str]]:
         left, _, right = line.rstrip("\r").partition(" ")
         merges.append((left, right))
     return merges
-
-
-def _add_tokens(
-    made: tokenizers.Tokenizer, folder: Path, config: Mapping[str, Any], vocabulary: Mapping[str, int]
-) -> None:
-    """Tokens that a text is searched for: those with ids, in the order of these, and special ones."""
-    by_id: dict[int, AddedToken] = {}
-    listed = config.get("added_tokens_decoder")
-    for number, value in listed.items() if isinstance(listed, dict) else ():
-        if str(number).isdecimal() and (token := _token(value)) is not None:
-            by_id[int(number)] = token
-    for text, number in read_json_if_there(folder / _ADDED).items():
-        if type(number) is int and text:
-            by_id.setdefault(number, AddedToken(text, normalized=False, special=False))
-    special = _described(folder, config)
-    names = [special.get(name, _END_OF_TEXT if name in _SPECIAL[:3] else None) for name in _SPECIAL]
-    further = special.get("additional_special_tokens")
-    tokens = [_token(value) for value in [*names, *(further if isinstance(further, list) else ())]]
-    # Nothing is added that no file has: the names of a class are its guess.
-    known = {*vocabulary, *(token.content for token in by_id.values())}
-    named = {*map(_text, special.values()), *map(_text, further if isinstance(further, list) else ())}
-    _add(made, (token for _, token in sorted(by_id.items())))
-    for number, token in by_id.items():
-        if made.token_to_id(token.content) != number:
-            raise ModelError(f"{folder}: the added token {shown(token.content)} cannot have the id {number}")
-    _add(made, (token for token in tokens if token is not None and (token.content in known or token.content in named)))
-
-
-def _add(made: tokenizers.Tokenizer, tokens: Iterable[AddedToken]) -> None:
-    for token in tokens:
-        (made.add_special_tokens if token.special else made.add_tokens)([token])
-
-
-def _described(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    return {**read_json_if_there(folder / "special_tokens_map.json"), **config}
-
-
-def _token(value: object) -> AddedToken | None:
-    """A special token, as a config writes it: a text, or an object with one and how it is found."""
-    text = _text(value)
-    if not text:
-        return None
-    fields = value if isinstance(value, dict) else {}
-    flags = {name: fields.get(name) is True for name in ("lstrip", "rstrip", "single_word", "normalized")}
-    return AddedToken(text, special=fields.get("special") is not False, **flags)
-
-
-def _text(value: object) -> str | None:
-    if isinstance(value, dict):
-        value = value.get("content")
-    return value if isinstance(value, str) else None

@@ -18,17 +18,18 @@ from ..files.reading import (
 )
 from ..files.wording import shown
 from ..install_hint import install_command
+from .added_tokens import tokenizer_class
 from .byte_level import load_byte_level
 from .detokenizer import BytesDetokenizer, Detokenizer, WindowDetokenizer
+from .sentencepieces import SENTENCEPIECE_MODELS, load_sentencepieces, sentencepiece_file
 from .tokenizer_backends import (
-    SentencePieceBackend,
     TokenizerBackend,
     TokenizersBackend,
     load_with_transformers,
 )
 
 _CONTEXT_TOKENS = 8  # of the prompt, for the first piece of output
-_LEGACY_FILES = ("vocab.json", "vocab.txt", "merges.txt", "spiece.model", "tokenizer_config.json")
+_LEGACY_FILES = ("vocab.json", "vocab.txt", "merges.txt", *SENTENCEPIECE_MODELS, "tokenizer_config.json")
 
 _MISTRAL_FILES = ("tekken.json", "tokenizer.model.v*")
 
@@ -210,9 +211,9 @@ def _backend(folder: Path, config: Mapping[str, Any]) -> TokenizerBackend:
     if is_there(path := folder / "tokenizer.json"):
         require_file(path, MAX_TOKENIZER_BYTES)
         return TokenizersBackend.load(path)
-    if is_there(path := folder / "tokenizer.model"):
-        require_file(path, MAX_TOKENIZER_BYTES)
-        return SentencePieceBackend(path, config)
+    name = tokenizer_class(folder, config)
+    if (found := sentencepiece_file(folder)) and (made := load_sentencepieces(found, config, name)):
+        return made
     if any(any(folder.glob(name)) for name in _MISTRAL_FILES):
         raise ModelError(
             f"{folder} has Mistral's own tokenizer alone: --tokenizer-mode mistral reads it, with mistral-common "
@@ -222,7 +223,7 @@ def _backend(folder: Path, config: Mapping[str, Any]) -> TokenizerBackend:
         require_no_special_files(folder)
         for path in legacy:
             require_file(path, MAX_TOKENIZER_BYTES)
-        return load_byte_level(folder, config) or load_with_transformers(folder)
+        return load_byte_level(folder, config, name) or load_with_transformers(folder)
     raise ModelError(
         f"{folder} has no tokenizer: add the model's tokenizer.json (or tokenizer.model) and tokenizer_config.json, "
         "or name another folder with --tokenizer"

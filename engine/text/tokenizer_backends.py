@@ -56,7 +56,7 @@ def reading_tokenizer(path: Path) -> Iterator[None]:
     """
     try:
         yield
-    except (KeyboardInterrupt, SystemExit):
+    except (KeyboardInterrupt, SystemExit, ModelError):
         raise
     except BaseException as error:  # the library raises no narrower type, and its panics are not even Exceptions
         raise ModelError(f"{path} is not a tokenizer that can be used: {one_line(error)}") from error
@@ -149,8 +149,8 @@ class SentencePieceBackend:
     def __init__(self, path: Path, config: Mapping[str, Any], model: bytes | None = None) -> None:
         """`model` is the content of a `tokenizer.model` that was made of another file, which `path` names then.
 
-        Raises ModelError if the file is not a sentencepiece model, if `config` adds impossible tokens, or if the
-        library is missing.
+        The entries of `added_tokens_decoder` in `config` have been checked. Raises ModelError if the file is not a
+        sentencepiece model, or if the library is missing.
         """
         try:
             import sentencepiece
@@ -175,7 +175,7 @@ class SentencePieceBackend:
             raise ModelError(f"{path} is not a sentencepiece model: {one_line(error)}") from error
         self.token_bytes: Callable[[int], bytes] | None = None
         self._size = size
-        added = _added_tokens(path.with_name("tokenizer_config.json"), config)
+        added = {int(i): token for i, token in (config.get("added_tokens_decoder") or {}).items()}
         self._added = {i: str(token["content"]) for i, token in added.items()}
         self._added_special = {i for i, token in added.items() if token.get("special", False)}
         self._added_ids = {content: i for i, content in self._added.items()}
@@ -246,18 +246,6 @@ class SentencePieceBackend:
         return token_id < self._size and bool(self._processor.IsByte(token_id))
 
 
-def _added_tokens(path: Path, config: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
-    """`added_tokens_decoder` of a `tokenizer_config.json`: tokens by their ids, each with its `content`."""
-    listed = config.get("added_tokens_decoder") or {}
-    try:
-        added = {int(i): token for i, token in listed.items()}
-        if all(0 <= i < _MAX_VOCAB_SIZE and isinstance(t["content"], str) and t["content"] for i, t in added.items()):
-            return added
-    except (AttributeError, KeyError, TypeError, ValueError):
-        pass
-    raise ModelError(f'{path}: added_tokens_decoder must have entries like "32000": {{"content": "<|im_end|>"}}')
-
-
 class TransformersBackend:
     """The tokenizer that transformers makes of a folder without either of the files above."""
 
@@ -318,7 +306,6 @@ def load_with_transformers(folder: Path) -> TokenizerBackend:
     return TransformersBackend(tokenizer) if inner is None else TokenizersBackend(inner)
 
 
-_MAX_VOCAB_SIZE = 2**22  # several times the largest that there are
 _BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
 
 

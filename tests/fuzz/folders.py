@@ -92,7 +92,7 @@ def use_tokenizer(folder: Path) -> None:
 
 
 def use_byte_level(folder: Path) -> None:
-    made = load_byte_level(folder, {"tokenizer_class": "GPT2Tokenizer", "add_bos_token": True})
+    made = load_byte_level(folder, {"add_bos_token": True}, "GPT2Tokenizer")
     if made is not None:
         made.decode(made.encode("hi there <|end|>", True)[:20], False)
 
@@ -120,12 +120,13 @@ TOKENIZER_CONFIG: dict[str, Any] = {
 }  # fmt: skip
 
 
-def sentencepiece_model(kind: str) -> bytes:
+def sentencepiece_model(kind: str, normalization: str = "identity") -> bytes:
     made = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(["hi there", "the heir hit the tier", "there is a hat"] * 5), model_writer=made,
         model_type=kind, vocab_size=300, hard_vocab_limit=False, byte_fallback=kind == "bpe",
-        normalization_rule_name="identity", user_defined_symbols=["<|x|>"], minloglevel=2,
+        normalization_rule_name=normalization, add_dummy_prefix=kind != "bpe", user_defined_symbols=["<|x|>"],
+        minloglevel=2,
     )  # fmt: skip
     return made.getvalue()
 
@@ -182,6 +183,14 @@ FOLDERS: dict[str, Harness] = {
     "sentencepiece": Harness(
         in_folder(lambda data: {"tokenizer.model": data}, use_tokenizer, names_files=True),
         [UNIGRAM, sentencepiece_model("bpe")],
+    ),
+    "sentencepiece-t5": Harness(
+        in_folder(
+            lambda data: {"spiece.model": data, "tokenizer_config.json": b'{"tokenizer_class": "T5Tokenizer"}'},
+            use_tokenizer,
+            names_files=True,
+        ),
+        [UNIGRAM, sentencepiece_model("unigram", "nmt_nfkc")],
     ),
     "sentencepiece-config": Harness(
         in_folder(

@@ -39,8 +39,16 @@ def tekken(folder: Path, version: str = "v7") -> Path:
     return folder
 
 
+def sentencepiece_v1() -> Path:
+    """The tokenizer.model of Mistral's first models, which mistral-common has with it."""
+    return _data() / "tokenizer.model.v1"
+
+
 def sentencepiece_v3(folder: Path) -> Path:
     """Copies the tokenizer.model.v3 that mistral-common has with it, and returns its folder."""
-    data = Path(pytest.importorskip("mistral_common").__file__).parent / "data"
-    shutil.copy(data / "mistral_instruct_tokenizer_240323.model.v3", folder / "tokenizer.model.v3")
+    shutil.copy(_data() / "mistral_instruct_tokenizer_240323.model.v3", folder / "tokenizer.model.v3")
     return folder
+
+
+def _data() -> Path:
+    return Path(pytest.importorskip("mistral_common").__file__).parent / "data"

@@ -249,9 +249,12 @@ def test_without_transformers_such_a_folder_says_how_to_get_it(tmp_path: Path, m
         Tokenizer.load(tmp_path)
 
 
-def test_without_sentencepiece_such_a_folder_says_what_to_add(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_sentencepiece_such_a_folder_says_what_to_add(
+    tmp_path: Path, spm: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only it normalizes characters as this model says."""
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
-    (tmp_path / "tokenizer.model").write_bytes(b"")
+    (tmp_path / "tokenizer.model").write_bytes(spm)
     with pytest.raises(ModelError, match=r"needs sentencepiece, .*add a tokenizer\.json"):
         Tokenizer.load(tmp_path)
 
