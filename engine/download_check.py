@@ -45,7 +45,9 @@ def check_before_download(
         seen = _with_draft_at(options, headers)
         try:
             with _unlogged():
-                source = None if of_model is None else source_at(of_model, options.load_format)
+                # The headers are those of safetensors, where a repository has both.
+                load_format = "auto" if options.load_format == "pt" else options.load_format
+                source = None if of_model is None else source_at(of_model, load_format)
                 check_fits(seen, open_model(seen, source))
         except (ModelError, DeviceError) as error:
             raise type(error)(_named(error, headers)) from error

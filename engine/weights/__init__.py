@@ -29,7 +29,7 @@ __all__ = [
     "source_at",
 ]
 
-LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
+LOAD_FORMATS = ("auto", "safetensors", "pt", "gguf", "dummy")
 
 
 def open_source(
@@ -41,20 +41,21 @@ def open_source(
 ) -> ModelSource:
     """The model of that name: a `.gguf` file, a folder, or a hub id ("owner/name"), downloaded if need be.
 
-    `load_format` is one of LOAD_FORMATS: auto reads what is there, safetensors and gguf one kind of checkpoint, dummy
-    makes random weights from `seed` and needs no weight files. Raises ModelError if there is no such model or format.
+    `load_format` is one of LOAD_FORMATS: auto reads what is there, safetensors, pt (PyTorch's) and gguf one kind of
+    checkpoint, dummy makes random weights from `seed` and needs no weight files. Raises ModelError if there is no such
+    model or format.
     """
     if load_format not in LOAD_FORMATS:
         raise ModelError(f"load format {load_format!r} is not known; known are {', '.join(LOAD_FORMATS)}")
     dummy = load_format == "dummy"
-    path = resolve(model, revision, download_dir, with_weights=not dummy)
+    path = resolve(model, revision, download_dir, with_weights=not dummy, load_format=load_format)
     source = source_at(path, load_format)
     return DummySource(source, seed) if dummy else source
 
 
 def source_at(path: Path, load_format: str) -> FolderSource | GgufSource:
     """The model in a folder or a `.gguf` file. Raises ModelError if it is not of that format."""
-    if load_format == "dummy" and is_there(path / "config.json"):
+    if (load_format == "dummy" and is_there(path / "config.json")) or (load_format == "pt" and path.is_dir()):
         gguf = None
     else:
         gguf = find_gguf(path) if path.is_dir() else path
@@ -64,9 +65,9 @@ def source_at(path: Path, load_format: str) -> FolderSource | GgufSource:
     if gguf is None:
         from .folder_source import FolderSource
 
-        return FolderSource(path)
-    if load_format == "safetensors":
-        raise ModelError(f"{gguf} is a GGUF file, but --load-format is safetensors")
+        return FolderSource(path, load_format)
+    if load_format in ("safetensors", "pt"):
+        raise ModelError(f"{gguf} is a GGUF file, but --load-format is {load_format}")
     from .gguf.source import GgufSource
 
     return GgufSource(gguf)

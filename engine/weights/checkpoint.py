@@ -53,12 +53,29 @@ _MAX_HEADER_BYTES = 100 << 20  # as the library has it
 _MAX_FILE_NAME = 255  # characters; no file system has longer ones
 
 
-def open_checkpoint(folder: Path) -> Checkpoint:
+def open_checkpoint(folder: Path, load_format: str = "auto") -> Checkpoint:
     """All tensors of the checkpoint in `folder`, by the names they have there. PyTorch's files are read where there
-    are no safetensors.
+    are no safetensors. The load formats `safetensors` and `pt` are for one of the two alone.
 
     Raises ModelError if there is no checkpoint, a shard is missing, or a file is corrupt or truncated.
     """
+    if load_format != "pt" and (checkpoint := _safetensors(folder)) is not None:
+        return checkpoint
+    try:
+        if load_format == "safetensors":
+            raise ModelError(f"{folder} has no safetensors, but --load-format is safetensors: leave that option out")
+        if is_there(folder / PYTORCH):
+            return open_pytorch_file(folder / PYTORCH)
+        if is_there(folder / PYTORCH_INDEX):
+            return _open_shards(folder / PYTORCH_INDEX, open_pytorch_file)
+    except NotPlainTensorsError as error:
+        raise _no_checkpoint(folder, str(error)) from error
+    if load_format == "pt":
+        raise ModelError(f"{folder} has no {PYTORCH} and no {PYTORCH_INDEX}, but --load-format is pt: leave it out")
+    raise _no_checkpoint(folder)
+
+
+def _safetensors(folder: Path) -> Checkpoint | None:
     if is_there(folder / _SINGLE):
         return open_file(folder / _SINGLE)
     if is_there(folder / _INDEX):
@@ -70,14 +87,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     if files:
         names = ", ".join(path.name for path in files)
         raise ModelError(f"{folder} has several weight files ({names}) but no {_INDEX} to join them")
-    try:
-        if is_there(folder / PYTORCH):
-            return open_pytorch_file(folder / PYTORCH)
-        if is_there(folder / PYTORCH_INDEX):
-            return _open_shards(folder / PYTORCH_INDEX, open_pytorch_file)
-    except NotPlainTensorsError as error:
-        raise _no_checkpoint(folder, str(error)) from error
-    raise _no_checkpoint(folder)
+    return None
 
 
 def _open_shards(index: Path, open_one: Callable[[Path], Checkpoint]) -> Checkpoint:
@@ -189,11 +199,13 @@ def _no_checkpoint(folder: Path, reason: str = "") -> ModelError:
     return refused_folder(str(folder), pickles, reason)
 
 
-def open_weights(folder: Path, description: ModelDescription, reader: LayerReader | None = None) -> CheckpointWeights:
+def open_weights(
+    folder: Path, description: ModelDescription, reader: LayerReader | None = None, load_format: str = "auto"
+) -> CheckpointWeights:
     """The weights of the model in `folder`, whose quantized layers `reader` reads. Raises ModelError, naming the file
     and the tensor.
     """
-    checkpoint = open_checkpoint(folder)
+    checkpoint = open_checkpoint(folder, load_format)
     if description.text_part:
         checkpoint = _text_part(checkpoint, description)
     prefix, num_layers = f"{description.base_prefix}layers.", len(description.spec.layers)

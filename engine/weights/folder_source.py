@@ -20,10 +20,14 @@ if TYPE_CHECKING:
 
 
 class FolderSource:
-    """A ModelSource over a folder. One that is only asked for its tokenizer needs no other file."""
+    """A ModelSource over a folder. One that is only asked for its tokenizer needs no other file.
 
-    def __init__(self, folder: Path) -> None:
+    `load_format` is as for `open_checkpoint`.
+    """
+
+    def __init__(self, folder: Path, load_format: str = "auto") -> None:
         self._folder = folder
+        self._load_format = load_format
 
     @functools.cached_property
     def config(self) -> dict[str, Any]:
@@ -53,11 +57,12 @@ class FolderSource:
 
     def weights(self, description: ModelDescription, config: Mapping[str, Any] | None = None) -> WeightSource:
         """The folder's checkpoint."""
-        return open_weights(self._folder, description, layer_reader(self.config if config is None else config))
+        reader = layer_reader(self.config if config is None else config)
+        return open_weights(self._folder, description, reader, self._load_format)
 
     def contents(self) -> Contents:
         """What the checkpoint's files hold. Raises ModelError for files that are missing or corrupt."""
-        checkpoint = open_checkpoint(self._folder)
+        checkpoint = open_checkpoint(self._folder, self._load_format)
         files = sorted({str(stored.path.relative_to(self._folder)) for stored in checkpoint.values()})
         formats = formats_in((stored.dtype, stored.data.nbytes) for stored in checkpoint.values())
         kind = "pytorch" if files and files[0].endswith(".bin") else "safetensors"

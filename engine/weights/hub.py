@@ -26,7 +26,8 @@ logger = logging.getLogger(__name__)
 
 # What serving needs. Pickles only where nothing else has the weights; not the copies in other formats that many
 # repositories have in subfolders, nor the unsharded duplicate that some keep beside the shards.
-_WANTED = ["*.json", "*.jinja", "*.txt", "tokenizer.model", "tokenizer.model.v*"]
+_PIECES = ["tokenizer.model", "tokenizer.model.v*", "spiece.model", "sentencepiece.bpe.model", "spm.model"]
+_WANTED = ["*.json", "*.jinja", "*.txt", *_PIECES]
 _WEIGHTS = ["*.safetensors"]
 _INDEX = "model.safetensors.index.json"
 _UNWANTED = ["*/*", "consolidated*.safetensors"]
@@ -36,15 +37,19 @@ _ENCODER_UNWANTED = ["openvino/*"]
 
 
 def resolve(
-    model: str, revision: str | None = None, download_dir: str | Path | None = None, with_weights: bool = True
+    model: str,
+    revision: str | None = None,
+    download_dir: str | Path | None = None,
+    with_weights: bool = True,
+    load_format: str = "auto",
 ) -> Path:
     """The folder of a model, downloaded if need be, with progress bars on stderr; or a `.gguf` file, if it is one.
 
     `model` is such a file, a folder or a hub id: "owner/name". "owner/name:Q4_K_M" is one of a repository's GGUF
     models, and "folder:Q4_K_M" one of a folder's (see `choose_gguf`). A repository that has no safetensors is looked
     through for GGUF. `download_dir` is the cache's folder in place of huggingface_hub's own. Without `with_weights`
-    only the small files are downloaded, for dummy weights. The hub's variables are honoured: HF_ENDPOINT,
-    HF_HUB_OFFLINE, HF_HOME, HF_TOKEN and the rest.
+    only the small files are downloaded, for dummy weights. The load formats `safetensors` and `pt` are for that kind
+    of weights alone. The hub's variables are honoured: HF_ENDPOINT, HF_HUB_OFFLINE, HF_HOME, HF_TOKEN and the rest.
 
     Raises ModelError if the model is not there or cannot be had.
     """
@@ -53,9 +58,13 @@ def resolve(
     repository, wanted = split_name(model)
     if wanted is not None:
         return _gguf(repository, revision, download_dir, wanted)
+    if load_format == "pt":
+        return download(model, revision, download_dir, _WANTED + PYTORCH_FILES, _UNWANTED)
     folder = download(model, revision, download_dir, _WANTED + _WEIGHTS if with_weights else _WANTED, _UNWANTED)
     if any(folder.glob("*.safetensors")) or (not with_weights and is_there(folder / "config.json")):
         return folder
+    if load_format == "safetensors":
+        raise ModelError(f"{model} has no safetensors, but --load-format is safetensors: leave that option out")
     names = repository_files(model, revision, download_dir)
     refuse_pickles(model, revision, names)
     if not any(name.lower().endswith(".gguf") for name in names):

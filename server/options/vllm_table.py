@@ -37,7 +37,7 @@ WORKS = {
     "requests are logged unless this is turned off": "--enable-log-requests",
     "prompts are logged only with it, cut to so many characters, or token ids where there is no text": "--max-log-len",
     "answers are cut to --max-log-len, if that is given": "--enable-log-outputs",
-    "`auto`, `safetensors`, `gguf` and `dummy`": "--load-format",
+    "`auto`, `safetensors`, `pt`, `gguf` and `dummy`": "--load-format",
     "`auto` takes the model's file, `vllm` takes none": "--generation-config",
     "`auto`, and `mistral` with mistral-common (docs/models.md); `hf`, `slow` and `fast` are accepted without effect": (
         "--tokenizer-mode"
@@ -167,8 +167,7 @@ ACCEPTED = {
     "config.json is read, which Mistral's repositories have beside params.json": "--config-format=mistral",
     "it is how models are read here": "--config-format=auto --config-format=hf --model-impl=auto --model-impl=vllm "
     "--allow-deprecated-quantization",
-    "the format is found in the checkpoint": "--load-format=bitsandbytes --load-format=hf --load-format=mistral "
-    "--load-format=pt",
+    "the format is found in the checkpoint": "--load-format=bitsandbytes --load-format=hf --load-format=mistral",
     "weights are mapped and read once": "--load-format=fastsafetensors --load-format=runai_streamer "
     "--use-tqdm-on-load --weights-load-device= --pt-load-map-location= --model-loader-extra-config= "
     "--safetensors-load-strategy= "

@@ -245,8 +245,8 @@ def test_the_command_for_pickles_converts_them(tmp_path: Path) -> None:
 
 
 def test_an_unknown_load_format_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"'pt'.*auto, safetensors, gguf, dummy"):
-        open_source(str(tmp_path), load_format="pt")
+    with pytest.raises(ModelError, match=r"'npcache'.*auto, safetensors, pt, gguf, dummy"):
+        open_source(str(tmp_path), load_format="npcache")
 
 
 @pytest.mark.parametrize("length", [0, 1, 7, 8, 9, 100, -1])

@@ -132,6 +132,13 @@ def test_what_serving_needs_is_downloaded_and_then_found_offline(hub: str, tmp_p
         assert resolve("own/model") == main
 
 
+# A process imports the hub's client.
+def test_a_load_format_has_its_kind_of_weights_downloaded(hub: str, tmp_path: Path) -> None:
+    (line,), _ = resolve_elsewhere(hub, tmp_path, "'own/model', load_format='pt'")
+    names = {str(path.relative_to(line)) for path in Path(line).rglob("*") if path.is_file()}
+    assert names == WANTED - {"model.safetensors"} | {"pytorch_model.bin"}
+
+
 def test_dummy_weights_need_no_download_of_the_real_ones(hub: str, tmp_path: Path) -> None:
     with with_hub(hub, tmp_path):
         folder = resolve("own/model", with_weights=False)

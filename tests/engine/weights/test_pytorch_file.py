@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import save_file
 
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.models import describe
-from tidewheel.engine.weights import open_weights, read_config
+from tidewheel.engine.weights import open_source, open_weights, read_config
 from tidewheel.engine.weights.checkpoint import open_checkpoint
 from tidewheel.engine.weights.pytorch_file import NotPlainTensorsError, open_pytorch_file
 from tidewheel.engine.weights.tensor import to_float32
@@ -86,6 +87,21 @@ def test_a_model_is_the_same_from_both_kinds_of_files(tmp_path: Path) -> None:
     ours, theirs = (open_weights(path, model) for path, model in zip((tmp_path, folder), models, strict=True))
     for name in theirs:
         assert np.array_equal(to_float32(ours[name]), to_float32(theirs[name])), name
+
+
+def test_a_load_format_reads_its_kind_of_files_alone(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    torch.save({"a": torch.ones(2)}, tmp_path / "pytorch_model.bin")
+    assert open_source(str(tmp_path)).contents().kind == "pytorch"
+    with pytest.raises(ModelError, match="has no safetensors, but --load-format is safetensors: leave that option out"):
+        open_source(str(tmp_path), load_format="safetensors").contents()
+    save_file({"b": np.ones(2, np.float32)}, tmp_path / "model.safetensors")
+    (tmp_path / "model.gguf").touch()  # which is left alone
+    for name, kind in {"auto": "safetensors", "safetensors": "safetensors", "pt": "pytorch"}.items():
+        assert open_source(str(tmp_path), load_format=name).contents().kind == kind
+    (tmp_path / "pytorch_model.bin").unlink()
+    with pytest.raises(ModelError, match=r"has no pytorch_model.bin and no .*, but --load-format is pt: leave it out"):
+        open_source(str(tmp_path), load_format="pt").contents()
 
 
 def test_shards_are_joined_by_their_index(tmp_path: Path) -> None:
