@@ -20,7 +20,7 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
 MAX_PIECES = 1 << 20  # several times the largest vocabulary that there is
 MAX_CHARACTERS = 1 << 22  # of all pieces
-MAX_PIECE_CHARACTERS = 256
+MAX_PIECE_CHARACTERS = 1024
 
 _VARINT, _EIGHT_BYTES, _BYTES, _FOUR_BYTES = 0, 1, 2, 5
 _MAX_VARINT_BYTES = 10
