@@ -95,6 +95,24 @@ def add_tokens(
     made.add_tokens([t for t in tokens if t.content not in guessed or made.token_to_id(t.content) is not None])
 
 
+def add_ends(
+    made: tokenizers.Tokenizer,
+    folder: Path,
+    config: Mapping[str, Any],
+    names: Mapping[str, str | None] | None = None,
+    *,
+    begins: bool = False,
+) -> None:
+    """Have bos and eos put around a text if `add_bos_token` and `add_eos_token` say so.
+
+    `names` are those of the two tokens where no file names them. `begins` stands for an `add_bos_token` that is not
+    there.
+    """
+    named = {**(names or {}), **special_tokens(folder, config)}
+    bos = text_of(named.get("bos_token")) if config.get("add_bos_token", begins) else None
+    put_around(made, bos, text_of(named.get("eos_token")) if config.get("add_eos_token", False) else None)
+
+
 def put_around(made: tokenizers.Tokenizer, before: str | None, after: str | None) -> None:
     """Have special tokens put around a text, as far as the vocabulary has them."""
     first, last = ([t] if t is not None and made.token_to_id(t) is not None else [] for t in (before, after))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,30 +12,24 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 from ..errors import ModelError
 from ..files.folder import read_json
 from ..files.reading import MAX_TOKENIZER_BYTES, is_there, read_file
-from .added_tokens import add_tokens, put_around, special_tokens, text_of
+from .added_tokens import add_ends, add_tokens, put_around, special_tokens, text_of
+from .splitting import SPLITTINGS, Splitting
 from .tokenizer_backends import TokenizersBackend, reading_tokenizer
 
 VOCABULARY, MERGES = "vocab.json", "merges.txt"
-_ENDS = ("bos", "eos")
 _SPACE = "\u0120"  # how such a vocabulary writes a space
-# A word with the mark before it, one digit, or a run of other marks; spaces go with what follows them.
-_QWEN2_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 
 
 class _Class(NamedTuple):
     """What a class of transformers does with texts, and its special tokens where no file names them."""
 
     names: Mapping[str, str]
-    words: str | None = None  # the expression that cuts texts into words, in place of GPT-2's
-    nfc: bool = False
+    splitting: Splitting | None = None  # in place of GPT-2's
     frames: bool = False  # whether a text is between cls_token and sep_token
 
 
 _GPT2 = _Class(dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>"))
-_QWEN2 = _Class(dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>"), _QWEN2_WORDS, nfc=True)
+_QWEN2 = _Class(dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>"), SPLITTINGS["qwen2"])
 _ROBERTA = _Class(
     {
         "bos_token": "<s>",
@@ -74,24 +67,19 @@ def load_byte_level(folder: Path, config: Mapping[str, Any], class_name: str | N
         return None
     with reading_tokenizer(folder / MERGES):
         made = tokenizers.Tokenizer(models.BPE(vocabulary, _merges(folder / MERGES)))
-        bytes_of = functools.partial(pre_tokenizers.ByteLevel, add_prefix_space=config.get("add_prefix_space") is True)
-        if of_class.words is None:
-            made.pre_tokenizer = bytes_of()
+        begins = config.get("add_prefix_space") is True
+        if of_class.splitting is None:
+            made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=begins)
         else:
-            words = pre_tokenizers.Split(tokenizers.Regex(of_class.words), "isolated")
-            made.pre_tokenizer = pre_tokenizers.Sequence([words, bytes_of(use_regex=False)])
-        if of_class.nfc:
-            made.normalizer = normalizers.NFC()
+            made.pre_tokenizer = of_class.splitting.pre_tokenizer(begins)
+            made.normalizer = normalizers.NFC() if of_class.splitting.nfc else None
         made.decoder = decoders.ByteLevel()
         add_tokens(made, folder, config, of_class.names)
-        named = {**of_class.names, **special_tokens(folder, config)}
         if of_class.frames:
+            named = {**of_class.names, **special_tokens(folder, config)}
             put_around(made, text_of(named["cls_token"]), text_of(named["sep_token"]))
         else:
-            around = (
-                text_of(named.get(f"{end}_token")) if config.get(f"add_{end}_token") is True else None for end in _ENDS
-            )
-            put_around(made, *around)
+            add_ends(made, folder, config, of_class.names)
         backend = TokenizersBackend(made)
         backend.decode(backend.encode("a", add_special_tokens=True), skip_special_tokens=False)
         return backend

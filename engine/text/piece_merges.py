@@ -7,12 +7,18 @@ is a piece itself, and no two pieces have equal scores. Runs of spaces may: they
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from math import isnan
 
 from tokenizers import AddedToken
 
 from .sentencepiece_model import BPE, BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, SentencePieceModel
+
+
+def pairs_of(name: str, symbols: Container[str]) -> list[tuple[str, str]]:
+    """The pairs of symbols that make a piece, that of the longest left part first."""
+    cuts = range(len(name) - 1, 0, -1)
+    return [(name[:cut], name[cut:]) for cut in cuts if name[cut:] in symbols and name[:cut] in symbols]
 
 
 class MergedPieces:
@@ -83,11 +89,9 @@ class MergedPieces:
         last: tuple[float, str] | None = None
         tied = set[str]()
         for i in sorted(normal, key=lambda i: (-scores[i], -len(names[i]), i)):
-            name, count = names[i], len(self.merges)
-            for cut in range(len(name) - 1, 0, -1):
-                if (right := name[cut:]) in symbols and (left := name[:cut]) in symbols:
-                    self.merges.append((left, right))
-            if len(self.merges) > count:
+            name, pairs = names[i], pairs_of(names[i], symbols)
+            self.merges += pairs
+            if pairs:
                 if last is not None and last[0] == scores[i]:
                     tied |= {last[1], name}
                 last = scores[i], name

@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from ..errors import ModelError
 from ..files.reading import is_there
-from .added_tokens import add_tokens, listed_tokens, put_around, special_tokens, text_of
+from .added_tokens import add_ends, add_tokens, listed_tokens, put_around, special_tokens, text_of
 from .piece_merges import MergedPieces
 from .sentencepiece_model import CONTROL, UNIGRAM, UNKNOWN, USER_DEFINED, SentencePieceModel, read_sentencepiece_model
 from .tokenizer_backends import SentencePieceBackend, TokenizerBackend, TokenizersBackend, reading_tokenizer
@@ -97,12 +97,8 @@ def _merged(
     # What a file says of a piece with spaces is about texts whose spaces are such characters already.
     special = {token.content for token in added.values() if token.special}
     made.add_tokens([AddedToken(piece, special=piece in special, normalized=True) for piece in spaced])
-    named = special_tokens(path.parent, config)
-    put_around(
-        made,
-        text_of(named.get("bos_token", model.control(model.bos_piece))) if config.get("add_bos_token", True) else None,
-        text_of(named.get("eos_token", model.control(model.eos_piece))) if config.get("add_eos_token", False) else None,
-    )
+    named = {"bos_token": model.control(model.bos_piece), "eos_token": model.control(model.eos_piece)}
+    add_ends(made, path.parent, config, named, begins=True)
     return made
 
 

@@ -22,6 +22,7 @@ from .added_tokens import tokenizer_class
 from .byte_level import load_byte_level
 from .detokenizer import BytesDetokenizer, Detokenizer, WindowDetokenizer
 from .sentencepieces import SENTENCEPIECE_MODELS, load_sentencepieces, sentencepiece_file
+from .tiktoken_ranks import load_tiktoken
 from .tokenizer_backends import (
     TokenizerBackend,
     TokenizersBackend,
@@ -213,6 +214,8 @@ def _backend(folder: Path, config: Mapping[str, Any]) -> TokenizerBackend:
         return TokenizersBackend.load(path)
     name = tokenizer_class(folder, config)
     if (found := sentencepiece_file(folder)) and (made := load_sentencepieces(found, config, name)):
+        return made
+    if made := load_tiktoken(folder, config):
         return made
     if any(any(folder.glob(name)) for name in _MISTRAL_FILES):
         raise ModelError(

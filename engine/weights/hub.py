@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 # What serving needs. Pickles only where nothing else has the weights; not the copies in other formats that many
 # repositories have in subfolders, nor the unsharded duplicate that some keep beside the shards.
 _PIECES = ["tokenizer.model", "tokenizer.model.v*", "spiece.model", "sentencepiece.bpe.model", "spm.model"]
-_WANTED = ["*.json", "*.jinja", "*.txt", *_PIECES]
+_WANTED = ["*.json", "*.jinja", "*.txt", *_PIECES, "tiktoken.model"]
 _WEIGHTS = ["*.safetensors"]
 _INDEX = "model.safetensors.index.json"
 _UNWANTED = ["*/*", "consolidated*.safetensors"]

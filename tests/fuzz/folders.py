@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import struct
@@ -139,6 +140,10 @@ SENTENCEPIECE_CONFIG: dict[str, Any] = {
 }  # fmt: skip
 
 
+RANKS = b"".join(base64.b64encode(bytes([byte])) + b" %d\n" % byte for byte in range(256))
+TIKTOKEN_CONFIG = json.dumps({"auto_map": {"AutoTokenizer": ["tokenization_kimi.TikTokenTokenizer", None]}}).encode()
+
+
 def pytorch_file() -> bytes:
     """A file of one tensor, as torch.save writes it."""
     storage = b"(X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\0\0\x000X\x03\0\0\0cpuK\x02tQ"
@@ -168,6 +173,14 @@ FOLDERS: dict[str, Harness] = {
     ),
     "vocabulary": Harness(
         in_folder(lambda data: {"vocab.json": data, "merges.txt": b"h i\n"}, use_byte_level), [VOCABULARY]
+    ),
+    "tiktoken": Harness(
+        in_folder(
+            lambda data: {"tiktoken.model": RANKS + data, "tokenizer_config.json": TIKTOKEN_CONFIG},
+            use_tokenizer,
+            names_files=True,
+        ),
+        [b"aGk= 256\nIGhp 257\n"],
     ),
     "merges": Harness(
         in_folder(lambda data: {"vocab.json": VOCABULARY, "merges.txt": data}, use_byte_level),

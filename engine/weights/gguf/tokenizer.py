@@ -11,6 +11,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, processors
 from ...errors import ModelError
 from ...files.reading import MAX_TEMPLATE_BYTES
 from ...files.wording import shown
+from ...text.splitting import SPLITTINGS
 from ...text.tokenizer import ChatTemplate, Tokenizer
 from ...text.tokenizer_backends import (
     SentencePieceBackend,
@@ -20,7 +21,6 @@ from ...text.tokenizer_backends import (
 )
 from .fields import Fields
 from .reader import GgufFile
-from .splitting import SPLITTINGS
 
 _SPACE = "\u2581"  # how SentencePiece writes a space
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6

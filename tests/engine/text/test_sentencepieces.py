@@ -277,7 +277,7 @@ def test_words_are_split_as_by_sentencepiece(tmp_path: Path) -> None:
     """Where the two normalize alike: the tokenizers library looks at a few characters at once otherwise."""
     oracle = sentencepiece.SentencePieceProcessor(model_proto=words())
     tokenizer = write_as("spiece.model", tmp_path, words(), T5)
-    for text in (*TEXT[:5], "  the tide\n\n turns ", "１２ ﬁ ½", ""):
+    for text in (*TEXT[:5], "  the tide\n\n turns ", "\uff11\uff12 ﬁ ½", ""):
         assert tokenizer.encode(text) == [*oracle.EncodeAsIds(text), oracle.eos_id()]
 
 

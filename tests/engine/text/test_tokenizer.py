@@ -157,6 +157,9 @@ def test_sentencepiece_models_obey_add_bos_token(tmp_path: Path, spm: bytes) -> 
     assert [tokenizer.id_to_token(i) for i in (ids[0], ids[-1])] == ["▁T", "</s>"]
 
 
+NAMES = {"eos_token": "</s>", "unk_token": "</s>", "pad_token": "<pad>"}
+MASK = {"content": "<|im_start|>", "lstrip": True, "__type": "AddedToken"}
+FRAME = {"bos_token": "<s>", "cls_token": "<s>", "sep_token": "</s>", "mask_token": MASK}
 BYTE_LEVEL: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"tokenizer_class": "GPT2Tokenizer", "eos_token": "</s>", "bos_token": "<s>", "unk_token": "</s>"}, {}),
     (
@@ -177,6 +180,25 @@ BYTE_LEVEL: list[tuple[dict[str, Any], dict[str, Any]]] = [
         {"tokenizer_class": "GPT2Tokenizer", "eos_token": "</s>", "bos_token": "<s>", "unk_token": "</s>"},
         {"special_tokens_map.json": {"additional_special_tokens": ["<|im_start|>", "<|late|>"]}},
     ),
+    (
+        {"tokenizer_class": "GPT2Tokenizer", "add_bos_token": True, "add_eos_token": True, **NAMES, "bos_token": "<s>"},
+        {},
+    ),
+    (
+        {
+            "tokenizer_class": "Qwen2TokenizerFast",
+            **NAMES,
+            "added_tokens_decoder": {
+                "400": {"content": "<|new|>", "special": True, "__type": "AddedToken"},
+                "401": {"content": "<|more|>", "special": False, "__type": "AddedToken"},
+            },
+        },
+        {},
+    ),
+    ({"add_prefix_space": True, **NAMES}, {"config.json": {"model_type": "qwen3"}}),
+    ({"tokenizer_class": "RobertaTokenizer", **NAMES, **FRAME}, {}),
+    ({**NAMES, **FRAME, "add_prefix_space": True}, {"config.json": {"model_type": "roberta"}}),
+    ({"tokenizer_class": "BartTokenizer", **NAMES, **FRAME}, {}),
 ]
 
 
@@ -184,7 +206,10 @@ BYTE_LEVEL: list[tuple[dict[str, Any], dict[str, Any]]] = [
 def test_vocabularies_with_merges_are_read_as_by_transformers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], files: dict[str, Any]
 ) -> None:
-    """OPT and older GPT-2 folders have a vocabulary and merges, and no tokenizer.json."""
+    """OPT, older GPT-2, Qwen and RoBERTa folders have a vocabulary and merges, and no tokenizer.json.
+
+    transformers takes seconds to import.
+    """
     transformers = pytest.importorskip("transformers")
     save("byte-level", tmp_path)
     whole = tmp_path / "tokenizer.json"
@@ -198,7 +223,13 @@ def test_vocabularies_with_merges_are_read_as_by_transformers(
     monkeypatch.setitem(sys.modules, "transformers", None)
     tokenizer = Tokenizer.load(tmp_path)
     assert tokenizer.vocab_size == len(oracle)
-    for text in (*TEXT[:5], " The  tide", "<s>a</s> b<pad><|im_start|> c <|new|><|late|><|more|>d", ""):
+    for text in (
+        *TEXT[:5],
+        " The  tide",
+        "IT'S e\u0301 12345\n\n  x\r\n",
+        "<s>a</s> b<pad><|im_start|> c <|new|><|late|><|more|>d",
+        "",
+    ):
         ids = tokenizer.encode(text)
         assert ids == oracle.encode(text), text
         assert tokenizer.encode(text, add_special_tokens=False) == oracle.encode(text, add_special_tokens=False)

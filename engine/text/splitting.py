@@ -1,4 +1,4 @@
-"""How a text is cut into pieces before merges: what `tokenizer.ggml.pre` means.
+"""How a text is cut into pieces before merges, by the names that `tokenizer.ggml.pre` has in GGUF files.
 
 The names: https://github.com/ggml-org/llama.cpp/blob/master/src/llama-vocab.cpp. The patterns are those of the models'
 own tokenizer.json.
@@ -21,7 +21,7 @@ class Splitting(NamedTuple):
     nfc: bool = False
     begins: bool = False  # texts begin with bos where the file does not say
 
-    def pre_tokenizer(self) -> pre_tokenizers.PreTokenizer:
+    def pre_tokenizer(self, add_prefix_space: bool = False) -> pre_tokenizers.PreTokenizer:
         """What cuts texts, and writes their bytes as the characters that byte-level vocabularies have."""
         steps: list[pre_tokenizers.PreTokenizer] = []
         if self.punctuation:
@@ -29,7 +29,7 @@ class Splitting(NamedTuple):
         if self.digits:
             steps.append(pre_tokenizers.Digits(individual_digits=True))
         steps += [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in self.patterns]
-        steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not self.patterns))
+        steps.append(pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space, use_regex=not self.patterns))
         if self.punctuation:
             steps.append(pre_tokenizers.Digits(individual_digits=False))
             steps.append(pre_tokenizers.Split(Regex("[0-9][0-9][0-9]"), "isolated"))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tidewheel.engine.weights.gguf.splitting import SPLITTINGS
+from tidewheel.engine.text.splitting import SPLITTINGS
 
 regex = pytest.importorskip("regex")
 
