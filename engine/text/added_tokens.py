@@ -85,14 +85,19 @@ def add_tokens(
                 f"{folder}: the added token {shown(token.content)} cannot have the id {number}, which "
                 f"tokenizer_config.json or {_ADDED} gives it"
             )
+    tokens, guessed = named_tokens(folder, config, names or {})
+    made.add_tokens([t for t in tokens if t.content not in guessed or made.token_to_id(t.content) is not None])
+
+
+def named_tokens(
+    folder: Path, config: Mapping[str, Any], names: Mapping[str, str]
+) -> tuple[list[AddedToken], set[str]]:
+    """The special tokens, and those of them that no file names: they are the guess of a class, and may not be there."""
     special = special_tokens(folder, config)
     further = [one for name in _FURTHER if isinstance(texts := special.get(name), list) for one in texts]
-    own = names or {}
-    named = [*(special.get(name, own.get(name)) for name in _SPECIAL), *further]
-    # Nothing is added that no file has: the names of a class are its guess.
-    guessed = {*own.values()} - {text_of(value) for value in (*special.values(), *further)}
-    tokens = [token for token in map(_token, named) if token is not None]
-    made.add_tokens([t for t in tokens if t.content not in guessed or made.token_to_id(t.content) is not None])
+    named = [*(special.get(name, names.get(name)) for name in _SPECIAL), *further]
+    guessed = {*names.values()} - {text_of(value) for value in (*special.values(), *further)}
+    return [token for token in map(_token, named) if token is not None], guessed
 
 
 def add_ends(

@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from ..errors import ModelError
 from ..files.reading import is_there
-from .added_tokens import add_ends, add_tokens, listed_tokens, put_around, special_tokens, text_of
+from .added_tokens import add_ends, add_tokens, listed_tokens, named_tokens, put_around, special_tokens, text_of
 from .piece_merges import MergedPieces
 from .sentencepiece_model import CONTROL, UNIGRAM, UNKNOWN, USER_DEFINED, SentencePieceModel, read_sentencepiece_model
 from .tokenizer_backends import SentencePieceBackend, TokenizerBackend, TokenizersBackend, reading_tokenizer
@@ -45,11 +45,26 @@ def load_sentencepieces(path: Path, config: Mapping[str, Any], class_name: str |
         else:
             return None
         if made is None:
-            listed = {str(i): {"content": token.content, "special": token.special} for i, token in added.items()}
-            return SentencePieceBackend(path, {**config, "added_tokens_decoder": listed})
+            return SentencePieceBackend(
+                path, {**config, "added_tokens_decoder": _all_added(model, path, config, added)}
+            )
         backend = TokenizersBackend(made)
         backend.decode(backend.encode("a", add_special_tokens=True), skip_special_tokens=False)
         return backend
+
+
+def _all_added(
+    model: SentencePieceModel, path: Path, config: Mapping[str, Any], added: Mapping[int, AddedToken]
+) -> dict[str, dict[str, object]]:
+    """All tokens that a text is searched for, as `added_tokens_decoder` has them."""
+    found = {i: (piece, True) for i, piece in enumerate(model.pieces) if model.kinds[i] in (CONTROL, UNKNOWN)}
+    found |= {i: (token.content, token.special) for i, token in added.items()}
+    ids = {**{piece: i for i, piece in enumerate(model.pieces)}, **{text: i for i, (text, _) in found.items()}}
+    free = max(len(model.pieces), *(i + 1 for i in found))
+    for token in named_tokens(path.parent, config, {})[0]:
+        found[ids.setdefault(token.content, free)] = token.content, True
+        free = max(free, ids[token.content] + 1)
+    return {str(i): {"content": text, "special": special} for i, (text, special) in found.items()}
 
 
 def _merged(

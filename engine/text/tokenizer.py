@@ -14,25 +14,12 @@ from ..files.reading import (
     is_there,
     read_file,
     require_file,
-    require_no_special_files,
 )
 from ..files.wording import shown
-from ..install_hint import install_command
-from .added_tokens import tokenizer_class
-from .byte_level import load_byte_level
 from .detokenizer import BytesDetokenizer, Detokenizer, WindowDetokenizer
-from .sentencepieces import SENTENCEPIECE_MODELS, load_sentencepieces, sentencepiece_file
-from .tiktoken_ranks import load_tiktoken
-from .tokenizer_backends import (
-    TokenizerBackend,
-    TokenizersBackend,
-    load_with_transformers,
-)
+from .tokenizer_backends import TokenizerBackend, TokenizersBackend
 
 _CONTEXT_TOKENS = 8  # of the prompt, for the first piece of output
-_LEGACY_FILES = ("vocab.json", "vocab.txt", "merges.txt", *SENTENCEPIECE_MODELS, "tokenizer_config.json")
-
-_MISTRAL_FILES = ("tekken.json", "tokenizer.model.v*")
 
 SpecialTokens = Mapping[str, str | list[str]]
 ChatTemplate = str | dict[str, str]
@@ -212,25 +199,9 @@ def _backend(folder: Path, config: Mapping[str, Any]) -> TokenizerBackend:
     if is_there(path := folder / "tokenizer.json"):
         require_file(path, MAX_TOKENIZER_BYTES)
         return TokenizersBackend.load(path)
-    name = tokenizer_class(folder, config)
-    if (found := sentencepiece_file(folder)) and (made := load_sentencepieces(found, config, name)):
-        return made
-    if made := load_tiktoken(folder, config):
-        return made
-    if any(any(folder.glob(name)) for name in _MISTRAL_FILES):
-        raise ModelError(
-            f"{folder} has Mistral's own tokenizer alone: --tokenizer-mode mistral reads it, with mistral-common "
-            f"({install_command('mistral')}); or add a tokenizer.json, or name another folder with --tokenizer"
-        )
-    if legacy := [path for name in _LEGACY_FILES if is_there(path := folder / name)]:
-        require_no_special_files(folder)
-        for path in legacy:
-            require_file(path, MAX_TOKENIZER_BYTES)
-        return load_byte_level(folder, config, name) or load_with_transformers(folder)
-    raise ModelError(
-        f"{folder} has no tokenizer: add the model's tokenizer.json (or tokenizer.model) and tokenizer_config.json, "
-        "or name another folder with --tokenizer"
-    )
+    from .other_files import load_other_files  # which most models do not need
+
+    return load_other_files(folder, config)
 
 
 def _special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str | list[str]]:

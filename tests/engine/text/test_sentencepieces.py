@@ -197,6 +197,35 @@ def test_characters_that_are_only_joined_keep_the_ids_of_their_bytes(tmp_path: P
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
+def test_special_tokens_within_texts_are_found_by_either_library(tmp_path: Path) -> None:
+    """Chat templates write them."""
+    model = trained(model_type="unigram", byte_fallback=True)
+    config = {"eos_token": "</s>", "additional_special_tokens": ["<|im_start|>", "the"]}
+    tokenizer = write(tmp_path, model, config, added_tokens={"<tool>": tokens_in(model)})
+    assert is_by_sentencepiece(tokenizer)
+    ids = tokenizer.encode("<s><|im_start|>the<tool></s>", add_special_tokens=False)
+    assert [tokenizer.id_to_token(i) for i in ids] == ["<s>", "<|im_start|>", "the", "<tool>", "</s>"]
+    assert ids[1] == tokenizer.vocab_size - 2 == tokens_in(model) + 1
+    assert tokenizer.decode(ids) == "<tool>"
+
+
+def tokens_in(model: bytes) -> int:
+    return int(sentencepiece.SentencePieceProcessor(model_proto=model).GetPieceSize())
+
+
+@pytest.mark.parametrize("made", [llama, gemma, plain])
+def test_any_tokens_are_streamed_as_they_are_decoded(tmp_path: Path, made: Callable[[], bytes]) -> None:
+    tokenizer = write(tmp_path, made())
+
+    @CHECKED
+    @given(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=20), st.booleans())
+    def check(ids: list[int], skips: bool) -> None:
+        detokenizer = tokenizer.detokenizer(skip_special_tokens=skips)
+        assert "".join([*map(detokenizer.push, ids), detokenizer.flush()]) == tokenizer.decode(ids, skips)
+
+    check()
+
+
 MARKED = [
     "hi <s> the</s>tide <|im_start|>the\n<tool>  wheel <|late|>", "<|im_start|>", "</s>the", "the <unk> é", "", " ",
     "潮車<s>が😀", "a \0 b", "[UNUSED]<|im_start|>the",
@@ -222,7 +251,7 @@ def test_what_the_files_add_is_as_in_transformers(
     It takes seconds to import.
     """
     model = llama()
-    size = sentencepiece.SentencePieceProcessor(model_proto=model).GetPieceSize()
+    size = tokens_in(model)
     config = {"tokenizer_class": "TokenizersBackend", "add_bos_token": True, **config}
     if "added_tokens_decoder" in config:
         config["added_tokens_decoder"] = {str(size + int(i)): t for i, t in config["added_tokens_decoder"].items()}
