@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from ..models.tensor_ref import TensorRef
 from ..models.text_part import text_name
 from ..weights.checkpoint import open_copy
 from ..weights.lora import EMBED, HEAD, LoraAdapter, LowRankUpdate
-from ..weights.stored import Checkpoint, StoredTensor
+from ..weights.stored import StoredTensor
 from ..weights.tensor import DenseTensor, WeightSource, to_float32
 from .biases import BiasDifference, OwnBiases, with_differences
 from .expert_stacks import expert_stacks, orientations, swapped_by_version, unstacked
@@ -137,7 +137,7 @@ class _Reader:
                     f"of its own here; it can have {' and '.join(sorted(last))}. Merge the adapter into its model"
                 )
 
-    def by_module(self, checkpoint: Checkpoint) -> dict[str, _Parts]:
+    def by_module(self, checkpoint: Mapping[str, StoredTensor]) -> dict[str, _Parts]:
         """The tensors of each module, by what is behind its name."""
         found: dict[str, _Parts] = {}
         for name, stored in checkpoint.items():

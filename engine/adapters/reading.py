@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import ModelError
@@ -63,24 +64,28 @@ def packed_bytes(path: Path, itemsize: int) -> int:
     """About what an adapter takes in memory, with `itemsize` bytes for a number. Raises ModelError for one that cannot
     be read.
     """
-    return itemsize * sum(_sizes(path).values())
+    return itemsize * sum(size for _, size in _sizes(path))
 
 
 def load_bytes(path: Path, itemsize: int, copies: int) -> int:
     """About what an adapter takes while it is loaded: as `packed_bytes`, and so many copies of what is read. That is
     the file, and A and B as float32. Raises ModelError for one that cannot be read.
     """
-    sizes = _sizes(path)
-    read = _file(path).stat().st_size + 4 * sum(size for name, size in sizes.items() if ".lora_" in name)
-    return itemsize * sum(sizes.values()) + copies * read
+    total, read = 0, _file(path).stat().st_size
+    for name, size in _sizes(path):
+        total += size
+        read += 4 * size if ".lora_" in name else 0
+    return itemsize * total + copies * read
 
 
-def _sizes(path: Path) -> dict[str, int]:
-    """How many numbers each tensor has. Raises ModelError."""
+def _sizes(path: Path) -> Iterator[tuple[str, int]]:
+    """The names of all tensors, and how many numbers each has. Raises ModelError."""
     file = _gguf_in(path)
-    if file is not None:
-        return {name: math.prod(tensor.shape) for name, tensor in read_gguf_copy(file).tensors.items()}
-    return {name: math.prod(shape) for name, shape in shapes_in(_file(path)).items()}
+    if file is None:
+        shapes = shapes_in(_file(path))
+    else:
+        shapes = ((name, tensor.shape) for name, tensor in read_gguf_copy(file).tensors.items())
+    return ((name, math.prod(shape)) for name, shape in shapes)
 
 
 def _file(path: Path) -> Path:

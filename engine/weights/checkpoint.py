@@ -14,7 +14,7 @@ import math
 import mmap
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -124,10 +124,10 @@ def open_file(path: Path) -> Checkpoint:
         raise _corrupt(path, error) from error
     # Copying tools may give two files equal modification times. The change time cannot be set, so it differs.
     version = (str(path.resolve()), status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-    return _views(path, file, version, _header(path, file))
+    return dict(_Views(path, file, version, _header(path, file)))
 
 
-def open_copy(path: Path) -> Checkpoint:
+def open_copy(path: Path) -> Mapping[str, StoredTensor]:
     """Like `open_file`, of a copy in memory, for an adapter, which somebody may be writing. Raises ModelError."""
     with FileCopy(path) as copy:
         content = copy.content
@@ -139,15 +139,16 @@ def open_copy(path: Path) -> Checkpoint:
             fault = one_line(error)
         if fault is not None:
             raise _at_fault(path, fault)
-        return _views(path, content, copy.version, header)
+        return _Views(path, content, copy.version, header)
 
 
-def shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
-    """The shapes of an adapter's tensors, of which nothing but the header is read. Raises ModelError."""
+def shapes_in(path: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The names and shapes of an adapter's tensors, of which nothing but the header is read. Raises ModelError."""
     length = int.from_bytes(read_part(path, 8), "little")
     try:
         header = tensors_in(read_part(path, 8 + min(length, MAX_HEADER_BYTES + 1))[8:])
-        return {name: tuple(map(int, entry["shape"])) for name, entry in header.items()}
+        for name, entry in header.items():
+            yield name, tuple(map(int, entry["shape"]))
     except (ValueError, AttributeError, TypeError, LookupError) as error:
         raise _at_fault(path, one_line(error)) from error
 
@@ -176,18 +177,33 @@ def _header(path: Path, file: mmap.mmap) -> dict[str, Any]:
     return header
 
 
-def _views(
-    path: Path, file: bytes | mmap.mmap, version: tuple[str, int, int, int], header: dict[str, Any]
-) -> Checkpoint:
-    """The tensors of a well-formed file, of which `header` says where each one lies."""
-    header_bytes = int.from_bytes(file[:8], "little")
-    content = np.frombuffer(file, np.uint8)
-    checkpoint: Checkpoint = {}
-    for name, entry in header.items():
-        start, stop = (8 + header_bytes + offset for offset in entry["data_offsets"])
-        shape = tuple(entry["shape"])
-        checkpoint[name] = StoredTensor(path, version, entry["dtype"], shape, content[start:stop], start)
-    return checkpoint
+class _Views(Mapping[str, StoredTensor]):
+    """The tensors of a well-formed file, of which `header` says where each one lies. A view is made when it is asked
+    for: an adapter's file may have many that its model does not.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        file: bytes | mmap.mmap,
+        version: tuple[str, int, int, int],
+        header: Mapping[str, Mapping[str, Any]],
+    ) -> None:
+        self._path, self._version, self._header = path, version, header
+        self._begin = 8 + int.from_bytes(file[:8], "little")
+        self._content = np.frombuffer(file, np.uint8)
+
+    def __getitem__(self, name: str) -> StoredTensor:
+        entry = self._header[name]
+        start, stop = (self._begin + offset for offset in entry["data_offsets"])
+        data = self._content[start:stop]
+        return StoredTensor(self._path, self._version, entry["dtype"], tuple(entry["shape"]), data, start)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._header)
+
+    def __len__(self) -> int:
+        return len(self._header)
 
 
 def _no_checkpoint(folder: Path, reason: str = "") -> ModelError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from array import array
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -37,16 +38,18 @@ def tensor_at_fault(path: Path, most_header_bytes: int) -> str | None:
 
 def fault_in(header: Mapping[str, Any], size: int) -> str | None:
     """As `tensor_at_fault`, of what a header says of each tensor, for tensors of `size` bytes."""
-    places: list[tuple[int, int, str]] = []
+    names, begins, stops = list[str](), array("Q"), array("Q")
     for name, entry in header.items():
         if fault := _fault_of(entry):
             return f"tensor {shown(name)} {fault}"
-        places.append((*entry["data_offsets"], name))
+        begin, stop = entry["data_offsets"]
+        names.append(name)
+        begins.append(begin)
+        stops.append(stop)
     # Sorted by numpy, which lets other threads run meanwhile.
-    begins, stops = (np.array([place[i] for place in places], np.uint64) for i in (0, 1))
-    order = np.lexsort((stops, begins))
+    order = np.lexsort((np.frombuffer(stops, np.uint64), np.frombuffer(begins, np.uint64)))
     end, before = 0, ""
-    for begin, stop, name in (places[i] for i in order):
+    for begin, stop, name in ((begins[i], stops[i], names[i]) for i in order):
         if begin < end:
             return f"tensors {shown(before)} and {shown(name)} overlap"
         if stop > size:

@@ -1,12 +1,13 @@
 """The header of a safetensors file that a client has named, read a tensor at a time.
 
 `json.loads` and the safetensors library hold the interpreter's lock until they have read a whole header. Of 4 MB they
-take a quarter of a second, in which no stream goes on.
+take a quarter of a second, in which no stream goes on. So does the garbage collector with what they make of it.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from json import JSONDecoder
 from typing import Any
 
@@ -17,22 +18,39 @@ _BLANK = re.compile(r"[ \t\r\n]{0,16}")
 _DECODER = JSONDecoder()
 
 
-def tensors_in(header: bytes) -> dict[str, Any]:
-    """What a header says of each tensor, by name. Raises ValueError if it is not a JSON object, or has long parts."""
+class TensorEntries(Mapping[str, Any]):
+    """What a header says of each tensor, by name. It is kept as text: the garbage collector does not look at texts."""
+
+    def __init__(self, texts: dict[str, str]) -> None:
+        self._texts = texts
+
+    def __getitem__(self, name: str) -> Any:
+        return _DECODER.decode(self._texts[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._texts)
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+
+def tensors_in(header: bytes) -> TensorEntries:
+    """What a header says of each tensor. Raises ValueError if it is not a JSON object, or has long parts."""
     if len(header) > MAX_HEADER_BYTES:
         raise ValueError(f"its header has more than the {MAX_HEADER_BYTES >> 20} MiB that an adapter may have")
     text = header.decode().rstrip()
-    found: dict[str, Any] = {}
+    found: dict[str, str] = {}
     at = _after(text, 0, "{")
     if text[at : at + 1] == "}":
         at += 1
     else:
         while True:
             name, at = _name(text, at)
-            value, at = _value(text, at, _MAX_METADATA if name == _METADATA else _MAX_ENTRY)
+            end = _end(text, at, _MAX_METADATA if name == _METADATA else _MAX_ENTRY)
             if name in found:
                 raise ValueError("its header names a tensor twice")
-            found[name] = value
+            found[name] = text[at:end]
+            at = _blank(text, end)
             if text[at : at + 1] != ",":
                 break
             at = _blank(text, at + 1)
@@ -40,7 +58,7 @@ def tensors_in(header: bytes) -> dict[str, Any]:
     if at != len(text):
         raise ValueError("there is something behind its header")
     found.pop(_METADATA, None)
-    return found
+    return TensorEntries(found)
 
 
 def _name(text: str, at: int) -> tuple[str, int]:
@@ -50,12 +68,12 @@ def _name(text: str, at: int) -> tuple[str, int]:
     return name, _after(text, _blank(text, at + length), ":")
 
 
-def _value(text: str, at: int, most: int) -> tuple[Any, int]:
+def _end(text: str, at: int, most: int) -> int:
+    """Where the value ends that begins there."""
     try:
-        value, length = _DECODER.raw_decode(text[at : at + most])
+        return at + _DECODER.raw_decode(text[at : at + most])[1]
     except RecursionError as error:
         raise ValueError("its header is nested too deeply") from error
-    return value, _blank(text, at + length)
 
 
 def _after(text: str, at: int, mark: str) -> int:

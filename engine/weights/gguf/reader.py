@@ -37,6 +37,8 @@ _MAX_DIMS, _MAX_ELEMENT_BITS = 4, 48
 # Several times what the largest known models need. All of it is read, most of it for the tokenizer.
 _MAX_METADATA_BYTES = MAX_TOKENIZER_BYTES
 _MAX_KEYS, MAX_TENSORS, _MAX_STRINGS = 1 << 16, 1 << 18, 1 << 21
+# An adapter has no tokenizer, and the matrices of all experts of a layer in one tensor.
+_ADAPTER_METADATA_BYTES, _ADAPTER_TENSORS = 16 << 20, 1 << 14
 _MAX_NAME = 1 << 10  # bytes of a key or a tensor's name
 _LEAST_KEY, _LEAST_TENSOR = 8 + 4 + 1, 8 + 4 + 4 + 8  # bytes
 
@@ -176,14 +178,20 @@ def read_gguf(path: Path) -> GgufFile:
 
 
 def read_gguf_copy(path: Path) -> GgufFile:
-    """Like `read_gguf`, of a copy in memory, for a file that somebody may be writing. Raises ModelError."""
+    """Like `read_gguf`, of a copy in memory, for an adapter, which somebody may be writing. Raises ModelError."""
     with FileCopy(path) as copy:
-        return _parsed(path, copy.content, copy.version)
+        return _parsed(path, copy.content, copy.version, _ADAPTER_METADATA_BYTES, _ADAPTER_TENSORS)
 
 
-def _parsed(path: Path, content: bytes | mmap.mmap, version: tuple[str, int, int, int]) -> GgufFile:
-    cursor = _Cursor(path, content)
-    num_tensors, num_keys = _header(cursor)
+def _parsed(
+    path: Path,
+    content: bytes | mmap.mmap,
+    version: tuple[str, int, int, int],
+    most_metadata: int = _MAX_METADATA_BYTES,
+    most_tensors: int = MAX_TENSORS,
+) -> GgufFile:
+    cursor = _Cursor(path, content, most_metadata)
+    num_tensors, num_keys = _header(cursor, most_tensors)
     metadata = _metadata(cursor, num_keys)
     alignment = metadata.get("general.alignment", 32)
     if type(alignment) is not int or not 1 <= alignment <= 1 << 20 or alignment & (alignment - 1):
@@ -194,9 +202,9 @@ def _parsed(path: Path, content: bytes | mmap.mmap, version: tuple[str, int, int
 class _Cursor:
     """Reads the metadata front to back. Every read is checked against the end first."""
 
-    def __init__(self, path: Path, content: bytes | mmap.mmap) -> None:
+    def __init__(self, path: Path, content: bytes | mmap.mmap, most_bytes: int) -> None:
         self.path, self.content, self.at = path, content, 0
-        self._end = min(len(content), _MAX_METADATA_BYTES)
+        self._end = min(len(content), most_bytes)
 
     def error(self, what: str) -> ModelError:
         return ModelError(f"{self.path} is not a GGUF file that can be read: {what}")
@@ -209,7 +217,7 @@ class _Cursor:
         """Where the next `count` bytes begin."""
         if count > self.left:
             if self._end < len(self.content):
-                raise self.error(f"its metadata takes more than {_MAX_METADATA_BYTES >> 20} MiB")
+                raise self.error(f"its metadata takes more than {self._end >> 20} MiB")
             raise self.error(f"it ends within {what}, it may be truncated")
         start = self.at
         self.at += count
@@ -243,7 +251,7 @@ class _Cursor:
             raise self.error(f"{what} is not UTF-8") from error
 
 
-def _header(cursor: _Cursor) -> tuple[int, int]:
+def _header(cursor: _Cursor, most_tensors: int) -> tuple[int, int]:
     if cursor.content[:4] in _OLDER_MAGICS:
         raise ModelError(f"{cursor.path} is in a format that was before GGUF: convert the original model again")
     if cursor.content[:4] != MAGIC:
@@ -257,7 +265,7 @@ def _header(cursor: _Cursor) -> tuple[int, int]:
                 "package makes of it"
             )
         raise cursor.error(f"it has version {version}; supported are 2 and 3: convert the original model again")
-    num_tensors = cursor.count("tensors", 0, MAX_TENSORS)
+    num_tensors = cursor.count("tensors", 0, most_tensors)
     num_keys = cursor.count("keys", _LEAST_KEY, _MAX_KEYS)
     return num_tensors, num_keys
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from tidewheel.engine.adapters.peft_folder import read_peft_folder
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.models import describe
+from tidewheel.engine.weights.checkpoint import open_copy
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
@@ -223,6 +225,17 @@ def _with_header(folder: Path, header: bytes, data: bytes = b"") -> Path:
 def test_hostile_headers_are_refused(tmp_path: Path, header: bytes, words: str) -> None:
     with pytest.raises(ModelError, match=words):
         read(_with_header(tmp_path, header, b"\0" * 8))
+
+
+def test_a_header_of_many_tensors_leaves_the_garbage_collector_nothing_to_look_at(tmp_path: Path) -> None:
+    """It holds the interpreter's lock while it looks at all that is there."""
+    one = b'"%d": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}'
+    folder = _with_header(tmp_path, b"{" + b",".join(one % i for i in range(20_000)) + b"}")
+    before = len(gc.get_objects())
+    opened = open_copy(folder / "adapter_model.safetensors")
+    assert len(opened) == 20_000
+    assert len(gc.get_objects()) < before + 1000
+    refused(folder, "'0' is not an A or B")
 
 
 def test_a_header_may_have_spaces_and_metadata(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,21 @@ def test_files_that_do_not_fit_are_refused_in_one_sentence(tmp_path: Path, chang
         read_adapter(file, describe(LLAMA), 16)
     assert all(word in str(failure.value) for word in [str(file), *words])
     assert "\n" not in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    ("counts", "words"),
+    [
+        ((2**14 + 1, 0), "more than 16384 tensors"),
+        ((0, 1), "metadata takes more than 16 MiB"),
+    ],
+)
+def test_an_adapter_is_no_model(tmp_path: Path, counts: tuple[int, int], words: str) -> None:
+    """All of what a file says of itself is read, so an adapter may say less than a model."""
+    said = struct.pack("<4sIQQ", b"GGUF", 3, *counts) + struct.pack("<Q1sIQ", 1, b"a", 8, 2**24)
+    (tmp_path / "adapter.gguf").write_bytes(said + b"a" * 2**24)
+    with pytest.raises(ModelError, match=words):
+        read_adapter(tmp_path / "adapter.gguf", describe(LLAMA), 16)
 
 
 def test_a_folder_with_several_files_has_to_be_told_apart(tmp_path: Path) -> None:
