@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -87,7 +88,7 @@ def read_peft_folder(
 
 def require_folder(path: Path) -> None:
     """Raises ModelError unless `path`, which is no GGUF file, is a folder."""
-    if not path.is_dir():
+    if not os.path.isdir(path):
         wrong = "is neither a folder nor a .gguf file" if is_there(path) else "does not exist"
         raise ModelError(f"{path} {wrong}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -99,7 +100,7 @@ def _file(path: Path) -> Path:
 
 def _gguf_in(path: Path) -> Path | None:
     """The GGUF file that `path` is or has; None for a folder of peft, and for nothing."""
-    if not path.is_dir():
+    if not os.path.isdir(path):  # unlike `is_dir`, of names that are too long too
         return path if path.suffix == ".gguf" else None
     if is_there(path / CONFIG):
         return None

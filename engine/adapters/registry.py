@@ -211,7 +211,7 @@ class LoraRegistry:
         if self._folder is None or _NAME_OF_A_FOLDER.fullmatch(name) is None:
             return None
         path = self._folder / name
-        return LoraModule(name, str(path)) if path.is_dir() else None
+        return LoraModule(name, str(path)) if os.path.isdir(path) else None
 
     def _lend(self, entry: _Entry, lora: Lora) -> LoraLease:
         entry.users += 1

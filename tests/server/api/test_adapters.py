@@ -227,6 +227,7 @@ def test_downloads_stop_no_answers_and_are_bounded(server: ServerProcess, hub: F
         ("base", "seed-0", "names a model already"),
         ("other", "broken", "not finite"),
         ("other", "nowhere", "nowhere does not exist"),
+        ("other", "n" * 300, "cannot be read: File name too long"),
         ("", "seed-0", "must not be empty"),
         ("a" * 257, "seed-0", "lora_name must have at most 256 characters"),
         ("a\nERROR forged", "seed-0", "lora_name must have printable characters alone"),
