@@ -27,15 +27,18 @@ class HealthWatch:
         self._process.start()
         other.close()
         self._receive()  # it has begun
+        self.asked: list[float] = []  # when each was, on `perf_counter`; known after `stop`
 
     def stop(self) -> list[float]:
         """The latencies of all answers in milliseconds. Raises httpx.HTTPError if one failed, or was not 200."""
         self._connection.send(None)
-        return self._receive()
+        asked = self._receive()
+        self.asked = list(asked)
+        return list(asked.values())
 
-    def _receive(self) -> list[float]:
+    def _receive(self) -> dict[float, float]:
         try:
-            result: list[float] | httpx.HTTPError = self._connection.recv()
+            result: dict[float, float] | httpx.HTTPError = self._connection.recv()
         except EOFError:
             raise httpx.TransportError("the process that asks /health has ended") from None
         if isinstance(result, httpx.HTTPError):
@@ -44,7 +47,7 @@ class HealthWatch:
 
 
 def _ask(base_url: str, headers: Mapping[str, str], interval_s: float, asked_by: Connection) -> None:
-    latencies: list[float] = []
+    latencies: dict[float, float] = {}
     with contextlib.suppress(OSError):  # who may not waits for a processor at times, which counts as the server's time
         os.setpriority(os.PRIO_PROCESS, 0, _PRIORITY)
     asked_by.send(latencies)
@@ -53,7 +56,7 @@ def _ask(base_url: str, headers: Mapping[str, str], interval_s: float, asked_by:
             while not asked_by.poll(interval_s):
                 asked = time.perf_counter()
                 client.get("/health").raise_for_status()
-                latencies.append((time.perf_counter() - asked) * 1e3)
+                latencies[asked] = (time.perf_counter() - asked) * 1e3
         asked_by.send(latencies)
     except httpx.HTTPError as error:
         # As text: an exception with a request in it does not travel.

@@ -6,45 +6,23 @@ them are 503 and 504: a client's mistake must not become a failure of the server
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-REFUSED = frozenset({400})
-# A server may be able to serve the request, or may be overloaded.
-SERVED_OR_REFUSED = frozenset({200, 400, 413, 429, 503, 504})
-TOO_LARGE = frozenset({400, 413})
+from attack import CHAT, COMPLETIONS, REFUSED, SERVED_OR_REFUSED, TOO_LARGE, Attack, Kinds, Wire, new_word
 
-_JSON = "application/json"
-_CHAT, _COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 _OVER_LIMIT = 17 * 2**20  # bytes, more than the default of --max-body-size
 _ASK: Mapping[str, Any] = {"prompt": "a", "max_tokens": 2}
 
 
-class Attack(NamedTuple):
-    """What a hostile client sends, and the statuses that it may be answered with.
-
-    One that `reads` nothing hangs up a while later; one that `half_closes` says that it will send no more.
-    """
-
-    name: str
-    sent: bytes
-    allowed: frozenset[int]
-    reads: bool = True
-    half_closes: bool = False
-
-
 class Attacks:
-    """Attacks on a server at `host`. `size` is that of the largest bodies, in bytes."""
+    """All attacks: those on what is generated, and `more`. `size` is that of the largest bodies, in bytes."""
 
-    def __init__(self, host: str, api_key: str | None = None, size: int = 16_000_000) -> None:
-        self._size = size
-        self._head = f"host: {host}\r\nconnection: close\r\n"
-        if api_key:
-            self._head += f"authorization: Bearer {api_key}\r\n"
+    def __init__(self, wire: Wire, size: int = 16_000_000, more: Kinds = ()) -> None:
+        self._wire, self._size = wire, size
         # Large bodies are few: sending them takes the client as long as the server.
-        self._kinds: Sequence[tuple[float, Callable[[random.Random], Attack]]] = (
+        self._kinds: Kinds = (
             (8, self._deep_schema),
             (8, self._deep_grammar),
             (4, self._exponential_schema),
@@ -69,6 +47,8 @@ class Attacks:
             (1, self._stopped_body),
             (8, self._strange_address),
             (2, self._many_parts),
+            (2, self._many_answers),
+            *more,
         )
 
     def pick(self, rng: random.Random) -> Attack:
@@ -82,7 +62,7 @@ class Attacks:
         return [make(rng) for _, make in self._kinds]
 
     def _deep_schema(self, rng: random.Random) -> Attack:
-        length, salt = rng.randint(100, 3000), _salt(rng)
+        length, salt = rng.randint(100, 3000), new_word(rng)
         following: Callable[[str], dict[str, Any]] = rng.choice((
             lambda ref: {"type": "object", "properties": {salt: {"$ref": ref}}, "required": [salt]},
             lambda ref: {"$ref": ref},
@@ -91,10 +71,10 @@ class Attacks:
             lambda ref: {"anyOf": [{"$ref": ref}, {"type": "null"}]},
         ))  # fmt: skip
         schema = {**_chain(length, following), "title": salt}
-        return self._post("deep schema", _COMPLETIONS, {**_ASK, "guided_json": schema}, SERVED_OR_REFUSED)
+        return self._wire.post("deep schema", COMPLETIONS, {**_ASK, "guided_json": schema}, SERVED_OR_REFUSED)
 
     def _deep_tools(self, rng: random.Random) -> Attack:
-        salt = _salt(rng)
+        salt = new_word(rng)
         schema = _chain(rng.randint(100, 2000), lambda ref: {"type": "object", "properties": {salt: {"$ref": ref}}})
         body = {
             "messages": [{"role": "user", "content": "go"}],
@@ -102,30 +82,30 @@ class Attacks:
             "tool_choice": "required",
             "max_tokens": 4,
         }
-        return self._post("deep tools", _CHAT, body, SERVED_OR_REFUSED)
+        return self._wire.post("deep tools", CHAT, body, SERVED_OR_REFUSED)
 
     def _deep_grammar(self, rng: random.Random) -> Attack:
-        length, salt = rng.randint(1000, 8000), _salt(rng)
+        length, salt = rng.randint(1000, 8000), new_word(rng)
         if rng.random() < 0.5:
             rules = [f"r{i}: r{i + 1}" for i in range(length)]
             grammar = "\n".join(["start: r0", *rules, f'r{length}: "{salt}"'])
         else:
             rules = [f"r{i} ::= r{i + 1}" for i in range(length)]
             grammar = "\n".join(["root ::= r0", *rules, f'r{length} ::= "{salt}"'])
-        return self._post("deep grammar", _COMPLETIONS, {**_ASK, "guided_grammar": grammar}, SERVED_OR_REFUSED)
+        return self._wire.post("deep grammar", COMPLETIONS, {**_ASK, "guided_grammar": grammar}, SERVED_OR_REFUSED)
 
     def _exponential_schema(self, rng: random.Random) -> Attack:
         definitions: dict[str, Any] = {
             f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}, {"$ref": f"#/$defs/d{i + 1}"}]} for i in range(30)
         }
         definitions["d30"] = {"type": "string"}
-        schema = {"properties": {_salt(rng): {"$ref": "#/$defs/d0"}}, "$defs": definitions}
+        schema = {"properties": {new_word(rng): {"$ref": "#/$defs/d0"}}, "$defs": definitions}
         tag = {"type": "structural_tag", "format": {"type": "qwen_xml_parameter", "json_schema": schema}}
         body = {"messages": [{"role": "user", "content": "go"}], "max_tokens": 2, "response_format": tag}
-        return self._post("exponential schema", _CHAT, body, SERVED_OR_REFUSED)
+        return self._wire.post("exponential schema", CHAT, body, SERVED_OR_REFUSED)
 
     def _large_grammar(self, rng: random.Random) -> Attack:
-        salt = _salt(rng)
+        salt = new_word(rng)
         field, value = rng.choice((
             ("guided_choice", [f"{salt}{i}" for i in range(rng.choice((2001, 20_000)))]),
             ("guided_json", {"type": "object", "properties": {f"{salt}{i}": {} for i in range(600)}}),
@@ -133,133 +113,134 @@ class Attacks:
             ("guided_regex", "(" * 5000 + salt + ")" * 5000),
             ("guided_regex", f"{salt}(x+x+)+y" * 50),
         ))  # fmt: skip
-        return self._post("large grammar", _COMPLETIONS, {**_ASK, field: value}, SERVED_OR_REFUSED)
+        return self._wire.post("large grammar", COMPLETIONS, {**_ASK, field: value}, SERVED_OR_REFUSED)
 
     def _slow_regex(self, rng: random.Random) -> Attack:
-        regex = f"{_salt(rng)}|(a|b)*a(a|b){{{rng.randint(8, 24)}}}"
+        regex = f"{new_word(rng)}|(a|b)*a(a|b){{{rng.randint(8, 24)}}}"
         body = {**_ASK, "max_tokens": 24, "guided_regex": regex}
-        return self._post("slow regex", _COMPLETIONS, body, SERVED_OR_REFUSED)
+        return self._wire.post("slow regex", COMPLETIONS, body, SERVED_OR_REFUSED)
 
     def _too_many_logprobs(self, rng: random.Random) -> Attack:
-        prompts = [f"{_salt(rng)} " * 200] * 150
+        prompts = [f"{new_word(rng)} " * 200] * 150
         body = {"prompt": prompts, "max_tokens": 1, "prompt_logprobs": 20, "logprobs": 20, "n": 8}
-        return self._post("too many logprobs", _COMPLETIONS, body, REFUSED)
+        return self._wire.post("too many logprobs", COMPLETIONS, body, REFUSED)
 
     def _wrong_content_type(self, rng: random.Random) -> Attack:
         kind = rng.choice(("text/plain", "application/octet-stream", "multipart/form-data; boundary=x"))
-        path = rng.choice((_COMPLETIONS, _CHAT, "/v1/messages", "/v1/responses", "/tokenize"))
-        return self._post("wrong content type", path, _ASK, frozenset({415}), content_type=kind)
+        path = rng.choice((COMPLETIONS, CHAT, "/v1/messages", "/v1/responses", "/tokenize"))
+        return self._wire.post("wrong content type", path, _ASK, frozenset({415}), content_type=kind)
 
     def _no_version(self, rng: random.Random) -> Attack:
         line = rng.choice(("GET /health", "GET /health HTTP/7.3", "POST /v1/completions", "GET"))
         return Attack("no version", f"{line}\r\n\r\n".encode(), REFUSED)
 
     def _half_closed(self, rng: random.Random) -> Attack:
-        attack = self._post("half closed", _COMPLETIONS, {**_ASK, "prompt": _salt(rng)}, frozenset({200}))
+        attack = self._wire.post("half closed", COMPLETIONS, {**_ASK, "prompt": new_word(rng)}, frozenset({200}))
         return attack._replace(half_closes=True)
 
     def _pipelined(self, rng: random.Random) -> Attack:
-        one = f"GET /v1/models HTTP/1.1\r\n{self._head.replace('close', 'keep-alive')}\r\n".encode()
+        one = f"GET /v1/models HTTP/1.1\r\n{self._wire.head.replace('close', 'keep-alive')}\r\n".encode()
         return Attack("pipelined", one * rng.randint(1000, 10_000), frozenset({200}), reads=False)
 
     def _bad_field(self, rng: random.Random) -> Attack:
         fields: Sequence[dict[str, Any]] = (
             {"logit_bias": {"abc": 1}}, {"n": 10**9}, {"max_tokens": -1}, {"temperature": "hot"}, {"seed": 2**70},
             {"stop": ["x"] * 1000}, {"bad_words": ["a" * 10_000]}, {"top_k": 1.5}, {"prompt": [[-1]]},
-            {"stream_options": {_salt(rng) * 100: 1}}, {"n_predict": 1}, {"allowed_token_ids": []},
-            {"model": _salt(rng) * 1000},
+            {"stream_options": {new_word(rng) * 100: 1}}, {"n_predict": 1}, {"allowed_token_ids": []},
+            {"model": new_word(rng) * 1000},
         )  # fmt: skip
-        return self._post("bad field", _COMPLETIONS, {**_ASK, **rng.choice(fields)}, frozenset({400, 404}))
+        return self._wire.post("bad field", COMPLETIONS, {**_ASK, **rng.choice(fields)}, frozenset({400, 404}))
 
     def _deep_json(self, rng: random.Random) -> Attack:
         opening, closing = rng.choice(((b"[", b"]"), (b'{"a":', b"}")))
         depth = rng.randint(1000, 100_000)
         content = b'{"prompt": "a", "metadata": ' + opening * depth + b"1" + closing * depth + b"}"
-        return Attack("deep json", self._request(_COMPLETIONS, content), SERVED_OR_REFUSED)
+        return Attack("deep json", self._wire.request(COMPLETIONS, content), SERVED_OR_REFUSED)
 
     def _own_template(self, rng: random.Random) -> Attack:
         template = rng.choice((
             "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
             "{{ 'a' * 10000000000 }}",
             "{{ strftime_now('%Y' * 1000000) }}",
+            "{% set a = 'a' * 99999 %}" + "{% set a = a ~ a %}" * 40 + "{{ a }}",
+            "{% set a = [1] %}" + "{% set a = [a, a] %}" * 60 + "{{ a }}",
+            "{{ 9 ** (9 ** 9) }}",
+            "{{ '%9999999999d' % 1 }}",
+            "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
         ))  # fmt: skip
         body = {"messages": [{"role": "user", "content": "go"}], "chat_template": template, "max_tokens": 1}
-        return self._post("own template", _CHAT, body, frozenset({400, 429, 503, 504}))
+        return self._wire.post("own template", CHAT, body, frozenset({400, 429, 503, 504}))
 
     def _long_text(self, rng: random.Random) -> Attack:
         cut = b'{"max_tokens": 1, "truncate_prompt_tokens": 5, "prompt": "'
         text = rng.choice(("a", " ", "7", "<|im_start|>", "\u00e9", "\U0001f30a"))
         filled = text.encode() * (self._size // len(text.encode()) - 20)
         path, before, after, allowed = rng.choice((
-            (_CHAT, b'{"messages": [{"role": "user", "content": "', b'"}]}', TOO_LARGE),
-            (_COMPLETIONS, b'{"prompt": "', b'"}', TOO_LARGE),
-            (_COMPLETIONS, cut, b'"}', frozenset({200, 400, 413})),
+            (CHAT, b'{"messages": [{"role": "user", "content": "', b'"}]}', TOO_LARGE),
+            (COMPLETIONS, b'{"prompt": "', b'"}', TOO_LARGE),
+            (COMPLETIONS, cut, b'"}', frozenset({200, 400, 413})),
             ("/tokenize", b'{"prompt": "', b'"}', TOO_LARGE),
         ))  # fmt: skip
-        return Attack("long text", self._request(path, before + filled + after), allowed)
+        return Attack("long text", self._wire.request(path, before + filled + after), allowed)
 
     def _long_key(self, rng: random.Random) -> Attack:
         content = b'{"prompt": "a", "' + b"k" * self._size + b'": 1}'
-        return Attack("long key", self._request(_COMPLETIONS, content), TOO_LARGE)
+        return Attack("long key", self._wire.request(COMPLETIONS, content), TOO_LARGE)
 
     def _many_ids(self, rng: random.Random) -> Attack:
         content = b'{"tokens": [' + b"1," * (self._size // 2 - 20) + b"1]}"
-        return Attack("many ids", self._request("/detokenize", content), TOO_LARGE)
+        return Attack("many ids", self._wire.request("/detokenize", content), TOO_LARGE)
 
     def _many_messages(self, rng: random.Random) -> Attack:
         one = b'{"role":"user","content":"a"},'
         content = b'{"messages": [' + one * (self._size // len(one) - 2) + one[:-1] + b"]}"
-        return Attack("many messages", self._request(_CHAT, content), TOO_LARGE)
+        return Attack("many messages", self._wire.request(CHAT, content), TOO_LARGE)
 
     def _many_values(self, rng: random.Random) -> Attack:
         one = rng.choice((b"[],", b"{},", b'"",', b"[[]],", b"0.5,"))
         content = b'{"prompt": "a", "max_tokens": 1, "metadata": {"a": [' + one * (self._size // len(one) - 30)
-        return Attack("many values", self._request(_COMPLETIONS, content + one[:-1] + b"]}}"), SERVED_OR_REFUSED)
+        return Attack("many values", self._wire.request(COMPLETIONS, content + one[:-1] + b"]}}"), SERVED_OR_REFUSED)
 
     def _many_calls(self, rng: random.Random) -> Attack:
         count = 4096  # calls, and as many results: as many pieces as a conversation may have with their turns
         path, body = rng.choice((("/api/chat", _ollama_calls), ("/v1/responses", _response_calls),
             ("/v1/messages", _message_calls)))  # fmt: skip
-        return self._post("many calls", path, body(count, _salt(rng)), SERVED_OR_REFUSED)
+        return self._wire.post("many calls", path, body(count, new_word(rng)), SERVED_OR_REFUSED)
 
     def _too_large(self, rng: random.Random) -> Attack:
-        path = rng.choice((_CHAT, _COMPLETIONS, "/v1/messages", "/api/chat"))
-        return Attack("too large", self._request(path, b"a" * _OVER_LIMIT), frozenset({413}))
+        path = rng.choice((CHAT, COMPLETIONS, "/v1/messages", "/api/chat"))
+        return Attack("too large", self._wire.request(path, b"a" * _OVER_LIMIT), frozenset({413}))
 
     def _stopped_body(self, rng: random.Random) -> Attack:
-        whole = self._request(_COMPLETIONS, b"a" * self._size)
+        whole = self._wire.request(COMPLETIONS, b"a" * self._size)
         return Attack("stopped body", whole[: -rng.randint(1, 1000)], frozenset(), reads=False)
 
     def _strange_address(self, rng: random.Random) -> Attack:
         path = rng.choice((
             f"/v1/batches?limit={'9' * 5000}",
-            f"/v1/responses/resp_{_salt(rng)}/input_items?limit={'9' * 5000}",
-            f"/v1/files/file-{_salt(rng)}/content",
-            f"/v1/models/{_salt(rng) * 1000}",
+            f"/v1/responses/resp_{new_word(rng)}/input_items?limit={'9' * 5000}",
+            f"/v1/files/file-{new_word(rng)}/content",
+            f"/v1/models/{new_word(rng) * 1000}",
             "/v1/files/..%2f..%2fetc%2fpasswd/content",
         ))  # fmt: skip
-        line = f"GET {path} HTTP/1.1\r\n{self._head}range: bytes=9-1\r\n\r\n"
+        line = f"GET {path} HTTP/1.1\r\n{self._wire.head}range: bytes=9-1\r\n\r\n"
         return Attack("strange address", line.encode(), frozenset({400, 404}))
+
+    def _many_answers(self, rng: random.Random) -> Attack:
+        fields: Sequence[dict[str, Any]] = (
+            {"n": 128, "max_tokens": 4, "logprobs": 20}, {"best_of": 128, "n": 1}, {"best_of": 2, "n": 3},
+            {"best_of": 10**9}, {"n": 128, "logprobs": 20, "max_tokens": 2000}, {"logprobs": 10**6},
+            {"prompt": ["a"] * 1024}, {"prompt": ["a"] * 1025}, {"prompt": [[]] * 9}, {"prompt": ["a"] * 512, "n": 16},
+            {"echo": True, "logprobs": 20, "prompt": "a " * 900, "n": 4}, {"logprobs": -1}, {"prompt_logprobs": 20},
+            {"stop": ["a" * 4096] * 64}, {"min_tokens": 10**6}, {"logit_bias": {str(i): -100 for i in range(4000)}},
+        )  # fmt: skip
+        body = {**_ASK, "stream": rng.random() < 0.3, **rng.choice(fields)}
+        return self._wire.post("many answers", COMPLETIONS, body, SERVED_OR_REFUSED)
 
     def _many_parts(self, rng: random.Random) -> Attack:
         part = b'--b\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n\r\n'
-        form = self._request("/v1/files", part * rng.randint(17, 20_000), "multipart/form-data; boundary=b")
+        form = self._wire.request("/v1/files", part * rng.randint(17, 20_000), "multipart/form-data; boundary=b")
         return Attack("many parts", form, frozenset({400, 404, 415}))
-
-    def _post(
-        self,
-        name: str,
-        path: str,
-        body: Mapping[str, Any],
-        allowed: frozenset[int],
-        *,
-        content_type: str = _JSON,
-    ) -> Attack:
-        return Attack(name, self._request(path, json.dumps(body).encode(), content_type), allowed)
-
-    def _request(self, path: str, content: bytes, content_type: str = _JSON) -> bytes:
-        own = f"content-type: {content_type}\r\ncontent-length: {len(content)}\r\n"
-        return f"POST {path} HTTP/1.1\r\n{self._head}{own}\r\n".encode() + content
 
 
 def _chain(length: int, following: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
@@ -289,8 +270,3 @@ def _message_calls(count: int, salt: str) -> dict[str, Any]:
         result = {"type": "tool_result", "tool_use_id": f"{salt}{i}", "content": "a"}
         turns += [{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
     return {"messages": turns, "max_tokens": 1}
-
-
-def _salt(rng: random.Random) -> str:
-    """A word that no request had before, so that nothing is answered from what is kept."""
-    return f"w{rng.getrandbits(48):x}"

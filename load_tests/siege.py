@@ -2,10 +2,12 @@
 
     python load_tests/siege.py -- --max-model-len 1024
 
-Starts `tidewheel serve` with what follows `--` and sends it a storm of requests, with the attacks of `hostile.py` among
-them, while steady streams run. Ends with 1 and says what was wrong if an answer differs from the one that the request
-gets alone, if an attack gets a wrong status (such as 500), if `/health` takes too long, if memory grows from the second
-third to the last, or if SIGTERM does not end the server in time.
+Starts `tidewheel serve` with what follows `--` and sends it a storm of requests, with the attacks of `hostile.py` and
+its neighbours among them, while steady streams run, sessions of `hostile_sessions.py` go on, and `saboteurs.py` spoils
+files and ends processes. Ends with 1 and says what was wrong if an answer differs from the one that the request gets
+alone, if an attack gets a wrong status (such as 500), if `/health` takes too long, if memory grows from the second
+third to the last, or if SIGTERM does not end the server in time. Then a server whose chat template has no end must
+stand too, and end by SIGHUP.
 """
 
 from __future__ import annotations
@@ -14,18 +16,30 @@ import argparse
 import asyncio
 import json
 import os
+import random
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx
+from attack import CHAT, Wire
 from health import HealthWatch
 from hostile import Attacks
+from hostile_adapters import AdapterFolder
+from hostile_endpoints import endpoint_attacks
+from hostile_http import http_attacks
+from hostile_sessions import Sessions, drip
 from measure import summarize
+from process_tree import memory_mib
+from saboteurs import sabotage
 from soak import Server
 from storm import Storm, StormError
 from target import discover
@@ -39,54 +53,84 @@ _START_TIMEOUT_S = 120
 _EXIT_TIMEOUT_S = 40  # its --shutdown-timeout of 30 s, and some
 _ROUND = 500  # requests
 _BATCHES = 3
+_DRIP_PAUSE_S = 3.0
+_SLOWEST = 8  # answers of /health, of which is said what was done meanwhile
+_NO_LIMITS = httpx.Limits(max_connections=None)
+_DEMO = Path(tidewheel.__file__).with_name("server") / "demo"
+_ENDLESS = {
+    "loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "calls": "{% macro m() %}{{ m() }}{{ m() }}{% endmacro %}{{ m() }}",
+    "text": "{% set a = 'a' * 999 %}" + "{% set a = a ~ a %}" * 40 + "{{ a }}",
+    "block": "{% set a = 'a' * 999 %}" + "{% set a %}{{ a }}{{ a }}{% endset %}" * 40 + "{{ a }}",
+    "lists": "{% set a = [1] %}" + "{% set a = [a, a] %}" * 40 + "{{ a }}",
+    "numbers": "{{ 9 ** (9 ** 9) }}",
+    "padding": "{{ '%99999999999d' % 1 }}{{ todo.center(99999999999) }}",
+}
 
 
-def processes(pid: int) -> Iterator[int]:
-    """The process and all that it has started."""
-    yield pid
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in task.read_text().split():
-            yield from processes(int(child))
+class Besieged(NamedTuple):
+    """A server that is to be attacked: its process, and folders that are its and its attackers'."""
+
+    url: str
+    pid: int
+    kv_folder: Path
+    adapters: AdapterFolder
 
 
-def memory_mib(pid: int) -> float:
-    """Resident memory of the process and of all that it has started; what they share counts once."""
-    total = 0
-    for each in processes(pid):
-        try:
-            lines = Path(f"/proc/{each}/smaps_rollup").read_text().splitlines()
-        except OSError:  # it has just ended
-            continue
-        total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
-    return total / 1024
+def server_options(folder: Path) -> list[str]:
+    """Options that open all that can be attacked, with what the server keeps in `folder`."""
+    options = f"--batch-dir {folder / 'batches'} --kv-offload {folder / 'kv'} --kv-cache-space 0.1 --kv-offload-space 1"
+    loras = "--enable-lora --allow-runtime-lora-updating --max-loras 2 --max-cpu-loras 4"
+    return f"{options} {loras} --trust-request-chat-template".split()
 
 
-async def besiege(url: str, pid: int, args: argparse.Namespace) -> list[str]:
-    """Run the storm with its attacks; return what was wrong."""
-    target = discover(url, None, None)
-    attacks = Attacks(target.base_url.removeprefix("http://"), size=args.largest_body)
+def attacks_on(besieged: Besieged, size: int) -> Attacks:
+    """Every kind of attack, on every endpoint; `size` is that of the largest bodies."""
+    wire = Wire(besieged.url.removeprefix("http://"))
+    document = httpx.get(f"{besieged.url}/openapi.json", trust_env=False).raise_for_status().json()
+    others = (http_attacks(wire), endpoint_attacks(wire, document), besieged.adapters.attacks(wire))
+    return Attacks(wire, size, [kind for kinds in others for kind in kinds])
+
+
+async def besiege(besieged: Besieged, args: argparse.Namespace) -> list[str]:
+    """Run the storm with all that is hostile; return what was wrong."""
+    target, rng = discover(besieged.url, None, None), random.Random(args.seed)
+    attacks = attacks_on(besieged, args.largest_body)
     storm = Storm(target.base_url, target.model, seed=args.seed, attacks=attacks, hostile_share=args.hostile)
     await storm.learn()
     await _start_batches(target.base_url, args.batch_rows)
     stopped = asyncio.Event()
-    steady = asyncio.create_task(storm.stream(args.streams, stopped))
-    watch = await asyncio.to_thread(HealthWatch, target.base_url, target.headers, 0.02)
-    began, memory = time.monotonic(), list[float]()
-    for sent in range(0, args.requests, _ROUND):
-        await storm.run(min(_ROUND, args.requests - sent), args.concurrency)
-        memory.append(memory_mib(pid))
-        passed = f"{time.monotonic() - began:6.0f} s  {storm.outcomes.total():6d} requests"
-        print(f"{passed}  {memory[-1]:7.1f} MiB  {len(storm.wrong)} wrong", flush=True)
-    latencies = await asyncio.to_thread(watch.stop)
-    stopped.set()
-    await steady
-    async with httpx.AsyncClient(base_url=target.base_url, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=target.base_url, timeout=60, limits=_NO_LIMITS) as client:
+        sessions = Sessions(storm, client, besieged.adapters, args.session_size)
+        meanwhile = [
+            asyncio.ensure_future(work)
+            for work in (
+                storm.stream(args.streams, stopped),
+                sessions.run(args.sessions, rng, stopped),
+                drip(storm, args.streams, _DRIP_PAUSE_S, rng, stopped),
+                sabotage(besieged.pid, besieged.kv_folder, rng, stopped),
+            )
+        ]
+        watch = await asyncio.to_thread(HealthWatch, target.base_url, target.headers, 0.02)
+        began, memory = time.monotonic(), list[float]()
+        for sent in range(0, args.requests, _ROUND):
+            await storm.run(min(_ROUND, args.requests - sent), args.concurrency)
+            memory.append(memory_mib(besieged.pid))
+            passed = f"{time.monotonic() - began:6.0f} s  {storm.outcomes.total():6d} requests"
+            print(f"{passed}  {memory[-1]:7.1f} MiB  {len(storm.wrong)} wrong", flush=True)
+        latencies = await asyncio.to_thread(watch.stop)
+        stopped.set()
+        await asyncio.gather(*meanwhile)
         await Server(client).check_idle()
     # The least of a third: what a large body takes while it is there is no growth.
     third, health = len(memory) // 3, summarize(latencies)
     before, after = min(memory[third : 2 * third] or memory), min(memory[2 * third :])
     print("; ".join(f"{count} {kind}" for kind, count in sorted(storm.outcomes.items())))
     print(f"/health in ms: {health}; least memory {before:.1f} MiB in the second third, {after:.1f} MiB in the last")
+    for latency, asked in sorted(zip(latencies, watch.asked, strict=True), reverse=True)[:_SLOWEST]:
+        until = asked + latency / 1e3
+        kinds = sorted({kind for start, end, kind in storm.done if start < until and end > asked and ":" in kind})
+        print(f"/health took {latency:.0f} ms beside {', '.join(kinds) or 'nothing hostile'}")
     wrong = storm.wrong
     if after - before > args.max_growth_mib:
         wrong.append(f"memory grew from {before:.1f} to {after:.1f} MiB between the second and the last third")
@@ -109,26 +153,70 @@ async def _start_batches(url: str, rows: int) -> None:
 
 
 def serve_and_besiege(args: argparse.Namespace) -> list[str]:
-    """Start a server, besiege it, end it; return what was wrong."""
+    """Start servers, besiege them, end them; return what was wrong."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        adapters = AdapterFolder(folder / "adapters", args.model or _DEMO)
+        model = [str(args.model)] if args.model else []
+        with _served([*model, *server_options(folder), *args.server], signal.SIGTERM, args) as (url, process, wrong):
+            wrong += asyncio.run(besiege(Besieged(url, process.pid, folder / "kv", adapters), args))
+        endless = make_endless_model(folder / "endless", args.model or _DEMO)
+        with _served([str(endless), *args.server], signal.SIGHUP, args) as (url, _, more):
+            more += ask_endless_model(url, args.endless)
+    return [*wrong, *more]
+
+
+def make_endless_model(folder: Path, model: Path) -> Path:
+    """A copy of a model folder, whose chat template does what the last message says, and comes to no end."""
+    shutil.copytree(model, folder)
+    template = "{% set todo = messages[-1].content %}{{ todo }}" + "".join(
+        f"{{% if {name!r} in todo %}}{harm}{{% endif %}}" for name, harm in _ENDLESS.items()
+    )
+    (folder / "chat_template.jinja").write_text(template)
+    return folder
+
+
+def ask_endless_model(url: str, times: int) -> list[str]:
+    """Ask each kind of endless work of it so many times, all at once; return what was wrong."""
+    wrong = []
+
+    def ask(name: str) -> None:
+        body = {"messages": [{"role": "user", "content": name}], "max_tokens": 1}
+        status = httpx.post(f"{url}{CHAT}", json=body, timeout=_START_TIMEOUT_S, trust_env=False).status_code
+        if status != (200 if name == "nothing" else 400):
+            wrong.append(f"a chat template that is to do {name} was answered with {status}")
+
+    watch = HealthWatch(url, {}, 0.02)
+    with ThreadPoolExecutor(len(_ENDLESS) + 1) as pool:
+        list(pool.map(ask, [name for name in (*_ENDLESS, "nothing") for _ in range(times)]))
+    print(f"/health in ms beside endless templates: {summarize(watch.stop())}")
+    return wrong
+
+
+@contextmanager
+def _served(
+    options: Sequence[str], ended_by: signal.Signals, args: argparse.Namespace
+) -> Iterator[tuple[str, subprocess.Popen[bytes], list[str]]]:
+    """A server while the context lasts: its address, its process, and a list for what is wrong, also with its end."""
     url = f"http://127.0.0.1:{args.port}"
-    with tempfile.TemporaryDirectory() as folder:
-        return _besiege_with(url, ["--batch-dir", folder], args)
-
-
-def _besiege_with(url: str, options: Sequence[str], args: argparse.Namespace) -> list[str]:
-    command = [sys.executable, _PROGRAM, "serve", "--port", str(args.port), *options, *args.server]
-    with open(args.log, "w") as log, subprocess.Popen(command, stderr=log) as process:
+    command = [sys.executable, _PROGRAM, "serve", "--port", str(args.port), *options]
+    # Adapters' paths may name the hub, which has nothing to do with this.
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    with open(args.log, "a") as log, subprocess.Popen(command, stderr=log, env=environment) as process:
         try:
             _await_health(url, process)
-            wrong = asyncio.run(besiege(url, process.pid, args))
-            process.send_signal(signal.SIGTERM)
+            wrong: list[str] = []
+            yield url, process, wrong
+            process.send_signal(ended_by)
             asked = time.monotonic()
             try:
                 code = process.wait(_EXIT_TIMEOUT_S)
             except subprocess.TimeoutExpired:
-                return [*wrong, f"SIGTERM has not ended the server after {_EXIT_TIMEOUT_S} s"]
-            print(f"ended by SIGTERM after {time.monotonic() - asked:.1f} s with {code}")
-            return wrong if code == 0 else [*wrong, f"the server ended with {code}"]
+                wrong.append(f"{ended_by.name} has not ended the server after {_EXIT_TIMEOUT_S} s")
+                return
+            print(f"ended by {ended_by.name} after {time.monotonic() - asked:.1f} s with {code}")
+            if code != 0:
+                wrong.append(f"the server ended with {code}")
         finally:
             process.kill()
 
@@ -149,11 +237,15 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
     parser.add_argument("server", nargs="*", help="options of `tidewheel serve`, after --")
+    parser.add_argument("--model", type=Path, help="folder of the model to serve [the built-in one]")
     parser.add_argument("--port", type=int, default=8123, help="where it listens [%(default)s]")
     parser.add_argument("--requests", type=int, default=20_000, help="how many are sent [%(default)s]")
     parser.add_argument("--hostile", type=float, default=1 / 3, help="share that is hostile [%(default).2f]")
     parser.add_argument("--streams", type=int, default=32, help="steady streams beside them [%(default)s]")
     parser.add_argument("--concurrency", type=int, default=16, help="other clients at a time [%(default)s]")
+    parser.add_argument("--sessions", type=int, default=4, help="sessions at a time [%(default)s]")
+    parser.add_argument("--session-size", type=int, default=30, help="requests of a long one [%(default)s]")
+    parser.add_argument("--endless", type=int, default=2, help="times that each endless template runs [%(default)s]")
     parser.add_argument("--batch-rows", type=int, default=20_000, help="of each batch that fails [%(default)s]")
     parser.add_argument("--largest-body", type=int, default=16_000_000, help="bytes of the largest [%(default)s]")
     parser.add_argument("--health-p99-ms", type=float, default=50, help="what /health may take [%(default)s]")

@@ -13,12 +13,15 @@ import contextlib
 import json
 import random
 import socket
-from collections import Counter
+import time
+from collections import Counter, deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from hostile import Attack, Attacks
+from attack import Attack
+from hostile import Attacks
 from sse import EventParser
 
 _WORDS = (
@@ -27,6 +30,7 @@ _WORDS = (
 ).split()
 _PREFIX = "All of these requests begin with the same words, so that they share what the cache holds of them. "
 _READ_TIMEOUT_S = 120
+_NOTED = 200_000
 _LARGE_BYTES = 2**20  # of a request; two such at a time leave the client time to read its answers
 
 Answer = list[dict[str, Any]]
@@ -41,7 +45,7 @@ class Storm:
     """Requests of `cases` kinds to the server at `url`.
 
     `outcomes` counts the clients by how they behaved, `wrong` says what was wrong about answers. With `attacks`,
-    `hostile_share` of the clients make one.
+    `hostile_share` of the clients make one. `done` has when the last of these began and ended, on `perf_counter`.
     """
 
     url: str
@@ -54,6 +58,7 @@ class Storm:
     hostile_share: float = 1 / 3
     outcomes: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
+    done: deque[tuple[float, float, str]] = field(default_factory=lambda: deque(maxlen=_NOTED))
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
@@ -114,18 +119,15 @@ class Storm:
         if kind in ("whole", "streamed", "slow"):
             await self._check(case, kind, streamed=kind != "whole", pause_s=0.002 if kind == "slow" else 0.0)
             return
-        try:
+        with self.noted(kind):
             if kind == "leaves":
-                await self._leave(body, rng)
+                await self.leave(rng)
             elif kind == "does not read":
-                await self._stall(body, rng)
+                await self.stall(rng)
             elif kind == "never asks":
                 await self._half_ask(body, rng)
             else:
                 await self._talk_nonsense(rng)
-        except StormError as error:
-            self.wrong.append(f"{kind}: {error}")
-        self.outcomes[kind] += 1
 
     def _body(self, index: int) -> dict[str, Any]:
         rng = self._rng
@@ -173,20 +175,46 @@ class Storm:
                 pieces[choice["index"]].append(choice)
         return [_shape(parts) for parts in pieces.values()]
 
-    async def _leave(self, body: dict[str, Any], rng: random.Random) -> None:
-        """Hang up somewhere between the request and the end of the answer."""
+    @contextlib.contextmanager
+    def noted(self, kind: str) -> Iterator[None]:
+        """Count what is done meanwhile, note when it was done, and what was wrong about it."""
+        began = time.perf_counter()
+        try:
+            yield
+        except StormError as error:
+            self.wrong.append(f"{kind}: {error}")
+        self.outcomes[kind] += 1
+        self.done.append((began, time.perf_counter(), kind))
+
+    async def leave(self, rng: random.Random) -> None:
+        """Hang up somewhere between a request and the end of its answer."""
+        body = rng.choice(self._bodies)
         reader, writer = await self._connect(self._request({**body, "stream": rng.random() < 0.7}))
         with contextlib.suppress(OSError, asyncio.TimeoutError, asyncio.IncompleteReadError):
             await asyncio.wait_for(reader.readexactly(rng.choice((1, 300, 1500))), rng.random() * 0.05)
         writer.transport.abort() if rng.random() < 0.5 else writer.close()
 
-    async def _stall(self, body: dict[str, Any], rng: random.Random) -> None:
+    async def stall(self, rng: random.Random) -> None:
         """Ask for a long answer, read nothing of it for a while, and go."""
-        long = {**body, "stream": True, "max_tokens": 10 * self.longest_answer, "logprobs": 2}
+        long = {**rng.choice(self._bodies), "stream": True, "max_tokens": 10 * self.longest_answer, "logprobs": 2}
         _, writer = await self._connect(self._request(long), small_buffer=True)
         writer.transport.pause_reading()  # type: ignore[attr-defined]
         await asyncio.sleep(rng.random() * 0.3)
         writer.transport.abort()
+
+    async def drip(self, rng: random.Random, pause_s: float, stopped: asyncio.Event) -> None:
+        """Send a byte of a request, and another one after every pause, until the server hangs up or the event."""
+        request = self._request(rng.choice(self._bodies))
+        sent = rng.randrange(len(request))
+        with self.noted("drips"):
+            reader, writer = await self._connect(request[:sent])
+            with contextlib.suppress(OSError):
+                while sent < len(request) and not stopped.is_set() and not reader.at_eof():
+                    writer.write(request[sent : sent + 1])
+                    sent += 1
+                    with contextlib.suppress(asyncio.TimeoutError):
+                        await asyncio.wait_for(stopped.wait(), pause_s)
+            writer.close()
 
     async def _half_ask(self, body: dict[str, Any], rng: random.Random) -> None:
         """Send some of a request, and no more."""
@@ -207,14 +235,10 @@ class Storm:
     async def attack(self, attack: Attack) -> None:
         """Send it, and note what is wrong about the answer."""
         async with self._large if len(attack.sent) > _LARGE_BYTES else contextlib.nullcontext():
-            try:
+            with self.noted(f"hostile: {attack.name}"):
                 status = await self._answer_to(attack)
-            except StormError as error:
-                self.wrong.append(f"{attack.name}: {error}")
-            else:
                 if status is not None and status not in attack.allowed:
-                    self.wrong.append(f"{attack.name} was answered with {status}: {attack.sent[:300]!r}")
-        self.outcomes[f"hostile: {attack.name}"] += 1
+                    raise StormError(f"answered with {status}: {attack.sent[:300]!r}")
 
     async def _answer_to(self, attack: Attack) -> int | None:
         """The status of the answer to an attack, None where none is read. Raises StormError if there is none."""

@@ -9,7 +9,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -18,7 +18,11 @@ from jinja2 import nodes
 from jinja2.compiler import CodeGenerator
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
+from jinja2.runtime import Context, str_join
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+from .template_bounds import Weights, bounded_filter
 
 _MAX_LAYOUT = 1000  # characters
 _MAX_COMPLAINT = 300  # characters, of which some may be the request's
@@ -28,32 +32,40 @@ class TemplateTimeError(Exception):
     """A template takes longer than `time_limit` allows."""
 
 
-_current = threading.local()  # what a thread's template may take
+class _Limits(threading.local):
+    """What a thread's template may take; no weights in the process for requests' own templates, whose memory is bounded
+    as a whole.
+    """
+
+    ends: float | None = None
+    weights: Weights | None = None
+
+
+_current = _Limits()
 
 
 @contextlib.contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """What this thread renders meanwhile may take so much processor time, or TemplateTimeError is raised. A limit
-    around another one is the one that counts.
+    """What this thread renders meanwhile may take so much processor time, or TemplateTimeError is raised, and make no
+    values that are too large. A limit around another one is the one that counts.
     """
     if has_time_limit():
         yield
         return
-    _current.ends = time.thread_time() + seconds
+    _current.ends, _current.weights = time.thread_time() + seconds, Weights(_tick)
     try:
         yield
     finally:
-        _current.ends = None
+        _current.ends = _current.weights = None
 
 
 def has_time_limit() -> bool:
     """Whether this thread is within a `time_limit`."""
-    return getattr(_current, "ends", None) is not None
+    return _current.ends is not None
 
 
 def _tick() -> None:
-    ends = getattr(_current, "ends", None)
-    if ends is not None and time.thread_time() > ends:
+    if _current.ends is not None and time.thread_time() > _current.ends:
         raise TemplateTimeError
 
 
@@ -84,17 +96,94 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+def _method_for(node: nodes.Node) -> str | None:
+    """That of the environment which takes the node's value, as no operator, filter or call has made it."""
+    if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice):
+        return "sliced"
+    if isinstance(node, nodes.Tuple) and node.ctx != "load":
+        return None
+    parts = [item.value for item in node.items] if isinstance(node, nodes.Dict) else getattr(node, "items", ())
+    is_new = isinstance(node, nodes.Literal) and any(not isinstance(part, nodes.Const) for part in parts)
+    return "made" if is_new else None
+
+
 class _Generator(CodeGenerator):
     def blockvisit(self, nodes: Any, frame: Any) -> None:
         # Loops and macros have blocks: without these, a template ends soon.
         self.writeline("environment.tick()")
         super().blockvisit(nodes, frame)
 
+    def visit(self, node: nodes.Node, *args: Any, **named: Any) -> None:
+        if isinstance(node, nodes.Concat):
+            self.write("environment.joined((")
+            for part in node.nodes:
+                self.visit(part, *args, **named)
+                self.write(", ")
+            self.write("))")
+            return
+        method = _method_for(node)
+        self.write(f"environment.{method}(" if method else "")
+        super().visit(node, *args, **named)
+        self.write(")" if method else "")
+
     # With `optimized=False`: or 'a' * 10**10 would fill the memory while the template is compiled.
     def _output_child_to_const(self, node: nodes.Expr, frame: Any, finalize: Any) -> str:
         if not isinstance(node, nodes.TemplateData):
             raise nodes.Impossible
         return super()._output_child_to_const(node, frame, finalize)
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """Its templates neither change their arguments, nor see what is behind them, nor make values that are too large."""
+
+    code_generator_class = _Generator
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+    tick = staticmethod(_tick)
+
+    @staticmethod
+    def concat(pieces: Iterable[str]) -> str:
+        weights = _current.weights
+        return "".join(pieces) if weights is None else weights.concatenated(pieces)
+
+    @staticmethod
+    def joined(values: Sequence[Any]) -> str:
+        weights = _current.weights
+        return str_join(values) if weights is None else weights.joined(values)
+
+    @staticmethod
+    def made(value: Any) -> Any:
+        weights = _current.weights
+        return value if weights is None else weights.made(value)
+
+    @staticmethod
+    def sliced(value: Any) -> Any:
+        weights = _current.weights
+        return value if weights is None else weights.sliced(value)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        weights = _current.weights
+        if weights is None:
+            return super().call_binop(context, operator, left, right)
+        if operator == "+" and type(left) is str and type(right) is str:
+            return weights.added(left, right)
+        weights.check_operation(operator, left, right)
+        result = super().call_binop(context, operator, left, right)
+        if isinstance(result, int | float):
+            return result
+        return weights.made(result, weights.weigh(left) + weights.weigh(right) if operator == "+" else None)
+
+    def call(self, context: Context, function: Any, *args: Any, **named: Any) -> Any:
+        weights = _current.weights
+        is_new = weights is not None and weights.check_call(function, (*args, *named.values()))
+        result = super().call(context, function, *args, **named)
+        return weights.made(result) if weights is not None and is_new else result
+
+
+class _Namespace(Namespace):
+    """As text it does not show what is in it, which may be other ones again and again."""
+
+    def __repr__(self) -> str:
+        return "<Namespace>"
 
 
 def _to_json(
@@ -118,17 +207,19 @@ def _strftime_now(layout: str) -> str:
     return datetime.now().strftime(layout)
 
 
-def template_environment() -> ImmutableSandboxedEnvironment:
-    """A new environment. Its templates neither change their arguments nor see what is behind them."""
-    environment = ImmutableSandboxedEnvironment(
+def template_environment() -> _Environment:
+    """A new environment."""
+    environment = _Environment(
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=[_Generation, loopcontrols],
         optimized=False,
     )
-    environment.code_generator_class = _Generator
-    environment.tick = _tick  # type: ignore[attr-defined]
     environment.filters["tojson"] = _to_json
+    for name, found in environment.filters.items():
+        environment.filters[name] = bounded_filter(name, found, lambda: _current.weights)
+    del environment.globals["lipsum"]  # makes as many words as it is told to
+    environment.globals["namespace"] = _Namespace
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment

@@ -1,0 +1,91 @@
+"""What happens to a server on its own machine: files in its KV folder are spoilt, and its child processes are ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from process_tree import processes
+
+_FILES_PAUSE_S, _PROCESSES_PAUSE_S = 0.05, 2.0
+_CHILDREN = ("prover_process", "template_worker")  # in the command of those that may be ended at any time
+
+
+async def sabotage(pid: int, kv_folder: Path, rng: random.Random, stopped: asyncio.Event) -> None:
+    """Do harm again and again, until the event."""
+
+    async def repeat(harm: Callable[[], None], pause_s: float) -> None:
+        while not stopped.is_set():
+            harm()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(stopped.wait(), pause_s)
+
+    await asyncio.gather(
+        repeat(lambda: spoil_a_block(kv_folder, rng), _FILES_PAUSE_S),
+        repeat(lambda: end_a_child(pid, rng), _PROCESSES_PAUSE_S),
+    )
+
+
+def spoil_a_block(folder: Path, rng: random.Random) -> None:
+    """Change a file of the KV cache, put something else in its place, or add one."""
+    models = [path for path in folder.glob("tidewheel-kv-*") if path.is_dir()]
+    if not models:
+        return
+    files = [*models[0].glob("*.kv")]
+    strange = models[0] / f"{rng.getrandbits(128):032x}.kv"
+    path = rng.choice((*files, strange, models[0] / "partial.tmp"))
+    with contextlib.suppress(OSError):  # the server deletes files too
+        rng.choice(_HARMS)(path, rng)
+
+
+def _cut(path: Path, rng: random.Random) -> None:
+    os.truncate(path, rng.randrange(path.stat().st_size + 1))
+
+
+def _scribble(path: Path, rng: random.Random) -> None:
+    with path.open("r+b") as file:
+        file.seek(rng.randrange(path.stat().st_size + 1))
+        file.write(rng.randbytes(rng.choice((1, 4096))))
+
+
+def _swell(path: Path, rng: random.Random) -> None:
+    os.truncate(path, rng.choice((2**20, 2**40)))  # sparse
+
+
+def _replace(path: Path, put: Callable[[Path], object]) -> None:
+    path.unlink(missing_ok=True)
+    put(path)
+
+
+_HARMS: Sequence[Callable[[Path, random.Random], None]] = (
+    _cut,
+    _scribble,
+    _swell,
+    lambda path, rng: path.unlink(),
+    lambda path, rng: path.chmod(0),
+    lambda path, rng: _replace(path, os.mkfifo),
+    lambda path, rng: _replace(path, os.mkdir),
+    lambda path, rng: _replace(path, lambda at: at.write_bytes(rng.randbytes(9000))),
+    lambda path, rng: _replace(path, lambda at: at.symlink_to(rng.choice(("/dev/zero", "/dev/full", "nowhere", at)))),
+)
+
+
+def end_a_child(pid: int, rng: random.Random) -> None:
+    """End or pause one of the processes that the server has for what clients send."""
+    children = [child for child in processes(pid) if child != pid and _is_expendable(child)]
+    if children:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(rng.choice(children), rng.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP)))
+
+
+def _is_expendable(pid: int) -> bool:
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:  # it has just ended
+        return False
+    return any(name in command for name in _CHILDREN)
