@@ -22,7 +22,7 @@ class Attacks:
     def __init__(self, wire: Wire, size: int = 16_000_000, more: Kinds = ()) -> None:
         self._wire, self._size = wire, size
         # Large bodies are few: sending them takes the client as long as the server.
-        self._kinds: Kinds = (
+        self.kinds: Kinds = (
             (8, self._deep_schema),
             (8, self._deep_grammar),
             (4, self._exponential_schema),
@@ -53,13 +53,9 @@ class Attacks:
 
     def pick(self, rng: random.Random) -> Attack:
         """One of them, drawn."""
-        weights = [weight for weight, _ in self._kinds]
-        make = rng.choices([make for _, make in self._kinds], weights)[0]
+        weights = [weight for weight, _ in self.kinds]
+        make = rng.choices([make for _, make in self.kinds], weights)[0]
         return make(rng)
-
-    def all(self, rng: random.Random) -> list[Attack]:
-        """One of each kind."""
-        return [make(rng) for _, make in self._kinds]
 
     def _deep_schema(self, rng: random.Random) -> Attack:
         length, salt = rng.randint(100, 3000), new_word(rng)

@@ -12,6 +12,9 @@ from pathlib import Path
 
 from process_tree import processes
 
+Harm = Callable[[Path, random.Random], None]
+
+_SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP)
 _FILES_PAUSE_S, _PROCESSES_PAUSE_S = 0.05, 2.0
 _CHILDREN = ("prover_process", "template_worker")  # in the command of those that may be ended at any time
 
@@ -19,20 +22,20 @@ _CHILDREN = ("prover_process", "template_worker")  # in the command of those tha
 async def sabotage(pid: int, kv_folder: Path, rng: random.Random, stopped: asyncio.Event) -> None:
     """Do harm again and again, until the event."""
 
-    async def repeat(harm: Callable[[], None], pause_s: float) -> None:
+    async def repeat(harm: Callable[[], object], pause_s: float) -> None:
         while not stopped.is_set():
             harm()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(stopped.wait(), pause_s)
 
     await asyncio.gather(
-        repeat(lambda: spoil_a_block(kv_folder, rng), _FILES_PAUSE_S),
-        repeat(lambda: end_a_child(pid, rng), _PROCESSES_PAUSE_S),
+        repeat(lambda: spoil_a_block(kv_folder, rng, rng.choice(HARMS)), _FILES_PAUSE_S),
+        repeat(lambda: end_a_child(pid, rng, rng.choice(_SIGNALS)), _PROCESSES_PAUSE_S),
     )
 
 
-def spoil_a_block(folder: Path, rng: random.Random) -> None:
-    """Change a file of the KV cache, put something else in its place, or add one."""
+def spoil_a_block(folder: Path, rng: random.Random, harm: Harm) -> None:
+    """Do harm to a file of the KV cache, or to one that could be there."""
     models = [path for path in folder.glob("tidewheel-kv-*") if path.is_dir()]
     if not models:
         return
@@ -40,7 +43,7 @@ def spoil_a_block(folder: Path, rng: random.Random) -> None:
     strange = models[0] / f"{rng.getrandbits(128):032x}.kv"
     path = rng.choice((*files, strange, models[0] / "partial.tmp"))
     with contextlib.suppress(OSError):  # the server deletes files too
-        rng.choice(_HARMS)(path, rng)
+        harm(path, rng)
 
 
 def _cut(path: Path, rng: random.Random) -> None:
@@ -62,7 +65,7 @@ def _replace(path: Path, put: Callable[[Path], object]) -> None:
     put(path)
 
 
-_HARMS: Sequence[Callable[[Path, random.Random], None]] = (
+HARMS: Sequence[Harm] = (
     _cut,
     _scribble,
     _swell,
@@ -75,12 +78,13 @@ _HARMS: Sequence[Callable[[Path, random.Random], None]] = (
 )
 
 
-def end_a_child(pid: int, rng: random.Random) -> None:
-    """End or pause one of the processes that the server has for what clients send."""
+def end_a_child(pid: int, rng: random.Random, number: signal.Signals) -> bool:
+    """End or pause one of the processes that the server has for what clients send. Whether there was one."""
     children = [child for child in processes(pid) if child != pid and _is_expendable(child)]
     if children:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(rng.choice(children), rng.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP)))
+            os.kill(rng.choice(children), number)
+    return bool(children)
 
 
 def _is_expendable(pid: int) -> bool:

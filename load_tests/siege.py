@@ -23,15 +23,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import httpx
-from attack import CHAT, Wire
-from health import HealthWatch
+from attack import CHAT, Kinds, Wire
+from health import Answer, HealthWatch
 from hostile import Attacks
 from hostile_adapters import AdapterFolder
 from hostile_endpoints import endpoint_attacks
@@ -56,8 +56,8 @@ _BATCHES = 3
 _DRIP_PAUSE_S = 3.0
 _SLOWEST = 8  # answers of /health, of which is said what was done meanwhile
 _NO_LIMITS = httpx.Limits(max_connections=None)
-_DEMO = Path(tidewheel.__file__).with_name("server") / "demo"
-_ENDLESS = {
+DEMO = Path(tidewheel.__file__).with_name("server") / "demo"
+ENDLESS = {
     "loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
     "calls": "{% macro m() %}{{ m() }}{{ m() }}{% endmacro %}{{ m() }}",
     "text": "{% set a = 'a' * 999 %}" + "{% set a = a ~ a %}" * 40 + "{{ a }}",
@@ -84,18 +84,22 @@ def server_options(folder: Path) -> list[str]:
     return f"{options} {loras} --trust-request-chat-template".split()
 
 
-def attacks_on(besieged: Besieged, size: int) -> Attacks:
-    """Every kind of attack, on every endpoint; `size` is that of the largest bodies."""
+def attacks_on(besieged: Besieged) -> dict[str, Kinds]:
+    """The attacks beside those on what is generated, by what they are on."""
     wire = Wire(besieged.url.removeprefix("http://"))
     document = httpx.get(f"{besieged.url}/openapi.json", trust_env=False).raise_for_status().json()
-    others = (http_attacks(wire), endpoint_attacks(wire, document), besieged.adapters.attacks(wire))
-    return Attacks(wire, size, [kind for kinds in others for kind in kinds])
+    return {
+        "connections": http_attacks(wire),
+        "endpoints": endpoint_attacks(wire, document),
+        "adapters": besieged.adapters.attacks(wire),
+    }
 
 
 async def besiege(besieged: Besieged, args: argparse.Namespace) -> list[str]:
     """Run the storm with all that is hostile; return what was wrong."""
     target, rng = discover(besieged.url, None, None), random.Random(args.seed)
-    attacks = attacks_on(besieged, args.largest_body)
+    more = [kind for kinds in attacks_on(besieged).values() for kind in kinds]
+    attacks = Attacks(Wire(target.base_url.removeprefix("http://")), args.largest_body, more)
     storm = Storm(target.base_url, target.model, seed=args.seed, attacks=attacks, hostile_share=args.hostile)
     await storm.learn()
     await _start_batches(target.base_url, args.batch_rows)
@@ -111,7 +115,7 @@ async def besiege(besieged: Besieged, args: argparse.Namespace) -> list[str]:
                 sabotage(besieged.pid, besieged.kv_folder, rng, stopped),
             )
         ]
-        watch = await asyncio.to_thread(HealthWatch, target.base_url, target.headers, 0.02)
+        watch = await asyncio.to_thread(HealthWatch, target.base_url, target.headers, 0.02, besieged.pid)
         began, memory = time.monotonic(), list[float]()
         for sent in range(0, args.requests, _ROUND):
             await storm.run(min(_ROUND, args.requests - sent), args.concurrency)
@@ -127,10 +131,11 @@ async def besiege(besieged: Besieged, args: argparse.Namespace) -> list[str]:
     before, after = min(memory[third : 2 * third] or memory), min(memory[2 * third :])
     print("; ".join(f"{count} {kind}" for kind, count in sorted(storm.outcomes.items())))
     print(f"/health in ms: {health}; least memory {before:.1f} MiB in the second third, {after:.1f} MiB in the last")
-    for latency, asked in sorted(zip(latencies, watch.asked, strict=True), reverse=True)[:_SLOWEST]:
+    for asked, latency, ran, waited in sorted(watch.answers, key=_held_up_ms, reverse=True)[:_SLOWEST]:
         until = asked + latency / 1e3
         kinds = sorted({kind for start, end, kind in storm.done if start < until and end > asked and ":" in kind})
-        print(f"/health took {latency:.0f} ms beside {', '.join(kinds) or 'nothing hostile'}")
+        times = f"{latency:.0f} ms, of which it ran for {ran:.0f} and waited for a core for {waited:.0f}"
+        print(f"/health took {times}, beside {', '.join(kinds) or 'nothing hostile'}")
     wrong = storm.wrong
     if after - before > args.max_growth_mib:
         wrong.append(f"memory grew from {before:.1f} to {after:.1f} MiB between the second and the last third")
@@ -138,6 +143,11 @@ async def besiege(besieged: Besieged, args: argparse.Namespace) -> list[str]:
         if health[figure] > most:
             wrong.append(f"/health: {figure} {health[figure]} ms, more than {most}")
     return wrong
+
+
+def _held_up_ms(answer: Answer) -> float:
+    """What it took beside waiting for a core, which is not the server's fault."""
+    return answer.latency_ms - answer.waited_ms
 
 
 async def _start_batches(url: str, rows: int) -> None:
@@ -156,11 +166,11 @@ def serve_and_besiege(args: argparse.Namespace) -> list[str]:
     """Start servers, besiege them, end them; return what was wrong."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        adapters = AdapterFolder(folder / "adapters", args.model or _DEMO)
+        adapters = AdapterFolder(folder / "adapters", args.model or DEMO)
         model = [str(args.model)] if args.model else []
         with _served([*model, *server_options(folder), *args.server], signal.SIGTERM, args) as (url, process, wrong):
             wrong += asyncio.run(besiege(Besieged(url, process.pid, folder / "kv", adapters), args))
-        endless = make_endless_model(folder / "endless", args.model or _DEMO)
+        endless = make_endless_model(folder / "endless", args.model or DEMO)
         with _served([str(endless), *args.server], signal.SIGHUP, args) as (url, _, more):
             more += ask_endless_model(url, args.endless)
     return [*wrong, *more]
@@ -170,14 +180,14 @@ def make_endless_model(folder: Path, model: Path) -> Path:
     """A copy of a model folder, whose chat template does what the last message says, and comes to no end."""
     shutil.copytree(model, folder)
     template = "{% set todo = messages[-1].content %}{{ todo }}" + "".join(
-        f"{{% if {name!r} in todo %}}{harm}{{% endif %}}" for name, harm in _ENDLESS.items()
+        f"{{% if {name!r} in todo %}}{harm}{{% endif %}}" for name, harm in ENDLESS.items()
     )
     (folder / "chat_template.jinja").write_text(template)
     return folder
 
 
-def ask_endless_model(url: str, times: int) -> list[str]:
-    """Ask each kind of endless work of it so many times, all at once; return what was wrong."""
+def ask_endless_model(url: str, times: int, names: Collection[str] = tuple(ENDLESS)) -> list[str]:
+    """Ask such endless work of it so many times, all at once; return what was wrong."""
     wrong = []
 
     def ask(name: str) -> None:
@@ -187,8 +197,8 @@ def ask_endless_model(url: str, times: int) -> list[str]:
             wrong.append(f"a chat template that is to do {name} was answered with {status}")
 
     watch = HealthWatch(url, {}, 0.02)
-    with ThreadPoolExecutor(len(_ENDLESS) + 1) as pool:
-        list(pool.map(ask, [name for name in (*_ENDLESS, "nothing") for _ in range(times)]))
+    with ThreadPoolExecutor(len(ENDLESS) + 1) as pool:
+        list(pool.map(ask, [name for name in (*names, "nothing") for _ in range(times)]))
     print(f"/health in ms beside endless templates: {summarize(watch.stop())}")
     return wrong
 
