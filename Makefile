@@ -122,7 +122,7 @@ python-test: $(VENV)/.test-tools $(VENV)/.installed $(VENV)/.node-clients  ## th
 sweep: $(VENV)/.test-tools $(VENV)/.installed  ## the Python tests that `make test` leaves out: others are like them, or they take minutes
 	$(PYTEST) -m sweep $(PYTEST_ARGS)
 
-clients: $(VENV)/.test-tools $(VENV)/.installed $(VENV)/.node-clients $(VENV)/.other-clients $(VENV)/.agents  ## the tests with LiteLLM, Codex and other clients
+clients: $(VENV)/.test-tools $(VENV)/.installed $(VENV)/.node-clients $(VENV)/.other-clients $(VENV)/.agents $(VENV)/.aider  ## the tests with LiteLLM, Codex and other clients
 	$(BIN)/pytest -m clients $(PYTEST_ARGS)
 
 fuzz: $(VENV)/.test-tools $(VENV)/.installed  ## look for inputs that break a parser (HARNESS=, FUZZ_SECONDS=)
@@ -189,12 +189,19 @@ $(VENV)/.node-clients: tests/clients/package.json tests/clients/package-lock.jso
 	    npm ci --prefix $(VENV)/node --ignore-scripts --no-audit --no-fund --loglevel=error; touch $@; \
 	fi
 
-# 660 MB. They bring programs for some systems only; the tests of those that are not there are skipped.
+# 1.6 GB. They bring programs for some systems only; the tests of those that are not there are skipped. The lock file has
+# not all of these programs: `npm install` adds those of this system, in the versions that the locked packages name.
 $(VENV)/.agents: tests/clients/agents/package.json tests/clients/agents/package-lock.json | $(VENV)/.tools
 	@if command -v npm >/dev/null; then \
 	    set -ex; mkdir -p $(VENV)/agents; cp $^ $(VENV)/agents; \
-	    npm ci --prefix $(VENV)/agents --ignore-scripts --no-audit --no-fund --loglevel=error; touch $@; \
+	    npm install --prefix $(VENV)/agents --ignore-scripts --no-audit --no-fund --loglevel=error; touch $@; \
 	fi
+
+# 570 MB, in an environment of its own: it pins what it needs.
+$(VENV)/.aider: tests/clients/agents/requirements.txt | $(VENV)/.tools
+	$(PYTHON) -m venv $(VENV)/aider
+	$(VENV)/aider/bin/python -m pip install --quiet --no-compile --requirement $<
+	touch $@
 
 # In an environment of their own, because some need an older openai. Few of their modules are used: those compile then.
 $(VENV)/.other-clients: pyproject.toml | $(VENV)/.test-tools $(VENV)/.installed

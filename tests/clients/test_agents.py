@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from server.conftest import RunningServer, StartServer
@@ -18,9 +19,19 @@ from system_tools import require, say_skipped
 pytestmark = pytest.mark.clients
 
 MODULES = Path(sys.prefix) / "agents" / "node_modules"
-# Claude Code's own package has a placeholder, which a script of its installation would replace.
-PROGRAMS = {"codex": ".bin/codex", "claude": "@anthropic-ai/claude-code-*/claude"}
+# Some packages have a placeholder, which a script of their installation would replace by the program of another one.
+PROGRAMS = {
+    "aider": Path(sys.prefix) / "aider" / "bin" / "aider",
+    "claude": MODULES / "@anthropic-ai" / "claude-code-*" / "claude",
+    "cline": MODULES / "@cline" / "cli-*" / "bin" / "cline",
+    "cn": MODULES / ".bin" / "cn",
+    "codex": MODULES / ".bin" / "codex",
+    "opencode": MODULES / "opencode-*" / "bin" / "opencode",
+    "pi": MODULES / ".bin" / "pi",
+    "qwen": MODULES / ".bin" / "qwen",
+}
 COMMAND = "echo 'SA''Y(the wheel turns)YA''S'"  # its output asks for the answer, and it does not itself
+SAID = "the wheel turns"
 
 
 @pytest.fixture(scope="module")
@@ -29,24 +40,26 @@ def server(start_server: StartServer) -> RunningServer:
     return start_server(engine={"max_model_len": 2**18, "num_blocks": 2**15}, tool_call_parser="hermes")
 
 
-def asked(tool: str, argument: str) -> str:
-    call = {"name": tool, "arguments": {argument: COMMAND, "description": "Says it."}}
-    return f"SAY(<tool_call>{json.dumps(call)}</tool_call>)YAS"
+def asked(tool: str, **arguments: Any) -> str:
+    return f"SAY(<tool_call>{json.dumps({'name': tool, 'arguments': arguments})}</tool_call>)YAS"
 
 
 def run(name: str, arguments: list[str], home: Path, **environment: str) -> str:
     """What an agent shows, in a folder of its own."""
-    require("node")
-    programs = [*MODULES.glob(PROGRAMS[name])]
+    if name != "aider":
+        require("node")
+    pattern = PROGRAMS[name]
+    # Where a program comes for newer processors and for all, the name of the second is longer.
+    programs = sorted(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor))))
     if not programs:
         lack = "Skipped: the tests with coding agents need their packages (make clients)"
         say_skipped(lack)
         pytest.skip(lack.removeprefix("Skipped: "))
     kept = {name: os.environ[name] for name in ("PATH", "TMPDIR", "LANG") if name in os.environ}
     done = subprocess.run(
-        [programs[0], *arguments],
+        [programs[-1], *arguments],
         cwd=home,
-        env={**kept, "HOME": str(home), **environment},
+        env={**kept, "HOME": str(home), "DO_NOT_TRACK": "1", **environment},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -56,21 +69,21 @@ def run(name: str, arguments: list[str], home: Path, **environment: str) -> str:
     return done.stdout
 
 
-# These two take a second or two: the programs are large, and start slowly.
+# They take some seconds: the programs are large, and start slowly.
 def test_codex(server: RunningServer, tmp_path: Path) -> None:
     provider = f'name = "here"\nbase_url = "{server.url}/v1"\nwire_api = "responses"\n'
     chosen = 'model = "scripted"\nmodel_provider = "here"\n'
     (tmp_path / "config.toml").write_text(f"{chosen}[model_providers.here]\n{provider}")
     # The command is this test's own, and sandboxes are not there in containers.
     options = ["--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
-    said = run("codex", ["exec", *options, asked("exec_command", "cmd")], tmp_path, CODEX_HOME=str(tmp_path))
-    assert said.strip() == "the wheel turns"
+    said = run("codex", ["exec", *options, asked("exec_command", cmd=COMMAND)], tmp_path, CODEX_HOME=str(tmp_path))
+    assert said.strip() == SAID
 
 
 def test_claude_code(server: RunningServer, tmp_path: Path) -> None:
     said = run(
         "claude",
-        ["--print", asked("Bash", "command"), "--allowedTools", "Bash"],
+        ["--print", asked("Bash", command=COMMAND, description="Says it."), "--allowedTools", "Bash"],
         tmp_path,
         ANTHROPIC_BASE_URL=server.url,
         ANTHROPIC_API_KEY="none",
@@ -78,4 +91,82 @@ def test_claude_code(server: RunningServer, tmp_path: Path) -> None:
         ANTHROPIC_SMALL_FAST_MODEL="scripted",
         CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1",
     )
-    assert said.strip() == "the wheel turns"
+    assert said.strip() == SAID
+
+
+@pytest.mark.parametrize("package", ["openai-compatible", "openai", "anthropic"])
+def test_opencode(package: str, server: RunningServer, tmp_path: Path) -> None:
+    provider = {
+        "npm": f"@ai-sdk/{package}",
+        "options": {"baseURL": f"{server.url}/v1", "apiKey": "none"},
+        "models": {"scripted": {}},
+    }
+    (tmp_path / "opencode.json").write_text(json.dumps({"provider": {"here": provider}, "model": "here/scripted"}))
+    # It quotes an argument that has blanks, and joins all by blanks.
+    words = asked("bash", command=COMMAND, description="Says it.").split(" ")
+    offline = {f"OPENCODE_DISABLE_{what}": "1" for what in ("AUTOUPDATE", "DEFAULT_PLUGINS", "MODELS_FETCH")}
+    said = run("opencode", ["run", *words], tmp_path, **offline)
+    assert said.strip() == SAID
+
+
+@pytest.mark.parametrize("api", ["openai-completions", "openai-responses", "anthropic-messages"])
+def test_pi(api: str, server: RunningServer, tmp_path: Path) -> None:
+    base_url = server.url if api == "anthropic-messages" else f"{server.url}/v1"
+    provider = {"baseUrl": base_url, "api": api, "apiKey": "none", "models": [{"id": "scripted"}]}
+    (tmp_path / "models.json").write_text(json.dumps({"providers": {"here": provider}}))
+    options = ["--provider", "here", "--model", "scripted", "--print"]
+    said = run(
+        "pi", [*options, asked("bash", command=COMMAND)], tmp_path, PI_CODING_AGENT_DIR=str(tmp_path), PI_OFFLINE="1"
+    )
+    assert said.strip() == SAID
+
+
+def test_qwen_code(server: RunningServer, tmp_path: Path) -> None:
+    said = run(
+        "qwen",
+        ["--auth-type", "openai", "--yolo", asked("run_shell_command", command=COMMAND, is_background=False)],
+        tmp_path,
+        OPENAI_BASE_URL=f"{server.url}/v1",
+        OPENAI_API_KEY="none",
+        OPENAI_MODEL="scripted",
+    )
+    assert said.strip() == SAID
+
+
+def test_cline(server: RunningServer, tmp_path: Path) -> None:
+    data = ["--data-dir", str(tmp_path / "data")]  # without it, a process of its stays behind
+    run("cline", ["auth", "openai", "-k", "none", "-m", "scripted", "-b", f"{server.url}/v1", *data], tmp_path)
+    said = run("cline", ["--json", *data, asked("run_commands", commands=[COMMAND])], tmp_path)
+    assert json.loads(said.splitlines()[-1])["text"] == SAID
+
+
+def test_continue(server: RunningServer, tmp_path: Path) -> None:
+    model = {"name": "here", "provider": "openai", "model": "scripted", "apiKey": "none", "apiBase": f"{server.url}/v1"}
+    config = {"name": "here", "version": "1.0.0", "schema": "v1", "models": [model]}
+    (tmp_path / "config.yaml").write_text(json.dumps(config))
+    said = run(
+        "cn",
+        ["--config", "config.yaml", "--auto", "--print", asked("Bash", command=COMMAND)],
+        tmp_path,
+        CONTINUE_TELEMETRY_ENABLED="0",
+    )
+    assert said.strip() == SAID
+
+
+def test_aider(server: RunningServer, tmp_path: Path) -> None:
+    """It has no tools: the answer is an edit of a file."""
+    mill = tmp_path / "mill.py"
+    mill.write_text("turns = False\n")
+    edit = "mill.py\n```python\n<<<<<<< SEARCH\nturns = False\n=======\nturns = True\n>>>>>>> REPLACE\n```\n"
+    # Without these figures of the model it asks the network for them.
+    figures = {"openai/scripted": {"max_input_tokens": 2**17, "input_cost_per_token": 0, "output_cost_per_token": 0}}
+    (tmp_path / ".aider.model.metadata.json").write_text(json.dumps(figures))
+    options = ["--no-git", "--yes-always", "--no-check-update", "--analytics-disable", "--edit-format", "diff"]
+    run(
+        "aider",
+        ["--model", "openai/scripted", *options, "--message", f"SAY({edit})YAS", "mill.py"],
+        tmp_path,
+        OPENAI_API_BASE=f"{server.url}/v1",
+        OPENAI_API_KEY="none",
+    )
+    assert mill.read_text() == "turns = True\n"
