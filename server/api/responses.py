@@ -105,7 +105,7 @@ class ResponsesEndpoints:
         builder = ResponseBuilder(
             self._response(body, run),
             logprobs_of,
-            item_of_call=ask.offered.call,
+            tools=ask.offered,
             encrypts_reasoning=encrypts_reasoning,
         )
         stored: StoredResponse | None = None

@@ -103,6 +103,121 @@ class CustomToolCallOutput(msgspec.Struct, tag="custom_tool_call_output", kw_onl
     output: str | list[InputText | InputImage]
 
 
+class LocalShellAction(msgspec.Struct, tag="exec", kw_only=True):
+    """A program and its arguments."""
+
+    command: list[str]
+    env: dict[str, str] = msgspec.field(default_factory=dict)
+    timeout_ms: int | None = None
+    user: str | None = None
+    working_directory: str | None = None
+
+
+class LocalShellCall(msgspec.Struct, tag="local_shell_call", kw_only=True):
+    """The model runs a program on the client's machine."""
+
+    id: str | Unset | None = UNSET
+    status: Status | Unset | None = UNSET
+    call_id: str
+    action: LocalShellAction
+
+
+class LocalShellCallOutput(msgspec.Struct, tag="local_shell_call_output", kw_only=True):
+    """What the program printed. Some clients name the call in `id`."""
+
+    id: str | Unset | None = UNSET
+    status: Status | Unset | None = UNSET
+    call_id: str | Unset | None = UNSET
+    output: str
+
+
+class ShellAction(msgspec.Struct, kw_only=True):
+    """Commands for a shell, and how long and how much each may print."""
+
+    commands: list[str]
+    timeout_ms: int | None = None
+    max_output_length: int | None = None
+
+
+class ShellCall(msgspec.Struct, tag="shell_call", kw_only=True):
+    """The model runs commands in the client's shell."""
+
+    id: str | Unset | None = UNSET
+    status: Status | Unset | None = UNSET
+    call_id: str
+    action: ShellAction
+    environment: dict[str, Any] | Unset | None = UNSET
+
+
+class Exit(msgspec.Struct, tag="exit"):
+    """A command has ended."""
+
+    exit_code: int
+
+
+class Timeout(msgspec.Struct, tag="timeout"):
+    """A command took too long."""
+
+
+class CommandOutput(msgspec.Struct):
+    """What a command printed, and how it ended."""
+
+    stdout: str
+    stderr: str
+    outcome: Exit | Timeout
+
+
+class ShellCallOutput(msgspec.Struct, tag="shell_call_output", kw_only=True):
+    """What the commands printed."""
+
+    id: str | Unset | None = UNSET
+    status: Status | Unset | None = UNSET
+    call_id: str
+    output: list[CommandOutput]
+    max_output_length: int | Unset | None = UNSET
+
+
+class CreateFile(msgspec.Struct, tag="create_file"):
+    """A new file."""
+
+    path: str
+    diff: str
+
+
+class UpdateFile(msgspec.Struct, tag="update_file"):
+    """Changes of a file."""
+
+    path: str
+    diff: str
+
+
+class DeleteFile(msgspec.Struct, tag="delete_file"):
+    """The end of a file."""
+
+    path: str
+
+
+Operation: TypeAlias = CreateFile | UpdateFile | DeleteFile
+
+
+class ApplyPatchCall(msgspec.Struct, tag="apply_patch_call", kw_only=True):
+    """The model changes a file of the client's."""
+
+    id: str | Unset | None = UNSET
+    status: Status | Unset | None = UNSET
+    call_id: str
+    operation: Operation
+
+
+class ApplyPatchCallOutput(msgspec.Struct, tag="apply_patch_call_output", kw_only=True):
+    """What came of the change."""
+
+    id: str | Unset | None = UNSET
+    status: Literal["completed", "failed"]
+    call_id: str
+    output: str | Unset | None = UNSET
+
+
 class ServerToolItem(msgspec.Struct, kw_only=True):
     """What another server's own tool did. The model is not shown it."""
 
@@ -156,10 +271,20 @@ class ItemReference(msgspec.Struct, tag="item_reference"):
 AnyServerToolItem: TypeAlias = (
     WebSearchCall | FileSearchCall | ImageGenerationCall | CodeInterpreterCall | ToolSearchCall | ToolSearchOutput
 )
+BuiltInCall: TypeAlias = LocalShellCall | ShellCall | ApplyPatchCall
+BuiltInCallOutput: TypeAlias = LocalShellCallOutput | ShellCallOutput | ApplyPatchCallOutput
 Item: TypeAlias = (
-    Message | FunctionCall | FunctionCallOutput | CustomToolCall | CustomToolCallOutput | Reasoning | AnyServerToolItem
+    Message
+    | FunctionCall
+    | FunctionCallOutput
+    | CustomToolCall
+    | CustomToolCallOutput
+    | BuiltInCall
+    | BuiltInCallOutput
+    | Reasoning
+    | AnyServerToolItem
 )
-OutputItem: TypeAlias = Message | FunctionCall | CustomToolCall | Reasoning
+OutputItem: TypeAlias = Message | FunctionCall | CustomToolCall | BuiltInCall | Reasoning
 
 ID_PREFIXES: dict[type[Item], str] = {
     Message: "msg",
@@ -167,6 +292,12 @@ ID_PREFIXES: dict[type[Item], str] = {
     FunctionCallOutput: "fco",
     CustomToolCall: "ctc",
     CustomToolCallOutput: "ctco",
+    LocalShellCall: "lsh",
+    LocalShellCallOutput: "lsho",
+    ShellCall: "sh",
+    ShellCallOutput: "sho",
+    ApplyPatchCall: "apc",
+    ApplyPatchCallOutput: "apco",
     Reasoning: "rs",
     WebSearchCall: "ws",
     FileSearchCall: "fs",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 
@@ -14,21 +14,27 @@ NO_SERVER_TOOLS = "this server runs no tools: the model is not told of it"
 
 
 class _ClientTool(msgspec.Struct, kw_only=True):
-    name: ToolName
-    description: str | None = None
-    defer_loading: bool | Unset | None = UNSET
-    is_async: bool | Unset | None = msgspec.field(name="async", default=UNSET)
     allowed_callers: list[str] | Unset | None = UNSET
 
     def check_supported(self, path: str) -> None:
         """Raises ApiError (400) for what this server has no way to honour; `path` is where the tool is."""
-        if self.is_async:
-            raise unsupported(f"{path}.async", " unless it is false")
         if self.allowed_callers and "direct" not in self.allowed_callers:
             raise unsupported(f"{path}.allowed_callers", ' unless "direct" is among them')
 
 
-class FunctionTool(_ClientTool, tag="function", kw_only=True):
+class _OwnTool(_ClientTool, kw_only=True):
+    name: ToolName
+    description: str | None = None
+    defer_loading: bool | Unset | None = UNSET
+    is_async: bool | Unset | None = msgspec.field(name="async", default=UNSET)
+
+    def check_supported(self, path: str) -> None:
+        if self.is_async:
+            raise unsupported(f"{path}.async", " unless it is false")
+        super().check_supported(path)
+
+
+class FunctionTool(_OwnTool, tag="function", kw_only=True):
     """A function that the model may call; `parameters` is a JSON schema."""
 
     parameters: dict[str, Any] | None = None
@@ -46,10 +52,56 @@ class GrammarInput(msgspec.Struct, tag="grammar"):
     definition: str
 
 
-class CustomTool(_ClientTool, tag="custom", kw_only=True):
+class CustomTool(_OwnTool, tag="custom", kw_only=True):
     """A tool of the client's that takes text."""
 
     format: TextInput | GrammarInput | None = None
+
+
+class LocalShellTool(_ClientTool, tag="local_shell", kw_only=True):
+    """The client runs programs."""
+
+    name: ClassVar[str] = "local_shell"
+
+
+class Skill(msgspec.Struct):
+    """A folder of the client's that says how something is done."""
+
+    name: str
+    description: str
+    path: str
+
+
+class LocalEnvironment(msgspec.Struct, tag="local"):
+    """The client's own machine."""
+
+    skills: list[Skill] | None = None
+
+
+class ContainerAuto(msgspec.Struct, tag="container_auto"):
+    """A container that other servers make."""
+
+
+class ContainerReference(msgspec.Struct, tag="container_reference"):
+    """A container that other servers have made."""
+
+
+class ShellTool(_ClientTool, tag="shell", kw_only=True):
+    """The client runs commands in a shell."""
+
+    name: ClassVar[str] = "shell"
+    environment: LocalEnvironment | ContainerAuto | ContainerReference | None = None
+
+    def check_supported(self, path: str) -> None:
+        if isinstance(self.environment, ContainerAuto | ContainerReference):
+            raise unsupported(f"{path}.environment", ' unless its type is "local": this server runs no commands')
+        super().check_supported(path)
+
+
+class ApplyPatchTool(_ClientTool, tag="apply_patch", kw_only=True):
+    """The client changes files."""
+
+    name: ClassVar[str] = "apply_patch"
 
 
 class NamespaceTool(msgspec.Struct, tag="namespace", kw_only=True):
@@ -116,8 +168,9 @@ AnyServerTool: TypeAlias = (
     | WebSearchPreview
     | WebSearchPreview20250311
 )
-ClientTool: TypeAlias = FunctionTool | CustomTool
-ResponseTool: TypeAlias = FunctionTool | CustomTool | NamespaceTool | AnyServerTool
+BuiltInTool: TypeAlias = LocalShellTool | ShellTool | ApplyPatchTool
+ClientTool: TypeAlias = FunctionTool | CustomTool | BuiltInTool
+ResponseTool: TypeAlias = ClientTool | NamespaceTool | AnyServerTool
 
 
 class NamedFunction(msgspec.Struct, tag="function", forbid_unknown_fields=True, omit_defaults=True):
@@ -138,11 +191,11 @@ class AllowedTools(msgspec.Struct, tag="allowed_tools", forbid_unknown_fields=Tr
     """Some of the tools, and whether one of them must be called."""
 
     mode: Literal["auto", "required"]
-    tools: list[NamedFunction | NamedCustomTool | AnyServerTool]
+    tools: list[NamedFunction | NamedCustomTool | BuiltInTool | AnyServerTool]
 
 
 ToolChoice: TypeAlias = (
-    Literal["none", "auto", "required"] | NamedFunction | NamedCustomTool | AllowedTools | AnyServerTool
+    Literal["none", "auto", "required"] | NamedFunction | NamedCustomTool | BuiltInTool | AllowedTools | AnyServerTool
 )
 
 

@@ -19,6 +19,7 @@ from .response_items import (
     Message,
     OutputItem,
     Reasoning,
+    ShellCallOutput,
 )
 from .response_tools import NO_SERVER_TOOLS, ResponseTool, ServerTool, ToolChoice, kind_of
 from .structured import StructuredOutputsField
@@ -179,7 +180,7 @@ class ResponsesRequest(Body, kw_only=True):
 def _parts_of(item: Item | ItemReference) -> tuple[Any, ...]:
     if isinstance(item, Message):
         return (item.content,)
-    if isinstance(item, FunctionCallOutput | CustomToolCallOutput):
+    if isinstance(item, FunctionCallOutput | CustomToolCallOutput | ShellCallOutput):
         return (item.output,)
     return (item.content, item.summary) if isinstance(item, Reasoning) else ()
 

@@ -49,6 +49,7 @@ from ..protocol.response_items import (
     ReasoningText,
     Status,
 )
+from ..protocol.response_tools import BuiltInTool
 from ..protocol.responses import (
     IncompleteDetails,
     InputTokensDetails,
@@ -58,7 +59,9 @@ from ..protocol.responses import (
     ResponseUsage,
 )
 from ..protocol.usage import Usage
+from .built_in_tools import call_of
 from .custom_input import CustomInput
+from .offered_tools import OfferedTools
 
 _RESPONSE_PREFIX = "resp_"
 _HEX_DIGITS = 32  # of a UUID
@@ -83,7 +86,7 @@ class ResponseBuilder:
     """Builds `response` from an answer. Each method returns the events of what it did.
 
     Events are made as they are read, and show the response as it is then. `logprobs_of` shapes log-probabilities.
-    `item_of_call` makes the items of calls. `encrypts_reasoning` asks for reasoning as `encrypted_content` too.
+    `tools` are those that may be called. `encrypts_reasoning` asks for reasoning as `encrypted_content` too.
     """
 
     def __init__(
@@ -91,16 +94,17 @@ class ResponseBuilder:
         response: Response,
         logprobs_of: Callable[[RequestOutput], ChatLogprobs | None],
         *,
-        item_of_call: Callable[[CallStart], FunctionCall | CustomToolCall],
+        tools: OfferedTools,
         encrypts_reasoning: bool = False,
     ) -> None:
         self.response = response
         self._logprobs_of = logprobs_of
-        self._item_of_call = item_of_call
+        self._tools = tools
         self._encrypts_reasoning = encrypts_reasoning
         self._numbers = count()
         self._item: OutputItem | None = None
         self._item_id = ""
+        self._built_in: BuiltInTool | None = None  # the tool that the open item calls, which is shown when it is whole
         self._texts: list[str] = []
         self._input = CustomInput()
         self._logprobs: list[Any] = []
@@ -131,12 +135,13 @@ class ResponseBuilder:
             if isinstance(piece, ReasoningPiece):
                 yield from self._add_reasoning(piece.text)
             elif isinstance(piece, CallStart):
-                yield from self._open(self._item_of_call(piece))
+                yield from self._begin_call(piece)
             elif isinstance(self._item, CustomToolCall):
                 yield from self._add_input(self._input.feed(piece.text))
             else:
                 self._texts.append(piece.text)
-                yield FunctionCallArgumentsDelta(next(self._numbers), self._item_id, self._index, piece.text)
+                if self._built_in is None:
+                    yield FunctionCallArgumentsDelta(next(self._numbers), self._item_id, self._index, piece.text)
 
     def finish(self, usage: Usage) -> Iterator[ResponseEvent]:
         """The answer has ended as the last delta said."""
@@ -186,6 +191,27 @@ class ResponseBuilder:
         if text:
             yield CustomToolCallInputDelta(next(self._numbers), self._item_id, self._index, text)
 
+    def _begin_call(self, start: CallStart) -> Iterator[ResponseEvent]:
+        item = self._tools.call(start)
+        built_in = self._tools.built_in(start.name)
+        if built_in is None:
+            yield from self._open(item)
+            return
+        if self._item is not None:
+            yield from self._close("completed")
+        self._item, self._built_in, self._texts = item, built_in, []
+
+    def _show_built_in(self, tool: BuiltInTool, status: Status) -> Iterator[ResponseEvent]:
+        """A call that is cut off or does not say what to do is shown as that of a function, so that nobody runs it."""
+        call, text = self._item, "".join(self._texts)
+        assert isinstance(call, FunctionCall), "a function stands for the tool"
+        self._item = self._built_in = None
+        built_in = call_of(tool, call.call_id, text) if status == "completed" else None
+        yield from self._open(built_in or call)
+        if built_in is None:
+            self._texts.append(text)
+            yield FunctionCallArgumentsDelta(next(self._numbers), self._item_id, self._index, text)
+
     def _await_logprobs(self, output: RequestOutput) -> None:
         logprobs = self._logprobs_of(output)
         if logprobs is not None:
@@ -202,11 +228,13 @@ class ResponseBuilder:
         self._input = CustomInput()
         self._logprobs = []
         yield OutputItemAdded(next(self._numbers), self._index, item)
-        if not isinstance(item, FunctionCall | CustomToolCall):
+        if isinstance(item, Message | Reasoning):
             part = OutputText("") if isinstance(item, Message) else ReasoningText("")
             yield ContentPartAdded(next(self._numbers), self._item_id, self._index, 0, part)
 
     def _close(self, status: Status) -> Iterator[ResponseEvent]:
+        if self._built_in is not None:
+            yield from self._show_built_in(self._built_in, status)
         item, item_id, index, text = self._item, self._item_id, self._index, "".join(self._texts)
         assert item is not None, "only an item that was opened is closed"
         item.status = status
@@ -222,7 +250,7 @@ class ResponseBuilder:
             item.content = [part]
             yield OutputTextDone(next(self._numbers), item_id, index, 0, text, self._logprobs)
             yield ContentPartDone(next(self._numbers), item_id, index, 0, part)
-        else:
+        elif isinstance(item, Reasoning):
             thought = ReasoningText(text)
             item.content = [thought]
             if self._encrypts_reasoning:

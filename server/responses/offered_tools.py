@@ -15,6 +15,7 @@ from ..protocol.decode import unsupported
 from ..protocol.response_items import UNSET, CustomToolCall, FunctionCall
 from ..protocol.response_tools import (
     AllowedTools,
+    BuiltInTool,
     ClientTool,
     CustomTool,
     FunctionTool,
@@ -27,6 +28,7 @@ from ..protocol.response_tools import (
     ToolChoice,
     kind_of,
 )
+from .built_in_tools import function_of
 from .lark_pattern import lark_pattern
 
 INPUT = "input"
@@ -82,10 +84,20 @@ class OfferedTools:
             return CustomToolCall(call_id=start.id, name=name, input="", namespace=where)
         return FunctionCall(call_id=start.id, name=name, arguments="", namespace=where)
 
-    def _name(self, named: NamedFunction | NamedCustomTool) -> str:
-        wanted = CustomTool if isinstance(named, NamedCustomTool) else FunctionTool
+    def built_in(self, name: str) -> BuiltInTool | None:
+        """The tool of OpenAI's that the function of that name stands for."""
+        _, tool = self._tools.get(name, (None, None))
+        return tool if isinstance(tool, BuiltInTool) else None
+
+    def _name(self, named: NamedFunction | NamedCustomTool | BuiltInTool) -> str:
+        wanted: type[ClientTool] = CustomTool if isinstance(named, NamedCustomTool) else FunctionTool
+        within = None
+        if isinstance(named, BuiltInTool):
+            wanted = type(named)
+        else:
+            within = named.namespace
         for name, (namespace, tool) in self._tools.items():
-            is_named = named.namespace in (None, namespace) and tool.name == named.name
+            is_named = within in (None, namespace) and tool.name == named.name
             if isinstance(tool, wanted) and (is_named or name == named.name):
                 return name
         raise bad_request(f"tool_choice names {quoted(named.name)}, which is not among the tools", "tool_choice")
@@ -119,6 +131,8 @@ def _check_grammars(tools: Sequence[ResponseTool]) -> None:
 def _function(name: str, tool: ClientTool, path: str) -> chat.ToolFunction:
     if isinstance(tool, FunctionTool):
         return chat.ToolFunction(name, tool.description, tool.parameters, tool.strict)
+    if isinstance(tool, BuiltInTool):
+        return function_of(tool)
     text: dict[str, Any] = {"type": "string"}
     description = tool.description or ""
     if isinstance(tool.format, GrammarInput):

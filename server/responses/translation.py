@@ -13,18 +13,22 @@ from ..errors import bad_request
 from ..protocol import chat, structured
 from ..protocol.decode import unsupported
 from ..protocol.response_items import (
+    BuiltInCall,
+    BuiltInCallOutput,
     CustomToolCall,
     CustomToolCallOutput,
     FunctionCall,
     FunctionCallOutput,
     InputImage,
     Item,
+    LocalShellCall,
     Message,
     Reasoning,
     Refusal,
     ServerToolItem,
 )
 from ..protocol.responses import JsonSchemaFormat, PlainFormat, ResponsesRequest, TextConfig
+from .built_in_tools import past_call, result_of
 from .custom_input import as_arguments
 from .offered_tools import OfferedTools, flat_name
 
@@ -61,12 +65,12 @@ _SAME = (
     "top_k",
 )
 
-_TRAINED_TOOLS = ("apply_patch", "computer", "computer_use_preview", "local_shell", "shell")
+_COMPUTER_TOOLS = ("computer", "computer_use", "computer_use_preview")
 
 
 def prepare_body(body: Any) -> None:
-    """Writes the types that clients may leave out into a body as it was decoded. Raises ApiError (400) for a tool that
-    clients run for OpenAI's models alone.
+    """Writes the types that clients may leave out into a body as it was decoded. Raises ApiError (400) for a tool whose
+    results are pictures.
     """
     items = body.get("input") if isinstance(body, dict) else None
     for item in items if isinstance(items, list) else ():
@@ -75,8 +79,10 @@ def prepare_body(body: Any) -> None:
     tools = body.get("tools") if isinstance(body, dict) else None
     for i, tool in enumerate(tools if isinstance(tools, list) else ()):
         kind = tool.get("type") if isinstance(tool, dict) else None
-        if kind in _TRAINED_TOOLS:
-            raise unsupported(f"tools[{i}].type", f": {quoted(kind)}, which its model was trained on; offer a function")
+        if kind in _COMPUTER_TOOLS:
+            raise unsupported(
+                f"tools[{i}].type", f": {quoted(kind)}, whose results are pictures; offer functions that return text"
+            )
 
 
 def chat_request(
@@ -120,6 +126,7 @@ class _Conversation:
         self.messages: list[chat.Message] = []
         self.names: dict[str, str] = {}
         self._turn: chat.Message | None = None  # of the assistant, to which more may belong
+        self._local_shells: dict[str, str] = {}  # their calls, by what results may name
 
     def add(self, message: chat.Message, path: str) -> None:
         self.names[f"messages[{len(self.messages)}]"] = path
@@ -131,11 +138,15 @@ class _Conversation:
             self._add_reasoning(item, path)
         elif isinstance(item, FunctionCall | CustomToolCall):
             arguments = item.arguments if isinstance(item, FunctionCall) else as_arguments(item.input)
-            turn = self._turn or self._new_turn(path)
-            turn.tool_calls = turn.tool_calls or []
-            self.names[f"messages[{len(self.messages) - 1}].tool_calls[{len(turn.tool_calls)}].function"] = path
             function = chat.PastFunctionCall(flat_name(item.name, item.namespace or None), arguments)
-            turn.tool_calls.append(chat.PastToolCall(item.call_id, function))
+            self._add_call(item.call_id, function, path)
+        elif isinstance(item, BuiltInCall):
+            if isinstance(item, LocalShellCall):
+                self._local_shells |= {str(item.id): item.call_id, item.call_id: item.call_id}
+            self._add_call(item.call_id, past_call(item), path)
+        elif isinstance(item, BuiltInCallOutput):
+            call_id = item.call_id or self._named_call(item, path)
+            self.add(chat.Message(role="tool", content=result_of(item), tool_call_id=call_id), path)
         elif isinstance(item, FunctionCallOutput | CustomToolCallOutput):
             content = item.output if isinstance(item.output, str) else _parts(item.output)
             self.add(chat.Message(role="tool", content=content, tool_call_id=item.call_id), path)
@@ -148,6 +159,19 @@ class _Conversation:
             said.content = _content(item)
         else:
             self.add(chat.Message(role=item.role, content=_content(item)), path)
+
+    def _add_call(self, call_id: str, function: chat.PastFunctionCall, path: str) -> None:
+        turn = self._turn or self._new_turn(path)
+        turn.tool_calls = turn.tool_calls or []
+        self.names[f"messages[{len(self.messages) - 1}].tool_calls[{len(turn.tool_calls)}].function"] = path
+        turn.tool_calls.append(chat.PastToolCall(call_id, function))
+
+    def _named_call(self, item: BuiltInCallOutput, path: str) -> str:
+        """The call that a result names by its `id`: clients write there the call's id, or that of its item."""
+        call_id = self._local_shells.get(str(item.id))
+        if call_id is None:
+            raise bad_request(f"{path}.call_id: the result names no local_shell_call before it", f"{path}.call_id")
+        return call_id
 
     def _new_turn(self, path: str) -> chat.Message:
         turn = chat.Message(role="assistant")

@@ -27,6 +27,7 @@ SHORT: Any = {
     "parameters": {"type": "object", "properties": {"city": {"enum": ["Paris", "Oslo"]}, "days": {"enum": [1, 2]}},
                    "required": ["city", "days"], "additionalProperties": False},
 }  # fmt: skip
+COMPUTER: Any = {"type": "computer_use_preview", "display_width": 640, "display_height": 480, "environment": "linux"}
 TOOLS: Any = [
     {"type": "function", "name": "Weather", "parameters": Weather.model_json_schema(), "strict": False},
 ]
@@ -133,8 +134,8 @@ def test_input_tokens(client: openai.OpenAI) -> None:
 
 
 def test_errors(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="local_shell") as info:
-        client.responses.create(**ask("hi"), tools=[{"type": "local_shell"}])
+    with pytest.raises(openai.BadRequestError, match="computer_use_preview") as info:
+        client.responses.create(**ask("hi"), tools=[COMPUTER])
     assert info.value.param == "tools[0].type"
     with pytest.raises(openai.NotFoundError, match="not served"):
         client.responses.create(model="gpt-5", input="hi")

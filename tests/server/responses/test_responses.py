@@ -655,7 +655,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({**HI, "temperature": -1}, "temperature"),
     ({**HI, "top_logprobs": 21}, "top_logprobs"),
     ({**HI, "include": ["file_search_call.results"]}, "include"),
-    ({**HI, "tools": [{"type": "local_shell"}]}, "tools[0].type"),
+    ({**HI, "tools": [{"type": "computer_use_preview"}]}, "tools[0].type"),
     ({**HI, "tools": [{"type": "custom", "name": "x y"}]}, "tools[0].name"),
     ({**HI, "tools": [{"type": "namespace", "name": "n", "tools": [{**ADD, "name": ""}]}]}, "tools[0].tools[0].name"),
     ({**HI, "tools": [ADD, ADD]}, "tools[1].name"),
