@@ -122,7 +122,7 @@ python-test: $(VENV)/.test-tools $(VENV)/.installed $(VENV)/.node-clients  ## th
 sweep: $(VENV)/.test-tools $(VENV)/.installed  ## the Python tests that `make test` leaves out: others are like them, or they take minutes
 	$(PYTEST) -m sweep $(PYTEST_ARGS)
 
-clients: $(VENV)/.test-tools $(VENV)/.installed $(VENV)/.node-clients $(VENV)/.other-clients $(VENV)/.agents $(VENV)/.aider  ## the tests with LiteLLM, Codex and other clients
+clients: $(VENV)/.test-tools $(VENV)/.installed $(VENV)/.node-clients $(VENV)/.other-clients $(VENV)/.agents $(VENV)/.aider $(VENV)/.openai-agents  ## the tests with LiteLLM, Codex and other clients
 	$(BIN)/pytest -m clients $(PYTEST_ARGS)
 
 fuzz: $(VENV)/.test-tools $(VENV)/.installed  ## look for inputs that break a parser (HARNESS=, FUZZ_SECONDS=)
@@ -197,10 +197,11 @@ $(VENV)/.agents: tests/clients/agents/package.json tests/clients/agents/package-
 	    npm install --prefix $(VENV)/agents --ignore-scripts --no-audit --no-fund --loglevel=error; touch $@; \
 	fi
 
-# 570 MB, in an environment of its own: it pins what it needs.
-$(VENV)/.aider: tests/clients/agents/requirements.txt | $(VENV)/.tools
-	$(PYTHON) -m venv $(VENV)/aider
-	$(VENV)/aider/bin/python -m pip install --quiet --no-compile --requirement $<
+# 570 and 85 MB, each in an environment of its own: aider pins all that it needs, and both need another openai than the
+# other clients.
+$(VENV)/.aider $(VENV)/.openai-agents: $(VENV)/.%: tests/clients/agents/%.txt | $(VENV)/.tools
+	$(PYTHON) -m venv $(VENV)/$*
+	$(VENV)/$*/bin/python -m pip install --quiet --no-compile --requirement $<
 	touch $@
 
 # In an environment of their own, because some need an older openai. Few of their modules are used: those compile then.

@@ -26,6 +26,7 @@ PROGRAMS = {
     "cline": MODULES / "@cline" / "cli-*" / "bin" / "cline",
     "cn": MODULES / ".bin" / "cn",
     "codex": MODULES / ".bin" / "codex",
+    "openai-agents": Path(sys.prefix) / "openai-agents" / "bin" / "python",
     "opencode": MODULES / "opencode-*" / "bin" / "opencode",
     "pi": MODULES / ".bin" / "pi",
     "qwen": MODULES / ".bin" / "qwen",
@@ -46,9 +47,9 @@ def asked(tool: str, **arguments: Any) -> str:
 
 def run(name: str, arguments: list[str], home: Path, **environment: str) -> str:
     """What an agent shows, in a folder of its own."""
-    if name != "aider":
-        require("node")
     pattern = PROGRAMS[name]
+    if MODULES in pattern.parents:
+        require("node")
     # Where a program comes for newer processors and for all, the name of the second is longer.
     programs = sorted(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor))))
     if not programs:
@@ -151,6 +152,20 @@ def test_continue(server: RunningServer, tmp_path: Path) -> None:
         CONTINUE_TELEMETRY_ENABLED="0",
     )
     assert said.strip() == SAID
+
+
+def test_openai_agents(server: RunningServer, tmp_path: Path) -> None:
+    """OpenAI's Agents SDK, with the tools that OpenAI's models were trained on."""
+    script = Path(__file__).with_name("agents") / "run_openai_agents.py"
+    new = {"type": "create_file", "path": "mill.py", "diff": "+off\n+again\n"}
+    changed = {"type": "update_file", "path": "mill.py", "diff": "@@\n-off\n+on\n again\n"}
+    questions = {
+        "shell": [asked("shell", commands=["cd /", COMMAND], timeout_ms=9000)],
+        "local_shell": [asked("local_shell", command=["sh", "-c", COMMAND])],
+        "apply_patch": [asked("apply_patch", **new), asked("apply_patch", **changed)],
+    }
+    said = json.loads(run("openai-agents", [str(script), server.url, json.dumps(questions)], tmp_path))
+    assert said == {"answers": [SAID] * 4 + ["mill.py is changed"] * 4, "files": {"mill.py": "on\nagain"}}
 
 
 def test_aider(server: RunningServer, tmp_path: Path) -> None:
