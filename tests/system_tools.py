@@ -75,6 +75,7 @@ TOOLS = {
         Tool("chromium", "chromium", "the tests of the web page", _command(*_BROWSERS)),
         Tool("node", "nodejs", "the tests with Node.js clients", _command("node")),
         Tool("npm", "npm", "the tests with Node.js clients", _command("npm")),
+        Tool("curl", "curl", "the tests with curl", _command("curl")),
         Tool("nginx", "nginx-light", "the tests behind nginx", _command("nginx")),
         Tool("haproxy", "haproxy", "the tests behind HAProxy", _command("haproxy")),
         Tool(

@@ -1,4 +1,4 @@
-"""llama.cpp's `/infill`, which editors ask for what belongs between two pieces of code."""
+"""llama.cpp's `/infill`, which editors ask for what belongs between two pieces of code, and its `/completion`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,14 @@ from ..generation.streaming import EventStream, collect
 from ..openapi.document import operation
 from ..protocol.completions import CompletionRequest
 from ..protocol.decode import BodyDecoder, ParameterNotes
-from ..protocol.infill import MAX_SNIPPETS, InfillAnswer, InfillRequest, InfillTimings
+from ..protocol.infill import (
+    MAX_SNIPPETS,
+    InfillAnswer,
+    InfillRequest,
+    InfillTimings,
+    LlamaCppCompletionRequest,
+)
+from ..protocol.structured import StructuredOutputsField
 from ..telemetry.metrics import ServerMetrics
 from .body import whole_body
 from .json_response import json_response
@@ -29,13 +36,14 @@ from .json_response import json_response
 _NAMES = {
     "max_tokens": "n_predict",
     "repetition_penalty": "repeat_penalty",
-    "prompt": "input_prefix",
-    "suffix": "input_suffix",
+    "structured_outputs": "json_schema",
+    "structured_outputs.json": "json_schema",
 }
+_INFILL_NAMES = {**_NAMES, "prompt": "input_prefix", "suffix": "input_suffix"}
 
 
 class InfillEndpoint:
-    """Fills holes in llama.cpp's shapes."""
+    """Fills holes and goes on with texts, in llama.cpp's shapes."""
 
     def __init__(
         self, path: CompletionPath, encoder: PromptEncoder, metrics: ServerMetrics, *, notes: ParameterNotes
@@ -44,10 +52,14 @@ class InfillEndpoint:
         self._encoder = encoder
         self._metrics = metrics
         self._decode = BodyDecoder(InfillRequest, notes=notes)
+        self._decode_plain = BodyDecoder(LlamaCppCompletionRequest, notes=notes)
 
     def routes(self) -> list[Route]:
-        """The endpoint."""
-        return [Route("/infill", self._create, methods=["POST"])]
+        """The endpoints."""
+        return [
+            Route("/infill", self._fill, methods=["POST"]),
+            Route("/completion", self._complete, methods=["POST"]),
+        ]
 
     @operation(
         "Fill in the middle of a text, in llama.cpp's shapes",
@@ -56,23 +68,42 @@ class InfillEndpoint:
         events=InfillAnswer,
         example={"input_prefix": "def add(a, b):\n    return ", "input_suffix": "\n", "n_predict": 16},
     )
-    async def _create(self, request: Request) -> Response:
+    async def _fill(self, request: Request) -> Response:
         timer = self._metrics.start_timer()
         raw = await whole_body(request)
         body = self._decode(raw)
         hole = Hole(body.input_suffix, body.prompt or "", _snippets(body))
-        with renamed_fields(_NAMES):
-            run = await self._path.start(self._translated(body), len(raw), timer, request.state.request_id, hole=hole)
-        if body.stream:
-            return _PieceStream(run)
-        (outputs,) = await collect(request.receive, run.generation)
-        return json_response(_ended(run, outputs[-1], "".join(output.text for output in outputs)))
+        with renamed_fields(_INFILL_NAMES):
+            wanted = self._translated(body, body.input_prefix)
+            run = await self._path.start(wanted, len(raw), timer, request.state.request_id, hole=hole)
+        return await _answer(request, run, stream=body.stream)
 
-    def _translated(self, body: InfillRequest) -> CompletionRequest:
+    @operation(
+        "Go on with a text, in llama.cpp's shapes",
+        LlamaCppCompletionRequest,
+        InfillAnswer,
+        events=InfillAnswer,
+        example={"prompt": "The tide turns", "n_predict": 16},
+    )
+    async def _complete(self, request: Request) -> Response:
+        timer = self._metrics.start_timer()
+        raw = await whole_body(request)
+        body = self._decode_plain(raw)
+        with renamed_fields(_NAMES):
+            wanted = self._translated(body, body.prompt)
+            wanted.ignore_eos = body.ignore_eos
+            if body.json_schema is not None:
+                wanted.structured_outputs = StructuredOutputsField(json=body.json_schema)
+            run = await self._path.start(wanted, len(raw), timer, request.state.request_id)
+        return await _answer(request, run, stream=body.stream)
+
+    def _translated(
+        self, body: InfillRequest | LlamaCppCompletionRequest, prompt: str | list[int]
+    ) -> CompletionRequest:
         limited = body.n_predict is not None and body.n_predict >= 0
         return CompletionRequest(
             model=body.model,
-            prompt=body.input_prefix,
+            prompt=prompt if isinstance(prompt, str) else [*prompt],
             max_tokens=body.n_predict if limited else self._encoder.max_model_len,
             temperature=body.temperature,
             top_k=body.top_k,
@@ -84,6 +115,13 @@ class InfillEndpoint:
             presence_penalty=body.presence_penalty,
             frequency_penalty=body.frequency_penalty,
         )
+
+
+async def _answer(request: Request, run: CompletionRun, *, stream: bool | None) -> Response:
+    if stream:
+        return _PieceStream(run)
+    (outputs,) = await collect(request.receive, run.generation)
+    return json_response(_ended(run, outputs[-1], "".join(output.text for output in outputs)))
 
 
 def _snippets(body: InfillRequest) -> Sequence[Snippet]:

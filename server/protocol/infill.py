@@ -1,12 +1,12 @@
-"""llama.cpp's `/infill`: the request and the answer."""
+"""llama.cpp's `/infill` and `/completion`: the requests and the answer."""
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
-from .decode import Body, Ignored, documented, is_given
+from .decode import Body, Ignored, Unsupported, documented, is_given
 
 MAX_SNIPPETS = 256
 
@@ -18,18 +18,9 @@ class InfillExtra(msgspec.Struct):
     filename: str = "tmp"
 
 
-class InfillRequest(Body, kw_only=True):
-    """Text with a hole. `prompt` is how its filling begins, `input_extra` what the model is shown of other files.
-
-    `n_predict` below 0 is as many tokens as fit.
-    """
-
+class _LlamaCppBody(Body, kw_only=True):
     generates: ClassVar[bool] = True
 
-    input_prefix: str
-    input_suffix: str
-    input_extra: Annotated[list[InfillExtra], documented(maxItems=MAX_SNIPPETS)] | None = None
-    prompt: str | None = None
     model: str | None = None
     n_predict: int | None = None
     temperature: float | None = None
@@ -64,6 +55,29 @@ class InfillRequest(Body, kw_only=True):
         return {name: reason for name, reason in reasons.items() if is_given(getattr(self, name))}
 
 
+class InfillRequest(_LlamaCppBody, kw_only=True):
+    """Text with a hole. `prompt` is how its filling begins, `input_extra` what the model is shown of other files.
+
+    `n_predict` below 0 is as many tokens as fit.
+    """
+
+    input_prefix: str
+    input_suffix: str
+    input_extra: Annotated[list[InfillExtra], documented(maxItems=MAX_SNIPPETS)] | None = None
+    prompt: str | None = None
+
+
+class LlamaCppCompletionRequest(_LlamaCppBody, kw_only=True):
+    """Text that goes on, as text or token ids. `n_predict` below 0 is as many tokens as fit."""
+
+    prompt: str | list[int]
+    ignore_eos: bool | None = None
+    json_schema: dict[str, Any] | None = None
+
+    grammar: Unsupported = None
+    n_probs: Unsupported = None
+
+
 class InfillTimings(msgspec.Struct):
     """Tokens, and milliseconds, of the prompt and of the answer."""
 
@@ -76,7 +90,7 @@ class InfillTimings(msgspec.Struct):
 
 
 class InfillAnswer(msgspec.Struct, kw_only=True):
-    """The hole's filling, or a piece of it; the last piece says why it ended."""
+    """What the model has written, or a piece of it; the last piece says why it ended."""
 
     content: str
     stop: bool

@@ -13,12 +13,12 @@ from typing import Any
 
 import encoder_zoo as zoo
 import pytest
-from server.conftest import RunningServer, StartServer, demo_server, start_server
+from server.conftest import RunningServer, StartServer, demo_server, dummy_model, start_server
 from system_tools import require
 
 from tidewheel.engine.encoders.load import load_encoders
 
-__all__ = ["demo_server", "start_server"]  # fixtures
+__all__ = ["demo_server", "dummy_model", "start_server"]  # fixtures
 
 SCENARIOS = Path(__file__).with_name("openai_scenarios.cjs")
 NODE_MODULES = Path(sys.prefix) / "node" / "node_modules"  # where `make test` installs package-lock.json

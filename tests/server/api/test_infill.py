@@ -1,12 +1,13 @@
-"""llama.cpp's `/infill`."""
+"""llama.cpp's `/infill` and `/completion`."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
+import httpx
 import pytest
-from server.conftest import RunningServer, StartServer
+from server.conftest import RunningServer, ServerProcess, StartServer
 
 MARKS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
 REPOSITORY = ("<|repo_name|>", "<|file_sep|>")
@@ -86,3 +87,39 @@ def test_a_model_without_marks_refuses(start_server: StartServer) -> None:
     response = start_server().post("/infill", {"input_prefix": "a", "input_suffix": ""})
     assert response.status_code == 400
     assert "fill-in-the-middle" in response.json()["error"]["message"]
+
+
+def test_a_text_goes_on(server: RunningServer) -> None:
+    body = {"prompt": "SAY(one)YAS", "n_predict": 9, "cache_prompt": True}
+    answer = server.post("/completion", body).json()
+    assert (answer["content"], answer["stop"], answer["stop_type"]) == ("one", True, "eos")
+    assert prompt_of(server) == "<bos>SAY(one)YAS"
+    assert server.post("/completion", {**body, "n_predict": 2}).json()["content"] == "on"
+    assert server.post("/completion", {"prompt": [*b"SAY(two)YAS"], "n_predict": -1}).json()["content"] == "two"
+    streamed = server.post("/completion", {**body, "stream": True}).text
+    *pieces, end = [json.loads(frame.removeprefix("data: ")) for frame in streamed.split("\n\n")[:-1]]
+    assert "".join(piece["content"] for piece in pieces) == "one"
+    assert (end["stop"], end["tokens_predicted"]) == (True, 4)
+
+
+def test_json_of_a_schema(demo_server: ServerProcess) -> None:
+    pytest.importorskip("llguidance")  # not there on every machine
+    body = {"prompt": "Which wheel?", "n_predict": 40, "json_schema": {"enum": ["oak", "iron"]}, "temperature": 0}
+    answer = httpx.post(f"{demo_server.url}/completion", json=body, trust_env=False)
+    assert json.loads(answer.json()["content"]) in ("oak", "iron")
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "prompt"),
+        ({"prompt": {"prompt_string": "a"}}, "prompt"),
+        ({"prompt": "a", "grammar": "root ::= [0-9]"}, "grammar"),
+        ({"prompt": "a", "n_probs": 2}, "n_probs"),
+        ({"prompt": "a", "json_schema": {"type": "wheel"}}, "json_schema"),
+        ({"prompt": "a", "n_predict": 0}, "n_predict"),
+    ],
+)
+def test_errors_of_texts_name_the_field(server: RunningServer, body: dict[str, Any], param: str) -> None:
+    response = server.post("/completion", body)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text

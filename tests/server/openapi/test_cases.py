@@ -42,6 +42,7 @@ MODELS = {
 MOST = {
     "max_tokens": 4,
     "num_predict": 4,
+    "n_predict": 4,
     "max_completion_tokens": 4,
     "max_output_tokens": 4,
     "min_tokens": 4,
