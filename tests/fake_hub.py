@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -24,6 +25,12 @@ class Claimed(bytes):
     """A file that the hub says has `claimed` bytes."""
 
     claimed = 1 << 50
+
+
+class Late(bytes):
+    """A file that comes after so many seconds."""
+
+    delay_s = 2.1
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -76,6 +83,8 @@ class _Handler(BaseHTTPRequestHandler):
             body, status = body[int(first) : end], 206
         if self.command != "HEAD":
             self.may_send.wait()
+            if status == 200:
+                time.sleep(getattr(files[name], "delay_s", 0))
             self.sent[name] = self.sent.get(name, 0) + len(body)
         self._answer(status, body, headers)
 

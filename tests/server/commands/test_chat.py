@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import io
 import itertools
 import os
@@ -10,12 +11,15 @@ import pty
 import re
 import select
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
 import pytest
+from fake_hub import Late, fake_hub
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from samples import swept
@@ -24,6 +28,8 @@ from server.conftest import RunningServer, StartServer
 from tidewheel.server.commands.chat.client import ChatClient, ChatError
 from tidewheel.server.commands.chat.wrapping import WordWrap
 from tidewheel.server.commands.cli import main
+
+DEMO = Path(__file__).parents[3] / "server" / "demo"
 
 
 @pytest.fixture
@@ -146,18 +152,25 @@ def test_keys(start_server: StartServer) -> None:
 class Terminal:
     """`tidewheel chat` in a terminal, with prompt_toolkit or without. `state` is where its history is kept."""
 
-    def __init__(self, url: str, state: Path, *, toolkit: bool) -> None:
+    def __init__(self, *arguments: str, state: Path, toolkit: bool, **variables: str) -> None:
         hide = "" if toolkit else "sys.modules['prompt_toolkit'] = None; "
         code = f"import sys; {hide}from tidewheel.server.commands.cli import main; sys.exit(main(sys.argv[1:]))"
         self._terminal, inside = pty.openpty()
+        fcntl.ioctl(inside, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))  # lines and columns
         self._raw, self._num_read = b"", 0
         self.process = subprocess.Popen(
-            [sys.executable, "-c", code, "chat", "--url", url],
+            [sys.executable, "-c", code, "chat", *arguments],
             stdin=inside,
             stdout=inside,
             stderr=inside,
             start_new_session=True,
-            env={**os.environ, "XDG_STATE_HOME": str(state), "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"},
+            env={
+                **os.environ,
+                "XDG_STATE_HOME": str(state),
+                "TERM": "xterm",
+                "PROMPT_TOOLKIT_NO_CPR": "1",
+                **variables,
+            },
         )
         os.close(inside)
 
@@ -198,7 +211,7 @@ def test_a_conversation_in_a_terminal(start_server: StartServer, tmp_path: Path,
         prompt: str = slow.engine.tokenizer.decode(list(slow.engine.requests[-1].prompt_token_ids))
         return prompt
 
-    with Terminal(slow.url, tmp_path, toolkit=toolkit) as terminal:
+    with Terminal("--url", slow.url, state=tmp_path, toolkit=toolkit) as terminal:
         terminal.shown_until(f"scripted at {slow.url}")
         terminal.shown_until("> ")
         terminal.type("LOOP(\r")
@@ -244,7 +257,7 @@ def test_a_conversation_in_a_terminal(start_server: StartServer, tmp_path: Path,
         assert last_prompt() == "<system>Be SAY(kind)YAS<user>pasted\nlines<assistant>"
         terminal.type("/bye\r")
         assert terminal.process.wait(20) == 0
-    with Terminal(slow.url, tmp_path, toolkit=toolkit) as terminal:
+    with Terminal("--url", slow.url, state=tmp_path, toolkit=toolkit) as terminal:
         terminal.shown_until("> ")
         terminal.type("\x1b[A\x1b[A\x1b[A\r")  # up, beyond the two pasted lines: commands are not in the history
         terminal.shown_until("\x1b[2mhmm\x1b[0m")
@@ -272,6 +285,22 @@ def test_a_server_is_started_where_none_runs_and_ends_with_the_conversation(
     assert "the server did not start" in error
     assert "config.json" in error
     assert error.count("\n") == 1
+
+
+# A bar is drawn of what takes over two seconds, and a server starts.
+def test_the_download_of_a_model_is_shown(tmp_path: Path) -> None:
+    pytest.importorskip("prompt_toolkit")
+    files = {path.name: path.read_bytes() for path in DEMO.iterdir() if path.is_file()}
+    files["model.safetensors"] = Late(files["model.safetensors"])
+    with (
+        fake_hub({"own/mill": files}) as hub,
+        Terminal("own/mill", state=tmp_path, toolkit=True, **hub.environment(tmp_path / "hub")) as terminal,
+    ):
+        bar = terminal.shown_until("Starting a server of own/mill")
+        assert re.search(r"Downloading: 100%\|█+\| ([\d.]+M)/\1 ", bar), bar
+        terminal.shown_until("> ")
+        terminal.type("\x04")
+        assert terminal.process.wait(20) == 0
 
 
 def test_reasoning_is_no_part_of_what_a_pipe_gets(

@@ -307,6 +307,19 @@ def test_the_charts_have_axes_and_tell_what_was_read(server: RunningServer, open
     expect(chart.locator(".tip")).to_be_hidden()
 
 
+def test_a_charts_scale_holds_the_figure_above_it(server: RunningServer, open_page: OpenPage) -> None:
+    """The time to the first token is that of the last answers, which may be older than the chart."""
+    scrape = metrics(
+        "x:", num_requests_running=0, time_to_first_token_seconds_sum=84, time_to_first_token_seconds_count=7
+    )
+    page = open_on(open_page, server, [scrape])
+    top = page.locator("#first-token-chart .top")
+    for _ in range(2):
+        expect(figure(page, "first-token")).to_have_text("12.0 s")
+        expect(top).to_have_text("12.0 s")
+        page.clock.run_for(1000)
+
+
 def test_what_is_served_is_said(demo_server: ServerProcess, open_page: OpenPage) -> None:
     page = open_page(f"{demo_server.url}/#server", **WIDE)
     facts = page.locator("#facts")
