@@ -26,6 +26,7 @@ PROGRAMS = {
     "cline": MODULES / "@cline" / "cli-*" / "bin" / "cline",
     "cn": MODULES / ".bin" / "cn",
     "codex": MODULES / ".bin" / "codex",
+    "copilot": MODULES / ".bin" / "copilot",
     "openai-agents": Path(sys.prefix) / "openai-agents" / "bin" / "python",
     "opencode": MODULES / "opencode-*" / "bin" / "opencode",
     "pi": MODULES / ".bin" / "pi",
@@ -118,6 +119,22 @@ def test_pi(api: str, server: RunningServer, tmp_path: Path) -> None:
     options = ["--provider", "here", "--model", "scripted", "--print"]
     said = run(
         "pi", [*options, asked("bash", command=COMMAND)], tmp_path, PI_CODING_AGENT_DIR=str(tmp_path), PI_OFFLINE="1"
+    )
+    assert said.strip() == SAID
+
+
+@pytest.mark.parametrize(("kind", "wire"), [("openai", "completions"), ("openai", "responses"), ("anthropic", "")])
+def test_copilot(kind: str, wire: str, server: RunningServer, tmp_path: Path) -> None:
+    """GitHub's Copilot with a provider of one's own, which needs no account."""
+    said = run(
+        "copilot",
+        ["--silent", "--allow-all-tools", "--prompt", asked("bash", command=COMMAND, description="Says it.")],
+        tmp_path,
+        COPILOT_OFFLINE="true",
+        COPILOT_PROVIDER_BASE_URL=server.url if kind == "anthropic" else f"{server.url}/v1",
+        COPILOT_PROVIDER_TYPE=kind,
+        COPILOT_MODEL="scripted",
+        **({"COPILOT_PROVIDER_WIRE_API": wire} if wire else {}),
     )
     assert said.strip() == SAID
 
