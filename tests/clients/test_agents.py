@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -58,17 +60,23 @@ def run(name: str, arguments: list[str], home: Path, **environment: str) -> str:
         say_skipped(lack)
         pytest.skip(lack.removeprefix("Skipped: "))
     kept = {name: os.environ[name] for name in ("PATH", "TMPDIR", "LANG") if name in os.environ}
-    done = subprocess.run(
+    process = subprocess.Popen(
         [programs[-1], *arguments],
         cwd=home,
         env={**kept, "HOME": str(home), "DO_NOT_TRACK": "1", **environment},
         stdin=subprocess.DEVNULL,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=240,
+        start_new_session=True,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    try:
+        said, complaints = process.communicate(timeout=120)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # and what it has started
+    assert process.returncode == 0, said + complaints
+    return said
 
 
 # They take some seconds: the programs are large, and start slowly.
