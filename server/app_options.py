@@ -13,12 +13,7 @@ from tidewheel.engine.declaring.option import Options, option
 from tidewheel.engine.declaring.values import above, at_least, count, json_object, number
 from tidewheel.engine.models.generation import SAMPLING_NAMES
 
-from .chat.parser_names import (
-    REASONING_PARSER_NAMES,
-    TOOL_CALL_PARSER_ALIASES,
-    TOOL_CALL_PARSER_NAMES,
-    reasoning_parser_name,
-)
+from .chat.parser_names import REASONING_PARSER_NAMES, TOOL_CALL_PARSER_ALIASES, TOOL_CALL_PARSER_NAMES
 from .default_sampling import DEFAULT_SAMPLING
 from .host_names import check_host
 from .http.limits import AdmissionLimits
@@ -207,7 +202,6 @@ class AppOptions(Options):
     reasoning_parser: str = option(
         "auto",
         "the format of the model's reasoning, which is returned apart from the answer; auto and none as above",
-        parse=reasoning_parser_name,
         choices=("auto", "none", *REASONING_PARSER_NAMES),
     )
     max_stored_responses: int = option(

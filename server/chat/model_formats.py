@@ -68,7 +68,8 @@ _CALL_SIGNS = (
     _Sign("minicpm5", ("<function name=", "<param name=")),
     _Sign("olmo3", ("<function_calls>",), ("<invoke",)),
     _Sign("hy_v3", ("<tool_sep", "<arg_key")),  # both may have a suffix
-    _Sign("glm45", ("<tool_call>", "<arg_key>"), ("<tool_calls>",)),
+    _Sign("hy_v4", ("<tool_calls", "<arg_key")),
+    _Sign("glm45", ("<tool_call>", "<arg_key>")),
     _Sign("jamba", ("<tool_calls>",), ("<tool_call>", "<arg_key>")),
     _Sign("xlam", ("tool_call_name", "JSON array")),
     _Sign("phi4_mini_json", ("functools[",)),
@@ -94,6 +95,7 @@ _REASONING_SIGNS = (
     _Sign("apriel", ("[BEGIN FINAL RESPONSE]",)),
     _Sign("granite", ("Here is my thought process:",)),
     _Sign("hy_v3", ("<tool_sep", "<arg_key")),
+    _Sign("hy_v4", ("<tool_calls", "<arg_key")),
     _Sign("hunyuan_a13b", ("</think>", "<answer>")),
     _Sign("ernie45", ("</think>", "<response>")),
     _Sign("deepseek_r1", ("<｜Assistant｜>", "</think>"), ("<think>",)),  # the model begins to reason by itself

@@ -27,6 +27,7 @@ TOOL_CALL_PARSER_NAMES = (
     "hermes",
     "hunyuan_a13b",
     "hy_v3",
+    "hy_v4",
     "inkling",
     "internlm",
     "jamba",
@@ -40,6 +41,7 @@ TOOL_CALL_PARSER_NAMES = (
     "longcat",
     "mimo",
     "minicpm5",
+    "minimax",
     "minimax_m2",
     "minimax_m3",
     "mistral",
@@ -80,6 +82,7 @@ REASONING_PARSER_NAMES = (
     "holo2",
     "hunyuan_a13b",
     "hy_v3",
+    "hy_v4",
     "inkling",
     "kimi_k2",
     "kimi_k3",
@@ -99,13 +102,3 @@ REASONING_PARSER_NAMES = (
     "step3",
     "step3p5",
 )
-_REFUSED_REASONING_PARSERS = {
-    "minimax_m2_append_think": "it leaves the thoughts in the answer; use minimax_m2, which gives them apart, or none"
-}
-
-
-def reasoning_parser_name(text: str) -> str:
-    """The name of a parser of reasoning. Raises ValueError for one of vLLM's that there is not, saying what to use."""
-    if (reason := _REFUSED_REASONING_PARSERS.get(text)) is not None:
-        raise ValueError(f"{text} is not served: {reason}")
-    return text

@@ -75,7 +75,7 @@ class LongcatReasoningParser(ReasoningParser):
 
 
 class Ernie45ReasoningParser(ReasoningParser):
-    """ERNIE 4.5, and Granite 3.3."""
+    """ERNIE 4.5."""
 
     answer_tags = (("<response>", "</response>"),)
 
@@ -87,12 +87,13 @@ class HunyuanA13BReasoningParser(ReasoningParser):
 
 
 class GraniteReasoningParser(ReasoningParser):
-    """Granite 3.2, which writes sentences for tags."""
+    """Granite 3.2, which writes sentences for tags, and 3.3."""
 
     opening = "Here is my thought process:"
     closing = "Here is my response:"
-    other_openings = ("Here's my thought process:",)
-    other_closings = ("Here's my response:",)
+    other_openings = ("Here's my thought process:", "<think>")
+    other_closings = ("Here's my response:", "</think>")
+    answer_tags = (("<response>", "</response>"),)
 
 
 class AprielReasoningParser(ReasoningParser):
@@ -190,6 +191,7 @@ REASONING_PARSERS: Mapping[str, type[ReasoningParser] | type[HarmonyParser]] = {
     "holo2": ReasoningParser,
     "hunyuan_a13b": HunyuanA13BReasoningParser,
     "hy_v3": HyV3ReasoningParser,
+    "hy_v4": HyV3ReasoningParser,
     "inkling": InklingReasoningParser,
     "kimi_k2": ReasoningParser,
     "kimi_k3": KimiK3ReasoningParser,

@@ -295,16 +295,15 @@ REFUSED = {
     "calls in this format are not read: leave it out, and the format is looked for in the chat template "
     "(docs/structured-output.md)": _of(
         "--tool-call-parser",
-        "beam deepseek_v41 dots ernie45 hf hy_v3 hy_v4 inkling k2_horizon "
-        "kimi_k3 minimax minimax_m3 muse muse_glimmer musespark1x plamo3 poolside_v1 solar_open2 step3 "
-        "step5 xlam",
+        "beam dots hf k2_horizon muse muse_glimmer musespark1x plamo3 step5",
     ),
     "reasoning in this format is not told apart: leave it out, and the format is looked for in the chat template "
     "(docs/structured-output.md)": _of(
         "--reasoning-parser",
-        "beam deepseek_v41 ernie45 granite granite_thinking_parser hf hunyuan_a13b hy_v3 hy_v4 inkling "
-        "k2_horizon kimi_k3 ling3 minicpmv minimax_m2_append_think muse muse_glimmer musespark1x plamo3 "
-        "poolside_v1 solar_open2 step5",
+        "beam granite_thinking_parser hf k2_horizon minicpmv muse muse_glimmer musespark1x plamo3 step5",
+    ),
+    "it leaves the thoughts in the answer; use minimax_m2, which gives them apart, or none": _of(
+        "--reasoning-parser", "minimax_m2_append_think"
     ),
     "a request's effort reaches the chat template as it is; --chat-template names another template": (
         "--reasoning-effort-map="

@@ -26,6 +26,7 @@ from .tagged_json import (
     InternLmParser,
     JambaParser,
     LongcatParser,
+    MiniMaxM1Parser,
     NemotronJsonParser,
 )
 from .xlam import XlamParser
@@ -35,6 +36,7 @@ from .xml_formats import (
     DeepSeekV41Parser,
     Glm45Parser,
     HyV3Parser,
+    HyV4Parser,
     MiniCpm5Parser,
     MiniMaxM2Parser,
     Qwen3CoderParser,
@@ -64,6 +66,7 @@ TOOL_CALL_PARSERS: Mapping[str, type[ToolParser]] = {
     "hermes": HermesParser,
     "hunyuan_a13b": JambaParser,
     "hy_v3": HyV3Parser,
+    "hy_v4": HyV4Parser,
     "inkling": InklingParser,
     "internlm": InternLmParser,
     "jamba": JambaParser,
@@ -77,6 +80,7 @@ TOOL_CALL_PARSERS: Mapping[str, type[ToolParser]] = {
     "longcat": LongcatParser,
     "mimo": Qwen3CoderParser,
     "minicpm5": MiniCpm5Parser,
+    "minimax": MiniMaxM1Parser,
     "minimax_m2": MiniMaxM2Parser,
     "minimax_m3": MiniMaxM3Parser,
     "mistral": MistralParser,

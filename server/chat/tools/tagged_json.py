@@ -23,6 +23,12 @@ class JambaParser(TaggedJsonParser):
     call_formats = (CallFormat(separator=", ", opening="<tool_calls>[", closing="]</tool_calls>", key="arguments"),)
 
 
+class MiniMaxM1Parser(JambaParser):
+    """MiniMax M1: an object on each line."""
+
+    call_formats = (CallFormat(separator="\n", opening="<tool_calls>\n", closing="\n</tool_calls>", key="arguments"),)
+
+
 class LongcatParser(TaggedJsonParser):
     """LongCat."""
 

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from tidewheel.engine.constraints.structural_tag import QwenXmlParameter
 
@@ -223,9 +223,6 @@ class SolarOpen2Parser(Glm45Parser):
     )
 
 
-_HY_V3 = Notation("<arg_key>KEY</arg_key>\n<arg_value>", "</arg_value>\n")
-
-
 class HyV3Parser(Glm45Parser):
     """Hunyuan 3. Some of its vocabularies have a suffix in every tag, such as `<tool_calls:6124c78e>`."""
 
@@ -234,41 +231,53 @@ class HyV3Parser(Glm45Parser):
         section="<tool_calls>", section_end="</tool_calls>",
     )  # fmt: skip
     name_end = "<tool_sep>"
+    line: ClassVar[str] = "\n"
     markers = (shape.section, shape.section_end, name_end, *Glm45Parser.markers)
-    call_formats = (
-        CallFormat(
-            "<tool_call>NAME<tool_sep>\n",
-            "</tool_call>\n",
-            opening="<tool_calls>\n",
-            closing="</tool_calls>",
-            content=_HY_V3.format,
-        ),
-    )
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.call_formats = cls._formats()
+
+    @classmethod
+    def _formats(cls) -> tuple[CallFormat, ...]:
+        shape, line = cls.shape, cls.line
+        arguments = Notation(
+            f"{shape.parameter}KEY{cls.key_end}{line}{cls.value_start}", f"{shape.parameter_end}{line}"
+        )
+        return (
+            CallFormat(
+                f"{shape.opening}NAME{cls.name_end}{line}",
+                f"{shape.closing}{line}",
+                opening=f"{shape.section}{line}",
+                closing=shape.section_end,
+                content=arguments.format,
+            ),
+        )
 
     @classmethod
     def in_vocabulary(cls, tokenizer: Tokenizer) -> type[ToolParser]:
         """See ToolParser."""
-        found = next((found[1] for tag in tokenizer.special_ids() if (found := _SUFFIXED.fullmatch(tag))), "")
-        return _suffixed(found) if found else cls
+        found = next((found[1] for tag in tokenizer.special_ids() if (found := _SUFFIXED.fullmatch(tag))), None)
+        if found is None:
+            return cls
+
+        def tagged(text: str) -> str:
+            return re.sub(r"(</?\w+)>", rf"\1{found}>", text)
+
+        shape = Shape(*(tagged(part) if isinstance(part, str) else part for part in cls.shape))  # type: ignore[arg-type]
+        tags = {name: tagged(getattr(cls, name)) for name in ("key_end", "value_start", "name_end")}
+        markers = tuple(map(tagged, cls.markers))
+        return type(f"Suffixed{cls.__name__}", (cls,), {"shape": shape, "markers": markers, **tags})
+
+
+HyV3Parser.call_formats = HyV3Parser._formats()
+
+
+class HyV4Parser(HyV3Parser):
+    """Hunyuan 4."""
+
+    name_end, line = "", ""
+    markers = (HyV3Parser.shape.section, HyV3Parser.shape.section_end, *Glm45Parser.markers)
 
 
 _SUFFIXED = re.compile(r"<tool_calls(:\w{1,32})>")
-
-
-def _suffixed(suffix: str) -> type[ToolParser]:
-    def tagged(text: str) -> str:
-        return re.sub(r"(</?\w+)>", rf"\1{suffix}>", text)
-
-    def all_tagged(parts: Any) -> dict[str, Any]:
-        return {name: tagged(text) for name, text in parts._asdict().items() if isinstance(text, str)}
-
-    (call,) = HyV3Parser.call_formats
-    parts = {
-        "shape": HyV3Parser.shape._replace(**all_tagged(HyV3Parser.shape)),
-        "key_end": tagged(HyV3Parser.key_end),
-        "value_start": tagged(HyV3Parser.value_start),
-        "name_end": tagged(HyV3Parser.name_end),
-        "markers": tuple(map(tagged, HyV3Parser.markers)),
-        "call_formats": (call._replace(**all_tagged(call), content=_HY_V3._replace(**all_tagged(_HY_V3)).format),),
-    }
-    return type("SuffixedHyV3Parser", (HyV3Parser,), parts)

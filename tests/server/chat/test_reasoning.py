@@ -80,6 +80,7 @@ CASES: list[tuple[str, str, str, tuple[str, str]]] = [
         "Here's my thought process:\nHere is a plan.\nHere's my response:\nFour.",
         ("Here is a plan.", "Four."),
     ),
+    ("granite", "", "<think>Hm.</think><response>Four.</response>", ("Hm.", "Four.")),
     ("granite", "", "Here is my answer: four.", ("", "Here is my answer: four.")),
     (
         "apriel",

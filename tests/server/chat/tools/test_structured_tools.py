@@ -106,6 +106,10 @@ WRITTEN |= {
         "<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>\n",
         "<tool_calls>\n{}</tool_calls>",
     ),
+    "hy_v4": written(
+        "<tool_call>{1}{2}</tool_call>", "<arg_key>{}</arg_key><arg_value>{}</arg_value>", "<tool_calls>{}</tool_calls>"
+    ),
+    "minimax": f"<tool_calls>\n{LISTED[1:-1]}\n</tool_calls>".replace("}}, {", "}}\n{"),
     "solar_open2": written(
         "<|tool_call:start|>{1}\n{2}<|tool_call:end|>",
         "<|tool_arg:start|>{}<|tool_arg:value|>{}<|tool_arg:end|>\n",

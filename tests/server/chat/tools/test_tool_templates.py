@@ -195,6 +195,7 @@ def test_a_format_is_found_by_what_the_template_writes(name: str, template: str)
         ("deepseek_v41", "<｜DSML｜ calls><｜DSML｜ invoke"),
         ("hy_v3", "<tool_calls><tool_call>NAME<tool_sep><arg_key>KEY</arg_key> arguments"),
         ("hy_v3", "<tool_calls:6124c78e><tool_call:6124c78e>NAME<tool_sep:6124c78e><arg_key:6124c78e> arguments"),
+        ("hy_v4", "<tool_calls:opensource><tool_call:opensource>NAME<arg_key:opensource> arguments"),
         ("solar_open2", "<|tool_call:start|>{{ call.function.name }}"),
         ("kimi_k3", "{{ '<|open|>' + tag + '<|sep|>' }}{{ '<|close|>' }}{{ tool_call.arguments }}"),
         ("inkling", "<|content_invoke_tool_json|>{{ arguments }}"),
