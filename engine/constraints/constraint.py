@@ -15,6 +15,7 @@ from ..text.tokenizer import Tokenizer
 from .filters import ALL, AllowedTokens, BadWords, Mask, TokenFilter, mask_of, mask_words
 from .grammar import Grammar
 from .source import limit_in, matcher_error
+from .thinking_budget import ThinkingBudget, ThinkingLimit
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -39,13 +40,14 @@ class TokenConstraints:
     """A request's constraints. A token is allowed if all of them allow it.
 
     `bad_words` are runs of tokens (see `bad_word_tokens`). The grammar applies from the first token on, or after the
-    preface.
+    preface, which `thinking` limits.
     """
 
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[tuple[int, ...], ...] = ()
     grammar: Grammar | None = None
     preface: Preface | None = None
+    thinking: ThinkingBudget | None = None
 
 
 class Failure(NamedTuple):
@@ -83,6 +85,8 @@ class SequenceConstraint:
             self._filters.append(AllowedTokens(wanted.allowed_token_ids, words))
         if wanted.bad_words:
             self._filters.append(BadWords(wanted.bad_words, words))
+        if wanted.thinking is not None:
+            self._filters.append(ThinkingLimit(wanted.thinking, tokenizer, words))
         self._grammar = wanted.grammar
         self._matcher: LLMatcher | None = None
         preface = (wanted.grammar and wanted.preface) or Preface(())
@@ -131,7 +135,8 @@ class SequenceConstraint:
     @property
     def has_mask(self) -> bool:
         """Whether any token is forbidden next."""
-        return self._grammar is not None or bool(self._filters) or self._num_tokens < self._min_tokens
+        is_filtered = any(not token_filter.is_idle for token_filter in self._filters)
+        return self._grammar is not None or is_filtered or self._num_tokens < self._min_tokens
 
     @property
     def has_rules(self) -> bool:
@@ -164,7 +169,7 @@ class SequenceConstraint:
         if no_end is not None and (not self.has_rules or (mask & no_end).any()):
             mask &= no_end
         if not (mask[:-1].any() or mask[-1] & self._last_word):
-            fields = [token_filter.field for token_filter in self._filters]
+            fields = [token_filter.field for token_filter in self._filters if not token_filter.is_idle]
             if self.has_rules or is_owed:
                 fields.append("the structured output")
             elif no_end is not None:

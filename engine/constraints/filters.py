@@ -33,10 +33,15 @@ def mask_of(token_ids: Iterable[int], words: int) -> Mask:
 class TokenFilter(Protocol):
     """A rule about the next token. It depends only on the tokens that were sampled.
 
-    `field` is the request's field that it comes from.
+    `field` is the request's field that it comes from. If it `is_idle`, any token may come next.
     """
 
     field: str
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it leaves the next token alone."""
+        ...
 
     def restrict(self, mask: Mask) -> None:
         """Clear the bits of the tokens that may not come next."""
@@ -59,6 +64,7 @@ class AllowedTokens:
     """Allows only these tokens."""
 
     field = "allowed_token_ids"
+    is_idle = False
 
     def __init__(self, token_ids: Iterable[int], words: int) -> None:
         """`words` is how many a mask has."""
@@ -87,6 +93,7 @@ class BadWords:
     """
 
     field = "bad_words"
+    is_idle = False
 
     def __init__(self, words: Iterable[Sequence[int]], mask_words: int) -> None:
         """`words` are runs of at least one token (see `bad_word_tokens`)."""

@@ -33,6 +33,7 @@ _FIELD_NAMES = {
     "continue_final_message": "messages",
     "max_completion_tokens": "max_tokens",
     "reasoning_effort": "output_config.effort",
+    "thinking_token_budget": "thinking.budget_tokens",
     "response_format": "output_config.format",
     "response_format.json_schema": "output_config.format",
     "stop": "stop_sequences",

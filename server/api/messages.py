@@ -50,6 +50,8 @@ class MessagesEndpoints:
         raw = await whole_body(request)
         body = self._decode(raw)
         chat, names = await self._path.translated(len(raw), lambda: chat_request(body))
+        if self._path.reads_reasoning:  # without that nothing is thinking
+            chat.thinking_token_budget = body.thinking_budget
         with renamed_fields(names):
             run = await self._path.start(chat, len(raw), timer, request.state.request_id, id_prefix="msg")
         thinking = body.thinking

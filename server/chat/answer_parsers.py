@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from tidewheel.engine.constraints.constraint import Preface
 from tidewheel.engine.constraints.grammar import StructuredOutput
+from tidewheel.engine.constraints.thinking_budget import ThinkingBudget
 from tidewheel.engine.text.tokenizer import Tokenizer
 
 from ..errors import bad_request
@@ -14,8 +15,8 @@ from ..generation.token_constraints import Calls, Frame
 from ..protocol.chat import ChatCompletionRequest, Tool
 from .answer import Answer
 from .answer_frame import answer_frame
-from .harmony import TAGS, HarmonyParser, ReasoningTokens
-from .harmony_frame import harmony_frame
+from .harmony import END, TAGS, HarmonyParser, ReasoningTokens
+from .harmony_frame import ANALYSIS, harmony_frame
 from .model_formats import ModelFormats
 from .reasoning import ReasoningParser
 from .reasoning_formats import REASONING_PARSERS
@@ -77,6 +78,38 @@ class AnswerParsers:
         opening_id = self._tokenizer.token_to_id(reasoning.opening)
         return Preface(reasoning.all_closings(), reasoning.is_open, opening_id)
 
+    def check_thinking(self, body: ChatCompletionRequest) -> None:
+        """Raises ApiError (400) for a budget of reasoning that nothing could end."""
+        if _limits_thinking(body) and not self.reads_reasoning:
+            raise bad_request(
+                "thinking_token_budget cannot be kept: this server does not know what ends this model's reasoning. "
+                "Start it with the --reasoning-parser of its model, or leave the field out",
+                "thinking_token_budget",
+                "unsupported_parameter",
+            )
+
+    def thinking_budget(
+        self, body: ChatCompletionRequest, tools: Sequence[Tool], prompt: RenderedPrompt
+    ) -> ThinkingBudget | None:
+        """What the request allows of reasoning, None if it says nothing or there will be none."""
+        tokens = body.thinking_token_budget
+        if tokens is None or not _limits_thinking(body):
+            return None
+        calls: tuple[str, ...] = ()
+        openings: tuple[str, ...] = (ANALYSIS,)
+        closings: tuple[str, ...] = (END,)
+        if self.is_harmony:
+            is_open, repeats = self._harmony(prompt, reads_calls=False).place == "reasoning", True
+        else:
+            reasoning = self._reasoning(prompt)
+            if reasoning is None or (reasoning.is_over and not reasoning.repeats):
+                return None
+            openings, closings = (reasoning.opening, *reasoning.other_openings), reasoning.all_closings()
+            is_open, repeats = reasoning.is_open, reasoning.repeats
+            calls = self.tool_parser.markers[:1] if tools and self.tool_parser is not None else ()
+        ids = self._tokenizer.encode(closings[0], add_special_tokens=False)
+        return ThinkingBudget(tokens, openings, closings, tuple(ids), is_open, calls, repeats, prompt.text)
+
     def frame(self, prompt: RenderedPrompt) -> Frame | None:
         """What a grammar has to put around content or calls, where an answer's text is not just these."""
         if self.is_harmony:
@@ -133,3 +166,7 @@ class AnswerParsers:
         """The `tags` that are special tokens of the tokenizer."""
         token_ids = (self._tokenizer.token_to_id(tag) for tag in tags)
         return frozenset(i for i in token_ids if i is not None and self._tokenizer.is_special(i))
+
+
+def _limits_thinking(body: ChatCompletionRequest) -> bool:
+    return body.thinking_token_budget is not None and body.thinking_token_budget >= 0

@@ -19,7 +19,8 @@ _NEXT = f"{START}assistant"
 _FINAL = Alternatives(
     [ConstString(f"{CHANNEL}final{MESSAGE}"), ConstString(f"{CHANNEL}final {CONSTRAIN}json{MESSAGE}")]
 )
-_ANALYSIS = f"{CHANNEL}analysis{MESSAGE}"
+ANALYSIS = f"{CHANNEL}analysis{MESSAGE}"
+"""What begins a message of reasoning."""
 
 
 def harmony_frame(begun: HarmonyParser) -> Frame:
@@ -38,7 +39,7 @@ def harmony_frame(begun: HarmonyParser) -> Frame:
         if place == "reasoning":
             return Concatenation([Tag("", AnyText(), END + _NEXT), answer])
         start = _NOTHING if place == "header" else ConstString(_NEXT)
-        thought = [Tag(_ANALYSIS, AnyText(), END + _NEXT)] if reasons else []
+        thought = [Tag(ANALYSIS, AnyText(), END + _NEXT)] if reasons else []
         return Concatenation([start, Alternatives([_NOTHING, *thought]), answer])
 
     return frame

@@ -62,6 +62,11 @@ class ChatPath:
         self._rules = rules
         self._parsers = AnswerParsers(formats, encoder.tokenizer)
 
+    @property
+    def reads_reasoning(self) -> bool:
+        """Whether reasoning is told apart, so that a budget can end it."""
+        return self._parsers.reads_reasoning
+
     async def translated(self, raw_size: int, translate: Callable[[], T]) -> T:
         """The result of `translate`, which makes a chat request of another protocol's: in a thread for large bodies."""
         return await self._encoder.run(raw_size, translate)
@@ -88,6 +93,7 @@ class ChatPath:
         self._generations.admission.check_shape(1, n=body.n, best_of=body.best_of)
         tools, parsers = offered_tools(body), self._parsers
         parsers.check_tools(body, tools)
+        parsers.check_thinking(body)
         sampling = self._sampling(body)
         prompt, token_ids = await self._prompts.encode(body, raw_size, await self._models.context(model))
         demanded: StructuredOutput | Calls | None = None
@@ -97,7 +103,12 @@ class ChatPath:
                 raw_size, lambda: (parsers.demanded_calls(body), optional_calls(body, parsers.tool_parser))
             )
         constraints = await self._generations.constraints(
-            body, demanded, calls=calls, preface=parsers.preface(prompt), frame=parsers.frame(prompt)
+            body,
+            demanded,
+            calls=calls,
+            preface=parsers.preface(prompt),
+            frame=parsers.frame(prompt),
+            thinking=parsers.thinking_budget(body, tools, prompt),
         )
         lease = await self._models.lease(model)
         generation = self._generations.start(

@@ -43,6 +43,8 @@ class ReasoningParser(TextScanner):
     """Tags that are left out wherever they stand, as no text has them."""
     specials: ClassVar[tuple[str, ...]] = ()
     """Special tokens that are parts of these tags."""
+    repeats: ClassVar[bool] = False
+    """Whether there may be reasoning behind the answer's beginning."""
     always_reasons: ClassVar[bool] = False
     """Whether a turn begins with reasoning although neither the prompt nor the model says so."""
 

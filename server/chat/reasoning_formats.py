@@ -139,6 +139,7 @@ class InklingReasoningParser(ReasoningParser):
 
     opening = "<|content_thinking|>"
     closing = "<|end_message|>"
+    repeats = True
     answer_tags = (("<|message_model|><|content_text|>", closing), ("<|content_text|>", closing))
     wrappers = ("<|message_model|>", "<|content_text|>", "<|content_model_end_sampling|>", closing)
 

@@ -11,6 +11,7 @@ from http import HTTPStatus
 from tidewheel.engine.adapters.registry import LoraLease
 from tidewheel.engine.constraints.constraint import Preface, TokenConstraints
 from tidewheel.engine.constraints.grammar import StructuredOutput
+from tidewheel.engine.constraints.thinking_budget import ThinkingBudget
 from tidewheel.engine.engine import Engine
 from tidewheel.engine.outputs import FinishReason, RequestOutput
 from tidewheel.engine.request import Request
@@ -242,9 +243,12 @@ class Generations:
         calls: Calls | None = None,
         preface: Preface | None = None,
         frame: Frame | None = None,
+        thinking: ThinkingBudget | None = None,
     ) -> TokenConstraints | None:
         """See `token_constraints`; what it gives is for `start`."""
-        return await token_constraints(self._engine, body, output, calls=calls, preface=preface, frame=frame)
+        return await token_constraints(
+            self._engine, body, output, calls=calls, preface=preface, frame=frame, thinking=thinking
+        )
 
     def start(
         self,

@@ -12,6 +12,7 @@ from tidewheel.engine.constraints.constraint import Preface, TokenConstraints
 from tidewheel.engine.constraints.filters import bad_word_tokens
 from tidewheel.engine.constraints.grammar import Grammar, GrammarsBusyError, GrammarsUnavailableError, StructuredOutput
 from tidewheel.engine.constraints.structural_tag import Alternatives, Format
+from tidewheel.engine.constraints.thinking_budget import ThinkingBudget, ThinkingLimit
 from tidewheel.engine.engine import Engine
 from tidewheel.engine.errors import InvalidRequestError
 
@@ -46,13 +47,14 @@ async def token_constraints(
     calls: Calls | None = None,
     preface: Preface | None = None,
     frame: Frame | None = None,
+    thinking: ThinkingBudget | None = None,
 ) -> TokenConstraints | None:
     """The body's constraints for the engine, None if it has none. What takes long is done in threads.
 
     `output` is what the answers have to match instead of the body's structured output: demanded tool calls, as JSON or
     in the model's own format. `calls` are what they may match instead of it. They have to match from their start, or
-    from behind their `preface`, which is reasoning. If there is a `frame`, they have to match it with one of these in
-    it. Raises ApiError and InvalidRequestError (400) naming the field at fault.
+    from behind their `preface`, which is reasoning, and which `thinking` limits. If there is a `frame`, they have to
+    match it with one of these in it. Raises ApiError and InvalidRequestError (400) naming the field at fault.
     """
     wanted = structured_output(body)
     if isinstance(output, Calls):
@@ -60,7 +62,7 @@ async def token_constraints(
     elif output is not None:
         wanted, calls = output, None
     _check(body)
-    field = _field(body, wanted, demands_calls=output is not None)
+    field = _field(body, wanted, thinking, demands_calls=output is not None)
     if field is None:
         return None
     if body.use_beam_search:
@@ -76,7 +78,7 @@ async def token_constraints(
         tokenize = partial(bad_word_tokens, engine.tokenizer, body.bad_words)
         runs = await asyncio.get_running_loop().run_in_executor(None, tokenize)
     allowed = None if body.allowed_token_ids is None else tuple(body.allowed_token_ids)
-    return TokenConstraints(allowed, runs, grammar, preface)
+    return TokenConstraints(allowed, runs, grammar, preface, thinking)
 
 
 async def _compile(engine: Engine, output: StructuredOutput) -> Grammar:
@@ -111,7 +113,9 @@ async def _compile_framed(
         raise
 
 
-def _field(body: GenerationBody, wanted: StructuredOutput | None, *, demands_calls: bool) -> str | None:
+def _field(
+    body: GenerationBody, wanted: StructuredOutput | None, thinking: ThinkingBudget | None, *, demands_calls: bool
+) -> str | None:
     """The name of a field that constrains the answers, None if there is none."""
     if demands_calls:
         return "tool_choice"
@@ -119,7 +123,9 @@ def _field(body: GenerationBody, wanted: StructuredOutput | None, *, demands_cal
         return wanted.param
     if body.allowed_token_ids is not None:
         return "allowed_token_ids"
-    return "bad_words" if body.bad_words else None
+    if body.bad_words:
+        return "bad_words"
+    return None if thinking is None else ThinkingLimit.field
 
 
 def _check(body: GenerationBody) -> None:

@@ -149,6 +149,7 @@ class ChatCompletionRequest(GenerationBody, kw_only=True):
     documents: list[dict[str, Any]] | None = None
     reasoning_effort: ReasoningEffort | None = None
     enable_thinking: bool | None = None  # the template's variable, as chat_template_kwargs has it
+    thinking_token_budget: Annotated[int, documented(minimum=-1)] | None = None  # -1 is as many as there are
     include_reasoning: bool | None = None
     reasoning: ReasoningOptions | None = None  # the three above, where they are not given
     modalities: list[str] | None = None
@@ -164,7 +165,6 @@ class ChatCompletionRequest(GenerationBody, kw_only=True):
     mm_processor_kwargs: Unsupported = None
     moderation: Unsupported = None
     prediction: Unsupported = None
-    thinking_token_budget: Unsupported = None
     web_search_options: Unsupported = None
 
     def __post_init__(self) -> None:
@@ -198,6 +198,8 @@ class ChatCompletionRequest(GenerationBody, kw_only=True):
                 f"reasoning_effort must be one of {', '.join(REASONING_EFFORTS)}, got {quoted(self.reasoning_effort)}",
                 "reasoning_effort",
             )
+        if self.thinking_token_budget is not None and self.thinking_token_budget < -1:
+            raise bad_request("thinking_token_budget must be at least 0, or -1 for no limit", "thinking_token_budget")
         self._check_messages()
         self._check_tools()
 

@@ -107,7 +107,9 @@ def answer_to(prompt: str, encode: Callable[[str], list[int]]) -> list[int] | No
 class RecitingExecutor:
     """Keeps the tokens of each slot, as a device keeps their K and V, and so knows how far each answer has come."""
 
-    def __init__(self, step_s: float, num_blocks: int) -> None:
+    def __init__(self, step_s: float, num_blocks: int, *, is_led: bool = False) -> None:
+        """If it `is_led`, it writes the one token that a mask leaves. Otherwise it ignores masks."""
+        self.is_led = is_led
         self.limits = ExecutorLimits(16, num_blocks, max_num_seqs=64, max_num_batched_tokens=4096)
         self.step_s = step_s
         self.prompts: dict[bytes, tuple[int, list[int] | None]] = {}
@@ -129,6 +131,13 @@ class RecitingExecutor:
             int(target) if target >= 0 else self._next_token(batch, sequence_of[row], int(batch.positions[row]) + 1)
             for row, target in zip(batch.logits_rows, targets, strict=True)
         ]
+        if self.is_led and (masks := batch.sampling.masks) is not None:
+            masks.wait()
+            left = [np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")) for bits in masks.bits]
+            tokens = [
+                int(left[mask][0]) if mask >= 0 and len(left[mask]) == 1 else token
+                for token, mask in zip(tokens, masks.index, strict=True)
+            ]
         if FATAL in tokens:
             raise RuntimeError("the device is gone")
         if HANG in tokens:
@@ -185,9 +194,10 @@ class ScriptedEngine(Engine):
         step_timeout_s: float | None = None,
         specials: Sequence[str] = (),
         ends: Sequence[str] = (),
+        is_led: bool = False,
     ) -> None:
         """`ends` are those of the `specials` that end an answer, as <eos> does."""
-        self.executor = RecitingExecutor(step_s, num_blocks)
+        self.executor = RecitingExecutor(step_s, num_blocks, is_led=is_led)
         special = {"bos_token": "<bos>", "eos_token": "<eos>"}
         super().__init__(
             self.executor,

@@ -20,6 +20,7 @@ from samples import swept
 
 from tidewheel.engine.constraints.constraint import Preface, TokenConstraints
 from tidewheel.engine.constraints.filters import bad_word_tokens
+from tidewheel.engine.constraints.thinking_budget import ThinkingBudget
 from tidewheel.engine.devices.base import Executor, ExecutorLimits, ExecutorOptions
 from tidewheel.engine.devices.batch import StepBatch, StepOutput
 from tidewheel.engine.models import describe
@@ -46,6 +47,10 @@ GRAMMARS = {
     "regex": ("regex", "[a-f]{2,9}(, [a-f]+)*", "[a-f]{2,9}(, [a-f]+)*"),
     "empty": ("regex", "", ""),
 }
+THINKING = [
+    ThinkingBudget(3, ("<",), (">a",), tuple(TOKENIZER.encode(">a", add_special_tokens=False)), is_open=True),
+    ThinkingBudget(2, ("a", "b", "c"), (">",), tuple(TOKENIZER.encode(">", add_special_tokens=False)), repeats=True),
+]
 
 
 def constraints(name: str | None = None, **others: Any) -> TokenConstraints:
@@ -225,6 +230,7 @@ def jobs(draw: st.DrawFn) -> Job:
         preface=draw(st.sampled_from([None, None, Preface(("a",), is_open=True), Preface(("e",), opening_id=90)])),
         allowed_token_ids=draw(st.sampled_from([None, None, tuple(range(0, VOCAB_SIZE, 2)), tuple(range(300))])),
         bad_words=draw(st.sampled_from([(), ((40,), (41, 42), (42, 41, 40))])),
+        thinking=draw(st.sampled_from([None, *THINKING])),
     )
     prompt = (*((7 * i) % 300 + 4 for i in range(stem)), *tail)
     return Job(prompt, sampling, draw(st.integers(0, 2**64 - 1)), constraints=draw(st.sampled_from([wanted, None])))

@@ -16,6 +16,7 @@ from samples import swept
 from tidewheel.engine.constraints.constraint import Preface, TokenConstraints
 from tidewheel.engine.constraints.lookahead import Lookahead
 from tidewheel.engine.constraints.lookahead_costs import LookaheadCosts
+from tidewheel.engine.constraints.thinking_budget import ThinkingBudget
 from tidewheel.engine.devices.base import ExecutorLimits
 from tidewheel.engine.outputs import FinishReason
 from tidewheel.engine.sampling_params import SamplingParams
@@ -115,6 +116,10 @@ def test_a_forced_token_that_another_rule_forbids_ends_the_sequence() -> None:
         {"preface": Preface(("e",), opening_id=90)},
         {"bad_words": ((40,), (41, 42), (99, 101))},
         {"allowed_token_ids": tuple(range(300))},
+        {
+            "thinking": ThinkingBudget(5, ("<",), (">",), tuple(TOKENIZER.encode(">", add_special_tokens=False)), True),
+            "preface": Preface((">",), is_open=True),
+        },
     ],
     ids=lambda more: next(iter(more), "grammar"),
 )

@@ -150,7 +150,6 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"audio": {"voice": "x", "format": "wav"}}, "audio", "not supported"),
     ({"web_search_options": {}}, "web_search_options", "not supported"),
     ({"moderation": {"model": "x"}}, "moderation", "not supported"),
-    ({"thinking_token_budget": 5}, "thinking_token_budget", "not supported"),
     ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type", "custom"),
     *(({"messages": [{"role": "user", "content": [{"type": kind, kind: {}}]}]}, "messages[0].content[0].type", kind)
       for kind in ("image_url", "input_audio", "video_url", "audio_url", "file")),
