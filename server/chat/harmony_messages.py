@@ -16,13 +16,18 @@ from ..errors import bad_request
 from ..protocol.decode import unsupported
 
 _EFFORTS = ("low", "medium", "high")
+_NEAREST = {"minimal": "low", "xhigh": "high", "max": "high"}
 _MOST_PAIRS = 2**23
 """Calls times messages: for each call, gpt-oss's template looks at all messages behind it. So many take it 3 s."""
 
 
-def check_harmony_variables(variables: Mapping[str, Any]) -> None:
-    """Raises ApiError (400) for values of a template's variables that the model does not know."""
-    effort = variables.get("reasoning_effort", "low")
+def harmony_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """A template's variables, with the nearest effort that the model knows.
+
+    Raises ApiError (400) for values that it does not know: its thinking cannot be turned off.
+    """
+    given = variables.get("reasoning_effort", "low")
+    effort = _NEAREST.get(given, given) if isinstance(given, str) else given
     if effort not in _EFFORTS:
         raise bad_request(
             f"reasoning_effort must be one of {', '.join(_EFFORTS)} for this model, got {quoted(str(effort))}",
@@ -33,6 +38,7 @@ def check_harmony_variables(variables: Mapping[str, Any]) -> None:
         raise unsupported(
             "chat_template_kwargs.builtin_tools", f": {names:.100} would be run by nobody; offer functions in tools"
         )
+    return {**variables, "reasoning_effort": effort} if given != effort else dict(variables)
 
 
 def harmony_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

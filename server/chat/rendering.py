@@ -12,7 +12,7 @@ from ..errors import ApiError, bad_request
 from ..generation.prompt_encoding import INLINE_BYTES, PromptEncoder
 from ..protocol.chat import Message, Tool, check_parts
 from .harmony import is_harmony
-from .harmony_messages import check_harmony_variables, harmony_messages
+from .harmony_messages import harmony_messages, harmony_variables
 from .messages import template_messages, template_tools
 from .request_templates import RequestTemplates
 from .template_contents import left_out, with_parts, with_reasoning, without_user_text
@@ -31,7 +31,7 @@ _INLINE_S = 0.02  # of processor time; templates take less than one millisecond 
 _END_OF_MESSAGE = "\U0010fffdend of message\U0010fffd"
 
 
-_KNOWN_TO_ENCODERS = {"reasoning_effort"}
+_KNOWN_TO_ENCODERS = {"reasoning_effort", "thinking_budget"}
 _MOST_TOOLS = 2**16  # bytes; mistral-common checks schemas in Python, and takes half a second for so many
 
 
@@ -182,7 +182,7 @@ class PromptRenderer:
         """The prompt's text, in which the last user message is shown: the form of contents that does it is taken."""
         told, introduced = template_tools(tools), ""
         if self._template.is_harmony if source is None else is_harmony(source):
-            check_harmony_variables(options["variables"])
+            options["variables"] = harmony_variables(options["variables"])
             forms = [harmony_messages(rendered)]
         else:
             # A request's template is not read here, which may take long: what it shows tells what it reads.

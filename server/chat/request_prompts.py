@@ -64,6 +64,8 @@ class RequestPrompts:
             variables["reasoning_effort"] = body.reasoning_effort
             if body.reasoning_effort == "none":
                 variables.setdefault("enable_thinking", False)
+        if body.thinking_token_budget is not None and body.thinking_token_budget >= 0:
+            variables.setdefault("thinking_budget", body.thinking_token_budget)
         if body.documents is not None:
             variables["documents"] = body.documents
         return self._renderer.render(

@@ -34,11 +34,7 @@ class TemplateReading(NamedTuple):
 
 def read_template(source: str) -> TemplateReading:
     """How the template `source` wants messages: a template that tests for a text takes texts."""
-    try:
-        tree = template_environment().parse(source) if len(source) <= _MOST_CHARACTERS else nodes.Template([])
-        every = list(_descendants(tree))
-    except (jinja2.TemplateError, RecursionError):
-        return TemplateReading()  # which is told when it is compiled
+    every = every_node(source)
     contents = _Contents(every)
     read = {name for node in every if (name := _member(node)) is not None}
     kinds = {
@@ -56,6 +52,14 @@ def read_template(source: str) -> TemplateReading:
         thinking_parts="thinking" in kinds and not has_field,
         thought_blocks={"thoughts", "response"} <= kinds and "blocks" in read and not has_field,
     )
+
+
+def every_node(source: str) -> list[nodes.Node]:
+    """All nodes of a template; none if it does not compile, which is told when it is compiled, or is very long."""
+    try:
+        return list(_descendants(template_environment().parse(source))) if len(source) <= _MOST_CHARACTERS else []
+    except (jinja2.TemplateError, RecursionError):
+        return []
 
 
 class _Contents:

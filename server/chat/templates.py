@@ -15,7 +15,7 @@ from ..errors import bad_request
 from .harmony import is_harmony
 from .template_environment import TemplateTimeError, complaint, has_time_limit, template_environment, time_limit
 from .template_reading import TemplateReading, read_template
-from .template_switches import switched, variables_in
+from .template_switches import read_switches
 
 # A template runs on the request's data, so what it trips over is the request's.
 _FAILURES = (
@@ -50,7 +50,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self.is_harmony = any(map(is_harmony, by_name.values()))
         """Whether prompts are written in the harmony format."""
-        self._read = frozenset[str]().union(*(variables_in(by_name[name]) for name in self._by_name))
+        self._switches = read_switches(by_name[name] for name in self._by_name)
 
     def context(
         self,
@@ -83,7 +83,7 @@ class ChatTemplate:
         within = has_time_limit()
         try:
             with time_limit(_MAX_S):
-                return template.render(switched(self.context(messages, tools, **options), self._read))
+                return template.render(self._switches.switched(self.context(messages, tools, **options)))
         except TemplateTimeError:
             if within:
                 raise

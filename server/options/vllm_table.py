@@ -305,9 +305,7 @@ REFUSED = {
     "it leaves the thoughts in the answer; use minimax_m2, which gives them apart, or none": _of(
         "--reasoning-parser", "minimax_m2_append_think"
     ),
-    "a request's effort reaches the chat template as it is; --chat-template names another template": (
-        "--reasoning-effort-map="
-    ),
+    "a request's effort becomes the nearest one that the chat template knows": ("--reasoning-effort-map="),
     "clients run tools, never the server": "--tool-server=",
     "calls follow their schema where tool_choice demands them": "--tool-strict-level=",
     "requests say it with guided_whitespace_pattern and additionalProperties": (

@@ -285,7 +285,7 @@ def test_thinking_is_switched_by_the_template(thinker: RunningServer) -> None:
         ({"thinking": {"type": "disabled"}}, "False", ["text"]),
         ({"thinking": {"type": "adaptive"}, "chat_template_kwargs": {"enable_thinking": "some"}}, "some",
          ["thinking", "text"]),
-        ({"output_config": {"effort": "low"}}, "low", ["thinking", "text"]),
+        ({"output_config": {"effort": "low"}}, "Truelow", ["thinking", "text"]),
     ]  # fmt: skip
     for body, expected, kinds in cases:
         message = create(thinker, say("<think>hm</think>Four."), **body)

@@ -329,6 +329,8 @@ def test_a_conversation_goes_back(server: RunningServer) -> None:
     ]
     call = '<|start|>assistant to=functions.{0}<|channel|>commentary json<|message|>{{"a": 1}}<|call|>'
     result = "<|start|>functions.{0} to=assistant<|channel|>commentary<|message|>{1}<|end|>"
+    assert "Effort: high" in prompt_of(server, messages, reasoning_effort="xhigh")
+    assert "Effort: low" in prompt_of(server, messages, reasoning_effort="minimal")
     assert prompt_of(server, messages, reasoning_effort="high") == (
         "<|start|>system<|message|>Effort: high<|end|><|start|>developer<|message|>Be brief.\n\nBe kind.<|end|>"
         "<|start|>user<|message|>Hi<|end|><|start|>assistant<|channel|>analysis<|message|>Hm.\n\nI look.<|end|>"

@@ -15,6 +15,7 @@ from server.scripted_engine import SECONDS
 from tidewheel.engine.errors import ModelError
 from tidewheel.server.chat.templates import ChatTemplate, read_template_option
 from tidewheel.server.errors import ApiError
+from tidewheel.server.protocol.chat import REASONING_EFFORTS
 
 USER = [{"role": "user", "content": "<a> & 'é'"}]
 
@@ -138,13 +139,85 @@ def test_an_endless_template_ends_and_the_server_goes_on(
         ("{{ enable_thinking }}", {"reasoning_effort": "high"}, "True"),
         ("{{ thinking }}", {"reasoning_effort": "none"}, "False"),
         ("{{ enable_thinking }}", {"reasoning_effort": "none", "enable_thinking": True}, "True"),
-        ("{{ enable_thinking }}{{ reasoning_effort }}", {"reasoning_effort": "high"}, "high"),
+        ("{{ enable_thinking }}{{ reasoning_effort }}", {"reasoning_effort": "high"}, "Truehigh"),
         ("{{ enable_thinking }}", {}, ""),
         ("{{ messages.thinking }}", {"enable_thinking": True}, ""),
     ],
 )
 def test_thinking_is_switched_by_the_templates_own_name(source: str, variables: dict[str, Any], expected: str) -> None:
     assert ChatTemplate(source, {}).render([], variables=variables) == expected
+
+
+QWEN_38 = (
+    "{%- if reasoning_effort is defined %}{%- set resolved = reasoning_effort %}"
+    "{%- if resolved not in ('xhigh', 'medium', 'low') %}{{ raise_exception('bad effort') }}{% endif %}"
+    "{{ resolved }}{% endif %}{% if enable_thinking is defined and not enable_thinking %} off{% endif %}"
+)
+HUNYUAN_3 = (
+    "{%- if not reasoning_effort is defined %}{%- set reasoning_effort = 'no_think' %}"
+    "{%- elif reasoning_effort not in ['high', 'low', 'no_think'] %}{{ raise_exception('bad effort') }}{% endif %}"
+    "{{ reasoning_effort }}"
+)
+KIMI_K3 = (
+    "{%- if thinking is undefined %}{%- set thinking = true %}{% endif %}"
+    "{%- if thinking_effort is undefined %}{%- set thinking_effort = 'max' %}{% endif %}"
+    "{%- if thinking and thinking_effort not in ['low', 'medium', 'high', 'max'] %}{{ raise_exception('') }}{% endif %}"
+    "{{ thinking }} {{ thinking_effort }}"
+)
+DEEPSEEK_V4 = (
+    "{%- set thinking = enable_thinking %}{{ thinking }}"
+    "{%- if thinking and reasoning_effort == 'max' %} max{% elif reasoning_effort == 'high' %} high{% endif %}"
+)
+SOLAR = "{%- if reasoning_effort in ['low', 'minimal'] %}off{% else %}{{ reasoning_effort }}{% endif %}"
+COHERE = "{%- set t = false if reasoning_effort is defined and reasoning_effort | lower == 'none' else true %}{{ t }}"
+MINIMAX_M3 = "{%- if thinking_mode == 'enabled' %}on{% elif thinking_mode == 'disabled' %}off{% endif %}"
+SEED_OSS = "{%- if not thinking_budget is defined %}{%- set thinking_budget = -1 %}{% endif %}{{ thinking_budget }}"
+NEMOTRON = "{{ enable_thinking }}{% if low_effort %} low{% elif medium_effort %} medium{% endif %}"
+FOUR = "{%- if reasoning_effort in ('low', 'medium', 'high', 'xhigh') %}{{ reasoning_effort }}{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("source", "shown"),
+    [
+        # none, minimal, low, medium, high, xhigh, max
+        (QWEN_38, (" off", "low", "low", "medium", "xhigh", "xhigh", "xhigh")),
+        (HUNYUAN_3, ("no_think", "low", "low", "high", "high", "high", "high")),
+        (KIMI_K3, ("False max", "True low", "True low", "True medium", "True high", "True max", "True max")),
+        (DEEPSEEK_V4, ("False", "True", "True", "True", "True high", "True max", "True max")),
+        (SOLAR, ("none", "off", "off", "medium", "high", "xhigh", "max")),
+        (COHERE, ("False", *["True"] * 6)),
+        (MINIMAX_M3, ("off", *["on"] * 6)),
+        (SEED_OSS, ("0", "512", "1024", "4096", "16384", "-1", "-1")),
+        (NEMOTRON, ("False", "True low", "True low", "True medium", "True", "True", "True")),
+        (FOUR, ("", "low", "low", "medium", "high", "xhigh", "xhigh")),
+        # Lists and values in variables, and no switch to turn thinking off.
+        ("{% set ns = namespace(e='') %}{% set ns.e = reasoning_effort | default('low') %}"
+         "{% set known = ['low', 'high'] %}{% if ns.e not in known %}{{ raise_exception('no') }}{% endif %}{{ ns.e }}",
+         ("low", "low", "low", "high", "high", "high", "high")),
+    ],
+)  # fmt: skip
+def test_an_effort_becomes_the_nearest_that_the_template_knows(source: str, shown: tuple[str, ...]) -> None:
+    template = ChatTemplate(source, {})
+    rendered = tuple(template.render([], variables={"reasoning_effort": effort}) for effort in REASONING_EFFORTS)
+    assert rendered == shown
+
+
+@pytest.mark.parametrize(
+    ("source", "variables", "shown"),
+    [
+        (KIMI_K3, {"reasoning_effort": "low", "thinking_effort": "high"}, "True high"),
+        (KIMI_K3, {"enable_thinking": False}, "False max"),
+        (MINIMAX_M3, {"enable_thinking": True}, "on"),
+        (MINIMAX_M3, {"enable_thinking": False, "thinking_mode": "enabled"}, "on"),
+        (SEED_OSS, {"enable_thinking": False}, "0"),
+        (SEED_OSS, {"reasoning_effort": "low", "thinking_budget": 77}, "77"),
+        (QWEN_38, {"reasoning_effort": "low", "enable_thinking": False}, "low off"),
+        ("{{ reasoning_effort }}", {"reasoning_effort": 0.5}, "0.5"),
+        (FOUR + "{{ reasoning_effort }}", {"reasoning_effort": "vast"}, "vast"),
+    ],
+)
+def test_what_is_given_by_the_templates_own_name_stays(source: str, variables: dict[str, Any], shown: str) -> None:
+    assert ChatTemplate(source, {}).render([], variables=variables) == shown
 
 
 def test_tools_are_given_by_the_templates_own_name() -> None:
