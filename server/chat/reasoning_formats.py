@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from .harmony import HarmonyParser
 from .reasoning import ReasoningParser
+from .tag_suffix import tag_suffix
 from .text_scanner import Steps
 
 if TYPE_CHECKING:
     from tidewheel.engine.text.tokenizer import Tokenizer
 
-_SUFFIXED = re.compile(r"<think(:\w{1,32})>")
 _NAME = re.compile(r"[\w.:/-]")
 _LONGEST_NAME = 256  # characters
 
@@ -58,6 +58,16 @@ class SolarOpen2ReasoningParser(ReasoningParser):
 
     opening = "<|think:start|>"
     closing = "<|think:end|>"
+
+
+class SolarOpenReasoningParser(ReasoningParser):
+    """Solar Open: each part of an answer is a message."""
+
+    opening = "<|think|>"
+    closing = "<|end|>"
+    answer_tags = (("<|begin|>assistant<|content|>", closing), ("<|content|>", closing))
+    wrappers = ("<|begin|>assistant", "<|content|>", closing)
+    specials = ("<|begin|>",)
 
 
 class ApertusReasoningParser(ReasoningParser):
@@ -129,9 +139,9 @@ class HyV3ReasoningParser(ReasoningParser):
     @classmethod
     def in_vocabulary(cls, tokenizer: Tokenizer) -> type[ReasoningParser]:
         """See ReasoningParser."""
-        found = next((found[1] for tag in tokenizer.special_ids() if (found := _SUFFIXED.fullmatch(tag))), "")
-        tags = {"opening": f"<think{found}>", "closing": f"</think{found}>"}
-        return type("SuffixedHyV3ReasoningParser", (cls,), tags) if found else cls
+        suffix = tag_suffix("think", tokenizer)
+        tags = {"opening": f"<think{suffix}>", "closing": f"</think{suffix}>"}
+        return type("SuffixedHyV3ReasoningParser", (cls,), tags) if suffix else cls
 
 
 class InklingReasoningParser(ReasoningParser):
@@ -208,6 +218,7 @@ REASONING_PARSERS: Mapping[str, type[ReasoningParser] | type[HarmonyParser]] = {
     "poolside_v1": ReasoningParser,
     "qwen3": ReasoningParser,
     "seed_oss": SeedOssReasoningParser,
+    "solar_open": SolarOpenReasoningParser,
     "solar_open2": SolarOpen2ReasoningParser,
     "step3": ReasoningParser,
     "step3p5": ReasoningParser,

@@ -9,7 +9,7 @@ from .gemma import FunctionGemmaParser, Gemma4Parser
 from .granite import GraniteParser
 from .harmony import HarmonyToolParser
 from .hermes import HermesParser
-from .kimi import KimiK2Parser
+from .kimi import KimiK2Parser, SolarOpenParser
 from .kimi_k3 import KimiK3Parser
 from .llama3 import Llama3JsonParser
 from .minimax_m3 import MiniMaxM3Parser
@@ -93,6 +93,7 @@ TOOL_CALL_PARSERS: Mapping[str, type[ToolParser]] = {
     "qwen3_coder": Qwen3CoderParser,
     "qwen3_xml": Qwen3CoderParser,
     "seed_oss": SeedOssParser,
+    "solar_open": SolarOpenParser,
     "solar_open2": SolarOpen2Parser,
     "step3": Step3Parser,
     "step3p5": Qwen3CoderParser,

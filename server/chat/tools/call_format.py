@@ -25,7 +25,7 @@ from .schema import arguments_schema
 
 MAX_CALLS = 32
 """The most calls that a grammar lets an answer have: a weak model would not stop by itself."""
-_NUMBER = "[0-9]{1,4}"
+_NUMBER, _ID = "[0-9]{1,4}", "[a-z0-9]{10}"
 
 
 class CallFormat(NamedTuple):
@@ -33,8 +33,8 @@ class CallFormat(NamedTuple):
 
     A call is `before`, its arguments as `content` writes them, and `after`. NAME in `before` stands for the function's
     name. With a `key`, a JSON object takes the place of the arguments: it has the function's name under `name_key`, and
-    the arguments under that key; before them, with an `id_key`, a number as text. An answer has no more than `at_most`
-    calls.
+    the arguments under that key; before them, with an `id_key`, a number as text. With `before_id`, that and an id
+    stand before it all. An answer has no more than `at_most` calls.
     """
 
     before: str = ""
@@ -45,6 +45,7 @@ class CallFormat(NamedTuple):
     key: str | None = None
     name_key: str = "name"
     id_key: str | None = None
+    before_id: str = ""
     content: Callable[[dict[str, Any]], Format] = JsonSchema
     at_most: int = MAX_CALLS
 
@@ -82,13 +83,16 @@ def _in_format(form: CallFormat, tools: Mapping[int, Tool], most: int) -> Format
         if form.key is not None:
             schema = _call_schema(form, name, schema, form.key)
         # At a first brace that may begin an answer too, llguidance cannot tell which layout is meant.
-        is_marked = form.opening or form.before
+        is_marked = form.opening or form.before_id or form.before
         try:
             content = form.content(compact(schema) if is_marked else schema)
         except ValueError as error:
             param = f"tools[{i}].function.parameters"
             raise bad_request(f"{param} cannot be compiled: {error}", param) from None
-        return Tag(form.before.replace("NAME", name), content, form.after)
+        before = form.before.replace("NAME", name)
+        if form.before_id:
+            return Tag(form.before_id, Concatenation([Regex(_ID), ConstString(before), content]), form.after)
+        return Tag(before, content, form.after)
 
     most = min(most, form.at_most)
     every = [call(*placed) for placed in tools.items()]

@@ -46,11 +46,14 @@ class InternLmParser(TaggedJsonParser):
 
 
 class GigaChat3Parser(TaggedJsonParser):
-    """GigaChat 3. Nothing closes a call."""
+    """GigaChat 3, in which a call may be a message of its own. Nothing closes a call."""
 
-    opening, closing = ("<|function_call|>",), ""
-    markers = opening
-    call_formats = (CallFormat(opening[0], key="arguments", at_most=1),)
+    opening = (
+        "<|function_call|>", "<|message_sep|>\n\nfunction call<|role_sep|>\n", "function call<|role_sep|>\n"
+    )  # fmt: skip
+    closing = ""
+    markers = (opening[0], "<|message_sep|>", "<|role_sep|>")
+    call_formats = tuple(CallFormat(tag, key="arguments", at_most=1) for tag in opening)
 
 
 class GraniteFunctionParser(TaggedJsonParser):

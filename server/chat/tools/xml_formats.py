@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from tidewheel.engine.constraints.structural_tag import QwenXmlParameter
 
+from ..tag_suffix import tag_suffix
 from ..text_scanner import Steps
 from .call_format import CallFormat
 from .notation import Notation
@@ -257,12 +258,12 @@ class HyV3Parser(Glm45Parser):
     @classmethod
     def in_vocabulary(cls, tokenizer: Tokenizer) -> type[ToolParser]:
         """See ToolParser."""
-        found = next((found[1] for tag in tokenizer.special_ids() if (found := _SUFFIXED.fullmatch(tag))), None)
-        if found is None:
+        suffix = tag_suffix("tool_calls", tokenizer)
+        if not suffix:
             return cls
 
         def tagged(text: str) -> str:
-            return re.sub(r"(</?\w+)>", rf"\1{found}>", text)
+            return re.sub(r"(</?\w+)>", rf"\1{suffix}>", text)
 
         shape = Shape(*(tagged(part) if isinstance(part, str) else part for part in cls.shape))  # type: ignore[arg-type]
         tags = {name: tagged(getattr(cls, name)) for name in ("key_end", "value_start", "name_end")}
@@ -278,6 +279,3 @@ class HyV4Parser(HyV3Parser):
 
     name_end, line = "", ""
     markers = (HyV3Parser.shape.section, HyV3Parser.shape.section_end, *Glm45Parser.markers)
-
-
-_SUFFIXED = re.compile(r"<tool_calls(:\w{1,32})>")

@@ -64,6 +64,13 @@ CASES: list[tuple[str, str, str, tuple[str, str]]] = [
     ("cohere_command4", "<|START_THINKING|>", "Hm.<|END_THINKING|><|START_TEXT|>Four<|END_TEXT|>", ("Hm.", "Four")),
     ("minimax_m3", "", "<mm:think>Hm.</mm:think>Four.", ("Hm.", "Four.")),
     ("solar_open2", "<|think:start|>", "Hm.<|think:end|>Four.", ("Hm.", "Four.")),
+    (
+        "solar_open",
+        "<|begin|>assistant",
+        "<|think|>Hm.<|end|><|begin|>assistant<|content|>Four.<|end|>",
+        ("Hm.", "Four."),
+    ),
+    ("solar_open", "<|think|><|end|><|begin|>assistant", "<|content|>Four.<|end|>", ("", "Four.")),
     ("apertus", "", "<|inner_prefix|>Hm.<|inner_suffix|>Four.", ("Hm.", "Four.")),
     ("longcat", "", "<longcat_think>Hm.</longcat_think>Four.", ("Hm.", "Four.")),
     ("ernie45", OPEN, "Hm.\n</think>\n\n<response>\nFour.\n</response>\n", ("Hm.", "Four.")),

@@ -110,6 +110,9 @@ WRITTEN |= {
         "<tool_call>{1}{2}</tool_call>", "<arg_key>{}</arg_key><arg_value>{}</arg_value>", "<tool_calls>{}</tool_calls>"
     ),
     "minimax": f"<tool_calls>\n{LISTED[1:-1]}\n</tool_calls>".replace("}}, {", "}}\n{"),
+    "solar_open": "<|tool_calls|>"
+    f"<|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>weather<|tool_call:args|>{ARGUMENTS}<|tool_call:end|>"
+    "<|tool_call:begin|>f6g7h8i9j0<|tool_call:name|>tide<|tool_call:args|>{}<|tool_call:end|>",
     "solar_open2": written(
         "<|tool_call:start|>{1}\n{2}<|tool_call:end|>",
         "<|tool_arg:start|>{}<|tool_arg:value|>{}<|tool_arg:end|>\n",

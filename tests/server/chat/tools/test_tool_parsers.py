@@ -143,6 +143,12 @@ CASES: list[tuple[str, str, Parsed]] = [
     ("hy_v4", HY.replace("<tool_sep>", "").replace("\n", ""), ("", [WEATHER])),
     ("minimax", '<tool_calls>\n{"name": "f", "arguments": {}}\n{"name": "g", "arguments": {"a": 1}}\n</tool_calls>',
      ("", [("f", "{}"), ("g", '{"a": 1}')])),
+    ("solar_open", "Ok.<|tool_calls|><|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>f<|tool_call:args|>"
+     '{"a": 1}<|tool_call:end|><|tool_call:begin|>b<|tool_call:name|>g<|tool_call:args|>{}<|tool_call:end|>',
+     ("Ok.", [("f", '{"a": 1}'), ("g", "{}")])),
+    ("gigachat3", 'So.<|message_sep|>\n\nfunction call<|role_sep|>\n{"name": "f", "arguments": {"a": 1}}',
+     ("So.", [("f", '{"a": 1}')])),
+    ("gigachat3", 'function call<|role_sep|>\n{"name": "f", "arguments": {}}', ("", [("f", "{}")])),
     ("poolside_v1", GLM, ("", [WEATHER])),
     ("solar_open2", f"Well.{SOLAR}\n{SOLAR}", ("Well.", [WEATHER, WEATHER])),
     ("solar_open2", "<|tool_call:start|>f\n<|tool_call:end|>", ("", [("f", "{}")])),
@@ -313,7 +319,13 @@ def test_calls_at_every_cut(name: str, text: str, expected: Parsed) -> None:
 def test_what_is_cut_off_within_calls_is_no_text(name: str, text: str, expected: Parsed) -> None:
     """But for a tag that is not whole, and calls without tags, whose function is not known to be on offer."""
     tags = {*TOOL_CALL_PARSERS[name].markers, "functools", "<function=", "<tool_call>"}
-    tags |= {f"{MARK}<tool_call>", "<|open|>tools<|sep|>", "<|open|>call tool="}  # which are several tokens
+    tags |= {
+        "<|message_sep|>\n\nfunction call<|role_sep|>",
+        "function call<|role_sep|>",
+        f"{MARK}<tool_call>",
+        "<|open|>tools<|sep|>",
+        "<|open|>call tool=",
+    }  # which are several tokens
     for cut in range(len(text)):
         parser = TOOL_CALL_PARSERS[name](TOOLS)
         turn = Turn.of(parser.feed(text[:cut]) + parser.finish(cut_off=True))
