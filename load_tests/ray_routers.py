@@ -57,7 +57,7 @@ class Ingress:
     async def __call__(self, request: Request) -> Response:
         """The answer."""
         if request.url.path == PATH:
-            return Response(await self._metrics.text())
+            return Response(await self._metrics.text(names_adapters=True))
         body = await request.body()
         status, answer = await self._servers.chat.remote(Chat(orjson.loads(body)["messages"], body))
         return Response(answer, status, media_type="application/json")
