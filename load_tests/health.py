@@ -67,7 +67,7 @@ def _ask(base_url: str, headers: Mapping[str, str], interval_s: float, pid: int 
     asked_by.send(answers)
     try:
         with httpx.Client(base_url=base_url, headers=headers, timeout=120) as client:
-            while not asked_by.poll(interval_s):
+            while not answers or not asked_by.poll(interval_s):
                 ran, waited = _thread_ms(pid)
                 asked = time.perf_counter()
                 client.get("/health").raise_for_status()

@@ -67,6 +67,12 @@ class SteadyStreams:
             if after > since and before < until
         ]
 
+    async def observe(self, seconds: float, since: float) -> None:
+        """Wait that long, and on a busy machine until there is a gap after `since`."""
+        await asyncio.sleep(seconds)
+        while not self.gaps_ms(since, time.perf_counter()):
+            await asyncio.sleep(0.01)
+
     async def _wait_until_warm(self, tasks: list[asyncio.Task[None]]) -> None:
         deadline = time.perf_counter() + _WARM_TIMEOUT_SECONDS
         while sum(len(timer.arrivals) >= _WARM_CHUNKS for timer in self.timers) < self.count:
@@ -108,7 +114,7 @@ async def measure_stall(client: httpx.AsyncClient, target: Target, args: argpars
     newcomer_rng = random.Random(args.seed + 10_000)
     async with steady.running(args.seed):
         quiet_from = time.perf_counter()
-        await asyncio.sleep(args.quiet_seconds)
+        await steady.observe(args.quiet_seconds, quiet_from)
         arrival = time.perf_counter()
         newcomers = await asyncio.gather(
             *(
@@ -124,7 +130,7 @@ async def measure_stall(client: httpx.AsyncClient, target: Target, args: argpars
         )
         last_first_text = max(timer.arrivals[0] for timer in newcomers)
         # The gap that was open when the last prompt was done closes only with the next text.
-        await asyncio.sleep(args.quiet_seconds)
+        await steady.observe(args.quiet_seconds, arrival)
     return {
         "newcomer_prompt_tokens": [timer.prompt_tokens for timer in newcomers],
         "steady_itl_before_ms": summarize(steady.gaps_ms(quiet_from, arrival)),
@@ -139,7 +145,7 @@ async def measure_health(client: httpx.AsyncClient, target: Target, args: argpar
     async with steady.running(args.seed + 20_000):
         watch = await asyncio.to_thread(HealthWatch, target.base_url, target.headers, args.health_interval)
         since = time.perf_counter()
-        await asyncio.sleep(args.health_seconds)
+        await steady.observe(args.health_seconds, since)
         latencies = await asyncio.to_thread(watch.stop)
         gaps = steady.gaps_ms(since, time.perf_counter())
     return {"health_ms": summarize(latencies), "itl_with_health_streams_ms": summarize(gaps)}
