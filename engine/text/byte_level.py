@@ -72,7 +72,8 @@ def load_byte_level(folder: Path, config: Mapping[str, Any], class_name: str | N
             made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=begins)
         else:
             made.pre_tokenizer = of_class.splitting.pre_tokenizer(begins)
-            made.normalizer = normalizers.NFC() if of_class.splitting.nfc else None
+            if of_class.splitting.nfc:
+                made.normalizer = normalizers.NFC()
         made.decoder = decoders.ByteLevel()
         add_tokens(made, folder, config, of_class.names)
         if of_class.frames:

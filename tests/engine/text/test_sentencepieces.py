@@ -160,6 +160,31 @@ def test_runs_of_equal_scores_are_joined_from_the_left(tmp_path: Path, lengths: 
             assert tokenizer.encode(text) == oracle.EncodeAsIds(text)
 
 
+@st.composite
+def vocabularies(draw: st.DrawFn) -> list[tuple[str, float]]:
+    """Letters and what they can be joined to, each with a score of its own."""
+    pieces = ["a", "b", "c"]
+    for _ in range(draw(st.integers(1, 12))):
+        joined = draw(st.sampled_from(pieces)) + draw(st.sampled_from(pieces))
+        if joined not in pieces and len(joined) < 8:
+            pieces.append(joined)
+    scores = draw(st.permutations(range(len(pieces))))
+    return [(piece, -float(score)) for piece, score in zip(pieces, scores, strict=True)]
+
+
+def test_any_scores_are_the_order_of_merges(tmp_path: Path) -> None:
+    @CHECKED
+    @given(vocabularies(), st.lists(st.text("abc", max_size=30), min_size=1, max_size=10))
+    def check(pieces: list[tuple[str, float]], given: list[str]) -> None:
+        model = handmade(pieces)
+        oracle = sentencepiece.SentencePieceProcessor(model_proto=model)
+        tokenizer = write(tmp_path, model)
+        assert not is_by_sentencepiece(tokenizer)
+        assert [tokenizer.encode(text) for text in given] == oracle.EncodeAsIds(given)
+
+    check()
+
+
 LETTERS = [("a", -1.0), ("b", -1.0), ("c", -1.0)]
 INEXACT: dict[str, tuple[bytes, dict[str, Any]]] = {
     "equal scores": (handmade([*LETTERS, ("bc", -2.0), ("ab", -2.0)]), {}),
