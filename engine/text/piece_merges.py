@@ -46,7 +46,7 @@ class MergedPieces:
         return [name for name, kind in zip(self.names, self._kinds, strict=True) if kind in kinds]
 
     def _renamed(self, added: Mapping[int, AddedToken]) -> bool:
-        """Give pieces the names of added tokens. Whether each of these then has its id, and no byte is lost."""
+        """Give pieces the names of added tokens. Whether each of these then has its id alone, and no byte is lost."""
         count = len(self.names)
         behind = sorted(i for i in added if i >= count)
         for i, token in added.items():
@@ -55,7 +55,8 @@ class MergedPieces:
                     return False
                 self.names[i] = token.content
                 self._kinds[i] = self._kinds[i] if self._kinds[i] == UNKNOWN else CONTROL
-        return behind == [*range(count, count + len(behind))]
+        names = {*self.names, *(added[i].content for i in behind)}
+        return behind == [*range(count, count + len(behind))] and len(names) == count + len(behind)
 
     def _spelled(self, byte_fallback: bool) -> bool:
         """Make characters that are joined though they are no pieces the names of their bytes. Whether that was enough.

@@ -72,8 +72,6 @@ def _merged(
 ) -> tokenizers.Tokenizer | None:
     """As Llama and Gemma have it: pairs are merged by score. None if sentencepiece would split some texts otherwise."""
     pieces = MergedPieces(model, added)
-    if len({*pieces.names}) < len(pieces.names):
-        raise ModelError(f"{path.parent}: an added token has the name of another piece")
     has_prefix = model.add_dummy_prefix and config.get("add_prefix_space") is not False
     user_defined = pieces.of_kind(USER_DEFINED)
     spaced = [piece for piece in user_defined if _SPACE in piece]

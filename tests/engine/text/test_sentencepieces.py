@@ -192,6 +192,7 @@ INEXACT: dict[str, tuple[bytes, dict[str, Any]]] = {
     "parts that are no pieces": (handmade([("a", -1.0), ("bc", -2.0), ("abc", -3.0)]), {}),
     "pieces of the user after a prefix": (handmade([*LETTERS, ("ab", 0.0)], {"ab": 4}, add_dummy_prefix=True), {}),
     "ids with a gap": (handmade(LETTERS), {"added_tokens_decoder": {"9": {"content": "<|x|>"}}}),
+    "a name that is there twice": (handmade([*LETTERS, ("|", 0.0)]), {"added_tokens_decoder": {"5": {"content": "|"}}}),
 }
 
 
