@@ -17,6 +17,7 @@ from fuzz.gguf_files import GGUF
 from fuzz.harness import Harness, in_folder, written
 from fuzz.quantized_files import QUANTIZED
 
+import tidewheel.engine.text.other_files  # noqa: F401  # else it is imported later, and not instrumented
 from tidewheel.engine.files.folder import read_config
 from tidewheel.engine.models import describe
 from tidewheel.engine.models.generation import read_generation_config, sampling_defaults
