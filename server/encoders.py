@@ -22,6 +22,7 @@ from tidewheel.engine.errors import quoted
 from .errors import ApiError, ClientGone, bad_request
 from .generation.admission import EndRate, check_backlog, request_timeout
 from .generation.streaming import client_watch
+from .http.clients import current_client
 from .http.limits import AdmissionLimits
 from .protocol.embeddings import InputUsage
 from .telemetry.encoder_metrics import EncoderMetrics
@@ -84,7 +85,8 @@ class ServedEncoders:
         up, which takes them from the queue.
         """
         try:
-            check_backlog(self._engine.backlog, self._limits.max_queue, self._rate)
+            held = self._engine.backlogs()
+            check_backlog(sum(held.values()), self._limits.max_queue, self._rate, held=held, count=len(inputs))
         except ApiError:
             self._metrics.reject(encoder.name)
             raise
@@ -92,7 +94,7 @@ class ServedEncoders:
         answer_id, tokens = f"{kind}-{uuid.uuid4().hex}", sum(map(len, inputs))
         if self._texts is not None:
             self._texts.log_prompts(answer_id, request.state.request_id, given)
-        future = self._engine.submit(encoder, inputs)
+        future = self._engine.submit(encoder, inputs, current_client())
 
         def leave() -> None:
             future.cancel()

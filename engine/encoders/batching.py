@@ -21,10 +21,11 @@ _FREE_PADDING = 16  # tokens
 
 
 class Job:
-    """One request: its inputs, and their results as rows, [len(inputs), width]."""
+    """One request: its inputs, and their results as rows, [len(inputs), width]. `client` is who it is for."""
 
-    def __init__(self, encoder: Encoder, inputs: Sequence[EncoderInput]) -> None:
+    def __init__(self, encoder: Encoder, inputs: Sequence[EncoderInput], client: str = "") -> None:
         self.encoder = encoder
+        self.client = client
         self.inputs = inputs
         self.rows: NDArray[np.float32] = np.empty((len(inputs), encoder.width), np.float32)
         self.num_unfinished = len(inputs)
@@ -70,12 +71,14 @@ def choose_batch(lengths: Sequence[int], anchor: int, max_tokens: int = MAX_BATC
 
 
 class BatchQueue:
-    """The waiting inputs. Each batch is formed around an input of one job, and jobs take turns. So a small job does not
-    wait for all of a large one. The batch is filled with inputs of similar length from any job.
+    """The waiting inputs. Each batch is formed around an input of one job. Clients take turns, and so do the jobs of a
+    client. So a small job does not wait for all of a large one, nor for all jobs of another client. The batch is filled
+    with inputs of similar length from any job.
     """
 
     def __init__(self) -> None:
-        self._turns: deque[tuple[Job, list[Item]]] = deque()
+        # Each client's jobs, those first whose turn comes first.
+        self._turns: dict[str, deque[tuple[Job, list[Item]]]] = {}
         self._waiting: dict[Encoder, list[Item]] = {}  # sorted by length
 
     def __bool__(self) -> bool:
@@ -87,11 +90,14 @@ class BatchQueue:
         waiting = self._waiting.setdefault(job.encoder, [])
         for item in items:
             insort(waiting, item, key=_length)
-        self._turns.append((job, items))
+        self._turns.setdefault(job.client, deque()).append((job, items))
 
     def remove(self, job: Job) -> None:
         """Forget a job's inputs, except those in a batch that was already taken."""
-        self._turns = deque(turn for turn in self._turns if turn[0] is not job)
+        if jobs := deque(turn for turn in self._turns.get(job.client, ()) if turn[0] is not job):
+            self._turns[job.client] = jobs
+        else:
+            self._turns.pop(job.client, None)
         self._waiting[job.encoder] = [item for item in self._waiting.get(job.encoder, ()) if item.job is not job]
 
     def num_waiting(self, encoder: Encoder) -> int:
@@ -101,13 +107,17 @@ class BatchQueue:
     def next_batch(self) -> list[Item]:
         """Take the inputs to run next, all for one encoder. Empty if nothing waits."""
         while self._turns:
-            _, own = self._turns[0]
-            while own and own[-1].taken:
-                own.pop()
-            if own:
-                self._turns.rotate(-1)
-                return self._around(own[-1])
-            self._turns.popleft()
+            client = next(iter(self._turns))
+            jobs = self._turns.pop(client)
+            while jobs:
+                _, own = jobs[0]
+                while own and own[-1].taken:
+                    own.pop()
+                if own:
+                    jobs.rotate(-1)
+                    self._turns[client] = jobs  # behind all others
+                    return self._around(own[-1])
+                jobs.popleft()
         return []
 
     def _around(self, item: Item) -> list[Item]:

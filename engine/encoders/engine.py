@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -52,15 +53,15 @@ class EncoderEngine:
         if self.encoders:
             self._encoder_loop.start()
 
-    def submit(self, encoder: Encoder, inputs: Sequence[EncoderInput]) -> asyncio.Future[Rows]:
-        """Queue at least one input. All must have passed `encoder.check`.
+    def submit(self, encoder: Encoder, inputs: Sequence[EncoderInput], client: str = "") -> asyncio.Future[Rows]:
+        """Queue at least one input. All must have passed `encoder.check`. Requests of different clients take turns.
 
         The future's result is their rows, [len(inputs), width]. Cancelling it removes them from the queue. Raises
         EngineDeadError if nothing can run.
         """
         if self._refusal is not None or self._event_loop is None:
             raise EngineDeadError(self._refusal or "the encoders have not been started")
-        job = Job(encoder, inputs)
+        job = Job(encoder, inputs, client)
         future: asyncio.Future[Rows] = self._event_loop.create_future()
         self._futures[job] = future
         self._idle.clear()
@@ -94,7 +95,15 @@ class EncoderEngine:
     @property
     def backlog(self) -> int:
         """How many inputs were submitted and not computed yet."""
-        return sum(job.num_unfinished for job in self._futures)
+        return sum(self.backlogs().values())
+
+    def backlogs(self) -> Mapping[str, int]:
+        """The same by clients, of those that have any."""
+        backlogs: Counter[str] = Counter()
+        for job in self._futures:
+            if job.num_unfinished:
+                backlogs[job.client] += job.num_unfinished
+        return backlogs
 
     def stats(self) -> Mapping[str, EncoderStats]:
         """Figures for metrics, by the encoders' names. May be called from any thread."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 
 from msgspec import Struct
@@ -91,14 +91,17 @@ class Admission:
         demand = self._expected(prompts, sampling)
         total = Demand(self._demand.sequences + demand.sequences, self._demand.blocks + demand.blocks)
         if self.limits.max_queue is not None:
-            excess = self._waiting(total, self._engine.stats()) - self.limits.max_queue
+            waiting = self._waiting(total, self._engine.stats())
+            excess = waiting - self.limits.max_queue
             if excess > 0 and self._waiting(demand) > self.limits.max_queue:
                 raise bad_request(
                     f"the request asks for {demand.sequences} answers, more than this server can work on with "
                     f"{self.limits.max_queue} waiting (--max-queue); send fewer prompts at once, or a smaller n",
                     "n" if sampling.num_sequences > 1 else "prompt",
                 )
-            if excess > 0 and not self._has_share(demand, excess, self.limits.max_queue):
+            if excess > 0 and not _has_part(
+                self._sequences, demand.client, demand.sequences, waiting, self.limits.max_queue
+            ):
                 self._metrics.rejected += 1
                 raise _queue_full(self.limits.max_queue, self._rate.retry_after_s(excess))
         self._demand = total
@@ -126,12 +129,6 @@ class Admission:
             blocks += grown + (sampling.num_sequences - 1) * (grown - len(prompt) // block_size)
         return Demand(len(prompts) * sampling.num_sequences, blocks, current_client())
 
-    def _has_share(self, demand: Demand, excess: int, max_queue: int) -> bool:
-        """Whether a full queue still takes a request, so that one client cannot keep the others out."""
-        held = self._sequences.get(demand.client, 0)
-        num_clients = len(self._sequences) + (not held)
-        return excess <= max_queue and (held + demand.sequences) * num_clients <= max_queue
-
     def _waiting(self, demand: Demand, stats: EngineStats | None = None) -> int:
         """How many sequences of `demand` do not fit. `stats` show how many blocks they save by sharing prefixes."""
         limits = self._engine.limits
@@ -142,10 +139,24 @@ class Admission:
         return demand.sequences - min(demand.sequences, limits.max_num_seqs, int(limits.num_blocks / blocks_each))
 
 
-def check_backlog(backlog: int, max_queue: int | None, rate: EndRate) -> None:
-    """Raises ApiError (429) if too many wait in a queue other than the chat model's. None is no limit."""
-    if max_queue is not None and backlog > max_queue:
+def check_backlog(
+    backlog: int, max_queue: int | None, rate: EndRate, *, held: Mapping[str, int] | None = None, count: int = 0
+) -> None:
+    """Raises ApiError (429) if too many wait in a queue other than the chat model's. None is no limit.
+
+    If it is known what each client has `held` of the queue, a request for `count` more is let in as by Admission.
+    """
+    if max_queue is None or backlog <= max_queue:
+        return
+    if held is None or not _has_part(held, current_client(), count, backlog, max_queue):
         raise _queue_full(max_queue, rate.retry_after_s(backlog - max_queue))
+
+
+def _has_part(held: Mapping[str, int], client: str, count: int, waiting: int, max_queue: int) -> bool:
+    """Whether a full queue still takes `count` more of a client, so that one client cannot keep the others out."""
+    own = held.get(client, 0)
+    num_clients = len(held) + (not own)
+    return waiting <= 2 * max_queue and (own + count) * num_clients <= max_queue
 
 
 def request_timeout() -> ApiError:

@@ -55,6 +55,11 @@ class RunningServer:
     def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
         return self.http.post(path, json=body, **options)
 
+    def another_client(self) -> httpx.Client:
+        """What talks to it from another address than `http`."""
+        transport = httpx.HTTPTransport(local_address="127.0.0.2")
+        return httpx.Client(base_url=self.url, timeout=60, transport=transport)
+
 
 StartServer = Callable[..., RunningServer]
 StartProcess = Callable[..., ScriptedProcess]

@@ -22,8 +22,8 @@ class FakeEncoder:
         self.takes_batches = takes_batches
 
 
-def job(encoder: FakeEncoder, lengths: Sequence[int]) -> Job:
-    return Job(cast(Encoder, encoder), [EncoderInput([0] * length) for length in lengths])
+def job(encoder: FakeEncoder, lengths: Sequence[int], client: str = "") -> Job:
+    return Job(cast(Encoder, encoder), [EncoderInput([0] * length) for length in lengths], client)
 
 
 def drain(queue: BatchQueue) -> list[list[Item]]:
@@ -95,3 +95,29 @@ def test_a_removed_job_leaves_nothing_behind(jobs: list[list[int]], which: int, 
     others = sum(len(one.inputs) for one in added if one is not gone)
     assert len(left) + sum(item.job is not gone for item in taken) == others
     assert queue.num_waiting(cast(Encoder, encoder)) == 0
+
+
+def test_a_client_does_not_wait_for_the_jobs_of_another() -> None:
+    encoder, queue = FakeEncoder(), BatchQueue()
+    flood = [job(encoder, [500] * 4, "a") for _ in range(50)]
+    for one in flood:
+        queue.add(one)
+    small = [job(encoder, [20], "b"), job(encoder, [90], "b")]
+    for one in small:
+        queue.add(one)
+    early = [item.job for _ in range(4) for item in queue.next_batch()]
+    assert small[0] in early
+    assert small[1] in early
+    for one in (*flood[:40], *small):
+        queue.remove(one)
+    left = [item for batch in drain(queue) for item in batch]
+    assert {item.job for item in left} == set(flood[40:])
+
+
+def test_a_removed_client_loses_its_place() -> None:
+    encoder, queue = FakeEncoder(), BatchQueue()
+    one, other = job(encoder, [500], "a"), job(encoder, [20], "b")
+    queue.add(one)
+    queue.add(other)
+    queue.remove(one)
+    assert [item.job for batch in drain(queue) for item in batch] == [other]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import encoder_zoo
@@ -49,6 +50,19 @@ def test_what_neither_fits_nor_may_wait_is_sent_away(small: RunningServer) -> No
     again = [endless(small, max_tokens=250) for _ in range(5)]
     eventually(lambda: len(small.engine.requests) == 10, "five should be let in again")
     for stream in again:
+        stream.close()
+    eventually(lambda: is_idle(small), "clients have gone")
+
+
+def test_a_full_queue_takes_in_a_client_that_has_less_than_its_part(small: RunningServer) -> None:
+    streams = [endless(small) for _ in range(5)]
+    eventually(lambda: small.engine.stats().num_running + small.engine.stats().num_waiting == 5, "five are let in")
+    body = {"prompt": "LOOP(", "max_tokens": 600, "stream": True}
+    with small.another_client() as other, other.stream("POST", COMPLETIONS, json=body) as response:
+        assert response.status_code == 200
+        assert other.post(COMPLETIONS, json=body).status_code == 429
+        assert small.post(COMPLETIONS, body).status_code == 429
+    for stream in streams:
         stream.close()
     eventually(lambda: is_idle(small), "clients have gone")
 
@@ -157,6 +171,24 @@ def test_encoders_queues_are_bounded(
     assert server.post(path, one).status_code == 200
     name = one.get("model", "rank")
     assert f'tidewheel:encoder_requests_rejected_total{{model_name="{name}"}} 1.0' in server.http.get("/metrics").text
+
+
+def test_a_full_queue_of_encoders_takes_in_another_client(
+    start_server: StartServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoders, opened = gated_encoders(monkeypatch)
+    server = start_server(encoders=encoders, admission=AdmissionLimits(max_queue=12))
+    path, one, many = ENCODER_BODIES[0]
+    with post_raw(server, many, path), server.another_client() as other, ThreadPoolExecutor() as pool:
+        try:
+            eventually(lambda: encoders.backlog == 20, "it never came in")
+            assert server.post(path, one).status_code == 429
+            assert other.post(path, json={**one, "input": TEXTS[:7]}).status_code == 429, "more than half of the queue"
+            let_in = pool.submit(other.post, path, json=one)
+            eventually(lambda: encoders.backlog == 21, "it never came in")
+        finally:
+            opened.set()
+        assert let_in.result().status_code == 200
 
 
 @pytest.mark.parametrize(("path", "one", "many"), sample(ENCODER_BODIES, lambda case: case[0] == "/v1/score"))

@@ -5,40 +5,12 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-import httpx
 import pytest
 from server.conftest import StartServer
 from server.raw_http import post_raw
-from server.waiting import eventually, is_idle
-
-from tidewheel.server.http.limits import AdmissionLimits
+from server.waiting import eventually
 
 COMPLETIONS = "/v1/completions"
-
-
-def another_client(url: str) -> httpx.Client:
-    """One with an address of its own."""
-    return httpx.Client(
-        base_url=url, timeout=60, trust_env=False, transport=httpx.HTTPTransport(local_address="127.0.0.2")
-    )
-
-
-def test_a_full_queue_takes_in_a_client_that_has_less_than_its_part(start_server: StartServer) -> None:
-    """1,024 tokens of cache hold three answers of the expected 256 tokens."""
-    server = start_server(engine={"step_s": 0.01, "num_blocks": 64}, admission=AdmissionLimits(max_queue=2))
-    endless = {"prompt": "LOOP(", "max_tokens": 600, "stream": True}
-    streams = [post_raw(server, endless) for _ in range(5)]
-    eventually(lambda: len(server.engine.requests) == 5, "five should be let in")
-    with another_client(server.url) as other:
-        assert server.post(COMPLETIONS, endless).status_code == 429
-        with other.stream("POST", COMPLETIONS, json=endless) as response:
-            assert response.status_code == 200
-            assert other.post(COMPLETIONS, json=endless).status_code == 429
-            assert server.post(COMPLETIONS, endless).status_code == 429
-        for stream in streams:
-            stream.close()
-        eventually(lambda: is_idle(server), "clients have gone")
-        assert other.post(COMPLETIONS, json={"prompt": "a"}).status_code == 200
 
 
 def test_a_short_prompt_is_computed_before_the_many_of_another_client(
@@ -60,7 +32,7 @@ def test_a_short_prompt_is_computed_before_the_many_of_another_client(
         prompt = f"{count} ".ljust(length - 1, "x")  # the server puts a token before it
         streams.append(post_raw(server, {"prompt": prompt, "max_tokens": 1}))
         eventually(lambda count=count: len(server.engine.requests) == count, "it never came in")  # type: ignore[misc]
-    with another_client(server.url) as other:
+    with server.another_client() as other:
         thread = threading.Thread(
             target=other.post, args=(COMPLETIONS,), kwargs={"json": {"prompt": "a", "max_tokens": 1}}
         )
