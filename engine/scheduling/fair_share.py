@@ -6,7 +6,7 @@ from .sequence import Sequence, SequenceState
 
 MOST_SHARING = 32
 """Clients among whom virtual time divides what is computed, if there are more. A long prompt would wait for ever while
-ever more come with short ones; so it waits until about this many times its own tokens were computed.
+ever more come with short ones. So those that come after this many times its own tokens were computed do not pass it.
 """
 
 
