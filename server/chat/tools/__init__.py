@@ -42,6 +42,7 @@ from .xml_formats import (
     Qwen3CoderParser,
     SeedOssParser,
     SolarOpen2Parser,
+    Step3p5Parser,
     Step3Parser,
 )
 
@@ -96,7 +97,7 @@ TOOL_CALL_PARSERS: Mapping[str, type[ToolParser]] = {
     "solar_open": SolarOpenParser,
     "solar_open2": SolarOpen2Parser,
     "step3": Step3Parser,
-    "step3p5": Qwen3CoderParser,
+    "step3p5": Step3p5Parser,
     "xlam": XlamParser,
 }
 """The parsers that `--tool-call-parser` names, by vLLM's names."""

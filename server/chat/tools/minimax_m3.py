@@ -49,10 +49,10 @@ class MiniMaxM3Parser(ToolParser):
     call_formats = (
         CallFormat(
             f'{_INVOKE}"NAME">',
-            f"{_MARK}</invoke>",
-            "\n",
+            f"{_MARK}</invoke>\n",
+            "",
             f"{_CALLS}\n",
-            f"\n{_CALLS_END}",
+            _CALLS_END,
             content=Notation(
                 f"{_MARK}<KEY>", f"{_MARK}</KEY>", nesting=Nesting(element=(f"{_MARK}<item>", f"{_MARK}</item>"))
             ).format,

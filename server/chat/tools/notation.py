@@ -6,7 +6,7 @@ of an `enum`; lengths and patterns are left to the model.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from tidewheel.engine.constraints.json_schema import json_types, part_of
@@ -17,6 +17,7 @@ from tidewheel.engine.constraints.structural_tag import (
     ConstString,
     Format,
     JsonSchema,
+    Regex,
     Tag,
     TagsWithSeparator,
 )
@@ -24,6 +25,7 @@ from tidewheel.engine.constraints.structural_tag import (
 from ...generation.structured_output import compact
 
 _DEEPEST = 6  # parts of a schema; what lies deeper is JSON, which all parsers read too
+_SAYING_THE_TYPE = frozenset({"type", "title", "description", "default", "examples", "nullable"})
 _ANY_BUT_TEXT = ("array", "boolean", "null", "number", "object")
 
 
@@ -40,8 +42,8 @@ class Notation(NamedTuple):
     KEY stands for the argument's name, and TYPE for the JSON type of its value.
 
     A text has `quote` around it; if that is None, it is JSON. Objects and lists are JSON too, unless there is a
-    `nesting`. `names` are other ways to write values of a type. With a `separator`, the arguments that must be there
-    come first.
+    `nesting`. `others` are other ways to write values of a type, as regular expressions; they are for types of which
+    the schema says no more. With a `separator`, the arguments that must be there come first.
     """
 
     before: str
@@ -50,7 +52,7 @@ class Notation(NamedTuple):
     text_before: str = ""
     quote: str | None = ""
     nesting: Nesting | None = None
-    names: Mapping[str, Sequence[str]] = {}
+    others: Mapping[str, str] = {}
 
     def format(self, schema: dict[str, Any]) -> Format:
         """The arguments of a call, of which this is the schema. Raises ValueError for one that is none."""
@@ -108,8 +110,8 @@ class Notation(NamedTuple):
             return Alternatives([*ways, nested])
         for kind, begin in befores.items():
             ways.append(Tag(begin, JsonSchema(compact(_alone(part, root, path, kind))), after))
-        if _texts(part) is None:
-            ways += [ConstString(before + name + after) for kind in types for name in self.names.get(kind, ())]
+        if isinstance(part, dict) and part.keys() <= _SAYING_THE_TYPE:
+            ways += [Tag(before, Regex(self.others[kind]), after) for kind in sorted(types & self.others.keys())]
         return Alternatives(ways)
 
     def _nested(

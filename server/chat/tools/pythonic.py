@@ -15,8 +15,8 @@ from .parser import Outcome, ToolParser
 from .values import python_literal_to_json
 
 _CLOSERS = {"(": ")", "[": "]", "{": "}"}
-# Texts are written in double quotes, as in JSON.
-_ARGUMENTS = Notation("KEY=", separator=", ", quote=None, names={"boolean": ("True", "False"), "null": ("None",)})
+_OTHERS = {"boolean": "True|False", "null": "None", "string": r"'(?:[^'\\]|\\[nrt'\"\\])*'"}
+_ARGUMENTS = Notation("KEY=", separator=", ", quote=None, others=_OTHERS)
 
 
 def _listed(opening: str, separator: str, closing: str) -> CallFormat:

@@ -12,7 +12,7 @@ from .json_scanner import is_json
 
 _TOKEN = re.compile(
     r"""\s*(?:
-        (?P<string>'''(?:[^\\]|\\.)*?'''|\"""(?:[^\\]|\\.)*?\"""|'(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*")
+        (?P<string>'''(?:[^\\]|\\.)*?'''|\"""(?:[^\\]|\\.)*?\"""|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")
       | (?P<number>[-+]?(?:0[xX][0-9a-fA-F]+|(?:[0-9][0-9_]*\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?))
       | (?P<name>True|False|None|true|false|null)\b
       | (?P<comma>,(?=\s*[\]}]))
@@ -20,6 +20,7 @@ _TOKEN = re.compile(
     )\s*""",
     re.DOTALL | re.VERBOSE,
 )
+_LINE_BREAK = re.compile(r"(\\.)|[\r\n]", re.DOTALL)
 _NAMES = {"True": "true", "False": "false", "None": "null"}
 
 
@@ -42,8 +43,8 @@ def is_encodable(text: str) -> bool:
 def python_literal_to_json(source: str) -> str | None:
     """A Python literal (strings, numbers, True, False, None, lists and dicts of them) as JSON; None if it is none.
 
-    JSON's own true, false and null are taken too. Works token by token: Python's parser is only given single tokens,
-    so that no nesting can exhaust its stack.
+    JSON's own true, false and null are taken too, and line breaks in any quotes. Works token by token: Python's parser
+    is only given single tokens, so that no nesting can exhaust its stack.
     """
     parts: list[str] = []
     at = 0
@@ -69,7 +70,7 @@ def python_literal_to_json(source: str) -> str | None:
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # of escapes that Python does not have
-                    parts.append(to_json(ast.literal_eval(text)))
+                    parts.append(to_json(ast.literal_eval(_LINE_BREAK.sub(_escaped_break, text))))
             except (ValueError, SyntaxError):
                 return None
     result = "".join(parts)
@@ -92,3 +93,7 @@ def typed_json(value: str, types: set[str]) -> str:
 def escaped(text: str) -> str:
     """A text as it stands within a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def _escaped_break(found: re.Match[str]) -> str:
+    return found[1] or ("\\n" if found[0] == "\n" else "\\r")

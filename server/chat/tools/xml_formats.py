@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
 from tidewheel.engine.constraints.structural_tag import QwenXmlParameter
@@ -36,6 +37,12 @@ class Qwen3CoderParser(XmlParser):
     call_formats = (
         CallFormat("<tool_call>\n<function=NAME>\n", "</function>\n</tool_call>", "\n", content=QwenXmlParameter),
     )
+
+
+class Step3p5Parser(Qwen3CoderParser):
+    """Step 3.5, which has nothing between calls."""
+
+    call_formats = (Qwen3CoderParser.call_formats[0]._replace(separator=""),)
 
 
 class SeedOssParser(XmlParser):
@@ -72,10 +79,11 @@ class MiniMaxM2Parser(XmlParser):
 
 
 class MiniCpm5Parser(XmlParser):
-    """MiniCPM 5."""
+    """MiniCPM 5, which has texts with marks in them in CDATA."""
 
     shape = Shape("", "", "<function name=", "</function>", "<param name=", "</param>")
     markers = ("<function name=",)
+    cdata, cdata_end = "<![CDATA[", "]]>"
     call_formats = (
         CallFormat(
             '<function name="NAME">',
@@ -84,6 +92,23 @@ class MiniCpm5Parser(XmlParser):
             content=Notation('<param name="KEY">', "</param>").format,
         ),
     )
+
+    def _value(self, function: str, give: Callable[[str], object]) -> Steps[bool]:
+        if not (yield from self._literal(self.cdata)):
+            return (yield from super()._value(function, give))
+        self._settle()
+        while (end := self._text.find(self.cdata_end)) < 0:
+            certain = len(self._text) - self._begun_tag((self.cdata_end,))
+            give(self._text[:certain])
+            self._settle(certain)
+            if not (yield from self._more()):
+                give(self._text)
+                self._settle(len(self._text))
+                return False
+        give(self._text[:end])
+        self._settle(end + len(self.cdata_end))
+        yield from self._close(self.shape.parameter_end)
+        return True
 
 
 class Step3Parser(XmlParser):

@@ -83,10 +83,12 @@ WRITTEN |= {
         "<minimax:tool_call>\n{}</minimax:tool_call>",
     ),
     "minimax_m3": written(
-        f'{MARK}<invoke name="{{1}}">{{2}}{MARK}</invoke>',
+        f'{MARK}<invoke name="{{1}}">{{2}}{MARK}</invoke>\n',
         f"{MARK}<{{0}}>{{1}}{MARK}</{{0}}>",
-        f"{MARK}<tool_call>\n{{}}\n{MARK}</tool_call>",
-        "\n",
+        f"{MARK}<tool_call>\n{{}}{MARK}</tool_call>",
+    ),
+    "step3p5": written(
+        "<tool_call>\n<function={1}>\n{2}</function>\n</tool_call>", "<parameter={}>\n{}\n</parameter>\n"
     ),
     "minicpm5": written('<function name="{1}">{2}</function>', '<param name="{}">{}</param>', between="\n"),
     "step3": written(
@@ -142,6 +144,10 @@ WRITTEN |= {
     "jamba": f"<tool_calls>{LISTED}</tool_calls>",
 }
 ALSO = {
+    "cohere_command3": "<|START_ACTION|>["
+    f'{{"tool_call_id": "0", "tool_name": "weather", "parameters": {ARGUMENTS}}}]<|END_ACTION|>',
+    "glm45": "<tool_call>weather<arg_key>city</arg_key><arg_value>Köln</arg_value>"
+    "<arg_key>days</arg_key><arg_value>3</arg_value></tool_call>",
     "granite": f"<tool_call>[{ONE}]",
     "phi4_mini_json": f"<|tool_call|>[{ONE}]<|/tool_call|>",
     "llama3_json": f'<|python_tag|>{{"name": "weather", "parameters": {ARGUMENTS}}}',
@@ -320,3 +326,55 @@ def test_what_is_asked_for_may_stand_between_the_models_tags(
     demanded = f'{begin}[{{"name": "tide", "parameters": {{}}}}]{end}'
     message = server.post(CHAT, ask(thoughts + demanded, tool_choice="required")).json()["choices"][0]["message"]
     assert calls_in(message) == [("tide", {})]
+
+
+def test_texts_and_names_are_written_as_python_does_too(start_server: StartServer) -> None:
+    server: RunningServer = start_server(tool_call_parser="lfm2")
+    properties = {"note": {"type": "string"}, "exact": {"type": "boolean"}, "unit": {"enum": ["C", None]}}
+    function = {"name": "weather", "parameters": {"properties": properties, "required": ["note"]}}
+    tools = [{"type": "function", "function": function}]
+    for written, made in (
+        ("note='it\\'s', exact=True", {"note": "it's", "exact": True}),
+        ('note="it\'s", unit=null, exact=false', {"note": "it's", "unit": None, "exact": False}),
+    ):
+        said = f"<|tool_call_start|>[weather({written})]<|tool_call_end|>"
+        (choice,) = server.post(CHAT, ask(said, tools=tools)).json()["choices"]
+        assert calls_in(choice["message"]) == [("weather", made)]
+    for wrong in ("exact=True", "note='a', exact='b'", "note='a', unit='C'", "note='\\x'"):
+        said = f"<|tool_call_start|>[weather({wrong})]<|tool_call_end|>"
+        assert server.post(CHAT, ask(said, tools=tools)).status_code == 500
+
+
+def test_nested_arguments_are_written_as_the_format_nests_them(start_server: StartServer) -> None:
+    place = {"type": "object", "properties": {"name": {"type": "string"}, "km": {"type": "number"}}}
+    properties = {
+        "near": {"type": "array", "items": place, "minItems": 1},
+        "any": {},
+        "text": {"type": ["string", "integer"]},
+        "self": {"$ref": "#"},
+        "TYPE": {"const": "KEY"},
+    }
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"properties": properties}}}]
+    for parser, said, made in (
+        ("gemma4", '<|tool_call>call:f{near:[{name:<|"|>a<|"|>,km:1.5},{km:2}],any:{"a": [1]},text:7}<tool_call|>',
+         {"near": [{"name": "a", "km": 1.5}, {"km": 2}], "any": {"a": [1]}, "text": 7}),
+        ("minimax_m3", f"{MARK}<tool_call>\n{MARK}<invoke name=\"f\">{MARK}<near>{MARK}<item>{MARK}<name>a{MARK}</name>"
+         f"{MARK}</item>{MARK}</near>{MARK}<text>7{MARK}</text>{MARK}</invoke>\n{MARK}</tool_call>",
+         {"near": [{"name": "a"}], "text": "7"}),
+        ("deepseek_v32", dsml("function_calls").split("<｜DSML｜invoke")[0]
+         + '<｜DSML｜invoke name="f">\n<｜DSML｜parameter name="text" string="false">7</｜DSML｜parameter>\n'
+         '<｜DSML｜parameter name="self" string="false">{"any": 1}</｜DSML｜parameter>\n'
+         '<｜DSML｜parameter name="TYPE" string="true">KEY</｜DSML｜parameter>\n'
+         "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+         {"text": 7, "self": {"any": 1}, "TYPE": "KEY"}),
+        ("kimi_k3", '<|open|>tools<|sep|><|open|>call tool="f" index="1"<|sep|>'
+         '<|open|>argument key="any" type="array"<|sep|>[1]<|close|>argument<|sep|>'
+         '<|open|>argument key="text" type="number"<|sep|>7<|close|>argument<|sep|>'
+         '<|open|>argument key="TYPE" type="string"<|sep|>KEY<|close|>argument<|sep|>'
+         "<|close|>call<|sep|><|close|>tools<|sep|>", {"any": [1], "text": 7, "TYPE": "KEY"}),
+    ):  # fmt: skip
+        server: RunningServer = start_server(tool_call_parser=parser)
+        (choice,) = server.post(CHAT, ask(said, tools=tools)).json()["choices"]
+        assert calls_in(choice["message"]) == [("f", made)]
+        wrong = ask(said.replace("KEY", "QUAY").replace("km:2", "kg:2").replace("<name>", "<nick>"), tools=tools)
+        assert parser == "minimax_m3" or server.post(CHAT, wrong).status_code == 500
