@@ -471,6 +471,9 @@ def test_hostile_text_takes_linear_time() -> None:
         parse("hermes", '<tool_call>{"name": "f", "arguments": {"a": [' + part * 20_000)
         parse("hermes", '<tool_call>{"name": "f", "arguments": {"a": "' + part * 20_000)
     parse("qwen3_coder", "<function=weather><parameter=city>" + "</function>\n<parameter=" * 8_000)
+    parse("hy_v3", "<tool_call>f<tool_sep><arg_key>a</arg_key><arg_value>" + "</tool_call>x" * 8_000)
+    for part in ("<a>", "</b>", "<invoke name=", ""):
+        parse("minimax_m3", f'{MARK}<invoke name="f">' + f"{MARK}{part}" * 8_000)
     for name in ("llama4_pythonic", "lfm2"):  # beginnings of calls, each of which may go on to the end
         opening = TOOL_CALL_PARSERS[name].markers[0]
         text = f"{opening}[f(a='" * 2_000
