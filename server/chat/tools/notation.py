@@ -24,7 +24,7 @@ from tidewheel.engine.constraints.structural_tag import (
 
 from ...generation.structured_output import compact
 
-_DEEPEST = 6  # parts of a schema; what lies deeper is JSON, which all parsers read too
+_DEEPEST = 6  # steps into a schema; what lies deeper is JSON, which all parsers read too
 _SAYING_THE_TYPE = frozenset({"type", "title", "description", "default", "examples", "nullable"})
 _ANY_BUT_TEXT = ("array", "boolean", "null", "number", "object")
 
@@ -103,23 +103,23 @@ class Notation(NamedTuple):
             else:
                 ways += [ConstString(begin + text + end) for text in texts]
             if types == {"string"} or not (self.quote or text_before):  # then nothing tells what else it may be
-                return Alternatives(ways)
+                return _one_of(ways)
             types = (types or {*_ANY_BUT_TEXT}) - {"string"}
             part = {**part, "type": sorted(types)} if isinstance(part, dict) else {"type": sorted(types)}
         if (nested := self._nested(part, types, root, path, before, after)) is not None:
-            return Alternatives([*ways, nested])
+            return _one_of([*ways, nested])
         for kind, begin in befores.items():
             ways.append(Tag(begin, JsonSchema(compact(_alone(part, root, path, kind))), after))
         if isinstance(part, dict) and part.keys() <= _SAYING_THE_TYPE:
             ways += [Tag(before, Regex(self.others[kind]), after) for kind in sorted(types & self.others.keys())]
-        return Alternatives(ways)
+        return _one_of(ways)
 
     def _nested(
         self, part: Any, types: set[str], root: dict[str, Any], path: tuple[str, ...], before: str, after: str
     ) -> Format | None:
         """An object whose members are known, or a list; None if it has to be JSON."""
         nesting = self.nesting
-        if nesting is None or not isinstance(part, dict) or "$ref" in part or len(path) >= 2 * _DEEPEST:
+        if nesting is None or not isinstance(part, dict) or "$ref" in part or len(path) > _DEEPEST:
             return None
         if types == {"object"} and part.get("properties"):
             start, end = nesting.braces
@@ -136,6 +136,10 @@ class Notation(NamedTuple):
 
 
 _NAMES = {"integer": "number"}
+
+
+def _one_of(ways: list[Format]) -> Format:
+    return ways[0] if len(ways) == 1 else Alternatives(ways)  # llguidance bounds how deep parentheses are nested
 
 
 def _types(part: Any, root: dict[str, Any]) -> list[str]:

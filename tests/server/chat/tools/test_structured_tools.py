@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import Any
 
@@ -353,6 +354,7 @@ def test_nested_arguments_are_written_as_the_format_nests_them(start_server: Sta
         "text": {"type": ["string", "integer"]},
         "self": {"$ref": "#"},
         "TYPE": {"const": "KEY"},
+        "deep": functools.reduce(lambda part, _: {"type": "array", "items": part}, range(20), {"type": "string"}),
     }
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"properties": properties}}}]
     for parser, said, made in (
