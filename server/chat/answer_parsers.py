@@ -32,6 +32,8 @@ from .tools.tool_choice import (
     demands_calls,
 )
 
+_BEGUN = 256  # characters of the prompt's end, in which a tag may begin
+
 
 class AnswerParsers:
     """The parsers of one model's `formats`. `tool_parser` reads its calls, if there is one."""
@@ -108,7 +110,7 @@ class AnswerParsers:
             is_open, repeats = reasoning.is_open, reasoning.repeats
             calls = self.tool_parser.markers[:1] if tools and self.tool_parser is not None else ()
         ids = self._tokenizer.encode(closings[0], add_special_tokens=False)
-        return ThinkingBudget(tokens, openings, closings, tuple(ids), is_open, calls, repeats, prompt.text)
+        return ThinkingBudget(tokens, openings, closings, tuple(ids), is_open, calls, repeats, prompt.text[-_BEGUN:])
 
     def frame(self, prompt: RenderedPrompt) -> Frame | None:
         """What a grammar has to put around content or calls, where an answer's text is not just these."""
