@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ from attack import NO_FAILURE, Attack, Kinds, Wire, new_word
 _WEIGHT = 0.5  # of each method of each path: there are dozens
 # Fields that say how long an answer may be: without them some attacks would be long honest requests.
 _LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict")
+_DEPTH = 5
 _NUMBERS = (0, -1, 2**31, 2**63, 2**70, -(2**70), 1e308, -0.0, 0.5)
 _TEXTS = ("", "\0", "\ud800", "\U0010ffff", "a" * 10_000, "../../etc/passwd", "\r\nx: y", "%s%n{0}", "\u202e")
 _IDS = ("%2e%2e", "%00", "a" * 4000, "%ff%fe", "-1", "resp_0", "%0d%0ax:y", "..%2f..%2fetc%2fpasswd")
@@ -36,42 +37,51 @@ class _Body:
 
     def __init__(self, document: Mapping[str, Any], operation: Mapping[str, Any]) -> None:
         content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
-        schema = content.get("schema", {})
-        if name := schema.get("$ref", "").rpartition("/")[2]:
-            schema = document["components"]["schemas"][name]
-        self._fields = [*schema.get("properties", {})]
+        self._schemas = document["components"]["schemas"]
+        self._fields = self._resolved(content.get("schema", {})).get("properties", {})
         self._example = content.get("example", {})
 
     def malformed(self, rng: random.Random) -> bytes:
         """A body that is an example but for some fields, or no such thing."""
-        if rng.random() < 0.25 or not self._fields:
+        if rng.random() < 0.1 or not self._fields:
             return rng.choice(_RAW)
         body = {**self._example, **{name: 2 for name in _LENGTHS if name in self._fields}}
         if "options" in self._fields:  # of Ollama
             body["options"] = {"num_predict": 2}
-        for _ in range(rng.randint(1, 4)):
-            body[rng.choice(self._fields)] = _value(rng)
+        for name in rng.sample([*self._fields], min(len(self._fields), rng.randint(1, 4))):
+            body[name] = self._value(self._fields[name], rng, _DEPTH)
         if rng.random() < 0.1:
             del body[rng.choice([*body])]
         return json.dumps(body).encode()
 
+    def _resolved(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+        name = schema.get("$ref", "").rpartition("/")[2]
+        return self._schemas[name] if name else schema
 
-def _value(rng: random.Random) -> Any:
-    makers: Sequence[Callable[[], Any]] = (
-        lambda: None,
-        lambda: rng.random() < 0.5,
-        lambda: rng.choice(_NUMBERS),
-        lambda: rng.choice(_TEXTS),
-        lambda: new_word(rng),
-        list,
-        dict,
-        lambda: [rng.choice(_TEXTS)] * rng.choice((1, 1000)),
-        lambda: [[rng.choice(_NUMBERS)]],
-        lambda: {rng.choice(_TEXTS): rng.choice(_NUMBERS), "type": rng.choice(_TEXTS)},
-        lambda: [{"type": "text", "text": rng.choice(_TEXTS)}, {"role": "user", "content": _nested(rng)}],
-        lambda: _nested(rng),
-    )
-    return rng.choice(makers)()
+    def _value(self, schema: Mapping[str, Any], rng: random.Random, depth: int) -> Any:
+        """One that a schema allows, at its edges, or one that it does not."""
+        schema = self._resolved(schema)
+        if depth == 0 or rng.random() < 0.1:
+            return rng.choice((None, True, rng.choice(_NUMBERS), rng.choice(_TEXTS), [], {}, _nested(rng)))
+        if choices := schema.get("anyOf") or schema.get("oneOf"):
+            return self._value(rng.choice(choices), rng, depth)
+        if "const" in schema or "enum" in schema:
+            return rng.choice(schema.get("enum") or [schema["const"]])
+        kind = schema.get("type")
+        if kind == "string":
+            return rng.choice((*_TEXTS, new_word(rng), new_word(rng)))
+        if kind in ("integer", "number"):
+            edges = [schema[edge] for edge in ("minimum", "maximum", "exclusiveMinimum") if edge in schema]
+            return rng.choice((*edges, *(edge + 1 for edge in edges), *(edge - 1 for edge in edges), *_NUMBERS[:5]))
+        if kind == "boolean":
+            return rng.random() < 0.5
+        if kind == "array":
+            return [self._value(schema.get("items", {}), rng, depth - 1)] * rng.choice(
+                (0, 1, 2, 300 if depth == _DEPTH else 3)
+            )
+        fields = {name: field for name, field in schema.get("properties", {}).items() if rng.random() < 0.5}
+        required = {name: schema["properties"][name] for name in schema.get("required", ())}
+        return {name: self._value(field, rng, depth - 1) for name, field in (required | fields).items()}
 
 
 def _nested(rng: random.Random) -> Any:
