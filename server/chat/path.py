@@ -21,6 +21,7 @@ from tidewheel.engine.sampling_params import SamplingParams
 
 from ..generation.generations import Generations
 from ..generation.prompt_encoding import PromptEncoder
+from ..generation.structured_output import structured_output
 from ..generation.token_constraints import Calls
 from ..protocol.chat import ChatCompletionRequest, Message
 from ..protocol.rules import RequestRules
@@ -99,9 +100,7 @@ class ChatPath:
         demanded: StructuredOutput | Calls | None = None
         calls: Calls | None = None
         if tools:  # whose schemas may be long
-            demanded, calls = await self._encoder.run(
-                raw_size, lambda: (parsers.demanded_calls(body), optional_calls(body, parsers.tool_parser))
-            )
+            demanded, calls = await self._encoder.run(raw_size, lambda: self._calls(body))
         constraints = await self._generations.constraints(
             body,
             demanded,
@@ -146,6 +145,13 @@ class ChatPath:
         """The request's messages. Oldest turns are dropped, as few as possible, until the prompt fits the context."""
         context = await self._models.context(await self._models.resolve(body.model))
         return await self._prompts.fitting_messages(body, raw_size, context)
+
+    def _calls(self, body: ChatCompletionRequest) -> tuple[StructuredOutput | Calls | None, Calls | None]:
+        """The calls that a request demands, and those that its answer may be instead of structured output."""
+        demanded = self._parsers.demanded_calls(body)
+        if demanded is not None or structured_output(body) is None:
+            return demanded, None
+        return None, optional_calls(body, self._parsers.tool_parser)
 
     def _sampling(self, body: ChatCompletionRequest) -> SamplingParams:
         sampling = sampling_params(body, body.endpoint_sampling(), self._defaults)

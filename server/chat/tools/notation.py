@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from tidewheel.engine.constraints.depth import resolve
 from tidewheel.engine.constraints.json_schema import json_types, part_of
 from tidewheel.engine.constraints.structural_tag import (
     Alternatives,
@@ -55,8 +56,21 @@ class Notation(NamedTuple):
     others: Mapping[str, str] = {}
 
     def format(self, schema: dict[str, Any]) -> Format:
-        """The arguments of a call, of which this is the schema. Raises ValueError for one that is none."""
-        return self._members(schema, schema, ())
+        """The arguments of a call, of which this is the schema. Raises ValueError for one without their names."""
+        part, path = schema, tuple[str, ...]()
+        for _ in range(_DEEPEST):
+            if "properties" in part or not isinstance(reference := part.get("$ref"), str):
+                break
+            path = tuple(key.replace("~1", "/").replace("~0", "~") for key in reference.split("/")[1:])
+            part = resolve(reference, schema)
+            if not isinstance(part, dict):
+                raise ValueError(f"there is no {reference} in it")
+        if "properties" not in part and part.get("additionalProperties") is not False:
+            raise ValueError(
+                "it names no properties, which stand in tags in this model's format of calls: list them, or leave out "
+                "structured output"
+            )
+        return self._members(part, schema, path)
 
     def _members(self, part: dict[str, Any], root: dict[str, Any], path: tuple[str, ...]) -> Format:
         properties, required = part.get("properties", {}), part.get("required", [])

@@ -380,3 +380,22 @@ def test_nested_arguments_are_written_as_the_format_nests_them(start_server: Sta
         assert calls_in(choice["message"]) == [("f", made)]
         wrong = ask(said.replace("KEY", "QUAY").replace("km:2", "kg:2").replace("<name>", "<nick>"), tools=tools)
         assert parser == "minimax_m3" or server.post(CHAT, wrong).status_code == 500
+
+
+def test_arguments_without_names_are_refused_where_tags_have_them(start_server: StartServer) -> None:
+    server: RunningServer = start_server(tool_call_parser="glm45")
+
+    def function(parameters: dict[str, Any]) -> list[Any]:
+        return [TOOLS[1], {"type": "function", "function": {"name": "f", "parameters": parameters}}]
+
+    node = {"type": "object", "properties": {"text": {"type": "string"}, "next": {"$ref": "#/$defs/node"}}}
+    said = "<tool_call>f\n<arg_key>text</arg_key>\n<arg_value>a</arg_value>\n"
+    said += '<arg_key>next</arg_key>\n<arg_value>{"text": "b"}</arg_value>\n</tool_call>'
+    recursive = function({"$ref": "#/$defs/node", "$defs": {"node": node}})
+    (choice,) = server.post(CHAT, ask(said, tools=recursive)).json()["choices"]
+    assert [name for name, _ in calls_in(choice["message"])] == ["f"]
+    for parameters in ({"additionalProperties": {"type": "string"}}, {"$ref": "#/$defs/none"}):
+        response = server.post(CHAT, ask("x", tools=function(parameters)))
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (400, "tools[1].function.parameters"), error
+        assert server.post(CHAT, ask("x", tools=function(parameters), response_format=None)).status_code == 200
