@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence, Set
 from pathlib import Path
 
@@ -24,14 +25,19 @@ def docs_routes(described: Sequence[BaseRoute], open_paths: Set[str] | None, *, 
     """The document of these routes, and the page. The rest is as for `document`."""
     written: dict[str, bytes] = {}  # by root path, of which a server has one
 
+    def write(root_path: str) -> bytes:
+        return orjson.dumps(
+            document(described, root_path=root_path, open_paths=open_paths, refuses_unknown=refuses_unknown)
+        )
+
     async def openapi(request: Request) -> Response:
         root_path: str = request.scope.get("root_path", "")
-        if root_path not in written:
-            # At the first request, for start-up's sake.
+        content = written.get(root_path)
+        if content is None:
+            # At the first request, for start-up's sake, and in a thread, as it takes a while.
+            content = await asyncio.to_thread(write, root_path)
             written.clear()
-            written[root_path] = orjson.dumps(
-                document(described, root_path=root_path, open_paths=open_paths, refuses_unknown=refuses_unknown)
-            )
-        return Response(written[root_path], media_type="application/json")
+            written[root_path] = content
+        return Response(content, media_type="application/json")
 
     return [Route("/openapi.json", openapi), *(file_route(path, _FOLDER / name) for path, name in _FILES.items())]
