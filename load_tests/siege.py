@@ -79,8 +79,11 @@ class Besieged(NamedTuple):
 
 def server_options(folder: Path) -> list[str]:
     """Options that open all that can be attacked, with what the server keeps in `folder`."""
-    options = f"--batch-dir {folder / 'batches'} --kv-offload {folder / 'kv'} --kv-cache-space 0.1 --kv-offload-space 1"
-    loras = "--enable-lora --allow-runtime-lora-updating --max-loras 2 --max-cpu-loras 4"
+    options = (
+        f"--batch-dir {folder / 'batches'} --kv-offload {folder / 'kv'} --kv-cache-space 0.05 --kv-offload-space 1"
+    )
+    # Few are kept, so that memory that fills up once is not taken for growth.
+    loras = "--enable-lora --allow-runtime-lora-updating --max-loras 2 --max-cpu-loras 4 --max-stored-responses 100"
     return f"{options} {loras} --trust-request-chat-template".split()
 
 

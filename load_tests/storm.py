@@ -209,7 +209,7 @@ class Storm:
         with self.noted("drips"):
             reader, writer = await self._connect(request[:sent])
             with contextlib.suppress(OSError):
-                while sent < len(request) and not stopped.is_set() and not reader.at_eof():
+                while sent < len(request) and not (stopped.is_set() or writer.is_closing() or reader.at_eof()):
                     writer.write(request[sent : sent + 1])
                     sent += 1
                     with contextlib.suppress(asyncio.TimeoutError):
