@@ -36,12 +36,13 @@ PROGRAMS = {
 }
 COMMAND = "echo 'SA''Y(the wheel turns)YA''S'"  # its output asks for the answer, and it does not itself
 SAID = "the wheel turns"
+CONTEXT = 2**18
 
 
 @pytest.fixture(scope="module")
 def server(start_server: StartServer) -> RunningServer:
     # A token of this model is a byte, and what agents say first has 100,000 of them.
-    return start_server(engine={"max_model_len": 2**18, "num_blocks": 2**15}, tool_call_parser="hermes")
+    return start_server(engine={"max_model_len": CONTEXT, "num_blocks": CONTEXT // 8}, tool_call_parser="hermes")
 
 
 def asked(tool: str, **arguments: Any) -> str:
@@ -99,6 +100,7 @@ def test_claude_code(server: RunningServer, tmp_path: Path) -> None:
         ANTHROPIC_API_KEY="none",
         ANTHROPIC_MODEL="scripted",
         ANTHROPIC_SMALL_FAST_MODEL="scripted",
+        CLAUDE_CODE_MAX_CONTEXT_TOKENS=str(CONTEXT),
         CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1",
     )
     assert said.strip() == SAID
