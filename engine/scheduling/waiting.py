@@ -10,6 +10,7 @@ from .fair_share import FairShares
 from .sequence import Sequence, SequenceState
 
 _STALE_ENTRIES = 64  # entries that mean nothing any more, which the queue may keep
+_MOST_TOKENS = 65536  # of prompts that are looked up in the cache before a choice, which takes some milliseconds
 
 Turn: TypeAlias = tuple[int, float]  # priority, virtual finish time
 
@@ -18,7 +19,7 @@ class WaitingQueue:
     """Each client's sequences by `Sequence.order`, and the clients by the turns of their first sequences.
 
     A sequence that has ended meanwhile is dropped when it would be its client's first. Turns are looked at only while
-    several clients wait.
+    several clients wait. If very many come at once, the last of them have theirs some steps later.
     """
 
     def __init__(self, shares: FairShares, num_cached: Callable[[Sequence], int]) -> None:
@@ -26,11 +27,14 @@ class WaitingQueue:
         self._shares = shares
         self._num_cached = num_cached
         self._num_entries = 0
+        self._found = ""  # the client whose sequence was looked at last
         self._lines: dict[str, list[tuple[tuple[int, int, int], Sequence]]] = {}  # heaps, by client
         # Those of turns that have changed are added, and the old ones dropped when they are met.
         self._heap: list[tuple[Turn, tuple[int, int, int], str]] = []
         self._turns: dict[str, Turn] = {}  # by client, as they are in the heap
-        self._changed: set[str] = set()  # clients whose turns may be others by now
+        # The other clients: those of whose first sequence the cache has been asked, and those in order of coming.
+        self._changed: dict[str, None] = {}
+        self._new: dict[str, None] = {}
 
     @property
     def num_clients(self) -> int:
@@ -53,28 +57,27 @@ class WaitingQueue:
         heapq.heappush(line, (sequence.order, sequence))
         self._num_entries += 1
         if line[0][1] is sequence:
-            self._changed.add(sequence.client)
+            self._forget_turn(sequence.client)
 
     def peek(self) -> Sequence | None:
         """The one whose turn is the first; it stays."""
-        if len(self._lines) > 1:
-            return self._lines[self._first_client()][0][1]
-        for line in self._lines.values():
-            return line[0][1]
-        return None
+        if not self._lines:
+            return None
+        self._found = self._first_client() if len(self._lines) > 1 else next(iter(self._lines))
+        return self._lines[self._found][0][1]
 
     def pop(self) -> Sequence:
         """Take the one that `peek` has just found."""
-        client = self._first_client() if len(self._lines) > 1 else next(iter(self._lines))
-        sequence = heapq.heappop(self._lines[client])[1]
+        sequence = heapq.heappop(self._lines[self._found])[1]
         self._num_entries -= 1
-        self._settle(client)
+        self._settle(self._found)
         return sequence
 
     def turn(self, client: str) -> Turn:
         """The turn of the first sequence of a client that waits."""
-        if client in self._changed:
-            self._changed.discard(client)
+        if client not in self._turns:
+            self._changed.pop(client, None)
+            self._new.pop(client, None)
             order, first = self._lines[client][0]
             turn = (first.priority, self._shares.served(first) + self._num_to_compute(first))
             self._turns[client] = turn
@@ -103,8 +106,7 @@ class WaitingQueue:
         """Raise AssertionError unless the next turn is the first of all."""
         assert all(line[0][1].state is SequenceState.WAITING for line in self._lines.values())
         assert self._num_entries == sum([len(line) for line in self._lines.values()])
-        assert self._turns.keys() | self._changed >= self._lines.keys() >= self._turns.keys()
-        assert self._lines.keys() >= self._changed
+        assert sorted([*self._turns, *self._changed, *self._new]) == sorted(self._lines)
         if (first := self.peek()) is not None and len(self._lines) > 1:
             heads = [line[0] for line in self._lines.values()]
             turns = [(self._shares.served(s) + self._num_to_compute(s), order) for order, s in heads]
@@ -113,6 +115,11 @@ class WaitingQueue:
     def _first_client(self) -> str:
         """The client whose turn it is, of several."""
         for client in list(self._changed):
+            self.turn(client)
+        num_tokens = 0
+        while self._new and num_tokens < _MOST_TOKENS:
+            client = next(iter(self._new))
+            num_tokens += self._lines[client][0][1].num_tokens
             self.turn(client)
         while self._turns.get(self._heap[0][2]) is not self._heap[0][0]:
             heapq.heappop(self._heap)
@@ -124,12 +131,17 @@ class WaitingQueue:
         while line and line[0][1].state is not SequenceState.WAITING:
             heapq.heappop(line)
             self._num_entries -= 1
-        if line:
-            self._changed.add(client)
-        else:
+        self._forget_turn(client)
+        if not line:
             del self._lines[client]
-            self._changed.discard(client)
-            self._turns.pop(client, None)
+
+    def _forget_turn(self, client: str) -> None:
+        for known in (self._turns, self._changed, self._new):
+            known.pop(client, None)
+        if line := self._lines[client]:
+            first = line[0][1]
+            is_known = first.num_cached_tokens is not None or first.num_charged >= 0
+            (self._changed if is_known else self._new)[client] = None
 
     def _num_to_compute(self, sequence: Sequence) -> int:
         """How many tokens of a sequence will count once it is admitted, as far as that is known."""

@@ -92,6 +92,7 @@ def executor_limits(draw: st.DrawFn) -> ExecutorLimits:
 moments = st.lists(st.tuples(st.lists(jobs, max_size=3), st.lists(st.integers(0, 99), max_size=1)), max_size=8)
 
 
+# Each example computes each of its requests alone too.
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(executor_limits(), moments, st.booleans(), st.integers(0, 1000), METHODS)
 def test_whoever_else_is_served_a_request_samples_what_it_samples_alone(
@@ -217,10 +218,10 @@ def test_a_client_that_comes_is_not_served_for_what_it_has_missed() -> None:
     assert idle not in driver.finished
 
 
-lengths = st.lists(st.integers(1, 60), min_size=10, max_size=10)
+lengths = st.lists(st.integers(1, 60), min_size=8, max_size=8)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(lengths, lengths, st.integers(1, 6), st.integers(1, 4))
 def test_clients_with_a_queue_are_served_alike(first: list[int], second: list[int], answer: int, slots: int) -> None:
     """Their tokens differ by no more than the longest prompt, and an answer for each sequence that runs."""
@@ -283,21 +284,41 @@ def test_a_preempted_sequence_goes_on_before_the_prompts_of_others() -> None:
     assert list(driver.finished) == [old, young, waiting]
 
 
-def test_a_queue_of_many_clients_looks_at_each_of_them_once() -> None:
-    looked_at: list[int] = []
+def queue_of(lengths: list[int], looked_at: list[int]) -> tuple[WaitingQueue, FairShares]:
+    """One in which as many clients wait, and that says which of them are looked up in the cache."""
+
+    def num_cached(sequence: Sequence) -> int:
+        looked_at.append(sequence.key)
+        return 0
+
     shares = FairShares()
-    queue = WaitingQueue(shares, lambda sequence: looked_at.append(sequence.key) or 0)  # type: ignore[func-returns-value]
-    taken = []
-    for i in range(2000):
-        new = job(1 + i * 37 % 50, client=str(i))
-        sequence = Sequence(
-            i, np.array(new.prompt, np.int32), new.sampling, seed=0, arrival=i, client=new.client, max_length=64
-        )
+    queue = WaitingQueue(shares, num_cached)
+    for key, length in enumerate(lengths):
+        prompt, client = np.zeros(length, np.int32), str(key)
+        sequence = Sequence(key, prompt, SamplingParams(), seed=0, arrival=key, client=client, max_length=2 * length)
         shares.add(sequence, 1, nobody_waits=False)
         queue.push(sequence)
-        queue.peek()
-    while queue.peek() is not None:
+    return queue, shares
+
+
+def test_a_queue_of_many_clients_looks_at_each_of_them_once() -> None:
+    looked_at: list[int] = []
+    queue, shares = queue_of([1 + i * 37 % 50 for i in range(2000)], looked_at)
+    taken = []
+    while (first := queue.peek()) is not None:
         taken.append(queue.pop())
-        shares.admit(taken[-1], taken[-1].prompt_len)
+        assert taken[-1] is first
+        shares.admit(first, first.prompt_len)
     assert [s.key for s in taken] == [s.key for s in sorted(taken, key=lambda s: (s.prompt_len, s.key))]
     assert len(looked_at) == 2000
+
+
+def test_a_choice_looks_at_no_more_clients_than_it_has_time_for() -> None:
+    looked_at: list[int] = []
+    queue, _ = queue_of([20_000] * 20, looked_at)
+    taken = []
+    while (first := queue.peek()) is not None:
+        assert len(looked_at) <= 4 * (len(taken) + 1)
+        taken.append(queue.pop())
+        assert taken[-1] is first
+    assert [sequence.key for sequence in taken] == list(range(20))
