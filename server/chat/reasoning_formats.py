@@ -183,6 +183,45 @@ class InklingReasoningParser(ReasoningParser):
         self._settle(end if (yield from self._literal("<|content_")) else 0)
 
 
+class MuseGlimmerReasoningParser(ReasoningParser):
+    """Muse Glimmer: messages, each of which says for whom it is: for the model itself, a function or the user."""
+
+    opening = " to=self<|message|>"
+    closing = "<|eom|>"
+    repeats = True
+    answer_tags = (("<|start|>assistant to=user<|message|>", closing), (" to=user<|message|>", closing))
+    wrappers = ("<|start|>assistant", closing, "<|eot|>")
+    specials = ("<|start|>", "<|message|>")
+
+    def __init__(self, begun: str, **options: Any) -> None:
+        super().__init__(begun, **options)
+        self._in_header = begun.endswith("<|start|>assistant")
+
+    def _parse(self) -> Steps[None]:
+        if self.is_open or (self._in_header and (yield from self._is_for_itself())):
+            yield from self._thoughts()
+        while tag := (yield from self._text_until(*self.wrappers)):
+            self._settle()
+            if tag == self.wrappers[0] and (yield from self._is_for_itself()):
+                yield from self._thoughts()
+
+    def _thoughts(self) -> Steps[None]:
+        self.has_reasoned = True
+        yield from self._reasoning()
+        self._watch = None  # which has seen the first only
+
+    def _is_for_itself(self) -> Steps[bool]:
+        """Leaves out the rest of a header, and says whether it is for the model itself. What is no header stays."""
+        name = ""
+        if (yield from self._literal(" to=")):
+            while (character := (yield from self._peek())) and _NAME.match(character) and self._at < _LONGEST_NAME:
+                self._at += 1
+            name = self._text[len(" to=") : self._at]
+        is_header = bool(name) and (yield from self._literal("<|message|>"))
+        self._settle(None if is_header else 0)
+        return is_header and name == "self"
+
+
 REASONING_PARSERS: Mapping[str, type[ReasoningParser] | type[HarmonyParser]] = {
     "GptOss": HarmonyParser,
     "apertus": ApertusReasoningParser,
@@ -212,6 +251,7 @@ REASONING_PARSERS: Mapping[str, type[ReasoningParser] | type[HarmonyParser]] = {
     "minimax_m2": ReasoningParser,
     "minimax_m3": MiniMaxM3ReasoningParser,
     "mistral": MistralReasoningParser,
+    "muse_glimmer": MuseGlimmerReasoningParser,
     "nemotron_v3": ReasoningParser,
     "olmo3": ReasoningParser,
     "openai_gptoss": HarmonyParser,

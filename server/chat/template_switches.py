@@ -19,7 +19,7 @@ TOOLS = ("tools", "xml_tools")
 """Where templates look for the tools. SmolLM3 has two forms of calls, and the one in tags is what parsers read."""
 _THINKING = ("enable_thinking", "thinking")
 _EFFORT, _MODE, _BUDGET = "reasoning_effort", "thinking_mode", "thinking_budget"
-_EFFORTS = (_EFFORT, "thinking_effort")
+_EFFORTS = (_EFFORT, "thinking_effort", "reasoning_strength")
 _LEVELS = ("minimal", "low", "medium", "high", "xhigh", "max")
 _OFF = ("none", "no_think", "off", "disabled")
 _MODES = (("enabled", "disabled"), ("thinking", "chat"), ("think", "no_think"), ("on", "off"))

@@ -295,12 +295,12 @@ REFUSED = {
     "calls in this format are not read: leave it out, and the format is looked for in the chat template "
     "(docs/structured-output.md)": _of(
         "--tool-call-parser",
-        "beam dots hf k2_horizon muse muse_glimmer musespark1x plamo3 step5",
+        "beam dots hf k2_horizon muse musespark1x plamo3 step5",
     ),
     "reasoning in this format is not told apart: leave it out, and the format is looked for in the chat template "
     "(docs/structured-output.md)": _of(
         "--reasoning-parser",
-        "beam granite_thinking_parser hf k2_horizon minicpmv muse muse_glimmer musespark1x plamo3 step5",
+        "beam granite_thinking_parser hf k2_horizon minicpmv muse musespark1x plamo3 step5",
     ),
     "it leaves the thoughts in the answer; use minimax_m2, which gives them apart, or none": _of(
         "--reasoning-parser", "minimax_m2_append_think"

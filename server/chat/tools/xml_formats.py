@@ -111,6 +111,30 @@ class MiniCpm5Parser(XmlParser):
         return True
 
 
+class MuseGlimmerParser(XmlParser):
+    """Muse Glimmer. A call is a message of its own to the function."""
+
+    shape = Shape(
+        "<atem:function_calls>",
+        "</atem:function_calls>",
+        "<atem:invoke name=",
+        "</atem:invoke>",
+        "<atem:parameter name=",
+        "</atem:parameter>",
+    )
+    markers = (shape.opening, shape.closing)
+    call_formats = tuple(
+        CallFormat(
+            ' to=NAME<|message|><atem:function_calls>\n<atem:invoke name="NAME">\n',
+            "</atem:invoke>\n</atem:function_calls>",
+            "<|eom|><|start|>assistant",
+            opening,
+            content=Notation('<atem:parameter name="KEY">', "</atem:parameter>\n").format,
+        )
+        for opening in ("", "<|start|>assistant")
+    )
+
+
 class Step3Parser(XmlParser):
     """Step 3."""
 

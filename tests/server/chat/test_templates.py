@@ -213,6 +213,7 @@ def test_an_effort_becomes_the_nearest_that_the_template_knows(source: str, show
         (SEED_OSS, {"reasoning_effort": "low", "thinking_budget": 77}, "77"),
         (QWEN_38, {"reasoning_effort": "low", "enable_thinking": False}, "low off"),
         ("{{ reasoning_effort }}", {"reasoning_effort": 0.5}, "0.5"),
+        ("{{ reasoning_strength }}", {"reasoning_effort": "low"}, "low"),
         (FOUR + "{{ reasoning_effort }}", {"reasoning_effort": "vast"}, "vast"),
     ],
 )

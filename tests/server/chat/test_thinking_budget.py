@@ -100,6 +100,8 @@ def test_a_call_that_ends_the_reasoning_is_not_broken_off(thinker: RunningServer
         ("seed_oss", ["<seed:think>", "</seed:think>"], "", "<seed:think>abcdef", ("abc", "ef")),
         ("kimi_k3", ["<|open|>", "<|close|>", "<|sep|>"], "<|open|>think<|sep|>", "abcdefghijklmn", ("abc", "klmn")),
         ("granite", [], "", f"Here is my thought process: {'x' * 30}", ("xx", "x" * 8)),
+        ("muse_glimmer", ["<|start|>", "<|message|>", "<|eom|>", "<|eot|>"], "<|start|>assistant",
+         " to=self<|message|>abcdef", ("abc", "ef")),
         ("inkling", ["<|content_thinking|>", "<|end_message|>"], "",
          "<|content_thinking|>ab<|end_message|><|content_thinking|>cdef", ("ab", "def")),
     ],

@@ -116,6 +116,12 @@ WRITTEN |= {
     "solar_open": "<|tool_calls|>"
     f"<|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>weather<|tool_call:args|>{ARGUMENTS}<|tool_call:end|>"
     "<|tool_call:begin|>f6g7h8i9j0<|tool_call:name|>tide<|tool_call:args|>{}<|tool_call:end|>",
+    "muse_glimmer": written(
+        ' to={1}<|message|><atem:function_calls>\n<atem:invoke name="{1}">\n{2}</atem:invoke>\n</atem:function_calls>',
+        '<atem:parameter name="{}">{}</atem:parameter>\n',
+        "<|start|>assistant{}",
+        "<|eom|><|start|>assistant",
+    ),
     "solar_open2": written(
         "<|tool_call:start|>{1}\n{2}<|tool_call:end|>",
         "<|tool_arg:start|>{}<|tool_arg:value|>{}<|tool_arg:end|>\n",
@@ -183,7 +189,7 @@ SPELT_OUT = ("granite", "llama3_json", "deepseek_v31")
 def test_every_format_of_calls_is_let_through(start_server: StartServer, parser: str, special: bool) -> None:
     """Whether its tags are special tokens of the vocabulary or spelt out."""
     tags = list(TOOL_CALL_PARSERS[parser].markers) if special else []
-    reasoning = parser if parser == "inkling" else "none"  # whose calls have headers
+    reasoning = parser if parser in ("inkling", "muse_glimmer") else "none"  # whose calls have headers
     server: RunningServer = start_server({"specials": tags}, tool_call_parser=parser, reasoning_parser=reasoning)
     weather = ("weather", json.loads(ARGUMENTS))
     (choice,) = server.post(CHAT, ask(WRITTEN[parser])).json()["choices"]

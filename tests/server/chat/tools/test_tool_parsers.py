@@ -149,6 +149,9 @@ CASES: list[tuple[str, str, Parsed]] = [
     ("gigachat3", 'So.<|message_sep|>\n\nfunction call<|role_sep|>\n{"name": "f", "arguments": {"a": 1}}',
      ("So.", [("f", '{"a": 1}')])),
     ("gigachat3", 'function call<|role_sep|>\n{"name": "f", "arguments": {}}', ("", [("f", "{}")])),
+    ("muse_glimmer", 'Ok.<atem:function_calls>\n<atem:invoke name="weather">\n<atem:parameter name="city">Paris'
+     '</atem:parameter>\n<atem:parameter name="days">5</atem:parameter>\n</atem:invoke>\n</atem:function_calls>',
+     ("Ok.", [WEATHER])),
     ("poolside_v1", GLM, ("", [WEATHER])),
     ("solar_open2", f"Well.{SOLAR}\n{SOLAR}", ("Well.", [WEATHER, WEATHER])),
     ("solar_open2", "<|tool_call:start|>f\n<|tool_call:end|>", ("", [("f", "{}")])),

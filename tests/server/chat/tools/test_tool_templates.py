@@ -208,6 +208,7 @@ def test_a_format_is_found_by_what_the_template_writes(name: str, template: str)
         ("deepseek_v41", "{% set dsml = '｜DSML｜' %}{{ '<' + dsml + ' calls>' }}"),
         ("jamba", "in <tool_call></tool_call>: <tool_calls>[{...}]</tool_calls> arguments"),
         ("minimax", "respond with <tool_calls></tool_calls> XML tags, and provide tool-name and arguments"),
+        ("muse_glimmer", '<atem:function_calls><atem:invoke name="'),
         # Formats that no parser reads.
         (None, "<tool_calls><tool_call>NAME</tool_call> arguments"),
         (None, '{"name": "f", "parameters": {{ tool.parameters | tojson }}}'),
@@ -248,6 +249,7 @@ def test_a_template_without_tools_tells_of_no_calls(source: str) -> None:
         ("minimax_m3", "<mm:think>"),
         ("minimax_m2", "<minimax:tool_call><think></think><response>{{ result }}</response>"),
         ("solar_open", "<|begin|>assistant<|think|><|end|>"),
+        ("muse_glimmer", "{{ '<|start|>assistant to=self<|message|>' + thought }}"),
         ("ernie45", "<think></think><response>{{ message.content }}</response>"),
         ("hunyuan_a13b", "{{ content.split('<answer>')[-1] }}<think></think>"),
         ("granite", "Write your thoughts after 'Here is my thought process:'"),
