@@ -108,9 +108,9 @@ class LocalShellAction(msgspec.Struct, tag="exec", kw_only=True):
 
     command: list[str]
     env: dict[str, str] = msgspec.field(default_factory=dict)
-    timeout_ms: int | None = None
-    user: str | None = None
-    working_directory: str | None = None
+    timeout_ms: int | Unset | None = UNSET
+    user: str | Unset | None = UNSET
+    working_directory: str | Unset | None = UNSET
 
 
 class LocalShellCall(msgspec.Struct, tag="local_shell_call", kw_only=True):

@@ -96,7 +96,8 @@ def past_call(item: BuiltInCall) -> chat.PastFunctionCall:
     if isinstance(item, ApplyPatchCall):
         return chat.PastFunctionCall(ApplyPatchTool.name, encode_json(item.operation).decode())
     tool = LocalShellTool if isinstance(item, LocalShellCall) else ShellTool
-    said = {name: value for name, value in msgspec.structs.asdict(item.action).items() if value not in (None, {})}
+    action = msgspec.to_builtins(item.action)
+    said = {name: value for name, value in action.items() if name != "type" and value not in (None, {})}
     return chat.PastFunctionCall(tool.name, encode_json(said).decode())
 
 

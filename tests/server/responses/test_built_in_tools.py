@@ -16,7 +16,7 @@ RUN = {"command": ["ls", "-l"], "env": {"A": "b"}, "working_directory": "/mill"}
 LIST = {"commands": ["ls", "pwd"], "timeout_ms": 900}
 EDIT = {"type": "update_file", "path": "mill.py", "diff": "@@\n-off\n+on\n"}
 CALLS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-    ("local_shell", RUN, {"action": {"type": "exec", "timeout_ms": None, "user": None, **RUN}}),
+    ("local_shell", RUN, {"action": {"type": "exec", **RUN}}),
     ("shell", LIST, {"action": {"max_output_length": None, **LIST}, "environment": {"type": "local"}}),
     ("apply_patch", EDIT, {"operation": EDIT}),
     ("apply_patch", {"type": "delete_file", "path": "a"}, {"operation": {"type": "delete_file", "path": "a"}}),
