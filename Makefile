@@ -189,7 +189,7 @@ $(VENV)/.node-clients: tests/clients/package.json tests/clients/package-lock.jso
 	    npm ci --prefix $(VENV)/node --ignore-scripts --no-audit --no-fund --loglevel=error; touch $@; \
 	fi
 
-# 1.8 GB. They bring programs for some systems only; the tests of those that are not there are skipped. The lock file has
+# 2 GB. They bring programs for some systems only; the tests of those that are not there are skipped. The lock file has
 # not all of these programs: `npm install` adds those of this system, in the versions that the locked packages name.
 $(VENV)/.agents: tests/clients/agents/package.json tests/clients/agents/package-lock.json | $(VENV)/.tools
 	@if command -v npm >/dev/null; then \

@@ -21,11 +21,13 @@ from system_tools import require, say_skipped
 pytestmark = pytest.mark.clients
 
 MODULES = Path(sys.prefix) / "agents" / "node_modules"
+SCRIPTS = Path(__file__).with_name("agents")
 # Some packages have a placeholder, which a script of their installation would replace by the program of another one.
 PROGRAMS = {
     "aider": Path(sys.prefix) / "aider" / "bin" / "aider",
     "claude": MODULES / "@anthropic-ai" / "claude-code-*" / "claude",
     "cline": MODULES / "@cline" / "cli-*" / "bin" / "cline",
+    "ai-sdk": MODULES / "@ai-sdk" / "openai" / "package.json",  # node runs it
     "cn": MODULES / ".bin" / "cn",
     "codex": MODULES / ".bin" / "codex",
     "copilot": MODULES / ".bin" / "copilot",
@@ -51,6 +53,11 @@ def asked(tool: str, **arguments: Any) -> str:
 
 def run(name: str, arguments: list[str], home: Path, **environment: str) -> str:
     """What an agent shows, in a folder of its own."""
+    return shown([found(name), *arguments], home, **environment)
+
+
+def found(name: str) -> Path:
+    """An agent's program. Without it the test is skipped."""
     pattern = PROGRAMS[name]
     if MODULES in pattern.parents:
         require("node")
@@ -60,9 +67,13 @@ def run(name: str, arguments: list[str], home: Path, **environment: str) -> str:
         lack = "Skipped: the tests with coding agents need their packages (make clients)"
         say_skipped(lack)
         pytest.skip(lack.removeprefix("Skipped: "))
+    return programs[-1]
+
+
+def shown(command: list[str | Path], home: Path, **environment: str) -> str:
     kept = {name: os.environ[name] for name in ("PATH", "TMPDIR", "LANG") if name in os.environ}
     process = subprocess.Popen(
-        [programs[-1], *arguments],
+        command,
         cwd=home,
         env={**kept, "HOME": str(home), "DO_NOT_TRACK": "1", **environment},
         stdin=subprocess.DEVNULL,
@@ -181,18 +192,35 @@ def test_continue(server: RunningServer, tmp_path: Path) -> None:
     assert said.strip() == SAID
 
 
-def test_openai_agents(server: RunningServer, tmp_path: Path) -> None:
-    """OpenAI's Agents SDK, with the tools that OpenAI's models were trained on."""
-    script = Path(__file__).with_name("agents") / "run_openai_agents.py"
-    new = {"type": "create_file", "path": "mill.py", "diff": "+off\n+again\n"}
-    changed = {"type": "update_file", "path": "mill.py", "diff": "@@\n-off\n+on\n again\n"}
-    questions = {
+MILL = {"type": "create_file", "path": "mill.py", "diff": "+off\n+again\n"}
+CHANGED = {"type": "update_file", "path": "mill.py", "diff": "@@\n-off\n+on\n again\n"}
+
+
+@pytest.fixture
+def questions() -> str:
+    """For the tools that OpenAI's models were trained on, and clients run."""
+    wanted = {
         "shell": [asked("shell", commands=["cd /", COMMAND], timeout_ms=9000)],
         "local_shell": [asked("local_shell", command=["sh", "-c", COMMAND])],
-        "apply_patch": [asked("apply_patch", **new), asked("apply_patch", **changed)],
+        "apply_patch": [asked("apply_patch", **MILL), asked("apply_patch", **CHANGED)],
     }
-    said = json.loads(run("openai-agents", [str(script), server.url, json.dumps(questions)], tmp_path))
+    return json.dumps(wanted)
+
+
+def test_openai_agents(server: RunningServer, tmp_path: Path, questions: str) -> None:
+    """OpenAI's Agents SDK."""
+    script = SCRIPTS / "run_openai_agents.py"
+    said = json.loads(run("openai-agents", [str(script), server.url, questions], tmp_path))
     assert said == {"answers": [SAID] * 4 + ["mill.py is changed"] * 4, "files": {"mill.py": "on\nagain"}}
+
+
+def test_ai_sdk(server: RunningServer, tmp_path: Path, questions: str) -> None:
+    """Vercel's AI SDK, with its package for OpenAI."""
+    found("ai-sdk")
+    command = [require("node"), SCRIPTS / "run_ai_sdk.cjs", server.url, questions]
+    said = json.loads(shown(command, tmp_path, NODE_PATH=str(MODULES)))
+    assert said["answers"] == [SAID] * 4 + ["mill.py is changed"] * 4
+    assert said["changes"] == [MILL, MILL, CHANGED, CHANGED]
 
 
 def test_aider(server: RunningServer, tmp_path: Path) -> None:
