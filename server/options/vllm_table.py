@@ -141,7 +141,7 @@ ACCEPTED = {
     "--num-lookahead-slots= --async-scheduling --use-async-output-proc --disable-async-output-proc "
     "--scheduler-reserve-full-isl --watermark=",
     "--step-timeout says when a step takes too long": "--watchdog-config=",
-    "requests are served first come, first served within their priority": "--scheduling-policy=",
+    "within a priority, clients take turns, and each is served first come, first served": "--scheduling-policy=",
     "tokens are streamed as soon as they are there": "--stream-interval=",
     "the server is one process, with a thread for each core, but for the stages of a pipeline": (
         "--disable-frontend-multiprocessing --distributed-executor-backend=uni --api-server-count=1 "
