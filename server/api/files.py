@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import stat
 from http import HTTPStatus
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 from starlette.datastructures import Headers
@@ -94,14 +96,25 @@ class FilesEndpoints:
     async def _content(self, request: Request) -> Response:
         await self._store.refresh()
         file = self._store.file(request.path_params["id"])
-        path = self._store.content_path(file.id)
-        return _Content(path, media_type="application/jsonl", stat_result=await asyncio.to_thread(_status, path))
+        return _Content(await asyncio.to_thread(_opened, self._store.content_path(file.id)))
 
 
 class _Content(FileResponse):
-    """A file, or the parts of it that a `range` header asks for. Those that it does not have are ApiErrors."""
+    """A file, or the parts of it that a `range` header asks for. Those that it does not have are ApiErrors.
+
+    The file is open already: somebody may delete it after the head of the answer was sent.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        status = os.fstat(file.fileno())
+        super().__init__(f"/dev/fd/{file.fileno()}", media_type="application/jsonl", stat_result=status)
+        self._file = file
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._file:
+            await self._answer(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         refused: int | None = None
         headers: Headers | None = None
 
@@ -131,13 +144,18 @@ def _shown(file: KeptFile) -> FileObject:
     return msgspec.convert(file, FileObject, from_attributes=True)
 
 
-def _status(path: Path) -> os.stat_result:
+def _opened(path: Path) -> BinaryIO:
     """Raises ApiError (404) for content that somebody has taken away, or replaced by something else."""
     try:
-        status = path.lstat()
-    except FileNotFoundError:
-        status = None
-    if status is None or not stat.S_ISREG(status.st_mode):
-        message = f"the content of {path.stem} is not in the server's folder any more"
-        raise ApiError(HTTPStatus.NOT_FOUND, message, param="file_id", code="file_not_found")
-    return status
+        # Opening a pipe must not block, and a link may lead anywhere.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return os.fdopen(descriptor, "rb")
+        os.close(descriptor)
+    except (FileNotFoundError, IsADirectoryError):
+        pass
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO):  # a link, and a socket
+            raise
+    message = f"the content of {path.stem} is not in the server's folder any more"
+    raise ApiError(HTTPStatus.NOT_FOUND, message, param="file_id", code="file_not_found")

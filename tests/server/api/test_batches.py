@@ -14,6 +14,8 @@ import openai
 import pytest
 from server.conftest import RunningServer, StartProcess, StartServer
 from server.waiting import eventually
+from starlette.responses import FileResponse
+from starlette.types import Receive, Scope, Send
 
 TEXT = {"prompt": "SAY(tide)YAS", "max_tokens": 8}
 FORM = {"content-type": "multipart/form-data; boundary=b"}
@@ -211,6 +213,20 @@ def test_content_that_is_gone_or_elsewhere(client: openai.OpenAI, folder: Path, 
         made = client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
         assert ended(client, made.id).status == "failed"
     assert secret.read_bytes() == b"no newline"
+
+
+def test_content_that_is_deleted_while_it_is_sent(
+    client: openai.OpenAI, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = client.files.create(file=("in.jsonl", b"content"), purpose="batch")
+    answer = FileResponse.__call__
+
+    async def answer_late(response: FileResponse, scope: Scope, receive: Receive, send: Send) -> None:
+        (folder / f"{file.id}.jsonl").unlink()
+        await answer(response, scope, receive, send)
+
+    monkeypatch.setattr(FileResponse, "__call__", answer_late)
+    assert client.files.content(file.id).content == b"content"
 
 
 def test_what_lies_in_the_folder_names_no_files_elsewhere(client: openai.OpenAI, folder: Path) -> None:
