@@ -17,7 +17,7 @@ from storm import Storm
 
 _TIMEOUT_S = 120
 _BUSY = frozenset({429, 503})
-_CROWD = 10  # times the size of a session
+_CROWD = 5  # times the size of a session
 _TRIES, _PAUSE_S = 50, 0.1
 _FAILING_ROW = {"method": "POST", "url": COMPLETIONS, "body": {"unknown": 1, "priority": -(10**6)}}
 
