@@ -31,7 +31,7 @@ def write_block(path: Path, identity: bytes, digest: Digest, data: NDArray[np.ui
     """
     header = _HEADER.pack(_MAGIC, identity, digest, data.nbytes, zlib.crc32(data.data))
     header += _CRC.pack(zlib.crc32(header))
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK, _MODE)
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MODE)
     try:
         for part in (memoryview(header), data.data):
             while part:
@@ -47,6 +47,8 @@ def read_block(path: Path, identity: bytes, digest: Digest, data: NDArray[np.uin
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):
             raise BadFileError("it is a link or a socket") from None
+        if error.errno == errno.EACCES:
+            raise BadFileError("it may not be read") from None
         raise
     try:
         if os.fstat(file).st_size != HEADER_BYTES + data.nbytes:

@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 import re
+import secrets
 import threading
 import time
 from collections import OrderedDict
@@ -23,7 +24,7 @@ from .block_file import HEADER_BYTES, BadFileError, read_block, write_block
 _LOCK = "tidewheel-kv.lock"
 _MODEL_FOLDER = re.compile(r"tidewheel-kv-[0-9a-f]{32}")
 _BLOCK = re.compile(r"[0-9a-f]{32}\.kv")
-_PARTIAL = "partial.tmp"
+_PARTIAL = re.compile(r"partial(-[0-9a-f]{32})?\.tmp")
 _FOLDER_MODE = 0o700
 _FILE_SYSTEM_BLOCK = 4096  # bytes, of which a file takes a whole number
 _MOST_FILES = 1 << 20  # whose names take some 300 MB of memory
@@ -102,7 +103,7 @@ class BlockFolder:
         """Keep a block, in the place of those that were not used for longest."""
         size = _space_of(HEADER_BYTES + data.nbytes)
         self._make_room(size)
-        partial = self.path / self._own / _PARTIAL
+        partial = self.path / self._own / f"partial-{secrets.token_hex(16)}.tmp"  # there is nothing of that name
         try:
             write_block(partial, self._identity, digest, data)
             partial.rename(self._file((self._own, digest)))
@@ -147,7 +148,7 @@ class BlockFolder:
                 self._index.move_to_end(key)
             now = time.time_ns()  # the system's own times of files are too coarse to tell these apart
             with contextlib.suppress(FileNotFoundError):
-                os.utime(self._file(key), ns=(now, now))
+                os.utime(self._file(key), ns=(now, now), follow_symlinks=False)
 
     def clear(self) -> None:
         """Delete all files."""
@@ -187,8 +188,8 @@ def _blocks_in(folder: os.DirEntry[str]) -> list[tuple[int, _Key, int]]:
     """
     found = []
     for entry in os.scandir(folder.path):
-        if entry.name == _PARTIAL:
-            os.unlink(entry.path)
+        if _PARTIAL.fullmatch(entry.name):
+            _remove(Path(entry.path))
         elif _BLOCK.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
             status = entry.stat(follow_symlinks=False)
             key = folder.name, bytes.fromhex(entry.name[:32])

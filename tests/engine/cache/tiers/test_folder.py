@@ -18,6 +18,10 @@ from tidewheel.engine.errors import ModelError
 MODEL, OTHER = b"m" * 16, b"o" * 16
 SIZE = 10_000  # bytes of a block, whose file takes 12 KiB
 FILE = 12 << 10
+# What may be in the place of a file; a link to itself has no end.
+STRANGE: tuple[Callable[[Path], None], ...] = (
+    Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/etc/hostname"), lambda path: path.symlink_to(path),
+)  # fmt: skip
 
 
 def digest(number: int) -> bytes:
@@ -208,7 +212,22 @@ def test_a_folder_that_cannot_be_made_is_an_error_that_says_so(tmp_path: Path) -
         opened(tmp_path / "file" / "kv")
 
 
-@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/etc/hostname")], ids=range(3))
+@pytest.mark.parametrize("make", STRANGE, ids=range(4))
+def test_what_has_the_name_of_half_a_block_keeps_none_from_being_written(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    written(tmp_path, 1)
+    partial = the_file(tmp_path, 1).with_name("partial.tmp")
+    make(partial)
+    folder = opened(tmp_path)
+    if not partial.is_dir():
+        make(partial)
+    folder.write(digest(2), block(2))
+    assert read(folder, 2)
+    folder.close()
+
+
+@pytest.mark.parametrize("make", STRANGE, ids=range(4))
 @pytest.mark.parametrize("later", [False, True])
 def test_a_strange_entry_spoils_no_other(tmp_path: Path, make: Callable[[Path], None], later: bool) -> None:
     written(tmp_path, 1, 2, 3)
@@ -218,6 +237,7 @@ def test_a_strange_entry_spoils_no_other(tmp_path: Path, make: Callable[[Path], 
     make(path)
     folder = folder or opened(tmp_path, space=3 * FILE)  # it is not counted
     assert [folder.has(digest(n)) for n in (1, 3)] == [True, True]
+    folder.touch([digest(n) for n in (3, 2, 1)])
     if later:
         with pytest.raises(BadFileError):
             read(folder, 2)
