@@ -128,7 +128,10 @@ async def besiege(besieged: Besieged, args: argparse.Namespace) -> list[str]:
         latencies = await asyncio.to_thread(watch.stop)
         stopped.set()
         await asyncio.gather(*meanwhile)
-        await Server(client).check_idle()
+        server = Server(client)
+        await server.check_idle()
+        if not await server.figure("kv_offload_on"):
+            storm.wrong.append("the KV folder is not used any more")
     # The least of a third: what a large body takes while it is there is no growth.
     third, health = len(memory) // 3, summarize(latencies)
     before, after = min(memory[third : 2 * third] or memory), min(memory[2 * third :])
