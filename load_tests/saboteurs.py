@@ -40,8 +40,8 @@ def spoil_a_block(folder: Path, rng: random.Random, harm: Harm) -> None:
     if not models:
         return
     files = [*models[0].glob("*.kv")]
-    strange = models[0] / f"{rng.getrandbits(128):032x}.kv"
-    path = rng.choice((*files, strange, models[0] / "partial.tmp"))
+    strange = [models[0] / name for name in (f"{rng.getrandbits(128):032x}.kv", "partial.tmp")]
+    path = rng.choice((*files, *strange))
     with contextlib.suppress(OSError):  # the server deletes files too
         harm(path, rng)
 
