@@ -33,7 +33,7 @@ from .vocabulary import TokenTexts
 logger = logging.getLogger(__name__)
 
 _START_S = 60.0  # for the process to start, on a slow machine
-_END_S = 1.0
+_END_S, _LOOK_S = 1.0, 0.01
 _ENDED = "the process that grammars are tried in has ended"
 _GRACE_S = 5.0  # beyond its own limit, for a process to say how it ended
 _MAX_ANSWER_BYTES = 64 * 2**20
@@ -95,7 +95,7 @@ class GrammarProver:
         with self._lock:
             if self._is_closed:
                 raise ProverError("the server is shutting down")
-            if self._process is not None and self._process.poll() is None and not _is_stopped(self._process):
+            if self._process is not None and not _state(self._process, os.WEXITED | os.WSTOPPED):
                 return
             self._end()
             try:
@@ -122,8 +122,9 @@ class GrammarProver:
 
     def _let_it_end(self, process: subprocess.Popen[bytes]) -> None:
         """It may have been ended from outside, which takes a moment."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_END_S)
+        last = time.monotonic() + _END_S
+        while not _state(process, os.WEXITED) and time.monotonic() < last:
+            time.sleep(_LOOK_S)
 
     def _prove(self, kind: str, text: str, on_slow: Callable[[], None]) -> Proof:
         ours, theirs = socket.socketpair()
@@ -224,15 +225,20 @@ def _error_of(status: int) -> Exception:
     return GrammarError(f"compiling it {_ENDS.get(ended_by, 'makes the grammar library fail')}")
 
 
-def _is_stopped(process: subprocess.Popen[bytes]) -> bool:
-    """Whether somebody has paused the process, so that it would not answer."""
-    if not hasattr(os, "waitid"):
-        return False  # macOS; there it is replaced when it has not answered in time
-    with contextlib.suppress(ChildProcessError):
-        return os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
-    return False
+def _state(process: subprocess.Popen[bytes], states: int) -> bool:
+    """Whether a process has ended, or somebody has paused it, as `waitid` names `states`.
+
+    One that has ended is left for `_end`, so that `_kill` still finds what it has forked.
+    """
+    if not hasattr(os, "waitid"):  # macOS; there a paused one is replaced when it has not answered in time
+        return process.poll() is not None
+    try:
+        return os.waitid(os.P_PID, process.pid, states | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)  # it leads its own session, so this ends everything that it has forked
+    if process.returncode is None:  # until that is known nobody else has its id
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # it leads its own session, so this ends all that it has forked

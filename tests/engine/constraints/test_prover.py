@@ -9,12 +9,14 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from engine.constraints.grammars import EOS, VOCAB_SIZE
 from engine.tiny_tokenizers import tiny
+from waiting import wait_until
 
 from tidewheel.engine.constraints.grammar import (
     Grammar,
@@ -46,13 +48,13 @@ def compile_(one: GrammarCompiler, text: str, kind: Any = "grammar") -> Grammar:
     return asyncio.run(one.compile(StructuredOutput(kind, text, "field")))
 
 
-def provers() -> set[int]:
+def provers(command: str = COMMAND) -> set[int]:
     """The processes of this one that try grammars. What else may start meanwhile is not among them."""
     mine = set()
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended
             parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent == os.getpid() and COMMAND.encode() in (process / "cmdline").read_bytes():
+            if parent == os.getpid() and command.encode() in (process / "cmdline").read_bytes():
                 mine.add(int(process.name))
     return mine
 
@@ -110,6 +112,39 @@ def test_the_process_is_started_again_if_it_is_lost(one: GrammarCompiler, signal
     compile_(one, "b", "regex")
     (other,) = provers() - before - {process}
     assert other != process
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="there is no /proc to see processes in")
+def test_nothing_is_left_of_a_process_that_is_lost(
+    one: GrammarCompiler, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Not even what somebody has paused, which cannot end by itself."""
+    first = tmp_path / "first"
+    first.touch()
+    bound = f"lambda: os.path.exists({str(first)!r}) and (os.unlink({str(first)!r}), time.sleep(60))"
+    changed = COMMAND.replace("main()", f"import os, time; main.__globals__['_bound_process'] = {bound}; main()")
+    monkeypatch.setattr("tidewheel.engine.constraints.prover.COMMAND", changed)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(compile_, one, "a", "regex")
+        wait_until(lambda: not first.exists())
+        (lost,) = provers(changed)
+        for process in in_session(lost) - {lost}:
+            os.kill(process, signal.SIGSTOP)
+        os.kill(lost, signal.SIGKILL)
+        assert isinstance(compile_(one, "b", "regex"), Grammar)
+        assert isinstance(waiting.result(), Grammar)
+    wait_until(lambda: not in_session(lost))
+
+
+def in_session(leader: int) -> set[int]:
+    """The processes of a session that live."""
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            state, _, _, session = (process / "stat").read_text().rpartition(")")[2].split()[:4]
+            if int(session) == leader and state != "Z":
+                found.add(int(process.name))
+    return found
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="there is no /proc to see processes in")
