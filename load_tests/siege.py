@@ -26,6 +26,7 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -218,7 +219,12 @@ def _served(
     command = [sys.executable, _PROGRAM, "serve", "--port", str(args.port), *options]
     # Adapters' paths may name the hub, which has nothing to do with this.
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    with open(args.log, "a") as log, subprocess.Popen(command, stderr=log, env=environment) as process:
+    # Below nohup the server would ignore SIGHUP.
+    hear = partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)
+    with (
+        open(args.log, "a") as log,
+        subprocess.Popen(command, stderr=log, env=environment, preexec_fn=hear) as process,
+    ):
         try:
             _await_health(url, process)
             wrong: list[str] = []

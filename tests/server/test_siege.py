@@ -33,6 +33,8 @@ def besieged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[siege.Besiege
     options = siege.server_options(folder)
     process = ServerProcess(*options, "--threads-bind", one_core(), env={**os.environ, "HF_HUB_OFFLINE": "1"})
     yield siege.Besieged(process.url, process.process.pid, folder / "kv", adapters)
+    process.process.terminate()  # it ends its children then, also those that were paused
+    process.process.wait(60)
     process.stop()
 
 
