@@ -8,6 +8,8 @@ import uuid
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
 
+import msgspec
+
 from tidewheel.engine.adapters.registry import LoraLease
 from tidewheel.engine.constraints.constraint import Preface, TokenConstraints
 from tidewheel.engine.constraints.grammar import StructuredOutput
@@ -120,10 +122,14 @@ class Generation:
     def push(self, output: RequestOutput) -> None:
         """Takes an output of a stream. See Sink."""
         self.timer.on_output(output, self.choices[output.index])
-        if output.finish_reason is not None:
-            self._check_end(output)
         assert self._sink is not None, "nothing flows without a sink"
-        self._sink.push(output)
+        failure = None if output.finish_reason is None else self._failure(output)
+        if failure is None:
+            self._sink.push(output)
+            return
+        if output.text:  # of before the failure, with which it was merged
+            self._sink.push(msgspec.structs.replace(output, finish_reason=None, error=None))
+        raise failure
 
     def end(self, failure: Exception | None) -> None:
         """Takes the end of a stream; with the last, or a failure, all has ended. See Sink."""
@@ -164,22 +170,21 @@ class Generation:
         for stream in self._streams:
             stream.abort()
 
-    def _check_end(self, output: RequestOutput) -> None:
-        """Raises if a choice's last output says that it is not complete."""
+    def _failure(self, output: RequestOutput) -> Exception | None:
+        """What a choice's last output says is wrong, if it is not complete."""
         if output.finish_reason is FinishReason.ABORT:
             if self.client_gone:
-                raise ClientGone
+                return ClientGone()
             if self.timed_out:
-                raise request_timeout()
-            raise ApiError(
-                HTTPStatus.SERVICE_UNAVAILABLE, "the server stopped before the answer was complete", code="aborted"
-            )
+                return request_timeout()
+            message = "the server stopped before the answer was complete"
+            return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, message, code="aborted")
         if output.finish_reason is FinishReason.INVALID:
-            raise bad_request(output.error or "the request cannot be served", code="unsatisfiable_constraints")
+            return bad_request(output.error or "the request cannot be served", code="unsatisfiable_constraints")
         if output.finish_reason is FinishReason.ERROR:
-            raise ApiError(
-                HTTPStatus.INTERNAL_SERVER_ERROR, output.error or "the request failed", code="generation_failed"
-            )
+            message = output.error or "the request failed"
+            return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, message, code="generation_failed")
+        return None
 
 
 class _LoggedGeneration(Generation):

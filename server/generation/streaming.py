@@ -169,12 +169,14 @@ class EventStream(Response, ABC, Generic[T]):
         while True:
             await self._news.wait()
             self._news.clear()
-            if self._has_ended:
-                break
-            held, self._held = self._held or (b"",), ()  # sending nothing waits for the reader too
+            has_ended, held, self._held = self._has_ended, self._held, ()
+            if not held and not has_ended:
+                held = (b"",)  # sending nothing waits for the reader too
             for frame in held:
                 await self._send(send, frame)
                 await asyncio.sleep(0)
+            if has_ended:
+                break
             if write is not None and self._has_started:
                 self._write = write
             self._source.resume()

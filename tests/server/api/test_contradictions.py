@@ -7,7 +7,9 @@ from typing import Any
 
 import httpx
 import pytest
-from server.conftest import ServerProcess, events
+from server.conftest import RunningServer, ServerProcess, events
+
+from tidewheel.server.generation.streaming import EventStream
 
 pytest.importorskip("llguidance")  # not there on every machine
 
@@ -16,6 +18,20 @@ PROMPT = {"prompt": "I am", "temperature": 1.0, "seed": 3, "max_tokens": 30}
 DIGITS = [str(digit) for digit in range(10)]
 AT_ONCE = {"guided_choice": ["ebb"], "bad_words": ["e", "eb", "ebb"]}
 LATER = {"guided_regex": "a tide of [0-9]{9}", "bad_words": DIGITS}
+
+
+def test_what_was_said_before_is_streamed_however_late(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error comes with the text, where the first frame takes longer than all that follows."""
+    send = EventStream._send
+
+    async def slowly(self: Any, *frame: Any, **options: Any) -> None:
+        await send(self, *frame, **options)
+        await asyncio.sleep(0.2)
+
+    monkeypatch.setattr(EventStream, "_send", slowly)
+    *chunks, last = events(server.post(COMPLETIONS, {**LATER, "prompt": "SAY(a tide of 1)", "stream": True}))
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks).startswith("a tide of ")
+    assert "error" in last
 
 
 @pytest.mark.parametrize(
