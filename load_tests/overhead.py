@@ -27,7 +27,7 @@ from typing import Any
 import uvloop
 
 import tidewheel
-from tidewheel.engine.load import load_engine
+from tidewheel.engine.loading.load import load_engine
 from tidewheel.server.commands.bench.engine_runs import Arrivals, common_rate, generate
 from tidewheel.server.options.serve import parse_options
 

@@ -13,8 +13,8 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
 from tidewheel import __version__
+from tidewheel.engine.core.engine import Engine
 from tidewheel.engine.encoders.engine import EncoderEngine
-from tidewheel.engine.engine import Engine
 from tidewheel.engine.model_names import short_name
 from tidewheel.engine.start_log import start_logger
 from tidewheel.engine.text.tokenizer import Tokenizer

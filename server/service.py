@@ -8,9 +8,9 @@ from collections.abc import Callable
 import uvicorn
 from starlette.applications import Starlette
 
+from tidewheel.engine.core.engine import Engine
 from tidewheel.engine.encoders.engine import EncoderEngine
-from tidewheel.engine.engine import Engine
-from tidewheel.engine.load import EngineLoad
+from tidewheel.engine.loading.load import EngineLoad
 
 from .app import build_app, template_of
 from .app_resources import AppResources

@@ -59,9 +59,9 @@ def imports() -> dict[Module, set[Module]]:
 
 # All sources are parsed, once for all tests here.
 def test_the_sources_are_found() -> None:
-    assert ("engine", "engine") in imports()
-    assert ("engine", "errors") in imports()["engine", "engine"]
-    assert ("engine", "engine") in imports()["server", "app"]
+    assert ("engine", "core", "engine") in imports()
+    assert ("engine", "errors") in imports()["engine", "core", "engine"]
+    assert ("engine", "core", "engine") in imports()["server", "app"]
 
 
 def test_the_engine_knows_no_server() -> None:

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, cast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec import Struct
 
-from ..devices import get_device
-from ..devices.base import ExecutorOptions
 from ..devices.batch import SamplingBatch, StepOutput
 from ..errors import DeviceError
-from ..load_progress import ReportedWeights
-from ..models.spec import StageSpec, stage_tensors
-from ..opened_model import open_model
-from ..options import EngineOptions
-from .draft import DraftPlan, make_guesses
+from .draft import make_guesses
 from .links import (
     COPY_BLOCKS,
     COPY_OF_DRAFT,
@@ -36,27 +28,11 @@ from .links import (
     read_drop,
     read_step,
 )
-from .stage_weights import StageWeights
-from .step_slot import SlotShape, StepSlot
+from .stage_plan import StagePlan
+from .step_slot import StepSlot
 
 if TYPE_CHECKING:
-    from ..devices.cpu.device import CpuDevice
     from ..devices.cpu.executor import CpuExecutor
-    from ..load_progress import LoadProgress
-
-
-class StagePlan(Struct, frozen=True):
-    """A stage and how to load it: with the options of the whole model, whose limits each stage has.
-
-    The first stage has a `draft` model beside it, if there is one.
-    """
-
-    options: EngineOptions
-    executor_options: ExecutorOptions
-    stage: StageSpec
-    index: int
-    shape: SlotShape
-    draft: DraftPlan | None = None
 
 
 class LoadedLayers(Struct, frozen=True):
@@ -78,50 +54,6 @@ class LoadedLayers(Struct, frozen=True):
     @property
     def _all(self) -> list[CpuExecutor]:
         return [self.executor] if self.draft is None else [self.executor, self.draft]
-
-
-@contextlib.contextmanager
-def _without_warnings() -> Iterator[None]:
-    """Whoever started this process has said it already."""
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(logging.NOTSET)
-
-
-def groups_of_stage(plan: StagePlan, cpus: Sequence[int]) -> list[list[int]]:
-    """A stage's processors in the groups that the options ask for. Raises DeviceError for too few processors."""
-    with _without_warnings():
-        device = get_device(plan.options.device, plan.options.device_options)
-    return cast("CpuDevice", device).groups_of(cpus)
-
-
-def load_stage(plan: StagePlan, groups: Sequence[Sequence[int]], report: Callable[[float], None]) -> LoadedLayers:
-    """Load a stage's weights, to compute on these groups of processors.
-
-    `report(fraction)` hears how much of the whole model was read. Raises DeviceError and ModelError.
-    """
-    with _without_warnings():
-        model = open_model(plan.options)
-    device = cast("CpuDevice", model.device).bound_to(groups)
-    weights = StageWeights(model.weights, stage_tensors(model.spec, plan.stage))
-    reported = ReportedWeights(weights, model.spec, cast("LoadProgress", _Reports(report)))
-    executor = device.load_stage(model.spec, reported, plan.executor_options, plan.stage)
-    return LoadedLayers(executor, None if plan.draft is None else _load_draft(plan.draft, executor))
-
-
-def _load_draft(plan: DraftPlan, beside: CpuExecutor) -> CpuExecutor:
-    with _without_warnings():
-        model = open_model(plan.options)
-    return cast("CpuDevice", model.device).load_draft(model.spec, model.weights, plan.executor_options, beside)
-
-
-class _Reports:
-    """Takes the place of a LoadProgress."""
-
-    def __init__(self, report: Callable[[float], None]) -> None:
-        self.report = report
 
 
 class StageRunner:

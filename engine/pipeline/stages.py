@@ -11,8 +11,8 @@ from ..machine.memory import Memory
 from ..models.spec import StageSpec
 from ..weights.lora import LoraAdapter
 from .links import Link
-from .runner import StagePlan
 from .speed import StageCores, StageSpeed
+from .stage_plan import StagePlan
 from .step_slot import Arrays, StepSlot
 
 SLOW_S: Final = 10.0

@@ -18,7 +18,7 @@ class Tidewheel:
         from tidewheel import __version__
         from tidewheel.engine.adapters.options import LoraModule
         from tidewheel.engine.declaring.mistakes import Mistakes
-        from tidewheel.engine.load import load_engine
+        from tidewheel.engine.loading.load import load_engine
         from tidewheel.server.options.model import engine_options, model_parser, read_model_options
 
         wanted: dict[str, Any] = {

@@ -10,8 +10,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tidewheel import __version__
+from tidewheel.engine.core.engine import Engine
 from tidewheel.engine.encoders.engine import EncoderEngine
-from tidewheel.engine.engine import Engine
 
 from ..errors import ApiError
 from ..openapi.document import operation

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from tidewheel.engine.engine import Engine
+from tidewheel.engine.core.engine import Engine
 
 from ..chat.model_formats import ModelFormats
 from ..errors import bad_request

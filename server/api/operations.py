@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tidewheel import __version__
-from tidewheel.engine.engine import Engine
+from tidewheel.engine.core.engine import Engine
 
 from ..chat.model_formats import ModelFormats
 from ..http.api_keys import current_tenant

@@ -13,7 +13,7 @@ from tidewheel.engine.declaring.mistakes import Mistakes, made
 from tidewheel.engine.declaring.option import options_of
 from tidewheel.engine.encoders.inspection import EncoderInspection
 from tidewheel.engine.files.wording import in_bytes
-from tidewheel.engine.inspection import Inspection, KvMemory, Verdict, inspect_model
+from tidewheel.engine.loading.inspection import Inspection, KvMemory, Verdict, inspect_model
 from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.pipeline_options import PipelineOptions
 from tidewheel.engine.speculative_options import Eagle3, Mtp, SpeculativeOptions

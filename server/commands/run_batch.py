@@ -12,13 +12,13 @@ from typing import Any
 
 from tidewheel.engine.declaring.mistakes import Mistakes, made
 from tidewheel.engine.declaring.option import options_of
-from tidewheel.engine.downloads import downloads_of
 from tidewheel.engine.encoders.load import load_encoders
 from tidewheel.engine.encoders.options import EncoderOptions
 from tidewheel.engine.errors import TidewheelError
 from tidewheel.engine.files.reading import require_file
 from tidewheel.engine.files.wording import reason
-from tidewheel.engine.load import load_engine
+from tidewheel.engine.loading.downloads import downloads_of
+from tidewheel.engine.loading.load import load_engine
 from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.progress import AnswerProgress
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tidewheel.engine.downloads import downloads_of
-from tidewheel.engine.load import EngineLoad, check_at_once
+from tidewheel.engine.loading.downloads import downloads_of
+from tidewheel.engine.loading.load import EngineLoad, check_at_once
 from tidewheel.engine.machine.memory import release_free_memory
 from tidewheel.engine.model_names import short_name
 from tidewheel.engine.start_log import start_logger

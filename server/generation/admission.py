@@ -9,7 +9,7 @@ from http import HTTPStatus
 
 from msgspec import Struct
 
-from tidewheel.engine.engine import Engine, EngineStats
+from tidewheel.engine.core.engine import Engine, EngineStats
 from tidewheel.engine.sampling_params import SamplingParams
 
 from ..errors import ApiError, bad_request

@@ -14,11 +14,11 @@ from tidewheel.engine.adapters.registry import LoraLease
 from tidewheel.engine.constraints.constraint import Preface, TokenConstraints
 from tidewheel.engine.constraints.grammar import StructuredOutput
 from tidewheel.engine.constraints.thinking_budget import ThinkingBudget
-from tidewheel.engine.engine import Engine
+from tidewheel.engine.core.engine import Engine
+from tidewheel.engine.core.request import Request
+from tidewheel.engine.core.stream import RequestStream, Sink
 from tidewheel.engine.outputs import FinishReason, RequestOutput
-from tidewheel.engine.request import Request
 from tidewheel.engine.sampling_params import SamplingParams
-from tidewheel.engine.stream import RequestStream, Sink
 
 from ..errors import ApiError, ClientGone, bad_request
 from ..http.api_keys import current_tenant

@@ -17,8 +17,8 @@ from typing import ClassVar, Generic, Protocol, TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from tidewheel.engine.core.stream import Sink
 from tidewheel.engine.outputs import RequestOutput
-from tidewheel.engine.stream import Sink
 
 from ..errors import ApiError, ClientGone, as_api_error
 from ..http.connections import DIRECT_WRITE

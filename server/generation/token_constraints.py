@@ -13,7 +13,7 @@ from tidewheel.engine.constraints.filters import bad_word_tokens
 from tidewheel.engine.constraints.grammar import Grammar, GrammarsBusyError, GrammarsUnavailableError, StructuredOutput
 from tidewheel.engine.constraints.structural_tag import Alternatives, Format
 from tidewheel.engine.constraints.thinking_budget import ThinkingBudget, ThinkingLimit
-from tidewheel.engine.engine import Engine
+from tidewheel.engine.core.engine import Engine
 from tidewheel.engine.errors import InvalidRequestError
 
 from ..errors import ApiError, bad_request

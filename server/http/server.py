@@ -16,8 +16,8 @@ from typing import cast
 
 import uvicorn
 
+from tidewheel.engine.core.engine import Engine
 from tidewheel.engine.encoders.engine import EncoderEngine
-from tidewheel.engine.engine import Engine
 from tidewheel.engine.errors import TidewheelError
 
 from .acceptor import Acceptor

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 
-from tidewheel.engine.stream import Sink
+from tidewheel.engine.core.stream import Sink
 
 from ..chat.run import ChatRun
 from ..errors import ApiError, ClientGone, as_api_error

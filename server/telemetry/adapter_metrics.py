@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tidewheel.engine.engine import Engine
+from tidewheel.engine.core.engine import Engine
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric

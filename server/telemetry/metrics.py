@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from tidewheel.engine.engine import Engine, EngineStats
+from tidewheel.engine.core.engine import Engine, EngineStats
+from tidewheel.engine.core.transcript import Transcript
 from tidewheel.engine.histogram import Histogram
 from tidewheel.engine.outputs import FinishReason, RequestOutput
 from tidewheel.engine.sampling_params import SamplingParams
-from tidewheel.engine.transcript import Transcript
 
 from .bucket_metrics import bucket_metrics
 

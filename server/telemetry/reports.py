@@ -6,9 +6,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tidewheel.engine.core.transcript import Transcript
 from tidewheel.engine.outputs import FinishReason
 from tidewheel.engine.sampling_params import SamplingParams
-from tidewheel.engine.transcript import Transcript
 
 from ..protocol.usage import Usage
 from .metrics import RequestTimer

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 
-from tidewheel.engine.engine import Engine, EngineStats
+from tidewheel.engine.core.engine import Engine, EngineStats
 
 logger = logging.getLogger("tidewheel.throughput")
 

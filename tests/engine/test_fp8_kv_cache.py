@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from optional_packages import require_packages
 
 from tidewheel.engine.errors import ModelError
+from tidewheel.engine.loading.opened_model import OpenedModel, open_model
 from tidewheel.engine.models.spec import AttentionSpec, LatentAttentionSpec, mixers
-from tidewheel.engine.opened_model import OpenedModel, open_model
 from tidewheel.engine.options import EngineOptions
 
 torch = pytest.importorskip("torch")

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tidewheel.engine.load import load_engine
+from tidewheel.engine.core.request import Request
+from tidewheel.engine.loading.load import load_engine
 from tidewheel.engine.machine.memory import resident_bytes
 from tidewheel.engine.options import EngineOptions
-from tidewheel.engine.request import Request
 from tidewheel.engine.sampling_params import SamplingParams
 
 pytest.importorskip("tidewheel._native")

@@ -18,13 +18,13 @@ from harness import Harness, load, make_device
 from optional_packages import require_packages
 
 from tidewheel.engine.adapters.peft_folder import read_peft_folder
+from tidewheel.engine.core.request import Request
 from tidewheel.engine.devices.base import LoraExecutor, LoraLimits
 from tidewheel.engine.errors import ModelError
-from tidewheel.engine.load import load_engine
+from tidewheel.engine.loading.load import load_engine
+from tidewheel.engine.loading.opened_model import open_model
 from tidewheel.engine.models import describe
-from tidewheel.engine.opened_model import open_model
 from tidewheel.engine.options import EngineOptions
-from tidewheel.engine.request import Request
 from tidewheel.engine.sampling_params import SamplingParams
 from tidewheel.engine.weights import open_source
 

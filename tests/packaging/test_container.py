@@ -34,7 +34,7 @@ exec setpriv --reuid 10001 --regid 10001 --clear-groups --no-new-privs \
 # The device says that it loads, and goes on until it is ended.
 NEVER_LOADS = """
 import sys, threading
-from tidewheel.engine import opened_model
+from tidewheel.engine.loading import opened_model
 from tidewheel.server.commands.cli import main
 def get_device(*_):
     print("loading", flush=True)

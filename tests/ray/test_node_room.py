@@ -9,10 +9,10 @@ import msgspec
 import pytest
 from ports import free_port
 
+from tidewheel.engine.loading.opened_model import open_model
+from tidewheel.engine.loading.stages.split import stage_bytes
 from tidewheel.engine.models.spec import StageSpec
-from tidewheel.engine.opened_model import open_model
 from tidewheel.engine.options import EngineOptions
-from tidewheel.engine.pipeline.split import stage_bytes
 from tidewheel.server.commands.cli import main
 from tidewheel.server.options.model import DEMO_MODEL
 

@@ -28,10 +28,10 @@ import tidewheel.offline.model
 from tidewheel import LLM, LoRARequest, SamplingParams, StructuredOutputsParams
 from tidewheel.engine.cancellation import Cancellation
 from tidewheel.engine.errors import TidewheelError
-from tidewheel.engine.load import load_engine
+from tidewheel.engine.loading.load import load_engine
 from tidewheel.engine.pipeline import executor
-from tidewheel.engine.pipeline.runner import StagePlan
 from tidewheel.engine.pipeline.speed import StageCores, StageSpeed
+from tidewheel.engine.pipeline.stage_plan import StagePlan
 from tidewheel.engine.pipeline.stages import Launch, Stages
 from tidewheel.server.commands.devices import detect
 

@@ -24,8 +24,8 @@ from server.processes import ScriptedProcess
 from server.scripted_engine import ScriptedEngine
 
 import tidewheel
+from tidewheel.engine.core.engine import Engine
 from tidewheel.engine.encoders.engine import EncoderEngine
-from tidewheel.engine.engine import Engine
 from tidewheel.server.app import build_app
 from tidewheel.server.app_options import AppOptions
 from tidewheel.server.commands import serve

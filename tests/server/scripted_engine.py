@@ -20,11 +20,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from tidewheel.engine.core.engine import Engine
+from tidewheel.engine.core.request import Request
+from tidewheel.engine.core.stream import RequestStream
 from tidewheel.engine.devices.base import ExecutorLimits, OnWait
 from tidewheel.engine.devices.batch import StepBatch, StepOutput
-from tidewheel.engine.engine import Engine
-from tidewheel.engine.request import Request
-from tidewheel.engine.stream import RequestStream
 from tidewheel.engine.text.tokenizer import Tokenizer
 
 BOS, EOS, BROKEN, FATAL = 256, 257, 258, 259

@@ -21,12 +21,12 @@ from server.raw_http import read_health
 from server.waiting import eventually, is_idle
 from storm import Storm
 
+from tidewheel.engine.core.stream import RequestStream
+from tidewheel.engine.core.transcript import Transcript
 from tidewheel.engine.devices.cpu.options import CpuOptions
-from tidewheel.engine.load import load_engine
+from tidewheel.engine.loading.load import load_engine
 from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.scheduling.sequence import Sequence
-from tidewheel.engine.stream import RequestStream
-from tidewheel.engine.transcript import Transcript
 from tidewheel.server.generation.generations import Generation
 
 AT_A_TIME = 48

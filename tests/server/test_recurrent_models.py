@@ -13,7 +13,7 @@ from optional_packages import require_packages
 from server.conftest import RunningServer, StartServer, events
 
 from tidewheel.engine.devices.cpu.options import CpuOptions
-from tidewheel.engine.load import load_engine
+from tidewheel.engine.loading.load import load_engine
 from tidewheel.engine.options import EngineOptions
 
 require_packages("torch", "transformers")

@@ -12,7 +12,7 @@ from tidewheel.engine.adapters.hub import MOST_DOWNLOADS, is_hub_id
 from tidewheel.engine.adapters.lora import Lora
 from tidewheel.engine.adapters.options import LoraModule
 from tidewheel.engine.adapters.registry import LoraExistsError, LoraLease
-from tidewheel.engine.engine import Engine
+from tidewheel.engine.core.engine import Engine
 from tidewheel.engine.errors import EngineDeadError, InvalidRequestError, ModelError, quoted
 from tidewheel.lora.request import LoRARequest
 

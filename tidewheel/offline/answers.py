@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 
+from tidewheel.engine.core.stream import RequestStream
 from tidewheel.engine.outputs import FinishReason, PromptLogprobs, TokenLogprob
 from tidewheel.engine.outputs import RequestOutput as EngineOutput
-from tidewheel.engine.stream import RequestStream
 from tidewheel.engine.text.tokenizer import Tokenizer
 from tidewheel.lora.request import LoRARequest
 

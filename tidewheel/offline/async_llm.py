@@ -10,8 +10,8 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
+from tidewheel.engine.core.stream import RequestStream
 from tidewheel.engine.errors import InvalidRequestError, TidewheelError
-from tidewheel.engine.stream import RequestStream
 from tidewheel.lora.request import LoRARequest
 
 from .chat_tokenizer import ChatTokenizer

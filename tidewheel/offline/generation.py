@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from tidewheel.engine.constraints.constraint import TokenConstraints
-from tidewheel.engine.engine import Engine
+from tidewheel.engine.core.engine import Engine
+from tidewheel.engine.core.request import Request
+from tidewheel.engine.core.stream import RequestStream
 from tidewheel.engine.errors import EngineDeadError
 from tidewheel.engine.outputs import RequestOutput as EngineOutput
-from tidewheel.engine.request import Request
 from tidewheel.engine.sampling_params import SamplingParams as EngineSampling
-from tidewheel.engine.stream import RequestStream
 from tidewheel.server.generation.token_constraints import Frame, token_constraints
 from tidewheel.server.protocol.sampling import GenerationBody
 

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tidewheel.engine.core.stream import RequestStream
 from tidewheel.engine.errors import InvalidRequestError, quoted
 from tidewheel.engine.outputs import RequestOutput as EngineOutput
-from tidewheel.engine.stream import RequestStream
 from tidewheel.lora.request import LoRARequest
 
 from .answers import Answers

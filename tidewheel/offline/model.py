@@ -11,11 +11,11 @@ from functools import cache, partial
 from itertools import repeat
 from typing import Any, TypeAlias, cast
 
-from tidewheel.engine.downloads import downloads_of
+from tidewheel.engine.core.engine import Engine
 from tidewheel.engine.encoders.load import load_encoders
-from tidewheel.engine.engine import Engine
 from tidewheel.engine.errors import InvalidRequestError
-from tidewheel.engine.load import check_at_once, load_engine
+from tidewheel.engine.loading.downloads import downloads_of
+from tidewheel.engine.loading.load import check_at_once, load_engine
 from tidewheel.engine.models.overrides import overridden
 from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.weights import open_source

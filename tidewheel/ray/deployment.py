@@ -11,7 +11,7 @@ from ray import serve
 from starlette.types import ASGIApp
 
 from tidewheel.engine.encoders.engine import EncoderEngine
-from tidewheel.engine.load import EngineLoad
+from tidewheel.engine.loading.load import EngineLoad
 from tidewheel.server.app_resources import find_resources
 from tidewheel.server.batches.app_client import AppClient
 from tidewheel.server.commands.serve import load_encoders_of

@@ -8,9 +8,9 @@ from itertools import accumulate
 from msgspec import Struct
 
 from tidewheel.engine.files.wording import in_bytes
-from tidewheel.engine.inspection import opened_headers
+from tidewheel.engine.loading.inspection import opened_headers
+from tidewheel.engine.loading.stages.split import BESIDE_WEIGHTS, most_layers
 from tidewheel.engine.options import EngineOptions
-from tidewheel.engine.pipeline.split import BESIDE_WEIGHTS, most_layers
 
 from .room import room_for
 

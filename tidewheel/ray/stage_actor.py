@@ -11,9 +11,11 @@ from msgspec import Struct
 
 from tidewheel import _native
 from tidewheel.engine.errors import DeviceError, TidewheelError
+from tidewheel.engine.loading.stages.layers import groups_of_stage, load_stage
 from tidewheel.engine.machine.memory import Memory, read_memory
-from tidewheel.engine.pipeline.runner import StagePlan, StageRunner, groups_of_stage, load_stage
+from tidewheel.engine.pipeline.runner import StageRunner
 from tidewheel.engine.pipeline.speed import StageCores, StageSpeed, cores_at, measure
+from tidewheel.engine.pipeline.stage_plan import StagePlan
 from tidewheel.engine.pipeline.tcp_link import RESULTS, STEPS, TcpLink, accept, connect
 from tidewheel.engine.weights.lora import LoraAdapter
 

@@ -23,8 +23,8 @@ from tidewheel.engine.cancellation import Cancellation
 from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.machine.memory import Memory
 from tidewheel.engine.pipeline.links import Link
-from tidewheel.engine.pipeline.runner import StagePlan
 from tidewheel.engine.pipeline.speed import StageCores, StageSpeed
+from tidewheel.engine.pipeline.stage_plan import StagePlan
 from tidewheel.engine.pipeline.stages import Launch, loaded_text, stage_name
 from tidewheel.engine.pipeline.step_slot import Arrays, StepSlot
 from tidewheel.engine.pipeline.tcp_link import RESULTS, STEPS, TOKEN_BYTES, TcpLink, connect

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from tidewheel.engine.adapters.lora import Lora
-from tidewheel.engine.engine import Engine
+from tidewheel.engine.core.engine import Engine
+from tidewheel.engine.core.request import Request
+from tidewheel.engine.core.stream import RequestStream
 from tidewheel.engine.errors import TidewheelError
 from tidewheel.engine.outputs import FinishReason
-from tidewheel.engine.request import Request
 from tidewheel.engine.sampling_params import SamplingParams
-from tidewheel.engine.stream import RequestStream
 
 from .workload import Decode, Workload
 

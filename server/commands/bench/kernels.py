@@ -11,7 +11,7 @@ from typing import Any
 
 from tidewheel import __version__
 from tidewheel.engine.errors import TidewheelError
-from tidewheel.engine.inspection import Shape
+from tidewheel.engine.loading.inspection import Shape
 
 from . import text
 from .costs import BYTES_COUNTED, FLOPS_COUNTED

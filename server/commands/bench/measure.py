@@ -8,13 +8,13 @@ from functools import partial
 from typing import Any
 
 from tidewheel import __version__
+from tidewheel.engine.core.engine import Engine
 from tidewheel.engine.devices.cpu.groups import choose_groups
 from tidewheel.engine.devices.cpu.options import CpuOptions
-from tidewheel.engine.engine import Engine
 from tidewheel.engine.errors import ModelError, TidewheelError
-from tidewheel.engine.inspection import shape_of
+from tidewheel.engine.loading.inspection import shape_of
+from tidewheel.engine.loading.opened_model import OpenedModel
 from tidewheel.engine.machine.cgroup import cpu_quota
-from tidewheel.engine.opened_model import OpenedModel
 from tidewheel.engine.options import EngineOptions
 
 from ...http import event_loop

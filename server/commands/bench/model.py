@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from tidewheel.engine.devices.base import Executor
 from tidewheel.engine.devices.cpu.ceilings import compute_ceiling
 from tidewheel.engine.errors import DeviceError
+from tidewheel.engine.loading.opened_model import OpenedModel, open_model
 from tidewheel.engine.machine.memory import available_memory_bytes
 from tidewheel.engine.models.spec import tensor_shapes
-from tidewheel.engine.opened_model import OpenedModel, open_model
 from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.weights.dtypes import STORAGE, DType
 from tidewheel.engine.weights.quantization import TensorFormat

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tidewheel.engine.devices.base import BucketedExecutor, Executor
 
-from ..bench import text
+from . import text
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tidewheel.engine.devices.cpu.ceilings import MEMORY_READ
-from tidewheel.engine.inspection import Shape
+from tidewheel.engine.loading.inspection import Shape
 from tidewheel.engine.machine.cpu_list import cpu_list
 
-from ..bench import text
+from . import text
 from .ceilings import MEMORY_COPY
 from .costs import BYTES_COUNTED, FLOPS_COUNTED
 from .padding import Padding, render_padding

@@ -11,9 +11,9 @@ import pytest
 from tidewheel.engine.adapters.options import LoraModule, LoraOptions
 from tidewheel.engine.adapters.reading import packed_bytes
 from tidewheel.engine.errors import ModelError
-from tidewheel.engine.load import EngineLoad
+from tidewheel.engine.loading.load import EngineLoad
+from tidewheel.engine.loading.opened_model import open_model
 from tidewheel.engine.machine.memory import Memory
-from tidewheel.engine.opened_model import open_model
 from tidewheel.engine.options import EngineOptions
 
 HEAD_BYTES = 320 * 64 * 4
@@ -47,7 +47,7 @@ def test_a_start_without_room_for_them_says_so(
     given = options(dummy_llama, tmp_path, kv_cache_space=0.01)
     model = open_model(given)
     room = model.weight_bytes + int(0.01 * 2**30) + HEAD_BYTES
-    monkeypatch.setattr("tidewheel.engine.memory_plan.read_memory", lambda: Memory(room, room, None, None))
+    monkeypatch.setattr("tidewheel.engine.loading.memory_plan.read_memory", lambda: Memory(room, room, None, None))
     with pytest.raises(ModelError, match=r"weights and adapters of 0\.00 GiB and a KV cache of 0\.01 GiB do not fit"):
         EngineLoad(given)
     EngineLoad(replace(given, lora=LoraOptions()))
@@ -60,19 +60,23 @@ def test_one_that_is_loaded_later_needs_room_too(
     model = open_model(given)
     limits = model.lora_limits(given.lora)
     assert limits is not None
-    monkeypatch.setattr("tidewheel.engine.opened_model.read_memory", lambda: Memory(HEAD_BYTES, HEAD_BYTES, None, None))
+    monkeypatch.setattr(
+        "tidewheel.engine.loading.opened_model.read_memory", lambda: Memory(HEAD_BYTES, HEAD_BYTES, None, None)
+    )
     assert model.read_lora(tmp_path / "small", limits).rank == 4
     with pytest.raises(ModelError, match=r"large: the adapter takes .* lower --kv-cache-space or --max-cpu-loras"):
         model.read_lora(tmp_path / "large", limits)
     packed = packed_bytes(tmp_path / "small", 4)
-    monkeypatch.setattr("tidewheel.engine.opened_model.read_memory", lambda: Memory(packed, packed, None, None))
+    monkeypatch.setattr("tidewheel.engine.loading.opened_model.read_memory", lambda: Memory(packed, packed, None, None))
     with pytest.raises(ModelError, match=r"small: the adapter takes .* while it is loaded"):
         model.read_lora(tmp_path / "small", limits)
 
 
 def test_a_step_of_high_ranks_needs_room(dummy_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = options(dummy_llama, tmp_path, kv_cache_space=0.01)
-    monkeypatch.setattr("tidewheel.engine.memory_plan.read_memory", lambda: Memory(16 << 20, 16 << 20, None, None))
+    monkeypatch.setattr(
+        "tidewheel.engine.loading.memory_plan.read_memory", lambda: Memory(16 << 20, 16 << 20, None, None)
+    )
     EngineLoad(given)
     with pytest.raises(ModelError, match=r"a step of \d+ tokens takes .* or --max-lora-rank"):
         EngineLoad(replace(given, lora=replace(given.lora, max_lora_rank=512)))

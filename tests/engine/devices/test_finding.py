@@ -17,7 +17,7 @@ from tidewheel.engine.devices.finding import ACCELERATORS, find, is_there
 from tidewheel.engine.devices.parallel_options import ParallelOptions
 from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.install_hint import install_command
-from tidewheel.engine.opened_model import open_model
+from tidewheel.engine.loading.opened_model import open_model
 from tidewheel.engine.options import EngineOptions
 
 GIB = 2**30

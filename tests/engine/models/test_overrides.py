@@ -10,9 +10,9 @@ import pytest
 from model_configs import CONFIGS
 
 from tidewheel.engine.errors import ModelError
+from tidewheel.engine.loading.opened_model import open_model
 from tidewheel.engine.models import describe
 from tidewheel.engine.models.overrides import idle_fields, overridden
-from tidewheel.engine.opened_model import open_model
 from tidewheel.engine.options import EngineOptions
 from tidewheel.server.options.model import DEMO_MODEL
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from tidewheel.engine.cancellation import Cancellation
 from tidewheel.engine.devices.base import ExecutorOptions
-from tidewheel.engine.opened_model import OpenedModel
+from tidewheel.engine.loading.drafts import OpenedDraft
+from tidewheel.engine.loading.opened_model import OpenedModel
+from tidewheel.engine.loading.stages.pipeline import load_pipeline, local_host, plan_stages
 from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.pipeline.executor import PipelineExecutor
-from tidewheel.engine.pipeline.loading import load_pipeline, local_host, plan_stages
-from tidewheel.engine.speculation.loading import OpenedDraft
 
 
 def load_stages(

@@ -19,7 +19,7 @@ def children_of(pid: int) -> list[int]:
             command = (path.parent / "cmdline").read_bytes()
         except OSError:
             continue
-        if int(fields[1]) == pid and fields[0] != "Z" and b"engine.pipeline.stage" in command:
+        if int(fields[1]) == pid and fields[0] != "Z" and b"engine.loading.stages.process" in command:
             found.append(int(path.parent.name))
     return sorted(found)
 

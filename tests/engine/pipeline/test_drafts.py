@@ -21,22 +21,22 @@ from engine.constraints.grammars import grammar
 from engine.driving import Driver, Job, alone
 from engine.pipeline.cases import answers, expected
 from engine.pipeline.loaded import load_stages
+from engine.pipeline.processes import children_of, kill_soon
 from waiting import wait_until
 
-from engine.pipeline.processes import children_of, kill_soon
 from tidewheel import LLM
 from tidewheel import SamplingParams as Params
 from tidewheel.engine.constraints.constraint import TokenConstraints
 from tidewheel.engine.devices.base import DraftExecutor, Executor
 from tidewheel.engine.errors import DeviceError
-from tidewheel.engine.opened_model import open_model
+from tidewheel.engine.loading.drafts import open_draft
+from tidewheel.engine.loading.opened_model import open_model
 from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.pipeline.draft import StagedLayer
 from tidewheel.engine.pipeline.executor import PipelineExecutor
 from tidewheel.engine.pipeline.links import PREDICT
 from tidewheel.engine.pipeline_options import PipelineOptions
 from tidewheel.engine.sampling_params import SamplingParams
-from tidewheel.engine.speculation.loading import open_draft
 from tidewheel.engine.speculation.mtp import MtpDrafter
 from tidewheel.engine.speculative_options import DraftModel, SpeculativeOptions
 

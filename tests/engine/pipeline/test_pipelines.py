@@ -18,14 +18,15 @@ import models_zoo
 import pytest
 from cores import one_core
 from engine.pipeline.cases import CASES, IN_GROUPS, OPTIONS, SWEPT, SWEPT_IN_GROUPS, Case, answers, expected
+from engine.pipeline.processes import children_of, kill_soon
 from waiting import wait_until
 
-from engine.pipeline.processes import children_of, kill_soon
 from tidewheel import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
 from tidewheel.engine.devices.cpu.device import thread_groups
 from tidewheel.engine.devices.cpu.options import CpuOptions
 from tidewheel.engine.errors import TidewheelError
-from tidewheel.engine.pipeline import executor, local_stages, restarts
+from tidewheel.engine.loading.stages import local_stages
+from tidewheel.engine.pipeline import executor, restarts
 from tidewheel.engine.pipeline.speed import StageCores, StageSpeed
 
 CORES = [cpu for group in thread_groups("any", CpuOptions()) for cpu in group]

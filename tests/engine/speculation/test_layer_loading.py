@@ -18,9 +18,9 @@ from optional_packages import require_packages
 
 from tidewheel.engine.declaring.option import OptionError
 from tidewheel.engine.errors import DeviceError, ModelError
-from tidewheel.engine.load import EngineLoad, load_engine
+from tidewheel.engine.loading.load import EngineLoad, load_engine
+from tidewheel.engine.loading.opened_model import open_model
 from tidewheel.engine.models.spec import tensor_shapes
-from tidewheel.engine.opened_model import open_model
 from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.speculative_options import Eagle3, Mtp, SpeculativeOptions
 

@@ -15,9 +15,9 @@ import pytest
 from server.conftest import RunningServer, StartServer
 from server.scripted_engine import ScriptedEngine
 
+from tidewheel.engine.core.request import Request
+from tidewheel.engine.core.stream import RequestStream, Sink
 from tidewheel.engine.outputs import RequestOutput
-from tidewheel.engine.request import Request
-from tidewheel.engine.stream import RequestStream, Sink
 
 GOLDEN = Path(__file__).with_name("golden")
 VARIABLE = [

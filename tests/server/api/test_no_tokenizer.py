@@ -12,7 +12,7 @@ from server.conftest import RunningServer, StartServer, events
 
 from tidewheel import LLM, SamplingParams, StructuredOutputsParams
 from tidewheel.engine.errors import InvalidRequestError
-from tidewheel.engine.load import load_engine
+from tidewheel.engine.loading.load import load_engine
 from tidewheel.engine.options import EngineOptions
 
 IDS = [5, 6, 7]

@@ -13,7 +13,7 @@ import mtp_zoo
 import pytest
 
 from tidewheel.engine.devices.coverage import DEVICES_WITH
-from tidewheel.engine.opened_model import open_model
+from tidewheel.engine.loading.opened_model import open_model
 from tidewheel.engine.options import EngineOptions
 from tidewheel.server.commands.cli import main
 from tidewheel.server.options.model import DEMO_MODEL

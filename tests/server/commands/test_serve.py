@@ -43,7 +43,7 @@ GGUF_NAMES = "tidewheel.engine.weights.gguf.choosing"  # what a folder is search
 # Its device says that it loads, and goes on until it is told to stop.
 NEVER_LOADS = """
 import sys, threading
-from tidewheel.engine import opened_model
+from tidewheel.engine.loading import opened_model
 from tidewheel.server.commands.cli import main
 get_device = opened_model.get_device
 def get_stuck_device(*chosen):
@@ -91,11 +91,11 @@ def test_serving_on_the_cpu_imports_neither_torch_nor_transformers(
 def test_the_model_is_looked_for_before_the_server_is_imported() -> None:
     listing = "import sys, tidewheel.server.commands.serve; print(*sys.modules)"
     loaded = set(subprocess.run([sys.executable, "-c", listing], capture_output=True, text=True).stdout.split())
-    assert "tidewheel.engine.load" in loaded
+    assert "tidewheel.engine.loading.load" in loaded
     packages = {"asyncio", "jinja2", "llguidance", "orjson", "prometheus_client", "starlette", "tokenizers", "uvicorn"}
     assert not loaded & packages
     # What the weights are read with is all there is of the engine.
-    assert not loaded & {f"tidewheel.engine.{name}" for name in ("constraints", "engine", "scheduling", "text")}
+    assert not loaded & {f"tidewheel.engine.{name}" for name in ("constraints", "core.engine", "scheduling", "text")}
     assert not {name for name in loaded if name.startswith("tidewheel.server.protocol")}
 
 

@@ -16,7 +16,7 @@ from server.conftest import RefusedStart, RunningServer, StartServer
 from tidewheel.engine.adapters.options import LoraModule, LoraOptions
 from tidewheel.engine.devices import CpuOptions
 from tidewheel.engine.errors import TidewheelError
-from tidewheel.engine.load import load_engine
+from tidewheel.engine.loading.load import load_engine
 from tidewheel.engine.options import EngineOptions
 from tidewheel.server.app_resources import read_key_file
 from tidewheel.server.http.api_keys import ApiKeys, plain_key

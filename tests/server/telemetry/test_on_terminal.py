@@ -15,7 +15,7 @@ from cores import one_core
 from server.conftest import TIDEWHEEL, RunningServer, ServerProcess
 from server.scripted_engine import ScriptedEngine
 
-from tidewheel.engine.request import Request
+from tidewheel.engine.core.request import Request
 from tidewheel.engine.sampling_params import SamplingParams
 from tidewheel.server.telemetry.throughput import log_throughput
 

@@ -19,8 +19,8 @@ from tidewheel.engine.devices.base import ExecutorOptions
 from tidewheel.engine.devices.cpu.device import CpuDevice
 from tidewheel.engine.devices.cpu.options import CpuOptions
 from tidewheel.engine.errors import DeviceError
+from tidewheel.engine.loading.opened_model import open_model
 from tidewheel.engine.models.spec import DecoderSpec, ExpertsSpec
-from tidewheel.engine.opened_model import open_model
 from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.weights.dtypes import DType
 from tidewheel.engine.weights.quantization import Quantization

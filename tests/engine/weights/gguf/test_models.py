@@ -18,11 +18,11 @@ import pytest
 from harness import Harness, load, make_device
 from samples import swept
 
+from tidewheel.engine.core.request import Request
 from tidewheel.engine.errors import ModelError
-from tidewheel.engine.load import load_engine
+from tidewheel.engine.loading.load import load_engine
 from tidewheel.engine.models import describe
 from tidewheel.engine.options import EngineOptions
-from tidewheel.engine.request import Request
 from tidewheel.engine.sampling_params import SamplingParams
 from tidewheel.engine.weights import open_source
 from tidewheel.engine.weights.gguf import weights as gguf_weights

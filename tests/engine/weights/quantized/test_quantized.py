@@ -30,10 +30,10 @@ from hypothesis import strategies as st
 from samples import sample
 
 from tidewheel.engine.errors import ModelError
+from tidewheel.engine.loading.opened_model import open_model
 from tidewheel.engine.models import describe
 from tidewheel.engine.models.spec import tensor_shapes
 from tidewheel.engine.models.tensor_ref import TensorRef
-from tidewheel.engine.opened_model import open_model
 from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.weights import open_source
 from tidewheel.engine.weights.finite import require_finite

@@ -10,9 +10,9 @@ import pytest
 from model_configs import CONFIGS
 
 from tidewheel.engine.devices.cache_split import GroupBytes
+from tidewheel.engine.loading.opened_model import open_model
 from tidewheel.engine.models import describe
 from tidewheel.engine.models.spec import DecoderSpec, LatentAttentionSpec, mixers, tensor_shapes
-from tidewheel.engine.opened_model import open_model
 from tidewheel.engine.options import EngineOptions
 from tidewheel.server.commands.bench.costs import Costs
 from tidewheel.server.commands.bench.model import tensor_bytes

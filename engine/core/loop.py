@@ -1,0 +1,291 @@
+"""EngineLoop: the engine thread. Once a step: take in messages, schedule, run, commit, deliver.
+
+A device that can is given the next step before the last one is waited for, if what that samples does not change it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TypeAlias, cast
+
+import numpy as np
+from msgspec import Struct
+
+from ..cancellation import LoadCancelledError
+from ..constraints.masks import MaskWriter
+from ..devices.base import Executor, Pending, RecurrentExecutor, RestartingExecutor, RestingExecutor
+from ..devices.batch import TokenMasks
+from ..errors import DeviceError
+from ..histogram import Histogram
+from ..machine.memory import release_free_memory
+from ..scheduling.ahead import drop_ended
+from ..scheduling.batch_builder import BatchBuilders
+from ..scheduling.scheduler import Scheduler
+from ..scheduling.sequence import Sequence
+from ..scheduling.step import Finished, Step
+from .delivery import Delivery, delivery_of
+
+logger = logging.getLogger(__name__)
+
+_STEP_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+_REST_AFTER_S = 1.0
+_STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+
+
+class Abort(Struct, frozen=True):
+    """The message that these sequences are not wanted any more."""
+
+    keys: list[int]
+
+
+class _Started(Struct, frozen=True):
+    """A step that the device runs."""
+
+    step: Step
+    masks: TokenMasks | None
+    pending: Pending
+    started: float
+
+
+Message: TypeAlias = list[Sequence] | Abort | Callable[[], None] | None
+
+
+class EngineLoop:
+    """Owns scheduler, builder and executor from `start` on. Other threads only leave messages."""
+
+    def __init__(
+        self, scheduler: Scheduler, executor: Executor, masks: MaskWriter, deliver: Callable[[Delivery], None]
+    ) -> None:
+        """`deliver` is called on the engine thread, at most once a step and once for the messages before it.
+
+        `step_started` is when the step that runs began (`time.perf_counter`), None between steps.
+        """
+        self.steps_total = 0
+        self.step_seconds = Histogram(_STEP_SECONDS)
+        self.step_tokens = Histogram(_STEP_TOKENS)
+        self.step_started: float | None = None
+        self._scheduler = scheduler
+        self._builder = BatchBuilders(executor.limits, scheduler.max_in_flight)
+        self._executor = executor
+        self._restarting = executor if isinstance(executor, RestartingExecutor) else None
+        self._masks = masks
+        self._deliver = deliver
+        self._ahead: _Started | None = None  # the step after the one that is being ended
+        self._in_flight: deque[_Started] = deque()  # of a device that runs several steps at a time
+        self._last_ended = 0.0
+        self._inbox: deque[Message] = deque()
+        self._wake = threading.Event()
+        self._rests = False
+        self._thread = threading.Thread(target=self._run, name="tidewheel-engine", daemon=True)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    def start(self) -> None:
+        """Start the thread."""
+        if self._restarting is not None:
+            self._restarting.watch(self.wake)
+        self._thread.start()
+
+    def add(self, choices: list[Sequence]) -> None:
+        """Hand over the choices of a new request."""
+        self._post(choices)
+
+    def abort(self, keys: list[int]) -> None:
+        """End these sequences before the next step; those that have already ended are passed over."""
+        self._post(Abort(keys))
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Call `function` on the engine thread before the next step."""
+        self._post(function)
+
+    def stop(self) -> None:
+        """Abort everything, close the executor, and end the thread."""
+        self._post(None)
+        if self._restarting is not None:
+            self._restarting.stop_restarting()
+
+    def wake(self) -> None:
+        """Have the thread look at what it waits for, from any thread."""
+        self._wake.set()
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Wait for the thread to end, if it was ever started; whether it has ended."""
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _post(self, message: Message) -> None:
+        self._inbox.append(message)
+        self._wake.set()
+
+    def _run(self) -> None:
+        has_failed = True
+        try:
+            while self._take_messages():
+                try:
+                    self._step()
+                except DeviceError as failure:
+                    if self._restarting is None:
+                        raise
+                    self._restart(self._restarting, failure)
+                self.step_started = None
+            has_failed = False
+        except BaseException as failure:  # whatever it was, nobody may be left waiting
+            logger.exception("The engine has failed")
+            self._deliver(Delivery(failure=failure))
+        finally:
+            self.step_started = None
+            self._masks.close()
+            if self._scheduler.offload is not None:
+                self._scheduler.offload.close(saving=not has_failed)
+            self._executor.close()
+
+    def _take_messages(self) -> bool:
+        """Act on all messages, waiting for some if there is nothing to run; False when told to stop."""
+        scheduler = self._scheduler
+        if not scheduler.has_work and not (scheduler.offload is not None and scheduler.offload.save_idle()):
+            self._wait_for_work()
+        self._wake.clear()  # before the inbox is read: a message that comes later wakes again
+        if not self._inbox:
+            return True
+        finished: list[Finished] = []
+        running = True
+        while self._inbox:
+            message = self._inbox.popleft()
+            if message is None:
+                finished += self._end_last_steps()
+                finished += [end for key in scheduler.unfinished for end in scheduler.abort(key)]
+                running = False
+                break
+            if callable(message):
+                message()
+            elif isinstance(message, Abort):
+                finished += [end for key in message.keys for end in scheduler.abort(key)]
+            else:
+                scheduler.add(message)
+        if finished:
+            self._deliver(Delivery(finished=finished))
+        return running
+
+    def _wait_for_work(self) -> None:
+        """Wait for a message. After a while without one, memory that only steps need goes back to the system."""
+        if self._rests or self._wake.wait(_REST_AFTER_S):
+            self._wake.wait()
+            return
+        if isinstance(self._executor, RestingExecutor):
+            self._executor.rest()
+        release_free_memory()
+        self._rests = True
+        self._wake.wait()
+
+    def _end_last_steps(self) -> list[Finished]:
+        """Take in the steps that were started; the ends of those whose step is lost, because the device has ended."""
+        try:
+            while self._in_flight:
+                self._end(self._in_flight.popleft())
+        except DeviceError as failure:
+            if self._restarting is None:
+                raise
+            self._in_flight.clear()
+            return self._scheduler.lose_cache(str(failure))
+        return []
+
+    def _restart(self, executor: RestartingExecutor, failure: DeviceError) -> None:
+        """End what runs, each with an error, and start the device's processes again. What waits goes on waiting."""
+        self.step_started = None
+        self._in_flight.clear()
+        ended = self._scheduler.lose_cache(f"{failure}. The answer ends here, and the request can be sent again")
+        logger.error("%s: %d sequences end with an error, and all stages start again", failure, len(ended))
+        if ended:
+            self._deliver(Delivery(finished=ended))
+        self._builder = BatchBuilders(executor.limits, self._scheduler.max_in_flight)
+        with contextlib.suppress(LoadCancelledError):  # the message to stop is there
+            executor.restart(failure)
+
+    def _step(self) -> None:
+        if self._restarting is not None:
+            self._restarting.check()
+        self._rests = False
+        self.step_started = time.perf_counter()
+        if self._scheduler.max_in_flight > 1:
+            self._step_of_many()
+            return
+        if (started := self._ahead or self._begin()) is None:
+            return
+        following = self._scheduler.schedule_after(started.step) if not self._inbox else None
+        self._ahead = None if following is None else self._start(following, None)
+        self._end(started)
+        if self._ahead is not None and not self._scheduler.has_work:
+            self._ahead.pending.wait()
+            self._ahead = None
+
+    def _step_of_many(self) -> None:
+        """Start as many steps as may be, and end the first of them."""
+        while len(self._in_flight) < self._scheduler.max_in_flight and (begun := self._begin()) is not None:
+            self._in_flight.append(begun)
+        if self._in_flight:
+            self.step_started = self._in_flight[0].started
+            self._end(self._in_flight.popleft())
+
+    def _begin(self) -> _Started | None:
+        scheduler, offload = self._scheduler, self._scheduler.offload
+        if offload is not None:
+            offload.restore(scheduler.num_running)
+        step = scheduler.schedule()
+        if step is None:
+            if scheduler.has_work and not self._in_flight:
+                if offload is None or (until := offload.waits_until) is None:
+                    raise RuntimeError("no sequence can run although some are unfinished")
+                self.step_started = None
+                self._wake.wait(max(until - time.perf_counter(), 0.0))
+            return None
+        masks: TokenMasks | None = None
+        if scheduler.has_constraints:
+            masks = self._masks.start(step.rows.constraints, step.rows.lookaheads)
+        return self._start(step, masks)
+
+    def _start(self, step: Step, masks: TokenMasks | None) -> _Started:
+        batch = self._builder.build(step, masks)
+        if self._scheduler.offload is not None:
+            self._scheduler.offload.save_before_step()
+        started = time.perf_counter()
+        for group, pairs in step.copies.items():
+            self._executor.copy_blocks(np.array(pairs, dtype=np.int32), group)
+        if step.state_copies:
+            cast(RecurrentExecutor, self._executor).copy_states(np.array(step.state_copies, dtype=np.int32))
+        pending = self._executor.start(batch)
+        self._scheduler.begin_step(step)
+        return _Started(step, masks, pending, started)
+
+    def _end(self, begun: _Started) -> None:
+        scheduler, step, masks = self._scheduler, begun.step, begun.masks
+        output = begun.pending.wait()
+        if step.follows:
+            output = drop_ended(step, output)
+        passed_on = self._executor.hand_over(len(output.token_ids))  # before the event loop is woken
+        if masks is not None:
+            masks.wait()  # a device that does not sample itself may not have
+        started, ended = max(begun.started, self._last_ended), time.perf_counter()
+        self._last_ended = ended
+        # What grammars take says nothing of the device: fewer tokens of prompts would not make such a step shorter.
+        device_s = ended - started - (0.0 if masks is None else masks.waited_s)
+        device_s *= 1 + len(self._in_flight)  # of stages that are all busy, the last one ends a step each such time
+        scheduler.cost_model.observe(step.load, device_s * 1e3)
+        assert self.step_started is not None
+        self.step_seconds.observe(ended - self.step_started)
+        self.step_tokens.observe(step.rows.num_tokens)
+        self.steps_total += 1
+        said = delivery_of(step, output, ended)
+        said.preempted, said.passed_on = step.preempted, passed_on
+        said.finished = scheduler.commit(step, output)
+        if said.passed_on or said.keys or said.started or said.scored or said.finished or said.preempted:
+            self._deliver(said)
+        scheduler.end_step(step)

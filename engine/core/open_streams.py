@@ -1,0 +1,138 @@
+"""OpenStreams: where deliveries from the engine thread reach the streams of the requests that run."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from ..devices.sampling import NO_TOKEN
+from ..outputs import FinishReason
+from ..scheduling.step import Finished
+from .delivery import Delivery
+from .stream import RequestStream
+from .transcript import Transcript
+
+logger = logging.getLogger(__name__)
+
+
+class OpenStreams:
+    """The streams that have not ended, by the keys of their choices. Lives on the event loop, but for `deliver`.
+
+    `abort` tells the engine thread which sequences are not wanted any more. `on_failure` hears that the engine is dead,
+    or that a delivery could not be passed on; it has to `fail` the streams.
+    """
+
+    def __init__(
+        self,
+        abort: Callable[[list[int]], None],
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self._abort_sequences = abort
+        self._on_failure = on_failure
+        self._event_loop: asyncio.AbstractEventLoop | None = None
+        self._streams: dict[int, tuple[Transcript, RequestStream]] = {}
+        self._idle: asyncio.Event = asyncio.Event()
+        self._idle.set()
+
+    def __len__(self) -> int:
+        """How many choices have not ended."""
+        return len(self._streams)
+
+    def start(self, event_loop: asyncio.AbstractEventLoop) -> None:
+        """Pass deliveries on there from now on."""
+        self._event_loop = event_loop
+
+    def open(self, choices: list[Transcript]) -> RequestStream:
+        """The stream of a new request."""
+        stream = RequestStream(choices, self._abort)
+        for choice in choices:
+            self._streams[choice.key] = (choice, stream)
+        self._idle.clear()
+        return stream
+
+    def deliver(self, delivery: Delivery) -> None:
+        """Pass a delivery on. Called on the engine thread, and returns at once."""
+        assert self._event_loop is not None
+        try:
+            self._event_loop.call_soon_threadsafe(self._receive, delivery)
+        except RuntimeError:
+            logger.debug("The event loop is closed; nobody is left to deliver to")
+
+    async def ended(self) -> None:
+        """Wait until no stream is open."""
+        await self._idle.wait()
+
+    def abort_all(self) -> None:
+        """Abort every stream."""
+        for _, stream in list(self._streams.values()):
+            stream.abort()
+
+    def fail(self, error: str) -> None:
+        """End every stream with an error."""
+        for choice, stream in list(self._streams.values()):
+            choice.finish(FinishReason.ERROR, error=error)
+            stream.notify(choice)
+        self._streams.clear()
+        self._idle.set()
+
+    def _receive(self, delivery: Delivery) -> None:
+        try:
+            if delivery.failure is not None:
+                self._on_failure(delivery.failure)
+            else:
+                self._distribute(delivery)
+        except Exception as failure:  # streams that may have missed something must not wait for it
+            logger.exception("What the engine delivered cannot be passed on")
+            self._on_failure(failure)
+        finally:
+            if delivery.passed_on is not None:
+                delivery.passed_on()
+
+    def _distribute(self, delivery: Delivery) -> None:
+        streams, logprobs = self._streams, delivery.logprobs
+        for start in delivery.started:
+            if start.key in streams:
+                choice = streams[start.key][0]
+                choice.num_cached_tokens, choice.times = start.num_cached_tokens, start.times
+        for key in delivery.preempted:
+            if key in streams:
+                streams[key][0].num_preemptions += 1
+        for key, scored in delivery.scored:
+            if key in streams:
+                streams[key][0].push_prompt(scored)
+        ends: dict[int, Finished] = {}  # of the last token of each sequence, by its place
+        if delivery.finished:
+            last = {key: i for i, key in enumerate(delivery.keys)}
+            ends = {last[end.key]: end for end in delivery.finished if end.key in last}
+        for i, (key, token) in enumerate(zip(delivery.keys, delivery.token_ids, strict=True)):
+            entry = streams.get(key)
+            if entry is None or token == NO_TOKEN:
+                continue
+            choice, stream = entry
+            logprob = logprobs.get(i) if logprobs else None
+            end = ends.get(i) if ends else None
+            if end is None:
+                if stream.push(choice, token, logprob):
+                    self._abort([choice])
+            elif choice.push(token, logprob, ends=end.reason is FinishReason.STOP and not end.is_complete):
+                self._abort([choice])
+                stream.notify(choice)
+        for end in delivery.finished:
+            entry = streams.pop(end.key, None)
+            if entry is not None:
+                choice, stream = entry
+                if end.hypothesis is not None:
+                    choice.push_all(end.hypothesis)
+                choice.finish(end.reason, end.stop_reason, end.error)
+                stream.notify(choice)
+        if not streams:
+            self._idle.set()
+
+    def _abort(self, choices: list[Transcript]) -> None:
+        """Forget choices that ended on this side, and let the engine thread know."""
+        for choice in choices:
+            self._streams.pop(choice.key, None)
+        self._abort_sequences([choice.key for choice in choices])
+        if not self._streams:
+            self._idle.set()

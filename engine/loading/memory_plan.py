@@ -1,0 +1,263 @@
+"""What a model takes of the machine's memory: its KV cache, and so its context, and what a step needs."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple, get_args
+
+from ..devices.cache_split import CacheSplit, GroupBytes, StateSplit, keeps_kv, most_states
+from ..errors import DeviceError, ModelError
+from ..machine.memory import Memory, read_memory
+from ..models.spec import DecoderSpec, ExpertsSpec, StageSpec, mixers
+from ..options import EngineOptions, most_logprobs
+from ..speculative_options import Eagle3, Mtp
+from ..weights.dtypes import STORAGE
+from ..weights.quantization import Method
+from .opened_model import OpenedModel, open_model
+
+if TYPE_CHECKING:
+    from ..pipeline.stages import StageHost
+    from .drafts import OpenedDraft
+
+logger = logging.getLogger(__name__)
+
+_GIB = 2**30
+_LARGEST_DEFAULT_CACHE = 4 * _GIB
+_ACTIVATION_BYTES = 4
+_ADAPTER_BYTES = 4  # of a number, as adapters are read
+_MOST_TOGETHER = 5  # matrices of one product: those of a Mamba2's inputs
+_LOGPROB_BYTES = 8  # a token id and its log-probability, as many in a step's rows as in the row that asks for most
+BLOCK_TOKENS = 16  # of the devices whose cache lies in the machine's memory
+_ROUND_TOKENS = 128  # a sequence's last block is rarely full, whatever the device's block size
+
+
+class MemoryPlan(NamedTuple):
+    """The context, in tokens, the KV cache's bytes, and its blocks if they are fixed; and the memory, in words."""
+
+    max_model_len: int
+    cache_bytes: int
+    num_blocks: int | None
+    said: str
+
+
+def plan_memory(
+    options: EngineOptions,
+    model: OpenedModel,
+    stages: Sequence[StageSpec],
+    draft: OpenedDraft | None,
+    host: StageHost | None,
+) -> MemoryPlan:
+    """Plan a model that lies in this machine's memory, or its stages in that of the machines of their `host`.
+
+    Raises ModelError if the model and what guesses for it cannot have the memory that they take.
+    """
+    weight_bytes, groups, memory = model.weight_bytes, model.kv_groups, read_memory()
+    if stages:
+        from .stages.pipeline import memory_of, stages_bytes
+
+        assert host is not None
+        weight_bytes = stages_bytes(model, stages, options.max_num_batched_tokens)
+        memory = memory_of(host, model, stages, draft)
+    adapters = model.lora_bytes(options)
+    weight_bytes += adapters
+    if host is not None and host.is_here and (limits := model.lora_limits(options.lora)) is not None:
+        weight_bytes += adapters * _ADAPTER_BYTES // STORAGE[limits.dtype].itemsize  # kept, in case stages start again
+    if draft is not None:
+        weight_bytes += draft.model.weight_bytes
+        groups = draft.with_own_bytes(groups)
+    max_model_len, cache_bytes = plan_kv_cache(
+        options,
+        model_limit=model.spec.max_positions,
+        groups=groups,
+        state_bytes=model.slot_bytes,
+        weight_bytes=weight_bytes,
+        memory=memory,
+        smaller=functools.partial(_quantized_bytes, options, model),
+    )
+    num_blocks = options.num_gpu_blocks_override
+    if draft is not None:
+        if num_blocks is None:  # of both models
+            num_blocks = _cache_split(options, groups).blocks(cache_bytes)[0]
+        _check_step(options, draft.model.spec, memory)
+    _check_step(options, model.spec, memory)
+    return MemoryPlan(max_model_len, cache_bytes, num_blocks, _memory_text(memory, weight_bytes))
+
+
+def _quantized_bytes(options: EngineOptions, model: OpenedModel) -> dict[Method, int]:
+    """What the weights would take with each --quantization that the device has; without those that take no less."""
+    sizes: dict[Method, int] = {}
+    for method in get_args(Method) if model.device.quantizes else ():
+        fewer = {"quantization": method, "quantization_group_size": None, "quantization_zero_points": False}
+        try:
+            num_bytes = open_model(replace(options, **fewer), model.source).weight_bytes
+        except (ModelError, DeviceError):  # a checkpoint that is quantized in another way
+            continue
+        if num_bytes < model.weight_bytes:
+            sizes[method] = num_bytes
+    return sizes
+
+
+def _cache_split(options: EngineOptions, groups: Sequence[GroupBytes]) -> CacheSplit:
+    """Of blocks as they are on devices whose cache lies in the machine's memory."""
+    return CacheSplit(groups, BLOCK_TOKENS, options.max_num_seqs, options.max_num_batched_tokens)
+
+
+def plan_kv_cache(
+    options: EngineOptions,
+    *,
+    model_limit: int,
+    groups: Sequence[GroupBytes],
+    weight_bytes: int,
+    memory: Memory,
+    state_bytes: int = 0,
+    smaller: Callable[[], Mapping[Method, int]] = dict,
+) -> tuple[int, int]:
+    """The context length, in tokens, and the KV cache with the slots of recurrent state, in bytes.
+
+    Without `kv_cache_space` the cache has room for `max_num_seqs` full-length sequences, but takes at most 4 GiB
+    and at most half of the memory that is available beside the weights. A context that was not asked for is cut to
+    what one sequence can have of the cache. With `num_gpu_blocks_override`, the cache has so many blocks, and the
+    context is cut when the device has them. `weight_bytes` are the weights', with the adapters that the options
+    name, and `state_bytes` the recurrent state of a sequence; `smaller` says what weights would take that are
+    quantized. Raises ModelError if the context that was asked for does not fit, or if weights and cache need more
+    than the control group or the machine could ever give, and DeviceError if there is no room for state.
+    """
+    wanted = options.max_model_len or model_limit
+    has_kv = keeps_kv(groups)
+    what = "weights and adapters" if options.lora.lora_modules else "weights"
+    if options.num_gpu_blocks_override is not None:
+        blocks = _cache_split(options, groups)
+        cache_bytes = blocks.bytes_with(options.num_gpu_blocks_override)
+        cache_bytes += StateSplit.whole(state_bytes, options.max_num_seqs).num_bytes
+        _check_room(what, weight_bytes, cache_bytes, memory, smaller, options.num_gpu_blocks_override)
+        return wanted, cache_bytes
+    split = CacheSplit(groups, _ROUND_TOKENS, options.max_num_seqs, options.max_num_batched_tokens)
+    full_length = split.bytes_with(split.first_blocks_of(1, wanted, 0))
+    if options.kv_cache_space is None:
+        left = None if memory.available is None else max(memory.available - weight_bytes, 0)
+        half = _LARGEST_DEFAULT_CACHE if left is None else left // 2
+        all_blocks = split.first_blocks_of(options.max_num_seqs, wanted, options.max_num_batched_tokens)
+        # Twice the states, because they get at most half of the cache where there are K and V too.
+        state_room = (2 if has_kv else 1) * state_bytes * most_states(options.max_num_seqs)
+        cache_bytes = min(split.bytes_with(all_blocks) + state_room, _LARGEST_DEFAULT_CACHE, half)
+    else:
+        cache_bytes = int(options.kv_cache_space * _GIB)
+    _check_room(what, weight_bytes, cache_bytes, memory, smaller)
+    states = StateSplit.within(cache_bytes, state_bytes, options.max_num_seqs, beside_kv=has_kv)
+    block_bytes = cache_bytes - states.num_bytes
+    if block_bytes >= full_length:
+        return wanted, cache_bytes
+    fitting = split.first_blocks(block_bytes) * _ROUND_TOKENS
+    cause = f"a KV cache of {cache_bytes / _GIB:.2f} GiB holds {fitting} tokens"
+    given = options.kv_cache_space is not None
+    why = "" if given else f" ({_memory_text(memory, weight_bytes)})"
+    raised = _more_cache(weight_bytes + full_length + states.num_bytes, memory, given=given)
+    if options.max_model_len is not None or fitting < 1:
+        advice = [f"lower --max-model-len to {fitting}"] * (fitting > 0) + [raised] * bool(raised)
+        raise ModelError(
+            f"{cause}, less than one sequence of {wanted}, which takes {full_length / _GIB:.2f} GiB{why}: "
+            f"{', or '.join(advice) or 'take a smaller model, or free memory'}"
+        )
+    logger.warning(
+        "The context is cut from the model's %d tokens to %d, because %s%s%s",
+        wanted,
+        fitting,
+        cause,
+        why,
+        f"; {raised} for more" if raised else "",
+    )
+    return fitting, cache_bytes
+
+
+def _check_room(
+    what: str,
+    weight_bytes: int,
+    cache_bytes: int,
+    memory: Memory,
+    smaller: Callable[[], Mapping[Method, int]],
+    num_blocks: int | None = None,
+) -> None:
+    # The cache's pages appear as it fills: without this a server could run well for hours before it is killed.
+    if memory.ceiling is None or memory.available is None:
+        return
+    needed = f"{what} of {weight_bytes / _GIB:.2f} GiB and a KV cache of {cache_bytes / _GIB:.2f} GiB"
+    if weight_bytes + cache_bytes > memory.ceiling:
+        room = min(memory.ceiling, memory.available)  # others have the rest
+        advice = []
+        if weight_bytes < room:
+            left = room - weight_bytes
+            if num_blocks is None:
+                advice.append(f"lower --kv-cache-space: {math.floor(left / _GIB * 100) / 100:.2f} GiB would fit")
+            else:
+                advice.append(f"lower --num-gpu-blocks-override: {num_blocks * left // cache_bytes} would fit")
+        if cache_bytes < room or not advice:
+            advice.append(_fewer_bits(smaller(), room - cache_bytes))
+        if memory.cgroup_limit is not None:
+            advice.append("raise that limit")
+        owner = "this machine has" if memory.cgroup_limit is None else "its control group allows this process"
+        free = f", {room / _GIB:.2f} GiB of it available" if room < memory.ceiling else ""
+        ceiling = f"{memory.ceiling / _GIB:.2f} GiB of memory that {owner}{free}"
+        raise ModelError(f"{needed} do not fit into the {ceiling}: {', or '.join(advice)}")
+    if weight_bytes + cache_bytes > memory.available:
+        logger.warning("There is less memory than %s may come to take: %s", needed, _memory_text(memory, weight_bytes))
+
+
+def _more_cache(needed: int, memory: Memory, *, given: bool) -> str:
+    """What to do for a larger KV cache, with which so many bytes are `needed`; "" if there is not so much memory."""
+    if memory.available is None or needed <= memory.available:
+        return "raise --kv-cache-space"
+    return "" if given or memory.cgroup_limit is None else "raise that limit"
+
+
+def _fewer_bits(sizes: Mapping[Method, int], room: int) -> str:
+    """What to do about weights, of which `sizes` says what they would take, to have them in `room` bytes."""
+    if not sizes:
+        return "take fewer bits for the weights with --quantization"
+    fitting = [
+        f"{method} would take {num_bytes / _GIB:.2f} GiB" for method, num_bytes in sizes.items() if num_bytes <= room
+    ]
+    if fitting:
+        return f"take fewer bits for the weights with --quantization ({', '.join(fitting)})"
+    least = min(sizes, key=lambda method: sizes[method])
+    return f"take a smaller model: even with --quantization {least} the weights take {sizes[least] / _GIB:.2f} GiB"
+
+
+def _check_step(options: EngineOptions, spec: DecoderSpec, memory: Memory) -> None:
+    # Its pages appear with the first long prompt, which would end the server.
+    widest = max(sum(mixer.activations for mixer in mixers(layer)) for layer in spec.all_layers)
+    tokens, rows = options.max_num_batched_tokens, options.max_num_seqs
+    hidden = spec.hidden_size * (1 if spec.streams is None else spec.streams.count)
+    logprobs = most_logprobs(options.max_logprobs, spec.vocab_size)
+    needed = (tokens * (widest + 2 * hidden) + rows * spec.vocab_size) * _ACTIVATION_BYTES
+    needed += tokens * logprobs * _LOGPROB_BYTES
+    if options.lora.enable_lora:
+        values = _MOST_TOGETHER * (options.lora.max_lora_rank + 2)  # between A and B; two are of biases
+        needed += max(tokens, rows) * _rows_per_token(spec) * values * _ACTIVATION_BYTES
+    asked = options.speculative.speculation
+    if isinstance(asked, Mtp | Eagle3):  # the last rows of each sequence, and what is guessed
+        width = hidden if spec.eagle3 is None else spec.eagle3.hidden_size
+        needed += rows * (2 + asked.num_tokens) * width * _ACTIVATION_BYTES
+    if spec.eagle3 is not None:  # what is fused, what its attention reads, and its logits
+        needed += (tokens * 3 * spec.eagle3.hidden_size + rows * spec.eagle3.vocab_size) * _ACTIVATION_BYTES
+    if memory.ceiling is not None and needed > memory.ceiling:
+        raise ModelError(
+            f"a step of {tokens} tokens takes {needed / _GIB:.2f} GiB beside the weights, more than the "
+            f"{memory.ceiling / _GIB:.2f} GiB of memory there are: lower --max-num-batched-tokens, --max-num-seqs, "
+            f"--max-logprobs{' or --max-lora-rank' if options.lora.enable_lora else ''}"
+        )
+
+
+def _rows_per_token(spec: DecoderSpec) -> int:
+    """How many experts compute a token, at most; 1 without experts."""
+    mixtures = [mixer for layer in spec.all_layers for mixer in mixers(layer) if isinstance(mixer, ExpertsSpec)]
+    return max((mixture.experts_per_token + (mixture.shared is not None) for mixture in mixtures), default=1)
+
+
+def _memory_text(memory: Memory, weight_bytes: int) -> str:
+    available = "an unknown amount" if memory.available is None else f"{memory.available / _GIB:.2f} GiB"
+    limit = "" if memory.cgroup_limit is None else f" the control group's {memory.cgroup_limit / _GIB:.2f} GiB of"
+    return f"{available} of{limit} memory is available, and the weights take {weight_bytes / _GIB:.2f} GiB"

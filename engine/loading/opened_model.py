@@ -1,0 +1,388 @@
+"""A model that has been found: what it will be computed with, and what it takes, before its weights are read."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..cancellation import Cancellation
+from ..devices import get_device, require
+from ..devices.base import (
+    Device,
+    Executor,
+    ExecutorOptions,
+    LoraDevice,
+    LoraLimits,
+    MappingDevice,
+    MtpDevice,
+    RewindingDevice,
+)
+from ..devices.cache_split import GroupBytes
+from ..devices.coverage import require_mixers
+from ..errors import DeviceError, ModelError
+from ..files.wording import shown
+from ..machine.memory import read_memory
+from ..models import ModelDescription, describe
+from ..models.overrides import idle_fields, overridden
+from ..models.rope import BY_LENGTH, rope_type
+from ..models.spec import DecoderSpec, tensor_shapes
+from ..options import EngineOptions
+from ..speculative_options import Eagle3, Mtp
+from ..weights import ModelSource, StoredSource, open_source
+from ..weights.drafts import no_mtp
+from ..weights.dtypes import STORAGE, DType, KvCacheDType
+from ..weights.kv_scales import KvScales
+from ..weights.quantization import Quantization, TensorFormat, format_of, parse_quantization
+from ..weights.quantized import method_to_load_with
+from ..weights.tensor import WeightSource
+from .kv_cache_choice import KvCacheChoice, choose_kv_cache
+from .load_progress import LoadProgress, ReportedWeights
+
+if TYPE_CHECKING:
+    from ..adapters.long_context import LongContexts
+    from ..adapters.options import LoraOptions
+    from ..text.tokenizer import Tokenizer
+    from ..weights.lora import LoraAdapter
+
+logger = logging.getLogger(__name__)
+
+_GIB = 2**30
+_LEAST_ADAPTER_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class OpenedModel:
+    """A model that has been found, and what it will be computed with; its weights are still to be read.
+
+    `weight_bytes` and `kv_bytes_per_token` are what it will take in memory, and `kv_groups` each cache group's part.
+    `quantization` is what the device does, which may be none although the options name one. `formats` are those of the
+    matrices in memory, by their names. `tokenizer_source` None leaves the tokenizer out.
+    """
+
+    source: ModelSource
+    tokenizer_source: ModelSource | None
+    spec: DecoderSpec
+    weights: WeightSource
+    device: Device
+    dtype: DType
+    quantization: Quantization | None
+    kv_cache: KvCacheChoice
+    weight_bytes: int
+    kv_bytes_per_token: int
+    kv_groups: Sequence[GroupBytes]
+    formats: Mapping[str, TensorFormat]
+    description: ModelDescription
+    contexts: LongContexts | None = None  # None: all adapters have the model's own
+    tokenizer_mode: str = "auto"
+
+    @property
+    def kv_cache_dtype(self) -> KvCacheDType:
+        """What K and V are cached as."""
+        return self.kv_cache.dtype
+
+    @functools.cached_property
+    def kv_scales(self) -> KvScales | None:
+        """What K and V of each layer are divided by in the cache; None: by nothing. Raises ModelError."""
+        return self.kv_cache.read_scales()
+
+    @property
+    def slot_bytes(self) -> int:
+        """What the device keeps of a sequence's recurrent state; 0: no layer is recurrent."""
+        return self.device.slot_bytes(self.spec) if isinstance(self.device, RewindingDevice) else self.spec.state_bytes
+
+    @property
+    def keeps_bits(self) -> bool:
+        """Whether matrices stay in the bits of a quantized checkpoint."""
+        return any(format.is_stored for format in self.formats.values())
+
+    @property
+    def kept_as(self) -> str:
+        """What the matrices are kept as, in words: those formats first that take most."""
+        if self.quantization is not None:
+            return str(self.quantization)
+        shapes, num_bytes = tensor_shapes(self.spec), Counter[str]()
+        for name, format in self.formats.items():
+            num_bytes[str(format)] += format.num_bytes(shapes[name])
+        return ", ".join(name for name, _ in num_bytes.most_common())
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer, read from its files. Raises ModelError if there is none, or it is broken."""
+        if self.tokenizer_source is not None:
+            source = self.tokenizer_source
+            return source.mistral_tokenizer() if self.tokenizer_mode == "mistral" else source.tokenizer()
+        from ..text.no_tokenizer import NoTokenizer
+
+        return NoTokenizer(self.spec.vocab_size)
+
+    def load(
+        self,
+        options: EngineOptions,
+        *,
+        kv_cache_bytes: int | None,
+        max_model_len: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        num_blocks: int | None = None,
+        cancellation: Cancellation | None = None,
+    ) -> Executor:
+        """Load the weights and reserve the cache. `num_blocks` goes before `kv_cache_bytes`.
+
+        Raises DeviceError, naming what is not supported.
+        """
+        executor_options = self.executor_options(
+            options,
+            kv_cache_bytes=kv_cache_bytes,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            num_blocks=num_blocks,
+        )
+        with LoadProgress(options.model, self.weight_bytes) as progress:
+            weights = ReportedWeights(self.weights, self.spec, progress)
+            return self.device.load(self.spec, weights, executor_options, cancellation)
+
+    def executor_options(
+        self,
+        options: EngineOptions | None,
+        *,
+        max_model_len: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        num_blocks: int | None,
+        kv_cache_bytes: int | None = None,
+    ) -> ExecutorOptions:
+        """What its device is told, beside the weights; without `options`, a draft model's, which has no adapters."""
+        asked = None if options is None else options.speculative.speculation
+        return ExecutorOptions(
+            dtype=self.dtype,
+            kv_cache_bytes=kv_cache_bytes,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            kv_cache_dtype=self.kv_cache_dtype,
+            kv_scales=self.kv_scales,
+            quantization=self.quantization,
+            lora=None if options is None else self.lora_limits(options.lora),
+            num_blocks=num_blocks,
+            layer_guesses=asked.num_tokens if isinstance(asked, Mtp | Eagle3) else 0,
+        )
+
+    def lora_limits(self, options: LoraOptions) -> LoraLimits | None:
+        """Which adapters there may be; None: there are none."""
+        if not options.enable_lora:
+            return None
+        dtype = self.dtype if options.lora_dtype == "auto" else options.lora_dtype
+        return LoraLimits(options.max_loras, options.max_lora_rank, dtype)
+
+    def read_lora(self, path: Path, limits: LoraLimits, *, copies: int = 1) -> LoraAdapter:
+        """The adapter at `path`. Raises ModelError for one that is broken, of another model, or too large.
+
+        So many copies of what is read are in memory at a time until it is loaded.
+        """
+        from ..adapters.reading import load_bytes, read_adapter, stored_bytes
+
+        available = read_memory().available
+        _require_room(path, stored_bytes(path, self._most_adapter_bytes), available)  # before any of it is copied
+        _require_room(path, load_bytes(path, STORAGE[limits.dtype].itemsize, copies), available)
+        from ..weights.gguf.source import GgufSource
+
+        in_gguf = isinstance(self.source, GgufSource)
+        return read_adapter(
+            path, self.description, limits.max_rank, base=self.weights, base_is_gguf=in_gguf, contexts=self.contexts
+        )
+
+    @property
+    def _most_adapter_bytes(self) -> int:
+        """What no adapter's file exceeds: as much as all of the model has as float32, and some more for tiny models."""
+        return 4 * sum(map(math.prod, tensor_shapes(self.description.spec).values())) + _LEAST_ADAPTER_BYTES
+
+    def lora_bytes(self, options: EngineOptions) -> int:
+        """About what the adapters take that the options name, of which so many are in memory. Raises ModelError."""
+        limits = self.lora_limits(options.lora)
+        if limits is None:
+            return 0
+        from ..adapters.hub import AdapterHub
+        from ..adapters.reading import packed_bytes
+
+        hub, itemsize = AdapterHub(options.download_dir), STORAGE[limits.dtype].itemsize
+        sizes = sorted((packed_bytes(hub.path(module), itemsize) for module in options.lora.lora_modules), reverse=True)
+        return sum(sizes[: options.lora.most_in_memory])
+
+
+def _require_room(path: Path, needed: int, available: int | None) -> None:
+    if available is not None and needed > available:
+        raise ModelError(
+            f"{path}: the adapter takes {needed / _GIB:.2f} GiB while it is loaded, more than the "
+            f"{available / _GIB:.2f} GiB of memory that are left: lower --kv-cache-space or --max-cpu-loras"
+        )
+
+
+def open_model(options: EngineOptions, source: ModelSource | None = None) -> OpenedModel:
+    """Find the model that the options name, or take its `source`. Raises ModelError and DeviceError, saying what to
+    change.
+    """
+    require(options.device)  # before weights are downloaded for nothing
+    if source is None:
+        seed = options.seed or 0
+        source = open_source(options.model, options.revision, options.download_dir, options.load_format, seed)
+    config = overridden(source.config, options.hf_overrides, options.rope_scaling, options.rope_theta)
+    contexts = None
+    if options.lora.enable_lora and options.lora.long_lora_scaling_factors:
+        from ..adapters.long_context import with_longer_contexts
+
+        factors, wanted = tuple(options.lora.long_lora_scaling_factors), options.max_model_len
+        description, contexts = with_longer_contexts(describe(config), config, factors, wanted)
+    else:
+        description = describe(config, options.max_model_len)
+    _warn_of_idle_overrides(options, source.config)
+    if options.rope_scaling is not None and options.max_model_len is None and rope_type(config) in BY_LENGTH:
+        logger.warning(
+            "--rope-scaling: a rope of type %s changes nothing within the %d tokens that the model was trained with, "
+            "which are the context: a longer --max-model-len makes use of it",
+            rope_type(config),
+            description.spec.max_positions,
+        )
+    if options.disable_sliding_window:
+        description = _within_windows(description, options.max_model_len)
+    asked = options.speculative.speculation
+    if isinstance(asked, Mtp):
+        if description.mtp is None:
+            raise no_mtp(f"a model of type {description.spec.family}")
+        description = description.with_mtp()
+    stored_weights = weights = source.weights(description, config)
+    spec = description.spec
+    if isinstance(asked, Eagle3):
+        _require_watched(spec)
+        from ..weights.eagle3 import open_eagle3
+
+        layer = open_eagle3(asked.model, asked.revision, options.download_dir, spec)
+        spec, weights = replace(spec, eagle3=layer.spec), layer.beside(weights)
+    shapes = tensor_shapes(spec)
+    stored = STORAGE[weights.dtype if options.dtype == "auto" else options.dtype].itemsize
+    dense_bytes = stored * sum(map(math.prod, shapes.values()))
+    device = get_device(options.device, options.device_options, dense_bytes)
+    require_mixers(device.name, spec)
+    if isinstance(asked, Mtp | Eagle3) and not (isinstance(device, MtpDevice) and device.has_mtp):
+        raise DeviceError(
+            f"--speculative-config: the {device.name} device does not run layers that predict further tokens (MTP, "
+            'EAGLE3); take --device cpu, or {"method": "ngram"}'
+        )
+    if options.lora.enable_lora and not (isinstance(device, LoraDevice) and device.has_lora):
+        raise DeviceError(f"the {device.name} device has no LoRA adapters: drop --enable-lora or take --device cpu")
+    adapters = options.lora.lora_resolver_cache_dir
+    if options.lora.enable_lora and adapters is not None and not Path(adapters).is_dir():
+        wrong = "is not a folder" if Path(adapters).exists() else "does not exist"
+        raise ModelError(
+            f"--lora-resolver-cache-dir {adapters} {wrong}: name the folder that has the adapters' folders"
+        )
+    for said in (*options.lora.without_effect(), *options.speculative.without_effect()):
+        logger.warning("%s", said)
+    dtype = device.default_dtype(weights.dtype) if options.dtype == "auto" else options.dtype
+    contents = source.contents if isinstance(source, StoredSource) else None
+    method = method_to_load_with(options.quantization, config, contents)
+    quantization = parse_quantization(method, options.quantization_group_size, options.quantization_zero_points)
+    if quantization is not None and not device.quantizes:
+        logger.warning(
+            "--quantization %s has no effect on the %s device: weights are kept, and take memory, as %s",
+            quantization,
+            device.name,
+            dtype,
+        )
+        quantization = None
+    kv_cache = choose_kv_cache(
+        options.kv_cache_dtype,
+        options.quantization_param_path,
+        dtype,
+        config,
+        description.spec,
+        stored_weights,
+        device,
+    )
+    formats = _formats(weights, spec, device, dtype, quantization)
+    mapped = device.left_in_files(formats, weights) if isinstance(device, MappingDevice) else ()
+    weight_bytes = sum(
+        formats.get(name, TensorFormat("float32")).num_bytes(shape)
+        for name, shape in shapes.items()
+        if name not in mapped
+    )
+    return OpenedModel(
+        source=source,
+        tokenizer_source=_tokenizer_source(options, source),
+        spec=spec,
+        weights=weights,
+        device=device,
+        dtype=dtype,
+        quantization=quantization,
+        kv_cache=kv_cache,
+        weight_bytes=weight_bytes,
+        kv_bytes_per_token=device.kv_bytes_per_token(spec, kv_cache.dtype),
+        kv_groups=device.kv_group_bytes(spec, kv_cache.dtype),
+        formats=formats,
+        description=description,
+        contexts=contexts,
+        tokenizer_mode=options.tokenizer_mode,
+    )
+
+
+def _warn_of_idle_overrides(options: EngineOptions, config: Mapping[str, Any]) -> None:
+    def described(fields: Mapping[str, Any]) -> ModelDescription:
+        return describe(overridden(config, fields, options.rope_scaling, options.rope_theta))
+
+    if options.hf_overrides and (idle := [*idle_fields(config, options.hf_overrides, described)]):
+        logger.warning(
+            "--hf-overrides: %s would change nothing, because nothing of this model is read from there: check the "
+            "spelling, or leave it out",
+            ", ".join(map(shown, idle)),
+        )
+
+
+def _require_watched(spec: DecoderSpec) -> None:
+    """Raises ModelError for a model that no EAGLE3 layer can guess for."""
+    embedding = spec.embedding
+    plain = embedding.size == spec.hidden_size and embedding.scale == 1.0 and not embedding.num_positions
+    if spec.windows() != [None] or spec.streams is not None or not plain or embedding.norm or embedding.per_layer:
+        raise ModelError(
+            f"--speculative-config: no EAGLE3 layer can guess for a {spec.family} model: it needs layers that all see "
+            'all tokens, and the embedding of tokens alone; take {"method": "ngram"}'
+        )
+
+
+def _formats(
+    weights: WeightSource, spec: DecoderSpec, device: Device, dtype: DType, quantization: Quantization | None
+) -> dict[str, TensorFormat]:
+    """Of all matrices; vectors are float32."""
+    return {
+        name: format_of(name, shape, dtype, quantization, weights.stored_format(name) if device.quantizes else None)
+        for name, shape in tensor_shapes(spec).items()
+        if len(shape) > 1
+    }
+
+
+def _tokenizer_source(options: EngineOptions, model: ModelSource) -> ModelSource | None:
+    revision = options.tokenizer_revision
+    if options.skip_tokenizer_init:
+        for name in options.given_flags(["tokenizer", "tokenizer_revision", "tokenizer_mode"]):
+            logger.warning("%s has no effect: --skip-tokenizer-init leaves the tokenizer out", name)
+        return None
+    if options.tokenizer is None and revision in (None, options.revision):
+        return model
+    name = options.tokenizer or options.model
+    return open_source(name, revision, options.download_dir, load_format="dummy")  # without its weights
+
+
+def _within_windows(description: ModelDescription, max_model_len: int | None) -> ModelDescription:
+    """The model with a context in which no window hides a token. Raises ModelError if a longer one is asked for."""
+    spec = description.spec
+    longest = min(window for window in (spec.max_positions, *spec.windows()) if window is not None)
+    if max_model_len is not None and max_model_len > longest:
+        raise ModelError(
+            f"--disable-sliding-window cuts the context to the smallest window of {longest} tokens: lower "
+            f"--max-model-len {max_model_len}, or leave it out"
+        )
+    return replace(description, spec=replace(spec, max_positions=longest))

@@ -1,0 +1,167 @@
+"""The engine thread beside grammars that take long: what runs in its steps, and who gets their tokens."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from engine.driving import Driver
+from engine.fake_executor import FakeExecutor
+from engine.tiny_tokenizers import tiny
+
+from tidewheel.engine.constraints.constraint import SequenceConstraint, TokenConstraints
+from tidewheel.engine.constraints.lookahead import Lookahead
+from tidewheel.engine.constraints.masks import MaskWriter
+from tidewheel.engine.core.delivery import Delivery
+from tidewheel.engine.core.loop import EngineLoop
+from tidewheel.engine.devices.base import ExecutorLimits
+from tidewheel.engine.devices.batch import StepBatch, StepOutput, TokenMasks
+from tidewheel.engine.sampling_params import SamplingParams
+from tidewheel.engine.scheduling.cost_model import CostModel
+from tidewheel.engine.scheduling.scheduler import Scheduler
+from tidewheel.engine.scheduling.sequence import Sequence
+
+LIMITS = ExecutorLimits(16, 512, max_num_seqs=8, max_num_batched_tokens=1024)
+PLAIN, CONSTRAINED, PROMPTS = 0, (1, 2, 3), (4, 5, 6)
+PROMPT_LEN = 1000
+
+
+class Clock:
+    """Time that passes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class TimedExecutor(FakeExecutor):
+    """Takes a millisecond a step and 0.1 a token. Long prompts arrive when it has run 40 steps."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(LIMITS, 256)
+        self.clock = clock
+        self.loop: EngineLoop | None = None
+        self.loads: list[int] = []  # tokens
+
+    def step(self, batch: StepBatch) -> StepOutput:
+        self.loads.append(len(batch.token_ids))
+        self.clock.now_s += 1e-3 + 1e-4 * len(batch.token_ids)
+        if self.num_steps == 40 and self.loop is not None:
+            for key in PROMPTS:
+                self.loop.add([sequence(key, PROMPT_LEN, 1)])
+        return super().step(batch)
+
+
+class SlowMasks(MaskWriter):
+    """Masks that keep the device waiting, now for long and now for longer."""
+
+    def __init__(self, clock: Clock, longest_s: float) -> None:
+        super().__init__(256)
+        self.clock = clock
+        self.longest_s = longest_s
+        self.num_steps = 0
+
+    def start(
+        self, constraints: Seq[SequenceConstraint | None], lookaheads: Seq[tuple[int, Lookahead]] = ()
+    ) -> TokenMasks | None:
+        masks = super().start(constraints, lookaheads)
+        if masks is not None:
+            self.num_steps += 1
+            until_s = self.longest_s * (self.num_steps % 7) / 6
+            late = [until_s]  # once: who asks again need not wait
+
+            def written() -> None:
+                self.clock.now_s += late.pop() if late else 0.0
+
+            masks.written = written
+        return masks
+
+
+def sequence(key: int, prompt_len: int, max_tokens: int, *, constrained: bool = False) -> Sequence:
+    sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+    wanted = TokenConstraints(allowed_token_ids=tuple(range(10, 90)))
+    constraint = SequenceConstraint(wanted, sampling, tiny("byte-level"), eos_ids=(), vocab_size=256)
+    return Sequence(
+        key,
+        np.full(prompt_len, key, np.int32),
+        sampling,
+        seed=key,
+        arrival=key,
+        max_length=2048,
+        constraint=constraint if constrained else None,
+    )
+
+
+def serve(monkeypatch: pytest.MonkeyPatch, longest_s: float) -> tuple[list[int], list[list[int]], dict[int, list[int]]]:
+    """Tokens that each step runs, sequences that each delivery has a token for, and the tokens of each."""
+    clock, ended = Clock(), threading.Event()
+    monkeypatch.setattr(time, "perf_counter", clock)
+    executor = TimedExecutor(clock)
+    scheduler = Scheduler(CostModel(max_step_ms=20.0), LIMITS)
+    deliveries: list[list[int]] = []
+    tokens: dict[int, list[int]] = {}
+    unfinished = {PLAIN, *CONSTRAINED, *PROMPTS}
+
+    def deliver(delivery: Delivery) -> None:
+        if delivery.failure is not None:
+            ended.set()
+        deliveries.append(delivery.keys)
+        for key, token in zip(delivery.keys, delivery.token_ids, strict=True):
+            tokens.setdefault(key, []).append(token)
+        unfinished.difference_update(end.key for end in delivery.finished)
+        if not unfinished:
+            ended.set()
+
+    loop = executor.loop = EngineLoop(scheduler, executor, SlowMasks(clock, longest_s), deliver)
+    for key in (PLAIN, *CONSTRAINED):
+        loop.add([sequence(key, 3, 200, constrained=key != PLAIN)])
+    loop.start()
+    assert ended.wait(60)
+    loop.stop()
+    assert loop.join(60)
+    assert not unfinished
+    return executor.loads, deliveries, tokens
+
+
+def test_slow_grammars_change_neither_what_runs_in_a_step_nor_whose_step_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their masks are no time of the device's: it would not be shorter with fewer tokens of prompts."""
+    loads, deliveries, tokens = serve(monkeypatch, 0.0)
+    assert sum(load > 100 for load in loads) >= 10, "prompts are computed beside the streams, in chunks of some size"
+    assert all({PLAIN, *CONSTRAINED} <= set(keys) for keys in deliveries[:200]), "nobody is left out of a step"
+    assert serve(monkeypatch, 0.3) == (loads, deliveries, tokens)
+
+
+@pytest.mark.parametrize("runs_ahead", [False, True])
+def test_a_device_that_runs_ahead_gives_the_same_tokens(runs_ahead: bool) -> None:
+    executor = FakeExecutor(replace(LIMITS, runs_ahead=runs_ahead), 256)
+    ended, tokens = threading.Event(), dict[int, list[int]]()
+    unfinished = set(range(6))
+
+    def deliver(delivery: Delivery) -> None:
+        for key, token in zip(delivery.keys, delivery.token_ids, strict=True):
+            tokens.setdefault(key, []).append(token)
+        unfinished.difference_update(end.key for end in delivery.finished)
+        if not unfinished or delivery.failure is not None:
+            ended.set()
+
+    loop = EngineLoop(Scheduler(CostModel(max_step_ms=20.0), executor.limits), executor, MaskWriter(256), deliver)
+    for key in range(6):
+        loop.add([sequence(key, 3 + key, 20 + 7 * key)])
+    loop.start()
+    assert ended.wait(60)
+    loop.stop()
+    assert loop.join(60)
+    assert not unfinished
+    assert (executor.num_followed > 20) == runs_ahead
+    for key, got in tokens.items():
+        alone = Driver(FakeExecutor(LIMITS, 256), 2048)
+        alone.scheduler.add([sequence(key, 3 + key, 20 + 7 * key)])
+        alone.sampled[key], alone.scored[key] = [], []
+        alone.run()
+        assert got == alone.tokens(key)
