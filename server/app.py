@@ -49,6 +49,7 @@ from .completions.path import CompletionPath
 from .default_sampling import sampling_defaults_of
 from .encoders import ServedEncoders
 from .errors import exception_handlers
+from .garbage import collect_seldom
 from .generation.admission import Admission
 from .generation.generations import Generations
 from .generation.logprobs import LogprobsFormatter
@@ -187,9 +188,11 @@ def build_app(
         throughput = (
             asyncio.create_task(log_throughput(engine, options.log_stats_interval)) if options.log_stats else None
         )
+        collections = asyncio.create_task(collect_seldom())
         try:
             yield
         finally:
+            collections.cancel()
             if throughput is not None:
                 throughput.cancel()
             if batches is not None:

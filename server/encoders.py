@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-import uuid
 from collections.abc import Iterable, Sequence
 from http import HTTPStatus
 
@@ -24,6 +23,7 @@ from .generation.admission import EndRate, check_backlog, request_timeout
 from .generation.streaming import client_watch
 from .http.clients import current_client
 from .http.limits import AdmissionLimits
+from .ids import new_id
 from .protocol.embeddings import InputUsage
 from .telemetry.encoder_metrics import EncoderMetrics
 from .telemetry.text_log import Shown, TextLog
@@ -91,7 +91,7 @@ class ServedEncoders:
             self._metrics.reject(encoder.name)
             raise
         started, outcome = time.perf_counter(), "abort"
-        answer_id, tokens = f"{kind}-{uuid.uuid4().hex}", sum(map(len, inputs))
+        answer_id, tokens = f"{kind}-{new_id()}", sum(map(len, inputs))
         if self._texts is not None:
             self._texts.log_prompts(answer_id, request.state.request_id, given)
         future = self._engine.submit(encoder, inputs, current_client())

@@ -187,6 +187,7 @@ async def _on_failure(request: Request, failure: Exception) -> Response:
 
 
 async def _on_client_gone(request: Request, failure: Exception) -> Response:
+    failure.__traceback__ = None  # whose frames know it: only a collection of garbage could free them
     return Response(status_code=499)  # for logs only, nobody reads it
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import uuid
 from http import HTTPStatus
 
 import msgspec
@@ -15,6 +14,7 @@ from tidewheel.engine.adapters.registry import LoraExistsError, LoraRegistry, Un
 from tidewheel.engine.errors import quoted
 
 from .errors import ApiError, bad_request
+from .ids import new_id
 from .stores.base import Kind, SharedStore
 
 logger = logging.getLogger(__name__)
@@ -179,4 +179,4 @@ def _new_entry(module: LoraModule) -> _Entry:
     # Other replicas may have been started in other folders.
     revision = module.revision if isinstance(module, HubModule) else None
     path = os.path.abspath(module.path) if revision is None else module.path
-    return _Entry(module.name, path, module.base_model_name, uuid.uuid4().hex, revision)
+    return _Entry(module.name, path, module.base_model_name, new_id(), revision)

@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 WEIGHTS = "adapter_model.safetensors"
 _PICKLE = "adapter_model.bin"
 _PREFIX = "base_model.model."
+_MIN_TENSORS = 1 << 10  # so many are read of any file, to name one that is none of the model's
 _LINEAR, _EMBEDDING = ("lora_A.weight", "lora_B.weight"), ("lora_embedding_A", "lora_embedding_B")
 _OWN, _BASE = "weight", "base_layer.weight"
 _BIASES = ("bias", "base_layer.bias")  # as peft saves them, and as it did before it wrapped layers
@@ -66,7 +67,7 @@ def read_peft_folder(
     require_folder(folder)
     config = read_peft_config(folder)
     reader = _Reader(adapter_file(folder), config, description, base)
-    by_module = reader.by_module(open_copy(reader.path))
+    by_module = reader.by_module(open_copy(reader.path, max_tensors(description)))
     if read_peft_config(folder) != config:
         raise ModelError(f"{folder / CONFIG} changed while the adapter was read; load it again when it is complete")
     if not by_module and not reader.biases:
@@ -84,6 +85,11 @@ def read_peft_folder(
         updates = [update for update in updates if update.name != HEAD]
     contexts = contexts or LongContexts(description.spec.max_positions)
     return LoraAdapter(tuple(updates), matrices, contexts.factor(folder / CONFIG, config.context_length))
+
+
+def max_tensors(description: ModelDescription) -> int:
+    """What no adapter of the model exceeds. A matrix may have an A, a B, a bias of B and the model's own weight."""
+    return 4 * len(description.tensors) + _MIN_TENSORS
 
 
 def require_folder(path: Path) -> None:

@@ -18,7 +18,7 @@ from ..weights.tensor import WeightSource
 from .gguf_file import read_gguf_adapter
 from .long_context import LongContexts
 from .peft_config import CONFIG
-from .peft_folder import adapter_file, read_peft_folder, require_folder
+from .peft_folder import adapter_file, max_tensors, read_peft_folder, require_folder
 
 # GGUF files of these have multipliers in the weights which checkpoints have in the config.
 _MULTIPLIED = ("FalconH1ForCausalLM",)
@@ -61,29 +61,29 @@ def stored_bytes(path: Path, most: int) -> int:
     return size
 
 
-def packed_bytes(path: Path, itemsize: int) -> int:
+def packed_bytes(path: Path, description: ModelDescription, itemsize: int) -> int:
     """About what an adapter takes in memory, with `itemsize` bytes for a number. Raises ModelError for one that cannot
     be read.
     """
-    return itemsize * sum(size for _, size in _sizes(path))
+    return itemsize * sum(size for _, size in _sizes(path, description))
 
 
-def load_bytes(path: Path, itemsize: int, copies: int) -> int:
+def load_bytes(path: Path, description: ModelDescription, itemsize: int, copies: int) -> int:
     """About what an adapter takes while it is loaded: as `packed_bytes`, and so many copies of what is read. That is
     the file, and A and B as float32. Raises ModelError for one that cannot be read.
     """
     total, read = 0, _file(path).stat().st_size
-    for name, size in _sizes(path):
+    for name, size in _sizes(path, description):
         total += size
         read += 4 * size if ".lora_" in name else 0
     return itemsize * total + copies * read
 
 
-def _sizes(path: Path) -> Iterator[tuple[str, int]]:
+def _sizes(path: Path, description: ModelDescription) -> Iterator[tuple[str, int]]:
     """The names of all tensors, and how many numbers each has. Raises ModelError."""
     file = _gguf_in(path)
     if file is None:
-        shapes = shapes_in(_file(path))
+        shapes = shapes_in(_file(path), max_tensors(description))
     else:
         shapes = ((name, tensor.shape) for name, tensor in read_gguf_copy(file).tensors.items())
     return ((name, math.prod(shape)) for name, shape in shapes)

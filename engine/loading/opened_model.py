@@ -189,7 +189,7 @@ class OpenedModel:
 
         available = read_memory().available
         _require_room(path, stored_bytes(path, self._most_adapter_bytes), available)  # before any of it is copied
-        _require_room(path, load_bytes(path, STORAGE[limits.dtype].itemsize, copies), available)
+        _require_room(path, load_bytes(path, self.description, STORAGE[limits.dtype].itemsize, copies), available)
         from ..weights.gguf.source import GgufSource
 
         in_gguf = isinstance(self.source, GgufSource)
@@ -211,7 +211,8 @@ class OpenedModel:
         from ..adapters.reading import packed_bytes
 
         hub, itemsize = AdapterHub(options.download_dir), STORAGE[limits.dtype].itemsize
-        sizes = sorted((packed_bytes(hub.path(module), itemsize) for module in options.lora.lora_modules), reverse=True)
+        paths = [hub.path(module) for module in options.lora.lora_modules]
+        sizes = sorted((packed_bytes(path, self.description, itemsize) for path in paths), reverse=True)
         return sum(sizes[: options.lora.most_in_memory])
 
 

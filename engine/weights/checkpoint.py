@@ -127,13 +127,15 @@ def open_file(path: Path) -> Checkpoint:
     return dict(_Views(path, file, version, _header(path, file)))
 
 
-def open_copy(path: Path) -> Mapping[str, StoredTensor]:
-    """Like `open_file`, of a copy in memory, for an adapter, which somebody may be writing. Raises ModelError."""
+def open_copy(path: Path, max_tensors: int) -> Mapping[str, StoredTensor]:
+    """Like `open_file`, of a copy in memory, for an adapter, which somebody may be writing. Raises ModelError, also for
+    one of more than `max_tensors` tensors.
+    """
     with FileCopy(path) as copy:
         content = copy.content
         try:
             length = int.from_bytes(content[:8], "little")
-            header = tensors_in(content[8 : 8 + min(length, MAX_HEADER_BYTES + 1)])
+            header = tensors_in(content[8 : 8 + min(length, MAX_HEADER_BYTES + 1)], max_tensors)
             fault = fault_in(header, len(content) - 8 - length)
         except ValueError as error:
             fault = one_line(error)
@@ -142,11 +144,11 @@ def open_copy(path: Path) -> Mapping[str, StoredTensor]:
         return _Views(path, content, copy.version, header)
 
 
-def shapes_in(path: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """The names and shapes of an adapter's tensors, of which nothing but the header is read. Raises ModelError."""
+def shapes_in(path: Path, max_tensors: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The names and shapes of an adapter's tensors, of which nothing but the header is read. Raises as `open_copy`."""
     length = int.from_bytes(read_part(path, 8), "little")
     try:
-        header = tensors_in(read_part(path, 8 + min(length, MAX_HEADER_BYTES + 1))[8:])
+        header = tensors_in(read_part(path, 8 + min(length, MAX_HEADER_BYTES + 1))[8:], max_tensors)
         for name, entry in header.items():
             yield name, tuple(map(int, entry["shape"]))
     except (ValueError, AttributeError, TypeError, LookupError) as error:

@@ -12,7 +12,7 @@ from json import JSONDecoder
 from typing import Any
 
 MAX_HEADER_BYTES = 8 << 20  # an adapter with matrices for each of 18,000 experts has less
-_MAX_NAME, _MAX_ENTRY, _MAX_METADATA = 1 << 10, 4 << 10, 1 << 20  # characters
+_MAX_NAME, _MAX_ENTRY, _MAX_METADATA = 1 << 10, 4 << 10, 256 << 10  # characters
 _METADATA = "__metadata__"
 _BLANK = re.compile(r"[ \t\r\n]{0,16}")
 _DECODER = JSONDecoder()
@@ -34,8 +34,10 @@ class TensorEntries(Mapping[str, Any]):
         return len(self._texts)
 
 
-def tensors_in(header: bytes) -> TensorEntries:
-    """What a header says of each tensor. Raises ValueError if it is not a JSON object, or has long parts."""
+def tensors_in(header: bytes, max_tensors: int) -> TensorEntries:
+    """What a header says of each tensor. Raises ValueError if it is not a JSON object, has long parts, or more than
+    `max_tensors` tensors.
+    """
     if len(header) > MAX_HEADER_BYTES:
         raise ValueError(f"its header has more than the {MAX_HEADER_BYTES >> 20} MiB that an adapter may have")
     text = header.decode().rstrip()
@@ -49,6 +51,8 @@ def tensors_in(header: bytes) -> TensorEntries:
             end = _end(text, at, _MAX_METADATA if name == _METADATA else _MAX_ENTRY)
             if name in found:
                 raise ValueError("its header names a tensor twice")
+            if len(found) > max_tensors:  # the metadata may be among them
+                raise ValueError(f"it has more than the {max_tensors} tensors that an adapter of this model may have")
             found[name] = text[at:end]
             at = _blank(text, end)
             if text[at : at + 1] != ",":

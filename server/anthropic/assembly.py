@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Iterator
 
 import msgspec
@@ -11,6 +10,7 @@ from ..chat.pieces import CallStart, Reasoning
 from ..chat.run import ChoiceDelta
 from ..chat.sealed_reasoning import seal_reasoning
 from ..chat.tools.arguments import arguments_object
+from ..ids import new_id
 from ..protocol.message_answers import (
     ContentBlockDelta,
     ContentBlockStart,
@@ -46,9 +46,7 @@ class MessageBuilder:
         self._usage = usage
         self._max_tokens = max_tokens
         self._shows_thinking = shows_thinking
-        self.message = OutputMessage(
-            id=f"msg_{uuid.uuid4().hex}", model=model, content=[], usage=_message_usage(usage())
-        )
+        self.message = OutputMessage(id=f"msg_{new_id()}", model=model, content=[], usage=_message_usage(usage()))
         self._has_begun = False
         self._block: OutputBlock | None = None
         self._texts: list[str] = []

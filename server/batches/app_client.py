@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 
 from starlette.types import ASGIApp, Message
+
+from ..ids import new_id
 
 
 class AppClient:
@@ -37,7 +38,7 @@ class AppClient:
             "headers": headers,
             "client": None,
             "server": None,
-            "state": {"request_id": uuid.uuid4().hex},
+            "state": {"request_id": new_id()},
         }
         sent: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
         status, parts = 500, list[bytes]()

@@ -13,10 +13,11 @@ import os
 import re
 import socket
 import time
-import uuid
 from pathlib import Path
 
 import msgspec
+
+from ..ids import new_id
 
 _NAME = re.compile(r"(batch-[0-9a-f]{32})\.claim-(\d{6})")
 _MOST_BYTES = 4096
@@ -107,7 +108,7 @@ class Claims:
         except FileExistsError:
             return None
         boot = self._boot if _lock(descriptor) else ""
-        os.write(descriptor, msgspec.json.encode(_Owner(uuid.uuid4().hex, boot, socket.gethostname(), os.getpid())))
+        os.write(descriptor, msgspec.json.encode(_Owner(new_id(), boot, socket.gethostname(), os.getpid())))
         claim = Claim(path, number, descriptor, self._lease_s)
         for other, other_path in _claims_of(self._folder, batch_id).items():
             if other == number:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import uuid
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from io import FileIO
@@ -17,6 +16,7 @@ from tidewheel.engine.errors import TidewheelError, quoted
 
 from ..errors import ApiError, bad_request
 from ..http.body_values import JsonCounts
+from ..ids import new_id
 from ..protocol.decode import unsupported
 
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/score")
@@ -90,7 +90,7 @@ _row_decoder = msgspec.json.Decoder(BatchRow)
 
 def answer_line(custom_id: str, status: int, body: bytes) -> bytes:
     """An endpoint's answer as a line of the output."""
-    request_id = uuid.uuid4().hex
+    request_id = new_id()
     answer = BatchAnswer(f"batch_req_{request_id}", custom_id, BatchResponse(status, request_id, msgspec.Raw(body)))
     if status != HTTPStatus.OK:
         answer.error = error_of(body)

@@ -8,7 +8,6 @@ import logging
 import os
 import re
 import time
-import uuid
 from collections import Counter
 from collections.abc import Iterator
 from http import HTTPStatus
@@ -22,6 +21,7 @@ from tidewheel.engine.files.wording import reason
 
 from ..errors import ApiError, bad_request
 from ..http.api_keys import current_tenant
+from ..ids import new_id
 from ..protocol.batches import BatchObject, FileObject
 
 logger = logging.getLogger(__name__)
@@ -70,6 +70,7 @@ class BatchStore:
         self._damaged: set[str] = set()
         self._files: dict[str, KeptFile] = {}
         self._batches: dict[str, KeptBatch] = {}
+        self._begun = self._scanned = 0  # the last scan that was begun, and the last one that succeeded
         self._changing = asyncio.Lock()  # a scan that began before a write would forget what was written
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -79,9 +80,14 @@ class BatchStore:
 
     async def refresh(self) -> None:
         """Learns what other servers have changed. Raises ApiError (503) if the folder cannot be read."""
+        begun = self._begun
         async with self._changing:
+            if self._scanned > begun:  # others wanted to know too
+                return
+            self._begun += 1
             with _disk_errors():
                 self._take(*await asyncio.to_thread(self._scan))
+            self._scanned = self._begun
 
     def new_file(self, filename: str, purpose: str, size: int, owner: str) -> KeptFile:
         """A file whose content is still to be written to its `content_path`, then `add_file`. Raises ApiError (413)."""
@@ -247,7 +253,7 @@ class BatchStore:
         path, content = self.folder / f"{name}.json", msgspec.json.encode(value)
 
         def write() -> None:
-            part = self.folder / f"{name}.{uuid.uuid4().hex}{_PART}"
+            part = self.folder / f"{name}.{new_id()}{_PART}"
             try:
                 with part.open("wb") as file:
                     file.write(content)
@@ -307,7 +313,7 @@ def _with_cancel(batch: KeptBatch, asked_at: float | None) -> KeptBatch:
 
 
 def _new_id(prefix: str) -> str:
-    return f"{prefix}-{uuid.uuid4().hex}"
+    return f"{prefix}-{new_id()}"
 
 
 def _seen(among: dict[str, T]) -> list[T]:

@@ -26,6 +26,9 @@ from .template_bounds import Weights, bounded_filter
 
 _MAX_LAYOUT = 1000  # characters
 _MAX_COMPLAINT = 300  # characters, of which some may be the request's
+# What takes long rests as long as it works, in short turns: the event loop waits for the interpreter's lock meanwhile.
+_UNTIL_FIRST_REST_S = 0.05  # longer than anything renders on the event loop itself
+_UNTIL_REST_S, _REST_S = 0.002, 0.004
 
 
 class TemplateTimeError(Exception):
@@ -38,6 +41,7 @@ class _Limits(threading.local):
     """
 
     ends: float | None = None
+    rests: float = 0.0  # when its next rest is due, on the clock of `ends`
     weights: Weights | None = None
 
 
@@ -52,7 +56,8 @@ def time_limit(seconds: float) -> Iterator[None]:
     if has_time_limit():
         yield
         return
-    _current.ends, _current.weights = time.thread_time() + seconds, Weights(_tick)
+    now = time.thread_time()
+    _current.ends, _current.rests, _current.weights = now + seconds, now + _UNTIL_FIRST_REST_S, Weights(_tick)
     try:
         yield
     finally:
@@ -65,8 +70,14 @@ def has_time_limit() -> bool:
 
 
 def _tick() -> None:
-    if _current.ends is not None and time.thread_time() > _current.ends:
+    if _current.ends is None:
+        return
+    now = time.thread_time()
+    if now > _current.ends:
         raise TemplateTimeError
+    if now > _current.rests:
+        time.sleep(_REST_S)
+        _current.rests = now + _UNTIL_REST_S
 
 
 class ToolArguments(dict[str, Any]):

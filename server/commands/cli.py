@@ -37,7 +37,7 @@ options:
 
 
 def _serve(arguments: list[str]) -> int:
-    from .garbage import without_collections
+    from ..garbage import without_collections
 
     with _without_blas_threads(), without_collections():
         from .serve import run

@@ -18,10 +18,10 @@ from tidewheel.engine.model_names import short_name
 from tidewheel.engine.start_log import start_logger
 
 from ..app_resources import find_resources
+from ..garbage import without_collections
 from ..http.listener import allow_many_connections, open_listener, printable_address
 from ..options.serve import ServeOptions, parse_options
 from ..telemetry.logs import configure_logging, on_terminal
-from .garbage import without_collections
 
 if TYPE_CHECKING:
     import ssl

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
 
@@ -24,6 +23,7 @@ from ..errors import ApiError, ClientGone, bad_request
 from ..http.api_keys import current_tenant
 from ..http.clients import current_client
 from ..http.rights import require_priority
+from ..ids import new_id
 from ..protocol.sampling import GenerationBody
 from ..protocol.usage import PromptTokensDetails, Usage
 from ..telemetry.metrics import RequestTimer
@@ -284,7 +284,7 @@ class Generations:
         except BaseException:
             _release(lora)
             raise
-        generation_id = f"{kind}-{request_id or uuid.uuid4().hex}"
+        generation_id = f"{kind}-{request_id or new_id()}"
         streams: list[RequestStream] = []
         texts = self._texts
         salt = cache_salt if self._shares_prefixes else current_tenant().salt(cache_salt)

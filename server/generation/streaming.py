@@ -151,7 +151,8 @@ class EventStream(Response, ABC, Generic[T]):
             try:
                 await self._stream(scope, send)
                 tail = self.done
-            except ClientGone:
+            except ClientGone as gone:
+                gone.__traceback__ = None  # whose frames know it: only a collection of garbage could free them
                 tail = b""
             except Exception as failure:
                 if not self._has_started:

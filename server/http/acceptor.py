@@ -65,9 +65,6 @@ class Acceptor:
     def _accept(self) -> None:
         for _ in range(_AT_ONCE):
             try:
-                if not self._has_room():
-                    self._wait(made_room=self._make_room())
-                    return
                 connection, _ = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
@@ -80,6 +77,9 @@ class Acceptor:
             task = self._loop.create_task(self._start(connection))
             self._starting.add(task)
             task.add_done_callback(self._starting.discard)
+            if not _leaves_room(connection.fileno()):
+                self._wait(made_room=self._make_room())
+                return
 
     async def _start(self, connection: socket.socket) -> None:
         try:
@@ -88,13 +88,6 @@ class Acceptor:
         except (OSError, asyncio.TimeoutError) as error:  # the client has left, or the TLS handshake failed
             logger.debug("A connection did not come about: %s", error)
             connection.close()
-
-    def _has_room(self) -> bool:
-        """Whether a descriptor is free beside those that are kept. The system always gives out the lowest free one."""
-        most = _max_files()  # read each time: it may be raised while the server runs
-        lowest = os.dup(self._listener.fileno())
-        os.close(lowest)
-        return most is None or lowest < most - min(_KEPT, most // 4)
 
     def _make_room(self) -> bool:
         """Close the connections that have been idle longest; whether there were any."""
@@ -126,7 +119,22 @@ class Acceptor:
 
     def _go_on(self) -> None:
         self._retry = None
-        self._loop.add_reader(self._listener.fileno(), self._accept)
+        try:
+            free = os.dup(self._listener.fileno())
+            os.close(free)
+        except OSError as error:
+            self._wait(error)
+            return
+        if _leaves_room(free):
+            self._loop.add_reader(self._listener.fileno(), self._accept)
+        else:
+            self._wait(made_room=self._make_room())
+
+
+def _leaves_room(descriptor: int) -> bool:
+    """Whether descriptors are free beside those that are kept, when this one was the lowest that the system had."""
+    most = _max_files()  # read each time: it may be raised while the server runs
+    return most is None or descriptor < most - min(_KEPT, most // 4)
 
 
 def _max_files() -> int | None:

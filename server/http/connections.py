@@ -11,12 +11,9 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, ClassVar, cast
 
-from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
-
 from ..errors import ApiError, bad_request
 from .limits import ConnectionLimits
-from .one_at_a_time import OneAtATime
+from .one_at_a_time import Flow, OneAtATime
 
 logger = logging.getLogger(__name__)
 
@@ -149,7 +146,7 @@ class Connection(OneAtATime):
         if not self.cycle.keep_alive and (self._body_left or self._is_chunked()):
             self.cycle.transport = cast(asyncio.Transport, _ClosesGently(self.transport, self._close_gently))
         if self.direct_write:
-            self.scope["extensions"] = {DIRECT_WRITE: {"write": _chunk_writer(self.cycle, self.transport, self.flow)}}
+            self.scope["extensions"] = {DIRECT_WRITE: {"write": _chunk_writer(self.transport, self.flow)}}
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
@@ -281,13 +278,14 @@ class _ClosesGently:
         self.close = close
 
 
-def _chunk_writer(
-    cycle: RequestResponseCycle, transport: asyncio.Transport, flow: FlowControl
-) -> Callable[[bytes], bool]:
-    """`cycle.send` for more of a chunked body, without the checks that its first part has passed."""
+def _chunk_writer(transport: asyncio.Transport, flow: Flow) -> Callable[[bytes], bool]:
+    """`RequestResponseCycle.send` for more of a chunked body, without the checks that its first part has passed.
+
+    It does not know that cycle, which knows it: only a collection of garbage could free them.
+    """
 
     def write(data: bytes) -> bool:
-        if not cycle.disconnected:  # of which `receive` tells
+        if not flow.is_disconnected:  # of which `receive` tells
             transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         return not flow.write_paused
 

@@ -6,7 +6,6 @@ import importlib
 import inspect
 import logging
 import re
-import uuid
 from collections.abc import Awaitable, Set
 from http import HTTPStatus
 from typing import Any
@@ -20,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tidewheel.engine.errors import TidewheelError, shortened
 
 from ..errors import REFUSAL, ApiError, as_api_error, error_response
+from ..ids import new_id
 from ..local_path import local_path
 from .forms import is_upload
 
@@ -76,7 +76,7 @@ class RequestId:
             scope["root_path"] = self._root_path
         request_id = Headers(scope=scope).get("x-request-id", "")
         if not is_request_id(request_id):
-            request_id = uuid.uuid4().hex
+            request_id = new_id()
         scope.setdefault("state", {})["request_id"] = request_id
         names = (b"x-request-id", b"request-id") if self._send_header else ()
         headers = [(name, request_id.encode("ascii")) for name in names]

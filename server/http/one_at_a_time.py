@@ -40,11 +40,18 @@ class OneAtATime(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast(asyncio.Transport, transport))
-        self.flow: _Flow = _Flow(self.transport)
+        self.flow: Flow = Flow(self.transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._ahead.clear()
+        self.flow.is_disconnected = True
         super().connection_lost(exc)
+        if self.cycle is not None:
+            if isinstance(self.cycle.transport, _Probe):
+                self.cycle.transport.end()
+            # Neither knows the other any more: only a collection of garbage could free them.
+            self.cycle.transport = self.transport
+            self.cycle = None  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
         self._ahead += data
@@ -168,11 +175,12 @@ class _ParseAgain(Exception):  # noqa: N818 - not an error
     """Ends the parsing of a head that must be parsed again in another way."""
 
 
-class _Flow(FlowControl):
+class Flow(FlowControl):
     """Flow control that reads nothing while a connection holds as much as it may, and nothing after its end."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         super().__init__(transport)
+        self.is_disconnected = False
         self.reads_no_more = False
         self._holds_enough = False
 
@@ -208,11 +216,11 @@ class _Probe:
 
     def write(self, data: bytes) -> None:
         """The answer begins."""
-        self._end()
+        self.end()
         self._transport.write(data[self._sent :])
 
     def close(self) -> None:
-        self._end()
+        self.end()
         self._transport.close()
 
     def is_closing(self) -> bool:
@@ -226,7 +234,8 @@ class _Probe:
         if self._sent < len(_ANY_ANSWER):
             self._timer = self._loop.call_later(_FIRST_PROBE_S * 2 ** (self._sent - 1), self._send)
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """Leave the connection to the answer."""
         self._cycle.transport = self._transport
         if self._timer is not None:
             self._timer.cancel()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import difflib
-import gc
 import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import nullcontext
 from functools import cached_property
 from itertools import islice
 from typing import Annotated, Any, ClassVar, Generic, TypeAlias, TypeVar, cast
@@ -18,6 +18,7 @@ from msgspec.inspect import ListType, LiteralType, StructType, Type, UnionType, 
 from tidewheel.engine.errors import MAX_QUOTED, shortened
 
 from ..errors import ApiError, bad_request
+from ..garbage import large_value
 
 logger = logging.getLogger(__name__)
 
@@ -188,20 +189,15 @@ class BodyDecoder(Generic[T]):
         return msgspec.json.Decoder(self._type)
 
     def __call__(self, body: bytes | bytearray) -> T:
-        collects = len(body) >= _LARGE_BODY and gc.isenabled()
-        if collects:
-            gc.disable()
         try:
-            decoded = self._decode(body)
+            with large_value() if len(body) >= _LARGE_BODY else nullcontext():
+                decoded = self._decode(body)
         except msgspec.ValidationError as error:
             raise self._invalid(str(error)) from None
         except (msgspec.DecodeError, orjson.JSONDecodeError, UnicodeDecodeError) as error:
             raise bad_request(f"the body is not valid JSON: {error}", code="invalid_json") from None
         except RecursionError:
             raise bad_request("the body is nested too deeply", code="invalid_json") from None
-        finally:
-            if collects:
-                gc.enable()
         for name, reason in decoded.without_effect().items():
             self._notes.unheeded(name, reason)
         return decoded

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
@@ -15,6 +14,7 @@ from ..chat.pieces import Reasoning as ReasoningPiece
 from ..chat.run import ChoiceDelta
 from ..chat.sealed_reasoning import seal_reasoning
 from ..errors import ApiError
+from ..ids import new_id
 from ..protocol.chat import ChatLogprobs
 from ..protocol.response_events import (
     ContentPartAdded,
@@ -69,12 +69,12 @@ _HEX_DIGITS = 32  # of a UUID
 
 def new_item_id(item_type: type[Item]) -> str:
     """An id for an item of a request."""
-    return f"{ID_PREFIXES[item_type]}_{uuid.uuid4().hex}"
+    return f"{ID_PREFIXES[item_type]}_{new_id()}"
 
 
 def new_response_id() -> str:
     """An id for a response, which the ids of its own items have in them: see `response_of_item`."""
-    return f"{_RESPONSE_PREFIX}{uuid.uuid4().hex}"
+    return f"{_RESPONSE_PREFIX}{new_id()}"
 
 
 def response_of_item(item_id: str) -> str:

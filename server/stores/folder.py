@@ -7,7 +7,6 @@ import contextlib
 import os
 import stat
 import time
-import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +15,7 @@ from typing import TypeVar
 
 from tidewheel.engine.errors import TidewheelError
 
+from ..ids import new_id
 from .base import MAX_VALUE_BYTES, PREFIX, Kind, StoreError, When, check_size, name_of
 
 MAX_BYTES = 8 * 2**30  # of one kind
@@ -41,7 +41,7 @@ class FolderStore:
         self._puts: Counter[str] = Counter()
         try:
             self._root.mkdir(0o700, parents=True, exist_ok=True)
-            _write(self._root / f"{uuid.uuid4().hex}{_PART}", b"", lasts=False).unlink()
+            _write(self._root / f"{new_id()}{_PART}", b"", lasts=False).unlink()
         except OSError as error:
             raise TidewheelError(
                 f"--shared-store {folder} cannot be used: {error.strerror or error}; name a folder that this process "
@@ -120,7 +120,7 @@ class FolderStore:
             self._read(kind, path)  # an expired one makes way
         elif when == "there" and not path.exists():
             return False
-        part = _write(path.with_name(uuid.uuid4().hex + _PART), value, lasts=kind.lasts)
+        part = _write(path.with_name(new_id() + _PART), value, lasts=kind.lasts)
         try:
             if when == "new":
                 os.link(part, path)

@@ -38,7 +38,7 @@ _MAX_DIMS, _MAX_ELEMENT_BITS = 4, 48
 _MAX_METADATA_BYTES = MAX_TOKENIZER_BYTES
 _MAX_KEYS, MAX_TENSORS, _MAX_STRINGS = 1 << 16, 1 << 18, 1 << 21
 # An adapter has no tokenizer, and the matrices of all experts of a layer in one tensor.
-_ADAPTER_METADATA_BYTES, _ADAPTER_TENSORS = 16 << 20, 1 << 14
+_ADAPTER_METADATA_BYTES, _ADAPTER_TENSORS = 4 << 20, 1 << 14
 _MAX_NAME = 1 << 10  # bytes of a key or a tensor's name
 _LEAST_KEY, _LEAST_TENSOR = 8 + 4 + 1, 8 + 4 + 4 + 8  # bytes
 

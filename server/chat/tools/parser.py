@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import enum
 import json
-import uuid
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
+from ...ids import new_id
 from ...protocol.chat import Tool
 from ..pieces import Piece
 from ..text_scanner import Steps, TextScanner
@@ -77,7 +77,7 @@ class ToolParser(TextScanner):
     @staticmethod
     def new_id() -> str:
         """An id for a call that this format's chat templates take."""
-        return f"call_{uuid.uuid4().hex[:24]}"
+        return f"call_{new_id()[:24]}"
 
     def _start_call(self, name: str) -> None:
         self._open_call(self._new_id(), name)

@@ -232,10 +232,10 @@ def test_a_header_of_many_tensors_leaves_the_garbage_collector_nothing_to_look_a
     one = b'"%d": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}'
     folder = _with_header(tmp_path, b"{" + b",".join(one % i for i in range(20_000)) + b"}")
     before = len(gc.get_objects())
-    opened = open_copy(folder / "adapter_model.safetensors")
+    opened = open_copy(folder / "adapter_model.safetensors", 20_000)
     assert len(opened) == 20_000
     assert len(gc.get_objects()) < before + 1000
-    refused(folder, "'0' is not an A or B")
+    refused(folder, "it has more than the", "tensors that an adapter of this model may have")
 
 
 def test_a_header_may_have_spaces_and_metadata(tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ def test_files_that_do_not_fit_are_refused_in_one_sentence(tmp_path: Path, chang
     ("counts", "words"),
     [
         ((2**14 + 1, 0), "more than 16384 tensors"),
-        ((0, 1), "metadata takes more than 16 MiB"),
+        ((0, 1), "metadata takes more than 4 MiB"),
     ],
 )
 def test_an_adapter_is_no_model(tmp_path: Path, counts: tuple[int, int], words: str) -> None:

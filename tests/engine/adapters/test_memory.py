@@ -66,7 +66,7 @@ def test_one_that_is_loaded_later_needs_room_too(
     assert model.read_lora(tmp_path / "small", limits).rank == 4
     with pytest.raises(ModelError, match=r"large: the adapter takes .* lower --kv-cache-space or --max-cpu-loras"):
         model.read_lora(tmp_path / "large", limits)
-    packed = packed_bytes(tmp_path / "small", 4)
+    packed = packed_bytes(tmp_path / "small", model.description, 4)
     monkeypatch.setattr("tidewheel.engine.loading.opened_model.read_memory", lambda: Memory(packed, packed, None, None))
     with pytest.raises(ModelError, match=r"small: the adapter takes .* while it is loaded"):
         model.read_lora(tmp_path / "small", limits)

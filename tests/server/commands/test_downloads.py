@@ -312,7 +312,7 @@ def test_the_command_for_pickles_fetches_and_converts_them(shell: Shell) -> None
     folder = shell.home / "pickled"
     made = {path.name for path in folder.iterdir() if path.is_file()}
     assert made == {"config.json", "weights.bin", "model.safetensors"}
-    assert dict(shapes_in(folder / "model.safetensors")) == {"a.weight": (2, 3)}
+    assert dict(shapes_in(folder / "model.safetensors", 1)) == {"a.weight": (2, 3)}
 
 
 # Models are inspected, downloaded and inspected again.
