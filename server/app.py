@@ -59,6 +59,7 @@ from .http.body_values import BodyValues, most_values
 from .http.clients import NameClient
 from .http.hosts import AllowedHosts
 from .http.middleware import BodyLimit, JsonOnly, RequestId
+from .http.routes_by_path import RoutesByPath
 from .http.tidy_path import TidyPath
 from .protocol.decode import ParameterNotes
 from .protocol.rules import RequestRules
@@ -253,6 +254,7 @@ def build_app(
             _open_paths(options) if resources.keys else None,
             refuses_unknown=options.unknown_parameters == "refuse",
         )
+    app.router.middleware_stack = RoutesByPath(app.routes, app.router.middleware_stack)
     return app
 
 

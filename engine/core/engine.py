@@ -137,6 +137,7 @@ class Engine:
         self.grammars = GrammarCompiler(tokenizer, vocab_size, self._eos_token_ids)
         self._block_size = limits.block_size
         self._executor = executor
+        self._pipelined = executor if isinstance(executor, PipelinedExecutor) else None
         self._scheduler = Scheduler(
             CostModel(max_step_ms),
             limits,
@@ -304,7 +305,7 @@ class Engine:
             step_tokens=self._engine_loop.step_tokens,
             drafts=None if scheduler.drafts is None else scheduler.drafts.stats,
             offload=None if self._offload is None else self._offload.stats(),
-            pipeline=executor.stage_stats() if isinstance(executor := self._executor, PipelinedExecutor) else None,
+            pipeline=None if self._pipelined is None else self._pipelined.stage_stats(),
         )
 
     def prompts_left_s(self) -> float | None:

@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 _QUEUED_BYTES = 64 << 20  # of blocks that wait to be written; and as much of those that were read and wait to be taken
 _PIECE_BYTES = 8 << 20  # read at once
 _MOST_TOUCHES = 64  # of sequences whose blocks were of use, that wait to be noted
+_TOUCHES_TOGETHER = 32  # are noted at once, and the last ones at the end: to wake the writer for each takes too long
 _RATE_MEMORY = 0.8  # of the last piece's speed, in the speed that is expected
 
 
@@ -123,7 +124,8 @@ class DiskTier:
         """Note that blocks of a sequence, in its order, were of use."""
         with self._changed:
             self._touched.append(digests)
-            self._changed.notify_all()
+            if len(self._touched) == _TOUCHES_TOGETHER:
+                self._changed.notify_all()
 
     def seconds_to_read(self, count: int) -> float | None:
         """How long so many blocks would take, behind those that are being read; None if nothing was read so far."""
@@ -233,12 +235,20 @@ class DiskTier:
         while True:
             with self._changed:
                 self._changed.wait_for(
-                    lambda: self._writing or self._touched or self._clearing or self._stopping or not self._is_on
+                    lambda: (
+                        self._writing
+                        or len(self._touched) >= _TOUCHES_TOGETHER
+                        or self._clearing
+                        or self._stopping
+                        or not self._is_on
+                    )
                 )
-                if self._stopping or not self._is_on:
-                    return
                 digest, data = next(iter(self._writing.items()), (None, None))
-                touched = [] if digest is not None or not self._touched else self._touched.popleft()
+                touched = [] if digest is not None else [*self._touched]
+                if not self._is_on or (self._stopping and not touched):
+                    return
+                if touched:
+                    self._touched.clear()
                 clearing = self._clearing
             if clearing:
                 self._folder.clear()
@@ -246,7 +256,8 @@ class DiskTier:
                     self._clearing = False
                     self._changed.notify_all()
             elif digest is None or data is None:
-                self._folder.touch(touched)
+                for digests in touched:
+                    self._folder.touch(digests)
             else:
                 self._folder.write(digest, data)
                 self._written += 1
