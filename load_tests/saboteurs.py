@@ -16,7 +16,7 @@ Harm = Callable[[Path, random.Random], None]
 
 _SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP)
 _FILES_PAUSE_S, _PROCESSES_PAUSE_S = 0.05, 2.0
-_CHILDREN = ("prover_process", "template_worker")  # in the command of those that may be ended at any time
+_CHILDREN = ("sandbox_process", "template_worker")  # in the command of those that may be ended at any time
 
 
 async def sabotage(pid: int, kv_folder: Path, rng: random.Random, stopped: asyncio.Event) -> None:

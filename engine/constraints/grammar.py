@@ -1,4 +1,4 @@
-"""Grammars of structured output. Each is tried by the prover, then compiled by llguidance in a thread, and kept."""
+"""Grammars of structured output. Each is tried in the sandbox, then compiled by llguidance in a thread, and kept."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ..errors import EngineDeadError, InvalidRequestError, TidewheelError
 from ..machine.memory import release_free_memory, resident_bytes
 from ..text.tokenizer import Tokenizer
 from .lookahead_costs import LookaheadCosts
-from .prover import GrammarError, GrammarProver, Proof, ProverError
-from .prover_process import COMPILE_STACK_BYTES, parser_limits
+from .sandbox import GrammarError, GrammarSandbox, SafeGrammar, SandboxError
+from .sandbox_process import COMPILE_STACK_BYTES, parser_limits
 from .source import matcher_error
 from .vocabulary import TokenTexts, make_vocabulary, token_texts
 
@@ -92,7 +92,7 @@ class Grammar:
 class GrammarCompiler:
     """Compiles grammars for one vocabulary. The first one imports llguidance and builds the vocabulary.
 
-    A grammar is compiled here only after a separate process has done the same without harm (see prover.py). The thread
+    A grammar is compiled here only after a separate process has done the same without harm (see sandbox.py). The thread
     here has more stack than that process had.
     """
 
@@ -102,7 +102,7 @@ class GrammarCompiler:
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
         self._threads = ThreadPoolExecutor(_PLACES, "grammar-compiler")
-        self._prover = GrammarProver(self._token_texts, tokenizer.special_ids)
+        self._sandbox = GrammarSandbox(self._token_texts, tokenizer.special_ids)
         self._slow_places = threading.Semaphore(_SLOW_PLACES)
         self._compiling = threading.Semaphore(_MOST_COMPILED_AT_ONCE)
         self._kept: OrderedDict[StructuredOutput, Future[Grammar]] = OrderedDict()  # least recently used first
@@ -147,26 +147,26 @@ class GrammarCompiler:
             raise
         except GrammarError as error:
             raise InvalidRequestError(f"{output.param} {error}", output.param) from None
-        except ProverError as error:
+        except SandboxError as error:
             if self._is_closed:
                 raise EngineDeadError(_SHUTTING_DOWN) from None
             raise GrammarsUnavailableError(f"{output.param} cannot be compiled now: {error}") from error
 
     def warm_up(self) -> None:
-        """Import llguidance, make the vocabulary and start the prover, in threads, before the first grammar is there.
+        """Import llguidance, make the vocabulary and start the sandbox, in threads, before the first grammar is there.
 
         Calls after the first do nothing. Failures are reported to later requests for grammars.
         """
         if not self._is_warm and not self._is_closed and self._tokenizer.has_text:
             self._is_warm = True
-            self._submit(self._start_prover)
+            self._submit(self._start_sandbox)
             self._submit(self._made_vocabulary)
 
     def close(self) -> None:
         """End the threads, and whatever is being tried. Calling it twice is allowed."""
         self._is_closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
-        self._prover.close()
+        self._sandbox.close()
 
     def _submit(self, work: Callable[..., T], *arguments: Any) -> Future[T]:
         # The size is for all threads that are started meanwhile; others that start get more address space, no memory.
@@ -199,24 +199,24 @@ class GrammarCompiler:
                 self._vocabulary = make_vocabulary(self._token_texts(), self._tokenizer)
             return self._vocabulary
 
-    def _start_prover(self) -> None:
+    def _start_sandbox(self) -> None:
         _import_llguidance()
-        self._prover.start()
+        self._sandbox.start()
 
     def _compile(self, output: StructuredOutput) -> Grammar:
         _import_llguidance()
-        proof = self._proof(output)
+        safe = self._tried(output)
         vocabulary = self._made_vocabulary()
         from llguidance import LLMatcher
 
         with self._compiling:
-            matcher = LLMatcher(vocabulary, proof.source, log_level=0, limits=parser_limits())
+            matcher = LLMatcher(vocabulary, safe.source, log_level=0, limits=parser_limits())
             # The first mask is the one that takes long, for it makes most of the lexer; copies find it made.
             matcher.compute_bitmask()
         if (message := matcher_error(matcher)) is not None:
             raise _cannot(message)
         self._release_memory()
-        return Grammar(matcher, proof.size)
+        return Grammar(matcher, safe.size)
 
     def _release_memory(self) -> None:
         """Return free memory to the system: compiling needs much more than its result, and the C library keeps it."""
@@ -226,7 +226,7 @@ class GrammarCompiler:
                 release_free_memory()
                 self._resident = resident_bytes()
 
-    def _proof(self, output: StructuredOutput) -> Proof:
+    def _tried(self, output: StructuredOutput) -> SafeGrammar:
         held = False
 
         def take_slow_place() -> None:
@@ -241,7 +241,7 @@ class GrammarCompiler:
                 )
 
         try:
-            return self._prover.prove(output.kind, output.text, take_slow_place)
+            return self._sandbox.try_grammar(output.kind, output.text, take_slow_place)
         except GrammarError as error:
             raise _cannot(str(error)) from None
         finally:

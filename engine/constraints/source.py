@@ -1,7 +1,7 @@
 """Sources: the text that llguidance compiles, made from a request's grammar; and the place of an error in a schema.
 
 This takes time and stack that grow with the request. So it runs where both are bounded, in the process of
-prover_process.py.
+sandbox_process.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The process that tries grammars. A grammar may crash it without harm to the server.
 
-prover.py runs it as `python -I -c COMMAND SOCKET PATH...`. It reads the vocabulary, and then gets a connection for each
-grammar. For each connection it forks a process that does everything that the server will do with the grammar, under
+sandbox.py runs it as `python -I -c COMMAND SOCKET PATH...`. It reads the vocabulary, and then gets a connection for
+each grammar. For each connection it forks a process that does everything that the server will do with the grammar, under
 limits of time, memory and stack, and answers. Another process between the two waits for it and reports how it ended.
 
 The server's threads have more stack than this. So a grammar that passes here is safe there.
@@ -53,7 +53,9 @@ REQUEST = struct.Struct("!Q")  # the size of what follows: pickled TokenTexts an
 ANSWER = struct.Struct("!BQQ")  # an Outcome, a number that goes with it, the size of the UTF-8 text that follows
 READY = b"\n"
 NOT_TRIED = 2  # the exit status of a trial that could not begin
-COMMAND = "import sys; sys.path[:] = sys.argv[2:]; from tidewheel.engine.constraints.prover_process import main; main()"
+COMMAND = (
+    "import sys; sys.path[:] = sys.argv[2:]; from tidewheel.engine.constraints.sandbox_process import main; main()"
+)
 
 
 class Outcome(IntEnum):
@@ -165,7 +167,7 @@ def _try(connection: socket.socket, vocabulary: LLTokenizer, special_ids: Mappin
     try:
         kind, text = _receive(connection)
         _bound_process()
-        outcome, size, answer = _proof(kind, text, vocabulary, special_ids)
+        outcome, size, answer = _tried(kind, text, vocabulary, special_ids)
         encoded = answer.encode(errors="replace")
         connection.sendall(ANSWER.pack(outcome, size, len(encoded)) + encoded)
         code = 0
@@ -185,7 +187,7 @@ def _bound_process() -> None:
     os.dup2(silence, 2)  # hides what llguidance prints when it crashes
 
 
-def _proof(kind: str, text: str, vocabulary: LLTokenizer, special_ids: Mapping[str, int]) -> tuple[Outcome, int, str]:
+def _tried(kind: str, text: str, vocabulary: LLTokenizer, special_ids: Mapping[str, int]) -> tuple[Outcome, int, str]:
     before = heap_bytes()
     matchers: list[LLMatcher] = []
 

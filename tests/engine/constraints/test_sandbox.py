@@ -1,4 +1,4 @@
-"""The prover: whatever a grammar does to the process that tries it, its request is told, and the next one works."""
+"""The grammar sandbox: whatever a grammar does to its process, the request is told, and the next one works."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tidewheel.engine.constraints.grammar import (
     GrammarsUnavailableError,
     StructuredOutput,
 )
-from tidewheel.engine.constraints.prover_process import COMMAND
+from tidewheel.engine.constraints.sandbox_process import COMMAND
 from tidewheel.engine.errors import EngineDeadError, InvalidRequestError
 
 pytest.importorskip("llguidance")  # not there on every machine
@@ -48,7 +48,7 @@ def compile_(one: GrammarCompiler, text: str, kind: Any = "grammar") -> Grammar:
     return asyncio.run(one.compile(StructuredOutput(kind, text, "field")))
 
 
-def provers(command: str = COMMAND) -> set[int]:
+def sandboxes(command: str = COMMAND) -> set[int]:
     """The processes of this one that try grammars. What else may start meanwhile is not among them."""
     mine = set()
     for process in Path("/proc").glob("[0-9]*"):
@@ -75,7 +75,7 @@ def test_what_ends_the_process_is_refused_saying_what_it_took(
     """A process with a lower limit reaches it sooner. Errors state the real ones."""
     if limits == "lower":
         changed = COMMAND.replace("main()", f"main.__globals__.update({lower}); main()")
-        monkeypatch.setattr("tidewheel.engine.constraints.prover.COMMAND", changed)
+        monkeypatch.setattr("tidewheel.engine.constraints.sandbox.COMMAND", changed)
     with pytest.raises(InvalidRequestError, match=f"field cannot be compiled: compiling it takes .*({reason})"):
         compile_(one, grammar)
     assert isinstance(compile_(one, "[a-z]+", "regex"), Grammar)
@@ -94,7 +94,7 @@ def test_a_trial_that_is_ended_from_outside_is_repeated(
         f"for p in {[str(path) for path in ends]} if os.path.exists(p)), None)"
     )
     changed = COMMAND.replace("main()", f"import os; main.__globals__['_bound_process'] = {bound}; main()")
-    monkeypatch.setattr("tidewheel.engine.constraints.prover.COMMAND", changed)
+    monkeypatch.setattr("tidewheel.engine.constraints.sandbox.COMMAND", changed)
     with pytest.raises(GrammarsUnavailableError, match=r"field cannot be compiled now: .*try again later"):
         compile_(one, "[a-z]+", "regex")
     assert isinstance(compile_(one, "[a-z]+", "regex"), Grammar)
@@ -104,13 +104,13 @@ def test_a_trial_that_is_ended_from_outside_is_repeated(
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="there is no /proc to see processes in")
 @pytest.mark.parametrize("signal_sent", [signal.SIGKILL, signal.SIGSTOP], ids=lambda sent: sent.name)
 def test_the_process_is_started_again_if_it_is_lost(one: GrammarCompiler, signal_sent: signal.Signals) -> None:
-    before = provers()
+    before = sandboxes()
     compile_(one, "a", "regex")
-    (process,) = provers() - before
+    (process,) = sandboxes() - before
     os.kill(process, signal_sent)
     os.waitid(os.P_PID, process, os.WEXITED | os.WSTOPPED | os.WNOWAIT)  # signals take a moment
     compile_(one, "b", "regex")
-    (other,) = provers() - before - {process}
+    (other,) = sandboxes() - before - {process}
     assert other != process
 
 
@@ -123,11 +123,11 @@ def test_nothing_is_left_of_a_process_that_is_lost(
     first.touch()
     bound = f"lambda: os.path.exists({str(first)!r}) and (os.unlink({str(first)!r}), time.sleep(60))"
     changed = COMMAND.replace("main()", f"import os, time; main.__globals__['_bound_process'] = {bound}; main()")
-    monkeypatch.setattr("tidewheel.engine.constraints.prover.COMMAND", changed)
+    monkeypatch.setattr("tidewheel.engine.constraints.sandbox.COMMAND", changed)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(compile_, one, "a", "regex")
         wait_until(lambda: not first.exists())
-        (lost,) = provers(changed)
+        (lost,) = sandboxes(changed)
         for process in in_session(lost) - {lost}:
             os.kill(process, signal.SIGSTOP)
         os.kill(lost, signal.SIGKILL)
@@ -155,17 +155,17 @@ def test_a_refusal_is_kept(one: GrammarCompiler) -> None:
         return str(refused.value)
 
     said = refusal()
-    assert provers()
-    while left := provers():
+    assert sandboxes()
+    while left := sandboxes():
         for process in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
         time.sleep(0.01)
     assert refusal() == said
-    assert not provers(), "a process has tried it again"
+    assert not sandboxes(), "a process has tried it again"
     with pytest.raises(InvalidRequestError):
         compile_(one, "((", "regex")
-    assert provers(), "a process would have been seen"
+    assert sandboxes(), "a process would have been seen"
 
 
 # Eight grammars take as much time as they get, until they are ended.

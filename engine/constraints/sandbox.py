@@ -1,4 +1,4 @@
-"""The prover: tries each grammar in a separate process, which may crash, before the server compiles it."""
+"""The grammar sandbox: tries each grammar in a separate process, which may crash, before the server compiles it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from .prover_process import (
+from .sandbox_process import (
     ANSWER,
     COMMAND,
     COMPILE_STACK_BYTES,
@@ -60,7 +60,7 @@ class GrammarError(Exception):
     """What is wrong with a grammar."""
 
 
-class ProverError(Exception):
+class SandboxError(Exception):
     """No grammar can be tried at the moment."""
 
 
@@ -68,14 +68,14 @@ class _LostError(Exception):
     """A trial has ended without a result, for a reason that is not the grammar's."""
 
 
-class Proof(NamedTuple):
+class SafeGrammar(NamedTuple):
     """A grammar that is safe to compile: llguidance's source of it, and about how many bytes it takes."""
 
     source: str
     size: int
 
 
-class GrammarProver:
+class GrammarSandbox:
     """Tries grammars, several at once. The process starts with the first one, and again after a crash.
 
     May be used from several threads.
@@ -91,10 +91,10 @@ class GrammarProver:
         self._is_closed = False
 
     def start(self) -> None:
-        """Start the process unless it runs. Raises ProverError."""
+        """Start the process unless it runs. Raises SandboxError."""
         with self._lock:
             if self._is_closed:
-                raise ProverError("the server is shutting down")
+                raise SandboxError("the server is shutting down")
             if self._process is not None and not _state(self._process, os.WEXITED | os.WSTOPPED):
                 return
             self._end()
@@ -103,22 +103,22 @@ class GrammarProver:
             except (OSError, EOFError) as error:
                 self._end()
                 if self._is_closed:
-                    raise ProverError("the server is shutting down") from error
+                    raise SandboxError("the server is shutting down") from error
                 logger.exception("The process that tries grammars does not start")
-                raise ProverError("this server cannot start the process that grammars are tried in") from error
+                raise SandboxError("this server cannot start the process that grammars are tried in") from error
 
-    def prove(self, kind: str, text: str, on_slow: Callable[[], None]) -> Proof:
+    def try_grammar(self, kind: str, text: str, on_slow: Callable[[], None]) -> SafeGrammar:
         """Try a grammar of a kind of StructuredOutput. `on_slow` is called if it takes long, and may raise.
 
-        Raises GrammarError if it cannot be compiled, and ProverError if this cannot be found out, even by a second
+        Raises GrammarError if it cannot be compiled, and SandboxError if this cannot be found out, even by a second
         trial.
         """
         with contextlib.suppress(_LostError):
-            return self._prove(kind, text, on_slow)
+            return self._try(kind, text, on_slow)
         try:
-            return self._prove(kind, text, on_slow)
+            return self._try(kind, text, on_slow)
         except _LostError as error:
-            raise ProverError(f"{error}; try again later") from error
+            raise SandboxError(f"{error}; try again later") from error
 
     def _let_it_end(self, process: subprocess.Popen[bytes]) -> None:
         """It may have been ended from outside, which takes a moment."""
@@ -126,7 +126,7 @@ class GrammarProver:
         while not _state(process, os.WEXITED) and time.monotonic() < last:
             time.sleep(_LOOK_S)
 
-    def _prove(self, kind: str, text: str, on_slow: Callable[[], None]) -> Proof:
+    def _try(self, kind: str, text: str, on_slow: Callable[[], None]) -> SafeGrammar:
         ours, theirs = socket.socketpair()
         with ours:
             with theirs:
@@ -140,7 +140,7 @@ class GrammarProver:
                     self._let_it_end(process)
                     raise _LostError(_ENDED) from error
             try:
-                return _proof(ours, kind, text, on_slow)
+                return _tried(ours, kind, text, on_slow)
             except TimeoutError as error:  # whatever is tried has a shorter limit, so the process itself stands still
                 _kill(process)
                 raise _LostError("the process that grammars are tried in did not answer") from error
@@ -186,7 +186,7 @@ class GrammarProver:
             self._socket = None
 
 
-def _proof(connection: socket.socket, kind: str, text: str, on_slow: Callable[[], None]) -> Proof:
+def _tried(connection: socket.socket, kind: str, text: str, on_slow: Callable[[], None]) -> SafeGrammar:
     """The result of a grammar that is tried at the other end of a connection.
 
     Raises OSError and EOFError if nobody answers there any more.
@@ -209,7 +209,7 @@ def _proof(connection: socket.socket, kind: str, text: str, on_slow: Callable[[]
             break
         on_slow()
     if outcome == Outcome.SOURCE:
-        return Proof(answer, number)
+        return SafeGrammar(answer, number)
     if outcome == Outcome.REFUSED:
         raise GrammarError(answer)
     raise _error_of(number)
