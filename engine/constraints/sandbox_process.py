@@ -1,8 +1,9 @@
 """The process that tries grammars. A grammar may crash it without harm to the server.
 
 sandbox.py runs it as `python -I -c COMMAND SOCKET PATH...`. It reads the vocabulary, and then gets a connection for
-each grammar. For each connection it forks a process that does everything that the server will do with the grammar, under
-limits of time, memory and stack, and answers. Another process between the two waits for it and reports how it ended.
+each grammar. For each connection it forks a process that does everything that the server will do with the grammar,
+under limits of time, memory and stack, and answers. Another process between the two waits for it and reports how it
+ended.
 
 The server's threads have more stack than this. So a grammar that passes here is safe there.
 """

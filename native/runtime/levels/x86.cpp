@@ -59,13 +59,13 @@ bool allowed_tiles() {
 
 }  // namespace
 
-// docs/performance-log.md has the measurements, under "bfloat16 on Emerald Rapids".
+// native/performance-log.md has the measurements, under "bfloat16 on Emerald Rapids".
 bool has_slow_bfloat16_dots(const std::string& vendor, unsigned signature) {
   constexpr unsigned kEmeraldRapids = 207;
   return vendor == "GenuineIntel" && family_of(signature) == 6 && model_of(signature) == kEmeraldRapids;
 }
 
-// docs/performance-log.md has the measurements, under "Attention".
+// native/performance-log.md has the measurements, under "Attention".
 bool brings_line_pairs(const std::string& vendor, unsigned signature) {
   const unsigned model = model_of(signature);
   const bool zen4 = (model >= 0x10 && model < 0x20) || (model >= 0x60 && model < 0x80) || (model >= 0xa0 && model < 0xb0);
