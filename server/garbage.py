@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import gc
 import time
@@ -57,6 +56,8 @@ async def collect_seldom() -> None:
     Python itself collects all of them whenever their number has grown by a quarter. A long conversation that is
     translated and rendered makes so many that this stopped the streams for 40 to 130 ms, up to once a second.
     """
+    import asyncio  # a start uses this module before it loads a model, and has no event loop then
+
     thresholds = gc.get_threshold()
     gc.set_threshold(_YOUNG, _NEVER, _NEVER)
     pause = _MIN_PAUSE_S

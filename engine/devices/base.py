@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -16,11 +16,12 @@ from ..models.spec import DecoderSpec, StageSpec
 from ..weights.dtypes import DType, KvCacheDType
 from ..weights.kv_scales import KvScales
 from ..weights.lora import LoraAdapter
-from ..weights.quantization import Quantization, TensorFormat
+from ..weights.quantization import Quantization
 from ..weights.tensor import WeightSource
 from .batch import StepBatch, StepOutput
 from .bucket_stats import BucketStats
 from .cache_split import CacheSplit, GroupBytes, StateSplit, blocks_without_kv, keeps_kv
+from .load_plan import LoadPlan
 
 
 class LoraLimits(Struct, frozen=True):
@@ -414,6 +415,15 @@ class Device(Protocol):
         """The same bytes for each cache group, in the order of `spec.windows()`."""
         ...
 
+    def plan(
+        self, spec: DecoderSpec, weights: WeightSource, dtype: DType, quantization: Quantization | None
+    ) -> LoadPlan:
+        """What `load` will have in memory with ExecutorOptions of this `dtype` and `quantization`.
+
+        Raises DeviceError for what cannot be.
+        """
+        ...
+
     def load(
         self,
         spec: DecoderSpec,
@@ -421,7 +431,7 @@ class Device(Protocol):
         options: ExecutorOptions,
         cancellation: Cancellation | None = None,
     ) -> Executor:
-        """Pack the weights and allocate the cache, from any thread.
+        """Pack the weights as `plan` says and allocate the cache, from any thread.
 
         Raises DeviceError, naming what is not supported, and LoadCancelledError soon after it was cancelled.
         """
@@ -518,13 +528,4 @@ class OffloadingDevice(Device, Protocol):
 
     def kv_version(self) -> str:
         """Changes whenever the same weights and tokens may give other bits of K and V. May read a file."""
-        ...
-
-
-@runtime_checkable
-class MappingDevice(Device, Protocol):
-    """One that may leave weights in a checkpoint's mapped files."""
-
-    def left_in_files(self, formats: Mapping[str, TensorFormat], weights: WeightSource) -> frozenset[str]:
-        """The names of those weights, which take no memory of their own."""
         ...

@@ -8,6 +8,9 @@ from msgspec import Struct
 
 from ..errors import DeviceError
 
+BLOCK_TOKENS = 16
+"""Tokens of a KV block on the devices whose cache lies in the machine's memory."""
+
 
 class GroupBytes(Struct, frozen=True):
     """What one token takes in a cache group, over all of its layers. `window` is as in CacheGroup."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from ..devices import SERVING_DEVICES
-from ..devices.cache_split import CacheSplit, GroupBytes
+from ..devices.cache_split import BLOCK_TOKENS, CacheSplit, GroupBytes
 from ..devices.coverage import require_mixers
 from ..encoders.inspection import EncoderInspection, inspect_encoder, is_encoder
 from ..errors import DeviceError, ModelError
@@ -37,7 +37,6 @@ from ..weights.quantized import method_in_words
 from .opened_model import OpenedModel, open_model
 
 _CONTEXTS = (4096, 32768)  # tokens
-_BLOCK_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +269,7 @@ def _stages(options: EngineOptions, opened: OpenedModel) -> list[StageMemory]:
     from .stages.split import stage_bytes
 
     planned = plan_stages(options, opened, None)
-    return [StageMemory(str(stage), stage_bytes(opened.spec, stage, opened.formats)) for stage in planned]
+    return [StageMemory(str(stage), stage_bytes(opened.spec, stage, opened.plan.formats)) for stage in planned]
 
 
 def shape_of(spec: DecoderSpec) -> Shape:
@@ -336,5 +335,5 @@ def _kv_cache(model: OpenedModel) -> list[KvMemory]:
 def _sequence_bytes(groups: Sequence[GroupBytes], tokens: int) -> int:
     if not groups:
         return 0
-    split = CacheSplit(groups, _BLOCK_TOKENS, 1, EngineOptions.max_num_batched_tokens)
+    split = CacheSplit(groups, BLOCK_TOKENS, 1, EngineOptions.max_num_batched_tokens)
     return split.bytes_with(split.first_blocks_of(1, tokens, 0))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, cast
 from ..cancellation import Cancellation
 from ..devices import check_options
 from ..devices.base import Executor, ExecutorLimits, LoraExecutor
-from ..devices.cache_split import GroupBytes, keeps_kv
+from ..devices.cache_split import BLOCK_TOKENS, GroupBytes, keeps_kv
 from ..errors import ModelError
 from ..models.generation import sampling_defaults
 from ..models.overrides import overridden
@@ -27,7 +27,7 @@ from ..speculative_options import DraftModel, Eagle3, Mtp, Speculation
 from ..start_log import start_logger
 from .downloads import downloads_of, with_adapters_here
 from .load_progress import WarmUpProgress
-from .memory_plan import BLOCK_TOKENS, plan_memory
+from .memory_plan import plan_memory
 from .opened_model import OpenedModel, open_model
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class EngineLoad:
             model.device,
             model.spec,
             model.weights.identity,
-            (model.dtype, model.kv_cache_dtype, repr(model.kv_scales), repr(model.formats), lora and lora.dtype),
+            (model.dtype, model.kv_cache_dtype, repr(model.kv_scales), repr(model.plan.formats), lora and lora.dtype),
             model.kv_bytes_per_token * BLOCK_TOKENS,
         )
 

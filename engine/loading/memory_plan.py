@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, get_args
 
-from ..devices.cache_split import CacheSplit, GroupBytes, StateSplit, keeps_kv, most_states
+from ..devices.cache_split import BLOCK_TOKENS, CacheSplit, GroupBytes, StateSplit, keeps_kv, most_states
 from ..errors import DeviceError, ModelError
 from ..machine.memory import Memory, read_memory
 from ..models.spec import DecoderSpec, ExpertsSpec, StageSpec, mixers
@@ -31,7 +31,6 @@ _ACTIVATION_BYTES = 4
 _ADAPTER_BYTES = 4  # of a number, as adapters are read
 _MOST_TOGETHER = 5  # matrices of one product: those of a Mamba2's inputs
 _LOGPROB_BYTES = 8  # a token id and its log-probability, as many in a step's rows as in the row that asks for most
-BLOCK_TOKENS = 16  # of the devices whose cache lies in the machine's memory
 _ROUND_TOKENS = 128  # a sequence's last block is rarely full, whatever the device's block size
 
 

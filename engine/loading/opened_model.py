@@ -19,12 +19,12 @@ from ..devices.base import (
     ExecutorOptions,
     LoraDevice,
     LoraLimits,
-    MappingDevice,
     MtpDevice,
     RewindingDevice,
 )
 from ..devices.cache_split import GroupBytes
 from ..devices.coverage import require_mixers
+from ..devices.load_plan import LoadPlan
 from ..errors import DeviceError, ModelError
 from ..files.wording import shown
 from ..machine.memory import read_memory
@@ -38,7 +38,7 @@ from ..weights import ModelSource, StoredSource, open_source
 from ..weights.drafts import no_mtp
 from ..weights.dtypes import STORAGE, DType, KvCacheDType
 from ..weights.kv_scales import KvScales
-from ..weights.quantization import Quantization, TensorFormat, format_of, parse_quantization
+from ..weights.quantization import Quantization, parse_quantization
 from ..weights.quantized import method_to_load_with
 from ..weights.tensor import WeightSource
 from .kv_cache_choice import KvCacheChoice, choose_kv_cache
@@ -60,9 +60,9 @@ _LEAST_ADAPTER_BYTES = 64 * 2**20
 class OpenedModel:
     """A model that has been found, and what it will be computed with; its weights are still to be read.
 
-    `weight_bytes` and `kv_bytes_per_token` are what it will take in memory, and `kv_groups` each cache group's part.
-    `quantization` is what the device does, which may be none although the options name one. `formats` are those of the
-    matrices in memory, by their names. `tokenizer_source` None leaves the tokenizer out.
+    `plan` says what the weights will be in memory, `kv_bytes_per_token` what a token will take there, and `kv_groups`
+    each cache group's part of that. `quantization` is what the device does, which may be none although the options name
+    one. `tokenizer_source` None leaves the tokenizer out.
     """
 
     source: ModelSource
@@ -73,13 +73,17 @@ class OpenedModel:
     dtype: DType
     quantization: Quantization | None
     kv_cache: KvCacheChoice
-    weight_bytes: int
+    plan: LoadPlan
     kv_bytes_per_token: int
     kv_groups: Sequence[GroupBytes]
-    formats: Mapping[str, TensorFormat]
     description: ModelDescription
     contexts: LongContexts | None = None  # None: all adapters have the model's own
     tokenizer_mode: str = "auto"
+
+    @property
+    def weight_bytes(self) -> int:
+        """What the weights will take in memory."""
+        return self.plan.weight_bytes
 
     @property
     def kv_cache_dtype(self) -> KvCacheDType:
@@ -99,7 +103,7 @@ class OpenedModel:
     @property
     def keeps_bits(self) -> bool:
         """Whether matrices stay in the bits of a quantized checkpoint."""
-        return any(format.is_stored for format in self.formats.values())
+        return any(format.is_stored for format in self.plan.formats.values())
 
     @property
     def kept_as(self) -> str:
@@ -107,7 +111,7 @@ class OpenedModel:
         if self.quantization is not None:
             return str(self.quantization)
         shapes, num_bytes = tensor_shapes(self.spec), Counter[str]()
-        for name, format in self.formats.items():
+        for name, format in self.plan.formats.items():
             num_bytes[str(format)] += format.num_bytes(shapes[name])
         return ", ".join(name for name, _ in num_bytes.most_common())
 
@@ -305,13 +309,6 @@ def open_model(options: EngineOptions, source: ModelSource | None = None) -> Ope
         stored_weights,
         device,
     )
-    formats = _formats(weights, spec, device, dtype, quantization)
-    mapped = device.left_in_files(formats, weights) if isinstance(device, MappingDevice) else ()
-    weight_bytes = sum(
-        formats.get(name, TensorFormat("float32")).num_bytes(shape)
-        for name, shape in shapes.items()
-        if name not in mapped
-    )
     return OpenedModel(
         source=source,
         tokenizer_source=_tokenizer_source(options, source),
@@ -321,10 +318,9 @@ def open_model(options: EngineOptions, source: ModelSource | None = None) -> Ope
         dtype=dtype,
         quantization=quantization,
         kv_cache=kv_cache,
-        weight_bytes=weight_bytes,
+        plan=device.plan(spec, weights, dtype, quantization),
         kv_bytes_per_token=device.kv_bytes_per_token(spec, kv_cache.dtype),
         kv_groups=device.kv_group_bytes(spec, kv_cache.dtype),
-        formats=formats,
         description=description,
         contexts=contexts,
         tokenizer_mode=options.tokenizer_mode,
@@ -352,17 +348,6 @@ def _require_watched(spec: DecoderSpec) -> None:
             f"--speculative-config: no EAGLE3 layer can guess for a {spec.family} model: it needs layers that all see "
             'all tokens, and the embedding of tokens alone; take {"method": "ngram"}'
         )
-
-
-def _formats(
-    weights: WeightSource, spec: DecoderSpec, device: Device, dtype: DType, quantization: Quantization | None
-) -> dict[str, TensorFormat]:
-    """Of all matrices; vectors are float32."""
-    return {
-        name: format_of(name, shape, dtype, quantization, weights.stored_format(name) if device.quantizes else None)
-        for name, shape in tensor_shapes(spec).items()
-        if len(shape) > 1
-    }
 
 
 def _tokenizer_source(options: EngineOptions, model: ModelSource) -> ModelSource | None:

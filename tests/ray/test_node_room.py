@@ -48,7 +48,7 @@ def test_a_node_takes_the_layers_that_a_stage_can_load() -> None:
     def room_for(count: int) -> int:
         """The least memory for so many layers, wherever they are."""
         stages = [StageSpec(begin, begin + count, layers) for begin in range(layers - count + 1)]
-        return -(-min(stage_bytes(model.spec, stage, model.formats) for stage in stages) * 9 // 8)
+        return -(-min(stage_bytes(model.spec, stage, model.plan.formats) for stage in stages) * 9 // 8)
 
     for count in range(1, layers):
         assert takes(4, room_for(count), 1, size).layers == count

@@ -35,7 +35,7 @@ class Takes(Struct, frozen=True):
 def size_of(options: EngineOptions) -> ModelSize:
     """The size of the model that the options name. Raises ModelError and DeviceError."""
     with opened_headers(options) as model:
-        spec, formats, weights = model.spec, model.formats, model.weight_bytes
+        spec, formats, weights = model.spec, model.plan.formats, model.weight_bytes
 
         def layers_in(room: int) -> int:
             free = room * BESIDE_WEIGHTS // (BESIDE_WEIGHTS + 1)

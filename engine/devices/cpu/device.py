@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,10 +19,11 @@ from ...models.spec import DecoderSpec, StageSpec
 from ...start_log import start_logger
 from ...weights.dtypes import DType, KvCacheDType
 from ...weights.packed_cache import BackgroundWrite, PackedCache
-from ...weights.quantization import TensorFormat
+from ...weights.quantization import Quantization
 from ...weights.tensor import WeightSource
 from ..base import Executor, ExecutorLimits, ExecutorOptions
 from ..cache_split import GroupBytes
+from ..load_plan import LoadPlan, load_plan
 from ..parallel_options import ParallelOptions
 from .executor import CpuExecutor
 from .groups import (
@@ -182,9 +183,12 @@ class CpuDevice:
         library = Path(_native.__file__).read_bytes()
         return f"{self.isa} {hashlib.blake2b(library, digest_size=16).hexdigest()}"
 
-    def left_in_files(self, formats: Mapping[str, TensorFormat], weights: WeightSource) -> frozenset[str]:
-        """The weights that take no memory of their own, because they are read from the checkpoint's mapped files."""
-        return unpacked_experts(formats, weights)[0]
+    def plan(
+        self, spec: DecoderSpec, weights: WeightSource, dtype: DType, quantization: Quantization | None
+    ) -> LoadPlan:
+        """See Device. What the kernels have no form for is dequantized; routed experts may stay in the files."""
+        formats = formats_of(spec, dtype, quantization, weights)
+        return load_plan(spec, formats, *unpacked_experts(formats, weights))
 
     def load(
         self,
@@ -262,9 +266,9 @@ class CpuDevice:
         stage: StageSpec | None = None,
     ) -> CpuExecutor:
         limits = self.limits(spec, options)
-        formats = formats_of(spec, options.dtype, options.quantization, weights)
-        unpacked, reason = unpacked_experts(formats, weights)
-        _report_unpacked(unpacked, reason, self._options.cache_dir)
+        plan = self.plan(spec, weights, options.dtype, options.quantization)
+        formats, unpacked = plan.formats, plan.in_files
+        _report_unpacked(unpacked, plan.why_packed, self._options.cache_dir)
         try:
             native = _native.Executor(
                 lower(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from copy import copy
 from typing import TypeAlias
 
@@ -38,7 +39,7 @@ from ...weights.kv_scales import KvScale, KvScales
 from ...weights.quantization import GROUP_SIZES, Quantization, TensorFormat, format_of, is_router
 from ...weights.tensor import WeightSource
 
-Formats: TypeAlias = dict[str, TensorFormat]
+Formats: TypeAlias = Mapping[str, TensorFormat]
 
 _CHUNK = 256  # inputs that a kernel expands at once
 _PIECE = 128  # of small floats
@@ -53,7 +54,7 @@ def formats_of(
 
     Without a quantization, what is quantized in `weights` keeps its format where the kernels have it.
     """
-    formats = {}
+    formats: dict[str, TensorFormat] = {}
     for name, shape in tensor_shapes(spec).items():
         if len(shape) == 2:
             stored = None if weights is None or quantization is not None else weights.stored_format(name)

@@ -14,11 +14,13 @@ from ...install_hint import install_command
 from ...models.spec import DecoderSpec
 from ...weights.dtypes import DType, KvCacheDType
 from ...weights.finite import read_finite
+from ...weights.quantization import Quantization
 from ...weights.tensor import WeightSource, WeightTensor
 from ..base import Executor, ExecutorLimits, ExecutorOptions
 from ..bucketing import BucketPlan, StepSizes
 from ..cache_split import GroupBytes
 from ..float_cache import float_cache_dtype, float_group_bytes
+from ..load_plan import LoadPlan, dense_plan
 from ..memory_options import MemoryOptions
 from ..parallel_options import ParallelOptions
 from .buckets import plan_buckets
@@ -80,6 +82,12 @@ class GraphDevice:
     def kv_bytes_per_token(self, spec: DecoderSpec, kv_cache_dtype: KvCacheDType) -> int:
         """Bytes of KV cache that one token takes over all layers. Raises DeviceError for 8-bit types."""
         return sum(group.bytes_per_token for group in self.kv_group_bytes(spec, kv_cache_dtype))
+
+    def plan(
+        self, spec: DecoderSpec, weights: WeightSource, dtype: DType, quantization: Quantization | None
+    ) -> LoadPlan:
+        """All matrices in `dtype`. See Device."""
+        return dense_plan(spec, dtype)
 
     def kv_group_bytes(self, spec: DecoderSpec, kv_cache_dtype: KvCacheDType) -> list[GroupBytes]:
         """The same bytes for each cache group."""

@@ -8,12 +8,12 @@ from ...install_hint import install_command
 from ...models.spec import DecoderSpec
 from ...weights.dtypes import DType, KvCacheDType
 from ...weights.finite import read_finite
+from ...weights.quantization import Quantization
 from ...weights.tensor import WeightSource
 from ..base import Executor, ExecutorOptions
-from ..cache_split import GroupBytes
+from ..cache_split import BLOCK_TOKENS, GroupBytes
 from ..float_cache import float_cache_dtype, float_group_bytes
-
-_BLOCK_SIZE = 16
+from ..load_plan import LoadPlan, dense_plan
 
 
 class TorchDevice:
@@ -32,6 +32,12 @@ class TorchDevice:
     def kv_bytes_per_token(self, spec: DecoderSpec, kv_cache_dtype: KvCacheDType) -> int:
         """Bytes of KV cache that one token takes over all layers. Raises DeviceError for 8-bit types."""
         return sum(group.bytes_per_token for group in self.kv_group_bytes(spec, kv_cache_dtype))
+
+    def plan(
+        self, spec: DecoderSpec, weights: WeightSource, dtype: DType, quantization: Quantization | None
+    ) -> LoadPlan:
+        """All matrices in `dtype`. See Device."""
+        return dense_plan(spec, dtype)
 
     def kv_group_bytes(self, spec: DecoderSpec, kv_cache_dtype: KvCacheDType) -> list[GroupBytes]:
         """The same bytes for each cache group."""
@@ -58,11 +64,13 @@ class TorchDevice:
         if options.quantization is not None:
             raise DeviceError("the torch device does not quantize weights: drop --quantization or take --device cpu")
         limits = options.limits(
-            self.kv_group_bytes(spec, options.cache_dtype), _BLOCK_SIZE, state_bytes=spec.state_bytes
+            self.kv_group_bytes(spec, options.cache_dtype), BLOCK_TOKENS, state_bytes=spec.state_bytes
         )
         tensors = read_finite(weights, cancellation or Cancellation())
         blocks = [group.num_blocks + 1 for group in limits.groups]  # with the padding block
         cached = float_cache_dtype(self.name, options.cache_dtype)
         lora_dtype = "float32" if options.lora is None else options.lora.dtype
-        decoder = TorchDecoder(spec, tensors, options.dtype, cached, blocks, _BLOCK_SIZE, limits.num_states, lora_dtype)
+        decoder = TorchDecoder(
+            spec, tensors, options.dtype, cached, blocks, BLOCK_TOKENS, limits.num_states, lora_dtype
+        )
         return TorchExecutor(decoder, limits)

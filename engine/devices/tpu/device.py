@@ -8,9 +8,11 @@ from ...cancellation import Cancellation
 from ...errors import DeviceError
 from ...models.spec import DecoderSpec
 from ...weights.dtypes import STORAGE, DType, KvCacheDType
+from ...weights.quantization import Quantization
 from ...weights.tensor import WeightSource
 from ..base import Executor, ExecutorOptions
 from ..cache_split import GroupBytes
+from ..load_plan import LoadPlan, dense_plan
 from ..memory_options import MemoryOptions
 from ..parallel_options import ParallelOptions
 from .heads import Kernel, with_heads_for
@@ -48,6 +50,12 @@ class TpuDevice:
     def kv_bytes_per_token(self, spec: DecoderSpec, kv_cache_dtype: KvCacheDType) -> int:
         """Bytes of KV cache that one token takes over all layers and chips. Raises DeviceError for other types."""
         return sum(group.bytes_per_token for group in self.kv_group_bytes(spec, kv_cache_dtype))
+
+    def plan(
+        self, spec: DecoderSpec, weights: WeightSource, dtype: DType, quantization: Quantization | None
+    ) -> LoadPlan:
+        """All matrices in `dtype`. See Device."""
+        return dense_plan(spec, dtype)
 
     def kv_group_bytes(self, spec: DecoderSpec, kv_cache_dtype: KvCacheDType) -> list[GroupBytes]:
         """The same bytes for each cache group. Raises DeviceError if the chips cannot share the model's heads."""

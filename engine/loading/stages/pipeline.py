@@ -50,7 +50,7 @@ def plan_stages(
     what cannot be split.
     """
     _staged(options, model)
-    count, spec, formats = options.pipeline.stages, model.spec, model.formats
+    count, spec, formats = options.pipeline.stages, model.spec, model.plan.formats
     if options.pipeline.pipeline_split is not None:
         return split_as_asked(spec, options.pipeline.pipeline_split)
     equal = split_layers(spec, count, formats)
@@ -105,8 +105,8 @@ def _room_in_words(room: StageRoom) -> str:
 def stages_bytes(model: OpenedModel, stages: Sequence[StageSpec], max_num_batched_tokens: int) -> int:
     """What the weights of all stages take, and the rows between them. A tied embedding is in two of them."""
     rows = len(stages) * max_num_batched_tokens * stage_row_floats(model.spec) * _FLOAT_BYTES
-    whole = stage_bytes(model.spec, StageSpec(0, len(model.spec.layers), len(model.spec.layers)), model.formats)
-    twice = sum(stage_bytes(model.spec, stage, model.formats) for stage in stages) - whole
+    whole = stage_bytes(model.spec, StageSpec(0, len(model.spec.layers), len(model.spec.layers)), model.plan.formats)
+    twice = sum(stage_bytes(model.spec, stage, model.plan.formats) for stage in stages) - whole
     return model.weight_bytes + twice + rows
 
 
@@ -114,7 +114,7 @@ def memory_of(
     host: StageHost, model: OpenedModel, stages: Sequence[StageSpec], draft: OpenedDraft | None = None
 ) -> Memory:
     """What there is for a whole model whose stages `host` has, the first with a `draft` model beside it."""
-    weights = [stage_bytes(model.spec, stage, model.formats) for stage in stages]
+    weights = [stage_bytes(model.spec, stage, model.plan.formats) for stage in stages]
     if draft is not None:
         weights[0] += draft.model.weight_bytes
     return host.memory(weights)

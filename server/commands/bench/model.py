@@ -108,7 +108,7 @@ def tensor_bytes(opened: OpenedModel) -> dict[str, int]:
     shapes = tensor_shapes(opened.spec)
     if opened.device.name == "cpu":
         vector = TensorFormat("float32")
-        return {name: opened.formats.get(name, vector).num_bytes(shape) for name, shape in shapes.items()}
+        return {name: opened.plan.formats.get(name, vector).num_bytes(shape) for name, shape in shapes.items()}
     dtype = _TORCH_COMPUTES_IN if opened.device.name == "torch" else opened.dtype
     return {name: math.prod(shape) * STORAGE[dtype].itemsize for name, shape in shapes.items()}
 

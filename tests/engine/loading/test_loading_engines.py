@@ -16,6 +16,7 @@ import tokenizers
 from tidewheel.engine.cancellation import Cancellation, LoadCancelledError
 from tidewheel.engine.devices.base import Executor, ExecutorLimits, ExecutorOptions
 from tidewheel.engine.devices.cache_split import GroupBytes
+from tidewheel.engine.devices.load_plan import LoadPlan, dense_plan
 from tidewheel.engine.errors import DeviceError, ModelError
 from tidewheel.engine.loading import opened_model
 from tidewheel.engine.loading.load import EngineLoad, load_engine
@@ -73,6 +74,11 @@ class ScriptedDevice:
 
     def kv_bytes_per_token(self, spec: DecoderSpec, kv_cache_dtype: KvCacheDType) -> int:
         return 1024
+
+    def plan(
+        self, spec: DecoderSpec, weights: WeightSource, dtype: DType, quantization: Quantization | None
+    ) -> LoadPlan:
+        return dense_plan(spec, dtype, quantization)
 
     def kv_group_bytes(self, spec: DecoderSpec, kv_cache_dtype: KvCacheDType) -> list[GroupBytes]:
         return [GroupBytes(None, 1024)]

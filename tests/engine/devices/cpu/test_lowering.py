@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from engine.devices.made_models import MLP, NORM, PLAIN, RandomWeights, decoder, decoder_of
 
+from tidewheel.engine.devices.cache_split import BLOCK_TOKENS
 from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.models.spec import BranchSpec
 from tidewheel.engine.models.spec.shapes import Shapes
@@ -86,3 +87,7 @@ def test_a_mixer_that_the_device_lacks_is_refused_by_name() -> None:
     spec = decoder_of((BranchSpec(MLP, NORM), BranchSpec(Recurrence(), NORM)))
     with pytest.raises(DeviceError, match="the cpu device has no recurrence"):
         lower(spec, formats_of(spec, "float32", None), spec.max_positions)
+
+
+def test_memory_is_planned_in_the_kernels_blocks() -> None:
+    assert _native.block_tokens() == BLOCK_TOKENS

@@ -25,6 +25,7 @@ from engine.weights.quantized.checkpoint_formats import (
     packed,
     save,
 )
+from harness import load, make_device
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from samples import sample
@@ -455,6 +456,20 @@ def test_what_is_quantized_in_two_ways_is_joined_in_floats(tmp_path: Path) -> No
     weights = source.weights(dataclasses.replace(what, tensors={**what.tensors, "layers.0.up.weight": both}))
     wanted = np.concatenate([expected["layers.0.gate.weight"][:80], other[:80]])
     np.testing.assert_array_equal(to_float32(weights["layers.0.up.weight"]), wanted)
+
+
+@pytest.mark.parametrize("group", [96, 64])
+def test_the_memory_that_is_planned_is_what_the_weights_take(tmp_path: Path, group: int) -> None:
+    """The kernels have no groups of 96 inputs: such matrices are dequantized as they are read, and counted so."""
+    config = {**CONFIG, "hidden_size": 192, "intermediate_size": 192}
+    tensors, _ = model(gptq(group=group), config=config)
+    save(tmp_path, {**config, "quantization_config": gptq(group=group).config}, tensors)
+    planned = open_model(EngineOptions(str(tmp_path), device="cpu", skip_tokenizer_init=True))
+    assert planned.keeps_bits == (group == 64)
+    executor = load(make_device("cpu"), tmp_path, "float16")
+    taken = executor.native.weight_bytes  # type: ignore[attr-defined]
+    executor.close()
+    assert planned.weight_bytes <= taken <= 1.2 * planned.weight_bytes  # with padding
 
 
 def test_an_override_says_how_weights_are_read(tmp_path: Path) -> None:

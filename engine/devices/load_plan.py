@@ -1,0 +1,48 @@
+"""LoadPlan: what a device will have in memory of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from msgspec import Struct
+
+from ..models.spec import DecoderSpec, tensor_shapes
+from ..weights.dtypes import DType
+from ..weights.quantization import Quantization, TensorFormat, format_of
+
+_VECTOR = TensorFormat("float32")
+
+
+class LoadPlan(Struct, frozen=True):
+    """What a device will have in memory of a model, decided once, before any weight is read.
+
+    `formats` are those of all matrices, by their names; vectors are float32. The weights `in_files` stay in the
+    checkpoint's mapped files, and take no memory of their own. `why_packed` says why there are none, if they were asked
+    for. `weight_bytes` is what all others take, without padding.
+    """
+
+    formats: Mapping[str, TensorFormat]
+    weight_bytes: int
+    in_files: frozenset[str] = frozenset()
+    why_packed: str | None = None
+
+
+def load_plan(
+    spec: DecoderSpec,
+    formats: Mapping[str, TensorFormat],
+    in_files: frozenset[str] = frozenset(),
+    why_packed: str | None = None,
+) -> LoadPlan:
+    """The plan for a spec whose matrices have these `formats`."""
+    return LoadPlan(formats, _weight_bytes(spec, formats, in_files), in_files, why_packed)
+
+
+def dense_plan(spec: DecoderSpec, dtype: DType, quantization: Quantization | None = None) -> LoadPlan:
+    """That of a device which has all matrices in `dtype`, or quantizes them, however they are stored."""
+    matrices = [(name, shape) for name, shape in tensor_shapes(spec).items() if len(shape) > 1]
+    return load_plan(spec, {name: format_of(name, shape, dtype, quantization) for name, shape in matrices})
+
+
+def _weight_bytes(spec: DecoderSpec, formats: Mapping[str, TensorFormat], without: Collection[str]) -> int:
+    shapes = tensor_shapes(spec).items()
+    return sum(formats.get(name, _VECTOR).num_bytes(shape) for name, shape in shapes if name not in without)
