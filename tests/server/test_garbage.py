@@ -24,7 +24,9 @@ def test_what_lives_on_is_collected_in_a_while(is_frozen: bool, monkeypatch: pyt
     monkeypatch.setattr(garbage, "_MIN_PAUSE_S", 0.01)
     monkeypatch.setattr(garbage, "_PAUSE_RATIO", 0)
     monkeypatch.setattr(garbage, "_LARGE", 0 if is_frozen else 10**9)
-    thresholds, frozen = gc.get_threshold(), gc.get_freeze_count()
+    before, frozen = gc.get_threshold(), gc.get_freeze_count()
+    thresholds = (700, 10, 10)
+    gc.set_threshold(*thresholds)
 
     async def run() -> None:
         collecting = asyncio.create_task(garbage.collect_seldom())
@@ -40,6 +42,7 @@ def test_what_lives_on_is_collected_in_a_while(is_frozen: bool, monkeypatch: pyt
 
     asyncio.run(run())
     assert gc.get_threshold() == thresholds
+    gc.set_threshold(*before)
     assert gc.get_freeze_count() > frozen // 2  # what a start has frozen stays so, but for what was freed
 
 
