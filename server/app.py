@@ -55,12 +55,12 @@ from .generation.generations import Generations
 from .generation.logprobs import LogprobsFormatter
 from .generation.prompt_encoding import PromptEncoder
 from .http.auth import HEALTH_PATHS, METRICS_PATHS, ApiKeyAuth
-from .http.body_values import BodyValues, most_values
 from .http.clients import NameClient
 from .http.hosts import AllowedHosts
+from .http.json_limits import JsonLimits, most_values
 from .http.middleware import BodyLimit, JsonOnly, RequestId
+from .http.path_normalization import PathNormalization
 from .http.routes_by_path import RoutesByPath
-from .http.tidy_path import TidyPath
 from .protocol.decode import ParameterNotes
 from .protocol.rules import RequestRules
 from .responses.store import Responses, ResponseStore
@@ -310,10 +310,10 @@ def _middleware(options: AppOptions, resources: AppResources, max_model_len: int
             unlogged_paths=(WEB_PATHS | DOCS_PATHS) - {"/", "/docs", "/openapi.json"},
             unlogged_successes=frozenset(options.disable_access_log_for_endpoints),
         ),
-        Middleware(TidyPath),
+        Middleware(PathNormalization),
         *hosts,
         Middleware(BodyLimit, max_bytes=options.max_body_bytes),
-        Middleware(BodyValues, max_values=most_values(max_model_len)),
+        Middleware(JsonLimits, max_values=most_values(max_model_len)),
         *resources.middleware,
     ]
     if resources.tracer is not None:

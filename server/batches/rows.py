@@ -15,7 +15,7 @@ import msgspec
 from tidewheel.engine.errors import TidewheelError, quoted
 
 from ..errors import ApiError, bad_request
-from ..http.body_values import JsonCounts
+from ..http.json_limits import JsonCounts
 from ..ids import new_id
 from ..protocol.decode import unsupported
 

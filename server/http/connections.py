@@ -13,7 +13,7 @@ from typing import Any, ClassVar, cast
 
 from ..errors import ApiError, bad_request
 from .limits import ConnectionLimits
-from .one_at_a_time import Flow, OneAtATime
+from .no_pipelining import Flow, NoPipelining
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class Refused(Exception):  # noqa: N818 - not an error of this server
     """Ends the parsing of a request that has been refused."""
 
 
-class Connection(OneAtATime):
+class Connection(NoPipelining):
     """One client's connection."""
 
     limits: ClassVar[ConnectionLimits]

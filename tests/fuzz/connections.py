@@ -11,7 +11,7 @@ from fuzz.harness import Harness
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from tidewheel.server.http import one_at_a_time
+from tidewheel.server.http import no_pipelining
 from tidewheel.server.http.connections import connection_class
 from tidewheel.server.http.limits import ConnectionLimits
 
@@ -124,8 +124,8 @@ async def answered(pieces: Iterable[bytes]) -> tuple[list[Any], bytes]:
 def run(data: bytes) -> None:
     cuts = range(1, len(data), 1 + len(data) // 6)
     with (
-        patch.object(one_at_a_time, "_MOST_AHEAD", MOST_AHEAD),
-        patch.object(one_at_a_time, "_TURN", 512),
+        patch.object(no_pipelining, "_MOST_AHEAD", MOST_AHEAD),
+        patch.object(no_pipelining, "_TURN", 512),
         asyncio.Runner() as runner,
     ):
         whole = runner.run(answered([data]))

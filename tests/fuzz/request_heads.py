@@ -8,9 +8,9 @@ from typing import Any
 
 from fuzz.harness import Harness, written
 
-from tidewheel.server.http.body_values import JsonCounts
+from tidewheel.server.http.json_limits import JsonCounts
 from tidewheel.server.http.middleware import BodyLimit, JsonOnly, RequestId
-from tidewheel.server.http.tidy_path import TidyPath
+from tidewheel.server.http.path_normalization import PathNormalization
 
 HEADS: list[dict[str, Any]] = [
     {"method": "POST", "path": "//v1//chat/completions/", "root": "",
@@ -93,7 +93,9 @@ def request_head(data: bytes) -> None:
     async def send(message: Any) -> None:
         sent.append(message)
 
-    chain = RequestId(BodyLimit(JsonOnly(TidyPath(app)), 1000), root_path=root, send_header=True, access_log=True)
+    chain = RequestId(
+        BodyLimit(JsonOnly(PathNormalization(app)), 1000), root_path=root, send_header=True, access_log=True
+    )
     with contextlib.suppress(StopIteration):
         chain(scope, receive, send).__await__().send(None)
     status, length = sent[0]["status"], headers.get("content-length", "0")

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 _SLASHES = re.compile("/{2,}")
 
 
-class TidyPath:
+class PathNormalization:
     """Serves paths under `/v1` that have extra slashes, as clients make them from base URLs that end with a slash.
 
     A redirect would make the client send its body twice, and would need the URL of the proxy in front. Paths outside
@@ -25,7 +25,7 @@ class TidyPath:
             if "//" in path or path.endswith("/"):
                 root: str = scope.get("root_path", "")
                 prefix = root if root and path.startswith(root + "/") else ""
-                tidy = _SLASHES.sub("/", path[len(prefix) :])
-                if tidy.startswith("/v1/"):
-                    scope["path"] = prefix + tidy.rstrip("/")
+                normalized = _SLASHES.sub("/", path[len(prefix) :])
+                if normalized.startswith("/v1/"):
+                    scope["path"] = prefix + normalized.rstrip("/")
         await self.app(scope, receive, send)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from server.conftest import RunningServer
 
-from tidewheel.server.http.body_values import LEAST_VALUES, LONGEST_NAME, MOST_PARTS, JsonCounts
+from tidewheel.server.http.json_limits import LEAST_VALUES, LONGEST_NAME, MOST_PARTS, JsonCounts
 
 TEXT = st.text(st.sampled_from('",:[]{}\\ \n\taé') | st.characters(), max_size=8)
 JSON = st.recursive(

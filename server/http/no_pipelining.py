@@ -22,7 +22,7 @@ _ANY_ANSWER = b"HTTP/1.1 "  # every answer begins like this
 _FIRST_PROBE_S = 0.1
 
 
-class OneAtATime(HttpToolsProtocol):
+class NoPipelining(HttpToolsProtocol):
     """uvicorn's connection, whose parser gets bytes only up to the end of the current request.
 
     Later requests wait unparsed. If they are large, nothing more is read. A client that closes its sending side after a

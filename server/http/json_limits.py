@@ -82,7 +82,7 @@ class JsonCounts:
             self.longest_name = max(self.longest_name, int((ends[last] - ends[last - 1]).max()) - 1)
 
 
-class BodyValues:
+class JsonLimits:
     """Answers 413 to a body whose JSON has more values than any request needs, as soon as they have arrived.
 
     The limits are `max_values` values, MOST_PARTS objects, lists and fields, and names of LONGEST_NAME bytes.
