@@ -32,9 +32,9 @@ from ..scheduling.sequence import Sequence
 from ..text.tokenizer import Tokenizer
 from .loop import EngineLoop
 from .open_streams import OpenStreams
+from .output_processor import OutputProcessor
 from .request import Request
 from .stream import RequestStream
-from .transcript import Transcript
 from .validation import RequestValidator
 from .watchdog import StepWatchdog
 
@@ -82,7 +82,7 @@ class Engine:
     """A loaded model that serves requests. Everything but `stats` is called on the event loop's thread.
 
     The engine thread owns scheduler, blocks and sequences; this side owns the streams. They exchange messages:
-    sequences and aborts one way, one Delivery a step the other way.
+    sequences and aborts one way, EngineCoreOutputs once a step the other way.
     """
 
     def __init__(
@@ -227,7 +227,7 @@ class Engine:
         )
         stream = self._streams.open(
             [
-                Transcript(s.key, request.first_choice + s.index, sampling, self.tokenizer.detokenizer(*text))
+                OutputProcessor(s.key, request.first_choice + s.index, sampling, self.tokenizer.detokenizer(*text))
                 for s in sequences[: sampling.n]
             ]
         )

@@ -28,7 +28,7 @@ from ..scheduling.batch_builder import BatchBuilders
 from ..scheduling.scheduler import Scheduler
 from ..scheduling.sequence import Sequence
 from ..scheduling.step import Finished, Step
-from .delivery import Delivery, delivery_of
+from .engine_core_outputs import EngineCoreOutputs, outputs_of
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class EngineLoop:
     """Owns scheduler, builder and executor from `start` on. Other threads only leave messages."""
 
     def __init__(
-        self, scheduler: Scheduler, executor: Executor, masks: MaskWriter, deliver: Callable[[Delivery], None]
+        self, scheduler: Scheduler, executor: Executor, masks: MaskWriter, deliver: Callable[[EngineCoreOutputs], None]
     ) -> None:
         """`deliver` is called on the engine thread, at most once a step and once for the messages before it.
 
@@ -140,7 +140,7 @@ class EngineLoop:
             has_failed = False
         except BaseException as failure:  # whatever it was, nobody may be left waiting
             logger.exception("The engine has failed")
-            self._deliver(Delivery(failure=failure))
+            self._deliver(EngineCoreOutputs(failure=failure))
         finally:
             self.step_started = None
             self._masks.close()
@@ -172,7 +172,7 @@ class EngineLoop:
             else:
                 scheduler.add(message)
         if finished:
-            self._deliver(Delivery(finished=finished))
+            self._deliver(EngineCoreOutputs(finished=finished))
         return running
 
     def _wait_for_work(self) -> None:
@@ -205,7 +205,7 @@ class EngineLoop:
         ended = self._scheduler.lose_cache(f"{failure}. The answer ends here, and the request can be sent again")
         logger.error("%s: %d sequences end with an error, and all stages start again", failure, len(ended))
         if ended:
-            self._deliver(Delivery(finished=ended))
+            self._deliver(EngineCoreOutputs(finished=ended))
         self._builder = BatchBuilders(executor.limits, self._scheduler.max_in_flight)
         with contextlib.suppress(LoadCancelledError):  # the message to stop is there
             executor.restart(failure)
@@ -283,9 +283,16 @@ class EngineLoop:
         self.step_seconds.observe(ended - self.step_started)
         self.step_tokens.observe(step.rows.num_tokens)
         self.steps_total += 1
-        said = delivery_of(step, output, ended)
-        said.preempted, said.passed_on = step.preempted, passed_on
-        said.finished = scheduler.commit(step, output)
-        if said.passed_on or said.keys or said.started or said.scored or said.finished or said.preempted:
-            self._deliver(said)
+        outputs = outputs_of(step, output, ended)
+        outputs.preempted, outputs.passed_on = step.preempted, passed_on
+        outputs.finished = scheduler.commit(step, output)
+        if (
+            outputs.passed_on
+            or outputs.keys
+            or outputs.started
+            or outputs.scored
+            or outputs.finished
+            or outputs.preempted
+        ):
+            self._deliver(outputs)
         scheduler.end_step(step)

@@ -1,4 +1,4 @@
-"""OpenStreams: where deliveries from the engine thread reach the streams of the requests that run."""
+"""OpenStreams: where the outputs of the engine thread reach the streams of the requests that run."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Callable
 from ..devices.sampling import NO_TOKEN
 from ..outputs import FinishReason
 from ..scheduling.step import Finished
-from .delivery import Delivery
+from .engine_core_outputs import EngineCoreOutputs
+from .output_processor import OutputProcessor
 from .stream import RequestStream
-from .transcript import Transcript
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ class OpenStreams:
     """The streams that have not ended, by the keys of their choices. Lives on the event loop, but for `deliver`.
 
     `abort` tells the engine thread which sequences are not wanted any more. `on_failure` hears that the engine is dead,
-    or that a delivery could not be passed on; it has to `fail` the streams.
+    or that outputs could not be passed on; it has to `fail` the streams.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class OpenStreams:
         self._abort_sequences = abort
         self._on_failure = on_failure
         self._event_loop: asyncio.AbstractEventLoop | None = None
-        self._streams: dict[int, tuple[Transcript, RequestStream]] = {}
+        self._streams: dict[int, tuple[OutputProcessor, RequestStream]] = {}
         self._idle: asyncio.Event = asyncio.Event()
         self._idle.set()
 
@@ -40,10 +40,10 @@ class OpenStreams:
         return len(self._streams)
 
     def start(self, event_loop: asyncio.AbstractEventLoop) -> None:
-        """Pass deliveries on there from now on."""
+        """Pass outputs on there from now on."""
         self._event_loop = event_loop
 
-    def open(self, choices: list[Transcript]) -> RequestStream:
+    def open(self, choices: list[OutputProcessor]) -> RequestStream:
         """The stream of a new request."""
         stream = RequestStream(choices, self._abort)
         for choice in choices:
@@ -51,11 +51,11 @@ class OpenStreams:
         self._idle.clear()
         return stream
 
-    def deliver(self, delivery: Delivery) -> None:
-        """Pass a delivery on. Called on the engine thread, and returns at once."""
+    def deliver(self, outputs: EngineCoreOutputs) -> None:
+        """Pass outputs on. Called on the engine thread, and returns at once."""
         assert self._event_loop is not None
         try:
-            self._event_loop.call_soon_threadsafe(self._receive, delivery)
+            self._event_loop.call_soon_threadsafe(self._receive, outputs)
         except RuntimeError:
             logger.debug("The event loop is closed; nobody is left to deliver to")
 
@@ -76,36 +76,36 @@ class OpenStreams:
         self._streams.clear()
         self._idle.set()
 
-    def _receive(self, delivery: Delivery) -> None:
+    def _receive(self, outputs: EngineCoreOutputs) -> None:
         try:
-            if delivery.failure is not None:
-                self._on_failure(delivery.failure)
+            if outputs.failure is not None:
+                self._on_failure(outputs.failure)
             else:
-                self._distribute(delivery)
+                self._distribute(outputs)
         except Exception as failure:  # streams that may have missed something must not wait for it
             logger.exception("What the engine delivered cannot be passed on")
             self._on_failure(failure)
         finally:
-            if delivery.passed_on is not None:
-                delivery.passed_on()
+            if outputs.passed_on is not None:
+                outputs.passed_on()
 
-    def _distribute(self, delivery: Delivery) -> None:
-        streams, logprobs = self._streams, delivery.logprobs
-        for start in delivery.started:
+    def _distribute(self, outputs: EngineCoreOutputs) -> None:
+        streams, logprobs = self._streams, outputs.logprobs
+        for start in outputs.started:
             if start.key in streams:
                 choice = streams[start.key][0]
                 choice.num_cached_tokens, choice.times = start.num_cached_tokens, start.times
-        for key in delivery.preempted:
+        for key in outputs.preempted:
             if key in streams:
                 streams[key][0].num_preemptions += 1
-        for key, scored in delivery.scored:
+        for key, scored in outputs.scored:
             if key in streams:
                 streams[key][0].push_prompt(scored)
         ends: dict[int, Finished] = {}  # of the last token of each sequence, by its place
-        if delivery.finished:
-            last = {key: i for i, key in enumerate(delivery.keys)}
-            ends = {last[end.key]: end for end in delivery.finished if end.key in last}
-        for i, (key, token) in enumerate(zip(delivery.keys, delivery.token_ids, strict=True)):
+        if outputs.finished:
+            last = {key: i for i, key in enumerate(outputs.keys)}
+            ends = {last[end.key]: end for end in outputs.finished if end.key in last}
+        for i, (key, token) in enumerate(zip(outputs.keys, outputs.token_ids, strict=True)):
             entry = streams.get(key)
             if entry is None or token == NO_TOKEN:
                 continue
@@ -118,7 +118,7 @@ class OpenStreams:
             elif choice.push(token, logprob, ends=end.reason is FinishReason.STOP and not end.is_complete):
                 self._abort([choice])
                 stream.notify(choice)
-        for end in delivery.finished:
+        for end in outputs.finished:
             entry = streams.pop(end.key, None)
             if entry is not None:
                 choice, stream = entry
@@ -129,7 +129,7 @@ class OpenStreams:
         if not streams:
             self._idle.set()
 
-    def _abort(self, choices: list[Transcript]) -> None:
+    def _abort(self, choices: list[OutputProcessor]) -> None:
         """Forget choices that ended on this side, and let the engine thread know."""
         for choice in choices:
             self._streams.pop(choice.key, None)

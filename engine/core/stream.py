@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from ..outputs import FinishReason, RequestOutput, TokenLogprob
-from .transcript import Transcript
+from .output_processor import OutputProcessor
 
 T_contra = TypeVar("T_contra", contravariant=True)
 
@@ -34,10 +34,10 @@ class RequestStream:
 
     __slots__ = ("_flows", "_on_abort", "_sink", "_waiting", "choices")
 
-    def __init__(self, choices: list[Transcript], on_abort: Callable[[list[Transcript]], None]) -> None:
+    def __init__(self, choices: list[OutputProcessor], on_abort: Callable[[list[OutputProcessor]], None]) -> None:
         self.choices = choices
         self._on_abort = on_abort
-        self._waiting: deque[Transcript | RequestOutput] = deque()
+        self._waiting: deque[OutputProcessor | RequestOutput] = deque()
         self._sink: Sink[RequestOutput] | None = None
         self._flows = False
 
@@ -68,7 +68,7 @@ class RequestStream:
         if unfinished:
             self._on_abort(unfinished)
 
-    def push(self, choice: Transcript, token: int, logprob: TokenLogprob | None) -> bool:
+    def push(self, choice: OutputProcessor, token: int, logprob: TokenLogprob | None) -> bool:
         """Add a token to a choice that goes on. Returns whether its text has ended the choice."""
         # The short way that most tokens take. The last step has filled the processor's caches with weights, so each
         # object that a token needs is a cache miss.
@@ -84,7 +84,7 @@ class RequestStream:
         self.notify(choice)
         return stopped
 
-    def notify(self, choice: Transcript) -> None:
+    def notify(self, choice: OutputProcessor) -> None:
         """Say that `choice` has something to take."""
         if self._flows:
             self._hand_over(choice.take())

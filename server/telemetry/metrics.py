@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tidewheel.engine.core.engine import Engine, EngineStats
-from tidewheel.engine.core.transcript import Transcript
+from tidewheel.engine.core.output_processor import OutputProcessor
 from tidewheel.engine.histogram import Histogram
 from tidewheel.engine.outputs import FinishReason, RequestOutput
 from tidewheel.engine.sampling_params import SamplingParams
@@ -241,7 +241,7 @@ class RequestTimer:
         self._num_decoding = 0
         self.finish_reasons: list[str] = []
 
-    def on_output(self, output: RequestOutput, choice: Transcript) -> None:
+    def on_output(self, output: RequestOutput, choice: OutputProcessor) -> None:
         """Note an output of a choice, whose index counts over all prompts.
 
         Several tokens that come at once took equal parts of the time since the last.
@@ -273,13 +273,13 @@ class RequestTimer:
                 self._metrics.decode_clock.end()
                 self._num_decoding -= 1
 
-    def decode_time(self, choice: Transcript) -> float | None:
+    def decode_time(self, choice: OutputProcessor) -> float | None:
         """Seconds from a choice's first token to its last; None without tokens."""
         last = self._last_token.get(choice.index)
         return None if last is None or choice.times is None else max(last - choice.times.first_token, 0.0)
 
     def stop(
-        self, prompt_lengths: Sequence[int], sampling: SamplingParams, choices: Sequence[Sequence[Transcript]]
+        self, prompt_lengths: Sequence[int], sampling: SamplingParams, choices: Sequence[Sequence[OutputProcessor]]
     ) -> float:
         """End the request and return how many seconds it took. `choices` are those of each prompt."""
         elapsed = time.perf_counter() - self.started
@@ -298,7 +298,7 @@ class RequestTimer:
                 self._observe(answer, self.decode_time(answer))
         return elapsed
 
-    def _observe(self, choice: Transcript, decode: float | None) -> None:
+    def _observe(self, choice: OutputProcessor, decode: float | None) -> None:
         metrics = self._metrics
         metrics.generation_tokens.observe(choice.num_tokens)
         metrics.preemptions.observe(choice.num_preemptions)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tidewheel.engine.core.transcript import Transcript
+from tidewheel.engine.core.output_processor import OutputProcessor
 from tidewheel.engine.outputs import FinishReason
 from tidewheel.engine.sampling_params import SamplingParams
 
@@ -31,7 +31,7 @@ class Ended:
     operation: str
     prompt_lengths: Sequence[int]
     sampling: SamplingParams
-    choices: Sequence[Sequence[Transcript]]
+    choices: Sequence[Sequence[OutputProcessor]]
     timer: RequestTimer
     usage: Usage
     cut_short: str | None

@@ -21,8 +21,8 @@ from server.raw_http import read_health
 from server.waiting import eventually, is_idle
 from storm import Storm
 
+from tidewheel.engine.core.output_processor import OutputProcessor
 from tidewheel.engine.core.stream import RequestStream
-from tidewheel.engine.core.transcript import Transcript
 from tidewheel.engine.devices.cpu.options import CpuOptions
 from tidewheel.engine.loading.load import load_engine
 from tidewheel.engine.options import EngineOptions
@@ -114,7 +114,7 @@ def test_nothing_outlives_its_request(
 
 def requests_kept() -> Counter[str]:
     """What there is of requests in this process, by its type."""
-    kinds = (Connection, Generation, RequestStream, Sequence, Transcript)
+    kinds = (Connection, Generation, RequestStream, Sequence, OutputProcessor)
     found = [thing for thing in gc.get_objects() if isinstance(thing, kinds)]
     return Counter(type(one).__name__ for one in found if not isinstance(one, Connection) or one.transport.is_closing())
 

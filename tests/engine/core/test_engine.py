@@ -80,7 +80,7 @@ def run(engine: Engine, scenario: Callable[[Engine], Awaitable[Any]]) -> Any:
             assert engine.stats().kv_blocks_used == 0
             executor: FakeExecutor = engine._executor  # type: ignore[assignment]
             assert executor.closed == 1
-            await asyncio.sleep(0)  # the last delivery
+            await asyncio.sleep(0)  # the last outputs
             assert executor.times_lent == executor.times_taken_back
 
     return asyncio.run(main())

@@ -16,7 +16,7 @@ from engine.tiny_tokenizers import tiny
 from tidewheel.engine.constraints.constraint import SequenceConstraint, TokenConstraints
 from tidewheel.engine.constraints.lookahead import Lookahead
 from tidewheel.engine.constraints.masks import MaskWriter
-from tidewheel.engine.core.delivery import Delivery
+from tidewheel.engine.core.engine_core_outputs import EngineCoreOutputs
 from tidewheel.engine.core.loop import EngineLoop
 from tidewheel.engine.devices.base import ExecutorLimits
 from tidewheel.engine.devices.batch import StepBatch, StepOutput, TokenMasks
@@ -99,22 +99,22 @@ def sequence(key: int, prompt_len: int, max_tokens: int, *, constrained: bool = 
 
 
 def serve(monkeypatch: pytest.MonkeyPatch, longest_s: float) -> tuple[list[int], list[list[int]], dict[int, list[int]]]:
-    """Tokens that each step runs, sequences that each delivery has a token for, and the tokens of each."""
+    """Tokens that each step runs, sequences that each step has a token for, and the tokens of each."""
     clock, ended = Clock(), threading.Event()
     monkeypatch.setattr(time, "perf_counter", clock)
     executor = TimedExecutor(clock)
     scheduler = Scheduler(CostModel(max_step_ms=20.0), LIMITS)
-    deliveries: list[list[int]] = []
+    keys_of_steps: list[list[int]] = []
     tokens: dict[int, list[int]] = {}
     unfinished = {PLAIN, *CONSTRAINED, *PROMPTS}
 
-    def deliver(delivery: Delivery) -> None:
-        if delivery.failure is not None:
+    def deliver(outputs: EngineCoreOutputs) -> None:
+        if outputs.failure is not None:
             ended.set()
-        deliveries.append(delivery.keys)
-        for key, token in zip(delivery.keys, delivery.token_ids, strict=True):
+        keys_of_steps.append(outputs.keys)
+        for key, token in zip(outputs.keys, outputs.token_ids, strict=True):
             tokens.setdefault(key, []).append(token)
-        unfinished.difference_update(end.key for end in delivery.finished)
+        unfinished.difference_update(end.key for end in outputs.finished)
         if not unfinished:
             ended.set()
 
@@ -126,15 +126,15 @@ def serve(monkeypatch: pytest.MonkeyPatch, longest_s: float) -> tuple[list[int],
     loop.stop()
     assert loop.join(60)
     assert not unfinished
-    return executor.loads, deliveries, tokens
+    return executor.loads, keys_of_steps, tokens
 
 
 def test_slow_grammars_change_neither_what_runs_in_a_step_nor_whose_step_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their masks are no time of the device's: it would not be shorter with fewer tokens of prompts."""
-    loads, deliveries, tokens = serve(monkeypatch, 0.0)
+    loads, keys_of_steps, tokens = serve(monkeypatch, 0.0)
     assert sum(load > 100 for load in loads) >= 10, "prompts are computed beside the streams, in chunks of some size"
-    assert all({PLAIN, *CONSTRAINED} <= set(keys) for keys in deliveries[:200]), "nobody is left out of a step"
-    assert serve(monkeypatch, 0.3) == (loads, deliveries, tokens)
+    assert all({PLAIN, *CONSTRAINED} <= set(keys) for keys in keys_of_steps[:200]), "nobody is left out of a step"
+    assert serve(monkeypatch, 0.3) == (loads, keys_of_steps, tokens)
 
 
 @pytest.mark.parametrize("runs_ahead", [False, True])
@@ -143,11 +143,11 @@ def test_a_device_that_runs_ahead_gives_the_same_tokens(runs_ahead: bool) -> Non
     ended, tokens = threading.Event(), dict[int, list[int]]()
     unfinished = set(range(6))
 
-    def deliver(delivery: Delivery) -> None:
-        for key, token in zip(delivery.keys, delivery.token_ids, strict=True):
+    def deliver(outputs: EngineCoreOutputs) -> None:
+        for key, token in zip(outputs.keys, outputs.token_ids, strict=True):
             tokens.setdefault(key, []).append(token)
-        unfinished.difference_update(end.key for end in delivery.finished)
-        if not unfinished or delivery.failure is not None:
+        unfinished.difference_update(end.key for end in outputs.finished)
+        if not unfinished or outputs.failure is not None:
             ended.set()
 
     loop = EngineLoop(Scheduler(CostModel(max_step_ms=20.0), executor.limits), executor, MaskWriter(256), deliver)

@@ -9,8 +9,8 @@ from engine.tiny_tokenizers import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tidewheel.engine.core.output_processor import OutputProcessor
 from tidewheel.engine.core.stream import RequestStream
-from tidewheel.engine.core.transcript import Transcript
 from tidewheel.engine.outputs import FinishReason, RequestOutput, TokenLogprob
 from tidewheel.engine.sampling_params import SamplingParams
 
@@ -42,11 +42,11 @@ class Taker:
 
 
 def stream_of(sampling: SamplingParams, n: int = 1) -> RequestStream:
-    choices = [Transcript(index, index, sampling, TOKENIZER.detokenizer()) for index in range(n)]
+    choices = [OutputProcessor(index, index, sampling, TOKENIZER.detokenizer()) for index in range(n)]
     return RequestStream(choices, lambda choices: None)
 
 
-def finish(stream: RequestStream, choice: Transcript) -> None:
+def finish(stream: RequestStream, choice: OutputProcessor) -> None:
     choice.finish(FinishReason.STOP)
     stream.notify(choice)
 

@@ -1,4 +1,4 @@
-"""Delivery: what a step, or the end of a sequence, means for the streams of the requests that run."""
+"""EngineCoreOutputs: what a step, or the end of a sequence, means for the streams of the requests that run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Started(NamedTuple):
 
 
 @dataclass(slots=True)
-class Delivery:
+class EngineCoreOutputs:
     """What a step, or a message, means for the streams: `token_ids[i]` belongs to the sequence `keys[i]`.
 
     A sequence may have several, in order. `logprobs` has the log-probabilities of token i if they are wanted, and
@@ -41,26 +41,26 @@ class Delivery:
     failure: BaseException | None = None
 
 
-def delivery_of(step: Step, output: StepOutput, now: float) -> Delivery:
+def outputs_of(step: Step, output: StepOutput, now: float) -> EngineCoreOutputs:
     """What a step means for the streams, but for ends."""
     rows = step.rows
     token_ids: list[int] = output.token_ids[: rows.num_sampled].tolist()
     if rows.drafts or rows.has_beams:
         kept = rows.kept(token_ids)
-        delivery = Delivery([sequence.key for sequence, _ in kept], [token_ids[row] for _, row in kept])
+        outputs = EngineCoreOutputs([sequence.key for sequence, _ in kept], [token_ids[row] for _, row in kept])
         if output.logprobs is not None:
-            delivery.logprobs = _logprobs(kept, output)
+            outputs.logprobs = _logprobs(kept, output)
     else:
         sampled = rows.sampled
-        delivery = Delivery([sequence.key for sequence in sampled], token_ids)
+        outputs = EngineCoreOutputs([sequence.key for sequence in sampled], token_ids)
         if output.logprobs is not None:
-            delivery.logprobs = _logprobs(zip(sampled, range(len(sampled)), strict=True), output)
+            outputs.logprobs = _logprobs(zip(sampled, range(len(sampled)), strict=True), output)
     for chunk in rows.chunks:
-        delivery.started += _started(chunk, now)
+        outputs.started += _started(chunk, now)
         if chunk.num_scored:
             logprobs = _prompt_logprobs(output, rows.scored(chunk), chunk.sequence.num_prompt_logprobs)
-            delivery.scored.append((chunk.sequence.key, logprobs))
-    return delivery
+            outputs.scored.append((chunk.sequence.key, logprobs))
+    return outputs
 
 
 def _logprobs(rows: Iterable[tuple[Sequence, int]], output: StepOutput) -> dict[int, TokenLogprob]:

@@ -1,4 +1,4 @@
-"""Transcript: turns the tokens of one choice of a request into text. Used on the event loop."""
+"""OutputProcessor: turns the tokens of one choice of a request into text. Used on the event loop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 _NOTHING: Mapping[int, str] = {}
 
 
-class Transcript:
+class OutputProcessor:
     """Turns the tokens of one choice into text, and gathers what has not been taken yet.
 
     `plain` maps tokens to their text, for tokens that add this text and nothing else. Such a token need not be pushed:
