@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 from starlette.applications import Starlette
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import Request
@@ -17,7 +16,7 @@ from tidewheel.engine.errors import quoted
 from ..batches.app_client import AppClient
 from ..batches.rows import URLS
 from ..batches.runner import BatchRunner
-from ..batches.store import BatchStore, KeptBatch
+from ..batches.store import BatchStore
 from ..errors import bad_request, exception_handlers
 from ..http.api_keys import Tenant, current_tenant
 from ..openapi.document import operation
@@ -99,7 +98,7 @@ class BatchesEndpoints:
         file = self._store.file(body.input_file_id)
         batch = await self._store.new_batch(body.endpoint, file.id, body.metadata, current_tenant().owner)
         self._runner.notify()
-        return json_response(_shown(batch))
+        return json_response(batch.without_owner())
 
     @operation("List the batches", response=Page[BatchObject])
     async def _list(self, request: Request) -> Response:
@@ -110,22 +109,18 @@ class BatchesEndpoints:
             raise bad_request(f"limit must be between 1 and {_MAX_PAGE}, got {quoted(limit)}", "limit")
         if after := query.get("after"):
             batches = batches[batches.index(self._store.batch(after)) + 1 :]
-        shown = [_shown(batch) for batch in batches[: int(limit)]]
+        shown = [batch.without_owner() for batch in batches[: int(limit)]]
         ids = (shown[0].id, shown[-1].id) if shown else (None, None)
         return json_response(Page(shown, len(batches) > len(shown), *ids))
 
     @operation("One batch", response=BatchObject)
     async def _retrieve(self, request: Request) -> Response:
         await self._store.refresh()
-        return json_response(_shown(self._store.batch(request.path_params["id"])))
+        return json_response(self._store.batch(request.path_params["id"]).without_owner())
 
     @operation("Cancel a batch; its answers so far are kept", response=BatchObject)
     async def _cancel(self, request: Request) -> Response:
         await self._store.refresh()
         await self._runner.cancel(self._store.batch(request.path_params["id"]))
         await self._store.refresh()
-        return json_response(_shown(self._store.batch(request.path_params["id"])))
-
-
-def _shown(batch: KeptBatch) -> BatchObject:
-    return msgspec.convert(batch, BatchObject, from_attributes=True)
+        return json_response(self._store.batch(request.path_params["id"]).without_owner())

@@ -10,7 +10,6 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import BinaryIO
 
-import msgspec
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
@@ -18,7 +17,7 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from ..batches.multipart import read_form
-from ..batches.store import BatchStore, KeptFile
+from ..batches.store import BatchStore
 from ..errors import ApiError, bad_request, error_response
 from ..http.api_keys import current_tenant
 from ..openapi.document import operation
@@ -70,20 +69,20 @@ class FilesEndpoints:
             except ApiError:
                 await asyncio.to_thread(path.unlink, missing_ok=True)
                 raise
-        return json_response(_shown(file))
+        return json_response(file.without_owner())
 
     @operation("List the files", response=Page[FileObject])
     async def _list(self, request: Request) -> Response:
         await self._store.refresh()
         purpose = request.query_params.get("purpose")
-        files = [_shown(file) for file in self._store.files if purpose in (None, file.purpose)]
+        files = [file.without_owner() for file in self._store.files if purpose in (None, file.purpose)]
         ids = (files[0].id, files[-1].id) if files else (None, None)
         return json_response(Page(files, False, *ids))
 
     @operation("One file", response=FileObject)
     async def _retrieve(self, request: Request) -> Response:
         await self._store.refresh()
-        return json_response(_shown(self._store.file(request.path_params["id"])))
+        return json_response(self._store.file(request.path_params["id"]).without_owner())
 
     @operation("Delete a file", response=DeletedFile)
     async def _delete(self, request: Request) -> Response:
@@ -138,10 +137,6 @@ class _Content(FileResponse):
             headers=size,
         )
         await error_response(error)(scope, receive, send)
-
-
-def _shown(file: KeptFile) -> FileObject:
-    return msgspec.convert(file, FileObject, from_attributes=True)
 
 
 def _opened(path: Path) -> BinaryIO:

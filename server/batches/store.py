@@ -41,11 +41,19 @@ class KeptFile(FileObject, kw_only=True):
 
     owner: str = ""
 
+    def without_owner(self) -> FileObject:
+        """The file as clients see it."""
+        return msgspec.convert(self, FileObject, from_attributes=True)
+
 
 class KeptBatch(BatchObject, kw_only=True):
     """A batch as it lies in the folder, with the owner of the key that it was started with."""
 
     owner: str = ""
+
+    def without_owner(self) -> BatchObject:
+        """The batch as clients see it."""
+        return msgspec.convert(self, BatchObject, from_attributes=True)
 
 
 Described = KeptFile | KeptBatch

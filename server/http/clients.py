@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .api_keys import current_tenant
 
-_address: ContextVar[str] = ContextVar("address", default="")
+_network: ContextVar[str] = ContextVar("network", default="")
 
 _IPV6_PREFIX = 64  # bits of an address that identify its owner, who may choose the rest freely
 
@@ -20,22 +20,22 @@ def current_client() -> str:
     Clients behind one proxy count as one client, unless they have different keys or the proxy sends `x-forwarded-for`.
     A request that comes from no client, such as that of a batch, has its owner or "".
     """
-    return current_tenant().owner or _network(_address.get())
+    return current_tenant().owner or _network.get()
 
 
 class NameClient:
-    """Tells `current_client` the addresses of requests."""
+    """Notes the address of each request for `current_client`."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            _address.set((scope.get("client") or ("",))[0])
+            _network.set(_network_of((scope.get("client") or ("",))[0]))
         await self.app(scope, receive, send)
 
 
-def _network(host: str) -> str:
+def _network_of(host: str) -> str:
     if ":" not in host:  # an address of IPv4, a name, or a Unix socket
         return host
     try:
