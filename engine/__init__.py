@@ -1,1 +1,5 @@
 """The engine: sequences, KV blocks and steps. It never sees HTTP."""
+
+from tidewheel import SearchPath
+
+__path__ = SearchPath(__path__)

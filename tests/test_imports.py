@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import functools
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -15,7 +17,6 @@ import tidewheel
 
 ROOT = Path(__file__).parents[1]
 HOUSES = ("server", "engine")
-FOR_SCRIPTS = {("engine", name) for name in ("arg_utils", "async_llm_engine", "llm_engine")}  # where vLLM has them
 
 Module = tuple[str, ...]  # ("engine", "cache", "blocks")
 
@@ -74,10 +75,15 @@ def test_nobody_knows_the_offline_ways_in() -> None:
     assert [module for module, used in imports().items() if any(u[0] == "offline" for u in used)] == []
 
 
-def test_what_lies_in_the_engine_for_scripts_is_used_by_nobody() -> None:
-    names = {*tidewheel.__all__}
-    assert {module for module, used in imports().items() if names & {u[0] for u in used}} == FOR_SCRIPTS
-    assert [module for module, used in imports().items() if used & FOR_SCRIPTS] == []
+def test_nobody_uses_what_is_for_scripts() -> None:
+    names = {*tidewheel.__all__, "compat"}
+    assert [module for module, used in imports().items() if names & {u[0] for u in used}] == []
+
+
+def test_a_server_starts_without_the_names_of_vllm() -> None:
+    code = "import sys, tidewheel.server.commands.serve; print('tidewheel.compat' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
 
 
 def test_devices_know_no_sequences() -> None:

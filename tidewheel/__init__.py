@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import importlib
 import os
-import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .engine.errors import TidewheelError
-    from .inputs import PromptType
-    from .lora.request import LoRARequest
     from .offline.async_llm import AsyncLLM, AsyncLLMEngine
     from .offline.engine_args import AsyncEngineArgs, EngineArgs
     from .offline.llm import LLM
     from .offline.llm_engine import LLMEngine
+    from .offline.lora_request import LoRARequest
     from .offline.outputs import (
         CompletionOutput,
         EmbeddingOutput,
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
         StructuredOutputsParams,
     )
     from .offline.pooling_params import PoolingParams
-    from .offline.prompts import TextPrompt, TokensPrompt
+    from .offline.prompts import PromptType, TextPrompt, TokensPrompt
 
 __version__ = "0.1.0"
 __version_tuple__ = tuple(int(part) if part.isdigit() else part for part in __version__.split("."))
@@ -72,12 +71,11 @@ __all__ = [
 
 _MODULES = {
     "engine.errors": ("TidewheelError",),
-    "inputs": ("PromptType",),
-    "lora.request": ("LoRARequest",),
     "offline.async_llm": ("AsyncLLM", "AsyncLLMEngine"),
     "offline.engine_args": ("AsyncEngineArgs", "EngineArgs"),
     "offline.llm": ("LLM",),
     "offline.llm_engine": ("LLMEngine",),
+    "offline.lora_request": ("LoRARequest",),
     "offline.outputs": (
         "CompletionOutput",
         "EmbeddingOutput",
@@ -96,7 +94,7 @@ _MODULES = {
         "StructuredOutputsParams",
     ),
     "offline.pooling_params": ("PoolingParams",),
-    "offline.prompts": ("TextPrompt", "TokensPrompt"),
+    "offline.prompts": ("PromptType", "TextPrompt", "TokensPrompt"),
 }
 
 # Those that `import vllm` imports, too.
@@ -104,12 +102,14 @@ _SUBMODULES = ("config", "inputs", "lora", "outputs", "pooling_params", "samplin
 
 
 def __getattr__(name: str) -> object:
+    if name.startswith("_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     for module, names in _MODULES.items():
         if name in names:
             return getattr(importlib.import_module(f".{module}", __name__), name)
     if name in _SUBMODULES:
         return importlib.import_module(f".{name}", __name__)
-    from .names_of_vllm import why_not
+    from .compat.refused import why_not
 
     why = why_not(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}" + (f": {why}" if why else ""))
@@ -119,21 +119,20 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-class _NamesOfVllm:
-    """The last finder of modules: of those that only vLLM has, it says what to do instead."""
+class SearchPath(list[str]):
+    """Folders to look for a package's modules in. A module that is in none of them may be vLLM's."""
 
-    @staticmethod
-    def find_spec(name: str, path: object = None, target: object = None) -> None:
-        if name.startswith(f"{__name__}."):
-            from .names_of_vllm import refuse_import
+    def __iter__(self) -> Iterator[str]:
+        yield from super().__iter__()
+        from .compat import install
 
-            refuse_import(name)
+        install()
 
-
-sys.meta_path.append(_NamesOfVllm)
 
 # Python that is started in the repository finds the sources first. The installed package alone has the native module.
 if not any(name.startswith("_native.") and name.endswith(".so") for name in os.listdir(__path__[0])):
     import pkgutil
 
     __path__ = pkgutil.extend_path(__path__, __name__)
+
+__path__ = SearchPath(__path__)

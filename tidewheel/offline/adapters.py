@@ -14,7 +14,8 @@ from tidewheel.engine.adapters.options import LoraModule
 from tidewheel.engine.adapters.registry import LoraExistsError, LoraLease
 from tidewheel.engine.core.engine import Engine
 from tidewheel.engine.errors import EngineDeadError, InvalidRequestError, ModelError, quoted
-from tidewheel.lora.request import LoRARequest
+
+from .lora_request import LoRARequest
 
 _PARAM = "lora_request"
 

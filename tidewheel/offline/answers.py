@@ -10,8 +10,8 @@ from tidewheel.engine.core.stream import RequestStream
 from tidewheel.engine.outputs import FinishReason, PromptLogprobs, TokenLogprob
 from tidewheel.engine.outputs import RequestOutput as EngineOutput
 from tidewheel.engine.text.tokenizer import Tokenizer
-from tidewheel.lora.request import LoRARequest
 
+from .lora_request import LoRARequest
 from .outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, TokenLogprobs
 from .prompts import EncodedPrompt
 

@@ -12,11 +12,11 @@ from typing import Any
 
 from tidewheel.engine.core.stream import RequestStream
 from tidewheel.engine.errors import InvalidRequestError, TidewheelError
-from tidewheel.lora.request import LoRARequest
 
 from .chat_tokenizer import ChatTokenizer
 from .engine_args import EngineArgs
 from .generation import Job
+from .lora_request import LoRARequest
 from .model import ModelConfig, OfflineModel
 from .not_there import NamesOfVllm
 from .options import offline_options
@@ -30,7 +30,7 @@ from .outputs import (
 from .params import SamplingParams
 from .pooling import Text
 from .pooling_params import PoolingParams, pooling_options
-from .prompts import Conversation, Prompt
+from .prompts import Conversation, PromptType
 from .vllm_calls import take_none_but_vllms, without_vllms
 
 
@@ -64,7 +64,7 @@ class AsyncLLM(NamesOfVllm):
 
     async def generate(
         self,
-        prompt: Prompt,
+        prompt: PromptType,
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         *,
@@ -174,7 +174,7 @@ class AsyncLLM(NamesOfVllm):
         request_id: str | None,
         priority: int,
         lora_request: LoRARequest | None,
-        prompt: Prompt | Conversation,
+        prompt: PromptType | Conversation,
         chat: dict[str, Any] | None,
     ) -> AsyncGenerator[RequestOutput, None]:
         self._start()

@@ -30,7 +30,7 @@ from .params import BeamSearchParams, SamplingParams
 from .pooling import Text
 from .pooling_params import PoolingParams, pooling_options
 from .progress import UseTqdm, progress
-from .prompts import Conversation, Prompt
+from .prompts import Conversation, PromptType
 from .running import RunningModel
 from .vllm_calls import take_none_but_vllms
 
@@ -80,7 +80,7 @@ class LLM(NamesOfVllm):
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt] | None = None,
+        prompts: PromptType | Sequence[PromptType] | None = None,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: UseTqdm = True,
@@ -150,7 +150,7 @@ class LLM(NamesOfVllm):
 
     def beam_search(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: PromptType | Sequence[PromptType],
         params: BeamSearchParams,
         lora_request: LoraRequests = None,
         use_tqdm: UseTqdm = False,

@@ -9,17 +9,17 @@ from typing import Any
 from tidewheel.engine.core.stream import RequestStream
 from tidewheel.engine.errors import InvalidRequestError, quoted
 from tidewheel.engine.outputs import RequestOutput as EngineOutput
-from tidewheel.lora.request import LoRARequest
 
 from .answers import Answers
 from .chat_tokenizer import ChatTokenizer
 from .engine_args import EngineArgs
 from .generation import Job
+from .lora_request import LoRARequest
 from .model import ModelConfig
 from .not_there import NamesOfVllm
 from .outputs import RequestOutput
 from .params import RequestOutputKind, SamplingParams
-from .prompts import Prompt
+from .prompts import PromptType
 from .running import RunningModel
 from .vllm_calls import take_none_but_vllms
 
@@ -44,7 +44,7 @@ class LLMEngine(NamesOfVllm):
     def add_request(
         self,
         request_id: str,
-        prompt: Prompt,
+        prompt: PromptType,
         params: SamplingParams,
         *,
         lora_request: LoRARequest | None = None,
@@ -107,7 +107,7 @@ class LLMEngine(NamesOfVllm):
         self._running.close()
 
     async def _add(
-        self, name: str, prompt: Prompt, params: SamplingParams, lora_request: LoRARequest | None, priority: int
+        self, name: str, prompt: PromptType, params: SamplingParams, lora_request: LoRARequest | None, priority: int
     ) -> None:
         model = self._running.model
         generator = model.generator

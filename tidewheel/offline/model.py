@@ -19,7 +19,6 @@ from tidewheel.engine.loading.load import check_at_once, load_engine
 from tidewheel.engine.models.overrides import overridden
 from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.weights import open_source
-from tidewheel.lora.request import LoRARequest
 from tidewheel.server.app_resources import find_resources
 from tidewheel.server.generation.prompt_encoding import PromptEncoder
 from tidewheel.server.options.replicas import ReplicaOptions
@@ -28,11 +27,12 @@ from .adapters import Adapter, Adapters, LoraRequests
 from .chat_tokenizer import ChatTokenizer
 from .generation import Batch, Generator, Job, Plan, few_collections
 from .hf_config import HfConfig
+from .lora_request import LoRARequest
 from .options import OfflineOptions
 from .outputs import RequestOutput
 from .params import BeamSearchParams, SamplingParams
 from .pooling import Pooler
-from .prompts import Conversation, EncodedPrompt, Prompt, Prompts
+from .prompts import Conversation, EncodedPrompt, Prompts, PromptType
 
 logger = logging.getLogger(__name__)
 
@@ -167,7 +167,7 @@ class OfflineModel:
     async def job(
         self,
         request_id: str,
-        prompt: Prompt | Conversation,
+        prompt: PromptType | Conversation,
         plan: Plan,
         lora_request: LoRARequest | None,
         priority: int = 0,
@@ -189,18 +189,18 @@ class OfflineModel:
         return Job(request_id, encoded, plan, priority, adapter)
 
     async def _encode(
-        self, prompt: Prompt | Conversation, plan: Plan, adapter: Adapter | None, chat: Mapping[str, Any] | None
+        self, prompt: PromptType | Conversation, plan: Plan, adapter: Adapter | None, chat: Mapping[str, Any] | None
     ) -> EncodedPrompt:
         context = self.generator.engine.context_of(1.0 if adapter is None else adapter.lora.rope_factor)
         if chat is None:
-            text = cast("Prompt", prompt)
+            text = cast("PromptType", prompt)
             return await self._prompts.encode(text, context=context, truncate_to=plan.truncate_to, room=plan.room)
         said = cast("Conversation", prompt)
         return await self._prompts.render(said, context=context, truncate_to=plan.truncate_to, **chat)
 
     async def answer_all(
         self,
-        prompts: Sequence[Prompt] | Sequence[Conversation],
+        prompts: Sequence[PromptType] | Sequence[Conversation],
         params: Params | Sequence[Params],
         done: Callable[[int], object],
         *,

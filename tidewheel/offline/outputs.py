@@ -9,7 +9,7 @@ from typing import Generic, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tidewheel.lora.request import LoRARequest
+from .lora_request import LoRARequest
 
 T = TypeVar("T")
 

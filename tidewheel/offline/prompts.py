@@ -23,7 +23,7 @@ from tidewheel.server.protocol.decode import BodyDecoder, ParameterNotes
 
 from .errors import engine_errors
 
-Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
+PromptType: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 """A text, token ids, or a dict: {"prompt": text} or {"prompt_token_ids": ids}, with a "cache_salt" if wanted."""
 
 
@@ -72,7 +72,7 @@ class Prompts:
         self._chat = lru_cache(_TEMPLATES)(self._chat_of)
         self._decode = BodyDecoder(ChatCompletionRequest, notes=ParameterNotes())
 
-    async def encode(self, prompt: Prompt, *, context: int, truncate_to: int | None, room: int) -> EncodedPrompt:
+    async def encode(self, prompt: PromptType, *, context: int, truncate_to: int | None, room: int) -> EncodedPrompt:
         """A prompt's token ids, for a context of so many tokens. `truncate_to` and `room` are as in PromptEncoder.
 
         Raises InvalidRequestError.

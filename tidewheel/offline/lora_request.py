@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tidewheel.engine.errors import InvalidRequestError
-from tidewheel.offline.vllm_calls import say_once
+
+from .vllm_calls import say_once
 
 _PARAM = "lora_request"
 _IDLE = {

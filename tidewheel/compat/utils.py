@@ -1,12 +1,8 @@
-"""What scripts for vLLM take from `vllm.utils`."""
+"""What scripts for vLLM take from `vllm.utils` and is nowhere else."""
 
 from __future__ import annotations
 
 import uuid
-
-from .argparse_utils import FlexibleArgumentParser
-
-__all__ = ["FlexibleArgumentParser", "random_uuid"]
 
 
 def random_uuid() -> str:

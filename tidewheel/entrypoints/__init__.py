@@ -1,1 +1,0 @@
-"""Ways in, where vLLM has them."""

@@ -1,1 +1,0 @@
-"""Commands, where vLLM has them."""

@@ -1,1 +1,0 @@
-"""LoRA adapters for `LLM` and `AsyncLLM`, where vLLM has them."""

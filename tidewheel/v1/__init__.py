@@ -1,1 +1,0 @@
-"""What scripts for vLLM take from `vllm.v1`."""

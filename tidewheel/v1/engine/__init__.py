@@ -1,1 +1,0 @@
-"""Engines, where vLLM's second version has them."""
