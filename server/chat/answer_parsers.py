@@ -10,7 +10,7 @@ from tidewheel.engine.constraints.thinking_budget import ThinkingBudget
 from tidewheel.engine.text.tokenizer import Tokenizer
 
 from ..errors import bad_request
-from ..generation.structured_output import compact, json_schema_output
+from ..generation.structured_output import compact, json_schema_output, structured_output
 from ..generation.token_constraints import Calls, Frame
 from ..protocol.chat import ChatCompletionRequest, Tool
 from .answer import Answer
@@ -24,13 +24,7 @@ from .rendering import RenderedPrompt
 from .tools import TOOL_CALL_PARSERS
 from .tools.harmony import HarmonyToolParser
 from .tools.parser import ToolParser
-from .tools.tool_choice import (
-    demanded_calls,
-    demanded_calls_parser,
-    demanded_calls_schema,
-    demanded_tool,
-    demands_calls,
-)
+from .tools.tool_choice import RequestTools, calls_in_format, demanded_calls_parser, demanded_calls_schema
 
 _BEGUN = 256  # characters of the prompt's end, in which a tag may begin
 
@@ -58,9 +52,9 @@ class AnswerParsers:
             tags = self._reasoning_parser.tags()
         self._reasoning_tags = self._special_tokens(tags)
 
-    def check_tools(self, body: ChatCompletionRequest, tools: Sequence[Tool]) -> None:
+    def check_tools(self, tools: RequestTools) -> None:
         """Raises ApiError (400) if the model may call tools, but no parser would read its calls."""
-        if tools and self.tool_parser is None and not demands_calls(body):
+        if tools.placed and self.tool_parser is None and not tools.demands_calls:
             raise bad_request(
                 f"tools that the model may call cannot be served: {self._no_calls_because}. Start the server with the "
                 '--tool-call-parser of its model, or set tool_choice to "none", "required" or a function',
@@ -68,9 +62,9 @@ class AnswerParsers:
                 "unsupported_parameter",
             )
 
-    def shown_tokens(self, tools: Sequence[Tool]) -> frozenset[int]:
+    def shown_tokens(self, tools: RequestTools) -> frozenset[int]:
         """The special tokens that an answer's text must have for the parsers to see them."""
-        return self._reasoning_tags | self._tool_tags if tools else self._reasoning_tags
+        return self._reasoning_tags | self._tool_tags if tools.placed else self._reasoning_tags
 
     def preface(self, prompt: RenderedPrompt) -> Preface | None:
         """The reasoning that may come before the part of the answer that a grammar constrains."""
@@ -91,7 +85,7 @@ class AnswerParsers:
             )
 
     def thinking_budget(
-        self, body: ChatCompletionRequest, tools: Sequence[Tool], prompt: RenderedPrompt
+        self, body: ChatCompletionRequest, tools: RequestTools, prompt: RenderedPrompt
     ) -> ThinkingBudget | None:
         """What the request allows of reasoning, None if it says nothing or there will be none."""
         tokens = body.thinking_token_budget
@@ -108,7 +102,7 @@ class AnswerParsers:
                 return None
             openings, closings = (reasoning.opening, *reasoning.other_openings), reasoning.all_closings()
             is_open, repeats = reasoning.is_open, reasoning.repeats
-            calls = self.tool_parser.markers[:1] if tools and self.tool_parser is not None else ()
+            calls = self.tool_parser.markers[:1] if tools.placed and self.tool_parser is not None else ()
         ids = self._tokenizer.encode(closings[0], add_special_tokens=False)
         return ThinkingBudget(tokens, openings, closings, tuple(ids), is_open, calls, repeats, prompt.text[-_BEGUN:])
 
@@ -119,31 +113,40 @@ class AnswerParsers:
         tags = self._reasoning_parser.answer_tags if self._reasoning_parser is not None else ()
         return answer_frame(tags) if tags else None
 
-    def demanded_calls(self, body: ChatCompletionRequest) -> StructuredOutput | Calls | None:
-        """The calls that an answer must consist of; None if it need not. Raises ApiError (400)."""
-        if self._gives_harmony_calls:
-            return demanded_calls(body, HarmonyToolParser)
-        schema = demanded_calls_schema(body)
-        return None if schema is None else json_schema_output(compact(schema), "tools")
+    def calls(
+        self, body: ChatCompletionRequest, tools: RequestTools
+    ) -> tuple[StructuredOutput | Calls | None, Calls | None]:
+        """The calls that an answer must consist of, and those that it may be instead of structured output.
 
-    def answer(self, body: ChatCompletionRequest, tools: Sequence[Tool], prompt: RenderedPrompt) -> Answer:
+        None where there are none. Raises ApiError (400).
+        """
+        if tools.demands_calls and self._gives_harmony_calls:
+            return calls_in_format(tools, HarmonyToolParser), None
+        schema = demanded_calls_schema(tools)
+        if schema is not None:
+            return json_schema_output(compact(schema), "tools"), None
+        if not tools.placed or self.tool_parser is None or structured_output(body) is None:
+            return None, None
+        return None, calls_in_format(tools, self.tool_parser)
+
+    def answer(self, body: ChatCompletionRequest, tools: RequestTools, prompt: RenderedPrompt) -> Answer:
         """What splits one choice of a request into pieces."""
-        tool_parser = None
+        tool_parser, offered = None, tools.offered
         if self._gives_harmony_calls:
             pass  # which are messages beside others
-        elif demands_calls(body):
-            tool_parser = demanded_calls_parser(body, self.tool_parser)
-        elif self.tool_parser is not None and tools:
-            tool_parser = self.tool_parser(tools)
-        harmony = self._harmony(prompt, reads_calls=bool(tools)) if self.is_harmony else None
+        elif tools.demands_calls:
+            tool_parser = demanded_calls_parser(tools, self.tool_parser)
+        elif self.tool_parser is not None and offered:
+            tool_parser = self.tool_parser(offered)
+        harmony = self._harmony(prompt, reads_calls=bool(offered)) if self.is_harmony else None
         return Answer(
             self._tokenizer,
-            harmony or self._reasoning(prompt, () if demands_calls(body) else tools),
+            harmony or self._reasoning(prompt, () if tools.demands_calls else offered),
             tool_parser,
             echo=prompt.spoken if body.echo else "",
-            one_call=body.parallel_tool_calls is False,
+            one_call=not tools.parallel,
             hide_reasoning=body.include_reasoning is False,
-            chosen=demanded_tool(body) is None,
+            chosen=tools.named is None,
             harmony_tokens=ReasoningTokens(self._tokenizer, harmony) if harmony and self.reads_reasoning else None,
         )
 

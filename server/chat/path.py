@@ -16,12 +16,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
+from tidewheel.engine.constraints.constraint import TokenConstraints
 from tidewheel.engine.constraints.grammar import StructuredOutput
 from tidewheel.engine.sampling_params import SamplingParams
 
 from ..generation.generations import Generations
 from ..generation.prompt_encoding import PromptEncoder
-from ..generation.structured_output import structured_output
 from ..generation.token_constraints import Calls
 from ..protocol.chat import ChatCompletionRequest, Message
 from ..protocol.rules import RequestRules
@@ -30,10 +30,10 @@ from ..served_models import ServedModels
 from ..telemetry.metrics import RequestTimer
 from .answer_parsers import AnswerParsers
 from .model_formats import ModelFormats
-from .rendering import PromptRenderer
+from .rendering import PromptRenderer, RenderedPrompt
 from .request_prompts import RequestPrompts
 from .run import ChatRun
-from .tools.tool_choice import offered_tools, optional_calls
+from .tools.tool_choice import RequestTools, request_tools
 
 T = TypeVar("T")
 
@@ -88,27 +88,10 @@ class ChatPath:
         cannot be served. The error names the field of a chat completion's body, and nothing is left running.
         """
         model = await self._models.resolve(body.model)
-        self._encoder.tokenizer.require_text("messages")
-        self._rules.apply(body)
-        body.check_supported()
-        self._generations.admission.check_shape(1, n=body.n, best_of=body.best_of)
-        tools, parsers = offered_tools(body), self._parsers
-        parsers.check_tools(body, tools)
-        parsers.check_thinking(body)
-        sampling = self._sampling(body)
-        prompt, token_ids = await self._prompts.encode(body, raw_size, await self._models.context(model))
-        demanded: StructuredOutput | Calls | None = None
-        calls: Calls | None = None
-        if tools:  # whose schemas may be long
-            demanded, calls = await self._encoder.run(raw_size, lambda: self._calls(body))
-        constraints = await self._generations.constraints(
-            body,
-            demanded,
-            calls=calls,
-            preface=parsers.preface(prompt),
-            frame=parsers.frame(prompt),
-            thinking=parsers.thinking_budget(body, tools, prompt),
-        )
+        tools = self._checked_tools(body)
+        sampling = self._sampling(body, tools)
+        prompt, token_ids = await self._prompts.encode(body, tools, raw_size, await self._models.context(model))
+        constraints = await self._constraints(body, tools, raw_size, prompt)
         lease = await self._models.lease(model)
         generation = self._generations.start(
             id_prefix,
@@ -123,9 +106,9 @@ class ChatPath:
             lora=lease,
             shown_prompts=[prompt.text] if body.truncate_prompt_tokens is None else None,
         )
-        answers = [parsers.answer(body, tools, prompt) for _ in generation.choices]
+        answers = [self._parsers.answer(body, tools, prompt) for _ in generation.choices]
         return ChatRun(
-            generation, model, token_ids, answers, sampling.max_tokens, counts_reasoning=parsers.reads_reasoning
+            generation, model, token_ids, answers, sampling.max_tokens, counts_reasoning=self.reads_reasoning
         )
 
     async def count_tokens(self, body: ChatCompletionRequest, raw_size: int) -> int:
@@ -138,7 +121,8 @@ class ChatPath:
         """The model's name, and a request's prompt as text and as token ids. Raises what `start` raises."""
         model = await self._models.resolve(body.model)
         body.check_supported()
-        prompt, token_ids = await self._prompts.encode(body, raw_size, await self._models.context(model))
+        tools = request_tools(body)
+        prompt, token_ids = await self._prompts.encode(body, tools, raw_size, await self._models.context(model))
         return model, prompt.text, token_ids
 
     async def fitting_messages(self, body: ChatCompletionRequest, raw_size: int) -> list[Message]:
@@ -146,14 +130,35 @@ class ChatPath:
         context = await self._models.context(await self._models.resolve(body.model))
         return await self._prompts.fitting_messages(body, raw_size, context)
 
-    def _calls(self, body: ChatCompletionRequest) -> tuple[StructuredOutput | Calls | None, Calls | None]:
-        """The calls that a request demands, and those that its answer may be instead of structured output."""
-        demanded = self._parsers.demanded_calls(body)
-        if demanded is not None or structured_output(body) is None:
-            return demanded, None
-        return None, optional_calls(body, self._parsers.tool_parser)
+    def _checked_tools(self, body: ChatCompletionRequest) -> RequestTools:
+        """What a request says of tools, after all checks that need no prompt."""
+        self._encoder.tokenizer.require_text("messages")
+        self._rules.apply(body)
+        body.check_supported()
+        self._generations.admission.check_shape(1, n=body.n, best_of=body.best_of)
+        tools = request_tools(body)
+        self._parsers.check_tools(tools)
+        self._parsers.check_thinking(body)
+        return tools
 
-    def _sampling(self, body: ChatCompletionRequest) -> SamplingParams:
+    def _sampling(self, body: ChatCompletionRequest, tools: RequestTools) -> SamplingParams:
         sampling = sampling_params(body, body.endpoint_sampling(), self._defaults)
-        shown = self._parsers.shown_tokens(offered_tools(body))
+        shown = self._parsers.shown_tokens(tools)
         return replace(sampling, shown_special_tokens=shown) if shown else sampling
+
+    async def _constraints(
+        self, body: ChatCompletionRequest, tools: RequestTools, raw_size: int, prompt: RenderedPrompt
+    ) -> TokenConstraints | None:
+        parsers = self._parsers
+        demanded: StructuredOutput | Calls | None = None
+        calls: Calls | None = None
+        if tools.placed:  # whose schemas may be long
+            demanded, calls = await self._encoder.run(raw_size, lambda: parsers.calls(body, tools))
+        return await self._generations.constraints(
+            body,
+            demanded,
+            calls=calls,
+            preface=parsers.preface(prompt),
+            frame=parsers.frame(prompt),
+            thinking=parsers.thinking_budget(body, tools, prompt),
+        )

@@ -9,7 +9,7 @@ from msgspec import structs
 from ..generation.prompt_encoding import PromptEncoder
 from ..protocol.chat import ChatCompletionRequest, Message, check_parts
 from .rendering import PromptRenderer, RenderedPrompt
-from .tools.tool_choice import offered_tools
+from .tools.tool_choice import RequestTools, request_tools
 from .truncation import drop_oldest_turns
 
 
@@ -21,19 +21,19 @@ class RequestPrompts:
         self._renderer = renderer
 
     async def encode(
-        self, body: ChatCompletionRequest, raw_size: int, context: int
+        self, body: ChatCompletionRequest, tools: RequestTools, raw_size: int, context: int
     ) -> tuple[RenderedPrompt, list[int]]:
         """A request's prompt and its token ids, within a context of so many tokens. Raises ApiError (400) if the
         prompt cannot be made.
         """
         encoder = self._encoder.within(context)
-        return await self._renderer.run(raw_size, body.chat_template, lambda: self._encoded(encoder, body))
+        return await self._renderer.run(raw_size, body.chat_template, lambda: self._encoded(encoder, body, tools))
 
     async def count(self, body: ChatCompletionRequest, raw_size: int) -> int:
         """How many tokens a request's prompt has, even if it is too long for the context."""
 
         def count() -> int:
-            prompt, special = self.rendered(body), bool(body.add_special_tokens)
+            prompt, special = self.rendered(body, request_tools(body)), bool(body.add_special_tokens)
             if prompt.token_ids is not None:
                 return len(prompt.token_ids)
             return len(self._encoder.count(prompt.text, "messages", add_special_tokens=special))
@@ -43,19 +43,19 @@ class RequestPrompts:
     async def fitting_messages(self, body: ChatCompletionRequest, raw_size: int, context: int) -> list[Message]:
         """The request's messages. Oldest turns are dropped, as few as possible, until the prompt fits the context."""
         check_parts(len(body.messages), "messages")
-        encoder = self._encoder.within(context)
+        encoder, tools = self._encoder.within(context), request_tools(body)
 
         def fits(messages: list[Message]) -> bool:
             if len(messages) >= encoder.max_model_len:  # each has a token at least
                 return False
-            prompt = self.rendered(structs.replace(body, messages=messages))
+            prompt = self.rendered(structs.replace(body, messages=messages), tools)
             if prompt.token_ids is not None:
                 return len(prompt.token_ids) < encoder.max_model_len
             return encoder.fits(prompt.text, add_special_tokens=bool(body.add_special_tokens))
 
         return await self._renderer.run(raw_size, body.chat_template, lambda: drop_oldest_turns(body.messages, fits))
 
-    def rendered(self, body: ChatCompletionRequest) -> RenderedPrompt:
+    def rendered(self, body: ChatCompletionRequest, tools: RequestTools) -> RenderedPrompt:
         """A request's prompt as text. Raises ApiError (400) if it cannot be made."""
         variables: dict[str, Any] = dict(body.chat_template_kwargs or {})
         if body.enable_thinking is not None:
@@ -70,15 +70,17 @@ class RequestPrompts:
             variables["documents"] = body.documents
         return self._renderer.render(
             body.messages,
-            offered_tools(body),
+            tools.offered,
             variables=variables,
             template=body.chat_template,
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
         )
 
-    def _encoded(self, encoder: PromptEncoder, body: ChatCompletionRequest) -> tuple[RenderedPrompt, list[int]]:
-        prompt = self.rendered(body)
+    def _encoded(
+        self, encoder: PromptEncoder, body: ChatCompletionRequest, tools: RequestTools
+    ) -> tuple[RenderedPrompt, list[int]]:
+        prompt = self.rendered(body, tools)
         limit, side = body.truncate_prompt_tokens, body.truncation_side
         if prompt.token_ids is not None:
             token_ids = encoder.truncated(prompt.token_ids, limit, side)

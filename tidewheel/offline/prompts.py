@@ -16,6 +16,7 @@ from tidewheel.server.chat.answer_parsers import AnswerParsers
 from tidewheel.server.chat.model_template import model_template
 from tidewheel.server.chat.rendering import PromptRenderer, RenderedPrompt
 from tidewheel.server.chat.request_prompts import RequestPrompts
+from tidewheel.server.chat.tools.tool_choice import request_tools
 from tidewheel.server.generation.prompt_encoding import PromptEncoder
 from tidewheel.server.generation.token_constraints import Frame
 from tidewheel.server.protocol.chat import ChatCompletionRequest
@@ -101,7 +102,7 @@ class Prompts:
         prompts, parsers = self._chat(fields.pop("chat_template", None))
         with engine_errors():
             body, size = self._body(conversation, truncate_prompt_tokens=truncate_to, **fields)
-            rendered, token_ids = await prompts.encode(body, size, context)
+            rendered, token_ids = await prompts.encode(body, request_tools(body), size, context)
         return EncodedPrompt(rendered.text, token_ids, None, parsers.preface(rendered), parsers.frame(rendered))
 
     def rendered(self, conversation: Conversation, **fields: Any) -> RenderedPrompt:
@@ -111,7 +112,8 @@ class Prompts:
         """
         prompts, _ = self._chat(fields.pop("chat_template", None))
         with engine_errors():
-            return prompts.rendered(self._body(conversation, **fields)[0])
+            body, _ = self._body(conversation, **fields)
+            return prompts.rendered(body, request_tools(body))
 
     @property
     def template(self) -> TemplateSource | None:

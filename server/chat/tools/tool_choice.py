@@ -1,9 +1,11 @@
-"""`tool_choice`: which tools a request offers, and calls that it demands."""
+"""RequestTools: which tools a request offers, and which calls it demands."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import msgspec
 
 from tidewheel.engine.constraints.json_schema import relocated
 from tidewheel.engine.errors import quoted
@@ -25,56 +27,63 @@ from .parser import ToolParser
 from .schema import arguments_schema
 
 
-def offered_tools(body: ChatCompletionRequest) -> Sequence[Tool]:
-    """The tools that the model may call. Raises ApiError (400) for a `tool_choice` that does not fit the tools."""
+class RequestTools(msgspec.Struct, frozen=True):
+    """What a request says of tools, in `tools`, `tool_choice` and `parallel_tool_calls`.
+
+    `placed` are the tools that the model may call, by their places in the body. `demands_calls` says that the answer
+    has to be one or more calls, of `named` if that is set. Without `parallel` it may have one call.
+    """
+
+    placed: Mapping[int, Tool]
+    demands_calls: bool
+    named: Tool | None
+    parallel: bool
+
+    @property
+    def offered(self) -> list[Tool]:
+        """The tools that the model may call."""
+        return list(self.placed.values())
+
+
+def request_tools(body: ChatCompletionRequest) -> RequestTools:
+    """Raises ApiError (400) for a `tool_choice` that does not fit the tools."""
     tools, choice = body.tools or [], body.tool_choice
-    if choice is None or choice in ("auto", "none"):
-        return [] if choice == "none" else tools
+    placed, named = dict(enumerate(tools)), None
+    demands_calls = choice == "required"
     if isinstance(choice, CustomToolChoice):
         raise unsupported("tool_choice", " for custom tools; offer a function")
-    if not tools:
+    if choice == "none":
+        placed = {}
+    elif choice not in (None, "auto") and not tools:
         raise bad_request("tool_choice needs tools to choose from", "tool_choice")
-    if isinstance(choice, NamedToolChoice):
-        _tool(tools, choice.function.name)
+    elif isinstance(choice, NamedToolChoice):
+        named, demands_calls = _tool(tools, choice.function.name), True
     elif isinstance(choice, AllowedToolChoice):
+        demands_calls = choice.allowed_tools.mode == "required"
         known = {tool.function.name for tool in tools}
         allowed = {tool.function.name for tool in choice.allowed_tools.tools}
         for name in allowed - known:
             _tool(tools, name)
-        return [tool for tool in tools if tool.function.name in allowed]
-    return tools
+        placed = {i: tool for i, tool in placed.items() if tool.function.name in allowed}
+    return RequestTools(placed, demands_calls, named, body.parallel_tool_calls is not False)
 
 
-def demanded_tool(body: ChatCompletionRequest) -> str | None:
-    """The one function that the request names to be called."""
-    return body.tool_choice.function.name if isinstance(body.tool_choice, NamedToolChoice) else None
-
-
-def demands_calls(body: ChatCompletionRequest) -> bool:
-    """Whether the answer has to be one or more tool calls."""
-    choice = body.tool_choice
-    if isinstance(choice, AllowedToolChoice):
-        return choice.allowed_tools.mode == "required"
-    return choice == "required" or isinstance(choice, NamedToolChoice)
-
-
-def demanded_calls_schema(body: ChatCompletionRequest) -> dict[str, Any] | None:
+def demanded_calls_schema(tools: RequestTools) -> dict[str, Any] | None:
     """The JSON schema that an answer must follow where the request demands calls; None where it does not.
 
     For a named function it is the schema of its arguments. For `required` it is a list of objects with `name` and
     `parameters`: from one to MAX_CALLS of them, or exactly one without parallel calls. The schema does not cover the
     reasoning that may come first. `demanded_calls_parser` reads such an answer. Raises ApiError (400).
     """
-    tools = offered_tools(body)
-    if not demands_calls(body):
+    if not tools.demands_calls:
         return None
-    name = demanded_tool(body)
-    if name is not None:
-        return arguments_schema(_tool(tools, name))
-    for i, tool in enumerate(tools):
+    if tools.named is not None:
+        return arguments_schema(tools.named)
+    offered = tools.offered
+    for i, tool in enumerate(offered):
         check_depth(tool.function.parameters, f"tools[{i}].function.parameters")
     # Each tool's schema becomes a definition, and its references to itself are made to point there.
-    definitions = {str(i): relocated(arguments_schema(tool), f"#/$defs/{i}") for i, tool in enumerate(tools)}
+    definitions = {str(i): relocated(arguments_schema(tool), f"#/$defs/{i}") for i, tool in enumerate(offered)}
     calls = [
         {
             "type": "object",
@@ -82,35 +91,25 @@ def demanded_calls_schema(body: ChatCompletionRequest) -> dict[str, Any] | None:
             "required": ["name", "parameters"],
             "additionalProperties": False,
         }
-        for i, tool in enumerate(tools)
+        for i, tool in enumerate(offered)
     ]
-    most = 1 if body.parallel_tool_calls is False else MAX_CALLS
+    most = MAX_CALLS if tools.parallel else 1
     return {"type": "array", "minItems": 1, "maxItems": most, "items": {"anyOf": calls}, "$defs": definitions}
 
 
-def optional_calls(body: ChatCompletionRequest, parser: type[ToolParser] | None) -> Calls | None:
-    """The calls that the model may choose to make, in the format that `parser` reads; None if it has no choice."""
-    if parser is None or not offered_tools(body) or demands_calls(body):
-        return None
-    return _calls(body, parser)
+def calls_in_format(tools: RequestTools, parser: type[ToolParser]) -> Calls:
+    """The calls that the request demands, or else those that the model may make, in the format that `parser` reads."""
+    placed = tools.placed
+    if tools.named is not None:
+        name = tools.named.function.name
+        placed = {i: tool for i, tool in placed.items() if tool.function.name == name}
+    return calls_of(parser.call_formats, placed, parallel=tools.parallel)
 
 
-def demanded_calls(body: ChatCompletionRequest, parser: type[ToolParser]) -> Calls | None:
-    """The calls that the request demands, in the format that `parser` reads; None where it demands none."""
-    return _calls(body, parser, demanded_tool(body)) if demands_calls(body) else None
-
-
-def _calls(body: ChatCompletionRequest, parser: type[ToolParser], name: str | None = None) -> Calls:
-    """Calls of the tools on offer, or of the one with this `name`."""
-    names = {tool.function.name for tool in offered_tools(body)} if name is None else {name}
-    placed = {i: tool for i, tool in enumerate(body.tools or ()) if tool.function.name in names}
-    return calls_of(parser.call_formats, placed, parallel=body.parallel_tool_calls is not False)
-
-
-def demanded_calls_parser(body: ChatCompletionRequest, model: type[ToolParser] | None = None) -> ToolParser:
+def demanded_calls_parser(tools: RequestTools, model: type[ToolParser] | None = None) -> ToolParser:
     """The parser for an answer that follows `demanded_calls_schema`. Its ids are those of the `model`'s own format."""
-    name, new_id = demanded_tool(body), model.new_id if model else None
-    return CallListParser((), new_id) if name is None else ArgumentsParser(name, new_id)
+    new_id = model.new_id if model else None
+    return CallListParser((), new_id) if tools.named is None else ArgumentsParser(tools.named.function.name, new_id)
 
 
 class ArgumentsParser(ToolParser):

@@ -15,10 +15,11 @@ from tidewheel.server.chat.pieces import CallArguments, CallStart, Turn
 from tidewheel.server.chat.tools import TOOL_CALL_PARSERS
 from tidewheel.server.chat.tools.schema import arguments_schema
 from tidewheel.server.chat.tools.tool_choice import (
+    RequestTools,
+    calls_in_format,
     demanded_calls_parser,
     demanded_calls_schema,
-    offered_tools,
-    optional_calls,
+    request_tools,
 )
 from tidewheel.server.errors import ApiError
 from tidewheel.server.protocol.chat import ChatCompletionRequest, Tool, ToolFunction
@@ -41,8 +42,12 @@ def body(**fields: Any) -> ChatCompletionRequest:
     return msgspec.convert({"messages": messages, "tools": TOOLS, **fields}, ChatCompletionRequest)
 
 
+def tools(**fields: Any) -> RequestTools:
+    return request_tools(body(**fields))
+
+
 def names(request: ChatCompletionRequest) -> list[str]:
-    return [tool.function.name for tool in offered_tools(request)]
+    return [tool.function.name for tool in request_tools(request).offered]
 
 
 def allowed(mode: str, *tools: str) -> dict[str, Any]:
@@ -60,8 +65,8 @@ def test_what_is_offered() -> None:
 def lines_run(count: int) -> int:
     """How many lines of Python it takes to find that many tools, all of them allowed, each by its name."""
     listed = [f"f{i}" for i in range(count)]
-    tools = [{"type": "function", "function": {"name": name}} for name in listed]
-    request = body(tools=tools, tool_choice=allowed("auto", *reversed(listed)))
+    many = [{"type": "function", "function": {"name": name}} for name in listed]
+    request = body(tools=many, tool_choice=allowed("auto", *reversed(listed)))
     counted = 0
 
     def trace(frame: Any, event: str, argument: Any) -> Any:
@@ -72,11 +77,11 @@ def lines_run(count: int) -> int:
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-        found, calls = names(request), optional_calls(request, TOOL_CALL_PARSERS["hermes"])
+        found, calls = names(request), calls_in_format(request_tools(request), TOOL_CALL_PARSERS["hermes"])
     finally:
         sys.settrace(before)
     assert found == listed
-    assert len(calls.arguments) == len(listed)  # type: ignore[union-attr]
+    assert len(calls.arguments) == len(listed)
     return counted
 
 
@@ -87,13 +92,13 @@ def test_many_tools_are_looked_through_in_linear_time() -> None:
 
 def test_only_demanded_calls_have_a_schema() -> None:
     for choice in (None, "auto", "none", allowed("auto", "now")):
-        assert demanded_calls_schema(body(tool_choice=choice)) is None
+        assert demanded_calls_schema(tools(tool_choice=choice)) is None
 
 
 def test_a_named_function_is_its_arguments() -> None:
-    assert demanded_calls_schema(body(tool_choice=NOW)) == {"type": "object", "additionalProperties": False}
+    assert demanded_calls_schema(tools(tool_choice=NOW)) == {"type": "object", "additionalProperties": False}
     named = {"type": "function", "function": {"name": "tree"}}
-    assert demanded_calls_schema(body(tool_choice=named)) == NODE
+    assert demanded_calls_schema(tools(tool_choice=named)) == NODE
 
 
 @pytest.mark.parametrize(
@@ -117,7 +122,7 @@ def test_a_function_that_speaks_of_no_argument_takes_none(parameters: dict[str, 
 
 
 def test_required_is_a_list_of_calls() -> None:
-    schema = demanded_calls_schema(body(tool_choice="required"))
+    schema = demanded_calls_schema(tools(tool_choice="required"))
     assert schema is not None
     assert (schema["type"], schema["minItems"]) == ("array", 1)
     assert schema["maxItems"] == 32
@@ -129,34 +134,34 @@ def test_required_is_a_list_of_calls() -> None:
     assert moved["properties"]["left"] == {"$ref": "#/$defs/0"}
     assert moved["properties"]["name"] == {"$ref": "#/$defs/0/$defs/name"}
     assert moved["properties"]["kind"] == NODE["properties"]["kind"]  # type: ignore[index]
-    single = demanded_calls_schema(body(tool_choice="required", parallel_tool_calls=False))
+    single = demanded_calls_schema(tools(tool_choice="required", parallel_tool_calls=False))
     assert single is not None
     assert single["maxItems"] == 1
-    some = demanded_calls_schema(body(tool_choice=allowed("required", "now")))
+    some = demanded_calls_schema(tools(tool_choice=allowed("required", "now")))
     assert some is not None
     assert len(some["items"]["anyOf"]) == 1
 
 
 def test_answers_are_read_as_they_come() -> None:
-    parser = demanded_calls_parser(body(tool_choice=NOW))
+    parser = demanded_calls_parser(tools(tool_choice=NOW))
     pieces = [parser.feed(text) for text in ("\n", '{"a"', ": 1}", " ")]
     assert pieces[0] == []
     (start, *rest), *later = pieces[1:]
     assert isinstance(start, CallStart)
     assert start.name == "now"
     assert (rest, later, parser.finish()) == ([CallArguments(0, '{"a"')], [[CallArguments(0, ": 1}")], []], [])
-    assert demanded_calls_parser(body(tool_choice=NOW)).finish() == []
+    assert demanded_calls_parser(tools(tool_choice=NOW)).finish() == []
 
 
 def test_lists_of_calls_are_read_at_every_cut() -> None:
     made = [("tree", {"left": {"name": "[]"}}), ("now", {})]
     text = json.dumps([{"name": name, "parameters": parameters} for name, parameters in made])
     for cut in range(len(text)):
-        parser = demanded_calls_parser(body(tool_choice="required"))
+        parser = demanded_calls_parser(tools(tool_choice="required"))
         turn = Turn.of(parser.feed(text[:cut]) + parser.feed(text[cut:]) + parser.finish())
         assert turn.content == ""
         assert [(call.name, json.loads(call.arguments)) for call in turn.calls] == made
-        cut_off = demanded_calls_parser(body(tool_choice="required"))
+        cut_off = demanded_calls_parser(tools(tool_choice="required"))
         turn = Turn.of(cut_off.feed(text[:cut]) + cut_off.finish(cut_off=True))
         assert turn.content == ""
         assert [call.name for call in turn.calls] == [name for name, _ in made if f'"name": "{name}"' in text[:cut]]
@@ -175,7 +180,7 @@ def test_lists_of_calls_are_read_at_every_cut() -> None:
 )
 def test_a_choice_that_does_not_fit_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ApiError) as refusal:
-        demanded_calls_schema(body(**fields))
+        tools(**fields)
     assert refusal.value.param == "tool_choice"
 
 
