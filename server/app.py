@@ -105,7 +105,7 @@ def build_app(
     start_logger.info("Tool calls are read as %s, reasoning as %s", *(name or "text" for name in formats[:2]))
     suggested = engine.generation_defaults if resources.sampling_defaults is None else resources.sampling_defaults
     sampling = sampling_defaults_of({**suggested, **resources.sampling_overrides}, options.default_sampling)
-    start_logger.info("Sampling where a request leaves it open: %s", sampling.told())
+    start_logger.info("Sampling where a request leaves it open: %s", sampling.described())
     defaults = sampling.of_all
     name = short_name(engine.model_name)
     models = ServedModels(

@@ -19,7 +19,7 @@ class SamplingDefaults(NamedTuple):
     of_all: Mapping[str, float | int]
     of_chats: Mapping[str, float | int]
 
-    def told(self) -> str:
+    def described(self) -> str:
         """For the log of the start."""
         if self.of_chats:
             return f"OpenAI's own; for the page, tidewheel chat and Ollama's API {_written(self.of_chats)}"

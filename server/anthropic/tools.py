@@ -78,14 +78,14 @@ def chat_tools(tools: Sequence[ToolDefinition]) -> tuple[list[chat.Tool], dict[s
         path = f"tools[{i}]"
         if tool.name is None:
             raise bad_request(f"{path}.name is required", f"{path}.name", "missing_required_parameter")
-        description, schema = _told(tool, path)
+        description, schema = _description_and_schema(tool, path)
         names[f"tools[{len(functions)}].function"] = path
         names[f"tools[{len(functions)}].function.parameters"] = f"{path}.input_schema"
         functions.append(chat.Tool("function", chat.ToolFunction(tool.name, description, schema, tool.strict)))
     return functions, names
 
 
-def _told(tool: ToolDefinition, path: str) -> tuple[str | None, dict[str, Any]]:
+def _description_and_schema(tool: ToolDefinition, path: str) -> tuple[str | None, dict[str, Any]]:
     """A tool's description, and the schema of its input."""
     if tool.type in (None, "custom"):
         if tool.input_schema is None:

@@ -180,7 +180,7 @@ class PromptRenderer:
         **options: Any,
     ) -> str:
         """The prompt's text, in which the last user message is shown: the form of contents that does it is taken."""
-        told, introduced = template_tools(tools), ""
+        offered, introduced = template_tools(tools), ""
         if self._template.is_harmony if source is None else is_harmony(source):
             options["variables"] = harmony_variables(options["variables"])
             forms = [harmony_messages(rendered)]
@@ -189,8 +189,8 @@ class PromptRenderer:
             reading = self._template.reading(bool(tools)) if source is None else TemplateReading()
             conversations = [with_reasoning(rendered, reading)]
             originals: Sequence[Message] | None = messages
-            if self._tools_as_text and (source is None or "tools" not in source) and (told or uses_tools(rendered)):
-                introduced, originals = introduction(told) if told else "", None
+            if self._tools_as_text and (source is None or "tools" not in source) and (offered or uses_tools(rendered)):
+                introduced, originals = introduction(offered) if offered else "", None
                 conversations = [with_tools(conversations[0], introduced, in_system=i) for i in (True, False)]
             forms = [
                 form
@@ -200,13 +200,13 @@ class PromptRenderer:
         refusal: ApiError | None = None
         for i, form in enumerate(forms):
             try:
-                text = self._written(source, form, told, **options)
+                text = self._written(source, form, offered, **options)
             except ApiError as error:  # the template does not take this form, such as a system message
                 if i == 0 and not introduced:
                     raise
                 refusal = refusal or error
                 continue
-            if introduced in text and self._shows_user(source, form, text, told, **options):
+            if introduced in text and self._shows_user(source, form, text, offered, **options):
                 return text
         raise refusal or bad_request(
             "messages: the chat template leaves out what the last user message says, so the model would not know of "

@@ -37,8 +37,8 @@ def introduction(tools: Sequence[Mapping[str, Any]]) -> str:
     return _INTRODUCTION.format(tools="\n".join(msgspec.json.encode(tool).decode() for tool in tools))
 
 
-def with_tools(messages: Sequence[Mapping[str, Any]], told: str, *, in_system: bool) -> list[dict[str, Any]]:
-    """The messages with `told` in the system message, or else before what the user says first; calls and results as
+def with_tools(messages: Sequence[Mapping[str, Any]], intro: str, *, in_system: bool) -> list[dict[str, Any]]:
+    """The messages with `intro` in the system message, or else before what the user says first; calls and results as
     text. A result is the user's turn, and so is what the user says after it: many templates want turns to alternate.
     """
     written: list[dict[str, Any]] = []
@@ -56,19 +56,19 @@ def with_tools(messages: Sequence[Mapping[str, Any]], told: str, *, in_system: b
         else:
             written.append(plain)
         follows_result = is_result
-    if not told:
+    if not intro:
         return written
     role = "system" if in_system else "user"
     first = next((message for message in written if message["role"] == role), None)
     if first is not None:
-        first["content"] = "\n\n".join(text for text in _in_order(first["content"], told, in_system) if text)
+        first["content"] = "\n\n".join(text for text in _in_order(first["content"], intro, in_system) if text)
     else:
-        written.insert(0, {"role": role, "content": told})
+        written.insert(0, {"role": role, "content": intro})
     return written
 
 
-def _in_order(content: str, told: str, in_system: bool) -> tuple[str, str]:
-    return (content, told) if in_system else (told, content)
+def _in_order(content: str, intro: str, in_system: bool) -> tuple[str, str]:
+    return (content, intro) if in_system else (intro, content)
 
 
 def _call(call: Mapping[str, Any]) -> str:

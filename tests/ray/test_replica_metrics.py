@@ -14,34 +14,34 @@ from starlette.routing import Route
 
 from tidewheel.ray.prefixes import HeldPrefixes
 from tidewheel.ray.replica_app import ReplicaApp
-from tidewheel.ray.replica_metrics import ReplicaMetrics, Told
+from tidewheel.ray.replica_metrics import ReplicaMetrics, ReplicaText
 from tidewheel.server.errors import ApiError
 
 
 class Handle:
     """A deployment of replicas that tell these metrics, or fail."""
 
-    def __init__(self, told: list[Told | Exception]) -> None:
-        self._told = told
+    def __init__(self, texts: list[ReplicaText | Exception]) -> None:
+        self._texts = texts
 
     def broadcast(self, method: str) -> Any:
         assert method == "metrics"
         return self
 
     async def _fetch_replica_results_async(self) -> list[Result]:
-        return [Result(one) for one in self._told]
+        return [Result(one) for one in self._texts]
 
 
 class Result:
     """The answer of one replica."""
 
-    def __init__(self, told: Told | Exception) -> None:
-        self._told = told
+    def __init__(self, text: ReplicaText | Exception) -> None:
+        self._text = text
 
-    async def get_async(self) -> Told:
-        if isinstance(self._told, Exception):
-            raise self._told
-        return self._told
+    async def get_async(self) -> ReplicaText:
+        if isinstance(self._text, Exception):
+            raise self._text
+        return self._text
 
 
 def test_each_series_has_its_replica_and_each_metric_one_head() -> None:

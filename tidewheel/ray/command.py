@@ -37,7 +37,7 @@ _OF_OWN_CLUSTER = {
 }
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _LOOK_S = 0.2  # between two looks at whether all replicas run
-_TELL_S = 30.0  # between two words on what they wait for
+_LOG_EVERY_S = 30.0  # between two words on what they wait for
 
 
 def run(options: ServeOptions, arguments: Sequence[str]) -> int:
@@ -151,7 +151,7 @@ def _start_replicas(serve: Any, application: Any, name: str, ending: _Ending) ->
         # Serve itself would wait for ever, deaf to signals.
         target = serve.RunTarget(application, name=name, route_prefix="/")
         serve.run_many([target], wait_for_applications_running=False)
-        told = time.monotonic()
+        logged_at = time.monotonic()
         while not ending.wait(_LOOK_S):
             status = serve.status().applications[name].status
             if status == ApplicationStatus.RUNNING:
@@ -159,8 +159,8 @@ def _start_replicas(serve: Any, application: Any, name: str, ending: _Ending) ->
                 return True
             if status == ApplicationStatus.DEPLOY_FAILED:
                 raise TidewheelError(f"the replicas cannot be started: {_reason(serve, name)}")
-            if time.monotonic() - told >= _TELL_S:
-                told = time.monotonic()
+            if time.monotonic() - logged_at >= _LOG_EVERY_S:
+                logged_at = time.monotonic()
                 logger.warning("Not all replicas run yet: %s", _reason(serve, name) or "they load the model")
     except (RayError, RayServeException, RuntimeError, TimeoutError) as error:
         raise TidewheelError(f"the replicas cannot be started: {_last_line(error)}") from error

@@ -23,7 +23,7 @@ from .cores import claim_cores
 from .options import parse_arguments
 from .prefixes import HeldPrefixes, model_key
 from .replica_app import ReplicaApp
-from .replica_metrics import PATH, ReplicaMetrics, Told
+from .replica_metrics import PATH, ReplicaMetrics, ReplicaText
 from .router import HELD
 from .shared_state import without_own_state
 
@@ -72,7 +72,7 @@ class TidewheelServer:
         )
         return ReplicaApp(app, self._name, self._held, metrics, is_several=self._is_several)
 
-    async def metrics(self) -> Told:
+    async def metrics(self) -> ReplicaText:
         """What this replica has for Prometheus, which any other one asks for. Raises RuntimeError if it has nothing."""
         status, text = await self._client.get(PATH)
         if status != HTTPStatus.OK:

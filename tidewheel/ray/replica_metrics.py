@@ -27,7 +27,7 @@ _COUNTS = (
     ("replicas_silent", "Those that did not tell their metrics in time."),
 )
 
-Told = tuple[str, str]
+ReplicaText = tuple[str, str]
 """What a replica tells: its name, and its metrics in Prometheus' text format."""
 
 
@@ -77,16 +77,16 @@ class ReplicaMetrics:
         for answer in answers:
             if isinstance(answer, BaseException):
                 logger.warning("A replica is missing in the metrics: %r", answer)
-        told = [answer for answer in answers if not isinstance(answer, BaseException)]
+        texts = [answer for answer in answers if not isinstance(answer, BaseException)]
         # In a thread, because a thousand replicas have some hundred thousand lines, and others wait for the event loop.
-        text = await asyncio.to_thread(merged, told)
-        return text + _counts(self._prefix, len(answers), len(answers) - len(told))
+        text = await asyncio.to_thread(merged, texts)
+        return text + _counts(self._prefix, len(answers), len(answers) - len(texts))
 
 
-def merged(told: Iterable[Told]) -> str:
+def merged(texts: Iterable[ReplicaText]) -> str:
     """One text, in which each sample has its replica as a label."""
     families: dict[str, _Family] = {}
-    for replica, text in told:
+    for replica, text in texts:
         family = _Family()
         for line in text.split("\n"):
             if line.startswith("# "):

@@ -101,8 +101,8 @@ class ChatClient:
             if self._model is None and not models:
                 raise ChatError(f"{self._url} serves no model")
             self._model = self._model or next(iter(models))
-            told = models.get(self._model, {}).get("chat_sampling")
-            self._sampling = told if isinstance(told, dict) else {}
+            sampling = models.get(self._model, {}).get("chat_sampling")
+            self._sampling = sampling if isinstance(sampling, dict) else {}
         assert self._model is not None
         return self._model
 

@@ -218,8 +218,8 @@ def _set(client: ChatClient, given: str) -> str:
             client.parameters[name] = value
     elif name:
         client.parameters.pop(name, None)
-    told = ", ".join(f"{key} {json.dumps(one, ensure_ascii=False)}" for key, one in client.parameters.items())
-    return told or "nothing is set: the model's own values hold"
+    values = ", ".join(f"{key} {json.dumps(one, ensure_ascii=False)}" for key, one in client.parameters.items())
+    return values or "nothing is set: the model's own values hold"
 
 
 def _is_command(line: str) -> bool:
