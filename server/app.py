@@ -21,6 +21,7 @@ from tidewheel.engine.text.tokenizer import Tokenizer
 
 from .api.adapters import adapter_routes
 from .api.aliases import aliases
+from .api.app_state import AppState
 from .api.chat import ChatEndpoint
 from .api.completions import CompletionsEndpoint
 from .api.docs import DOCS_PATHS, docs_routes
@@ -163,11 +164,23 @@ def build_app(
         tokens_as_ids=options.return_tokens_as_token_ids,
         include_usage=options.enable_force_include_usage,
     )
-    path = ChatPath(models, encoder, renderer, generations, defaults, formats, rules)
-    completion_path = CompletionPath(models, encoder, generations, defaults, rules)
-    formatter = LogprobsFormatter(tokenizer)
     store = _responses(options.max_stored_responses, resources.shared_store)
     notes = ParameterNotes(options.unknown_parameters)
+    state = AppState(
+        engine=engine,
+        models=models,
+        path=ChatPath(models, encoder, renderer, generations, defaults, formats, rules),
+        completion_path=CompletionPath(models, encoder, generations, defaults, rules),
+        encoder=encoder,
+        encoders=encoders,
+        renderer=renderer,
+        formats=formats,
+        formatter=LogprobsFormatter(tokenizer),
+        metrics=metrics,
+        defaults=defaults,
+        fingerprint=fingerprint,
+        notes=notes,
+    )
     batches: Batches | None = None
     if options.batch_dir is not None:
         from .api.batches import Batches  # which few servers need
@@ -210,32 +223,21 @@ def build_app(
                 await asyncio.to_thread(tracer.close)
 
     routes = [
-        *ChatEndpoint(path, formatter, metrics, fingerprint, notes=notes, role=options.response_role).routes(),
-        *ResponsesEndpoints(path, formatter, metrics, defaults, store, notes=notes).routes(),
+        *ChatEndpoint(state, role=options.response_role).routes(),
+        *ResponsesEndpoints(state, store).routes(),
         *StoredResponsesEndpoints(store).routes(),
-        *MessagesEndpoints(path, metrics, notes=notes).routes(),
-        *CompletionsEndpoint(completion_path, formatter, metrics, fingerprint, notes=notes).routes(),
-        *OllamaEndpoints(
-            models,
-            path,
-            completion_path,
-            encoder,
-            formatter,
-            metrics,
-            thinks=formats.reasoning is not None,
-            notes=notes,
-        ).routes(),
-        *OllamaEmbeddings(models, encoders, encoder, notes=notes).routes(),
-        *OllamaModelEndpoints(models, engine, formats, fills=completion_path.fill is not None, notes=notes).routes(),
+        *MessagesEndpoints(state).routes(),
+        *CompletionsEndpoint(state).routes(),
+        *OllamaEndpoints(state).routes(),
+        *OllamaEmbeddings(state).routes(),
+        *OllamaModelEndpoints(state).routes(),
         *models_routes(models),
         *adapter_routes(loras, models, shared_adapters, notes=notes),
-        *RenderEndpoints(path, completion_path, encoder, notes=notes).routes(),
-        *InfillEndpoint(completion_path, encoder, metrics, notes=notes).routes(),
-        *TokenizeEndpoints(
-            models, encoder, renderer, shows_tokenizer=options.enable_tokenizer_info_endpoint, notes=notes
-        ).routes(),
-        *EmbeddingsEndpoint(encoders, encoder, notes=notes).routes(),
-        *ScoringEndpoints(encoders, encoder, notes=notes).routes(),
+        *RenderEndpoints(state).routes(),
+        *InfillEndpoint(state).routes(),
+        *TokenizeEndpoints(state, shows_tokenizer=options.enable_tokenizer_info_endpoint).routes(),
+        *EmbeddingsEndpoint(state).routes(),
+        *ScoringEndpoints(state).routes(),
         *(() if batches is None else batches.routes),
         *health_routes(engine, encoder_engine),
         *metrics_routes(metrics, encoder_metrics, named=[adapter_metrics]),

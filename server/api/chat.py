@@ -12,7 +12,6 @@ from starlette.routing import Route
 
 from tidewheel.engine.outputs import RequestOutput
 
-from ..chat.path import ChatPath
 from ..chat.pieces import CallArguments, CallStart, Piece, Reasoning
 from ..chat.run import ChatRun, ChoiceAnswer
 from ..generation.frames import around_text, encode_json, event
@@ -33,9 +32,9 @@ from ..protocol.chat import (
     ToolCall,
     ToolCallDelta,
 )
-from ..protocol.decode import BodyDecoder, ParameterNotes
+from ..protocol.decode import BodyDecoder
 from ..protocol.usage import Usage
-from ..telemetry.metrics import ServerMetrics
+from .app_state import AppState
 from .body import whole_body
 from .json_response import HOLE, JsonParts, filled, listed
 
@@ -43,21 +42,12 @@ from .json_response import HOLE, JsonParts, filled, listed
 class ChatEndpoint:
     """Answers conversations in OpenAI's shapes."""
 
-    def __init__(
-        self,
-        path: ChatPath,
-        formatter: LogprobsFormatter,
-        metrics: ServerMetrics,
-        fingerprint: str,
-        *,
-        notes: ParameterNotes,
-        role: str,
-    ) -> None:
-        self._path = path
-        self._formatter = formatter
-        self._metrics = metrics
-        self._fingerprint = fingerprint
-        self._decode = BodyDecoder(ChatCompletionRequest, notes=notes)
+    def __init__(self, state: AppState, *, role: str) -> None:
+        self._path = state.path
+        self._formatter = state.formatter
+        self._metrics = state.metrics
+        self._fingerprint = state.fingerprint
+        self._decode = BodyDecoder(ChatCompletionRequest, notes=state.notes)
         self._role = role
 
     def routes(self) -> list[Route]:

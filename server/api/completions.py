@@ -12,15 +12,15 @@ from starlette.routing import Route
 
 from tidewheel.engine.outputs import PromptLogprobs, RequestOutput
 
-from ..completions.path import CompletionPath, Prompt
+from ..completions.path import Prompt
 from ..generation.frames import around_text, encode_json, event
 from ..generation.generations import Generation
 from ..generation.logprobs import Entry, LogprobsFormatter, output_entries, places_at_once, prompt_entries
 from ..generation.streaming import EventStream, collect
 from ..openapi.document import operation
 from ..protocol.completions import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
-from ..protocol.decode import BodyDecoder, ParameterNotes
-from ..telemetry.metrics import ServerMetrics
+from ..protocol.decode import BodyDecoder
+from .app_state import AppState
 from .body import whole_body
 from .json_response import HOLE, JsonParts, filled, listed
 
@@ -30,20 +30,12 @@ _TOKENS_A_PIECE = 256  # of a prompt: with all that may be known of them they ta
 class CompletionsEndpoint:
     """Continues prompts."""
 
-    def __init__(
-        self,
-        path: CompletionPath,
-        formatter: LogprobsFormatter,
-        metrics: ServerMetrics,
-        fingerprint: str,
-        *,
-        notes: ParameterNotes,
-    ) -> None:
-        self._path = path
-        self._formatter = formatter
-        self._metrics = metrics
-        self._fingerprint = fingerprint
-        self._decode = BodyDecoder(CompletionRequest, notes=notes)
+    def __init__(self, state: AppState) -> None:
+        self._path = state.completion_path
+        self._formatter = state.formatter
+        self._metrics = state.metrics
+        self._fingerprint = state.fingerprint
+        self._decode = BodyDecoder(CompletionRequest, notes=state.notes)
 
     def routes(self) -> list[Route]:
         """The endpoint."""

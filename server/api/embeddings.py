@@ -20,19 +20,20 @@ from tidewheel.engine.encoders.tokenization import EncoderInput
 from ..encoders import EncoderAnswer, ServedEncoders, check_input, truncation
 from ..generation.prompt_encoding import PromptEncoder
 from ..openapi.document import operation
-from ..protocol.decode import BodyDecoder, ParameterNotes
+from ..protocol.decode import BodyDecoder
 from ..protocol.embeddings import Embedding, EmbeddingList, EmbeddingRequest
+from .app_state import AppState
 from .body import whole_body
 from .json_response import json_response
 
 
 class EmbeddingsEndpoint:
-    """Vectors of texts. `worker` lends its threads for texts and answers that are long."""
+    """Vectors of texts. Long texts and answers are handled in the prompt encoder's threads."""
 
-    def __init__(self, encoders: ServedEncoders, worker: PromptEncoder, *, notes: ParameterNotes) -> None:
-        self._encoders = encoders
-        self._worker = worker
-        self._decode = BodyDecoder(EmbeddingRequest, notes=notes)
+    def __init__(self, state: AppState) -> None:
+        self._encoders = state.encoders
+        self._worker = state.encoder
+        self._decode = BodyDecoder(EmbeddingRequest, notes=state.notes)
 
     def routes(self) -> list[Route]:
         """The endpoint."""

@@ -12,15 +12,14 @@ from tidewheel.engine.outputs import FinishReason, RequestOutput
 
 from ..chat.field_names import renamed_fields
 from ..completions.fill_in_the_middle import Hole, Snippet
-from ..completions.path import CompletionPath, CompletionRun
+from ..completions.path import CompletionRun
 from ..errors import bad_request
 from ..generation.durations import durations
 from ..generation.frames import event
-from ..generation.prompt_encoding import PromptEncoder
 from ..generation.streaming import EventStream, collect
 from ..openapi.document import operation
 from ..protocol.completions import CompletionRequest
-from ..protocol.decode import BodyDecoder, ParameterNotes
+from ..protocol.decode import BodyDecoder
 from ..protocol.infill import (
     MAX_SNIPPETS,
     InfillAnswer,
@@ -29,7 +28,7 @@ from ..protocol.infill import (
     LlamaCppCompletionRequest,
 )
 from ..protocol.structured import StructuredOutputsField
-from ..telemetry.metrics import ServerMetrics
+from .app_state import AppState
 from .body import whole_body
 from .json_response import json_response
 
@@ -45,14 +44,12 @@ _INFILL_NAMES = {**_NAMES, "prompt": "input_prefix", "suffix": "input_suffix"}
 class InfillEndpoint:
     """Fills holes and goes on with texts, in llama.cpp's shapes."""
 
-    def __init__(
-        self, path: CompletionPath, encoder: PromptEncoder, metrics: ServerMetrics, *, notes: ParameterNotes
-    ) -> None:
-        self._path = path
-        self._encoder = encoder
-        self._metrics = metrics
-        self._decode = BodyDecoder(InfillRequest, notes=notes)
-        self._decode_plain = BodyDecoder(LlamaCppCompletionRequest, notes=notes)
+    def __init__(self, state: AppState) -> None:
+        self._path = state.completion_path
+        self._encoder = state.encoder
+        self._metrics = state.metrics
+        self._decode = BodyDecoder(InfillRequest, notes=state.notes)
+        self._decode_plain = BodyDecoder(LlamaCppCompletionRequest, notes=state.notes)
 
     def routes(self) -> list[Route]:
         """The endpoints."""

@@ -9,14 +9,13 @@ from starlette.routing import Route
 from ..anthropic.assembly import MessageBuilder
 from ..anthropic.translation import chat_request
 from ..chat.field_names import renamed_fields
-from ..chat.path import ChatPath
 from ..chat.run import NamedEventStream
 from ..openapi.document import operation
-from ..protocol.decode import BodyDecoder, ParameterNotes
+from ..protocol.decode import BodyDecoder
 from ..protocol.errors import AnthropicErrorResponse
 from ..protocol.message_answers import MessageEvent, OutputMessage, TokenCount
 from ..protocol.messages import CountTokensRequest, MessagesRequest, ThinkingAdaptive, ThinkingEnabled
-from ..telemetry.metrics import ServerMetrics
+from .app_state import AppState
 from .body import whole_body
 from .json_response import json_response
 
@@ -24,11 +23,11 @@ from .json_response import json_response
 class MessagesEndpoints:
     """Answers conversations in Anthropic's shapes, and counts their tokens."""
 
-    def __init__(self, path: ChatPath, metrics: ServerMetrics, *, notes: ParameterNotes) -> None:
-        self._path = path
-        self._metrics = metrics
-        self._decode = BodyDecoder(MessagesRequest, notes=notes)
-        self._decode_count = BodyDecoder(CountTokensRequest, notes=notes)
+    def __init__(self, state: AppState) -> None:
+        self._path = state.path
+        self._metrics = state.metrics
+        self._decode = BodyDecoder(MessagesRequest, notes=state.notes)
+        self._decode_count = BodyDecoder(CountTokensRequest, notes=state.notes)
 
     def routes(self) -> list[Route]:
         """The endpoints."""

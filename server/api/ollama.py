@@ -11,21 +11,16 @@ from starlette.routing import Route
 
 from ..chat.answer import Answer
 from ..chat.field_names import renamed_fields
-from ..chat.path import ChatPath
 from ..chat.run import ChatRun
-from ..completions.path import CompletionPath
 from ..default_sampling import fill_in
-from ..encoders import ServedEncoders
 from ..errors import bad_request
-from ..generation.logprobs import LogprobsFormatter
-from ..generation.prompt_encoding import PromptEncoder
 from ..ollama.answers import AnswerBuilder, LineStream, loaded, nanoseconds
 from ..ollama.names import tagged, untagged
 from ..ollama.translation import FIELD_NAMES, chat_request, completion_request, generate_request
 from ..openapi.document import operation
 from ..protocol.chat import ChatCompletionRequest
 from ..protocol.completions import CompletionRequest
-from ..protocol.decode import BodyDecoder, ParameterNotes
+from ..protocol.decode import BodyDecoder
 from ..protocol.embeddings import EmbeddingRequest
 from ..protocol.ollama import (
     OllamaBody,
@@ -43,8 +38,8 @@ from ..protocol.ollama_answers import (
     OllamaGenerateAnswer,
 )
 from ..protocol.sampling import GenerationBody
-from ..served_models import ServedModels
-from ..telemetry.metrics import RequestTimer, ServerMetrics
+from ..telemetry.metrics import RequestTimer
+from .app_state import AppState
 from .body import whole_body
 from .embeddings import embed, numbers
 from .json_response import json_response
@@ -53,29 +48,18 @@ Kind = Literal["chat", "generate"]
 
 
 class OllamaEndpoints:
-    """Answers conversations and prompts in Ollama's shapes. `thinks` says whether the model's reasoning is read."""
+    """Answers conversations and prompts in Ollama's shapes."""
 
-    def __init__(
-        self,
-        models: ServedModels,
-        path: ChatPath,
-        completion_path: CompletionPath,
-        encoder: PromptEncoder,
-        formatter: LogprobsFormatter,
-        metrics: ServerMetrics,
-        *,
-        thinks: bool,
-        notes: ParameterNotes,
-    ) -> None:
-        self._models = models
-        self._path = path
-        self._completion_path = completion_path
-        self._encoder = encoder
-        self._formatter = formatter
-        self._metrics = metrics
-        self._thinks = thinks
-        self._decode_chat = BodyDecoder(OllamaChatRequest, notes=notes)
-        self._decode_generate = BodyDecoder(OllamaGenerateRequest, notes=notes)
+    def __init__(self, state: AppState) -> None:
+        self._models = state.models
+        self._path = state.path
+        self._completion_path = state.completion_path
+        self._encoder = state.encoder
+        self._formatter = state.formatter
+        self._metrics = state.metrics
+        self._thinks = state.formats.reasoning is not None
+        self._decode_chat = BodyDecoder(OllamaChatRequest, notes=state.notes)
+        self._decode_generate = BodyDecoder(OllamaGenerateRequest, notes=state.notes)
 
     def routes(self) -> list[Route]:
         """The endpoints."""
@@ -182,16 +166,14 @@ class OllamaEndpoints:
 
 
 class OllamaEmbeddings:
-    """Vectors of texts in Ollama's shapes. `worker` lends its threads for texts and answers that are long."""
+    """Vectors of texts in Ollama's shapes. Long texts and answers are handled in the prompt encoder's threads."""
 
-    def __init__(
-        self, models: ServedModels, encoders: ServedEncoders, worker: PromptEncoder, *, notes: ParameterNotes
-    ) -> None:
-        self._models = models
-        self._encoders = encoders
-        self._worker = worker
-        self._decode_embed = BodyDecoder(OllamaEmbedRequest, notes=notes)
-        self._decode_embeddings = BodyDecoder(OllamaEmbeddingsRequest, notes=notes)
+    def __init__(self, state: AppState) -> None:
+        self._models = state.models
+        self._encoders = state.encoders
+        self._worker = state.encoder
+        self._decode_embed = BodyDecoder(OllamaEmbedRequest, notes=state.notes)
+        self._decode_embeddings = BodyDecoder(OllamaEmbeddingsRequest, notes=state.notes)
 
     def routes(self) -> list[Route]:
         """The endpoints."""

@@ -11,14 +11,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from tidewheel.engine.core.engine import Engine
-
-from ..chat.model_formats import ModelFormats
 from ..errors import bad_request
 from ..ollama.answers import rfc3339
 from ..ollama.names import tagged, untagged
 from ..openapi.document import operation
-from ..protocol.decode import BodyDecoder, ParameterNotes
+from ..protocol.decode import BodyDecoder
 from ..protocol.models import ModelCard
 from ..protocol.ollama import OllamaShowRequest
 from ..protocol.ollama_answers import (
@@ -31,7 +28,7 @@ from ..protocol.ollama_answers import (
     OllamaRunningModels,
     OllamaVersion,
 )
-from ..served_models import ServedModels
+from .app_state import AppState
 from .body import whole_body
 from .json_response import json_response
 
@@ -51,16 +48,14 @@ Capabilities = list[Literal["completion", "tools", "thinking", "insert", "embedd
 
 
 class OllamaModelEndpoints:
-    """Tells of the served models. `fills` says whether the model fills in the middle."""
+    """Tells of the served models."""
 
-    def __init__(
-        self, models: ServedModels, engine: Engine, formats: ModelFormats, *, fills: bool, notes: ParameterNotes
-    ) -> None:
-        self._models = models
-        self._engine = engine
-        self._formats = formats
-        self._fills = fills
-        self._decode_show = BodyDecoder(OllamaShowRequest, notes=notes)
+    def __init__(self, state: AppState) -> None:
+        self._models = state.models
+        self._engine = state.engine
+        self._formats = state.formats
+        self._fills = state.completion_path.fill is not None
+        self._decode_show = BodyDecoder(OllamaShowRequest, notes=state.notes)
 
     def routes(self) -> list[Route]:
         """The endpoints."""

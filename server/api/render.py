@@ -6,14 +6,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ..chat.path import ChatPath
-from ..completions.path import CompletionPath
-from ..generation.prompt_encoding import PromptEncoder
 from ..openapi.document import operation
 from ..protocol.chat import ChatCompletionRequest
 from ..protocol.completions import CompletionRequest
-from ..protocol.decode import BodyDecoder, ParameterNotes
+from ..protocol.decode import BodyDecoder
 from ..protocol.render import RenderedRequest
+from .app_state import AppState
 from .body import whole_body
 from .json_response import JsonParts, json_response, listed
 
@@ -21,14 +19,12 @@ from .json_response import JsonParts, json_response, listed
 class RenderEndpoints:
     """Shows prompts as the model would get them."""
 
-    def __init__(
-        self, path: ChatPath, completion_path: CompletionPath, encoder: PromptEncoder, *, notes: ParameterNotes
-    ) -> None:
-        self._path = path
-        self._completion_path = completion_path
-        self._encoder = encoder
-        self._decode_chat = BodyDecoder(ChatCompletionRequest, notes=notes)
-        self._decode_completion = BodyDecoder(CompletionRequest, notes=notes)
+    def __init__(self, state: AppState) -> None:
+        self._path = state.path
+        self._completion_path = state.completion_path
+        self._encoder = state.encoder
+        self._decode_chat = BodyDecoder(ChatCompletionRequest, notes=state.notes)
+        self._decode_completion = BodyDecoder(CompletionRequest, notes=state.notes)
 
     def routes(self) -> list[Route]:
         """The endpoints."""

@@ -14,15 +14,13 @@ from starlette.routing import Route
 from tidewheel.engine.errors import quoted
 
 from ..chat.field_names import renamed_fields
-from ..chat.path import ChatPath
 from ..chat.run import ChatRun, NamedEventStream
 from ..errors import bad_request
 from ..generation.frames import named_event, named_events
-from ..generation.logprobs import LogprobsFormatter
 from ..http.api_keys import current_tenant
 from ..openapi.document import operation
 from ..protocol.chat import ChatCompletionRequest
-from ..protocol.decode import BodyDecoder, ParameterNotes, unsupported
+from ..protocol.decode import BodyDecoder, unsupported
 from ..protocol.response_events import ResponseEvent
 from ..protocol.response_items import Item, ItemReference, Message
 from ..protocol.responses import (
@@ -39,7 +37,7 @@ from ..responses.background import BackgroundRun
 from ..responses.offered_tools import OfferedTools
 from ..responses.store import Responses, StoredResponse, held_bytes
 from ..responses.translation import chat_request, prepare_body
-from ..telemetry.metrics import ServerMetrics
+from .app_state import AppState
 from .body import whole_body
 from .json_response import json_response
 
@@ -59,24 +57,15 @@ class _Ask(NamedTuple):
 
 
 class ResponsesEndpoints:
-    """Makes responses, and keeps those that clients want kept. `defaults` are the model's own sampling parameters."""
+    """Makes responses, and keeps those that clients want kept."""
 
-    def __init__(
-        self,
-        path: ChatPath,
-        formatter: LogprobsFormatter,
-        metrics: ServerMetrics,
-        defaults: Mapping[str, float | int],
-        store: Responses,
-        *,
-        notes: ParameterNotes,
-    ) -> None:
-        self._path = path
-        self._formatter = formatter
-        self._metrics = metrics
-        self._defaults = defaults
+    def __init__(self, state: AppState, store: Responses) -> None:
+        self._path = state.path
+        self._formatter = state.formatter
+        self._metrics = state.metrics
+        self._defaults = state.defaults
         self._store = store
-        self._decode = BodyDecoder(ResponsesRequest, prepare_body, notes=notes)
+        self._decode = BodyDecoder(ResponsesRequest, prepare_body, notes=state.notes)
 
     def routes(self) -> list[Route]:
         """The endpoints."""

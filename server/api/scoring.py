@@ -12,10 +12,9 @@ from starlette.routing import Route
 
 from tidewheel.engine.encoders.encoder import Encoder, ScorePlan
 
-from ..encoders import EncoderAnswer, ServedEncoders, check_input, truncation
-from ..generation.prompt_encoding import PromptEncoder
+from ..encoders import EncoderAnswer, check_input, truncation
 from ..openapi.document import operation
-from ..protocol.decode import BodyDecoder, ParameterNotes
+from ..protocol.decode import BodyDecoder
 from ..protocol.scoring import (
     RankedDocument,
     RerankList,
@@ -25,6 +24,7 @@ from ..protocol.scoring import (
     ScoreList,
     ScoreRequest,
 )
+from .app_state import AppState
 from .body import whole_body
 from .json_response import json_response
 
@@ -33,13 +33,13 @@ _RERANK_PATHS = ("/v1/rerank", "/v2/rerank", "/rerank")
 
 
 class ScoringEndpoints:
-    """Scores how well texts match. Long texts are handled in the threads of `worker`."""
+    """Scores how well texts match. Long texts are handled in the prompt encoder's threads."""
 
-    def __init__(self, encoders: ServedEncoders, worker: PromptEncoder, *, notes: ParameterNotes) -> None:
-        self._encoders = encoders
-        self._worker = worker
-        self._decode_score = BodyDecoder(ScoreRequest, notes=notes)
-        self._decode_rerank = BodyDecoder(RerankRequest, notes=notes)
+    def __init__(self, state: AppState) -> None:
+        self._encoders = state.encoders
+        self._worker = state.encoder
+        self._decode_score = BodyDecoder(ScoreRequest, notes=state.notes)
+        self._decode_rerank = BodyDecoder(RerankRequest, notes=state.notes)
 
     def routes(self) -> list[Route]:
         """The endpoints."""

@@ -6,11 +6,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ..chat.rendering import PromptRenderer
 from ..errors import bad_request
-from ..generation.prompt_encoding import PromptEncoder
 from ..openapi.document import operation
-from ..protocol.decode import BodyDecoder, ParameterNotes
+from ..protocol.decode import BodyDecoder
 from ..protocol.tokenize import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -18,7 +16,7 @@ from ..protocol.tokenize import (
     TokenizeResponse,
     TokenizerInfo,
 )
-from ..served_models import ServedModels
+from .app_state import AppState
 from .body import whole_body
 from .json_response import json_response
 
@@ -28,21 +26,13 @@ _NAMED = ("bos_token", "eos_token", "pad_token")
 class TokenizeEndpoints:
     """Text or messages to token ids, and back."""
 
-    def __init__(
-        self,
-        models: ServedModels,
-        encoder: PromptEncoder,
-        renderer: PromptRenderer,
-        *,
-        shows_tokenizer: bool = False,
-        notes: ParameterNotes,
-    ) -> None:
-        self._models = models
-        self._encoder = encoder
-        self._renderer = renderer
+    def __init__(self, state: AppState, *, shows_tokenizer: bool) -> None:
+        self._models = state.models
+        self._encoder = state.encoder
+        self._renderer = state.renderer
         self._shows_tokenizer = shows_tokenizer
-        self._decode_tokenize = BodyDecoder(TokenizeRequest, notes=notes)
-        self._decode_detokenize = BodyDecoder(DetokenizeRequest, notes=notes)
+        self._decode_tokenize = BodyDecoder(TokenizeRequest, notes=state.notes)
+        self._decode_detokenize = BodyDecoder(DetokenizeRequest, notes=state.notes)
 
     def routes(self) -> list[Route]:
         """The endpoints."""
