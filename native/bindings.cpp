@@ -167,7 +167,7 @@ BlockTables read_tables(nb::handle array, size_t sequences) {
 // All of a StepBatch, which keeps its arrays, but for where the results go.
 struct StepReader {
   explicit StepReader(nb::handle batch)
-      : read(batch), sampling(batch.attr("sampling")), read_rows(sampling), narrower_tables(batch.attr("narrower_tables")) {
+      : read(batch), sampling(batch.attr("sampling")), read_rows(sampling), window_tables(batch.attr("window_tables")) {
     step.token_ids = read.get<int32_t>("token_ids");
     step.positions = read.get<int32_t>("positions");
     step.query_start = read.get<int32_t>("query_start");
@@ -177,14 +177,14 @@ struct StepReader {
     step.adapters = read.get_optional<int32_t>("adapters");
     step.logits_rows = read.get<int32_t>("logits_rows");
     step.block_tables.push_back(read_tables(batch.attr("block_tables"), step.context_len.size()));
-    for (const nb::handle tables : narrower_tables) step.block_tables.push_back(read_tables(tables, step.context_len.size()));
+    for (const nb::handle tables : window_tables) step.block_tables.push_back(read_tables(tables, step.context_len.size()));
     step.sampling = read_sampling(read_rows);
   }
 
   ArrayReader read;
   nb::object sampling;
   ArrayReader read_rows;
-  nb::object narrower_tables;
+  nb::object window_tables;
   Step step;
 };
 

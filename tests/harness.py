@@ -179,7 +179,7 @@ class Harness:
                 query_start=starts.astype(np.int32),
                 context_len=np.array(ends, np.int32),
                 block_tables=tables[0],
-                narrower_tables=tuple(tables[1:]),
+                window_tables=tuple(tables[1:]),
                 logits_rows=(starts[1:][sampled] - 1).astype(np.int32),
                 sampling=SamplingBatch.greedy([ends[i] for i in sampled]),
                 return_logits=True,
@@ -206,7 +206,7 @@ class Harness:
     def logits(self, tokens: Sequence[int], chunk: int = 2048, adapter: int = -1) -> NDArray[np.float32]:
         """The logits after every one of the tokens. Shape [T, vocab]."""
         sequence = self.start(tokens, 0, adapter)
-        table, *narrower = (np.array([blocks], np.int32) for blocks in sequence.tables)
+        table, *windows = (np.array([blocks], np.int32) for blocks in sequence.tables)
         rows = []
         for start in range(0, len(tokens), chunk):
             end = min(start + chunk, len(tokens))
@@ -217,7 +217,7 @@ class Harness:
                     query_start=np.array([0, end - start], np.int32),
                     context_len=np.array([end], np.int32),
                     block_tables=table,
-                    narrower_tables=tuple(narrower),
+                    window_tables=tuple(windows),
                     logits_rows=np.arange(end - start, dtype=np.int32),
                     sampling=SamplingBatch.greedy(range(start + 1, end + 1)),
                     return_logits=True,

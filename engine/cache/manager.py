@@ -179,10 +179,10 @@ class CacheManager:
             for count, cached, pool in zip(fresh, prefix.blocks, self._pools, strict=True)
         )
 
-    def hold(self, sequence: CachedSequence, prefix: Prefix) -> None:
+    def allocate(self, sequence: CachedSequence, prefix: Prefix) -> None:
         """Give a sequence blocks for all of its tokens, `prefix` first, and announce what it is about to compute.
 
-        Groups with windows give only what they have of the prefix: see `reach`.
+        Groups with windows give only what they have of the prefix: see `ensure_slots`.
         """
         start, total = prefix.num_blocks, self._first.blocks_for(sequence.num_tokens)
         width = self._first.blocks_for(sequence.max_length)
@@ -225,7 +225,7 @@ class CacheManager:
             return num_tokens
         return min(num_tokens, sequence.snapshots.next_after(sequence.num_computed) - sequence.num_computed)
 
-    def reach(self, sequence: CachedSequence, num_tokens: int, num_spare: int = 0) -> int:
+    def ensure_slots(self, sequence: CachedSequence, num_tokens: int, num_spare: int = 0) -> int:
         """Give a sequence blocks with windows for `num_tokens`, or as many as are free but for `num_spare`.
 
         Returns how many of these tokens it has blocks for in all groups.
@@ -259,7 +259,7 @@ class CacheManager:
                 sequence.first_blocks[group] = seen
                 self._freed.add(sequence.key)
 
-    def share(self, sequence: CachedSequence, fork: CachedSequence) -> None:
+    def fork(self, sequence: CachedSequence, fork: CachedSequence) -> None:
         """Count the blocks of `sequence` as those of `fork`, which is to `become` it, instead of its own."""
         for group, pool in enumerate(self._pools):
             wanted, held = self._held(sequence, group), self._held(fork, group)
@@ -288,7 +288,7 @@ class CacheManager:
         self._forked.pop(sequence.key, None)
         self._freed.discard(sequence.key)
 
-    def lacking(self, decoding: Iterable[S]) -> tuple[list[S], list[CachedSequence]]:
+    def blocks_needed(self, decoding: Iterable[S]) -> tuple[list[S], list[CachedSequence]]:
         """Those of `decoding` that need a block more for their last token, and those that need a copy of their last."""
         block_size = self.block_size
         short = [s for s in decoding if s.num_tokens > s.num_blocks * block_size]
@@ -309,8 +309,8 @@ class CacheManager:
             self._add_blocks(sequence, count)
         return sequence.num_blocks * self.block_size
 
-    def provide(self, short: Seq[CachedSequence], sharing: Seq[CachedSequence]) -> tuple[Copies, set[int]]:
-        """Give those that are `lacking` a block each, which all groups must have free.
+    def allocate_needed(self, short: Seq[CachedSequence], sharing: Seq[CachedSequence]) -> tuple[Copies, set[int]]:
+        """Give each sequence of `blocks_needed` a block, which all groups must have free.
 
         Returns the copies to make, and the keys of sequences whose block tables may have changed since the last time.
         """

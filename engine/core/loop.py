@@ -23,7 +23,7 @@ from ..devices.batch import TokenMasks
 from ..errors import DeviceError
 from ..histogram import Histogram
 from ..machine.memory import release_free_memory
-from ..scheduling.ahead import drop_ended
+from ..scheduling.async_scheduling import drop_ended
 from ..scheduling.batch_builder import BatchBuilders
 from ..scheduling.scheduler import Scheduler
 from ..scheduling.sequence import Sequence
@@ -75,7 +75,7 @@ class EngineLoop:
         self._restarting = executor if isinstance(executor, RestartingExecutor) else None
         self._masks = masks
         self._deliver = deliver
-        self._ahead: _Started | None = None  # the step after the one that is being ended
+        self._overlapped: _Started | None = None  # the step after the one that is being ended
         self._in_flight: deque[_Started] = deque()  # of a device that runs several steps at a time
         self._last_ended = 0.0
         self._inbox: deque[Message] = deque()
@@ -218,14 +218,14 @@ class EngineLoop:
         if self._scheduler.max_in_flight > 1:
             self._step_of_many()
             return
-        if (started := self._ahead or self._begin()) is None:
+        if (started := self._overlapped or self._begin()) is None:
             return
-        following = self._scheduler.schedule_after(started.step) if not self._inbox else None
-        self._ahead = None if following is None else self._start(following, None)
+        following = self._scheduler.schedule_async(started.step) if not self._inbox else None
+        self._overlapped = None if following is None else self._start(following, None)
         self._end(started)
-        if self._ahead is not None and not self._scheduler.has_work:
-            self._ahead.pending.wait()
-            self._ahead = None
+        if self._overlapped is not None and not self._scheduler.has_work:
+            self._overlapped.pending.wait()
+            self._overlapped = None
 
     def _step_of_many(self) -> None:
         """Start as many steps as may be, and end the first of them."""
@@ -268,7 +268,7 @@ class EngineLoop:
     def _end(self, begun: _Started) -> None:
         scheduler, step, masks = self._scheduler, begun.step, begun.masks
         output = begun.pending.wait()
-        if step.follows:
+        if step.is_async:
             output = drop_ended(step, output)
         passed_on = self._executor.hand_over(len(output.token_ids))  # before the event loop is woken
         if masks is not None:

@@ -86,16 +86,16 @@ class ExecutorOptions:
         split = CacheSplit(groups, block_size, *most)
         if num_blocks is None:
             assert size is not None
-            first, *narrower = split.blocks(size - states.num_bytes)
+            first, *others = split.blocks(size - states.num_bytes)
         else:
-            first, *narrower = split.beside(num_blocks)
+            first, *others = split.beside(num_blocks)
         windows = [group.window for group in groups]
         return ExecutorLimits(
             block_size,
             first,
             *most,
             window=windows[0],
-            narrower=tuple(CacheGroup(count, window) for count, window in zip(narrower, windows[1:], strict=True)),
+            window_groups=tuple(CacheGroup(count, window) for count, window in zip(others, windows[1:], strict=True)),
             num_states=states.num_states,
             max_guesses=max_guesses if states.num_states else 0,
             max_loras=0 if self.lora is None else self.lora.max_loras,
@@ -140,11 +140,11 @@ class ExecutorLimits:
 
     `mixed_steps`: prefill chunks and decodes may share a step. `chunked_prefill`: a prompt may be split over steps. At
     most `max_prefill_seqs` sequences in prefill share a step (None: as many as run). With `shapes` a device runs a step
-    padded to one of them, and `max_num_batched_tokens` bounds the padded size. `runs_ahead`: a step that `follows` the
-    last one may be started before that is waited for.
+    padded to one of them, and `max_num_batched_tokens` bounds the padded size. `async_scheduling`: a step that
+    `is_async` may be started before the last one is waited for.
 
     `num_blocks` and `window` are of the first cache group: full attention, or the widest of the windows if no layer
-    sees everything. `narrower` are the groups of the other windows, the widest first.
+    sees everything. `window_groups` are the groups of the other windows, the widest first.
 
     Beside its `num_blocks` an executor owns a `padding_block` in each group, which no sequence reads: unused entries of
     block tables name it, and what is computed for padding is written there. Entries behind a window name it too.
@@ -164,10 +164,10 @@ class ExecutorLimits:
     mixed_steps: bool = True
     chunked_prefill: bool = True
     max_prefill_seqs: int | None = None
-    runs_ahead: bool = False
+    async_scheduling: bool = False
     shapes: tuple[StepShape, ...] = ()
     window: int | None = None
-    narrower: tuple[CacheGroup, ...] = ()
+    window_groups: tuple[CacheGroup, ...] = ()
     num_states: int = 0
     max_guesses: int = 0
     max_loras: int = 0
@@ -194,7 +194,7 @@ class ExecutorLimits:
     @property
     def groups(self) -> tuple[CacheGroup, ...]:
         """All cache groups."""
-        return (CacheGroup(self.num_blocks, self.window), *self.narrower)
+        return (CacheGroup(self.num_blocks, self.window), *self.window_groups)
 
     @property
     def max_context(self) -> int | None:
@@ -242,8 +242,8 @@ class Executor(Protocol):
         """Begin to run the batch: write its K and V, and sample its rows.
 
         One step at a time: the next begins when this one was waited for. The batch must stay as it is until then. A
-        device that `runs_ahead` has taken what it needs of the batch when this returns, and may be given one step that
-        `follows` before it is waited for. They are waited for in order.
+        device with `async_scheduling` has taken what it needs of the batch when this returns, and may be given one step
+        that `is_async` before this one is waited for. They are waited for in order.
         """
         ...
 

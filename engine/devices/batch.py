@@ -40,7 +40,7 @@ class TokenMasks:
 
 @dataclass(slots=True)
 class SamplingBatch:
-    """How each of the R rows picks its token. The order of operations is that of `engine/sampling.py`.
+    """How each of the R rows picks its token. The order of operations is that of `sampling.py`.
 
     Ragged lists are a start array of R + 1 offsets and flat values: row r owns `[start[r], start[r + 1])`.
     """
@@ -128,13 +128,13 @@ class StepBatch:
 
     After the step, sequence s has `context_len[s]` tokens in the KV cache: its last token's position plus one. The
     token at position p lies in slot `p % block_size` of block `block_tables[s, p // block_size]`. The tables of the
-    first cache group are `block_tables`; those of the others, `narrower_tables`, are of the same shape.
+    first cache group are `block_tables`; those of the others, `window_tables`, are of the same shape.
 
     Devices with recurrent layers need `num_guesses`: the next step of a sequence begins behind those of them that were
     right, and its state must be the one there. K and V of a wrong guess are written over.
 
-    A step that `follows` has one token of each sequence: the one that the step started before it samples in its row. It
-    is still to be sampled, and `token_ids` says nothing.
+    A step that `is_async` has one token of each sequence: the one that the step started before it samples in its row.
+    It is still to be sampled, and `token_ids` says nothing.
     """
 
     token_ids: NDArray[np.int32]  # [T]
@@ -145,10 +145,10 @@ class StepBatch:
     logits_rows: NDArray[np.int32]  # [R]; indices into T, in any order and as often as wanted
     sampling: SamplingBatch
     return_logits: bool = False  # for tests and tools: costs R x vocab floats
-    narrower_tables: tuple[NDArray[np.int32], ...] = ()
+    window_tables: tuple[NDArray[np.int32], ...] = ()
     state_slots: NDArray[np.int32] | None = None  # [S]; where recurrent layers keep what they know of a sequence
     num_guesses: NDArray[np.int32] | None = None  # [S]; the last tokens of each that may be wrong; None: there are none
-    follows: bool = False
+    is_async: bool = False
     adapters: NDArray[np.int32] | None = None  # [S]; numbers of LoRA adapters, -1: none; None: no sequence has one
 
 

@@ -104,12 +104,12 @@ class CacheSplit(Struct, frozen=True):
 
     def beside(self, first: int) -> list[int]:
         """How many blocks each group has if the first has so many."""
-        return [first, *(min(first, count) for count in self._narrower())]
+        return [first, *(min(first, count) for count in self._window_blocks())]
 
     def first_blocks(self, kv_cache_bytes: int) -> int:
         """How many blocks the first group has."""
         left, shared = kv_cache_bytes, self.bytes_with(1)
-        for count, group in sorted(zip(self._narrower(), self.groups[1:], strict=True), key=lambda pair: pair[0]):
+        for count, group in sorted(zip(self._window_blocks(), self.groups[1:], strict=True), key=lambda pair: pair[0]):
             if left // shared < count:
                 break
             size = group.bytes_per_token * self.block_size
@@ -122,7 +122,7 @@ class CacheSplit(Struct, frozen=True):
         tokens = num_blocks * first.bytes_per_token
         tokens += sum(
             min(num_blocks, count) * group.bytes_per_token
-            for count, group in zip(self._narrower(), others, strict=True)
+            for count, group in zip(self._window_blocks(), others, strict=True)
         )
         return tokens * self.block_size
 
@@ -131,7 +131,7 @@ class CacheSplit(Struct, frozen=True):
         whole, window = num_seqs * -(-num_tokens // self.block_size), self.groups[0].window
         return whole if window is None else min(whole, self._held(window, num_seqs, num_batched_tokens))
 
-    def _narrower(self) -> list[int]:
+    def _window_blocks(self) -> list[int]:
         return [
             self._held(group.window, self.max_num_seqs, self.max_num_batched_tokens)
             for group in self.groups[1:]

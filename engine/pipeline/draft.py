@@ -89,5 +89,5 @@ def make_guesses(executor: CpuExecutor, slot: StepSlot, size: int, message: byte
     assert counts is not None
     assert guesses is not None
     batch = slot.batch(arrays, lambda: None)
-    batch.narrower_tables = ()
+    batch.window_tables = ()
     guesses[...] = executor.guess(batch, counts, read_guess(message))

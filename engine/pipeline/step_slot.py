@@ -79,9 +79,9 @@ class StepSlot:
     def __init__(self, shape: SlotShape, fd: int | None = None) -> None:
         self.fd = os.memfd_create("tidewheel-step") if fd is None else fd
         self._row_floats, self._num_stages = shape.row_floats, shape.num_stages
-        narrower = [f"narrower{group}" for group in range(1, shape.num_groups)]
-        names = [*_BATCH, *narrower, *_SAMPLING, "mask_index", "counts", "masks", "times", "rows"]
-        self._narrower = narrower
+        window_tables = [f"window_tables{group}" for group in range(1, shape.num_groups)]
+        names = [*_BATCH, *window_tables, *_SAMPLING, "mask_index", "counts", "masks", "times", "rows"]
+        self._window_tables = window_tables
         self._names = [*names, *(f"out_{name}" for name in _OUTPUT), "guesses"]
         self._dtypes: dict[str, np.dtype[Any]] = {
             name: _TYPES.get(name, _FLOAT if name in _FLOATS else _INT) for name in self._names
@@ -98,7 +98,7 @@ class StepSlot:
         sampling = batch.sampling
         given: dict[str, NDArray[Any] | None] = {name: getattr(batch, name) for name in _BATCH}
         given |= {name: getattr(sampling, name) for name in _SAMPLING}
-        given |= zip(self._narrower, batch.narrower_tables, strict=counts is None)  # a draft model has none
+        given |= zip(self._window_tables, batch.window_tables, strict=counts is None)  # a draft model has none
         output, rows = StepOutput.empty(sampling), len(batch.logits_rows)
         shapes: dict[str, tuple[int, ...]] = {
             f"out_{name}": array.shape for name in _OUTPUT if (array := getattr(output, name)) is not None
@@ -165,7 +165,7 @@ class StepSlot:
         if bits is not None and index is not None:
             sampling.masks = TokenMasks(bits, index, wait_for_masks)
         batch = StepBatch(sampling=sampling, **{name: arrays[name] for name in _BATCH})  # type: ignore[arg-type]
-        batch.narrower_tables = tuple(arrays[name] for name in self._narrower)  # type: ignore[misc]
+        batch.window_tables = tuple(arrays[name] for name in self._window_tables)  # type: ignore[misc]
         return batch
 
     def output(self, arrays: Arrays) -> StepOutput:

@@ -95,7 +95,7 @@ class BatchBuilder:
         if rows.num_sampled > count:
             sampling = _sampling(rows, positions[logits_rows[: rows.num_sampled]] + 1)
         sampling.masks = masks
-        first_tables, *narrower_tables = self._block_tables(sequences)
+        first_tables, *window_tables = self._block_tables(sequences)
         return StepBatch(
             token_ids=token_ids,
             positions=positions,
@@ -104,7 +104,7 @@ class BatchBuilder:
             block_tables=first_tables,
             logits_rows=logits_rows,
             sampling=_with_scored(sampling, rows) if rows.num_scored else sampling,
-            narrower_tables=tuple(narrower_tables),
+            window_tables=tuple(window_tables),
             state_slots=self._state_slots(sequences),
             num_guesses=self._num_guesses(rows),
             adapters=self._adapters(sequences),
@@ -123,7 +123,7 @@ class BatchBuilder:
             positions += range(draft.start, draft.end)
             context_len.append(draft.end)
         sequences = rows.sequences
-        first_tables, *narrower_tables = self._block_tables(sequences)
+        first_tables, *window_tables = self._block_tables(sequences)
         position = np.array(positions, np.int32)
         shape = self._shape_of(rows)
         sampling = shape.sampling
@@ -142,7 +142,7 @@ class BatchBuilder:
             block_tables=first_tables,
             logits_rows=shape.logits_rows,
             sampling=sampling,
-            narrower_tables=tuple(narrower_tables),
+            window_tables=tuple(window_tables),
             state_slots=self._state_slots(sequences),
             num_guesses=self._num_guesses(rows),
             adapters=self._adapters(sequences),
@@ -179,8 +179,8 @@ class BatchBuilder:
             if sequences:
                 batch.positions += 1
                 batch.context_len += 1
-        batch.follows = step.follows
-        if sequences and not step.follows:
+        batch.is_async = step.is_async
+        if sequences and not step.is_async:
             batch.token_ids[:] = [sequence.last_token for sequence in sequences]
         if self._uses_history:
             set_history(batch.sampling, _histories(sequences))
@@ -198,8 +198,8 @@ class BatchBuilder:
 
     def _set_tables(self, batch: StepBatch, decodes: Seq[Sequence]) -> None:
         self._tables = self._block_tables(decodes, _TABLE_ROOM)
-        batch.block_tables, *narrower_tables = self._tables
-        batch.narrower_tables = tuple(narrower_tables)
+        batch.block_tables, *window_tables = self._tables
+        batch.window_tables = tuple(window_tables)
 
     def _state_slots(self, sequences: Seq[Sequence]) -> NDArray[np.int32] | None:
         return np.array([s.state_slot for s in sequences], dtype=np.int32) if self._is_recurrent else None

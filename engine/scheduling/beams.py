@@ -133,7 +133,7 @@ class Beams:
         moves = group.grow(beams)
         for sequence, parent in moves:
             if sequence is not parent:
-                self._cache.share(parent, sequence)
+                self._cache.fork(parent, sequence)
                 sequence.become(parent)
         for sequence, beam in zip(group.live, beams, strict=True):
             sequence.append(beam.token)

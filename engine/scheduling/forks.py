@@ -35,7 +35,7 @@ class Forks:
     def start(self, sequence: Sequence, starting: Seq[Sequence]) -> None:
         """A sequence has computed its prompt: let `starting` be where it is, and the others queue to find it cached."""
         for fork in starting:
-            self._cache.share(sequence, fork)
+            self._cache.fork(sequence, fork)
             fork.become(sequence)
         for fork in self._forks.pop(sequence.key, ()):
             if fork.state is SequenceState.WAITING and fork not in starting:

@@ -59,7 +59,7 @@ class Preemption:
         """See to it that prompts already begun can go on, the first in order before all others."""
         for sequence in list(self._running.prefilling):
             end = sequence.num_computed + 1 if self._chunked_prefill else sequence.num_tokens
-            while sequence.state is SequenceState.PREFILLING and self._cache.reach(sequence, end) < end:
+            while sequence.state is SequenceState.PREFILLING and self._cache.ensure_slots(sequence, end) < end:
                 last = self._running.last()
                 if last is sequence:
                     return
@@ -71,11 +71,11 @@ class Preemption:
         `choose` gives those who decode.
         """
         while True:
-            short, sharing = self._cache.lacking(choose())
+            short, sharing = self._cache.blocks_needed(choose())
             if len(short) + len(sharing) <= self._cache.num_free:
                 break
             self._preempt(self._running.last(), step)
-        step.copies, moved = self._cache.provide(short, sharing)
+        step.copies, moved = self._cache.allocate_needed(short, sharing)
         return moved
 
     def _preempt(self, sequence: Sequence, step: Step) -> None:

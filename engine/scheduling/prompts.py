@@ -210,7 +210,7 @@ class Prompts:
     def _reachable(self, sequence: Sequence, num_tokens: int) -> int:
         """How many of the next tokens of a prompt have room where blocks come chunk by chunk."""
         start = sequence.num_computed
-        reachable = self._cache.reach(sequence, start + num_tokens, len(self._running) - 1) - start
+        reachable = self._cache.ensure_slots(sequence, start + num_tokens, len(self._running) - 1) - start
         return reachable if self._chunked_prefill or reachable == num_tokens else 0
 
     def can_admit(self, sequence: Sequence, prefix: Prefix, num_starting: int = 0) -> bool:
@@ -244,7 +244,7 @@ class Prompts:
         return ready if search is None else self._beams.sequences(search)
 
     def _admit(self, sequence: Sequence, prefix: Prefix) -> None:
-        self._cache.hold(sequence, prefix)
+        self._cache.allocate(sequence, prefix)
         self._delay.admitted()
         if sequence.num_cached_tokens is None:
             sequence.scheduled_at = time.perf_counter()

@@ -13,7 +13,7 @@ from ..devices.base import ExecutorLimits
 from ..devices.batch import StepOutput
 from ..devices.sampling import NO_TOKEN
 from ..outputs import FinishReason
-from .ahead import Ahead
+from .async_scheduling import AsyncScheduling
 from .beams import Beams
 from .cost_model import CostModel, StepLoad
 from .decodes import Decodes
@@ -120,8 +120,8 @@ class Scheduler:
             self.cache, self.max_in_flight, drafts, running=self._running, preemption=self._preemption
         )
         # Recurrent state is kept for reuse as it is between two steps, and a draft begins with the last token.
-        can_run_ahead = limits.runs_ahead and not limits.num_states and drafter is None
-        self._ahead = Ahead(self.cache, self._running, self._waiting) if can_run_ahead else None
+        is_async = limits.async_scheduling and not limits.num_states and drafter is None
+        self._async = AsyncScheduling(self.cache, self._running, self._waiting) if is_async else None
         self._prefilled_last = False
         self._leaving: set[int] = set()  # keys of those that end with the step that they are in
 
@@ -272,9 +272,9 @@ class Scheduler:
                     add(step)
             self._prefilled_last = bool(step.rows.chunks)
 
-    def schedule_after(self, step: Step) -> Step | None:
+    def schedule_async(self, step: Step) -> Step | None:
         """The step after one that runs and was not committed yet; None if that has to be first."""
-        following = None if self._ahead is None else self._ahead.after(step)
+        following = None if self._async is None else self._async.after(step)
         if following is not None:
             following.load = self._room.padded(following)
         return following

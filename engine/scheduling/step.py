@@ -21,7 +21,8 @@ class Step:
     As long as `decode_version` stays the same, so do the `rows.decodes`, their order and their biases; `moved` are the
     indices of those whose block tables have changed since. `copies` are KV blocks, `(from, to)` by cache group, and
     `state_copies` slots of recurrent state, one after the other, to be copied before the step runs. `preempted` are the
-    keys of sequences that had to make way for it. It `follows` a step whose tokens were not known when it was made.
+    keys of sequences that had to make way for it. One that `is_async` was made
+    before the tokens of the step before it were known.
     """
 
     rows: StepRows = field(default_factory=StepRows)
@@ -31,7 +32,7 @@ class Step:
     state_copies: list[tuple[int, int]] = field(default_factory=list)
     preempted: list[int] = field(default_factory=list)
     load: StepLoad = field(default_factory=StepLoad)
-    follows: bool = False
+    is_async: bool = False
 
 
 class Finished(Struct, frozen=True):

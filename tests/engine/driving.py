@@ -35,7 +35,7 @@ from tidewheel.engine.devices.base import (
 from tidewheel.engine.devices.batch import StepOutput
 from tidewheel.engine.outputs import FinishReason
 from tidewheel.engine.sampling_params import SamplingParams
-from tidewheel.engine.scheduling.ahead import drop_ended
+from tidewheel.engine.scheduling.async_scheduling import drop_ended
 from tidewheel.engine.scheduling.batch_builder import BatchBuilders
 from tidewheel.engine.scheduling.beam_search import BeamSearch, Hypothesis
 from tidewheel.engine.scheduling.cost_model import CostModel, StepLoad
@@ -144,7 +144,7 @@ class Driver:
         self.cache = self.scheduler.cache
         self.builder = BatchBuilders(self.executor.limits, self.scheduler.max_in_flight)
         self.masks = MaskWriter(self.vocab_size)
-        self._ahead: tuple[Step, Pending] | None = None
+        self._overlapped: tuple[Step, Pending] | None = None
         self.in_flight: deque[tuple[Step, Pending]] = deque()
         self._has_read = threading.Event()
         if self.kv_folder is not None:
@@ -194,20 +194,20 @@ class Driver:
         self.scheduler.check()
 
     def step(self) -> Step | None:
-        """Run one step. A device that `runs_ahead` is given the next one before this is committed, and one with stages
-        as many as it has.
+        """Run one step. A device with `async_scheduling` is given the next one before this is committed, and one with
+        stages as many as it has.
         """
         if self.scheduler.max_in_flight > 1:
             begun = self._begin_many()
         else:
-            begun = self._ahead or self._begin()
+            begun = self._overlapped or self._begin()
         if begun is None:
             return None
         step, pending = begun
-        following = self.scheduler.schedule_after(step)
-        self._ahead = None if following is None else (following, self._start(following))
+        following = self.scheduler.schedule_async(step)
+        self._overlapped = None if following is None else (following, self._start(following))
         output = pending.wait()
-        if step.follows:
+        if step.is_async:
             output = drop_ended(step, output)
         self._record(step, output)
         adapters = {sequence.adapter for sequence in step.rows.sequences} - {-1}
@@ -220,7 +220,7 @@ class Driver:
             self.finished[end.key] = end
         self.scheduler.check()
         if not self.scheduler.has_work:
-            self._ahead = None
+            self._overlapped = None
         return step
 
     def _begin_many(self) -> tuple[Step, Pending] | None:
@@ -279,7 +279,7 @@ class Driver:
         masks = self.masks.start(rows.constraints, rows.lookaheads) if self.scheduler.has_constraints else None
         batch = self.builder.build(step, masks)
         for row, sequence in enumerate(rows.sequences):
-            for table, wanted in zip((batch.block_tables, *batch.narrower_tables), sequence.block_tables, strict=True):
+            for table, wanted in zip((batch.block_tables, *batch.window_tables), sequence.block_tables, strict=True):
                 count = sequence.num_blocks
                 assert (table[row, :count] == wanted[:count]).all(), "a table is not its sequence's"
         if self.scheduler.offload is not None:
@@ -456,7 +456,9 @@ def check_any_company(
             max_num_seqs=num_seqs,
             max_num_batched_tokens=num_tokens,
             num_states=min(tested.limits.num_states, num_seqs + num_blocks),
-            narrower=tuple(dataclasses.replace(group, num_blocks=num_blocks) for group in tested.limits.narrower),
+            window_groups=tuple(
+                dataclasses.replace(group, num_blocks=num_blocks) for group in tested.limits.window_groups
+            ),
         )
         oracle = Oracle(seed)
         drafter: Drafter | BatchDrafter | None = None

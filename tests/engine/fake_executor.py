@@ -110,7 +110,7 @@ class FakeExecutor:
         return 0 if window is None else max(0, position - window + 1)
 
     def _slots(self, batch: StepBatch, group: int, sequence: int, positions: np.ndarray) -> np.ndarray:
-        table, size = (batch.block_tables, *batch.narrower_tables)[group][sequence], self.limits.block_size
+        table, size = (batch.block_tables, *batch.window_tables)[group][sequence], self.limits.block_size
         return np.asarray(table[positions // size] * size + positions % size)
 
     def _sample_row(self, batch: StepBatch, row: int, context: bytes, output: StepOutput) -> None:
@@ -147,11 +147,11 @@ class FakeExecutor:
         progress(1, 1)
 
     def start(self, batch: StepBatch) -> OnWait:
-        """One that runs ahead computes now, and nobody looks at the batch later."""
-        if not self.limits.runs_ahead:
-            assert not batch.follows
+        """One with async scheduling computes now, and nobody looks at the batch later."""
+        if not self.limits.async_scheduling:
+            assert not batch.is_async
             return OnWait(partial(self.step, batch))
-        if batch.follows:
+        if batch.is_async:
             self.num_followed += 1
             batch = replace(batch, token_ids=np.maximum(self._sampled, 0))  # what cannot be told has ended
         output = self.step(batch)
@@ -210,10 +210,10 @@ class FakeExecutor:
         assert batch.query_start[-1] == num_tokens
         assert len(batch.positions) == num_tokens
         assert len(batch.context_len) == len(lengths)
-        assert len(batch.narrower_tables) == len(limits.narrower)
+        assert len(batch.window_tables) == len(limits.window_groups)
         assert (batch.positions[batch.query_start[1:] - 1] + 1 == batch.context_len).all()
         firsts = batch.positions[batch.query_start[:-1]]
-        for group, tables in zip(limits.groups, (batch.block_tables, *batch.narrower_tables), strict=True):
+        for group, tables in zip(limits.groups, (batch.block_tables, *batch.window_tables), strict=True):
             assert tables.shape == batch.block_tables.shape == (len(lengths), tables.shape[1])
             assert tables.dtype == np.int32
             assert tables.flags.c_contiguous

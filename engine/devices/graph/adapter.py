@@ -72,7 +72,7 @@ class Adapter(Protocol):
 
 
 @runtime_checkable
-class AheadAdapter(Adapter, Protocol):
+class AsyncAdapter(Adapter, Protocol):
     """One that works on while the host prepares the next step, which may then be asked for before this one is done."""
 
     def mark(self) -> Callable[[], None]:

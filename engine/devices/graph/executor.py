@@ -18,7 +18,7 @@ from ..batch import SamplingBatch, StepBatch, StepOutput
 from ..bucket_stats import BucketStats
 from ..bucketing import Bucket, BucketPlan
 from ..sampling import philox_uniform, sample_row
-from .adapter import Adapter, AheadAdapter
+from .adapter import Adapter, AsyncAdapter
 from .ceilings import measure_ceilings
 from .decoder import GraphDecoder
 from .launches import Head, Launches
@@ -53,8 +53,8 @@ class GraphExecutor:
         memory: MemoryPlan | None,
         options: GraphOptions,
     ) -> None:
-        self._mark = adapter.mark if isinstance(adapter, AheadAdapter) else None
-        self.limits = replace(limits, runs_ahead=self._mark is not None)
+        self._mark = adapter.mark if isinstance(adapter, AsyncAdapter) else None
+        self.limits = replace(limits, async_scheduling=self._mark is not None)
         self._adapter, self._plan, self._memory, self._options = adapter, plan, memory, options
         self._splitter = Splitter(plan, limits.block_size)
         self._spare_row = len(decoder.hidden) - 1
@@ -92,7 +92,7 @@ class GraphExecutor:
         is_asking = np.full(len(row_of), True) if batch.return_logits else batch.sampling.asks_for_more()
         tokens = self._sample(launches, np.flatnonzero(~is_asking), hidden_rows, batch.sampling)
         logits = self._fetch_logits(launches, np.flatnonzero(is_asking), hidden_rows)
-        sampling = batch.sampling.copy() if logits and self.limits.runs_ahead else batch.sampling
+        sampling = batch.sampling.copy() if logits and self.limits.async_scheduling else batch.sampling
         done = self._adapter.synchronize if self._mark is None else self._mark()
         vocab_size = self._vocab_size if batch.return_logits else None
         self._started = _Started(sampling, tokens, logits, done, vocab_size)
@@ -127,7 +127,7 @@ class GraphExecutor:
 
     def _token_ids(self, batch: StepBatch) -> NDArray[np.int32]:
         """The tokens of the batch: numbers below 0 stand for those that the device has, see `GraphDecoder.forward`."""
-        if not batch.follows:
+        if not batch.is_async:
             return batch.token_ids
         assert self._started is not None
         if self._started.is_on_device:

@@ -30,7 +30,7 @@ class WatchedExecutor:
     """
 
     def __init__(self, executor: Executor, options: HpuOptions) -> None:
-        self.limits = replace(executor.limits, runs_ahead=False)
+        self.limits = replace(executor.limits, async_scheduling=False)
         self._executor, self._metrics = executor, options.metrics
         self._trace = _Trace() if options.hpu_profiler_enabled else None
 

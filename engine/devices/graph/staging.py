@@ -101,7 +101,7 @@ def pack(
     token = start + np.minimum(column, lengths - 1)
     is_real = column < lengths
     positions = batch.positions[token]
-    tables = (batch.block_tables, *batch.narrower_tables)
+    tables = (batch.block_tables, *batch.window_tables)
     packed = np.zeros(num_inputs(bucket, len(tables)), np.int32)
     per_token = packed[: (3 + len(tables)) * S * Q].reshape(-1, S, Q)
     packed_tables = packed[(3 + len(tables)) * S * Q :].reshape(-1, S, W)

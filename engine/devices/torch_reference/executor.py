@@ -48,7 +48,7 @@ class TorchExecutor:
             logits = decoder.forward(
                 batch.token_ids[start:stop],
                 batch.positions[start:stop],
-                [table[sequence[start:stop]] for table in (batch.block_tables, *batch.narrower_tables)],
+                [table[sequence[start:stop]] for table in (batch.block_tables, *batch.window_tables)],
                 tokens,
                 None if batch.state_slots is None else batch.state_slots[sequence[start:stop]],
                 None if batch.adapters is None else batch.adapters[sequence[start:stop]],

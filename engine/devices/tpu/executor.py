@@ -81,8 +81,8 @@ class TpuExecutor:
 
     def start(self, batch: StepBatch) -> TpuPending:
         """Give the batch to the device: its K and V are written, and its rows sampled, while the caller goes on."""
-        if batch.follows and self._last is not None and self._last.samples_on_host:
-            batch = replace(batch, token_ids=np.maximum(self._last.result().token_ids, 0), follows=False)
+        if batch.is_async and self._last is not None and self._last.samples_on_host:
+            batch = replace(batch, token_ids=np.maximum(self._last.result().token_ids, 0), is_async=False)
         num_tokens = len(batch.token_ids)
         size = smallest_holding(self._token_sizes, num_tokens)
         self._num_steps[size] += 1
@@ -202,7 +202,7 @@ def _padding_batch(padding: list[int]) -> StepBatch:
         block_tables=tables[0],
         logits_rows=zero,
         sampling=SamplingBatch.greedy(one),
-        narrower_tables=tables[1:],
+        window_tables=tables[1:],
     )
 
 

@@ -56,7 +56,7 @@ def step_inputs(
     sequence = np.repeat(np.arange(sequences, dtype=np.int32), np.diff(batch.query_start))
     blocks, offsets = np.divmod(batch.positions, page_size)
     slots, tables = [], []
-    for page, own in zip(padding, (batch.block_tables, *batch.narrower_tables), strict=True):
+    for page, own in zip(padding, (batch.block_tables, *batch.window_tables), strict=True):
         table = np.full((num_seqs, width), page, np.int32)
         columns = min(width, own.shape[1])
         table[:sequences, :columns] = own[:, :columns]
@@ -64,7 +64,7 @@ def step_inputs(
         written[:count] = table[sequence, blocks] * page_size + offsets
         slots.append(written)
         tables.append(table)
-    last_row = np.arange(count, dtype=np.int32) if batch.follows else np.full(count, -1, np.int32)
+    last_row = np.arange(count, dtype=np.int32) if batch.is_async else np.full(count, -1, np.int32)
     return StepInputs(
         _padded(batch.token_ids, num_tokens),
         _padded(last_row, num_tokens, -1),

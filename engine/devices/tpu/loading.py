@@ -60,7 +60,7 @@ class Loader:
         options = self._options
         params = place_weights(self._spec, weights, options.dtype, self._mesh, cancellation)
         limits = options.limits(self._groups, self._block_size, self._cache_bytes(params))
-        limits = replace(limits, runs_ahead=True)
+        limits = replace(limits, async_scheduling=True)
         programs = self._programs(params, limits)
         zeros = jax.jit(
             lambda: ([jnp.zeros(p.shape, p.dtype) for p in programs.pages], jnp.zeros(programs.hidden.shape)),

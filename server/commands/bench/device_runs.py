@@ -167,7 +167,7 @@ class DeviceRuns:
             block_tables=rows[0],
             logits_rows=query_start[1:][complete] - 1,
             sampling=SamplingBatch.greedy(ends[complete]),
-            narrower_tables=tuple(rows[1:]),
+            window_tables=tuple(rows[1:]),
             state_slots=sequences if self._executor.limits.num_states else None,
         )
 

@@ -26,9 +26,9 @@ def job(length: int, max_tokens: int, *, first: int = 1, n: int = 1, beam_width:
 
 
 def with_windows(limits: ExecutorLimits, windows: tuple[int | None, ...], *num_blocks: int) -> ExecutorLimits:
-    first, *narrower = zip(num_blocks, windows, strict=True)
-    groups = tuple(CacheGroup(count, window) for count, window in narrower)
-    return dataclasses.replace(limits, num_blocks=first[0], window=first[1], narrower=groups)
+    first, *others = zip(num_blocks, windows, strict=True)
+    groups = tuple(CacheGroup(count, window) for count, window in others)
+    return dataclasses.replace(limits, num_blocks=first[0], window=first[1], window_groups=groups)
 
 
 WINDOWS: list[tuple[int | None, ...]] = [(None,), (None, 6), (None, 13, 1), (9,), (None, 100), (17, 5)]

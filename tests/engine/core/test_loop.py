@@ -137,9 +137,9 @@ def test_slow_grammars_change_neither_what_runs_in_a_step_nor_whose_step_it_is(m
     assert serve(monkeypatch, 0.3) == (loads, keys_of_steps, tokens)
 
 
-@pytest.mark.parametrize("runs_ahead", [False, True])
-def test_a_device_that_runs_ahead_gives_the_same_tokens(runs_ahead: bool) -> None:
-    executor = FakeExecutor(replace(LIMITS, runs_ahead=runs_ahead), 256)
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_a_device_that_runs_ahead_gives_the_same_tokens(async_scheduling: bool) -> None:
+    executor = FakeExecutor(replace(LIMITS, async_scheduling=async_scheduling), 256)
     ended, tokens = threading.Event(), dict[int, list[int]]()
     unfinished = set(range(6))
 
@@ -158,7 +158,7 @@ def test_a_device_that_runs_ahead_gives_the_same_tokens(runs_ahead: bool) -> Non
     loop.stop()
     assert loop.join(60)
     assert not unfinished
-    assert (executor.num_followed > 20) == runs_ahead
+    assert (executor.num_followed > 20) == async_scheduling
     for key, got in tokens.items():
         alone = Driver(FakeExecutor(LIMITS, 256), 2048)
         alone.scheduler.add([sequence(key, 3 + key, 20 + 7 * key)])

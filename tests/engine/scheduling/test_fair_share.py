@@ -83,7 +83,7 @@ def executor_limits(draw: st.DrawFn) -> ExecutorLimits:
     if kind == "window":
         groups = (CacheGroup(draw(st.integers(4, 12)), window=draw(st.sampled_from([3, 6, 11]))),)
         stages = draw(st.sampled_from([1, 1, 3]))
-        return dataclasses.replace(limits, mixed_steps=stages > 1, pipeline_stages=stages, narrower=groups)
+        return dataclasses.replace(limits, mixed_steps=stages > 1, pipeline_stages=stages, window_groups=groups)
     if kind == "states":
         return dataclasses.replace(limits, num_states=max_num_seqs + draw(st.integers(0, 6)))
     return limits
@@ -105,8 +105,8 @@ def test_whoever_else_is_served_a_request_samples_what_it_samples_alone(
     oracle = Oracle(seed)
     drafter = None if limits.most_guesses == 0 else drafter_of(method, oracle)
     driver = Driver(FakeExecutor(limits), MAX_LENGTH, EOS, prefix_caching, random_clock(seed), drafter=drafter)
-    groups = tuple(CacheGroup(64, group.window) for group in limits.narrower)
-    roomy = dataclasses.replace(ROOMY, narrower=groups, num_states=8 if limits.num_states else 0)
+    groups = tuple(CacheGroup(64, group.window) for group in limits.window_groups)
+    roomy = dataclasses.replace(ROOMY, window_groups=groups, num_states=8 if limits.num_states else 0)
     check_schedule(driver, arrivals, lambda: FakeExecutor(roomy), oracle)
 
 
@@ -265,7 +265,7 @@ def test_each_client_is_served_first_come_first_served(arrivals: list[tuple[str,
 def test_two_long_prompts_that_fill_the_cache_both_end(window: int | None) -> None:
     """Whichever goes first has the blocks that it needs, also if its client's turn is later."""
     groups = () if window is None else (CacheGroup(6, window),)
-    limits = ExecutorLimits(BLOCK, 24, 4, 8, mixed_steps=window is None, narrower=groups)
+    limits = ExecutorLimits(BLOCK, 24, 4, 8, mixed_steps=window is None, window_groups=groups)
     driver = Driver(FakeExecutor(limits), 64)
     names = {}
     for i, length in enumerate([40, 9, 30, 8, 20, 7, 40]):

@@ -60,7 +60,7 @@ executor_limits = (
         max_num_batched_tokens=st.sampled_from([1, 3, 6, 17, 64]),
         mixed_steps=st.booleans(),
         chunked_prefill=st.just(True),
-        runs_ahead=st.booleans(),
+        async_scheduling=st.booleans(),
     )
     | st.builds(
         ExecutorLimits,
@@ -78,7 +78,7 @@ executor_limits = (
         max_num_batched_tokens=st.sampled_from([32, 40]),
         mixed_steps=st.booleans(),
         chunked_prefill=st.just(False),
-        runs_ahead=st.booleans(),
+        async_scheduling=st.booleans(),
     )
 )
 
@@ -90,7 +90,7 @@ def shaped(
     max_prefill_seqs: int | None,
     *,
     chunked: bool,
-    runs_ahead: bool,
+    async_scheduling: bool,
 ) -> ExecutorLimits:
     """A device that pads its steps."""
     shapes = tuple(StepShape(count, length) for count in num_sequences for length in query_lens if count * length <= 40)
@@ -102,7 +102,7 @@ def shaped(
         mixed_steps=False,
         chunked_prefill=chunked,
         max_prefill_seqs=max_prefill_seqs,
-        runs_ahead=runs_ahead,
+        async_scheduling=async_scheduling,
         shapes=shapes,
     )
 
@@ -114,7 +114,7 @@ executor_limits |= st.builds(
     st.integers(1, 6),
     st.none() | st.integers(1, 3),
     chunked=st.booleans(),
-    runs_ahead=st.booleans(),
+    async_scheduling=st.booleans(),
 )
 
 # Before each of the first steps jobs arrive, and sequences are aborted: by a number, modulo those that there are.

@@ -241,7 +241,7 @@ def test_compiled_launches_give_the_same_tokens_and_nothing_compiles_after_the_w
     sampling = SamplingBatch.greedy([20])
     sampling.temperature[:] = 0.7
     batch = rows_batch(executor, sampling, [19])
-    batch.narrower_tables = (batch.block_tables,)
+    batch.window_tables = (batch.block_tables,)
     assert executor.start(batch).wait().token_ids[0] >= 0
     executor.copy_blocks(np.array([[1, 2], [3, 4]], np.int32), 0)
     assert executor.stats().num_compilations == executor.stats().num_outside == 0

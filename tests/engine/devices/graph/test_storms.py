@@ -70,7 +70,7 @@ def test_decodes_go_on_from_tokens_that_the_host_has_not_seen(
     start = GraphExecutor.start
 
     def noting_start(executor: GraphExecutor, batch: StepBatch) -> Pending:
-        follows.append(batch.follows)
+        follows.append(batch.is_async)
         return start(executor, batch)
 
     jobs = [
@@ -111,7 +111,7 @@ def test_preemption_drafts_and_aborts_change_no_tokens(seed: int, adapter: type[
     tight = dataclasses.replace(
         executor.limits,
         num_blocks=8,
-        narrower=tuple(dataclasses.replace(group, num_blocks=8) for group in executor.limits.narrower),
+        window_groups=tuple(dataclasses.replace(group, num_blocks=8) for group in executor.limits.window_groups),
         max_num_batched_tokens=rng.choice([20, 64, MAX_LENGTH]),
     )
     drafter = oracle if seed else None  # with drafts no step runs ahead

@@ -73,7 +73,7 @@ def test_a_storm_after_warm_up_compiles_nothing_and_mixes_nothing_up(executor: E
         driver.run()
     assert compilations.count == 0
     assert executor.late_compilations == 0  # type: ignore[attr-defined]
-    assert any(step.follows for step in driver.steps)
+    assert any(step.is_async for step in driver.steps)
     assert any(step.rows.decodes and step.rows.chunks for step in driver.steps)
     for key, (job, index) in wanted.items():
         sampled, scored = alone(executor, MAX_LENGTH, job, index, frozenset())

@@ -1,4 +1,6 @@
-"""Ahead: the step after one whose tokens are still to be sampled, for devices that need not wait for the host."""
+"""Async (overlap) scheduling: a step is made before the tokens of the last one are sampled, for devices that have
+these tokens themselves and need not wait for the host.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from .step import Step
 from .waiting import WaitingQueue
 
 
-class Ahead:
+class AsyncScheduling:
     """Goes on with the decodes of a step where whatever is sampled changes nothing but who has ended.
 
     Who has is run once more for nothing. What that writes lies in blocks that it still had when the step was started,
@@ -32,7 +34,7 @@ class Ahead:
             return None
         if not all(self._goes_on(sequence) for sequence in rows.decodes):
             return None
-        following = Step(decode_version=step.decode_version, follows=True)
+        following = Step(decode_version=step.decode_version, is_async=True)
         following.rows.set_decodes(rows.decodes)
         pairs = sum([sequence.num_tokens + 1 for sequence in rows.decodes])
         following.load = StepLoad(len(rows.decodes), pairs)

@@ -15,7 +15,7 @@ from tidewheel.engine.sampling_params import SamplingParams
 from tidewheel.engine.scheduling.drafter import Draftable, Drafter
 
 BLOCK = 4
-LIMITS = ExecutorLimits(BLOCK, 64, 8, 64, runs_ahead=True)
+LIMITS = ExecutorLimits(BLOCK, 64, 8, 64, async_scheduling=True)
 MAX_LENGTH = 64
 EOS = frozenset({0})
 
@@ -31,7 +31,7 @@ def followed(*jobs: Job, limits: ExecutorLimits = LIMITS, drafter: Drafter | Non
     driver = Driver(executor, MAX_LENGTH, EOS, drafter=drafter)
     keys = [driver.add(job)[0] for job in jobs]
     driver.run()
-    roomy = dataclasses.replace(limits, runs_ahead=False)
+    roomy = dataclasses.replace(limits, async_scheduling=False)
     for key, wanted in zip(keys, jobs, strict=True):
         assert driver.sampled[key] == alone(FakeExecutor(roomy), MAX_LENGTH, wanted, 0, EOS)[0]
     return driver, executor.num_followed
@@ -115,6 +115,6 @@ def test_a_drafter_and_recurrent_state_wait_for_each_step() -> None:
 
 
 def test_windows_move_on() -> None:
-    limits = dataclasses.replace(LIMITS, narrower=(CacheGroup(32, window=6),))
+    limits = dataclasses.replace(LIMITS, window_groups=(CacheGroup(32, window=6),))
     _, count = followed(job(40, ignore_eos=True), job(40, first=50, ignore_eos=True), limits=limits)
     assert count > 10
