@@ -7,9 +7,9 @@ import itertools
 import logging
 import random
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from msgspec import Struct
@@ -67,15 +67,6 @@ class EngineStats(Struct, frozen=True):
     drafts: DraftStats | None = None  # where the device can run any
     offload: OffloadStats | None = None  # if KV blocks are kept on disk
     pipeline: PipelineStats | None = None  # if layers are shared out to stages
-
-
-@runtime_checkable
-class PipelinedExecutor(Executor, Protocol):
-    """One whose layers are shared out to stages."""
-
-    def stage_stats(self) -> PipelineStats:
-        """What the stages have done since the start. From any thread."""
-        ...
 
 
 class Engine:
@@ -137,7 +128,6 @@ class Engine:
         self.grammars = GrammarCompiler(tokenizer, vocab_size, self._eos_token_ids)
         self._block_size = limits.block_size
         self._executor = executor
-        self._pipelined = executor if isinstance(executor, PipelinedExecutor) else None
         self._scheduler = Scheduler(
             CostModel(max_step_ms),
             limits,
@@ -289,6 +279,8 @@ class Engine:
     def stats(self) -> EngineStats:
         """Figures for metrics; may be called from any thread."""
         scheduler, cache = self._scheduler, self._scheduler.cache
+        # Of a PipelineExecutor. To ask whether it has the shape of one takes as long as all the rest.
+        stage_stats: Callable[[], PipelineStats] | None = getattr(self._executor, "stage_stats", None)
         return EngineStats(
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
@@ -305,7 +297,7 @@ class Engine:
             step_tokens=self._engine_loop.step_tokens,
             drafts=None if scheduler.drafts is None else scheduler.drafts.stats,
             offload=None if self._offload is None else self._offload.stats(),
-            pipeline=None if self._pipelined is None else self._pipelined.stage_stats(),
+            pipeline=None if stage_stats is None else stage_stats(),
         )
 
     def prompts_left_s(self) -> float | None:
