@@ -10,10 +10,13 @@ from collections.abc import Iterator
 _YOUNG = 10_000  # objects made since the last collection; to look at them takes about a millisecond
 _NEVER = 1_000_000_000
 _LARGE = 100_000  # objects made at once
-_MIN_PAUSE_S = 10.0
-_PAUSE_RATIO = 200  # of the time between two whole collections to what one takes
+_PAUSE_S = 10.0  # at least, between two collections of all objects
+_PAUSE_RATIO = 200  # of that pause to what the last collection took
 
 _has_frozen = False
+_num_running = 0
+_thresholds = gc.get_threshold()
+_due = 0.0  # the next collection of all objects, on perf_counter
 
 
 @contextlib.contextmanager
@@ -54,21 +57,33 @@ async def collect_seldom() -> None:
     """Until it is cancelled, let Python collect young objects alone, and all others every now and then.
 
     Python itself collects all of them whenever their number has grown by a quarter. A long conversation that is
-    translated and rendered makes so many that this stopped the streams for 40 to 130 ms, up to once a second.
+    translated and rendered makes so many that this stopped the streams for 40 to 130 ms, up to once a second. Servers
+    in one process share its collections.
     """
     import asyncio  # a start uses this module before it loads a model, and has no event loop then
 
-    thresholds = gc.get_threshold()
-    gc.set_threshold(_YOUNG, _NEVER, _NEVER)
-    pause = _MIN_PAUSE_S
+    global _num_running, _thresholds
+    if not _num_running:
+        _thresholds = gc.get_threshold()
+        gc.set_threshold(_YOUNG, _NEVER, _NEVER)
+    _num_running += 1
     try:
         while True:
-            await asyncio.sleep(pause)
-            began = time.perf_counter()
-            _collect()
-            pause = max(_MIN_PAUSE_S, _PAUSE_RATIO * (time.perf_counter() - began))
+            await asyncio.sleep(_PAUSE_S)
+            _collect_if_due()
     finally:
-        gc.set_threshold(*thresholds)
+        _num_running -= 1
+        if not _num_running:
+            gc.set_threshold(*_thresholds)
+
+
+def _collect_if_due() -> None:
+    global _due
+    began = time.perf_counter()
+    if began >= _due:
+        _collect()
+        ended = time.perf_counter()
+        _due = ended + _PAUSE_RATIO * (ended - began)
 
 
 def _collect() -> None:
