@@ -34,7 +34,7 @@ class EngineOptions(Options):
     """What to serve and how. None and "auto" leave the choice to the model, the device and the machine.
 
     `kv_cache_space` and `kv_offload_space` are in GiB, `max_step_ms` in milliseconds, `step_timeout` in seconds, the
-    other maxima in tokens and sequences. `lora` says which adapters there are, `speculative` how tokens are guessed,
+    other maxima in tokens and sequences. `lora` says which adapters there are, `speculative` how tokens are drafted,
     `pipeline` how layers are shared out to processes. `device_options` are options that single devices have, a group a
     device (see `devices`): the group of the device that runs takes effect. Raises OptionError for a value that is out
     of range.
@@ -195,7 +195,7 @@ class EngineOptions(Options):
         if isinstance(asked, Mtp | Eagle3):
             method = "mtp" if isinstance(asked, Mtp) else "eagle3"
             yield (
-                f'--kv-offload does not go with --speculative-config {{"method": "{method}"}}, whose guesses are '
+                f'--kv-offload does not go with --speculative-config {{"method": "{method}"}}, whose draft tokens are '
                 'written to blocks before others are kept: drop one of them, or take {"method": "ngram"}'
             )
         if not self.enable_prefix_caching:
@@ -210,5 +210,5 @@ class EngineOptions(Options):
         if isinstance(asked, Eagle3):
             yield (
                 f"{stages} and EAGLE3 layers do not work together, because these read what layers of several stages "
-                "are given: leave one of them out, or guess with another method"
+                "are given: leave one of them out, or draft with another method"
             )

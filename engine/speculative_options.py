@@ -1,4 +1,4 @@
-"""The options of drafts: tokens that are guessed, and kept where the model samples the same."""
+"""The options of drafts: tokens that are drafted, and kept where the model samples the same."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NGRAM = ("ngram", "[ngram]")
 _SUFFIX, _DRAFT_MODEL, _MTP, _EAGLE3 = "suffix", "draft_model", "mtp", "eagle3"
 _OF_FAMILY = "_mtp"  # behind a family's name, vLLM's name for the same
 _MOST_TOKENS, _LONGEST_RUN = 64, 32
-_DEFAULT_TOKENS, _DEFAULT_RUN, _DEFAULT_PREDICTED = 8, 4, 3
+_DEFAULT_TOKENS, _DEFAULT_RUN, _DEFAULT_HEAD = 8, 4, 3
 _COMMON_KEYS = ("method", "model", "num_speculative_tokens", "disable_by_batch_size", "max_model_len")
 _KEYS = {
     "ngram": (*_COMMON_KEYS, "prompt_lookup_max", "prompt_lookup_min"),
@@ -30,7 +30,7 @@ _KEYS = {
 }
 
 _METHODS = (
-    '{"method": "ngram"} guesses from the text itself, {"method": "suffix"} from earlier answers too, '
+    '{"method": "ngram"} drafts from the text itself, {"method": "suffix"} from earlier answers too, '
     '{"method": "mtp"} with the checkpoint\'s own layer for it, '
     '{"method": "eagle3", "model": "..."} with a layer that was trained for the model, and '
     '{"method": "draft_model", "model": "..."} with a small model'
@@ -91,16 +91,16 @@ class Eagle3(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class SpeculativeOptions(Options):
-    """How tokens are guessed. Raises OptionError for a method that is not there, and for keys that it does not have."""
+    """How tokens are drafted. Raises OptionError for a method that is not there, and for keys that it does not have."""
 
     speculative_config: Mapping[str, Any] | None = option(
         None,
-        'guess tokens that come, e.g. {"method": "ngram", "num_speculative_tokens": 8}; answers stay the same',
+        'draft token tokens that come, e.g. {"method": "ngram", "num_speculative_tokens": 8}; answers stay the same',
         parse=json_object,
         metavar="JSON",
     )
     speculative_model: str | None = option(
-        None, "what guesses: a small model's folder or hub id, [ngram] or suffix", metavar="NAME"
+        None, "what drafts: a small model's folder or hub id, [ngram] or suffix", metavar="NAME"
     )
     speculative_model_quantization: str | None = option(
         None, "as --quantization, of the small model [the same]", metavar="METHOD"
@@ -113,7 +113,7 @@ class SpeculativeOptions(Options):
         metavar="N",
     )
     num_speculative_tokens: int | None = option(
-        None, f"most tokens to guess at a time [{_DEFAULT_TOKENS}]", parse=count, check=at_least(1), metavar="N"
+        None, f"most tokens to draft at a time [{_DEFAULT_TOKENS}]", parse=count, check=at_least(1), metavar="N"
     )
     ngram_prompt_lookup_max: int | None = option(
         None,
@@ -126,15 +126,15 @@ class SpeculativeOptions(Options):
         None, "the shortest such run [1]", parse=count, check=at_least(1), metavar="N"
     )
     speculative_disable_by_batch_size: int | None = option(
-        None, "guess nothing while more sequences decode [any number]", parse=count, check=at_least(1), metavar="N"
+        None, "draft nothing while more sequences decode [any number]", parse=count, check=at_least(1), metavar="N"
     )
     speculative_max_model_len: int | None = option(
-        None, "guess nothing for longer sequences [the context]", parse=count, check=at_least(1), metavar="TOKENS"
+        None, "draft nothing for longer sequences [the context]", parse=count, check=at_least(1), metavar="TOKENS"
     )
 
     @property
     def speculation(self) -> Speculation | DraftModel | Mtp | Eagle3 | None:
-        """What was asked for; None: nothing is guessed. Raises OptionError, which tells all that is wrong."""
+        """What was asked for; None: nothing is drafted. Raises OptionError, which tells all that is wrong."""
         asked = SpeculativeKeys(self.speculative_config or {}, self._flags())
         if not asked:
             return None
@@ -212,7 +212,7 @@ def _suffix(asked: SpeculativeKeys) -> Speculation:
 
 
 def _mtp(asked: SpeculativeKeys) -> Mtp:
-    return Mtp(**_common(asked, _DEFAULT_PREDICTED))
+    return Mtp(**_common(asked, _DEFAULT_HEAD))
 
 
 def _eagle3(asked: SpeculativeKeys) -> Eagle3:
@@ -221,7 +221,7 @@ def _eagle3(asked: SpeculativeKeys) -> Eagle3:
         asked.mistakes.add(f"{CONFIG}: eagle3 needs a model: the folder or hub id of an EAGLE3 checkpoint")
     if (asked.number("draft_tensor_parallel_size") or 1) != 1:
         asked.add("draft_tensor_parallel_size", "must be 1 with eagle3: its layer computes on the model's cores")
-    return Eagle3(model=model, revision=asked.text("revision"), **_common(asked, _DEFAULT_PREDICTED))
+    return Eagle3(model=model, revision=asked.text("revision"), **_common(asked, _DEFAULT_HEAD))
 
 
 def _draft_model(asked: SpeculativeKeys) -> DraftModel:

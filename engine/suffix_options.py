@@ -13,9 +13,9 @@ _PREFIX = "suffix_decoding_"
 class SuffixOptions(Struct, frozen=True):
     """How suffixes are matched.
 
-    The run that was found and the guesses have at most `max_tree_depth` tokens together, and there are at most
-    `max_spec_factor` guesses for each token of the run. The answers of `max_cached_requests` are kept, the last ones.
-    Guesses end before the first whose probability, by how often it came, is below `min_token_prob`.
+    The run that was found and the draft tokens have at most `max_tree_depth` tokens together, and there are at most
+    `max_spec_factor` draft tokens for each token of the run. The answers of `max_cached_requests` are kept, the last
+    ones. Draft tokens end before the first whose probability, by how often it came, is below `min_token_prob`.
     """
 
     max_tree_depth: int = 24

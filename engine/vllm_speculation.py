@@ -6,19 +6,19 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 _KERNELS = "the best kernels of this processor are chosen at the start"
-_COMPARED = "guesses are compared with the tokens that are sampled, and change none"
+_COMPARED = "draft tokens are compared with the tokens that are sampled, and change none"
 _WITHOUT_EFFECT = {
-    "enforce_eager": "no graph is captured of what guesses",
+    "enforce_eager": "no graph is captured of what drafts",
     "code_revision": "no code that comes with a model is ever run",
     "moe_backend": _KERNELS,
     "attention_backend": _KERNELS,
     "disable_mqa_scorer": _KERNELS,
-    "disable_padded_drafter_batch": "guesses are never padded",
-    "disable_eagle_block_drop": "no block of the prefix cache is dropped for guesses",
-    "use_local_argmax_reduction": "guesses are sampled where their logits are",
-    "disable_logprobs": "guesses change no log-probability",
-    "disable_log_stats": "what became of guesses is in /metrics",
-    "draft_sample_method": "guesses are sampled with the parameters of their request",
+    "disable_padded_drafter_batch": "draft tokens are never padded",
+    "disable_eagle_block_drop": "no block of the prefix cache is dropped for draft tokens",
+    "use_local_argmax_reduction": "draft tokens are sampled where their logits are",
+    "disable_logprobs": "draft tokens change no log-probability",
+    "disable_log_stats": "what became of draft tokens is in /metrics",
+    "draft_sample_method": "draft tokens are sampled with the parameters of their request",
     "rejection_sample_method": _COMPARED,
     "acceptance_method": _COMPARED,
 }

@@ -1,4 +1,4 @@
-"""Measures what guesses give: the same prompts with and without them, in turn, with medians.
+"""Measures what drafts give: the same prompts with and without them, in turn, with medians.
 
 python load_tests/speculation.py --draft-model ./draft
 """
@@ -119,17 +119,17 @@ def run(llm: LLM, work: Work) -> Run:
     return Run((count - len(tokens)) / sum(spans), count / elapsed, tokens)
 
 
-def pairs(plain: LLM, guessing: LLM, work: Work, rounds: int) -> list[tuple[Run, Run]]:
-    """Both in turn. Ends the program if an answer depends on guesses."""
-    both = plain, guessing
+def pairs(plain: LLM, drafting: LLM, work: Work, rounds: int) -> list[tuple[Run, Run]]:
+    """Both in turn. Ends the program if an answer depends on draft tokens."""
+    both = plain, drafting
     for llm in both:
         run(llm, work)
     measured = []
     for i in range(rounds):
         runs = {llm: run(llm, work) for llm in (both if i % 2 == 0 else reversed(both))}
-        if runs[plain].tokens != runs[guessing].tokens:
+        if runs[plain].tokens != runs[drafting].tokens:
             sys.exit(f"{work.name}: the answers differ")
-        measured.append((runs[plain], runs[guessing]))
+        measured.append((runs[plain], runs[drafting]))
     return measured
 
 
@@ -137,10 +137,10 @@ def _row(work: Work, method: str, measured: list[tuple[Run, Run]]) -> str:
     figures: list[Callable[[Run], float]] = [lambda one: one.decode, lambda one: one.whole]
     cells = []
     for figure in figures if work.batch == 1 else figures[1:]:
-        ratios = sorted(figure(guessing) / figure(plain) for plain, guessing in measured)
+        ratios = sorted(figure(drafting) / figure(plain) for plain, drafting in measured)
         cells.append(
             f"{median(figure(plain) for plain, _ in measured):.0f} -> "
-            f"{median(figure(guessing) for _, guessing in measured):.0f} tokens/s, "
+            f"{median(figure(drafting) for _, drafting in measured):.0f} tokens/s, "
             f"x {median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
         )
     names = ("decode", "whole answers") if work.batch == 1 else ("whole answers",)
@@ -171,9 +171,9 @@ def main() -> None:
                 if args.draft_model is None:
                     continue
                 config["model"] = args.draft_model
-            with LLM(max_model_len=2048, max_num_seqs=_BATCH, speculative_config=config) as guessing:
+            with LLM(max_model_len=2048, max_num_seqs=_BATCH, speculative_config=config) as drafting:
                 for work in works:
-                    print(_row(work, method, pairs(plain, guessing, work, args.rounds)), flush=True)
+                    print(_row(work, method, pairs(plain, drafting, work, args.rounds)), flush=True)
 
 
 if __name__ == "__main__":

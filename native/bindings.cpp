@@ -13,7 +13,7 @@
 
 #include "kernels/block_formats.h"
 #include "model/executor.h"
-#include "model/guesses.h"
+#include "model/draft.h"
 #include "plan_bindings.h"
 #include "runtime/ceilings.h"
 #include "runtime/isa.h"
@@ -173,7 +173,7 @@ struct StepReader {
     step.query_start = read.get<int32_t>("query_start");
     step.context_len = read.get<int32_t>("context_len");
     step.state_slots = read.get_optional<int32_t>("state_slots");
-    step.num_guesses = read.get_optional<int32_t>("num_guesses");
+    step.num_draft_tokens = read.get_optional<int32_t>("num_draft_tokens");
     step.adapters = read.get_optional<int32_t>("adapters");
     step.logits_rows = read.get<int32_t>("logits_rows");
     step.block_tables.push_back(read_tables(batch.attr("block_tables"), step.context_len.size()));
@@ -210,14 +210,14 @@ void run_step(Executor& executor, nb::handle batch, decltype(SamplingOutputs::to
   executor.step(step, wait);
 }
 
-void run_guess(Executor& executor, nb::handle batch, Array1<int32_t> counts, float least_probability,
+void run_draft(Executor& executor, nb::handle batch, Array1<int32_t> counts, float least_probability,
                nb::ndarray<int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu> tokens) {
   StepReader read(batch);
   Masks masks(read.sampling);
   masks.into(read.step.sampling);
-  const Guesses wanted{{counts.data(), counts.size()}, least_probability, {tokens.data(), tokens.size()}, tokens.shape(1)};
+  const DraftTokens wanted{{counts.data(), counts.size()}, least_probability, {tokens.data(), tokens.size()}, tokens.shape(1)};
   const nb::gil_scoped_release release;
-  guess(executor, read.step, wanted);
+  draft(executor, read.step, wanted);
 }
 
 void sample_logits(const std::string& isa, nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu> logits,
@@ -237,8 +237,8 @@ void sample_logits(const std::string& isa, nb::ndarray<const float, nb::ndim<2>,
   for (size_t row = 0; row < logits.shape(0); ++row) sampler.sample(sampling, row, logits.data() + row * logits.shape(1), 0);
 }
 
-// Tensors as tuples of name, array, dtype, whether the bytes of its elements lie in the other order than this machine's, and
-// whether the array is a view of a mapped file.
+// Tensors as tuples of name, array, dtype, whether the bytes of its elements lie in the other order than this
+// machine's, and whether the array is a view of a mapped file.
 using Tensor = std::tuple<std::string, nb::ndarray<nb::ro, nb::device::cpu>, std::string, bool, bool>;
 
 // A matrix as a quantized checkpoint has it, whose bits are kept: see StoredBlocks. It keeps the arrays.
@@ -297,8 +297,8 @@ struct BlockSource {
     set_rows();
   }
 
-  // Small floats: see PackBlocksArgs. `type` is e4m3, table4 with a table, nvfp4 with divisors, or mxfp4-rows. Scales of
-  // table4 are bytes if there is a `scale_table`, and a largest one for equal runs of a row's groups, and offsets.
+  // Small floats: see PackBlocksArgs. `type` is e4m3, table4 with a table, nvfp4 with divisors, or mxfp4-rows. Scales
+  // of table4 are bytes if there is a `scale_table`, and a largest one for equal runs of a row's groups, and offsets.
   BlockSource(std::string name_of, decltype(data) codes, const std::string& type, int group, int inputs,
               decltype(scales) all_scales, decltype(numbers) all_numbers, const std::vector<float>& scale_table,
               decltype(largest) all_largest, decltype(offsets) all_offsets, bool is_mapped)
@@ -466,12 +466,12 @@ NB_MODULE(_native, m) {
       .def("__init__", [](Executor* self, const DecoderPlan& plan, const std::string& isa, const std::string& cache_dtype,
                           const std::vector<int>& num_blocks, int max_num_seqs, int max_num_batched_tokens,
                           const std::vector<std::vector<int>>& groups, int num_states, int max_lora_rank,
-                          int max_guesses, const Executor* beside) {
+                          int max_draft_tokens, const Executor* beside) {
         new (self) Executor(plan, choose_kernels(isa), parse_cache_type(cache_dtype),
-                            {num_blocks, max_num_seqs, max_num_batched_tokens, num_states, max_lora_rank, max_guesses},
+                            {num_blocks, max_num_seqs, max_num_batched_tokens, num_states, max_lora_rank, max_draft_tokens},
                             beside ? beside->pool() : std::make_shared<ThreadPool>(groups));
       }, "plan"_a, "isa"_a, "cache_dtype"_a, "num_blocks"_a, "max_num_seqs"_a, "max_num_batched_tokens"_a, "groups"_a,
-           "num_states"_a = 0, "max_lora_rank"_a = 0, "max_guesses"_a = 0, "beside"_a.none() = nb::none())
+           "num_states"_a = 0, "max_lora_rank"_a = 0, "max_draft_tokens"_a = 0, "beside"_a.none() = nb::none())
       .def("set_weights", &set_weights, "tensors"_a, "matrices"_a = std::vector<const BlockSource*>())
       .def("stop_loading", &Executor::stop_loading)
       .def("check_complete", &Executor::check_complete)
@@ -488,7 +488,7 @@ NB_MODULE(_native, m) {
       })
       .def("step", &run_step, "batch"_a, "token_ids"_a, "logprobs"_a.none(), "ranks"_a.none(), "top_ids"_a.none(),
            "top_logprobs"_a.none(), "logits"_a.none(), "rows"_a.none() = nb::none())
-      .def("guess", &run_guess, "batch"_a, "counts"_a, "least_probability"_a, "token_ids"_a)
+      .def("draft", &run_draft, "batch"_a, "counts"_a, "least_probability"_a, "token_ids"_a)
       .def("copy_blocks", [](Executor& self, nb::ndarray<const int32_t, nb::shape<-1, 2>, nb::c_contig, nb::device::cpu> pairs,
                              int group) {
         const nb::gil_scoped_release release;
@@ -513,8 +513,8 @@ NB_MODULE(_native, m) {
            "rope_factor"_a = 1.0f)
       .def("set_adapter", &Executor::set_adapter, "number"_a, "adapter"_a.none(), nb::call_guard<nb::gil_scoped_release>())
       .def("pin_caller", &Executor::pin_caller)
-      .def("lend_core", &Executor::lend_core)
-      .def("take_back_core", &Executor::take_back_core)
+      .def("yield_core", &Executor::yield_core)
+      .def("reclaim_core", &Executor::reclaim_core)
       .def("start_profile", [](Executor& self) { self.profile().start(); })
       .def("stop_profile", [](Executor& self) { self.profile().stop(); })
       .def("profile", [](Executor& self) {

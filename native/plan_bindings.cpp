@@ -214,9 +214,9 @@ void bind_plans(nb::module_& m) {
          "router_input_scale"_a = 1.0f);
 
   nb::class_<ParallelPlan>(m, "ParallelPlan")
-      .def("__init__", [](ParallelPlan* self, std::vector<BranchPlan> branches) {
-        new (self) ParallelPlan{std::move(branches)};
-      }, "branches"_a);
+      .def("__init__", [](ParallelPlan* self, std::vector<ResidualBlockPlan> residuals) {
+        new (self) ParallelPlan{std::move(residuals)};
+      }, "residuals"_a);
 
   nb::class_<PerLayerPlan>(m, "PerLayerPlan")
       .def("__init__", [](PerLayerPlan* self, int layer, int size, const std::string& activation) {
@@ -228,20 +228,20 @@ void bind_plans(nb::module_& m) {
            "rank"_a, "norm"_a);
 
   nb::class_<AltUpPlan>(m, "AltUpPlan")
-      .def("__init__", [](AltUpPlan* self, int streams, int active, const NormPlan& norm, std::vector<BranchPlan> branches,
-                          BranchPlan told, bool scaled) {
-        new (self) AltUpPlan{streams, active, norm, std::move(branches), {std::move(told)}, scaled};
-      }, "streams"_a, "active"_a, "norm"_a, "branches"_a, "told"_a, "scaled"_a);
+      .def("__init__", [](AltUpPlan* self, int streams, int active, const NormPlan& norm, std::vector<ResidualBlockPlan> residuals,
+                          ResidualBlockPlan passive, bool scaled) {
+        new (self) AltUpPlan{streams, active, norm, std::move(residuals), {std::move(passive)}, scaled};
+      }, "streams"_a, "active"_a, "norm"_a, "residuals"_a, "passive"_a, "scaled"_a);
 
   nb::class_<StreamsPlan>(m, "StreamsPlan")
       .def("__init__", [](StreamsPlan* self, int count, float least_square) {
         new (self) StreamsPlan{count, least_square};
       }, "count"_a, "least_square"_a);
 
-  nb::class_<BranchPlan>(m, "BranchPlan")
-      .def("__init__", [](BranchPlan* self, MixerPlan mixer, std::optional<NormPlan> norm, std::optional<NormPlan> post_norm,
+  nb::class_<ResidualBlockPlan>(m, "ResidualBlockPlan")
+      .def("__init__", [](ResidualBlockPlan* self, MixerPlan mixer, std::optional<NormPlan> norm, std::optional<NormPlan> post_norm,
                           std::optional<NormPlan> sum_norm, float scale, bool sum_scale, float sum_factor) {
-        new (self) BranchPlan{std::move(mixer), norm, post_norm, sum_norm, scale, sum_scale, sum_factor};
+        new (self) ResidualBlockPlan{std::move(mixer), norm, post_norm, sum_norm, scale, sum_scale, sum_factor};
       }, "mixer"_a, "norm"_a.none(), "post_norm"_a.none(), "sum_norm"_a.none(), "scale"_a, "sum_scale"_a = false,
          "sum_factor"_a = 1.0f);
 
@@ -264,13 +264,13 @@ void bind_plans(nb::module_& m) {
 
   nb::class_<MtpPlan>(m, "MtpPlan")
       .def("__init__", [](MtpPlan* self, const NormPlan& embedding_norm, const NormPlan& hidden_norm,
-                          std::vector<BranchPlan> layer, const NormPlan& final_norm, bool feeds_normed, int num_guesses) {
-        new (self) MtpPlan{embedding_norm, hidden_norm, std::move(layer), final_norm, feeds_normed, num_guesses};
-      }, "embedding_norm"_a, "hidden_norm"_a, "layer"_a, "final_norm"_a, "feeds_normed"_a, "num_guesses"_a);
+                          std::vector<ResidualBlockPlan> layer, const NormPlan& final_norm, bool feeds_normed, int num_draft_tokens) {
+        new (self) MtpPlan{embedding_norm, hidden_norm, std::move(layer), final_norm, feeds_normed, num_draft_tokens};
+      }, "embedding_norm"_a, "hidden_norm"_a, "layer"_a, "final_norm"_a, "feeds_normed"_a, "num_draft_tokens"_a);
 
   nb::class_<Eagle3Plan>(m, "Eagle3Plan")
       .def("__init__", [](Eagle3Plan* self, const NormPlan& embedding_norm, const NormPlan& hidden_norm,
-                          const AttentionPlan& attention, BranchPlan mlp, const NormPlan& final_norm) {
+                          const AttentionPlan& attention, ResidualBlockPlan mlp, const NormPlan& final_norm) {
         new (self) Eagle3Plan{.embedding_norm = embedding_norm, .hidden_norm = hidden_norm, .attention = attention,
                               .mlp = std::move(mlp), .final_norm = final_norm};
       }, "embedding_norm"_a, "hidden_norm"_a, "attention"_a, "mlp"_a, "final_norm"_a)
@@ -280,7 +280,7 @@ void bind_plans(nb::module_& m) {
       .def_rw("own_embedding", &Eagle3Plan::own_embedding)
       .def_rw("adds_normed", &Eagle3Plan::adds_normed)
       .def_rw("token_ids", &Eagle3Plan::token_ids)
-      .def_rw("num_guesses", &Eagle3Plan::num_guesses);
+      .def_rw("num_draft_tokens", &Eagle3Plan::num_draft_tokens);
 
   nb::class_<DecoderPlan>(m, "DecoderPlan")
       .def(nb::init<>())

@@ -131,7 +131,7 @@ class Oracle:
         return next(part for full, part in self.parts.items() if full.rpartition(".")[2] == name)
 
     def logits(self, tokens: Sequence[int], count: int) -> list[Any]:
-        """The logits of `count` greedy guesses one after the other, behind the last of the tokens."""
+        """The logits of `count` greedy draft tokens one after the other, behind the last of the tokens."""
         import torch
 
         exact = _exact(self)
@@ -139,15 +139,15 @@ class Oracle:
             ids = torch.tensor([tokens])
             given = exact.model.model(ids[:, :-1], output_hidden_states=True).hidden_states
             left = exact.part("fc")(torch.cat([given[i][0] for i in self.kind.watched], dim=-1))
-            guessed: list[Any] = []
+            drafted: list[Any] = []
             for _ in range(count):
                 rows = exact.run(ids[0, 1:], left)
                 row = torch.full((VOCAB_SIZE,), -torch.inf, dtype=torch.float64)
                 row[self.token_ids] = exact.part("lm_head")(exact.part("norm")(rows[-1]))
-                guessed.append(row)
+                drafted.append(row)
                 left = torch.cat([left, rows[-1:]])
                 ids = torch.cat([ids, row.argmax().reshape(1, 1)], dim=1)
-        return guessed
+        return drafted
 
     def run(self, ids: Any, left: Any) -> Any:
         """The layer's rows [T, size] of tokens [T], and the fused rows of the tokens before each."""

@@ -82,7 +82,7 @@ class Oracle:
         return found
 
     def logits(self, tokens: Sequence[int], count: int) -> list[Any]:
-        """The logits of `count` greedy guesses one after the other, behind the last of the tokens."""
+        """The logits of `count` greedy draft tokens one after the other, behind the last of the tokens."""
         import torch
 
         exact = _exact(self)
@@ -90,14 +90,14 @@ class Oracle:
         with torch.no_grad():
             ids = torch.tensor([tokens])
             left = inner(ids[:, :-1]).last_hidden_state[0] if len(tokens) > 1 else torch.empty(0, self._size).double()
-            guessed: list[Any] = []
+            drafted: list[Any] = []
             for _ in range(count):
                 rows = exact.run(ids, left)
                 normed = exact.norm(rows)
-                guessed.append(exact.model.lm_head(normed[-1]))
+                drafted.append(exact.model.lm_head(normed[-1]))
                 left = torch.cat([left, (rows if self.is_later_layer else normed)[-1:]])
-                ids = torch.cat([ids, guessed[-1].argmax().reshape(1, 1)], dim=1)
-        return guessed
+                ids = torch.cat([ids, drafted[-1].argmax().reshape(1, 1)], dim=1)
+        return drafted
 
     @property
     def _size(self) -> int:

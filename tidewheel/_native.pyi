@@ -190,7 +190,7 @@ class ExpertsPlan:
     ) -> None: ...
 
 class ParallelPlan:
-    def __init__(self, branches: Sequence[BranchPlan]) -> None: ...
+    def __init__(self, residuals: Sequence[ResidualBlockPlan]) -> None: ...
 
 class PerLayerPlan:
     def __init__(self, layer: int, size: int, activation: str) -> None: ...
@@ -204,8 +204,8 @@ class AltUpPlan:
         streams: int,
         active: int,
         norm: NormPlan,
-        branches: Sequence[BranchPlan],
-        told: BranchPlan,
+        residuals: Sequence[ResidualBlockPlan],
+        passive: ResidualBlockPlan,
         scaled: bool,
     ) -> None: ...
 
@@ -226,7 +226,7 @@ MixerPlan: TypeAlias = (
     | AltUpPlan
 )
 
-class BranchPlan:
+class ResidualBlockPlan:
     def __init__(
         self,
         mixer: MixerPlan,
@@ -268,10 +268,10 @@ class MtpPlan:
         self,
         embedding_norm: NormPlan,
         hidden_norm: NormPlan,
-        layer: Sequence[BranchPlan],
+        layer: Sequence[ResidualBlockPlan],
         final_norm: NormPlan,
         feeds_normed: bool,
-        num_guesses: int,
+        num_draft_tokens: int,
     ) -> None: ...
 
 class Eagle3Plan:
@@ -281,13 +281,13 @@ class Eagle3Plan:
     own_embedding: bool
     adds_normed: bool
     token_ids: list[int]
-    num_guesses: int
+    num_draft_tokens: int
     def __init__(
         self,
         embedding_norm: NormPlan,
         hidden_norm: NormPlan,
         attention: AttentionPlan,
-        mlp: BranchPlan,
+        mlp: ResidualBlockPlan,
         final_norm: NormPlan,
     ) -> None: ...
 
@@ -298,7 +298,7 @@ class DecoderPlan:
     embeds: bool
     has_head: bool
     embedding: EmbeddingPlan
-    layers: list[list[BranchPlan]]
+    layers: list[list[ResidualBlockPlan]]
     final_norm: NormPlan | None
     head: HeadPlan
     streams: StreamsPlan | None
@@ -329,7 +329,7 @@ class Executor:
         groups: Sequence[Sequence[int]],
         num_states: int = 0,
         max_lora_rank: int = 0,
-        max_guesses: int = 0,
+        max_draft_tokens: int = 0,
         beside: Executor | None = None,
     ) -> None: ...
     def set_weights(
@@ -353,14 +353,14 @@ class Executor:
         logits: NDArray[np.float32] | None,
         rows: NDArray[np.float32] | None = None,
     ) -> None: ...
-    def guess(
+    def draft(
         self, batch: StepBatch, counts: NDArray[np.int32], least_probability: float, token_ids: NDArray[np.int32]
     ) -> None: ...
     def copy_blocks(self, pairs: NDArray[np.int32], group: int) -> None: ...
     def read_blocks(self, blocks: NDArray[np.int32], to: NDArray[np.uint8]) -> None: ...
     def write_blocks(self, blocks: NDArray[np.int32], source: NDArray[np.uint8]) -> None: ...
     def copy_states(self, pairs: NDArray[np.int32]) -> None: ...
-    def rest(self) -> None: ...
+    def release_scratch(self) -> None: ...
     def pack_adapter(
         self,
         dtype: str,
@@ -381,8 +381,8 @@ class Executor:
     ) -> Adapter: ...
     def set_adapter(self, number: int, adapter: Adapter | None) -> None: ...
     def pin_caller(self) -> None: ...
-    def lend_core(self) -> None: ...
-    def take_back_core(self) -> None: ...
+    def yield_core(self) -> None: ...
+    def reclaim_core(self) -> None: ...
     def start_profile(self) -> None: ...
     def stop_profile(self) -> None: ...
     def profile(self) -> dict[str, tuple[int, float]]: ...

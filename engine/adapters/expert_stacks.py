@@ -65,8 +65,8 @@ class ExpertStack:
 def expert_stacks(spec: DecoderSpec, tensors: Mapping[str, TensorRef]) -> dict[str, ExpertStack]:
     """The experts of all layers, by what checkpoints call the module that has them."""
     found = {}
-    for layer, branches in enumerate(spec.layers):
-        experts = next((mixer for mixer in mixers(branches) if isinstance(mixer, ExpertsSpec)), None)
+    for layer, residuals in enumerate(spec.layers):
+        experts = next((mixer for mixer in mixers(residuals) if isinstance(mixer, ExpertsSpec)), None)
         if experts is None:
             continue
         first = f"layers.{layer}.experts.0"

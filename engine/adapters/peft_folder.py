@@ -197,15 +197,15 @@ class _Reader:
 
     def _find_swapped(self, by_module: dict[str, _Parts]) -> bool | None:
         """What the parameters of a file have in common: any of which the shape tells it stands for all."""
-        told = None
+        is_swapped = None
         for module, parts in by_module.items():
             if module in self._stack_of and parts.keys() >= {*_LINEAR}:
                 a, b = (self._tensor(module, part, parts[part]) for part in _LINEAR)
                 found = orientations(a, b, self._modules[module])
                 if len(found) == 1:
                     return found.pop()
-                told = swapped_by_version(self._config.version, self._stack_of[module].transposed)
-        return told
+                is_swapped = swapped_by_version(self._config.version, self._stack_of[module].transposed)
+        return is_swapped
 
     def _module(self, name: str) -> str | None:
         """What the family calls a module."""

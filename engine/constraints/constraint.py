@@ -111,7 +111,7 @@ class SequenceConstraint:
         other._detokenizer = self._tokenizer.detokenizer(skip_special_tokens=False)
         return other
 
-    def scout(self) -> SequenceConstraint:
+    def copied(self) -> SequenceConstraint:
         """A copy as it is now. What that takes in does not change this one."""
         other = copy(self)
         other._filters = [token_filter.copied() for token_filter in self._filters]

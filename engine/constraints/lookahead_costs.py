@@ -1,7 +1,7 @@
-"""LookaheadCosts: the limits on what it takes to follow guesses with a grammar.
+"""LookaheadCosts: the limits on what it takes to follow draft tokens with a grammar.
 
-Whether guesses are followed changes no token. So where it takes long, it pauses, and the grammar costs what it costs
-without guesses.
+Whether draft tokens are followed changes no token. So where it takes long, it pauses, and the grammar costs what it
+costs without draft tokens.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ class LookaheadCosts:
         self._left = 0
 
     def may_begin(self) -> bool:
-        """Whether the guesses of a draft may be followed; if not, that was one draft of the pause."""
+        """Whether the draft tokens of a draft may be followed; if not, that was one draft of the pause."""
         if not self._left:
             return True
         self._left -= 1
         return False
 
     def charge(self, seconds: float, num_masks: int) -> None:
-        """Add the processor time of following guesses, in which so many masks may have been made."""
+        """Add the processor time of following draft tokens, in which so many masks may have been made."""
         self._behind_s = max(self._behind_s + seconds - num_masks * _MASK_S, 0.0)
         if self._behind_s > _MOST_BEHIND_S:
             self.pause()
 
     def pause(self) -> None:
-        """Follow no guesses for a while."""
+        """Follow no draft tokens for a while."""
         self._behind_s = 0.0
         self._left, self._pause = self._pause, 2 * self._pause

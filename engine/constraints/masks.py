@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 _MOST_THREADS = 8
 _AT_ONCE = 16  # masks to make before their time is checked
-_LOOKAHEAD_S = 0.01  # a step, for masks after guesses; the last one that has begun is made
+_LOOKAHEAD_S = 0.01  # a step, for masks after draft tokens; the last one that has begun is made
 
 
 class MaskWriter:
@@ -67,10 +67,10 @@ class MaskWriter:
         count, following = len(masked), list[tuple[Lookahead, int]]()
         for row, lookahead in lookaheads:
             following.append((lookahead, count))
-            guessed = slice(row + 1, row + 1 + len(lookahead.guesses))
+            drafted = slice(row + 1, row + 1 + len(lookahead.draft_tokens))
             if index[row] >= 0:
-                index[guessed] = np.arange(count, count + len(lookahead.guesses))
-            count += len(lookahead.guesses)
+                index[drafted] = np.arange(count, count + len(lookahead.draft_tokens))
+            count += len(lookahead.draft_tokens)
         if not count:
             return None
         bits = np.full((count, self._words), ALL, np.uint32)
@@ -107,13 +107,13 @@ class MaskWriter:
         try:
             self._follow(lookaheads, bits)
         except BaseException:  # the rows are not used whose masks are missing
-            logger.exception("llguidance has failed to follow guesses")
+            logger.exception("llguidance has failed to follow draft tokens")
 
     def _follow(self, lookaheads: list[tuple[Lookahead, int]], bits: Mask) -> None:
-        """Write the masks after guesses, those of each from a row of `bits` on, as long as there is time."""
+        """Write the masks after draft tokens, those of each from a row of `bits` on, as long as there is time."""
         started = time.perf_counter()
         for lookahead, first in lookaheads:
-            count = len(lookahead.guesses)
+            count = len(lookahead.draft_tokens)
             with timed(lookahead.constraint, count):
                 lookahead.follow(bits[first : first + count], started + _LOOKAHEAD_S)
         if lookaheads and self._costs.has_grown():
@@ -146,7 +146,7 @@ class MaskWriter:
 
 
 def _restrict(constraints: list[SequenceConstraint], bits: Mask) -> None:
-    for constraint, mask in zip(constraints, bits, strict=False):  # the masks after guesses come behind
+    for constraint, mask in zip(constraints, bits, strict=False):  # the masks after draft tokens come behind
         constraint.restrict(mask)
 
 

@@ -105,7 +105,7 @@ class Engine:
 
         `max_logprobs` is how many likeliest tokens a request may ask for at each place, -1 for the whole vocabulary.
         `loras` are the adapters that requests may name. KV blocks that memory has no room for are kept in `kv_folder`,
-        which the engine closes; it takes an OffloadingExecutor. A `drafter` guesses at tokens to come, which makes
+        which the engine closes; it takes an OffloadingExecutor. A `drafter` drafts tokens, which makes
         steps fewer and changes no token, as long as no more than `most_drafted` sequences decode. While others run,
         prompts wait `scheduler_delay_factor` times as long as the last step took that began one. Stacks are written to
         stderr when a step takes longer than `step_timeout_s`. With a `seed`, the n-th request without a seed of its own

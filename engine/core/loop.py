@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from ..cancellation import LoadCancelledError
 from ..constraints.masks import MaskWriter
-from ..devices.base import Executor, Pending, RecurrentExecutor, RestartingExecutor, RestingExecutor
+from ..devices.base import Executor, Pending, RecurrentExecutor, RestartingExecutor, ScratchExecutor
 from ..devices.batch import TokenMasks
 from ..errors import DeviceError
 from ..histogram import Histogram
@@ -180,8 +180,8 @@ class EngineLoop:
         if self._rests or self._wake.wait(_REST_AFTER_S):
             self._wake.wait()
             return
-        if isinstance(self._executor, RestingExecutor):
-            self._executor.rest()
+        if isinstance(self._executor, ScratchExecutor):
+            self._executor.release_scratch()
         release_free_memory()
         self._rests = True
         self._wake.wait()
@@ -270,7 +270,7 @@ class EngineLoop:
         output = begun.pending.wait()
         if step.is_async:
             output = drop_ended(step, output)
-        passed_on = self._executor.hand_over(len(output.token_ids))  # before the event loop is woken
+        passed_on = self._executor.yield_core(len(output.token_ids))  # before the event loop is woken
         if masks is not None:
             masks.wait()  # a device that does not sample itself may not have
         started, ended = max(begun.started, self._last_ended), time.perf_counter()

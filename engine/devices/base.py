@@ -51,7 +51,7 @@ class ExecutorOptions:
     quantization: Quantization | None = None  # None: all weights are of `dtype`
     lora: LoraLimits | None = None  # None: there are no adapters
     num_blocks: int | None = None  # None: as many as fit
-    layer_guesses: int = 0  # most in a draft of the spec's layer for them
+    layer_draft_tokens: int = 0  # most in a draft of the spec's layer for them
 
     @property
     def cache_dtype(self) -> KvCacheDType:
@@ -65,13 +65,13 @@ class ExecutorOptions:
         kv_cache_bytes: int | None = None,
         *,
         state_bytes: int = 0,
-        max_guesses: int = 0,
+        max_draft_tokens: int = 0,
     ) -> ExecutorLimits:
         """Those of a device that has nothing to add to them. Raises DeviceError if the cache is too small.
 
         `kv_cache_bytes` is what the device has found that it can spend, else that of the options. `state_bytes` is a
-        slot for the recurrent state of one sequence, with what it takes to go back behind `max_guesses`; its slots are
-        a part of the cache.
+        slot for the recurrent state of one sequence, with what it takes to go back behind `max_draft_tokens`; its slots
+        are a part of the cache.
         """
         size = self.kv_cache_bytes if kv_cache_bytes is None else kv_cache_bytes
         has_kv, num_blocks = keeps_kv(groups), self.num_blocks
@@ -97,7 +97,7 @@ class ExecutorOptions:
             window=windows[0],
             window_groups=tuple(CacheGroup(count, window) for count, window in zip(others, windows[1:], strict=True)),
             num_states=states.num_states,
-            max_guesses=max_guesses if states.num_states else 0,
+            max_draft_tokens=max_draft_tokens if states.num_states else 0,
             max_loras=0 if self.lora is None else self.lora.max_loras,
         )
 
@@ -150,8 +150,9 @@ class ExecutorLimits:
     block tables name it, and what is computed for padding is written there. Entries behind a window name it too.
 
     `num_states` are the slots of recurrent state, one for each sequence and the others for snapshots, with one for
-    padding behind them; 0: no layer is recurrent. A state can go back behind `max_guesses` of a sequence, so a step has
-    no more of them; other models have no such limit. `max_loras` are the different adapters that may share a step.
+    padding behind them; 0: no layer is recurrent. A state can go back behind `max_draft_tokens` of a sequence, so a
+    step has no more of them; other models have no such limit. `max_loras` are the different adapters that may share a
+    step.
 
     With `pipeline_stages` above 1, so many steps may be started before the first of them is waited for, none of which
     has a sequence of another. What is written and copied for them happens in the order in which it was asked for.
@@ -169,7 +170,7 @@ class ExecutorLimits:
     window: int | None = None
     window_groups: tuple[CacheGroup, ...] = ()
     num_states: int = 0
-    max_guesses: int = 0
+    max_draft_tokens: int = 0
     max_loras: int = 0
     pipeline_stages: int = 1
 
@@ -180,11 +181,11 @@ class ExecutorLimits:
             raise ValueError(f"{too_large[0]} is more than the {self.max_num_batched_tokens} tokens of a step")
 
     @property
-    def most_guesses(self) -> int | None:
-        """How many guesses of a sequence a step may have; None: any number."""
+    def draft_limit(self) -> int | None:
+        """How many draft tokens of a sequence a step may have; None: any number."""
         if self.shapes:
             return 0
-        return self.max_guesses if self.num_states else None
+        return self.max_draft_tokens if self.num_states else None
 
     @property
     def padding_block(self) -> int:
@@ -251,7 +252,7 @@ class Executor(Protocol):
         """Copy KV blocks of a cache group, `pairs[i] = (from, to)`, shape [N, 2]. None is copied both from and to."""
         ...
 
-    def hand_over(self, num_tokens: int) -> Callable[[], None] | None:
+    def yield_core(self, num_tokens: int) -> Callable[[], None] | None:
         """Hear that another thread of this process is about to pass on a step's `num_tokens` tokens.
 
         Returns what has to be called when that is done, from any thread, also in the middle of a step or after `close`;
@@ -298,10 +299,10 @@ class LoraExecutor(Executor, Protocol):
 
 
 @runtime_checkable
-class RestingExecutor(Executor, Protocol):
+class ScratchExecutor(Executor, Protocol):
     """One that keeps memory from step to step which it can take anew."""
 
-    def rest(self) -> None:
+    def release_scratch(self) -> None:
         """Give that memory back, as no step is expected soon."""
         ...
 
@@ -334,26 +335,26 @@ class RestartingExecutor(Executor, Protocol):
 
 
 class DraftExecutor(Protocol):
-    """A small model that guesses what the model beside it will sample. That one's executor closes it.
+    """A small model that drafts what the model beside it will sample. That one's executor closes it.
 
     Its KV cache has the blocks of the other one's first cache group, under the same numbers. Or it is the executor of a
-    model with an `mtp` or `eagle3` layer, which guesses in blocks of its own.
+    model with an `mtp` or `eagle3` layer, which drafts in blocks of its own.
     """
 
     limits: ExecutorLimits
 
-    def guess(self, batch: StepBatch, counts: NDArray[np.int32], least_probability: float = 0.0) -> NDArray[np.int32]:
-        """Run the batch, then guess after guess: up to `counts` [S] tokens of each sequence, each sampled as its row
-        says, at its own position. Returns the guesses [S, most], with -1 behind the last one of each sequence.
+    def draft(self, batch: StepBatch, counts: NDArray[np.int32], least_probability: float = 0.0) -> NDArray[np.int32]:
+        """Run the batch, then one draft token after the other: up to `counts` [S] tokens of each sequence, each sampled
+        as its row says, at its own position. Returns the draft tokens [S, most], with -1 behind the last one of each
+        sequence.
 
-        The rows of the batch are the last tokens of the sequences that want guesses. K and V of guesses are written
-        behind the batch's, but for the last of each sequence, so the block tables must have room for them. A greedy
-        sequence gets only guesses that are, all together, right with `least_probability`, as the model thinks. One that
-        draws its tokens gets one more.
-        Penalties count the guesses before. Masks are for the first guess alone, and must be written. Reports are left
-        out. Drops the GIL.
+        The rows of the batch are the last tokens of the sequences that want draft tokens. K and V of draft tokens are
+        written behind the batch's, but for the last of each sequence, so the block tables must have room for them. A
+        greedy sequence gets only draft tokens that are, all together, accepted with `least_probability`, as the model
+        thinks. One that draws its tokens gets one more. Penalties count the draft tokens before. Masks are for the
+        first draft token alone, and must be written. Reports are left out. Drops the GIL.
 
-        Such a layer is given the last tokens alone. It guesses nothing for a sequence of which it does not know what
+        Such a layer is given the last tokens alone. It drafts nothing for a sequence of which it does not know what
         the model left of the token before.
         """
         ...
@@ -511,10 +512,10 @@ class StagedDevice(Device, Protocol):
 
 @runtime_checkable
 class RewindingDevice(Device, Protocol):
-    """One whose recurrent state can go back behind wrong guesses."""
+    """One whose recurrent state can go back behind rejected draft tokens."""
 
-    def max_guesses(self, spec: DecoderSpec) -> int:
-        """How many guesses of a sequence a step may have; 0 for a spec without recurrent layers."""
+    def max_draft_tokens(self, spec: DecoderSpec) -> int:
+        """How many draft tokens of a sequence a step may have; 0 for a spec without recurrent layers."""
         ...
 
     def slot_bytes(self, spec: DecoderSpec) -> int:

@@ -130,8 +130,8 @@ class StepBatch:
     token at position p lies in slot `p % block_size` of block `block_tables[s, p // block_size]`. The tables of the
     first cache group are `block_tables`; those of the others, `window_tables`, are of the same shape.
 
-    Devices with recurrent layers need `num_guesses`: the next step of a sequence begins behind those of them that were
-    right, and its state must be the one there. K and V of a wrong guess are written over.
+    Devices with recurrent layers need `num_draft_tokens`: the next step of a sequence begins behind those of them that
+    were right, and its state must be the one there. K and V of a rejected draft token are written over.
 
     A step that `is_async` has one token of each sequence: the one that the step started before it samples in its row.
     It is still to be sampled, and `token_ids` says nothing.
@@ -147,7 +147,9 @@ class StepBatch:
     return_logits: bool = False  # for tests and tools: costs R x vocab floats
     window_tables: tuple[NDArray[np.int32], ...] = ()
     state_slots: NDArray[np.int32] | None = None  # [S]; where recurrent layers keep what they know of a sequence
-    num_guesses: NDArray[np.int32] | None = None  # [S]; the last tokens of each that may be wrong; None: there are none
+    num_draft_tokens: NDArray[np.int32] | None = (
+        None  # [S]; the last tokens of each that may be wrong; None: there are none
+    )
     is_async: bool = False
     adapters: NDArray[np.int32] | None = None  # [S]; numbers of LoRA adapters, -1: none; None: no sequence has one
 

@@ -50,7 +50,7 @@ FORMS_WITH: dict[str, tuple[str, ...]] = {
     "scaled sums": ("cpu", "torch"),
     "MLPs whose gates are cut off": ("cpu", "torch"),
 }
-"""By form of a mixer or a branch that not all devices have, those that do."""
+"""By form of a mixer or a residual block that not all devices have, those that do."""
 
 
 def missing_kinds(device: str, spec: DecoderSpec) -> list[str]:
@@ -77,7 +77,7 @@ def _forms(layer: LayerSpec) -> Iterator[str]:
             yield "scaled gates of MLPs"
         if isinstance(mixer, MlpSpec) and mixer.cutoff is not None:
             yield "MLPs whose gates are cut off"
-    if any(branch.sum_scale or branch.sum_factor != 1 for branch in layer):
+    if any(residual.sum_scale or residual.sum_factor != 1 for residual in layer):
         yield "scaled sums"
 
 

@@ -54,7 +54,7 @@ def check_before_download(
 
 
 def _with_draft_at(options: EngineOptions, headers: Mapping[Download, Path]) -> EngineOptions:
-    """The options with what guesses where its headers are, if they were fetched."""
+    """The options with what drafts where its headers are, if they were fetched."""
     asked = options.speculative.speculation
     if not isinstance(asked, DraftModel | Eagle3):
         return options

@@ -1,4 +1,4 @@
-"""A draft model: found, checked against the model that it guesses for, and loaded beside it."""
+"""A draft model: found, checked against the model that it drafts for, and loaded beside it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class OpenedDraft(Struct, frozen=True):
-    """A draft model that may guess for the model `target`; its vocabulary and its weights are still to be read.
+    """A draft model that may draft for the model `target`; its vocabulary and its weights are still to be read.
 
     `options` are those that it was opened with.
     """
@@ -62,7 +62,7 @@ class OpenedDraft(Struct, frozen=True):
     def _other_tokens(self) -> str:
         return (
             f"--speculative-config: the draft model {self.asked.model} does not have the tokens of the model that it "
-            "is to guess for, so take one of the same family"
+            "is to draft for, so take one of the same family"
         )
 
     def executor_options(self, limits: ExecutorLimits, max_model_len: int) -> ExecutorOptions:
@@ -98,12 +98,12 @@ class OpenedDraft(Struct, frozen=True):
         max_model_len: int,
         clock: Callable[[], float] = time.perf_counter,
     ) -> ModelDrafter:
-        """What guesses with its `executor`, once that is loaded. See `executor_options` and `ModelDrafter`."""
-        most_guesses = limits.most_guesses
-        num_tokens = self.asked.num_tokens if most_guesses is None else min(self.asked.num_tokens, most_guesses)
+        """What drafts with its `executor`, once that is loaded. See `executor_options` and `ModelDrafter`."""
+        max_draft_tokens = limits.draft_limit
+        num_tokens = self.asked.num_tokens if max_draft_tokens is None else min(self.asked.num_tokens, max_draft_tokens)
         longest = self._longest(max_model_len)
         logger.info(
-            "%s (%s, %s) guesses up to %d tokens a step, in contexts of up to %d tokens",
+            "%s (%s, %s) draft tokens up to %d tokens a step, in contexts of up to %d tokens",
             self.asked.model,
             self.model.spec.family,
             self.model.kept_as,
@@ -124,7 +124,7 @@ class OpenedDraft(Struct, frozen=True):
 
 
 def open_draft(options: EngineOptions, asked: DraftModel, target: OpenedModel) -> OpenedDraft:
-    """Find a draft model for `target`. Raises ModelError and DeviceError if it cannot guess for it, saying why."""
+    """Find a draft model for `target`. Raises ModelError and DeviceError if it cannot draft for it, saying why."""
     device = target.device
     if not isinstance(device, DraftingDevice):
         raise DeviceError(
@@ -172,7 +172,9 @@ def _require_full_attention(model: OpenedModel, what: str, cannot: str, *, besid
     """Both models keep K and V of the same tokens in the same blocks. The large one may have other layers beside."""
     windows = [shape.window for shape in model.spec.caches()]
     if model.spec.state_bytes and not beside_others:
-        why = "it has recurrent layers, and the state of the large model alone can go back before a wrong guess"
+        why = (
+            "it has recurrent layers, and the state of the large model alone can go back before a rejected draft token"
+        )
     elif None not in windows:
         why = "none of its layers sees all tokens"
     elif any(windows) and not beside_others:

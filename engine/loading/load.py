@@ -283,7 +283,7 @@ class EngineLoad:
             self._executor = self._load_model()
             asked = self._options.speculative.speculation
             if isinstance(asked, Mtp | Eagle3):
-                self._drafter = _layer_drafter(asked, self._guessing_layer(self._executor), self._max_model_len)
+                self._drafter = _layer_drafter(asked, self._drafting_layer(self._executor), self._max_model_len)
             if self._draft is not None:
                 self._drafter = self._load_draft(self._draft, self._executor)
             with WarmUpProgress() as progress:
@@ -291,7 +291,7 @@ class EngineLoad:
         except BaseException as error:  # it is raised again in the thread that waits
             self._failure = error
 
-    def _guessing_layer(self, executor: Executor) -> DraftExecutor:
+    def _drafting_layer(self, executor: Executor) -> DraftExecutor:
         if not self._stages:
             return cast("DraftExecutor", executor)
         from ..pipeline.draft import StagedLayer
@@ -356,7 +356,7 @@ def check_at_once(options: EngineOptions, host: StageHost | None = None) -> None
 
 
 def _open_draft(options: EngineOptions, model: OpenedModel) -> OpenedDraft | None:
-    """The draft model that the options ask for. Raises ModelError and DeviceError if it cannot guess for the model."""
+    """The draft model that the options ask for. Raises ModelError and DeviceError if it cannot draft for the model."""
     asked = options.speculative.speculation
     if not isinstance(asked, DraftModel):
         return None
@@ -366,31 +366,33 @@ def _open_draft(options: EngineOptions, model: OpenedModel) -> OpenedDraft | Non
 
 
 def _layer_drafter(asked: Mtp | Eagle3, executor: DraftExecutor, max_model_len: int) -> BatchDrafter:
-    """What guesses with the layer for that beside the model's own."""
+    """What drafts with the layer for that beside the model's own."""
     from ..speculation.mtp import MtpDrafter
 
-    most_guesses = executor.limits.most_guesses
-    num_tokens = asked.num_tokens if most_guesses is None else min(asked.num_tokens, most_guesses)
+    max_draft_tokens = executor.limits.draft_limit
+    num_tokens = asked.num_tokens if max_draft_tokens is None else min(asked.num_tokens, max_draft_tokens)
     longest = min(max_model_len, asked.most_context or max_model_len)
     layer = "The checkpoint's MTP layer" if isinstance(asked, Mtp) else f"The EAGLE3 layer {asked.model}"
-    logger.info("%s guesses up to %d tokens a step, in contexts of up to %d tokens", layer, num_tokens, longest)
+    logger.info("%s draft tokens up to %d tokens a step, in contexts of up to %d tokens", layer, num_tokens, longest)
     return MtpDrafter(executor, num_tokens, most_context=longest)
 
 
 def _drafter(asked: Speculation | DraftModel | Mtp | Eagle3 | None, limits: ExecutorLimits) -> Drafter | None:
-    """What guesses tokens to come without a model; None, and a line in the log, where nothing can."""
+    """What drafts tokens without a model; None, and a line in the log, where nothing can."""
     if not isinstance(asked, Speculation):
         return None
-    if limits.most_guesses == 0:
+    if limits.draft_limit == 0:
         why = (
-            "this device has fixed shapes" if limits.shapes else "a recurrent state cannot go back before a wrong guess"
+            "this device has fixed shapes"
+            if limits.shapes
+            else "a recurrent state cannot go back before a rejected draft token"
         )
         logger.warning("--speculative-config has no effect: %s", why)
         return None
-    if limits.most_guesses is not None and limits.most_guesses < asked.num_tokens:
+    if limits.draft_limit is not None and limits.draft_limit < asked.num_tokens:
         logger.info(
-            "At most %d tokens of a sequence are guessed in a step: its recurrent state cannot go back behind more",
-            limits.most_guesses,
+            "At most %d tokens of a sequence are drafted in a step: its recurrent state cannot go back behind more",
+            limits.draft_limit,
         )
     if asked.suffix is not None:
         from ..speculation.suffix import SuffixDrafter

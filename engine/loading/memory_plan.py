@@ -52,7 +52,7 @@ def plan_memory(
 ) -> MemoryPlan:
     """Plan a model that lies in this machine's memory, or its stages in that of the machines of their `host`.
 
-    Raises ModelError if the model and what guesses for it cannot have the memory that they take.
+    Raises ModelError if the model and what drafts for it cannot have the memory that they take.
     """
     weight_bytes, groups, memory = model.weight_bytes, model.kv_groups, read_memory()
     if stages:
@@ -237,7 +237,7 @@ def _check_step(options: EngineOptions, spec: DecoderSpec, memory: Memory) -> No
         values = _MOST_TOGETHER * (options.lora.max_lora_rank + 2)  # between A and B; two are of biases
         needed += max(tokens, rows) * _rows_per_token(spec) * values * _ACTIVATION_BYTES
     asked = options.speculative.speculation
-    if isinstance(asked, Mtp | Eagle3):  # the last rows of each sequence, and what is guessed
+    if isinstance(asked, Mtp | Eagle3):  # the last rows of each sequence, and what is drafted
         width = hidden if spec.eagle3 is None else spec.eagle3.hidden_size
         needed += rows * (2 + asked.num_tokens) * width * _ACTIVATION_BYTES
     if spec.eagle3 is not None:  # what is fused, what its attention reads, and its logits

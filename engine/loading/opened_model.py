@@ -174,7 +174,7 @@ class OpenedModel:
             quantization=self.quantization,
             lora=None if options is None else self.lora_limits(options.lora),
             num_blocks=num_blocks,
-            layer_guesses=asked.num_tokens if isinstance(asked, Mtp | Eagle3) else 0,
+            layer_draft_tokens=asked.num_tokens if isinstance(asked, Mtp | Eagle3) else 0,
         )
 
     def lora_limits(self, options: LoraOptions) -> LoraLimits | None:
@@ -340,12 +340,12 @@ def _warn_of_idle_overrides(options: EngineOptions, config: Mapping[str, Any]) -
 
 
 def _require_watched(spec: DecoderSpec) -> None:
-    """Raises ModelError for a model that no EAGLE3 layer can guess for."""
+    """Raises ModelError for a model that no EAGLE3 layer can draft for."""
     embedding = spec.embedding
     plain = embedding.size == spec.hidden_size and embedding.scale == 1.0 and not embedding.num_positions
     if spec.windows() != [None] or spec.streams is not None or not plain or embedding.norm or embedding.per_layer:
         raise ModelError(
-            f"--speculative-config: no EAGLE3 layer can guess for a {spec.family} model: it needs layers that all see "
+            f"--speculative-config: no EAGLE3 layer can draft for a {spec.family} model: it needs layers that all see "
             'all tokens, and the embedding of tokens alone; take {"method": "ngram"}'
         )
 

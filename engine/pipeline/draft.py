@@ -1,4 +1,5 @@
-"""What guesses in the stages of a pipeline: a draft model beside the first one, or the layer for that behind the last.
+"""What drafts in the stages of a pipeline: a draft model beside the first one, or the layer for that behind the
+last.
 
 Either computes on the processors of its stage, which have nothing else to do: with drafts, one step runs at a time.
 """
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from ..devices.base import ExecutorLimits, ExecutorOptions
 from ..devices.batch import StepBatch
 from ..options import EngineOptions
-from .links import COPY_OF_DRAFT, GUESS, PREDICT, copy_messages, read_guess
+from .links import COPY_OF_DRAFT, DRAFT, DRAFT_HEAD, copy_messages, read_draft
 
 if TYPE_CHECKING:
     from ..devices.cpu.executor import CpuExecutor
@@ -29,15 +30,15 @@ class DraftPlan(Struct, frozen=True):
     limits: ExecutorLimits
 
 
-class GuessingPipeline(Protocol):
-    """A pipeline that has something that guesses in its stages: see PipelineExecutor."""
+class DraftingPipeline(Protocol):
+    """A pipeline that has something that drafts in its stages: see PipelineExecutor."""
 
     limits: ExecutorLimits
 
     def ask(
         self, kind: int, batch: StepBatch, counts: NDArray[np.int32], least_probability: float
     ) -> NDArray[np.int32]:
-        """Have a draft model or the layer for drafts guess. Raises DeviceError."""
+        """Have a draft model or the layer for drafts make draft tokens. Raises DeviceError."""
         ...
 
     def tell(self, message: bytes) -> None:
@@ -52,13 +53,13 @@ class GuessingPipeline(Protocol):
 class StagedDraft:
     """A draft model beside the first stage: see DraftExecutor."""
 
-    def __init__(self, limits: ExecutorLimits, pipeline: GuessingPipeline) -> None:
+    def __init__(self, limits: ExecutorLimits, pipeline: DraftingPipeline) -> None:
         self.limits = limits
         self._pipeline = pipeline
 
-    def guess(self, batch: StepBatch, counts: NDArray[np.int32], least_probability: float = 0.0) -> NDArray[np.int32]:
+    def draft(self, batch: StepBatch, counts: NDArray[np.int32], least_probability: float = 0.0) -> NDArray[np.int32]:
         """See DraftExecutor. Raises DeviceError if the stage has ended or failed."""
-        return self._pipeline.ask(GUESS, batch, counts, least_probability)
+        return self._pipeline.ask(DRAFT, batch, counts, least_probability)
 
     def copy_blocks(self, pairs: NDArray[np.int32], group: int = 0) -> None:
         """See Executor."""
@@ -69,25 +70,25 @@ class StagedDraft:
 class StagedLayer:
     """The layer for drafts behind the last stage: see DraftExecutor."""
 
-    def __init__(self, pipeline: GuessingPipeline) -> None:
+    def __init__(self, pipeline: DraftingPipeline) -> None:
         self.limits = pipeline.limits
         self._pipeline = pipeline
 
-    def guess(self, batch: StepBatch, counts: NDArray[np.int32], least_probability: float = 0.0) -> NDArray[np.int32]:
+    def draft(self, batch: StepBatch, counts: NDArray[np.int32], least_probability: float = 0.0) -> NDArray[np.int32]:
         """See DraftExecutor. Raises DeviceError if the stage has ended or failed."""
-        return self._pipeline.ask(PREDICT, batch, counts, least_probability)
+        return self._pipeline.ask(DRAFT_HEAD, batch, counts, least_probability)
 
     def copy_blocks(self, pairs: NDArray[np.int32], group: int = 0) -> None:
         """See Executor."""
         self._pipeline.copy_blocks(pairs, group)
 
 
-def make_guesses(executor: CpuExecutor, slot: StepSlot, size: int, message: bytes) -> None:
+def make_draft_tokens(executor: CpuExecutor, slot: StepSlot, size: int, message: bytes) -> None:
     """Write what a slot asks for into it, in the process of the stage. Raises ValueError for arrays that do not fit."""
     arrays = slot.read(size)
-    counts, guesses = arrays["counts"], arrays["guesses"]
+    counts, draft_tokens = arrays["counts"], arrays["draft_tokens"]
     assert counts is not None
-    assert guesses is not None
+    assert draft_tokens is not None
     batch = slot.batch(arrays, lambda: None)
     batch.window_tables = ()
-    guesses[...] = executor.guess(batch, counts, read_guess(message))
+    draft_tokens[...] = executor.draft(batch, counts, read_draft(message))

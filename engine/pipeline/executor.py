@@ -22,14 +22,14 @@ from .draft import DraftPlan, StagedDraft
 from .links import (
     COPY_BLOCKS,
     COPY_STATES,
+    DRAFT,
     FAILED,
-    GUESS,
     MASKS,
     Link,
     Part,
     copy_messages,
+    draft_message,
     drop_message,
-    guess_message,
     read_failure,
     read_step,
     step_message,
@@ -112,24 +112,25 @@ class PipelineExecutor:
     def ask(
         self, kind: int, batch: StepBatch, counts: NDArray[np.int32], least_probability: float
     ) -> NDArray[np.int32]:
-        """Have a draft model (GUESS) or the layer for drafts (PREDICT) guess, while no step runs: see DraftExecutor.
+        """Have a draft model (DRAFT) or a draft head (DRAFT_HEAD) draft, while no step runs: see
+        DraftExecutor.
 
         Raises DeviceError if a stage has ended or failed.
         """
         stages, index = self._running(), self._free[0]
         size, arrays = stages.slots[index].write(batch, self._vocab_size, counts)
-        bits, guesses = arrays["masks"], arrays["guesses"]
+        bits, draft_tokens = arrays["masks"], arrays["draft_tokens"]
         if batch.sampling.masks is not None and bits is not None:
             bits[...] = batch.sampling.masks.bits
-        self._send(stages.first, guess_message(kind, index, size, least_probability), Part.ASKED)
-        link, place = (stages.first, 0) if kind == GUESS else (stages.last, len(stages.slots) - 1)
+        self._send(stages.first, draft_message(kind, index, size, least_probability), Part.ASKED)
+        link, place = (stages.first, 0) if kind == DRAFT else (stages.last, len(stages.slots) - 1)
 
         def say_late(seconds: float) -> None:
-            logger.warning("Guesses of %s have taken %.0f s so far", stages.name(place), seconds)
+            logger.warning("Draft tokens of %s have taken %.0f s so far", stages.name(place), seconds)
 
         self._receive(stages, link, say_late)
-        assert guesses is not None
-        return guesses.copy()
+        assert draft_tokens is not None
+        return draft_tokens.copy()
 
     def load_lora(self, number: int, adapter: LoraAdapter) -> None:
         """Give all stages their part of an adapter: see LoraExecutor. Waits while they start again.
@@ -152,7 +153,7 @@ class PipelineExecutor:
             with contextlib.suppress(OSError):  # where a stage has ended, they start again without it
                 self._stages.first.send(drop_message(number))
 
-    def hand_over(self, num_tokens: int) -> Callable[[], None] | None:
+    def yield_core(self, num_tokens: int) -> Callable[[], None] | None:
         """Nothing: no thread of this process computes."""
         return None
 

@@ -19,13 +19,13 @@ COPY_BLOCKS: Final = 2
 COPY_STATES: Final = 3
 FAILED: Final = 4
 MASKS: Final = 5
-GUESS: Final = 6
-PREDICT: Final = 7
+DRAFT: Final = 6
+DRAFT_HEAD: Final = 7
 COPY_OF_DRAFT: Final = 8
 DROP_ADAPTER: Final = 9
 
 _STEP = Struct("<BHQQ")  # kind, slot, number of the step, bytes in the slot
-_GUESS = Struct("<d")  # behind that: the least probability
+_DRAFT = Struct("<d")  # behind that: the least probability
 _COPY = Struct("<Bi")  # kind, cache group
 _DROP = Struct("<Bq")  # kind, number of the adapter
 MOST_BYTES: Final = 1 << 16
@@ -41,12 +41,12 @@ class Part(enum.Enum):
     ROWS = enum.auto()  # with the batch
     OUTPUT = enum.auto()  # and when each stage computed
     MASKS = enum.auto()
-    ASKED = enum.auto()  # all that is said of guesses
-    GUESSED = enum.auto()
+    ASKED = enum.auto()  # all that is said of draft tokens
+    DRAFTED = enum.auto()
 
 
 class Link(Protocol):
-    """Between two processes: steps go one way, and guesses come back. Each end has one user, but for `close`."""
+    """Between two processes: steps go one way, and drafts come back. Each end has one user, but for `close`."""
 
     def send(self, message: bytes, part: Part = Part.NOTHING) -> None:
         """Send a message and, if it is about a step, a part of the step's slot. Raises OSError if nobody reads it."""
@@ -110,14 +110,14 @@ def read_step(message: bytes) -> tuple[int, int, int]:
     return slot, number, size
 
 
-def guess_message(kind: int, slot: int, size: int, least_probability: float) -> bytes:
-    """Asks the draft model (GUESS), or the layer for drafts (PREDICT), for guesses: see DraftExecutor."""
-    return step_message(slot, 0, size, kind) + _GUESS.pack(least_probability)
+def draft_message(kind: int, slot: int, size: int, least_probability: float) -> bytes:
+    """Asks the draft model (DRAFT), or the layer for drafts (DRAFT_HEAD), for draft tokens: see DraftExecutor."""
+    return step_message(slot, 0, size, kind) + _DRAFT.pack(least_probability)
 
 
-def read_guess(message: bytes) -> float:
+def read_draft(message: bytes) -> float:
     """The least probability."""
-    return float(_GUESS.unpack_from(message, _STEP.size)[0])
+    return float(_DRAFT.unpack_from(message, _STEP.size)[0])
 
 
 def copy_messages(kind: int, pairs: NDArray[np.int32], group: int = 0) -> Iterator[bytes]:

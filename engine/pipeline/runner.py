@@ -11,15 +11,15 @@ from msgspec import Struct
 
 from ..devices.batch import SamplingBatch, StepOutput
 from ..errors import DeviceError
-from .draft import make_guesses
+from .draft import make_draft_tokens
 from .links import (
     COPY_BLOCKS,
     COPY_OF_DRAFT,
     COPY_STATES,
+    DRAFT,
+    DRAFT_HEAD,
     DROP_ADAPTER,
     FAILED,
-    GUESS,
-    PREDICT,
     STEP,
     Link,
     Part,
@@ -83,7 +83,7 @@ class StageRunner:
         is_last = plan.stage.is_last
         self._passed = {
             STEP: Part.OUTPUT if is_last else Part.ROWS,
-            PREDICT: Part.GUESSED if is_last else Part.ASKED,
+            DRAFT_HEAD: Part.DRAFTED if is_last else Part.ASKED,
         }
 
     def run(self) -> None:
@@ -100,8 +100,8 @@ class StageRunner:
                     f"pipeline stage {self._index + 1} ({self._stage}): {str(error) or 'out of memory'}"
                 )
             try:
-                if said and message[0] == GUESS:
-                    self._upstream.send(said, Part.GUESSED if said[0] == GUESS else Part.NOTHING)
+                if said and message[0] == DRAFT:
+                    self._upstream.send(said, Part.DRAFTED if said[0] == DRAFT else Part.NOTHING)
                 elif said:
                     self._downstream.send(said, self._passed.get(said[0], Part.NOTHING))
             except OSError:  # who would read it has gone
@@ -114,11 +114,11 @@ class StageRunner:
             assert self._draft is not None
             self._draft.copy_blocks(*read_copies(message))
             return b""
-        if kind == GUESS or (kind == PREDICT and self._stage.is_last):
+        if kind == DRAFT or (kind == DRAFT_HEAD and self._stage.is_last):
             slot, _, size = read_step(message)
-            guessing = self._draft if kind == GUESS else self._executor
-            assert guessing is not None
-            make_guesses(guessing, self._slots[slot], size, message)
+            drafting = self._draft if kind == DRAFT else self._executor
+            assert drafting is not None
+            make_draft_tokens(drafting, self._slots[slot], size, message)
             return message
         if kind == DROP_ADAPTER:
             self._executor.drop_lora(read_drop(message))
@@ -130,7 +130,7 @@ class StageRunner:
             if self._native.has_states:
                 self._executor.copy_states(read_copies(message)[0])
         else:
-            assert kind in (FAILED, PREDICT)
+            assert kind in (FAILED, DRAFT_HEAD)
         return message if kind in (STEP, FAILED) or not self._stage.is_last else b""
 
     def _run_step(self, slot_index: int, number: int, size: int, arrived: float | None) -> None:
@@ -146,7 +146,7 @@ class StageRunner:
             batch.sampling, batch.logits_rows = self._nothing
             output = StepOutput(self._nothing[1])
         if not self._native.has_states:
-            batch.state_slots = batch.num_guesses = None
+            batch.state_slots = batch.num_draft_tokens = None
         self._executor.run_into(output, batch, rows)
         times[self._index, 2] = time.perf_counter()
         self.finished = number

@@ -16,7 +16,8 @@ from .stage_plan import StagePlan
 from .step_slot import Arrays, StepSlot
 
 SLOW_S: Final = 10.0
-"""What stages may take for a step, guesses or an adapter, in seconds, before the one that is waited for is named."""
+"""What stages may take for a step, draft tokens or an adapter, in seconds, before the one that is waited for is named.
+"""
 
 _GIB = 2**30
 

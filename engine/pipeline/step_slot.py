@@ -51,7 +51,7 @@ _BATCH = (
     "block_tables",
     "logits_rows",
     "state_slots",
-    "num_guesses",
+    "num_draft_tokens",
     "adapters",
 )
 _SAMPLING = tuple(field.name for field in fields(SamplingBatch) if field.name != "masks")
@@ -71,7 +71,7 @@ class SlotShape(Struct, frozen=True):
 
 
 class StepSlot:
-    """Room for one step: the batch, the rows between stages, what was sampled or guessed, and when each stage computed.
+    """Room for one step: the batch, the rows between stages, what was sampled or drafted, and when each stage computed.
 
     One process `write`s a batch, and the others then `read` it.
     """
@@ -82,7 +82,7 @@ class StepSlot:
         window_tables = [f"window_tables{group}" for group in range(1, shape.num_groups)]
         names = [*_BATCH, *window_tables, *_SAMPLING, "mask_index", "counts", "masks", "times", "rows"]
         self._window_tables = window_tables
-        self._names = [*names, *(f"out_{name}" for name in _OUTPUT), "guesses"]
+        self._names = [*names, *(f"out_{name}" for name in _OUTPUT), "draft_tokens"]
         self._dtypes: dict[str, np.dtype[Any]] = {
             name: _TYPES.get(name, _FLOAT if name in _FLOATS else _INT) for name in self._names
         }
@@ -93,7 +93,7 @@ class StepSlot:
     def write(self, batch: StepBatch, vocab_size: int, counts: NDArray[np.int32] | None = None) -> tuple[int, Arrays]:
         """Take a batch in, but for the bits of its masks. Returns the bytes that it takes, and the arrays there.
 
-        With `counts` [S] no stage runs it, and there is room for as many guesses of each sequence.
+        With `counts` [S] no stage runs it, and there is room for as many draft tokens of each sequence.
         """
         sampling = batch.sampling
         given: dict[str, NDArray[Any] | None] = {name: getattr(batch, name) for name in _BATCH}
@@ -110,7 +110,7 @@ class StepSlot:
         if sampling.masks is not None:
             given["mask_index"], shapes["masks"] = sampling.masks.index, sampling.masks.bits.shape
         if counts is not None:
-            given["counts"], shapes["guesses"] = counts, (len(counts), int(counts.max(initial=0)))
+            given["counts"], shapes["draft_tokens"] = counts, (len(counts), int(counts.max(initial=0)))
         shapes |= {name: array.shape for name, array in given.items() if array is not None}
         places, size = self._lay_out(shapes)
         self._map(size)
@@ -141,11 +141,11 @@ class StepSlot:
         begins = dict(zip(self._names, self._places[:, 0].tolist(), strict=True))
         times, rows = begins["times"], begins["rows"]
         masks = begins["masks"] or times
-        outputs, guesses = begins["out_token_ids"], begins["guesses"]
+        outputs, draft_tokens = begins["out_token_ids"], begins["draft_tokens"]
         if part is Part.ASKED:
             return [(0, times)]
-        if part is Part.GUESSED:
-            return [(guesses, size)]
+        if part is Part.DRAFTED:
+            return [(draft_tokens, size)]
         if part is Part.MASKS:
             return [(masks, times)]
         if part is Part.OUTPUT:

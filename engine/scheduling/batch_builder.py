@@ -106,7 +106,7 @@ class BatchBuilder:
             sampling=_with_scored(sampling, rows) if rows.num_scored else sampling,
             window_tables=tuple(window_tables),
             state_slots=self._state_slots(sequences),
-            num_guesses=self._num_guesses(rows),
+            num_draft_tokens=self._num_draft_tokens(rows),
             adapters=self._adapters(sequences),
         )
 
@@ -144,7 +144,7 @@ class BatchBuilder:
             sampling=sampling,
             window_tables=tuple(window_tables),
             state_slots=self._state_slots(sequences),
-            num_guesses=self._num_guesses(rows),
+            num_draft_tokens=self._num_draft_tokens(rows),
             adapters=self._adapters(sequences),
         )
 
@@ -204,7 +204,7 @@ class BatchBuilder:
     def _state_slots(self, sequences: Seq[Sequence]) -> NDArray[np.int32] | None:
         return np.array([s.state_slot for s in sequences], dtype=np.int32) if self._is_recurrent else None
 
-    def _num_guesses(self, rows: StepRows) -> NDArray[np.int32] | None:
+    def _num_draft_tokens(self, rows: StepRows) -> NDArray[np.int32] | None:
         if not rows.drafts or not self._is_recurrent:
             return None
         counts = [len(draft.token_ids) - 1 for draft in rows.drafts]

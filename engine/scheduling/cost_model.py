@@ -11,7 +11,7 @@ _DECODE_FORGET = 0.99
 _PREFILL_FORGET = 0.95
 _RIDGE = 0.05  # evidence, in squared units, that a coefficient needs to leave zero
 _OUTLIER_FACTOR = 4.0
-_LESSON_MS = 10.0  # of decoding: what more of a small model's steps could teach is not worth the time it takes
+_SAMPLE_MS = 10.0  # of decoding: what more of a small model's steps could teach is not worth the time it takes
 _TRUSTED_AFTER = 16  # observations
 _SWEEPS = 4
 _FIRST_CHUNK = 64
@@ -79,7 +79,7 @@ class CostModel:
         self._decode = Fit(len(_DECODE_UNITS), _DECODE_FORGET)
         self._prefill = Fit(len(_PREFILL_UNITS), _PREFILL_FORGET)
         self._proven_chunk = _FIRST_CHUNK
-        self._since_lesson_ms = 0.0
+        self._since_sample_ms = 0.0
         self._slowness = 1.0  # how many times as long as expected the last steps beside prompts took
 
     @property
@@ -116,10 +116,10 @@ class CostModel:
         self.last_ms = elapsed_ms
         if load.prefill_tokens == 0:
             # Checked before this step's time is added: else a step that stalled would always be chosen.
-            if self._since_lesson_ms >= _LESSON_MS or not self._decode.is_trusted:
-                self._since_lesson_ms = 0.0
+            if self._since_sample_ms >= _SAMPLE_MS or not self._decode.is_trusted:
+                self._since_sample_ms = 0.0
                 self._decode.observe(_decode_features(load), elapsed_ms)
-            self._since_lesson_ms += elapsed_ms
+            self._since_sample_ms += elapsed_ms
             return
         if load.num_decodes and self._prefill.is_trusted:
             ratio = elapsed_ms / max(self.predict_ms(load), 1e-3)

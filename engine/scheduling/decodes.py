@@ -8,7 +8,7 @@ from collections.abc import Sequence as Seq
 from ..cache.manager import CacheManager
 from .cost_model import StepLoad
 from .decode_sets import DecodeSets
-from .drafts import Drafts, Guesses
+from .drafts import Drafts, DraftTokens
 from .preemption import Preemption
 from .running import Running
 from .sequence import Sequence
@@ -63,7 +63,7 @@ class Decodes:
             moved = self._preemption.make_room(step, self._decoding)
             decoding = self._decoding()
         step.load = StepLoad(len(decoding), sum([s.num_tokens for s in decoding]))
-        drafts: Mapping[Sequence, Guesses] = {}
+        drafts: Mapping[Sequence, DraftTokens] = {}
         if self.drafts is not None and (self.drafts.has_drafter or self.num_constrained):
             self.drafts.copy_blocks(step.copies.get(0, ()))
             drafts = self.drafts.choose(decoding, step.load, len(self._running))
@@ -75,9 +75,9 @@ class Decodes:
             if self.drafts.extended:
                 moved = moved | self.drafts.extended
         step.rows.set_decodes(decoding)
-        for sequence, guesses in drafts.items():
-            step.rows.add_draft(sequence, guesses.token_ids, guesses.lookahead)
-            step.load = step.load.plus_draft(sequence.num_tokens, len(guesses.token_ids))
+        for sequence, draft_tokens in drafts.items():
+            step.rows.add_draft(sequence, draft_tokens.token_ids, draft_tokens.lookahead)
+            step.load = step.load.plus_draft(sequence.num_tokens, len(draft_tokens.token_ids))
         step.decode_version = self._running.decode_version
         if self._max_in_flight > 1:
             moved, step.decode_version = self._sets.moved(decoding, moved), self._sets.number(decoding)

@@ -1,4 +1,4 @@
-"""Drafter: what guesses at tokens to come, and what it is shown of a sequence."""
+"""Drafter: what drafts tokens, and what it is shown of a sequence."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class Continued:
 
 
 class Drafter(Protocol):
-    """Guesses how sequences go on."""
+    """Draft tokens how sequences go on."""
 
     def propose(self, sequence: Draftable) -> list[int]:
         """The likely next tokens of a sequence, of the model's vocabulary; none if it has no idea.
 
-        Called on the engine thread before every step that the sequence decodes in, if guesses may pay.
+        Called on the engine thread before every step that the sequence decodes in, if draft tokens may pay.
         """
         ...
 
@@ -66,9 +66,9 @@ class RememberingDrafter(Drafter, Protocol):
 class StepPrices(Struct, frozen=True):
     """What a step of `num_sequences` decodes takes, in milliseconds.
 
-    `plain_ms` is the device's time without guesses, and each row more makes it `row_ms` longer. The engine's own time
-    is `engine_ms` then. With guesses it is `drafting_ms`, beside the time of the model that makes them. The device may
-    take at most `most_ms`.
+    `plain_ms` is the device's time without draft tokens, and each row more makes it `row_ms` longer. The engine's own
+    time is `engine_ms` then. With draft tokens it is `drafting_ms`, beside the time of the model that makes them. The
+    device may take at most `most_ms`.
     """
 
     num_sequences: int
@@ -80,41 +80,41 @@ class StepPrices(Struct, frozen=True):
 
     @property
     def token_ms(self) -> float:
-        """What a token costs without guesses."""
+        """What a token costs without draft tokens."""
         return (self.plain_ms + self.engine_ms) / self.num_sequences
 
 
 @runtime_checkable
 class BatchDrafter(Protocol):
-    """One that guesses for all sequences of a step together, in time of its own, and remembers what it has read.
+    """One that drafts for all sequences of a step together, in time of its own, and remembers what it has read.
 
     It computes in the KV blocks of the sequences, where it has a cache beside that of the model.
     """
 
     def plan(self, sequences: Seq[Sequence], prices: StepPrices) -> dict[Sequence, int]:
-        """How many guesses each sequence may get, as far as that pays; those with none are left out."""
+        """How many draft tokens each sequence may get, as far as that pays; those with none are left out."""
         ...
 
-    def guess(
+    def draft(
         self, counts: Mapping[Sequence, int], prices: StepPrices, masks: TokenMasks | None = None
     ) -> tuple[Mapping[Sequence, list[int]], float]:
-        """At most so many guesses, no more than were planned, and how long they took, in milliseconds.
+        """At most so many draft tokens, no more than were planned, and how long they took, in milliseconds.
 
-        The sequences have blocks for them. `masks` say what the first guess of each may be, in their order. Called
-        after each plan, also with an empty one: it may have to catch up.
+        The sequences have blocks for them. `masks` say what the first draft token of each may be, in their order.
+        Called after each plan, also with an empty one: it may have to catch up.
         """
         ...
 
-    def learn(self, sequence: Sequence, num_guesses: int, num_right: int) -> None:
-        """Hear what became of a sequence's guesses."""
+    def learn(self, sequence: Sequence, num_draft_tokens: int, num_accepted: int) -> None:
+        """Hear what became of a sequence's draft tokens."""
         ...
 
     def ended(self, sequence: Sequence) -> None:
-        """Hear that a sequence has ended, whether it had guesses or not."""
+        """Hear that a sequence has ended, whether it had draft tokens or not."""
         ...
 
     def copy_blocks(self, pairs: Seq[tuple[int, int]]) -> None:
-        """Copy KV blocks of the first cache group, `(from, to)`, before anything is guessed in them."""
+        """Copy KV blocks of the first cache group, `(from, to)`, before anything is drafted in them."""
         ...
 
 

@@ -1,8 +1,9 @@
-"""Drafts: guesses at the tokens to come, run in the step of the token before them and kept where they were right.
+"""Drafts: draft tokens run in the step of the token before them and kept where they were right.
 
-So one step may give a sequence several tokens (speculative decoding, https://arxiv.org/abs/2211.17192). Each guess is
-compared with the token that the sequence samples at its place, with the seed and position of that place: the tokens are
-those without drafts. K and V of wrong guesses stay behind the computed tokens until others are written over them.
+So one step may give a sequence several tokens (speculative decoding, https://arxiv.org/abs/2211.17192). Each draft
+token is compared with the token that the sequence samples at its place, with the seed and position of that place: the
+tokens are those without drafts. K and V of rejected draft tokens stay behind the computed tokens until others are
+written over them.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from collections.abc import Sequence as Seq
 from msgspec import Struct
 
 from ..cache.manager import CacheManager
-from ..constraints.lookahead import Lookahead, first_masks, forced_tokens, may_look_ahead, timed
+from ..constraints.lookahead import Lookahead, first_masks, jump_forward_tokens, may_look_ahead, timed
+from .acceptance_rates import AcceptanceRates
 from .cost_model import CostModel, StepLoad
-from .draft_balance import Balance
 from .drafter import BatchDrafter, CachingDrafter, Continued, Drafter, RememberingDrafter, StepPrices
 from .engine_time import EngineTime
-from .guess_rates import GuessRates
 from .sequence import Sequence
+from .speculation_budget import SpeculationBudget
 
-_FRUITLESS = 8  # steps without a guess, after which only every so many steps one is thought of
+_FRUITLESS = 8  # steps without a draft token, after which only every so many steps one is thought of
 
 _MOST_FORCED = 64  # tokens in a draft
 _LOOKAHEAD_S = 0.005  # a step, on the engine thread: then no grammar is asked any more
@@ -30,41 +31,42 @@ _MOST_HISTORY = 2**20  # tokens: with penalties, each row of a draft reads all t
 
 
 class DraftStats(Struct, frozen=True):
-    """How many drafts have run, the guesses in them, and those that were right. They count from the start.
+    """How many drafts have run, the draft tokens in them, and those that were accepted. They count from the start.
 
-    `right_at` has how many first guesses were right, how many second ones and so on.
+    `accepted_at` has how many first draft tokens were accepted, how many second ones and so on.
     """
 
     drafts_total: int = 0
-    guesses_total: int = 0
-    right_total: int = 0
-    right_at: tuple[int, ...] = ()
+    draft_tokens_total: int = 0
+    accepted_total: int = 0
+    accepted_at: tuple[int, ...] = ()
 
 
-class Guesses(Struct, frozen=True):
-    """What is guessed of one sequence, with the `lookahead` of its constraint if it has one."""
+class DraftTokens(Struct, frozen=True):
+    """What is drafted of one sequence, with the `lookahead` of its constraint if it has one."""
 
     token_ids: list[int]
     lookahead: Lookahead | None = None
 
     def __bool__(self) -> bool:
-        """Whether anything is guessed."""
+        """Whether anything is drafted."""
         return bool(self.token_ids)
 
-    def first(self, count: int) -> Guesses:
+    def first(self, count: int) -> DraftTokens:
         """The first of them alone."""
         token_ids = self.token_ids[:count]
         if self.lookahead is not None:
-            self.lookahead.guesses = token_ids
-        return Guesses(token_ids, self.lookahead)
+            self.lookahead.draft_tokens = token_ids
+        return DraftTokens(token_ids, self.lookahead)
 
 
 class Drafts:
-    """Takes from a drafter what a step has room for, as far as it pays. Its guesses follow on what a grammar forces.
+    """Takes from a drafter what a step has room for, as far as it pays. Its draft tokens follow on what a grammar
+    forces.
 
-    A guess pays if the tokens that are expected of it cost no more time than the step's own do. That depends on how
-    many of the sequence's guesses were right before, and on what the cost model knows: where many sequences decode, a
-    row more costs as much as a token is worth, and nothing is guessed. Forced tokens are always right.
+    A draft token pays if the tokens that are expected of it cost no more time than the step's own do. That depends on
+    how many of the sequence's draft tokens were accepted before, and on what the cost model knows: where many sequences
+    decode, a row more costs as much as a token is worth, and nothing is drafted. Forced tokens are always right.
 
     Beams get no draft: what they sample depends on more than the tokens before.
     """
@@ -77,10 +79,10 @@ class Drafts:
         max_num_batched_tokens: int,
         *,
         most_sequences: int | None = None,
-        most_guesses: int | None = None,
+        max_draft_tokens: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Nobody gets a draft while more than `most_sequences` decode, nor one of more than `most_guesses`. `clock`
+        """Nobody gets a draft while more than `most_sequences` decode, nor one of more than `max_draft_tokens`. `clock`
         gives seconds.
 
         `extended` are the keys of sequences that `choose` has given blocks.
@@ -93,35 +95,36 @@ class Drafts:
         self._cost_model = cost_model
         self._max_num_batched_tokens = max_num_batched_tokens
         self._most_sequences = most_sequences
-        self._most_guesses = max_num_batched_tokens if most_guesses is None else most_guesses
+        self._max_draft_tokens = max_num_batched_tokens if max_draft_tokens is None else max_draft_tokens
         self._clock = clock
-        self._rates = GuessRates()
+        self._rates = AcceptanceRates()
         self._num_forced: dict[int, int] = {}  # tokens that a grammar forces, by Sequence.key, in the last drafts
-        self._balance = Balance()
+        self._budget = SpeculationBudget()
         self._asked: dict[int, float] = {}  # milliseconds that a drafter took in this step, by Sequence.key
         self._token_ms = self._row_ms = 0.0  # what a token costs in this step, and a row more
-        self._saved_ms = 0.0  # by a token that was guessed
-        self._fruitless = 0  # steps without a guess, one after the other
+        self._saved_ms = 0.0  # by a token that was drafted
+        self._fruitless = 0  # steps without a draft token, one after the other
         # Steps in which the drafter is asked for nobody, of so many sequences with this last key: left, and over.
         self._rest = self._rested = 0
         self._resting = (0, -1)
         self._time = EngineTime(clock)
-        self._drafts_total = self._guesses_total = 0
-        self._right_at: list[int] = []
+        self._drafts_total = self._draft_tokens_total = 0
+        self._accepted_at: list[int] = []
 
     @property
     def stats(self) -> DraftStats:
         """What became of all drafts. From any thread."""
-        right_at = tuple(self._right_at)
-        return DraftStats(self._drafts_total, self._guesses_total, sum(right_at), right_at)
+        accepted_at = tuple(self._accepted_at)
+        return DraftStats(self._drafts_total, self._draft_tokens_total, sum(accepted_at), accepted_at)
 
     @property
     def has_drafter(self) -> bool:
-        """Whether others are guessed than those that a grammar forces."""
+        """Whether others are drafted than those that a grammar forces."""
         return self._drafter is not None or self._model is not None
 
-    def choose(self, decoding: Seq[Sequence], load: StepLoad, num_spare: int) -> dict[Sequence, Guesses]:
-        """Guesses for those of `decoding` that get any; they have blocks for them then. `load` is that without guesses.
+    def choose(self, decoding: Seq[Sequence], load: StepLoad, num_spare: int) -> dict[Sequence, DraftTokens]:
+        """Draft tokens for those of `decoding` that get any; they have blocks for them then. `load` is that without
+        draft tokens.
 
         They take none of the last `num_spare` free blocks, no more time than a step may take, and half of the tokens
         that it has left: prompts get the other half.
@@ -138,38 +141,38 @@ class Drafts:
         until = time.perf_counter() + _LOOKAHEAD_S
         followed = [s for s in decoding if s.search is None and (s.constraint is None or may_look_ahead(s.constraint))]
         if self._model is None:
-            return self._guess_each(followed, load, room, num_spare, until)
+            return self._draft_each(followed, load, room, num_spare, until)
         constrained = [s for s in followed if s.constraint is not None]
-        drafts = self._guess_each(constrained, load, room, num_spare, until) if constrained else {}
+        drafts = self._draft_each(constrained, load, room, num_spare, until) if constrained else {}
         is_late = time.perf_counter() > until
         others = [s for s in followed if s.key not in self._num_forced and not (is_late and s.constraint)]
         if others and not self._is_idle():
-            room -= sum([len(guesses.token_ids) for guesses in drafts.values()])
+            room -= sum([len(draft_tokens.token_ids) for draft_tokens in drafts.values()])
             prices = self._prices(len(decoding), _with_drafts(load, drafts))
-            guessed = self._guess_together(self._model, others, prices, room, num_spare)
-            self._fruitless = 0 if guessed or self._time.guessing_ms > 0.0 else self._fruitless + 1
-            drafts |= guessed
+            drafted = self._draft_together(self._model, others, prices, room, num_spare)
+            self._fruitless = 0 if drafted or self._time.drafting_ms > 0.0 else self._fruitless + 1
+            drafts |= drafted
         return drafts
 
-    def _guess_each(
+    def _draft_each(
         self, decoding: Seq[Sequence], load: StepLoad, room: int, num_spare: int, until: float
-    ) -> dict[Sequence, Guesses]:
+    ) -> dict[Sequence, DraftTokens]:
         """What grammars force, and what a drafter proposes behind that, for one sequence after the other.
 
-        There is room for so many guesses. No grammar is asked after `time.perf_counter()` is `until`.
+        There is room for so many draft tokens. No grammar is asked after `time.perf_counter()` is `until`.
         """
-        drafts: dict[Sequence, Guesses] = {}
+        drafts: dict[Sequence, DraftTokens] = {}
         if self._rested:
-            self._balance.skip([s.key for s in decoding], self._rested)
+            self._budget.skip([s.key for s in decoding], self._rested)
         self._rates.next_step(1 + self._rested)
         self._rest = self._rested = 0
         if self._drafter is not None:
             self._time.begin()
-            self._balance.begin(len(decoding))
+            self._budget.begin(len(decoding))
         asked = [s for s in decoding if s.constraint is not None or self._may_ask(s)]
         if not asked:
             if self._drafter is not None:
-                self._time.guessed(0)
+                self._time.drafted(0)
                 self._begin_rest(decoding)
             return drafts
         step_ms = self._cost_model.predict_ms(load)
@@ -183,7 +186,7 @@ class Drafts:
                 break
             if sequence.constraint is not None and time.perf_counter() > until:
                 continue
-            made = _followed(sequence, self._guesses(sequence, spare_ms, min(room, self._most(sequence))))
+            made = _followed(sequence, self._draft_tokens(sequence, spare_ms, min(room, self._most(sequence))))
             if not made:
                 continue
             wanted = sequence.num_tokens + len(made.token_ids)
@@ -192,36 +195,39 @@ class Drafts:
                 spare_ms -= self._cost_model.draft_ms(sequence.num_tokens, len(made.token_ids))
                 room -= len(made.token_ids)
         if self._drafter is not None:
-            self._time.guessed(len(drafts))
+            self._time.drafted(len(drafts))
             for key in self._asked.keys() - {s.key for s in drafts}:
-                self._balance.note(key, -self._asked[key], self._token_ms)
+                self._budget.note(key, -self._asked[key], self._token_ms)
         return drafts
 
     def _begin_rest(self, decoding: Seq[Sequence]) -> None:
-        """Where guesses lose time, that is most steps: they shall take no time until somebody is asked for again."""
+        """Where draft tokens lose time, that is most steps:
+
+        they shall take no time until somebody is asked for again.
+        """
         if decoding:
-            self._rest = self._balance.least_wait([s.key for s in decoding])
+            self._rest = self._budget.least_wait([s.key for s in decoding])
             self._resting = (len(decoding), decoding[-1].key)
 
-    def learn(self, sequence: Sequence, num_guesses: int, num_right: int) -> None:
+    def learn(self, sequence: Sequence, num_draft_tokens: int, num_accepted: int) -> None:
         """Note what became of a draft."""
         self._drafts_total += 1
-        self._guesses_total += num_guesses
-        self._right_at += [0] * (num_right - len(self._right_at))
-        for place in range(num_right):
-            self._right_at[place] += 1
+        self._draft_tokens_total += num_draft_tokens
+        self._accepted_at += [0] * (num_accepted - len(self._accepted_at))
+        for place in range(num_accepted):
+            self._accepted_at[place] += 1
         forced = self._num_forced.get(sequence.key, 0)
         if self._model is not None:
             if not forced:
-                self._model.learn(sequence, num_guesses, num_right)
+                self._model.learn(sequence, num_draft_tokens, num_accepted)
             return
         if (asked_ms := self._asked.get(sequence.key)) is not None:
-            rows_ms = self._row_ms * (num_guesses - forced)
+            rows_ms = self._row_ms * (num_draft_tokens - forced)
             draft_ms = 0.0 if forced else self._time.draft_ms
-            saved_ms = max(num_right - forced, 0) * self._saved_ms
-            self._balance.note(sequence.key, saved_ms - rows_ms - draft_ms - asked_ms, self._token_ms)
-        if num_right >= forced and num_guesses > forced:
-            self._rates.learn(sequence.key, num_guesses - forced, num_right - forced)
+            saved_ms = max(num_accepted - forced, 0) * self._saved_ms
+            self._budget.note(sequence.key, saved_ms - rows_ms - draft_ms - asked_ms, self._token_ms)
+        if num_accepted >= forced and num_draft_tokens > forced:
+            self._rates.learn(sequence.key, num_draft_tokens - forced, num_accepted - forced)
 
     def end_step(self, *, drafted: bool) -> None:
         """Learn how long the engine itself takes, after a step without prompts, with drafts or without."""
@@ -239,13 +245,13 @@ class Drafts:
         self._fruitless += 1
         return self._fruitless % _FRUITLESS != 0
 
-    def _guess_together(
+    def _draft_together(
         self, model: BatchDrafter, sequences: Seq[Sequence], prices: StepPrices, room: int, num_spare: int
-    ) -> dict[Sequence, Guesses]:
-        """Let a model guess for as many sequences as that pays for. There is room for so many guesses."""
+    ) -> dict[Sequence, DraftTokens]:
+        """Let a model draft for as many sequences as that pays for. There is room for so many draft tokens."""
         self._time.begin()
         counts: dict[Sequence, int] = {}
-        # Where a row costs as much as a token, not even guesses that are all right pay.
+        # Where a row costs as much as a token, not even draft tokens that are all accepted pay.
         if self._cost_model.knows_decodes and prices.row_ms < prices.token_ms:
             counts = model.plan(sequences, prices)
         for sequence, count in counts.items():
@@ -259,17 +265,17 @@ class Drafts:
         counts = {s: n for s, n in counts.items() if n > 0}
         until = time.perf_counter() + _LOOKAHEAD_S
         masks = first_masks([s.constraint for s in counts], until)
-        guessed, guessing_ms = model.guess(counts, prices, masks)
-        drafts: dict[Sequence, Guesses] = {}
+        drafted, drafting_ms = model.draft(counts, prices, masks)
+        drafts: dict[Sequence, DraftTokens] = {}
         until = time.perf_counter() + _LOOKAHEAD_S
-        for sequence, guesses in guessed.items():
+        for sequence, draft_tokens in drafted.items():
             if sequence.constraint is not None and time.perf_counter() > until:
                 continue
-            if made := _followed(sequence, _before_end(sequence, guesses)):
+            if made := _followed(sequence, _before_end(sequence, draft_tokens)):
                 drafts[sequence] = made
-            elif guesses:  # all are behind the end, or the grammar forbids the first
-                model.learn(sequence, len(guesses), 0)
-        self._time.guessed(len(drafts), guessing_ms)
+            elif draft_tokens:  # all are behind the end, or the grammar forbids the first
+                model.learn(sequence, len(draft_tokens), 0)
+        self._time.drafted(len(drafts), drafting_ms)
         return drafts
 
     def _prices(self, count: int, load: StepLoad) -> StepPrices:
@@ -283,14 +289,14 @@ class Drafts:
             cost_model.limit_ms(load),
         )
 
-    def _guesses(self, sequence: Sequence, spare_ms: float, most: int) -> list[int]:
+    def _draft_tokens(self, sequence: Sequence, spare_ms: float, most: int) -> list[int]:
         """What a grammar forces, and what the drafter proposes behind that, at most so many, as far as it pays.
 
         The step has so much time left.
         """
         constraint, rate = sequence.constraint, self._rates.of(sequence.key)
-        guesses = [] if constraint is None else forced_tokens(constraint)[:_MOST_FORCED]
-        num_forced = len(guesses)
+        draft_tokens = [] if constraint is None else jump_forward_tokens(constraint)[:_MOST_FORCED]
+        num_forced = len(draft_tokens)
         if num_forced:
             self._num_forced[sequence.key] = num_forced
         drafter = self._drafter
@@ -298,29 +304,33 @@ class Drafts:
         may_ask = may_ask and self._cost_model.knows_decodes
         if drafter is not None and may_ask and self._pays(sequence, num_forced + 1, rate):
             started = self._clock()
-            guesses = guesses + drafter.propose(Continued(sequence, guesses) if guesses else sequence)
+            draft_tokens = draft_tokens + drafter.propose(
+                Continued(sequence, draft_tokens) if draft_tokens else sequence
+            )
             self._asked[sequence.key] = (self._clock() - started) * 1e3
-        guesses = _before_end(sequence, guesses[:most])
-        while guesses:
-            count = len(guesses)
+        draft_tokens = _before_end(sequence, draft_tokens[:most])
+        while draft_tokens:
+            count = len(draft_tokens)
             if self._pays(sequence, count, rate ** max(count - num_forced, 0)) and (
                 self._cost_model.draft_ms(sequence.num_tokens, count) <= spare_ms
             ):
                 break
-            guesses.pop()
-        return guesses
+            draft_tokens.pop()
+        return draft_tokens
 
     def _may_ask(self, sequence: Sequence) -> bool:
         """Whether there is a drafter that is asked for a sequence in this step."""
-        return self._drafter is not None and self._balance.may_ask(sequence.key)
+        return self._drafter is not None and self._budget.may_ask(sequence.key)
 
     def _pays(self, sequence: Sequence, count: int, probability: float) -> bool:
-        """Whether the last of so many guesses takes no more time than it is worth, if all are right so probably."""
+        """Whether the last of `count` draft tokens takes no more time than it is worth, if all are accepted so
+        probably.
+        """
         return self._cost_model.draft_ms(sequence.num_tokens + count - 1, 1) <= probability * self._token_ms
 
     def ended(self, sequence: Sequence) -> None:
         """Note the end of a sequence."""
-        self._balance.ended(sequence.key)
+        self._budget.ended(sequence.key)
         self._rates.ended(sequence.key)
         if self._model is not None:
             self._model.ended(sequence)
@@ -328,7 +338,7 @@ class Drafts:
             self._remembering.ended(sequence)
 
     def forget(self) -> None:
-        """Guess nothing from sequences that have ended."""
+        """Draft nothing from sequences that have ended."""
         if self._remembering is not None:
             self._remembering.forget()
 
@@ -338,34 +348,35 @@ class Drafts:
             self._model.lose_cache()
 
     def _most(self, sequence: Sequence) -> int:
-        """The most guesses behind which a sequence's state can go back, and that pass no place for a snapshot of it.
+        """The most draft tokens behind which a sequence's state can go back, and that pass no place for a snapshot of
+        it.
 
         And no more than there is room for what their rows read.
         """
-        most = self._cache.decode_tokens(sequence, 1 + self._most_guesses) - 1
+        most = self._cache.decode_tokens(sequence, 1 + self._max_draft_tokens) - 1
         return min(most, _MOST_HISTORY // sequence.num_tokens) if sequence.sampling.uses_history else most
 
 
-def _with_drafts(load: StepLoad, drafts: Mapping[Sequence, Guesses]) -> StepLoad:
-    for sequence, guesses in drafts.items():
-        load = load.plus_draft(sequence.num_tokens, len(guesses.token_ids))
+def _with_drafts(load: StepLoad, drafts: Mapping[Sequence, DraftTokens]) -> StepLoad:
+    for sequence, draft_tokens in drafts.items():
+        load = load.plus_draft(sequence.num_tokens, len(draft_tokens.token_ids))
     return load
 
 
-def _before_end(sequence: Sequence, guesses: list[int]) -> list[int]:
+def _before_end(sequence: Sequence, draft_tokens: list[int]) -> list[int]:
     """Those before the sequence would end."""
     most = sequence.max_length - sequence.num_tokens - 1
-    for i, token in enumerate(guesses[:most]):
+    for i, token in enumerate(draft_tokens[:most]):
         if token in sequence.stop_ids:
-            return guesses[:i]
-    return guesses[:most]
+            return draft_tokens[:i]
+    return draft_tokens[:most]
 
 
-def _followed(sequence: Sequence, guesses: list[int]) -> Guesses:
-    """Guesses with what follows them in the sequence's constraint, cut before the first that it forbids."""
+def _followed(sequence: Sequence, draft_tokens: list[int]) -> DraftTokens:
+    """Draft tokens with what follows them in the sequence's constraint, cut before the first that it forbids."""
     constraint = sequence.constraint
-    if constraint is None or not guesses:
-        return Guesses(guesses)
+    if constraint is None or not draft_tokens:
+        return DraftTokens(draft_tokens)
     with timed(constraint, 1):
-        lookahead = Lookahead(constraint, guesses)
-    return Guesses(lookahead.guesses, lookahead)
+        lookahead = Lookahead(constraint, draft_tokens)
+    return DraftTokens(lookahead.draft_tokens, lookahead)

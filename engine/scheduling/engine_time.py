@@ -1,16 +1,16 @@
-"""EngineTime: how long the engine itself takes in a step, beside the device and those who guess."""
+"""EngineTime: how long the engine itself takes in a step, beside the device and the drafter."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-_LESSON = 0.1  # how much a step changes what is known
+_WEIGHT = 0.1  # how much a step changes what is known
 
 
 class EngineTime:
     """Learns it from steps without prompts: of those with drafts, of those without, and for each draft.
 
-    All times are in milliseconds. `guessing_ms` is what guessing took in this step.
+    All times are in milliseconds. `drafting_ms` is what drafting took in this step.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -19,7 +19,7 @@ class EngineTime:
         self._started: float | None = None  # when the engine's part of this step began, if it is to be learned
         self._num_drafts = 0
         self._known_ms: dict[bool, float] = {}  # by whether there were drafts
-        self.guessing_ms = 0.0
+        self.drafting_ms = 0.0
         self.draft_ms = 0.0  # of each draft
 
     @property
@@ -37,14 +37,14 @@ class EngineTime:
         self._started = None
 
     def begin(self) -> None:
-        """Guessing begins."""
-        self._started, self.guessing_ms, self._num_drafts = self._clock(), 0.0, 0
+        """Drafting begins."""
+        self._started, self.drafting_ms, self._num_drafts = self._clock(), 0.0, 0
 
-    def guessed(self, num_drafts: int, guessing_ms: float | None = None) -> None:
+    def drafted(self, num_drafts: int, drafting_ms: float | None = None) -> None:
         """So many drafts were made, in that time or else since it began. Without any, it is as if it had not begun."""
         assert self._started is not None
         now = self._clock()
-        self.guessing_ms = (now - self._started) * 1e3 if guessing_ms is None else guessing_ms
+        self.drafting_ms = (now - self._started) * 1e3 if drafting_ms is None else drafting_ms
         self._num_drafts = num_drafts
         if not num_drafts:
             self._started = now
@@ -54,9 +54,9 @@ class EngineTime:
         if self._started is None:
             return
         elapsed_ms, self._started = (self._clock() - self._started) * 1e3, None
-        own_ms = max(elapsed_ms - (self.guessing_ms if drafted else 0.0) - device_ms, 0.0)
+        own_ms = max(elapsed_ms - (self.drafting_ms if drafted else 0.0) - device_ms, 0.0)
         if drafted:
             per_draft_ms = max(own_ms - self._known_ms.get(False, own_ms), 0.0) / max(self._num_drafts, 1)
-            self.draft_ms += _LESSON * (per_draft_ms - self.draft_ms)
+            self.draft_ms += _WEIGHT * (per_draft_ms - self.draft_ms)
         known = self._known_ms.get(drafted, own_ms)
-        self._known_ms[drafted] = known + _LESSON * (min(own_ms, 2 * known) - known)
+        self._known_ms[drafted] = known + _WEIGHT * (min(own_ms, 2 * known) - known)

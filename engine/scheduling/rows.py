@@ -63,15 +63,15 @@ class Chunk(Struct, frozen=True):
 
 
 class Draft(Struct):
-    """A decode that runs its last token, at position `start`, and guesses at those after it. One is sampled after each.
+    """A decode that runs its last token, at position `start`, and draft tokens behind it. One is sampled after each.
 
-    A guess is right if it is the token that was sampled before it. What was sampled after a wrong one is not used, nor
-    what was sampled in rows that the `lookahead` of a constraint has not reached.
+    A draft token is right if it is the token that was sampled before it. What was sampled after a wrong one is not
+    used, nor what was sampled in rows that the `lookahead` of a constraint has not reached.
     """
 
     sequence: Sequence
     start: int
-    token_ids: list[int]  # the last token, then the guesses
+    token_ids: list[int]  # the last token, then the draft tokens
     tokens: slice  # of the step's
     sampled: slice  # of the step's rows, one after each token
     lookahead: Lookahead | None = None
@@ -89,7 +89,10 @@ class Draft(Struct):
 
     @property
     def histories(self) -> list[NDArray[np.int32]]:
-        """The tokens before the one that each row samples: those of the sequence, and the guesses before the row."""
+        """The tokens before the one that each row samples:
+
+        those of the sequence, and the draft tokens before the row.
+        """
         tokens = np.append(self.sequence.tokens[: self.start], np.array(self.token_ids, np.int32))
         return [tokens[: self.start + i] for i in range(1, len(self.token_ids) + 1)]
 
@@ -100,8 +103,8 @@ class Draft(Struct):
         """
         if not self._num_kept:
             kept = 1
-            for guess, token in zip(self.token_ids[1:], token_ids[self.sampled], strict=False):
-                if guess != token:
+            for draft, token in zip(self.token_ids[1:], token_ids[self.sampled], strict=False):
+                if draft != token:
                     break
                 kept += 1
             self._num_kept = kept if self.lookahead is None else min(kept, self.lookahead.num_rows)
@@ -131,12 +134,12 @@ class StepRows:
         self.decodes = decodes
         self.num_tokens = self.num_sampled = len(decodes)
 
-    def add_draft(self, sequence: Sequence, guesses: list[int], lookahead: Lookahead | None = None) -> None:
-        """Run the last token of a sequence, and guesses at those after it. They come before chunks.
+    def add_draft(self, sequence: Sequence, draft_tokens: list[int], lookahead: Lookahead | None = None) -> None:
+        """Run the last token of a sequence, and draft tokens behind it. They come before chunks.
 
-        Whoever has a constraint needs the `lookahead` of these guesses.
+        Whoever has a constraint needs the `lookahead` of these draft tokens.
         """
-        token_ids = [sequence.last_token, *guesses]
+        token_ids = [sequence.last_token, *draft_tokens]
         tokens = slice(self.num_tokens, self.num_tokens + len(token_ids))
         sampled = slice(self.num_sampled, self.num_sampled + len(token_ids))
         self.drafts.append(Draft(sequence, sequence.num_computed, token_ids, tokens, sampled, lookahead))
@@ -207,7 +210,7 @@ class StepRows:
 
     @property
     def constraints(self) -> list[SequenceConstraint | None]:
-        """What each of the sampled rows must keep to, but for those that are after guesses."""
+        """What each of the sampled rows must keep to, but for those that are after draft tokens."""
         constraints = [sequence.constraint for sequence in self.sampled]
         for draft in self.drafts:
             constraints[draft.sampled.start + 1 : draft.sampled.stop] = [None] * (len(draft.token_ids) - 1)
@@ -215,7 +218,7 @@ class StepRows:
 
     @property
     def lookaheads(self) -> list[tuple[int, Lookahead]]:
-        """What finds the masks of the rows after guesses, each with the first row of its draft."""
+        """What finds the masks of the rows after draft tokens, each with the first row of its draft."""
         return [(draft.sampled.start, draft.lookahead) for draft in self.drafts if draft.lookahead is not None]
 
     @property
@@ -229,7 +232,7 @@ class StepRows:
         return [*self.decodes, *(span.sequence for span in self.spans)]
 
     def kept(self, token_ids: list[int]) -> list[tuple[Sequence, int]]:
-        """The rows that gave a sequence a token, and which: not those after a wrong guess, nor those of beams.
+        """The rows that gave a sequence a token, and which: not those after a rejected draft token, nor those of beams.
 
         `token_ids` are those of the step's rows.
         """

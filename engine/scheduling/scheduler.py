@@ -58,16 +58,20 @@ class Scheduler:
         delay_factor: float = 0.0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """A `drafter` guesses at tokens to come, as long as no more than `most_drafted` sequences decode. Without one,
-        what a grammar forces is all that is guessed. `delay_factor` is that of PromptDelay. By the `clock`, in seconds,
-        it is learned what guesses take.
+        """A `drafter` drafts tokens, as long as no more than `most_drafted` sequences decode. Without one,
+        what a grammar forces is all that is drafted. `delay_factor` is that of PromptDelay. By the `clock`, in seconds,
+        it is learned what drafts take.
 
         Raises ValueError for a drafter with fixed shapes, or with recurrent layers that cannot go back.
         """
-        if drafter is not None and limits.most_guesses == 0:
-            why = "with fixed shapes" if limits.shapes else "whose recurrent state cannot go back before a wrong guess"
+        if drafter is not None and limits.draft_limit == 0:
+            why = (
+                "with fixed shapes"
+                if limits.shapes
+                else "whose recurrent state cannot go back before a rejected draft token"
+            )
             raise ValueError(f"drafts cannot be run by a device {why}")
-        if drafter is not None:  # guesses are chosen for all that decode together
+        if drafter is not None:  # draft tokens are chosen for all that decode together
             limits = replace(limits, pipeline_stages=1)
         self.max_in_flight = limits.pipeline_stages
         self.cache = CacheManager(limits, prefix_caching=enable_prefix_caching)
@@ -105,14 +109,14 @@ class Scheduler:
         )
         drafts = (
             None
-            if limits.most_guesses == 0 or self.max_in_flight > 1
+            if limits.draft_limit == 0 or self.max_in_flight > 1
             else Drafts(
                 drafter,
                 self.cache,
                 cost_model,
                 limits.max_num_batched_tokens,
                 most_sequences=most_drafted,
-                most_guesses=limits.most_guesses,
+                max_draft_tokens=limits.draft_limit,
                 clock=clock,
             )
         )
@@ -136,7 +140,7 @@ class Scheduler:
 
     @property
     def drafts(self) -> Drafts | None:
-        """What guesses at tokens to come, if anything does. Set it before sequences are added."""
+        """What drafts tokens, if anything does. Set it before sequences are added."""
         return self._decodes.drafts
 
     @drafts.setter

@@ -1,1 +1,1 @@
-"""Guesses at how sequences go on, which the model then confirms or not."""
+"""Draft tokens at how sequences go on, which the model then confirms or not."""

@@ -1,4 +1,4 @@
-"""DraftCosts: how long a draft model takes to guess, learned from its guesses so far, and what they are worth."""
+"""DraftCosts: how long a draft model takes, learned from its calls so far, and what its draft tokens are worth."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ _FORGET = 0.99
 _COLD_CALLS = 2  # that say nothing of those to come
 _FIRST_BACKLOG = 64  # tokens to compute before it is known how long that takes
 _HIGHEST_BAR = 0.9
-_LESSON_MS = 2.0  # of guessing: what more of a small model's calls could teach is not worth the time it takes
+_SAMPLE_MS = 2.0  # of drafting: what more of a small model's calls could teach is not worth the time it takes
 
 
 class Yield(Struct):
-    """What a draft of a sequence gave, on average: guesses made, and right ones."""
+    """What a draft of a sequence gave, on average: draft tokens made, and accepted ones."""
 
     made: float
     right: float
 
-    def learn(self, made: int, right: int, lesson: float) -> None:
+    def learn(self, made: int, right: int, weight: float) -> None:
         """Note one more draft."""
-        self.made += lesson * (made - self.made)
-        self.right += lesson * (right - self.right)
+        self.made += weight * (made - self.made)
+        self.right += weight * (right - self.right)
 
 
 class DraftCosts:
     """The time of a call as `a x steps + b x rows + c x further tokens`.
 
-    A call runs a step for each guess of the sequence that gets most. A step has a row for each sequence that gets so
-    many, and the first one also has tokens that the draft model did not know yet.
+    A call runs a step for each draft token of the sequence that gets most. A step has a row for each sequence that gets
+    so many, and the first one also has tokens that the draft model did not know yet.
     """
 
     def __init__(self) -> None:
         self._fit = Fit(len(_UNITS), _FORGET)
         self._calls = 0
-        self._since_lesson_ms = 0.0
+        self._since_sample_ms = 0.0
 
     def observe(self, counts: Seq[int], num_tokens: int, elapsed_ms: float) -> None:
-        """Learn from a call that gave each sequence so many guesses, and ran so many tokens more than rows."""
+        """Learn from a call that gave each sequence so many draft tokens, and ran so many tokens more than rows."""
         self._calls += 1
-        self._since_lesson_ms += elapsed_ms
-        if self._calls <= _COLD_CALLS or (self._fit.is_trusted and self._since_lesson_ms < _LESSON_MS):
+        self._since_sample_ms += elapsed_ms
+        if self._calls <= _COLD_CALLS or (self._fit.is_trusted and self._since_sample_ms < _SAMPLE_MS):
             return
-        self._since_lesson_ms = 0.0
+        self._since_sample_ms = 0.0
         steps = float(max(max(counts), 1))
         self._fit.observe((steps, sum(counts) / _UNITS[1], num_tokens / _UNITS[2]), elapsed_ms)
 
@@ -63,9 +63,9 @@ class DraftCosts:
         return self._coefficient(2) * num_tokens
 
     def worth_ms(self, yields: Mapping[Sequence, Yield], prices: StepPrices) -> float:
-        """How much time a step saves that guesses for these sequences, by what their guesses gave so far.
+        """How much time a step saves that drafts for these sequences, by what their draft tokens gave so far.
 
-        That is the time that its right guesses would take without it, less all that the guesses take.
+        That is the time that its accepted draft tokens would take without it, less all that the draft tokens take.
         """
         step_ms, row_ms = self._coefficient(0), self._coefficient(1) + prices.row_ms
         right = sum([of.right for of in yields.values()])
@@ -75,11 +75,11 @@ class DraftCosts:
         return right * prices.token_ms - extra_ms
 
     def pays(self, of: Yield, prices: StepPrices) -> bool:
-        """Whether a sequence is better off with guesses where others get them."""
+        """Whether a sequence is better off with draft tokens where others get them."""
         return of.right * prices.token_ms > of.made * (self._coefficient(1) + prices.row_ms)
 
     def least_probability(self, num_sequences: int, prices: StepPrices) -> float:
-        """How likely the guesses of a sequence must be for another one to be worth it, where so many get some."""
+        """How likely the draft tokens of a sequence must be for another one to be worth it, where so many get some."""
         further_ms = self._coefficient(1) + prices.row_ms + self._coefficient(0) / max(num_sequences, 1)
         return min(further_ms / max(prices.token_ms, 1e-6), _HIGHEST_BAR)
 

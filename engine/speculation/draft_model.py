@@ -1,8 +1,8 @@
-"""ModelDrafter: a small model guesses what the large one will sample.
+"""ModelDrafter: a small model drafts what the large one will sample.
 
 It shares the large one's block tables: wherever that has K and V of a token, the small one has a place for its own.
-What it does not know of a sequence, it computes before it guesses, a part in each step. So prompts cost it nothing as
-long as guesses do not pay. See https://arxiv.org/abs/2302.01318.
+What it does not know of a sequence, it computes before it drafts, a part in each step. So prompts cost it nothing as
+long as draft tokens do not pay. See https://arxiv.org/abs/2302.01318.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from ..devices.base import DraftExecutor
 from ..devices.batch import SamplingBatch, StepBatch, TokenMasks
 from ..scheduling.drafter import StepPrices
 from ..scheduling.sequence import UNKNOWN, Sequence
-from .draft_worth import DraftWorth
-from .guess_rows import GuessRows, first_tables
+from .draft_policy import DraftPolicy
+from .draft_rows import DraftRows, first_tables
 
 _SHORT_BACKLOG = 4  # tokens that are new to the small model; a draft that was right leaves two
 _LEAST_PAUSE_MS = 2.0  # in which a step may be held up however short it is: nobody sees that
 _FIRST_LENGTH = 256.0  # tokens of an answer, before any has ended
-_LENGTH_LESSON = 0.1
+_LENGTH_WEIGHT = 0.1
 
 
 class ModelDrafter:
-    """Guesses at most `num_tokens` for each sequence, of all sequences in one call of the executor."""
+    """Draft tokens at most `num_tokens` for each sequence, of all sequences in one call of the executor."""
 
     def __init__(
         self,
@@ -56,22 +56,22 @@ class ModelDrafter:
         self._block_size = executor.limits.block_size
         self._most_tokens = executor.limits.max_num_batched_tokens
         self._contents: list[Digest | None] = [None] * executor.limits.num_blocks  # full blocks that it has computed
-        self._worth = DraftWorth(num_tokens)
-        self._rows = GuessRows()
-        self._behind: dict[Sequence, int] = {}  # who gets no guess yet, and the tokens to be computed of each
+        self._policy = DraftPolicy(num_tokens)
+        self._rows = DraftRows()
+        self._behind: dict[Sequence, int] = {}  # who gets no draft token yet, and the tokens to be computed of each
         self._answer_length = _FIRST_LENGTH
 
     def plan(self, sequences: Seq[Sequence], prices: StepPrices) -> dict[Sequence, int]:
-        """How many guesses each of these sequences may get, as far as that pays; those with none are left out."""
+        """How many draft tokens each of these sequences may get, as far as that pays; those with none are left out."""
         self._behind.clear()
         rooms = {s: room for s in sequences if (room := self._room(s)) > 0}
-        counts, saved_ms = self._worth.choose(rooms, prices)
+        counts, saved_ms = self._policy.choose(rooms, prices)
         return self._caught_up(counts, saved_ms, prices)
 
-    def guess(
+    def draft(
         self, counts: Mapping[Sequence, int], prices: StepPrices, masks: TokenMasks | None = None
     ) -> tuple[dict[Sequence, list[int]], float]:
-        """Guesses for sequences of the plan, which have blocks for them, and the time they took in milliseconds."""
+        """Draft tokens for sequences of the plan, which have blocks for them, and the milliseconds they took."""
         running = {s: s.num_tokens - s.num_drafted for s in counts}
         running |= self._behind
         if not running:
@@ -79,12 +79,12 @@ class ModelDrafter:
         batch = self._batch(running, counts)
         batch.sampling.masks = None if masks is None else self._own_masks(masks)
         wanted = np.array([*counts.values()] + [0] * len(self._behind), np.int32)
-        least = self._worth.costs.least_probability(len(counts), prices)
+        least = self._policy.costs.least_probability(len(counts), prices)
         started = self._clock()
-        guesses = self._executor.guess(batch, wanted, least)
+        draft_tokens = self._executor.draft(batch, wanted, least)
         elapsed_ms = (self._clock() - started) * 1e3
-        made, guessed = [], {}
-        for (sequence, num_tokens), row in zip(running.items(), guesses.tolist(), strict=True):
+        made, drafted = [], {}
+        for (sequence, num_tokens), row in zip(running.items(), draft_tokens.tolist(), strict=True):
             if -1 in row:
                 del row[row.index(-1) :]
             made.append(len(row))
@@ -92,22 +92,22 @@ class ModelDrafter:
             if sequence in counts:
                 if self._own_vocab_size > self._vocab_size:
                     row = row[: next((i for i, token in enumerate(row) if token >= self._vocab_size), len(row))]
-                guessed[sequence] = row
+                drafted[sequence] = row
                 if not row:
-                    self._worth.learn(sequence, 0, 0)
-        self._worth.costs.observe(made, len(batch.token_ids) - len(counts), elapsed_ms)
-        return guessed, elapsed_ms
+                    self._policy.learn(sequence, 0, 0)
+        self._policy.costs.observe(made, len(batch.token_ids) - len(counts), elapsed_ms)
+        return drafted, elapsed_ms
 
-    def learn(self, sequence: Sequence, num_guesses: int, num_right: int) -> None:
-        """Right guesses are computed, but for the last one."""
-        sequence.num_drafted += min(num_right, num_guesses - 1)
-        self._worth.learn(sequence, num_guesses, num_right)
+    def learn(self, sequence: Sequence, num_draft_tokens: int, num_accepted: int) -> None:
+        """Accepted draft tokens are computed, but for the last one."""
+        sequence.num_drafted += min(num_accepted, num_draft_tokens - 1)
+        self._policy.learn(sequence, num_draft_tokens, num_accepted)
 
     def ended(self, sequence: Sequence) -> None:
         """Learn how long answers are."""
-        self._worth.ended(sequence)
+        self._policy.ended(sequence)
         length = sequence.num_tokens - sequence.prompt_len
-        self._answer_length += _LENGTH_LESSON * (length - self._answer_length)
+        self._answer_length += _LENGTH_WEIGHT * (length - self._answer_length)
 
     def lose_cache(self) -> None:
         """Know that no block has anything of the small model any more."""
@@ -120,14 +120,14 @@ class ModelDrafter:
             self._contents[to] = None
 
     def _room(self, sequence: Sequence) -> int:
-        """The most guesses of a sequence: the token after them is sampled without one."""
+        """The most draft tokens of a sequence: the token after them is sampled without one."""
         longest = min(sequence.max_length - 1, self._most_context)
         return min(self._num_tokens, longest - sequence.num_tokens)
 
     def _caught_up(self, counts: Mapping[Sequence, int], saved_ms: float, prices: StepPrices) -> dict[Sequence, int]:
         """Those of a plan that the small model can know up to the last token in this step. Each is to save so much."""
         spare_ms = max(min(prices.most_ms - prices.plain_ms, max(prices.plain_ms, _LEAST_PAUSE_MS)), 0.0)
-        left = min(self._worth.costs.num_tokens(spare_ms), self._most_tokens)
+        left = min(self._policy.costs.num_tokens(spare_ms), self._most_tokens)
         room = self._most_tokens
         ready: dict[Sequence, int] = {}
         for sequence, count in counts.items():
@@ -137,9 +137,9 @@ class ModelDrafter:
             if backlog > _SHORT_BACKLOG:
                 # Answers end at any moment alike.
                 steps = min(sequence.max_length - sequence.num_tokens, self._answer_length) / (
-                    1.0 + self._worth.expected_right
+                    1.0 + self._policy.expected_right
                 )
-                if self._worth.costs.tokens_ms(backlog) > saved_ms * steps:
+                if self._policy.costs.tokens_ms(backlog) > saved_ms * steps:
                     continue
                 if backlog > left:
                     if (part := min(left, room)) > 0:
@@ -159,11 +159,11 @@ class ModelDrafter:
         known = next((i for i, digest in enumerate(digests) if self._contents[table[i]] != digest), len(digests))
         sequence.num_drafted = known * self._block_size
 
-    def _note(self, sequence: Sequence, num_tokens: int, num_guesses: int) -> None:
-        """So many tokens of a sequence were computed, and guesses behind them."""
+    def _note(self, sequence: Sequence, num_tokens: int, num_draft_tokens: int) -> None:
+        """So many tokens of a sequence were computed, and drafts behind them."""
         start, size, table = sequence.num_drafted, self._block_size, sequence.block_tables[0]
         end = sequence.num_drafted = start + num_tokens
-        for block in table[start // size : (end + num_guesses - 1) // size + 1].tolist():
+        for block in table[start // size : (end + num_draft_tokens - 1) // size + 1].tolist():
             self._contents[block] = None
         # The prefix cache may have heard of blocks that were full before.
         first, full = max(start - self._num_tokens - 1, 0) // size, min(end // size, sequence.num_registered)

@@ -1,4 +1,4 @@
-"""MtpDrafter: a layer beside the model's guesses what the model will sample: its own (MTP), or an EAGLE3 layer.
+"""MtpDrafter: a layer beside the model's own drafts what the model will sample: its own (MTP), or an EAGLE3 layer.
 
 The layer reads what the model's steps left, so it has nothing to catch up with: its K and V lie in the model's blocks,
 and each step writes them. See https://arxiv.org/abs/2412.19437, 2.2, and https://arxiv.org/abs/2503.01840.
@@ -16,12 +16,12 @@ from ..devices.base import DraftExecutor
 from ..devices.batch import StepBatch, TokenMasks
 from ..scheduling.drafter import StepPrices
 from ..scheduling.sequence import Sequence
-from .draft_worth import DraftWorth
-from .guess_rows import GuessRows, first_tables
+from .draft_policy import DraftPolicy
+from .draft_rows import DraftRows, first_tables
 
 
 class MtpDrafter:
-    """Guesses at most `num_tokens` for each sequence, of all sequences in one call of the model's executor."""
+    """Draft tokens at most `num_tokens` for each sequence, of all sequences in one call of the model's executor."""
 
     def __init__(
         self,
@@ -31,58 +31,58 @@ class MtpDrafter:
         most_context: int,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Nothing is guessed behind `most_context` tokens. `clock` gives seconds."""
+        """Nothing is drafted behind `most_context` tokens. `clock` gives seconds."""
         self._executor = executor
         self._num_tokens = num_tokens
         self._most_context = most_context
         self._most_sequences = executor.limits.max_num_seqs
         self._has_adapters = executor.limits.max_loras > 0
         self._clock = clock
-        self._worth = DraftWorth(num_tokens)
-        self._rows = GuessRows()
+        self._policy = DraftPolicy(num_tokens)
+        self._rows = DraftRows()
 
     def plan(self, sequences: Seq[Sequence], prices: StepPrices) -> dict[Sequence, int]:
-        """How many guesses each of these sequences may get, as far as that pays; those with none are left out."""
+        """How many draft tokens each of these sequences may get, as far as that pays; those with none are left out."""
         rooms = {s: room for s in sequences[: self._most_sequences] if (room := self._room(s)) > 0}
-        return self._worth.choose(rooms, prices)[0]
+        return self._policy.choose(rooms, prices)[0]
 
-    def guess(
+    def draft(
         self, counts: Mapping[Sequence, int], prices: StepPrices, masks: TokenMasks | None = None
     ) -> tuple[dict[Sequence, list[int]], float]:
-        """Guesses for sequences of the plan, which have blocks for them, and the time they took in milliseconds."""
+        """Draft tokens for sequences of the plan, which have blocks for them, and the milliseconds they took."""
         if not counts:
             return {}, 0.0
         sequences = [*counts]
         batch = self._batch(sequences)
         batch.sampling.masks = masks
-        least = self._worth.costs.least_probability(len(sequences), prices)
+        least = self._policy.costs.least_probability(len(sequences), prices)
         started = self._clock()
-        guesses = self._executor.guess(batch, np.array([*counts.values()], np.int32), least)
+        draft_tokens = self._executor.draft(batch, np.array([*counts.values()], np.int32), least)
         elapsed_ms = (self._clock() - started) * 1e3
-        guessed = {}
-        for sequence, row in zip(sequences, guesses.tolist(), strict=True):
+        drafted = {}
+        for sequence, row in zip(sequences, draft_tokens.tolist(), strict=True):
             if -1 in row:
                 del row[row.index(-1) :]
-            guessed[sequence] = row
+            drafted[sequence] = row
             if not row:
-                self._worth.learn(sequence, 0, 0)
-        self._worth.costs.observe([len(row) for row in guessed.values()], 0, elapsed_ms)
-        return guessed, elapsed_ms
+                self._policy.learn(sequence, 0, 0)
+        self._policy.costs.observe([len(row) for row in drafted.values()], 0, elapsed_ms)
+        return drafted, elapsed_ms
 
-    def learn(self, sequence: Sequence, num_guesses: int, num_right: int) -> None:
-        """Hear what became of a sequence's guesses."""
-        self._worth.learn(sequence, num_guesses, num_right)
+    def learn(self, sequence: Sequence, num_draft_tokens: int, num_accepted: int) -> None:
+        """Hear what became of a sequence's draft tokens."""
+        self._policy.learn(sequence, num_draft_tokens, num_accepted)
 
     def ended(self, sequence: Sequence) -> None:
         """Forget a sequence."""
-        self._worth.ended(sequence)
+        self._policy.ended(sequence)
 
     def copy_blocks(self, pairs: Seq[tuple[int, int]]) -> None:
-        """Copy KV blocks now, which the next step will copy too: guesses are made before it."""
+        """Copy KV blocks now, which the next step will copy too: draft tokens are made before it."""
         self._executor.copy_blocks(np.array(pairs, np.int32))
 
     def _room(self, sequence: Sequence) -> int:
-        """The most guesses of a sequence: the token after them is sampled without one."""
+        """The most draft tokens of a sequence: the token after them is sampled without one."""
         longest = min(sequence.max_length - 1, self._most_context)
         return min(self._num_tokens, longest - sequence.num_tokens)
 

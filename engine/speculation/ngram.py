@@ -1,7 +1,7 @@
-"""NgramDrafter: guesses that a sequence goes on as it did where its last tokens stood before.
+"""NgramDrafter: drafts that a sequence goes on as it did where its last tokens stood before.
 
-Answers that repeat what is in front of them (code that is edited, facts that are quoted, fields of JSON) are guessed
-well, others are not guessed: https://github.com/apoorvumang/prompt-lookup-decoding.
+Answers that repeat what is in front of them (code that is edited, facts that are quoted, fields of JSON) are drafted
+well, others are not drafted: https://github.com/apoorvumang/prompt-lookup-decoding.
 """
 
 from __future__ import annotations
@@ -46,5 +46,5 @@ class NgramDrafter:
         # The last one that is followed by enough, else the one that is followed by most.
         followed = int(np.count_nonzero(ends < len(tokens) - self._num_tokens))
         end = int(ends[max(followed - 1, 0)])
-        guesses: list[int] = tokens[end + 1 : end + 1 + self._num_tokens].tolist()
-        return guesses
+        draft_tokens: list[int] = tokens[end + 1 : end + 1 + self._num_tokens].tolist()
+        return draft_tokens

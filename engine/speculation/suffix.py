@@ -1,4 +1,4 @@
-"""SuffixDrafter: guesses that a sequence goes on as it, or earlier answers, mostly did after the same last tokens.
+"""SuffixDrafter: drafts that a sequence goes on as it, or earlier answers, mostly did after the same last tokens.
 
 https://arxiv.org/abs/2411.04975
 """
@@ -34,7 +34,7 @@ class SuffixDrafter:
         self._num_tokens = num_tokens
         self._options = options
         self._most_context = most_context
-        # The run that leaves room for as many guesses as its length allows.
+        # The run that leaves room for as many draft tokens as its length allows.
         self._longest = max(int(options.max_tree_depth / (1.0 + options.max_spec_factor)), 1)
         self._answers = Answers(options.max_cached_requests, _MOST_TOKENS) if options.max_cached_requests else None
 
@@ -49,13 +49,13 @@ class SuffixDrafter:
         before, behind = len(last), self._num_tokens + 1
         padded = np.full(before + count + behind, SEPARATOR, np.int32)
         padded[before : before + count] = own
-        guesses, score = self._followed(lambda positions: padded[positions + before], places, last, 1)
+        draft_tokens, score = self._followed(lambda positions: padded[positions + before], places, last, 1)
         if self._answers is not None and len(self._answers) and len(last) > 1:
             places = self._answers.places(_owner(sequence), int(last[1]), int(last[0]))
             others, other_score = self._followed(self._answers.at, places, last, 0)
             if other_score > score:
                 return others
-        return guesses
+        return draft_tokens
 
     def ended(self, sequence: Draftable) -> None:
         """Keep the answer for others."""
@@ -85,23 +85,23 @@ class SuffixDrafter:
         if most < 1:
             return [], 0.0
         following = at(places[more == longest, None] + np.arange(1, most + 1))
-        guesses: list[int] = []
+        draft_tokens: list[int] = []
         probability, score = 1.0, 0.0
         while True:
-            agreed = _agreed(following[:, len(guesses) :])
-            guesses += agreed
+            agreed = _agreed(following[:, len(draft_tokens) :])
+            draft_tokens += agreed
             score += probability * len(agreed)
-            if len(guesses) == most:
+            if len(draft_tokens) == most:
                 break
-            column = following[:, len(guesses)]
+            column = following[:, len(draft_tokens)]
             token, count = _commonest(column)
             probability *= count / len(column)
             if token == SEPARATOR or probability < options.min_token_prob:
                 break
-            guesses.append(token)
+            draft_tokens.append(token)
             score += probability
             following = following[column == token]
-        return guesses, score
+        return draft_tokens, score
 
 
 def _owner(sequence: Draftable) -> int:

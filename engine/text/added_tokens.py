@@ -85,8 +85,8 @@ def add_tokens(
                 f"{folder}: the added token {shown(token.content)} cannot have the id {number}, which "
                 f"tokenizer_config.json or {_ADDED} gives it"
             )
-    tokens, guessed = named_tokens(folder, config, names or {})
-    made.add_tokens([t for t in tokens if t.content not in guessed or made.token_to_id(t.content) is not None])
+    tokens, drafted = named_tokens(folder, config, names or {})
+    made.add_tokens([t for t in tokens if t.content not in drafted or made.token_to_id(t.content) is not None])
 
 
 def named_tokens(
@@ -96,8 +96,8 @@ def named_tokens(
     special = special_tokens(folder, config)
     further = [one for name in _FURTHER if isinstance(texts := special.get(name), list) for one in texts]
     named = [*(special.get(name, names.get(name)) for name in _SPECIAL), *further]
-    guessed = {*names.values()} - {text_of(value) for value in (*special.values(), *further)}
-    return [token for token in map(_token, named) if token is not None], guessed
+    drafted = {*names.values()} - {text_of(value) for value in (*special.values(), *further)}
+    return [token for token in map(_token, named) if token is not None], drafted
 
 
 def add_ends(

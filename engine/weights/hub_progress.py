@@ -15,7 +15,7 @@ def bars_that_report(report: Callable[[int, int], None]) -> type[Any]:
 
     `report` is called with the bytes that are here and those that are known to come. The client has a bar for what
     comes over the network and one for what is written. The one that is ahead counts; the smaller total is that of the
-    files, as the other may be a guess.
+    files, as the other may be a draft token.
     """
     of_bytes: list[Any] = []
 

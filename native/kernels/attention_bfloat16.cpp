@@ -1,6 +1,6 @@
 // Attention with K and V of bfloat16.
 #include "attention_products.h"
-#include "kernels/attention_piece.h"
+#include "kernels/attention_split.h"
 
 namespace tidewheel::TW_ISA {
 
@@ -10,6 +10,6 @@ struct ProductsOf<bf16> {
 };
 
 template void attention<bf16, Cached<bf16>::Query, Cached<bf16>::kStep, kTileRows>(const AttentionArgs&);
-template void attention_piece<bf16, Cached<bf16>::Query, Cached<bf16>::kStep, kTileRows>(const AttentionArgs&, int, float*);
+template void attention_split<bf16, Cached<bf16>::Query, Cached<bf16>::kStep, kTileRows>(const AttentionArgs&, int, float*);
 
 }  // namespace tidewheel::TW_ISA

@@ -1,6 +1,6 @@
-// Attention with K and V of float32 and float16, and the end of attention where its pieces were computed apart.
+// Attention with K and V of float32 and float16, and the end of attention where its KV splits were computed apart.
 #include "kernels/attention_elements.h"
-#include "kernels/attention_piece.h"
+#include "kernels/attention_split.h"
 
 namespace tidewheel::TW_ISA {
 
@@ -14,18 +14,18 @@ struct ProductsOf<f16> {
 };
 
 template void attention<float, Cached<float>::Query, Cached<float>::kStep, kTileRows>(const AttentionArgs&);
-template void attention_piece<float, Cached<float>::Query, Cached<float>::kStep, kTileRows>(const AttentionArgs&, int, float*);
+template void attention_split<float, Cached<float>::Query, Cached<float>::kStep, kTileRows>(const AttentionArgs&, int, float*);
 template void attention<f16, Cached<f16>::Query, Cached<f16>::kStep, kTileRows>(const AttentionArgs&);
-template void attention_piece<f16, Cached<f16>::Query, Cached<f16>::kStep, kTileRows>(const AttentionArgs&, int, float*);
+template void attention_split<f16, Cached<f16>::Query, Cached<f16>::kStep, kTileRows>(const AttentionArgs&, int, float*);
 
-void attention_merge(const AttentionArgs& args, const float* partials) {
+void attention_reduce(const AttentionArgs& args, const float* partials) {
   Scratch scratch(args.scratch);
   const Rows rows(args);
   const size_t size = args.heads.partial_floats(args.num_tokens);
   Fold fold(args, scratch);
-  for (int i = 0; i < args.piece_end() - args.piece_begin(); ++i) {
-    const int piece = args.piece_begin() + i;
-    fold.add(args.prefix.has_whole(piece) ? rows.in_prefix(piece)
+  for (int i = 0; i < args.split_end() - args.split_begin(); ++i) {
+    const int split = args.split_begin() + i;
+    fold.add(args.prefix.has_whole(split) ? rows.in_prefix(split)
                                           : Partial{const_cast<float*>(partials) + i * size, rows.count, rows.values});
   }
   fold.write();

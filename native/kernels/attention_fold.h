@@ -1,4 +1,4 @@
-// The end of attention: pieces of the context become the result.
+// The end of attention: KV splits of the context become the result.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 namespace tidewheel::TW_ISA {
 namespace {
 
-// Combines pieces one after the other, in ascending order.
+// Combines KV splits one after the other, in ascending order.
 class Fold {
  public:
   Fold(const AttentionArgs& args, Scratch& scratch)
@@ -16,15 +16,15 @@ class Fold {
     result_.clear(rows_.count, rows_.values);
   }
 
-  void add(const Partial& piece) {
+  void add(const Partial& split) {
     for (int r = 0; r < rows_.count; ++r) {
-      if (piece.maximum[r] == -kInfinity) continue;
-      const float maximum = std::max(result_.maximum[r], piece.maximum[r]);
-      const float old_factor = exp2(result_.maximum[r] - maximum), factor = exp2(piece.maximum[r] - maximum);
+      if (split.maximum[r] == -kInfinity) continue;
+      const float maximum = std::max(result_.maximum[r], split.maximum[r]);
+      const float old_factor = exp2(result_.maximum[r] - maximum), factor = exp2(split.maximum[r] - maximum);
       result_.maximum[r] = maximum;
-      result_.total[r] = result_.total[r] * old_factor + piece.total[r] * factor;
+      result_.total[r] = result_.total[r] * old_factor + split.total[r] * factor;
       float* sums = result_.sums + size_t(r) * rows_.values;
-      const float* more = piece.sums + size_t(r) * rows_.values;
+      const float* more = split.sums + size_t(r) * rows_.values;
       for (int d = 0; d < rows_.values; d += kLanes) {
         store(sums + d, fma(load(sums + d), set1(old_factor), mul(load(more + d), set1(factor))));
       }
@@ -44,8 +44,8 @@ class Fold {
   }
 
  private:
-  // What the sums are multiplied with where the softmax has one more score. It enters here, once a row, so that it cannot
-  // matter in which pieces the rest was computed.
+  // What the sums are multiplied with where the softmax has one more score. It enters here, once a row, so that it
+  // cannot matter in which KV splits the rest was computed.
   float share_with_sink(int row) const {
     const float sink = rows_.args.sinks[rows_.head(row)] * kLog2E, maximum = std::max(result_.maximum[row], sink);
     const float factor = exp2(result_.maximum[row] - maximum);

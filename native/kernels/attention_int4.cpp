@@ -1,6 +1,6 @@
 // Attention with K and V of int4.
 #include "kernels/attention_nibbles.h"
-#include "kernels/attention_piece.h"
+#include "kernels/attention_split.h"
 
 namespace tidewheel::TW_ISA {
 
@@ -10,6 +10,6 @@ struct ProductsOf<int4x2> {
 };
 
 template void attention<int4x2, Cached<int4x2>::Query, Cached<int4x2>::kStep, kTileRows>(const AttentionArgs&);
-template void attention_piece<int4x2, Cached<int4x2>::Query, Cached<int4x2>::kStep, kTileRows>(const AttentionArgs&, int, float*);
+template void attention_split<int4x2, Cached<int4x2>::Query, Cached<int4x2>::kStep, kTileRows>(const AttentionArgs&, int, float*);
 
 }  // namespace tidewheel::TW_ISA

@@ -1,7 +1,7 @@
 // Attention with K and V of int8.
 #include "kernels/attention_bytes.h"
 #include "kernels/attention_elements.h"
-#include "kernels/attention_piece.h"
+#include "kernels/attention_split.h"
 
 namespace tidewheel::TW_ISA {
 
@@ -11,6 +11,6 @@ struct ProductsOf<int8_t> {
 };
 
 template void attention<int8_t, Cached<int8_t>::Query, Cached<int8_t>::kStep, kTileRows>(const AttentionArgs&);
-template void attention_piece<int8_t, Cached<int8_t>::Query, Cached<int8_t>::kStep, kTileRows>(const AttentionArgs&, int, float*);
+template void attention_split<int8_t, Cached<int8_t>::Query, Cached<int8_t>::kStep, kTileRows>(const AttentionArgs&, int, float*);
 
 }  // namespace tidewheel::TW_ISA

@@ -97,8 +97,8 @@ class Scratch {
   char* next_;
 };
 
-// The query rows of a task: all heads of a group for the first token, then for the next one, and so on. Tokens of several
-// sequences are taken for rows that see the piece as far as it is common to them.
+// The query rows of a task: all heads of a group for the first token, then for the next one, and so on. Tokens of
+// several sequences are taken for rows that see the KV split as far as it is common to them.
 struct Rows {
   const AttentionArgs& args;
   const int dim, values, group, count;
@@ -115,11 +115,11 @@ struct Rows {
   int begin(int row) const { return args.window ? std::max(limit(row) - args.window, 0) : 0; }
   // What the last row sees here.
   int end() const { return args.tokens ? args.prefix_end : limit(count - 1); }
-  // The result over a piece that was computed with a common prefix.
-  Partial in_prefix(int piece) const {
+  // The result over a KV split that was computed with a common prefix.
+  Partial in_prefix(int split) const {
     const PrefixResult& prefix = args.prefix;
     const size_t size = args.heads.partial_floats(prefix.num_tokens);
-    float* const data = const_cast<float*>(prefix.partials) + (piece - prefix.piece_begin) * size;
+    float* const data = const_cast<float*>(prefix.partials) + (split - prefix.split_begin) * size;
     return Partial(data, prefix.num_tokens * group, values).from(prefix.token * group, values);
   }
   // [dim]
@@ -159,14 +159,14 @@ TW_INLINE void repeat(Body&& body) {
 // - adjusted(products, row, t), the scores before `scale`, and kAdjusts: false if those are the products;
 // - put_weights(index, row, t, weights), which takes weights of one row: the row of that index among those whose weights
 //   are computed at a time; and end_weights(rows, row, width), after those of all these rows;
-// - sum_rows<ROWS>(row, tokens), or beside score_blocks sum_rows(rows, row, tokens), which rescales the sums and adds V,
-//   weighted;
+// - sum_rows<ROWS>(row, tokens), or beside score_blocks sum_rows(rows, row, tokens), which rescales the sums and adds
+//   V, weighted;
 // - kSpreads: whether it takes V that is a part of K. Then each_columns(tokens, sum) calls `sum` for all of V.
 class Products {
  public:
   static constexpr int kRows = kTileRows;  // whose weights are computed at a time, at most
-  // Whole tiles, then what is left: up to 8, or the larger half. Tasks of numbers between are few, and code for them would
-  // take long to compile.
+  // Whole tiles, then what is left: up to 8, or the larger half. Tasks of numbers between are few, and code for them
+  // would take long to compile.
   static constexpr int rows_at_once(int left) { return left >= kRows ? kRows : left <= 8 ? left : (left + 1) / 2; }
 
   Products(const AttentionArgs& args, const Rows& rows, Scratch& scratch, int height = kRows)
@@ -177,7 +177,7 @@ class Products {
   float* scores(int index) const { return scores_ + index * kAttentionTile; }
   // [rows]: what the sums of earlier tiles are multiplied with, before this tile's V is added.
   float* rescale() const { return rescale_; }
-  void begin_piece(const Partial& result) { sums_ = result.sums; }
+  void begin_split(const Partial& result) { sums_ = result.sums; }
   // Finds the blocks of the tile's tokens, once for all rows.
   void begin_tile(int tile, int tokens) {
     for (int i = 0; i * kBlockTokens < tokens; ++i) {

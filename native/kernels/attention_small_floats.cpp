@@ -1,6 +1,6 @@
 // Attention with K and V of 8-bit floats.
 #include "kernels/attention_elements.h"
-#include "kernels/attention_piece.h"
+#include "kernels/attention_split.h"
 
 namespace tidewheel::TW_ISA {
 
@@ -14,8 +14,8 @@ struct ProductsOf<e4m3> {
 };
 
 template void attention<e5m2, Cached<e5m2>::Query, Cached<e5m2>::kStep, kTileRows>(const AttentionArgs&);
-template void attention_piece<e5m2, Cached<e5m2>::Query, Cached<e5m2>::kStep, kTileRows>(const AttentionArgs&, int, float*);
+template void attention_split<e5m2, Cached<e5m2>::Query, Cached<e5m2>::kStep, kTileRows>(const AttentionArgs&, int, float*);
 template void attention<e4m3, Cached<e4m3>::Query, Cached<e4m3>::kStep, kTileRows>(const AttentionArgs&);
-template void attention_piece<e4m3, Cached<e4m3>::Query, Cached<e4m3>::kStep, kTileRows>(const AttentionArgs&, int, float*);
+template void attention_split<e4m3, Cached<e4m3>::Query, Cached<e4m3>::kStep, kTileRows>(const AttentionArgs&, int, float*);
 
 }  // namespace tidewheel::TW_ISA

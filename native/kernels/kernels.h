@@ -24,18 +24,18 @@ constexpr int kChunkInputs = 256, kChunkGroups = kChunkInputs / kRowGroup;
 // kInt4: 4 bits an input, a float16 scale for every `group` inputs of a column, w = scale * (q - 8), or with zero
 // points also a float16 shift, w = scale * q + shift; rows are quantized as `has_chunk_scales` says.
 //
-// The kinds from kQ5_0 on keep the bits of a quantized file; their numbers are what the file means, exactly. Activations
-// are quantized as `has_chunk_scales` says. GGUF's types are known by their names, https://github.com/ggml-org/ggml. (Q8_0
-// is kInt8, Q4_0 is kInt4, and Q4_1 kInt4 with zero points, all with groups of 32.)
-// kNvfp4: 4 bits (e2m1), an e4m3 scale for every 16 inputs, and a float32 divisor of the scales for a column.
-// kGrid: `bits` an input, for every `group` inputs a scale of `scale_type`, w = scale * (q - zero), where `zero` is a byte
-// with zero points, else 2^(bits - 1).
+// The kinds from kQ5_0 on keep the bits of a quantized file; their numbers are what the file means, exactly.
+// Activations are quantized as `has_chunk_scales` says. GGUF's types are known by their names,
+// https://github.com/ggml-org/ggml. (Q8_0 is kInt8, Q4_0 is kInt4, and Q4_1 kInt4 with zero points, all with groups of
+// 32.) kNvfp4: 4 bits (e2m1), an e4m3 scale for every 16 inputs, and a float32 divisor of the scales for a column.
+// kGrid: `bits` an input, for every `group` inputs a scale of `scale_type`, w = scale * (q - zero), where `zero` is a
+// byte with zero points, else 2^(bits - 1).
 //
-// The kinds behind kGrid keep the bits of floats that are no multiples of a scale. They have a float32 scale for every `group`
-// inputs of a column, and meet activations in floats.
-// kE4m3: 8 bits, which become bfloat16; rows as for kBFloat16.
-// kTable4: 4 bits, each a number of `table`; rows as for kFloat32. With a `scale_table` of 256 numbers scales are quantized
-// too: a group's is scale_table[code] * largest + offset, where `scale_run` groups share `largest`, and a column `offset`.
+// The kinds behind kGrid keep the bits of floats that are no multiples of a scale. They have a float32 scale for every
+// `group` inputs of a column, and meet activations in floats. kE4m3: 8 bits, which become bfloat16; rows as for
+// kBFloat16. kTable4: 4 bits, each a number of `table`; rows as for kFloat32. With a `scale_table` of 256 numbers
+// scales are quantized too: a group's is scale_table[code] * largest + offset, where `scale_run` groups share
+// `largest`, and a column `offset`.
 enum class WeightKind : int {
   kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2, kInt8 = 3, kInt8Channel = 4, kInt4 = 5,
   kQ5_0, kQ5_1, kQ2K, kQ3K, kQ4K, kQ5K, kQ6K, kIq4Nl, kIq4Xs, kMxfp4, kNvfp4, kGrid,
@@ -51,8 +51,8 @@ constexpr bool has_chunk_scales(WeightKind kind) {
 
 struct WeightFormat {
   WeightKind kind = WeightKind::kFloat32;
-  // kInt4: 32, 64 or 128; kGrid: those, or any multiple of 256; kE4m3 and kTable4: 32, 64 or any multiple of 128. A whole row
-  // is the next multiple.
+  // kInt4: 32, 64 or 128; kGrid: those, or any multiple of 256; kE4m3 and kTable4: 32, 64 or any multiple of 128. A
+  // whole row is the next multiple.
   int group = kRowGroup;
   bool zero_points = false;  // kInt4, kGrid
   int bits = 0;              // kGrid: 2, 3, 4 or 8
@@ -64,8 +64,8 @@ struct WeightFormat {
   bool operator==(const WeightFormat&) const = default;
 };
 
-// What a quantized file has: blocks of GGUF, or fields of their own. kMxfp4Rows are codes and scales as of kNvfp4, which
-// become kMxfp4.
+// What a quantized file has: blocks of GGUF, or fields of their own. kMxfp4Rows are codes and scales as of kNvfp4,
+// which become kMxfp4.
 enum class BlockType : int {
   kQ4_0, kQ4_1, kQ5_0, kQ5_1, kQ8_0, kQ2K, kQ3K, kQ4K, kQ5K, kQ6K, kIq4Nl, kIq4Xs, kMxfp4, kNvfp4, kGrid, kE4m3, kTable4,
   kMxfp4Rows,
@@ -75,18 +75,18 @@ enum class BlockType : int {
 // of the numbers that quantization chooses: weights that were packed and kept under another version are not used.
 constexpr int kPackedVersion = 6;
 
-// KV blocks of 16 tokens. A block holds for each KV head K, then V, then for int8 16 scales of K and 16 of V. Heads whose V
-// is a part of K have no V of its own there, and no scales of it.
-// float32 and float16: K [dim][16], V [16][values]; the others: K [dim/2][16][2], V [16/2][values][2]. Levels with VNNI
-// have int8 in fours: K [dim/4][16][4], V [16/4][values][4].
-// int4: K [dim/2][16] bytes, V [groups of values][16][16] bytes, of which each has elements i and i + 16 of the group, and
-// scales [groups of K][16] and [groups of V][16]. Heads whose V is a part of K cannot be in int4.
+// KV blocks of 16 tokens. A block holds for each KV head K, then V, then for int8 16 scales of K and 16 of V. Heads
+// whose V is a part of K have no V of its own there, and no scales of it. float32 and float16: K [dim][16], V
+// [16][values]; the others: K [dim/2][16][2], V [16/2][values][2]. Levels with VNNI have int8 in fours: K
+// [dim/4][16][4], V [16/4][values][4]. int4: K [dim/2][16] bytes, V [groups of values][16][16] bytes, of which each has
+// elements i and i + 16 of the group, and scales [groups of K][16] and [groups of V][16]. Heads whose V is a part of K
+// cannot be in int4.
 constexpr int kBlockTokens = 16;
-// Attention is computed in pieces of the context, tile after tile within a piece; both start at multiples of their
-// size in tokens, whoever else is in the batch. Each piece is a softmax of its own, and a row's pieces are folded in
+// Attention is computed in KV splits, tile after tile within a split; both start at multiples of their
+// size in tokens, whoever else is in the batch. Each split is a softmax of its own, and a row's splits are folded in
 // ascending order: who computed them, and when, cannot show in the result.
 constexpr int kAttentionTile = 128;
-constexpr int kAttentionPiece = 512;
+constexpr int kKvSplit = 512;
 constexpr int kAttentionRows = 48;  // query rows (tokens x heads of a group) of one attention task, at most
 
 enum class Activation : int { kSilu = 0, kGelu = 1, kGeluTanh = 2, kRelu = 3, kRelu2 = 4 };  // kRelu2: relu(x)^2
@@ -102,8 +102,8 @@ constexpr int kGateColumns = kPanel / 2;  // of a panel, for kGated
 // Matrices of adapters are packed in stripes of this many outputs, [inputs / step, kStripe, step].
 constexpr int kStripe = 16;
 
-// A stripe has zeros up to a multiple of so many inputs, and is multiplied as far as that. Each `stripe_step` inputs are
-// side by side.
+// A stripe has zeros up to a multiple of so many inputs, and is multiplied as far as that. Each `stripe_step` inputs
+// are side by side.
 constexpr int kStripeInputs = 4;
 constexpr int stripe_step(DType type) { return type == DType::kBFloat16 ? 2 : 1; }
 constexpr size_t stripe_bytes(int inputs, DType type) {
@@ -144,7 +144,8 @@ struct GemmArgs {
   // kGated: the scale is of the gate alone.
   float scale = 1;
   float softcap = 0;   // 0: none
-  // kGated: above 0, y = (clip(up) + 1) * g * sigmoid(1.702 g), where g is min(gate, limit) and up is clipped to +-limit.
+  // kGated: above 0, y = (clip(up) + 1) * g * sigmoid(1.702 g), where g is min(gate, limit) and up is clipped to
+  // +-limit.
   float swiglu_limit = 0;
   // Added to products before anything else but the bias: for each row, by an adapter; null: to none.
   const LowRankRow* low_rank = nullptr;
@@ -173,17 +174,17 @@ struct PackWeightsArgs {
   int row_begin, row_end;
 };
 
-// A quantized file's rows row_begin to row_end - 1, for the format that keeps their bits: see `block_format`. Nothing has to
-// be aligned. Rows lie `row_bytes` apart, which is at least what their blocks or codes take.
+// A quantized file's rows row_begin to row_end - 1, for the format that keeps their bits: see `block_format`. Nothing
+// has to be aligned. Rows lie `row_bytes` apart, which is at least what their blocks or codes take.
 struct PackBlocksArgs {
   BlockType source;
   const void* blocks;  // GGUF: rows of whole blocks; else codes, the first input in the lowest bits, kTable4: in the highest
   size_t row_bytes;
   // kGrid: scales [rows, groups] of scale_type in this machine's byte order, zero points [rows, groups] or null, and
-  // whether codes are in two's complement (those have no zero points). kNvfp4: scales [rows, K / 16] e4m3, and what all of a
-  // row are divided by. kMxfp4Rows: [rows, K / 32] exponents of two, with a bias of 127. kE4m3 and kTable4: scales [rows, groups] of float32,
-  // or their codes of 8 bits, with `largest` [rows, groups / scale_run] and `offsets` [rows].
-  // They begin at row_begin, too. Strides are in elements.
+  // whether codes are in two's complement (those have no zero points). kNvfp4: scales [rows, K / 16] e4m3, and what all
+  // of a row are divided by. kMxfp4Rows: [rows, K / 32] exponents of two, with a bias of 127. kE4m3 and kTable4: scales
+  // [rows, groups] of float32, or their codes of 8 bits, with `largest` [rows, groups / scale_run] and `offsets`
+  // [rows]. They begin at row_begin, too. Strides are in elements.
   int bits;
   const void* scales;
   DType scale_type;
@@ -242,13 +243,13 @@ struct Heads {
     return kBlockTokens * (size_t(padded_dim() + stored_values()) * cache_element_bytes(type) + scales);
   }
   size_t block_bytes(CacheType type) const { return num_kv_heads * head_bytes(type); }
-  // Floats that the attention of one KV head over one piece results in: sums [rows, padded_values], maximum [rows], total
-  // [rows]. A row is a query head of a token.
+  // Floats that the attention of one KV head over one split results in: sums [rows, padded_values], maximum [rows],
+  // total [rows]. A row is a query head of a token.
   size_t partial_floats(int num_tokens) const { return size_t(num_tokens) * group() * (padded_values() + 2); }
 };
 
-// One token, some of its KV heads and their query heads: q and k are normalized and rotated, v is normalized, q is stored
-// as a query, k and v go to the cache. A v that is a part of k is not looked at.
+// One token, some of its KV heads and their query heads: q and k are normalized and rotated, v is normalized, q is
+// stored as a query, k and v go to the cache. A v that is a part of k is not looked at.
 struct StoreQkvArgs {
   Heads heads;
   int kv_begin, kv_end;
@@ -276,22 +277,22 @@ struct NextBlocks {
   ptrdiff_t offset = 0;  // bytes from this task's KV head to the one that is read there
 };
 
-// What was computed of these tokens' attention together with other sequences, which have the same K and V there: the results
-// of the pieces from piece_begin on, up to `end`, which is where a tile ends.
+// What was computed of these tokens' attention together with other sequences, which have the same K and V there: the
+// results of the splits from split_begin on, up to `end`, which is where a tile ends.
 struct PrefixResult {
-  const float* partials = nullptr;  // one piece after the other, each `partial_floats` of num_tokens; null: nothing was
+  const float* partials = nullptr;  // one split after the other, each `partial_floats` of num_tokens; null: nothing was
   int num_tokens = 0;
   int token = 0;                    // the first of these tokens among them
-  int piece_begin = 0, end = 0;
+  int split_begin = 0, end = 0;
 
-  bool has_whole(int piece) const { return piece >= piece_begin && (piece + 1) * kAttentionPiece <= end; }
-  bool has_part(int piece) const { return piece >= piece_begin && piece * kAttentionPiece < end; }
+  bool has_whole(int split) const { return split >= split_begin && (split + 1) * kKvSplit <= end; }
+  bool has_part(int split) const { return split >= split_begin && split * kKvSplit < end; }
 };
 
 // All query heads of one KV head for a few consecutive tokens of one sequence.
 //
-// Or, for `attention_piece`, for tokens of several sequences that have the same K and V up to `prefix_end`, where a tile ends,
-// and all see what is there of the piece.
+// Or, for `attention_split`, for tokens of several sequences that have the same K and V up to `prefix_end`, where a
+// tile ends, and all see what is there of the split.
 struct AttentionArgs {
   Heads heads;
   int kv_head;
@@ -318,9 +319,9 @@ struct AttentionArgs {
   float value_scale = 1;               // of the result: what v was divided by
   unsigned line_pairs = 0;             // 1: every second line of later blocks is prefetched, and the other one comes with it
 
-  // The pieces that these tokens see.
-  int piece_begin() const { return window && first_position >= window ? (first_position + 1 - window) / kAttentionPiece : 0; }
-  int piece_end() const { return (first_position + num_tokens - 1) / kAttentionPiece + 1; }
+  // The splits that these tokens see.
+  int split_begin() const { return window && first_position >= window ? (first_position + 1 - window) / kKvSplit : 0; }
+  int split_end() const { return (first_position + num_tokens - 1) / kKvSplit + 1; }
 };
 
 // Tokens that a convolution may be over, at most.
@@ -349,8 +350,8 @@ constexpr size_t recurrence_state_floats(int key_dim, int value_dim) {
   return size_t(key_dim) * ((value_dim + kStateColumns - 1) / kStateColumns * kStateColumns);
 }
 
-// One head of a linear recurrence over consecutive tokens of one sequence. Its state S is [key_dim, value_dim].
-// delta: S = decay * S, then S += k (beta * (v - S^T k))^T; else S = decay * S + k (beta * v)^T. Then v = S^T q + skip * v.
+// One head of a linear recurrence over consecutive tokens of one sequence. Its state S is [key_dim, value_dim]. delta:
+// S = decay * S, then S += k (beta * (v - S^T k))^T; else S = decay * S + k (beta * v)^T. Then v = S^T q + skip * v.
 struct RecurrenceArgs {
   const float* q;             // [tokens, stride], key_dim used
   const float* k;             // likewise
@@ -397,8 +398,8 @@ struct SampleArgs {
 // Attention over K and V of one type.
 struct AttentionKernels {
   void (*whole)(const AttentionArgs&);
-  // The same in two steps: the result of each piece from piece_begin() on, and then `attention_merge`.
-  void (*piece)(const AttentionArgs&, int piece, float* partial);
+  // The same in two steps: the result of each split from split_begin() on, and then `attention_reduce`.
+  void (*split)(const AttentionArgs&, int split, float* partial);
 };
 
 struct Kernels {
@@ -406,8 +407,8 @@ struct Kernels {
   // By CacheType: bfloat16 where the cached elements are read as such and the level multiplies them, else float32.
   int query_bytes[kCacheTypes];
   int int8_step;  // elements of int8 K and V that lie side by side: 2, or 4 where they are multiplied as integers
-  // Of GEMM inputs: rows of a packed tile; and rows that panels should pass by together, a multiple of those, so that they
-  // stay in the second-level cache.
+  // Of GEMM inputs: rows of a packed tile; and rows that panels should pass by together, a multiple of those, so that
+  // they stay in the second-level cache.
   int (*tile_rows)(const WeightFormat&);
   int (*row_block)(const WeightFormat&, int k);
   size_t (*row_bytes)(const WeightFormat&, int k);    // of one packed input row
@@ -421,8 +422,8 @@ struct Kernels {
   void (*pack_inputs)(const WeightFormat&, const PackInputsArgs&, int row_begin, int row_end);
   void (*gemm)(const WeightFormat&, const GemmArgs&);
   void (*project)(const ProjectArgs&);
-  // Puts inputs from `first` on and so many zeros into a row that stripes of that type are multiplied by. Behind a row's
-  // last input there must be kStripeInputs zeros. An input takes at most as much room as a float.
+  // Puts inputs from `first` on and so many zeros into a row that stripes of that type are multiplied by. Behind a
+  // row's last input there must be kStripeInputs zeros. An input takes at most as much room as a float.
   void (*pack_stripe_inputs)(DType, const float* x, int first, int count, int zeros, void* row);
   void (*normalize)(const Norm&, float* x, int size);
   // y += scale * norm(x); x is normalized in place.
@@ -431,8 +432,8 @@ struct Kernels {
   size_t (*attention_scratch_bytes)(const Heads&);
   AttentionKernels attention_by_type[kCacheTypes];
   const AttentionKernels& attention(CacheType type) const { return attention_by_type[static_cast<int>(type)]; }
-  // Folds the results of all pieces.
-  void (*attention_merge)(const AttentionArgs&, const float* partials);
+  // Split-KV reduction: folds the results of all splits.
+  void (*attention_reduce)(const AttentionArgs&, const float* partials);
   void (*convolve)(const ConvolveArgs&);
   void (*recur)(const RecurrenceArgs&);
   // x *= sigmoid(by), or by * sigmoid(by).

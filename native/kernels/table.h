@@ -1,8 +1,8 @@
 // What each kernel file defines for its level. table.cpp collects them in the table that runtime/levels offers.
 //
-// A level takes from another one what its own instructions would not change. TW_FLOATS and so on are the levels that groups of
-// kernels come from: CMakeLists.txt has the groups, and each level's line in native/isa has what it takes. What both levels
-// must agree on is a part of such a kernel's name, so that the linker finds it only if they do.
+// A level takes from another one what its own instructions would not change. TW_FLOATS and so on are the levels that
+// groups of kernels come from: CMakeLists.txt has the groups, and each level's line in native/isa has what it takes.
+// What both levels must agree on is a part of such a kernel's name, so that the linker finds it only if they do.
 #pragma once
 
 #include <utility>
@@ -15,8 +15,8 @@ namespace TW_FLOATS {
 template <typename T, typename Query, int STEP, int TILE_ROWS>
 void attention(const AttentionArgs& args);
 template <typename T, typename Query, int STEP, int TILE_ROWS>
-void attention_piece(const AttentionArgs& args, int piece, float* partial);
-void attention_merge(const AttentionArgs& args, const float* partials);
+void attention_split(const AttentionArgs& args, int split, float* partial);
+void attention_reduce(const AttentionArgs& args, const float* partials);
 void normalize(const Norm& norm, float* x, int size);
 void normalize_to(const Norm& norm, const float* x, int size, float* out);
 void add_normalized(const Norm& norm, float* x, int size, float scale, float* y);
@@ -30,28 +30,28 @@ namespace TW_BFLOAT16 {
 template <typename T, typename Query, int STEP, int TILE_ROWS>
 void attention(const AttentionArgs& args);
 template <typename T, typename Query, int STEP, int TILE_ROWS>
-void attention_piece(const AttentionArgs& args, int piece, float* partial);
+void attention_split(const AttentionArgs& args, int split, float* partial);
 }  // namespace TW_BFLOAT16
 
 namespace TW_SMALL_FLOATS {
 template <typename T, typename Query, int STEP, int TILE_ROWS>
 void attention(const AttentionArgs& args);
 template <typename T, typename Query, int STEP, int TILE_ROWS>
-void attention_piece(const AttentionArgs& args, int piece, float* partial);
+void attention_split(const AttentionArgs& args, int split, float* partial);
 }  // namespace TW_SMALL_FLOATS
 
 namespace TW_INT8 {
 template <typename T, typename Query, int STEP, int TILE_ROWS>
 void attention(const AttentionArgs& args);
 template <typename T, typename Query, int STEP, int TILE_ROWS>
-void attention_piece(const AttentionArgs& args, int piece, float* partial);
+void attention_split(const AttentionArgs& args, int split, float* partial);
 }  // namespace TW_INT8
 
 namespace TW_INT4 {
 template <typename T, typename Query, int STEP, int TILE_ROWS>
 void attention(const AttentionArgs& args);
 template <typename T, typename Query, int STEP, int TILE_ROWS>
-void attention_piece(const AttentionArgs& args, int piece, float* partial);
+void attention_split(const AttentionArgs& args, int split, float* partial);
 }  // namespace TW_INT4
 
 namespace TW_BLOCKS {

@@ -8,7 +8,8 @@ namespace {
 
 // A task is split if it is more than this part of one worker's share, because the other workers would wait for it.
 constexpr int kUnitsPerWorker = 8;
-// Room for the pieces of 128 K tokens of context of a large model, once a worker. Common prefixes take up to half of it.
+// Room for the KV splits of 128 K tokens of context of a large model, once a worker. Common prefixes take up to half of
+// it.
 constexpr size_t kPartialBytesPerWorker = size_t{8} << 20;
 constexpr int kUnlimited = std::numeric_limits<int>::max();
 
@@ -59,24 +60,24 @@ void AttentionTasks::build(std::span<const int32_t> query_start, std::span<const
   int64_t used = prefix_floats_;
   for (int i = 0; i < static_cast<int>(tasks_.size()); ++i) {
     AttentionTask& task = tasks_[i];
-    const int pieces = task.num_pieces();
-    const int64_t floats = static_cast<int64_t>(floats_per_token_) * task.num_tokens * pieces;
+    const int splits = task.num_splits();
+    const int64_t floats = static_cast<int64_t>(floats_per_token_) * task.num_tokens * splits;
     const bool holds_up = cost(task) * kUnitsPerWorker * workers_ > total * kv_heads_;
-    const bool splits = workers_ > 1 && pieces > 1 && holds_up && used + floats <= static_cast<int64_t>(partial_floats());
+    const bool is_split = workers_ > 1 && splits > 1 && holds_up && used + floats <= static_cast<int64_t>(partial_floats());
     const bool single = query_start[task.sequence + 1] - query_start[task.sequence] == 1;
     const bool has_prefix = std::any_of(prefixes_.begin(), prefixes_.end(), [&](const CommonPrefixes& prefixes) {
       return prefixes.place(task.index).prefix >= 0;
     });
-    task.alone = single && !splits && !has_prefix;
+    task.alone = single && !is_split && !has_prefix;
     if (!task.alone) shared_.push_back(i);
-    if (!splits) {
+    if (!is_split) {
       units_.push_back({i, 0, cost(task)});
       continue;
     }
     task.partials = used;
     used += floats;
     split_.push_back(i);
-    for (int piece = 0; piece < pieces; ++piece) units_.push_back({i, piece, cost(task) / pieces});
+    for (int split = 0; split < splits; ++split) units_.push_back({i, split, cost(task) / splits});
   }
   std::sort(units_.begin(), units_.end(), [](const Unit& a, const Unit& b) { return a.cost > b.cost; });
 }
@@ -107,8 +108,8 @@ int AttentionTasks::in_prefix(const AttentionTask& task) const {
   return prefixes_.empty() ? 0 : least;
 }
 
-float* AttentionTasks::partial(const CommonPrefix& prefix, const Heads& heads, int kv_head, int piece) const {
-  const size_t index = size_t(kv_head) * (prefix.piece_end() - prefix.piece_begin()) + piece - prefix.piece_begin();
+float* AttentionTasks::partial(const CommonPrefix& prefix, const Heads& heads, int kv_head, int split) const {
+  const size_t index = size_t(kv_head) * (prefix.split_end() - prefix.split_begin()) + split - prefix.split_begin();
   return reinterpret_cast<float*>(partials_.data()) + prefix.partials + index * heads.partial_floats(prefix.num_tokens);
 }
 
@@ -117,13 +118,13 @@ PrefixResult AttentionTasks::prefix_result(const AttentionTask& task, int cache_
   const CommonPrefixes::Place place = prefixes_[cache_group].place(task.index);
   if (place.prefix < 0) return {};
   const CommonPrefix& prefix = prefixes_[cache_group].prefix(place.prefix);
-  const int first = prefix.first_piece(window);
-  if (first >= prefix.piece_end()) return {};
+  const int first = prefix.first_split(window);
+  if (first >= prefix.split_end()) return {};
   return {partial(prefix, heads, kv_head, first), prefix.num_tokens, place.token, first, prefix.end};
 }
 
-float* AttentionTasks::partial(const AttentionTask& task, const Heads& heads, int kv_head, int piece) const {
-  const size_t index = size_t(kv_head) * task.num_pieces() + piece;
+float* AttentionTasks::partial(const AttentionTask& task, const Heads& heads, int kv_head, int split) const {
+  const size_t index = size_t(kv_head) * task.num_splits() + split;
   return reinterpret_cast<float*>(partials_.data()) + task.partials + index * heads.partial_floats(task.num_tokens);
 }
 

@@ -19,20 +19,20 @@ struct AttentionTask {
   int index;            // its own
   int sequence, token_begin, num_tokens;
   int context;          // tokens that the last of them sees
-  // Nobody else needs its q, k and v, and they are prepared with it: it is not split, has no common prefix, and its token
-  // is the only one of its sequence.
+  // Nobody else needs its q, k and v, and they are prepared with it: it is not split, has no common prefix, and its
+  // token is the only one of its sequence.
   bool alone = false;
-  int64_t partials = -1;  // where the results of its pieces lie, in floats; -1: one worker does them all
+  int64_t partials = -1;  // where the results of its KV splits lie, in floats; -1: one worker does them all
 
   bool split() const { return partials >= 0; }
-  int num_pieces() const { return (context + kAttentionPiece - 1) / kAttentionPiece; }
+  int num_splits() const { return (context + kKvSplit - 1) / kKvSplit; }
 };
 
 class AttentionTasks {
  public:
-  // What a worker does at a time, for one KV head: a whole task, or one piece of a task that is split.
+  // What a worker does at a time, for one KV head: a whole task, or one split of a task that is split.
   struct Unit {
-    int task, piece;
+    int task, split;
     int64_t cost;
   };
 
@@ -50,10 +50,10 @@ class AttentionTasks {
   std::span<const Unit> units() const { return units_; }        // the most expensive first
   std::span<const int> split_tasks() const { return split_; }
   std::span<const int> shared_tasks() const { return shared_; }  // those that are not alone
-  // Of a split task's `piece`, counted from the first that the layer sees.
-  float* partial(const AttentionTask& task, const Heads& heads, int kv_head, int piece) const;
+  // Of a split task's `split`, counted from the first that the layer sees.
+  float* partial(const AttentionTask& task, const Heads& heads, int kv_head, int split) const;
   const CommonPrefixes& prefixes(int cache_group) const { return prefixes_[cache_group]; }
-  float* partial(const CommonPrefix& prefix, const Heads& heads, int kv_head, int piece) const;
+  float* partial(const CommonPrefix& prefix, const Heads& heads, int kv_head, int split) const;
   // What was computed for the task with its common prefix, in a layer with this window.
   PrefixResult prefix_result(const AttentionTask& task, int cache_group, int window, const Heads& heads, int kv_head) const;
   size_t partial_floats() const { return partials_.bytes() / sizeof(float); }
@@ -65,7 +65,7 @@ class AttentionTasks {
 
   int tokens_per_task_ = 1;
   int workers_ = 0, kv_heads_ = 1;  // of the group that has the most workers for a KV head
-  size_t floats_per_token_ = 0;  // of one piece, over all heads
+  size_t floats_per_token_ = 0;  // of one split, over all heads
   Arena partials_;
   std::vector<CommonPrefixes> prefixes_;  // [cache groups], whose results lie in the same place: layers run one by one
   int64_t prefix_floats_ = 0;             // of the partials, which are theirs in this step

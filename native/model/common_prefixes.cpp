@@ -7,16 +7,16 @@ namespace tidewheel {
 namespace {
 
 constexpr int kTileBlocks = kAttentionTile / kBlockTokens;
-constexpr int kPieceTiles = kAttentionPiece / kAttentionTile;
+constexpr int kSplitTiles = kKvSplit / kAttentionTile;
 
-int first_whole_piece(int last_position, int window) {
+int first_whole_split(int last_position, int window) {
   const int begin = window ? std::max(last_position + 1 - window, 0) : 0;
-  return (begin + kAttentionPiece - 1) / kAttentionPiece;
+  return (begin + kKvSplit - 1) / kKvSplit;
 }
 
 }  // namespace
 
-int CommonPrefix::first_piece(int window) const { return std::max(piece_begin(), first_whole_piece(last_position, window)); }
+int CommonPrefix::first_split(int window) const { return std::max(split_begin(), first_whole_split(last_position, window)); }
 
 AttentionArgs of_prefix(AttentionArgs args, const CommonPrefix& prefix, std::span<const int32_t> tokens,
                         std::span<const int32_t> positions, const void* q) {
@@ -47,7 +47,7 @@ int64_t CommonPrefixes::find(std::span<const Member> members, int num_tasks, int
 void CommonPrefixes::sort(std::span<const Member> members) {
   int last = 0;
   for (const Member& member : members) last = std::max(last, member.last_position());
-  first_tile_ = first_whole_piece(last, window_) * kPieceTiles;
+  first_tile_ = first_whole_split(last, window_) * kSplitTiles;
   members_.clear();
   for (const Member& member : members) {
     if (member.tiles() > first_tile_) members_.push_back(member);
@@ -99,18 +99,18 @@ void CommonPrefixes::add(size_t begin, size_t end, int64_t& used, int64_t room) 
     prefix.last_position = std::max(prefix.last_position, members_[i].last_position());
   }
   const int64_t floats = floats_per_token_ * prefix.num_tokens;
-  const int pieces = static_cast<int>(std::min<int64_t>(prefix.piece_end() - prefix.piece_begin(), (room - used) / floats));
-  if (pieces == 0) return;
-  prefix.end = std::min(prefix.end, prefix.begin + pieces * kAttentionPiece);
-  used += pieces * floats;
+  const int splits = static_cast<int>(std::min<int64_t>(prefix.split_end() - prefix.split_begin(), (room - used) / floats));
+  if (splits == 0) return;
+  prefix.end = std::min(prefix.end, prefix.begin + splits * kKvSplit);
+  used += splits * floats;
   const int index = static_cast<int>(prefixes_.size());
   for (size_t i = begin; i < end; ++i) {
     places_[members_[i].task] = {index, static_cast<int>(tokens_.size()) - prefix.token_begin};
     for (int t = 0; t < members_[i].num_tokens; ++t) tokens_.push_back(members_[i].token_begin + t);
   }
-  for (int piece = prefix.piece_begin(); piece < prefix.piece_end(); ++piece) {
-    const int64_t seen = std::min(prefix.end - piece * kAttentionPiece, kAttentionPiece);
-    units_.push_back({index, piece, seen * prefix.num_tokens});
+  for (int split = prefix.split_begin(); split < prefix.split_end(); ++split) {
+    const int64_t seen = std::min(prefix.end - split * kKvSplit, kKvSplit);
+    units_.push_back({index, split, seen * prefix.num_tokens});
   }
   prefixes_.push_back(prefix);
 }

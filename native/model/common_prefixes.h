@@ -1,6 +1,7 @@
 // Which sequences of a step begin with the same KV blocks. What they attend to there is computed for all of them
-// together, so that K and V are read once ("cascade attention", https://flashinfer.ai/2024/02/02/cascade-inference.html).
-// It cannot change a result: to a query row, the pieces and tiles of attention are the same as in its own task.
+// together, so that K and V are read once ("cascade attention",
+// https://flashinfer.ai/2024/02/02/cascade-inference.html). It cannot change a result: to a query row, the KV splits
+// and tiles of attention are the same as in its own task.
 #pragma once
 
 #include <algorithm>
@@ -16,14 +17,14 @@ namespace tidewheel {
 struct CommonPrefix {
   int task;                     // one of them: all have its blocks
   int token_begin, num_tokens;  // of CommonPrefixes::tokens()
-  int begin, end;               // positions: where a piece begins, and where a tile ends
+  int begin, end;               // positions: where a KV split begins, and where a tile ends
   int last_position;            // of its tokens
-  int64_t partials;             // where the results of its pieces lie, in floats
+  int64_t partials;             // where the results of its KV splits lie, in floats
 
-  int piece_begin() const { return begin / kAttentionPiece; }
-  int piece_end() const { return (end + kAttentionPiece - 1) / kAttentionPiece; }
-  // The first piece that every token sees as a whole in a layer with this window.
-  int first_piece(int window) const;
+  int split_begin() const { return begin / kKvSplit; }
+  int split_end() const { return (end + kKvSplit - 1) / kKvSplit; }
+  // The first KV split that every token sees as a whole in a layer with this window.
+  int first_split(int window) const;
 };
 
 // The arguments for a prefix: those of its task, with the `tokens` that have it. `q` and `positions` are of all tokens.
@@ -43,9 +44,9 @@ class CommonPrefixes {
     int last_position() const { return first_position + num_tokens - 1; }
     int tiles() const { return first_position / kAttentionTile; }  // that all of its tokens see
   };
-  // What a worker does at a time, for one KV head: a piece of a prefix.
+  // What a worker does at a time, for one KV head: a KV split of a prefix.
   struct Unit {
-    int prefix, piece;
+    int prefix, split;
     int64_t cost;
   };
   // A task's part of a prefix; prefix is -1 if it has none.
@@ -53,8 +54,8 @@ class CommonPrefixes {
     int prefix = -1, token = 0;
   };
 
-  // Of layers with windows up to `window` tokens (0: unlimited), for at most `most_tokens` together, whose results over a
-  // piece take `floats_per_token`. Prefixes that save too little for so many `workers` are left alone.
+  // Of layers with windows up to `window` tokens (0: unlimited), for at most `most_tokens` together, whose results over
+  // a KV split take `floats_per_token`. Prefixes that save too little for so many `workers` are left alone.
   CommonPrefixes(int window, int most_tokens, int64_t floats_per_token, int workers)
       : window_(window), most_tokens_(most_tokens), floats_per_token_(floats_per_token),
         least_saved_(std::max(kLeastSaved, workers)) {}
@@ -71,7 +72,8 @@ class CommonPrefixes {
   Place place(int task) const { return places_.empty() ? Place{} : places_[task]; }
 
  private:
-  // Orders members so that those with a common prefix are neighbours, and counts the tiles that neighbours have in common.
+  // Orders members so that those with a common prefix are neighbours, and counts the tiles that neighbours have in
+  // common.
   void sort(std::span<const Member> members);
   // Divides the sorted members into runs that save most, as the number of members of each run.
   void choose_runs();

@@ -20,9 +20,9 @@ AttentionPlan over_both(AttentionPlan plan, int hidden_size) {
 
 }  // namespace
 
-Eagle3::Eagle3(const Eagle3Plan& plan, Context& context, int model_vocab, std::span<const int> first_branches,
+Eagle3::Eagle3(const Eagle3Plan& plan, Context& context, int model_vocab, std::span<const int> first_residuals,
                const Buffer<float>& fused, Embed embed)
-    : Predictor(context, plan.hidden_size, plan.num_guesses), own_(with_size(context, plan.hidden_size)),
+    : DraftHead(context, plan.hidden_size, plan.num_draft_tokens), own_(with_size(context, plan.hidden_size)),
       model_size_(context.hidden_size), model_vocab_(model_vocab), vocab_(plan.vocab_size), embed_(std::move(embed)),
       adds_normed_(plan.adds_normed), token_ids_(plan.token_ids), fused_(fused) {
   const int size = width_;
@@ -40,9 +40,9 @@ Eagle3::Eagle3(const Eagle3Plan& plan, Context& context, int model_vocab, std::s
   }
   for (size_t i = 0; i < plan.layers.size(); ++i) {
     const int layer = plan.layers[i];
-    require(layer >= 0 && size_t(layer) < first_branches.size(), "a layer that predicts watches a layer that is not there");
+    require(layer >= 0 && size_t(layer) < first_residuals.size(), "a layer that predicts watches a layer that is not there");
     weights.add_linear("eagle3.fuse." + std::to_string(i), fuse_.emplace_back(), size, model_size_, false);
-    watched_.emplace_back(first_branches[layer], &fuse_.back());
+    watched_.emplace_back(first_residuals[layer], &fuse_.back());
   }
   std::sort(watched_.begin(), watched_.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
   weights.add_norm("eagle3.embedding_norm", embedding_norm_, plan.embedding_norm, size);
@@ -55,20 +55,20 @@ Eagle3::Eagle3(const Eagle3Plan& plan, Context& context, int model_vocab, std::s
     const Workspace::Turn of_attention(context.workspace);
     attention_ = make_mixer(over_both(plan.attention, size), "eagle3.layer.", own_);
   }
-  mlp_ = std::make_unique<Branch>(plan.mlp, "eagle3.layer.", own_);
+  mlp_ = std::make_unique<ResidualBlock>(plan.mlp, "eagle3.layer.", own_);
   weights.add_norm("eagle3.final_norm", final_norm_, plan.final_norm, size);
   weights.add_linear("eagle3.head", head_, vocab_, size, false);
 }
 
 void Eagle3::allocate(int max_sequences) {
-  Predictor::allocate(max_sequences);
+  DraftHead::allocate(max_sequences);
   if (!token_ids_.empty()) own_logits_ = Arena(size_t(max_sequences) * vocab_ * sizeof(float));
 }
 
-void Eagle3::watch(Worker& worker, const Step& step, int branch, const float* hidden) const {
+void Eagle3::watch(Worker& worker, const Step& step, int residual, const float* hidden) const {
   const Rows rows{hidden, size_t(model_size_), static_cast<int>(step.token_ids.size())};
   for (size_t i = 0; i < watched_.size(); ++i) {
-    if (watched_[i].first != branch) continue;
+    if (watched_[i].first != residual) continue;
     context_.gemms.run(worker, *watched_[i].second, rows, {i == 0 ? Epilogue::kStore : Epilogue::kAdd, fused(), size_t(width_)});
     context_.profile.end(worker, Phase::kOut);
   }

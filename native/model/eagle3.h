@@ -5,22 +5,22 @@
 #include <deque>
 #include <memory>
 
-#include "model/branch.h"
+#include "model/residual_block.h"
 #include "model/plan.h"
-#include "model/predictor.h"
+#include "model/draft_head.h"
 
 namespace tidewheel {
 
-class Eagle3 final : public Predictor {
+class Eagle3 final : public DraftHead {
  public:
-  // Names its weights. `model_vocab` is how many tokens the model has. `first_branches` are those of each of its layers,
-  // and how many there are. `fused` has room for [T, hidden], which nobody else uses in a step. Throws
+  // Names its weights. `model_vocab` is how many tokens the model has. `first_residuals` are those of each of its
+  // layers, and how many there are. `fused` has room for [T, hidden], which nobody else uses in a step. Throws
   // std::invalid_argument for a plan that the kernels cannot run.
-  Eagle3(const Eagle3Plan& plan, Context& context, int model_vocab, std::span<const int> first_branches,
+  Eagle3(const Eagle3Plan& plan, Context& context, int model_vocab, std::span<const int> first_residuals,
          const Buffer<float>& fused, Embed embed);
 
   void allocate(int max_sequences) override;
-  void watch(Worker& worker, const Step& step, int branch, const float* hidden) const override;
+  void watch(Worker& worker, const Step& step, int residual, const float* hidden) const override;
   void remember(Worker& worker, const Step& step, const float* hidden, const Norm& final_norm) const override;
   bool takes_prefixes() const override { return false; }  // whose tokens' windows begin in one place
   Rows predict(Worker& worker, const Step& step) const override;
@@ -42,10 +42,10 @@ class Eagle3 final : public Predictor {
   const std::vector<int32_t> token_ids_;
   Linear embedding_;        // if it has one of its own
   std::deque<Linear> fuse_;
-  std::vector<std::pair<int, const Linear*>> watched_;  // by the model's branch, ascending
+  std::vector<std::pair<int, const Linear*>> watched_;  // by the model's residual block, ascending
   Norm embedding_norm_, hidden_norm_, final_norm_;
   std::unique_ptr<const Mixer> attention_;
-  std::unique_ptr<const Branch> mlp_;
+  std::unique_ptr<const ResidualBlock> mlp_;
   Linear head_;
   const Buffer<float> fused_;
   Buffer<float> hidden_;  // [T, hidden]

@@ -39,21 +39,21 @@ Executor::Executor(DecoderPlan plan, const Kernels& kernels, CacheType cache_typ
     projected_ = workspace_.add<float>(embedding.size);
   }
   if (const auto& per_layer = embedding.per_layer) {
-    const int layers = static_cast<int>(plan_.layers.size()), told = layers * per_layer->size;
+    const int layers = static_cast<int>(plan_.layers.size()), per_layer_size = layers * per_layer->size;
     require(per_layer->size > 0 && per_layer->vocab_size > 0, "per-layer embeddings must have a size");
     if (embeds) {
-      weights_.add_matrix("embed.per_layer", per_layer_, per_layer->vocab_size, told);
-      weights_.add_linear("embed.per_layer_projection", per_layer_projection_, told, size, false);
+      weights_.add_matrix("embed.per_layer", per_layer_, per_layer->vocab_size, per_layer_size);
+      weights_.add_linear("embed.per_layer_projection", per_layer_projection_, per_layer_size, size, false);
       weights_.add_norm("embed.per_layer_norm", per_layer_norm_, per_layer->norm, per_layer->size);
     }
-    context_.per_layer = {workspace_.add<float>(told), layers, per_layer->size};
-    workspace_.need_scratch(told * sizeof(float));
+    context_.per_layer = {workspace_.add<float>(per_layer_size), layers, per_layer->size};
+    workspace_.need_scratch(per_layer_size * sizeof(float));
   }
   Buffer<float> fused;  // of which nothing else has the memory while the layers run
   if (plan_.eagle3) fused = workspace_.add<float>(plan_.eagle3->hidden_size);
   for (size_t i = 0; i < plan_.layers.size(); ++i) {
     const std::string prefix = "layers." + std::to_string(i) + ".";
-    for (const BranchPlan& branch : plan_.layers[i]) branches_.emplace_back(branch, prefix, context_, width);
+    for (const ResidualBlockPlan& residual : plan_.layers[i]) residuals_.emplace_back(residual, prefix, context_, width);
   }
   if (has_head) {
     weights_.add_norm("final_norm", final_norm_, plan_.final_norm, size);
@@ -61,7 +61,7 @@ Executor::Executor(DecoderPlan plan, const Kernels& kernels, CacheType cache_typ
     if (plan_.head.bias) weights_.add_bias("head", plan_.head.tied ? embed_ : untied_head_);
   }
 
-  if (plan_.mtp || plan_.eagle3) make_predictor(fused);
+  if (plan_.mtp || plan_.eagle3) make_draft_head(fused);
 
   const Ownership& ownership = pool_->ownership();
   weights_.place(ownership);
@@ -70,9 +70,9 @@ Executor::Executor(DecoderPlan plan, const Kernels& kernels, CacheType cache_typ
   workspace_.allocate(ownership);
   if (has_head) logits_ = Arena(size_t(shape_.max_num_seqs) * vocab * sizeof(float));
   require(states_.empty() || shape_.num_states > 0, "recurrent layers need slots for their state");
-  require(shape_.max_guesses >= 0, "there cannot be less than no guess");
-  states_.allocate(shape_.num_states, shape_.max_guesses);
-  if (predictor_) predictor_->allocate(shape_.max_num_seqs);
+  require(shape_.max_draft_tokens >= 0, "there cannot be less than no draft token");
+  states_.allocate(shape_.num_states, shape_.max_draft_tokens);
+  if (draft_head_) draft_head_->allocate(shape_.max_num_seqs);
   attention_.ropes.allocate(shape_.max_num_batched_tokens);
   for (size_t group = 0; group < blocks.size(); ++group) {
     attention_.caches.emplace_back(attention_.heads[group], cache_type, blocks[group], ownership);
@@ -80,7 +80,7 @@ Executor::Executor(DecoderPlan plan, const Kernels& kernels, CacheType cache_typ
   attention_.tasks = AttentionTasks(attention_.divided, attention_.windows, shape_.max_num_batched_tokens, shape_.max_num_seqs, ownership);
 }
 
-void Executor::make_predictor(const Buffer<float>& fused) {
+void Executor::make_draft_head(const Buffer<float>& fused) {
   const EmbeddingPlan& embedding = plan_.embedding;
   require(!projects() && !streams_ && !embedding.per_layer && !embedding.norm && !embedding.num_positions,
           "a layer that predicts tokens needs the embedding of tokens alone");
@@ -88,12 +88,12 @@ void Executor::make_predictor(const Buffer<float>& fused) {
     embed_token(worker, step, token, row);
   };
   if (plan_.mtp) {
-    predictor_ = std::make_unique<Mtp>(*plan_.mtp, context_, embed);
+    draft_head_ = std::make_unique<Mtp>(*plan_.mtp, context_, embed);
     return;
   }
-  std::vector<int> first_branches = {0};  // of each layer, and behind the last
-  for (const auto& layer : plan_.layers) first_branches.push_back(first_branches.back() + static_cast<int>(layer.size()));
-  predictor_ = std::make_unique<Eagle3>(*plan_.eagle3, context_, plan_.vocab_size, first_branches, fused, embed);
+  std::vector<int> first_residuals = {0};  // of each layer, and behind the last
+  for (const auto& layer : plan_.layers) first_residuals.push_back(first_residuals.back() + static_cast<int>(layer.size()));
+  draft_head_ = std::make_unique<Eagle3>(*plan_.eagle3, context_, plan_.vocab_size, first_residuals, fused, embed);
 }
 
 void Executor::check(const Step& step, bool with_states) const {
@@ -145,7 +145,7 @@ void Executor::step(const Step& step, const std::function<void()>& before_sampli
   adapters_.begin(step.adapters, step.query_start, step.logits_rows, shape_.max_num_seqs);
   attention_.tasks.build(step.query_start, step.context_len, step.block_tables);
   states_.begin(step);
-  if (predictor_) predictor_->begin(step);
+  if (draft_head_) draft_head_->begin(step);
   const bool pause = before_sampling && !step.logits_rows.empty();
   pool_->run([&](Worker& worker) {
     profile_.begin(worker);
@@ -169,13 +169,13 @@ void Executor::forward(Worker& worker, const Step& step) {
     take_rows(worker, step);
   }
   profile_.end(worker, Phase::kEmbed);
-  for (size_t i = 0; i < branches_.size(); ++i) {
-    if (predictor_) predictor_->watch(worker, step, static_cast<int>(i), hidden());
-    branches_[i].run(worker, step, hidden(), hidden());
+  for (size_t i = 0; i < residuals_.size(); ++i) {
+    if (draft_head_) draft_head_->watch(worker, step, static_cast<int>(i), hidden());
+    residuals_[i].run(worker, step, hidden(), hidden());
   }
-  if (predictor_) {
-    predictor_->watch(worker, step, static_cast<int>(branches_.size()), hidden());
-    predictor_->remember(worker, step, hidden(), final_norm_);
+  if (draft_head_) {
+    draft_head_->watch(worker, step, static_cast<int>(residuals_.size()), hidden());
+    draft_head_->remember(worker, step, hidden(), final_norm_);
   }
   if (!plan_.has_head) give_rows(worker, step);
   if (!step.logits_rows.empty()) logits(worker, step, 0);
@@ -188,23 +188,23 @@ void Executor::predict(const Step& step, std::span<const int> from) {
           "one token of each sequence can be predicted behind, and not of more sequences than run");
   check(step, false);
   adapters_.begin(step.adapters, step.query_start, step.logits_rows, shape_.max_num_seqs);
-  attention_.tasks.build(step.query_start, step.context_len, step.block_tables, predictor_->takes_prefixes());
-  predictor_->begin_prediction(step, from);
+  attention_.tasks.build(step.query_start, step.context_len, step.block_tables, draft_head_->takes_prefixes());
+  draft_head_->begin_prediction(step, from);
   pool_->run([&](Worker& worker) {
     profile_.begin(worker);
-    const Rows rows = predictor_->predict(worker, step);
-    predictor_->has_head() ? predictor_->head(worker, rows, logits_row(0)) : head(worker, rows);
+    const Rows rows = draft_head_->predict(worker, step);
+    draft_head_->has_head() ? draft_head_->head(worker, rows, logits_row(0)) : head(worker, rows);
     sample(worker, step);
   });
 }
 
 void Executor::take_rows(Worker& worker, const Step& step) {
-  const size_t width = row_width(), told = told_width();
+  const size_t width = row_width(), per_layer_size = per_layer_width();
   worker.share(static_cast<int64_t>(step.token_ids.size()), 4, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       const float* row = step.rows.data() + t * row_floats();
       std::copy_n(row, width, hidden() + t * width);
-      if (told) std::copy_n(row + width, told, workspace_.rows(context_.per_layer.rows) + t * told);
+      if (per_layer_size) std::copy_n(row + width, per_layer_size, workspace_.rows(context_.per_layer.rows) + t * per_layer_size);
       const Adapter* const adapter = adapters_.of_token(t);
       attention_.ropes.compute(static_cast<int>(t), step.positions[t], adapter ? adapter->rope_factor() : 1);
     }
@@ -212,12 +212,12 @@ void Executor::take_rows(Worker& worker, const Step& step) {
 }
 
 void Executor::give_rows(Worker& worker, const Step& step) {
-  const size_t width = row_width(), told = plan_.embeds ? told_width() : 0;  // who was told has it from the rows
+  const size_t width = row_width(), per_layer_size = plan_.embeds ? per_layer_width() : 0;  // a later stage has it from the rows
   worker.share(static_cast<int64_t>(step.token_ids.size()), 4, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       float* row = step.rows.data() + t * row_floats();
       std::copy_n(hidden() + t * width, width, row);
-      if (told) std::copy_n(workspace_.rows(context_.per_layer.rows) + t * told, told, row + width);
+      if (per_layer_size) std::copy_n(workspace_.rows(context_.per_layer.rows) + t * per_layer_size, per_layer_size, row + width);
     }
   });
 }
@@ -270,14 +270,14 @@ void Executor::embed(Worker& worker, const Step& step) {
 void Executor::tell_layers(Worker& worker, const Step& step) {
   const PerLayerEmbeddingPlan& plan = *plan_.embedding.per_layer;
   const Buffer<float>& buffer = context_.per_layer.rows;
-  float* told = workspace_.rows(buffer);
+  float* per_layer_values = workspace_.rows(buffer);
   const int tokens = static_cast<int>(step.token_ids.size()), width = context_.per_layer.layers * plan.size;
-  const Output output{Epilogue::kStore, told, buffer.stride, plan.projection_scale};
+  const Output output{Epilogue::kStore, per_layer_values, buffer.stride, plan.projection_scale};
   gemms_.run(worker, per_layer_projection_, {embedded(), size_t(plan_.hidden_size), tokens}, output);
   worker.share(tokens, 4, [&](int64_t begin, int64_t end) {
     float* own = reinterpret_cast<float*>(workspace_.scratch(worker));
     for (int64_t t = begin; t < end; ++t) {
-      float* row = told + t * buffer.stride;
+      float* row = per_layer_values + t * buffer.stride;
       look_up(per_layer_, step.token_ids[t] < plan.vocab_size ? step.token_ids[t] : 0, own);
       for (int i = 0; i < width; i += plan.size) kernels_.normalize(per_layer_norm_, row + i, plan.size);
       for (int i = 0; i < width; ++i) row[i] = (row[i] + own[i] * plan.scale) * plan.sum_scale;
@@ -338,7 +338,7 @@ void Executor::check_block(int block, size_t group) const {
   if (block < 0 || block >= shape_.num_blocks[group]) fail("block " + std::to_string(block) + " is outside the cache");
 }
 
-void Executor::rest() {
+void Executor::release_scratch() {
   workspace_.forget();
   gemms_.forget();
   logits_.forget();
@@ -359,7 +359,7 @@ size_t Executor::cache_bytes() const {
 void Executor::copy_blocks(std::span<const int32_t> pairs, int group) {
   require(group >= 0 && size_t(group) < shape_.num_blocks.size(), "there is no such cache group");
   for (const int32_t block : pairs) check_block(block, group);
-  if (predictor_) predictor_->copy_blocks(pairs);
+  if (draft_head_) draft_head_->copy_blocks(pairs);
   pool_->run([&](Worker& worker) {
     worker.share_in_group(static_cast<int64_t>(pairs.size() / 2), 1, [&](int64_t i, int64_t) {
       attention_.caches[group].copy_block(worker.group(), pairs[2 * i], pairs[2 * i + 1]);

@@ -8,10 +8,10 @@
 #include <span>
 #include <vector>
 
-#include "model/branch.h"
+#include "model/residual_block.h"
 #include "model/context.h"
 #include "model/plan.h"
-#include "model/predictor.h"
+#include "model/draft_head.h"
 #include "model/sampler.h"
 #include "model/step.h"
 #include "model/streams.h"
@@ -25,7 +25,7 @@ struct ExecutorShape {
   int max_num_seqs = 0, max_num_batched_tokens = 0;
   int num_states = 0;           // slots of recurrent state; at least 1 if a layer is recurrent
   int max_lora_rank = 0;        // of adapters; 0: there are none
-  int max_guesses = 0;          // of a sequence in a step, of models with recurrent layers
+  int max_draft_tokens = 0;          // of a sequence in a step, of models with recurrent layers
 };
 
 class Executor {
@@ -40,8 +40,8 @@ class Executor {
   Executor(DecoderPlan plan, const Kernels& kernels, CacheType cache_type, ExecutorShape shape,
            std::shared_ptr<ThreadPool> pool);
 
-  // The system gives a thread memory of its own NUMA node. The caller is worker 0, so it is moved to worker 0's processor
-  // while it loads, and back afterwards.
+  // The system gives a thread memory of its own NUMA node. The caller is worker 0, so it is moved to worker 0's
+  // processor while it loads, and back afterwards.
   void set_weights(std::span<const Source> sources) {
     const Pinned pinned = pool_->pinned_caller();
     weights_.set(sources, *pool_, loading_stopped_);
@@ -60,12 +60,12 @@ class Executor {
   // then. `before_sampling`, if given, is called on this thread when the logits are computed. It waits for the masks,
   // which may be written until then. What it throws is passed on.
   void step(const Step& step, const std::function<void()>& before_sampling = {});
-  // Samples what the layer that predicts further tokens says behind the one token that each sequence of the step has: see
-  // Predictor::begin_prediction. The step's rows are its tokens. Throws std::invalid_argument as `step` does.
+  // Samples what the layer that predicts further tokens says behind the one token that each sequence of the step has:
+  // see DraftHead::begin_prediction. The step's rows are its tokens. Throws std::invalid_argument as `step` does.
   void predict(const Step& step, std::span<const int> from);
-  bool predicts() const { return predictor_ != nullptr; }
+  bool predicts() const { return draft_head_ != nullptr; }
   // Whether it knows what the model left of the token before the sequence's first one.
-  bool can_predict(const Step& step, int sequence) const { return predictor_->knows(step, sequence); }
+  bool can_predict(const Step& step, int sequence) const { return draft_head_->knows(step, sequence); }
   // Throws std::invalid_argument unless `context` tokens of a sequence fit the model and the step's block tables.
   void check_room(const Step& step, int sequence, int context) const;
   void copy_blocks(std::span<const int32_t> pairs, int group = 0);  // of a cache group
@@ -77,7 +77,7 @@ class Executor {
   void copy_states(std::span<const int32_t> pairs);
 
   // Gives the memory that only steps need back to the system, until the next one. Between steps, like all above.
-  void rest();
+  void release_scratch();
 
   // From any thread, in the middle of a step too. Throws what Adapter throws.
   std::shared_ptr<const Adapter> pack_adapter(DType type, AdapterContent content) const;
@@ -86,7 +86,7 @@ class Executor {
   int vocab_size() const { return plan_.vocab_size; }
   bool has_states() const { return !states_.empty(); }
   // What a token is between two stages: its hidden row, or those of all streams, and what the layers are told of it.
-  size_t row_floats() const { return row_width() + told_width(); }
+  size_t row_floats() const { return row_width() + per_layer_width(); }
   Profile& profile() { return profile_; }
   size_t weight_bytes() const { return weights_.packed().bytes(); }
   size_t cache_bytes() const;
@@ -94,8 +94,8 @@ class Executor {
   int num_threads() const { return pool_->size(); }
   void pin_caller() const { pool_->pin_caller(); }
   // See ThreadPool.
-  void lend_core() { pool_->lend(); }
-  void take_back_core() { pool_->take_back(); }
+  void yield_core() { pool_->yield_core(); }
+  void reclaim_core() { pool_->reclaim_core(); }
   const Kernels& kernels() const { return kernels_; }
 
  private:
@@ -107,7 +107,7 @@ class Executor {
   // A token's row of the embedding, with what its adapter adds.
   void embed_token(const Worker& worker, const Step& step, int64_t token, float* row) const;
   void embed(Worker& worker, const Step& step);
-  void make_predictor(const Buffer<float>& fused);
+  void make_draft_head(const Buffer<float>& fused);
   // Where another stage embeds, or has the head: the step's rows instead.
   void take_rows(Worker& worker, const Step& step);
   void give_rows(Worker& worker, const Step& step);
@@ -122,7 +122,7 @@ class Executor {
 
   bool projects() const { return plan_.embedding.size != plan_.hidden_size; }
   size_t row_width() const { return streams_ ? streams_->width() : plan_.hidden_size; }
-  size_t told_width() const { return size_t(context_.per_layer.layers) * context_.per_layer.size; }
+  size_t per_layer_width() const { return size_t(context_.per_layer.layers) * context_.per_layer.size; }
   float* hidden() const { return workspace_.rows(hidden_); }
   float* embedded() const { return streams_ ? workspace_.rows(embedded_) : hidden(); }
   float* logits_row(size_t row) const { return reinterpret_cast<float*>(logits_.data()) + row * plan_.vocab_size; }
@@ -148,8 +148,8 @@ class Executor {
   Linear per_layer_, per_layer_projection_;  // with per-layer embeddings
   Norm embedding_norm_, final_norm_, per_layer_norm_;
   std::optional<Streams> streams_;
-  std::deque<Branch> branches_;  // of all layers, in order
-  std::unique_ptr<Predictor> predictor_;  // or null
+  std::deque<ResidualBlock> residuals_;  // of all layers, in order
+  std::unique_ptr<DraftHead> draft_head_;  // or null
 
   Buffer<float> hidden_;     // [T, hidden]: the residual stream; or all streams in a row
   Buffer<float> embedded_;   // [T, hidden], if there are streams: before them, and behind them

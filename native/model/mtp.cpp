@@ -7,7 +7,7 @@
 namespace tidewheel {
 
 Mtp::Mtp(const MtpPlan& plan, Context& context, Embed embed)
-    : Predictor(context, context.hidden_size, plan.num_guesses), embed_(std::move(embed)), feeds_normed_(plan.feeds_normed) {
+    : DraftHead(context, context.hidden_size, plan.num_draft_tokens), embed_(std::move(embed)), feeds_normed_(plan.feeds_normed) {
   require(!plan.layer.empty() && (std::holds_alternative<AttentionPlan>(plan.layer[0].mixer) ||
                                   std::holds_alternative<LatentAttentionPlan>(plan.layer[0].mixer)),
           "a layer that predicts tokens begins with attention");
@@ -23,7 +23,7 @@ Mtp::Mtp(const MtpPlan& plan, Context& context, Embed embed)
     const Workspace::Turn before_layer(context.workspace);
     inputs_ = context.workspace.add<float>(2 * size);
   }
-  for (const BranchPlan& branch : plan.layer) branches_.emplace_back(branch, "mtp.layer.", context);
+  for (const ResidualBlockPlan& residual : plan.layer) residuals_.emplace_back(residual, "mtp.layer.", context);
   weights.add_norm("mtp.final_norm", final_norm_, plan.final_norm, size);
 }
 
@@ -57,7 +57,7 @@ void Mtp::project(Worker& worker, const Step& step, const float* model_rows, con
 void Mtp::remember(Worker& worker, const Step& step, const float* hidden_rows, const Norm& final_norm) const {
   project(worker, step, hidden_rows, final_norm);
   keep(worker, hidden_rows, final_norm);
-  branches_.front().remember(worker, step, hidden());
+  residuals_.front().remember(worker, step, hidden());
 }
 
 Rows Mtp::predict(Worker& worker, const Step& step) const {
@@ -65,7 +65,7 @@ Rows Mtp::predict(Worker& worker, const Step& step) const {
   turn(worker, step);
   project(worker, step, nullptr, {});
   context_.profile.end(worker, Phase::kEmbed);
-  for (const Branch& branch : branches_) branch.run(worker, step, hidden(), hidden());
+  for (const ResidualBlock& residual : residuals_) residual.run(worker, step, hidden(), hidden());
   worker.share(tokens, 4, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       std::copy_n(hidden() + t * size, size, predicted() + t * size);

@@ -3,13 +3,13 @@
 
 #include <deque>
 
-#include "model/branch.h"
+#include "model/residual_block.h"
 #include "model/plan.h"
-#include "model/predictor.h"
+#include "model/draft_head.h"
 
 namespace tidewheel {
 
-class Mtp final : public Predictor {
+class Mtp final : public DraftHead {
  public:
   // Names its weights. Throws std::invalid_argument for a plan that the kernels cannot run.
   Mtp(const MtpPlan& plan, Context& context, Embed embed);
@@ -25,7 +25,7 @@ class Mtp final : public Predictor {
   const bool feeds_normed_;
   Norm embedding_norm_, hidden_norm_, final_norm_;
   Linear project_;
-  std::deque<Branch> branches_;
+  std::deque<ResidualBlock> residuals_;
   Buffer<float> inputs_;  // [T, 2 * hidden]: the embedding and the hidden row, normalized
   Buffer<float> hidden_;  // [T, hidden]
 };

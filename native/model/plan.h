@@ -41,7 +41,7 @@ struct KvScales {
   float k = 1, v = 1;
 };
 
-// Every kind of mixer has a `kKind`. The names of its branch's norms begin with it.
+// Every kind of mixer has a `kKind`. The names of its residual block's norms begin with it.
 struct AttentionPlan {
   static constexpr const char* kKind = "attention";
   int num_heads = 0, num_kv_heads = 0, head_dim = 0;
@@ -158,11 +158,11 @@ struct PerLayerPlan {
   Activation activation = Activation::kGeluTanh;
 };
 
-struct BranchPlan;
+struct ResidualBlockPlan;
 
 struct ParallelPlan {
   static constexpr const char* kKind = "parallel";
-  std::vector<BranchPlan> branches;
+  std::vector<ResidualBlockPlan> residuals;
 };
 
 // x + norm(up(down(x)))
@@ -177,8 +177,8 @@ struct AltUpPlan {
   static constexpr const char* kKind = "alt_up";
   int streams = 0, active = 0;
   NormPlan norm;
-  std::vector<BranchPlan> branches;
-  std::vector<BranchPlan> told;  // one
+  std::vector<ResidualBlockPlan> residuals;
+  std::vector<ResidualBlockPlan> passive;  // one
   bool scaled = true;
 };
 
@@ -186,7 +186,7 @@ using MixerPlan = std::variant<AttentionPlan, MlpPlan, ExpertsPlan, ParallelPlan
                                PerLayerPlan, LatentAttentionPlan, LaurelPlan, AltUpPlan>;
 
 // x = sum_scale * sum_norm(sum_factor * (x + scale * post_norm(mixer(norm(x)))))
-struct BranchPlan {
+struct ResidualBlockPlan {
   MixerPlan mixer;
   std::optional<NormPlan> norm, post_norm, sum_norm;
   float scale = 1;
@@ -226,28 +226,29 @@ struct StreamsPlan {
 // By the name of a tensor: which of the model's inputs each of the matrix' inputs is.
 using InputOrders = std::map<std::string, std::vector<int32_t>>;
 
-// A layer that predicts the token after the next one, for drafts of so many guesses: see engine/models/spec/mtp.py.
+// A layer that predicts the token after the next one, for drafts of at most that many tokens: see
+// engine/models/spec/mtp.py.
 struct MtpPlan {
   NormPlan embedding_norm, hidden_norm;
-  std::vector<BranchPlan> layer;
+  std::vector<ResidualBlockPlan> layer;
   NormPlan final_norm;
   bool feeds_normed = true;
-  int num_guesses = 0;
+  int num_draft_tokens = 0;
 };
 
-// A layer that predicts the next token from what three layers of the model were given, for drafts of so many guesses: see
-// engine/models/spec/eagle3.py.
+// A layer that predicts the next token from what three layers of the model were given, for drafts of so many draft
+// tokens: see engine/models/spec/eagle3.py.
 struct Eagle3Plan {
   int hidden_size = 0, vocab_size = 0;
   std::vector<int> layers;         // before which of the model's layers it takes rows; as many as there are: behind the last
   NormPlan embedding_norm, hidden_norm;
   AttentionPlan attention;         // over rows of twice the hidden size
-  BranchPlan mlp;
+  ResidualBlockPlan mlp;
   NormPlan final_norm;
   bool own_embedding = false;
   bool adds_normed = false;        // the hidden row is normalized before attention is added to it
   std::vector<int32_t> token_ids;  // of its tokens in the model's vocabulary; empty: they are the model's
-  int num_guesses = 0;
+  int num_draft_tokens = 0;
 };
 
 // A stage of a pipeline has some of the layers, and nothing in the places of the others. If it does not `embed`, it is
@@ -256,7 +257,7 @@ struct DecoderPlan {
   int vocab_size = 0, hidden_size = 0, max_positions = 0;
   bool embeds = true, has_head = true;
   EmbeddingPlan embedding;
-  std::vector<std::vector<BranchPlan>> layers;
+  std::vector<std::vector<ResidualBlockPlan>> layers;
   std::optional<NormPlan> final_norm;
   HeadPlan head;
   std::optional<StreamsPlan> streams = {};

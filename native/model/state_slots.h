@@ -1,8 +1,10 @@
-// What recurrent layers keep of sequences: slots of float32, one for each sequence or snapshot. A slot holds all layers.
+// What recurrent layers keep of sequences: slots of float32, one for each sequence or snapshot. A slot holds all
+// layers.
 //
-// Guesses at the tokens to come change no slot, for they may be wrong. A slot holds the state after the token before
-// them, and a log of what they gave to the recurrences, which is far less than a state. The sequence's next step begins
-// behind the guesses that were right: they are replayed from the log first, token by token as they would have run.
+// Draft tokens at the tokens to come change no slot, for they may be wrong. A slot holds the state after the token
+// before them, and a log of what they gave to the recurrences, which is far less than a state. The sequence's next step
+// begins behind the draft tokens that were accepted: they are replayed from the log first, token by token as they would
+// have run.
 #pragma once
 
 #include <span>
@@ -17,7 +19,7 @@ namespace tidewheel {
 // Tokens of one sequence, and where its state is.
 struct SequenceTokens {
   int begin, count, slot;
-  int guesses;    // the last ones of them
+  int draft_tokens;    // the last ones of them
   bool is_first;  // it begins here: what its slot holds is of another sequence
   bool logged;    // they are the first of the slot's log; else they are tokens of the step, from `begin` on
 };
@@ -28,15 +30,15 @@ class StateSlots {
   // Returns where they begin.
   size_t add(size_t floats);
   size_t add_to_log(size_t floats);
-  // Throws std::bad_alloc. A log has room for `max_guesses`.
-  void allocate(int num_slots, int max_guesses);
+  // Throws std::bad_alloc. A log has room for `max_draft_tokens`.
+  void allocate(int num_slots, int max_draft_tokens);
 
   bool empty() const { return floats_ == 0; }
   size_t bytes() const { return memory_.bytes() + log_.bytes(); }
   float* at(int slot, size_t offset) const { return reinterpret_cast<float*>(memory_.data()) + slot * floats_ + offset; }
-  // Of the first guess. Those of the others are `log_stride` apart.
+  // Of the first draft token. Those of the others are `log_stride` apart.
   float* log_at(int slot, size_t offset) const {
-    return reinterpret_cast<float*>(log_.data()) + slot * max_guesses_ * log_stride_ + offset;
+    return reinterpret_cast<float*>(log_.data()) + slot * max_draft_tokens_ * log_stride_ + offset;
   }
   size_t log_stride() const { return log_stride_; }
 
@@ -54,13 +56,13 @@ class StateSlots {
  private:
   struct Slot {
     int length = 0;   // tokens of the sequence that its state is after
-    int guesses = 0;  // in its log
+    int draft_tokens = 0;  // in its log
   };
 
   static size_t take(size_t floats, size_t& end);
 
   size_t floats_ = 0, log_stride_ = 0;  // of a slot, and of a token in its log
-  size_t max_guesses_ = 0;
+  size_t max_draft_tokens_ = 0;
   Arena memory_, log_;
   std::vector<Slot> slots_;
   std::vector<SequenceTokens> replayed_, running_;

@@ -27,7 +27,7 @@ struct Step {
   std::span<const int32_t> logits_rows;           // [any number]
   Sampling sampling;
   float* out_logits = nullptr;                    // [R, vocab] if wanted
-  std::span<const int32_t> num_guesses = {};      // [S], the last tokens of each that may be wrong; empty: there are none
+  std::span<const int32_t> num_draft_tokens = {};      // [S], the last tokens of each that may be wrong; empty: there are none
   std::span<float> rows = {};                     // [T, row_floats]: from one stage to the next; empty for a whole model
 };
 

@@ -127,14 +127,14 @@ ThreadPool::ThreadPool(const std::vector<std::vector<int>>& groups) : ownership_
     for (int i = 0; i < groups_[g].workers; ++i) places_.push_back({groups[g][i], static_cast<int>(g), i});
   }
   for (int i = 1; i < size(); ++i) {
-    threads_.emplace_back([this, i] { i + 1 == size() && can_lend() ? serve_lendable(i) : serve(i); });
+    threads_.emplace_back([this, i] { i + 1 == size() && can_yield() ? serve_yielding(i) : serve(i); });
   }
 }
 
 ThreadPool::~ThreadPool() {
   stopping_.store(true);
-  lent_.store(0);
-  lent_.notify_all();
+  yielded_.store(0);
+  yielded_.notify_all();
   move_door(Door::kInside);
   generation_.fetch_add(1, std::memory_order_release);
   generation_.notify_all();
@@ -149,7 +149,7 @@ void ThreadPool::run(const std::function<void(Worker&)>& job) {
   job_ = &job;
   first_phase_ = 0;
   bool admits = false;
-  if (can_lend() && lent_.load() > 0) {
+  if (can_yield() && yielded_.load() > 0) {
     groups_.back().members = groups_.back().workers - 1;
     move_door(Door::kOutside);
   } else {
@@ -176,16 +176,16 @@ void ThreadPool::serve(int index) {
   }
 }
 
-void ThreadPool::serve_lendable(int index) {
+void ThreadPool::serve_yielding(int index) {
   pin_to(places_[index].cpu);
   for (uint32_t seen = 0;;) {
-    wait_while(generation_, seen, [&] { return lent_.load(std::memory_order_relaxed) > 0; });
-    for (int lent; (lent = lent_.load()) > 0;) lent_.wait(lent);
+    wait_while(generation_, seen, [&] { return yielded_.load(std::memory_order_relaxed) > 0; });
+    for (int lent; (lent = yielded_.load()) > 0;) yielded_.wait(lent);
     Door outside = Door::kOutside;
     if (door_.compare_exchange_strong(outside, Door::kWaiting)) wait_while(door_, Door::kWaiting);
     if (stopping_.load()) return;
     const uint32_t generation = generation_.load(std::memory_order_acquire);
-    if (door_.load() != Door::kInside || generation == seen) continue;  // lent again, or back before a job began
+    if (door_.load() != Door::kInside || generation == seen) continue;  // yielded again, or back before a job began
     seen = generation;
     Worker worker(*this, index, first_phase_);
     (*job_)(worker);

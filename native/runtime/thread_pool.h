@@ -34,7 +34,7 @@ struct WorkerGroup {
   };
 
   int workers = 0;
-  int members = 0;  // workers that take part now: all except a lent one
+  int members = 0;  // workers that take part now: all except a yielded one
   alignas(kCacheLine) std::atomic<int> arrived{0};
   alignas(kCacheLine) std::atomic<uint32_t> barrier_generation{0};
   // Three are enough. One is in use, the next one is ready at 0, and a late worker may still read the one before on its
@@ -69,8 +69,8 @@ class Worker {
     share_from(true, count, grain, body);
   }
 
-  // The same in ranges: a worker takes what lies one behind the other, so that what it reads is a stream, in pieces that
-  // shrink to 1. Who is done helps others, from the end of their ranges. `total` is less than 2^28.
+  // The same in ranges: a worker takes what lies one behind the other, so that what it reads is a stream, in pieces
+  // that shrink to 1. Who is done helps others, from the end of their ranges. `total` is less than 2^28.
   template <typename Body>
   void share_ranges_in_group(int64_t total, Body&& body) {
     range_call_ = range_call_ % kMostCalls + 1;
@@ -115,7 +115,7 @@ class Worker {
   // The counter of the group, or of the team, which is that of the first group.
   std::atomic<int64_t>& take_counter(bool own);
 
-  // Wait until the whole team has arrived. At the `last` barrier of a job, no lent worker is let in.
+  // Wait until the whole team has arrived. At the `last` barrier of a job, no yielded worker is let in.
   void barrier(bool last = false);
 
   ThreadPool& pool_;
@@ -139,17 +139,18 @@ class ThreadPool {
   int size() const { return static_cast<int>(places_.size()); }
   const Ownership& ownership() const { return ownership_; }
 
-  // Run `job` on every worker and wait for all. Not reentrant; `job` must not throw. A lent worker joins late or not at
-  // all. It takes no part in the calls of `share...` before it joins.
+  // Run `job` on every worker and wait for all. Not reentrant; `job` must not throw. A yielded worker joins late or not
+  // at all. It takes no part in the calls of `share...` before it joins.
   void run(const std::function<void(Worker&)>& job);
 
-  // Leave the last worker's processor to other threads until `take_back` was called as often as `lend`. Workers meet
-  // dozens of times a millisecond. If there are as many workers as processors, any other thread takes a processor from
-  // one of them, and all others wait for it. If the last worker is alone in its group, it is not lent.
-  // The thread that runs jobs calls `lend`. Any thread may call `take_back`, which lets the worker join a running job.
-  void lend() { lent_.fetch_add(1); }
-  void take_back() {
-    if (lent_.fetch_sub(1) == 1) lent_.notify_all();
+  // Leave the last worker's processor to other threads until `reclaim_core` was called as often as `yield_core`.
+  // Workers meet dozens of times a millisecond. If there are as many workers as processors, any other thread takes a
+  // processor from one of them, and all others wait for it. If the last worker is alone in its group, it is not
+  // yielded. The thread that runs jobs calls `yield_core`. Any thread may call `reclaim_core`, which lets the worker
+  // join a running job.
+  void yield_core() { yielded_.fetch_add(1); }
+  void reclaim_core() {
+    if (yielded_.fetch_sub(1) == 1) yielded_.notify_all();
   }
 
   // Pin the calling thread to worker 0's processor, for good or for the lifetime of the result.
@@ -167,11 +168,11 @@ class ThreadPool {
   enum class Door : uint32_t { kInside, kOutside, kWaiting };
 
   void serve(int index);
-  void serve_lendable(int index);
+  void serve_yielding(int index);
   // Whether the last worker joins, beginning with that call of `share...`. Call only while no other worker moves.
   bool expect_latecomer(unsigned phase);
   void move_door(Door door);
-  bool can_lend() const { return groups_.back().workers > 1; }
+  bool can_yield() const { return groups_.back().workers > 1; }
 
   std::vector<Place> places_;  // [workers]
   const Ownership ownership_;
@@ -181,7 +182,7 @@ class ThreadPool {
   alignas(kCacheLine) std::atomic<uint32_t> generation_{0};
   alignas(kCacheLine) std::atomic<int> arrived_groups_{0};
   std::atomic<bool> stopping_{false};
-  alignas(kCacheLine) std::atomic<int> lent_{0};  // calls of `lend` without their `take_back`
+  alignas(kCacheLine) std::atomic<int> yielded_{0};  // calls of `yield_core` without their `reclaim_core`
   alignas(kCacheLine) std::atomic<Door> door_{Door::kInside};
   unsigned first_phase_ = 0;  // the first phase of the last worker, once it was let in
 };

@@ -2,7 +2,7 @@
 """How a model writes tool calls and reasoning, guessed from its chat template.
 
 A template writes past calls, or tells the model how to write new ones, with the tags of the model's format. A wrong
-guess does little harm: calls are looked for only in answers to requests that offer tools, reasoning only where an
+draft token does little harm: calls are looked for only in answers to requests that offer tools, reasoning only where an
 answer begins with its tag.
 """
 

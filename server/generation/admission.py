@@ -17,7 +17,7 @@ from ..http.clients import current_client
 from ..http.limits import AdmissionLimits
 from ..telemetry.metrics import ServerMetrics
 
-_FIRST_GUESS = 256  # expected tokens of an answer before the first one has ended
+_FIRST_DRAFT = 256  # expected tokens of an answer before the first one has ended
 _LENGTH_WEIGHT = 0.05  # weight of the newest answer in the running mean of lengths
 _RATE_WINDOW_S = 30.0
 _LONGEST_RETRY_S = 60
@@ -69,7 +69,7 @@ class Admission:
         self._engine = engine
         self._demand = Demand(0, 0)
         self._sequences: dict[str, int] = {}  # of each client that has any
-        self._mean_length = float(_FIRST_GUESS)
+        self._mean_length = float(_FIRST_DRAFT)
         self._rate = EndRate()  # of sequences
 
     def check_shape(self, num_prompts: int, *, n: int | None, best_of: int | None = None) -> None:

@@ -196,7 +196,7 @@ ACCEPTED = {
     "Cohere's own API is not served": "--cohere-is-reasoning-model --cohere-format=",
     "llguidance compiles every structured output": "--guided-decoding-backend= --structured-outputs-config= "
     "--guided-decoding-disable-fallback --tool-strict-level=auto",
-    "guesses change no token and no log-probability, and are always checked by the same kernels": (
+    "draft tokens change no token and no log-probability, and are always checked by the same kernels": (
         "--spec-decoding-acceptance-method=rejection_sampler --speculative-disable-mqa-scorer "
         "--disable-logprobs-during-spec-decoding"
     ),
@@ -333,7 +333,7 @@ NOT_YET = {
     "--enable-moe-shared-loras --max-lora-cls-labels= --qlora-adapter-name-or-path= --enable-prompt-adapter "
     "--prompt-adapters=* --max-prompt-adapters= --max-prompt-adapter-token=",
     "adapters say themselves which layers they change": "--lora-target-modules=*",
-    "guesses change no token and no log-probability; leave it out": "--spec-decoding-acceptance-method= "
+    "draft tokens change no token and no log-probability; leave it out": "--spec-decoding-acceptance-method= "
     "--typical-acceptance-sampler-posterior-threshold= --typical-acceptance-sampler-posterior-alpha=",
     "images and sound are not served yet; requests are text alone": "--limit-mm-per-prompt= "
     "--mm-placeholder-str-override= --mm-processor-kwargs= "

@@ -94,10 +94,10 @@ class ServerMetrics:
         if stats.drafts is not None:
             by_place = CounterMetricFamily(
                 self.prefix + "spec_decode_num_accepted_tokens_per_pos",
-                "Guessed tokens that were right, by their place in a draft.",
+                "Drafted tokens that were right, by their place in a draft.",
                 labels=[*labels, "position"],
             )
-            for place, count in enumerate(stats.drafts.right_at):
+            for place, count in enumerate(stats.drafts.accepted_at):
                 by_place.add_metric([*values, str(place)], count)
             yield by_place
         success = CounterMetricFamily(
@@ -141,17 +141,17 @@ class ServerMetrics:
 
     def _counters(self, stats: EngineStats) -> list[tuple[str, str, float]]:
         drafts = stats.drafts
-        guessed = (
+        drafted = (
             []
             if drafts is None
             else [
                 ("spec_decode_num_drafts", "Drafts of tokens to come.", drafts.drafts_total),
-                ("spec_decode_num_draft_tokens", "Guessed tokens in them.", drafts.guesses_total),
-                ("spec_decode_num_accepted_tokens", "Guessed tokens that were right.", drafts.right_total),
+                ("spec_decode_num_draft_tokens", "Drafted tokens in them.", drafts.draft_tokens_total),
+                ("spec_decode_num_accepted_tokens", "Drafted tokens that were right.", drafts.accepted_total),
             ]
         )
         return [
-            *guessed,
+            *drafted,
             ("prompt_tokens", "Prompt tokens of all requests.", stats.prompt_tokens_total),
             ("generation_tokens", "Generated tokens of all requests.", stats.generation_tokens_total),
             ("num_preemptions", "Sequences put back to be recomputed.", stats.preemptions_total),

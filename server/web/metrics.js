@@ -62,7 +62,7 @@ export class Meter {
 
   /**
    * What the text of a scrape tells: `running`, `waiting`, `kvUse` (0 to 1), and since the last reading
-   * `tokensPerSecond`, `firstToken` and `betweenTokens` (mean seconds), `prefixHits` and `guessesRight` (0 to 1); `ever`
+   * `tokensPerSecond`, `firstToken` and `betweenTokens` (mean seconds), `prefixHits` and `acceptanceRate` (0 to 1); `ever`
    * has the last four since the server's start. `adapters` are as `parseAdapters` has them. `stages` are those of a pipeline, with
    * `step` and `hop` in seconds and the share `computing` of the time since the last reading. Null is unknown. The
    * speed is of all answers: the tokens behind their first ones, by the time in which any was between its first token
@@ -85,7 +85,7 @@ export class Meter {
       firstToken: ratio(value("time_to_first_token_seconds_sum"), value("time_to_first_token_seconds_count")),
       betweenTokens: ratio(value("inter_token_latency_seconds_sum"), value("inter_token_latency_seconds_count")),
       prefixHits: ratio(value("prefix_cache_hits_total"), value("prefix_cache_queries_total")),
-      guessesRight: ratio(value("spec_decode_num_accepted_tokens_total"), value("spec_decode_num_draft_tokens_total")),
+      acceptanceRate: ratio(value("spec_decode_num_accepted_tokens_total"), value("spec_decode_num_draft_tokens_total")),
     });
     const each = counts.map((one) => ({
       replica: one.replica,

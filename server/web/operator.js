@@ -11,7 +11,7 @@ const IDLE_MS = 3000;
 const MAX_READINGS = 150;
 const UNKNOWN = "–";
 const FIGURES = [
-  "tokens-per-second", "running", "waiting", "kv-use", "first-token", "between-tokens", "prefix-hits", "guesses-right",
+  "tokens-per-second", "running", "waiting", "kv-use", "first-token", "between-tokens", "prefix-hits", "acceptance-rate",
 ];
 const CHARTED = ["tokensPerSecond", "firstToken", "running", "waiting"];
 
@@ -24,7 +24,7 @@ export class Operator {
   #active = false;
   #turn = 0; // of polling: an answer that comes after its turn is not looked at
   #informed = false;
-  #last = { firstToken: null, betweenTokens: null, prefixHits: null, guessesRight: null };
+  #last = { firstToken: null, betweenTokens: null, prefixHits: null, acceptanceRate: null };
   #charts;
   #wheel;
 
@@ -119,8 +119,8 @@ export class Operator {
     put("first-token", duration(this.#last.firstToken));
     put("between-tokens", duration(this.#last.betweenTokens));
     put("prefix-hits", percent(this.#last.prefixHits));
-    put("guesses-right", percent(this.#last.guessesRight));
-    document.getElementById("guesses").hidden = this.#last.guessesRight === null;
+    put("acceptance-rate", percent(this.#last.acceptanceRate));
+    document.getElementById("draft-tokens").hidden = this.#last.acceptanceRate === null;
     showAdapters(document.getElementById("adapters"), reading.adapters);
     showReplicas(document.getElementById("replicas"), reading);
     showStages(document.getElementById("stages"), reading.stages);
@@ -132,7 +132,7 @@ export class Operator {
   #showNothing() {
     for (const key of Object.keys(this.#last)) this.#last[key] = null;
     for (const id of FIGURES) put(id, UNKNOWN);
-    document.getElementById("guesses").hidden = true;
+    document.getElementById("draft-tokens").hidden = true;
     showAdapters(document.getElementById("adapters"), null);
     showReplicas(document.getElementById("replicas"), { numReplicas: null, numSilent: null, replicas: [] });
     showStages(document.getElementById("stages"), []);

@@ -10,6 +10,9 @@ from tidewheel.engine.scheduling import drafts
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ask grammars however long they take. On a busy machine, the time of a step for guesses may be over at once."""
+    """Ask grammars however long they take.
+
+    On a busy machine, the time of a step for draft tokens may be over at once.
+    """
     for module in (masks, drafts):
         monkeypatch.setattr(module, "_LOOKAHEAD_S", 60.0)

@@ -79,11 +79,11 @@ class Oracle:
 
     def propose(self, sequence: Draftable) -> list[int]:
         start = sequence.num_tokens - sequence.prompt_len
-        guesses = self._coming.get(sequence.key, [])[start : start + self._rng.randint(0, self._longest)]
-        if guesses and self._rng.random() < 0.5:
-            wrong = self._rng.randrange(len(guesses))
-            guesses[wrong] = (guesses[wrong] + self._rng.randint(1, 3)) % 32
-        return [token for token in guesses if token >= 0] + [self._rng.randrange(32)] * self._rng.randint(0, 1)
+        draft_tokens = self._coming.get(sequence.key, [])[start : start + self._rng.randint(0, self._longest)]
+        if draft_tokens and self._rng.random() < 0.5:
+            wrong = self._rng.randrange(len(draft_tokens))
+            draft_tokens[wrong] = (draft_tokens[wrong] + self._rng.randint(1, 3)) % 32
+        return [token for token in draft_tokens if token >= 0] + [self._rng.randrange(32)] * self._rng.randint(0, 1)
 
 
 STAGES = st.sampled_from([1, 1, 2, 3])  # of a pipeline
@@ -91,7 +91,7 @@ METHODS = st.sampled_from([None, "oracle", "ngram", "suffix"])
 
 
 def drafter_of(method: str | None, oracle: Oracle) -> Drafter | None:
-    """What guesses by one of METHODS."""
+    """What draft tokens by one of METHODS."""
     if method == "ngram":
         return NgramDrafter(num_tokens=6, longest=3, shortest=1)
     if method == "suffix":
@@ -105,7 +105,7 @@ class Driver:
 
     `clock(step)` says how long a step took, in milliseconds. By `seconds`, nothing else takes any time. `limits` may be
     narrower than the executor's own. With a `kv_folder`, which `close` closes, the executor is an OffloadingExecutor.
-    One that `is_fresh` has seen no decode yet, so it guesses nothing before the first one.
+    One that `is_fresh` has seen no decode yet, so it drafts nothing before the first one.
     """
 
     executor: Executor
@@ -119,7 +119,7 @@ class Driver:
     vocab_size: int = 320  # at least the executor's, and just that for beams
     delay_factor: float = 0.0
     is_fresh: bool = False
-    seconds: Callable[[], float] = lambda: 0.0  # tells the time of guesses, on which it depends whether they pay
+    seconds: Callable[[], float] = lambda: 0.0  # tells the time of draft tokens, on which it depends whether they pay
     kv_folder: BlockFolder | None = None  # where blocks are kept when memory has no room for them
     sampled: dict[int, list[Sampled]] = field(default_factory=dict)
     scored: dict[int, list[Scored]] = field(default_factory=dict)
@@ -359,7 +359,7 @@ def alone(
 ) -> tuple[list[Sampled], list[Scored]]:
     """What choice `index` of `job` samples when nothing else runs and its whole prompt is computed at once.
 
-    Nothing is guessed for it. And the log-probabilities of its prompt.
+    Nothing is drafted for it. And the log-probabilities of its prompt.
     """
     driver = Driver(executor, max_length, eos_ids, enable_prefix_caching=False)
     driver.scheduler.drafts = None
@@ -420,7 +420,7 @@ def check_any_company(
     """The property that whatever runs beside a request, it gets the bits that it gets alone on `reference`.
 
     Requests arrive and are aborted at random times, in pools that are far too small and steps of any size. One of
-    METHODS guesses, or what `make_drafter` makes.
+    METHODS draft tokens, or what `make_drafter` makes.
     """
     moment = st.tuples(st.lists(jobs, max_size=2), st.lists(st.integers(0, 20), max_size=1))
 
@@ -428,7 +428,7 @@ def check_any_company(
         max_examples=max_examples,
         deadline=None,
         database=None,
-        derandomize=make_drafter is not None,  # how much its layer has guessed is asserted
+        derandomize=make_drafter is not None,  # how much its layer has drafted is asserted
         suppress_health_check=list(HealthCheck),
     )
     @given(
@@ -462,7 +462,7 @@ def check_any_company(
         )
         oracle = Oracle(seed)
         drafter: Drafter | BatchDrafter | None = None
-        if limits.most_guesses != 0:
+        if limits.draft_limit != 0:
             drafter = drafter_of(method, oracle) if make_drafter is None else make_drafter()
         driver = Driver(tested, max_length, eos_ids, clock=random_clock(seed), limits=limits, drafter=drafter)
         expected: dict[int, tuple[list[Sampled], list[Scored]]] = {}

@@ -73,14 +73,14 @@ class FakeExecutor:
         assert ((batch.state_slots >= 0) & (batch.state_slots < self.limits.num_states)).all()
         assert len(set(batch.state_slots.tolist())) == len(batch.context_len), "two sequences have one state"
         count = len(batch.context_len)
-        num_guesses = np.zeros(count, np.int32) if batch.num_guesses is None else batch.num_guesses
-        assert num_guesses.dtype == np.int32
-        assert num_guesses.shape == (count,)
-        assert (num_guesses < np.diff(batch.query_start)).all()
-        assert ((num_guesses >= 0) & (num_guesses <= self.limits.max_guesses)).all()
+        num_draft_tokens = np.zeros(count, np.int32) if batch.num_draft_tokens is None else batch.num_draft_tokens
+        assert num_draft_tokens.dtype == np.int32
+        assert num_draft_tokens.shape == (count,)
+        assert (num_draft_tokens < np.diff(batch.query_start)).all()
+        assert ((num_draft_tokens >= 0) & (num_draft_tokens <= self.limits.max_draft_tokens)).all()
         states = []
-        for slot, start, end, guesses in zip(
-            batch.state_slots, batch.query_start[:-1], batch.query_start[1:], num_guesses, strict=True
+        for slot, start, end, draft_tokens in zip(
+            batch.state_slots, batch.query_start[:-1], batch.query_start[1:], num_draft_tokens, strict=True
         ):
             first = int(batch.positions[start])
             assert first == 0 or first in self._states[slot], "a state that nobody has computed"
@@ -88,7 +88,7 @@ class FakeExecutor:
             for token, position in zip(batch.token_ids[start:end], batch.positions[start:end].tolist(), strict=True):
                 state = (state * 31 + int(token) + 1) % 2**61
                 states.append(state.to_bytes(8, "little"))
-                if position >= batch.positions[end - 1] - guesses:
+                if position >= batch.positions[end - 1] - draft_tokens:
                     kept[position + 1] = state
             self._states[slot] = kept
         return states
@@ -158,7 +158,7 @@ class FakeExecutor:
         self._sampled = output.token_ids.copy()
         return OnWait(lambda: output)
 
-    def hand_over(self, num_tokens: int) -> Callable[[], None] | None:
+    def yield_core(self, num_tokens: int) -> Callable[[], None] | None:
         if num_tokens < self.hands_over_from:
             return None
         self.times_lent += 1

@@ -80,7 +80,7 @@ def subjects() -> Iterator[Subject]:
     yield Subject("torch", "float32", "float32", 1, model="mistral-window")
     yield Subject(best, "bfloat16", "int8", 1, model="mistral-window")
     yield Subject(best, "bfloat16", "bfloat16", 2, groups=2, model="gemma2")
-    # Whose states are restored from snapshots, and go back behind wrong guesses.
+    # Whose states are restored from snapshots, and go back behind rejected draft tokens.
     for model in ("qwen3_5", "lfm2"):
         yield Subject(best, "bfloat16", "bfloat16", 2, groups=2, model=model)
     yield Subject(best, "bfloat16", "bfloat16", 2, groups=2, model="minicpm3")  # a latent for all heads

@@ -25,10 +25,10 @@ class PlainDecoder {
     Matrix x(tokens.size());
     for (size_t t = 0; t < tokens.size(); ++t) x[t] = embed(tokens[t], static_cast<int>(t));
     for (size_t i = 0; i < plan_.layers.size(); ++i) {
-      for (const BranchPlan& branch : plan_.layers[i]) {
+      for (const ResidualBlockPlan& residual : plan_.layers[i]) {
         const std::string prefix = "layers." + std::to_string(i) + ".";
-        add(x, mixed(prefix, branch, x));
-        if (branch.sum_norm) x = norm(prefix + kind_of(branch) + "_sum_norm", *branch.sum_norm, x);
+        add(x, mixed(prefix, residual, x));
+        if (residual.sum_norm) x = norm(prefix + kind_of(residual) + "_sum_norm", *residual.sum_norm, x);
       }
     }
     if (plan_.final_norm) x = norm("final_norm", *plan_.final_norm, x);
@@ -100,21 +100,21 @@ class PlainDecoder {
     return x;
   }
 
-  // What a branch adds.
-  Matrix mixed(const std::string& prefix, const BranchPlan& branch, const Matrix& x) const {
-    const std::string kind = prefix + kind_of(branch);
-    const Matrix input = branch.norm ? norm(kind + "_norm", *branch.norm, x) : x;
-    Matrix y = std::visit([&](const auto& plan) { return mix(prefix, plan, input); }, branch.mixer);
-    if (branch.post_norm) y = norm(kind + "_post_norm", *branch.post_norm, y);
+  // What a residual block adds.
+  Matrix mixed(const std::string& prefix, const ResidualBlockPlan& residual, const Matrix& x) const {
+    const std::string kind = prefix + kind_of(residual);
+    const Matrix input = residual.norm ? norm(kind + "_norm", *residual.norm, x) : x;
+    Matrix y = std::visit([&](const auto& plan) { return mix(prefix, plan, input); }, residual.mixer);
+    if (residual.post_norm) y = norm(kind + "_post_norm", *residual.post_norm, y);
     for (Values& row : y) {
-      for (double& value : row) value *= branch.scale;
+      for (double& value : row) value *= residual.scale;
     }
     return y;
   }
 
   Matrix mix(const std::string& prefix, const ParallelPlan& plan, const Matrix& x) const {
     Matrix sum(x.size(), Values(x[0].size()));
-    for (const BranchPlan& branch : plan.branches) add(sum, mixed(prefix, branch, x));
+    for (const ResidualBlockPlan& residual : plan.residuals) add(sum, mixed(prefix, residual, x));
     return sum;
   }
 

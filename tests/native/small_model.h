@@ -1,5 +1,5 @@
 // A decoder of unlike layers with random weights, in an executor: projections, learned positions, biases, norms of both
-// kinds in every place, branches beside each other, and KV heads that groups cannot share alike.
+// kinds in every place, residual blocks beside each other, and KV heads that groups cannot share alike.
 #pragma once
 
 #include <memory>
@@ -98,8 +98,8 @@ class SmallModel {
     return all;
   }
 
-  // The logits of greedy decoding: prompts of so many tokens, computed `chunk` at a time, then `count` more of all. Half
-  // way the sequences move to copies of their blocks.
+  // The logits of greedy decoding: prompts of so many tokens, computed `chunk` at a time, then `count` more of all.
+  // Half way the sequences move to copies of their blocks.
   std::vector<float> run(const std::vector<int>& prompts, int count, int chunk = 1024) {
     const int sequences = static_cast<int>(prompts.size());
     std::vector<int32_t> next(sequences, 7), table(size_t(sequences) * kTable), pairs;

@@ -21,7 +21,7 @@ inline void add_norm(Shapes& shapes, const std::string& name, const std::optiona
   if (norm && norm->bias) shapes[name + ".bias"] = {size};
 }
 
-inline void add_branch(Shapes& shapes, const std::string& prefix, const BranchPlan& branch, int hidden);
+inline void add_residual(Shapes& shapes, const std::string& prefix, const ResidualBlockPlan& residual, int hidden);
 
 inline void add_mixer(Shapes& shapes, const std::string& prefix, const AttentionPlan& plan, int hidden) {
   add_linear(shapes, prefix + "q", plan.q_size(), hidden, plan.qkv_bias);
@@ -51,7 +51,7 @@ inline void add_mixer(Shapes& shapes, const std::string& prefix, const ExpertsPl
 }
 
 inline void add_mixer(Shapes& shapes, const std::string& prefix, const ParallelPlan& plan, int hidden) {
-  for (const BranchPlan& branch : plan.branches) add_branch(shapes, prefix, branch, hidden);
+  for (const ResidualBlockPlan& residual : plan.residuals) add_residual(shapes, prefix, residual, hidden);
 }
 
 inline void add_mixer(Shapes& shapes, const std::string& prefix, const DeltaNetPlan& plan, int hidden) {
@@ -88,15 +88,15 @@ void add_mixer(Shapes&, const std::string&, const Plan&, int) {
   throw std::invalid_argument(std::string("plain decoders have no ") + Plan::kKind);
 }
 
-inline std::string kind_of(const BranchPlan& branch) {
-  return std::visit([](const auto& mixer) { return std::string(mixer.kKind); }, branch.mixer);
+inline std::string kind_of(const ResidualBlockPlan& residual) {
+  return std::visit([](const auto& mixer) { return std::string(mixer.kKind); }, residual.mixer);
 }
 
-inline void add_branch(Shapes& shapes, const std::string& prefix, const BranchPlan& branch, int hidden) {
-  add_norm(shapes, prefix + kind_of(branch) + "_norm", branch.norm, hidden);
-  add_norm(shapes, prefix + kind_of(branch) + "_post_norm", branch.post_norm, hidden);
-  add_norm(shapes, prefix + kind_of(branch) + "_sum_norm", branch.sum_norm, hidden);
-  std::visit([&](const auto& mixer) { add_mixer(shapes, prefix, mixer, hidden); }, branch.mixer);
+inline void add_residual(Shapes& shapes, const std::string& prefix, const ResidualBlockPlan& residual, int hidden) {
+  add_norm(shapes, prefix + kind_of(residual) + "_norm", residual.norm, hidden);
+  add_norm(shapes, prefix + kind_of(residual) + "_post_norm", residual.post_norm, hidden);
+  add_norm(shapes, prefix + kind_of(residual) + "_sum_norm", residual.sum_norm, hidden);
+  std::visit([&](const auto& mixer) { add_mixer(shapes, prefix, mixer, hidden); }, residual.mixer);
 }
 
 inline Shapes tensor_shapes(const DecoderPlan& plan) {
@@ -110,7 +110,7 @@ inline Shapes tensor_shapes(const DecoderPlan& plan) {
   }
   add_norm(shapes, "embed.norm", embedding.norm, hidden);
   for (size_t i = 0; i < plan.layers.size(); ++i) {
-    for (const BranchPlan& branch : plan.layers[i]) add_branch(shapes, "layers." + std::to_string(i) + ".", branch, hidden);
+    for (const ResidualBlockPlan& residual : plan.layers[i]) add_residual(shapes, "layers." + std::to_string(i) + ".", residual, hidden);
   }
   add_norm(shapes, "final_norm", plan.final_norm, hidden);
   if (!plan.head.tied) shapes["head.weight"] = {plan.vocab_size, embedding.size};

@@ -124,8 +124,8 @@ def test_answers_are_those_of_the_server(llm: LLM, server: httpx.Client, fields:
     [["--speculative-config.method", "ngram"], ["--speculative-model", str(DEMO_MODEL)]],
     ids=["ngram", "model"],
 )
-def test_guesses_change_no_answer(llm: LLM, by: list[str]) -> None:
-    """Of a server that guesses: it says in its metrics that it did, and in its answers what others say."""
+def test_draft_tokens_change_no_answer(llm: LLM, by: list[str]) -> None:
+    """Of a server that drafts: it says in its metrics that it did, and in its answers what others say."""
     prompts = ["The wheel turns. The wheel turns. The wheel", "a b c d e f g h a b c d", PROMPTS[2]]
     sampled = [
         {"temperature": 0.0},
@@ -134,24 +134,24 @@ def test_guesses_change_no_answer(llm: LLM, by: list[str]) -> None:
     ]
     process = ServerProcess("--max-model-len", "1k", *by)
     try:
-        with httpx.Client(base_url=process.url, timeout=60, trust_env=False) as guessing:
+        with httpx.Client(base_url=process.url, timeout=60, trust_env=False) as drafting:
             for fields in sampled:
                 body = {"top_p": 1.0, **fields, "prompt": prompts, "max_tokens": 60, "logprobs": 2, "ignore_eos": True}
-                choices = answered(guessing, "/v1/completions", {**body, "return_token_ids": True})["choices"]
+                choices = answered(drafting, "/v1/completions", {**body, "return_token_ids": True})["choices"]
                 outputs = generate(llm, prompts, SamplingParams(**fields, max_tokens=60, logprobs=2, ignore_eos=True))
                 for choice, one in zip(choices, [one for output in outputs for one in output.outputs], strict=True):
                     assert choice["token_ids"] == one.token_ids
                     places = zip(one.token_ids, one.logprobs or (), strict=True)
                     assert choice["logprobs"]["token_logprobs"] == [place[token].logprob for token, place in places]
-            metrics = guessing.get("/metrics").text
+            metrics = drafting.get("/metrics").text
     finally:
         process.stop()
     counted = dict(re.findall(r"^tidewheel:spec_decode_num_(\w+)_total\{.*\} (\S+)$", metrics, re.MULTILINE))
-    drafts, guesses, right = (float(counted[name]) for name in ("drafts", "draft_tokens", "accepted_tokens"))
-    assert 0 < drafts <= guesses
-    assert 0 < right <= guesses
+    drafts, draft_tokens, right = (float(counted[name]) for name in ("drafts", "draft_tokens", "accepted_tokens"))
+    assert 0 < drafts <= draft_tokens
+    assert 0 < right <= draft_tokens
     if "--speculative-model" in by:
-        assert right == guesses, "the model is its own draft model"
+        assert right == draft_tokens, "the model is its own draft model"
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ def test_a_slow_node_gets_fewer_layers(
 
 
 @pytest.mark.parametrize("method", ["draft_model", "mtp"])
-def test_stages_on_nodes_guess(method: str, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stages_on_nodes_draft(method: str, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a draft model beside the first of them, or the checkpoint's layer behind the last."""
     folder = mtp_zoo.folder("qwen3_5")
     config: dict[str, Any] = {"method": method, "num_speculative_tokens": 3}

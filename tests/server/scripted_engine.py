@@ -174,7 +174,7 @@ class RecitingExecutor:
     def start(self, batch: StepBatch) -> OnWait:
         return OnWait(partial(self.step, batch))
 
-    def hand_over(self, num_tokens: int) -> None:
+    def yield_core(self, num_tokens: int) -> None:
         pass
 
     def close(self) -> None:

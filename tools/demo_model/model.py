@@ -26,7 +26,7 @@ class Shape:
 
 
 DRAFT = Shape(hidden=96, layers=2, heads=2, kv_heads=1, intermediate=256)
-"""A model of less than a tenth of the size, which guesses what the other one will say."""
+"""A model of less than a tenth of the size, which drafts what the other one will say."""
 
 
 class Block(nn.Module):

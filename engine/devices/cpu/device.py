@@ -114,7 +114,7 @@ def _report_unpacked(unpacked: frozenset[str], reason: str | None, cache_dir: st
         logger.warning("--cache-dir has no effect with %s=0: it would keep the experts packed", PREPACK)
 
 
-_FEWEST_GUESSES, _MOST_GUESSES = 4, 64  # behind which a recurrent state can go back
+_MIN_DRAFT_TOKENS, _MAX_DRAFT_TOKENS = 4, 64  # behind which a recurrent state can go back
 
 
 class CpuDevice:
@@ -158,16 +158,16 @@ class CpuDevice:
             )
         return [GroupBytes(window, block // _native.block_tokens()) for window, block in blocks.items()]
 
-    def max_guesses(self, spec: DecoderSpec) -> int:
+    def max_draft_tokens(self, spec: DecoderSpec) -> int:
         """As many as add a sixth to what a state takes, but at least 4 and at most 64."""
         if not spec.state_bytes:
             return 0
         in_a_sixth = spec.state_bytes // (6 * spec.state_input_bytes)
-        return min(max(in_a_sixth, _FEWEST_GUESSES), _MOST_GUESSES)
+        return min(max(in_a_sixth, _MIN_DRAFT_TOKENS), _MAX_DRAFT_TOKENS)
 
     def slot_bytes(self, spec: DecoderSpec) -> int:
-        """The state, and what its guesses give to the recurrences."""
-        return spec.state_bytes + self.max_guesses(spec) * spec.state_input_bytes
+        """The state, and what its draft tokens give to the recurrences."""
+        return spec.state_bytes + self.max_draft_tokens(spec) * spec.state_input_bytes
 
     def limits(self, spec: DecoderSpec, options: ExecutorOptions) -> ExecutorLimits:
         """Those of an executor that is loaded with these options. Raises DeviceError if the cache is too small."""
@@ -175,7 +175,7 @@ class CpuDevice:
             self.kv_group_bytes(spec, options.cache_dtype),
             _native.block_tokens(),
             state_bytes=self.slot_bytes(spec),
-            max_guesses=self.max_guesses(spec),
+            max_draft_tokens=self.max_draft_tokens(spec),
         )
 
     def kv_version(self) -> str:
@@ -202,7 +202,7 @@ class CpuDevice:
         _report_memory()
         # Else the event loop has a processor without taking one from a worker.
         on_all = sum(map(len, groups)) == len(_native.topology()["processors"])
-        return self._load(spec, weights, options, cancellation or Cancellation(), groups=groups, lends_cores=on_all)
+        return self._load(spec, weights, options, cancellation or Cancellation(), groups=groups, yields_cores=on_all)
 
     def load_stage(
         self,
@@ -262,7 +262,7 @@ class CpuDevice:
         *,
         groups: list[list[int]] | None = None,
         beside: _native.Executor | None = None,
-        lends_cores: bool = False,
+        yields_cores: bool = False,
         stage: StageSpec | None = None,
     ) -> CpuExecutor:
         limits = self.limits(spec, options)
@@ -276,7 +276,7 @@ class CpuDevice:
                     formats,
                     options.max_model_len,
                     unpacked_experts=bool(unpacked),
-                    layer_guesses=options.layer_guesses,
+                    layer_draft_tokens=options.layer_draft_tokens,
                     kv_scales=options.kv_scales,
                     stage=stage,
                 ),
@@ -288,7 +288,7 @@ class CpuDevice:
                 groups or [],
                 limits.num_states,
                 0 if options.lora is None else options.lora.max_rank,
-                limits.max_guesses,
+                limits.max_draft_tokens,
                 beside,
             )
             cache = None if unpacked else self._packed_cache(spec, formats, weights, stage)
@@ -305,7 +305,7 @@ class CpuDevice:
             raise DeviceError("not enough memory for the weights and the KV cache; lower --kv-cache-space") from error
         write = BackgroundWrite(cache, native) if cache is not None and not cached else None
         lora_dtype = options.dtype if options.lora is None else options.lora.dtype
-        return CpuExecutor(native, limits, spec.vocab_size, write, lends_cores=lends_cores, lora_dtype=lora_dtype)
+        return CpuExecutor(native, limits, spec.vocab_size, write, yields_cores=yields_cores, lora_dtype=lora_dtype)
 
     def _packed_cache(
         self, spec: DecoderSpec, formats: Formats, weights: WeightSource, stage: StageSpec | None

@@ -20,7 +20,7 @@ from ..base import ExecutorLimits, OnWait
 from ..batch import StepBatch, StepOutput
 
 # Worth a core to pass on: fewer tokens are, in about the time that a thread takes to sleep and to wake.
-_LENDING_TOKENS = 8
+_YIELD_TOKENS = 8
 
 
 class CpuExecutor:
@@ -33,12 +33,12 @@ class CpuExecutor:
         vocab_size: int,
         write: BackgroundWrite | None = None,
         *,
-        lends_cores: bool = False,
+        yields_cores: bool = False,
         lora_dtype: DType = "float32",
     ) -> None:
         self.limits = limits
         self._lora_dtype = lora_dtype
-        self._lends_cores = lends_cores
+        self._yields_cores = yields_cores
         self._native: _native.Executor | None = native
         self._vocab_size = vocab_size
         self._write = write
@@ -88,12 +88,15 @@ class CpuExecutor:
             rows,
         )
 
-    def guess(self, batch: StepBatch, counts: NDArray[np.int32], least_probability: float = 0.0) -> NDArray[np.int32]:
-        """Run the batch, then guess after guess: see DraftExecutor. Raises ValueError for arrays that do not fit."""
+    def draft(self, batch: StepBatch, counts: NDArray[np.int32], least_probability: float = 0.0) -> NDArray[np.int32]:
+        """Run the batch, then one draft token after the other: see DraftExecutor.
+
+        Raises ValueError for arrays that do not fit.
+        """
         native = self.native
         self._pin_caller(native)
         tokens = np.empty((len(counts), int(counts.max(initial=0))), np.int32)
-        native.guess(batch, counts, least_probability, tokens)
+        native.draft(batch, counts, least_probability, tokens)
         return tokens
 
     def copy_blocks(self, pairs: NDArray[np.int32], group: int = 0) -> None:
@@ -120,11 +123,11 @@ class CpuExecutor:
         """Copy recurrent state between slots, `pairs[i] = (from, to)`, shape [N, 2], one after the other."""
         self.native.copy_states(np.ascontiguousarray(pairs, np.int32))
 
-    def rest(self) -> None:
+    def release_scratch(self) -> None:
         """Give the memory of activations back to the system, until the next step."""
-        self.native.rest()
+        self.native.release_scratch()
         if self._draft is not None:
-            self._draft.rest()
+            self._draft.release_scratch()
 
     def load_lora(self, number: int, adapter: LoraAdapter) -> None:
         """Pack an adapter, from any thread. Raises DeviceError for one that the kernels cannot run."""
@@ -143,17 +146,17 @@ class CpuExecutor:
         """Free an adapter."""
         self.native.set_adapter(number, None)
 
-    def hand_over(self, num_tokens: int) -> Callable[[], None] | None:
+    def yield_core(self, num_tokens: int) -> Callable[[], None] | None:
         """Leave the last worker's processor to the thread that passes many tokens on, until it is done."""
-        if not self._lends_cores or num_tokens < _LENDING_TOKENS:
+        if not self._yields_cores or num_tokens < _YIELD_TOKENS:
             return None
-        self.native.lend_core()
-        return self._take_back_core
+        self.native.yield_core()
+        return self._reclaim_core
 
-    def _take_back_core(self) -> None:
+    def _reclaim_core(self) -> None:
         native = self._native
         if native is not None:
-            native.take_back_core()
+            native.reclaim_core()
 
     def close_with(self, draft: CpuExecutor) -> None:
         """Close a draft model with this one."""

@@ -13,7 +13,6 @@ from ...errors import DeviceError
 from ...models.spec import (
     AltUpSpec,
     AttentionSpec,
-    BranchSpec,
     DecoderSpec,
     DeltaNetSpec,
     Eagle3Spec,
@@ -27,6 +26,7 @@ from ...models.spec import (
     ParallelSpec,
     PerLayerEmbeddingSpec,
     PerLayerSpec,
+    ResidualBlockSpec,
     RopeSpec,
     ShortConvSpec,
     StageSpec,
@@ -108,15 +108,15 @@ def lower(
     max_positions: int,
     *,
     unpacked_experts: bool = False,
-    layer_guesses: int = 0,
+    layer_draft_tokens: int = 0,
     kv_scales: KvScales | None = None,
     stage: StageSpec | None = None,
 ) -> _native.DecoderPlan:
     """The plan of a model that serves contexts of `max_positions` tokens, with routed experts packed or as they lie.
 
-    A layer that predicts tokens makes drafts of at most `layer_guesses`. With a `stage` it is the plan of its layers
-    alone. Raises DeviceError for a kind of mixer that the CPU device does not have, and ValueError for an unknown
-    format.
+    A layer that predicts tokens makes drafts of at most `layer_draft_tokens`. With a `stage` it is the plan of its
+    layers alone. Raises DeviceError for a kind of mixer that the CPU device does not have, and ValueError for an
+    unknown format.
     """
     plan = _native.DecoderPlan()
     plan.vocab_size, plan.hidden_size, plan.max_positions = spec.vocab_size, spec.hidden_size, max_positions
@@ -131,9 +131,12 @@ def lower(
     )
     stage = stage or StageSpec(0, len(spec.layers), len(spec.layers))
     plan.embeds, plan.has_head = stage.is_first, stage.is_last
-    around = _Surroundings(spec, stage, unpacked_experts, kv_scales)
+    context = _LayerContext(spec, stage, unpacked_experts, kv_scales)
     plan.layers = [
-        [_branch(branch, around.of_layer(index)) for branch in (layer if stage.begin <= index < stage.end else ())]
+        [
+            _residual(residual, context.of_layer(index))
+            for residual in (layer if stage.begin <= index < stage.end else ())
+        ]
         for index, layer in enumerate(spec.layers)
     ]
     plan.final_norm = _norm(spec.final_norm)
@@ -141,13 +144,13 @@ def lower(
         plan.mtp = _native.MtpPlan(
             _norm_plan(mtp.embedding_norm),
             _norm_plan(mtp.hidden_norm),
-            [_branch(branch, around) for branch in mtp.layer],
+            [_residual(residual, context) for residual in mtp.layer],
             _norm_plan(mtp.final_norm),
             mtp.feeds_normed,
-            layer_guesses,
+            layer_draft_tokens,
         )
     if spec.eagle3 is not None:
-        plan.eagle3 = _eagle3(spec.eagle3, around.unscaled(), layer_guesses)
+        plan.eagle3 = _eagle3(spec.eagle3, context.unscaled(), layer_draft_tokens)
     if spec.streams is not None:
         plan.streams = _native.StreamsPlan(spec.streams.count, spec.streams.least_square)
     plan.head = _native.HeadPlan(head.tied, head.divisor, head.softcap or 0.0, head.bias)
@@ -175,7 +178,7 @@ def _format(format: TensorFormat, inputs: int) -> _native.WeightFormat:
     return _native.WeightFormat("grid", group, format.zero_points, format.bits, format.scales)
 
 
-class _Surroundings:
+class _LayerContext:
     """What a mixer cannot tell itself: whether experts are packed, and where each layer's K and V lie: in which cache
     group, and as the how-manyeth layer of the stage in it, and by what they are divided there.
     """
@@ -192,7 +195,7 @@ class _Surroundings:
                     self._layers[index] = counts[mixer.cached.window]
                     counts[mixer.cached.window] += 1
 
-    def unscaled(self) -> _Surroundings:
+    def unscaled(self) -> _LayerContext:
         """Those of a layer whose K and V are divided by nothing."""
         own = copy(self)
         own._kv_scales = None
@@ -202,7 +205,7 @@ class _Surroundings:
         """The cache group of a window."""
         return self._windows.index(window)
 
-    def of_layer(self, index: int) -> _Surroundings:
+    def of_layer(self, index: int) -> _LayerContext:
         """The surroundings of the mixers of that layer."""
         own = copy(self)
         own._index = index
@@ -217,30 +220,30 @@ class _Surroundings:
         return -1 if index is None else self._layers[index]
 
 
-def _branch(branch: BranchSpec, around: _Surroundings) -> _native.BranchPlan:
-    return _native.BranchPlan(
-        _mixer(branch.mixer, around),
-        _norm(branch.norm),
-        _norm(branch.post_norm),
-        _norm(branch.sum_norm),
-        branch.scale,
-        branch.sum_scale,
-        branch.sum_factor,
+def _residual(residual: ResidualBlockSpec, context: _LayerContext) -> _native.ResidualBlockPlan:
+    return _native.ResidualBlockPlan(
+        _mixer(residual.mixer, context),
+        _norm(residual.norm),
+        _norm(residual.post_norm),
+        _norm(residual.sum_norm),
+        residual.scale,
+        residual.sum_scale,
+        residual.sum_factor,
     )
 
 
-def _mixer(mixer: MixerSpec, around: _Surroundings) -> _native.MixerPlan:
+def _mixer(mixer: MixerSpec, context: _LayerContext) -> _native.MixerPlan:
     match mixer:
         case AttentionSpec():
-            return _attention(mixer, around)
+            return _attention(mixer, context)
         case LatentAttentionSpec():
-            return _latent_attention(mixer, around)
+            return _latent_attention(mixer, context)
         case MlpSpec():
             return _mlp(mixer)
         case LaurelSpec():
             return _native.LaurelPlan(mixer.rank, _norm_plan(mixer.norm))
         case AltUpSpec():
-            return _alt_up(mixer, around)
+            return _alt_up(mixer, context)
         case DeltaNetSpec():
             return _delta_net(mixer)
         case Mamba2Spec():
@@ -248,9 +251,9 @@ def _mixer(mixer: MixerSpec, around: _Surroundings) -> _native.MixerPlan:
         case ShortConvSpec():
             return _native.ShortConvPlan(mixer.size, mixer.conv_kernel, mixer.bias)
         case ExpertsSpec():
-            return _experts(mixer, around.unpacked_experts)
+            return _experts(mixer, context.unpacked_experts)
         case ParallelSpec():
-            return _native.ParallelPlan([_branch(branch, around) for branch in mixer.branches])
+            return _native.ParallelPlan([_residual(residual, context) for residual in mixer.residuals])
         case PerLayerSpec():
             return _native.PerLayerPlan(mixer.layer, mixer.size, mixer.activation)
         case _:
@@ -270,7 +273,7 @@ def _per_layer(per_layer: PerLayerEmbeddingSpec | None) -> _native.PerLayerEmbed
     )
 
 
-def _attention(attention: AttentionSpec, around: _Surroundings) -> _native.AttentionPlan:
+def _attention(attention: AttentionSpec, context: _LayerContext) -> _native.AttentionPlan:
     plan = _native.AttentionPlan()
     plan.num_heads, plan.num_kv_heads = attention.num_heads, attention.num_kv_heads
     plan.head_dim, plan.scale = attention.head_dim, attention.scale
@@ -279,39 +282,39 @@ def _attention(attention: AttentionSpec, around: _Surroundings) -> _native.Atten
     plan.normalize_over(attention.qk_norm_over)
     plan.rope = _rope(attention.rope)
     plan.sliding_window, plan.softcap = attention.sliding_window or 0, attention.softcap or 0.0
-    plan.cache_group = around.group(attention.sliding_window)
+    plan.cache_group = context.group(attention.sliding_window)
     plan.alibi_slopes, plan.sinks = list(attention.alibi_slopes or ()), attention.sinks
     plan.output_gate = attention.output_gate
     if (temperature := attention.query_temperature) is not None:
         plan.query_temperature = _native.TemperaturePlan(temperature.beta, temperature.length, temperature.offset)
     plan.v_norm, plan.values_from_keys = _norm(attention.v_norm), attention.values_from_keys
-    plan.shared_layer = around.layer(attention.kv_layer)
-    scale = around.kv_scale(attention.kv_layer)
+    plan.shared_layer = context.layer(attention.kv_layer)
+    scale = context.kv_scale(attention.kv_layer)
     plan.scale_kv(scale.k, scale.v)
     return plan
 
 
-def _eagle3(layer: Eagle3Spec, around: _Surroundings, num_guesses: int) -> _native.Eagle3Plan:
+def _eagle3(layer: Eagle3Spec, context: _LayerContext, num_draft_tokens: int) -> _native.Eagle3Plan:
     plan = _native.Eagle3Plan(
         _norm_plan(layer.embedding_norm),
         _norm_plan(layer.hidden_norm),
-        _attention(layer.attention, around),
-        _branch(layer.mlp, around),
+        _attention(layer.attention, context),
+        _residual(layer.mlp, context),
         _norm_plan(layer.final_norm),
     )
     plan.hidden_size, plan.vocab_size, plan.layers = layer.hidden_size, layer.vocab_size, list(layer.layers)
     plan.adds_normed, plan.own_embedding = layer.adds_normed, layer.own_embedding
-    plan.token_ids, plan.num_guesses = list(layer.token_ids or ()), num_guesses
+    plan.token_ids, plan.num_draft_tokens = list(layer.token_ids or ()), num_draft_tokens
     return plan
 
 
-def _alt_up(layer: AltUpSpec, around: _Surroundings) -> _native.AltUpPlan:
+def _alt_up(layer: AltUpSpec, context: _LayerContext) -> _native.AltUpPlan:
     return _native.AltUpPlan(
         layer.streams,
         layer.active,
         _norm_plan(layer.norm),
-        [_branch(branch, around) for branch in layer.branches],
-        _branch(layer.told, around),
+        [_residual(residual, context) for residual in layer.residuals],
+        _residual(layer.passive, context),
         layer.scaled,
     )
 
@@ -373,13 +376,13 @@ def _experts(experts: ExpertsSpec, unpacked: bool) -> _native.ExpertsPlan:
     )
 
 
-def _latent_attention(attention: LatentAttentionSpec, around: _Surroundings) -> _native.LatentAttentionPlan:
+def _latent_attention(attention: LatentAttentionSpec, context: _LayerContext) -> _native.LatentAttentionPlan:
     plan = _native.LatentAttentionPlan(_norm_plan(attention.norm), _rope_plan(attention.rope))
     plan.num_heads, plan.kv_rank, plan.q_rank = attention.num_heads, attention.kv_rank, attention.q_rank or 0
     plan.nope_dim, plan.rope_dim, plan.value_dim = attention.nope_dim, attention.rope_dim, attention.value_dim
     plan.scale, plan.bias = attention.scale, attention.bias
-    plan.cache_group = around.group(attention.cached.window)
-    plan.kv_scale = around.kv_scale(None).k
+    plan.cache_group = context.group(attention.cached.window)
+    plan.kv_scale = context.kv_scale(None).k
     return plan
 
 

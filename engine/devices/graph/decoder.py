@@ -12,11 +12,11 @@ from torch import Tensor
 from ...models.spec import DecoderSpec, LayerSpec
 from ...weights.tensor import WeightTensor
 from .attention import Attend, PlanAttention
-from .mixers import KINDS, Branch, Parts, Tokens
+from .mixers import KINDS, Parts, ResidualBlock, Tokens
 from .weights import Weights
 
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
-RunLayer = Callable[[Sequence[Branch], Tensor, Tokens], Tensor]
+RunLayer = Callable[[Sequence[ResidualBlock], Tensor, Tokens], Tensor]
 
 
 class GraphDecoder:
@@ -61,7 +61,8 @@ class GraphDecoder:
         self._project_in = loaded.linear("embed.project_in") if projected else None
         self._project_out = loaded.linear("embed.project_out") if projected else None
         self._layers = [
-            [Branch(branch, f"layers.{index}", parts) for branch in layer] for index, layer in enumerate(spec.layers)
+            [ResidualBlock(residual, f"layers.{index}", parts) for residual in layer]
+            for index, layer in enumerate(spec.layers)
         ]
         self._final_norm = loaded.norm("final_norm", spec.final_norm)
         self._head = loaded.linear("embed" if head.tied else "head", "head")
@@ -69,8 +70,8 @@ class GraphDecoder:
     def allocate(self, num_blocks: Sequence[int]) -> None:
         """Make an empty KV cache: so many blocks of each group, with the one for padding."""
         self._num_blocks = list(num_blocks)
-        for branch in chain(*self._layers):
-            branch.mixer.allocate(num_blocks)
+        for residual in chain(*self._layers):
+            residual.mixer.allocate(num_blocks)
 
     def compiled_layers(self, compile_function: Compile) -> Mapping[LayerSpec, RunLayer]:
         """What runs the layers, compiled: once for all that are alike, whatever their weights."""
@@ -118,8 +119,8 @@ class GraphDecoder:
 
     def copy_slots(self, source: Tensor, target: Tensor, group: int) -> None:
         """Copy K and V in all layers of a cache group, from the slots `source [N]` to `target [N]`."""
-        for branch in chain(*self._layers):
-            branch.mixer.copy_slots(source, target, group)
+        for residual in chain(*self._layers):
+            residual.mixer.copy_slots(source, target, group)
 
     def _embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         embedding = self._spec.embedding
@@ -138,7 +139,7 @@ class GraphDecoder:
         return rotations
 
 
-def _run_layer(layer: Sequence[Branch], x: Tensor, tokens: Tokens) -> Tensor:
-    for branch in layer:
-        x = branch(x, tokens)
+def _run_layer(layer: Sequence[ResidualBlock], x: Tensor, tokens: Tokens) -> Tensor:
+    for residual in layer:
+        x = residual(x, tokens)
     return x

@@ -106,7 +106,7 @@ class GraphExecutor:
         launches.copy_blocks(pairs, group)
         self._adapter.synchronize()  # another copy, or a step, may now use the same host memory
 
-    def hand_over(self, num_tokens: int) -> None:
+    def yield_core(self, num_tokens: int) -> None:
         """Nothing: torch has threads of its own."""
 
     def close(self) -> None:

@@ -69,9 +69,9 @@ class WatchedExecutor:
         """Copy KV blocks of a cache group, `pairs[i] = (from, to)`, shape [N, 2]."""
         self._executor.copy_blocks(pairs, group)
 
-    def hand_over(self, num_tokens: int) -> Callable[[], None] | None:
+    def yield_core(self, num_tokens: int) -> Callable[[], None] | None:
         """As the executor does."""
-        return self._executor.hand_over(num_tokens)
+        return self._executor.yield_core(num_tokens)
 
     def close(self) -> None:
         """Close the executor, and the trace."""

@@ -1,8 +1,8 @@
 """A model in parts for several accelerators, as Megatron cuts it (https://arxiv.org/abs/1909.08053).
 
 Heads and the MLP's inner width are shared out: q, k, v, gate and up by their outputs, o and down by their inputs. What
-a branch gives is then the sum over all parts. Embedding, norms and the head are whole in each part. A KV head that
-serves several parts is in all of them.
+a residual block gives is then the sum over all parts. Embedding, norms and the head are whole in each part. A KV head
+that serves several parts is in all of them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DeviceError
-from ...models.spec import AttentionSpec, BranchSpec, DecoderSpec, MixerSpec, MlpSpec, ParallelSpec
+from ...models.spec import AttentionSpec, DecoderSpec, MixerSpec, MlpSpec, ParallelSpec, ResidualBlockSpec
 from ...weights.tensor import DenseTensor, WeightTensor
 
 _BY_OUTPUTS = ("q", "gate", "up")
@@ -67,15 +67,17 @@ class Shards:
         return replace(tensor, data=np.ascontiguousarray(data), mapped=False)
 
     def _spec(self, rank: int) -> DecoderSpec:
-        def branch(old: BranchSpec) -> BranchSpec:
-            return replace(old, mixer=self._mixer(old.mixer, rank, branch))
+        def residual(old: ResidualBlockSpec) -> ResidualBlockSpec:
+            return replace(old, mixer=self._mixer(old.mixer, rank, residual))
 
-        return replace(self._whole, layers=tuple(tuple(map(branch, layer)) for layer in self._whole.layers))
+        return replace(self._whole, layers=tuple(tuple(map(residual, layer)) for layer in self._whole.layers))
 
-    def _mixer(self, mixer: MixerSpec, rank: int, branch: Callable[[BranchSpec], BranchSpec]) -> MixerSpec:
+    def _mixer(
+        self, mixer: MixerSpec, rank: int, residual: Callable[[ResidualBlockSpec], ResidualBlockSpec]
+    ) -> MixerSpec:
         size = self._size
         if isinstance(mixer, ParallelSpec):
-            return ParallelSpec(tuple(map(branch, mixer.branches)))
+            return ParallelSpec(tuple(map(residual, mixer.residuals)))
         if isinstance(mixer, MlpSpec):
             if mixer.intermediate_size % size:
                 raise self._refused(f"an MLP of {mixer.intermediate_size} values")
@@ -101,11 +103,11 @@ class Shards:
         )
 
 
-def _attentions(branches: tuple[BranchSpec, ...]) -> list[AttentionSpec]:
+def _attentions(residuals: tuple[ResidualBlockSpec, ...]) -> list[AttentionSpec]:
     found = []
-    for branch in branches:
-        if isinstance(branch.mixer, ParallelSpec):
-            found += _attentions(branch.mixer.branches)
-        elif isinstance(branch.mixer, AttentionSpec):
-            found.append(branch.mixer)
+    for residual in residuals:
+        if isinstance(residual.mixer, ParallelSpec):
+            found += _attentions(residual.mixer.residuals)
+        elif isinstance(residual.mixer, AttentionSpec):
+            found.append(residual.mixer)
     return found

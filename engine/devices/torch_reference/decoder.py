@@ -12,7 +12,7 @@ from torch import Tensor
 from ...models.spec import DecoderSpec
 from ...weights.dtypes import DType
 from ...weights.tensor import WeightTensor
-from .mixers import KINDS, Branch, Parts, Tokens
+from .mixers import KINDS, Parts, ResidualBlock, Tokens
 from .mixers.alt_up import narrowed, widened
 from .weights import Weights
 
@@ -43,8 +43,10 @@ class TorchDecoder:
         blocks = dict(zip(spec.windows(), num_blocks, strict=True))
         self._windows = list(blocks)
         parts = Parts(self._weights, blocks, block_size, num_states, _DTYPES[kv_cache_dtype], KINDS)
-        self._branches = [
-            Branch(branch, f"layers.{index}", parts) for index, layer in enumerate(spec.layers) for branch in layer
+        self._residuals = [
+            ResidualBlock(residual, f"layers.{index}", parts)
+            for index, layer in enumerate(spec.layers)
+            for residual in layer
         ]
 
     @torch.inference_mode()
@@ -77,8 +79,8 @@ class TorchDecoder:
         )
         if streams := self._spec.streams:
             x = widened(streams, self._weights, x)
-        for branch in self._branches:
-            x = branch(x, tokens)
+        for residual in self._residuals:
+            x = residual(x, tokens)
         rows = _indices(logits_rows)
         x = x[rows]
         if self.loras.of_tokens is not None:
@@ -89,15 +91,15 @@ class TorchDecoder:
     def copy_blocks(self, pairs: NDArray[np.int32], group: int) -> None:
         """Copy KV blocks in all layers of a cache group, `pairs[i] = (from, to)`, shape [N, 2]."""
         source, target = _indices(pairs).unbind(1)
-        for branch in self._branches:
-            branch.mixer.copy_blocks(source, target, self._windows[group])
+        for residual in self._residuals:
+            residual.mixer.copy_blocks(source, target, self._windows[group])
 
     @torch.inference_mode()
     def copy_states(self, pairs: NDArray[np.int32]) -> None:
         """Copy recurrent state in all layers, `pairs[i] = (from, to)`, shape [N, 2], one after the other."""
         for source, target in pairs.tolist():
-            for branch in self._branches:
-                branch.mixer.copy_state(source, target)
+            for residual in self._residuals:
+                residual.mixer.copy_state(source, target)
 
     def _embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         embedding = self._spec.embedding

@@ -79,7 +79,7 @@ class TorchExecutor:
         """Forget an adapter."""
         self._loaded().loras.drop(number)
 
-    def hand_over(self, num_tokens: int) -> None:
+    def yield_core(self, num_tokens: int) -> None:
         """Nothing: torch has threads of its own."""
 
     def close(self) -> None:

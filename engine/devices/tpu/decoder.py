@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from ...models.spec import AttentionSpec, DecoderSpec
 from .attention import Sequences
 from .inputs import StepInputs
-from .mixers import KINDS, Branch, Params, Parts, Pass
+from .mixers import KINDS, Params, Parts, Pass, ResidualBlock
 
 
 class TpuDecoder:
@@ -25,8 +25,10 @@ class TpuDecoder:
         self._windows = spec.windows()
         self.page_windows: list[int | None] = []
         parts = Parts(mesh, uses_kernel, self.page_windows, KINDS)
-        self._branches = [
-            Branch(branch, f"layers.{index}", parts) for index, layer in enumerate(spec.layers) for branch in layer
+        self._residuals = [
+            ResidualBlock(residual, f"layers.{index}", parts)
+            for index, layer in enumerate(spec.layers)
+            for residual in layer
         ]
 
     def hidden(
@@ -47,8 +49,8 @@ class TpuDecoder:
             },
         )
         x = self._embed(step, inputs.token_ids, inputs.positions)
-        for branch in self._branches:
-            x = branch(x, step)
+        for residual in self._residuals:
+            x = residual(x, step)
         return x, step.pages
 
     def logits(self, params: Params, x: jax.Array) -> jax.Array:

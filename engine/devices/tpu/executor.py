@@ -105,7 +105,7 @@ class TpuExecutor:
         for start in range(0, len(pairs), COPIED_PAIRS):
             self._copy(pairs[start : start + COPIED_PAIRS], group)
 
-    def hand_over(self, num_tokens: int) -> None:
+    def yield_core(self, num_tokens: int) -> None:
         """Nothing: the device has processors of its own."""
 
     def stats(self) -> BucketStats:

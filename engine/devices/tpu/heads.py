@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ...errors import DeviceError
-from ...models.spec import AttentionSpec, BranchSpec, DecoderSpec, ParallelSpec
+from ...models.spec import AttentionSpec, DecoderSpec, ParallelSpec, ResidualBlockSpec
 
 _LANES = 128
 _SUBLANES = 8
@@ -18,15 +18,15 @@ def with_heads_for(spec: DecoderSpec, num_devices: int) -> DecoderSpec:
     Raises DeviceError with the numbers of chips that can share its heads evenly, if these cannot.
     """
 
-    def branch(old: BranchSpec) -> BranchSpec:
+    def residual(old: ResidualBlockSpec) -> ResidualBlockSpec:
         mixer = old.mixer
         if isinstance(mixer, AttentionSpec):
             return replace(old, mixer=_repeated(mixer, num_devices))
         if isinstance(mixer, ParallelSpec):
-            return replace(old, mixer=ParallelSpec(tuple(map(branch, mixer.branches))))
+            return replace(old, mixer=ParallelSpec(tuple(map(residual, mixer.residuals))))
         return old
 
-    return replace(spec, layers=tuple(tuple(map(branch, layer)) for layer in spec.layers))
+    return replace(spec, layers=tuple(tuple(map(residual, layer)) for layer in spec.layers))
 
 
 def _repeated(attention: AttentionSpec, num_devices: int) -> AttentionSpec:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from ..config import ConfigReader
 from ..description import ModelDescription
 from ..rope import rope_from_config
-from ..spec import BranchSpec, MixerSpec, NormSpec
+from ..spec import MixerSpec, NormSpec, ResidualBlockSpec
 from .listing import Listing
 from .mamba_parts import bamba_mixer, mamba_refs
 from .names import llama_names
@@ -36,8 +36,8 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
     norm = NormSpec("rms", config.number("rms_norm_eps", 1e-5))
     mamba = bamba_mixer(config, norm)
     mixers: dict[bool, MixerSpec] = {False: mamba, True: replace(heads, rope=rope.spec)}
-    mlp = BranchSpec(gated_mlp(config, bias=config.flag("mlp_bias", False)), norm)
-    layers = tuple((BranchSpec(mixers[attends], norm), mlp) for attends in _attending(config))
+    mlp = ResidualBlockSpec(gated_mlp(config, bias=config.flag("mlp_bias", False)), norm)
+    layers = tuple((ResidualBlockSpec(mixers[attends], norm), mlp) for attends in _attending(config))
     names = llama_names(_MODULES)
     names = replace(names, top={**names.top, "final_norm.weight": "final_layernorm.weight"})
     return names.describe(decoder(config, "bamba", layers, norm, rope.max_positions), mamba_refs(mamba, "mamba"))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ..config import ConfigReader
 from ..description import ModelDescription
-from ..spec import BranchSpec, EmbeddingSpec, MlpSpec, NormSpec
+from ..spec import EmbeddingSpec, MlpSpec, NormSpec, ResidualBlockSpec
 from .listing import Listing
 from .names import CheckpointNames, fused_heads
 from .parts import alibi_slopes, attention, decoder, uniform_layers
@@ -46,7 +46,7 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
         NormSpec("layer", config.number("layer_norm_epsilon", 1e-5), bias=True),
     )
     mlp = MlpSpec(4 * hidden, "gelu_tanh", gated=False, bias=True)
-    layer = (BranchSpec(mixer, norm), BranchSpec(mlp, norm))
+    layer = (ResidualBlockSpec(mixer, norm), ResidualBlockSpec(mlp, norm))
     layers, longest = (layer,) * uniform_layers(config), config.integer("seq_length", 2048)
     spec = decoder(config, "bloom", layers, norm, longest, tied=True)
     spec = replace(spec, embedding=EmbeddingSpec(hidden, norm=norm))

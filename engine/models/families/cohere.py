@@ -11,7 +11,7 @@ from dataclasses import replace
 from ..config import ConfigReader
 from ..description import ModelDescription
 from ..rope import rope_from_config
-from ..spec import AttentionSpec, BranchSpec, NormSpec, ParallelSpec, RopeSpec
+from ..spec import AttentionSpec, NormSpec, ParallelSpec, ResidualBlockSpec, RopeSpec
 from ..tensor_ref import TensorRef
 from .listing import Listing
 from .names import llama_names
@@ -49,7 +49,10 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
     spec = decoder(
         config,
         family,
-        tuple((BranchSpec(ParallelSpec((BranchSpec(mixer), BranchSpec(mlp))), norm),) for mixer in mixers),
+        tuple(
+            (ResidualBlockSpec(ParallelSpec((ResidualBlockSpec(mixer), ResidualBlockSpec(mlp))), norm),)
+            for mixer in mixers
+        ),
         norm,
         rope.max_positions,
         tied=True,

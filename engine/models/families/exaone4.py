@@ -10,7 +10,7 @@ from dataclasses import replace
 from ..config import ConfigReader
 from ..description import ModelDescription
 from ..rope import rope_from_config
-from ..spec import BranchSpec, NormSpec
+from ..spec import NormSpec, ResidualBlockSpec
 from .listing import Listing
 from .names import llama_names
 from .parts import attention, decoder, gated_mlp, layer_windows, with_windows
@@ -30,10 +30,10 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
     rope = rope_from_config(config, heads.head_dim, max_model_len)
     window = config.optional_integer("sliding_window", 4096)
     norm = NormSpec("rms", config.number("rms_norm_eps", 1e-5))
-    mlp = BranchSpec(gated_mlp(config), post_norm=norm)
+    mlp = ResidualBlockSpec(gated_mlp(config), post_norm=norm)
     layers = tuple(
         (
-            BranchSpec(
+            ResidualBlockSpec(
                 replace(mixer, rope=rope.spec if window is None or mixer.sliding_window else None), post_norm=norm
             ),
             mlp,

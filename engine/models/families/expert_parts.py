@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ...errors import ModelError
 from ..config import ConfigReader
-from ..spec import BranchSpec, ExpertsSpec, LayerSpec, MixerSpec, MlpSpec, NormSpec
+from ..spec import ExpertsSpec, LayerSpec, MixerSpec, MlpSpec, NormSpec, ResidualBlockSpec
 from ..tensor_ref import TensorRef
 from .names import CheckpointNames
 
@@ -53,7 +53,7 @@ def expert_layers(
     layers = []
     for index, attention in enumerate(attentions):
         mixer = experts if mlp is None or has_experts(index) else mlp
-        layers.append((BranchSpec(attention, norm, scale=scale), BranchSpec(mixer, norm, scale=scale)))
+        layers.append((ResidualBlockSpec(attention, norm, scale=scale), ResidualBlockSpec(mixer, norm, scale=scale)))
     return tuple(layers)
 
 

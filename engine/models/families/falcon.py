@@ -13,7 +13,7 @@ from ...errors import ModelError
 from ..config import ConfigReader
 from ..description import ModelDescription
 from ..rope import rope_from_config
-from ..spec import AttentionSpec, BranchSpec, LayerSpec, MlpSpec, NormSpec, ParallelSpec
+from ..spec import AttentionSpec, LayerSpec, MlpSpec, NormSpec, ParallelSpec, ResidualBlockSpec
 from ..tensor_ref import TensorRef
 from .listing import Listing
 from .names import CheckpointNames, fused_heads, fused_rows
@@ -94,14 +94,14 @@ def _layer(
     config: ConfigReader, grouped: bool, mixer: AttentionSpec, mlp: MlpSpec, norm: NormSpec
 ) -> tuple[LayerSpec, dict[str, str]]:
     """A layer, and what its norms are called where it has more than one."""
-    in_sequence = (BranchSpec(mixer, norm), BranchSpec(mlp, norm))
+    in_sequence = (ResidualBlockSpec(mixer, norm), ResidualBlockSpec(mlp, norm))
     norms = config.integer("num_ln_in_parallel_attn", 2 if grouped else 1)
     if not config.flag("parallel_attn", True):
         if grouped:
             raise ModelError("config.json: parallel_attn = False with new_decoder_architecture is not supported")
         return in_sequence, _NORMS_IN_SEQUENCE
     if norms == 2 and grouped:
-        return (BranchSpec(ParallelSpec(in_sequence)),), _NORMS_OF_BRANCHES
+        return (ResidualBlockSpec(ParallelSpec(in_sequence)),), _NORMS_OF_BRANCHES
     if norms != 1:
         raise ModelError(f"config.json: num_ln_in_parallel_attn = {norms} is not supported for this architecture")
-    return (BranchSpec(ParallelSpec((BranchSpec(mixer), BranchSpec(mlp))), norm),), {}
+    return (ResidualBlockSpec(ParallelSpec((ResidualBlockSpec(mixer), ResidualBlockSpec(mlp))), norm),), {}

@@ -7,7 +7,7 @@ from dataclasses import replace
 from ..config import ConfigReader
 from ..description import ModelDescription
 from ..rope import rope_from_config
-from ..spec import AttentionSpec, BranchSpec, Mamba2Spec, NormSpec, ParallelSpec
+from ..spec import AttentionSpec, Mamba2Spec, NormSpec, ParallelSpec, ResidualBlockSpec
 from .listing import Listing
 from .mamba_parts import bamba_mixer, mamba_refs
 from .names import llama_names
@@ -25,7 +25,7 @@ _MODULES = {
 
 
 def describe(architecture: str, config: ConfigReader, max_model_len: int | None) -> ModelDescription:
-    """Falcon-H1. A multiplier of what is linear is a scale of the branch or of the attention scores."""
+    """Falcon-H1. A multiplier of what is linear is a scale of the residual block or of the attention scores."""
     heads, attention_scale = _attention(config.with_defaults(num_key_value_heads=8))
     rope = rope_from_config(config.with_defaults(max_position_embeddings=8192), heads.head_dim, max_model_len)
     norm = NormSpec("rms", config.number("rms_norm_eps", 1e-5))
@@ -33,12 +33,12 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
     gate_scale, mlp_scale = _multipliers(config, "mlp_multipliers", 2)
     both = ParallelSpec(
         (
-            BranchSpec(mamba, scale=config.number("ssm_out_multiplier", 1.0)),
-            BranchSpec(replace(heads, rope=rope.spec), scale=attention_scale),
+            ResidualBlockSpec(mamba, scale=config.number("ssm_out_multiplier", 1.0)),
+            ResidualBlockSpec(replace(heads, rope=rope.spec), scale=attention_scale),
         )
     )
     mlp = replace(gated_mlp(config, bias=config.flag("mlp_bias", False)), gate_scale=gate_scale)
-    layer = (BranchSpec(both, norm), BranchSpec(mlp, norm, scale=mlp_scale))
+    layer = (ResidualBlockSpec(both, norm), ResidualBlockSpec(mlp, norm, scale=mlp_scale))
     spec = decoder(
         config,
         "falcon_h1",
@@ -54,7 +54,7 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
 
 
 def _attention(config: ConfigReader) -> tuple[AttentionSpec, float]:
-    """Attention, and the scale of its branch."""
+    """Attention, and the scale of its residual block."""
     bias = config.flag("attention_bias", False)
     heads = attention(config, qkv_bias=bias, out_bias=bias)
     if bias:  # what they are added to is multiplied by it, and they are not

@@ -7,7 +7,7 @@ from dataclasses import replace
 from ..config import ConfigReader
 from ..description import ModelDescription
 from ..rope import rope_from_config
-from ..spec import AttentionSpec, BranchSpec, LayerSpec, MlpSpec, NormSpec
+from ..spec import AttentionSpec, LayerSpec, MlpSpec, NormSpec, ResidualBlockSpec
 from .listing import Listing
 from .names import llama_names
 from .parts import attention, decoder, gated_mlp, layer_windows, with_windows
@@ -54,4 +54,4 @@ def mixers(config: ConfigReader) -> tuple[AttentionSpec, MlpSpec, NormSpec]:
 
 def layer(mixer: AttentionSpec, mlp: MlpSpec, norm: NormSpec) -> LayerSpec:
     """A layer with norms on both sides of each mixer."""
-    return (BranchSpec(mixer, norm, norm), BranchSpec(mlp, norm, norm))
+    return (ResidualBlockSpec(mixer, norm, norm), ResidualBlockSpec(mlp, norm, norm))

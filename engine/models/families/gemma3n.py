@@ -13,13 +13,13 @@ from ..description import ModelDescription
 from ..spec import (
     AltUpSpec,
     AttentionSpec,
-    BranchSpec,
     LaurelSpec,
     LayerSpec,
     MlpSpec,
     NormSpec,
     ParallelSpec,
     PerLayerSpec,
+    ResidualBlockSpec,
     StreamsSpec,
 )
 from ..tensor_ref import TensorRef
@@ -83,15 +83,15 @@ def _layer(
     config: ConfigReader, index: int, mixer: AttentionSpec, mlp: MlpSpec, norm: NormSpec, streams: StreamsSpec
 ) -> LayerSpec:
     laurel = LaurelSpec(config.integer("laurel_rank", 64), norm)
-    beside = ParallelSpec((BranchSpec(mixer, post_norm=norm), BranchSpec(laurel)))
-    branches = (BranchSpec(beside, norm, sum_factor=2**-0.5), BranchSpec(mlp, norm, norm))
+    beside = ParallelSpec((ResidualBlockSpec(mixer, post_norm=norm), ResidualBlockSpec(laurel)))
+    residuals = (ResidualBlockSpec(beside, norm, sum_factor=2**-0.5), ResidualBlockSpec(mlp, norm, norm))
     size = config.integer("hidden_size_per_layer_input", 256)
-    told = BranchSpec(PerLayerSpec(index, size, mlp.activation), post_norm=norm)
+    passive = ResidualBlockSpec(PerLayerSpec(index, size, mlp.activation), post_norm=norm)
     active = config.raw("altup_active_idx") or 0
     if type(active) is not int or not 0 <= active < streams.count:
         raise config.error("altup_active_idx", f"the number of one of {streams.count} streams")
     scaled = config.flag("altup_correct_scale", True)
-    return (BranchSpec(AltUpSpec(streams.count, active, norm, branches, told, scaled)),)
+    return (ResidualBlockSpec(AltUpSpec(streams.count, active, norm, residuals, passive, scaled)),)
 
 
 def _stream_count(config: ConfigReader) -> int:

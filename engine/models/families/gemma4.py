@@ -13,13 +13,13 @@ from ..description import ModelDescription
 from ..rope import Rope, rope_from_config
 from ..spec import (
     AttentionSpec,
-    BranchSpec,
     ExpertsSpec,
     LayerSpec,
     NormSpec,
     ParallelSpec,
     PerLayerEmbeddingSpec,
     PerLayerSpec,
+    ResidualBlockSpec,
     RouterSpec,
 )
 from ..tensor_ref import TensorRef
@@ -86,15 +86,15 @@ def _layer(config: ConfigReader, index: int, mixer: AttentionSpec, norm: NormSpe
     if mixer.kv_layer is not None and config.flag("use_double_wide_mlp", False):
         mlp = replace(mlp, intermediate_size=2 * mlp.intermediate_size)
     size = per_layer_size(config)
-    beside = BranchSpec(mlp, norm, norm)
+    beside = ResidualBlockSpec(mlp, norm, norm)
     if _has_experts(config):
-        experts = BranchSpec(_experts(config, norm), post_norm=norm)
-        beside = BranchSpec(ParallelSpec((beside, experts)), post_norm=norm)
-    branches = [BranchSpec(mixer, norm, norm), beside]
+        experts = ResidualBlockSpec(_experts(config, norm), post_norm=norm)
+        beside = ResidualBlockSpec(ParallelSpec((beside, experts)), post_norm=norm)
+    residuals = [ResidualBlockSpec(mixer, norm, norm), beside]
     if size:
-        branches.append(BranchSpec(PerLayerSpec(index, size, activation), post_norm=norm))
-    branches[-1] = replace(branches[-1], sum_scale=True)
-    return tuple(branches)
+        residuals.append(ResidualBlockSpec(PerLayerSpec(index, size, activation), post_norm=norm))
+    residuals[-1] = replace(residuals[-1], sum_scale=True)
+    return tuple(residuals)
 
 
 def _has_experts(config: ConfigReader) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from ..config import ConfigReader
 from ..description import ModelDescription
 from ..rope import rope_from_config
-from ..spec import BranchSpec, NormSpec
+from ..spec import NormSpec, ResidualBlockSpec
 from .listing import Listing
 from .names import PRE_NORMS, fused_rows, llama_names
 from .parts import attention, decoder, gated_mlp, uniform_layers
@@ -39,7 +39,7 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
     mixer, mlp = replace(heads, rope=pairs), gated_mlp(config)
     norm = NormSpec("rms", config.number("rms_norm_eps", 1.5625e-07))
     sandwich = architecture == "Glm4ForCausalLM"
-    layer = tuple(BranchSpec(part, norm, norm if sandwich else None) for part in (mixer, mlp))
+    layer = tuple(ResidualBlockSpec(part, norm, norm if sandwich else None) for part in (mixer, mlp))
     family = "glm4" if sandwich else "glm"
     spec = decoder(config, family, (layer,) * uniform_layers(config), norm, rope.max_positions)
     names = llama_names(_SANDWICH_NORMS if sandwich else PRE_NORMS)

@@ -12,12 +12,12 @@ from ..config import ConfigReader
 from ..description import ModelDescription
 from ..spec import (
     AttentionSpec,
-    BranchSpec,
     DecoderSpec,
     EmbeddingSpec,
     HeadSpec,
     MlpSpec,
     NormSpec,
+    ResidualBlockSpec,
 )
 from ..tensor_ref import TensorRef
 from .listing import Listing
@@ -57,7 +57,7 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
     )
     layers = tuple(
         (
-            BranchSpec(
+            ResidualBlockSpec(
                 AttentionSpec(
                     num_heads=num_heads,
                     num_kv_heads=num_heads,
@@ -68,7 +68,7 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
                 ),
                 norm,
             ),
-            BranchSpec(mlp, norm),
+            ResidualBlockSpec(mlp, norm),
         )
         for i in range(config.num_layers("n_layer"))
     )

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ..config import ConfigReader
 from ..description import ModelDescription
-from ..spec import BranchSpec, EmbeddingSpec, MlpSpec, NormSpec
+from ..spec import EmbeddingSpec, MlpSpec, NormSpec, ResidualBlockSpec
 from .listing import Listing
 from .names import CheckpointNames, fused_heads, fused_rows
 from .parts import attention, decoder, uniform_layers
@@ -51,7 +51,7 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
     activation = config.activation("activation_function", "gelu_pytorch_tanh")
     mlp = MlpSpec(config.integer("n_inner", 4 * hidden), activation, gated=False, bias=True)
     norm = NormSpec("layer", config.number("layer_norm_epsilon", 1e-5), bias=True)
-    layer = (BranchSpec(heads, norm), BranchSpec(mlp, norm))
+    layer = (ResidualBlockSpec(heads, norm), ResidualBlockSpec(mlp, norm))
     spec = decoder(config, "gpt_bigcode", (layer,) * uniform_layers(config), norm, num_positions, tied=True)
     spec = replace(spec, embedding=EmbeddingSpec(hidden, num_positions))
     if one_kv_head:

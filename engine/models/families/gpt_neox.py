@@ -11,7 +11,7 @@ from dataclasses import replace
 from ..config import ConfigReader
 from ..description import ModelDescription
 from ..rope import rope_from_config
-from ..spec import BranchSpec, LayerSpec, MlpSpec, NormSpec, ParallelSpec
+from ..spec import LayerSpec, MlpSpec, NormSpec, ParallelSpec, ResidualBlockSpec
 from .listing import Listing
 from .names import CheckpointNames, fused_heads
 from .parts import attention, decoder, uniform_layers
@@ -52,10 +52,10 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
     norm = NormSpec("layer", config.number("layer_norm_eps", 1e-5), bias=True)
     size, activation = config.integer("intermediate_size"), config.activation("hidden_act", "gelu")
     layer: LayerSpec = (
-        BranchSpec(replace(heads, rope=rope.spec), norm),
-        BranchSpec(MlpSpec(size, activation, gated=False, bias=True), norm),
+        ResidualBlockSpec(replace(heads, rope=rope.spec), norm),
+        ResidualBlockSpec(MlpSpec(size, activation, gated=False, bias=True), norm),
     )
     if config.flag("use_parallel_residual", True):
-        layer = (BranchSpec(ParallelSpec(layer)),)
+        layer = (ResidualBlockSpec(ParallelSpec(layer)),)
     spec = decoder(config, "gpt_neox", (layer,) * uniform_layers(config), norm, rope.max_positions)
     return _NAMES.describe(spec, fused_heads("attention.query_key_value", 1, heads.head_dim))

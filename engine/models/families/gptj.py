@@ -11,7 +11,7 @@ from ...errors import ModelError
 from ..config import ConfigReader
 from ..description import ModelDescription
 from ..rope import rope_from_config
-from ..spec import BranchSpec, MlpSpec, NormSpec, ParallelSpec
+from ..spec import MlpSpec, NormSpec, ParallelSpec, ResidualBlockSpec
 from .listing import Listing
 from .names import CheckpointNames
 from .parts import attention, decoder, uniform_layers
@@ -57,6 +57,6 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
     activation = config.activation("activation_function", "gelu_new")
     mlp = MlpSpec(config.integer("n_inner", 4 * config.integer("n_embd")), activation, gated=False, bias=True)
     norm = NormSpec("layer", config.number("layer_norm_epsilon", 1e-5), bias=True)
-    layer = (BranchSpec(ParallelSpec((BranchSpec(mixer), BranchSpec(mlp))), norm),)
+    layer = (ResidualBlockSpec(ParallelSpec((ResidualBlockSpec(mixer), ResidualBlockSpec(mlp))), norm),)
     layers = (layer,) * uniform_layers(config)
     return _NAMES.describe(decoder(config, "gptj", layers, norm, rope.max_positions, head_bias=True))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from ..config import ConfigReader
 from ..description import ModelDescription
 from ..rope import rope_from_config
-from ..spec import BranchSpec, NormSpec
+from ..spec import NormSpec, ResidualBlockSpec
 from .listing import Listing
 from .names import PRE_NORMS, llama_names
 from .parts import attention, decoder, gated_mlp, uniform_layers
@@ -23,7 +23,7 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
     mixer = replace(heads, scale=config.number("attention_multiplier", 1.0), rope=rope.spec)
     mlp = gated_mlp(config, bias=config.flag("mlp_bias", False))
     norm, scale = NormSpec("rms", config.number("rms_norm_eps", 1e-6)), config.number("residual_multiplier", 1.0)
-    layer = (BranchSpec(mixer, norm, scale=scale), BranchSpec(mlp, norm, scale=scale))
+    layer = (ResidualBlockSpec(mixer, norm, scale=scale), ResidualBlockSpec(mlp, norm, scale=scale))
     spec = decoder(
         config,
         "granite",

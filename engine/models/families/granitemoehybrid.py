@@ -11,7 +11,7 @@ from ...errors import ModelError
 from ..config import ConfigReader
 from ..description import ModelDescription
 from ..rope import rope_from_config
-from ..spec import BranchSpec, ExpertsSpec, MixerSpec, MlpSpec, NormSpec
+from ..spec import ExpertsSpec, MixerSpec, MlpSpec, NormSpec, ResidualBlockSpec
 from .expert_parts import EXPERT_NORMS, expert_count, experts_per_token, stacked
 from .listing import Listing
 from .mamba_parts import bamba_mixer, mamba_layers, mamba_refs
@@ -51,7 +51,10 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
     )
     mixers: dict[str, MixerSpec] = {"mamba": mamba, "attention": heads}
     mlp = _mlp(config, shared)
-    layers = tuple((BranchSpec(mixers[kind], norm, scale=scale), BranchSpec(mlp, norm, scale=scale)) for kind in types)
+    layers = tuple(
+        (ResidualBlockSpec(mixers[kind], norm, scale=scale), ResidualBlockSpec(mlp, norm, scale=scale))
+        for kind in types
+    )
     spec = decoder(
         config,
         "granitemoehybrid",

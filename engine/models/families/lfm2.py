@@ -9,7 +9,7 @@ from types import MappingProxyType
 from ..config import ConfigReader
 from ..description import ModelDescription
 from ..rope import rope_from_config
-from ..spec import BranchSpec, MixerSpec, MlpSpec, NormSpec, ShortConvSpec
+from ..spec import MixerSpec, MlpSpec, NormSpec, ResidualBlockSpec, ShortConvSpec
 from .hybrids import conv_taps, typed_layers
 from .listing import Listing
 from .names import fused_rows, llama_names
@@ -56,7 +56,7 @@ def described(
         "conv": ShortConvSpec(hidden, config.integer("conv_L_cache", 3), config.flag("conv_bias", False)),
     }
     layers = tuple(
-        (BranchSpec(mixers[kind], norm), BranchSpec(mlp, norm))
+        (ResidualBlockSpec(mixers[kind], norm), ResidualBlockSpec(mlp, norm))
         for kind, mlp in zip(_layer_types(config), mlps, strict=True)
     )
     tied = config.flag("tie_embedding", config.flag("tie_word_embeddings", True))

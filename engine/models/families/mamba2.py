@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...errors import ModelError
 from ..config import ConfigReader
 from ..description import ModelDescription
-from ..spec import BranchSpec, NormSpec
+from ..spec import NormSpec, ResidualBlockSpec
 from .listing import Listing
 from .mamba_parts import mamba_refs, plain_mixer
 from .names import CheckpointNames
@@ -24,7 +24,7 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
     if (size := config.integer("expand", 2) * config.integer("hidden_size")) != heads * head_dim:
         raise ModelError(f"config.json: num_heads {heads} of head_dim {head_dim} are not expand * hidden_size {size}")
     mamba = plain_mixer(config, heads, head_dim, config.integer("state_size", 128), norm)
-    layers = ((BranchSpec(mamba, norm),),) * config.num_layers("num_hidden_layers")
+    layers = ((ResidualBlockSpec(mamba, norm),),) * config.num_layers("num_hidden_layers")
     names = CheckpointNames(
         base="backbone.",
         top={"embed.weight": "embeddings.weight", "final_norm.weight": "norm_f.weight"},

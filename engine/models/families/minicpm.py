@@ -7,7 +7,7 @@ from dataclasses import replace
 from ..config import ConfigReader
 from ..description import ModelDescription
 from ..rope import rope_from_config
-from ..spec import BranchSpec, NormSpec
+from ..spec import NormSpec, ResidualBlockSpec
 from .listing import Listing
 from .names import PRE_NORMS, llama_names
 from .parts import attention, decoder, gated_mlp, uniform_layers
@@ -24,7 +24,9 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
     rope = rope_from_config(config, heads.head_dim, max_model_len)
     norm, num_layers = NormSpec("rms", config.number("rms_norm_eps", 1e-6)), uniform_layers(config)
     scale = config.number("scale_depth", 1.0) / num_layers**0.5
-    layer = tuple(BranchSpec(part, norm, scale=scale) for part in (replace(heads, rope=rope.spec), gated_mlp(config)))
+    layer = tuple(
+        ResidualBlockSpec(part, norm, scale=scale) for part in (replace(heads, rope=rope.spec), gated_mlp(config))
+    )
     hidden = config.integer("hidden_size")
     spec = decoder(
         config,

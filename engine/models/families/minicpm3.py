@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..config import ConfigReader
 from ..description import ModelDescription
-from ..spec import BranchSpec, NormSpec
+from ..spec import NormSpec, ResidualBlockSpec
 from .latent_parts import LATENT_NAMES, latent_attention, latent_refs
 from .listing import Listing
 from .names import llama_names
@@ -30,8 +30,8 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
     scale = 1.0 if depth is None else depth / num_layers**0.5
     base = config.optional_integer("dim_model_base", 256)
     layer = (
-        BranchSpec(mixer, norm, scale=scale),
-        BranchSpec(gated_mlp(config, bias=config.flag("mlp_bias", False)), norm, scale=scale),
+        ResidualBlockSpec(mixer, norm, scale=scale),
+        ResidualBlockSpec(gated_mlp(config, bias=config.flag("mlp_bias", False)), norm, scale=scale),
     )
     spec = decoder(
         config,

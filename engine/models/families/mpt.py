@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...errors import ModelError
 from ..config import ConfigReader
 from ..description import ModelDescription
-from ..spec import AttentionSpec, BranchSpec, DecoderSpec, EmbeddingSpec, HeadSpec, MlpSpec, NormSpec
+from ..spec import AttentionSpec, DecoderSpec, EmbeddingSpec, HeadSpec, MlpSpec, NormSpec, ResidualBlockSpec
 from .listing import Listing
 from .names import CheckpointNames, fused_rows
 from .parts import alibi_slopes
@@ -38,7 +38,7 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
     config.refuse("norm_type", "low_precision_layernorm", "layernorm")
     hidden, max_positions = config.integer("d_model"), config.integer("max_seq_len")
     attention, norm = _attention(config, hidden), NormSpec("layer", config.number("layer_norm_epsilon", 1e-5))
-    layer = (BranchSpec(attention, norm), BranchSpec(MlpSpec(4 * hidden, "gelu", gated=False), norm))
+    layer = (ResidualBlockSpec(attention, norm), ResidualBlockSpec(MlpSpec(4 * hidden, "gelu", gated=False), norm))
     spec = DecoderSpec(
         family="mpt",
         vocab_size=config.integer("vocab_size"),

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ..config import ConfigReader
 from ..description import ModelDescription
-from ..spec import BranchSpec, ExpertsSpec, Mamba2Spec, MixerSpec, MlpSpec, NormSpec
+from ..spec import ExpertsSpec, Mamba2Spec, MixerSpec, MlpSpec, NormSpec, ResidualBlockSpec
 from .deepseek_experts import grouped_experts
 from .expert_parts import shared_expert, single_experts
 from .listing import Listing
@@ -61,7 +61,7 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
         mixers["mlp"] = MlpSpec(size, config.activation("mlp_hidden_act", "relu2"), gated=False, bias=bias)
     if "moe" in types:
         mixers["moe"] = _experts(config)
-    layers = tuple((BranchSpec(mixers[kind], norm),) for kind in types)
+    layers = tuple((ResidualBlockSpec(mixers[kind], norm),) for kind in types)
     longest = config.integer("max_position_embeddings", 4096)
     return _NAMES.describe(decoder(config, "nemotron_h", layers, norm, longest), mamba_refs(mamba, "mixer"))
 

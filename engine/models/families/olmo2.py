@@ -7,7 +7,7 @@ from dataclasses import replace
 from ..config import ConfigReader
 from ..description import ModelDescription
 from ..rope import rope_from_config
-from ..spec import BranchSpec, NormSpec
+from ..spec import NormSpec, ResidualBlockSpec
 from .listing import Listing
 from .names import llama_names
 from .parts import attention, decoder, gated_mlp, uniform_layers
@@ -27,5 +27,5 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
     rope = rope_from_config(config, heads.head_dim, max_model_len)
     norm = NormSpec("rms", config.number("rms_norm_eps", 1e-5))
     mixer = replace(heads, rope=rope.spec, qk_norm=norm, qk_norm_over="whole")
-    layer = (BranchSpec(mixer, post_norm=norm), BranchSpec(gated_mlp(config), post_norm=norm))
+    layer = (ResidualBlockSpec(mixer, post_norm=norm), ResidualBlockSpec(gated_mlp(config), post_norm=norm))
     return NAMES.describe(decoder(config, "olmo2", (layer,) * uniform_layers(config), norm, rope.max_positions))

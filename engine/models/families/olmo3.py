@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ..config import ConfigReader
 from ..description import ModelDescription
-from ..spec import BranchSpec, NormSpec
+from ..spec import NormSpec, ResidualBlockSpec
 from .listing import Listing
 from .olmo2 import NAMES
 from .parts import attention, decoder, gated_mlp, layer_windows, rope_of_layer_type, with_windows
@@ -24,9 +24,9 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
         for layer_type in ("full_attention", "sliding_attention")
     )
     norm = NormSpec("rms", config.number("rms_norm_eps", 1e-5))
-    mlp = BranchSpec(gated_mlp(config), post_norm=norm)
+    mlp = ResidualBlockSpec(gated_mlp(config), post_norm=norm)
     layers = tuple(
-        (BranchSpec(replace(mixer, rope=(sliding if mixer.sliding_window else full).spec), post_norm=norm), mlp)
+        (ResidualBlockSpec(replace(mixer, rope=(sliding if mixer.sliding_window else full).spec), post_norm=norm), mlp)
         for mixer in with_windows(replace(heads, qk_norm=norm, qk_norm_over="whole"), windows)
     )
     longest = min(full.max_positions, sliding.max_positions, config.integer("max_position_embeddings"))

@@ -7,12 +7,12 @@ from ..config import ConfigReader
 from ..description import ModelDescription
 from ..spec import (
     AttentionSpec,
-    BranchSpec,
     DecoderSpec,
     EmbeddingSpec,
     HeadSpec,
     MlpSpec,
     NormSpec,
+    ResidualBlockSpec,
 )
 from .listing import Listing
 from .names import CheckpointNames
@@ -67,7 +67,8 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
     )
     mlp = MlpSpec(config.integer("ffn_dim"), config.activation("activation_function", "relu"), gated=False, bias=bias)
     layer = tuple(
-        BranchSpec(mixer, norm) if norm_before else BranchSpec(mixer, sum_norm=norm) for mixer in (attention, mlp)
+        ResidualBlockSpec(mixer, norm) if norm_before else ResidualBlockSpec(mixer, sum_norm=norm)
+        for mixer in (attention, mlp)
     )
     spec = DecoderSpec(
         family="opt",

@@ -12,7 +12,6 @@ from ..rope import Rope, rope_from_config
 from ..spec import (
     Activation,
     AttentionSpec,
-    BranchSpec,
     DecoderSpec,
     EmbeddingSpec,
     HeadSpec,
@@ -20,6 +19,7 @@ from ..spec import (
     MlpSpec,
     NormSpec,
     PerLayerEmbeddingSpec,
+    ResidualBlockSpec,
     StreamsSpec,
 )
 
@@ -125,7 +125,7 @@ def alibi_slopes(config: ConfigReader, name: str) -> tuple[float, ...]:
 
 def pre_norm_layers(attentions: Iterable[AttentionSpec], mlp: MlpSpec, norm: NormSpec) -> tuple[LayerSpec, ...]:
     """Layers of attention and MLP, each after a norm."""
-    return tuple((BranchSpec(mixer, norm), BranchSpec(mlp, norm)) for mixer in attentions)
+    return tuple((ResidualBlockSpec(mixer, norm), ResidualBlockSpec(mlp, norm)) for mixer in attentions)
 
 
 def decoder(

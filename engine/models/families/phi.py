@@ -10,7 +10,7 @@ from dataclasses import replace
 from ..config import ConfigReader
 from ..description import ModelDescription
 from ..rope import rope_from_config
-from ..spec import BranchSpec, MlpSpec, NormSpec, ParallelSpec
+from ..spec import MlpSpec, NormSpec, ParallelSpec, ResidualBlockSpec
 from .listing import Listing
 from .names import CheckpointNames
 from .parts import attention, decoder, uniform_layers
@@ -49,6 +49,6 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
     mixer = replace(heads, rope=rope.spec, qk_norm=norm if config.flag("qk_layernorm", False) else None)
     activation = config.activation("hidden_act", "gelu_new")
     mlp = MlpSpec(config.integer("intermediate_size"), activation, gated=False, bias=True)
-    layer = (BranchSpec(ParallelSpec((BranchSpec(mixer), BranchSpec(mlp))), norm),)
+    layer = (ResidualBlockSpec(ParallelSpec((ResidualBlockSpec(mixer), ResidualBlockSpec(mlp))), norm),)
     layers = (layer,) * uniform_layers(config)
     return _NAMES.describe(decoder(config, "phi", layers, norm, rope.max_positions, head_bias=True))

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from ...errors import ModelError
 from ..config import ConfigReader
 from ..description import ModelDescription
-from ..spec import BranchSpec, MixerSpec, NormSpec
+from ..spec import MixerSpec, NormSpec, ResidualBlockSpec
 from ..tensor_ref import TensorRef
 from .hybrids import DELTA_NET_MODULES, conv_taps, gated_queries, qwen_attention, qwen_delta_net, qwen_layers
 from .listing import Listing
@@ -51,7 +51,7 @@ def described(
     net = qwen_delta_net(config)
     mixers: dict[str, MixerSpec] = {"full_attention": heads, "linear_attention": net}
     layers = tuple(
-        (BranchSpec(mixers[kind], norm), BranchSpec(mlp, norm))
+        (ResidualBlockSpec(mixers[kind], norm), ResidualBlockSpec(mlp, norm))
         for kind, mlp in zip(qwen_layers(config), mlps, strict=True)
     )
     refs = {
@@ -72,7 +72,7 @@ def described(
     description = names.describe(spec, refs)
     if config.raw("mtp_num_hidden_layers") == 0:
         return description
-    layer = (BranchSpec(heads, norm), BranchSpec(mlps[-1], norm))
+    layer = (ResidualBlockSpec(heads, norm), ResidualBlockSpec(mlps[-1], norm))
     return replace(description, mtp=qwen_mtp(names, norm, layer, spec.hidden_size, refs))
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ..config import ConfigReader
 from ..description import ModelDescription
-from ..spec import BranchSpec, DeltaNetSpec, MixerSpec, NormSpec
+from ..spec import DeltaNetSpec, MixerSpec, NormSpec, ResidualBlockSpec
 from ..tensor_ref import TensorRef
 from .expert_parts import EXPERT_NORMS
 from .hybrids import (
@@ -38,7 +38,7 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
     mixers: dict[str, MixerSpec] = {"full_attention": heads, "linear_attention": net}
     mlps = qwen_mlps(config)
     layers = tuple(
-        (BranchSpec(mixers[kind], norm), BranchSpec(mlp, norm))
+        (ResidualBlockSpec(mixers[kind], norm), ResidualBlockSpec(mlp, norm))
         for kind, mlp in zip(qwen_layers(config), mlps, strict=True)
     )
     names = llama_names(_MODULES)
@@ -47,7 +47,9 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
     description = names.describe(spec, refs)
     if config.raw("mtp_num_hidden_layers") == 0:
         return description
-    mtp = qwen_mtp(names, norm, (BranchSpec(heads, norm), BranchSpec(mlps[-1], norm)), spec.hidden_size, refs)
+    mtp = qwen_mtp(
+        names, norm, (ResidualBlockSpec(heads, norm), ResidualBlockSpec(mlps[-1], norm)), spec.hidden_size, refs
+    )
     return replace(description, mtp=mtp)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from ..config import ConfigReader
 from ..description import ModelDescription
 from ..rope import rope_from_config
-from ..spec import BranchSpec, LayerSpec, NormSpec, ParallelSpec
+from ..spec import LayerSpec, NormSpec, ParallelSpec, ResidualBlockSpec
 from ..tensor_ref import TensorRef
 from .listing import Listing
 from .names import PRE_NORMS, llama_names
@@ -26,9 +26,9 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
     if config.flag("qk_layernorm", False):
         mixer = replace(mixer, qk_norm=replace(norm, bias=False), qk_norm_over="each")
         norms = {"q_norm": _by_head("q", heads.num_heads), "k_norm": _by_head("k", heads.num_kv_heads)}
-    layer: LayerSpec = (BranchSpec(mixer, norm), BranchSpec(mlp, norm))
+    layer: LayerSpec = (ResidualBlockSpec(mixer, norm), ResidualBlockSpec(mlp, norm))
     if config.flag("use_parallel_residual", False):
-        layer = (BranchSpec(ParallelSpec((BranchSpec(mixer), BranchSpec(mlp))), norm),)
+        layer = (ResidualBlockSpec(ParallelSpec((ResidualBlockSpec(mixer), ResidualBlockSpec(mlp))), norm),)
     spec = decoder(config, "stablelm", (layer,) * uniform_layers(config), norm, rope.max_positions)
     return llama_names({**PRE_NORMS, "parallel_norm": "input_layernorm"}).describe(spec, norms)
 

@@ -1,13 +1,12 @@
 """DecoderSpec: a decoder-only model as plain data.
 
 A model family turns a Hugging Face config into a `DecoderSpec`; a device lowers the spec its own way. There are no
-tensors here. A layer is a tuple of residual branches, each around a mixer; a kind of mixer is one file here.
+tensors here. A layer is a tuple of residual blocks, each around a mixer; a kind of mixer is one file here.
 `tensor_shapes` is the one list of the weights that a spec needs, under Tidewheel's own names.
 """
 
 from .alt_up import AltUpSpec, StreamsSpec
 from .attention import AttentionSpec, KvShape, RopeSpec, TemperatureSpec
-from .branch import BranchSpec, LayerSpec, MixerSpec, ParallelSpec
 from .decoder import DecoderSpec, EmbeddingSpec, HeadSpec, tensor_shapes
 from .delta_net import DeltaNetSpec
 from .eagle3 import Eagle3Spec
@@ -20,6 +19,7 @@ from .mlp import Activation, MlpSpec
 from .mtp import MtpSpec
 from .norm import NormSpec
 from .per_layer import PerLayerEmbeddingSpec, PerLayerSpec
+from .residual_block import LayerSpec, MixerSpec, ParallelSpec, ResidualBlockSpec
 from .short_conv import ShortConvSpec
 from .stages import (
     StageSpec,
@@ -35,7 +35,6 @@ __all__ = [
     "Activation",
     "AltUpSpec",
     "AttentionSpec",
-    "BranchSpec",
     "DecoderSpec",
     "DeltaNetSpec",
     "Eagle3Spec",
@@ -54,6 +53,7 @@ __all__ = [
     "ParallelSpec",
     "PerLayerEmbeddingSpec",
     "PerLayerSpec",
+    "ResidualBlockSpec",
     "RopeSpec",
     "RouterSpec",
     "ShortConvSpec",

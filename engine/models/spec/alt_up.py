@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from .branch import BranchSpec
 from .norm import NormSpec
+from .residual_block import ResidualBlockSpec
 from .shapes import Shapes, linear, under
 
 
@@ -40,10 +40,10 @@ class AltUpSpec:
     """A layer that computes with one of its `streams`, and tells the others what it made of it.
 
     `m(x) = tanh(router(norm(x)) / hidden)` is a number for each stream. First the rows are predicted: to row j are
-    added all rows i, each times number `j * streams + i` of `predict m(active row)`. The `branches` compute with the
+    added all rows i, each times number `j * streams + i` of `predict m(active row)`. The `residuals` compute with the
     predicted `active` row a and make b of it. Then `(b - a) (1 + correct m(b))` is added to the predicted rows, with a
-    factor for each. The branch `told` adds to all rows but the first what it makes of the active one, which is
-    multiplied by a vector before if it is `scaled`.
+    factor for each. The residual block `passive` adds to all rows but the first what it makes of the active one, which
+    is multiplied by a vector before if it is `scaled`.
 
     Raises ValueError for a stream that there is not.
     """
@@ -53,8 +53,8 @@ class AltUpSpec:
     streams: int
     active: int
     norm: NormSpec
-    branches: tuple[BranchSpec, ...]
-    told: BranchSpec
+    residuals: tuple[ResidualBlockSpec, ...]
+    passive: ResidualBlockSpec
     scaled: bool = True
 
     def __post_init__(self) -> None:
@@ -63,17 +63,20 @@ class AltUpSpec:
 
     @property
     def activations(self) -> int:
-        """A number for each stream; what the branches take is their own."""
+        """A number for each stream; what the residual blocks take is their own."""
         return self.streams
 
     def shapes(self, hidden_size: int) -> Shapes:
-        """The weights: router, norm, `predict` and `correct` row by row, the vector, and those of all branches."""
+        """The weights:
+
+        router, norm, `predict` and `correct` row by row, the vector, and those of all residual blocks.
+        """
         count = self.streams
         shapes = under("alt_up.router", linear(count, hidden_size, bias=False))
         shapes |= under("alt_up.norm", self.norm.shapes(hidden_size))
         shapes |= {"alt_up.predict": (count**3,), "alt_up.correct": (count**2,)}
         if self.scaled:
             shapes["alt_up.scale"] = (hidden_size,)
-        for branch in (*self.branches, self.told):
-            shapes |= branch.shapes(hidden_size)
+        for residual in (*self.residuals, self.passive):
+            shapes |= residual.shapes(hidden_size)
         return shapes

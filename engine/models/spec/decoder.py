@@ -8,7 +8,6 @@ from typing import TypeAlias
 
 from .alt_up import AltUpSpec, StreamsSpec
 from .attention import AttentionSpec, KvShape
-from .branch import LayerSpec
 from .delta_net import DeltaNetSpec
 from .eagle3 import Eagle3Spec
 from .latent_attention import LatentAttentionSpec
@@ -17,6 +16,7 @@ from .mamba2 import Mamba2Spec
 from .mtp import MtpSpec
 from .norm import NormSpec
 from .per_layer import PerLayerEmbeddingSpec, PerLayerSpec
+from .residual_block import LayerSpec
 from .shapes import Shapes, linear, under
 from .short_conv import ShortConvSpec
 
@@ -63,7 +63,7 @@ class DecoderSpec:
     """A whole decoder. `max_positions` is the longest context, in tokens, that the weights and tables allow.
 
     With `streams` a token has several rows between embedding and head, which AltUpSpecs compute with. An `mtp` layer
-    or an `eagle3` layer guesses tokens; no other layer reads what it gives.
+    or an `eagle3` layer drafts tokens; no other layer reads what it gives.
 
     Raises ValueError for layers that read what no earlier layer has.
     """
@@ -159,8 +159,8 @@ def tensor_shapes(spec: DecoderSpec) -> Shapes:
     if spec.streams:
         shapes |= spec.streams.shapes(hidden)
     for i, layer in enumerate(spec.layers):
-        for branch in layer:
-            shapes |= under(f"layers.{i}", branch.shapes(hidden))
+        for residual in layer:
+            shapes |= under(f"layers.{i}", residual.shapes(hidden))
     if spec.final_norm:
         shapes |= under("final_norm", spec.final_norm.shapes(hidden))
     if not spec.head.tied:

@@ -5,21 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from .attention import AttentionSpec
-from .branch import BranchSpec, LayerSpec
 from .norm import NormSpec
+from .residual_block import LayerSpec, ResidualBlockSpec
 from .shapes import Shapes, linear, under
 
 
 @dataclass(frozen=True, slots=True)
 class Eagle3Spec:
-    """Guesses the token at position p + 1 from the one at p and from what the model had at p - 1.
+    """Draft tokens the token at position p + 1 from the one at p and from what the model had at p - 1.
 
     Let g be the sum of `fuse[i] x_i`, where x_i is the row that number `layers[i]` of the model's layers was given at
     position p - 1 (where there are no more layers, what the last one gave). The layer's row at p is `y = h +
     attention([embedding_norm(embed(token p)), hidden_norm(g)])`, then `y + mlp(y)`. Here h is g, or `hidden_norm(g)` if
     it `adds_normed`. Position 0 has no row, and nothing attends to it. The head, over `vocab_size` tokens, makes logits
-    of `final_norm(row)`. To guess another token, the layer is run again with the guess, and with the row as g
-    (https://arxiv.org/abs/2503.01840).
+    of `final_norm(row)`. To draft token another token, the layer is run again with the draft token, and with the row as
+    g (https://arxiv.org/abs/2503.01840).
 
     Its tokens are `token_ids` of the model's; None: the same. The embedding is the model's unless it has its `own`.
     Raises ValueError for attention with a window.
@@ -31,7 +31,7 @@ class Eagle3Spec:
     embedding_norm: NormSpec
     hidden_norm: NormSpec
     attention: AttentionSpec
-    mlp: BranchSpec
+    mlp: ResidualBlockSpec
     final_norm: NormSpec
     adds_normed: bool = False
     own_embedding: bool = False
@@ -46,7 +46,7 @@ class Eagle3Spec:
     @property
     def layer(self) -> LayerSpec:
         """Its parts as those of any layer."""
-        return (BranchSpec(self.attention), self.mlp)
+        return (ResidualBlockSpec(self.attention), self.mlp)
 
     def shapes(self, model_size: int, model_vocab: int) -> Shapes:
         """The weights, by their names below `eagle3`, beside a model of that hidden size and so many tokens."""

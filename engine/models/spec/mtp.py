@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .branch import LayerSpec
 from .norm import NormSpec
+from .residual_block import LayerSpec
 from .shapes import Shapes, linear, under
 
 
 @dataclass(frozen=True, slots=True)
 class MtpSpec:
-    """Guesses the token at position p + 1 from the one at p and from what the model left at p - 1.
+    """Draft tokens the token at position p + 1 from the one at p and from what the model left at p - 1.
 
-    Its row is `layer(project [embedding_norm(embed(token p)), hidden_norm(h)])`, where h is the model's hidden row
-    of position p - 1 behind the model's final norm (https://arxiv.org/abs/2412.19437, 2.2). The model's head makes
-    logits of `final_norm(row)`. To guess another token, it is run again with the guess, and with the row as h: behind
-    `final_norm` if it `feeds_normed`. The embedding and the head are the model's.
+    Its row is `layer(project [embedding_norm(embed(token p)), hidden_norm(h)])`, where h is the model's hidden row of
+    position p - 1 behind the model's final norm (https://arxiv.org/abs/2412.19437, 2.2). The model's head makes logits
+    of `final_norm(row)`. To draft token another token, it is run again with the draft token, and with the row as h:
+    behind `final_norm` if it `feeds_normed`. The embedding and the head are the model's.
 
-    `layer` begins with attention, which sees all tokens; its other branches keep nothing of a token. Raises ValueError
-    for one that does not.
+    `layer` begins with attention, which sees all tokens; its other residual blocks keep nothing of a token. Raises
+    ValueError for one that does not.
     """
 
     embedding_norm: NormSpec
@@ -29,7 +29,7 @@ class MtpSpec:
     feeds_normed: bool = True
 
     def __post_init__(self) -> None:
-        kinds = [branch.mixer.kind for branch in self.layer]
+        kinds = [residual.mixer.kind for residual in self.layer]
         if not kinds or kinds[0] not in ("attention", "latent_attention") or {*kinds[1:]} - {"mlp", "experts"}:
             raise ValueError(f"a layer that predicts tokens is attention, then MLPs or experts, not {kinds}")
 
@@ -38,6 +38,6 @@ class MtpSpec:
         shapes = under("embedding_norm", self.embedding_norm.shapes(hidden_size))
         shapes |= under("hidden_norm", self.hidden_norm.shapes(hidden_size))
         shapes |= under("project", linear(hidden_size, 2 * hidden_size, bias=False))
-        for branch in self.layer:
-            shapes |= under("layer", branch.shapes(hidden_size))
+        for residual in self.layer:
+            shapes |= under("layer", residual.shapes(hidden_size))
         return shapes | under("final_norm", self.final_norm.shapes(hidden_size))

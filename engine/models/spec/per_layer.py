@@ -1,4 +1,4 @@
-"""Per-layer embeddings: what each layer is told of a token, and the branch that takes it in.
+"""Per-layer embeddings: what each layer is told of a token, and the residual block that takes it in.
 
 See https://developers.googleblog.com/en/introducing-gemma-3n-developer-guide/ (PLE).
 """

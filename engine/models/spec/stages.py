@@ -109,5 +109,5 @@ def stage_cuts(spec: DecoderSpec) -> list[int]:
 
 def stage_row_floats(spec: DecoderSpec) -> int:
     """Numbers that one token is between two stages: its hidden states, and what the layers are told of it."""
-    told = 0 if spec.embedding.per_layer is None else len(spec.layers) * spec.embedding.per_layer.size
-    return spec.hidden_size * (1 if spec.streams is None else spec.streams.count) + told
+    per_layer = 0 if spec.embedding.per_layer is None else len(spec.layers) * spec.embedding.per_layer.size
+    return spec.hidden_size * (1 if spec.streams is None else spec.streams.count) + per_layer

@@ -64,7 +64,7 @@ SANDWICH_NORMS = {
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
-# What is added after a branch only, and the same with GLM-4's names for it.
+# What is added after a residual block only, and the same with GLM-4's names for it.
 POST_NORMS = {
     "post_attention_layernorm": "post_attention_norm",
     "post_feedforward_layernorm": "post_ffw_norm",

@@ -25,7 +25,7 @@ AltUp::AltUp(const AltUpPlan& plan, const std::string& prefix, Context& context)
   const int count = plan.streams, hidden = context.hidden_size;
   require(count >= 2 && count <= kMostStreams && plan.active >= 0 && plan.active < count,
           "there must be 2 to 16 streams, of which one is active");
-  require(plan.told.size() == 1, "one branch tells the other streams");
+  require(plan.passive.size() == 1, "one residual block tells the other streams");
   Weights& weights = context.weights;
   weights.add_linear(prefix + "alt_up.router", router_, count, hidden, false);
   weights.add_norm(prefix + "alt_up.norm", norm_, plan.norm, hidden);
@@ -35,10 +35,10 @@ AltUp::AltUp(const AltUpPlan& plan, const std::string& prefix, Context& context)
   numbers_ = context.workspace.add<float>(kPanel);
   predicted_ = context.workspace.add<float>(hidden);
   active_ = context.workspace.add<float>(hidden);
-  told_input_ = context.workspace.add<float>(hidden);
-  told_ = context.workspace.add<float>(hidden);
-  for (const BranchPlan& branch : plan.branches) branches_.emplace_back(branch, prefix, context);
-  telling_.emplace_back(plan.told[0], prefix, context);
+  passive_input_ = context.workspace.add<float>(hidden);
+  passive_ = context.workspace.add<float>(hidden);
+  for (const ResidualBlockPlan& residual : plan.residuals) residuals_.emplace_back(residual, prefix, context);
+  passive_block_.emplace_back(plan.passive[0], prefix, context);
 }
 
 void AltUp::run(Worker& worker, const Step& step, const Rows& input, const Output& output) const {
@@ -48,16 +48,16 @@ void AltUp::run(Worker& worker, const Step& step, const Rows& input, const Outpu
   route(worker, {input.x + plan_.active * hidden, input.stride, rows, nullptr, norm_});
   predict(worker, input, output);
   float* active = context_.workspace.rows(active_);
-  for (const Branch& branch : branches_) branch.run(worker, step, active, active);
+  for (const ResidualBlock& residual : residuals_) residual.run(worker, step, active, active);
   route(worker, {active, hidden, rows, nullptr, norm_});
   correct(worker, rows, output);
-  const float* told = context_.workspace.rows(told_);
-  telling_[0].run(worker, step, context_.workspace.rows(told_input_), context_.workspace.rows(told_));
+  const float* passive = context_.workspace.rows(passive_);
+  passive_block_[0].run(worker, step, context_.workspace.rows(passive_input_), context_.workspace.rows(passive_));
   worker.share(rows, 4, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       for (int j = 1; j < plan_.streams; ++j) {
         float* y = output.y + row * output.stride + j * hidden;
-        for (size_t h = 0; h < hidden; ++h) y[h] += output.scale * told[row * hidden + h];
+        for (size_t h = 0; h < hidden; ++h) y[h] += output.scale * passive[row * hidden + h];
       }
     }
   });
@@ -109,7 +109,7 @@ void AltUp::correct(Worker& worker, int rows, const Output& output) const {
       for (int j = 0; j < count; ++j) factors[j] += 1.0f;
       const float* predicted = context_.workspace.rows(predicted_) + row * hidden;
       const float* active = context_.workspace.rows(active_) + row * hidden;
-      float* told_input = context_.workspace.rows(told_input_) + row * hidden;
+      float* told_input = context_.workspace.rows(passive_input_) + row * hidden;
       for (int j = 0; j < count; ++j) {
         float* y = output.y + row * output.stride + j * hidden;
         for (int h = 0; h < hidden; ++h) y[h] += output.scale * (factors[j] * (active[h] - predicted[h]));
@@ -118,7 +118,7 @@ void AltUp::correct(Worker& worker, int rows, const Output& output) const {
         told_input[h] = predicted[h] + factors[plan_.active] * (active[h] - predicted[h]);
         if (scale_) told_input[h] *= scale_[h];
       }
-      std::fill_n(context_.workspace.rows(told_) + row * hidden, hidden, 0.0f);
+      std::fill_n(context_.workspace.rows(passive_) + row * hidden, hidden, 0.0f);
     }
   });
   context_.profile.end(worker, Phase::kNorm);

@@ -4,7 +4,7 @@
 
 #include <deque>
 
-#include "model/branch.h"
+#include "model/residual_block.h"
 
 namespace tidewheel {
 
@@ -27,9 +27,9 @@ class AltUp final : public Mixer {
   float *predict_ = nullptr, *correct_ = nullptr;  // [streams, streams, streams], [streams, streams]
   float* scale_ = nullptr;                         // [hidden], or null
   Buffer<float> numbers_;                          // [T, streams]
-  Buffer<float> predicted_, active_;               // [T, hidden]: before the branches, and behind them
-  Buffer<float> told_input_, told_;                // [T, hidden]
-  std::deque<Branch> branches_, telling_;
+  Buffer<float> predicted_, active_;               // [T, hidden]: before the residual blocks, and behind them
+  Buffer<float> passive_input_, passive_;                // [T, hidden]
+  std::deque<ResidualBlock> residuals_, passive_block_;
 };
 
 }  // namespace tidewheel

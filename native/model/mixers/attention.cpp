@@ -165,11 +165,11 @@ void Attention::attend_to_prefixes(Worker& worker, const Step& step) const {
   worker.share_in_group(static_cast<int64_t>(units.size()) * own.size(), 1, [&](int64_t i, int64_t) {
     const CommonPrefixes::Unit& unit = units[i / own.size()];
     const CommonPrefix& prefix = prefixes.prefix(unit.prefix);
-    if (unit.piece < prefix.first_piece(plan_.sliding_window)) return;
+    if (unit.split < prefix.first_split(plan_.sliding_window)) return;
     const int kv_head = own.begin + static_cast<int>(i % own.size());
     const AttentionArgs args = of_prefix(arguments(worker, step, state.tasks.task(prefix.task), kv_head), prefix,
                                          prefixes.tokens(prefix), step.positions, queries(0));
-    context_.kernels.attention(state.cache_type).piece(args, unit.piece, state.tasks.partial(prefix, heads_, kv_head, unit.piece));
+    context_.kernels.attention(state.cache_type).split(args, unit.split, state.tasks.partial(prefix, heads_, kv_head, unit.split));
   });
 }
 
@@ -192,13 +192,13 @@ void Attention::attend(Worker& worker, const Step& step) const {
       args.next = {block_table(step, task_then.sequence),
                    (task_then.context + kBlockTokens - 1) / kBlockTokens, (next % kv_heads - i % kv_heads) * head_bytes};
     }
-    const int piece = unit_of_work.piece - args.piece_begin();
+    const int split = unit_of_work.split - args.split_begin();
     if (task.alone) store(worker, step, task, task.token_begin, {kv_head, kv_head + 1});
     if (!task.split()) {
       context_.kernels.attention(state.cache_type).whole(args);
-    } else if (piece >= 0 && !args.prefix.has_whole(unit_of_work.piece)) {  // else out of this layer's window, or done
-      context_.kernels.attention(state.cache_type).piece(args, unit_of_work.piece,
-                                       state.tasks.partial(task, heads_, kv_head, piece));
+    } else if (split >= 0 && !args.prefix.has_whole(unit_of_work.split)) {  // else out of this layer's window, or done
+      context_.kernels.attention(state.cache_type).split(args, unit_of_work.split,
+                                       state.tasks.partial(task, heads_, kv_head, split));
     }
   });
   const auto split = state.tasks.split_tasks();
@@ -206,7 +206,7 @@ void Attention::attend(Worker& worker, const Step& step) const {
   worker.share_in_group(static_cast<int64_t>(split.size()) * kv_heads, 1, [&](int64_t i, int64_t) {
     const AttentionTask& task = state.tasks.task(split[i / kv_heads]);
     const int kv_head = own.begin + static_cast<int>(i % kv_heads);
-    context_.kernels.attention_merge(arguments(worker, step, task, kv_head), state.tasks.partial(task, heads_, kv_head, 0));
+    context_.kernels.attention_reduce(arguments(worker, step, task, kv_head), state.tasks.partial(task, heads_, kv_head, 0));
   });
 }
 

@@ -83,8 +83,8 @@ void DeltaNet::recur(Worker& worker, const SequenceTokens& tokens, int value_hea
   const int key_head = plan_.tiled ? value_head % keys : value_head / (heads / keys);
   const TokenRows row = tokens.logged ? convolution_.log(tokens.slot) : rows(tokens.begin);
   const TokenRows gate = tokens.logged ? recurrence_.log(tokens.slot) : gates(tokens.begin);
-  for (int t = tokens.count - tokens.guesses; t < tokens.count; ++t) {
-    float* const logged = recurrence_.log(tokens.slot)[t - (tokens.count - tokens.guesses)];
+  for (int t = tokens.count - tokens.draft_tokens; t < tokens.count; ++t) {
+    float* const logged = recurrence_.log(tokens.slot)[t - (tokens.count - tokens.draft_tokens)];
     for (const int i : {value_head, heads + value_head}) logged[i] = gate[t][i];
   }
   const float rate = std::exp(a_log_[value_head]);

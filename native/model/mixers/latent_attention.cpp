@@ -171,7 +171,7 @@ void LatentAttention::attend_to_prefixes(Worker& worker, const Step& step) const
     const int part = static_cast<int>(i % parts);
     const AttentionArgs args = of_prefix(arguments(worker, step, state.tasks.task(prefix.task), part), prefix,
                                          prefixes.tokens(prefix), step.positions, row(query_rows_, 0));
-    context_.kernels.attention(state.cache_type).piece(args, unit.piece, state.tasks.partial(prefix, divided_, part, unit.piece));
+    context_.kernels.attention(state.cache_type).split(args, unit.split, state.tasks.partial(prefix, divided_, part, unit.split));
   });
 }
 
@@ -188,8 +188,8 @@ void LatentAttention::attend(Worker& worker, const Step& step) const {
     const AttentionArgs args = arguments(worker, step, task, part);
     if (!task.split()) {
       context_.kernels.attention(state.cache_type).whole(args);
-    } else if (!args.prefix.has_whole(unit.piece)) {
-      context_.kernels.attention(state.cache_type).piece(args, unit.piece, state.tasks.partial(task, divided_, part, unit.piece));
+    } else if (!args.prefix.has_whole(unit.split)) {
+      context_.kernels.attention(state.cache_type).split(args, unit.split, state.tasks.partial(task, divided_, part, unit.split));
     }
   });
   const auto split = state.tasks.split_tasks();
@@ -197,7 +197,7 @@ void LatentAttention::attend(Worker& worker, const Step& step) const {
   worker.share_in_group(static_cast<int64_t>(split.size()) * parts, 1, [&](int64_t i, int64_t) {
     const AttentionTask& task = state.tasks.task(split[i / parts]);
     const int part = static_cast<int>(i % parts);
-    context_.kernels.attention_merge(arguments(worker, step, task, part), state.tasks.partial(task, divided_, part, 0));
+    context_.kernels.attention_reduce(arguments(worker, step, task, part), state.tasks.partial(task, divided_, part, 0));
   });
 }
 

@@ -71,7 +71,7 @@ void Mamba2::scale_inputs(Worker& worker, int tokens) const {
 
 void Mamba2::recur(Worker& worker, const SequenceTokens& tokens, int head) const {
   const int size = plan_.size(), groups = plan_.group_size(), dim = plan_.state_dim, heads = plan_.num_heads;
-  const int group = head / (heads / plan_.num_groups), sure = tokens.count - tokens.guesses;
+  const int group = head / (heads / plan_.num_groups), sure = tokens.count - tokens.draft_tokens;
   const TokenRows row = tokens.logged ? convolution_.log(tokens.slot) : rows(tokens.begin);
   const TokenRows gate = tokens.logged ? recurrence_.log(tokens.slot) : gates(tokens.begin);
   const float rate = std::exp(a_log_[head]);

@@ -6,10 +6,10 @@ namespace tidewheel {
 
 Parallel::Parallel(const ParallelPlan& plan, const std::string& prefix, Context& context)
     : context_(context), input_(context.workspace.add<float>(context.hidden_size)) {
-  require(!plan.branches.empty(), "parallel branches must be one or more");
-  for (const BranchPlan& branch : plan.branches) {
-    require(!branch.sum_norm && !branch.sum_scale && branch.sum_factor == 1, "a branch beside others has no sum to normalize or to scale");
-    branches_.emplace_back(branch, prefix, context);
+  require(!plan.residuals.empty(), "parallel residual blocks must be one or more");
+  for (const ResidualBlockPlan& residual : plan.residuals) {
+    require(!residual.sum_norm && !residual.sum_scale && residual.sum_factor == 1, "a residual block beside others has no sum to normalize or to scale");
+    residuals_.emplace_back(residual, prefix, context);
   }
 }
 
@@ -24,7 +24,7 @@ void Parallel::run(Worker& worker, const Step& step, const Rows& input, const Ou
     }
   });
   context_.profile.end(worker, Phase::kNorm);
-  for (const Branch& branch : branches_) branch.run(worker, step, x, output.y, output.scale);
+  for (const ResidualBlock& residual : residuals_) residual.run(worker, step, x, output.y, output.scale);
 }
 
 }  // namespace tidewheel

@@ -1,9 +1,9 @@
-// Branches that read the same rows. No branch sees what another has added.
+// Residual blocks that read the same rows. No residual block sees what another has added.
 #pragma once
 
 #include <deque>
 
-#include "model/branch.h"
+#include "model/residual_block.h"
 
 namespace tidewheel {
 
@@ -14,8 +14,8 @@ class Parallel final : public Mixer {
 
  private:
   const Context& context_;
-  Buffer<float> input_;  // [T, hidden]: a copy, because the branches may add to what they were given
-  std::deque<Branch> branches_;
+  Buffer<float> input_;  // [T, hidden]: a copy, because the residual blocks may add to what they were given
+  std::deque<ResidualBlock> residuals_;
 };
 
 }  // namespace tidewheel

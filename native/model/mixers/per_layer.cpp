@@ -5,7 +5,7 @@ namespace tidewheel {
 PerLayer::PerLayer(const PerLayerPlan& plan, const std::string& prefix, Context& context) : context_(context), plan_(plan) {
   const PerLayerInputs& inputs = context.per_layer;
   require(plan.size > 0 && plan.size == inputs.size && plan.layer >= 0 && plan.layer < inputs.layers,
-          "a branch wants what the embedding does not tell its layer");
+          "a residual block wants what the embedding does not tell its layer");
   Weights& weights = context.weights;
   weights.add_linear(prefix + "per_layer_gate", gate_, plan.size, context.hidden_size, false);
   weights.add_linear(prefix + "per_layer_projection", projection_, context.hidden_size, plan.size, false);
@@ -15,11 +15,11 @@ PerLayer::PerLayer(const PerLayerPlan& plan, const std::string& prefix, Context&
 void PerLayer::run(Worker& worker, const Step&, const Rows& input, const Output& output) const {
   float* gated = context_.workspace.rows(gated_);
   const PerLayerInputs& inputs = context_.per_layer;
-  const float* told = context_.workspace.rows(inputs.rows) + plan_.layer * plan_.size;
+  const float* values = context_.workspace.rows(inputs.rows) + plan_.layer * plan_.size;
   context_.gemms.run(worker, gate_, input, {Epilogue::kActivation, gated, gated_.stride, 1, plan_.activation});
   worker.share(input.count, 4, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
-      for (int i = 0; i < plan_.size; ++i) gated[t * gated_.stride + i] *= told[t * inputs.rows.stride + i];
+      for (int i = 0; i < plan_.size; ++i) gated[t * gated_.stride + i] *= values[t * inputs.rows.stride + i];
     }
   });
   context_.profile.end(worker, Phase::kUp);

@@ -1,4 +1,5 @@
-// The branch of per-layer embeddings: projection(act(gate(x)) * p), where p is what the layer is told of the token.
+// The residual block of per-layer embeddings: projection(act(gate(x)) * p), where p is what the layer is told of the
+// token.
 #pragma once
 
 #include "model/mixers/mixer.h"

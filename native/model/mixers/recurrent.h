@@ -1,5 +1,5 @@
 // What recurrent mixers have in common: how the work on sequences is divided, and a convolution and a linear recurrence
-// with their states. Guesses change a copy of a state, which is then forgotten: see StateSlots.
+// with their states. Draft tokens change a copy of a state, which is then forgotten: see StateSlots.
 #pragma once
 
 #include <algorithm>
@@ -48,7 +48,7 @@ class Convolution {
   Convolution(const Convolution&) = delete;
   Convolution& operator=(const Convolution&) = delete;
 
-  // The rows of a slot's log, [guesses, size]: what is convolved, input gates included.
+  // The rows of a slot's log, [draft tokens, size]: what is convolved, input gates included.
   TokenRows log(int slot) const { return {context_.states.log_at(slot, log_), context_.states.log_stride()}; }
 
   // Of some of the channels. `x` are the tokens' rows from the first channel on. Gates are as in ConvolveArgs.
@@ -58,21 +58,21 @@ class Convolution {
     if (tokens.is_first) {
       for (int tap = 0; tap + 1 < taps_; ++tap) std::fill_n(state + size_t(tap) * size_, channels.size(), 0.0f);
     }
-    const int sure = tokens.count - tokens.guesses;
+    const int sure = tokens.count - tokens.draft_tokens;
     convolve(sure, channels, x, state, input_gate, output_gate);
-    if (!tokens.guesses) return;
+    if (!tokens.draft_tokens) return;
     x = x.from(sure);
     if (input_gate) input_gate += sure * x.stride;
     if (output_gate) output_gate += sure * x.stride;
     const TokenRows logged = log(tokens.slot).from(0, channels.begin);
-    for (int t = 0; t < tokens.guesses; ++t) {
+    for (int t = 0; t < tokens.draft_tokens; ++t) {
       for (int i = 0; i < channels.size(); ++i) {
         logged[t][i] = input_gate ? x[t][i] * input_gate[t * x.stride + i] : x[t][i];
       }
     }
     float* const kept = reinterpret_cast<float*>(context_.workspace.scratch(worker));
     copy_state(state, size_, kept, channels.size(), channels.size());
-    convolve(tokens.guesses, channels, x, state, input_gate, output_gate);
+    convolve(tokens.draft_tokens, channels, x, state, input_gate, output_gate);
     copy_state(kept, channels.size(), state, size_, channels.size());
   }
 
@@ -97,7 +97,8 @@ class Convolution {
   size_t log_ = 0;    // [size]
 };
 
-// The states of all heads of a linear recurrence, and the log of its gates. Keys and values are in the convolution's log.
+// The states of all heads of a linear recurrence, and the log of its gates. Keys and values are in the convolution's
+// log.
 class Recurrence {
  public:
   // A token's log has `gates` numbers.
@@ -107,20 +108,21 @@ class Recurrence {
     context.workspace.need_scratch(floats_ * sizeof(float));
   }
 
-  // The rows of a slot's log, [guesses, gates].
+  // The rows of a slot's log, [draft tokens, gates].
   TokenRows log(int slot) const { return {context_.states.log_at(slot, log_), context_.states.log_stride()}; }
 
-  // Runs all tokens of a sequence. `args` are for its first token; what they say of the number and the state is left out.
+  // Runs all tokens of a sequence. `args` are for its first token; what they say of the number and the state is left
+  // out.
   void run(Worker& worker, const SequenceTokens& tokens, int head, RecurrenceArgs args) const {
     float* const state = context_.states.at(tokens.slot, state_) + head * floats_;
     if (tokens.is_first) std::fill_n(state, floats_, 0.0f);
-    args.num_tokens = tokens.count - tokens.guesses;
+    args.num_tokens = tokens.count - tokens.draft_tokens;
     args.state = state;
     context_.kernels.recur(args);
-    if (!tokens.guesses) return;
+    if (!tokens.draft_tokens) return;
     const size_t rows = args.num_tokens * args.stride, gates = args.num_tokens * args.gate_stride;
     args.q += rows, args.k += rows, args.v += rows, args.decay += gates, args.beta += gates;
-    args.num_tokens = tokens.guesses;
+    args.num_tokens = tokens.draft_tokens;
     args.state = reinterpret_cast<float*>(context_.workspace.scratch(worker));
     std::copy_n(state, floats_, args.state);
     context_.kernels.recur(args);

@@ -63,7 +63,9 @@ def executor_limits(draw: st.DrawFn) -> ExecutorLimits:
     )
     if draw(st.booleans()):
         num_states = limits.max_num_seqs + draw(st.integers(0, 6))
-        limits = dataclasses.replace(limits, num_states=num_states, max_guesses=draw(st.sampled_from([0, 1, 3, 8])))
+        limits = dataclasses.replace(
+            limits, num_states=num_states, max_draft_tokens=draw(st.sampled_from([0, 1, 3, 8]))
+        )
     fewest = [
         MAX_LENGTH // BLOCK if window is None or not chunked else -(-(window - 1) // BLOCK) + 1 for window in windows
     ]
@@ -87,7 +89,7 @@ def test_any_schedule_samples_what_a_request_samples_alone(
     method: str | None,
 ) -> None:
     oracle = Oracle(seed)
-    drafter = None if limits.most_guesses == 0 else drafter_of(method, oracle)
+    drafter = None if limits.draft_limit == 0 else drafter_of(method, oracle)
     roomy = with_windows(ROOMY, tuple(group.window for group in limits.groups), *[64] * len(limits.groups))
     roomy = dataclasses.replace(roomy, num_states=8 if limits.num_states else 0)
     driver = Driver(FakeExecutor(limits), MAX_LENGTH, EOS, prefix_caching, random_clock(seed), drafter=drafter)
@@ -163,7 +165,7 @@ def test_the_longest_context_is_that_of_the_tightest_group() -> None:
 
 
 class Told:
-    """Guesses a sequence's next tokens, which it has been told, as many as are asked for."""
+    """Draft tokens a sequence's next tokens, which it has been told, as many as are asked for."""
 
     def __init__(self, tokens: list[int]) -> None:
         self._tokens = tokens
@@ -259,27 +261,30 @@ def test_every_sequence_needs_a_state() -> None:
         recurrent(7)
 
 
-def test_nothing_is_guessed_behind_which_a_state_cannot_go_back() -> None:
+def test_nothing_is_drafted_behind_which_a_state_cannot_go_back() -> None:
     with pytest.raises(ValueError, match="state cannot go back"):
         Driver(FakeExecutor(recurrent()), 64, drafter=Oracle(0))
 
 
-@pytest.mark.parametrize("max_guesses", [1, 3, 8])
-def test_guesses_are_as_many_as_a_state_can_go_back_behind(max_guesses: int) -> None:
-    limits = dataclasses.replace(recurrent(), max_guesses=max_guesses)
+@pytest.mark.parametrize("max_draft_tokens", [1, 3, 8])
+def test_there_are_as_many_draft_tokens_as_a_state_can_go_back_behind(max_draft_tokens: int) -> None:
+    limits = dataclasses.replace(recurrent(), max_draft_tokens=max_draft_tokens)
     wanted = job(21, 40)
     sampled = alone(FakeExecutor(limits), 64, wanted, 0, frozenset())[0]
     driver = Driver(FakeExecutor(limits), 64, drafter=Told([token for token, *_ in sampled]))
     (key,) = driver.add(wanted)
     driver.run()
     assert driver.sampled[key] == sampled
-    assert max(len(draft.token_ids) for step in driver.steps for draft in step.rows.drafts) == 1 + max_guesses
-    assert len(driver.steps) <= 3 + 39 // max_guesses  # some are cut where a snapshot is due
+    assert max(len(draft.token_ids) for step in driver.steps for draft in step.rows.drafts) == 1 + max_draft_tokens
+    assert len(driver.steps) <= 3 + 39 // max_draft_tokens  # some are cut where a snapshot is due
 
 
-def test_a_snapshot_behind_guesses_has_none_that_were_wrong() -> None:
-    """Every fourth block end of a decode has one, and no step passes it. Half of the guesses before it are wrong."""
-    limits = dataclasses.replace(recurrent(32), max_guesses=5)
+def test_a_snapshot_behind_draft_tokens_has_none_that_were_rejected() -> None:
+    """Every fourth block end of a decode has one, and no step passes it.
+
+    Half of the draft tokens before it are wrong.
+    """
+    limits = dataclasses.replace(recurrent(32), max_draft_tokens=5)
     wanted = job(21, 40)
     sampled = alone(FakeExecutor(limits), 64, wanted, 0, frozenset())[0]
     tokens = [token for token, *_ in sampled]

@@ -1,4 +1,7 @@
-"""Drafts of constrained sequences: what a grammar forces is guessed, and no guess shows in anything but the steps."""
+"""Drafts of constrained sequences:
+
+what a grammar forces is drafted, and no draft token shows in anything but the steps.
+"""
 
 from __future__ import annotations
 
@@ -86,12 +89,12 @@ def test_what_a_grammar_forces_takes_no_step_of_its_own(kind: str, text: str, se
     assert len(driver.steps) < len(tokens) * 0.8
     assert driver.scheduler.drafts is not None
     stats = driver.scheduler.drafts.stats
-    assert stats.right_total == len(tokens) - len(driver.steps) > 0
-    assert stats.right_total >= stats.guesses_total - 1, "but for the last, after which nothing follows"
+    assert stats.accepted_total == len(tokens) - len(driver.steps) > 0
+    assert stats.accepted_total >= stats.draft_tokens_total - 1, "but for the last, after which nothing follows"
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_method_guesses_behind_what_is_forced(seed: int) -> None:
+def test_a_method_drafts_behind_what_is_forced(seed: int) -> None:
     job = constrained("json_schema", json.dumps(SCHEMA), seed=seed)
     alone_forced = run(job)
     both = run(job, Told(alone_forced.tokens(0)))
@@ -123,7 +126,7 @@ def test_a_forced_token_that_another_rule_forbids_ends_the_sequence() -> None:
     ],
     ids=lambda more: next(iter(more), "grammar"),
 )
-def test_guesses_change_no_answer(more: dict[str, Any], wrong_each: int) -> None:
+def test_draft_tokens_change_no_answer(more: dict[str, Any], wrong_each: int) -> None:
     asked = ({}, {"ignore_eos": True, "min_tokens": 20}, {"min_tokens": 6, "presence_penalty": 1})
     for seed, sampling in enumerate(asked):
         job = constrained("regex", "[a-f]{2,9}(, [a-f]+)*", seed=seed, sampling=sampling, **more)
@@ -147,7 +150,7 @@ def test_reasoning_may_end_within_a_draft(seed: int) -> None:
     assert drafted(run(job, Told([token for token, *_ in expected]), expected))
 
 
-def test_a_guess_that_the_grammar_forbids_does_not_run() -> None:
+def test_a_draft_that_the_grammar_forbids_does_not_run() -> None:
     job = constrained("regex", "[a-f]{40,60}")
     expected = [token for token, *_ in by_itself(job)]
     outside = [TOKENIZER.encode("x", add_special_tokens=False)[0]]
@@ -156,7 +159,7 @@ def test_a_guess_that_the_grammar_forbids_does_not_run() -> None:
     mixed = [outside[0] if i % 4 == 3 else token for i, token in enumerate(expected)]
     driver = run(job, Told(mixed))
     assert drafted(driver)
-    assert not any(outside[0] in guesses for guesses in drafted(driver))
+    assert not any(outside[0] in draft_tokens for draft_tokens in drafted(driver))
 
 
 def test_nothing_is_kept_after_the_end_of_a_grammar() -> None:

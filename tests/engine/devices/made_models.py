@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from tidewheel.engine.devices.base import Executor, ExecutorOptions
 from tidewheel.engine.models.spec import (
     AttentionSpec,
-    BranchSpec,
     DecoderSpec,
     EmbeddingSpec,
     HeadSpec,
     LayerSpec,
     MlpSpec,
     NormSpec,
+    ResidualBlockSpec,
     RopeSpec,
     tensor_shapes,
 )
@@ -50,7 +50,7 @@ def decoder_of(*layers: LayerSpec) -> DecoderSpec:
 
 def decoder(*attentions: AttentionSpec) -> DecoderSpec:
     """A layer for each, with an MLP behind it."""
-    return decoder_of(*((BranchSpec(attention, NORM), BranchSpec(MLP, NORM)) for attention in attentions))
+    return decoder_of(*((ResidualBlockSpec(attention, NORM), ResidualBlockSpec(MLP, NORM)) for attention in attentions))
 
 
 class RandomWeights:

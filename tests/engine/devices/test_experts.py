@@ -22,7 +22,7 @@ from harness import Harness, device_ids, over_devices
 
 from tidewheel.engine.devices.coverage import require_mixers
 from tidewheel.engine.errors import DeviceError
-from tidewheel.engine.models.spec import BranchSpec, DecoderSpec, ExpertsSpec, MlpSpec, ParallelSpec, RouterSpec
+from tidewheel.engine.models.spec import DecoderSpec, ExpertsSpec, MlpSpec, ParallelSpec, ResidualBlockSpec, RouterSpec
 from tidewheel.engine.weights.tensor import DenseTensor
 
 torch = pytest.importorskip("torch")
@@ -35,7 +35,7 @@ SHARED = MlpSpec(72, "gelu", gated=True)
 
 
 def mixture(experts: ExpertsSpec) -> DecoderSpec:
-    layer = (BranchSpec(TURNED, NORM), BranchSpec(experts, NORM, scale=0.5))
+    layer = (ResidualBlockSpec(TURNED, NORM), ResidualBlockSpec(experts, NORM, scale=0.5))
     return decoder_of(layer, layer)
 
 
@@ -72,8 +72,8 @@ SPECS = {
     ),
     "norms of their own": decoder_of(
         (
-            BranchSpec(TURNED, NORM),
-            BranchSpec(
+            ResidualBlockSpec(TURNED, NORM),
+            ResidualBlockSpec(
                 replace(
                     PLAIN_EXPERTS,
                     router=RouterSpec(norm=NORM, input_scale=0.4, expert_scales=True),
@@ -85,8 +85,10 @@ SPECS = {
     ),
     "beside an MLP": decoder_of(
         (
-            BranchSpec(TURNED, NORM),
-            BranchSpec(ParallelSpec((BranchSpec(MLP, NORM), BranchSpec(PLAIN_EXPERTS, None, NORM))), NORM),
+            ResidualBlockSpec(TURNED, NORM),
+            ResidualBlockSpec(
+                ParallelSpec((ResidualBlockSpec(MLP, NORM), ResidualBlockSpec(PLAIN_EXPERTS, None, NORM))), NORM
+            ),
         )
     ),
 }

@@ -13,7 +13,6 @@ from harness import over_devices
 from samples import swept
 
 from tidewheel.engine.models.spec import (
-    BranchSpec,
     DecoderSpec,
     DeltaNetSpec,
     EmbeddingSpec,
@@ -25,6 +24,7 @@ from tidewheel.engine.models.spec import (
     MlpSpec,
     NormSpec,
     ParallelSpec,
+    ResidualBlockSpec,
     ShortConvSpec,
     TemperatureSpec,
 )
@@ -37,23 +37,29 @@ NO_WEIGHT = NormSpec("rms", 1e-5, weight=False)
 UNIT_OFFSET = NormSpec("rms", 1e-5, unit_offset=True)
 DELTA_NET = DeltaNetSpec(2, 4, 24, 48, 4, NORM)
 MAMBA = Mamba2Spec(4, 24, 2, 40, 4, NORM, norm_groups=2)
-USUAL = (BranchSpec(TURNED, NORM), BranchSpec(MLP, NORM))
+USUAL = (ResidualBlockSpec(TURNED, NORM), ResidualBlockSpec(MLP, NORM))
 
 
 def twice(layer: LayerSpec) -> DecoderSpec:
     return decoder_of(layer, layer)
 
 
-def branches(**fields: object) -> DecoderSpec:
-    return twice(tuple(replace(branch, **fields) for branch in USUAL))  # type: ignore[arg-type]
+def residuals(**fields: object) -> DecoderSpec:
+    return twice(tuple(replace(residual, **fields) for residual in USUAL))  # type: ignore[arg-type]
 
 
 def beside(norm: NormSpec | None, attention_norm: NormSpec | None, mlp_norm: NormSpec | None) -> DecoderSpec:
-    return twice((BranchSpec(ParallelSpec((BranchSpec(TURNED, attention_norm), BranchSpec(MLP, mlp_norm))), norm),))
+    return twice(
+        (
+            ResidualBlockSpec(
+                ParallelSpec((ResidualBlockSpec(TURNED, attention_norm), ResidualBlockSpec(MLP, mlp_norm))), norm
+            ),
+        )
+    )
 
 
 def with_mlp(mlp: MlpSpec) -> DecoderSpec:
-    return twice((USUAL[0], BranchSpec(mlp, NORM)))
+    return twice((USUAL[0], ResidualBlockSpec(mlp, NORM)))
 
 
 def attention(**fields: object) -> DecoderSpec:
@@ -63,8 +69,10 @@ def attention(**fields: object) -> DecoderSpec:
 
 def beside_attention(mixer: MixerSpec) -> DecoderSpec:
     """In a layer of its own, and in one side by side with attention."""
-    both = ParallelSpec((BranchSpec(TURNED, None), BranchSpec(mixer, None)))
-    return decoder_of((BranchSpec(mixer, NORM), BranchSpec(MLP, NORM)), (BranchSpec(both, NORM), USUAL[1]))
+    both = ParallelSpec((ResidualBlockSpec(TURNED, None), ResidualBlockSpec(mixer, None)))
+    return decoder_of(
+        (ResidualBlockSpec(mixer, NORM), ResidualBlockSpec(MLP, NORM)), (ResidualBlockSpec(both, NORM), USUAL[1])
+    )
 
 
 SPECS = {
@@ -81,14 +89,14 @@ SPECS = {
     "q/k norm of each head": attention(qk_norm=NORM, qk_norm_over="each"),
     "q/k norm after rope": attention(qk_norm=NORM, qk_norm_after_rope=True),
     "temperature by position": attention(query_temperature=TemperatureSpec(0.6, 8)),
-    "norms without weight": branches(norm=NO_WEIGHT),
-    "layer norms without bias": branches(norm=NormSpec("layer", 1e-5)),
-    "norms above 1": branches(norm=UNIT_OFFSET),
-    "post-norms": branches(post_norm=NORM),
-    "post-norms alone": branches(norm=None, post_norm=LAYER_NORM),
-    "norms of the sum": branches(norm=None, sum_norm=LAYER_NORM),
-    "scales": branches(scale=0.22),
-    "scales of post-norms": branches(post_norm=UNIT_OFFSET, scale=0.5),
+    "norms without weight": residuals(norm=NO_WEIGHT),
+    "layer norms without bias": residuals(norm=NormSpec("layer", 1e-5)),
+    "norms above 1": residuals(norm=UNIT_OFFSET),
+    "post-norms": residuals(post_norm=NORM),
+    "post-norms alone": residuals(norm=None, post_norm=LAYER_NORM),
+    "norms of the sum": residuals(norm=None, sum_norm=LAYER_NORM),
+    "scales": residuals(scale=0.22),
+    "scales of post-norms": residuals(post_norm=UNIT_OFFSET, scale=0.5),
     "side by side, one norm": beside(LAYER_NORM, None, None),
     "side by side, two norms": beside(None, NORM, LAYER_NORM),
     "side by side, three norms": beside(NORM, NORM, LAYER_NORM),
@@ -113,9 +121,11 @@ SCORES = {
 # What graph devices and TPUs lack.
 CPU_SPECS = {
     **SPECS,
-    "a gate that is cut off": twice((USUAL[0], BranchSpec(replace(MLP, activation="gelu_tanh", cutoff=0.5), NORM))),
-    "a gate that is cut off below its mean": twice((USUAL[0], BranchSpec(replace(MLP, cutoff=-1.0), NORM))),
-    "factors of sums": branches(sum_factor=0.7),
+    "a gate that is cut off": twice(
+        (USUAL[0], ResidualBlockSpec(replace(MLP, activation="gelu_tanh", cutoff=0.5), NORM))
+    ),
+    "a gate that is cut off below its mean": twice((USUAL[0], ResidualBlockSpec(replace(MLP, cutoff=-1.0), NORM))),
+    "factors of sums": residuals(sum_factor=0.7),
     "LAuReL": beside_attention(LaurelSpec(20, NORM)),
     "output gate": attention(output_gate=True),
     "scaled gate of an MLP": with_mlp(replace(MLP, gate_scale=0.4, bias=True)),
@@ -155,11 +165,11 @@ OF_LEVELS = {
 
 
 OF_ALL_DEVICES = {**SPECS, **SCORES}
-BRANCHES = dict.fromkeys(branch for spec in OF_ALL_DEVICES.values() for layer in spec.layers for branch in layer)
+BRANCHES = dict.fromkeys(residual for spec in OF_ALL_DEVICES.values() for layer in spec.layers for residual in layer)
 
 
 def said(of: object, at: str = "") -> set[tuple[str, object]]:
-    """The fields of a branch and of its parts, with their values."""
+    """The fields of a residual block and of its parts, with their values."""
     if isinstance(of, tuple) and any(map(is_dataclass, of)):
         return {pair for part in of for pair in said(part, at)}
     if not is_dataclass(of):
@@ -168,17 +178,17 @@ def said(of: object, at: str = "") -> set[tuple[str, object]]:
     return {(name, None)}.union(*(said(getattr(of, field.name), f"{name}.{field.name}") for field in fields(of)))
 
 
-def fewest_with_every_value(branches: Collection[BranchSpec]) -> list[BranchSpec]:
-    """Of the branches, few that together have each value of each field."""
-    missing, found = set().union(*map(said, branches)), list[BranchSpec]()
+def fewest_with_every_value(residuals: Collection[ResidualBlockSpec]) -> list[ResidualBlockSpec]:
+    """Of the residual blocks, few that together have each value of each field."""
+    missing, found = set().union(*map(said, residuals)), list[ResidualBlockSpec]()
     while missing:
-        found.append(max(branches, key=lambda branch: len(said(branch) & missing)))
+        found.append(max(residuals, key=lambda residual: len(said(residual) & missing)))
         missing -= said(found[-1])
     return found
 
 
-# Branches that have all that those specs say, which TPUs compile as two models.
-LAYERS = [(branch,) for branch in fewest_with_every_value(BRANCHES)]
+# Residual blocks that have all that those specs say, which TPUs compile as two models.
+LAYERS = [(residual,) for residual in fewest_with_every_value(BRANCHES)]
 TOGETHER = {
     "one half": replace(
         decoder_of(*LAYERS[::2]),

@@ -20,11 +20,11 @@ from tidewheel.engine.install_hint import install_command
 from tidewheel.engine.models import describe
 from tidewheel.engine.models.spec import (
     AttentionSpec,
-    BranchSpec,
     DecoderSpec,
     EmbeddingSpec,
     HeadSpec,
     MixerSpec,
+    ResidualBlockSpec,
     tensor_shapes,
 )
 from tidewheel.engine.weights import open_weights, read_config
@@ -64,7 +64,7 @@ class MadeWeights:
 
 
 def model(*mixers: MixerSpec) -> DecoderSpec:
-    layer = tuple(BranchSpec(mixer) for mixer in mixers)
+    layer = tuple(ResidualBlockSpec(mixer) for mixer in mixers)
     return DecoderSpec("test", 40, 16, 64, EmbeddingSpec(16), (layer,), None, HeadSpec(tied=True))
 
 
@@ -140,7 +140,7 @@ from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.models import describe
 from tidewheel.engine.models.spec import (
     AttentionSpec,
-    BranchSpec,
+    ResidualBlockSpec,
     DecoderSpec,
     EmbeddingSpec,
     HeadSpec,

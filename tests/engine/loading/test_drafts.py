@@ -1,4 +1,4 @@
-"""A draft model must fit the model that it guesses for; what does not is refused by name, and memory is counted."""
+"""A draft model must fit the model that it drafts for; what does not is refused by name, and memory is counted."""
 
 from __future__ import annotations
 
@@ -104,12 +104,12 @@ def test_its_weights_and_its_part_of_the_cache_count(monkeypatch: pytest.MonkeyP
         EngineLoad(given)
 
 
-def test_a_recurrent_model_gets_no_more_guesses_than_its_state_can_go_back_behind(
+def test_a_recurrent_model_gets_no_more_draft_tokens_than_its_state_can_go_back_behind(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level("INFO"):
         load_engine(options("lfm2", models_zoo.folder("llama-tied"), num_speculative_tokens=50)).close()
-    assert "guesses up to 4 tokens a step" in caplog.text
+    assert "draft tokens up to 4 tokens a step" in caplog.text
 
 
 def test_weights_are_quantized_alike_unless_it_is_said() -> None:

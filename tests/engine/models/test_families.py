@@ -31,8 +31,8 @@ TORCH_PROMPT_LENGTHS = (1, 17, 48)
 OF_LEVELS = ("gemma2", "mpt", "gpt-oss", "deepseek-v3", "qwen3_5-experts", "falcon-h1", "lfm2")
 # For torch, each kind of layer, and what is around them.
 OF_TORCH = (*OF_LEVELS, "gemma3n", "opt-350m", "phi3-longrope", "cohere2")
-# Windows, two ropes, projections around the layers, branches side by side, ALiBi, and long contexts. All that families
-# need of a layer is in test_specs.py.
+# Windows, two ropes, projections around the layers, residual blocks side by side, ALiBi, and long contexts. All that
+# families need of a layer is in test_specs.py.
 OF_GRAPHS = ("mistral-window", "gemma3", "opt-350m", "cohere2", "mpt", "gpt2-scaled", "phi3-longrope")
 # Each model takes a second to compile. This one has windows with two ropes.
 OF_TPUS = ("gemma3",)

@@ -34,7 +34,7 @@ from tidewheel.engine.loading.opened_model import open_model
 from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.pipeline.draft import StagedLayer
 from tidewheel.engine.pipeline.executor import PipelineExecutor
-from tidewheel.engine.pipeline.links import PREDICT
+from tidewheel.engine.pipeline.links import DRAFT_HEAD
 from tidewheel.engine.pipeline_options import PipelineOptions
 from tidewheel.engine.sampling_params import SamplingParams
 from tidewheel.engine.speculation.mtp import MtpDrafter
@@ -45,7 +45,7 @@ pytest.importorskip("llguidance")  # not there on every machine
 MAX_LENGTH = 128
 PROMPT = tuple(range(40, 77))
 EOS = frozenset({1})
-GUESSES = 3
+DRAFT_TOKENS = 3
 LIMITS = {"max_model_len": MAX_LENGTH, "max_num_seqs": 8, "max_num_batched_tokens": 64, "num_blocks": 64}
 
 
@@ -63,7 +63,7 @@ def roomy() -> Executor:
 
 @contextmanager
 def drafting(draft: str = "llama") -> Iterator[Driver]:
-    """An engine of two stages with a draft model, whose guesses seem to take no time."""
+    """An engine of two stages with a draft model, whose draft tokens seem to take no time."""
     given = options()
     model = open_model(given)
     opened = open_draft(given, DraftModel(str(models_zoo.folder(draft)), num_tokens=5), model)
@@ -84,8 +84,8 @@ def job(max_tokens: int = 40, prompt: tuple[int, ...] = PROMPT, regex: str | Non
 
 
 def check(driver: Driver, jobs: list[Job]) -> tuple[int, int]:
-    """Run jobs together: all get what each gets alone without guesses. How many guesses there were, and how many of
-    them were right.
+    """Run jobs together: all get what each gets alone without draft tokens. How many draft tokens there were, and how
+    many of them were right.
     """
     keys = [driver.add(wanted) for wanted in jobs]
     driver.run()
@@ -94,11 +94,11 @@ def check(driver: Driver, jobs: list[Job]) -> tuple[int, int]:
             assert driver.sampled[key] == alone(roomy(), MAX_LENGTH, wanted, index, EOS)[0]
     assert driver.scheduler.drafts is not None
     stats = driver.scheduler.drafts.stats
-    return stats.guesses_total, stats.right_total
+    return stats.draft_tokens_total, stats.accepted_total
 
 
 # Two processes start.
-def test_the_model_itself_guesses_all_right() -> None:
+def test_all_drafts_of_the_model_itself_are_accepted() -> None:
     """With forks that share blocks, prompts that begin alike, and all ways to sample."""
     jobs = [
         job(temperature=0.0),
@@ -107,35 +107,35 @@ def test_the_model_itself_guesses_all_right() -> None:
         job(9, PROMPT[:3], presence_penalty=1.0, logit_bias={7: 5.0}),
     ]
     with drafting() as driver:
-        guesses, num_right = check(driver, jobs)
-        assert guesses == num_right >= 60
+        draft_tokens, num_accepted = check(driver, jobs)
+        assert draft_tokens == num_accepted >= 60
         assert len(driver.steps) <= 25
 
 
 @pytest.mark.sweep
-def test_wrong_guesses_change_nothing() -> None:
+def test_rejected_draft_tokens_change_nothing() -> None:
     with drafting("llama-tied") as driver:
-        guesses, num_right = check(driver, [job(n=2, temperature=1.0), job(30, (1, 2), temperature=0.4)])
-        assert num_right < guesses
+        draft_tokens, num_accepted = check(driver, [job(n=2, temperature=1.0), job(30, (1, 2), temperature=0.4)])
+        assert num_accepted < draft_tokens
 
 
 @pytest.mark.sweep
-def test_the_first_guess_is_one_that_a_grammar_allows() -> None:
+def test_the_first_draft_is_one_that_a_grammar_allows() -> None:
     with drafting() as driver:
         check(driver, [job(40, regex="[a-f]{40,60}", temperature=1.0), job(20)])
         constrained = [draft for step in driver.steps for draft in step.rows.drafts if draft.sequence.key == 0]
         assert len(constrained) > 10
         assert driver.scheduler.drafts is not None
-        assert driver.scheduler.drafts.stats.right_at[0] == driver.scheduler.drafts.stats.drafts_total
+        assert driver.scheduler.drafts.stats.accepted_at[0] == driver.scheduler.drafts.stats.drafts_total
 
 
 @contextmanager
 def predicting(folder: Path, stages: int) -> Iterator[Driver]:
-    """An engine with the checkpoint's layer for drafts, in as many stages, whose guesses seem to take no time."""
+    """An engine with the checkpoint's layer for drafts, in as many stages, whose draft tokens seem to take no time."""
     given = EngineOptions(
         str(folder),
         device="cpu",
-        speculative=SpeculativeOptions(speculative_config={"method": "mtp", "num_speculative_tokens": GUESSES}),
+        speculative=SpeculativeOptions(speculative_config={"method": "mtp", "num_speculative_tokens": DRAFT_TOKENS}),
         pipeline=PipelineOptions(pipeline_parallel_size=stages),
     )
     model = open_model(given)
@@ -147,7 +147,7 @@ def predicting(folder: Path, stages: int) -> Iterator[Driver]:
         executor = model.device.load(model.spec, model.weights, wanted)
     layer = StagedLayer(executor) if isinstance(executor, PipelineExecutor) else cast(DraftExecutor, executor)
     try:
-        drafter = MtpDrafter(layer, GUESSES, most_context=1000, clock=lambda: 0.0)
+        drafter = MtpDrafter(layer, DRAFT_TOKENS, most_context=1000, clock=lambda: 0.0)
         yield Driver(executor, MAX_LENGTH, EOS, clock=lambda step: 5.0, seconds=lambda: 0.0, drafter=drafter)
     finally:
         executor.close()
@@ -157,7 +157,7 @@ def predicting(folder: Path, stages: int) -> Iterator[Driver]:
 @pytest.mark.parametrize(
     "name", ["qwen3_5", *(pytest.param(name, marks=pytest.mark.sweep) for name in ("deepseek-v3", "glm4-moe"))]
 )
-def test_a_layer_behind_the_last_stage_guesses_what_it_guesses_in_one_process(name: str) -> None:
+def test_a_layer_behind_the_last_stage_drafts_what_it_drafts_in_one_process(name: str) -> None:
     """For a batch with forks, prompts that begin alike, and a grammar."""
     wanted = [
         job(temperature=0.0),
@@ -166,17 +166,17 @@ def test_a_layer_behind_the_last_stage_guesses_what_it_guesses_in_one_process(na
         job(20, regex=r"(high|low) tide[\s\S]*"),
     ]
     folder = mtp_zoo.agreeing_folder(name) if name in mtp_zoo.QWENS else mtp_zoo.folder(name)
-    sampled, guesses = [], []
+    sampled, draft_tokens = [], []
     for stages in (1, 2):
         with predicting(folder, stages) as driver:
             for one in wanted:
                 driver.add(one)
             driver.run()
             sampled.append(driver.sampled)
-            guesses.append([draft.token_ids for step in driver.steps for draft in step.rows.drafts])
+            draft_tokens.append([draft.token_ids for step in driver.steps for draft in step.rows.drafts])
     assert sampled[0] == sampled[1]
-    assert guesses[0] == guesses[1]
-    assert len(guesses[0]) > 20
+    assert draft_tokens[0] == draft_tokens[1]
+    assert len(draft_tokens[0]) > 20
 
 
 @pytest.mark.sweep
@@ -190,12 +190,14 @@ def test_a_layer_behind_the_last_stage_changes_no_answer() -> None:
 
 # Two pipelines start, and one of them again.
 @pytest.mark.sweep
-def test_a_last_stage_that_ends_while_it_guesses_is_named_and_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_last_stage_that_ends_while_it_drafts_is_named_and_starts_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     ask, killed = PipelineExecutor.ask, []
 
     def ask_a_stopped_one(self: PipelineExecutor, kind: int, *given: Any) -> Any:
         """The first time, the stage has the question and does not answer it any more."""
-        if kind == PREDICT and not killed:
+        if kind == DRAFT_HEAD and not killed:
             killed.append(children_of(os.getpid())[-1])
             os.kill(killed[0], signal.SIGSTOP)
             ending = threading.Timer(0.1, os.kill, (killed[0], signal.SIGKILL))
@@ -238,8 +240,8 @@ def test_stages_that_start_again_have_a_draft_model_that_knows_nothing_of_before
         for key in driver.scheduler.unfinished:
             driver.abort(key)
         before, _ = check(driver, [])
-        guesses, num_right = check(driver, [job(), job(prompt=(*PROMPT, 4))])
-        assert guesses == num_right > before
+        draft_tokens, num_accepted = check(driver, [job(), job(prompt=(*PROMPT, 4))])
+        assert draft_tokens == num_accepted > before
 
 
 def speculative_config() -> dict[str, Any]:
@@ -257,7 +259,7 @@ def test_a_draft_model_changes_no_answer(model: str) -> None:
 
 # Two processes start, and start again.
 @pytest.mark.sweep
-def test_a_stage_that_ends_while_it_guesses_is_named_and_starts_again() -> None:
+def test_a_stage_that_ends_while_it_drafts_is_named_and_starts_again() -> None:
     folder = str(models_zoo.folder("llama-tied", tokenizer=True))
     overrides = {"hf_overrides": {"max_position_embeddings": 8192}, "max_model_len": 4096}
     short = Params(max_tokens=8, temperature=0.0)

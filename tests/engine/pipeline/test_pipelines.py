@@ -105,7 +105,7 @@ def test_groups_of_cores_that_differ_are_measured(caplog: pytest.LogCaptureFixtu
 
 
 # Two engines start, one of them in two processes.
-def test_structured_answers_searches_and_guesses_run_in_stages() -> None:
+def test_structured_answers_searches_and_drafts_run_in_stages() -> None:
     folder = models_zoo.folder("llama-tied", tokenizer=True)
     prompts = ["one", "two words", "three more words"]
     ngram = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}
@@ -118,8 +118,8 @@ def test_structured_answers_searches_and_guesses_run_in_stages() -> None:
             searched = llm.beam_search(prompts, BeamSearchParams(beam_width=3, max_tokens=8))
             beams = [[sequence.tokens for sequence in output.sequences] for output in searched]
             answered = llm.generate(prompts, structured, use_tqdm=False)
-            guessed = llm.generate(prompts, plain, use_tqdm=False)
-        found.append([beams, *(output.outputs[0].token_ids for output in (*answered, *guessed))])
+            drafted = llm.generate(prompts, plain, use_tqdm=False)
+        found.append([beams, *(output.outputs[0].token_ids for output in (*answered, *drafted))])
     assert found[0] == found[1]
 
 

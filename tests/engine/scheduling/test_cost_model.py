@@ -145,7 +145,7 @@ def test_slow_steps_are_answered_at_once() -> None:
 
 
 def test_what_a_row_costs_is_learned_from_few_steps() -> None:
-    """Of sequences whose number stays the same, and then of theirs with guesses."""
+    """Of sequences whose number stays the same, and then of theirs with draft tokens."""
     model, machine = CostModel(LIMIT_MS), Machine(0.5, 1.5, 0.0, 0.0)
     assert not model.knows_decodes
     for load in (StepLoad(4, 40), StepLoad(36, 360), StepLoad(36, 400), StepLoad(36, 440)):

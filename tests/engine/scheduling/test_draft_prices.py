@@ -1,4 +1,4 @@
-"""Guesses are made where they save time, on made-up machines whose time passes as the test says."""
+"""Draft tokens are made where they save time, on made-up machines whose time passes as the test says."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from engine.fake_executor import FakeExecutor
 
 from tidewheel.engine.devices.base import ExecutorLimits
 from tidewheel.engine.sampling_params import SamplingParams
-from tidewheel.engine.scheduling.draft_balance import Balance
 from tidewheel.engine.scheduling.drafter import Draftable
+from tidewheel.engine.scheduling.speculation_budget import SpeculationBudget
 from tidewheel.engine.scheduling.step import Step
 
 LENGTH, ROUNDS = 100, 3
@@ -30,7 +30,10 @@ MACHINES: dict[str, Callable[[int], float]] = {  # milliseconds of a step, by it
 
 @dataclass
 class World:
-    """Sequences that decode together, in rounds. What guesses is right with `probability(how far a sequence is)`."""
+    """Sequences that decode together, in rounds.
+
+    What draft tokens is right with `probability(how far a sequence is)`.
+    """
 
     step_ms: Callable[[int], float]
     num_sequences: int
@@ -98,7 +101,7 @@ TOKENS: dict[int, list[int]] = {}
 
 @cache
 def plain_seconds(name: str, num_sequences: int) -> list[float]:
-    """The seconds of each round without guesses."""
+    """The seconds of each round without draft tokens."""
     return World(MACHINES[name], num_sequences, None).rounds()
 
 
@@ -113,20 +116,20 @@ ALWAYS = (("small model", 0.8, QUESTION_MS), ("arithmetic alone", 0.0, QUESTION_
         for case in itertools.product(MACHINES, (0.0, 0.5, 0.8), (QUESTION_MS, 10 * QUESTION_MS))
     ],
 )
-def test_guesses_cost_a_busy_server_a_fiftieth_at_most(name: str, probability: float, question_ms: float) -> None:
+def test_draft_tokens_cost_a_busy_server_a_fiftieth_at_most(name: str, probability: float, question_ms: float) -> None:
     """Once it knows the machine, which is after the first round."""
     world = World(MACHINES[name], 16, lambda start: probability, question_ms)
-    guessing = world.rounds()
-    assert sum(guessing[1:]) <= 1.02 * sum(plain_seconds(name, 16)[1:])
+    drafting = world.rounds()
+    assert sum(drafting[1:]) <= 1.02 * sum(plain_seconds(name, 16)[1:])
     assert world.asked_at
 
 
-def test_right_guesses_save_time_where_rows_are_cheap() -> None:
-    guessing = World(MACHINES["small model"], 4, lambda start: 0.95).rounds()
-    assert sum(guessing) < 0.6 * sum(plain_seconds("small model", 4))
+def test_accepted_draft_tokens_save_time_where_rows_are_cheap() -> None:
+    drafting = World(MACHINES["small model"], 4, lambda start: 0.95).rounds()
+    assert sum(drafting) < 0.6 * sum(plain_seconds("small model", 4))
 
 
-def test_guesses_come_back_when_they_are_right_again() -> None:
+def test_draft_tokens_come_back_when_they_are_accepted_again() -> None:
     """The first third of each answer is new, and what follows repeats itself."""
     world = World(MACHINES["small model"], 1, lambda start: 0.0 if start < LENGTH // 3 else 1.0)
     world.rounds()
@@ -134,11 +137,11 @@ def test_guesses_come_back_when_they_are_right_again() -> None:
     assert stats is not None
     early = [start for start in world.asked_at if start < LENGTH // 3]
     assert len(early) < ROUNDS * LENGTH // 3 // 2, "questions that lose time are few"
-    assert stats.stats.right_total > ROUNDS * LENGTH // 3, "half of what is repeated"
+    assert stats.stats.accepted_total > ROUNDS * LENGTH // 3, "half of what is repeated"
 
 
 def test_pauses_grow_while_questions_lose_and_end_with_one_that_wins() -> None:
-    balance = Balance()
+    balance = SpeculationBudget()
     asked = []
     for step in range(2000):
         balance.begin(1)
@@ -156,7 +159,7 @@ def test_pauses_grow_while_questions_lose_and_end_with_one_that_wins() -> None:
 
 
 def test_what_questions_give_beside_few_sequences_says_nothing_of_many() -> None:
-    balance = Balance()
+    balance = SpeculationBudget()
     for count, saved_ms in ((32, -1.0), (2, 8.0)):
         balance.begin(count)
         assert balance.may_ask(count)
@@ -169,7 +172,7 @@ def test_what_questions_give_beside_few_sequences_says_nothing_of_many() -> None
 
 
 def test_new_sequences_wait_while_others_lose_and_one_that_ended_is_forgotten() -> None:
-    balance = Balance()
+    balance = SpeculationBudget()
     assert balance.may_ask(0)
     for _ in range(20):
         balance.note(0, -1.0, 1.0)

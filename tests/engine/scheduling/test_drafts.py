@@ -62,7 +62,7 @@ def test_right_drafts_give_as_many_tokens_more_a_step(count: int) -> None:
 
 
 @pytest.mark.parametrize("wrong_each", [1, 2, 3, 5])
-def test_nothing_after_a_wrong_guess_is_kept(wrong_each: int) -> None:
+def test_nothing_after_a_rejected_token_is_kept(wrong_each: int) -> None:
     wanted = job(21, logprobs=2)
     expected = alone(FakeExecutor(ROOMY), MAX_LENGTH, wanted, 0, EOS)[0]
     driver, key = drafted(wanted, Script([token for token, *_ in expected], 4, wrong_each))
@@ -104,7 +104,7 @@ def test_stop_tokens_stay_forbidden_until_min_tokens() -> None:
     assert len(driver.steps) < 5
 
 
-def test_wrong_guesses_are_never_found_in_the_cache() -> None:
+def test_rejected_draft_tokens_are_never_found_in_the_cache() -> None:
     """What is cached are the blocks of a run without drafts."""
     wanted = job(22)
     expected = tokens_of(wanted)
@@ -129,7 +129,7 @@ def test_wrong_guesses_are_never_found_in_the_cache() -> None:
     ids=str,
 )
 def test_each_row_of_a_draft_knows_the_tokens_before_it(asked: dict[str, object], wrong_each: int) -> None:
-    """Penalties count the guesses before a row, and no other; biases are those of the row's position."""
+    """Penalties count the draft tokens before a row, and no other; biases are those of the row's position."""
     wanted = job(21, prompt=(1, 2, 3, 2, 1), logprobs=2, **asked)
     expected = alone(FakeExecutor(ROOMY), MAX_LENGTH, wanted, 0, EOS)[0]
     assert len(expected) > 8
@@ -181,12 +181,12 @@ def test_drafts_do_not_make_steps_longer_than_they_may_be() -> None:
     assert all(step.load.num_tokens <= 5 for step in driver.steps[-8:-1]), "10 ms are 4 tokens"
 
 
-def guessed(driver: Driver) -> list[int]:
-    """How many tokens were guessed in each step."""
+def drafted_of(driver: Driver) -> list[int]:
+    """How many tokens were drafted in each step."""
     return [sum(len(draft.token_ids) - 1 for draft in step.rows.drafts) for step in driver.steps]
 
 
-def test_who_guesses_wrong_guesses_little() -> None:
+def test_who_drafts_what_is_rejected_drafts_little() -> None:
     """What a row more costs is known: a twentieth of a step."""
     wanted = job(59, ignore_eos=True)
     expected = tokens_of(wanted)
@@ -195,7 +195,7 @@ def test_who_guesses_wrong_guesses_little() -> None:
         return 1.0 + 0.05 * load.num_tokens
 
     never = drafted_with(cost_ms, Script(expected, 8, 1), wanted)
-    assert sum(guessed(never)[30:]) <= 4
+    assert sum(drafted_of(never)[30:]) <= 4
     always = drafted_with(cost_ms, Script(expected, 8), wanted)
     assert len(always.steps) < 12
     assert always.tokens(0) == never.tokens(0) == expected
@@ -211,16 +211,19 @@ def drafted_with(cost_ms: Callable[[StepLoad], float], script: Script, wanted: J
     return driver
 
 
-def test_little_is_guessed_where_a_row_costs_as_much_as_a_token() -> None:
-    """Then a guess that is wrong now and then is a loss."""
+def test_little_is_drafted_where_a_row_costs_as_much_as_a_token() -> None:
+    """Then a draft token that is wrong now and then is a loss."""
     wanted = job(20)
     driver = drafted_with(lambda load: 0.5 * load.num_tokens, Script(tokens_of(wanted), 4, 2), wanted)
-    assert sum(guessed(driver)) <= 3
+    assert sum(drafted_of(driver)) <= 3
     assert driver.tokens(0) == tokens_of(wanted)
 
 
-def test_what_a_row_costs_is_known_before_and_soon_after_the_first_guess() -> None:
-    """A row costs as much as a token. Who thinks that it costs nothing guesses in all steps, and learns it too late."""
+def test_what_a_row_costs_is_known_before_and_soon_after_the_first_draft() -> None:
+    """A row costs as much as a token.
+
+    Who thinks that it costs nothing draft tokens in all steps, and learns it too late.
+    """
     wanted = job(59, ignore_eos=True)
     script = Script(tokens_of(wanted), 8, 3)
     driver = Driver(
@@ -230,7 +233,7 @@ def test_what_a_row_costs_is_known_before_and_soon_after_the_first_guess() -> No
     for _ in range(4):
         driver.add(wanted)
     driver.run()
-    counts = guessed(driver)
+    counts = drafted_of(driver)
     first = next(i for i, step in enumerate(driver.steps) if step.load.num_decodes and not step.load.prefill_tokens)
     assert counts[first] == 0 < counts[first + 1]
     assert sum(counts[first + 2 :]) <= 8
@@ -254,7 +257,7 @@ def test_nobody_is_asked_where_there_is_no_room() -> None:
     assert len(asked) <= len(drafts) + len(driver.steps)
 
 
-def test_nothing_is_guessed_while_too_many_decode() -> None:
+def test_nothing_is_drafted_while_too_many_decode() -> None:
     wanted = job(20, ignore_eos=True)
     expected = tokens_of(wanted)
     driver = Driver(FakeExecutor(ROOMY), MAX_LENGTH, EOS, drafter=Script(expected, 4), most_drafted=1)
@@ -272,9 +275,9 @@ def test_what_became_of_drafts_is_counted() -> None:
     assert driver.scheduler.drafts is not None
     stats = driver.scheduler.drafts.stats
     drafts = [draft for step in driver.steps for draft in step.rows.drafts]
-    assert (stats.drafts_total, stats.guesses_total) == (len(drafts), sum(guessed(driver)))
-    assert 0 < stats.right_total < stats.guesses_total
-    assert stats.right_total == 20 - (len(driver.steps) - 1)
+    assert (stats.drafts_total, stats.draft_tokens_total) == (len(drafts), sum(drafted_of(driver)))
+    assert 0 < stats.accepted_total < stats.draft_tokens_total
+    assert stats.accepted_total == 20 - (len(driver.steps) - 1)
 
 
 def test_a_draft_is_a_load() -> None:
@@ -285,7 +288,7 @@ def test_a_draft_is_a_load() -> None:
     assert load.decode_pairs == 6 + 7 + 8 + 9
 
 
-def test_an_earlier_answer_is_guessed_for_the_same_salt_until_it_is_forgotten() -> None:
+def test_an_earlier_answer_is_drafted_for_the_same_salt_until_it_is_forgotten() -> None:
     driver = Driver(FakeExecutor(ROOMY), MAX_LENGTH, EOS, drafter=SuffixDrafter(8, SuffixOptions()))
     wanted = job(40, ignore_eos=True, logprobs=1)
     expected = alone(FakeExecutor(ROOMY), MAX_LENGTH, wanted, 0, EOS)[0]

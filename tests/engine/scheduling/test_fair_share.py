@@ -103,7 +103,7 @@ def test_whoever_else_is_served_a_request_samples_what_it_samples_alone(
     method: str | None,
 ) -> None:
     oracle = Oracle(seed)
-    drafter = None if limits.most_guesses == 0 else drafter_of(method, oracle)
+    drafter = None if limits.draft_limit == 0 else drafter_of(method, oracle)
     driver = Driver(FakeExecutor(limits), MAX_LENGTH, EOS, prefix_caching, random_clock(seed), drafter=drafter)
     groups = tuple(CacheGroup(64, group.window) for group in limits.window_groups)
     roomy = dataclasses.replace(ROOMY, window_groups=groups, num_states=8 if limits.num_states else 0)

@@ -51,14 +51,16 @@ def test_every_token_and_every_row_has_one_owner(
 
 
 @given(st.lists(st.integers(0, 1), max_size=6), st.lists(st.integers(0, 1), min_size=7, max_size=7))
-def test_what_is_kept_ends_with_the_first_token_that_was_not_guessed(guesses: list[int], sampled: list[int]) -> None:
+def test_what_is_kept_ends_with_the_first_token_that_was_not_drafted(
+    draft_tokens: list[int], sampled: list[int]
+) -> None:
     rows = StepRows()
     rows.set_decodes([sequence(0)])
     drafting = sequence(1)
-    rows.add_draft(drafting, guesses)
-    token_ids = [5, *sampled[: len(guesses) + 1]]
+    rows.add_draft(drafting, draft_tokens)
+    token_ids = [5, *sampled[: len(draft_tokens) + 1]]
     kept = [row for owner, row in rows.kept(token_ids) if owner is drafting]
     assert kept == list(range(1, len(kept) + 1))
-    assert [token_ids[row] for row in kept[:-1]] == guesses[: len(kept) - 1]
-    assert len(kept) == len(guesses) + 1 or token_ids[kept[-1]] != guesses[len(kept) - 1]
+    assert [token_ids[row] for row in kept[:-1]] == draft_tokens[: len(kept) - 1]
+    assert len(kept) == len(draft_tokens) + 1 or token_ids[kept[-1]] != draft_tokens[len(kept) - 1]
     assert dict(rows.newest(token_ids)) == {rows.decodes[0]: 5, drafting: token_ids[kept[-1]]}

@@ -1,4 +1,4 @@
-"""What tests of layers for drafts share: requests, and an engine that notes what is guessed."""
+"""What tests of layers for drafts share: requests, and an engine that notes what is drafted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tidewheel.engine.speculation.mtp import MtpDrafter
 
 MAX_LENGTH = 160  # tokens, prompt and output together
 PROMPT = tuple(range(40, 77))
-GUESSES = 3
+DRAFT_TOKENS = 3
 EOS = frozenset({0, 1})
 REGEX = r"(high|low) tide[\s\S]*"
 
@@ -30,28 +30,28 @@ OPTIONS = ExecutorOptions(
     max_num_seqs=6,
     max_num_batched_tokens=64,
     num_blocks=64,
-    layer_guesses=GUESSES,
+    layer_draft_tokens=DRAFT_TOKENS,
 )
 
 
 class Recorder:
-    """The executor's guesses, each with how many tokens its sequence had."""
+    """The executor's draft tokens, each with how many tokens its sequence had."""
 
     def __init__(self, executor: Any) -> None:
         self.limits = executor.limits
         self.copy_blocks = executor.copy_blocks
-        self.guesses: list[tuple[int, list[int]]] = []
+        self.draft_tokens: list[tuple[int, list[int]]] = []
         self._executor = executor
 
-    def guess(self, batch: StepBatch, counts: NDArray[np.int32], least_probability: float = 0.0) -> NDArray[np.int32]:
-        guesses: NDArray[np.int32] = self._executor.guess(batch, counts, least_probability)
-        for length, row in zip(batch.context_len.tolist(), guesses.tolist(), strict=True):
-            self.guesses.append((length, row))
-        return guesses
+    def draft(self, batch: StepBatch, counts: NDArray[np.int32], least_probability: float = 0.0) -> NDArray[np.int32]:
+        draft_tokens: NDArray[np.int32] = self._executor.draft(batch, counts, least_probability)
+        for length, row in zip(batch.context_len.tolist(), draft_tokens.tolist(), strict=True):
+            self.draft_tokens.append((length, row))
+        return draft_tokens
 
 
-def drafting(executor: Executor, num_tokens: int = GUESSES, **limits: Any) -> tuple[Driver, Recorder]:
-    """An engine whose guesses seem to take no time."""
+def drafting(executor: Executor, num_tokens: int = DRAFT_TOKENS, **limits: Any) -> tuple[Driver, Recorder]:
+    """An engine whose draft tokens seem to take no time."""
     recorder = Recorder(executor)
     drafter = MtpDrafter(recorder, num_tokens, most_context=1000, clock=lambda: 0.0)  # type: ignore[arg-type]
     narrowed = dataclasses.replace(executor.limits, **limits)
@@ -63,10 +63,10 @@ def job(max_tokens: int = 30, prompt: tuple[int, ...] = PROMPT, seed: int = 11, 
 
 
 def right(driver: Driver) -> tuple[int, int]:
-    """How many guesses there were, and how many of them were right."""
+    """How many draft tokens there were, and how many of them were right."""
     assert driver.scheduler.drafts is not None
     stats = driver.scheduler.drafts.stats
-    return stats.guesses_total, stats.right_total
+    return stats.draft_tokens_total, stats.accepted_total
 
 
 def constraints(regex: str) -> TokenConstraints:

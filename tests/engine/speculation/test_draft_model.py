@@ -72,19 +72,19 @@ def drafting(
     own_vocab_size: int = models_zoo.VOCAB_SIZE,
     computed: list[int] | None = None,
 ) -> Driver:
-    """An engine of the model `llama` with a draft model, whose guesses seem to take no time.
+    """An engine of the model `llama` with a draft model, whose draft tokens seem to take no time.
 
     Each call of the draft model adds to `computed` how many tokens it was given.
     """
     executor, small = loaded("llama", draft, num_blocks, num_batched_tokens)
     if computed is not None:
-        guess = small.guess
+        draft = small.draft
 
         def counting(batch: StepBatch, *rest: Any) -> Any:
             computed.append(len(batch.token_ids))
-            return guess(batch, *rest)
+            return draft(batch, *rest)
 
-        small.guess = counting  # type: ignore[method-assign]
+        small.draft = counting  # type: ignore[method-assign]
     drafter = ModelDrafter(
         small,
         num_tokens,
@@ -116,7 +116,7 @@ def constraints(text: str, **more: Any) -> TokenConstraints:
 
 
 def check(driver: Driver, jobs: list[Job]) -> None:
-    """Run jobs together: all get what each gets alone without guesses."""
+    """Run jobs together: all get what each gets alone without draft tokens."""
     keys = [driver.add(wanted) for wanted in jobs]
     driver.run()
     for wanted, choices in zip(jobs, keys, strict=True):
@@ -125,10 +125,10 @@ def check(driver: Driver, jobs: list[Job]) -> None:
 
 
 def right(driver: Driver) -> tuple[int, int]:
-    """How many guesses there were, and how many of them were right."""
+    """How many draft tokens there were, and how many of them were right."""
     assert driver.scheduler.drafts is not None
     stats = driver.scheduler.drafts.stats
-    return stats.guesses_total, stats.right_total
+    return stats.draft_tokens_total, stats.accepted_total
 
 
 SAMPLED = [
@@ -143,15 +143,15 @@ SAMPLED = [
 
 # What it says is computed once more without drafts.
 @pytest.mark.parametrize("sampling", SAMPLED, ids=str)
-def test_the_model_itself_guesses_all_right(sampling: dict[str, object]) -> None:
+def test_all_drafts_of_the_model_itself_are_accepted(sampling: dict[str, object]) -> None:
     driver = drafting(num_tokens=5)
     check(driver, [job(**sampling)])
-    guesses, num_right = right(driver)
-    assert guesses == num_right >= 20
+    draft_tokens, num_accepted = right(driver)
+    assert draft_tokens == num_accepted >= 20
     assert len(driver.steps) <= 20
 
 
-def test_it_guesses_under_a_grammar() -> None:
+def test_it_drafts_under_a_grammar() -> None:
     """What it forbids is cut, beside what is forced and reasoning. Where it forbids much, others are drawn."""
     driver = drafting()
     free, forced = r"[\s\S]*", r"(high|low) tide at (noon|dusk), [\s\S]*"
@@ -161,12 +161,12 @@ def test_it_guesses_under_a_grammar() -> None:
     check(driver, [*jobs, job()])
     drafts = [draft for step in driver.steps for draft in step.rows.drafts]
     assert {draft.sequence.key for draft in drafts} == {0, 1, 2, 3, 4, 5}
-    guesses, num_right = right(driver)
-    assert guesses >= num_right > 0.4 * guesses > 40
+    draft_tokens, num_accepted = right(driver)
+    assert draft_tokens >= num_accepted > 0.4 * draft_tokens > 40
     assert len(driver.steps) < 40
 
 
-def test_guesses_that_a_grammar_forbids_are_not_run() -> None:
+def test_draft_tokens_that_a_grammar_forbids_are_not_run() -> None:
     driver = drafting("llama-tied")
     check(driver, [job(60, temperature=1.5, constraints=constraints("[a-f]{40,60}"))])
     assert right(driver)[0] < 40
@@ -184,14 +184,14 @@ def test_guesses_that_a_grammar_forbids_are_not_run() -> None:
     ],
     ids=["grammar", "both", "allowed"],
 )
-def test_the_first_guess_is_one_that_is_allowed(asked: TokenConstraints, temperature: float) -> None:
-    """So a draft that is the model itself is right there, whatever it guesses behind that."""
+def test_the_first_draft_is_one_that_is_allowed(asked: TokenConstraints, temperature: float) -> None:
+    """So a draft that is the model itself is right there, whatever it drafts behind that."""
     driver = drafting()
     check(driver, [job(40, temperature=temperature, constraints=asked), job(20)])
     assert driver.scheduler.drafts is not None
     constrained = [draft for step in driver.steps for draft in step.rows.drafts if draft.sequence.key == 0]
     assert len(constrained) > 10
-    assert driver.scheduler.drafts.stats.right_at[0] == driver.scheduler.drafts.stats.drafts_total
+    assert driver.scheduler.drafts.stats.accepted_at[0] == driver.scheduler.drafts.stats.drafts_total
 
 
 def test_masks_are_for_all_ids_of_a_draft_model_that_has_more() -> None:
@@ -200,14 +200,14 @@ def test_masks_are_for_all_ids_of_a_draft_model_that_has_more() -> None:
     assert right(driver)[1] > 10
 
 
-def test_it_guesses_right_for_all_of_a_batch() -> None:
+def test_its_drafts_are_accepted_for_all_of_a_batch() -> None:
     """With prompts that are alike, with forks that share blocks, and with those that come later."""
     driver = drafting()
     jobs = [job(prompt=(*PROMPT[:32], i)) for i in range(3)] + [job(n=3, temperature=1.0), job(9, PROMPT[:3])]
     check(driver, jobs)
     check(driver, [job(60, temperature=0.7), job(60, (5, 6, 7))])
-    guesses, num_right = right(driver)
-    assert guesses == num_right >= 100
+    draft_tokens, num_accepted = right(driver)
+    assert draft_tokens == num_accepted >= 100
 
 
 def test_it_knows_what_it_has_computed_for_others() -> None:
@@ -227,19 +227,19 @@ def test_it_knows_what_it_has_computed_for_others() -> None:
     assert max(run) > 2 * BLOCK
 
 
-def test_preempted_sequences_are_guessed_right_again() -> None:
+def test_drafts_of_preempted_sequences_are_accepted_again() -> None:
     driver = drafting(num_blocks=12, num_tokens=3)
     check(driver, [job(60, (i, *PROMPT)) for i in range(3)])
     assert driver.scheduler.preemptions_total > 0
-    guesses, num_right = right(driver)
-    assert guesses == num_right >= 40
+    draft_tokens, num_accepted = right(driver)
+    assert draft_tokens == num_accepted >= 40
 
 
-def test_wrong_guesses_change_nothing() -> None:
+def test_rejected_draft_tokens_change_nothing() -> None:
     driver = drafting("llama-tied")
     check(driver, [job(n=2, temperature=1.0), job(min_tokens=30), job(30, (1, 2), temperature=0.4)])
-    guesses, num_right = right(driver)
-    assert num_right < guesses
+    draft_tokens, num_accepted = right(driver)
+    assert num_accepted < draft_tokens
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -263,12 +263,12 @@ def test_any_company_gets_what_each_gets_alone(seed: int) -> None:
         )
         moments.append(([wanted], [rng.randrange(12)] if rng.random() < 0.3 else []))
     check_schedule(driver, moments, roomy, Oracle(seed))
-    guesses, num_right = right(driver)
-    assert num_right <= guesses
-    assert guesses
+    draft_tokens, num_accepted = right(driver)
+    assert num_accepted <= draft_tokens
+    assert draft_tokens
 
 
-def test_nothing_is_guessed_behind_the_draft_models_context() -> None:
+def test_nothing_is_drafted_behind_the_draft_models_context() -> None:
     driver = drafting(most=60)
     check(driver, [job(60)])
     drafts = [draft for step in driver.steps for draft in step.rows.drafts]

@@ -81,7 +81,7 @@ def test_its_weights_and_its_part_of_the_cache_count(name: str, caplog: pytest.L
     finally:
         engine.close()
     assert ("MTP layer" if name == "mtp" else "EAGLE3 layer") in caplog.text
-    assert "guesses up to 2 tokens a step, in contexts of up to 128 tokens" in caplog.text
+    assert "draft tokens up to 2 tokens a step, in contexts of up to 128 tokens" in caplog.text
     assert "not loaded" not in caplog.text
 
 
@@ -204,7 +204,7 @@ def test_what_does_not_go_with_eagle3_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DeviceError, match=r"the torch device does not run layers that .*EAGLE3\); take --device cpu"):
         open_model(under_eagle3((folder, layer), device="torch"))
     for other in ("mistral-window", "gemma2"):
-        with pytest.raises(ModelError, match=r"no EAGLE3 layer can guess for a .* model: it needs layers"):
+        with pytest.raises(ModelError, match=r"no EAGLE3 layer can draft for a .* model: it needs layers"):
             open_model(under_eagle3((models_zoo.folder(other), layer)))
     with pytest.raises(ModelError, match="nowhere"):
         open_model(under_eagle3((folder, Path("/nowhere"))))

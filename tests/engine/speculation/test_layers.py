@@ -1,4 +1,4 @@
-"""Layers for drafts, a checkpoint's own (MTP) or EAGLE3's, guess what their definition says, and change no token."""
+"""Layers for drafts, a checkpoint's own (MTP) or EAGLE3's, draft what their definition says, and change no token."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from engine.driving import Driver, Job, alone, check_any_company
 from engine.speculation.layer_drafts import (
+    DRAFT_TOKENS,
     EOS,
-    GUESSES,
     MAX_LENGTH,
     OPTIONS,
     PROMPT,
@@ -106,23 +106,26 @@ DEFINED += [Eagle3(name) for name in eagle3_zoo.KINDS]
 
 
 @pytest.mark.parametrize("layer", DEFINED, ids=name_of)
-def test_it_guesses_what_its_definition_says(layer: Layer) -> None:
-    """Also behind a prompt in several chunks, and behind guesses that were wrong."""
+def test_it_drafts_what_its_definition_says(layer: Layer) -> None:
+    """Also behind a prompt in several chunks, and behind draft tokens that were rejected."""
     driver, recorder = drafting(loaded(layer), max_num_batched_tokens=16)
     wanted = job(temperature=0.0)
     key = driver.add(wanted)[0]
     driver.run()
     tokens = [*wanted.prompt, *driver.tokens(key)]
     assert driver.sampled[key] == alone(loaded(layer), MAX_LENGTH, wanted, 0, EOS)[0]
-    assert len(recorder.guesses) > 20
-    for length, guesses in recorder.guesses:
-        logits = layer.oracle().logits(tokens[:length], len([g for g in guesses if g >= 0]))
-        for guess, of_guess in zip(guesses, logits, strict=False):
-            assert of_guess[guess] >= of_guess.max() - 1e-3
+    assert len(recorder.draft_tokens) > 20
+    for length, draft_tokens in recorder.draft_tokens:
+        logits = layer.oracle().logits(tokens[:length], len([g for g in draft_tokens if g >= 0]))
+        for draft, of_draft in zip(draft_tokens, logits, strict=False):
+            assert of_draft[draft] >= of_draft.max() - 1e-3
 
 
 def check(driver: Driver, reference: Executor, jobs: list[Job]) -> tuple[int, int]:
-    """Run jobs together: all get what each gets alone without guesses. How many of those there were, and right ones."""
+    """Run jobs together: all get what each gets alone without draft tokens.
+
+    How many of those there were, and right ones.
+    """
     keys = [driver.add(wanted) for wanted in jobs]
     driver.run()
     for wanted, choices in zip(jobs, keys, strict=True):
@@ -146,43 +149,45 @@ JOBS = [
     [(Mtp("qwen3_next-experts", agrees=True), 0.7), (QWEN, 0.7), (Eagle3("llama", agrees=True), 0.5)],
     ids=name_of,
 )
-def test_a_layer_that_knows_the_model_guesses_right_for_all_of_a_batch(layer: Layer, least_right: float) -> None:
-    """Also for forks, behind prompts in chunks, under a grammar, with penalties, and behind its own guesses."""
+def test_drafts_of_a_layer_that_knows_the_model_are_accepted_for_all_of_a_batch(
+    layer: Layer, least_right: float
+) -> None:
+    """Also for forks, behind prompts in chunks, under a grammar, with penalties, and behind its own draft tokens."""
     driver, recorder = drafting(loaded(layer), max_num_batched_tokens=24)
-    guesses, num_right = check(driver, loaded(layer, with_layer=False), JOBS)
-    assert guesses > 100
-    assert num_right > least_right * guesses
-    assert max(len([token for token in row if token >= 0]) for _, row in recorder.guesses) == GUESSES
+    draft_tokens, num_accepted = check(driver, loaded(layer, with_layer=False), JOBS)
+    assert draft_tokens > 100
+    assert num_accepted > least_right * draft_tokens
+    assert max(len([token for token in row if token >= 0]) for _, row in recorder.draft_tokens) == DRAFT_TOKENS
 
 
 AGREEING = [QWEN, Eagle3("llama", agrees=True)]
 
 
 @pytest.mark.parametrize("layer", AGREEING, ids=name_of)
-def test_preempted_sequences_are_guessed_for_again(layer: Layer) -> None:
+def test_preempted_sequences_are_drafted_for_again(layer: Layer) -> None:
     tested = loaded(layer)
     driver, _ = drafting(tested, num_blocks=12, num_states=min(12, tested.limits.num_states))
     wanted = [job(60, (i, *PROMPT), seed=i, temperature=0.0) for i in range(3)]
-    guesses, num_right = check(driver, loaded(layer, with_layer=False), wanted)
+    draft_tokens, num_accepted = check(driver, loaded(layer, with_layer=False), wanted)
     assert driver.scheduler.preemptions_total > 0
-    assert num_right > 0.5 * guesses > 10
+    assert num_accepted > 0.5 * draft_tokens > 10
 
 
 @pytest.mark.parametrize("layer", AGREEING, ids=name_of)
-def test_a_sequence_from_the_prefix_cache_is_guessed_for(layer: Layer) -> None:
+def test_a_sequence_from_the_prefix_cache_is_drafted_for(layer: Layer) -> None:
     driver, recorder = drafting(loaded(layer))
     reference = loaded(layer, with_layer=False)
     first = job(40, tuple(range(5, 90)), temperature=0.0)
     _, before = check(driver, reference, [first])
-    recorder.guesses.clear()
-    _, num_right = check(driver, reference, [job(40, (*first.prompt[:70], 4, 5), temperature=0.0)])
+    recorder.draft_tokens.clear()
+    _, num_accepted = check(driver, reference, [job(40, (*first.prompt[:70], 4, 5), temperature=0.0)])
     assert driver.scheduler.cached_prompt_tokens_total >= 64
-    assert recorder.guesses
-    assert num_right > before
+    assert recorder.draft_tokens
+    assert num_accepted > before
 
 
-def test_what_is_not_known_is_not_guessed() -> None:
-    """A sequence whose last hidden row is not kept gets no guess, and arrays that do not fit change nothing."""
+def test_what_is_not_known_is_not_drafted() -> None:
+    """A sequence whose last hidden row is not kept gets no draft token, and arrays that do not fit change nothing."""
     executor: Any = loaded(Mtp("qwen3_5"))
     greedy = SamplingBatch.greedy([20])
     table = np.array([[60, 61]], np.int32)  # blocks that nobody had
@@ -196,11 +201,11 @@ def test_what_is_not_known_is_not_guessed() -> None:
         logits_rows=np.array([0], np.int32),
         sampling=greedy,
     )
-    assert executor.guess(batch, np.array([3], np.int32)).tolist() == [[-1, -1, -1]]
+    assert executor.draft(batch, np.array([3], np.int32)).tolist() == [[-1, -1, -1]]
     with pytest.raises(ValueError, match="one token of each sequence"):
-        executor.guess(dataclasses.replace(batch, positions=at - 1), np.array([3], np.int32))
+        executor.draft(dataclasses.replace(batch, positions=at - 1), np.array([3], np.int32))
     with pytest.raises(ValueError, match="block table is too short"):
-        executor.guess(batch, np.array([30], np.int32))
+        executor.draft(batch, np.array([30], np.int32))
 
 
 INT4, INT8 = Quantization("int4"), Quantization("int8")
@@ -221,7 +226,7 @@ SUBJECTS: list[Any] = [
 # Two groups of threads wait for each other at each step of each example.
 @pytest.mark.parametrize(("layer", "changed"), SUBJECTS, ids=name_of)
 def test_any_company_gets_what_each_gets_alone_without_the_layer(layer: Layer, changed: dict[str, Any]) -> None:
-    """In two groups of threads, with weights and caches of any kind, whether its guesses are right or wrong."""
+    """In two groups of threads, with weights and caches of any kind, whether its draft tokens are accepted or wrong."""
     cpus = [processor["cpu"] for processor in native.topology()["processors"]]
     if len(cpus) < 2:
         pytest.skip("this machine has no 2 processors")
@@ -230,7 +235,7 @@ def test_any_company_gets_what_each_gets_alone_without_the_layer(layer: Layer, c
 
     def make_drafter() -> MtpDrafter:
         recorders.append(Recorder(tested))
-        return MtpDrafter(recorders[-1], GUESSES, most_context=50, clock=lambda: 0.0)  # type: ignore[arg-type]
+        return MtpDrafter(recorders[-1], DRAFT_TOKENS, most_context=50, clock=lambda: 0.0)  # type: ignore[arg-type]
 
     check_any_company(
         tested,
@@ -243,7 +248,7 @@ def test_any_company_gets_what_each_gets_alone_without_the_layer(layer: Layer, c
         max_examples=6,
         make_drafter=make_drafter,
     )
-    assert sum(len(recorder.guesses) for recorder in recorders) > 5
+    assert sum(len(recorder.draft_tokens) for recorder in recorders) > 5
 
 
 def adapter(seed: int) -> LoraAdapter:
@@ -261,7 +266,7 @@ def adapter(seed: int) -> LoraAdapter:
     return LoraAdapter(updates)
 
 
-def test_sequences_with_adapters_are_guessed_for() -> None:
+def test_sequences_with_adapters_are_drafted_for() -> None:
     limits = LoraLimits(max_loras=2, max_rank=2, dtype="float32")
     tested, reference = (QWEN.load(with_layer=with_layer, lora=limits) for with_layer in (True, False))
     loras = [Lora(number, f"digest {number}") for number in range(2)]
@@ -275,6 +280,6 @@ def test_sequences_with_adapters_are_guessed_for() -> None:
         for seed, lora in enumerate([None, *loras])
         for temperature in (0.0, 1.0)
     ]
-    guesses, num_right = check(driver, reference, wanted)
-    assert len(recorder.guesses) > 60
-    assert num_right > 0.5 * guesses
+    draft_tokens, num_accepted = check(driver, reference, wanted)
+    assert len(recorder.draft_tokens) > 60
+    assert num_accepted > 0.5 * draft_tokens

@@ -1,4 +1,4 @@
-"""Guesses from runs of tokens that were seen before."""
+"""Draft tokens from runs of tokens that were seen before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Guesses from what mostly followed the same last tokens, in the sequence and in earlier answers."""
+"""Draft tokens from what mostly followed the same last tokens, in the sequence and in earlier answers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_longer_run_is_followed_further() -> None:
     assert drafter().propose(sequence([4])) == []
 
 
-def test_what_came_most_often_is_guessed_and_the_newest_of_equals() -> None:
+def test_what_came_most_often_is_drafted_and_the_newest_of_equals() -> None:
     often = [1, 2, 3, 9, 1, 2, 4, 9, 1, 2, 3, 8, 1, 2]
     assert drafter().propose(sequence(often)) == [3, 8]
     assert drafter(min_token_prob=0.5).propose(sequence(often)) == [3], "8 came once in three times"
@@ -49,25 +49,25 @@ def test_what_came_most_often_is_guessed_and_the_newest_of_equals() -> None:
 
 
 def test_earlier_answers_count_and_prompts_do_not() -> None:
-    guessing = drafter()
-    guessing.ended(sequence([40, 41, 42, 43], (10, 11, 12, 13, 14)))
-    assert guessing.propose(sequence([70, 10, 11])) == [12, 13]
-    assert guessing.propose(sequence([70, 41, 42])) == []
-    assert guessing.propose(sequence([10, 11, 12, 13])) == [14]
-    guessing.forget()
-    assert guessing.propose(sequence([70, 10, 11])) == []
+    drafting = drafter()
+    drafting.ended(sequence([40, 41, 42, 43], (10, 11, 12, 13, 14)))
+    assert drafting.propose(sequence([70, 10, 11])) == [12, 13]
+    assert drafting.propose(sequence([70, 41, 42])) == []
+    assert drafting.propose(sequence([10, 11, 12, 13])) == [14]
+    drafting.forget()
+    assert drafting.propose(sequence([70, 10, 11])) == []
     silent = drafter(max_cached_requests=0)
     silent.ended(sequence([40], (10, 11, 12, 13)))
     assert silent.propose(sequence([70, 10, 11])) == []
 
 
 def test_only_so_many_answers_are_kept() -> None:
-    guessing = drafter(max_cached_requests=2)
+    drafting = drafter(max_cached_requests=2)
     for first in (10, 20, 30):
-        guessing.ended(sequence([1], (first, first + 1, first + 2)))
-    assert guessing.propose(sequence([70, 10, 11])) == []
-    assert guessing.propose(sequence([70, 20, 21])) == [22]
-    assert guessing.propose(sequence([70, 30, 31])) == [32]
+        drafting.ended(sequence([1], (first, first + 1, first + 2)))
+    assert drafting.propose(sequence([70, 10, 11])) == []
+    assert drafting.propose(sequence([70, 20, 21])) == [22]
+    assert drafting.propose(sequence([70, 30, 31])) == [32]
 
 
 @pytest.mark.parametrize(
@@ -76,29 +76,29 @@ def test_only_so_many_answers_are_kept() -> None:
     ids=str,
 )
 def test_no_answer_is_used_for_another_salt_or_adapter(stranger: dict[str, object]) -> None:
-    guessing = drafter()
+    drafting = drafter()
     answer = (10, 11, 12, 13, 14)
-    guessing.ended(sequence([1], answer, salt="a"))
-    guessing.ended(sequence([1], answer, lora=Lora(1, "z")))
-    assert guessing.propose(sequence([70, 10, 11], (), **stranger)) == []  # type: ignore[arg-type]
-    assert guessing.propose(sequence([70, 10, 11], salt="a")) == [12, 13]
-    assert guessing.propose(sequence([70, 10, 11], lora=Lora(5, "z"))) == [12, 13], "its number may change"
+    drafting.ended(sequence([1], answer, salt="a"))
+    drafting.ended(sequence([1], answer, lora=Lora(1, "z")))
+    assert drafting.propose(sequence([70, 10, 11], (), **stranger)) == []  # type: ignore[arg-type]
+    assert drafting.propose(sequence([70, 10, 11], salt="a")) == [12, 13]
+    assert drafting.propose(sequence([70, 10, 11], lora=Lora(5, "z"))) == [12, 13], "its number may change"
 
 
 # The oracle searches all texts for all runs, in each example.
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=30), min_size=1, max_size=6), st.integers(2, 12))
-def test_guesses_followed_somewhere_and_are_no_more_than_the_run_allows(texts: list[list[int]], depth: int) -> None:
-    guessing = drafter(64, max_tree_depth=depth, min_token_prob=0.0)
+def test_draft_tokens_have_followed_somewhere_and_keep_to_the_limit(texts: list[list[int]], depth: int) -> None:
+    drafting = drafter(64, max_tree_depth=depth, min_token_prob=0.0)
     *earlier, own = texts
     for text in earlier:
-        guessing.ended(sequence([9], tuple(text)))
-    guesses = guessing.propose(sequence(own))
-    if guesses:
+        drafting.ended(sequence([9], tuple(text)))
+    draft_tokens = drafting.propose(sequence(own))
+    if draft_tokens:
         sources = [*earlier, own]
         runs = [own[-length:] for length in range(1, depth) if length <= len(own)]
-        longest = max(len(run) for run in runs for text in sources if contains(text, [*run, guesses[0]]))
-        assert len(guesses) <= min(longest, depth - 1)
-        assert any(contains(text, [own[-1], *guesses]) for text in sources)
+        longest = max(len(run) for run in runs for text in sources if contains(text, [*run, draft_tokens[0]]))
+        assert len(draft_tokens) <= min(longest, depth - 1)
+        assert any(contains(text, [own[-1], *draft_tokens]) for text in sources)
 
 
 def contains(text: list[int], run: list[int]) -> bool:

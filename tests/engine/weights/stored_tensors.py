@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from tidewheel.engine.models.spec import (
     AttentionSpec,
-    BranchSpec,
     DecoderSpec,
     EmbeddingSpec,
     HeadSpec,
     MlpSpec,
     NormSpec,
+    ResidualBlockSpec,
     tensor_shapes,
 )
 from tidewheel.engine.weights.bits import pack
@@ -64,8 +64,8 @@ def decoder(tied: bool = True, num_layers: int = 2) -> DecoderSpec:
     """One whose matrices every kind can hold. With four layers it has as many of them as there are kinds."""
     norm = NormSpec("rms", 1e-5)
     layer = (
-        BranchSpec(AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=64, scale=0.125), norm),
-        BranchSpec(MlpSpec(512, "silu", gated=True), norm),
+        ResidualBlockSpec(AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=64, scale=0.125), norm),
+        ResidualBlockSpec(MlpSpec(512, "silu", gated=True), norm),
     )
     return DecoderSpec("test", 320, 256, 256, EmbeddingSpec(256), (layer,) * num_layers, norm, HeadSpec(tied=tied))
 

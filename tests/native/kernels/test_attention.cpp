@@ -29,16 +29,16 @@ class Attention {
     return compute(first, count, [&](const AttentionArgs& args) { sequence_.kernels.attention(sequence_.type).whole(args); });
   }
 
-  // The same, the pieces computed apart, the last one first.
-  std::vector<float> in_pieces(int first, int count) {
+  // The same, the KV splits computed apart, the last one first.
+  std::vector<float> in_splits(int first, int count) {
     return compute(first, count, [&](const AttentionArgs& args) {
       const size_t size = args.heads.partial_floats(count);
-      std::vector<float> partials(size * (args.piece_end() - args.piece_begin()));
-      for (int piece = args.piece_end(); piece-- > args.piece_begin();) {
-        sequence_.kernels.attention(sequence_.type).piece(args, piece,
-                                          partials.data() + (piece - args.piece_begin()) * size);
+      std::vector<float> partials(size * (args.split_end() - args.split_begin()));
+      for (int split = args.split_end(); split-- > args.split_begin();) {
+        sequence_.kernels.attention(sequence_.type).split(args, split,
+                                          partials.data() + (split - args.split_begin()) * size);
       }
-      sequence_.kernels.attention_merge(args, partials.data());
+      sequence_.kernels.attention_reduce(args, partials.data());
     });
   }
 
@@ -214,7 +214,7 @@ TEST_CASE("attention agrees with its definition, for every level, type, grouping
   }
 }
 
-TEST_CASE("a token's attention is the same to the bit alone, in any run of tokens, and in pieces") {
+TEST_CASE("a token's attention is the same to the bit alone, in any run of tokens, and in KV splits") {
   Random random;
   for (const Kernels* kernels : tested_kernels()) {
     for (const CacheType type : kAllCacheTypes) {
@@ -233,7 +233,7 @@ TEST_CASE("a token's attention is the same to the bit alone, in any run of token
         for (const int first : kStride == 1 ? std::vector{0, 1020, 1544} : std::vector{0, 1020}) {
           const int count = 16;
           const auto together = attention.at_once(first, count);
-          CHECK(attention.in_pieces(first, count) == together);
+          CHECK(attention.in_splits(first, count) == together);
           // 9 rows, which levels with larger tiles compute in two steps.
           const auto three = attention.at_once(first, 3);
           CHECK(std::equal(three.begin(), three.end(), together.begin()));
@@ -241,7 +241,7 @@ TEST_CASE("a token's attention is the same to the bit alone, in any run of token
             const std::vector<float> expected(together.begin() + t * attention.stride(),
                                               together.begin() + (t + 1) * attention.stride());
             CHECK(attention.at_once(first + t, 1) == expected);
-            CHECK(attention.in_pieces(first + t, 1) == expected);
+            CHECK(attention.in_splits(first + t, 1) == expected);
           }
         }
       }
@@ -270,7 +270,7 @@ TEST_CASE("V that is a part of K gives the same bits as the same V beside K") {
         for (const int first : {0, 684}) {
           if (turn++ % kStride != 0) continue;
           CHECK(a.at_once(first, 16) == b.at_once(first, 16));
-          CHECK(a.in_pieces(first, 16) == b.at_once(first, 16));
+          CHECK(a.in_splits(first, 16) == b.at_once(first, 16));
         }
       }
     }
@@ -289,8 +289,8 @@ TEST_CASE("a value that is not a number spoils its element for those who see it,
       const CachedSequence sequence(*kernels, type, heads, qkv);
       const Scoring scoring;
       Attention attention(sequence, scoring);
-      // Whoever is computed beside the token is multiplied with it too, by 0; only types with scales in the cache make that
-      // 0. They have no number for the others of the group either.
+      // Whoever is computed beside the token is multiplied with it too, by 0; only types with scales in the cache make
+      // that 0. They have no number for the others of the group either.
       const bool scaled = type == CacheType::kInt8 || type == CacheType::kInt4;
       const auto before = attention.at_once(0, scaled ? 16 : 5), after = attention.at_once(5, 11);
       CHECK(std::all_of(before.begin(), before.begin() + 5 * attention.stride(), [](float x) { return std::isfinite(x); }));

@@ -8,7 +8,7 @@
 
 using namespace tidewheel;
 
-TEST_CASE("every token has one task, and every piece of a split one a place of its own") {
+TEST_CASE("every token has one task, and every KV split of a split one a place of its own") {
   const Heads layers[] = {{12, 4, 64}, {4, 2, 40}};
   const std::vector<int> windows[] = {{0, 0}};
   AttentionTasks shared(layers, windows, 256, 8, Ownership({2}));
@@ -18,32 +18,32 @@ TEST_CASE("every token has one task, and every piece of a split one a place of i
   const auto check = [&](const std::vector<int32_t>& query_start, const std::vector<int32_t>& context_len) {
     shared.build(query_start, context_len, tables);
     std::vector<int> planned(query_start.back());
-    std::vector<std::vector<int>> pieces(query_start.back());
+    std::vector<std::vector<int>> splits(query_start.back());
     std::vector<const float*> places;
     for (const AttentionTasks::Unit& unit : shared.units()) {
       const AttentionTask& task = shared.task(unit.task);
       CHECK(task.num_tokens * 3 <= kAttentionRows);
       const int after = query_start[task.sequence + 1] - task.token_begin - task.num_tokens;
       CHECK(task.context == context_len[task.sequence] - after);
-      pieces[task.token_begin].push_back(unit.piece);
-      if (unit.piece == 0) {
+      splits[task.token_begin].push_back(unit.split);
+      if (unit.split == 0) {
         for (int t = 0; t < task.num_tokens; ++t) ++planned[task.token_begin + t];
       }
       if (!task.split()) continue;
       for (const Heads& heads : layers) {
         const float* first = shared.partial(task, heads, 0, 0);
-        const float* last = shared.partial(task, heads, heads.num_kv_heads - 1, task.num_pieces() - 1);
+        const float* last = shared.partial(task, heads, heads.num_kv_heads - 1, task.num_splits() - 1);
         const size_t end = task.partials + (last - first) + heads.partial_floats(task.num_tokens);
         CHECK(end <= shared.partial_floats());
-        if (&heads == layers && unit.piece == 0) places.push_back(first);
-        if (&heads == layers && unit.piece == 0) places.push_back(last + heads.partial_floats(task.num_tokens) - 1);
+        if (&heads == layers && unit.split == 0) places.push_back(first);
+        if (&heads == layers && unit.split == 0) places.push_back(last + heads.partial_floats(task.num_tokens) - 1);
       }
     }
     CHECK(std::all_of(planned.begin(), planned.end(), [](int count) { return count == 1; }));
     for (const int index : shared.split_tasks()) {
-      std::vector<int>& found = pieces[shared.task(index).token_begin];
+      std::vector<int>& found = splits[shared.task(index).token_begin];
       std::sort(found.begin(), found.end());
-      std::vector<int> all(shared.task(index).num_pieces());
+      std::vector<int> all(shared.task(index).num_splits());
       std::iota(all.begin(), all.end(), 0);
       CHECK(found == all);
     }
@@ -52,7 +52,7 @@ TEST_CASE("every token has one task, and every piece of a split one a place of i
     return shared.split_tasks().size();
   };
   CHECK(check({0, 1}, {4096}) == 1);
-  CHECK(check({0, 1}, {400}) == 0);               // one piece
+  CHECK(check({0, 1}, {400}) == 0);               // one split
   CHECK(check({0, 1, 2}, {400, 3000}) == 1);      // the long one only
   CHECK(check({0, 256}, {4096}) == 0);            // tasks enough without
   CHECK(check({0, 6, 7}, {5000, 5001}) == 1);

@@ -44,13 +44,13 @@ class Tables {
     const int64_t used = prefixes.find(members_, static_cast<int>(members_.size()), room);
     CHECK(used <= room);
     std::set<Found> found;
-    std::vector<std::vector<int>> pieces;
+    std::vector<std::vector<int>> splits;
     int64_t end = 0;
     for (const CommonPrefixes::Member& member : members_) {
       const auto place = prefixes.place(member.task);
       if (place.prefix < 0) continue;
       const CommonPrefix& prefix = prefixes.prefix(place.prefix);
-      CHECK(prefix.begin % kAttentionPiece == 0);
+      CHECK(prefix.begin % kKvSplit == 0);
       CHECK(prefix.end % kAttentionTile == 0);
       CHECK(prefix.end > prefix.begin);
       CHECK(prefix.num_tokens <= most_tokens);
@@ -60,7 +60,7 @@ class Tables {
       for (int t = 0; t < member.num_tokens; ++t) CHECK(tokens[place.token + t] == member.token_begin + t);
       const int32_t* const one = tables_[prefix.task].data();
       CHECK(std::equal(one + prefix.begin / kBlockTokens, one + prefix.end / kBlockTokens, member.blocks + prefix.begin / kBlockTokens));
-      end = std::max(end, prefix.partials + kFloats * prefix.num_tokens * (prefix.piece_end() - prefix.piece_begin()));
+      end = std::max(end, prefix.partials + kFloats * prefix.num_tokens * (prefix.split_end() - prefix.split_begin()));
       Found mine{{}, prefix.begin, prefix.end};
       for (const CommonPrefixes::Member& other : members_) {
         if (prefixes.place(other.task).prefix == place.prefix) mine.sequences.insert(other.task);
@@ -69,7 +69,7 @@ class Tables {
     }
     CHECK(end == used);
     size_t units = 0;
-    for (const Found& each : found) units += (each.end - each.begin + kAttentionPiece - 1) / kAttentionPiece;
+    for (const Found& each : found) units += (each.end - each.begin + kKvSplit - 1) / kKvSplit;
     CHECK(prefixes.units().size() == units);
     return found;
   }
@@ -94,7 +94,7 @@ TEST_CASE("sequences that begin with the same blocks have a prefix, up to the ti
   CHECK(tables.find() == std::set<Tables::Found>{{{0, 1, 3}, 0, 1408}});
   CHECK(tables.find(0, 4) == std::set<Tables::Found>{{{0, 1}, 0, 1536}});  // no room for all tokens
   CHECK(tables.find(0, 1).empty());
-  CHECK(tables.find(0, 16, 5 * 100 * 2) == std::set<Tables::Found>{{{0, 1, 3}, 0, 1024}});  // for two pieces
+  CHECK(tables.find(0, 16, 5 * 100 * 2) == std::set<Tables::Found>{{{0, 1, 3}, 0, 1024}});  // for two KV splits
   CHECK(tables.find(0, 16, 10).empty());
 }
 

@@ -20,7 +20,7 @@ DecoderPlan small_model() {
   attention.scale = 0.25f;
   attention.rope = RopePlan{{1.0f, 0.1f, 0.01f, 0.001f}};
   const NormPlan norm{NormKind::kRms, 1e-5f};
-  const std::vector<BranchPlan> layer = {{attention, norm, {}, {}}, {MlpPlan{104, Activation::kSilu, true}, norm, {}, {}}};
+  const std::vector<ResidualBlockPlan> layer = {{attention, norm, {}, {}}, {MlpPlan{104, Activation::kSilu, true}, norm, {}, {}}};
   DecoderPlan plan;
   plan.vocab_size = 90;
   plan.hidden_size = plan.embedding.size = 72;

@@ -27,7 +27,8 @@ using Groups = std::vector<std::vector<int>>;
 // Even and uneven, more of them than a layer has KV heads, and with more than one worker.
 const Groups kGroups[] = {{{0}, {1}}, {{0, 1}, {0}}, {{0}, {1}, {0}}, {{0, 1}}};
 
-// All of them for the best level, and for the others, which share all that knows of groups, one after the other in turn.
+// All of them for the best level, and for the others, which share all that knows of groups, one after the other in
+// turn.
 std::span<const Groups> groups_for(const Kernels& kernels, int turn) {
   if (kStride == 1 && &kernels == &choose_kernels("auto")) return kGroups;
   return {kGroups + turn % 3, 1};
@@ -102,8 +103,8 @@ TEST_CASE("the KV cache has a place of its own for every head of every layer of 
   const DecoderPlan plan = small_plan();
   std::vector<Heads> layers;
   for (const auto& layer : plan.layers) {
-    for (const BranchPlan& branch : layer) {
-      if (const auto* attention = std::get_if<AttentionPlan>(&branch.mixer)) layers.push_back(attention->heads());
+    for (const ResidualBlockPlan& residual : layer) {
+      if (const auto* attention = std::get_if<AttentionPlan>(&residual.mixer)) layers.push_back(attention->heads());
     }
   }
   for (const CacheType type : kAllCacheTypes) {
@@ -186,10 +187,10 @@ TEST_CASE("and whenever a worker that was lent comes back") {
     for (const Groups& groups : {Groups{{0, 1}}, Groups{{0, 1}, {0, 1, 0}}}) {
       SmallModel model(kernels, format, type, groups);
       for (int round = 0; round < 6; round += kStride) {
-        model.executor.lend_core();
+        model.executor.yield_core();
         std::thread borrower([&] {
           std::this_thread::sleep_for(std::chrono::microseconds(round * 200));
-          model.executor.take_back_core();
+          model.executor.reclaim_core();
         });
         CHECK(model.run({150, 5}, 3) == expected);
         borrower.join();

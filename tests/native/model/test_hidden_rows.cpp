@@ -63,7 +63,7 @@ TEST_CASE("a sequence finds the rows of its last tokens, and no others") {
   CHECK(before(rows, {{7}, 0, 2}) == -1);  // it begins
   // The block is at another place of a longer sequence.
   CHECK(before(rows, {{1, 7}, 17, 18}) == -1);
-  run(rows, {{{5, 6}, 17, 18}}, 200);  // behind a guess that was wrong
+  run(rows, {{{5, 6}, 17, 18}}, 200);  // behind a draft token that was rejected
   CHECK(before(rows, {{5, 6}, 18, 19}) == 217);
   CHECK(before(rows, {{5, 6}, 17, 19}) == -1);
   CHECK(before(rows, {{7}, 1, 2}) == 100);

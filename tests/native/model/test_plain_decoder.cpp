@@ -26,7 +26,7 @@ AttentionPlan plain_attention() {
 const MlpPlan kMlp{56, Activation::kSilu, true};
 
 DecoderPlan plain_plan() {
-  const std::vector<BranchPlan> layer = {{plain_attention(), kRms, {}, {}}, {kMlp, kRms, {}, {}}};
+  const std::vector<ResidualBlockPlan> layer = {{plain_attention(), kRms, {}, {}}, {kMlp, kRms, {}, {}}};
   DecoderPlan plan;
   plan.vocab_size = 60, plan.hidden_size = plan.embedding.size = 40, plan.max_positions = 64;
   plan.layers = {layer, layer};
@@ -94,17 +94,17 @@ const Option kOptions[] = {
      }},
     {"scales", [](DecoderPlan& plan) { plan.layers[0][0].scale = 0.3f, plan.layers[1][1].scale = 1.7f; }},
     {"a norm of the sum", [](DecoderPlan& plan) { plan.layers[0][0].sum_norm = kLayerNorm; }},
-    {"branches beside each other with norms of their own", [](DecoderPlan& plan) {
+    {"residual blocks beside each other with norms of their own", [](DecoderPlan& plan) {
        plan.layers[0] = {{ParallelPlan{{{plain_attention(), kRms, {}, {}}, {kMlp, kLayerNorm, {}, {}}}}, {}, {}, {}}};
      }},
-    {"branches beside each other with one norm", [](DecoderPlan& plan) {
+    {"residual blocks beside each other with one norm", [](DecoderPlan& plan) {
        plan.layers[1] = {{ParallelPlan{{{plain_attention(), {}, {}, {}}, {kMlp, {}, {}, {}}}}, kLayerNorm, {}, {}}};
      }},
-    {"branches beside each other with all that they may have", [](DecoderPlan& plan) {
+    {"residual blocks beside each other with all that they may have", [](DecoderPlan& plan) {
        plan.layers[0] = {{ParallelPlan{{{plain_attention(), kRms, kRms, {}, 0.5f}, {kMlp, {}, {}, {}, 2.0f}}}, kRms,
                           kLayerNorm, kRms, 0.7f}};
      }},
-    {"branches within branches", [](DecoderPlan& plan) {
+    {"residual blocks within residual blocks", [](DecoderPlan& plan) {
        const ParallelPlan inner{{{plain_attention(), kRms, {}, {}}}};
        plan.layers[0] = {{ParallelPlan{{{inner, kRms, {}, {}}, {kMlp, kLayerNorm, {}, {}}}}, {}, {}, {}}};
      }},

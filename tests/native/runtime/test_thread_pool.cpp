@@ -39,7 +39,7 @@ TEST_CASE("all workers take part, each under its own index") {
   });
 }
 
-TEST_CASE("a team does all of its work whenever its last worker is lent and taken back") {
+TEST_CASE("a team does all of its work whenever its last worker is yielded and taken back") {
   using Groups = std::vector<std::vector<int>>;
   for (const Groups& groups : {Groups{{0, 0}}, Groups{{0, 0, 0}}, Groups{{0, 0}, {0, 0}}, Groups{{0, 0}, {0}}, Groups{{0}}}) {
     ThreadPool pool(groups);
@@ -52,13 +52,13 @@ TEST_CASE("a team does all of its work whenever its last worker is lent and take
           continue;
         }
         std::this_thread::sleep_for(std::chrono::microseconds(round * 37 % 300));
-        pool.take_back();
+        pool.reclaim_core();
         --lent;
       }
     });
     for (int round = 0; round < 60; ++round) {
       for (int i = 0; i < round % 4 - 1; ++i) {
-        pool.lend();
+        pool.yield_core();
         ++lent;
       }
       std::vector<int> counts(500), own(groups.size() * 100);
@@ -110,20 +110,20 @@ TEST_CASE("every piece of ranges is done once, however many calls there are") {
   }
 }
 
-TEST_CASE("a job does without a worker that is lent, unless it is a group's only one") {
+TEST_CASE("a job does without a worker that is yielded, unless it is a group's only one") {
   const auto workers_of_a_job = [](ThreadPool& pool) {
     std::atomic<int> seen{0};
     pool.run([&](Worker& worker) { seen.fetch_or(1 << worker.index()); });
     return seen.load();
   };
   ThreadPool pair({{0, 0}}), singles({{0}, {0}});
-  pair.lend();
-  pair.lend();
+  pair.yield_core();
+  pair.yield_core();
   CHECK(workers_of_a_job(pair) == 1);
-  pair.take_back();
+  pair.reclaim_core();
   CHECK(workers_of_a_job(pair) == 1);
-  pair.take_back();
+  pair.reclaim_core();
   while (workers_of_a_job(pair) != 3) std::this_thread::yield();
-  singles.lend();
+  singles.yield_core();
   CHECK(workers_of_a_job(singles) == 3);
 }

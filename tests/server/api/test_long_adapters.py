@@ -91,15 +91,15 @@ def test_the_same_prompt_is_another_with_a_longer_context(server: ServerProcess)
 
 
 @pytest.mark.sweep
-def test_guesses_change_no_token_of_a_long_context(server: ServerProcess, dummy_model: Path, folders: Path) -> None:
-    guessing = start(dummy_model, folders, "--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3}')
+def test_drafts_change_no_token_of_a_long_context(server: ServerProcess, dummy_model: Path, folders: Path) -> None:
+    drafting = start(dummy_model, folders, "--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3}')
     try:
         for model, context in (("base", OWN), ("long", LONG)):
-            found, wanted = (complete(one, model, context - 60, max_tokens=100).json() for one in (guessing, server))
+            found, wanted = (complete(one, model, context - 60, max_tokens=100).json() for one in (drafting, server))
             assert found["choices"][0]["token_ids"] == wanted["choices"][0]["token_ids"]
             assert found["usage"]["total_tokens"] == context
     finally:
-        guessing.stop()
+        drafting.stop()
 
 
 def test_a_factor_that_was_not_given_is_refused(server: ServerProcess, folders: Path) -> None:

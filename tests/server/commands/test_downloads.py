@@ -375,7 +375,7 @@ def test_what_the_disk_has_no_room_for_is_not_downloaded(shell: Shell) -> None:
     pytest.importorskip("onnxruntime")
     shell.hub.sent.clear()
     draft = '--speculative-config {"model":"own/huge","num_speculative_tokens":2}'
-    whole, beside, guessed, pulled = shell(
+    whole, beside, drafted, pulled = shell(
         "serve own/huge --port 0",
         "serve own/model --port 0 --embedding-model own/huge-embedder",
         f"serve own/model --port 0 {draft}",
@@ -387,7 +387,7 @@ def test_what_the_disk_has_no_room_for_is_not_downloaded(shell: Shell) -> None:
     for ran, names in (
         (whole, "own/huge"),
         (beside, "own/huge-embedder, own/model"),
-        (guessed, "own/model, own/huge"),
+        (drafted, "own/model, own/huge"),
         (pulled, "own/huge"),
     ):
         assert ran.code == 1
@@ -401,7 +401,7 @@ def test_what_the_disk_has_no_room_for_is_not_downloaded(shell: Shell) -> None:
 
 
 @pytest.mark.sweep
-def test_what_guesses_counts_before_anything_is_downloaded(shell: Shell) -> None:
+def test_what_drafts_counts_before_anything_is_downloaded(shell: Shell) -> None:
     """The cache has room for a sequence of the model, and not for one of the draft model's beside it."""
     shell.hub.sent.clear()
     (kv,) = json.loads(shell("inspect own/model --json")[0].out)["kv_cache"]

@@ -200,20 +200,20 @@ def test_stages_are_measured_where_there_are_any(start_server: StartServer) -> N
 FORCED = {"prompt": "SAY(ab)YAS", "structured_outputs": {"choice": ["abcdefgh"]}, "max_tokens": 20}
 
 
-def test_guesses_are_counted_by_their_place(start_server: StartServer) -> None:
+def test_draft_tokens_are_counted_by_position(start_server: StartServer) -> None:
     """Those that a grammar forces, which are right."""
     pytest.importorskip("llguidance")
     measured = start_server(served_model_names=("m",))
     measured.post(COMPLETIONS, FORCED)
     found = samples(measured)
-    drafts, guesses, right = (
+    drafts, draft_tokens, right = (
         found[f"tidewheel:spec_decode_num_{name}_total", ()] for name in ("drafts", "draft_tokens", "accepted_tokens")
     )
     name = "tidewheel:spec_decode_num_accepted_tokens_per_pos_total"
     places = [found[name, (("position", str(place)),)] for place in range(sum(key == name for key, _ in found))]
     assert drafts > 0
     assert places == sorted(places, reverse=True)
-    assert sum(places) == right <= guesses
+    assert sum(places) == right <= draft_tokens
 
 
 def test_rejections_are_counted(start_server: StartServer) -> None:

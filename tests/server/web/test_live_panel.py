@@ -110,7 +110,7 @@ def test_rates_come_from_differences_under_any_prefix(server: RunningServer, ope
     expect(figure(page, "tokens-per-second")).to_have_text("180")  # while it decoded, which was half of the time
     expect(figure(page, "first-token")).to_have_text("500 ms")
     expect(figure(page, "prefix-hits")).to_have_text("25 %")
-    expect(figure(page, "guesses-right")).to_have_text("50 %")
+    expect(figure(page, "acceptance-rate")).to_have_text("50 %")
     page.clock.run_for(1000)  # the server was started again: its counters began anew
     expect(figure(page, "tokens-per-second")).to_have_text("30")
 
@@ -287,7 +287,7 @@ def test_figures_that_are_missing_are_dashes(server: RunningServer, open_page: O
     expect(page.locator("#live-state")).to_have_text("at rest")
     for name in ("running", "waiting", "kv-use", "tokens-per-second", "first-token"):
         expect(figure(page, name)).to_have_text(UNKNOWN)
-    expect(figure(page, "guesses-right")).to_be_hidden()
+    expect(figure(page, "acceptance-rate")).to_be_hidden()
 
 
 @pytest.mark.sweep

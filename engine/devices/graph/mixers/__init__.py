@@ -2,12 +2,12 @@
 
 from ....models.spec import AttentionSpec, MlpSpec, ParallelSpec
 from .attention import Attention
-from .branch import Branch
 from .mixer import Parts, Tokens
 from .mlp import Mlp
 from .parallel import Parallel
+from .residual_block import ResidualBlock
 
-__all__ = ["KINDS", "Branch", "Parts", "Tokens"]
+__all__ = ["KINDS", "Parts", "ResidualBlock", "Tokens"]
 
 KINDS = {
     AttentionSpec.kind: Attention,

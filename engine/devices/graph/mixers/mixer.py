@@ -62,7 +62,10 @@ class Parts:
     kinds: Mapping[str, Callable[[Any, str, Parts], Mixer]]
 
     def mixer(self, spec: MixerSpec, layer: str) -> Mixer:
-        """The mixer of a branch, whose weights' names begin with `layer`. Raises DeviceError for an unknown kind."""
+        """The mixer of a residual block, whose weights' names begin with `layer`.
+
+        Raises DeviceError for an unknown kind.
+        """
         if spec.kind not in self.kinds:
             raise DeviceError(f"graph devices have no {spec.kind}")
         return self.kinds[spec.kind](spec, layer, self)

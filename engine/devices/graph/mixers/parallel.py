@@ -1,4 +1,4 @@
-"""Branches side by side."""
+"""Residual blocks side by side."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from ....models.spec import ParallelSpec
-from .branch import Branch
 from .mixer import Parts, Tokens
+from .residual_block import ResidualBlock
 
 
 class Parallel:
-    """The sum of what branches with one input would add."""
+    """The sum of what residual blocks with one input would add."""
 
     def __init__(self, spec: ParallelSpec, layer: str, parts: Parts) -> None:
-        adds_up = any(branch.post_norm for branch in spec.branches)
-        self._first, *self._others = [Branch(branch, layer, parts, adds_up) for branch in spec.branches]
+        adds_up = any(residual.post_norm for residual in spec.residuals)
+        self._first, *self._others = [ResidualBlock(residual, layer, parts, adds_up) for residual in spec.residuals]
 
     def __call__(self, x: Tensor, tokens: Tokens) -> Tensor:
-        """The sum over the branches, `[S, Q, hidden]`."""
+        """The sum over the residual blocks, `[S, Q, hidden]`."""
         added = self._first.added(x, tokens)
-        for branch in self._others:
-            added = added + branch.added(x, tokens)
+        for residual in self._others:
+            added = added + residual.added(x, tokens)
         return added
 
     def allocate(self, num_blocks: Sequence[int]) -> None:
-        """Make room in all branches."""
-        for branch in (self._first, *self._others):
-            branch.mixer.allocate(num_blocks)
+        """Make room in all residual blocks."""
+        for residual in (self._first, *self._others):
+            residual.mixer.allocate(num_blocks)
 
     def copy_slots(self, source: Tensor, target: Tensor, group: int) -> None:
-        """Copy those of all branches."""
-        for branch in (self._first, *self._others):
-            branch.mixer.copy_slots(source, target, group)
+        """Copy those of all residual blocks."""
+        for residual in (self._first, *self._others):
+            residual.mixer.copy_slots(source, target, group)

@@ -15,7 +15,6 @@ from ....models.spec import (
 )
 from .alt_up import AltUp
 from .attention import Attention
-from .branch import Branch
 from .delta_net import DeltaNet
 from .experts import Experts
 from .latent_attention import LatentAttention
@@ -25,9 +24,10 @@ from .mixer import Parts, Tokens
 from .mlp import Mlp
 from .parallel import Parallel
 from .per_layer import PerLayer
+from .residual_block import ResidualBlock
 from .short_conv import ShortConv
 
-__all__ = ["KINDS", "Branch", "Parts", "Tokens"]
+__all__ = ["KINDS", "Parts", "ResidualBlock", "Tokens"]
 
 KINDS = {
     AltUpSpec.kind: AltUp,

@@ -8,17 +8,17 @@ from torch.nn import functional
 
 from ....models.spec import AltUpSpec, StreamsSpec
 from ..weights import Weights
-from .branch import Branch, Branches
 from .mixer import Parts, Tokens
+from .residual_block import ResidualBlock, ResidualBlocks
 
 
-class AltUp(Branches):
+class AltUp(ResidualBlocks):
     """A layer."""
 
     def __init__(self, spec: AltUpSpec, layer: str, parts: Parts) -> None:
         self._spec, self._name, self._weights = spec, f"{layer}.alt_up", parts.weights
-        super().__init__(spec.branches, layer, parts)
-        self._told = Branch(spec.told, layer, parts)
+        super().__init__(spec.residuals, layer, parts)
+        self._passive = ResidualBlock(spec.passive, layer, parts)
 
     def __call__(self, x: Tensor, tokens: Tokens) -> Tensor:
         """What the layer adds to all streams `x [T, streams * hidden]`."""
@@ -29,15 +29,15 @@ class AltUp(Branches):
         )
         added = coefficients.view(-1, spec.streams, spec.streams) @ rows
         active = predicted = rows[:, spec.active] + added[:, spec.active]
-        for branch in self._branches:
-            active = branch(active, tokens)
+        for residual in self._residuals:
+            active = residual(active, tokens)
         correct = weights[f"{self._name}.correct"].view(spec.streams, spec.streams)
         factors = functional.linear(self._numbers(active), correct) + 1
         added = added + factors[..., None] * (active - predicted)[:, None]
-        told = rows[:, spec.active] + added[:, spec.active]
+        passive = rows[:, spec.active] + added[:, spec.active]
         if spec.scaled:
-            told = told * weights[f"{self._name}.scale"]
-        added[:, 1:] += self._told.added(told, tokens)[:, None]
+            passive = passive * weights[f"{self._name}.scale"]
+        added[:, 1:] += self._passive.added(passive, tokens)[:, None]
         return added.reshape(x.shape)
 
     def _numbers(self, x: Tensor) -> Tensor:

@@ -60,7 +60,10 @@ class Parts:
     caches: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # K and V by layer, for those who share them
 
     def mixer(self, spec: MixerSpec, layer: str) -> Mixer:
-        """The mixer of a branch, whose weights' names begin with `layer`. Raises DeviceError for an unknown kind."""
+        """The mixer of a residual block, whose weights' names begin with `layer`.
+
+        Raises DeviceError for an unknown kind.
+        """
         if spec.kind not in self.kinds:
             raise DeviceError(f"the torch device has no {spec.kind}")
         return self.kinds[spec.kind](spec, layer, self)

@@ -1,4 +1,4 @@
-"""Branches side by side."""
+"""Residual blocks side by side."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import torch
 from torch import Tensor
 
 from ....models.spec import ParallelSpec
-from .branch import Branches
 from .mixer import Parts, Tokens
+from .residual_block import ResidualBlocks
 
 
-class Parallel(Branches):
-    """The sum of what branches with one input would add."""
+class Parallel(ResidualBlocks):
+    """The sum of what residual blocks with one input would add."""
 
     def __init__(self, spec: ParallelSpec, layer: str, parts: Parts) -> None:
-        super().__init__(spec.branches, layer, parts)
+        super().__init__(spec.residuals, layer, parts)
 
     def __call__(self, x: Tensor, tokens: Tokens) -> Tensor:
-        """The sum over the branches, `[T, hidden]`."""
-        return torch.stack([branch.added(x, tokens) for branch in self._branches]).sum(0)
+        """The sum over the residual blocks, `[T, hidden]`."""
+        return torch.stack([residual.added(x, tokens) for residual in self._residuals]).sum(0)

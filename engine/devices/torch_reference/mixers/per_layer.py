@@ -1,4 +1,4 @@
-"""The branch that takes per-layer embeddings in."""
+"""The residual block that takes per-layer embeddings in."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class PerLayer:
         self._spec, self._layer, self._weights = spec, layer, parts.weights
 
     def __call__(self, x: Tensor, tokens: Tokens) -> Tensor:
-        """The branch's result, `[T, hidden]`."""
+        """The residual block's result, `[T, hidden]`."""
         if tokens.per_layer is None:
             raise DeviceError("the torch device was given tokens without per-layer embeddings")
         gate = activate(self._spec.activation, self._weights.linear(f"{self._layer}.per_layer_gate", x))
-        told = gate * tokens.per_layer[:, self._spec.layer]
-        return self._weights.linear(f"{self._layer}.per_layer_projection", told)
+        gated = gate * tokens.per_layer[:, self._spec.layer]
+        return self._weights.linear(f"{self._layer}.per_layer_projection", gated)
 
     def copy_blocks(self, source: Tensor, target: Tensor, window: int | None) -> None:
         """Nothing to copy."""

@@ -2,12 +2,12 @@
 
 from ....models.spec import AttentionSpec, MlpSpec, ParallelSpec
 from .attention import Attention
-from .branch import Branch
 from .mixer import Params, Parts, Pass
 from .mlp import Mlp
 from .parallel import Parallel
+from .residual_block import ResidualBlock
 
-__all__ = ["KINDS", "Branch", "Params", "Parts", "Pass"]
+__all__ = ["KINDS", "Params", "Parts", "Pass", "ResidualBlock"]
 
 KINDS = {
     AttentionSpec.kind: Attention,

@@ -1,21 +1,21 @@
-"""Branches side by side."""
+"""Residual blocks side by side."""
 
 from __future__ import annotations
 
 import jax
 
 from ....models.spec import ParallelSpec
-from .branch import Branch
 from .mixer import Parts, Pass
+from .residual_block import ResidualBlock
 
 
 class Parallel:
-    """The sum of what branches with one input would add."""
+    """The sum of what residual blocks with one input would add."""
 
     def __init__(self, spec: ParallelSpec, layer: str, parts: Parts) -> None:
-        self._branches = [Branch(branch, layer, parts) for branch in spec.branches]
+        self._residuals = [ResidualBlock(residual, layer, parts) for residual in spec.residuals]
 
     def __call__(self, x: jax.Array, step: Pass) -> jax.Array:
-        """The sum over the branches, `[T, hidden]`."""
-        first, *others = (branch.added(x, step) for branch in self._branches)
+        """The sum over the residual blocks, `[T, hidden]`."""
+        first, *others = (residual.added(x, step) for residual in self._residuals)
         return sum(others, first)

@@ -146,18 +146,18 @@ def test_a_weight_of_another_shape_is_named_before_anything_is_packed(folder: Pa
 
 def test_a_core_is_lent_where_none_is_free(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
-    for name in ("lend_core", "take_back_core"):
+    for name in ("yield_core", "reclaim_core"):
         monkeypatch.setattr(_native.Executor, name, lambda native, name=name: calls.append(name))
     cpus = [str(processor["cpu"]) for processor in _native.topology()["processors"]]
     for bound in {cpus[0], ",".join(cpus)}:
         device = CpuDevice(CpuOptions(threads_bind=bound))
         executor = device.load(WHAT.spec, open_weights(folder, WHAT), OPTIONS)
-        assert executor.hand_over(7) is None  # so few are sooner passed on than a core is lent
-        if (passed_on := executor.hand_over(8)) is not None:
+        assert executor.yield_core(7) is None  # so few are sooner passed on than a core is lent
+        if (passed_on := executor.yield_core(8)) is not None:
             passed_on()
-            late = executor.hand_over(8)
+            late = executor.yield_core(8)
             executor.close()
             assert late is not None
             late()  # the last tokens of a server that ends
         executor.close()
-    assert calls == ["lend_core", "take_back_core", "lend_core"]
+    assert calls == ["yield_core", "reclaim_core", "yield_core"]

@@ -11,7 +11,7 @@ from engine.devices.made_models import MLP, NORM, PLAIN, RandomWeights, decoder,
 
 from tidewheel.engine.devices.cache_split import BLOCK_TOKENS
 from tidewheel.engine.errors import DeviceError
-from tidewheel.engine.models.spec import BranchSpec
+from tidewheel.engine.models.spec import ResidualBlockSpec
 from tidewheel.engine.models.spec.shapes import Shapes
 from tidewheel.engine.weights.quantization import InputOrder, Quantization, TensorFormat
 
@@ -84,7 +84,7 @@ def test_a_mixer_that_the_device_lacks_is_refused_by_name() -> None:
         def shapes(self, hidden_size: int) -> Shapes:
             return {}
 
-    spec = decoder_of((BranchSpec(MLP, NORM), BranchSpec(Recurrence(), NORM)))
+    spec = decoder_of((ResidualBlockSpec(MLP, NORM), ResidualBlockSpec(Recurrence(), NORM)))
     with pytest.raises(DeviceError, match="the cpu device has no recurrence"):
         lower(spec, formats_of(spec, "float32", None), spec.max_positions)
 

@@ -18,7 +18,7 @@ from tidewheel.engine.devices.base import Executor, Pending
 from tidewheel.engine.devices.batch import SamplingBatch, StepBatch
 from tidewheel.engine.devices.parallel_options import ParallelOptions
 from tidewheel.engine.errors import DeviceError
-from tidewheel.engine.models.spec import AttentionSpec, BranchSpec, DecoderSpec, ParallelSpec
+from tidewheel.engine.models.spec import AttentionSpec, DecoderSpec, ParallelSpec, ResidualBlockSpec
 
 EAGER = dataclasses.replace(FEW_BUCKETS, enforce_eager=True, skip_warmup=True)
 HEADS = AttentionSpec(num_heads=8, num_kv_heads=4, head_dim=16, scale=0.25, qkv_bias=True, out_bias=True)
@@ -26,24 +26,31 @@ SLOPES = tuple(2.0 ** -(head + 1) for head in range(8))
 BIASED_MLP = dataclasses.replace(MLP, bias=True)
 SPECS = {
     "one-after-the-other": decoder_of(
-        (BranchSpec(HEADS, NORM, post_norm=NORM), BranchSpec(BIASED_MLP, NORM, sum_norm=NORM)),
-        (BranchSpec(dataclasses.replace(HEADS, sliding_window=24, qk_norm=NORM), NORM), BranchSpec(MLP, NORM)),
+        (ResidualBlockSpec(HEADS, NORM, post_norm=NORM), ResidualBlockSpec(BIASED_MLP, NORM, sum_norm=NORM)),
+        (
+            ResidualBlockSpec(dataclasses.replace(HEADS, sliding_window=24, qk_norm=NORM), NORM),
+            ResidualBlockSpec(MLP, NORM),
+        ),
     ),
     "few-kv-heads": decoder_of(
-        (BranchSpec(dataclasses.replace(HEADS, num_kv_heads=1, sinks=True), NORM), BranchSpec(MLP, NORM)),
+        (ResidualBlockSpec(dataclasses.replace(HEADS, num_kv_heads=1, sinks=True), NORM), ResidualBlockSpec(MLP, NORM)),
     ),
     "side-by-side": decoder_of(
         (
-            BranchSpec(
+            ResidualBlockSpec(
                 ParallelSpec(
                     (
-                        BranchSpec(dataclasses.replace(HEADS, alibi_slopes=SLOPES), NORM),
-                        BranchSpec(BIASED_MLP, NORM, scale=0.5),
+                        ResidualBlockSpec(dataclasses.replace(HEADS, alibi_slopes=SLOPES), NORM),
+                        ResidualBlockSpec(BIASED_MLP, NORM, scale=0.5),
                     )
                 )
             ),
         ),
-        (BranchSpec(ParallelSpec((BranchSpec(HEADS, NORM, post_norm=NORM), BranchSpec(MLP, NORM)))),),
+        (
+            ResidualBlockSpec(
+                ParallelSpec((ResidualBlockSpec(HEADS, NORM, post_norm=NORM), ResidualBlockSpec(MLP, NORM)))
+            ),
+        ),
     ),
 }
 
@@ -118,7 +125,7 @@ def test_a_process_that_cannot_load_ends_the_start_with_an_error() -> None:
 )
 def test_what_cannot_be_shared_is_refused(attention: AttentionSpec, size: int, reason: str) -> None:
     with pytest.raises(DeviceError, match=reason):
-        share(decoder_of((BranchSpec(attention, NORM), BranchSpec(MLP, NORM))), size)
+        share(decoder_of((ResidualBlockSpec(attention, NORM), ResidualBlockSpec(MLP, NORM))), size)
 
 
 def _runs(pid: int) -> bool:

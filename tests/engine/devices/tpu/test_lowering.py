@@ -8,7 +8,7 @@ import pytest
 from engine.devices.made_models import MLP, NORM, PLAIN, ROPE, decoder, decoder_of
 
 from tidewheel.engine.devices.tpu.heads import Kernel, with_heads_for
-from tidewheel.engine.models.spec import BranchSpec, DecoderSpec, ParallelSpec, tensor_shapes
+from tidewheel.engine.models.spec import DecoderSpec, ParallelSpec, ResidualBlockSpec, tensor_shapes
 
 jax = pytest.importorskip("jax")
 
@@ -65,8 +65,8 @@ def test_a_step_lowers_with_the_kernel(dtype: str) -> None:
 
 @pytest.mark.usefixtures("_chip")
 def test_a_step_lowers_on_two_chips_and_beside_an_mlp() -> None:
-    beside = ParallelSpec((BranchSpec(PLAIN), BranchSpec(MLP)))
-    assert "tpu_custom_call" in step_for_tpu(decoder_of((BranchSpec(beside, NORM),)), "bfloat16", 2)
+    beside = ParallelSpec((ResidualBlockSpec(PLAIN), ResidualBlockSpec(MLP)))
+    assert "tpu_custom_call" in step_for_tpu(decoder_of((ResidualBlockSpec(beside, NORM),)), "bfloat16", 2)
 
 
 @pytest.mark.usefixtures("_chip")

@@ -361,8 +361,8 @@ class RecordingExecutor:
     def start(self, batch: StepBatch) -> OnWait:
         return OnWait(partial(self.step, batch))
 
-    def hand_over(self, num_tokens: int) -> None:
-        """Nothing to lend."""
+    def yield_core(self, num_tokens: int) -> None:
+        """Nothing to yield."""
 
     def close(self) -> None:
         """Nothing to free."""

@@ -13,7 +13,7 @@ using namespace tidewheel::test;
 
 namespace {
 
-constexpr int kTable = 8, kVocab = 70, kGuesses = 5, kSlots = 4, kLength = 60;
+constexpr int kTable = 8, kVocab = 70, kDraftTokens = 5, kSlots = 4, kLength = 60;
 
 DecoderPlan plan_with(const MixerPlan& mixer) {
   AttentionPlan attention;
@@ -39,17 +39,17 @@ std::vector<std::pair<const char*, DecoderPlan>> plans() {
 
 struct Span {
   int sequence, slot, begin;
-  std::vector<int32_t> tokens;  // the last ones are guesses
-  int guesses = 0;
+  std::vector<int32_t> tokens;  // the last ones are draft tokens
+  int draft_tokens = 0;
 };
 
-class GuessingModel {
+class DraftingModel {
  public:
   Executor executor;
 
-  GuessingModel(const DecoderPlan& plan, const std::vector<std::vector<int>>& groups)
+  DraftingModel(const DecoderPlan& plan, const std::vector<std::vector<int>>& groups)
       : executor(stored_as(plan, WeightFormat{WeightKind::kFloat32}), choose_kernels("auto"), CacheType::kFloat32,
-                 {{4 * kTable}, 4, 64, kSlots, 0, kGuesses}, groups) {
+                 {{4 * kTable}, 4, 64, kSlots, 0, kDraftTokens}, groups) {
     Random random;
     std::vector<Source> sources;
     for (const auto& [name, shape] : tensor_shapes(plan)) {
@@ -64,14 +64,14 @@ class GuessingModel {
 
   // The logits after each token of each span.
   std::vector<std::vector<float>> step(const std::vector<Span>& spans) {
-    std::vector<int32_t> ids, positions, start = {0}, context, tables, slots, guesses, rows;
+    std::vector<int32_t> ids, positions, start = {0}, context, tables, slots, draft_tokens, rows;
     for (const Span& span : spans) {
       for (size_t i = 0; i < span.tokens.size(); ++i) {
         rows.push_back(static_cast<int32_t>(ids.size()));
         ids.push_back(span.tokens[i]), positions.push_back(span.begin + static_cast<int>(i));
       }
       start.push_back(static_cast<int32_t>(ids.size()));
-      context.push_back(positions.back() + 1), slots.push_back(span.slot), guesses.push_back(span.guesses);
+      context.push_back(positions.back() + 1), slots.push_back(span.slot), draft_tokens.push_back(span.draft_tokens);
       for (int b = 0; b < kTable; ++b) tables.push_back(span.sequence * kTable + b);
     }
     const size_t count = rows.size();
@@ -84,7 +84,7 @@ class GuessingModel {
     step.token_ids = ids, step.positions = positions, step.query_start = start, step.context_len = context;
     step.block_tables = {{tables.data(), kTable}}, step.logits_rows = rows, step.out_logits = logits.data();
     step.state_slots = slots;
-    if (std::any_of(guesses.begin(), guesses.end(), [](int32_t n) { return n != 0; })) step.num_guesses = guesses;
+    if (std::any_of(draft_tokens.begin(), draft_tokens.end(), [](int32_t n) { return n != 0; })) step.num_draft_tokens = draft_tokens;
     Sampling& s = step.sampling;
     s.temperature = zeros, s.top_p = ones, s.min_p = zeros, s.seed = seeds;
     s.top_k = s.position = s.prompt_len = std::span(none).first(count);
@@ -106,7 +106,7 @@ using Logits = std::vector<std::vector<float>>;
 
 // Those after each token of a sequence, computed one by one.
 Logits plainly(const DecoderPlan& plan, int sequence) {
-  GuessingModel model(plan, {{0}});
+  DraftingModel model(plan, {{0}});
   Logits all;
   for (int t = 0; t < kLength; ++t) all.push_back(model.step({{0, 0, t, {token_at(sequence, t)}}})[0]);
   return all;
@@ -114,12 +114,12 @@ Logits plainly(const DecoderPlan& plan, int sequence) {
 
 }  // namespace
 
-TEST_CASE("wrong guesses leave nothing in a state, and right ones what they would have left as tokens") {
+TEST_CASE("rejected draft tokens leave nothing in a state, and right ones what they would have left as tokens") {
   for (const auto& [name, plan] : plans()) {
     CAPTURE(name);
     const Logits expected[] = {plainly(plan, 0), plainly(plan, 1)};
     for (const auto& groups : {std::vector<std::vector<int>>{{0}}, std::vector<std::vector<int>>{{0, 0}, {0}}}) {
-      GuessingModel model(plan, groups);
+      DraftingModel model(plan, groups);
       std::mt19937 random(5);
       const auto up_to = [&](int most) { return static_cast<int>(random() % (most + 1)); };
       int next[] = {0, 0}, slot[] = {0, 1}, rejected = 0;
@@ -131,13 +131,13 @@ TEST_CASE("wrong guesses leave nothing in a state, and right ones what they woul
           Span span{s, slot[s], next[s], {}, 0};
           const int sure = 1 + std::min(up_to(2), kLength - 1 - next[s]);
           for (int i = 0; i < sure; ++i) span.tokens.push_back(token_at(s, next[s] + i));
-          span.guesses = up_to(kGuesses);
-          right[s] = std::min({up_to(span.guesses), kLength - next[s] - sure});
-          for (int i = 0; i < span.guesses; ++i) {
+          span.draft_tokens = up_to(kDraftTokens);
+          right[s] = std::min({up_to(span.draft_tokens), kLength - next[s] - sure});
+          for (int i = 0; i < span.draft_tokens; ++i) {
             const int32_t token = token_at(s, next[s] + sure + i);
             span.tokens.push_back(i < right[s] ? token : (token + 1) % kVocab);
           }
-          rejected += span.guesses - right[s];
+          rejected += span.draft_tokens - right[s];
           spans.push_back(span);
         }
         if (spans.empty()) continue;
@@ -145,7 +145,7 @@ TEST_CASE("wrong guesses leave nothing in a state, and right ones what they woul
         size_t row = 0;
         bool same = true;
         for (const Span& span : spans) {
-          const int kept = static_cast<int>(span.tokens.size()) - span.guesses + right[span.sequence];
+          const int kept = static_cast<int>(span.tokens.size()) - span.draft_tokens + right[span.sequence];
           for (int i = 0; i < kept; ++i) same = same && found[row + i] == expected[span.sequence][span.begin + i];
           row += span.tokens.size(), next[span.sequence] += kept;
         }
@@ -165,22 +165,22 @@ TEST_CASE("wrong guesses leave nothing in a state, and right ones what they woul
 TEST_CASE("a slot is begun anew by another sequence, whatever its log holds") {
   const DecoderPlan plan = plans()[0].second;
   const Logits expected = plainly(plan, 1);
-  GuessingModel model(plan, {{0}});
+  DraftingModel model(plan, {{0}});
   model.step({{0, 3, 0, {1, 2, 3, 4}, 3}});
   for (int t = 0; t < 4; ++t) CHECK(model.step({{1, 3, t, {token_at(1, t)}}})[0] == expected[t]);
 }
 
-TEST_CASE("guesses that cannot be taken back are refused, and change nothing") {
+TEST_CASE("draft tokens that cannot be taken back are refused, and change nothing") {
   const DecoderPlan plan = plans()[0].second;
   const Logits expected = plainly(plan, 0);
-  GuessingModel model(plan, {{0}});
+  DraftingModel model(plan, {{0}});
   std::vector<int32_t> tokens;
   for (int t = 0; t < 8; ++t) tokens.push_back(token_at(0, t));
-  CHECK_THROWS_AS(GuessingModel(plan_with(ShortConvPlan{48, 1, false}), {{0}}), std::invalid_argument);  // it has no state
-  CHECK_THROWS_AS(model.step({{0, 0, 0, tokens, kGuesses + 1}}), std::invalid_argument);
+  CHECK_THROWS_AS(DraftingModel(plan_with(ShortConvPlan{48, 1, false}), {{0}}), std::invalid_argument);  // it has no state
+  CHECK_THROWS_AS(model.step({{0, 0, 0, tokens, kDraftTokens + 1}}), std::invalid_argument);
   CHECK_THROWS_AS(model.step({{0, 0, 0, {1, 2}, 2}}), std::invalid_argument);
   CHECK_THROWS_AS(model.step({{0, 0, 0, {1, 2}, -1}}), std::invalid_argument);
-  model.step({{0, 0, 0, tokens, 4}});  // after four tokens, with four guesses
+  model.step({{0, 0, 0, tokens, 4}});  // after four tokens, with four draft tokens
   for (const int begin : {3, 9}) CHECK_THROWS_AS(model.step({{0, 0, begin, {1}}}), std::invalid_argument);
   CHECK(model.step({{0, 0, 8, {token_at(0, 8)}}})[0] == expected[8]);
 }

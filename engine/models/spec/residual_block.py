@@ -1,4 +1,4 @@
-"""Residual branches. A layer is a tuple of them."""
+"""Residual blocks. A layer is a tuple of them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from .shapes import Shapes, under
 
 
 class MixerSpec(Protocol):
-    """What a branch computes from its input: attention, a recurrence, an MLP, or several mixers side by side.
+    """What a residual block computes from its input: attention, a recurrence, an MLP, or several mixers side by side.
 
-    A kind of mixer has one file here and one for each device. The names of its branch's norms begin with its `kind`. No
-    two kinds have weights of the same name.
+    A kind of mixer has one file here and one for each device. The names of its residual block's norms begin with its
+    `kind`. No two kinds have weights of the same name.
     """
 
     kind: ClassVar[str]
@@ -30,7 +30,7 @@ class MixerSpec(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class BranchSpec:
+class ResidualBlockSpec:
     """`x = sum_norm(sum_factor * (x + scale * post_norm(mixer(norm(x)))))`, where a norm that is None changes nothing.
 
     With a `sum_scale` the checkpoint has a number that x is multiplied by in the end.
@@ -45,7 +45,7 @@ class BranchSpec:
     sum_factor: float = 1.0
 
     def norms(self) -> Iterator[tuple[str, NormSpec]]:
-        """The norms of this branch, by their names within a layer."""
+        """The norms of this residual block, by their names within a layer."""
         for place, norm in (("norm", self.norm), ("post_norm", self.post_norm), ("sum_norm", self.sum_norm)):
             if norm:
                 yield f"{self.mixer.kind}_{place}", norm
@@ -62,27 +62,27 @@ class BranchSpec:
 
 @dataclass(frozen=True, slots=True)
 class ParallelSpec:
-    """Branches with the same input: the sum of their `scale * post_norm(mixer(norm(x)))`.
+    """Residual blocks with the same input: the sum of their `scale * post_norm(mixer(norm(x)))`.
 
     None has a `sum_norm`, a `sum_scale` or a `sum_factor`.
     """
 
     kind: ClassVar[str] = "parallel"
 
-    branches: tuple[BranchSpec, ...]
+    residuals: tuple[ResidualBlockSpec, ...]
 
     def __post_init__(self) -> None:
-        if any(branch.sum_norm or branch.sum_scale or branch.sum_factor != 1 for branch in self.branches):
-            raise ValueError("a branch beside others has no sum to normalize or to scale")
+        if any(residual.sum_norm or residual.sum_scale or residual.sum_factor != 1 for residual in self.residuals):
+            raise ValueError("a residual block beside others has no sum to normalize or to scale")
 
     @property
     def activations(self) -> int:
-        """Those of all branches."""
-        return sum(branch.mixer.activations for branch in self.branches)
+        """Those of all residual blocks."""
+        return sum(residual.mixer.activations for residual in self.residuals)
 
     def shapes(self, hidden_size: int) -> Shapes:
-        """The weights of all branches."""
-        return {name: shape for branch in self.branches for name, shape in branch.shapes(hidden_size).items()}
+        """The weights of all residual blocks."""
+        return {name: shape for residual in self.residuals for name, shape in residual.shapes(hidden_size).items()}
 
 
-LayerSpec = tuple[BranchSpec, ...]
+LayerSpec = tuple[ResidualBlockSpec, ...]

@@ -1,4 +1,4 @@
-#include "model/predictor.h"
+#include "model/draft_head.h"
 
 #include <algorithm>
 
@@ -6,17 +6,17 @@
 
 namespace tidewheel {
 
-Predictor::Predictor(Context& context, int width, int num_guesses) : context_(context), width_(width), num_rows_(1 + num_guesses) {
+DraftHead::DraftHead(Context& context, int width, int num_draft_tokens) : context_(context), width_(width), num_rows_(1 + num_draft_tokens) {
   require(context.attention.heads.size() == 1, "a layer that predicts tokens needs a cache of one group");
-  require(num_guesses > 0, "there must be at least one guess");
+  require(num_draft_tokens > 0, "there must be at least one draft token");
 }
 
-void Predictor::allocate(int max_sequences) {
+void DraftHead::allocate(int max_sequences) {
   rows_.allocate(max_sequences, num_rows_, width_);
   predicted_ = Arena(size_t(max_sequences) * width_ * sizeof(float));
 }
 
-void Predictor::begin(const Step& step) {
+void DraftHead::begin(const Step& step) {
   before_.assign(step.token_ids.size(), {});
   unknown_.clear();
   for (int s = 0; s < static_cast<int>(step.context_len.size()); ++s) {
@@ -28,7 +28,7 @@ void Predictor::begin(const Step& step) {
   rows_.begin(step);
 }
 
-void Predictor::begin_prediction(const Step& step, std::span<const int> from) {
+void DraftHead::begin_prediction(const Step& step, std::span<const int> from) {
   before_.clear(), unknown_.clear();
   for (int s = 0; s < static_cast<int>(step.context_len.size()); ++s) {
     const float* row = from.empty() ? rows_.before(step, s) : predicted() + size_t(from[s]) * width_;
@@ -37,7 +37,7 @@ void Predictor::begin_prediction(const Step& step, std::span<const int> from) {
   }
 }
 
-void Predictor::keep(Worker& worker, const float* rows, const Norm& norm) const {
+void DraftHead::keep(Worker& worker, const float* rows, const Norm& norm) const {
   const auto kept = rows_.kept();
   worker.share(static_cast<int64_t>(kept.size()), 4, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
@@ -48,7 +48,7 @@ void Predictor::keep(Worker& worker, const float* rows, const Norm& norm) const 
   context_.profile.end(worker, Phase::kNorm);
 }
 
-void Predictor::turn(Worker& worker, const Step& step) const {
+void DraftHead::turn(Worker& worker, const Step& step) const {
   worker.share(static_cast<int64_t>(step.token_ids.size()), 4, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       const Adapter* const adapter = context_.adapters.of_token(t);

@@ -1,4 +1,4 @@
-#include "model/guesses.h"
+#include "model/draft.h"
 
 #include <algorithm>
 #include <cmath>
@@ -17,13 +17,13 @@ std::vector<T> gathered(std::span<const T> values, std::span<const int> rows) {
   return result;
 }
 
-// The parameters of some rows of another Sampling, behind the guesses that each of them has so far. Masks depend on the
-// tokens before: they are those of the first guess. Reports are left out, except for the log-probabilities of the tokens,
-// if wanted.
-class GuessedRows {
+// The parameters of some rows of another Sampling, behind the draft tokens that each of them has so far. Masks depend
+// on the tokens before: they are those of the first draft token. Reports are left out, except for the log-probabilities
+// of the tokens, if wanted.
+class DraftedRows {
  public:
-  // `guessed` [rows of `from`][offset].
-  GuessedRows(const Sampling& from, std::span<const int> rows, const std::vector<std::vector<int32_t>>& guessed, int offset,
+  // `drafted` [rows of `from`][offset].
+  DraftedRows(const Sampling& from, std::span<const int> rows, const std::vector<std::vector<int32_t>>& drafted, int offset,
               bool with_logprobs)
       : temperature_(gathered(from.temperature, rows)), top_p_(gathered(from.top_p, rows)),
         min_p_(gathered(from.min_p, rows)), repetition_(gathered(from.repetition_penalty, rows)),
@@ -45,7 +45,7 @@ class GuessedRows {
       if (const int history = from.history_start[row + 1] - from.history_start[row]; history > 0) {
         const auto before = from.history_ids.subspan(from.history_start[row], history);
         history_ids_.insert(history_ids_.end(), before.begin(), before.end());
-        history_ids_.insert(history_ids_.end(), guessed[row].begin(), guessed[row].end());
+        history_ids_.insert(history_ids_.end(), drafted[row].begin(), drafted[row].end());
       }
       history_start_.push_back(static_cast<int32_t>(history_ids_.size()));
     }
@@ -77,11 +77,11 @@ class GuessedRows {
   size_t num_masks_, mask_words_;
 };
 
-void check(const Executor& executor, const Step& known, const Guesses& wanted) {
+void check(const Executor& executor, const Step& known, const DraftTokens& wanted) {
   const size_t sequences = known.context_len.size();
-  require(wanted.counts.size() == sequences, "every sequence needs a number of guesses");
+  require(wanted.counts.size() == sequences, "every sequence needs a number of draft tokens");
   require(known.query_start.size() == sequences + 1, "query_start must have one entry more than context_len");
-  require(known.block_tables.size() == 1 && known.state_slots.empty(), "guesses need one cache group, and no recurrent layers");
+  require(known.block_tables.size() == 1 && known.state_slots.empty(), "draft tokens need one cache group, and no recurrent layers");
   if (executor.predicts()) {
     require(known.token_ids.size() == sequences && known.positions.size() == sequences,
             "a layer that predicts takes one token of each sequence");
@@ -93,17 +93,17 @@ void check(const Executor& executor, const Step& known, const Guesses& wanted) {
   } else {
     require(known.adapters.empty(), "a draft model has no adapters");
   }
-  require(wanted.tokens.size() >= sequences * wanted.stride, "there is no room for the guesses");
+  require(wanted.tokens.size() >= sequences * wanted.stride, "there is no room for the draft tokens");
   size_t row = 0;
   for (size_t s = 0; s < sequences; ++s) {
-    require(wanted.counts[s] >= 0 && size_t(wanted.counts[s]) <= wanted.stride, "there is no room for the guesses");
+    require(wanted.counts[s] >= 0 && size_t(wanted.counts[s]) <= wanted.stride, "there is no room for the draft tokens");
     if (wanted.counts[s] == 0) continue;
     require(row < known.logits_rows.size() && known.logits_rows[row] == known.query_start[s + 1] - 1,
-            "the rows must be the last tokens of the sequences that want guesses");
+            "the rows must be the last tokens of the sequences that want draft tokens");
     executor.check_room(known, static_cast<int>(s), known.context_len[s] + wanted.counts[s] - 1);
     ++row;
   }
-  require(row == known.logits_rows.size(), "the rows must be the last tokens of the sequences that want guesses");
+  require(row == known.logits_rows.size(), "the rows must be the last tokens of the sequences that want draft tokens");
   const Sampling& sampling = known.sampling;
   for (const size_t size : {sampling.temperature.size(), sampling.top_p.size(), sampling.min_p.size(),
                             sampling.top_k.size(), sampling.position.size(), sampling.seed.size(),
@@ -157,7 +157,7 @@ class OneEach {
 
 }  // namespace
 
-void guess(Executor& executor, const Step& known, const Guesses& wanted) {
+void draft(Executor& executor, const Step& known, const DraftTokens& wanted) {
   check(executor, known, wanted);
   std::fill(wanted.tokens.begin(), wanted.tokens.end(), -1);
   const float least = wanted.least_probability > 0 ? std::log(wanted.least_probability) : 0;
@@ -173,13 +173,13 @@ void guess(Executor& executor, const Step& known, const Guesses& wanted) {
     if (predicts) token_ids.push_back(known.token_ids[s]);
   }
   if (predicts && rows.empty()) return;
-  std::vector<float> logprobs(num_rows);  // of all guesses of a row of `known` so far
-  std::vector<std::vector<int32_t>> guessed(num_rows);
+  std::vector<float> logprobs(num_rows);  // of all draft tokens of a row of `known` so far
+  std::vector<std::vector<int32_t>> drafted(num_rows);
   OneEach next(known);
   Step step = predicts ? next.step(sequences, std::move(token_ids), 0) : known;
   std::vector<int> from;  // the rows that were predicted last, of those that go on
   for (int i = 0;; ++i) {
-    GuessedRows sampled(known.sampling, rows, guessed, i, stops_early);
+    DraftedRows sampled(known.sampling, rows, drafted, i, stops_early);
     step.sampling = sampled.sampling();
     if (predicts) {
       executor.predict(step, from);
@@ -199,7 +199,7 @@ void guess(Executor& executor, const Step& known, const Guesses& wanted) {
       wanted.tokens[s * wanted.stride + i] = token;
       if (is_unsure || i + 1 >= wanted.counts[s]) continue;
       next_sequences.push_back(s), next_rows.push_back(row), token_ids.push_back(token);
-      guessed[row].push_back(token);
+      drafted[row].push_back(token);
       from.push_back(static_cast<int>(j));
     }
     if (next_rows.empty()) return;

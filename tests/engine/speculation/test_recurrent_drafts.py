@@ -1,4 +1,4 @@
-"""Guesses at what models with recurrent layers say: right or wrong, they leave nothing in a state."""
+"""Draft tokens at what models with recurrent layers say: right or wrong, they leave nothing in a state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from optional_packages import require_packages
 from tidewheel.engine.constraints.constraint import TokenConstraints
 from tidewheel.engine.devices.base import DraftingDevice, Executor, ExecutorOptions, RewindingDevice
 from tidewheel.engine.models import describe
-from tidewheel.engine.models.spec import BranchSpec, Mamba2Spec
+from tidewheel.engine.models.spec import Mamba2Spec, ResidualBlockSpec
 from tidewheel.engine.sampling_params import SamplingParams
 from tidewheel.engine.speculation.draft_model import ModelDrafter
 from tidewheel.engine.weights import open_weights, read_config
@@ -76,7 +76,7 @@ def jobs() -> list[Job]:
 
 
 class Asked:
-    """A driver in which each job samples what it samples alone and unguessed, though others guess beside it."""
+    """A driver in which each job samples what it samples alone and undrafted, though others draft beside it."""
 
     def __init__(self, model: str, seed: int, num_blocks: int) -> None:
         self._executor, self._oracle = executor(model), Oracle(seed)
@@ -100,21 +100,21 @@ class Asked:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_guesses_right_and_wrong_change_no_bit(model: str) -> None:
+def test_draft_tokens_accepted_and_rejected_change_no_bit(model: str) -> None:
     asked = Asked(model, seed=7, num_blocks=12)
     asked.run(jobs())
     scheduler = asked.driver.scheduler
     assert scheduler.drafts is not None
     stats = scheduler.drafts.stats
-    assert 0 < stats.right_total < stats.guesses_total
+    assert 0 < stats.accepted_total < stats.draft_tokens_total
     assert scheduler.preemptions_total > 0
     drafts = [draft for step in asked.driver.steps for draft in step.rows.drafts]
     assert {draft.sequence.key for draft in drafts} == set(range(5))
-    assert max(len(draft.token_ids) for draft in drafts) == 1 + executor(model).limits.max_guesses
+    assert max(len(draft.token_ids) for draft in drafts) == 1 + executor(model).limits.max_draft_tokens
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_what_follows_an_answer_goes_on_from_a_state_without_wrong_guesses(model: str) -> None:
+def test_what_follows_an_answer_goes_on_from_a_state_without_rejected_draft_tokens(model: str) -> None:
     asked = Asked(model, seed=3, num_blocks=64)
     first = job((5, 6, 7, 8, 9), 1, max_tokens=100)
     (answer,) = asked.run([first])
@@ -123,7 +123,7 @@ def test_what_follows_an_answer_goes_on_from_a_state_without_wrong_guesses(model
     assert asked.driver.scheduler.cached_prompt_tokens_total - before >= 64  # from a state that was known in a decode
 
 
-def test_a_draft_model_guesses_for_a_model_with_recurrent_layers() -> None:
+def test_a_draft_model_drafts_for_a_model_with_recurrent_layers() -> None:
     large = executor("qwen3_5")
     device = make_device(next(name for name in device_ids() if name != "torch"))
     assert isinstance(device, DraftingDevice)
@@ -132,7 +132,7 @@ def test_a_draft_model_guesses_for_a_model_with_recurrent_layers() -> None:
     small = device.load_draft(description.spec, open_weights(folder, description), OPTIONS, large)
     drafter = ModelDrafter(
         small,
-        large.limits.max_guesses,
+        large.limits.max_draft_tokens,
         vocab_size=VOCAB_SIZE,
         own_vocab_size=VOCAB_SIZE,
         most_context=1000,
@@ -146,21 +146,21 @@ def test_a_draft_model_guesses_for_a_model_with_recurrent_layers() -> None:
     driver.run()
     assert [driver.sampled[key] for key in keys] == expected
     assert driver.scheduler.drafts is not None
-    assert 0 < driver.scheduler.drafts.stats.right_total < driver.scheduler.drafts.stats.guesses_total
+    assert 0 < driver.scheduler.drafts.stats.accepted_total < driver.scheduler.drafts.stats.draft_tokens_total
 
 
-def test_a_model_whose_states_are_large_has_more_guesses() -> None:
+def test_a_model_whose_states_are_large_has_more_draft_tokens() -> None:
     device = make_device(next(name for name in device_ids() if name != "torch"))
     assert isinstance(device, RewindingDevice)
     attention = describe(read_config(models_zoo.folder("llama")), None).spec
-    assert (device.max_guesses(attention), device.slot_bytes(attention)) == (0, 0)
+    assert (device.max_draft_tokens(attention), device.slot_bytes(attention)) == (0, 0)
     small = describe(read_config(models_zoo.folder("mamba2")), None).spec
     (mixer, *_) = small.recurrences()
     assert isinstance(mixer, Mamba2Spec)
-    layer = BranchSpec(dataclasses.replace(mixer, state_dim=2000))
+    layer = ResidualBlockSpec(dataclasses.replace(mixer, state_dim=2000))
     large = dataclasses.replace(small, layers=((layer,),))
-    assert device.max_guesses(small) < device.max_guesses(large)
+    assert device.max_draft_tokens(small) < device.max_draft_tokens(large)
     for spec in (small, large):
-        guesses = device.max_guesses(spec)
-        assert device.slot_bytes(spec) == spec.state_bytes + guesses * spec.state_input_bytes
+        draft_tokens = device.max_draft_tokens(spec)
+        assert device.slot_bytes(spec) == spec.state_bytes + draft_tokens * spec.state_input_bytes
     assert device.slot_bytes(large) <= large.state_bytes * 7 / 6

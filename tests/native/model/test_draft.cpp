@@ -4,7 +4,7 @@
 #include <deque>
 #include <memory>
 
-#include "model/guesses.h"
+#include "model/draft.h"
 #include "small_model.h"
 #include "support.h"
 #include "tensors.h"
@@ -28,7 +28,8 @@ DecoderPlan plan() {
   return plan;
 }
 
-// Sequences of which all but some tokens are in the cache. Each samples with a seed of its own, and token 7 is likelier.
+// Sequences of which all but some tokens are in the cache. Each samples with a seed of its own, and token 7 is
+// likelier.
 class Sampled {
  public:
   explicit Sampled(Executor& executor, std::vector<std::vector<int32_t>> tokens)
@@ -46,14 +47,14 @@ class Sampled {
     for (size_t r = 0; r < sampling.size(); ++r) tokens_[sampling[r]].push_back(out[r]);
   }
 
-  // The guesses of each sequence, of which the first have the right to so many.
-  std::vector<std::vector<int32_t>> guess(const std::vector<int32_t>& counts, float least = 0) {
+  // The draft tokens of each sequence, of which the first have the right to so many.
+  std::vector<std::vector<int32_t>> draft(const std::vector<int32_t>& counts, float least = 0) {
     std::vector<int> sampling;
     for (size_t s = 0; s < counts.size(); ++s) {
       if (counts[s]) sampling.push_back(static_cast<int>(s));
     }
     std::vector<int32_t> out(counts.size() * kMost);
-    tidewheel::guess(executor_, build(sampling), {counts, least, out, kMost});
+    tidewheel::draft(executor_, build(sampling), {counts, least, out, kMost});
     std::vector<std::vector<int32_t>> result;
     for (size_t s = 0; s < counts.size(); ++s) {
       const auto begin = out.begin() + s * kMost, end = std::find(begin, begin + kMost, -1);
@@ -127,28 +128,28 @@ const std::vector<std::vector<int32_t>> kPrompts = {{1, 2, 3}, {4, 5, 6, 7, 8, 9
 
 }  // namespace
 
-TEST_CASE("guesses are the tokens that steps of one token each sample, whoever gets how many") {
+TEST_CASE("draft tokens are the tokens that steps of one token each sample, whoever gets how many") {
   const auto pool = std::make_shared<ThreadPool>(std::vector<std::vector<int>>{{0, 0}});
   Weighted steps(pool), loop(pool);  // side by side on the same threads
   Sampled one(steps.executor, kPrompts), all(loop.executor, kPrompts);
   for (int i = 0; i < kMost; ++i) one.step({0, 1, 2});
-  const auto guesses = all.guess({3, 9, 0});
+  const auto draft_tokens = all.draft({3, 9, 0});
   for (const auto& [sequence, count] : {std::pair{0, 3}, std::pair{1, 9}, std::pair{2, 0}}) {
     const auto begin = one.tokens()[sequence].begin() + kPrompts[sequence].size();
     CAPTURE(sequence);
-    CHECK(guesses[sequence] == std::vector<int32_t>(begin, begin + count));
+    CHECK(draft_tokens[sequence] == std::vector<int32_t>(begin, begin + count));
   }
-  // What was guessed is in the cache, but for the last ones, and the tokens go on from there.
+  // What was drafted is in the cache, but for the last ones, and the tokens go on from there.
   all.step({0, 1, 2});
   for (int i = 1; i < kMost; ++i) all.step({0, 1, 2});
   CHECK(all.tokens() == one.tokens());
 }
 
-TEST_CASE("a sequence that draws gets one more guess when it is unlikely to be right") {
+TEST_CASE("a sequence that draws gets one more draft token when it is unlikely to be right") {
   Weighted model(std::make_shared<ThreadPool>(std::vector<std::vector<int>>{{0}}));
   Sampled sequences(model.executor, kPrompts);
-  const auto whole = sequences.guess({9, 9, 9}), first = sequences.guess({9, 9, 9}, 0.999f);
-  const auto some = sequences.guess({9, 9, 9}, 1e-3f);
+  const auto whole = sequences.draft({9, 9, 9}), first = sequences.draft({9, 9, 9}, 0.999f);
+  const auto some = sequences.draft({9, 9, 9}, 1e-3f);
   size_t total = 0;
   for (size_t s = 0; s < whole.size(); ++s) {
     CHECK(whole[s].size() == 9);
@@ -160,10 +161,10 @@ TEST_CASE("a sequence that draws gets one more guess when it is unlikely to be r
   CHECK(total < 27);
 }
 
-TEST_CASE("guesses that have no room are refused before anything is computed") {
+TEST_CASE("draft tokens that have no room are refused before anything is computed") {
   Weighted model(std::make_shared<ThreadPool>(std::vector<std::vector<int>>{{0}}));
   std::vector<std::vector<int32_t>> longest(1, std::vector<int32_t>(60, 5));
   Sampled sequences(model.executor, longest);
-  CHECK(sequences.guess({5})[0].size() == 5);
-  CHECK_THROWS_AS(sequences.guess({6}), std::invalid_argument);
+  CHECK(sequences.draft({5})[0].size() == 5);
+  CHECK_THROWS_AS(sequences.draft({6}), std::invalid_argument);
 }

@@ -1,34 +1,34 @@
-"""A residual branch: a mixer and the norms around it."""
+"""A residual block: a mixer and the norms around it."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from ....models.spec import BranchSpec, ParallelSpec
+from ....models.spec import ParallelSpec, ResidualBlockSpec
 from .mixer import Parts, Tokens
 
 
-class Branch:
+class ResidualBlock:
     """`x = sum_norm(x + scale * post_norm(mixer(norm(x))))`. The residual stream `x` is float32."""
 
-    def __init__(self, spec: BranchSpec, layer: str, parts: Parts, adds_up: bool = True) -> None:
+    def __init__(self, spec: ResidualBlockSpec, layer: str, parts: Parts, adds_up: bool = True) -> None:
         names = f"{layer}.{spec.mixer.kind}"
         self._norm = parts.weights.norm(f"{names}_norm", spec.norm)
         self._post_norm = parts.weights.norm(f"{names}_post_norm", spec.post_norm)
         self._sum_norm = parts.weights.norm(f"{names}_sum_norm", spec.sum_norm)
         self._scale = spec.scale
-        # Norms are no sums: what lies before one is added up there, and all else once for the branch.
-        within = isinstance(spec.mixer, ParallelSpec) and any(branch.post_norm for branch in spec.mixer.branches)
+        # Norms are no sums: what lies before one is added up there, and all else once for the residual block.
+        within = isinstance(spec.mixer, ParallelSpec) and any(residual.post_norm for residual in spec.mixer.residuals)
         self._add_up = None if within or not adds_up else parts.add_up
         self.mixer = parts.mixer(spec.mixer, layer)
 
     def added(self, x: Tensor, tokens: Tokens) -> Tensor:
-        """What the branch adds to `x [S, Q, hidden]`."""
+        """What the residual block adds to `x [S, Q, hidden]`."""
         added = self.mixer(self._norm(x), tokens)
         if self._add_up is not None:
             added = self._add_up(added)
         return self._post_norm(added).float() * self._scale
 
     def __call__(self, x: Tensor, tokens: Tokens) -> Tensor:
-        """The residual stream `[S, Q, hidden]` after the branch."""
+        """The residual stream `[S, Q, hidden]` after the residual block."""
         return self._sum_norm(x + self.added(x, tokens))

@@ -1,4 +1,4 @@
-"""Balance: what a drafter's guesses save, beside all that they take, and whom it is worth asking for."""
+"""SpeculationBudget: what drafter calls save, beside all that they take, and for which sequences they are worth it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-_LESSON, _COMMON_LESSON = 0.1, 0.02  # how much a question changes what is known of its sequence, and of all
+_WEIGHT, _COMMON_WEIGHT = 0.1, 0.02  # how much a drafter call changes what is known of its sequence, and of all
 _FIRST_PAUSE, _LONGEST_PAUSE = 4, 1024  # steps
-_TOLERATED = 0.02  # of the time of all tokens, that questions may lose
-_SAVINGS = 16.0  # times a token's time: the most that is kept of what questions have won
-_CONVINCING = 0.1  # of it, that a question after a pause must save on average, so that chance does not end the pauses
+_TOLERATED = 0.02  # of the time of all tokens, that drafter calls may lose
+_SAVINGS = 16.0  # times a token's time: the most that is kept of what drafter calls have won
+_CONVINCING = (
+    0.1  # of it, that a drafter call after a pause must save on average, so that chance does not end the pauses
+)
 
 
 class _Record(Struct):
-    saved_ms: float  # a question, on average
+    saved_ms: float  # a drafter call, on average
     pause: int = 0  # steps that the last one took, or takes
     waits: int = 0  # steps of it that are left
 
@@ -22,10 +24,10 @@ class _Record(Struct):
 class _Common(Struct):
     """Of all sequences that decode beside about as many others."""
 
-    # By a question, times a token's time: the first, or one that was interrupted, says little of others.
+    # By a drafter call, times a token's time: the first, or one that was interrupted, says little of others.
     most_lost: float
-    saved_ms: float = 0.0  # a question, on average
-    budget_ms: float = 0.0  # what questions may still lose
+    saved_ms: float = 0.0  # a drafter call, on average
+    budget_ms: float = 0.0  # what drafter calls may still lose
     token_ms: float = 0.0  # 0 as long as none was noted
 
     @property
@@ -33,15 +35,15 @@ class _Common(Struct):
         return self.saved_ms < -self.share_ms(1)
 
     def note(self, saved_ms: float, token_ms: float) -> None:
-        """Note what a question has saved. Of the first ones it is not known yet whether they pay."""
+        """Note what a drafter call has saved. Of the first ones it is not known yet whether they pay."""
         if self.token_ms == 0.0:
             self.budget_ms = _SAVINGS * token_ms
         self.token_ms = token_ms
         self.budget_ms += saved_ms
-        self.saved_ms += _COMMON_LESSON * (saved_ms - self.saved_ms)
+        self.saved_ms += _COMMON_WEIGHT * (saved_ms - self.saved_ms)
 
     def share_ms(self, num_tokens: int) -> float:
-        """The part of what tokens take that is for questions that lose."""
+        """The part of what tokens take that is for drafter calls that lose."""
         return _TOLERATED * self.token_ms * num_tokens
 
     def earn(self, num_tokens: int) -> None:
@@ -49,12 +51,13 @@ class _Common(Struct):
         self.budget_ms = min(self.budget_ms + self.share_ms(num_tokens), _SAVINGS * self.token_ms)
 
 
-class Balance:
-    """Notes what each question to a drafter cost and what it gave, by sequence.
+class SpeculationBudget:
+    """Notes what each drafter call cost and what it gave, by sequence.
 
-    Who loses time by guesses is asked for again after a pause, and after one twice as long each time. Text changes: so
-    everybody gets another chance, but those are few. All questions together may lose a fiftieth of the time, and what
-    they have won shortly before: then nobody is asked for. While they lose, only one sequence is asked for in a step.
+    A sequence that loses time by draft tokens gets no drafter call for a pause, each twice as long as the last. Text
+    changes: so everybody gets another chance, but those are few. All drafter calls together may lose a fiftieth of the
+    time, and what they have won shortly before: then nobody is asked for. While they lose, only one sequence is asked
+    for in a step.
     """
 
     def __init__(self) -> None:
@@ -100,9 +103,9 @@ class Balance:
                 record.waits = max(record.waits - num_steps, 0)
 
     def note(self, key: int, saved_ms: float, token_ms: float) -> None:
-        """Note how much time a question has saved, which is below 0 if it took more than it gave.
+        """Note how much time a drafter call has saved, which is below 0 if it took more than it gave.
 
-        `token_ms` is what a token costs without guesses; 0 as long as that is not known, and nothing is learned.
+        `token_ms` is what a token costs without draft tokens; 0 as long as that is not known, and nothing is learned.
         """
         record = self._records.get(key)
         if record is None or token_ms <= 0.0:
@@ -110,7 +113,7 @@ class Balance:
         common = self._common
         saved_ms = max(saved_ms, -common.most_lost * token_ms)
         common.note(saved_ms, token_ms)
-        record.saved_ms += _LESSON * (saved_ms - record.saved_ms)
+        record.saved_ms += _WEIGHT * (saved_ms - record.saved_ms)
         if record.saved_ms >= (_CONVINCING if record.pause else -_TOLERATED) * token_ms:
             record.pause = 0
         else:

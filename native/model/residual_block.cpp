@@ -1,10 +1,10 @@
-#include "model/branch.h"
+#include "model/residual_block.h"
 
 #include <algorithm>
 
 namespace tidewheel {
 
-Branch::Branch(const BranchPlan& plan, const std::string& prefix, Context& context, int width)
+ResidualBlock::ResidualBlock(const ResidualBlockPlan& plan, const std::string& prefix, Context& context, int width)
     : context_(context), width_(width ? width : context.hidden_size), scale_(plan.scale), sum_factor_(plan.sum_factor) {
   const std::string kind = prefix + std::visit([](const auto& mixer) { return mixer.kKind; }, plan.mixer);
   const Workspace::Turn turn(context.workspace);
@@ -17,18 +17,18 @@ Branch::Branch(const BranchPlan& plan, const std::string& prefix, Context& conte
 }
 
 template <typename Body>
-void Branch::each_row(Worker& worker, int rows, Body&& body) const {
+void ResidualBlock::each_row(Worker& worker, int rows, Body&& body) const {
   worker.share(rows, 4, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) body(row * width_);
   });
   context_.profile.end(worker, Phase::kNorm);
 }
 
-void Branch::remember(Worker& worker, const Step& step, const float* x) const {
+void ResidualBlock::remember(Worker& worker, const Step& step, const float* x) const {
   mixer_->remember(worker, step, {x, size_t(width_), static_cast<int>(step.token_ids.size()), nullptr, norm_});
 }
 
-void Branch::run(Worker& worker, const Step& step, const float* x, float* y, float scale) const {
+void ResidualBlock::run(Worker& worker, const Step& step, const float* x, float* y, float scale) const {
   const int size = width_, tokens = static_cast<int>(step.token_ids.size());
   const Kernels& kernels = context_.kernels;
   const Rows rows{x, size_t(size), tokens, nullptr, norm_};

@@ -1,4 +1,4 @@
-// A residual branch of a layer: x = sum_scale * sum_norm(sum_factor * (x + scale * post_norm(mixer(norm(x))))).
+// A residual block of a layer: x = sum_scale * sum_norm(sum_factor * (x + scale * post_norm(mixer(norm(x))))).
 #pragma once
 
 #include <memory>
@@ -9,16 +9,16 @@
 
 namespace tidewheel {
 
-class Branch {
+class ResidualBlock {
  public:
-  // `prefix` begins the names of its weights. A branch cannot move: the weights are loaded into its norms. `width` is that
-  // of the rows, the hidden size unless it is given.
-  Branch(const BranchPlan& plan, const std::string& prefix, Context& context, int width = 0);
-  Branch(const Branch&) = delete;
-  Branch& operator=(const Branch&) = delete;
+  // `prefix` begins the names of its weights. A residual block cannot move: the weights are loaded into its norms.
+  // `width` is that of the rows, the hidden size unless it is given.
+  ResidualBlock(const ResidualBlockPlan& plan, const std::string& prefix, Context& context, int width = 0);
+  ResidualBlock(const ResidualBlock&) = delete;
+  ResidualBlock& operator=(const ResidualBlock&) = delete;
 
-  // Adds scale * the branch of `x` [tokens, width] to `y` [tokens, width], with a barrier behind it. They may be the same
-  // rows. A sum factor, norm and scale are applied to `y`.
+  // Adds scale * the residual block of `x` [tokens, width] to `y` [tokens, width], with a barrier behind it. They may
+  // be the same rows. A sum factor, norm and scale are applied to `y`.
   void run(Worker& worker, const Step& step, const float* x, float* y, float scale = 1) const;
   // Only what `run` of `x` writes to the KV cache.
   void remember(Worker& worker, const Step& step, const float* x) const;

@@ -2,10 +2,10 @@
 //
 // Its row at a position is made of the token there and of what the model left of the token before. It writes K and V at
 // that position of the blocks, in a layer of the cache behind the model's own. The model's steps do no more of it, so a
-// step that nothing is guessed in computes only those.
+// step that nothing is drafted in computes only those.
 //
-// Where the token before is not known, as at the beginning of a sequence, the row is zero. Then K and V are zero as well,
-// and nothing that attends to them gets a value of it. What it says is only ever a guess.
+// Where the token before is not known, as at the beginning of a sequence, the row is zero. Then K and V are zero as
+// well, and nothing that attends to them gets a value of it. What it says is only ever a draft.
 #pragma once
 
 #include <functional>
@@ -18,28 +18,28 @@
 
 namespace tidewheel {
 
-class Predictor {
+class DraftHead {
  public:
   // Writes the model's embedding of one of a step's tokens.
   using Embed = std::function<void(Worker&, const Step&, int64_t token, float* row)>;
 
-  // What the model leaves of a token has `width` numbers. Throws std::invalid_argument unless there is at least one guess
-  // and the cache has one group.
-  Predictor(Context& context, int width, int num_guesses);
-  virtual ~Predictor() = default;
-  Predictor(const Predictor&) = delete;
-  Predictor& operator=(const Predictor&) = delete;
+  // What the model leaves of a token has `width` numbers. Throws std::invalid_argument unless there is at least one
+  // draft token and the cache has one group.
+  DraftHead(Context& context, int width, int num_draft_tokens);
+  virtual ~DraftHead() = default;
+  DraftHead(const DraftHead&) = delete;
+  DraftHead& operator=(const DraftHead&) = delete;
 
   // For so many sequences. Throws std::bad_alloc.
   virtual void allocate(int max_sequences);
 
   // Before a step that was checked runs.
   void begin(const Step& step);
-  // In the step, before the model's branch of that number, counted over all layers, and behind the last one: `hidden`
-  // [T, hidden] is what it is given.
+  // In the step, before the model's residual block of that number, counted over all layers, and behind the last one:
+  // `hidden` [T, hidden] is what it is given.
   virtual void watch(Worker&, const Step&, int, const float*) const {}
-  // In the step, behind the model's layers: K and V of all its tokens. `hidden` [T, hidden] is what the layers gave, and
-  // `final_norm` the model's.
+  // In the step, behind the model's layers: K and V of all its tokens. `hidden` [T, hidden] is what the layers gave,
+  // and `final_norm` the model's.
   virtual void remember(Worker& worker, const Step& step, const float* hidden, const Norm& final_norm) const = 0;
 
   // Whether something can be predicted behind the sequence's token: the row of the one before it is known.

@@ -1,13 +1,13 @@
-"""GuessRates: how probable it is that a sequence's next guess is right, by what became of the others."""
+"""AcceptanceRates: how probable it is that a sequence's next draft token is right, by what became of the others."""
 
 from __future__ import annotations
 
-# What is expected of a sequence that has had no guess, how much each guess changes it, and how much of it comes back in
-# a step without any, so that the text that follows gets its chance.
-_FIRST, _LESSON, _RETURNING = 0.7, 0.2, 0.0005
+# What is expected of a sequence that has had no draft token, how much each draft token changes it, and how much of it
+# comes back in a step without any, so that the text that follows gets its chance.
+_FIRST, _WEIGHT, _RETURNING = 0.7, 0.2, 0.0005
 
 
-class GuessRates:
+class AcceptanceRates:
     """A probability for each sequence, by its key. Steps are counted by `next_step`."""
 
     def __init__(self) -> None:
@@ -15,7 +15,7 @@ class GuessRates:
         self._step = 0
 
     def next_step(self, count: int = 1) -> None:
-        """A step more in which the others had no guess, or so many."""
+        """A step more in which the others had no draft token, or so many."""
         self._step += count
 
     def of(self, key: int) -> float:
@@ -26,11 +26,14 @@ class GuessRates:
         rate, step = known
         return _FIRST + (rate - _FIRST) * (1.0 - _RETURNING) ** (self._step - step) if rate < _FIRST else rate
 
-    def learn(self, key: int, num_guesses: int, num_right: int) -> None:
-        """Note a draft, of which the first `num_right` guesses were right. What is behind a wrong one says nothing."""
+    def learn(self, key: int, num_draft_tokens: int, num_accepted: int) -> None:
+        """Note a draft, of which the first `num_accepted` draft tokens were accepted.
+
+        What is behind a wrong one says nothing.
+        """
         rate = self.of(key)
-        for right in (1.0,) * num_right + (0.0,) * (num_right < num_guesses):
-            rate += _LESSON * (right - rate)
+        for right in (1.0,) * num_accepted + (0.0,) * (num_accepted < num_draft_tokens):
+            rate += _WEIGHT * (right - rate)
         self._known[key] = rate, self._step
 
     def ended(self, key: int) -> None:

@@ -1,4 +1,4 @@
-"""DraftWorth: who gets guesses of a model or of a layer of it, by what those so far have cost and given."""
+"""DraftPolicy: who gets draft tokens of a model or of a layer of it, by what those so far have cost and given."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from ..scheduling.drafter import StepPrices
 from ..scheduling.sequence import Sequence
 from .draft_costs import DraftCosts, Yield
 
-_FIRST_YIELD = (3.0, 2.0)  # guesses made and right ones that are expected before there were any
-_LESSON, _COMMON_LESSON = 0.1, 0.02  # how much a draft changes what is expected of its sequence, and of others
+_FIRST_YIELD = (3.0, 2.0)  # draft tokens made and accepted ones that are expected before there were any
+_WEIGHT, _COMMON_WEIGHT = 0.1, 0.02  # how much a draft changes what is expected of its sequence, and of others
 _RETURNING = 0.02  # how much of that comes back in a step: the text that follows gets its chance
-_FIRST_TRIAL, _LAST_TRIAL = 64, 4096  # plans without a guess, after which one is made to see what it costs by now
+_FIRST_TRIAL, _LAST_TRIAL = 64, 4096  # plans without a draft token, after which one is made to see what it costs by now
 
 
-class DraftWorth:
-    """What guesses cost, and how many are right: of each sequence that had some, and of a new one."""
+class DraftPolicy:
+    """What draft tokens cost, and how many are accepted: of each sequence that had some, and of a new one."""
 
     def __init__(self, most_tokens: int) -> None:
-        """For drafts of at most `most_tokens` guesses."""
+        """For drafts of at most `most_tokens` tokens."""
         made, right = _FIRST_YIELD
         share = min(most_tokens / made, 1.0)
         self.costs = DraftCosts()
@@ -28,13 +28,14 @@ class DraftWorth:
 
     @property
     def expected_right(self) -> float:
-        """How many guesses of a draft are right, whoever has it."""
+        """How many tokens of a draft are accepted, whichever sequence has it."""
         return self._common.right
 
     def choose(self, rooms: Mapping[Sequence, int], prices: StepPrices) -> tuple[dict[Sequence, int], float]:
-        """Those of the sequences that get guesses, and how many milliseconds each of them is expected to save.
+        """Those of the sequences that get draft tokens, and how many milliseconds each of them is expected to save.
 
-        `rooms` are the most guesses of each. Nobody gets any where that does not pay, but now and then for a trial.
+        `rooms` are the most draft tokens of each. Nobody gets any where that does not pay, but now and then for a
+        trial.
         """
         if not rooms:
             return {}, 0.0
@@ -52,13 +53,13 @@ class DraftWorth:
             yields, saved_ms = {best: self._expected(best)}, 0.1 * prices.token_ms
         return {s: rooms[s] for s in yields}, saved_ms / len(yields)
 
-    def learn(self, sequence: Sequence, num_guesses: int, num_right: int) -> None:
-        """Hear what became of a sequence's guesses; no guesses are a draft too."""
+    def learn(self, sequence: Sequence, num_draft_tokens: int, num_accepted: int) -> None:
+        """Hear what became of a sequence's draft tokens; no draft tokens are a draft too."""
         of = self._yields.get(sequence.key)
         if of is None:
             of = self._yields[sequence.key] = Yield(self._common.made, self._common.right)
-        of.learn(num_guesses, num_right, _LESSON)
-        self._common.learn(num_guesses, num_right, _COMMON_LESSON)
+        of.learn(num_draft_tokens, num_accepted, _WEIGHT)
+        self._common.learn(num_draft_tokens, num_accepted, _COMMON_WEIGHT)
 
     def ended(self, sequence: Sequence) -> None:
         """Forget a sequence."""

@@ -1,5 +1,5 @@
 // Paged causal attention with grouped query heads: flash-style online softmax (https://arxiv.org/abs/2205.14135) over
-// pieces and tiles that start at fixed absolute positions. K and V are always read back from the cache. A row's
+// KV splits and tiles that start at fixed absolute positions. K and V are always read back from the cache. A row's
 // arithmetic does not depend on the other rows of its task: tokens that it does not see get weight 0.
 #pragma once
 
@@ -17,27 +17,27 @@ struct ProductsOf;
 
 namespace {
 
-constexpr int kPieceTiles = kAttentionPiece / kAttentionTile;
+constexpr int kSplitTiles = kKvSplit / kAttentionTile;
 
 template <typename T>
-class Piece {
+class KvSplit {
  public:
-  Piece(const AttentionArgs& args, Scratch& scratch)
+  KvSplit(const AttentionArgs& args, Scratch& scratch)
       : args_(args), rows_(args), products_(args, rows_, scratch), scale_(args.scale * kLoadedUnit<T>),
         adjusts_(P::kAdjusts || args.softcap != 0 || args.alibi_slopes) {}
 
-  void run(int piece, Partial result) {
+  void run(int split, Partial result) {
     result_ = result;
-    products_.begin_piece(result);
+    products_.begin_split(result);
     const int end = rows_.end();
-    int first = std::max(piece * kPieceTiles, rows_.begin(0) / kAttentionTile);
-    if (args_.prefix.has_part(piece)) {
-      result_.copy(rows_.in_prefix(piece), rows_.count, rows_.values);
+    int first = std::max(split * kSplitTiles, rows_.begin(0) / kAttentionTile);
+    if (args_.prefix.has_part(split)) {
+      result_.copy(rows_.in_prefix(split), rows_.count, rows_.values);
       first = args_.prefix.end / kAttentionTile;
     } else {
       result_.clear(rows_.count, rows_.values);
     }
-    for (int tile = first; tile < (piece + 1) * kPieceTiles && tile * kAttentionTile < end; ++tile) {
+    for (int tile = first; tile < (split + 1) * kSplitTiles && tile * kAttentionTile < end; ++tile) {
       const int seen = std::min(end - tile * kAttentionTile, kAttentionTile);
       products_.begin_tile(tile, seen);
       const auto weigh = [&](int count, int row, int tokens) { weigh_rows(count, row, tile, tokens); };
@@ -168,7 +168,7 @@ class Piece {
 
   // By the number of rows, of those that rows_at_once gives.
   struct Visits {
-    void (Piece::*score[P::kRows + 1])(int row, int blocks) = {};
+    void (KvSplit::*score[P::kRows + 1])(int row, int blocks) = {};
     void (P::*sum[P::kRows + 1])(int row, int tokens) = {};
     constexpr Visits() {
       if constexpr (!kAnyRows) add(std::make_integer_sequence<int, P::kRows>{});
@@ -180,7 +180,7 @@ class Piece {
     template <int ROWS>
     constexpr void add_rows() {
       if constexpr (P::rows_at_once(ROWS) == ROWS) {
-        score[ROWS] = &Piece::template score_vectors<ROWS>, sum[ROWS] = &P::template sum_rows<ROWS>;
+        score[ROWS] = &KvSplit::template score_vectors<ROWS>, sum[ROWS] = &P::template sum_rows<ROWS>;
       }
     }
   };
@@ -195,7 +195,7 @@ class Piece {
 };
 
 template <typename T>
-const typename Piece<T>::Visits Piece<T>::kVisits{};
+const typename KvSplit<T>::Visits KvSplit<T>::kVisits{};
 
 }  // namespace
 
@@ -205,23 +205,23 @@ void attention(const AttentionArgs& args) {
   const Rows rows(args);
   const Partial partial(scratch.take<float>(args.heads.partial_floats(args.num_tokens)), rows.count, rows.values);
   Fold fold(args, scratch);
-  Piece<T> piece(args, scratch);
-  for (int i = args.piece_begin(); i < args.piece_end(); ++i) {
+  KvSplit<T> split(args, scratch);
+  for (int i = args.split_begin(); i < args.split_end(); ++i) {
     if (args.prefix.has_whole(i)) {
       fold.add(rows.in_prefix(i));
       continue;
     }
-    piece.run(i, partial);
+    split.run(i, partial);
     fold.add(partial);
   }
   fold.write();
 }
 
 template <typename T, typename Query, int STEP, int TILE_ROWS>
-void attention_piece(const AttentionArgs& args, int piece, float* partial) {
+void attention_split(const AttentionArgs& args, int split, float* partial) {
   Scratch scratch(args.scratch);
   const Rows rows(args);
-  Piece<T>(args, scratch).run(piece, {partial, rows.count, rows.values});
+  KvSplit<T>(args, scratch).run(split, {partial, rows.count, rows.values});
 }
 
 }  // namespace tidewheel::TW_ISA

@@ -1,4 +1,4 @@
-"""The arrays of guesses: how their rows are sampled, and where their sequences' blocks are."""
+"""The arrays of draft tokens: how their rows are sampled, and where their sequences' blocks are."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ..scheduling.sampling_rows import sampling_batch, set_history
 from ..scheduling.sequence import Sequence
 
 
-class GuessRows:
-    """Makes the sampling arrays of guesses, and keeps them as long as they are of the same sequences."""
+class DraftRows:
+    """Makes the sampling arrays of draft tokens, and keeps them as long as they are of the same sequences."""
 
     def __init__(self) -> None:
         self._last: tuple[list[Sequence], SamplingBatch] | None = None  # if they have no biases and no penalties
