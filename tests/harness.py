@@ -15,9 +15,11 @@ from cores import one_core
 from numpy.typing import NDArray
 
 from tidewheel.engine.devices import get_device
-from tidewheel.engine.devices.base import Device, Executor, ExecutorOptions, LoraLimits
+from tidewheel.engine.devices.base import Device
 from tidewheel.engine.devices.batch import SamplingBatch, StepBatch
 from tidewheel.engine.devices.cpu.options import CpuOptions
+from tidewheel.engine.devices.executor import Executor
+from tidewheel.engine.devices.limits import ExecutorOptions, LoraLimits
 from tidewheel.engine.devices.memory_options import MemoryOptions
 from tidewheel.engine.models import describe
 from tidewheel.engine.weights import open_source

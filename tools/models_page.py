@@ -108,8 +108,12 @@ def devices(configs: Mapping[str, Mapping[str, Any]]) -> str:
     rows = []
     for name in SERVING_DEVICES:
         device = get_device(name)
-        kept = "[in the file's bits](#quantized-weights-in-memory)" if device.quantizes else "dequantized to `--dtype`"
-        quantization = _code(get_args(Method)) if device.quantizes else "no effect"
+        kept = (
+            "[in the file's bits](#quantized-weights-in-memory)"
+            if device.capabilities.quantizes
+            else "dequantized to `--dtype`"
+        )
+        quantization = _code(get_args(Method)) if device.capabilities.quantizes else "no effect"
         cached = [dtype for dtype in get_args(KvCacheDType) if _caches(device, spec, dtype)]
         rows.append((f"`{name}`", kept, quantization, _code(cached)))
     return _table(("device", "quantized files", "`--quantization`", "`--kv-cache-dtype`"), rows)

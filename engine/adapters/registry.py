@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..devices.base import LoraExecutor
+from ..devices.executor import Executor
 from ..errors import ModelError, TidewheelError, quoted
 from ..weights.lora import LoraAdapter
 from .lora import Lora
@@ -86,7 +86,7 @@ class LoraRegistry:
         self,
         options: LoraOptions,
         read: Callable[[Path], LoraAdapter],
-        executor: LoraExecutor,
+        executor: Executor,
         hub: AdapterHub,
     ) -> None:
         """`drop` frees a number; an engine sets it, to have it done when its thread uses the number no more."""

@@ -11,7 +11,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from ..devices.base import ExecutorLimits
+from ..devices.limits import ExecutorLimits
 from .blocks import BlockPool
 from .identity import Digest
 from .snapshots import SPACING_BLOCKS, SnapshotPlan

@@ -9,7 +9,7 @@ import random
 import secrets
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec import Struct
@@ -18,8 +18,9 @@ from ..adapters.registry import LoraRegistry, LoraUse
 from ..constraints.constraint import SequenceConstraint
 from ..constraints.grammar import GrammarCompiler
 from ..constraints.masks import MaskWriter
-from ..devices.base import BucketedExecutor, Executor, ExecutorLimits, LoraExecutor, OffloadingExecutor
 from ..devices.bucket_stats import BucketStats
+from ..devices.executor import Executor
+from ..devices.limits import ExecutorLimits
 from ..errors import EngineDeadError
 from ..histogram import Histogram
 from ..options import DEFAULT_MAX_LOGPROBS, most_logprobs
@@ -105,7 +106,7 @@ class Engine:
 
         `max_logprobs` is how many likeliest tokens a request may ask for at each place, -1 for the whole vocabulary.
         `loras` are the adapters that requests may name. KV blocks that memory has no room for are kept in `kv_folder`,
-        which the engine closes; it takes an OffloadingExecutor. A `drafter` drafts tokens, which makes
+        which the engine closes; it takes an Executor. A `drafter` drafts tokens, which makes
         steps fewer and changes no token, as long as no more than `most_drafted` sequences decode. While others run,
         prompts wait `scheduler_delay_factor` times as long as the last step took that began one. Stacks are written to
         stderr when a step takes longer than `step_timeout_s`. With a `seed`, the n-th request without a seed of its own
@@ -143,7 +144,7 @@ class Engine:
             from ..cache.tiers.disk import DiskTier
             from ..cache.tiers.offload import Offload
 
-            storing = cast(OffloadingExecutor, executor)
+            storing = executor
             self._offload = self._scheduler.offload = Offload(
                 DiskTier(kv_folder, storing.block_bytes, self._engine_loop.wake),
                 self._scheduler.cache,
@@ -312,7 +313,7 @@ class Engine:
     def bucket_stats(self) -> BucketStats | None:
         """How the device padded its launches, from any thread; None if it pads none, or the engine does not run."""
         executor = self._executor
-        return executor.stats() if self.is_alive and isinstance(executor, BucketedExecutor) else None
+        return executor.stats() if self.is_alive else None
 
     def _begin_stop(self) -> bool:
         """Refuse what is new, and tell the engine thread to end; whether there is one."""
@@ -348,7 +349,7 @@ class Engine:
 
     def _drop_lora(self, number: int) -> None:
         # Behind the aborts of the sequences that have named it.
-        self._engine_loop.call(partial(cast(LoraExecutor, self._executor).drop_lora, number))
+        self._engine_loop.call(partial(self._executor.drop_lora, number))
 
     def _abort(self, keys: list[int]) -> None:
         self._engine_loop.abort(keys)

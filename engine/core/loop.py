@@ -11,15 +11,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
 import numpy as np
 from msgspec import Struct
 
 from ..cancellation import LoadCancelledError
 from ..constraints.masks import MaskWriter
-from ..devices.base import Executor, Pending, RecurrentExecutor, RestartingExecutor, ScratchExecutor
 from ..devices.batch import TokenMasks
+from ..devices.executor import Executor, Pending
 from ..errors import DeviceError
 from ..histogram import Histogram
 from ..machine.memory import release_free_memory
@@ -72,7 +72,6 @@ class EngineLoop:
         self._scheduler = scheduler
         self._builder = BatchBuilders(executor.limits, scheduler.max_in_flight)
         self._executor = executor
-        self._restarting = executor if isinstance(executor, RestartingExecutor) else None
         self._masks = masks
         self._deliver = deliver
         self._overlapped: _Started | None = None  # the step after the one that is being ended
@@ -90,8 +89,7 @@ class EngineLoop:
 
     def start(self) -> None:
         """Start the thread."""
-        if self._restarting is not None:
-            self._restarting.watch(self.wake)
+        self._executor.watch(self.wake)
         self._thread.start()
 
     def add(self, choices: list[Sequence]) -> None:
@@ -109,8 +107,7 @@ class EngineLoop:
     def stop(self) -> None:
         """Abort everything, close the executor, and end the thread."""
         self._post(None)
-        if self._restarting is not None:
-            self._restarting.stop_restarting()
+        self._executor.stop_restarting()
 
     def wake(self) -> None:
         """Have the thread look at what it waits for, from any thread."""
@@ -133,9 +130,9 @@ class EngineLoop:
                 try:
                     self._step()
                 except DeviceError as failure:
-                    if self._restarting is None:
+                    if not self._executor.can_restart:
                         raise
-                    self._restart(self._restarting, failure)
+                    self._restart(failure)
                 self.step_started = None
             has_failed = False
         except BaseException as failure:  # whatever it was, nobody may be left waiting
@@ -180,8 +177,7 @@ class EngineLoop:
         if self._rests or self._wake.wait(_REST_AFTER_S):
             self._wake.wait()
             return
-        if isinstance(self._executor, ScratchExecutor):
-            self._executor.release_scratch()
+        self._executor.release_scratch()
         release_free_memory()
         self._rests = True
         self._wake.wait()
@@ -192,13 +188,13 @@ class EngineLoop:
             while self._in_flight:
                 self._end(self._in_flight.popleft())
         except DeviceError as failure:
-            if self._restarting is None:
+            if not self._executor.can_restart:
                 raise
             self._in_flight.clear()
             return self._scheduler.lose_cache(str(failure))
         return []
 
-    def _restart(self, executor: RestartingExecutor, failure: DeviceError) -> None:
+    def _restart(self, failure: DeviceError) -> None:
         """End what runs, each with an error, and start the device's processes again. What waits goes on waiting."""
         self.step_started = None
         self._in_flight.clear()
@@ -206,13 +202,12 @@ class EngineLoop:
         logger.error("%s: %d sequences end with an error, and all stages start again", failure, len(ended))
         if ended:
             self._deliver(EngineCoreOutputs(finished=ended))
-        self._builder = BatchBuilders(executor.limits, self._scheduler.max_in_flight)
+        self._builder = BatchBuilders(self._executor.limits, self._scheduler.max_in_flight)
         with contextlib.suppress(LoadCancelledError):  # the message to stop is there
-            executor.restart(failure)
+            self._executor.restart(failure)
 
     def _step(self) -> None:
-        if self._restarting is not None:
-            self._restarting.check()
+        self._executor.check()
         self._rests = False
         self.step_started = time.perf_counter()
         if self._scheduler.max_in_flight > 1:
@@ -260,7 +255,7 @@ class EngineLoop:
         for group, pairs in step.copies.items():
             self._executor.copy_blocks(np.array(pairs, dtype=np.int32), group)
         if step.state_copies:
-            cast(RecurrentExecutor, self._executor).copy_states(np.array(step.state_copies, dtype=np.int32))
+            self._executor.copy_states(np.array(step.state_copies, dtype=np.int32))
         pending = self._executor.start(batch)
         self._scheduler.begin_step(step)
         return _Started(step, masks, pending, started)

@@ -7,7 +7,7 @@ from itertools import chain
 
 from msgspec import Struct
 
-from ..devices.base import ExecutorLimits
+from ..devices.limits import ExecutorLimits
 from ..errors import InvalidRequestError
 from ..sampling_params import SamplingParams
 from .request import Request

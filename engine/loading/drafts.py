@@ -12,8 +12,9 @@ from msgspec import Struct
 
 from ..adapters.options import LoraOptions
 from ..cancellation import Cancellation
-from ..devices.base import DraftExecutor, DraftingDevice, Executor, ExecutorLimits, ExecutorOptions
 from ..devices.cache_split import GroupBytes
+from ..devices.executor import DraftExecutor, Executor
+from ..devices.limits import ExecutorLimits, ExecutorOptions
 from ..devices.parallel_options import ParallelOptions
 from ..errors import DeviceError, ModelError
 from ..options import EngineOptions
@@ -84,7 +85,6 @@ class OpenedDraft(Struct, frozen=True):
         Raises DeviceError, naming what is not supported.
         """
         model, device = self.model, self.model.device
-        assert isinstance(device, DraftingDevice)
         executor_options = self.executor_options(beside.limits, max_model_len)
         with LoadProgress(self.asked.model, model.weight_bytes) as progress:
             weights = ReportedWeights(model.weights, model.spec, progress)
@@ -126,7 +126,7 @@ class OpenedDraft(Struct, frozen=True):
 def open_draft(options: EngineOptions, asked: DraftModel, target: OpenedModel) -> OpenedDraft:
     """Find a draft model for `target`. Raises ModelError and DeviceError if it cannot draft for it, saying why."""
     device = target.device
-    if not isinstance(device, DraftingDevice):
+    if not device.capabilities.draft_models:
         raise DeviceError(
             f"--speculative-config: the {device.name} device has no draft models; take --device cpu, or "
             '{"method": "ngram"}'

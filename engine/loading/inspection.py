@@ -245,7 +245,9 @@ class _Look:
         """As the options say, and as --dtype and --quantization could say otherwise."""
         yield WeightMemory(chosen.kept_as, chosen.weight_bytes, True)
         seen = {chosen.kept_as}
-        methods: tuple[Method | None, ...] = (None, *get_args(Method)) if chosen.device.quantizes else (None,)
+        methods: tuple[Method | None, ...] = (
+            (None, *get_args(Method)) if chosen.device.capabilities.quantizes else (None,)
+        )
         for method in methods:
             options = replace(
                 self._options,

@@ -10,7 +10,7 @@ from tidewheel import __version__
 
 from ..cache.tiers.block_file import HEADER_BYTES
 from ..cache.tiers.folder import BlockFolder
-from ..devices.base import Device, OffloadingDevice
+from ..devices.base import Device
 from ..errors import DeviceError, ModelError
 from ..models.spec import DecoderSpec
 
@@ -32,7 +32,7 @@ def open_kv_folder(
     the instruction set level, the model and the files of its weights, and `facts`, which are JSON: how weights and
     cache are stored. Raises ModelError and DeviceError, saying what to change.
     """
-    if not isinstance(device, OffloadingDevice):
+    if not device.capabilities.kv_offload:
         raise DeviceError(f"the {device.name} device cannot keep KV blocks on disk: drop --kv-offload, or use the cpu")
     if spec.windows() != [None]:
         raise ModelError(

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, cast
 
 from ..cancellation import Cancellation
 from ..devices import check_options
-from ..devices.base import Executor, ExecutorLimits, LoraExecutor
 from ..devices.cache_split import BLOCK_TOKENS, GroupBytes, keeps_kv
+from ..devices.executor import Executor
+from ..devices.limits import ExecutorLimits
 from ..errors import ModelError
 from ..models.generation import sampling_defaults
 from ..models.overrides import overridden
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from ..adapters.registry import LoraRegistry
     from ..cache.tiers.folder import BlockFolder
     from ..core.engine import Engine
-    from ..devices.base import DraftExecutor
+    from ..devices.executor import DraftExecutor
     from ..pipeline.executor import PipelineExecutor
     from ..pipeline.stages import StageHost
     from ..scheduling.drafter import BatchDrafter, Drafter
@@ -75,7 +76,7 @@ class EngineLoad:
             logger.warning("--kv-cache-space has no effect: --num-gpu-blocks-override is the size of the KV cache")
         self._num_blocks = options.num_gpu_blocks_override
         self._kv_cache_bytes = None if options.kv_cache_space is None else int(options.kv_cache_space * _GIB)
-        if not model.device.has_own_memory:
+        if not model.device.capabilities.own_memory:
             self._plan()
         self._kv_folder = self._open_kv_folder()
         self._cancellation = Cancellation()
@@ -129,7 +130,7 @@ class EngineLoad:
         """Raise ModelError or DeviceError if a model, and a draft model for it, cannot have the memory they take."""
         host, draft = self._host, _open_draft(options, model)
         stages = self._plan_stages(options, model, draft)
-        if not model.device.has_own_memory:
+        if not model.device.capabilities.own_memory:
             plan_memory(options, model, stages, draft, self._host)
         self._host = host  # a host for headers alone says nothing of what it chose
 
@@ -241,7 +242,6 @@ class EngineLoad:
         from ..adapters.hub import AdapterHub
         from ..adapters.registry import LoraRegistry
 
-        assert isinstance(executor, LoraExecutor)
         read, hub = (
             functools.partial(self._model.read_lora, limits=limits, copies=3 if self._stages else 1),
             AdapterHub(self._options.download_dir),

@@ -89,7 +89,7 @@ def plan_memory(
 def _quantized_bytes(options: EngineOptions, model: OpenedModel) -> dict[Method, int]:
     """What the weights would take with each --quantization that the device has; without those that take no less."""
     sizes: dict[Method, int] = {}
-    for method in get_args(Method) if model.device.quantizes else ():
+    for method in get_args(Method) if model.device.capabilities.quantizes else ():
         fewer = {"quantization": method, "quantization_group_size": None, "quantization_zero_points": False}
         try:
             num_bytes = open_model(replace(options, **fewer), model.source).weight_bytes

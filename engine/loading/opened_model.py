@@ -13,17 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..cancellation import Cancellation
 from ..devices import get_device, require
-from ..devices.base import (
-    Device,
-    Executor,
-    ExecutorOptions,
-    LoraDevice,
-    LoraLimits,
-    MtpDevice,
-    RewindingDevice,
-)
+from ..devices.base import Device
 from ..devices.cache_split import GroupBytes
 from ..devices.coverage import require_mixers
+from ..devices.executor import Executor
+from ..devices.limits import ExecutorOptions, LoraLimits
 from ..devices.load_plan import LoadPlan
 from ..errors import DeviceError, ModelError
 from ..files.wording import shown
@@ -98,7 +92,7 @@ class OpenedModel:
     @property
     def slot_bytes(self) -> int:
         """What the device keeps of a sequence's recurrent state; 0: no layer is recurrent."""
-        return self.device.slot_bytes(self.spec) if isinstance(self.device, RewindingDevice) else self.spec.state_bytes
+        return self.device.slot_bytes(self.spec)
 
     @property
     def keeps_bits(self) -> bool:
@@ -273,12 +267,12 @@ def open_model(options: EngineOptions, source: ModelSource | None = None) -> Ope
     dense_bytes = stored * sum(map(math.prod, shapes.values()))
     device = get_device(options.device, options.device_options, dense_bytes)
     require_mixers(device.name, spec)
-    if isinstance(asked, Mtp | Eagle3) and not (isinstance(device, MtpDevice) and device.has_mtp):
+    if isinstance(asked, Mtp | Eagle3) and not device.capabilities.draft_heads:
         raise DeviceError(
             f"--speculative-config: the {device.name} device does not run layers that predict further tokens (MTP, "
             'EAGLE3); take --device cpu, or {"method": "ngram"}'
         )
-    if options.lora.enable_lora and not (isinstance(device, LoraDevice) and device.has_lora):
+    if options.lora.enable_lora and not device.capabilities.lora:
         raise DeviceError(f"the {device.name} device has no LoRA adapters: drop --enable-lora or take --device cpu")
     adapters = options.lora.lora_resolver_cache_dir
     if options.lora.enable_lora and adapters is not None and not Path(adapters).is_dir():
@@ -292,7 +286,7 @@ def open_model(options: EngineOptions, source: ModelSource | None = None) -> Ope
     contents = source.contents if isinstance(source, StoredSource) else None
     method = method_to_load_with(options.quantization, config, contents)
     quantization = parse_quantization(method, options.quantization_group_size, options.quantization_zero_points)
-    if quantization is not None and not device.quantizes:
+    if quantization is not None and not device.capabilities.quantizes:
         logger.warning(
             "--quantization %s has no effect on the %s device: weights are kept, and take memory, as %s",
             quantization,

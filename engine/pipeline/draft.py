@@ -12,8 +12,8 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from ..devices.base import ExecutorLimits, ExecutorOptions
 from ..devices.batch import StepBatch
+from ..devices.limits import ExecutorLimits, ExecutorOptions
 from ..options import EngineOptions
 from .links import COPY_OF_DRAFT, DRAFT, DRAFT_HEAD, copy_messages, read_draft
 

@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cancellation import Cancellation
-from ..devices.base import ExecutorLimits
 from ..devices.batch import StepBatch, StepOutput, TokenMasks
+from ..devices.executor import Executor
+from ..devices.limits import ExecutorLimits
 from ..errors import DeviceError
 from ..weights.lora import LoraAdapter
 from .draft import DraftPlan, StagedDraft
@@ -42,12 +43,14 @@ from .step_slot import Arrays
 logger = logging.getLogger(__name__)
 
 
-class PipelineExecutor:
+class PipelineExecutor(Executor):
     """Gives steps to the first stage and takes what they gave from the last one.
 
     Up to a step for each stage may be started before the first of them is waited for. They are waited for in order.
-    When a stage has ended, all of them are started again: see RestartingExecutor.
+    When a stage has ended, all of them are started again: see Executor.watch.
     """
+
+    can_restart = True
 
     def __init__(
         self,
@@ -133,7 +136,7 @@ class PipelineExecutor:
         return draft_tokens.copy()
 
     def load_lora(self, number: int, adapter: LoraAdapter) -> None:
-        """Give all stages their part of an adapter: see LoraExecutor. Waits while they start again.
+        """Give all stages their part of an adapter: see Executor. Waits while they start again.
 
         Raises DeviceError if they do not all take it: then no later ones are given it either.
         """
@@ -152,10 +155,6 @@ class PipelineExecutor:
         if self._stages is not None:
             with contextlib.suppress(OSError):  # where a stage has ended, they start again without it
                 self._stages.first.send(drop_message(number))
-
-    def yield_core(self, num_tokens: int) -> Callable[[], None] | None:
-        """Nothing: no thread of this process computes."""
-        return None
 
     def stage_stats(self) -> PipelineStats:
         """What the stages have done since the start, from any thread."""

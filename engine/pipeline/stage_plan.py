@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from ..devices.base import ExecutorOptions
+from ..devices.limits import ExecutorOptions
 from ..models.spec import StageSpec
 from ..options import EngineOptions
 from .draft import DraftPlan

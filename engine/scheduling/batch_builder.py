@@ -12,8 +12,8 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from ..devices.base import ExecutorLimits
 from ..devices.batch import SamplingBatch, StepBatch, TokenMasks
+from ..devices.limits import ExecutorLimits
 from .rows import StepRows
 from .sampling_rows import sampling_batch, set_history
 from .sequence import Sequence

@@ -6,7 +6,7 @@ from collections.abc import Callable, Set
 from collections.abc import Sequence as Seq
 
 from ..cache.manager import CacheManager
-from ..devices.base import ExecutorLimits
+from ..devices.limits import ExecutorLimits
 from .beams import Beams
 from .prompts import Prompts
 from .running import Running

@@ -10,7 +10,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from ..cache.manager import CacheManager, Prefix
-from ..devices.base import ExecutorLimits
+from ..devices.limits import ExecutorLimits
 from .beams import Beams
 from .cost_model import CostModel
 from .fair_share import FairShares

@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..cache.manager import CacheManager
-from ..devices.base import ExecutorLimits
 from ..devices.batch import StepOutput
+from ..devices.limits import ExecutorLimits
 from ..devices.sampling import NO_TOKEN
 from ..outputs import FinishReason
 from .async_scheduling import AsyncScheduling

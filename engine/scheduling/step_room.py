@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..devices.base import ExecutorLimits, StepShape
+from ..devices.limits import ExecutorLimits, StepShape
 from .cost_model import CostModel, StepLoad
 from .rows import StepRows
 from .sequence import Sequence

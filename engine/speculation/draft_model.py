@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from ..cache.identity import Digest
 from ..constraints.filters import mask_words
-from ..devices.base import DraftExecutor
 from ..devices.batch import SamplingBatch, StepBatch, TokenMasks
+from ..devices.executor import DraftExecutor
 from ..scheduling.drafter import StepPrices
 from ..scheduling.sequence import UNKNOWN, Sequence
 from .draft_policy import DraftPolicy

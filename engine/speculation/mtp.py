@@ -12,8 +12,8 @@ from collections.abc import Sequence as Seq
 
 import numpy as np
 
-from ..devices.base import DraftExecutor
 from ..devices.batch import StepBatch, TokenMasks
+from ..devices.executor import DraftExecutor
 from ..scheduling.drafter import StepPrices
 from ..scheduling.sequence import Sequence
 from .draft_policy import DraftPolicy

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import cast
 
 import numpy as np
 from engine.tiny_tokenizers import tiny
@@ -23,16 +22,9 @@ from tidewheel.engine.cache.tiers.folder import BlockFolder
 from tidewheel.engine.cache.tiers.offload import Offload
 from tidewheel.engine.constraints.constraint import SequenceConstraint, TokenConstraints
 from tidewheel.engine.constraints.masks import MaskWriter
-from tidewheel.engine.devices.base import (
-    Executor,
-    ExecutorLimits,
-    OffloadingExecutor,
-    OnWait,
-    Pending,
-    RecurrentExecutor,
-    StepShape,
-)
 from tidewheel.engine.devices.batch import StepOutput
+from tidewheel.engine.devices.executor import Executor, OnWait, Pending
+from tidewheel.engine.devices.limits import ExecutorLimits, StepShape
 from tidewheel.engine.outputs import FinishReason
 from tidewheel.engine.sampling_params import SamplingParams
 from tidewheel.engine.scheduling.async_scheduling import drop_ended
@@ -104,7 +96,7 @@ class Driver:
     """An engine without threads, streams and text.
 
     `clock(step)` says how long a step took, in milliseconds. By `seconds`, nothing else takes any time. `limits` may be
-    narrower than the executor's own. With a `kv_folder`, which `close` closes, the executor is an OffloadingExecutor.
+    narrower than the executor's own. With a `kv_folder`, which `close` closes, the executor is an Executor.
     One that `is_fresh` has seen no decode yet, so it drafts nothing before the first one.
     """
 
@@ -148,7 +140,7 @@ class Driver:
         self.in_flight: deque[tuple[Step, Pending]] = deque()
         self._has_read = threading.Event()
         if self.kv_folder is not None:
-            storing = cast(OffloadingExecutor, self.executor)
+            storing = self.executor
             tier = DiskTier(self.kv_folder, storing.block_bytes, self._has_read.set)
             self.scheduler.offload = Offload(
                 tier, self.cache, storing, max_step_ms=10.0, computing_ms=self.cost_model.prefill_ms
@@ -288,7 +280,7 @@ class Driver:
             self._check_copies(pairs)
             self.executor.copy_blocks(np.array(pairs, dtype=np.int32), group)
         if step.state_copies:
-            cast(RecurrentExecutor, self.executor).copy_states(np.array(step.state_copies, dtype=np.int32))
+            self.executor.copy_states(np.array(step.state_copies, dtype=np.int32))
         pending = self.executor.start(batch)
         self.scheduler.begin_step(step)
         return pending

@@ -14,20 +14,21 @@ from functools import partial
 
 import numpy as np
 
-from tidewheel.engine.devices.base import CacheGroup, ExecutorLimits, OnWait
 from tidewheel.engine.devices.batch import StepBatch, StepOutput
+from tidewheel.engine.devices.executor import Executor, OnWait
+from tidewheel.engine.devices.limits import CacheGroup, ExecutorLimits
 from tidewheel.engine.devices.sampling import NO_TOKEN
 
 
-class FakeExecutor:
+class FakeExecutor(Executor):
     """Vocabulary of `vocab_size` tokens. `before_step` is called with each batch."""
 
     def __init__(self, limits: ExecutorLimits, vocab_size: int = 256) -> None:
         self.limits = limits
         self.vocab_size = vocab_size
         self.closed = 0
-        self.times_lent = self.times_taken_back = 0  # each counted by the one thread that does it
-        self.hands_over_from = 8  # tokens of a step
+        self.times_yielded = self.times_reclaimed = 0  # each counted by the one thread that does it
+        self.yields_from = 8  # tokens of a step
         self.num_steps = 0
         self.num_copies = 0
         self.num_followed = 0  # steps that were started before the last one was waited for
@@ -159,12 +160,12 @@ class FakeExecutor:
         return OnWait(lambda: output)
 
     def yield_core(self, num_tokens: int) -> Callable[[], None] | None:
-        if num_tokens < self.hands_over_from:
+        if num_tokens < self.yields_from:
             return None
-        self.times_lent += 1
+        self.times_yielded += 1
 
         def passed_on() -> None:
-            self.times_taken_back += 1
+            self.times_reclaimed += 1
 
         return passed_on
 

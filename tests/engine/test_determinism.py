@@ -21,8 +21,9 @@ from harness import device_ids, make_device
 from hypothesis import strategies as st
 from optional_packages import require_packages
 
-from tidewheel.engine.devices.base import Executor, ExecutorOptions, RewindingDevice
 from tidewheel.engine.devices.cache_split import most_states
+from tidewheel.engine.devices.executor import Executor
+from tidewheel.engine.devices.limits import ExecutorOptions
 from tidewheel.engine.models import describe
 from tidewheel.engine.models.spec import DecoderSpec
 from tidewheel.engine.sampling_params import SamplingParams
@@ -152,7 +153,7 @@ def executor(subject: Subject) -> Executor:
     threads_bind = None if subject.device == "torch" else bind(subject.threads, subject.groups)
     device = make_device(subject.device, threads_bind)
     # Twice the states, because they get at most half of the cache.
-    slot_bytes = device.slot_bytes(spec) if isinstance(device, RewindingDevice) else spec.state_bytes
+    slot_bytes = device.slot_bytes(spec)
     states = 2 * slot_bytes * most_states(8)
     options = ExecutorOptions(
         dtype=subject.dtype,

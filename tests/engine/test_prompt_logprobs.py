@@ -13,7 +13,8 @@ from engine.fake_executor import FakeExecutor
 from harness import device_ids, make_device
 from optional_packages import require_packages
 
-from tidewheel.engine.devices.base import Executor, ExecutorLimits, ExecutorOptions
+from tidewheel.engine.devices.executor import Executor
+from tidewheel.engine.devices.limits import ExecutorLimits, ExecutorOptions
 from tidewheel.engine.devices.sampling import NO_TOKEN
 from tidewheel.engine.models import describe
 from tidewheel.engine.outputs import FinishReason

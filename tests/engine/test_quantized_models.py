@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import gguf
 import gguf_files
@@ -19,7 +19,7 @@ from optional_packages import require_packages
 
 from tidewheel.engine.adapters.peft_folder import read_peft_folder
 from tidewheel.engine.core.request import Request
-from tidewheel.engine.devices.base import LoraExecutor, LoraLimits
+from tidewheel.engine.devices.limits import LoraLimits
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.loading.load import load_engine
 from tidewheel.engine.loading.opened_model import open_model
@@ -112,7 +112,7 @@ def test_adapters_of_quantized_models_are_peft_s_over_the_weights(tmp_path: Path
     for device, most in (("torch", 1e-8), ("cpu", 0.05**2)):
         running = Harness(load(make_device(device), base, lora=LoraLimits(1, 16, "float32")))
         adapter = read_peft_folder(tmp_path / "adapter", describe(open_source(str(base)).config), 16)
-        cast(LoraExecutor, running.executor).load_lora(0, adapter)
+        running.executor.load_lora(0, adapter)
         error = np.square(running.logits(ids[0].tolist(), adapter=0) - expected).mean()
         assert error <= most * np.square(expected).mean()
         assert error <= 0.05 * change

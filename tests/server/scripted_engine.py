@@ -23,8 +23,9 @@ from numpy.typing import NDArray
 from tidewheel.engine.core.engine import Engine
 from tidewheel.engine.core.request import Request
 from tidewheel.engine.core.stream import RequestStream
-from tidewheel.engine.devices.base import ExecutorLimits, OnWait
 from tidewheel.engine.devices.batch import StepBatch, StepOutput
+from tidewheel.engine.devices.executor import Executor, OnWait
+from tidewheel.engine.devices.limits import ExecutorLimits
 from tidewheel.engine.text.tokenizer import Tokenizer
 
 BOS, EOS, BROKEN, FATAL = 256, 257, 258, 259
@@ -104,7 +105,7 @@ def answer_to(prompt: str, encode: Callable[[str], list[int]]) -> list[int] | No
     return [*encode(said), EOS]
 
 
-class RecitingExecutor:
+class RecitingExecutor(Executor):
     """Keeps the tokens of each slot, as a device keeps their K and V, and so knows how far each answer has come."""
 
     def __init__(self, step_s: float, num_blocks: int, *, is_led: bool = False) -> None:
@@ -173,9 +174,6 @@ class RecitingExecutor:
 
     def start(self, batch: StepBatch) -> OnWait:
         return OnWait(partial(self.step, batch))
-
-    def yield_core(self, num_tokens: int) -> None:
-        pass
 
     def close(self) -> None:
         pass

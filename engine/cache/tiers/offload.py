@@ -17,7 +17,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from ...devices.base import OffloadingExecutor
+from ...devices.executor import Executor
 from ..identity import Digest
 from ..manager import CachedSequence, CacheManager, Prefix
 from .disk import DiskTier, Reading, TierStats
@@ -56,7 +56,7 @@ class Offload:
         self,
         tier: DiskTier,
         cache: CacheManager,
-        executor: OffloadingExecutor,
+        executor: Executor,
         *,
         max_step_ms: float,
         computing_ms: Callable[[int, int], float | None],

@@ -21,8 +21,10 @@ from ...weights.dtypes import DType, KvCacheDType
 from ...weights.packed_cache import BackgroundWrite, PackedCache
 from ...weights.quantization import Quantization
 from ...weights.tensor import WeightSource
-from ..base import Executor, ExecutorLimits, ExecutorOptions
+from ..base import Capabilities, Device
 from ..cache_split import GroupBytes
+from ..executor import Executor
+from ..limits import ExecutorLimits, ExecutorOptions
 from ..load_plan import LoadPlan, load_plan
 from ..parallel_options import ParallelOptions
 from .executor import CpuExecutor
@@ -117,14 +119,14 @@ def _report_unpacked(unpacked: frozenset[str], reason: str | None, cache_dir: st
 _MIN_DRAFT_TOKENS, _MAX_DRAFT_TOKENS = 4, 64  # behind which a recurrent state can go back
 
 
-class CpuDevice:
+class CpuDevice(Device):
     """Native kernels. `isa` names an instruction set level to use instead of the best one."""
 
     name = "cpu"
-    has_own_memory = False
-    quantizes = True
-    has_lora = True
-    has_mtp = True
+    isa: str
+    capabilities = Capabilities(
+        quantizes=True, lora=True, draft_models=True, draft_heads=True, stages=True, kv_offload=True
+    )
 
     def __init__(
         self, options: CpuOptions | None = None, parallel: ParallelOptions | None = None, *, isa: str = "auto"
@@ -140,12 +142,8 @@ class CpuDevice:
         """What the checkpoint is stored as: every level computes with all three."""
         return checkpoint
 
-    def kv_bytes_per_token(self, spec: DecoderSpec, kv_cache_dtype: KvCacheDType) -> int:
-        """Bytes of KV cache that one token takes over all layers, padding and the scales of int8 and int4 included."""
-        return sum(group.bytes_per_token for group in self.kv_group_bytes(spec, kv_cache_dtype))
-
     def kv_group_bytes(self, spec: DecoderSpec, kv_cache_dtype: KvCacheDType) -> list[GroupBytes]:
-        """The same bytes for each cache group. Raises DeviceError for latents in int4."""
+        """See Device. Padding and the scales of int8 and int4 are included. Raises DeviceError for latents in int4."""
         blocks = dict.fromkeys(spec.windows(), 0)
         for shape in spec.caches():
             if shape.values_in_keys and kv_cache_dtype == "int4":

@@ -16,14 +16,15 @@ from ...errors import DeviceError
 from ...weights.dtypes import DType
 from ...weights.lora import LoraAdapter
 from ...weights.packed_cache import BackgroundWrite
-from ..base import ExecutorLimits, OnWait
 from ..batch import StepBatch, StepOutput
+from ..executor import Executor, OnWait
+from ..limits import ExecutorLimits
 
 # Worth a core to pass on: fewer tokens are, in about the time that a thread takes to sleep and to wake.
 _YIELD_TOKENS = 8
 
 
-class CpuExecutor:
+class CpuExecutor(Executor):
     """A model in the native runtime. The calling thread computes too, as worker 0."""
 
     def __init__(

@@ -10,7 +10,8 @@ from ...cancellation import Cancellation
 from ...errors import DeviceError
 from ...models.spec import DecoderSpec
 from ...weights.tensor import WeightSource
-from ..base import Executor, ExecutorOptions
+from ..executor import Executor
+from ..limits import ExecutorOptions
 from ..memory_options import MemoryOptions
 from ..parallel_options import ParallelOptions
 from .device import GraphDevice, Kind

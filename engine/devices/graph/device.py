@@ -16,10 +16,12 @@ from ...weights.dtypes import DType, KvCacheDType
 from ...weights.finite import read_finite
 from ...weights.quantization import Quantization
 from ...weights.tensor import WeightSource, WeightTensor
-from ..base import Executor, ExecutorLimits, ExecutorOptions
+from ..base import Capabilities, Device
 from ..bucketing import BucketPlan, StepSizes
 from ..cache_split import GroupBytes
+from ..executor import Executor
 from ..float_cache import float_cache_dtype, float_group_bytes
+from ..limits import ExecutorLimits, ExecutorOptions
 from ..load_plan import LoadPlan, dense_plan
 from ..memory_options import MemoryOptions
 from ..parallel_options import ParallelOptions
@@ -58,11 +60,8 @@ def graph_cpu(
     return GraphDevice(_CPU, options, memory, parallel)
 
 
-class GraphDevice:
+class GraphDevice(Device):
     """Runs padded launches through torch on one kind of accelerator."""
-
-    isa = None
-    quantizes = False
 
     def __init__(
         self,
@@ -71,17 +70,13 @@ class GraphDevice:
         memory: MemoryOptions | None = None,
         parallel: ParallelOptions | None = None,
     ) -> None:
-        self.name, self.has_own_memory = kind.name, kind.has_own_memory
+        self.name, self.capabilities = kind.name, Capabilities(own_memory=kind.has_own_memory, ceilings=True)
         self._kind, self._options, self._memory = kind, options or GraphOptions(), memory or MemoryOptions()
         self._size = (parallel or ParallelOptions()).tensor_parallel_size
 
     def default_dtype(self, checkpoint: DType) -> DType:
         """What the checkpoint is stored as, if the device computes with it."""
         return checkpoint if checkpoint in self._kind.dtypes else self._kind.dtypes[0]
-
-    def kv_bytes_per_token(self, spec: DecoderSpec, kv_cache_dtype: KvCacheDType) -> int:
-        """Bytes of KV cache that one token takes over all layers. Raises DeviceError for 8-bit types."""
-        return sum(group.bytes_per_token for group in self.kv_group_bytes(spec, kv_cache_dtype))
 
     def plan(
         self, spec: DecoderSpec, weights: WeightSource, dtype: DType, quantization: Quantization | None
@@ -90,7 +85,7 @@ class GraphDevice:
         return dense_plan(spec, dtype)
 
     def kv_group_bytes(self, spec: DecoderSpec, kv_cache_dtype: KvCacheDType) -> list[GroupBytes]:
-        """The same bytes for each cache group."""
+        """See Device. Raises DeviceError for 8-bit types."""
         return float_group_bytes(self.name, spec, kv_cache_dtype)
 
     def load(
@@ -170,10 +165,10 @@ class GraphDevice:
                 plan_attention=adapter.plan_attention,
                 add_up=None if group is None else group.add_up,
             )
-        if not self.has_own_memory:
+        if not self.capabilities.own_memory:
             self._memory.warn_of_no_utilization("the device has no memory of its own")
         with self._room_for("the largest step: lower --max-num-batched-tokens or --max-num-seqs"):
-            memory = self._profile(adapter, decoder, plan) if self.has_own_memory else None
+            memory = self._profile(adapter, decoder, plan) if self.capabilities.own_memory else None
         limits = self._limits(adapter, self.kv_group_bytes(spec, options.cache_dtype), options, memory)
         with self._room_for(
             f"a KV cache of {limits.num_blocks} blocks: lower --num-gpu-blocks-override or --gpu-memory-utilization"

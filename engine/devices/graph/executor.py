@@ -13,10 +13,11 @@ from torch import Tensor
 
 from ...errors import DeviceError
 from ...weights.dtypes import DType
-from ..base import ExecutorLimits, Pending
 from ..batch import SamplingBatch, StepBatch, StepOutput
 from ..bucket_stats import BucketStats
 from ..bucketing import Bucket, BucketPlan
+from ..executor import Executor, Pending
+from ..limits import ExecutorLimits
 from ..sampling import philox_uniform, sample_row
 from .adapter import Adapter, AsyncAdapter
 from .ceilings import measure_ceilings
@@ -37,7 +38,7 @@ _MAXIMA: dict[Phase, str] = {
 }
 
 
-class GraphExecutor:
+class GraphExecutor(Executor):
     """A loaded model. A step is some launches of the layers, and then some of the head for its rows.
 
     Tokens are sampled on the device. The rows that ask for more (penalties, bias, masks, log-probabilities, logits) get
@@ -105,9 +106,6 @@ class GraphExecutor:
         launches.begin_step()
         launches.copy_blocks(pairs, group)
         self._adapter.synchronize()  # another copy, or a step, may now use the same host memory
-
-    def yield_core(self, num_tokens: int) -> None:
-        """Nothing: torch has threads of its own."""
 
     def close(self) -> None:
         """Free weights, cache and graphs. Calling it twice is allowed."""

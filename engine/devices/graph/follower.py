@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from ...weights.tensor import WeightTensor
-from ..base import Executor, Pending
+from ..executor import Executor, Pending
 from .device import GraphDevice
 from .parallel import Group
 from .shards import Shards

@@ -16,14 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DeviceError
-from ..base import Executor, OnWait, Pending
+from ...weights.dtypes import DType
 from ..batch import StepBatch, StepOutput
+from ..bucket_stats import BucketStats
+from ..executor import Executor, OnWait, Pending
 from .hpu_options import HpuOptions
 
 logger = logging.getLogger(__name__)
 
 
-class WatchedExecutor:
+class WatchedExecutor(Executor):
     """An executor, and what the options want to know of its steps, which run one after the other for that.
 
     Raises DeviceError if the trace cannot be written.
@@ -33,9 +35,6 @@ class WatchedExecutor:
         self.limits = replace(executor.limits, async_scheduling=False)
         self._executor, self._metrics = executor, options.metrics
         self._trace = _Trace() if options.hpu_profiler_enabled else None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._executor, name)  # what not all executors have
 
     def warm_up(self, progress: Callable[[int, int], None]) -> None:
         """As the executor does; it compiles, and that is no news."""
@@ -69,9 +68,13 @@ class WatchedExecutor:
         """Copy KV blocks of a cache group, `pairs[i] = (from, to)`, shape [N, 2]."""
         self._executor.copy_blocks(pairs, group)
 
-    def yield_core(self, num_tokens: int) -> Callable[[], None] | None:
+    def stats(self) -> BucketStats | None:
         """As the executor does."""
-        return self._executor.yield_core(num_tokens)
+        return self._executor.stats()
+
+    def measure_ceilings(self, dtype: DType, seconds: float) -> dict[str, float]:
+        """As the executor does."""
+        return self._executor.measure_ceilings(dtype, seconds)
 
     def close(self) -> None:
         """Close the executor, and the trace."""

@@ -27,9 +27,11 @@ from numpy.typing import NDArray
 from torch import Tensor, distributed
 
 from ...errors import DeviceError
+from ...weights.dtypes import DType
 from ...weights.tensor import DenseTensor, WeightTensor
-from ..base import Executor, OnWait, Pending
 from ..batch import StepBatch, StepOutput
+from ..bucket_stats import BucketStats
+from ..executor import Executor, OnWait, Pending
 from .adapter import Adapter, DeviceMemory
 from .ranks import variables_of
 
@@ -196,16 +198,13 @@ class Leader(Group):
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-class LeadingExecutor:
+class LeadingExecutor(Executor):
     """The leader's executor. The others are told what is asked of it, and do the same."""
 
     def __init__(self, executor: Executor, leader: Leader) -> None:
         self.limits = executor.limits
         self._executor, self._leader = executor, leader
         self._is_closed = self._has_failed = False
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._executor, name)  # what not all executors have
 
     @property
     def followers(self) -> list[int]:
@@ -233,9 +232,13 @@ class LeadingExecutor:
         """Copy KV blocks of a cache group in all processes, `pairs[i] = (from, to)`, shape [N, 2]."""
         self._together("copy_blocks", (pairs, group), lambda: self._executor.copy_blocks(pairs, group))
 
-    def yield_core(self, num_tokens: int) -> Callable[[], None] | None:
+    def stats(self) -> BucketStats | None:
         """As the executor does."""
-        return self._executor.yield_core(num_tokens)
+        return self._executor.stats()
+
+    def measure_ceilings(self, dtype: DType, seconds: float) -> dict[str, float]:
+        """As the executor does."""
+        return self._executor.measure_ceilings(dtype, seconds)
 
     def close(self) -> None:
         """Close all processes' executors, and end the processes."""

@@ -10,28 +10,23 @@ from ...weights.dtypes import DType, KvCacheDType
 from ...weights.finite import read_finite
 from ...weights.quantization import Quantization
 from ...weights.tensor import WeightSource
-from ..base import Executor, ExecutorOptions
+from ..base import Capabilities, Device
 from ..cache_split import BLOCK_TOKENS, GroupBytes
+from ..executor import Executor
 from ..float_cache import float_cache_dtype, float_group_bytes
+from ..limits import ExecutorOptions
 from ..load_plan import LoadPlan, dense_plan
 
 
-class TorchDevice:
+class TorchDevice(Device):
     """Runs on the CPU through torch, which is imported when a model is loaded."""
 
     name = "torch"
-    has_own_memory = False
-    isa = None
-    quantizes = False
-    has_lora = True
+    capabilities = Capabilities(lora=True)
 
     def default_dtype(self, checkpoint: DType) -> DType:
         """What the checkpoint is stored as: torch computes with all of them."""
         return checkpoint
-
-    def kv_bytes_per_token(self, spec: DecoderSpec, kv_cache_dtype: KvCacheDType) -> int:
-        """Bytes of KV cache that one token takes over all layers. Raises DeviceError for 8-bit types."""
-        return sum(group.bytes_per_token for group in self.kv_group_bytes(spec, kv_cache_dtype))
 
     def plan(
         self, spec: DecoderSpec, weights: WeightSource, dtype: DType, quantization: Quantization | None
@@ -40,7 +35,7 @@ class TorchDevice:
         return dense_plan(spec, dtype)
 
     def kv_group_bytes(self, spec: DecoderSpec, kv_cache_dtype: KvCacheDType) -> list[GroupBytes]:
-        """The same bytes for each cache group."""
+        """See Device. Raises DeviceError for 8-bit types."""
         return float_group_bytes(self.name, spec, kv_cache_dtype)
 
     def load(

@@ -10,13 +10,14 @@ from numpy.typing import NDArray
 
 from ...errors import DeviceError
 from ...weights.lora import LoraAdapter
-from ..base import ExecutorLimits, OnWait
 from ..batch import StepBatch, StepOutput
+from ..executor import Executor, OnWait
+from ..limits import ExecutorLimits
 from ..sampling import sample_row
 from .decoder import TorchDecoder
 
 
-class TorchExecutor:
+class TorchExecutor(Executor):
     """A loaded model. `tokens_per_pass` is how many of a batch's tokens go through the decoder together.
 
     It is 1, because torch picks its kernels, their blocking and the handling of their last lanes by the number of
@@ -78,9 +79,6 @@ class TorchExecutor:
     def drop_lora(self, number: int) -> None:
         """Forget an adapter."""
         self._loaded().loras.drop(number)
-
-    def yield_core(self, num_tokens: int) -> None:
-        """Nothing: torch has threads of its own."""
 
     def close(self) -> None:
         """Free weights and cache. Calling it twice is allowed."""

@@ -10,8 +10,10 @@ from ...models.spec import DecoderSpec
 from ...weights.dtypes import STORAGE, DType, KvCacheDType
 from ...weights.quantization import Quantization
 from ...weights.tensor import WeightSource
-from ..base import Executor, ExecutorOptions
+from ..base import Capabilities, Device
 from ..cache_split import GroupBytes
+from ..executor import Executor
+from ..limits import ExecutorOptions
 from ..load_plan import LoadPlan, dense_plan
 from ..memory_options import MemoryOptions
 from ..parallel_options import ParallelOptions
@@ -22,12 +24,10 @@ from .platform import require_platform, runs_on_cpu
 logger = logging.getLogger(__name__)
 
 
-class TpuDevice:
+class TpuDevice(Device):
     """The TPUs of this machine, or with JAX_PLATFORMS=cpu what JAX makes of its processors."""
 
     name = "tpu"
-    isa = None
-    quantizes = False
 
     def __init__(
         self,
@@ -39,17 +39,13 @@ class TpuDevice:
         self._num_devices = (parallel or ParallelOptions()).tensor_parallel_size
 
     @property
-    def has_own_memory(self) -> bool:
-        """Whether weights and cache lie in a TPU's memory."""
-        return not runs_on_cpu()
+    def capabilities(self) -> Capabilities:  # type: ignore[override]
+        """A TPU has memory of its own."""
+        return Capabilities(own_memory=not runs_on_cpu(), ceilings=True)
 
     def default_dtype(self, checkpoint: DType) -> DType:
         """bfloat16, which is what a TPU multiplies."""
         return "bfloat16"
-
-    def kv_bytes_per_token(self, spec: DecoderSpec, kv_cache_dtype: KvCacheDType) -> int:
-        """Bytes of KV cache that one token takes over all layers and chips. Raises DeviceError for other types."""
-        return sum(group.bytes_per_token for group in self.kv_group_bytes(spec, kv_cache_dtype))
 
     def plan(
         self, spec: DecoderSpec, weights: WeightSource, dtype: DType, quantization: Quantization | None
@@ -58,7 +54,7 @@ class TpuDevice:
         return dense_plan(spec, dtype)
 
     def kv_group_bytes(self, spec: DecoderSpec, kv_cache_dtype: KvCacheDType) -> list[GroupBytes]:
-        """The same bytes for each cache group. Raises DeviceError if the chips cannot share the model's heads."""
+        """See Device; over all chips. Raises DeviceError if they cannot share the model's heads."""
         kernel = self._kernel(kv_cache_dtype)
         sizes = dict.fromkeys(spec.windows(), 0)
         for attention in with_heads_for(spec, self._num_devices).attentions():

@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from ...errors import DeviceError
 from ...weights.dtypes import DType
-from ..base import ExecutorLimits
 from ..batch import SamplingBatch, StepBatch
 from ..bucket_stats import BucketStats, BucketUse
 from ..bucketing import Bucket
+from ..executor import Executor
+from ..limits import ExecutorLimits
 from .buckets import smallest_holding
 from .ceilings import measure_ceilings
 from .inputs import row_inputs, step_inputs
@@ -37,7 +38,7 @@ class Loaded(NamedTuple):
     hidden: jax.Array
 
 
-class TpuExecutor:
+class TpuExecutor(Executor):
     """A loaded model. Steps are padded to one of `token_sizes`, rows to one of `row_sizes`, both ascending.
 
     A size that was not compiled by `warm_up` is compiled by the first step that needs it, which is logged;
@@ -104,9 +105,6 @@ class TpuExecutor:
         self._open()
         for start in range(0, len(pairs), COPIED_PAIRS):
             self._copy(pairs[start : start + COPIED_PAIRS], group)
-
-    def yield_core(self, num_tokens: int) -> None:
-        """Nothing: the device has processors of its own."""
 
     def stats(self) -> BucketStats:
         """What was run since the warm-up. A step counts as one row of tokens, whoever they are of."""

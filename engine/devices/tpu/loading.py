@@ -14,8 +14,8 @@ from ...cancellation import Cancellation
 from ...errors import DeviceError
 from ...models.spec import DecoderSpec
 from ...weights.tensor import WeightSource
-from ..base import ExecutorLimits, ExecutorOptions
 from ..cache_split import GroupBytes
+from ..limits import ExecutorLimits, ExecutorOptions
 from ..memory_options import MemoryOptions
 from .buckets import most_sequences, page_size, row_buckets, token_buckets
 from .compile_cache import use_compile_cache

@@ -12,7 +12,7 @@ from itertools import chain
 from multiprocessing.connection import Connection
 
 from ...cancellation import Cancellation
-from ...devices.base import StagedDevice
+from ...devices.base import Device
 from ...errors import DeviceError
 from ...machine.memory import Memory, read_memory
 from ...pipeline.links import Link, LocalLink, new_link
@@ -33,7 +33,7 @@ class LocalHost:
 
     is_here: bool = True
 
-    def __init__(self, device: StagedDevice, count: int) -> None:
+    def __init__(self, device: Device, count: int) -> None:
         self._device, self._count = device, count
 
     @cached_property

@@ -9,8 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ...cancellation import Cancellation
-from ...devices.base import ExecutorLimits, ExecutorOptions, StagedDevice
+from ...devices.base import Device
 from ...devices.cpu.ceilings import compute_ceiling
+from ...devices.limits import ExecutorLimits, ExecutorOptions
 from ...errors import DeviceError
 from ...machine.memory import Memory
 from ...models.spec import StageSpec, stage_row_floats
@@ -80,8 +81,8 @@ def plan_stages(
     return planned
 
 
-def _staged(options: EngineOptions, model: OpenedModel) -> StagedDevice:
-    if not isinstance(model.device, StagedDevice):
+def _staged(options: EngineOptions, model: OpenedModel) -> Device:
+    if not model.device.capabilities.stages:
         raise DeviceError(
             f"--pipeline-parallel-size {options.pipeline.stages} needs --device cpu: the {model.device.name} device "
             "has no stages"
@@ -135,7 +136,6 @@ def load_pipeline(
     Raises DeviceError for a stage that cannot load, and LoadCancelledError.
     """
     device, count = model.device, len(stages)
-    assert isinstance(device, StagedDevice)
     limits = device.limits(model.spec, executor_options)
     shape = SlotShape(len(limits.groups), count, stage_row_floats(model.spec))
     # What was chosen here is not chosen again, and adapters are read here alone.
@@ -155,6 +155,5 @@ def load_pipeline(
 def _plan_draft(draft: OpenedDraft, limits: ExecutorLimits, max_model_len: int) -> DraftPlan:
     """Plan a draft model for a model with these `limits`."""
     device, executor_options = draft.model.device, draft.executor_options(limits, max_model_len)
-    assert isinstance(device, StagedDevice)
     own_limits = device.limits(draft.model.spec, executor_options)
     return DraftPlan(draft.options, executor_options, own_limits)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 from tidewheel.engine.devices.cpu.ceilings import MEMORY_READ
 from tidewheel.engine.machine.memory import available_memory_bytes
-from tidewheel.engine.weights.dtypes import DType
 
 from .process_memory import OwnPeak
 from .spread import Spread
@@ -39,15 +37,6 @@ class Ceilings:
 def memory_ceiling(measured: Iterable[str]) -> str:
     """Which of the measured ceilings is that of memory."""
     return MEMORY_READ if MEMORY_READ in measured else MEMORY_COPY
-
-
-@runtime_checkable
-class MeasuresCeilings(Protocol):
-    """An executor that can measure the device that it runs on."""
-
-    def measure_ceilings(self, dtype: DType, seconds: float) -> dict[str, float]:
-        """`copy_bytes_per_second` of the device's memory, and `<dtype>_flops` of products. It takes about `seconds`."""
-        ...
 
 
 class CeilingMeter:

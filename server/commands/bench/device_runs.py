@@ -8,13 +8,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol, cast, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tidewheel.engine.devices.base import Executor, ExecutorLimits, RecurrentExecutor
 from tidewheel.engine.devices.batch import SamplingBatch, StepBatch
+from tidewheel.engine.devices.executor import Executor
+from tidewheel.engine.devices.limits import ExecutorLimits
 
 from .workload import Decode, Prefill
 
@@ -129,7 +130,7 @@ class DeviceRuns:
         count = len(tables[0])
         if limits.num_states and count > 1:
             states = np.stack([np.zeros(count - 1, np.int32), np.arange(1, count, dtype=np.int32)], axis=-1)
-            cast(RecurrentExecutor, self._executor).copy_states(states)
+            self._executor.copy_states(states)
 
     def _time_prefill(self, prefill: Prefill, tables: list[NDArray[np.int32]]) -> float:
         steps = _steps(prefill, self._executor.limits)

@@ -20,7 +20,7 @@ from tidewheel.engine.options import EngineOptions
 from ...http import event_loop
 from ...options.model import DEMO_MODEL_NAME, MODEL_OPTIONS, engine_options
 from ..devices import cpu_model
-from .ceilings import CeilingMeter, MeasuresCeilings, NativeCeilings
+from .ceilings import CeilingMeter, NativeCeilings
 from .costs import Costs
 from .device_runs import DeviceRuns, PhaseTimes
 from .engine_runs import decode_rates
@@ -145,7 +145,7 @@ def _native_ceilings(options: EngineOptions, seconds: float) -> NativeCeilings |
 
 
 def _own_ceilings(planned: Plan, loaded: LoadedModel) -> Callable[[], dict[str, float]] | None:
-    if not isinstance(loaded.executor, MeasuresCeilings):
+    if not planned.opened.device.capabilities.ceilings:
         return None
     return partial(loaded.executor.measure_ceilings, planned.opened.dtype, planned.workload.ceilings_s)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from tidewheel.engine.devices.base import Executor
 from tidewheel.engine.devices.cpu.ceilings import compute_ceiling
+from tidewheel.engine.devices.executor import Executor
 from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.loading.opened_model import OpenedModel, open_model
 from tidewheel.engine.machine.memory import available_memory_bytes
@@ -52,7 +52,7 @@ def plan(options: EngineOptions, workload: Workload) -> Plan:
             "server"
         )
     opened = open_model(options)
-    own_memory = opened.device.has_own_memory
+    own_memory = opened.device.capabilities.own_memory
     room = Room(
         longest_context=options.max_model_len or opened.spec.max_positions,
         kv_bytes_per_token=opened.kv_bytes_per_token,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tidewheel.engine.devices.base import BucketedExecutor, Executor
+from tidewheel.engine.devices.executor import Executor
 
 from . import text
 
@@ -40,9 +40,9 @@ class Padding:
 
 def padding_of(executor: Executor) -> Padding | None:
     """What an executor counted; None if it pads nothing."""
-    if not isinstance(executor, BucketedExecutor):
-        return None
     stats = executor.stats()
+    if stats is None:
+        return None
     buckets = [
         BucketResult(
             use.phase,

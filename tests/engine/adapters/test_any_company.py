@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from tidewheel.engine.adapters.long_context import LongContexts
 from tidewheel.engine.adapters.lora import Lora
 from tidewheel.engine.adapters.peft_folder import read_peft_folder
-from tidewheel.engine.devices.base import Executor, ExecutorOptions, LoraExecutor, LoraLimits
+from tidewheel.engine.devices.executor import Executor
+from tidewheel.engine.devices.limits import ExecutorOptions, LoraLimits
 from tidewheel.engine.models import describe
 from tidewheel.engine.sampling_params import SamplingParams
 from tidewheel.engine.weights import open_source
@@ -55,7 +56,6 @@ def executor(device_id: str, threads: int, quantization: str | None, folder: Pat
     )
     weights = source.weights(description)
     made = device.load(description.spec, weights, options)
-    assert isinstance(made, LoraExecutor)
     for lora in LORAS:
         made.load_lora(lora.number, read_peft_folder(folder / str(lora.number), description, 4, weights, LONG))
     return made

@@ -18,7 +18,7 @@ from optional_packages import require_packages
 from safetensors.numpy import load_file, save_file
 
 from tidewheel.engine.adapters.peft_folder import WEIGHTS, read_peft_folder
-from tidewheel.engine.devices.base import LoraExecutor, LoraLimits
+from tidewheel.engine.devices.limits import LoraLimits
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.models import describe
 from tidewheel.engine.weights import open_source
@@ -61,7 +61,6 @@ def harness(device: str, model: str, threads: str | None = None) -> Harness:
 
 def loaded(device: str, model: str, number: int, folder: Path, threads: str | None = None) -> Harness:
     running = harness(device, model, threads)
-    assert isinstance(running.executor, LoraExecutor)
     running.executor.load_lora(number, read(model, folder))
     return running
 

@@ -21,7 +21,7 @@ from safetensors.numpy import load_file
 
 from tidewheel.engine.adapters.peft_folder import read_peft_folder
 from tidewheel.engine.adapters.reading import read_adapter
-from tidewheel.engine.devices.base import LoraExecutor, LoraLimits
+from tidewheel.engine.devices.limits import LoraLimits
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.models import describe
 from tidewheel.engine.weights import open_source, read_config
@@ -72,7 +72,6 @@ def running(model: str | Path, *adapters: Path, device: str = _BEST, **options: 
     """The model with these adapters by their place."""
     path = models_zoo.folder(model) if isinstance(model, str) else model
     made = Harness(load(make_device(device), path, lora=LIMITS, **options))
-    assert isinstance(made.executor, LoraExecutor)
     source = open_source(str(path))
     description = describe(source.config, None)
     for number, adapter in enumerate(adapters):

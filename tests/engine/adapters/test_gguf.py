@@ -18,7 +18,7 @@ from harness import Harness, load, make_device
 from optional_packages import require_packages
 
 from tidewheel.engine.adapters.reading import read_adapter
-from tidewheel.engine.devices.base import LoraExecutor, LoraLimits
+from tidewheel.engine.devices.limits import LoraLimits
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.models import describe
 from tidewheel.engine.weights import open_source
@@ -40,7 +40,6 @@ def harness(model: str) -> Harness:
 
 def logits(model: str, adapter: Path, number: int = 0) -> Any:
     running = harness(model)
-    assert isinstance(running.executor, LoraExecutor)
     source = open_source(model)
     description = describe(source.config, None)
     base = source.weights(description)

@@ -19,7 +19,7 @@ from optional_packages import require_packages
 
 from tidewheel.engine.adapters.long_context import LongContexts, with_longer_contexts
 from tidewheel.engine.adapters.peft_folder import read_peft_folder
-from tidewheel.engine.devices.base import LoraExecutor, LoraLimits
+from tidewheel.engine.devices.limits import LoraLimits
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.models import describe
 from tidewheel.engine.weights import open_source
@@ -73,7 +73,6 @@ def loaded(device: str, model: str, number: int, folder: Path) -> Harness:
     config = open_source(str(models_zoo.folder(model))).config
     description, contexts = with_longer_contexts(describe(config), config, FACTORS, None)
     running = harness(device, model)
-    assert isinstance(running.executor, LoraExecutor)
     running.executor.load_lora(number, read_peft_folder(folder, description, 16, contexts=contexts))
     return running
 

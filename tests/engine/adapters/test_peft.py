@@ -16,7 +16,7 @@ from harness import Harness, device_ids, load, make_device
 from optional_packages import require_packages
 
 from tidewheel.engine.adapters.peft_folder import read_peft_folder
-from tidewheel.engine.devices.base import LoraExecutor, LoraLimits
+from tidewheel.engine.devices.limits import LoraLimits
 from tidewheel.engine.models import describe
 from tidewheel.engine.weights import open_source, read_config
 from tidewheel.engine.weights.dummy import DummySource
@@ -82,7 +82,6 @@ def harness(device: str, model: str) -> Harness:
 def loaded(device: str, model: str, number: int, seed: int = 0, **fields: Any) -> Harness:
     description = describe(read_config(models_zoo.folder(model)), None)
     running = harness(device, model)
-    assert isinstance(running.executor, LoraExecutor)
     base = open_source(str(models_zoo.folder(model))).weights(description)
     running.executor.load_lora(number, read_peft_folder(lora_zoo.folder(model, seed, **fields), description, 16, base))
     return running
@@ -151,7 +150,6 @@ def test_every_level_computes_the_merged_model(device: str) -> None:
 def test_adapters_of_16_bits_change_logits_by_what_rounding_allows(device: str, dtype: str, share: float) -> None:
     limits = LoraLimits(max_loras=1, max_rank=16, dtype=dtype)
     running = Harness(load(make_device(device), models_zoo.folder("qwen3_next"), lora=limits))
-    assert isinstance(running.executor, LoraExecutor)
     fields = _FIELDS["qwen3_next"]
     description = describe(read_config(models_zoo.folder("qwen3_next")), None)
     running.executor.load_lora(0, read_peft_folder(lora_zoo.folder("qwen3_next", 0, **fields), description, 16))
@@ -180,7 +178,6 @@ def test_the_base_may_be_a_gguf_file(quantize: gguf_files.Quantize, tmp_path: Pa
     running = Harness(
         load(make_device(_DEVICES[1]), str(file), lora=LoraLimits(max_loras=1, max_rank=16, dtype="float32"))
     )
-    assert isinstance(running.executor, LoraExecutor)
     description = describe(read_config(models_zoo.folder("llama")), None)
     running.executor.load_lora(0, read_peft_folder(lora_zoo.folder("llama", 0), description, 16))
     found = running.logits(TOKENS, adapter=0)

@@ -10,7 +10,7 @@ from engine.fake_executor import FakeExecutor
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tidewheel.engine.devices.base import CacheGroup, ExecutorLimits
+from tidewheel.engine.devices.limits import CacheGroup, ExecutorLimits
 from tidewheel.engine.sampling_params import SamplingParams
 from tidewheel.engine.scheduling.drafter import Draftable
 

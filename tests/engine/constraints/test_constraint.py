@@ -21,8 +21,9 @@ from samples import swept
 from tidewheel.engine.constraints.constraint import Preface, TokenConstraints
 from tidewheel.engine.constraints.filters import bad_word_tokens
 from tidewheel.engine.constraints.thinking_budget import ThinkingBudget
-from tidewheel.engine.devices.base import Executor, ExecutorLimits, ExecutorOptions
 from tidewheel.engine.devices.batch import StepBatch, StepOutput
+from tidewheel.engine.devices.executor import Executor
+from tidewheel.engine.devices.limits import ExecutorLimits, ExecutorOptions
 from tidewheel.engine.models import describe
 from tidewheel.engine.outputs import FinishReason
 from tidewheel.engine.sampling_params import SamplingParams

@@ -20,7 +20,7 @@ from tidewheel.engine.constraints.constraint import Preface, TokenConstraints
 from tidewheel.engine.constraints.lookahead import Lookahead
 from tidewheel.engine.constraints.lookahead_costs import LookaheadCosts
 from tidewheel.engine.constraints.thinking_budget import ThinkingBudget
-from tidewheel.engine.devices.base import ExecutorLimits
+from tidewheel.engine.devices.limits import ExecutorLimits
 from tidewheel.engine.outputs import FinishReason
 from tidewheel.engine.sampling_params import SamplingParams
 from tidewheel.engine.scheduling.drafter import Draftable

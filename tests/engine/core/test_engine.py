@@ -20,9 +20,9 @@ from tidewheel.engine.constraints.grammar import GrammarCompiler
 from tidewheel.engine.core.engine import Engine
 from tidewheel.engine.core.request import Request
 from tidewheel.engine.core.stream import RequestStream
-from tidewheel.engine.devices.base import ExecutorLimits
 from tidewheel.engine.devices.batch import StepBatch, StepOutput
 from tidewheel.engine.devices.bucket_stats import BucketStats
+from tidewheel.engine.devices.limits import ExecutorLimits
 from tidewheel.engine.devices.sampling import NO_TOKEN
 from tidewheel.engine.errors import EngineDeadError, InvalidRequestError
 from tidewheel.engine.outputs import FinishReason, RequestOutput
@@ -81,7 +81,7 @@ def run(engine: Engine, scenario: Callable[[Engine], Awaitable[Any]]) -> Any:
             executor: FakeExecutor = engine._executor  # type: ignore[assignment]
             assert executor.closed == 1
             await asyncio.sleep(0)  # the last outputs
-            assert executor.times_lent == executor.times_taken_back
+            assert executor.times_yielded == executor.times_reclaimed
 
     return asyncio.run(main())
 
@@ -423,9 +423,9 @@ def test_a_core_is_lent_while_many_tokens_are_passed_on() -> None:
     async def scenario(engine: Engine) -> tuple[int, int]:
         executor: FakeExecutor = engine._executor  # type: ignore[assignment]
         await collect(engine.submit(request()))
-        lent_for_one = executor.times_lent
+        lent_for_one = executor.times_yielded
         await asyncio.gather(*(collect(engine.submit(request())) for _ in range(8)))
-        return lent_for_one, executor.times_lent
+        return lent_for_one, executor.times_yielded
 
     lent_for_one, lent_for_eight = run(make(Reciter(list(IDS))), scenario)
     assert lent_for_one == 0 < lent_for_eight

@@ -18,8 +18,8 @@ from tidewheel.engine.constraints.lookahead import Lookahead
 from tidewheel.engine.constraints.masks import MaskWriter
 from tidewheel.engine.core.engine_core_outputs import EngineCoreOutputs
 from tidewheel.engine.core.loop import EngineLoop
-from tidewheel.engine.devices.base import ExecutorLimits
 from tidewheel.engine.devices.batch import StepBatch, StepOutput, TokenMasks
+from tidewheel.engine.devices.limits import ExecutorLimits
 from tidewheel.engine.sampling_params import SamplingParams
 from tidewheel.engine.scheduling.cost_model import CostModel
 from tidewheel.engine.scheduling.scheduler import Scheduler

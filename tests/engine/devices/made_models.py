@@ -10,7 +10,8 @@ import numpy as np
 from harness import Harness, largest_step, make_device
 from numpy.typing import NDArray
 
-from tidewheel.engine.devices.base import Executor, ExecutorOptions
+from tidewheel.engine.devices.executor import Executor
+from tidewheel.engine.devices.limits import ExecutorOptions
 from tidewheel.engine.models.spec import (
     AttentionSpec,
     DecoderSpec,

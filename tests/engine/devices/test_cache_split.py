@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidewheel.engine.devices.base import ExecutorOptions
 from tidewheel.engine.devices.cache_split import CacheSplit, GroupBytes, StateSplit
+from tidewheel.engine.devices.limits import ExecutorOptions
 from tidewheel.engine.errors import DeviceError
 
 BLOCK = 16

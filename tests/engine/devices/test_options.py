@@ -10,8 +10,8 @@ import pytest
 from engine.devices.made_models import PLAIN, RandomWeights, decoder
 
 from tidewheel.engine.devices import get_device
-from tidewheel.engine.devices.base import ExecutorOptions
 from tidewheel.engine.devices.cpu.options import CpuOptions
+from tidewheel.engine.devices.limits import ExecutorOptions
 from tidewheel.engine.errors import DeviceError
 from tidewheel.server.options.serve import parse_options
 

@@ -8,8 +8,8 @@ import pytest
 from harness import device_ids, load, make_device
 from optional_packages import require_packages
 
-from tidewheel.engine.devices.base import Executor
 from tidewheel.engine.devices.batch import SamplingBatch, StepBatch
+from tidewheel.engine.devices.executor import Executor
 
 require_packages("torch")
 

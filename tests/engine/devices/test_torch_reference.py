@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from harness import Harness, load
 
-from tidewheel.engine.devices.base import ExecutorOptions
+from tidewheel.engine.devices.limits import ExecutorOptions
 from tidewheel.engine.devices.torch_reference import TorchDevice
 from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.install_hint import install_command
@@ -135,7 +135,7 @@ def test_without_torch_the_error_says_what_to_install() -> None:
 import sys
 sys.modules["torch"] = None
 from tidewheel.engine.devices import get_device
-from tidewheel.engine.devices.base import ExecutorOptions
+from tidewheel.engine.devices.limits import ExecutorOptions
 from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.models import describe
 from tidewheel.engine.models.spec import (

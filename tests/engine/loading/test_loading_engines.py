@@ -14,8 +14,10 @@ import pytest
 import tokenizers
 
 from tidewheel.engine.cancellation import Cancellation, LoadCancelledError
-from tidewheel.engine.devices.base import Executor, ExecutorLimits, ExecutorOptions
+from tidewheel.engine.devices.base import Capabilities, Device
 from tidewheel.engine.devices.cache_split import GroupBytes
+from tidewheel.engine.devices.executor import Executor
+from tidewheel.engine.devices.limits import ExecutorLimits, ExecutorOptions
 from tidewheel.engine.devices.load_plan import LoadPlan, dense_plan
 from tidewheel.engine.errors import DeviceError, ModelError
 from tidewheel.engine.loading import opened_model
@@ -53,13 +55,11 @@ class LoadedNothing:
         self.closed = True
 
 
-class ScriptedDevice:
+class ScriptedDevice(Device):
     """Its loads last until `may_finish` is set or they are cancelled. If there is a `failure`, that is how they end."""
 
     name = "torch"  # whose kinds of mixers it has
-    has_own_memory = False
-    quantizes = False
-    isa = None
+    capabilities = Capabilities()
 
     def __init__(self) -> None:
         self.executor = LoadedNothing()
@@ -71,9 +71,6 @@ class ScriptedDevice:
 
     def default_dtype(self, checkpoint: DType) -> DType:
         return checkpoint
-
-    def kv_bytes_per_token(self, spec: DecoderSpec, kv_cache_dtype: KvCacheDType) -> int:
-        return 1024
 
     def plan(
         self, spec: DecoderSpec, weights: WeightSource, dtype: DType, quantization: Quantization | None
@@ -150,7 +147,7 @@ def test_prompts_that_run_whole_bound_the_context_which_is_said(
 def test_what_is_said_of_the_weights_is_how_the_device_stores_them(
     quantizes: bool, device: ScriptedDevice, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    device.quantizes = quantizes
+    device.capabilities = Capabilities(quantizes=quantizes)
     device.may_finish.set()
     asked = replace(options(folder), quantization="int8")
     with caplog.at_level("INFO"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tidewheel.engine.cancellation import Cancellation
-from tidewheel.engine.devices.base import ExecutorOptions
+from tidewheel.engine.devices.limits import ExecutorOptions
 from tidewheel.engine.loading.drafts import OpenedDraft
 from tidewheel.engine.loading.opened_model import OpenedModel
 from tidewheel.engine.loading.stages.pipeline import load_pipeline, local_host, plan_stages

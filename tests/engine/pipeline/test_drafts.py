@@ -27,7 +27,7 @@ from waiting import wait_until
 from tidewheel import LLM
 from tidewheel import SamplingParams as Params
 from tidewheel.engine.constraints.constraint import TokenConstraints
-from tidewheel.engine.devices.base import DraftExecutor, Executor
+from tidewheel.engine.devices.executor import DraftExecutor, Executor
 from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.loading.drafts import open_draft
 from tidewheel.engine.loading.opened_model import open_model

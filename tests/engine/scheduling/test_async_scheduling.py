@@ -9,7 +9,7 @@ from engine.driving import Driver, Job, alone
 from engine.fake_executor import FakeExecutor
 
 from tidewheel.engine.constraints.constraint import TokenConstraints
-from tidewheel.engine.devices.base import CacheGroup, ExecutorLimits
+from tidewheel.engine.devices.limits import CacheGroup, ExecutorLimits
 from tidewheel.engine.outputs import FinishReason
 from tidewheel.engine.sampling_params import SamplingParams
 from tidewheel.engine.scheduling.drafter import Draftable, Drafter

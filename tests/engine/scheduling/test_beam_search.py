@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from optional_packages import require_packages
 from samples import sample
 
-from tidewheel.engine.devices.base import Executor, ExecutorLimits
 from tidewheel.engine.devices.batch import StepBatch, StepOutput
+from tidewheel.engine.devices.executor import Executor
+from tidewheel.engine.devices.limits import ExecutorLimits
 from tidewheel.engine.devices.sampling import NO_TOKEN
 from tidewheel.engine.errors import InvalidRequestError
 from tidewheel.engine.outputs import FinishReason

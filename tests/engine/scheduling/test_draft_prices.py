@@ -12,7 +12,7 @@ import pytest
 from engine.driving import Driver, Job
 from engine.fake_executor import FakeExecutor
 
-from tidewheel.engine.devices.base import ExecutorLimits
+from tidewheel.engine.devices.limits import ExecutorLimits
 from tidewheel.engine.sampling_params import SamplingParams
 from tidewheel.engine.scheduling.drafter import Draftable
 from tidewheel.engine.scheduling.speculation_budget import SpeculationBudget

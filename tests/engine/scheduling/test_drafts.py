@@ -9,7 +9,7 @@ import pytest
 from engine.driving import Driver, Job, alone
 from engine.fake_executor import FakeExecutor
 
-from tidewheel.engine.devices.base import ExecutorLimits
+from tidewheel.engine.devices.limits import ExecutorLimits
 from tidewheel.engine.outputs import FinishReason
 from tidewheel.engine.sampling_params import SamplingParams
 from tidewheel.engine.scheduling.cost_model import StepLoad

@@ -12,7 +12,7 @@ from engine.fake_executor import FakeExecutor
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tidewheel.engine.devices.base import CacheGroup, ExecutorLimits, StepShape
+from tidewheel.engine.devices.limits import CacheGroup, ExecutorLimits, StepShape
 from tidewheel.engine.sampling_params import SamplingParams
 from tidewheel.engine.scheduling.fair_share import MOST_SHARING, FairShares
 from tidewheel.engine.scheduling.sequence import Sequence

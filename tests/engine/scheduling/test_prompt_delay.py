@@ -5,7 +5,7 @@ from __future__ import annotations
 from engine.driving import Driver, Job
 from engine.fake_executor import FakeExecutor
 
-from tidewheel.engine.devices.base import ExecutorLimits
+from tidewheel.engine.devices.limits import ExecutorLimits
 from tidewheel.engine.sampling_params import SamplingParams
 from tidewheel.engine.scheduling.prompt_delay import PromptDelay
 

@@ -8,7 +8,7 @@ from engine.fake_executor import FakeExecutor
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tidewheel.engine.devices.base import ExecutorLimits, StepShape
+from tidewheel.engine.devices.limits import ExecutorLimits, StepShape
 from tidewheel.engine.outputs import FinishReason
 from tidewheel.engine.sampling_params import SamplingParams
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tidewheel.engine.constraints.constraint import TokenConstraints
-from tidewheel.engine.devices.base import Executor, ExecutorOptions
 from tidewheel.engine.devices.batch import StepBatch
+from tidewheel.engine.devices.executor import Executor
+from tidewheel.engine.devices.limits import ExecutorOptions
 from tidewheel.engine.sampling_params import SamplingParams
 from tidewheel.engine.speculation.mtp import MtpDrafter
 

@@ -15,8 +15,9 @@ from harness import make_device
 from optional_packages import require_packages
 
 from tidewheel.engine.constraints.constraint import Preface, TokenConstraints
-from tidewheel.engine.devices.base import DraftExecutor, DraftingDevice, Executor, ExecutorOptions
 from tidewheel.engine.devices.batch import StepBatch
+from tidewheel.engine.devices.executor import DraftExecutor, Executor
+from tidewheel.engine.devices.limits import ExecutorOptions
 from tidewheel.engine.models import describe
 from tidewheel.engine.sampling_params import SamplingParams
 from tidewheel.engine.speculation.draft_model import ModelDrafter
@@ -44,7 +45,6 @@ def options(num_blocks: int, num_batched_tokens: int) -> ExecutorOptions:
 
 def loaded(model: str, draft: str, num_blocks: int, num_batched_tokens: int) -> tuple[Executor, DraftExecutor]:
     device = make_device("cpu-" + best_level(), "0,0")
-    assert isinstance(device, DraftingDevice)
     parts = {}
     for name in {model, draft}:
         source = open_source(str(models_zoo.folder(name)))

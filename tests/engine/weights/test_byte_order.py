@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 
-from tidewheel.engine.devices.base import ExecutorOptions
+from tidewheel.engine.devices.limits import ExecutorOptions
 from tidewheel.engine.models import describe
 from tidewheel.engine.models.spec import tensor_shapes
 from tidewheel.engine.weights import open_weights

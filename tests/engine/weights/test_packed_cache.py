@@ -22,8 +22,8 @@ from harness import Harness
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from tidewheel.engine.devices.base import ExecutorOptions
 from tidewheel.engine.devices.cpu.options import CpuOptions
+from tidewheel.engine.devices.limits import ExecutorOptions
 from tidewheel.engine.loading.load import load_engine
 from tidewheel.engine.models import describe
 from tidewheel.engine.models.spec import tensor_shapes

@@ -14,7 +14,7 @@ from harness import Harness, device_ids, load, make_device
 from numpy.typing import NDArray
 from samples import sample, swept
 
-from tidewheel.engine.devices.base import ExecutorOptions
+from tidewheel.engine.devices.limits import ExecutorOptions
 from tidewheel.engine.errors import DeviceError, ModelError
 from tidewheel.engine.models import describe
 from tidewheel.engine.models.spec import tensor_shapes

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from samples import sample
 
-from tidewheel.engine.devices.base import Executor, ExecutorOptions
+from tidewheel.engine.devices.executor import Executor
+from tidewheel.engine.devices.limits import ExecutorOptions
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.models import describe
 from tidewheel.engine.weights.dtypes import DType, bfloat16_bits

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from tidewheel.engine.cache.identity import Identity
 from tidewheel.engine.cache.tiers.disk import TierStats
 from tidewheel.engine.cache.tiers.folder import BlockFolder
-from tidewheel.engine.devices.base import ExecutorLimits
+from tidewheel.engine.devices.limits import ExecutorLimits
 from tidewheel.engine.outputs import FinishReason
 from tidewheel.engine.sampling_params import SamplingParams
 

@@ -12,8 +12,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from tidewheel.engine.cancellation import Cancellation, LoadCancelledError
-from tidewheel.engine.devices.base import ExecutorOptions
 from tidewheel.engine.devices.cpu.options import CpuOptions
+from tidewheel.engine.devices.limits import ExecutorOptions
 from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.models import describe
 from tidewheel.engine.models.spec import tensor_shapes

@@ -10,7 +10,6 @@ import pytest
 from harness import Harness, device_ids, load, make_device
 from optional_packages import require_packages
 
-from tidewheel.engine.devices.base import OffloadingExecutor
 from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.weights.dtypes import KvCacheDType
 
@@ -24,7 +23,6 @@ LEVELS = [device for device in device_ids() if device != "torch"]
 
 def cpu(level: str, threads_bind: str, kv_cache_dtype: KvCacheDType = "bfloat16", model: str = "llama") -> Any:
     executor = load(make_device(level, threads_bind), models_zoo.folder(model), kv_cache_dtype=kv_cache_dtype)
-    assert isinstance(executor, OffloadingExecutor)
     return executor
 
 

@@ -12,8 +12,8 @@ from engine.devices.made_models import NORM, PLAIN, RandomWeights, decoder
 from harness import Harness
 from numpy.typing import NDArray
 
-from tidewheel.engine.devices.base import ExecutorOptions
 from tidewheel.engine.devices.cpu.options import CpuOptions
+from tidewheel.engine.devices.limits import ExecutorOptions
 from tidewheel.engine.models.spec import DecoderSpec
 from tidewheel.engine.weights.quantization import Quantization
 

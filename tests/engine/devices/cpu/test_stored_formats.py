@@ -20,10 +20,10 @@ pytest.importorskip("tidewheel._native")
 from engine.weights.stored_tensors import KINDS, StoredWeights, decoder
 from harness import Harness, device_ids
 
-from tidewheel.engine.devices.base import ExecutorOptions
 from tidewheel.engine.devices.cpu.device import CpuDevice
 from tidewheel.engine.devices.cpu.executor import CpuExecutor
 from tidewheel.engine.devices.cpu.options import CpuOptions
+from tidewheel.engine.devices.limits import ExecutorOptions
 from tidewheel.engine.models.spec import DecoderSpec, ExpertsSpec, MlpSpec
 from tidewheel.engine.weights.quantization import Quantization
 

@@ -15,9 +15,9 @@ from harness import Harness, device_ids, load, make_device
 
 pytest.importorskip("tidewheel._native")
 
-from tidewheel.engine.devices.base import ExecutorOptions
 from tidewheel.engine.devices.cpu.device import CpuDevice
 from tidewheel.engine.devices.cpu.options import CpuOptions
+from tidewheel.engine.devices.limits import ExecutorOptions
 from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.loading.opened_model import open_model
 from tidewheel.engine.models.spec import DecoderSpec, ExpertsSpec

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tidewheel.engine.devices.base import ExecutorOptions
 from tidewheel.engine.devices.graph.device import GraphDevice, graph_cpu
 from tidewheel.engine.devices.graph.options import GraphOptions
+from tidewheel.engine.devices.limits import ExecutorOptions
 from tidewheel.engine.devices.memory_options import MemoryOptions
 from tidewheel.engine.models import describe
 from tidewheel.engine.models.spec import DecoderSpec

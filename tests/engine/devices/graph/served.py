@@ -11,8 +11,10 @@ from engine.devices.made_models import PLAIN, ROPE, RandomWeights, decoder
 from engine.driving import Driver, Job
 
 from tidewheel.engine.devices import get_device
-from tidewheel.engine.devices.base import Device, Executor, ExecutorOptions
+from tidewheel.engine.devices.base import Device
+from tidewheel.engine.devices.executor import Executor
 from tidewheel.engine.devices.graph.options import GraphOptions
+from tidewheel.engine.devices.limits import ExecutorOptions
 from tidewheel.engine.models.spec import DecoderSpec
 from tidewheel.engine.sampling_params import SamplingParams
 from tidewheel.engine.weights.dtypes import DType
@@ -29,7 +31,7 @@ def load(device: Device, dtype: DType = "float32", spec: DecoderSpec = SPEC, num
     """The model, or that of another spec, warmed up."""
     options = ExecutorOptions(
         dtype=dtype,
-        kv_cache_bytes=None if device.has_own_memory else 4096 * device.kv_bytes_per_token(spec, dtype),
+        kv_cache_bytes=None if device.capabilities.own_memory else 4096 * device.kv_bytes_per_token(spec, dtype),
         max_model_len=MAX_LENGTH,
         max_num_seqs=4,
         max_num_batched_tokens=MAX_LENGTH,

@@ -387,8 +387,8 @@ def test_the_cache_may_have_a_type_of_its_own() -> None:
 
 
 def test_loading_can_be_cancelled() -> None:
-    from tidewheel.engine.devices.base import ExecutorOptions
     from tidewheel.engine.devices.graph.device import graph_cpu
+    from tidewheel.engine.devices.limits import ExecutorOptions
 
     spec, cancellation = decoder(PLAIN), Cancellation()
     cancellation.cancel()

@@ -12,7 +12,7 @@ from engine.devices.fakes.hpu import FakeHpu
 from engine.devices.graph.served import FEW_BUCKETS, MAX_LENGTH, MEMORY, load, reference, serve, storm
 
 from tidewheel.engine.devices import get_device
-from tidewheel.engine.devices.base import Executor
+from tidewheel.engine.devices.executor import Executor
 from tidewheel.engine.devices.graph.options import GraphOptions
 from tidewheel.engine.devices.graph.ranks import variables_of
 from tidewheel.engine.devices.parallel_options import ParallelOptions

@@ -14,8 +14,8 @@ from engine.devices.graph.served import FEW_BUCKETS, load, serve, storm
 from engine.devices.made_models import MLP, NORM, decoder_of
 
 from tidewheel.engine.devices import get_device
-from tidewheel.engine.devices.base import Executor, Pending
 from tidewheel.engine.devices.batch import SamplingBatch, StepBatch
+from tidewheel.engine.devices.executor import Executor, Pending
 from tidewheel.engine.devices.parallel_options import ParallelOptions
 from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.models.spec import AttentionSpec, DecoderSpec, ParallelSpec, ResidualBlockSpec

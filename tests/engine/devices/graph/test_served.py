@@ -19,7 +19,7 @@ from engine.devices.graph.served import FEW_BUCKETS, MEMORY, load, reference, se
 
 from tidewheel.engine.declaring.option import Options
 from tidewheel.engine.devices import get_device
-from tidewheel.engine.devices.base import Executor
+from tidewheel.engine.devices.executor import Executor
 from tidewheel.engine.devices.graph.hpu_options import HpuOptions
 from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.weights.dtypes import DType

@@ -10,8 +10,8 @@ import pytest
 from engine.driving import Driver, Job, Oracle, random_clock
 
 from tidewheel.engine.devices import get_device
-from tidewheel.engine.devices.base import Pending
 from tidewheel.engine.devices.batch import StepBatch
+from tidewheel.engine.devices.executor import Pending
 from tidewheel.engine.sampling_params import SamplingParams
 
 torch = pytest.importorskip("torch")

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from engine.devices.made_models import RandomWeights
 
-from tidewheel.engine.devices.base import ExecutorOptions
+from tidewheel.engine.devices.limits import ExecutorOptions
 from tidewheel.engine.devices.memory_options import MemoryOptions
 from tidewheel.engine.devices.parallel_options import ParallelOptions
 from tidewheel.engine.devices.tpu.device import TpuDevice

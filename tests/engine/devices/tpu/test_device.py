@@ -16,7 +16,7 @@ import pytest
 from engine.devices.made_models import PLAIN, SLOPES, VOCAB_SIZE, RandomWeights, decoder, reference
 from harness import Harness
 
-from tidewheel.engine.devices.base import ExecutorOptions
+from tidewheel.engine.devices.limits import ExecutorOptions
 from tidewheel.engine.devices.memory_options import MemoryOptions
 from tidewheel.engine.devices.tpu.device import TpuDevice
 from tidewheel.engine.devices.tpu.heads import Kernel
@@ -63,14 +63,14 @@ def run_python(code: str, **environment: str) -> str:
 LOAD = """
 import sys
 
-from tidewheel.engine.devices.base import ExecutorOptions
+from tidewheel.engine.devices.limits import ExecutorOptions
 from tidewheel.engine.devices.memory_options import MemoryOptions
 from tidewheel.engine.devices.tpu.device import TpuDevice
 from tidewheel.engine.errors import DeviceError
 from engine.devices.made_models import PLAIN, RandomWeights, decoder
 spec = decoder(PLAIN)
 device = TpuDevice()
-print("jax" in sys.modules, device.has_own_memory)
+print("jax" in sys.modules, device.capabilities.own_memory)
 try:
     device.load(spec, RandomWeights(spec), ExecutorOptions("bfloat16", 1 << 20, 64, 1, 64))
 except DeviceError as error:

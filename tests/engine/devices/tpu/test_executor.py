@@ -10,8 +10,8 @@ from engine.devices.made_models import PLAIN, ROPE, VOCAB_SIZE, decoder
 from engine.driving import Driver, Job, alone
 from harness import Harness
 
-from tidewheel.engine.devices.base import Executor
 from tidewheel.engine.devices.batch import SamplingBatch
+from tidewheel.engine.devices.executor import Executor
 from tidewheel.engine.devices.sampling import sample
 from tidewheel.engine.errors import DeviceError
 from tidewheel.engine.sampling_params import SamplingParams

@@ -17,11 +17,12 @@ import pytest
 from server.conftest import TIDEWHEEL
 
 from tidewheel.engine.declaring.mistakes import Mistakes
-from tidewheel.engine.devices.base import ExecutorLimits, OnWait
 from tidewheel.engine.devices.batch import StepBatch, StepOutput
 from tidewheel.engine.devices.bucket_stats import BucketStats, BucketUse
 from tidewheel.engine.devices.bucketing import Bucket
 from tidewheel.engine.devices.cache_split import StateSplit
+from tidewheel.engine.devices.executor import Executor, OnWait
+from tidewheel.engine.devices.limits import ExecutorLimits
 from tidewheel.engine.errors import ModelError
 from tidewheel.server.commands.bench import kernels
 from tidewheel.server.commands.bench.device_runs import DeviceRuns
@@ -325,7 +326,7 @@ def test_what_is_decoded(
     assert (asked[0].decodes, asked[0].long_decodes) == (decodes, long_decodes)
 
 
-class RecordingExecutor:
+class RecordingExecutor(Executor):
     """Checks that a batch is one that the contract allows, and that a context is there before it is decoded."""
 
     def __init__(self, **limits: Any) -> None:
@@ -360,9 +361,6 @@ class RecordingExecutor:
 
     def start(self, batch: StepBatch) -> OnWait:
         return OnWait(partial(self.step, batch))
-
-    def yield_core(self, num_tokens: int) -> None:
-        """Nothing to yield."""
 
     def close(self) -> None:
         """Nothing to free."""
