@@ -11,7 +11,7 @@ from .declaring.option import REQUIRED, Options, option
 from .declaring.values import above, at_least, count, json_object, number, number_or_none, whole_number
 from .devices import DEVICE_NAMES
 from .pipeline_options import PipelineOptions
-from .speculative_options import Eagle3, Mtp, SpeculativeOptions
+from .speculation.options import Eagle3, Mtp, SpeculativeOptions
 from .weights import LOAD_FORMATS
 from .weights.dtypes import DType, KvCacheDType
 from .weights.quantization import GROUP_SIZES, Method

@@ -508,7 +508,7 @@ NB_MODULE(_native, m) {
         const nb::gil_scoped_release release;
         self.copy_states({pairs.data(), pairs.size()});
       }, "pairs"_a)
-      .def("rest", &Executor::rest, nb::call_guard<nb::gil_scoped_release>())
+      .def("release_scratch", &Executor::release_scratch, nb::call_guard<nb::gil_scoped_release>())
       .def("pack_adapter", &pack_adapter, "dtype"_a, "updates"_a, "embed"_a.none() = nb::none(), "head"_a.none() = nb::none(),
            "rope_factor"_a = 1.0f)
       .def("set_adapter", &Executor::set_adapter, "number"_a, "adapter"_a.none(), nb::call_guard<nb::gil_scoped_release>())

@@ -18,18 +18,18 @@ from ..adapters.registry import LoraRegistry, LoraUse
 from ..constraints.constraint import SequenceConstraint
 from ..constraints.grammar import GrammarCompiler
 from ..constraints.masks import MaskWriter
+from ..cost_model import CostModel
 from ..devices.bucket_stats import BucketStats
 from ..devices.executor import Executor
 from ..devices.limits import ExecutorLimits
 from ..errors import EngineDeadError
 from ..histogram import Histogram
 from ..options import DEFAULT_MAX_LOGPROBS, most_logprobs
-from ..scheduling.beam_search import BeamSearch
-from ..scheduling.cost_model import CostModel
-from ..scheduling.drafter import BatchDrafter, Drafter
-from ..scheduling.drafts import DraftStats
 from ..scheduling.scheduler import Scheduler
-from ..scheduling.sequence import Sequence
+from ..sequences.beam_search import BeamSearch
+from ..sequences.sequence import Sequence
+from ..speculation.drafter import BatchDrafter, Drafter
+from ..speculation.drafts import DraftStats
 from ..text.tokenizer import Tokenizer
 from .loop import EngineLoop
 from .open_streams import OpenStreams

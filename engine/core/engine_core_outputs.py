@@ -9,8 +9,8 @@ from typing import NamedTuple
 from ..devices.batch import StepOutput
 from ..outputs import PromptLogprobs, SequenceTimes, TokenLogprob
 from ..scheduling.rows import Chunk
-from ..scheduling.sequence import Sequence
 from ..scheduling.step import Finished, Step
+from ..sequences.sequence import Sequence
 
 
 class Started(NamedTuple):

@@ -26,8 +26,8 @@ from ..machine.memory import release_free_memory
 from ..scheduling.async_scheduling import drop_ended
 from ..scheduling.batch_builder import BatchBuilders
 from ..scheduling.scheduler import Scheduler
-from ..scheduling.sequence import Sequence
 from ..scheduling.step import Finished, Step
+from ..sequences.sequence import Sequence
 from .engine_core_outputs import EngineCoreOutputs, outputs_of
 
 logger = logging.getLogger(__name__)

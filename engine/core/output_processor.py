@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from ..outputs import FinishReason, PromptLogprobs, RequestOutput, SequenceTimes, TokenLogprob
 from ..sampling_params import SamplingParams
-from ..scheduling.beam_search import Hypothesis
+from ..sequences.beam_search import Hypothesis
 from ..text.detokenizer import Detokenizer
 from ..text.stop_strings import StopStrings
 

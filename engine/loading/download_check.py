@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..errors import DeviceError, ModelError
 from ..options import EngineOptions
-from ..speculative_options import DraftModel, Eagle3
+from ..speculation.options import DraftModel, Eagle3
 from ..weights import source_at
 from ..weights.hub_headers import hub_headers
 from ..weights.hub_room import Download, check_room, not_cached

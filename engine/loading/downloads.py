@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..options import EngineOptions
-from ..speculative_options import DraftModel, Eagle3
+from ..speculation.options import DraftModel, Eagle3
 from ..weights.hub import local_model
 from ..weights.hub_room import Download
 

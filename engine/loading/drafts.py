@@ -19,7 +19,7 @@ from ..devices.parallel_options import ParallelOptions
 from ..errors import DeviceError, ModelError
 from ..options import EngineOptions
 from ..speculation.draft_model import ModelDrafter
-from ..speculative_options import DraftModel, SpeculativeOptions
+from ..speculation.options import DraftModel, SpeculativeOptions
 from ..text.tokenizer import Tokenizer
 from ..weights.quantization import Method
 from .load_progress import LoadProgress, ReportedWeights

@@ -26,7 +26,7 @@ from ..models.spec import (
     tensor_shapes,
 )
 from ..options import EngineOptions
-from ..speculative_options import SpeculativeOptions
+from ..speculation.options import SpeculativeOptions
 from ..weights import source_at
 from ..weights.contents import Contents
 from ..weights.dtypes import KvCacheDType

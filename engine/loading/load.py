@@ -24,7 +24,7 @@ from ..models.generation import sampling_defaults
 from ..models.overrides import overridden
 from ..models.spec import StageSpec, tensor_shapes
 from ..options import DEFAULT_KV_OFFLOAD_SPACE, EngineOptions
-from ..speculative_options import DraftModel, Eagle3, Mtp, Speculation
+from ..speculation.options import DraftModel, Eagle3, Mtp, Speculation
 from ..start_log import start_logger
 from .downloads import downloads_of, with_adapters_here
 from .load_progress import WarmUpProgress
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ..devices.executor import DraftExecutor
     from ..pipeline.executor import PipelineExecutor
     from ..pipeline.stages import StageHost
-    from ..scheduling.drafter import BatchDrafter, Drafter
+    from ..speculation.drafter import BatchDrafter, Drafter
     from ..text.tokenizer import Tokenizer
     from .drafts import OpenedDraft
 

@@ -14,7 +14,7 @@ from ..errors import DeviceError, ModelError
 from ..machine.memory import Memory, read_memory
 from ..models.spec import DecoderSpec, ExpertsSpec, StageSpec, mixers
 from ..options import EngineOptions, most_logprobs
-from ..speculative_options import Eagle3, Mtp
+from ..speculation.options import Eagle3, Mtp
 from ..weights.dtypes import STORAGE
 from ..weights.quantization import Method
 from .opened_model import OpenedModel, open_model

@@ -27,7 +27,7 @@ from ..models.overrides import idle_fields, overridden
 from ..models.rope import BY_LENGTH, rope_type
 from ..models.spec import DecoderSpec, tensor_shapes
 from ..options import EngineOptions
-from ..speculative_options import Eagle3, Mtp
+from ..speculation.options import Eagle3, Mtp
 from ..weights import ModelSource, StoredSource, open_source
 from ..weights.drafts import no_mtp
 from ..weights.dtypes import STORAGE, DType, KvCacheDType

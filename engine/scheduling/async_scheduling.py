@@ -5,10 +5,10 @@ these tokens themselves and need not wait for the host.
 from __future__ import annotations
 
 from ..cache.manager import CacheManager
+from ..cost_model import StepLoad
 from ..devices.batch import StepOutput
-from .cost_model import StepLoad
+from ..sequences.sequence import Sequence, SequenceState
 from .running import Running
-from .sequence import Sequence, SequenceState
 from .step import Step
 from .waiting import WaitingQueue
 

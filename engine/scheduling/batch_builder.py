@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from ..devices.batch import SamplingBatch, StepBatch, TokenMasks
 from ..devices.limits import ExecutorLimits
+from ..sequences.sampling_rows import sampling_batch, set_history
+from ..sequences.sequence import Sequence
 from .rows import StepRows
-from .sampling_rows import sampling_batch, set_history
-from .sequence import Sequence
 from .step import Step
 
 _MOST_SHAPES = 64  # that are kept

@@ -8,10 +8,10 @@ from itertools import zip_longest
 from ..cache.manager import CacheManager
 from ..devices.batch import StepOutput
 from ..devices.sampling import NO_TOKEN
-from .beam_search import BeamSearch, Growth, Hypothesis
+from ..sequences.beam_search import BeamSearch, Growth, Hypothesis
+from ..sequences.sequence import Sequence
 from .rows import StepRows
 from .running import Running
-from .sequence import Sequence
 
 
 class _Group:

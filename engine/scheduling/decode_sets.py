@@ -6,8 +6,8 @@ from collections.abc import Sequence as Seq
 from collections.abc import Set
 from operator import attrgetter
 
+from ..sequences.sequence import Sequence
 from .running import Running
-from .sequence import Sequence
 
 _last_set = attrgetter("decode_set")
 

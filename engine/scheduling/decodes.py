@@ -6,12 +6,12 @@ from collections.abc import Mapping, Set
 from collections.abc import Sequence as Seq
 
 from ..cache.manager import CacheManager
-from .cost_model import StepLoad
+from ..cost_model import StepLoad
+from ..sequences.sequence import Sequence
+from ..speculation.drafts import Drafts, DraftTokens
 from .decode_sets import DecodeSets
-from .drafts import Drafts, DraftTokens
 from .preemption import Preemption
 from .running import Running
-from .sequence import Sequence
 from .step import Step
 
 

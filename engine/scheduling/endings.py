@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..devices.sampling import NO_TOKEN
 from ..outputs import FinishReason
-from .sequence import Sequence
+from ..sequences.sequence import Sequence
 from .step import Finished
 
 NO_TOKEN_ERROR = "the model gave no token that may be sampled: its logits are not finite"

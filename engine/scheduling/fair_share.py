@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .sequence import Sequence, SequenceState
+from ..sequences.sequence import Sequence, SequenceState
 
 MOST_SHARING = 32
 """Clients among whom virtual time divides what is computed, if there are more. A long prompt would wait for ever while

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 from ..cache.manager import CacheManager
-from .sequence import Sequence, SequenceState
+from ..sequences.sequence import Sequence, SequenceState
 from .waiting import WaitingQueue
 
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence as Seq
 
 from ..cache.manager import CacheManager
 from ..devices.limits import ExecutorLimits
+from ..sequences.sequence import Sequence, SequenceState
 from .beams import Beams
 from .prompts import Prompts
 from .running import Running
-from .sequence import Sequence, SequenceState
 from .step import Step
 from .waiting import WaitingQueue
 

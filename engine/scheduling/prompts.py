@@ -10,14 +10,14 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from ..cache.manager import CacheManager, Prefix
+from ..cost_model import CostModel
 from ..devices.limits import ExecutorLimits
+from ..sequences.sequence import Sequence
 from .beams import Beams
-from .cost_model import CostModel
 from .fair_share import FairShares
 from .forks import Forks
 from .prompt_delay import PromptDelay
 from .running import Running
-from .sequence import Sequence
 from .step import Step
 from .step_room import StepRoom
 from .waiting import Turn, WaitingQueue

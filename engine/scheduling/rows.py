@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..constraints.constraint import SequenceConstraint
 from ..constraints.lookahead import Lookahead
-from .sequence import Sequence
+from ..sequences.sequence import Sequence
 
 
 class Chunk(Struct, frozen=True):

@@ -6,7 +6,7 @@ from bisect import insort
 from collections.abc import Sequence as Seq
 from operator import attrgetter
 
-from .sequence import UNKNOWN, Sequence, SequenceState
+from ..sequences.sequence import UNKNOWN, Sequence, SequenceState
 
 _order, _adapter = attrgetter("order"), attrgetter("adapter")
 

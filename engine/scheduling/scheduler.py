@@ -9,16 +9,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..cache.manager import CacheManager
+from ..cost_model import CostModel, StepLoad
 from ..devices.batch import StepOutput
 from ..devices.limits import ExecutorLimits
 from ..devices.sampling import NO_TOKEN
 from ..outputs import FinishReason
+from ..sequences.sequence import Sequence, SequenceState
+from ..speculation.drafter import BatchDrafter, Drafter
+from ..speculation.drafts import Drafts
 from .async_scheduling import AsyncScheduling
 from .beams import Beams
-from .cost_model import CostModel, StepLoad
 from .decodes import Decodes
-from .drafter import BatchDrafter, Drafter
-from .drafts import Drafts
 from .endings import NO_TOKEN_ERROR, append
 from .fair_share import FairShares
 from .forks import Forks
@@ -26,7 +27,6 @@ from .preemption import MustWaitError, Preemption
 from .prompt_delay import PromptDelay
 from .prompts import Prompts
 from .running import Running
-from .sequence import Sequence, SequenceState
 from .step import Finished, Step
 from .step_room import StepRoom
 from .waiting import WaitingQueue

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct
 
+from ..cost_model import StepLoad
 from ..outputs import FinishReason
-from .beam_search import Hypothesis
-from .cost_model import StepLoad
+from ..sequences.beam_search import Hypothesis
 from .rows import StepRows
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..cost_model import CostModel, StepLoad
 from ..devices.limits import ExecutorLimits, StepShape
-from .cost_model import CostModel, StepLoad
+from ..sequences.sequence import Sequence
 from .rows import StepRows
-from .sequence import Sequence
 from .step import Step
 
 _ALIGNED_BLOCKS = 4  # chunks of this many and more end where a block does

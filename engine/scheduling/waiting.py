@@ -6,8 +6,8 @@ import heapq
 from collections.abc import Callable
 from typing import TypeAlias
 
+from ..sequences.sequence import Sequence, SequenceState
 from .fair_share import FairShares
-from .sequence import Sequence, SequenceState
 
 _STALE_ENTRIES = 64  # entries that mean nothing any more, which the queue may keep
 _MOST_TOKENS = 65536  # of prompts that are looked up in the cache before a choice, which takes some milliseconds

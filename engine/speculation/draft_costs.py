@@ -7,9 +7,9 @@ from collections.abc import Sequence as Seq
 
 from msgspec import Struct
 
-from ..scheduling.cost_model import Fit
-from ..scheduling.drafter import StepPrices
-from ..scheduling.sequence import Sequence
+from ..cost_model import Fit
+from ..sequences.sequence import Sequence
+from .drafter import StepPrices
 
 _UNITS = (1.0, 16.0, 128.0)  # steps, rows, further tokens: scaled to be of like size
 _FORGET = 0.99

@@ -18,10 +18,10 @@ from ..cache.identity import Digest
 from ..constraints.filters import mask_words
 from ..devices.batch import SamplingBatch, StepBatch, TokenMasks
 from ..devices.executor import DraftExecutor
-from ..scheduling.drafter import StepPrices
-from ..scheduling.sequence import UNKNOWN, Sequence
-from .draft_policy import DraftPolicy
+from ..sequences.sequence import UNKNOWN, Sequence
 from .draft_rows import DraftRows, first_tables
+from .drafter import StepPrices
+from .policy import DraftPolicy
 
 _SHORT_BACKLOG = 4  # tokens that are new to the small model; a draft that was right leaves two
 _LEAST_PAUSE_MS = 2.0  # in which a step may be held up however short it is: nobody sees that

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..devices.batch import SamplingBatch
-from ..scheduling.sampling_rows import sampling_batch, set_history
-from ..scheduling.sequence import Sequence
+from ..sequences.sampling_rows import sampling_batch, set_history
+from ..sequences.sequence import Sequence
 
 
 class DraftRows:

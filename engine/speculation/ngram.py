@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..scheduling.drafter import Draftable
+from .drafter import Draftable
 
 # Where the last token stood before, the last of these places are looked at: it may stand everywhere.
 _MOST_PLACES = 4096

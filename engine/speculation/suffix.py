@@ -11,9 +11,9 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from ..scheduling.drafter import Draftable
-from ..suffix_options import SuffixOptions
 from .answers import SEPARATOR, Answers
+from .drafter import Draftable
+from .suffix_options import SuffixOptions
 
 _MOST_TOKENS = 2**20  # of all answers that are kept
 _MOST_PLACES = 256  # in the sequence's own text

@@ -16,7 +16,7 @@ from tidewheel.engine.files.wording import in_bytes
 from tidewheel.engine.loading.inspection import Inspection, KvMemory, Verdict, inspect_model
 from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.pipeline_options import PipelineOptions
-from tidewheel.engine.speculative_options import Eagle3, Mtp, SpeculativeOptions
+from tidewheel.engine.speculation.options import Eagle3, Mtp, SpeculativeOptions
 
 from ..options.parser import OptionParser, add_option, build, read_given
 from .sizes import in_thousands

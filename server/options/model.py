@@ -15,7 +15,7 @@ from tidewheel.engine.declaring.option import options_of
 from tidewheel.engine.devices import DEVICE_OPTIONS
 from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.pipeline_options import PipelineOptions
-from tidewheel.engine.speculative_options import SpeculativeOptions
+from tidewheel.engine.speculation.options import SpeculativeOptions
 from tidewheel.engine.weights.quantization import Method
 
 from .parser import OptionParser, add_option, build, in_order_of_help, read_given

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tidewheel.engine.constraints import masks
-from tidewheel.engine.scheduling import drafts
+from tidewheel.engine.speculation import drafts
 
 
 @pytest.fixture(autouse=True)

@@ -22,6 +22,7 @@ from tidewheel.engine.cache.tiers.folder import BlockFolder
 from tidewheel.engine.cache.tiers.offload import Offload
 from tidewheel.engine.constraints.constraint import SequenceConstraint, TokenConstraints
 from tidewheel.engine.constraints.masks import MaskWriter
+from tidewheel.engine.cost_model import CostModel, StepLoad
 from tidewheel.engine.devices.batch import StepOutput
 from tidewheel.engine.devices.executor import Executor, OnWait, Pending
 from tidewheel.engine.devices.limits import ExecutorLimits, StepShape
@@ -29,15 +30,14 @@ from tidewheel.engine.outputs import FinishReason
 from tidewheel.engine.sampling_params import SamplingParams
 from tidewheel.engine.scheduling.async_scheduling import drop_ended
 from tidewheel.engine.scheduling.batch_builder import BatchBuilders
-from tidewheel.engine.scheduling.beam_search import BeamSearch, Hypothesis
-from tidewheel.engine.scheduling.cost_model import CostModel, StepLoad
-from tidewheel.engine.scheduling.drafter import BatchDrafter, Draftable, Drafter
 from tidewheel.engine.scheduling.scheduler import Scheduler
-from tidewheel.engine.scheduling.sequence import Sequence as EngineSequence
 from tidewheel.engine.scheduling.step import Finished, Step
+from tidewheel.engine.sequences.beam_search import BeamSearch, Hypothesis
+from tidewheel.engine.sequences.sequence import Sequence as EngineSequence
+from tidewheel.engine.speculation.drafter import BatchDrafter, Draftable, Drafter
 from tidewheel.engine.speculation.ngram import NgramDrafter
 from tidewheel.engine.speculation.suffix import SuffixDrafter
-from tidewheel.engine.suffix_options import SuffixOptions
+from tidewheel.engine.speculation.suffix_options import SuffixOptions
 
 Sampled = tuple[int, float | None, bytes]  # token, logprob, most likely tokens
 Scored = tuple[int, float, int, bytes]  # position, logprob, rank, most likely tokens before

@@ -26,7 +26,7 @@ from tidewheel.engine.core.stream import RequestStream
 from tidewheel.engine.devices.cpu.options import CpuOptions
 from tidewheel.engine.loading.load import load_engine
 from tidewheel.engine.options import EngineOptions
-from tidewheel.engine.scheduling.sequence import Sequence
+from tidewheel.engine.sequences.sequence import Sequence
 from tidewheel.server import garbage
 from tidewheel.server.generation.generations import Generation
 from tidewheel.server.http.connections import Connection

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tidewheel.engine.devices.limits import CacheGroup, ExecutorLimits
 from tidewheel.engine.sampling_params import SamplingParams
-from tidewheel.engine.scheduling.drafter import Draftable
+from tidewheel.engine.speculation.drafter import Draftable
 
 BLOCK = 4
 EOS = frozenset({0, 7})

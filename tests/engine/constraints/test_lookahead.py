@@ -23,7 +23,7 @@ from tidewheel.engine.constraints.thinking_budget import ThinkingBudget
 from tidewheel.engine.devices.limits import ExecutorLimits
 from tidewheel.engine.outputs import FinishReason
 from tidewheel.engine.sampling_params import SamplingParams
-from tidewheel.engine.scheduling.drafter import Draftable
+from tidewheel.engine.speculation.drafter import Draftable
 
 pytest.importorskip("llguidance")  # not there on every machine
 

@@ -27,8 +27,8 @@ from tidewheel.engine.devices.sampling import NO_TOKEN
 from tidewheel.engine.errors import EngineDeadError, InvalidRequestError
 from tidewheel.engine.outputs import FinishReason, RequestOutput
 from tidewheel.engine.sampling_params import SamplingParams
-from tidewheel.engine.scheduling.drafter import Draftable
-from tidewheel.engine.scheduling.drafts import DraftStats
+from tidewheel.engine.speculation.drafter import Draftable
+from tidewheel.engine.speculation.drafts import DraftStats
 
 TOKENIZER = tiny("byte-level")
 EOS = 1

@@ -18,12 +18,12 @@ from tidewheel.engine.constraints.lookahead import Lookahead
 from tidewheel.engine.constraints.masks import MaskWriter
 from tidewheel.engine.core.engine_core_outputs import EngineCoreOutputs
 from tidewheel.engine.core.loop import EngineLoop
+from tidewheel.engine.cost_model import CostModel
 from tidewheel.engine.devices.batch import StepBatch, StepOutput, TokenMasks
 from tidewheel.engine.devices.limits import ExecutorLimits
 from tidewheel.engine.sampling_params import SamplingParams
-from tidewheel.engine.scheduling.cost_model import CostModel
 from tidewheel.engine.scheduling.scheduler import Scheduler
-from tidewheel.engine.scheduling.sequence import Sequence
+from tidewheel.engine.sequences.sequence import Sequence
 
 LIMITS = ExecutorLimits(16, 512, max_num_seqs=8, max_num_batched_tokens=1024)
 PLAIN, CONSTRAINED, PROMPTS = 0, (1, 2, 3), (4, 5, 6)

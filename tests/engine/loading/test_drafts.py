@@ -21,7 +21,7 @@ from tidewheel.engine.loading.load import EngineLoad, load_engine
 from tidewheel.engine.loading.opened_model import open_model
 from tidewheel.engine.machine.memory import Memory
 from tidewheel.engine.options import EngineOptions
-from tidewheel.engine.speculative_options import DraftModel, SpeculativeOptions
+from tidewheel.engine.speculation.options import DraftModel, SpeculativeOptions
 
 require_packages("transformers")
 pytest.importorskip("tidewheel._native")

@@ -38,7 +38,7 @@ from tidewheel.engine.pipeline.links import DRAFT_HEAD
 from tidewheel.engine.pipeline_options import PipelineOptions
 from tidewheel.engine.sampling_params import SamplingParams
 from tidewheel.engine.speculation.mtp import MtpDrafter
-from tidewheel.engine.speculative_options import DraftModel, SpeculativeOptions
+from tidewheel.engine.speculation.options import DraftModel, SpeculativeOptions
 
 pytest.importorskip("llguidance")  # not there on every machine
 

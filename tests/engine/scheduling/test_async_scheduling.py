@@ -12,7 +12,7 @@ from tidewheel.engine.constraints.constraint import TokenConstraints
 from tidewheel.engine.devices.limits import CacheGroup, ExecutorLimits
 from tidewheel.engine.outputs import FinishReason
 from tidewheel.engine.sampling_params import SamplingParams
-from tidewheel.engine.scheduling.drafter import Draftable, Drafter
+from tidewheel.engine.speculation.drafter import Draftable, Drafter
 
 BLOCK = 4
 LIMITS = ExecutorLimits(BLOCK, 64, 8, 64, async_scheduling=True)

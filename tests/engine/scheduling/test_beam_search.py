@@ -26,7 +26,7 @@ from tidewheel.engine.devices.sampling import NO_TOKEN
 from tidewheel.engine.errors import InvalidRequestError
 from tidewheel.engine.outputs import FinishReason
 from tidewheel.engine.sampling_params import SamplingParams
-from tidewheel.engine.scheduling.beam_search import Hypothesis
+from tidewheel.engine.sequences.beam_search import Hypothesis
 
 torch = pytest.importorskip("torch")
 require_packages("transformers")

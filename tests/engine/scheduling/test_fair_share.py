@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from tidewheel.engine.devices.limits import CacheGroup, ExecutorLimits, StepShape
 from tidewheel.engine.sampling_params import SamplingParams
 from tidewheel.engine.scheduling.fair_share import MOST_SHARING, FairShares
-from tidewheel.engine.scheduling.sequence import Sequence
 from tidewheel.engine.scheduling.waiting import WaitingQueue
+from tidewheel.engine.sequences.sequence import Sequence
 
 BLOCK = 4
 EOS = frozenset({0, 7})

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tidewheel.engine.sampling_params import SamplingParams
 from tidewheel.engine.scheduling.rows import StepRows
-from tidewheel.engine.scheduling.sequence import Sequence
+from tidewheel.engine.sequences.sequence import Sequence
 
 
 def sequence(key: int) -> Sequence:

@@ -22,7 +22,7 @@ from tidewheel.engine.loading.load import EngineLoad, load_engine
 from tidewheel.engine.loading.opened_model import open_model
 from tidewheel.engine.models.spec import tensor_shapes
 from tidewheel.engine.options import EngineOptions
-from tidewheel.engine.speculative_options import Eagle3, Mtp, SpeculativeOptions
+from tidewheel.engine.speculation.options import Eagle3, Mtp, SpeculativeOptions
 
 require_packages("transformers")
 pytest.importorskip("tidewheel._native")

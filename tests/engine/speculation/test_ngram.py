@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidewheel.engine.sampling_params import SamplingParams
-from tidewheel.engine.scheduling.sequence import Sequence
+from tidewheel.engine.sequences.sequence import Sequence
 from tidewheel.engine.speculation.ngram import NgramDrafter
 
 LENGTHS = st.integers(1, 5)

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from tidewheel.engine.adapters.lora import Lora
 from tidewheel.engine.sampling_params import SamplingParams
-from tidewheel.engine.scheduling.sequence import Sequence
+from tidewheel.engine.sequences.sequence import Sequence
 from tidewheel.engine.speculation.suffix import SuffixDrafter
-from tidewheel.engine.suffix_options import SuffixOptions
+from tidewheel.engine.speculation.suffix_options import SuffixOptions
 
 
 def sequence(

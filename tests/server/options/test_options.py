@@ -17,7 +17,7 @@ from tidewheel.engine.devices.graph.options import GraphOptions
 from tidewheel.engine.encoders.options import EncoderOptions
 from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.pipeline_options import PipelineOptions
-from tidewheel.engine.speculative_options import SpeculativeOptions
+from tidewheel.engine.speculation.options import SpeculativeOptions
 from tidewheel.server.app_options import AppOptions
 from tidewheel.server.commands.cli import main
 from tidewheel.server.http.limits import AdmissionLimits, ConnectionLimits

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..scheduling.drafter import StepPrices
-from ..scheduling.sequence import Sequence
+from ..sequences.sequence import Sequence
 from .draft_costs import DraftCosts, Yield
+from .drafter import StepPrices
 
 _FIRST_YIELD = (3.0, 2.0)  # draft tokens made and accepted ones that are expected before there were any
 _WEIGHT, _COMMON_WEIGHT = 0.1, 0.02  # how much a draft changes what is expected of its sequence, and of others

@@ -8,12 +8,12 @@ from typing import Any, cast, get_args
 
 from msgspec import Struct
 
-from .declaring.option import OptionError, Options, option, options_of
-from .declaring.values import at_least, count, json_object
-from .speculative_keys import CONFIG, SpeculativeKeys
+from ..declaring.option import OptionError, Options, option, options_of
+from ..declaring.values import at_least, count, json_object
+from ..weights.quantization import Method
+from ..weights.quantized import QUANTIZATION_ALIASES, CheckpointMethod
+from .option_keys import CONFIG, SpeculativeKeys
 from .suffix_options import SUFFIX_KEYS, SuffixOptions, suffix_options
-from .weights.quantization import Method
-from .weights.quantized import QUANTIZATION_ALIASES, CheckpointMethod
 
 _NGRAM = ("ngram", "[ngram]")
 _SUFFIX, _DRAFT_MODEL, _MTP, _EAGLE3 = "suffix", "draft_model", "mtp", "eagle3"

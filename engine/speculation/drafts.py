@@ -16,12 +16,12 @@ from msgspec import Struct
 
 from ..cache.manager import CacheManager
 from ..constraints.lookahead import Lookahead, first_masks, jump_forward_tokens, may_look_ahead, timed
+from ..cost_model import CostModel, StepLoad
+from ..sequences.sequence import Sequence
 from .acceptance_rates import AcceptanceRates
-from .cost_model import CostModel, StepLoad
+from .budget import SpeculationBudget
 from .drafter import BatchDrafter, CachingDrafter, Continued, Drafter, RememberingDrafter, StepPrices
 from .engine_time import EngineTime
-from .sequence import Sequence
-from .speculation_budget import SpeculationBudget
 
 _FRUITLESS = 8  # steps without a draft token, after which only every so many steps one is thought of
 

@@ -14,9 +14,9 @@ from engine.fake_executor import FakeExecutor
 
 from tidewheel.engine.devices.limits import ExecutorLimits
 from tidewheel.engine.sampling_params import SamplingParams
-from tidewheel.engine.scheduling.drafter import Draftable
-from tidewheel.engine.scheduling.speculation_budget import SpeculationBudget
 from tidewheel.engine.scheduling.step import Step
+from tidewheel.engine.speculation.budget import SpeculationBudget
+from tidewheel.engine.speculation.drafter import Draftable
 
 LENGTH, ROUNDS = 100, 3
 ENGINE_MS, DRAFT_MS, QUESTION_MS = 0.06, 0.004, 0.012

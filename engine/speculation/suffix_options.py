@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from .speculative_keys import SpeculativeKeys
+from .option_keys import SpeculativeKeys
 
 _MOST_DEPTH, _MOST_REQUESTS = 256, 100_000
 _PREFIX = "suffix_decoding_"

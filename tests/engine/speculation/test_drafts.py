@@ -9,13 +9,13 @@ import pytest
 from engine.driving import Driver, Job, alone
 from engine.fake_executor import FakeExecutor
 
+from tidewheel.engine.cost_model import StepLoad
 from tidewheel.engine.devices.limits import ExecutorLimits
 from tidewheel.engine.outputs import FinishReason
 from tidewheel.engine.sampling_params import SamplingParams
-from tidewheel.engine.scheduling.cost_model import StepLoad
-from tidewheel.engine.scheduling.drafter import Draftable
+from tidewheel.engine.speculation.drafter import Draftable
 from tidewheel.engine.speculation.suffix import SuffixDrafter
-from tidewheel.engine.suffix_options import SuffixOptions
+from tidewheel.engine.speculation.suffix_options import SuffixOptions
 
 BLOCK = 4
 ROOMY = ExecutorLimits(BLOCK, 64, 8, 64)

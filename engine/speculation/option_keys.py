@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from .declaring.mistakes import Mistakes
-from .declaring.option import listed
-from .vllm_speculation import without_effect
+from ..declaring.mistakes import Mistakes
+from ..declaring.option import listed
+from .vllm_options import without_effect
 
 CONFIG = "--speculative-config"
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tidewheel.engine.scheduling.cost_model import CostModel, StepLoad
+from tidewheel.engine.cost_model import CostModel, StepLoad
 
 LIMIT_MS = 100.0
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..cache.identity import Identity
 from ..devices.batch import TokenMasks
-from .sequence import Sequence
+from ..sequences.sequence import Sequence
 
 
 class Draftable(Protocol):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tidewheel.engine.declaring.option import OptionError
-from tidewheel.engine.speculative_options import DraftModel, Eagle3, Mtp, Speculation, SpeculativeOptions
+from tidewheel.engine.speculation.options import DraftModel, Eagle3, Mtp, Speculation, SpeculativeOptions
 
 WITHOUT_EFFECT = {
     "enforce_eager": True,

@@ -1,0 +1,1 @@
+"""Sequences: the tokens of a choice, how they are sampled, and beams."""
