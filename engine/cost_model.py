@@ -16,8 +16,8 @@ _TRUSTED_AFTER = 16  # observations
 _SWEEPS = 4
 _FIRST_CHUNK = 64
 _SMALLEST_CHUNK = 16
-_MOST_SLOWNESS = 1.5  # so that one stalled step does not take much from the prompts of the next
-_LEAST_PREFILL_SHARE = 1.25  # of a step whose decodes alone take longer than they should
+_MAX_SLOWNESS = 1.5  # so that one stalled step does not take much from the prompts of the next
+_MIN_PREFILL_SHARE = 1.25  # of a step whose decodes alone take longer than they should
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class CostModel:
             return
         if load.num_decodes and self._prefill.is_trusted:
             ratio = elapsed_ms / max(self.predict_ms(load), 1e-3)
-            self._slowness = min(max(ratio, (self._slowness + ratio) / 2, 1.0), _MOST_SLOWNESS)
+            self._slowness = min(max(ratio, (self._slowness + ratio) / 2, 1.0), _MAX_SLOWNESS)
         self._prove(load, elapsed_ms)
         self._prefill.observe(_prefill_features(load), max(elapsed_ms - self._decode_ms(load), 0.0))
 
@@ -133,7 +133,7 @@ class CostModel:
         Prefill gets the time that decodes leave, and at least a quarter of theirs, so that prompts advance however
         many sequences decode.
         """
-        return max(self.max_step_ms / self._slowness, _LEAST_PREFILL_SHARE * self._decode_ms(decodes))
+        return max(self.max_step_ms / self._slowness, _MIN_PREFILL_SHARE * self._decode_ms(decodes))
 
     def chunk_tokens(self, load: StepLoad, context: int, limit_ms: float, *, scored: bool = False) -> int:
         """How many tokens of a prompt, `context` of which are computed already, fit beside `load` in `limit_ms`.

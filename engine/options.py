@@ -24,7 +24,7 @@ _DTYPE_ALIASES = {"half": "float16", "float": "float32"}
 _KV_CACHE_DTYPE_ALIASES = {**_DTYPE_ALIASES, "fp8": "fp8_e4m3"}
 
 
-def most_logprobs(max_logprobs: int, vocab_size: int) -> int:
+def logprobs_limit(max_logprobs: int, vocab_size: int) -> int:
     """How many tokens `max_logprobs` lets a request ask for at a place: -1 is the whole vocabulary."""
     return vocab_size if max_logprobs == -1 else min(max_logprobs, vocab_size)
 

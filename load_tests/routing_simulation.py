@@ -171,12 +171,12 @@ def recorded_turns(file: Path) -> Iterator[Turn]:
 class Outcome:
     """What came of a policy.
 
-    `hits` is the share of prompt tokens that were cached. `most_tokens` is the largest replica's prompt tokens by the
+    `hits` is the share of prompt tokens that were cached. `max_tokens` is the largest replica's prompt tokens by the
     mean of all, and `peak` the largest load by the mean, on average.
     """
 
     hits: float
-    most_tokens: float
+    max_tokens: float
     peak: float
     seconds: float
 
@@ -262,7 +262,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         random.seed(given.seed)
         requests = made_turns(given.conversations, given.seed) if recorded is None else recorded
         outcome = simulate(make(), requests, count, keys_of=keys_of, running=running, cached=cached, seed=given.seed)
-        figures = f"{outcome.hits:10.1%}{outcome.most_tokens:20.2f}{outcome.peak:22.2f}{outcome.seconds:10.1f}"
+        figures = f"{outcome.hits:10.1%}{outcome.max_tokens:20.2f}{outcome.peak:22.2f}{outcome.seconds:10.1f}"
         print(f"{name:24}{figures}")
 
 

@@ -9,7 +9,7 @@ import httpx
 from storm import StormError
 from target import TargetError
 
-_MOST_SHOWN = 20
+_MAX_SHOWN = 20
 
 
 def verdict(run: Callable[[], list[str]]) -> int:
@@ -18,6 +18,6 @@ def verdict(run: Callable[[], list[str]]) -> int:
         wrong = run()
     except (StormError, TargetError, httpx.HTTPError) as error:
         wrong = [f"{type(error).__name__}: {error}"]
-    for line in wrong[:_MOST_SHOWN]:
+    for line in wrong[:_MAX_SHOWN]:
         print(f"wrong: {line}", file=sys.stderr)
     return 1 if wrong else 0

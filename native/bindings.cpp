@@ -210,12 +210,12 @@ void run_step(Executor& executor, nb::handle batch, decltype(SamplingOutputs::to
   executor.step(step, wait);
 }
 
-void run_draft(Executor& executor, nb::handle batch, Array1<int32_t> counts, float least_probability,
+void run_draft(Executor& executor, nb::handle batch, Array1<int32_t> counts, float min_probability,
                nb::ndarray<int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu> tokens) {
   StepReader read(batch);
   Masks masks(read.sampling);
   masks.into(read.step.sampling);
-  const DraftTokens wanted{{counts.data(), counts.size()}, least_probability, {tokens.data(), tokens.size()}, tokens.shape(1)};
+  const DraftTokens wanted{{counts.data(), counts.size()}, min_probability, {tokens.data(), tokens.size()}, tokens.shape(1)};
   const nb::gil_scoped_release release;
   draft(executor, read.step, wanted);
 }
@@ -488,7 +488,7 @@ NB_MODULE(_native, m) {
       })
       .def("step", &run_step, "batch"_a, "token_ids"_a, "logprobs"_a.none(), "ranks"_a.none(), "top_ids"_a.none(),
            "top_logprobs"_a.none(), "logits"_a.none(), "rows"_a.none() = nb::none())
-      .def("draft", &run_draft, "batch"_a, "counts"_a, "least_probability"_a, "token_ids"_a)
+      .def("draft", &run_draft, "batch"_a, "counts"_a, "min_probability"_a, "token_ids"_a)
       .def("copy_blocks", [](Executor& self, nb::ndarray<const int32_t, nb::shape<-1, 2>, nb::c_contig, nb::device::cpu> pairs,
                              int group) {
         const nb::gil_scoped_release release;

@@ -180,8 +180,8 @@ void bind_plans(nb::module_& m) {
       .def_rw("norm", &Mamba2Plan::norm, nb::arg().none())
       .def_rw("norm_groups", &Mamba2Plan::norm_groups)
       .def_rw("gate_first", &Mamba2Plan::gate_first)
-      .def_rw("least_dt", &Mamba2Plan::least_dt)
-      .def_rw("most_dt", &Mamba2Plan::most_dt)
+      .def_rw("min_dt", &Mamba2Plan::min_dt)
+      .def_rw("max_dt", &Mamba2Plan::max_dt)
       .def_rw("conv_bias", &Mamba2Plan::conv_bias)
       .def_rw("bias", &Mamba2Plan::bias)
       .def_rw("input_scales", &Mamba2Plan::input_scales);
@@ -234,9 +234,9 @@ void bind_plans(nb::module_& m) {
       }, "streams"_a, "active"_a, "norm"_a, "residuals"_a, "passive"_a, "scaled"_a);
 
   nb::class_<StreamsPlan>(m, "StreamsPlan")
-      .def("__init__", [](StreamsPlan* self, int count, float least_square) {
-        new (self) StreamsPlan{count, least_square};
-      }, "count"_a, "least_square"_a);
+      .def("__init__", [](StreamsPlan* self, int count, float min_square) {
+        new (self) StreamsPlan{count, min_square};
+      }, "count"_a, "min_square"_a);
 
   nb::class_<ResidualBlockPlan>(m, "ResidualBlockPlan")
       .def("__init__", [](ResidualBlockPlan* self, MixerPlan mixer, std::optional<NormPlan> norm, std::optional<NormPlan> post_norm,

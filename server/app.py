@@ -58,7 +58,7 @@ from .generation.prompt_encoding import PromptEncoder
 from .http.auth import HEALTH_PATHS, METRICS_PATHS, ApiKeyAuth
 from .http.clients import NameClient
 from .http.hosts import AllowedHosts
-from .http.json_limits import JsonLimits, most_values
+from .http.json_limits import JsonLimits, values_limit
 from .http.middleware import BodyLimit, JsonOnly, RequestId
 from .http.path_normalization import PathNormalization
 from .http.routes_by_path import RoutesByPath
@@ -120,9 +120,9 @@ def build_app(
         accepts_any=options.skip_model_name_validation,
         chat_sampling=sampling.of_chats,
     )
-    most_tokens = int(defaults["max_tokens"]) if "max_tokens" in defaults else None
-    if most_tokens is not None:
-        start_logger.info("Answers have at most %d tokens (max_new_tokens)", most_tokens)
+    default_max_tokens = int(defaults["max_tokens"]) if "max_tokens" in defaults else None
+    if default_max_tokens is not None:
+        start_logger.info("Answers have at most %d tokens (max_new_tokens)", default_max_tokens)
     encoder = PromptEncoder(tokenizer, engine.context_of(1.0))
     request_templates = RequestTemplates(options.admission) if options.trust_request_chat_template else None
     if formats.tools_as_text:
@@ -150,7 +150,7 @@ def build_app(
     elif options.share_prefix_cache:
         start_logger.info("--share-prefix-cache has no effect: there are no API keys of several owners")
     generations = Generations(
-        engine, admission, reports, texts, most_tokens, shares_prefixes=options.share_prefix_cache
+        engine, admission, reports, texts, default_max_tokens, shares_prefixes=options.share_prefix_cache
     )
     encoder_metrics = EncoderMetrics(encoder_engine, options.metrics_prefix)
     encoders = ServedEncoders(
@@ -188,7 +188,7 @@ def build_app(
         batches = Batches(
             options.batch_dir,
             engine.limits.max_num_seqs,
-            most_values(engine.max_model_len),
+            values_limit(engine.max_model_len),
             notes,
             resources.keys.tenant_of,
         )
@@ -315,7 +315,7 @@ def _middleware(options: AppOptions, resources: AppResources, max_model_len: int
         Middleware(PathNormalization),
         *hosts,
         Middleware(BodyLimit, max_bytes=options.max_body_bytes),
-        Middleware(JsonLimits, max_values=most_values(max_model_len)),
+        Middleware(JsonLimits, max_values=values_limit(max_model_len)),
         *resources.middleware,
     ]
     if resources.tracer is not None:

@@ -16,7 +16,7 @@ from .errors import ApiError, bad_request
 from .protocol.models import ModelCard
 from .shared_adapters import SharedAdapters
 
-_MOST_NAMED = 16  # of the models that are served, in an error
+_MAX_NAMED = 16  # of the models that are served, in an error
 _RETRY_AFTER_S = 10  # for an adapter that cannot be downloaded yet
 
 
@@ -178,7 +178,7 @@ class ServedModels:
         )
 
     def _not_served(self, name: str) -> ApiError:
-        served = ", ".join(shortened(card.id) for card in self.cards[:_MOST_NAMED])
+        served = ", ".join(shortened(card.id) for card in self.cards[:_MAX_NAMED])
         return ApiError(
             HTTPStatus.NOT_FOUND,
             f"the model {quoted(name)} is not served here; served: {served}",

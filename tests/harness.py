@@ -233,10 +233,10 @@ class Harness:
         return np.concatenate(rows)
 
 
-def check_greedy(name: str, sequences: Sequence[Running], *, most_error: float = 1e-4) -> None:
+def check_greedy(name: str, sequences: Sequence[Running], *, max_error: float = 1e-4) -> None:
     """Each sequence of a model of the zoo has the tokens that transformers chooses greedily, and nearly its logits.
 
-    `most_error` is that of a logit, as a part of the largest.
+    `max_error` is that of a logit, as a part of the largest.
 
     Transformers is given a whole sequence at once, which is much quicker than letting it generate. Up to the first
     token that differs, both see the same context.
@@ -245,4 +245,4 @@ def check_greedy(name: str, sequences: Sequence[Running], *, most_error: float =
         reference = models_zoo.reference_logits(name, sequence.tokens)
         chosen = reference[sequence.prompt_len - 1 : -1]
         assert sequence.output == chosen.argmax(-1).tolist()
-        assert np.abs(np.stack(sequence.logits) - chosen).max() <= most_error * np.abs(reference).max()
+        assert np.abs(np.stack(sequence.logits) - chosen).max() <= max_error * np.abs(reference).max()

@@ -27,8 +27,8 @@ MIXERS = (
     "llama-bias", "gemma2", "falcon-alibi", "olmoe", "gpt-oss", "gemma3n", "gemma4-experts", "deepseek-v3", "minicpm3",
     "qwen3_5", "qwen3_next-experts", "granitemoehybrid-experts", "falcon-h1", "mamba2", "lfm2-experts",
 )  # fmt: skip
-_LEAST_PARTS = 4
-FIRST_KINDS = KINDS[::_LEAST_PARTS]
+_MIN_PARTS = 4
+FIRST_KINDS = KINDS[::_MIN_PARTS]
 """Formats to begin with, so that each comes to some part of a family."""
 _WIDTH = 256  # so that a row has a whole block of every type
 _WIDTHS = (
@@ -83,7 +83,7 @@ class StoredFamily:
     def __init__(self, name: str, first_kind: str) -> None:
         self._shapes = tensor_shapes(spec(name))
         begin, parts = KINDS.index(first_kind), _parts(self._shapes)
-        assert len(parts) >= _LEAST_PARTS
+        assert len(parts) >= _MIN_PARTS
         at = {part: begin + i for i, part in enumerate(parts)}
         self.kinds: dict[str, str] = {}
         for tensor, shape in self._shapes.items():

@@ -143,8 +143,8 @@ class Mamba2Plan:
     norm: NormPlan | None
     norm_groups: int
     gate_first: bool
-    least_dt: float
-    most_dt: float
+    min_dt: float
+    max_dt: float
     conv_bias: bool
     bias: bool
     input_scales: list[float]
@@ -210,7 +210,7 @@ class AltUpPlan:
     ) -> None: ...
 
 class StreamsPlan:
-    def __init__(self, count: int, least_square: float) -> None: ...
+    def __init__(self, count: int, min_square: float) -> None: ...
 
 MixerPlan: TypeAlias = (
     AttentionPlan
@@ -354,7 +354,7 @@ class Executor:
         rows: NDArray[np.float32] | None = None,
     ) -> None: ...
     def draft(
-        self, batch: StepBatch, counts: NDArray[np.int32], least_probability: float, token_ids: NDArray[np.int32]
+        self, batch: StepBatch, counts: NDArray[np.int32], min_probability: float, token_ids: NDArray[np.int32]
     ) -> None: ...
     def copy_blocks(self, pairs: NDArray[np.int32], group: int) -> None: ...
     def read_blocks(self, blocks: NDArray[np.int32], to: NDArray[np.uint8]) -> None: ...

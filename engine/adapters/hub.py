@@ -17,8 +17,8 @@ from .peft_config import CONFIG
 from .peft_folder import WEIGHTS, without_weights
 from .threads import in_thread
 
-MOST_BYTES = 8 * 2**30
-MOST_DOWNLOADS = 4  # at a time
+MAX_BYTES = 8 * 2**30
+MAX_DOWNLOADS = 4  # at a time
 _GIB = 2**30
 
 
@@ -38,7 +38,7 @@ class AdapterHub:
         """As `fetch`, but in this thread, and for whoever starts a server: an adapter may have any size."""
         if not is_hub_id(module.path):
             return module
-        return self._of_hub(module, self._fetch(module.path, None, most_bytes=None))
+        return self._of_hub(module, self._fetch(module.path, None, max_bytes=None))
 
     async def fetch(self, module: LoraModule) -> LoraModule:
         """The module with its files on this machine, downloaded in a thread of their own if need be.
@@ -54,13 +54,11 @@ class AdapterHub:
         key = module.path, revision
         running = self._running.get(key)
         if running is None:
-            if len(self._running) >= MOST_DOWNLOADS:
+            if len(self._running) >= MAX_DOWNLOADS:
                 raise BusyError(
-                    f"{MOST_DOWNLOADS} adapters are being downloaded already: try again when one of them is there"
+                    f"{MAX_DOWNLOADS} adapters are being downloaded already: try again when one of them is there"
                 )
-            running = self._running[key] = in_thread(
-                "adapter-download", lambda: self._fetch(*key, most_bytes=MOST_BYTES)
-            )
+            running = self._running[key] = in_thread("adapter-download", lambda: self._fetch(*key, max_bytes=MAX_BYTES))
             running.add_done_callback(lambda _: self._running.pop(key))
         return self._of_hub(module, await asyncio.shield(running))  # others may wait for it too
 
@@ -93,7 +91,7 @@ class AdapterHub:
             return False
         return True
 
-    def _fetch(self, name: str, revision: str | None, *, most_bytes: int | None) -> str:
+    def _fetch(self, name: str, revision: str | None, *, max_bytes: int | None) -> str:
         """Downloads what is missing, and returns the commit."""
         repository, wanted = split_name(name)
         try:
@@ -105,9 +103,9 @@ class AdapterHub:
         files = {file.rfilename: file for file in info.siblings or []}
         names = _adapter_files(repository, wanted, [*files])
         size = sum(files[one].size or 0 for one in names)
-        if most_bytes is not None and size > most_bytes:
+        if max_bytes is not None and size > max_bytes:
             raise ModelError(
-                f"{repository}: the adapter has {size / _GIB:.2f} GiB, and at most {most_bytes // _GIB} GiB are "
+                f"{repository}: the adapter has {size / _GIB:.2f} GiB, and at most {max_bytes // _GIB} GiB are "
                 f"downloaded while a server runs: get it with hf download {repository}, and give its folder"
             )
         check_room_for(repository, [files[one] for one in names], self._download_dir)

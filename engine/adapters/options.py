@@ -13,8 +13,8 @@ from ..declaring.option import Options, option
 from ..declaring.values import at_least, between, count
 from ..weights.dtypes import DType
 
-_MOST_RANK = 512
-_MOST_FACTOR = 1024
+_MAX_RANK = 512
+_MAX_FACTOR = 1024
 _FIELDS = {"name", "path", "base_model_name"}
 
 
@@ -68,7 +68,7 @@ def _factors(text: str) -> list[float]:
 
 
 def _is_a_factor(value: float) -> str | None:
-    return None if 1 <= value <= _MOST_FACTOR else f"must be between 1 and {_MOST_FACTOR}"
+    return None if 1 <= value <= _MAX_FACTOR else f"must be between 1 and {_MAX_FACTOR}"
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class LoraOptions(Options):
         metavar="N",
     )
     max_lora_rank: int = option(
-        16, "the highest rank that an adapter may have", parse=count, check=between(1, _MOST_RANK), metavar="RANK"
+        16, "the highest rank that an adapter may have", parse=count, check=between(1, _MAX_RANK), metavar="RANK"
     )
     max_cpu_loras: int | None = option(
         None,
@@ -127,7 +127,7 @@ class LoraOptions(Options):
     )
 
     @property
-    def most_in_memory(self) -> int:
+    def max_in_memory(self) -> int:
         """How many adapters are kept in memory."""
         return self.max_cpu_loras or max(self.max_loras, len(self.lora_modules))
 

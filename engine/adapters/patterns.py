@@ -14,9 +14,9 @@ if hasattr(re, "_parser"):
 else:  # Python 3.10
     import sre_parse as _sre
 
-_MOST_CHARACTERS = 256
-_MOST_PATTERNS = 4096
-_MOST_REPEATS = 3  # a name of 100 characters is matched in a millisecond then
+_MAX_CHARACTERS = 256
+_MAX_PATTERNS = 4096
+_MAX_REPEATS = 3  # a name of 100 characters is matched in a millisecond then
 
 ValueT = TypeVar("ValueT")
 
@@ -27,8 +27,8 @@ class NamePatterns(dict[str, "re.Pattern[str] | None"]):
 
 def compile_patterns(values: Mapping[str, Any], where: str) -> NamePatterns:
     """The keys of `values` as patterns. Raises ModelError, naming `where`, for one that could take long to match."""
-    if len(values) > _MOST_PATTERNS:
-        raise ModelError(f"{where} has {len(values)} entries; there may be at most {_MOST_PATTERNS}")
+    if len(values) > _MAX_PATTERNS:
+        raise ModelError(f"{where} has {len(values)} entries; there may be at most {_MAX_PATTERNS}")
     return NamePatterns({text: _compiled(text, where) for text in values})
 
 
@@ -43,15 +43,15 @@ def value_for(name: str, patterns: NamePatterns, values: Mapping[str, ValueT], d
 def _compiled(text: str, where: str) -> re.Pattern[str] | None:
     if re.fullmatch(r"[\w.]*", text):
         return None
-    if len(text) > _MOST_CHARACTERS:
-        raise ModelError(f"{where}: the pattern {shown(text)} is longer than {_MOST_CHARACTERS} characters")
+    if len(text) > _MAX_CHARACTERS:
+        raise ModelError(f"{where}: the pattern {shown(text)} is longer than {_MAX_CHARACTERS} characters")
     try:
         repeats = _count_repeats(_sre.parse(text), where, text)
         pattern = re.compile(rf"(?:.*\.)?(?:{text})")
     except (re.error, RecursionError, OverflowError) as error:
         raise ModelError(f"{where}: {shown(text)} is not a regular expression: {error}") from None
-    if repeats > _MOST_REPEATS:
-        raise ModelError(f"{where}: the pattern {shown(text)} has more than {_MOST_REPEATS} repeats; write it shorter")
+    if repeats > _MAX_REPEATS:
+        raise ModelError(f"{where}: the pattern {shown(text)} has more than {_MAX_REPEATS} repeats; write it shorter")
     return pattern
 
 

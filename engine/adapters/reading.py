@@ -22,7 +22,7 @@ from .peft_folder import adapter_file, max_tensors, read_peft_folder, require_fo
 
 # GGUF files of these have multipliers in the weights which checkpoints have in the config.
 _MULTIPLIED = ("FalconH1ForCausalLM",)
-_MOST_NAMED = 10
+_MAX_NAMED = 10
 
 
 def read_adapter(
@@ -106,6 +106,6 @@ def _gguf_in(path: Path) -> Path | None:
         return None
     files = sorted(path.glob("*.gguf"))
     if len(files) > 1:
-        names = ", ".join(shown(file.name) for file in files[:_MOST_NAMED])
+        names = ", ".join(shown(file.name) for file in files[:_MAX_NAMED])
         raise ModelError(f"{path} has several GGUF files ({names}): give the path of one")
     return files[0] if files else None

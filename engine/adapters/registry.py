@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MOST_ADAPTERS = 1000  # beside those of the options; each one is listed, and its name remembered
+MAX_ADAPTERS = 1000  # beside those of the options; each one is listed, and its name remembered
 _LOWEST_PRIORITY = 19
 _NAME_OF_A_FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 
@@ -74,7 +74,7 @@ class LoraUse(NamedTuple):
 
 
 class LoraRegistry:
-    """Adapters by name. At most `options.most_in_memory` are in memory; the least recently used makes way.
+    """Adapters by name. At most `options.max_in_memory` are in memory; the least recently used makes way.
 
     `read` reads a path; it raises ModelError. `hub` has the files of adapters whose paths are hub ids. All but
     `load_modules` is called on the event loop. Files are read in a thread that has the priority of others: while it
@@ -90,7 +90,7 @@ class LoraRegistry:
         hub: AdapterHub,
     ) -> None:
         """`drop` frees a number; an engine sets it, to have it done when its thread uses the number no more."""
-        self._most = options.most_in_memory
+        self._most = options.max_in_memory
         self._modules = options.lora_modules
         self._folder = None if options.lora_resolver_cache_dir is None else Path(options.lora_resolver_cache_dir)
         self.has_longer_contexts = bool(options.long_lora_scaling_factors)
@@ -189,8 +189,8 @@ class LoraRegistry:
         async with self._loading:
             if module.name in self._entries and not replace:
                 raise LoraExistsError(f"an adapter is named {quoted(module.name)} already")
-            if module.name not in self._entries and len(self._entries) >= MOST_ADAPTERS + len(self._modules):
-                raise ModelError(f"this server keeps at most {MOST_ADAPTERS} adapters that were loaded: unload some")
+            if module.name not in self._entries and len(self._entries) >= MAX_ADAPTERS + len(self._modules):
+                raise ModelError(f"this server keeps at most {MAX_ADAPTERS} adapters that were loaded: unload some")
             await self._make_room()
             await _to_its_end(self._load_new(module))
 

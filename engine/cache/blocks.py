@@ -166,18 +166,3 @@ class BlockPool:
         self._digests = [None] * self.num_blocks
         if self._watch is not None:
             self._watch.clear()
-
-    def check(self, holders: Iterable[Sequence[int]]) -> None:
-        """Raise AssertionError unless the books balance, given the blocks of every sequence that holds some."""
-        counts = [0] * self.num_blocks
-        for blocks in holders:
-            for block in blocks:
-                counts[block] += 1
-        assert counts == self._ref_counts, "reference counts differ from what the sequences hold"
-        assert all((self._ref_counts[block] == 0) == (block in self._free) for block in range(self.num_blocks)), (
-            "a block is free exactly when nobody holds it"
-        )
-        assert self.num_free + self.num_used == self.num_blocks
-        assert all(self._digests[block] == digest for digest, block in self._cached.items())
-        assert sum(digest is not None for digest in self._digests) == len(self._cached)
-        assert all(count > 0 for count in self._pending.values())

@@ -94,7 +94,7 @@ class CacheManager:
         self._states = StateSlots(limits.num_states, limits.block_size) if limits.num_states else None
         self._cuts_prompts = limits.num_states > 0 and prefix_caching and limits.chunked_prefill
         self._is_full = limits.window is None  # the first group
-        self._most_chunk_tokens = limits.max_num_batched_tokens
+        self._max_chunk_tokens = limits.max_num_batched_tokens
         self._forked: dict[int, CachedSequence] = {}  # by key; since the last decode: their last blocks may be shared
         self._freed: set[int] = set()  # keys of those whose blocks have been freed behind a window since then
         self._wanted = WantedSnapshots(limits.block_size)
@@ -172,7 +172,7 @@ class CacheManager:
         fresh = [total - prefix.num_blocks] * len(self._pools)
         for window in self._windows:
             found = len(prefix.blocks[window.group])
-            most = min(window.most_blocks(self._most_chunk_tokens), self._pools[window.group].num_blocks)
+            most = min(window.max_blocks(self._max_chunk_tokens), self._pools[window.group].num_blocks)
             fresh[window.group] = min(fresh[window.group], max(most - found, 1))
         return all(
             count + pool.num_unreferenced(cached) + num_spare <= pool.num_free
@@ -338,24 +338,6 @@ class CacheManager:
             pool.forget()
         if self._states is not None:
             self._states.forget()
-
-    def check(self, holders: Seq[CachedSequence]) -> None:
-        """Raise AssertionError unless the books balance, given all sequences that hold blocks."""
-        for group, pool in enumerate(self._pools):
-            pool.check([self._held(sequence, group) for sequence in holders])
-        if self._states is not None:
-            self._states.check([sequence.state_slot for sequence in holders])
-        for sequence in holders:
-            assert sequence.num_computed <= sequence.num_blocks * self.block_size
-            for group, table in enumerate(sequence.block_tables):
-                first, padding = sequence.first_blocks[group], self._padding[group]
-                held = table[first : first + len(self._held(sequence, group))]
-                assert (held != padding).all()
-                assert (table == padding).sum() == len(table) - len(held), "a freed block is still in its table"
-        for window in self._windows:
-            for sequence in holders:
-                assert sequence.first_blocks[window.group] <= window.first_block(sequence.num_computed)
-                assert sequence.num_computed <= sequence.num_window_blocks * self.block_size
 
     def _match(self, digests: list[Digest]) -> Prefix:
         """The longest prefix of which all groups have what its next token sees."""

@@ -61,7 +61,3 @@ class StateSlots:
     def forget(self) -> None:
         """Drop all snapshots."""
         self._pool.forget()
-
-    def check(self, slots: list[int]) -> None:
-        """Raise AssertionError unless these are the slots that sequences hold."""
-        self._pool.check([[slot] for slot in slots])

@@ -16,6 +16,6 @@ class Window(Struct, frozen=True):
         """The first block that the token at `position` sees, and so do those after it."""
         return max(position - self.size + 1, 0) // self.block_size
 
-    def most_blocks(self, num_tokens: int) -> int:
+    def max_blocks(self, num_tokens: int) -> int:
         """How many blocks a run of so many tokens may see, wherever it begins."""
         return (self.size + num_tokens + self.block_size - 3) // self.block_size + 1

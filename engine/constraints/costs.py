@@ -12,12 +12,12 @@ from .constraint import Failure, SequenceConstraint
 
 _SLOW_BATCH_S = 0.025
 _WATCHED_STEPS = 64  # steps with single measurements after a slow step
-# Seconds of processor time. What a mask takes above _MASK_S is added up. A sequence ends above _MOST_BEHIND_S in all.
+# Seconds of processor time. What a mask takes above _MASK_S is added up. A sequence ends above _MAX_BEHIND_S in all.
 _MASK_S = 0.002
-_MOST_BEHIND_S = 0.1
+_MAX_BEHIND_S = 0.1
 # In a step whose masks take longer than this together, a smaller sum is enough.
-_MOST_STEP_S = 0.15
-_MOST_BEHIND_IN_SLOW_STEP_S = 0.02
+_MAX_STEP_S = 0.15
+_MAX_BEHIND_IN_SLOW_STEP_S = 0.02
 # llguidance stores the states of regular expressions in the grammar, and all its sequences share them.
 _MAX_GROWN_BYTES = 64 * 2**20
 _UNWEIGHED_BYTES = 4 * 2**20  # growth of the process after which each grammar is measured
@@ -71,7 +71,7 @@ class MaskCosts:
 
     def settle(self) -> None:
         """End the sequences that have used too much."""
-        most = _MOST_BEHIND_S if self._step_s <= _MOST_STEP_S else _MOST_BEHIND_IN_SLOW_STEP_S
+        most = _MAX_BEHIND_S if self._step_s <= _MAX_STEP_S else _MAX_BEHIND_IN_SLOW_STEP_S
         for constraint in self._charged:
             if constraint.grammar is not None and constraint.grammar.grown_bytes > _MAX_GROWN_BYTES:
                 _end(constraint, f"what must be remembered to follow it takes more than {_MAX_GROWN_BYTES >> 20} MiB")

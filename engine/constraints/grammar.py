@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_GRAMMAR_BYTES = 256 * 1024
-_MOST_KEPT = 64
-_MOST_KEPT_TEXT = 4 * MAX_GRAMMAR_BYTES  # characters
-_MOST_KEPT_BYTES = 64 * 2**20  # of compiled grammars
+_MAX_KEPT = 64
+_MAX_KEPT_TEXT = 4 * MAX_GRAMMAR_BYTES  # characters
+_MAX_KEPT_BYTES = 64 * 2**20  # of compiled grammars
 _MAX_KEPT_GROWTH = 8 * 2**20
 _UNRELEASED_BYTES = 16 * 2**20  # growth of the process after which free memory goes back to the system
 _LONGEST_MESSAGE = 600
@@ -35,8 +35,8 @@ _LONGEST_MESSAGE = 600
 _PLACES = 4  # grammars tried at once, with 256 MiB each; they get the processor time that the engine leaves
 # One that takes long (SLOW_CPU_S) needs a slow place too. So the others are free again soon, whatever is sent.
 _SLOW_PLACES = 2
-_MOST_WAITING = 64
-_MOST_COMPILED_AT_ONCE = 2  # only so many in this process, because the engine needs the cores
+_MAX_WAITING = 64
+_MAX_COMPILED_AT_ONCE = 2  # only so many in this process, because the engine needs the cores
 _STACK_BYTES = 4 * COMPILE_STACK_BYTES
 _SHUTTING_DOWN = "the server is shutting down"
 
@@ -104,7 +104,7 @@ class GrammarCompiler:
         self._threads = ThreadPoolExecutor(_PLACES, "grammar-compiler")
         self._sandbox = GrammarSandbox(self._token_texts, tokenizer.special_ids)
         self._slow_places = threading.Semaphore(_SLOW_PLACES)
-        self._compiling = threading.Semaphore(_MOST_COMPILED_AT_ONCE)
+        self._compiling = threading.Semaphore(_MAX_COMPILED_AT_ONCE)
         self._kept: OrderedDict[StructuredOutput, Future[Grammar]] = OrderedDict()  # least recently used first
         self._unfinished = 0
         self._release_lock = threading.Lock()
@@ -131,8 +131,8 @@ class GrammarCompiler:
         if future is None or not _is_worth_keeping(future):
             if self._is_closed:
                 raise EngineDeadError(_SHUTTING_DOWN)
-            if self._unfinished >= _MOST_WAITING:
-                raise GrammarsBusyError(f"the server is busy: {_MOST_WAITING} grammars wait already; try again later")
+            if self._unfinished >= _MAX_WAITING:
+                raise GrammarsBusyError(f"the server is busy: {_MAX_WAITING} grammars wait already; try again later")
             future = self._kept[output] = self._submit(self._compile, output)
             self._unfinished += 1
             asyncio.wrap_future(future).add_done_callback(self._count_out)
@@ -185,7 +185,7 @@ class GrammarCompiler:
         kept = self._kept
         texts = sum(len(output.text) for output in kept)
         size = sum(_size_of(future) for future in kept.values())
-        while len(kept) > 1 and (len(kept) > _MOST_KEPT or texts > _MOST_KEPT_TEXT or size > _MOST_KEPT_BYTES):
+        while len(kept) > 1 and (len(kept) > _MAX_KEPT or texts > _MAX_KEPT_TEXT or size > _MAX_KEPT_BYTES):
             output, future = kept.popitem(last=False)
             texts -= len(output.text)
             size -= _size_of(future)

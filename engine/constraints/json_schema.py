@@ -7,7 +7,7 @@ from typing import Any
 
 from .depth import DEFINITIONS, TEXT_KEYS, resolve
 
-_MOST_TRIALS = 200
+_MAX_TRIALS = 200
 _ONE = ("items", "additionalProperties", "propertyNames", "contains", "not", "if", "then", "else")
 _MANY = ("allOf", "anyOf", "oneOf", "prefixItems")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
@@ -29,7 +29,7 @@ def failing_part(schema: dict[str, Any], error_of: Callable[[dict[str, Any]], st
     while True:
         for path, child in _parts(part):
             trials += 1
-            if trials > _MOST_TRIALS:
+            if trials > _MAX_TRIALS:
                 return pointer
             if error_of({**definitions, **child}) == message:
                 pointer, part = pointer + path, child

@@ -7,7 +7,7 @@ costs without draft tokens.
 from __future__ import annotations
 
 _MASK_S = 0.0005  # of processor time a mask; what takes more is added up
-_MOST_BEHIND_S = 0.02
+_MAX_BEHIND_S = 0.02
 _FIRST_PAUSE = 256  # drafts
 
 
@@ -29,7 +29,7 @@ class LookaheadCosts:
     def charge(self, seconds: float, num_masks: int) -> None:
         """Add the processor time of following draft tokens, in which so many masks may have been made."""
         self._behind_s = max(self._behind_s + seconds - num_masks * _MASK_S, 0.0)
-        if self._behind_s > _MOST_BEHIND_S:
+        if self._behind_s > _MAX_BEHIND_S:
             self.pause()
 
     def pause(self) -> None:

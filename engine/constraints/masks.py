@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_MOST_THREADS = 8
+_MAX_THREADS = 8
 _AT_ONCE = 16  # masks to make before their time is checked
 _LOOKAHEAD_S = 0.01  # a step, for masks after draft tokens; the last one that has begun is made
 
@@ -43,7 +43,7 @@ class MaskWriter:
         # The engine thread is pinned to a core, and what it starts would inherit that.
         processors = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
         self._thread = ThreadPoolExecutor(1, "token-masks", initializer=lambda: _run_on(processors))
-        self._num_threads = max(1, min(_MOST_THREADS, (len(processors) if processors else os.cpu_count() or 1) // 2))
+        self._num_threads = max(1, min(_MAX_THREADS, (len(processors) if processors else os.cpu_count() or 1) // 2))
         self._executor: LLExecutor | None = None
         self._costs = MaskCosts()
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 MAX_CHOICES = 10_000
-_MOST_LOCATING_S = 0.5  # of processor time
+_MAX_LOCATING_S = 0.5  # of processor time
 
 # White space in JSON as people and models write it: a space, or a line break and an indentation. Without a limit, a
 # weak model may write nothing else.
@@ -75,7 +75,7 @@ def located(kind: str, text: str, message: str) -> str:
         return message
     from llguidance import LLMatcher
 
-    until = time.process_time() + _MOST_LOCATING_S
+    until = time.process_time() + _MAX_LOCATING_S
 
     def error_of(part: dict[str, Any]) -> str:
         if time.process_time() > until:

@@ -24,7 +24,7 @@ from ..devices.executor import Executor
 from ..devices.limits import ExecutorLimits
 from ..errors import EngineDeadError
 from ..histogram import Histogram
-from ..options import DEFAULT_MAX_LOGPROBS, most_logprobs
+from ..options import DEFAULT_MAX_LOGPROBS, logprobs_limit
 from ..scheduling.scheduler import Scheduler
 from ..sequences.beam_search import BeamSearch
 from ..sequences.sequence import Sequence
@@ -92,7 +92,7 @@ class Engine:
         max_step_ms: float,
         enable_prefix_caching: bool,
         drafter: Drafter | BatchDrafter | None = None,
-        most_drafted: int | None = None,
+        max_drafted: int | None = None,
         scheduler_delay_factor: float = 0.0,
         step_timeout_s: float | None = None,
         loras: LoraRegistry | None = None,
@@ -107,7 +107,7 @@ class Engine:
         `max_logprobs` is how many likeliest tokens a request may ask for at each place, -1 for the whole vocabulary.
         `loras` are the adapters that requests may name. KV blocks that memory has no room for are kept in `kv_folder`,
         which the engine closes; it takes an Executor. A `drafter` drafts tokens, which makes
-        steps fewer and changes no token, as long as no more than `most_drafted` sequences decode. While others run,
+        steps fewer and changes no token, as long as no more than `max_drafted` sequences decode. While others run,
         prompts wait `scheduler_delay_factor` times as long as the last step took that began one. Stacks are written to
         stderr when a step takes longer than `step_timeout_s`. With a `seed`, the n-th request without a seed of its own
         draws the same one in every engine.
@@ -123,7 +123,7 @@ class Engine:
             self.max_model_len = min(self.max_model_len, limits.max_num_batched_tokens)
         self._own_context = own_context or self.max_model_len
         self.vocab_size = vocab_size
-        self.max_logprobs = most_logprobs(max_logprobs, vocab_size)
+        self.max_logprobs = logprobs_limit(max_logprobs, vocab_size)
         self._validator = RequestValidator(vocab_size, self.max_logprobs, limits)
         self._eos_token_ids = frozenset(i for i in eos_token_ids if i < vocab_size)
         self.grammars = GrammarCompiler(tokenizer, vocab_size, self._eos_token_ids)
@@ -134,7 +134,7 @@ class Engine:
             limits,
             enable_prefix_caching=enable_prefix_caching,
             drafter=drafter,
-            most_drafted=most_drafted,
+            max_drafted=max_drafted,
             delay_factor=scheduler_delay_factor,
         )
         self._streams = OpenStreams(self._abort, self._fail)

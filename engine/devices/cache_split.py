@@ -20,7 +20,7 @@ class GroupBytes(Struct, frozen=True):
 
 
 _MORE_SNAPSHOTS = 8  # beside one for each sequence
-_MOST_BLOCKS_WITHOUT_KV = 1 << 16
+_MAX_BLOCKS_WITHOUT_KV = 1 << 16
 
 
 class StateSplit(Struct, frozen=True):
@@ -46,7 +46,7 @@ class StateSplit(Struct, frozen=True):
         if state_bytes == 0:
             return cls(0, 0, max_num_seqs)
         room, part = (cache_bytes // 2, "half") if beside_kv else (cache_bytes, "all")
-        num_states = min(most_states(max_num_seqs), room // state_bytes)
+        num_states = min(max_states(max_num_seqs), room // state_bytes)
         if num_states < 2:
             raise DeviceError(
                 f"a KV cache of {cache_bytes} bytes, {part} of it for recurrent state, holds {num_states} states of "
@@ -57,10 +57,10 @@ class StateSplit(Struct, frozen=True):
     @classmethod
     def whole(cls, state_bytes: int, max_num_seqs: int) -> StateSplit:
         """All slots that are of use, whatever they take."""
-        return cls(state_bytes, most_states(max_num_seqs) if state_bytes else 0, max_num_seqs)
+        return cls(state_bytes, max_states(max_num_seqs) if state_bytes else 0, max_num_seqs)
 
 
-def most_states(max_num_seqs: int) -> int:
+def max_states(max_num_seqs: int) -> int:
     """How many slots of recurrent state are of use."""
     return 2 * max_num_seqs + _MORE_SNAPSHOTS
 
@@ -77,7 +77,7 @@ def blocks_without_kv(max_num_seqs: int, max_model_len: int, block_size: int) ->
     there may be and what they leave behind, as far as the books stay small.
     """
     longest = -(-max_model_len // block_size)
-    return max(longest, min(2 * max_num_seqs * longest, _MOST_BLOCKS_WITHOUT_KV))
+    return max(longest, min(2 * max_num_seqs * longest, _MAX_BLOCKS_WITHOUT_KV))
 
 
 class CacheSplit(Struct, frozen=True):

@@ -41,7 +41,7 @@ class DraftExecutor(Protocol):
 
     limits: ExecutorLimits
 
-    def draft(self, batch: StepBatch, counts: NDArray[np.int32], least_probability: float = 0.0) -> NDArray[np.int32]:
+    def draft(self, batch: StepBatch, counts: NDArray[np.int32], min_probability: float = 0.0) -> NDArray[np.int32]:
         """Run the batch, then sample up to `counts` [S] draft tokens of each sequence, one after the other.
 
         Each is sampled as its sequence's row says, at its own position. Returns them, [S, most], with -1 behind the
@@ -49,7 +49,7 @@ class DraftExecutor(Protocol):
 
         The rows of the batch are the last tokens of the sequences that want draft tokens. K and V of draft tokens are
         written behind the batch's, but for the last of each sequence, so the block tables must have room for them. A
-        greedy sequence gets only draft tokens that are, all together, accepted with `least_probability`, as the model
+        greedy sequence gets only draft tokens that are, all together, accepted with `min_probability`, as the model
         thinks. One that draws its tokens gets one more.
         Penalties count the draft tokens before. Masks are for the first draft token alone, and must be written. Reports
         are left out. Drops the GIL.

@@ -115,12 +115,12 @@ class OpenedDraft(Struct, frozen=True):
             num_tokens,
             vocab_size=self.target.spec.vocab_size,
             own_vocab_size=self.model.spec.vocab_size,
-            most_context=longest,
+            max_context=longest,
             clock=clock,
         )
 
     def _longest(self, max_model_len: int) -> int:
-        return min(self.model.spec.max_positions, max_model_len, self.asked.most_context or max_model_len)
+        return min(self.model.spec.max_positions, max_model_len, self.asked.max_context or max_model_len)
 
 
 def open_draft(options: EngineOptions, asked: DraftModel, target: OpenedModel) -> OpenedDraft:

@@ -187,7 +187,7 @@ class EngineLoad:
             max_step_ms=options.max_step_ms,
             enable_prefix_caching=options.enable_prefix_caching,
             drafter=self._drafter or _drafter(speculation, executor.limits),
-            most_drafted=None if speculation is None else speculation.most_sequences,
+            max_drafted=None if speculation is None else speculation.max_sequences,
             scheduler_delay_factor=options.scheduler_delay_factor,
             step_timeout_s=options.step_timeout,
             loras=self._loras(executor),
@@ -371,10 +371,10 @@ def _layer_drafter(asked: Mtp | Eagle3, executor: DraftExecutor, max_model_len: 
 
     max_draft_tokens = executor.limits.draft_limit
     num_tokens = asked.num_tokens if max_draft_tokens is None else min(asked.num_tokens, max_draft_tokens)
-    longest = min(max_model_len, asked.most_context or max_model_len)
+    longest = min(max_model_len, asked.max_context or max_model_len)
     layer = "The checkpoint's MTP layer" if isinstance(asked, Mtp) else f"The EAGLE3 layer {asked.model}"
     logger.info("%s draft tokens up to %d tokens a step, in contexts of up to %d tokens", layer, num_tokens, longest)
-    return MtpDrafter(executor, num_tokens, most_context=longest)
+    return MtpDrafter(executor, num_tokens, max_context=longest)
 
 
 def _drafter(asked: Speculation | DraftModel | Mtp | Eagle3 | None, limits: ExecutorLimits) -> Drafter | None:
@@ -397,10 +397,10 @@ def _drafter(asked: Speculation | DraftModel | Mtp | Eagle3 | None, limits: Exec
     if asked.suffix is not None:
         from ..speculation.suffix import SuffixDrafter
 
-        return SuffixDrafter(asked.num_tokens, asked.suffix, asked.most_context)
+        return SuffixDrafter(asked.num_tokens, asked.suffix, asked.max_context)
     from ..speculation.ngram import NgramDrafter
 
-    return NgramDrafter(asked.num_tokens, asked.longest, asked.shortest, asked.most_context)
+    return NgramDrafter(asked.num_tokens, asked.longest, asked.shortest, asked.max_context)
 
 
 def _kept_bytes(model: OpenedModel, limits: ExecutorLimits) -> int:

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, get_args
 
-from ..devices.cache_split import BLOCK_TOKENS, CacheSplit, GroupBytes, StateSplit, keeps_kv, most_states
+from ..devices.cache_split import BLOCK_TOKENS, CacheSplit, GroupBytes, StateSplit, keeps_kv, max_states
 from ..errors import DeviceError, ModelError
 from ..machine.memory import Memory, read_memory
 from ..models.spec import DecoderSpec, ExpertsSpec, StageSpec, mixers
-from ..options import EngineOptions, most_logprobs
+from ..options import EngineOptions, logprobs_limit
 from ..speculation.options import Eagle3, Mtp
 from ..weights.dtypes import STORAGE
 from ..weights.quantization import Method
@@ -29,7 +29,7 @@ _GIB = 2**30
 _LARGEST_DEFAULT_CACHE = 4 * _GIB
 _ACTIVATION_BYTES = 4
 _ADAPTER_BYTES = 4  # of a number, as adapters are read
-_MOST_TOGETHER = 5  # matrices of one product: those of a Mamba2's inputs
+_MAX_TOGETHER = 5  # matrices of one product: those of a Mamba2's inputs
 _LOGPROB_BYTES = 8  # a token id and its log-probability, as many in a step's rows as in the row that asks for most
 _ROUND_TOKENS = 128  # a sequence's last block is rarely full, whatever the device's block size
 
@@ -141,7 +141,7 @@ def plan_kv_cache(
         half = _LARGEST_DEFAULT_CACHE if left is None else left // 2
         all_blocks = split.first_blocks_of(options.max_num_seqs, wanted, options.max_num_batched_tokens)
         # Twice the states, because they get at most half of the cache where there are K and V too.
-        state_room = (2 if has_kv else 1) * state_bytes * most_states(options.max_num_seqs)
+        state_room = (2 if has_kv else 1) * state_bytes * max_states(options.max_num_seqs)
         cache_bytes = min(split.bytes_with(all_blocks) + state_room, _LARGEST_DEFAULT_CACHE, half)
     else:
         cache_bytes = int(options.kv_cache_space * _GIB)
@@ -230,11 +230,11 @@ def _check_step(options: EngineOptions, spec: DecoderSpec, memory: Memory) -> No
     widest = max(sum(mixer.activations for mixer in mixers(layer)) for layer in spec.all_layers)
     tokens, rows = options.max_num_batched_tokens, options.max_num_seqs
     hidden = spec.hidden_size * (1 if spec.streams is None else spec.streams.count)
-    logprobs = most_logprobs(options.max_logprobs, spec.vocab_size)
+    logprobs = logprobs_limit(options.max_logprobs, spec.vocab_size)
     needed = (tokens * (widest + 2 * hidden) + rows * spec.vocab_size) * _ACTIVATION_BYTES
     needed += tokens * logprobs * _LOGPROB_BYTES
     if options.lora.enable_lora:
-        values = _MOST_TOGETHER * (options.lora.max_lora_rank + 2)  # between A and B; two are of biases
+        values = _MAX_TOGETHER * (options.lora.max_lora_rank + 2)  # between A and B; two are of biases
         needed += max(tokens, rows) * _rows_per_token(spec) * values * _ACTIVATION_BYTES
     asked = options.speculative.speculation
     if isinstance(asked, Mtp | Eagle3):  # the last rows of each sequence, and what is drafted

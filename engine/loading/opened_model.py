@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _GIB = 2**30
-_LEAST_ADAPTER_BYTES = 64 * 2**20
+_MIN_ADAPTER_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ class OpenedModel:
         from ..adapters.reading import load_bytes, read_adapter, stored_bytes
 
         available = read_memory().available
-        _require_room(path, stored_bytes(path, self._most_adapter_bytes), available)  # before any of it is copied
+        _require_room(path, stored_bytes(path, self._max_adapter_bytes), available)  # before any of it is copied
         _require_room(path, load_bytes(path, self.description, STORAGE[limits.dtype].itemsize, copies), available)
         from ..weights.gguf.source import GgufSource
 
@@ -196,9 +196,9 @@ class OpenedModel:
         )
 
     @property
-    def _most_adapter_bytes(self) -> int:
+    def _max_adapter_bytes(self) -> int:
         """What no adapter's file exceeds: as much as all of the model has as float32, and some more for tiny models."""
-        return 4 * sum(map(math.prod, tensor_shapes(self.description.spec).values())) + _LEAST_ADAPTER_BYTES
+        return 4 * sum(map(math.prod, tensor_shapes(self.description.spec).values())) + _MIN_ADAPTER_BYTES
 
     def lora_bytes(self, options: EngineOptions) -> int:
         """About what the adapters take that the options name, of which so many are in memory. Raises ModelError."""
@@ -211,7 +211,7 @@ class OpenedModel:
         hub, itemsize = AdapterHub(options.download_dir), STORAGE[limits.dtype].itemsize
         paths = [hub.path(module) for module in options.lora.lora_modules]
         sizes = sorted((packed_bytes(path, self.description, itemsize) for path in paths), reverse=True)
-        return sum(sizes[: options.lora.most_in_memory])
+        return sum(sizes[: options.lora.max_in_memory])
 
 
 def _require_room(path: Path, needed: int, available: int | None) -> None:

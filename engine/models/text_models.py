@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from ..files.wording import shown
 
-_MOST_NEAR = 5
+_MAX_NEAR = 5
 _LLAMA = {
     "vocab_size": 32000,
     "hidden_size": 4096,
@@ -154,7 +154,7 @@ WITHIN: dict[str, Mapping[str, object]] = {
 def not_served(kind: object) -> str:
     """What to say of a language model whose type is none of `TEXT_MODELS`. Types that are near are named."""
     by_stem = {_stem(known): known for known in TEXT_MODELS}
-    near = difflib.get_close_matches(_stem(str(kind)), by_stem, _MOST_NEAR, 0.5)
+    near = difflib.get_close_matches(_stem(str(kind)), by_stem, _MAX_NEAR, 0.5)
     types = ", ".join(by_stem[stem] for stem in near) if near else ", ".join(sorted(TEXT_MODELS))
     like = f"similar ones that are: {types}" if near else f"these are: {types}"
     return f"its language model is of type {shown(kind)}, which is not served within a model of images or sound; {like}"

@@ -11,7 +11,7 @@ from ..files.wording import shown
 from .text_models import TEXT_MODELS, not_served
 from .text_part import TEXT_CONFIGS
 
-_MOST_NEAR = 5
+_MAX_NEAR = 5
 _TASKS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 
 # Models whose text alone is computed in another way than that of their language model.
@@ -105,7 +105,7 @@ def _is_set(value: object) -> bool:
 def _near(name: str, known: Sequence[str]) -> list[str]:
     """Those with a like name. What follows the family's name is the same for most, and says nothing."""
     by_family = {_family(other): other for other in known}
-    return [by_family[family] for family in difflib.get_close_matches(_family(name), by_family, _MOST_NEAR, 0.5)]
+    return [by_family[family] for family in difflib.get_close_matches(_family(name), by_family, _MAX_NEAR, 0.5)]
 
 
 def _family(name: str) -> str:

@@ -35,9 +35,7 @@ class DraftingPipeline(Protocol):
 
     limits: ExecutorLimits
 
-    def ask(
-        self, kind: int, batch: StepBatch, counts: NDArray[np.int32], least_probability: float
-    ) -> NDArray[np.int32]:
+    def ask(self, kind: int, batch: StepBatch, counts: NDArray[np.int32], min_probability: float) -> NDArray[np.int32]:
         """Have a draft model or the layer for drafts make draft tokens. Raises DeviceError."""
         ...
 
@@ -57,9 +55,9 @@ class StagedDraft:
         self.limits = limits
         self._pipeline = pipeline
 
-    def draft(self, batch: StepBatch, counts: NDArray[np.int32], least_probability: float = 0.0) -> NDArray[np.int32]:
+    def draft(self, batch: StepBatch, counts: NDArray[np.int32], min_probability: float = 0.0) -> NDArray[np.int32]:
         """See DraftExecutor. Raises DeviceError if the stage has ended or failed."""
-        return self._pipeline.ask(DRAFT, batch, counts, least_probability)
+        return self._pipeline.ask(DRAFT, batch, counts, min_probability)
 
     def copy_blocks(self, pairs: NDArray[np.int32], group: int = 0) -> None:
         """See Executor."""
@@ -74,9 +72,9 @@ class StagedLayer:
         self.limits = pipeline.limits
         self._pipeline = pipeline
 
-    def draft(self, batch: StepBatch, counts: NDArray[np.int32], least_probability: float = 0.0) -> NDArray[np.int32]:
+    def draft(self, batch: StepBatch, counts: NDArray[np.int32], min_probability: float = 0.0) -> NDArray[np.int32]:
         """See DraftExecutor. Raises DeviceError if the stage has ended or failed."""
-        return self._pipeline.ask(DRAFT_HEAD, batch, counts, least_probability)
+        return self._pipeline.ask(DRAFT_HEAD, batch, counts, min_probability)
 
     def copy_blocks(self, pairs: NDArray[np.int32], group: int = 0) -> None:
         """See Executor."""

@@ -112,9 +112,7 @@ class PipelineExecutor(Executor):
         """Tell the first stage something. Raises DeviceError if it has ended."""
         self._send(self._running().first, message)
 
-    def ask(
-        self, kind: int, batch: StepBatch, counts: NDArray[np.int32], least_probability: float
-    ) -> NDArray[np.int32]:
+    def ask(self, kind: int, batch: StepBatch, counts: NDArray[np.int32], min_probability: float) -> NDArray[np.int32]:
         """Have a draft model (DRAFT) or a draft head (DRAFT_HEAD) draft, while no step runs: see
         DraftExecutor.
 
@@ -125,7 +123,7 @@ class PipelineExecutor(Executor):
         bits, draft_tokens = arrays["masks"], arrays["draft_tokens"]
         if batch.sampling.masks is not None and bits is not None:
             bits[...] = batch.sampling.masks.bits
-        self._send(stages.first, draft_message(kind, index, size, least_probability), Part.ASKED)
+        self._send(stages.first, draft_message(kind, index, size, min_probability), Part.ASKED)
         link, place = (stages.first, 0) if kind == DRAFT else (stages.last, len(stages.slots) - 1)
 
         def say_late(seconds: float) -> None:

@@ -28,9 +28,9 @@ _STEP = Struct("<BHQQ")  # kind, slot, number of the step, bytes in the slot
 _DRAFT = Struct("<d")  # behind that: the least probability
 _COPY = Struct("<Bi")  # kind, cache group
 _DROP = Struct("<Bq")  # kind, number of the adapter
-MOST_BYTES: Final = 1 << 16
+MAX_BYTES: Final = 1 << 16
 """The longest message."""
-_MOST_PAIRS = 4096
+_MAX_PAIRS = 4096
 
 
 class Part(enum.Enum):
@@ -83,7 +83,7 @@ class LocalLink:
             raise TimeoutError
         arrived = time.perf_counter() if must_wait else None
         try:
-            return self._socket.recv(MOST_BYTES), arrived
+            return self._socket.recv(MAX_BYTES), arrived
         except ConnectionResetError:
             return b"", arrived
 
@@ -110,9 +110,9 @@ def read_step(message: bytes) -> tuple[int, int, int]:
     return slot, number, size
 
 
-def draft_message(kind: int, slot: int, size: int, least_probability: float) -> bytes:
+def draft_message(kind: int, slot: int, size: int, min_probability: float) -> bytes:
     """Asks the draft model (DRAFT), or the layer for drafts (DRAFT_HEAD), for draft tokens: see DraftExecutor."""
-    return step_message(slot, 0, size, kind) + _DRAFT.pack(least_probability)
+    return step_message(slot, 0, size, kind) + _DRAFT.pack(min_probability)
 
 
 def read_draft(message: bytes) -> float:
@@ -124,8 +124,8 @@ def copy_messages(kind: int, pairs: NDArray[np.int32], group: int = 0) -> Iterat
     """Say that blocks of a cache group, also of a draft model, or slots of recurrent state, are to be copied,
     `pairs [N, 2]`.
     """
-    for start in range(0, len(pairs), _MOST_PAIRS):
-        yield _COPY.pack(kind, group) + np.ascontiguousarray(pairs[start : start + _MOST_PAIRS], np.int32).tobytes()
+    for start in range(0, len(pairs), _MAX_PAIRS):
+        yield _COPY.pack(kind, group) + np.ascontiguousarray(pairs[start : start + _MAX_PAIRS], np.int32).tobytes()
 
 
 def read_copies(message: bytes) -> tuple[NDArray[np.int32], int]:
@@ -146,7 +146,7 @@ def read_drop(message: bytes) -> int:
 
 def failed_message(text: str) -> bytes:
     """Says why a stage computes no more."""
-    return bytes([FAILED]) + text.encode()[: MOST_BYTES - 8]
+    return bytes([FAILED]) + text.encode()[: MAX_BYTES - 8]
 
 
 def read_failure(message: bytes) -> str:

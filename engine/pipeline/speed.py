@@ -18,9 +18,9 @@ from ..machine.memory import available_memory_bytes
 _ROOT = Path("/")
 _MIB = 2**20
 _SECONDS = 0.06
-_MEGABYTES_PER_THREAD, _MOST_MEGABYTES = 128, 512  # one thread alone may have a whole last-level cache
+_MEGABYTES_PER_THREAD, _MAX_MEGABYTES = 128, 512  # one thread alone may have a whole last-level cache
 _ALIKE = 0.9  # of the higher of two numbers
-_MOST_ROUNDS = 4
+_MAX_ROUNDS = 4
 
 
 class StageCores(Struct, frozen=True):
@@ -49,7 +49,7 @@ def cores_at(machine: str, cpus: Sequence[int], root: Path = _ROOT) -> StageCore
 
 def measure(isa: str, cpus: Sequence[int], ceiling: str) -> StageSpeed:
     """Measure processors of this machine for about 0.1 s, with products in the type that `ceiling` names."""
-    wanted, available = min(_MEGABYTES_PER_THREAD * len(cpus), _MOST_MEGABYTES), available_memory_bytes()
+    wanted, available = min(_MEGABYTES_PER_THREAD * len(cpus), _MAX_MEGABYTES), available_memory_bytes()
     megabytes = wanted if available is None else max(min(wanted, available // 8 // _MIB), 1)
     found = _native.measure_ceilings(isa, cpus, _SECONDS, megabytes)
     return StageSpeed(found[MEMORY_READ], found[ceiling])
@@ -68,7 +68,7 @@ def stage_speeds(
     if len(asked) == 1:
         return None
     best = measure(asked)
-    for _ in range(_MOST_ROUNDS - 1):
+    for _ in range(_MAX_ROUNDS - 1):
         if max(slowness(best)) == 1:
             break
         best = [

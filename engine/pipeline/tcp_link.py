@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Final
 
-from .links import MOST_BYTES, Part, read_step
+from .links import MAX_BYTES, Part, read_step
 from .step_slot import StepSlot
 
 TOKEN_BYTES: Final = 32
@@ -30,7 +30,7 @@ RESULTS: Final = b"r"
 _HEAD = Struct("<IB")  # bytes of the message, spans of the slot behind it
 _SPAN = Struct("<QQ")  # where they begin and end
 _HANDSHAKE_S = 10.0
-_MOST_UNKNOWN = 16  # who have connected and not shown the token; the oldest of them makes room for another
+_MAX_UNKNOWN = 16  # who have connected and not shown the token; the oldest of them makes room for another
 _SILENT_S = 15  # after which a machine that does not answer is gone
 
 
@@ -97,7 +97,7 @@ class TcpLink:
         with contextlib.suppress(OSError, ValueError, IndexError, OverflowError, struct.error):
             while True:
                 message_bytes, num_spans = _HEAD.unpack(self._exactly(_HEAD.size))
-                if message_bytes > MOST_BYTES:
+                if message_bytes > MAX_BYTES:
                     raise ValueError("a message that is too long")
                 spans = [_SPAN.unpack(self._exactly(_SPAN.size)) for _ in range(num_spans)]
                 message = self._exactly(message_bytes)
@@ -175,7 +175,7 @@ def accept(listener: socket.socket, token: bytes, purposes: set[bytes], timeout_
                     with contextlib.suppress(BlockingIOError, ConnectionAbortedError):
                         connection, _ = listener.accept()
                         connection.setblocking(False)
-                        if len(unknown) == _MOST_UNKNOWN:
+                        if len(unknown) == _MAX_UNKNOWN:
                             oldest = next(iter(unknown))
                             leave(oldest)
                             oldest.close()

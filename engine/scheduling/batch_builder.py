@@ -19,7 +19,7 @@ from ..sequences.sequence import Sequence
 from .rows import StepRows
 from .step import Step
 
-_MOST_SHAPES = 64  # that are kept
+_MAX_SHAPES = 64  # that are kept
 _TABLE_ROOM = 8  # block table columns kept free, so that growing sequences rarely make a new table
 
 
@@ -151,7 +151,7 @@ class BatchBuilder:
     def _shape_of(self, rows: StepRows) -> _Shape:
         """What depends on nothing but who runs how many tokens."""
         owners, counts = rows.owners
-        if owners != self._owners or len(self._shapes) >= _MOST_SHAPES:
+        if owners != self._owners or len(self._shapes) >= _MAX_SHAPES:
             self._owners, self._shapes = owners, {}
         key = tuple(counts)
         if (shape := self._shapes.get(key)) is None:

@@ -119,15 +119,6 @@ class Beams:
                 ends += list(zip_longest(group.sequences, group.search.results))
         return ends
 
-    def check(self) -> None:
-        """Raise AssertionError unless the beams of every search are as long as each other."""
-        assert all(group in self._groups.values() for group in self._active)
-        assert all(len({s.num_tokens for s in group.live}) == 1 for group in self._active)
-
-    def idle(self) -> list[Sequence]:
-        """The sequences of all searches that compute no beam at present."""
-        return [s for group in self._groups.values() for s in group.sequences if s not in group.live]
-
     def _grow(self, group: _Group, beams: list[Growth]) -> None:
         before = group.live
         moves = group.grow(beams)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..sequences.sequence import Sequence, SequenceState
 
-MOST_SHARING = 32
+MAX_SHARING = 32
 """Clients among whom virtual time divides what is computed, if there are more. A long prompt would wait for ever while
 ever more come with short ones. So those that come after this many times its own tokens were computed do not pass it.
 """
@@ -68,7 +68,7 @@ class FairShares:
         """Hear that a step computes the next tokens of a prompt while `num_clients` have prompts left."""
         clients = self._priorities[sequence.priority]
         start = sequence.virtual_finish - (sequence.num_tokens - sequence.num_computed)
-        clients.now = max(clients.now + num_tokens / MOST_SHARING, start + num_tokens / num_clients)
+        clients.now = max(clients.now + num_tokens / MAX_SHARING, start + num_tokens / num_clients)
 
     def end(self, sequence: Sequence) -> None:
         """Count the answer of a sequence that ends, and no more of its prompt than was computed."""
@@ -82,12 +82,6 @@ class FairShares:
             del clients.num_sequences[sequence.client], clients.served[sequence.client]
             if not clients.served:
                 del self._priorities[sequence.priority]
-
-    def check(self, sequences: list[Sequence]) -> None:
-        """Raise AssertionError unless exactly the clients of `sequences` are known."""
-        known = {(priority, client) for priority, clients in self._priorities.items() for client in clients.served}
-        assert known == {(sequence.priority, sequence.client) for sequence in sequences}
-        assert sum(sum(clients.num_sequences.values()) for clients in self._priorities.values()) == len(sequences)
 
     def _charge(self, sequence: Sequence, num_tokens: int) -> float:
         clients = self._priorities[sequence.priority]

@@ -21,10 +21,6 @@ class Forks:
         """Those that wait for a sequence."""
         return [fork for fork in self._forks.get(sequence.key, ()) if fork.state is SequenceState.WAITING]
 
-    def all(self) -> list[Sequence]:
-        """Those that wait for any."""
-        return [fork for forks in self._forks.values() for fork in forks if fork.state is SequenceState.WAITING]
-
     def push(self, choices: Seq[Sequence]) -> None:
         """Queue the first of some choices, and let the others wait for it."""
         first, *forks = choices

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..cache.tiers.offload import Offload
 
 _LOOKED_AHEAD = 32  # of those who wait, for the prefixes that they have in common with one that is admitted
-_MOST_WITHOUT_SLOT = 32  # of those who wait for another adapter's end, that a step passes over
+_MAX_WITHOUT_SLOT = 32  # of those who wait for another adapter's end, that a step passes over
 
 _turn = itemgetter(0)
 
@@ -128,7 +128,7 @@ class Prompts:
             # Behind the first that waits, no adapter's sequence goes on: it would take the place for ever.
             if sequence.adapter >= 0 and (without_slot or not self._has_slot(sequence)):
                 without_slot.append(self._waiting.pop())
-                may_admit = len(without_slot) < _MOST_WITHOUT_SLOT
+                may_admit = len(without_slot) < _MAX_WITHOUT_SLOT
                 continue
             prefix = self._cache.cached(sequence)
             start = prefix.num_blocks * self._cache.block_size

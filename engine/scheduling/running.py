@@ -57,9 +57,3 @@ class Running:
             self.decoding = [s for s in self.decoding if s is not sequence]
             self.decode_version += 1
         sequence.state = SequenceState.WAITING
-
-    def check(self) -> None:
-        """Raise AssertionError unless the sequences are at what they should be at."""
-        assert all(s.state is SequenceState.PREFILLING for s in self.prefilling)
-        assert all(s.state is SequenceState.DECODING for s in self.decoding)
-        assert all(s.num_computed == s.num_tokens - 1 for s in self.decoding)

@@ -54,11 +54,11 @@ class Scheduler:
         *,
         enable_prefix_caching: bool = True,
         drafter: Drafter | BatchDrafter | None = None,
-        most_drafted: int | None = None,
+        max_drafted: int | None = None,
         delay_factor: float = 0.0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """A `drafter` drafts tokens, as long as no more than `most_drafted` sequences decode. Without one,
+        """A `drafter` drafts tokens, as long as no more than `max_drafted` sequences decode. Without one,
         what a grammar forces is all that is drafted. `delay_factor` is that of PromptDelay. By the `clock`, in seconds,
         it is learned what drafts take.
 
@@ -115,7 +115,7 @@ class Scheduler:
                 self.cache,
                 cost_model,
                 limits.max_num_batched_tokens,
-                most_sequences=most_drafted,
+                max_sequences=max_drafted,
                 max_draft_tokens=limits.draft_limit,
                 clock=clock,
             )
@@ -140,12 +140,8 @@ class Scheduler:
 
     @property
     def drafts(self) -> Drafts | None:
-        """What drafts tokens, if anything does. Set it before sequences are added."""
+        """What drafts tokens, if anything does."""
         return self._decodes.drafts
-
-    @drafts.setter
-    def drafts(self, drafts: Drafts | None) -> None:
-        self._decodes.drafts = drafts
 
     @property
     def has_constraints(self) -> bool:
@@ -363,19 +359,6 @@ class Scheduler:
         if self.drafts is not None:
             self.drafts.lose_cache()
         return finished
-
-    def check(self) -> None:
-        """Raise AssertionError unless queues and blocks agree with each other."""
-        running, waiting = self._running.sequences(), self._waiting.sequences()
-        waiting += self._forks.all() + self._beams.idle()
-        self._running.check()
-        self._beams.check()
-        self._waiting.check()
-        self._shares.check(list(self._sequences.values()))
-        assert self._prompts.num_taken <= self._prompts.max_num_seqs
-        assert sorted(s.key for s in running + waiting) == sorted(self._sequences)
-        assert all(s.num_blocks == s.num_computed == 0 and not s.announced for s in waiting)
-        self.cache.check(running)
 
     def _set_in_flight(self, step: Step, in_flight: bool) -> None:
         for sequence in step.rows.decodes:

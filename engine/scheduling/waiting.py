@@ -10,7 +10,7 @@ from ..sequences.sequence import Sequence, SequenceState
 from .fair_share import FairShares
 
 _STALE_ENTRIES = 64  # entries that mean nothing any more, which the queue may keep
-_MOST_TOKENS = 65536  # of prompts that are looked up in the cache before a choice, which takes some milliseconds
+_MAX_TOKENS = 65536  # of prompts that are looked up in the cache before a choice, which takes some milliseconds
 
 Turn: TypeAlias = tuple[int, float]  # priority, virtual finish time
 
@@ -102,22 +102,12 @@ class WaitingQueue:
                 heapq.heapify(self._lines[client])
             self._num_entries = sum([len(line) for line in self._lines.values()])
 
-    def check(self) -> None:
-        """Raise AssertionError unless the next turn is the first of all."""
-        assert all(line[0][1].state is SequenceState.WAITING for line in self._lines.values())
-        assert self._num_entries == sum([len(line) for line in self._lines.values()])
-        assert sorted([*self._turns, *self._changed, *self._new]) == sorted(self._lines)
-        if (first := self.peek()) is not None and len(self._lines) > 1:
-            heads = [line[0] for line in self._lines.values()]
-            turns = [(self._shares.served(s) + self._num_to_compute(s), order) for order, s in heads]
-            assert first is min(zip([order[0] for order, _ in heads], turns, heads, strict=True))[2][1]
-
     def _first_client(self) -> str:
         """The client whose turn it is, of several."""
         for client in list(self._changed):
             self.turn(client)
         num_tokens = 0
-        while self._new and num_tokens < _MOST_TOKENS:
+        while self._new and num_tokens < _MAX_TOKENS:
             client = next(iter(self._new))
             num_tokens += self._lines[client][0][1].num_tokens
             self.turn(client)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 SEPARATOR = -1  # after each answer, so that nothing is found across its ends
 
-_MOST_PLACES = 64  # of two tokens that are looked at, the last ones
+_MAX_PLACES = 64  # of two tokens that are looked at, the last ones
 _LONGEST = 2**14  # tokens of one answer, which take a millisecond to be chained
 _BUCKETS_A_TOKEN = 0.5
 _WORD = 2**64 - 1
@@ -23,12 +23,12 @@ class Answers:
     Every answer has an owner, a number below 2^64, and is found by its owner alone. The chains of two owners meet only
     by accidents that a secret number decides, so how long a search takes tells nothing about what others wrote.
 
-    It has `size` tokens, a power of two, of at most `most_answers` answers, and takes 24 bytes for each. The oldest
+    It has `size` tokens, a power of two, of at most `max_answers` answers, and takes 24 bytes for each. The oldest
     answers make room. New ones wait until somebody searches, or there are many: together they take less time.
     """
 
-    def __init__(self, most_answers: int, size: int) -> None:
-        self._most_answers = most_answers
+    def __init__(self, max_answers: int, size: int) -> None:
+        self._max_answers = max_answers
         self._mask = size - 1
         buckets = max(int(size * _BUCKETS_A_TOKEN), 1)
         self._shift = 64 - max(buckets.bit_length() - 1, 1)
@@ -57,7 +57,7 @@ class Answers:
         """Keep an answer, or its end: a quarter of the ring, and 2^14 tokens at most. One token alone says nothing."""
         most = min(len(self.tokens) // 4, _LONGEST)
         tokens = tokens[-most:].copy()
-        if len(tokens) < 2 or not self._most_answers:
+        if len(tokens) < 2 or not self._max_answers:
             return
         if self._num_waiting + len(tokens) > most:
             self._take_in()
@@ -91,7 +91,7 @@ class Answers:
         oldest = self._starts[0] if self._starts else self._end
         found: list[int] = []
         position = int(self._last[self._buckets(owner, before, last)])
-        while position >= oldest and len(found) < _MOST_PLACES:
+        while position >= oldest and len(found) < _MAX_PLACES:
             found.append(position)
             position = self._before.item(position & self._mask)
         places: NDArray[np.int64] = np.array(found, np.int64)
@@ -106,7 +106,7 @@ class Answers:
     def _make_room(self, count: int) -> None:
         """Forget the oldest answers until one of so many tokens fits, and the separator before the oldest stays."""
         starts = self._starts
-        while starts and (len(starts) >= self._most_answers or self._end + count + 2 - starts[0] > len(self.tokens)):
+        while starts and (len(starts) >= self._max_answers or self._end + count + 2 - starts[0] > len(self.tokens)):
             starts.popleft()
 
     def _buckets(self, owner: int, before: Any, last: Any) -> Any:

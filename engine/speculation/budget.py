@@ -25,7 +25,7 @@ class _Common(Struct):
     """Of all sequences that decode beside about as many others."""
 
     # By a drafter call, times a token's time: the first, or one that was interrupted, says little of others.
-    most_lost: float
+    max_lost: float
     saved_ms: float = 0.0  # a drafter call, on average
     budget_ms: float = 0.0  # what drafter calls may still lose
     token_ms: float = 0.0  # 0 as long as none was noted
@@ -87,7 +87,7 @@ class SpeculationBudget:
         self._has_tried = True
         return True
 
-    def least_wait(self, keys: Iterable[int]) -> int:
+    def min_wait(self, keys: Iterable[int]) -> int:
         """For how many steps the drafter is asked for none of these sequences, which `may_ask` has seen."""
         common = self._common
         waits = min((self._records[key].waits for key in keys), default=0)
@@ -111,7 +111,7 @@ class SpeculationBudget:
         if record is None or token_ms <= 0.0:
             return
         common = self._common
-        saved_ms = max(saved_ms, -common.most_lost * token_ms)
+        saved_ms = max(saved_ms, -common.max_lost * token_ms)
         common.note(saved_ms, token_ms)
         record.saved_ms += _WEIGHT * (saved_ms - record.saved_ms)
         if record.saved_ms >= (_CONVINCING if record.pause else -_TOLERATED) * token_ms:

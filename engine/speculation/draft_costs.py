@@ -78,7 +78,7 @@ class DraftCosts:
         """Whether a sequence is better off with draft tokens where others get them."""
         return of.right * prices.token_ms > of.made * (self._coefficient(1) + prices.row_ms)
 
-    def least_probability(self, num_sequences: int, prices: StepPrices) -> float:
+    def min_probability(self, num_sequences: int, prices: StepPrices) -> float:
         """How likely the draft tokens of a sequence must be for another one to be worth it, where so many get some."""
         further_ms = self._coefficient(1) + prices.row_ms + self._coefficient(0) / max(num_sequences, 1)
         return min(further_ms / max(prices.token_ms, 1e-6), _HIGHEST_BAR)

@@ -24,7 +24,7 @@ from .drafter import StepPrices
 from .policy import DraftPolicy
 
 _SHORT_BACKLOG = 4  # tokens that are new to the small model; a draft that was right leaves two
-_LEAST_PAUSE_MS = 2.0  # in which a step may be held up however short it is: nobody sees that
+_MIN_PAUSE_MS = 2.0  # in which a step may be held up however short it is: nobody sees that
 _FIRST_LENGTH = 256.0  # tokens of an answer, before any has ended
 _LENGTH_WEIGHT = 0.1
 
@@ -39,10 +39,10 @@ class ModelDrafter:
         *,
         vocab_size: int,
         own_vocab_size: int,
-        most_context: int,
+        max_context: int,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """It has no idea of what follows `most_context` tokens.
+        """It has no idea of what follows `max_context` tokens.
 
         `vocab_size` is the large model's, `own_vocab_size` the small one's. They may differ in ids that no token has.
         `clock` gives seconds.
@@ -52,9 +52,9 @@ class ModelDrafter:
         self._num_tokens = num_tokens
         self._vocab_size = vocab_size
         self._own_vocab_size = own_vocab_size
-        self._most_context = most_context
+        self._max_context = max_context
         self._block_size = executor.limits.block_size
-        self._most_tokens = executor.limits.max_num_batched_tokens
+        self._max_tokens = executor.limits.max_num_batched_tokens
         self._contents: list[Digest | None] = [None] * executor.limits.num_blocks  # full blocks that it has computed
         self._policy = DraftPolicy(num_tokens)
         self._rows = DraftRows()
@@ -79,7 +79,7 @@ class ModelDrafter:
         batch = self._batch(running, counts)
         batch.sampling.masks = None if masks is None else self._own_masks(masks)
         wanted = np.array([*counts.values()] + [0] * len(self._behind), np.int32)
-        least = self._policy.costs.least_probability(len(counts), prices)
+        least = self._policy.costs.min_probability(len(counts), prices)
         started = self._clock()
         draft_tokens = self._executor.draft(batch, wanted, least)
         elapsed_ms = (self._clock() - started) * 1e3
@@ -121,14 +121,14 @@ class ModelDrafter:
 
     def _room(self, sequence: Sequence) -> int:
         """The most draft tokens of a sequence: the token after them is sampled without one."""
-        longest = min(sequence.max_length - 1, self._most_context)
+        longest = min(sequence.max_length - 1, self._max_context)
         return min(self._num_tokens, longest - sequence.num_tokens)
 
     def _caught_up(self, counts: Mapping[Sequence, int], saved_ms: float, prices: StepPrices) -> dict[Sequence, int]:
         """Those of a plan that the small model can know up to the last token in this step. Each is to save so much."""
-        spare_ms = max(min(prices.most_ms - prices.plain_ms, max(prices.plain_ms, _LEAST_PAUSE_MS)), 0.0)
-        left = min(self._policy.costs.num_tokens(spare_ms), self._most_tokens)
-        room = self._most_tokens
+        spare_ms = max(min(prices.max_ms - prices.plain_ms, max(prices.plain_ms, _MIN_PAUSE_MS)), 0.0)
+        left = min(self._policy.costs.num_tokens(spare_ms), self._max_tokens)
+        room = self._max_tokens
         ready: dict[Sequence, int] = {}
         for sequence, count in counts.items():
             if sequence.num_drafted == UNKNOWN:

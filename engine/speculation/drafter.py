@@ -68,7 +68,7 @@ class StepPrices(Struct, frozen=True):
 
     `plain_ms` is the device's time without draft tokens, and each row more makes it `row_ms` longer. The engine's own
     time is `engine_ms` then. With draft tokens it is `drafting_ms`, beside the time of the model that makes them. The
-    device may take at most `most_ms`.
+    device may take at most `max_ms`.
     """
 
     num_sequences: int
@@ -76,7 +76,7 @@ class StepPrices(Struct, frozen=True):
     row_ms: float
     engine_ms: float
     drafting_ms: float
-    most_ms: float
+    max_ms: float
 
     @property
     def token_ms(self) -> float:

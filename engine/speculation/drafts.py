@@ -25,9 +25,9 @@ from .engine_time import EngineTime
 
 _FRUITLESS = 8  # steps without a draft token, after which only every so many steps one is thought of
 
-_MOST_FORCED = 64  # tokens in a draft
+_MAX_FORCED = 64  # tokens in a draft
 _LOOKAHEAD_S = 0.005  # a step, on the engine thread: then no grammar is asked any more
-_MOST_HISTORY = 2**20  # tokens: with penalties, each row of a draft reads all tokens before it
+_MAX_HISTORY = 2**20  # tokens: with penalties, each row of a draft reads all tokens before it
 
 
 class DraftStats(Struct, frozen=True):
@@ -78,11 +78,11 @@ class Drafts:
         cost_model: CostModel,
         max_num_batched_tokens: int,
         *,
-        most_sequences: int | None = None,
+        max_sequences: int | None = None,
         max_draft_tokens: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Nobody gets a draft while more than `most_sequences` decode, nor one of more than `max_draft_tokens`. `clock`
+        """Nobody gets a draft while more than `max_sequences` decode, nor one of more than `max_draft_tokens`. `clock`
         gives seconds.
 
         `extended` are the keys of sequences that `choose` has given blocks.
@@ -94,7 +94,7 @@ class Drafts:
         self._cache = cache
         self._cost_model = cost_model
         self._max_num_batched_tokens = max_num_batched_tokens
-        self._most_sequences = most_sequences
+        self._max_sequences = max_sequences
         self._max_draft_tokens = max_num_batched_tokens if max_draft_tokens is None else max_draft_tokens
         self._clock = clock
         self._rates = AcceptanceRates()
@@ -135,7 +135,7 @@ class Drafts:
             return {}
         self.extended, self._num_forced, self._asked = set(), {}, {}
         self._time.skip()
-        if not decoding or (self._most_sequences is not None and len(decoding) > self._most_sequences):
+        if not decoding or (self._max_sequences is not None and len(decoding) > self._max_sequences):
             return {}
         room = (self._max_num_batched_tokens - load.num_tokens) // 2
         until = time.perf_counter() + _LOOKAHEAD_S
@@ -206,7 +206,7 @@ class Drafts:
         they shall take no time until somebody is asked for again.
         """
         if decoding:
-            self._rest = self._budget.least_wait([s.key for s in decoding])
+            self._rest = self._budget.min_wait([s.key for s in decoding])
             self._resting = (len(decoding), decoding[-1].key)
 
     def learn(self, sequence: Sequence, num_draft_tokens: int, num_accepted: int) -> None:
@@ -295,7 +295,7 @@ class Drafts:
         The step has so much time left.
         """
         constraint, rate = sequence.constraint, self._rates.of(sequence.key)
-        draft_tokens = [] if constraint is None else jump_forward_tokens(constraint)[:_MOST_FORCED]
+        draft_tokens = [] if constraint is None else jump_forward_tokens(constraint)[:_MAX_FORCED]
         num_forced = len(draft_tokens)
         if num_forced:
             self._num_forced[sequence.key] = num_forced
@@ -354,7 +354,7 @@ class Drafts:
         And no more than there is room for what their rows read.
         """
         most = self._cache.decode_tokens(sequence, 1 + self._max_draft_tokens) - 1
-        return min(most, _MOST_HISTORY // sequence.num_tokens) if sequence.sampling.uses_history else most
+        return min(most, _MAX_HISTORY // sequence.num_tokens) if sequence.sampling.uses_history else most
 
 
 def _with_drafts(load: StepLoad, drafts: Mapping[Sequence, DraftTokens]) -> StepLoad:

@@ -28,14 +28,14 @@ class MtpDrafter:
         executor: DraftExecutor,
         num_tokens: int,
         *,
-        most_context: int,
+        max_context: int,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Nothing is drafted behind `most_context` tokens. `clock` gives seconds."""
+        """Nothing is drafted behind `max_context` tokens. `clock` gives seconds."""
         self._executor = executor
         self._num_tokens = num_tokens
-        self._most_context = most_context
-        self._most_sequences = executor.limits.max_num_seqs
+        self._max_context = max_context
+        self._max_sequences = executor.limits.max_num_seqs
         self._has_adapters = executor.limits.max_loras > 0
         self._clock = clock
         self._policy = DraftPolicy(num_tokens)
@@ -43,7 +43,7 @@ class MtpDrafter:
 
     def plan(self, sequences: Seq[Sequence], prices: StepPrices) -> dict[Sequence, int]:
         """How many draft tokens each of these sequences may get, as far as that pays; those with none are left out."""
-        rooms = {s: room for s in sequences[: self._most_sequences] if (room := self._room(s)) > 0}
+        rooms = {s: room for s in sequences[: self._max_sequences] if (room := self._room(s)) > 0}
         return self._policy.choose(rooms, prices)[0]
 
     def draft(
@@ -55,7 +55,7 @@ class MtpDrafter:
         sequences = [*counts]
         batch = self._batch(sequences)
         batch.sampling.masks = masks
-        least = self._policy.costs.least_probability(len(sequences), prices)
+        least = self._policy.costs.min_probability(len(sequences), prices)
         started = self._clock()
         draft_tokens = self._executor.draft(batch, np.array([*counts.values()], np.int32), least)
         elapsed_ms = (self._clock() - started) * 1e3
@@ -83,7 +83,7 @@ class MtpDrafter:
 
     def _room(self, sequence: Sequence) -> int:
         """The most draft tokens of a sequence: the token after them is sampled without one."""
-        longest = min(sequence.max_length - 1, self._most_context)
+        longest = min(sequence.max_length - 1, self._max_context)
         return min(self._num_tokens, longest - sequence.num_tokens)
 
     def _batch(self, sequences: list[Sequence]) -> StepBatch:

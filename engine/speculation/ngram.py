@@ -11,7 +11,7 @@ import numpy as np
 from .drafter import Draftable
 
 # Where the last token stood before, the last of these places are looked at: it may stand everywhere.
-_MOST_PLACES = 4096
+_MAX_PLACES = 4096
 
 
 class NgramDrafter:
@@ -21,19 +21,19 @@ class NgramDrafter:
     to `longest` tokens before each of a bounded number of places.
     """
 
-    def __init__(self, num_tokens: int, longest: int, shortest: int, most_context: int | None = None) -> None:
-        """It has no idea of sequences of more than `most_context` tokens."""
+    def __init__(self, num_tokens: int, longest: int, shortest: int, max_context: int | None = None) -> None:
+        """It has no idea of sequences of more than `max_context` tokens."""
         self._num_tokens = num_tokens
         self._longest = longest
         self._shortest = shortest
-        self._most_context = most_context
+        self._max_context = max_context
 
     def propose(self, sequence: Draftable) -> list[int]:
         """The likely next tokens; none if the last ones are new."""
-        if self._most_context is not None and sequence.num_tokens > self._most_context:
+        if self._max_context is not None and sequence.num_tokens > self._max_context:
             return []
         tokens = sequence.tokens[: sequence.num_tokens]
-        ends = np.flatnonzero(tokens[:-1] == tokens[-1])[-_MOST_PLACES:]  # where a run like the last one may end
+        ends = np.flatnonzero(tokens[:-1] == tokens[-1])[-_MAX_PLACES:]  # where a run like the last one may end
         length = 1
         while len(ends) and length < self._longest:
             longer = ends[ends >= length]  # those with a token before the run

@@ -18,7 +18,7 @@ from .suffix_options import SUFFIX_KEYS, SuffixOptions, suffix_options
 _NGRAM = ("ngram", "[ngram]")
 _SUFFIX, _DRAFT_MODEL, _MTP, _EAGLE3 = "suffix", "draft_model", "mtp", "eagle3"
 _OF_FAMILY = "_mtp"  # behind a family's name, vLLM's name for the same
-_MOST_TOKENS, _LONGEST_RUN = 64, 32
+_MAX_TOKENS, _LONGEST_RUN = 64, 32
 _DEFAULT_TOKENS, _DEFAULT_RUN, _DEFAULT_HEAD = 8, 4, 3
 _COMMON_KEYS = ("method", "model", "num_speculative_tokens", "disable_by_batch_size", "max_model_len")
 _KEYS = {
@@ -42,14 +42,14 @@ class Speculation(Struct, frozen=True):
 
     With `suffix` they are made by that method instead.
 
-    None are made for sequences of more than `most_context` tokens, nor while more than `most_sequences` decode.
+    None are made for sequences of more than `max_context` tokens, nor while more than `max_sequences` decode.
     """
 
     num_tokens: int
     longest: int
     shortest: int
-    most_sequences: int | None = None
-    most_context: int | None = None
+    max_sequences: int | None = None
+    max_context: int | None = None
     suffix: SuffixOptions | None = None
 
 
@@ -64,16 +64,16 @@ class DraftModel(Struct, frozen=True):
     revision: str | None = None
     quantization: Method | CheckpointMethod | None = None
     tensor_parallel_size: int = 1
-    most_sequences: int | None = None
-    most_context: int | None = None
+    max_sequences: int | None = None
+    max_context: int | None = None
 
 
 class Mtp(Struct, frozen=True):
     """Drafts of at most `num_tokens` tokens from the checkpoint's own layer for that. The rest is as in Speculation."""
 
     num_tokens: int
-    most_sequences: int | None = None
-    most_context: int | None = None
+    max_sequences: int | None = None
+    max_context: int | None = None
 
 
 class Eagle3(Struct, frozen=True):
@@ -85,8 +85,8 @@ class Eagle3(Struct, frozen=True):
     model: str
     num_tokens: int
     revision: str | None = None
-    most_sequences: int | None = None
-    most_context: int | None = None
+    max_sequences: int | None = None
+    max_context: int | None = None
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,7 @@ def _suffix(asked: SpeculativeKeys) -> Speculation:
     if asked.get("model") not in (None, _SUFFIX):
         asked.mistakes.add(f"{CONFIG}: suffix has no model; leave it out")
     suffix = suffix_options(asked)
-    num_tokens = min(suffix.max_tree_depth, _MOST_TOKENS)
+    num_tokens = min(suffix.max_tree_depth, _MAX_TOKENS)
     return Speculation(longest=1, shortest=1, suffix=suffix, **_common(asked, num_tokens))
 
 
@@ -243,9 +243,9 @@ def _draft_model(asked: SpeculativeKeys) -> DraftModel:
 
 def _common(asked: SpeculativeKeys, default_tokens: int) -> dict[str, Any]:
     return {
-        "num_tokens": asked.number("num_speculative_tokens", _MOST_TOKENS) or default_tokens,
-        "most_sequences": asked.number("disable_by_batch_size"),
-        "most_context": asked.number("max_model_len"),
+        "num_tokens": asked.number("num_speculative_tokens", _MAX_TOKENS) or default_tokens,
+        "max_sequences": asked.number("disable_by_batch_size"),
+        "max_context": asked.number("max_model_len"),
     }
 
 

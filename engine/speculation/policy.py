@@ -17,10 +17,10 @@ _FIRST_TRIAL, _LAST_TRIAL = 64, 4096  # plans without a draft token, after which
 class DraftPolicy:
     """What draft tokens cost, and how many are accepted: of each sequence that had some, and of a new one."""
 
-    def __init__(self, most_tokens: int) -> None:
-        """For drafts of at most `most_tokens` tokens."""
+    def __init__(self, max_tokens: int) -> None:
+        """For drafts of at most `max_tokens` tokens."""
         made, right = _FIRST_YIELD
-        share = min(most_tokens / made, 1.0)
+        share = min(max_tokens / made, 1.0)
         self.costs = DraftCosts()
         self._common = Yield(made * share, right * share)  # of a new sequence
         self._yields: dict[int, Yield] = {}  # by Sequence.key, of those that had a draft

@@ -15,8 +15,8 @@ from .answers import SEPARATOR, Answers
 from .drafter import Draftable
 from .suffix_options import SuffixOptions
 
-_MOST_TOKENS = 2**20  # of all answers that are kept
-_MOST_PLACES = 256  # in the sequence's own text
+_MAX_TOKENS = 2**20  # of all answers that are kept
+_MAX_PLACES = 256  # in the sequence's own text
 
 Tokens = Callable[[NDArray[np.int64]], NDArray[np.int32]]  # those at some positions, SEPARATOR at the ends of texts
 
@@ -29,23 +29,23 @@ class SuffixDrafter:
     and at a bounded number of places.
     """
 
-    def __init__(self, num_tokens: int, options: SuffixOptions, most_context: int | None = None) -> None:
-        """It proposes at most `num_tokens`, and has no idea of sequences of more than `most_context` tokens."""
+    def __init__(self, num_tokens: int, options: SuffixOptions, max_context: int | None = None) -> None:
+        """It proposes at most `num_tokens`, and has no idea of sequences of more than `max_context` tokens."""
         self._num_tokens = num_tokens
         self._options = options
-        self._most_context = most_context
+        self._max_context = max_context
         # The run that leaves room for as many draft tokens as its length allows.
         self._longest = max(int(options.max_tree_depth / (1.0 + options.max_spec_factor)), 1)
-        self._answers = Answers(options.max_cached_requests, _MOST_TOKENS) if options.max_cached_requests else None
+        self._answers = Answers(options.max_cached_requests, _MAX_TOKENS) if options.max_cached_requests else None
 
     def propose(self, sequence: Draftable) -> list[int]:
         """The likely next tokens; none if the last ones are new."""
         count = sequence.num_tokens
-        if count < 2 or (self._most_context is not None and count > self._most_context):
+        if count < 2 or (self._max_context is not None and count > self._max_context):
             return []
         own = sequence.tokens[:count]
         last = own[-self._longest :][::-1]  # the newest one first
-        places = np.flatnonzero(own[:-1] == last[0])[-_MOST_PLACES:][::-1]
+        places = np.flatnonzero(own[:-1] == last[0])[-_MAX_PLACES:][::-1]
         before, behind = len(last), self._num_tokens + 1
         padded = np.full(before + count + behind, SEPARATOR, np.int32)
         padded[before : before + count] = own

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from .option_keys import SpeculativeKeys
 
-_MOST_DEPTH, _MOST_REQUESTS = 256, 100_000
+_MAX_DEPTH, _MAX_REQUESTS = 256, 100_000
 _PREFIX = "suffix_decoding_"
 
 
@@ -31,10 +31,8 @@ def suffix_options(asked: SpeculativeKeys) -> SuffixOptions:
     """The options in a speculative config, which notes the values that are out of range."""
     default = SuffixOptions()
     return SuffixOptions(
-        max_tree_depth=asked.whole(_PREFIX + "max_tree_depth", default.max_tree_depth, 2, _MOST_DEPTH),
-        max_cached_requests=asked.whole(
-            _PREFIX + "max_cached_requests", default.max_cached_requests, 0, _MOST_REQUESTS
-        ),
+        max_tree_depth=asked.whole(_PREFIX + "max_tree_depth", default.max_tree_depth, 2, _MAX_DEPTH),
+        max_cached_requests=asked.whole(_PREFIX + "max_cached_requests", default.max_cached_requests, 0, _MAX_REQUESTS),
         max_spec_factor=asked.real(_PREFIX + "max_spec_factor", default.max_spec_factor, 0.1, 16.0),
         min_token_prob=asked.real(_PREFIX + "min_token_prob", default.min_token_prob, 0.0, 1.0),
     )

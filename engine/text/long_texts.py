@@ -21,14 +21,14 @@ MARGIN = 1024
 Tokens = TypeVar("Tokens", bound=Sized)
 
 
-def most_characters(num_tokens: int) -> int:
+def max_characters(num_tokens: int) -> int:
     """The most characters of a text that may have `num_tokens`. Longer texts are refused without encoding."""
     return max(SHORT_TEXT, CHARACTERS_PER_TOKEN * num_tokens)
 
 
 def encode_at_most(encode: Callable[[str], Tokens], text: str, num_tokens: int) -> Tokens | None:
     """The tokens of `text`, maybe a few more than `num_tokens`; None if it is too long or has many more."""
-    if len(text) > most_characters(num_tokens):
+    if len(text) > max_characters(num_tokens):
         return None
     length = max(_WHOLE, _LIKELY * num_tokens)
     while length < len(text):
@@ -45,7 +45,7 @@ def encode_part(encode: Callable[[str], Tokens], text: str, num_tokens: int, *, 
     of a thousand digits, which reaches from the cut over more than MARGIN tokens.
     """
     length = max(_WHOLE, _LIKELY * (num_tokens + MARGIN))
-    longest = max(length, most_characters(num_tokens))
+    longest = max(length, max_characters(num_tokens))
     while length < min(len(text), longest):
         tokens = encode(text[-length:] if end else text[:length])
         if len(tokens) >= num_tokens + MARGIN:

@@ -18,15 +18,15 @@ _BITS = {
     "I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64, "C64": 64, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
 }  # fmt: skip
 
-_MOST_DIMS = 64  # as numpy has it
+_MAX_DIMS = 64  # as numpy has it
 
 
-def tensor_at_fault(path: Path, most_header_bytes: int) -> str | None:
+def tensor_at_fault(path: Path, max_header_bytes: int) -> str | None:
     """The first tensor that contradicts the file, and how, in words; None if the header itself cannot be read."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(min(length, most_header_bytes)))
+            header = json.loads(file.read(min(length, max_header_bytes)))
         size = path.stat().st_size - 8 - length
     except (OSError, ValueError, RecursionError):
         return None
@@ -80,6 +80,6 @@ def _fault_of(entry: Any) -> str | None:
 
 def _sizes(values: object) -> list[int] | None:
     """The values, if they are sizes, and not so many that their product would take long."""
-    if not isinstance(values, list) or len(values) > _MOST_DIMS:
+    if not isinstance(values, list) or len(values) > _MAX_DIMS:
         return None
     return values if all(type(value) is int and 0 <= value < 2**64 for value in values) else None

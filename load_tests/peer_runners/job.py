@@ -64,7 +64,7 @@ class Job:
         return max(scenario.prompt_tokens + scenario.new_tokens for scenario in self.scenarios)
 
     @property
-    def most_sequences(self) -> int:
+    def max_sequences(self) -> int:
         """The most sequences at a time."""
         return max(scenario.prompts for scenario in self.scenarios)
 

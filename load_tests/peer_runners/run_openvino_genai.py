@@ -23,7 +23,7 @@ class OpenvinoGenai:
         scheduler = genai.SchedulerConfig()
         scheduler.cache_size = given.cache_gib
         scheduler.max_num_batched_tokens = job.STEP_TOKENS
-        scheduler.max_num_seqs = given.most_sequences
+        scheduler.max_num_seqs = given.max_sequences
         scheduler.enable_prefix_caching = False
         self._pipeline = genai.ContinuousBatchingPipeline(
             given.file, scheduler, "CPU", {"INFERENCE_NUM_THREADS": len(given.cpus)}

@@ -24,7 +24,7 @@ class Tidewheel:
         wanted: dict[str, Any] = {
             "model": given.file or given.model,
             "max_model_len": given.longest + 1,  # the engine wants room for a token after the last
-            "max_num_seqs": given.most_sequences,
+            "max_num_seqs": given.max_sequences,
             "max_step_ms": _NO_STEP_LIMIT_MS,
             "enable_prefix_caching": False,
         }

@@ -34,8 +34,8 @@ class VllmCpu:
             dtype=given.weights if is_dtype else "bfloat16",
             quantization=None if is_dtype else given.weights,
             max_model_len=given.longest,
-            max_num_seqs=given.most_sequences,
-            max_num_batched_tokens=max(job.STEP_TOKENS, given.most_sequences),
+            max_num_seqs=given.max_sequences,
+            max_num_batched_tokens=max(job.STEP_TOKENS, given.max_sequences),
             enable_prefix_caching=False,
             **adapted,
         ).llm_engine

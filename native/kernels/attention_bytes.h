@@ -12,7 +12,7 @@
 namespace tidewheel::TW_ISA {
 
 constexpr int kLargestByte = 127, kLargestWeight = 255;
-constexpr float kLeastToDivideBy = 0x1p-110f;  // below the scale of any V that is not stored as zeros
+constexpr float kMinToDivideBy = 0x1p-110f;  // below the scale of any V that is not stored as zeros
 
 // A block's K or V: its first column for these products, and the distance to a later block, to prefetch it.
 struct ByteColumns {
@@ -83,7 +83,7 @@ class ByteProducts : public ElementReader<int8_t> {
       poisons[r] = hsum(poison);
     }
     for (int i = 0; i < rows; i += kLanes) {
-      const F top = load(tops + i), least = set1(kLeastToDivideBy);
+      const F top = load(tops + i), least = set1(kMinToDivideBy);
       float scales[kLanes];
       store(factors + i, keep_if(div(set1(kLargestWeight), max(top, least)), top, least));
       store(scales, fma(load(poisons + i), zero(), keep_if(mul(top, set1(1.0f / kLargestWeight)), top, least)));
@@ -120,7 +120,7 @@ class ByteProducts : public ElementReader<int8_t> {
       poison = fma(load(x + i), zero(), poison);
     }
     const float top = hmax(largest);
-    const bool small = !(top >= kLeastToDivideBy);
+    const bool small = !(top >= kMinToDivideBy);
     q_scales_[r] = (small ? 0.0f : top / kLargestByte) + hsum(poison);
     const F factor = set1(small ? 0.0f : kLargestByte / top), bound = set1(kLargestByte);
     Ints total = set1_int(0);

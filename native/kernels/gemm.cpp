@@ -120,7 +120,7 @@ void gemm_with(Micro& kernel, const WeightFormat& format, const GemmArgs& args) 
   const size_t x_bytes = row_bytes(format, args.k), weight_bytes = panel_bytes(format, args.k);
   alignas(64) float tile[Micro::kRows * kPanel];
   if (args.low_rank) {
-    prefetch_stripes(args.low_rank + args.row_begin, args.row_end - args.row_begin, args.low_rank_panel + args.panel_begin);
+    prefetch_lora_panels(args.low_rank + args.row_begin, args.row_end - args.row_begin, args.low_rank_panel + args.panel_begin);
   }
   for (int panel = args.panel_begin; panel < args.panel_end; ++panel) {
     const char* weight = static_cast<const char*>(args.weight) + panel * weight_bytes;

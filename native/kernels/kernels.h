@@ -99,29 +99,29 @@ enum class Epilogue : int {
 };
 constexpr int kGateColumns = kPanel / 2;  // of a panel, for kGated
 
-// Matrices of adapters are packed in stripes of this many outputs, [inputs / step, kStripe, step].
-constexpr int kStripe = 16;
+// Matrices of adapters are packed in LoRA panels of this many outputs, [inputs / step, kLoraPanel, step].
+constexpr int kLoraPanel = 16;
 
-// A stripe has zeros up to a multiple of so many inputs, and is multiplied as far as that. Each `stripe_step` inputs
-// are side by side.
-constexpr int kStripeInputs = 4;
-constexpr int stripe_step(DType type) { return type == DType::kBFloat16 ? 2 : 1; }
-constexpr size_t stripe_bytes(int inputs, DType type) {
-  return size_t(inputs + kStripeInputs - 1) / kStripeInputs * kStripeInputs * kStripe * dtype_bytes(type);
+// A LoRA panel has zeros up to a multiple of so many inputs, and is multiplied as far as that. Each `lora_panel_step`
+// inputs are side by side.
+constexpr int kLoraPanelInputs = 4;
+constexpr int lora_panel_step(DType type) { return type == DType::kBFloat16 ? 2 : 1; }
+constexpr size_t lora_panel_bytes(int inputs, DType type) {
+  return size_t(inputs + kLoraPanelInputs - 1) / kLoraPanelInputs * kLoraPanelInputs * kLoraPanel * dtype_bytes(type);
 }
 
 // What an adapter adds to some columns of a product: y += h B, with the values of h from `first` on.
-struct LowRankStripe {
+struct LoraPanel {
   const void* b = nullptr;
   int first = 0, count = 0;
 
-  constexpr size_t bytes(DType type) const { return stripe_bytes(count, type); }
+  constexpr size_t bytes(DType type) const { return lora_panel_bytes(count, type); }
 };
 
 // What is added to one row of a product.
 struct LowRankRow {
-  const LowRankStripe* stripes = nullptr;  // of all packed columns; null: nothing is added
-  const void* h = nullptr;                 // what `pack_stripe_inputs` made
+  const LoraPanel* lora_panels = nullptr;  // of all packed columns; null: nothing is added
+  const void* h = nullptr;                 // what `pack_lora_panel_inputs` made
   DType type = DType::kFloat32;            // of B
   // What is read next of the adapter, some of it with each panel, to be fetched meanwhile.
   const char* next = nullptr;
@@ -149,17 +149,17 @@ struct GemmArgs {
   float swiglu_limit = 0;
   // Added to products before anything else but the bias: for each row, by an adapter; null: to none.
   const LowRankRow* low_rank = nullptr;
-  int low_rank_panel = 0;  // of the stripes' panels, that of this weight's first one
+  int low_rank_panel = 0;  // of the LoRA panels, that of this weight's first one
 };
 
-// y = x W^T for some rows x and some stripes of W.
+// y = x W^T for some rows x and some LoRA panels of W.
 struct ProjectArgs {
-  const void* const* x;  // [rows], each what `pack_stripe_inputs` made
+  const void* const* x;  // [rows], each what `pack_lora_panel_inputs` made
   int rows, inputs;
-  const void* w;         // [stripes], one behind the other
+  const void* w;         // [LoRA panels], one behind the other
   DType type;            // of W
-  int stripes;
-  float* const* y;       // [rows], each [stripes, kStripe]
+  int lora_panels;
+  float* const* y;       // [rows], each [LoRA panels, kLoraPanel]
 };
 
 struct PackWeightsArgs {
@@ -422,9 +422,9 @@ struct Kernels {
   void (*pack_inputs)(const WeightFormat&, const PackInputsArgs&, int row_begin, int row_end);
   void (*gemm)(const WeightFormat&, const GemmArgs&);
   void (*project)(const ProjectArgs&);
-  // Puts inputs from `first` on and so many zeros into a row that stripes of that type are multiplied by. Behind a
+  // Puts inputs from `first` on and so many zeros into a row that LoRA panels of that type are multiplied by. Behind a
   // row's last input there must be kStripeInputs zeros. An input takes at most as much room as a float.
-  void (*pack_stripe_inputs)(DType, const float* x, int first, int count, int zeros, void* row);
+  void (*pack_lora_panel_inputs)(DType, const float* x, int first, int count, int zeros, void* row);
   void (*normalize)(const Norm&, float* x, int size);
   // y += scale * norm(x); x is normalized in place.
   void (*add_normalized)(const Norm&, float* x, int size, float scale, float* y);

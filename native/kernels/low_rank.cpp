@@ -1,4 +1,4 @@
-// Products with the stripes of adapters. A value depends only on its row of x and its row of W.
+// Products with the LoRA panels of adapters. A value depends only on its row of x and its row of W.
 #include "kernels/low_rank.h"
 
 #include "kernels/table.h"
@@ -12,19 +12,19 @@ void project_rows(const ProjectArgs& args, int row) {
   const Activation* x[ROWS];
   for (int r = 0; r < ROWS; ++r) x[r] = static_cast<const Activation*>(args.x[row + r]);
   const char* w = static_cast<const char*>(args.w);
-  for (int s = 0; s < args.stripes; ++s, w += stripe_bytes(args.inputs, args.type)) {
-    F products[ROWS][kStripeVectors];
-    multiply_stripe<T, ROWS>(reinterpret_cast<const T*>(w), args.inputs, x, products);
+  for (int s = 0; s < args.lora_panels; ++s, w += lora_panel_bytes(args.inputs, args.type)) {
+    F products[ROWS][kLoraPanelVectors];
+    multiply_lora_panel<T, ROWS>(reinterpret_cast<const T*>(w), args.inputs, x, products);
     for (int r = 0; r < ROWS; ++r) {
-      for (int v = 0; v < kStripeVectors; ++v) store(args.y[row + r] + s * kStripe + v * kLanes, products[r][v]);
+      for (int v = 0; v < kLoraPanelVectors; ++v) store(args.y[row + r] + s * kLoraPanel + v * kLanes, products[r][v]);
     }
   }
 }
 
 template <typename T>
 void project_all(const ProjectArgs& args) {
-  for (int row = 0; row < args.rows; row += kStripeRows) {
-    const int rows = args.rows - row < kStripeRows ? args.rows - row : kStripeRows;
+  for (int row = 0; row < args.rows; row += kLoraPanelRows) {
+    const int rows = args.rows - row < kLoraPanelRows ? args.rows - row : kLoraPanelRows;
     with_rows(rows, [&]<int ROWS>() { project_rows<T, ROWS>(args, row); });
   }
 }
@@ -55,7 +55,7 @@ void project(const ProjectArgs& args) {
   }
 }
 
-void pack_stripe_inputs(DType type, const float* x, int first, int count, int zeros, void* row) {
+void pack_lora_panel_inputs(DType type, const float* x, int first, int count, int zeros, void* row) {
   switch (type) {
     case DType::kFloat32: return pack_inputs<float>(x, first, count, zeros, row);
     case DType::kBFloat16: return pack_inputs<bf16>(x, first, count, zeros, row);

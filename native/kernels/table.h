@@ -83,7 +83,7 @@ void unpack_row(const WeightFormat& format, const void* weight, int k, int row, 
 void pack_inputs(const WeightFormat& format, const PackInputsArgs& args, int row_begin, int row_end);
 void gemm(const WeightFormat& format, const GemmArgs& args);
 void project(const ProjectArgs& args);
-void pack_stripe_inputs(DType type, const float* x, int first, int count, int zeros, void* row);
+void pack_lora_panel_inputs(DType type, const float* x, int first, int count, int zeros, void* row);
 void store_qkv(CacheType type, const StoreQkvArgs& args);
 double peak_float32(int rounds);
 double peak_bfloat16(int rounds);

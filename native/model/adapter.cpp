@@ -65,23 +65,23 @@ void copy_matrix(const OwnMatrix& matrix, size_t elements, DType type, char* to)
   for (size_t i = 0; i < elements; ++i) store_as(type, to, i, load_as(matrix.type, from, i));
 }
 
-// Where an input of one of a stripe's outputs lies.
-size_t place_in_stripe(DType type, int output, int input) {
-  const int step = stripe_step(type);
-  return size_t(input / step * kStripe + output) * step + input % step;
+// Where an input of one of a LoRA panel's outputs lies.
+size_t place_in_lora_panel(DType type, int output, int input) {
+  const int step = lora_panel_step(type);
+  return size_t(input / step * kLoraPanel + output) * step + input % step;
 }
 
-size_t stripes_bytes(size_t outputs, int inputs, DType type) {
-  return (outputs + kStripe - 1) / kStripe * stripe_bytes(inputs, type);
+size_t lora_panels_bytes(size_t outputs, int inputs, DType type) {
+  return (outputs + kLoraPanel - 1) / kLoraPanel * lora_panel_bytes(inputs, type);
 }
 
-// Packs a matrix in stripes, where everything is 0 so far.
+// Packs a matrix in LoRA panels, where everything is 0 so far.
 template <typename At>
-void fill_stripes(DType type, size_t outputs, int inputs, At&& at, char* to) {
-  for (size_t first = 0; first < outputs; first += kStripe, to += stripe_bytes(inputs, type)) {
-    const int count = static_cast<int>(std::min<size_t>(kStripe, outputs - first));
+void fill_lora_panels(DType type, size_t outputs, int inputs, At&& at, char* to) {
+  for (size_t first = 0; first < outputs; first += kLoraPanel, to += lora_panel_bytes(inputs, type)) {
+    const int count = static_cast<int>(std::min<size_t>(kLoraPanel, outputs - first));
     for (int i = 0; i < inputs; ++i) {
-      for (int o = 0; o < count; ++o) store_as(type, to, place_in_stripe(type, o, i), at(first + o, i));
+      for (int o = 0; o < count; ++o) store_as(type, to, place_in_lora_panel(type, o, i), at(first + o, i));
     }
   }
 }
@@ -139,10 +139,10 @@ Layout layout_of(std::span<const Placed> updates) {
   return layout;
 }
 
-// The values of h that the columns of a stripe need.
-LowRankStripe stripe_of(const Layout& layout, size_t first_column) {
+// The values of h that the columns of a LoRA panel need.
+LoraPanel lora_panel_of(const Layout& layout, size_t first_column) {
   int begin = layout.values(), end = 0;
-  for (size_t c = first_column; c < first_column + kStripe; ++c) {
+  for (size_t c = first_column; c < first_column + kLoraPanel; ++c) {
     if (layout.columns[c].projection < 0) continue;
     const Projection& projection = layout.projections[layout.columns[c].projection];
     begin = std::min(begin, projection.first);
@@ -161,7 +161,7 @@ Adapter::Part outline(const Layout& layout) {
     part.one.insert(part.one.end(), projection.update->rank, 0.0f);
     part.one.insert(part.one.end(), projection.bias + projection.shift, 1.0f);
   }
-  for (size_t column = 0; column < layout.columns.size(); column += kStripe) part.stripes.push_back(stripe_of(layout, column));
+  for (size_t column = 0; column < layout.columns.size(); column += kLoraPanel) part.lora_panels.push_back(lora_panel_of(layout, column));
   return part;
 }
 
@@ -171,17 +171,17 @@ void fill_a(const Layout& layout, DType type, char* a) {
   for (const Projection& projection : layout.projections) {
     for (int j = 0; j < projection.update->rank; ++j) rows[projection.first + j] = projection.update->a + size_t(j) * inputs;
   }
-  fill_stripes(type, rows.size(), inputs, [&](size_t value, int i) { return rows[value] ? rows[value][i] : 0.0f; }, a);
+  fill_lora_panels(type, rows.size(), inputs, [&](size_t value, int i) { return rows[value] ? rows[value][i] : 0.0f; }, a);
 }
 
-void fill_stripe(const Layout& layout, size_t first_column, const LowRankStripe& stripe, DType type, char* b) {
-  for (int c = 0; c < kStripe; ++c) {
+void fill_lora_panel(const Layout& layout, size_t first_column, const LoraPanel& lora_panel, DType type, char* b) {
+  for (int c = 0; c < kLoraPanel; ++c) {
     const Column& column = layout.columns[first_column + c];
     if (column.projection < 0) continue;
     const LowRankUpdate& update = *column.update;
     const Projection& projection = layout.projections[column.projection];
-    const int first = projection.first - stripe.first;
-    const auto store = [&](int value, float x) { store_as(type, b, place_in_stripe(type, c, first + value), x); };
+    const int first = projection.first - lora_panel.first;
+    const auto store = [&](int value, float x) { store_as(type, b, place_in_lora_panel(type, c, first + value), x); };
     for (int j = 0; j < update.rank; ++j) {
       store(j, update.b[size_t(column.row) * update.rank + j]);
     }
@@ -197,7 +197,7 @@ std::optional<MatrixPlace> table_of(const Weights& weights) {
   return embedding ? embedding : weights.place_of("head.weight");
 }
 
-Adapter::Adapter(const Weights& weights, DType type, const AdapterContent& content, int most_values)
+Adapter::Adapter(const Weights& weights, DType type, const AdapterContent& content, int max_values)
     : type_(type), rope_factor_(content.rope_factor), parts_(weights.matrices().size()) {
   require(rope_factor_ >= 1, "a rope's angles must be divided by at least 1");
   const std::map<int, std::vector<Placed>> all = by_matrix(weights, content.updates);
@@ -211,22 +211,22 @@ Adapter::Adapter(const Weights& weights, DType type, const AdapterContent& conte
             "an update of the embedding must have its shape");
     rank_ = added->rank, scale_ = added->scale;
   }
-  const auto a_bytes = [&](const Layout& layout) { return stripes_bytes(layout.values(), layout.linear->k, type); };
-  const size_t tokens_bytes = round_up(vocab * rank_ * element, 64), rows_bytes = stripes_bytes(size_, rank_, type);
-  const size_t embed_bytes = round_up(matrix_elements * element, 64), head_bytes = stripes_bytes(vocab, size_, type);
+  const auto a_bytes = [&](const Layout& layout) { return lora_panels_bytes(layout.values(), layout.linear->k, type); };
+  const size_t tokens_bytes = round_up(vocab * rank_ * element, 64), rows_bytes = lora_panels_bytes(size_, rank_, type);
+  const size_t embed_bytes = round_up(matrix_elements * element, 64), head_bytes = lora_panels_bytes(vocab, size_, type);
   size_t bytes = tokens_bytes + rows_bytes + (content.embed ? embed_bytes : 0) + (content.head ? head_bytes : 0);
   // Layouts are made twice: those of all experts of a model would take more memory than the adapter.
   changed_.reserve(all.size());
   for (const auto& [id, updates] : all) {
     const Layout layout = layout_of(updates);
     changed_.push_back(id);
-    if (layout.values() > most_values) {
+    if (layout.values() > max_values) {
       fail("the updates of one matrix have " + std::to_string(layout.values()) + " values together, and there is room for " +
-           std::to_string(most_values));
+           std::to_string(max_values));
     }
     Part& part = parts_[id].emplace(outline(layout));
     bytes += a_bytes(layout);
-    for (const LowRankStripe& stripe : part.stripes) bytes += stripe.bytes(type);
+    for (const LoraPanel& lora_panel : part.lora_panels) bytes += lora_panel.bytes(type);
   }
   memory_ = Arena(bytes);
   char* next = memory_.data();
@@ -238,15 +238,15 @@ Adapter::Adapter(const Weights& weights, DType type, const AdapterContent& conte
     part.a = next;
     if (before) {
       before->next = next;
-      before->next_bytes = round_up(a_bytes(layout) / (before->stripes.size() * kStripe / kPanel), 64);
+      before->next_bytes = round_up(a_bytes(layout) / (before->lora_panels.size() * kLoraPanel / kPanel), 64);
     }
     before = &part;
     next += a_bytes(layout);
-    for (size_t s = 0; s < part.stripes.size(); ++s) {
-      LowRankStripe& stripe = part.stripes[s];
-      fill_stripe(layout, s * kStripe, stripe, type, next);
-      stripe.b = next;
-      next += stripe.bytes(type);
+    for (size_t s = 0; s < part.lora_panels.size(); ++s) {
+      LoraPanel& lora_panel = part.lora_panels[s];
+      fill_lora_panel(layout, s * kLoraPanel, lora_panel, type, next);
+      lora_panel.b = next;
+      next += lora_panel.bytes(type);
     }
   }
   if (content.embedding) {
@@ -255,7 +255,7 @@ Adapter::Adapter(const Weights& weights, DType type, const AdapterContent& conte
     }
     tokens_a_ = next;
     next += tokens_bytes;
-    fill_stripes(type, size_, rank_, [&](size_t row, int j) { return content.embedding->b[row * rank_ + j]; }, next);
+    fill_lora_panels(type, size_, rank_, [&](size_t row, int j) { return content.embedding->b[row * rank_ + j]; }, next);
     rows_b_ = next;
     next += rows_bytes;
   }
@@ -266,7 +266,7 @@ Adapter::Adapter(const Weights& weights, DType type, const AdapterContent& conte
   }
   if (const auto& own = content.head) {
     const char* from = static_cast<const char*>(own->data);
-    fill_stripes(type, vocab, size_, [&](size_t row, int i) { return load_as(own->type, from, row * size_ + i); }, next);
+    fill_lora_panels(type, vocab, size_, [&](size_t row, int i) { return load_as(own->type, from, row * size_ + i); }, next);
     head_ = next;
   }
 }
@@ -283,9 +283,9 @@ void Adapter::add_embedding(const Kernels& kernels, int token, float* row, float
   float* const packed = h + rank_;
   float* const y = packed + packed_row_floats(rank_);
   for (int j = 0; j < rank_; ++j) h[j] = scale_ * load_as(type_, tokens_a_, size_t(token) * rank_ + j);
-  kernels.pack_stripe_inputs(type_, h, 0, rank_, kStripeInputs, packed);
+  kernels.pack_lora_panel_inputs(type_, h, 0, rank_, kLoraPanelInputs, packed);
   const void* const x = packed;
-  kernels.project({&x, 1, rank_, rows_b_, type_, (size_ + kStripe - 1) / kStripe, &y});
+  kernels.project({&x, 1, rank_, rows_b_, type_, (size_ + kLoraPanel - 1) / kLoraPanel, &y});
   for (int i = 0; i < size_; ++i) row[i] += y[i];
 }
 

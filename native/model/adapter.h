@@ -14,9 +14,9 @@
 
 namespace tidewheel {
 
-// What an adapter adds to the outputs `first_output` to `first_output + outputs - 1` of one matrix:
-// scale * (B A x + bias) + shift. The rank may be 0 if there is a shift. Updates of one matrix that have the same `a`, rank
-// and scale project x once.
+// What an adapter adds to the outputs `first_output` to `first_output + outputs - 1` of one matrix: scale * (B A x +
+// bias) + shift. The rank may be 0 if there is a shift. Updates of one matrix that have the same `a`, rank and scale
+// project x once.
 struct LowRankUpdate {
   std::string name;  // of the matrix' tensor
   int first_output = 0, outputs = 0, inputs = 0, rank = 0;
@@ -49,19 +49,19 @@ class Adapter {
   // All that an adapter adds to the products of one packed matrix.
   struct Part {
     int values = 0;                  // of h
-    const char* a = nullptr;         // stripes of values, one behind the other
+    const char* a = nullptr;         // LoRA panels of values, one behind the other
     std::vector<float> scale, one;   // [values]: h = scale * (A x + one), where `one` is 1 for a bias or shift and else 0
-    std::vector<LowRankStripe> stripes;
+    std::vector<LoraPanel> lora_panels;
     // The A of the matrix that is mostly computed next, in as many pieces as this one has panels.
     const char* next = nullptr;
     size_t next_bytes = 0;  // of a piece
 
-    int value_stripes() const { return (values + kStripe - 1) / kStripe; }
+    int value_lora_panels() const { return (values + kLoraPanel - 1) / kLoraPanel; }
   };
 
   // Throws std::invalid_argument for a matrix that is not in the model or has another shape, or more values than
-  // `most_values`, and std::bad_alloc.
-  Adapter(const Weights& weights, DType type, const AdapterContent& content, int most_values);
+  // `max_values`, and std::bad_alloc.
+  Adapter(const Weights& weights, DType type, const AdapterContent& content, int max_values);
 
   DType type() const { return type_; }
   // What the angles of the model's rope are divided by, https://arxiv.org/abs/2306.15595.
@@ -81,14 +81,14 @@ class Adapter {
 
   // The row of a token in the embedding, if the adapter has one of its own; else `row` stays as it is.
   bool look_up(int token, float* row) const;
-  // The room of a row that stripes of so many inputs are multiplied by.
-  static size_t packed_row_floats(int inputs) { return round_up(inputs + kStripeInputs, 16); }
+  // The room of a row that LoRA panels of so many inputs are multiplied by.
+  static size_t packed_row_floats(int inputs) { return round_up(inputs + kLoraPanelInputs, 16); }
   // Adds to a token's row. `scratch` has room for `embedding_scratch` floats.
   void add_embedding(const Kernels& kernels, int token, float* row, float* scratch) const;
   static size_t embedding_scratch(int size, int rank) {
-    return rank + packed_row_floats(rank) + round_up(size, kStripe);
+    return rank + packed_row_floats(rank) + round_up(size, kLoraPanel);
   }
-  // The head of the adapter's own in stripes of the vocabulary, of its type; null: it is the model's.
+  // The head of the adapter's own in LoRA panels of the vocabulary, of its type; null: it is the model's.
   const char* head() const { return head_; }
 
  private:
@@ -98,7 +98,7 @@ class Adapter {
   std::vector<int> changed_;                // the ids of those that it has, ascending
   int size_ = 0;  // of the embedding
   const char *embed_ = nullptr, *head_ = nullptr;
-  // What is added to a token's row: scale * B A, with A [vocab, rank] and stripes of B.
+  // What is added to a token's row: scale * B A, with A [vocab, rank] and LoRA panels of B.
   int rank_ = 0;
   float scale_ = 1;
   const char *tokens_a_ = nullptr, *rows_b_ = nullptr;

@@ -36,7 +36,7 @@ int64_t CommonPrefixes::find(std::span<const Member> members, int num_tasks, int
   units_.clear();
   sort(members);
   choose_runs();
-  if (saved_.back() < least_saved_) return 0;
+  if (saved_.back() < min_saved_) return 0;
   places_.resize(num_tasks);
   int64_t used = 0;
   for (size_t end = members_.size(); end > 0; end -= run_[end]) add(end - run_[end], end, used, room);
@@ -78,7 +78,7 @@ void CommonPrefixes::choose_runs() {
     for (size_t begin = end - 1; begin > 0; --begin) {
       common = std::min(common, common_[begin]);
       tokens += members_[begin - 1].num_tokens;
-      if (common == 0 || tokens > most_tokens_) break;
+      if (common == 0 || tokens > max_tokens_) break;
       const int64_t saved = saved_[begin - 1] + static_cast<int64_t>(end - begin) * common;
       if (saved > saved_[end]) saved_[end] = saved, run_[end] = static_cast<int>(end - begin + 1);
     }

@@ -34,7 +34,7 @@ AttentionArgs of_prefix(AttentionArgs args, const CommonPrefix& prefix, std::spa
 class CommonPrefixes {
  public:
   // Tiles that a step must save, and at least one for each worker: below that, their meeting costs more.
-  static constexpr int kLeastSaved = 4;
+  static constexpr int kMinSaved = 4;
 
   // A task that may take part.
   struct Member {
@@ -54,11 +54,11 @@ class CommonPrefixes {
     int prefix = -1, token = 0;
   };
 
-  // Of layers with windows up to `window` tokens (0: unlimited), for at most `most_tokens` together, whose results over
+  // Of layers with windows up to `window` tokens (0: unlimited), for at most `max_tokens` together, whose results over
   // a KV split take `floats_per_token`. Prefixes that save too little for so many `workers` are left alone.
-  CommonPrefixes(int window, int most_tokens, int64_t floats_per_token, int workers)
-      : window_(window), most_tokens_(most_tokens), floats_per_token_(floats_per_token),
-        least_saved_(std::max(kLeastSaved, workers)) {}
+  CommonPrefixes(int window, int max_tokens, int64_t floats_per_token, int workers)
+      : window_(window), max_tokens_(max_tokens), floats_per_token_(floats_per_token),
+        min_saved_(std::max(kMinSaved, workers)) {}
 
   // Finds the prefixes of these members of `num_tasks` tasks, which need at most `room` floats for their results.
   // Returns how many they need. It takes time in proportion to the block tables, times the logarithm of the members.
@@ -79,9 +79,9 @@ class CommonPrefixes {
   void choose_runs();
   void add(size_t begin, size_t end, int64_t& used, int64_t room);
 
-  int window_, most_tokens_;
+  int window_, max_tokens_;
   int64_t floats_per_token_;
-  int least_saved_;
+  int min_saved_;
   int first_tile_ = 0;           // before it, not everyone sees everything
   std::vector<Member> members_;  // sorted
   std::vector<int> common_;      // tiles from first_tile_ on that a member has in common with the one before

@@ -160,8 +160,8 @@ class OneEach {
 void draft(Executor& executor, const Step& known, const DraftTokens& wanted) {
   check(executor, known, wanted);
   std::fill(wanted.tokens.begin(), wanted.tokens.end(), -1);
-  const float least = wanted.least_probability > 0 ? std::log(wanted.least_probability) : 0;
-  const bool stops_early = wanted.least_probability > 0, predicts = executor.predicts();
+  const float least = wanted.min_probability > 0 ? std::log(wanted.min_probability) : 0;
+  const bool stops_early = wanted.min_probability > 0, predicts = executor.predicts();
   std::vector<int> sequences, rows;  // that go on; `rows` are those of `known`
   std::vector<int32_t> token_ids;
   int num_rows = 0;

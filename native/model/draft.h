@@ -13,7 +13,7 @@ struct DraftTokens {
   std::span<const int32_t> counts;  // [S], most draft tokens of each sequence; 0: its tokens are only computed
   // A greedy sequence gets only draft tokens that are, all together, accepted with this probability, by what the model
   // thinks of each. One that draws its tokens gets one more. 0: both get as many as they want.
-  float least_probability = 0;
+  float min_probability = 0;
   std::span<int32_t> tokens;        // [S, stride]: the draft tokens, then -1
   size_t stride = 0;
 };

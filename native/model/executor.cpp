@@ -331,7 +331,7 @@ std::shared_ptr<const Adapter> Executor::pack_adapter(DType type, AdapterContent
   for (LowRankUpdate& update : content.updates) {
     if (plan_.head.tied && update.name == "head.weight") update.name = "embed.weight";  // where its product is computed
   }
-  return std::make_shared<const Adapter>(weights_, type, content, adapters_.most_values());
+  return std::make_shared<const Adapter>(weights_, type, content, adapters_.values_limit());
 }
 
 void Executor::check_block(int block, size_t group) const {

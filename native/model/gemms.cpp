@@ -6,13 +6,13 @@ namespace tidewheel {
 namespace {
 
 // Elements of GEMM inputs that take about as long to pack as a barrier takes.
-constexpr int kMostPackedAlone = 8192;
+constexpr int kMaxPackedAlone = 8192;
 
 // Rows of one head that are packed at a time: enough to use a weight well, few enough to stay in the first-level cache.
-constexpr int kMostHeadRows = 32;
+constexpr int kMaxHeadRows = 32;
 
 // If there are few rows, every worker packs them for itself. That takes less time than a barrier.
-int most_rows_alone(const Linear& linear) { return kMostPackedAlone / linear.k; }
+int max_rows_alone(const Linear& linear) { return kMaxPackedAlone / linear.k; }
 
 // Whether inputs that are packed for `a` are also as `b` needs them.
 bool same_inputs(const Linear& a, const Linear& b) {
@@ -27,8 +27,8 @@ void Gemms::allocate(const std::map<const Linear*, std::string>& matrices) {
   for (const auto& [linear, name] : matrices) {
     const size_t bytes = kernels_.row_bytes(linear->format, linear->k);
     row_bytes = std::max(row_bytes, bytes);
-    bytes_alone = std::max(bytes_alone, most_rows_alone(*linear) * bytes);
-    most_inputs_ = std::max(most_inputs_, linear->k);
+    bytes_alone = std::max(bytes_alone, max_rows_alone(*linear) * bytes);
+    max_inputs_ = std::max(max_inputs_, linear->k);
   }
   packed_ = Arena(workspace_.rows() * row_bytes);
   // One row at a time is normalized, and put in order, in front of those packed alone.
@@ -39,7 +39,7 @@ void Gemms::allocate(const std::map<const Linear*, std::string>& matrices) {
 Gemms::Inputs Gemms::prepare(Worker& worker, const Linear& linear, const Rows& rows) const {
   const StepAdapters::Projection low_rank = adapters_.projection(linear, rows);
   const auto project = [&](int64_t piece) { adapters_.project(worker, low_rank, piece, linear, rows); };
-  const bool alone = rows.count <= most_rows_alone(linear);
+  const bool alone = rows.count <= max_rows_alone(linear);
   char* const scratch = workspace_.scratch(worker);
   char* const out = alone ? scratch + row_scratch_bytes_ : packed_.data();
   const PackInputsArgs args{rows.x, rows.stride, rows.gather, rows.count, linear.k, rows.norm,
@@ -98,7 +98,7 @@ void Gemms::run(Worker& worker, const Linear& linear, const Rows& rows, const Ou
 // A head's rows are packed in blocks of about as many as a tile of inputs has, by whoever multiplies them.
 int Gemms::heads_block_rows(const Linear& linear) const {
   const int tile = kernels_.tile_rows(linear.format);
-  return (kMostHeadRows + tile - 1) / tile * tile;
+  return (kMaxHeadRows + tile - 1) / tile * tile;
 }
 
 size_t Gemms::heads_scratch_bytes(const Linear& linear) const {

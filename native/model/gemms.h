@@ -50,7 +50,8 @@ class Gemms {
   // Gives that room back until it is used again.
   void forget() { packed_.forget(); }
 
-  // With what the step's adapters add. Ends with a barrier. The output must not overlap the rows. A matrix in several parts is stored or added, not activated.
+  // With what the step's adapters add. Ends with a barrier. The output must not overlap the rows. A matrix in several
+  // parts is stored or added, not activated.
   void run(Worker& worker, const Linear& linear, const Rows& rows, const Output& output) const;
 
   // The same head by head: rows.x and output.y are the first head's. Only stores. Needs `heads_scratch_bytes`.
@@ -69,13 +70,13 @@ class Gemms {
   void multiply(Worker& worker, const Linear& part, const Inputs& inputs, int num_rows, const Output& output) const;
   void pack_in_order(const Linear& linear, const PackInputsArgs& args, char* room, int begin, int end) const;
   int heads_block_rows(const Linear& linear) const;
-  size_t room_for_row() const { return round_up((most_inputs_ + kRowGroup) * sizeof(float), 64); }
+  size_t room_for_row() const { return round_up((max_inputs_ + kRowGroup) * sizeof(float), 64); }
 
   const Kernels& kernels_;
   Workspace& workspace_;
   StepAdapters& adapters_;
   Arena packed_;  // inputs of one GEMM, packed by the whole team
-  int most_inputs_ = 0;
+  int max_inputs_ = 0;
   size_t row_scratch_bytes_ = 0;
 };
 

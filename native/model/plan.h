@@ -118,7 +118,7 @@ struct Mamba2Plan {
   std::optional<NormPlan> norm;  // of each of norm_groups parts of all heads' outputs
   int norm_groups = 1;
   bool gate_first = true;        // else the gate multiplies what is normalized
-  float least_dt = 0, most_dt = 0;
+  float min_dt = 0, max_dt = 0;
   bool conv_bias = false, bias = false;
   std::array<float, 5> input_scales = {1, 1, 1, 1, 1};  // of z, x, B, C and the time steps
 
@@ -220,7 +220,7 @@ struct HeadPlan {
 // What a token has instead of one row: see engine/models/spec/alt_up.py.
 struct StreamsPlan {
   int count = 0;
-  float least_square = 0;
+  float min_square = 0;
 };
 
 // By the name of a tensor: which of the model's inputs each of the matrix' inputs is.

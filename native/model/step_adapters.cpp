@@ -9,39 +9,39 @@
 namespace tidewheel {
 namespace {
 
-// Stripes of h that are computed before they are scaled.
+// LoRA panels of h that are computed before they are scaled.
 constexpr int kSome = 4;
 
 // Logits that a worker computes at a time, of a head of an adapter's own.
 constexpr int kLogits = 256;
-static_assert(kLogits % kStripe == 0);
+static_assert(kLogits % kLoraPanel == 0);
 
 }  // namespace
 
 void StepAdapters::allocate(const std::map<const Linear*, std::string>& matrices, int embedding_size, int max_rank, int workers) {
   if (max_rank == 0) return;
-  int most_tensors = 0, most_inputs = 0;
+  int max_tensors = 0, max_inputs = 0;
   for (const auto& [linear, name] : matrices) {
-    most_tensors = std::max(most_tensors, linear->tensors);
-    most_inputs = std::max(most_inputs, linear->k);
+    max_tensors = std::max(max_tensors, linear->tensors);
+    max_inputs = std::max(max_inputs, linear->k);
   }
   workers_ = workers;
-  most_values_ = most_tensors * (max_rank + 2);  // with a bias and a shift
-  stride_ = Adapter::packed_row_floats(most_values_);
-  scratch_stride_ = Adapter::packed_row_floats(most_inputs);
-  const size_t most_rows = workspace_.rows() * rows_per_token_;
-  values_ = Arena(most_rows * stride_ * sizeof(float));
-  if (most_experts_ > 0) {
-    experts_.reserve(most_experts_);
-    mixture_.blocks.reserve(most_rows);
-    mixture_.rows.reserve(most_rows);
+  max_values_ = max_tensors * (max_rank + 2);  // with a bias and a shift
+  stride_ = Adapter::packed_row_floats(max_values_);
+  scratch_stride_ = Adapter::packed_row_floats(max_inputs);
+  const size_t max_rows = workspace_.rows() * rows_per_token_;
+  values_ = Arena(max_rows * stride_ * sizeof(float));
+  if (max_experts_ > 0) {
+    experts_.reserve(max_experts_);
+    mixture_.blocks.reserve(max_rows);
+    mixture_.rows.reserve(max_rows);
   }
   workspace_.need_scratch((kBlockRows + 1) * scratch_stride_ * sizeof(float));
-  workspace_.need_scratch(Adapter::embedding_scratch(embedding_size, most_values_) * sizeof(float));
+  workspace_.need_scratch(Adapter::embedding_scratch(embedding_size, max_values_) * sizeof(float));
 }
 
 void StepAdapters::set(int number, std::shared_ptr<const Adapter> adapter) {
-  require(most_values_ > 0, "this executor was made without adapters");
+  require(max_values_ > 0, "this executor was made without adapters");
   const std::lock_guard lock(mutex_);
   if (adapter) {
     adapters_[number] = std::move(adapter);
@@ -102,11 +102,11 @@ StepAdapters::Projection StepAdapters::projection(const Linear& linear, const Ro
   return projection(rows.turn < 0 ? tokens_ : turns_[rows.turn], most);
 }
 
-StepAdapters::Projection StepAdapters::projection(Assignment& assigned, int most_values) const {
-  const int stripes = (most_values + kStripe - 1) / kStripe;
+StepAdapters::Projection StepAdapters::projection(Assignment& assigned, int max_values) const {
+  const int lora_panels = (max_values + kLoraPanel - 1) / kLoraPanel;
   const auto blocks = static_cast<int64_t>(assigned.blocks.size());
   // Where there are few rows, all workers shall have something to do.
-  const int chunk = blocks < 2 * workers_ ? 1 : stripes, chunks = (stripes + chunk - 1) / chunk;
+  const int chunk = blocks < 2 * workers_ ? 1 : lora_panels, chunks = (lora_panels + chunk - 1) / chunk;
   return {assigned.rows.data(), blocks * chunks, &assigned, chunk, chunks};
 }
 
@@ -127,8 +127,8 @@ void StepAdapters::add_expert(const ExpertRows& rows) {
   for (const auto& adapter : used_) {
     const Adapter::Part *up = adapter->part(*rows.up), *down = adapter->part(*rows.down);
     if (!up && !down) continue;
-    if (up) most_up_ = std::max(most_up_, up->values);
-    if (down) most_down_ = std::max(most_down_, down->values);
+    if (up) max_up_ = std::max(max_up_, up->values);
+    if (down) max_down_ = std::max(max_down_, down->values);
     Block* block = nullptr;
     for (int i = 0; i < rows.count; ++i) {
       if (of_token_[rows.tokens ? rows.tokens[i] : i] != adapter.get()) continue;
@@ -144,7 +144,7 @@ void StepAdapters::add_expert(const ExpertRows& rows) {
 
 const LowRankRow* StepAdapters::project_up(Worker& worker, const float* x, size_t stride) {
   return project_mixture(
-      worker, most_up_, [](const ExpertRows& expert) -> const Linear& { return *expert.up; },
+      worker, max_up_, [](const ExpertRows& expert) -> const Linear& { return *expert.up; },
       [&](const ExpertRows& expert, int row) {
         const float* const its = x + (expert.tokens ? expert.tokens[row] : row) * stride;
         if (!expert.weights) return its;
@@ -156,14 +156,14 @@ const LowRankRow* StepAdapters::project_up(Worker& worker, const float* x, size_
 
 const LowRankRow* StepAdapters::project_down(Worker& worker) {
   return project_mixture(
-      worker, most_down_, [](const ExpertRows& expert) -> const Linear& { return *expert.down; },
+      worker, max_down_, [](const ExpertRows& expert) -> const Linear& { return *expert.down; },
       [](const ExpertRows& expert, int row) { return expert.activated + row * expert.stride; });
 }
 
 template <typename LinearOf, typename RowOf>
-const LowRankRow* StepAdapters::project_mixture(Worker& worker, int most_values, LinearOf&& linear_of, RowOf&& row_of) {
+const LowRankRow* StepAdapters::project_mixture(Worker& worker, int max_values, LinearOf&& linear_of, RowOf&& row_of) {
   // A late worker does not know the rows yet. The others are told of rows to which nothing is added, too.
-  const Projection all = worker.is_late() ? Projection{} : projection(mixture_, std::max(most_values, 1));
+  const Projection all = worker.is_late() ? Projection{} : projection(mixture_, std::max(max_values, 1));
   worker.share(all.pieces, 1, [&](int64_t piece, int64_t) {
     const ExpertRows& expert = experts_[mixture_.blocks[piece / all.chunks].expert];
     const Linear& linear = linear_of(expert);
@@ -185,24 +185,24 @@ void StepAdapters::project_piece(const Projection& projection, int64_t piece, co
   if (first == 0) {
     for (int r = 0; r < block.count; ++r) {
       LowRankRow& row = projection.assigned->rows[block.rows[r]];
-      row = part ? LowRankRow{part->stripes.data(), h(block.rows[r]), type, part->next, part->next_bytes} : LowRankRow{};
+      row = part ? LowRankRow{part->lora_panels.data(), h(block.rows[r]), type, part->next, part->next_bytes} : LowRankRow{};
     }
   }
-  const int end = std::min(first + projection.chunk, part ? part->value_stripes() : 0);
+  const int end = std::min(first + projection.chunk, part ? part->value_lora_panels() : 0);
   if (first >= end) return;
   const void* x[kBlockRows];
   pack(block, x);
-  float values[kBlockRows][kSome * kStripe];
+  float values[kBlockRows][kSome * kLoraPanel];
   float* out[kBlockRows];
   for (int r = 0; r < block.count; ++r) out[r] = values[r];
-  for (int stripe = first; stripe < end; stripe += kSome) {
-    const int some = std::min(kSome, end - stripe), value = stripe * kStripe;
-    kernels_.project({x, block.count, linear.k, part->a + stripe * stripe_bytes(linear.k, type), type, some, out});
-    const int count = std::min(some * kStripe, part->values - value);
-    const int zeros = value + count == part->values ? kStripeInputs : 0;
+  for (int lora_panel = first; lora_panel < end; lora_panel += kSome) {
+    const int some = std::min(kSome, end - lora_panel), value = lora_panel * kLoraPanel;
+    kernels_.project({x, block.count, linear.k, part->a + lora_panel * lora_panel_bytes(linear.k, type), type, some, out});
+    const int count = std::min(some * kLoraPanel, part->values - value);
+    const int zeros = value + count == part->values ? kLoraPanelInputs : 0;
     for (int r = 0; r < block.count; ++r) {
       for (int j = 0; j < count; ++j) out[r][j] = part->scale[value + j] * (out[r][j] + part->one[value + j]);
-      kernels_.pack_stripe_inputs(type, out[r], value, count, zeros, h(block.rows[r]));
+      kernels_.pack_lora_panel_inputs(type, out[r], value, count, zeros, h(block.rows[r]));
     }
   }
 }
@@ -213,7 +213,7 @@ float* StepAdapters::row_scratch(Worker& worker) const {
 
 const void* StepAdapters::pack_row(Worker& worker, const Block& block, int r, const float* x, int k) const {
   float* const packed = reinterpret_cast<float*>(workspace_.scratch(worker)) + r * scratch_stride_;
-  kernels_.pack_stripe_inputs(block.adapter->type(), x, 0, k, kStripeInputs, packed);
+  kernels_.pack_lora_panel_inputs(block.adapter->type(), x, 0, k, kLoraPanelInputs, packed);
   return packed;
 }
 
@@ -245,8 +245,8 @@ void StepAdapters::own_logits(Worker& worker, const Linear& head, const Rows& ro
     pack_rows(worker, block, head.k, rows, x);
     for (int r = 0; r < block.count; ++r) out[r] = logits[r];
     const DType type = block.adapter->type();
-    const char* const w = own + first / kStripe * stripe_bytes(head.k, type);
-    kernels_.project({x, block.count, head.k, w, type, (count + kStripe - 1) / kStripe, out});
+    const char* const w = own + first / kLoraPanel * lora_panel_bytes(head.k, type);
+    kernels_.project({x, block.count, head.k, w, type, (count + kLoraPanel - 1) / kLoraPanel, out});
     for (int r = 0; r < block.count; ++r) {
       float* const to = output.y + block.rows[r] * output.stride + first;
       for (int j = 0; j < count; ++j) {

@@ -53,20 +53,20 @@ class StepAdapters {
 
   // Before `allocate`: a mixture has so many experts, and so many rows of a token.
   void need_experts(int experts, int rows_per_token) {
-    most_experts_ = std::max(most_experts_, experts);
+    max_experts_ = std::max(max_experts_, experts);
     rows_per_token_ = std::max(rows_per_token_, rows_per_token);
   }
 
-  // Makes room for adapters of these matrices and of an embedding of that size, with ranks up to `max_rank`; 0: there are
-  // none. Throws std::bad_alloc.
+  // Makes room for adapters of these matrices and of an embedding of that size, with ranks up to `max_rank`; 0: there
+  // are none. Throws std::bad_alloc.
   void allocate(const std::map<const Linear*, std::string>& matrices, int embedding_size, int max_rank, int workers);
-  int most_values() const { return most_values_; }
+  int values_limit() const { return max_values_; }
 
   // From any thread: the adapter that sequences name by this number from the next step on; null takes it away.
   void set(int number, std::shared_ptr<const Adapter> adapter);
 
-  // For the step that comes: the sequences' adapters by number, -1 for none; empty: none has one. Logits are computed in
-  // turns of at most `room` rows. Throws std::invalid_argument for a number that names none.
+  // For the step that comes: the sequences' adapters by number, -1 for none; empty: none has one. Logits are computed
+  // in turns of at most `room` rows. Throws std::invalid_argument for a number that names none.
   void begin(std::span<const int32_t> numbers, std::span<const int32_t> query_start, std::span<const int32_t> logits_rows,
              size_t room);
 
@@ -78,7 +78,7 @@ class StepAdapters {
     const LowRankRow* rows = nullptr;  // for `GemmArgs::low_rank`; null: nothing is added to this matrix
     int64_t pieces = 0;
     Assignment* assigned = nullptr;
-    int chunk = 1, chunks = 1;  // stripes of h in a piece, and pieces of a block
+    int chunk = 1, chunks = 1;  // LoRA panels of h in a piece, and pieces of a block
   };
   Projection projection(const Linear& linear, const Rows& rows);
   void project(Worker& worker, const Projection& projection, int64_t piece, const Linear& linear, const Rows& rows);
@@ -86,7 +86,7 @@ class StepAdapters {
   // Whether an adapter of the step changes one of the matrices from `first` to `last`, in the order of Linear::id.
   bool changes(const Linear& first, const Linear& last) const;
   // The rows of a mixture, expert by expert, once they are known. One worker makes these calls, and others wait for it.
-  void begin_experts() { experts_.clear(), mixture_.clear(), most_up_ = most_down_ = 0; }
+  void begin_experts() { experts_.clear(), mixture_.clear(), max_up_ = max_down_ = 0; }
   void add_expert(const ExpertRows& rows);
   // h of all rows of the mixture, whose experts read rows of x. End with a barrier.
   const LowRankRow* project_up(Worker& worker, const float* x, size_t stride);
@@ -100,7 +100,7 @@ class StepAdapters {
  private:
   void assign(std::span<const Adapter* const> adapters, Assignment& to) const;
   // Of all matrices whose h has at most so many values.
-  Projection projection(Assignment& assigned, int most_values) const;
+  Projection projection(Assignment& assigned, int max_values) const;
   // The block's rows of x, normalized if that has to be, and packed for its adapter.
   void pack_rows(Worker& worker, const Block& block, int k, const Rows& rows, const void** packed) const;
   // Packs a row x as the r-th of a block.
@@ -111,13 +111,13 @@ class StepAdapters {
   void project_piece(const Projection& projection, int64_t piece, const Linear& linear, Pack&& pack);
   // h of the rows of a mixture, of which `row_of(expert, row)` are those of x. Ends with a barrier.
   template <typename LinearOf, typename RowOf>
-  const LowRankRow* project_mixture(Worker& worker, int most_values, LinearOf&& linear_of, RowOf&& row_of);
+  const LowRankRow* project_mixture(Worker& worker, int max_values, LinearOf&& linear_of, RowOf&& row_of);
   char* h(int row) const { return values_.data() + row * stride_ * sizeof(float); }
 
   const Kernels& kernels_;
   Workspace& workspace_;
-  int most_values_ = 0, workers_ = 1;
-  int most_experts_ = 0, rows_per_token_ = 1;
+  int max_values_ = 0, workers_ = 1;
+  int max_experts_ = 0, rows_per_token_ = 1;
   size_t stride_ = 0, scratch_stride_ = 0;  // floats
   Arena values_;  // [rows, stride]: h of one matrix, or of the matrices of a mixture that read the same
   std::vector<std::shared_ptr<const Adapter>> used_;  // in this step; empty: what follows is of an earlier one
@@ -127,7 +127,7 @@ class StepAdapters {
   // What follows is of a mixture. It has room for every step.
   std::vector<ExpertRows> experts_;
   Assignment mixture_;
-  int most_up_ = 0, most_down_ = 0;  // values of h
+  int max_up_ = 0, max_down_ = 0;  // values of h
   std::mutex mutex_;  // of `adapters_`
   std::map<int, std::shared_ptr<const Adapter>> adapters_;
 };

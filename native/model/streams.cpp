@@ -23,7 +23,7 @@ float mean_square(const float* x, int size) {
 }  // namespace
 
 Streams::Streams(const StreamsPlan& plan, Context& context, bool widens, bool narrows) : context_(context), plan_(plan) {
-  require(plan.count >= 2 && plan.least_square > 0, "there must be two streams or more, whose least square is above 0");
+  require(plan.count >= 2 && plan.min_square > 0, "there must be two streams or more, whose least square is above 0");
   const int size = context.hidden_size;
   for (int i = 1; i < plan.count; ++i) {
     const std::string name = ".stream." + std::to_string(i);
@@ -46,7 +46,7 @@ void Streams::widen(Worker& worker, const float* x, int rows, float* streams) co
       const float large = std::sqrt(mean_square(from, static_cast<int>(size)));
       for (int i = 1; i < plan_.count; ++i) {
         float* other = to + i * size;
-        const float factor = large / std::sqrt(std::max(mean_square(other, static_cast<int>(size)), plan_.least_square));
+        const float factor = large / std::sqrt(std::max(mean_square(other, static_cast<int>(size)), plan_.min_square));
         for (size_t h = 0; h < size; ++h) other[h] *= factor;
       }
     }
@@ -68,7 +68,7 @@ void Streams::narrow(Worker& worker, const float* streams, const int32_t* gather
       const float large = std::sqrt(mean_square(first, static_cast<int>(size)));
       for (int i = 1; i < plan_.count; ++i) {
         const float* other = projected + row * projected_.stride + (i - 1) * size;
-        const float factor = large / std::sqrt(std::max(mean_square(other, static_cast<int>(size)), plan_.least_square));
+        const float factor = large / std::sqrt(std::max(mean_square(other, static_cast<int>(size)), plan_.min_square));
         for (size_t h = 0; h < size; ++h) to[h] += factor * other[h];
       }
       for (size_t h = 0; h < size; ++h) to[h] /= static_cast<float>(plan_.count);

@@ -30,7 +30,7 @@ void run_on(const std::vector<int>&) {}
 
 #else
 
-static_assert(kMostCpus == CPU_SETSIZE);
+static_assert(kMaxCpus == CPU_SETSIZE);
 
 std::vector<int> affinity() {
   std::vector<int> cpus;

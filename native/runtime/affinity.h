@@ -6,7 +6,7 @@
 namespace tidewheel {
 
 // Processors are numbered from 0 to below this.
-constexpr int kMostCpus = 1024;
+constexpr int kMaxCpus = 1024;
 
 // The processors that the calling thread may use, ascending; never empty.
 std::vector<int> affinity();

@@ -73,11 +73,11 @@ class Worker {
   // that shrink to 1. Who is done helps others, from the end of their ranges. `total` is less than 2^28.
   template <typename Body>
   void share_ranges_in_group(int64_t total, Body&& body) {
-    range_call_ = range_call_ % kMostCalls + 1;
+    range_call_ = range_call_ % kMaxCalls + 1;
     if (skip()) return;
     take_counter(true);
     const int members = group_.members;
-    for (int i = 0; i < members && i <= kMostHelped; ++i) {
+    for (int i = 0; i < members && i <= kMaxHelped; ++i) {
       const int member = (index_in_group_ + i) % members;
       const int64_t first = total * member / members, size = total * (member + 1) / members - first;
       for (int64_t begin, end; take_of_range(member, size, i == 0, begin, end);) body(first + begin, first + end);
@@ -99,9 +99,9 @@ class Worker {
   }
 
   // Calls are counted from 1 on, again and again: 0 is what a range of no call has.
-  static constexpr int kMostCalls = 255;
+  static constexpr int kMaxCalls = 255;
   // A worker that is done looks at so many others.
-  static constexpr int kMostHelped = 7;
+  static constexpr int kMaxHelped = 7;
 
   // Takes a piece of a member's range of `size`, from its begin or its end. False if nothing is left.
   bool take_of_range(int member, int64_t size, bool own, int64_t& begin, int64_t& end);

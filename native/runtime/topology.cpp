@@ -55,7 +55,7 @@ std::vector<int> parse_cpu_list(const std::string& text) {
       at = second.ptr;
       error = second.ec;
     }
-    if (error != std::errc() || at != end || first < 0 || last < first || last >= kMostCpus) {
+    if (error != std::errc() || at != end || first < 0 || last < first || last >= kMaxCpus) {
       throw std::invalid_argument("'" + part + "' is not a CPU number or a range like 0-3");
     }
     for (int cpu = first; cpu <= last; ++cpu) cpus.insert(cpu);

@@ -23,7 +23,7 @@ from .body import whole_body
 
 _LOAD_PATH, _UNLOAD_PATH = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 # No system has longer paths. Names are listed, and shown in errors, in metrics and the log.
-_MOST_CHARACTERS = {"lora_name": 256, "lora_path": 4096}
+_MAX_CHARACTERS = {"lora_name": 256, "lora_path": 4096}
 
 
 class AdapterEndpoints:
@@ -60,8 +60,8 @@ class AdapterEndpoints:
         if not body.lora_name or not body.lora_path:
             raise bad_request("lora_name and lora_path must not be empty")
         for field, value in (("lora_name", body.lora_name), ("lora_path", body.lora_path)):
-            if len(value) > _MOST_CHARACTERS[field]:
-                raise bad_request(f"{field} must have at most {_MOST_CHARACTERS[field]} characters", field)
+            if len(value) > _MAX_CHARACTERS[field]:
+                raise bad_request(f"{field} must have at most {_MAX_CHARACTERS[field]} characters", field)
             if not value.isprintable():
                 raise bad_request(f"{field} must have printable characters alone, got {quoted(value)}", field)
         try:

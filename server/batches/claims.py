@@ -20,7 +20,7 @@ import msgspec
 from ..ids import new_id
 
 _NAME = re.compile(r"(batch-[0-9a-f]{32})\.claim-(\d{6})")
-_MOST_BYTES = 4096
+_MAX_BYTES = 4096
 LEASE_S = 20.0
 ABANDONED_S = 60.0
 
@@ -129,7 +129,7 @@ class Claims:
             return None
         try:
             changed = os.fstat(descriptor).st_mtime_ns
-            owner = _decoded(os.read(descriptor, _MOST_BYTES))
+            owner = _decoded(os.read(descriptor, _MAX_BYTES))
             owner_id = "" if owner is None else owner.id  # it died before it had written its name
             if owner is not None and owner.boot and owner.boot == self._boot:
                 return owner_id if _lock(descriptor) else None

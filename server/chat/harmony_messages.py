@@ -17,7 +17,7 @@ from ..protocol.decode import unsupported
 
 _EFFORTS = ("low", "medium", "high")
 _NEAREST = {"minimal": "low", "xhigh": "high", "max": "high"}
-_MOST_PAIRS = 2**23
+_MAX_PAIRS = 2**23
 """Calls times messages: for each call, gpt-oss's template looks at all messages behind it. So many take it 3 s."""
 
 
@@ -48,7 +48,7 @@ def harmony_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]
     Raises ApiError (400) if there are so many that the template would take too long.
     """
     num_calls = sum(len(message.get("tool_calls", ())) for message in messages)
-    if num_calls * (num_calls + len(messages)) > _MOST_PAIRS:
+    if num_calls * (num_calls + len(messages)) > _MAX_PAIRS:
         raise bad_request(
             f"messages has {num_calls} tool calls in {len(messages)} messages, which are too many for this model's "
             "chat template: leave out the oldest",

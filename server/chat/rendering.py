@@ -32,7 +32,7 @@ _END_OF_MESSAGE = "\U0010fffdend of message\U0010fffd"
 
 
 _KNOWN_TO_ENCODERS = {"reasoning_effort", "thinking_budget"}
-_MOST_TOOLS = 2**16  # bytes; mistral-common checks schemas in Python, and takes half a second for so many
+_MAX_TOOLS = 2**16  # bytes; mistral-common checks schemas in Python, and takes half a second for so many
 
 
 class RenderedPrompt(NamedTuple):
@@ -159,9 +159,9 @@ class PromptRenderer:
                 "chat_template_kwargs",
             )
         self._encoder.check_size(sum(map(_size, messages)), "messages")
-        if (size := len(msgspec.json.encode(tools or []))) > _MOST_TOOLS:
+        if (size := len(msgspec.json.encode(tools or []))) > _MAX_TOOLS:
             raise bad_request(
-                f"tools has {size} bytes, and this model's chat format takes at most {_MOST_TOOLS}", "tools"
+                f"tools has {size} bytes, and this model's chat format takes at most {_MAX_TOOLS}", "tools"
             )
         for message in messages:
             for call in message.get("tool_calls", ()):

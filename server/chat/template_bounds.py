@@ -20,11 +20,11 @@ from jinja2.runtime import str_join
 
 T = TypeVar("T")
 
-MOST_WEIGHT = 1 << 25  # of one value: twice the text of the longest prompts
-_MOST_TOGETHER = 1 << 26  # of all values that a rendering has at a time
-_MOST_SMALL, _SMALL = 1 << 27, 256  # of all that are so small that they are not looked at again
-_MOST_PRODUCT = 1 << 27  # of what one of them repeats, and how often
-_MOST_BITS, _MOST_DIGITS, _WORD = 1 << 12, 300, 1 << 63
+MAX_WEIGHT = 1 << 25  # of one value: twice the text of the longest prompts
+_MAX_TOGETHER = 1 << 26  # of all values that a rendering has at a time
+_MAX_SMALL, _SMALL = 1 << 27, 256  # of all that are so small that they are not looked at again
+_MAX_PRODUCT = 1 << 27  # of what one of them repeats, and how often
+_MAX_BITS, _MAX_DIGITS, _WORD = 1 << 12, 300, 1 << 63
 _SHORT = 1 << 12  # entries
 _ENTRY = 8  # the weight of what is no text
 
@@ -43,7 +43,7 @@ class TemplateSizeError(jinja2.TemplateError):
     """A template makes more than it may."""
 
     def __init__(self) -> None:
-        super().__init__(f"it makes values of more than {MOST_WEIGHT} characters, or many large ones")
+        super().__init__(f"it makes values of more than {MAX_WEIGHT} characters, or many large ones")
 
 
 class Weights:
@@ -82,7 +82,7 @@ class Weights:
             weight = self.weigh(value)
         if weight < _SMALL:
             self._total_small += weight
-            if self._total_small > _MOST_SMALL:
+            if self._total_small > _MAX_SMALL:
                 raise TemplateSizeError
             return value
         _require(weight)
@@ -91,7 +91,7 @@ class Weights:
             self._known.pop(id(value), None)
             self._made[id(value)] = value, weight
             self._total += weight
-            if self._total > 2 * _MOST_TOGETHER:
+            if self._total > 2 * _MAX_TOGETHER:
                 self._forget()
         return value
 
@@ -107,7 +107,7 @@ class Weights:
         found, length = list[str](), 0
         for piece in pieces:
             length += len(piece)
-            if length > MOST_WEIGHT:
+            if length > MAX_WEIGHT:
                 raise TemplateSizeError
             found.append(piece)
         return self.made("".join(found), length)
@@ -115,7 +115,7 @@ class Weights:
     def added(self, left: str, right: str) -> str:
         """What `+` makes of two texts, which is what templates do most."""
         weight = len(left) + len(right)
-        if weight >= _SMALL or self._total_small > _MOST_SMALL:
+        if weight >= _SMALL or self._total_small > _MAX_SMALL:
             _require(weight)
             return self.made(left + right, weight)
         self._total_small += weight
@@ -133,9 +133,9 @@ class Weights:
                 self._check_format(left, left.count("%" if isinstance(left, str) else b"%"), right)  # type: ignore[arg-type]
         elif isinstance(left, int) and isinstance(right, int):
             bits, times = left.bit_length(), right.bit_length() if operator == "*" else right
-            if operator == "**" and bits > 1 and bits * times > _MOST_BITS:
+            if operator == "**" and bits > 1 and bits * times > _MAX_BITS:
                 raise TemplateSizeError
-            if operator == "*" and bits + times > _MOST_BITS:
+            if operator == "*" and bits + times > _MAX_BITS:
                 raise TemplateSizeError
         elif operator == "*":
             for values, times in ((left, right), (right, left)):
@@ -155,7 +155,7 @@ class Weights:
                 self._check_replace(receiver, *values[:2])
             elif name in _GROWING:
                 self.check_product(receiver, values)
-            elif name in _SEARCHING and self.weigh(receiver) * sum(map(self.weigh, values)) > 8 * _MOST_PRODUCT:
+            elif name in _SEARCHING and self.weigh(receiver) * sum(map(self.weigh, values)) > 8 * _MAX_PRODUCT:
                 raise TemplateSizeError
             return True
         if isinstance(receiver, int):
@@ -171,7 +171,7 @@ class Weights:
             self._check_replace(str(first), *more[:2])
         elif name == "sum" and any(isinstance(value, _CONTAINERS) for value in more):
             raise TemplateSizeError  # each sum is a new list
-        elif name == "round" and any(isinstance(value, int) and value > _MOST_DIGITS for value in more):
+        elif name == "round" and any(isinstance(value, int) and value > _MAX_DIGITS for value in more):
             raise TemplateSizeError  # it computes that power of ten
         elif name in _GROWING_FILTERS:
             self.check_product(first, more or (_ENTRY,))
@@ -181,7 +181,7 @@ class Weights:
         times = 1
         for other in others:
             times = max(times, abs(other) if isinstance(other, int) else self.weigh(other))
-        if times > 1 and (self.weigh(value) + 1) * times > _MOST_PRODUCT:
+        if times > 1 and (self.weigh(value) + 1) * times > _MAX_PRODUCT:
             raise TemplateSizeError
 
     def _check_replace(self, text: Any, old: Any, new: Any) -> None:
@@ -190,13 +190,13 @@ class Weights:
 
     def _check_format(self, text: str | bytes, fields: int, values: Any) -> None:
         layout = text if isinstance(text, str) else text.decode("latin-1")
-        if "*" in layout or fields * self.weigh(values) > _MOST_PRODUCT:
+        if "*" in layout or fields * self.weigh(values) > _MAX_PRODUCT:
             raise TemplateSizeError
         _require_widths(layout)
 
     def _check_braces(self, text: str, values: Sequence[Any]) -> None:
         layouts = [spec or "" for _, _, spec, _ in string.Formatter().parse(text)]
-        if any("{" in layout for layout in layouts) or text.count("{") * self.weigh([*values]) > _MOST_PRODUCT:
+        if any("{" in layout for layout in layouts) or text.count("{") * self.weigh([*values]) > _MAX_PRODUCT:
             raise TemplateSizeError
         _require_widths(" ".join(layouts))
 
@@ -207,7 +207,7 @@ class Weights:
             if sys.getrefcount(value) <= _OWN_REFERENCES:
                 del self._made[key]
                 self._total -= weight
-        if self._total > _MOST_TOGETHER:
+        if self._total > _MAX_TOGETHER:
             raise TemplateSizeError
 
 
@@ -215,13 +215,13 @@ _OWN_REFERENCES, _LONGEST_WIDTH = 3, 8
 
 
 def _require(weight: int) -> None:
-    if weight > MOST_WEIGHT:
+    if weight > MAX_WEIGHT:
         raise TemplateSizeError
 
 
 def _require_widths(layout: str) -> None:
     widths = re.findall(r"\d+", layout)
-    _require(sum(int(width) if len(width) < _LONGEST_WIDTH else MOST_WEIGHT + 1 for width in widths))
+    _require(sum(int(width) if len(width) < _LONGEST_WIDTH else MAX_WEIGHT + 1 for width in widths))
 
 
 def bounded_filter(name: str, filter: Callable[..., Any], current: Callable[[], Weights | None]) -> Callable[..., Any]:

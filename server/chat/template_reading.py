@@ -15,8 +15,8 @@ from .template_environment import template_environment
 
 _REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking", "thoughts", "tool_plan")
 _CHOOSING_FILTERS = frozenset({"selectattr", "rejectattr", "select", "reject", "list", "map"})
-_MOST_PASSES = 8  # over assignments: each finds the names of one more step
-_MOST_CHARACTERS = 2**20
+_MAX_PASSES = 8  # over assignments: each finds the names of one more step
+_MAX_CHARACTERS = 2**20
 
 
 class TemplateReading(NamedTuple):
@@ -57,7 +57,7 @@ def read_template(source: str) -> TemplateReading:
 def every_node(source: str) -> list[nodes.Node]:
     """All nodes of a template; none if it does not compile, which is told when it is compiled, or is very long."""
     try:
-        return list(_descendants(template_environment().parse(source))) if len(source) <= _MOST_CHARACTERS else []
+        return list(_descendants(template_environment().parse(source))) if len(source) <= _MAX_CHARACTERS else []
     except (jinja2.TemplateError, RecursionError):
         return []
 
@@ -68,7 +68,7 @@ class _Contents:
     def __init__(self, every: list[nodes.Node]) -> None:
         self._names = {"content"}
         macros = {node.name: [arg.name for arg in node.args] for node in every if isinstance(node, nodes.Macro)}
-        for _ in range(_MOST_PASSES):
+        for _ in range(_MAX_PASSES):
             before = len(self._names)
             for node in every:
                 if isinstance(node, nodes.Assign) and isinstance(node.target, nodes.Name) and self._is(node.node):

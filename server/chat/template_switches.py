@@ -27,7 +27,7 @@ _BUDGETS = {"minimal": 512, "low": 1024, "medium": 4096, "high": 16384}  # Seed-
 _FLAGS = {"low_effort": ("minimal", "low"), "medium_effort": ("medium",)}
 _CLEANING_FILTERS = ("default", "d", "lower", "string", "trim")
 _CLEANING_METHODS = ("lower", "strip")
-_MOST_PASSES = 4  # over assignments
+_MAX_PASSES = 4  # over assignments
 
 
 class Values(NamedTuple):
@@ -132,7 +132,7 @@ def _values_of(variable: str, every: list[nodes.Node]) -> Values:
     """What the nodes of a template compare a variable with, or another one that has its value."""
     names = {variable}
     lists: dict[str, frozenset[str]] = {}
-    for _ in range(_MOST_PASSES):
+    for _ in range(_MAX_PASSES):
         before = len(names)
         for node in every:
             if not isinstance(node, nodes.Assign) or (target := _name(node.target)) is None:

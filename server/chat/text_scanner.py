@@ -14,7 +14,7 @@ Steps: TypeAlias = Generator[None, None, T]
 """A part of a parser: it yields where it has to wait for more text, and returns a T."""
 
 _LONGEST_PART = 4096  # characters
-_MOST_REREAD = 2**16  # characters
+_MAX_REREAD = 2**16  # characters
 _JSON_SPACE = " \t\n\r"
 
 
@@ -129,7 +129,7 @@ class TextScanner(ABC):
         if self._cut_off and self._resume:
             self._settle(len(self._text))
         self._num_reread += max(0, self._at - self._resume)
-        end = self._resume if self._num_reread <= _MOST_REREAD else max(self._at, self._resume)
+        end = self._resume if self._num_reread <= _MAX_REREAD else max(self._at, self._resume)
         self._emit_text(self._text[:end])
         self._settle(end)
 

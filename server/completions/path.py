@@ -23,7 +23,7 @@ from ..telemetry.metrics import RequestTimer
 from ..telemetry.text_log import Shown
 from .fill_in_the_middle import FillInTheMiddle, Hole
 
-_MOST_PROMPT_TOKENS = 2**22  # of all prompts together: 150 MB of Python's integers
+_MAX_PROMPT_TOKENS = 2**22  # of all prompts together: 150 MB of Python's integers
 
 
 class Prompt(Struct, frozen=True):
@@ -138,7 +138,7 @@ class CompletionPath:
         encoded: list[Prompt] = []
         prompts: Sequence[str | list[int]] = body.prompts()
         self._generations.admission.check_shape(len(prompts), n=body.n, best_of=body.best_of)
-        room_left = _MOST_PROMPT_TOKENS
+        room_left = _MAX_PROMPT_TOKENS
         for i, prompt in enumerate(prompts):
             param = "prompt" if len(prompts) == 1 else f"prompt[{i}]"
             kept = self._token_ids(encoder, body, prompt, param, room, hole)
@@ -146,7 +146,7 @@ class CompletionPath:
             room_left -= len(kept)
             if room_left < 0 and i:
                 raise bad_request(
-                    f"prompt: the first {i + 1} prompts have over {_MOST_PROMPT_TOKENS} tokens, which is more than one "
+                    f"prompt: the first {i + 1} prompts have over {_MAX_PROMPT_TOKENS} tokens, which is more than one "
                     "request may have together; send them in several",
                     "prompt",
                 )

@@ -24,13 +24,13 @@ def bounded(
     *,
     shows_prompt: bool,
     max_model_len: int,
-    most_tokens: int | None,
+    default_max_tokens: int | None,
     max_bytes: int,
 ) -> SamplingParams:
     """The sampling parameters with which an answer cannot become larger than `max_bytes`.
 
     `kind` is the beginning of the answer's id, `lengths` are those of the prompts in tokens. A request without
-    `max_tokens`, or with the server's own `most_tokens`, gets as many tokens as fit. Raises ApiError (400) for a
+    `max_tokens`, or with the server's own `default_max_tokens`, gets as many tokens as fit. Raises ApiError (400) for a
     request that asks for too much.
     """
     copies = sampling.num_sequences if kind == "cmpl" else 1  # completions repeat the prompt's part for each choice
@@ -44,7 +44,7 @@ def bounded(
     if prompts_bytes + wanted * step_bytes <= max_bytes:
         return sampling
     fitting = (max_bytes - prompts_bytes) // step_bytes
-    if sampling.max_tokens in (None, most_tokens) and fitting >= max(_SHORTENED, sampling.min_tokens):
+    if sampling.max_tokens in (None, default_max_tokens) and fitting >= max(_SHORTENED, sampling.min_tokens):
         return replace(sampling, max_tokens=fitting)
     raise _too_large(prompts_bytes, wanted * step_bytes, len(lengths) * sampling.num_sequences, wanted, max_bytes)
 

@@ -219,8 +219,8 @@ class _Feed:
 class Generations:
     """Starts generations on the engine, as far as `admission` allows, and reports them when they end.
 
-    `texts` logs what they say, if anything does. `most_tokens` is the limit that the server sets for all answers.
-    Cached prefixes are each tenant's own, unless `shares_prefixes`.
+    `texts` logs what they say, if anything does. `default_max_tokens` is the limit that the server sets for all
+    answers. Cached prefixes are each tenant's own, unless `shares_prefixes`.
     """
 
     def __init__(
@@ -229,7 +229,7 @@ class Generations:
         admission: Admission,
         reports: RequestReports,
         texts: TextLog | None = None,
-        most_tokens: int | None = None,
+        default_max_tokens: int | None = None,
         *,
         shares_prefixes: bool = False,
     ) -> None:
@@ -237,7 +237,7 @@ class Generations:
         self._engine = engine
         self._reports = reports
         self._texts = texts
-        self._most_tokens = most_tokens
+        self._max_tokens = default_max_tokens
         self._shares_prefixes = shares_prefixes
 
     async def constraints(
@@ -365,7 +365,7 @@ class Generations:
             sampling,
             shows_prompt=shows_prompt,
             max_model_len=self._engine.context_of(1.0 if lora is None else lora.lora.rope_factor),
-            most_tokens=self._most_tokens,
+            default_max_tokens=self._max_tokens,
             max_bytes=self.admission.limits.max_answer_bytes,
         )
         return sampling, self.admission.admit(prompts, sampling)

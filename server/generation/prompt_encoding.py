@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
-from tidewheel.engine.text.long_texts import encode_at_most, encode_part, most_characters
+from tidewheel.engine.text.long_texts import encode_at_most, encode_part, max_characters
 from tidewheel.engine.text.tokenizer import Tokenizer
 
 from ..errors import ApiError, bad_request
@@ -17,7 +17,7 @@ from ..errors import ApiError, bad_request
 T = TypeVar("T")
 
 INLINE_BYTES = 4096  # encoding this much takes some hundred microseconds
-_LEAST_COUNTED = 2**17  # `/tokenize` accepts texts of so many tokens, even if the context is shorter
+_MIN_COUNTED = 2**17  # `/tokenize` accepts texts of so many tokens, even if the context is shorter
 
 
 class PromptEncoder:
@@ -29,7 +29,7 @@ class PromptEncoder:
     def __init__(self, tokenizer: Tokenizer, max_model_len: int) -> None:
         self.tokenizer = tokenizer
         self.max_model_len = max_model_len
-        self.max_counted = max(2 * max_model_len, _LEAST_COUNTED)
+        self.max_counted = max(2 * max_model_len, _MIN_COUNTED)
         self._vocab_size = tokenizer.vocab_size
         # Two threads: one huge prompt does not delay all other long ones. Not more, because the engine needs the cores.
         self._threads = ThreadPoolExecutor(2, "prompt-encoder")
@@ -82,7 +82,7 @@ class PromptEncoder:
 
     def check_size(self, characters: int, param: str) -> None:
         """Raises ApiError (400) for more characters than are encoded at all, as `count` does."""
-        if characters > most_characters(self.max_counted):
+        if characters > max_characters(self.max_counted):
             raise self._too_long(param, characters, self.max_counted)
 
     def count(self, text: str, param: str, *, add_special_tokens: bool) -> list[int]:

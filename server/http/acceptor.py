@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 _AT_ONCE = 64  # connections accepted in one go, before the event loop does something else
 _KEPT = 32  # descriptors kept free for everything that is not a connection; fewer if the limit is small
 _RETRY_S = 0.25
-_LEAST_IDLE_S = 1.0  # before a connection makes room: its first request, or the next one, may be on its way
+_MIN_IDLE_S = 1.0  # before a connection makes room: its first request, or the next one, may be on its way
 _CLOSES_S = 0.01  # by then a connection that was closed has left its descriptor
 _LOG_EVERY_S = 60.0
 
@@ -91,7 +91,7 @@ class Acceptor:
 
     def _make_room(self) -> bool:
         """Close the connections that have been idle longest; whether there were any."""
-        before = self._loop.time() - _LEAST_IDLE_S
+        before = self._loop.time() - _MIN_IDLE_S
         idle = [
             (since, one)
             for one in self._open

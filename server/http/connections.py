@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 DIRECT_WRITE = "tidewheel.direct_write"
 
 _VERSIONS = ("1.0", "1.1")
-_LEAST_BYTES_PER_S = 500  # a sender that is slower uses up its `read_timeout_s`, one that is faster gets it back
+_MIN_BYTES_PER_S = 500  # a sender that is slower uses up its `read_timeout_s`, one that is faster gets it back
 # How long the rest of a refused request is read: a close with something unread resets the connection, and a client that
 # sends all of its request first would not see why.
 _LINGER_S = 30.0
@@ -91,7 +91,7 @@ class Connection(NoPipelining):
         if self._send_by is not None:
             self._request_bytes += len(piece)
             if (timeout := self.limits.read_timeout_s) is not None:
-                later = self._send_by + len(piece) / _LEAST_BYTES_PER_S
+                later = self._send_by + len(piece) / _MIN_BYTES_PER_S
                 self._send_by = min(later, self.loop.time() + timeout)
             if self._in_head and self._request_bytes > self.limits.max_header_bytes:
                 self._refuse(self._header_error())

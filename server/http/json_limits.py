@@ -15,16 +15,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..errors import ApiError
 from .forms import is_upload
 
-LEAST_VALUES = 2**20  # every server accepts so many values; decoding them takes 20 to 30 ms
-MOST_PARTS = 2**17  # objects, lists and fields, enough for 40,000 messages; decoding them takes 30 to 100 ms
+MIN_VALUES = 2**20  # every server accepts so many values; decoding them takes 20 to 30 ms
+MAX_PARTS = 2**17  # objects, lists and fields, enough for 40,000 messages; decoding them takes 30 to 100 ms
 LONGEST_NAME = 2**14  # bytes of a field's name, because msgspec repeats it in its errors
 
 _COMMA, _COLON, _QUOTE, _LIST, _OBJECT = b',:"[{'
 
 
-def most_values(max_model_len: int) -> int:
+def values_limit(max_model_len: int) -> int:
     """How many values a request's JSON may have."""
-    return max(2 * max_model_len, LEAST_VALUES)
+    return max(2 * max_model_len, MIN_VALUES)
 
 
 class JsonCounts:
@@ -66,8 +66,8 @@ class JsonCounts:
         """The limit that is exceeded, in words: what the JSON must have at most."""
         if self.values > max_values:
             return f"{max_values} values, such as token ids; send several requests"
-        if self.parts > MOST_PARTS:
-            return f"{MOST_PARTS} objects, lists and fields of objects; send several requests, or text instead"
+        if self.parts > MAX_PARTS:
+            return f"{MAX_PARTS} objects, lists and fields of objects; send several requests, or text instead"
         if self.longest_name > LONGEST_NAME:
             return f"{LONGEST_NAME} bytes in a field's name"
         return None
@@ -85,7 +85,7 @@ class JsonCounts:
 class JsonLimits:
     """Answers 413 to a body whose JSON has more values than any request needs, as soon as they have arrived.
 
-    The limits are `max_values` values, MOST_PARTS objects, lists and fields, and names of LONGEST_NAME bytes.
+    The limits are `max_values` values, MAX_PARTS objects, lists and fields, and names of LONGEST_NAME bytes.
     """
 
     def __init__(self, app: ASGIApp, max_values: int) -> None:

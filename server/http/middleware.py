@@ -31,7 +31,7 @@ _JSON = re.compile(r"[ \t]*application/(?:[a-z0-9!#$&^_.+-]+\+)?json[ \t]*(?:;.*
 _FORM = re.compile(r"[ \t]*application/x-www-form-urlencoded[ \t]*(?:;.*)?", re.IGNORECASE)
 _FORMS_ELSEWHERE = ("/audio/", "/images/")  # other servers take forms there; here there is nothing, which a 404 says
 _METHODS_WITHOUT_JSON = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})  # browsers ask before any DELETE
-_MOST_ARRIVING = 256 * 2**20  # bytes of bodies, of which no more than these wait for their senders
+_MAX_ARRIVING = 256 * 2**20  # bytes of bodies, of which no more than these wait for their senders
 _SMALL = 2**18  # bytes
 _RETRY_AFTER_S = 5
 _SHOWN = 100  # most characters to repeat of what a client has sent
@@ -110,7 +110,7 @@ class BodyLimit:
     All bodies that are still arriving may have `max_arriving_bytes` together. Beyond that, large ones get a 503.
     """
 
-    def __init__(self, app: ASGIApp, max_bytes: int, max_arriving_bytes: int = _MOST_ARRIVING) -> None:
+    def __init__(self, app: ASGIApp, max_bytes: int, max_arriving_bytes: int = _MAX_ARRIVING) -> None:
         self.app = app
         self._max_bytes = max_bytes
         self._max_arriving_bytes = max(max_arriving_bytes, 2 * max_bytes)

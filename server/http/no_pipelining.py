@@ -15,8 +15,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 _END_OF_HEAD = b"\r\n\r\n"  # a chunked body ends like this too
 _LONGEST_PIECE = 2**14  # bytes; a longer piece could have so many chunks that the parser takes long
 _TURN = 2**14  # bytes to parse before the event loop does something else
-_LEAST_COST = 2**8  # bytes; a short piece takes as long as one of this length
-_MOST_AHEAD = 2**14  # bytes of later requests to hold; beyond that, nothing is read until some have been parsed
+_MIN_COST = 2**8  # bytes; a short piece takes as long as one of this length
+_MAX_AHEAD = 2**14  # bytes of later requests to hold; beyond that, nothing is read until some have been parsed
 
 _ANY_ANSWER = b"HTTP/1.1 "  # every answer begins like this
 _FIRST_PROBE_S = 0.1
@@ -120,7 +120,7 @@ class NoPipelining(HttpToolsProtocol):
             size = self._next_piece()
             if not size:
                 break
-            cost += _LEAST_COST if self._body_left else max(size, _LEAST_COST)
+            cost += _MIN_COST if self._body_left else max(size, _MIN_COST)
             piece = ahead[:size]
             del ahead[:size]
             self.feed(piece)
@@ -128,7 +128,7 @@ class NoPipelining(HttpToolsProtocol):
             ahead.clear()
         elif self._has_ended and self._turn is None:
             self._answer_the_last()
-        self.flow.hold(len(ahead) > _MOST_AHEAD)
+        self.flow.hold(len(ahead) > _MAX_AHEAD)
 
     def _go_on(self) -> None:
         self._turn = None

@@ -53,17 +53,17 @@ def generate_request(
     return _chat(body, model, messages), names
 
 
-def completion_request(body: OllamaGenerateRequest, model: str | None, most_tokens: int) -> CompletionRequest:
+def completion_request(body: OllamaGenerateRequest, model: str | None, default_max_tokens: int) -> CompletionRequest:
     """The request for the completion path, of a prompt without a template. Raises ApiError (400).
 
-    `most_tokens` is the context: a completion of its own accord has a few tokens only.
+    `default_max_tokens` is the context: a completion of its own accord has a few tokens only.
     """
     body.check_supported()
     request = CompletionRequest(model=model, prompt=body.prompt or "", suffix=body.suffix)
     request.logprobs = (body.top_logprobs or 0) if body.logprobs else None
     _set_sampling(request, body)
     if request.max_tokens is None:
-        request.max_tokens = most_tokens
+        request.max_tokens = default_max_tokens
     return request
 
 

@@ -127,7 +127,7 @@ class ParameterNotes:
     clients cannot fill the log.
     """
 
-    MOST_NAMES = 256
+    MAX_NAMES = 256
 
     def __init__(self, unknown: str = "refuse") -> None:
         self.unknown = unknown
@@ -135,7 +135,7 @@ class ParameterNotes:
 
     def is_new(self, name: str) -> bool:
         """Whether this name would be logged."""
-        return len(self._noted) < self.MOST_NAMES and shortened(name) not in self._noted
+        return len(self._noted) < self.MAX_NAMES and shortened(name) not in self._noted
 
     def unheeded(self, name: str, reason: str) -> None:
         """A client sent a parameter that does nothing, for this reason."""
@@ -153,7 +153,7 @@ _STEP = re.compile(r"\[[^]]*\]|[^.[\]]+")
 _LONGEST_MESSAGE = 1000  # characters of msgspec's that are looked at, at either end
 _LONGEST_PATH = 200  # it has indices, and names that are not the client's
 _UNKNOWN_REASON = "this server does not know it (--unknown-parameters refuse answers it with an error)"
-_MOST_NAMES = 8  # of one body, in the log
+_MAX_NAMES = 8  # of one body, in the log
 _LARGE_BODY = 2**18  # bytes; from there on it matters how often the garbage collector walks what is decoded
 
 
@@ -225,7 +225,7 @@ class BodyDecoder(Generic[T]):
 
     def _warn(self, names: Iterable[str]) -> None:
         known = {*self._fields, *self._elsewhere}
-        for name in islice((name for name in names if name not in known), _MOST_NAMES):
+        for name in islice((name for name in names if name not in known), _MAX_NAMES):
             if self._notes.is_new(name):  # to look for a similar name takes a millisecond
                 self._notes.unheeded(name, _UNKNOWN_REASON + self._hint(name))
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 import numpy as np
+from engine.books import check_scheduler
 from engine.tiny_tokenizers import tiny
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -107,7 +108,7 @@ class Driver:
     clock: Callable[[Step], float] = lambda step: 1.0
     limits: ExecutorLimits | None = None
     drafter: Drafter | BatchDrafter | None = None
-    most_drafted: int | None = None
+    max_drafted: int | None = None
     vocab_size: int = 320  # at least the executor's, and just that for beams
     delay_factor: float = 0.0
     is_fresh: bool = False
@@ -129,7 +130,7 @@ class Driver:
             limits,
             enable_prefix_caching=self.enable_prefix_caching,
             drafter=self.drafter,
-            most_drafted=self.most_drafted,
+            max_drafted=self.max_drafted,
             delay_factor=self.delay_factor,
             clock=self.seconds,
         )
@@ -176,14 +177,14 @@ class Driver:
             self._keys += 1
         self.scheduler.add(choices)
         self._arrivals += 1
-        self.scheduler.check()
+        check_scheduler(self.scheduler)
         return [sequence.key for sequence in choices]
 
     def abort(self, key: int) -> None:
         """End a sequence, if it has not ended."""
         for end in self.scheduler.abort(key):
             self.finished[end.key] = end
-        self.scheduler.check()
+        check_scheduler(self.scheduler)
 
     def step(self) -> Step | None:
         """Run one step. A device with `async_scheduling` is given the next one before this is committed, and one with
@@ -210,7 +211,7 @@ class Driver:
         for end in self.scheduler.commit(step, output):
             assert end.key not in self.finished
             self.finished[end.key] = end
-        self.scheduler.check()
+        check_scheduler(self.scheduler)
         if not self.scheduler.has_work:
             self._overlapped = None
         return step
@@ -223,7 +224,7 @@ class Driver:
             self.in_flight.append((step, OnWait(lambda output=output: output)))
             running = [key for step, _ in self.in_flight for key in _waiting_for(step)]
             assert len(set(running)) == len(running), "two steps have one sequence"
-            self.scheduler.check()
+            check_scheduler(self.scheduler)
         return self.in_flight.popleft() if self.in_flight else None
 
     def close(self) -> None:
@@ -239,9 +240,9 @@ class Driver:
             self._has_read.clear()
             if offload is not None:
                 offload.restore(self.scheduler.num_running)
-                self.scheduler.check()
+                check_scheduler(self.scheduler)
             step = self.scheduler.schedule()
-            self.scheduler.check()
+            check_scheduler(self.scheduler)
             if step is not None or offload is None or (until := offload.waits_until) is None:
                 return step
             self._has_read.wait(max(until - time.perf_counter(), 0.0))
@@ -354,7 +355,7 @@ def alone(
     Nothing is drafted for it. And the log-probabilities of its prompt.
     """
     driver = Driver(executor, max_length, eos_ids, enable_prefix_caching=False)
-    driver.scheduler.drafts = None
+    driver.scheduler._decodes.drafts = None
     keys = driver.add(job)
     for key in keys:
         if key != keys[index]:

@@ -21,7 +21,7 @@ from harness import device_ids, make_device
 from hypothesis import strategies as st
 from optional_packages import require_packages
 
-from tidewheel.engine.devices.cache_split import most_states
+from tidewheel.engine.devices.cache_split import max_states
 from tidewheel.engine.devices.executor import Executor
 from tidewheel.engine.devices.limits import ExecutorOptions
 from tidewheel.engine.models import describe
@@ -154,7 +154,7 @@ def executor(subject: Subject) -> Executor:
     device = make_device(subject.device, threads_bind)
     # Twice the states, because they get at most half of the cache.
     slot_bytes = device.slot_bytes(spec)
-    states = 2 * slot_bytes * most_states(8)
+    states = 2 * slot_bytes * max_states(8)
     options = ExecutorOptions(
         dtype=subject.dtype,
         kv_cache_bytes=64 * 16 * device.kv_bytes_per_token(spec, subject.kv_cache_dtype) + states,
@@ -215,11 +215,11 @@ def jobs(draw: st.DrawFn) -> Job:
 def test_any_company_gives_the_same_bits(subject: Subject, request: pytest.FixtureRequest) -> None:
     is_wide = subject.model == STORED or subject.first_kind is not None  # as blocks want it
     if request.node.get_closest_marker("sweep"):
-        most_examples = 5 if is_wide else 20
+        max_examples = 5 if is_wide else 20
     else:
-        most_examples = 3 if is_wide or subject.threads > 1 else 4
+        max_examples = 3 if is_wide or subject.threads > 1 else 4
     if subject.device == "torch":
-        most_examples = 2  # each token is computed alone
+        max_examples = 2  # each token is computed alone
     check_any_company(
         executor(subject),
         executor(subject._replace(threads=1, groups=1)),
@@ -228,7 +228,7 @@ def test_any_company_gives_the_same_bits(subject: Subject, request: pytest.Fixtu
         eos_ids=EOS,
         num_blocks=st.integers(4, 12),
         num_batched_tokens=st.sampled_from([8, 13, 50, 128]),
-        max_examples=most_examples,
+        max_examples=max_examples,
     )
 
 

@@ -15,7 +15,7 @@ from tidewheel.server.http import no_pipelining
 from tidewheel.server.http.connections import connection_class
 from tidewheel.server.http.limits import ConnectionLimits
 
-MOST_AHEAD = 64
+MAX_AHEAD = 64
 POST = b"POST /v1/completions?a=%20 HTTP/1.1\r\nhost: a\r\n"
 REQUESTS = [
     b"GET /health HTTP/1.1\r\nhost: a\r\n\r\nGET /b HTTP/1.1\r\nconnection: close\r\n\r\n",
@@ -109,7 +109,7 @@ async def answered(pieces: Iterable[bytes]) -> tuple[list[Any], bytes]:
         if transport.is_closing():
             break
         protocol.data_received(piece)
-        assert len(protocol._ahead) <= MOST_AHEAD + len(piece)
+        assert len(protocol._ahead) <= MAX_AHEAD + len(piece)
     await settle()
     if not transport.is_closing():
         if not protocol.eof_received():
@@ -124,7 +124,7 @@ async def answered(pieces: Iterable[bytes]) -> tuple[list[Any], bytes]:
 def run(data: bytes) -> None:
     cuts = range(1, len(data), 1 + len(data) // 6)
     with (
-        patch.object(no_pipelining, "_MOST_AHEAD", MOST_AHEAD),
+        patch.object(no_pipelining, "_MAX_AHEAD", MAX_AHEAD),
         patch.object(no_pipelining, "_TURN", 512),
         asyncio.Runner() as runner,
     ):

@@ -22,8 +22,8 @@ SEEDS = Path(__file__).parent / "gguf_seeds.json"
 _TEXT, _ARRAY, _BOOL = 8, 9, 7
 _INTEGERS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 10: "<Q", 11: "<q"}
 _FLOATS = {6: "<f", 12: "<d"}
-_MOST_BYTES = 1 << 21  # of a tensor; a larger one has no content
-_MOST_PARTS = 4
+_MAX_BYTES = 1 << 21  # of a tensor; a larger one has no content
+_MAX_PARTS = 4
 _ALIGNMENT = 32
 
 
@@ -39,7 +39,7 @@ def files(data: bytes) -> dict[str, bytes]:
     except (ValueError, RecursionError):
         said = None
     parts = said.get("parts") if isinstance(said, dict) else None
-    if not isinstance(parts, list) or not 1 < len(parts) <= _MOST_PARTS:
+    if not isinstance(parts, list) or not 1 < len(parts) <= _MAX_PARTS:
         return {"model.gguf": _file(said)}
     return {f"model-{i:05}-of-{len(parts):05}.gguf": _file(part) for i, part in enumerate(parts, 1)}
 
@@ -91,7 +91,7 @@ def _content(kind: int, dims: list[int], said: Any) -> bytes:
         elements, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(kind)]
         count = math.prod(dims) // elements * size
         pattern = bytes(_wrapped(byte, 8) for byte in said) if _is_list(said, int) else b""
-        if 0 <= count <= _MOST_BYTES:
+        if 0 <= count <= _MAX_BYTES:
             pattern = pattern or b"\0"
             return (pattern * (count // len(pattern) + 1))[:count]
     return b""

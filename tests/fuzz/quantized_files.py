@@ -31,7 +31,7 @@ CONFIG: dict[str, Any] = {
 }  # fmt: skip
 UP = "model.layers.0.mlp.up_proj"
 EXPERTS = "model.layers.0.mlp.experts.up"
-MOST_BYTES = 1 << 14  # of a tensor
+MAX_BYTES = 1 << 14  # of a tensor
 # Of the file's dtypes, bits of an element.
 BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32,
@@ -62,10 +62,10 @@ def described(tensors: Any) -> dict[str, tuple[str, list[int], bytes]]:
         if not isinstance(fields, list) or len(fields) != 3 or not isinstance(fields[1], list) or len(fields[1]) > 6:
             continue
         dtype, shape, value = fields
-        if not all(type(length) is int and 0 <= length <= MOST_BYTES for length in shape):
+        if not all(type(length) is int and 0 <= length <= MAX_BYTES for length in shape):
             continue
-        count = math.prod(shape) * BITS.get(dtype, 0) // 8 if isinstance(dtype, str) else MOST_BYTES + 1
-        if isinstance(dtype, str) and dtype in BITS and count <= MOST_BYTES:
+        count = math.prod(shape) * BITS.get(dtype, 0) // 8 if isinstance(dtype, str) else MAX_BYTES + 1
+        if isinstance(dtype, str) and dtype in BITS and count <= MAX_BYTES:
             found[name] = (dtype, shape, content(value, count))
     return found
 

@@ -34,8 +34,8 @@ def test_the_simulation_finds_what_a_server_finds(
     url, recording = f"http://127.0.0.1:{server.port}", tmp_path / "mix.jsonl"
     mix = ["--conversations", "24", "--concurrency", "1"]
     assert routing.main(["--url", url, "--record", str(recording), *mix]) == 0
-    cached, most_requests, most_tokens, errors, _ = figures(capsys.readouterr().out)
-    assert (most_requests, most_tokens, errors) == ("1.00", "1.00", "0")
+    cached, max_requests, max_tokens, errors, _ = figures(capsys.readouterr().out)
+    assert (max_requests, max_tokens, errors) == ("1.00", "1.00", "0")
     routing_simulation.main(["--replicas", "1", "--blocks", "160", "--concurrency", "1", "--recorded", str(recording)])
     simulated = float(figures(capsys.readouterr().out)[0].rstrip("%"))
     assert 40 < simulated < 75

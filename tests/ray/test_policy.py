@@ -78,7 +78,7 @@ def test_the_next_turn_of_a_chat_stays_where_a_small_batch_runs() -> None:
 
 
 def test_a_replica_that_computes_few_at_a_time_keeps_no_longer_queue() -> None:
-    policy = policy_of(4, most_own=2)
+    policy = policy_of(4, max_own=2)
     home = send(policy, Keys(prefixes=(1, 2), is_chat=True))
     policy.loads.set(home, 2)
     assert policy.choose(Keys(prefixes=(1, 2, 3, 4), is_chat=True)) != home

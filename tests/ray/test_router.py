@@ -56,7 +56,7 @@ class Router:
         self.replicas = replicas
         router_of: dict[str, type[PrefixRouter]] = {"prefix": PrefixRouter, "direct": DirectRouter}
         self.router = router_of[kind](deployment(), DeploymentHandleSource.REPLICA, use_replica_queue_len_cache=True)
-        self.router.initialize_state(most_load=1.5, most_own=8)
+        self.router.initialize_state(most_load=1.5, max_own=8)
         self.router.update_replicas(replicas)  # type: ignore[arg-type]
 
     async def choose(self, keys: Keys | None = None) -> str:

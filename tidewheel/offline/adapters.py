@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
-from tidewheel.engine.adapters.hub import MOST_DOWNLOADS, is_hub_id
+from tidewheel.engine.adapters.hub import MAX_DOWNLOADS, is_hub_id
 from tidewheel.engine.adapters.lora import Lora
 from tidewheel.engine.adapters.options import LoraModule
 from tidewheel.engine.adapters.registry import LoraExistsError, LoraLease
@@ -44,7 +44,7 @@ class Adapters:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._adding = asyncio.Semaphore(MOST_DOWNLOADS)  # more at a time would be refused, and here nobody tries again
+        self._adding = asyncio.Semaphore(MAX_DOWNLOADS)  # more at a time would be refused, and here nobody tries again
 
     def each(self, given: LoraRequests, count: int) -> list[LoRARequest | None]:
         """The adapters of so many prompts. Raises InvalidRequestError."""

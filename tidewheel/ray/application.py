@@ -15,7 +15,7 @@ from .cluster import own_environment
 from .deployment import TidewheelServer
 from .direct import IS_DIRECT, with_chooser
 from .options import check_addresses, check_connections, command_line, parse_arguments
-from .policy import MOST_OWN
+from .policy import MAX_OWN
 from .settings import ReplicaSettings, read_settings
 from .shared_state import without_own_state
 
@@ -99,7 +99,7 @@ def _wait_policy(settings: ReplicaSettings) -> AutoscalingPolicy:
 
 
 def _router(settings: ReplicaSettings, max_num_seqs: int) -> RequestRouterConfig:
-    of_prefix = {"most_load": settings.most_load, "most_own": min(MOST_OWN, max_num_seqs)}
+    of_prefix = {"most_load": settings.most_load, "max_own": min(MAX_OWN, max_num_seqs)}
     return RequestRouterConfig(
         request_router_class=_ROUTERS[settings.router],
         request_router_kwargs=of_prefix if settings.router == "prefix" else {},

@@ -32,7 +32,7 @@ IS_DIRECT = bool(RAY_SERVE_ENABLE_HA_PROXY)
 
 _NAME = "tidewheel-chooser"
 _PATH = "/internal/route"
-_MOST_CHOICES = 10_000  # at a time
+_MAX_CHOICES = 10_000  # at a time
 _ARRIVES_S = 0.02  # for a request to be where it was sent
 _LATEST_S = 2.0  # between two looks at a replica that computes
 _ANSWERS_S = 1.0
@@ -44,7 +44,7 @@ def with_chooser(replicas: serve.Application) -> serve.Application:
         ReplicaChooser,
         name=_NAME,
         ray_actor_options={"num_cpus": 0},
-        max_ongoing_requests=_MOST_CHOICES,
+        max_ongoing_requests=_MAX_CHOICES,
     )
     return replicas._with_ingress_request_router(chooser.bind(replicas))
 
@@ -56,9 +56,9 @@ class DirectRouter(PrefixRouter):
     after twice the time as long as there are any.
     """
 
-    def initialize_state(self, most_load: float, most_own: int) -> None:
-        super().initialize_state(most_load, most_own)
-        self._policy = PrefixPolicy(most_load, most_own, least_limit=most_own)  # some of which may have ended
+    def initialize_state(self, most_load: float, max_own: int) -> None:
+        super().initialize_state(most_load, max_own)
+        self._policy = PrefixPolicy(most_load, max_own, min_limit=max_own)  # some of which may have ended
         self._looks: dict[ReplicaID, tuple[float, asyncio.Task[None]]] = {}  # that wait, and how long each does
 
     async def choose_replicas(

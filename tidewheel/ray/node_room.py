@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from tidewheel.engine.files.wording import in_bytes
 from tidewheel.engine.loading.inspection import opened_headers
-from tidewheel.engine.loading.stages.split import BESIDE_WEIGHTS, most_layers
+from tidewheel.engine.loading.stages.split import BESIDE_WEIGHTS, max_layers
 from tidewheel.engine.options import EngineOptions
 
 from .room import room_for
@@ -39,7 +39,7 @@ def size_of(options: EngineOptions) -> ModelSize:
 
         def layers_in(room: int) -> int:
             free = room * BESIDE_WEIGHTS // (BESIDE_WEIGHTS + 1)
-            return len(spec.layers) if weights <= free else most_layers(spec, formats, free)
+            return len(spec.layers) if weights <= free else max_layers(spec, formats, free)
 
         return ModelSize(options.model, model.kept_as, weights, len(spec.layers), layers_in)
 

@@ -17,12 +17,12 @@ from .hash_ring import HashRing
 
 Replica = TypeVar("Replica", bound=Hashable)
 
-MOST_OWN: Final = 8
+MAX_OWN: Final = 8
 """Requests that a replica may have before a chat leaves it: a batch of so few costs less than its prompt anew."""
 
 _REMEMBERED = 200_000  # prefixes
-_MOST_HOLDERS = 16  # of one prefix that are remembered
-_LEAST_LIMIT = 2  # requests that a replica may have, however idle the others are
+_MAX_HOLDERS = 16  # of one prefix that are remembered
+_MIN_LIMIT = 2  # requests that a replica may have, however idle the others are
 
 
 class Keys(Struct, frozen=True):
@@ -63,7 +63,7 @@ class Loads(Generic[Replica]):
         self._loads = {replica: self._loads.get(replica, 0) for replica in replicas}
         self._total = sum(self._loads.values())
 
-    def limit(self, most: float, least: int = _LEAST_LIMIT) -> int:
+    def limit(self, most: float, least: int = _MIN_LIMIT) -> int:
         """The requests that a replica may have, one more included: `most` times the mean."""
         return max(least, math.ceil(most * (self._total + 1) / max(1, len(self._loads))))
 
@@ -105,24 +105,24 @@ class PrefixPolicy(Generic[Replica]):
 
     In this order: a replica that took the session, or the longest known prefix, or that has the adapter; the session's
     place on a hash ring, which is the same for all routers; the better of two random replicas. None gets more than
-    `most_load` times the mean, or `least_limit` requests if that is more.
+    `most_load` times the mean, or `min_limit` requests if that is more.
 
     Chats have other bounds, because their turns can be told apart. A next turn goes where its whole prompt lies, if
-    that replica has fewer than `most_own` requests. A new chat that shares its beginning with others, such as a system
+    that replica has fewer than `max_own` requests. A new chat that shares its beginning with others, such as a system
     prompt, goes to a replica that has it only up to the mean: many will follow. `seed` is for tests.
     """
 
     def __init__(
         self,
         most_load: float = 1.5,
-        most_own: int = MOST_OWN,
+        max_own: int = MAX_OWN,
         remembered: int = _REMEMBERED,
         seed: int | None = None,
-        least_limit: int = _LEAST_LIMIT,
+        min_limit: int = _MIN_LIMIT,
     ) -> None:
         self.loads: Loads[Replica] = Loads()
-        self._most_load, self._most_own = most_load, most_own
-        self._least_limit = least_limit
+        self._most_load, self._max_own = most_load, max_own
+        self._min_limit = min_limit
         self._remembered = remembered
         self._random = random.Random(seed)
         self._replicas: list[Replica] = []
@@ -155,7 +155,7 @@ class PrefixPolicy(Generic[Replica]):
         """The replica for a request; None if there are none."""
         if not self._replicas:
             return None
-        limit = self.loads.limit(self._most_load, self._least_limit)
+        limit = self.loads.limit(self._most_load, self._min_limit)
         replica = None if keys.session is None else self._holder(keys.session, limit)
         if replica is None:
             replica = self._prefix_holder(keys, limit)
@@ -180,7 +180,7 @@ class PrefixPolicy(Generic[Replica]):
             elif key == keys.session:
                 self._taken[key] = (replica,)
             else:
-                self._taken[key] = (*before, replica)[-_MOST_HOLDERS:]
+                self._taken[key] = (*before, replica)[-_MAX_HOLDERS:]
         if keys.is_chat and keys.prefixes:
             self._whole.add(keys.prefixes[-1])
         while len(self._taken) > self._remembered:
@@ -190,7 +190,7 @@ class PrefixPolicy(Generic[Replica]):
         """A replica that has room and holds the longest prefix."""
         of_own = of_shared = limit
         if keys.is_chat:
-            of_own, of_shared = max(limit, self._most_own), self.loads.limit(1, 1)
+            of_own, of_shared = max(limit, self._max_own), self.loads.limit(1, 1)
         for i, key in enumerate(reversed(keys.prefixes)):
             # The whole of a chat that comes again is no next turn: those who send the same prompt share it.
             is_own = i > 0 and (key in self._whole or self._is_held_whole(key))

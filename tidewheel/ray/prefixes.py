@@ -28,7 +28,7 @@ LONGEST_BODY = 1 << 20
 
 _PIECE = 1024  # characters of a text
 _TOKENS = 256  # of a prompt that is given as tokens; as many as such a text has
-_MOST_PARTS = 2048  # of a prompt that are looked at: proxies do nothing else meanwhile
+_MAX_PARTS = 2048  # of a prompt that are looked at: proxies do nothing else meanwhile
 _FIRST, _LAST = 4, 28  # of a chain's numbers that are kept
 _SESSION_HEADERS = (b"x-session-id", b"x_session_id")  # as Serve reads it
 _HELD = 2048
@@ -63,7 +63,7 @@ def body_keys(body: bytes) -> Keys:
     name = request.get("model")
     model = model_key(name) if isinstance(name, str) and name else None
     try:
-        numbers = [*_chain(model or 0, islice(_parts(request), _MOST_PARTS))]
+        numbers = [*_chain(model or 0, islice(_parts(request), _MAX_PARTS))]
     except orjson.JSONEncodeError:  # it is nested deeper than orjson writes, but not than it reads
         numbers = []
     return Keys(

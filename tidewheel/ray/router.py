@@ -30,9 +30,9 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # ray's types are not 
     where that is not installed, X-Session-Id alone is known.
     """
 
-    def initialize_state(self, most_load: float, most_own: int) -> None:
+    def initialize_state(self, most_load: float, max_own: int) -> None:
         """What `request_router_kwargs` has."""
-        self._policy: PrefixPolicy[ReplicaID] = PrefixPolicy(most_load, most_own)
+        self._policy: PrefixPolicy[ReplicaID] = PrefixPolicy(most_load, max_own)
         self._stats: dict[ReplicaID, str] = {}
         self._sent: Counter[ReplicaID] = Counter()  # requests of this proxy that run
         self._heard: OrderedDict[ReplicaID, float] = OrderedDict()  # when, oldest first

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 _QUEUED_BYTES = 64 << 20  # of blocks that wait to be written; and as much of those that were read and wait to be taken
 _PIECE_BYTES = 8 << 20  # read at once
-_MOST_TOUCHES = 64  # of sequences whose blocks were of use, that wait to be noted
+_MAX_TOUCHES = 64  # of sequences whose blocks were of use, that wait to be noted
 _TOUCHES_TOGETHER = 32  # are noted at once, and the last ones at the end: to wake the writer for each takes too long
 _RATE_MEMORY = 0.8  # of the last piece's speed, in the speed that is expected
 
@@ -67,10 +67,10 @@ class DiskTier:
         self._folder = folder
         self._block_bytes = block_bytes
         self._on_progress = on_progress
-        self._most_queued = max(_QUEUED_BYTES // block_bytes, 1)
+        self._max_queued = max(_QUEUED_BYTES // block_bytes, 1)
         self._piece_blocks = max(_PIECE_BYTES // block_bytes, 1)
         self._writing: dict[Digest, NDArray[np.uint8]] = {}  # in order; also the one that is being written
-        self._touched: deque[list[Digest]] = deque(maxlen=_MOST_TOUCHES)
+        self._touched: deque[list[Digest]] = deque(maxlen=_MAX_TOUCHES)
         self._readings: deque[Reading] = deque()
         self._num_untaken = 0  # pieces
         self._changed = threading.Condition()
@@ -94,7 +94,7 @@ class DiskTier:
     @property
     def room(self) -> int:
         """How many blocks may be given to be written now."""
-        return self._most_queued - len(self._writing) if self._is_on else 0
+        return self._max_queued - len(self._writing) if self._is_on else 0
 
     def knows(self, digest: Digest) -> bool:
         """Whether a block is on disk, or on its way there."""
@@ -264,7 +264,7 @@ class DiskTier:
                 with self._changed:
                     self._writing.pop(digest, None)
                     self._changed.notify_all()
-                    is_half_empty = len(self._writing) == self._most_queued // 2
+                    is_half_empty = len(self._writing) == self._max_queued // 2
                 if is_half_empty:
                     self._on_progress()
 
@@ -326,5 +326,5 @@ class DiskTier:
 
     def _may_go_on(self, reading: Reading) -> bool:
         untaken = self._num_untaken * self._piece_blocks
-        room = untaken == 0 or untaken + self._piece_blocks <= self._most_queued
+        room = untaken == 0 or untaken + self._piece_blocks <= self._max_queued
         return room or reading.is_cancelled or self._stopping or not self._is_on

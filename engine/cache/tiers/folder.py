@@ -27,7 +27,7 @@ _BLOCK = re.compile(r"[0-9a-f]{32}\.kv")
 _PARTIAL = re.compile(r"partial(-[0-9a-f]{32})?\.tmp")
 _FOLDER_MODE = 0o700
 _FILE_SYSTEM_BLOCK = 4096  # bytes, of which a file takes a whole number
-_MOST_FILES = 1 << 20  # whose names take some 300 MB of memory
+_MAX_FILES = 1 << 20  # whose names take some 300 MB of memory
 
 _Key = tuple[str, Digest]  # the model's folder, and the block
 
@@ -162,7 +162,7 @@ class BlockFolder:
             os.close(file)
 
     def _make_room(self, size: int) -> None:
-        while self._index and (self.num_bytes + size > self.space or len(self._index) >= _MOST_FILES):
+        while self._index and (self.num_bytes + size > self.space or len(self._index) >= _MAX_FILES):
             self._delete_first()
 
     def _delete_first(self) -> None:

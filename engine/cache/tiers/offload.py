@@ -24,8 +24,8 @@ from .disk import DiskTier, Reading, TierStats
 
 _STEP_SHARE = 0.1  # of the longest step, for copies before it
 _BATCH_BYTES = 8 << 20  # copied without looking at the clock
-_MOST_LOOKED_AT = 4096  # blocks that are on disk already, in one batch
-_MOST_READINGS = 16
+_MAX_LOOKED_AT = 4096  # blocks that are on disk already, in one batch
+_MAX_READINGS = 16
 _LONGEST_READING_S = 5.0
 _LONGEST_SAVING_S = 5.0  # when the server stops
 
@@ -90,7 +90,7 @@ class Offload:
         missing = digests[start:]
         if missing and missing[0] in self._being_read:
             return True
-        if len(self._restoring) >= _MOST_READINGS:
+        if len(self._restoring) >= _MAX_READINGS:
             return False
         self._tried[sequence.key] = sequence.num_tokens
         self._tokens_missed += len(missing) * self._cache.block_size
@@ -137,7 +137,7 @@ class Offload:
         most = min(self._batch_blocks, self._tier.room)
         batch: list[tuple[Digest, int]] = []
         known: list[Digest] = []
-        while idle and len(batch) < most and len(known) < _MOST_LOOKED_AT:
+        while idle and len(batch) < most and len(known) < _MAX_LOOKED_AT:
             digest = idle.popitem(last=False)[0]
             if self._tier.knows(digest):
                 known.append(digest)

@@ -89,7 +89,7 @@ class CpuExecutor(Executor):
             rows,
         )
 
-    def draft(self, batch: StepBatch, counts: NDArray[np.int32], least_probability: float = 0.0) -> NDArray[np.int32]:
+    def draft(self, batch: StepBatch, counts: NDArray[np.int32], min_probability: float = 0.0) -> NDArray[np.int32]:
         """Run the batch, then one draft token after the other: see DraftExecutor.
 
         Raises ValueError for arrays that do not fit.
@@ -97,7 +97,7 @@ class CpuExecutor(Executor):
         native = self.native
         self._pin_caller(native)
         tokens = np.empty((len(counts), int(counts.max(initial=0))), np.int32)
-        native.draft(batch, counts, least_probability, tokens)
+        native.draft(batch, counts, min_probability, tokens)
         return tokens
 
     def copy_blocks(self, pairs: NDArray[np.int32], group: int = 0) -> None:

@@ -152,7 +152,7 @@ def lower(
     if spec.eagle3 is not None:
         plan.eagle3 = _eagle3(spec.eagle3, context.unscaled(), layer_draft_tokens)
     if spec.streams is not None:
-        plan.streams = _native.StreamsPlan(spec.streams.count, spec.streams.least_square)
+        plan.streams = _native.StreamsPlan(spec.streams.count, spec.streams.min_square)
     plan.head = _native.HeadPlan(head.tied, head.divisor, head.softcap or 0.0, head.bias)
     shapes = tensor_shapes(spec)
     own = {name: formats[name] for name in stage_tensors(spec, stage) if name in formats}
@@ -337,7 +337,7 @@ def _mamba2(mamba: Mamba2Spec) -> _native.Mamba2Plan:
     plan.num_groups, plan.state_dim = mamba.num_groups, mamba.state_dim
     plan.conv_kernel, plan.conv_bias, plan.bias = mamba.conv_kernel, mamba.conv_bias, mamba.bias
     plan.norm, plan.norm_groups, plan.gate_first = _norm(mamba.norm), mamba.norm_groups, mamba.gate == "first"
-    plan.least_dt, plan.most_dt = mamba.dt_limits
+    plan.min_dt, plan.max_dt = mamba.dt_limits
     plan.input_scales = list(mamba.input_scales)
     return plan
 

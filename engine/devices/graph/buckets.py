@@ -12,9 +12,9 @@ from ..bucket_file import plan_of_file
 from ..bucketing import BucketPlan, BucketRange, BucketRanges, LeftOut, StepSizes, plan_of_ranges, sizes_of
 from .options import GraphOptions
 
-_MOST_PROMPTS = 64
+_MAX_PROMPTS = 64
 _BATCH_STEP = 32
-_FEWEST_MOST_BLOCKS = 128
+_MIN_MAX_BLOCKS = 128
 _MANY = 500  # buckets: at a second each they take more than eight minutes to compile
 _ENDS = 8  # buckets shown of each end of a longer list
 
@@ -58,19 +58,19 @@ def bucket_ranges(options: GraphOptions, sizes: StepSizes) -> BucketRanges:
 
     What a step can have at most is a size of its own where nobody gave a maximum.
     """
-    block_size, most_seqs, most_tokens = sizes.block_size, sizes.max_num_seqs, sizes.max_num_batched_tokens
+    block_size, max_seqs, max_tokens = sizes.block_size, sizes.max_num_seqs, sizes.max_num_batched_tokens
     # Doubling needs no step: rounded to one, a batch of two would be padded to it.
-    step = 1 if options.bucketing == "exponential" else min(most_seqs, _BATCH_STEP)
-    most_prompts = min(most_seqs, sizes.max_prefill_seqs or _MOST_PROMPTS, _MOST_PROMPTS)
-    longest = min(sizes.max_model_len, most_tokens)
-    most_blocks = max(_FEWEST_MOST_BLOCKS, most_seqs * sizes.max_width)
+    step = 1 if options.bucketing == "exponential" else min(max_seqs, _BATCH_STEP)
+    max_prompts = min(max_seqs, sizes.max_prefill_seqs or _MAX_PROMPTS, _MAX_PROMPTS)
+    longest = min(sizes.max_model_len, max_tokens)
+    max_blocks = max(_MIN_MAX_BLOCKS, max_seqs * sizes.max_width)
     unit = options.decode_unit
-    most = sizes.max_model_len if unit == "seq" else most_blocks
+    most = sizes.max_model_len if unit == "seq" else max_blocks
     fewest = most if sizes.any_width else block_size
     return BucketRanges(
-        _range(options, "prompt_bs", BucketRange(1, step, most_prompts)),
+        _range(options, "prompt_bs", BucketRange(1, step, max_prompts)),
         _range(options, "prompt_seq", BucketRange(block_size, block_size, sizes.max_model_len, longest)),
-        _range(options, "decode_bs", BucketRange(1, step, most_seqs, min(most_seqs, most_tokens))),
+        _range(options, "decode_bs", BucketRange(1, step, max_seqs, min(max_seqs, max_tokens))),
         _range(options, f"decode_{unit}", BucketRange(fewest, block_size, most, most)),
         unit,
     )

@@ -217,13 +217,13 @@ class GraphDevice(Device):
 
 
 def _step_sizes(adapter: Adapter, options: ExecutorOptions, any_width: bool) -> StepSizes:
-    most_tokens = options.max_num_batched_tokens
+    max_tokens = options.max_num_batched_tokens
     return StepSizes(
         block_size=adapter.block_size,
         # A prompt that runs whole is no longer than a step, nor is one that is computed again with its answer.
-        max_model_len=options.max_model_len if adapter.chunked_prefill else min(options.max_model_len, most_tokens),
+        max_model_len=options.max_model_len if adapter.chunked_prefill else min(options.max_model_len, max_tokens),
         max_num_seqs=options.max_num_seqs,
-        max_num_batched_tokens=most_tokens,
+        max_num_batched_tokens=max_tokens,
         max_prefill_seqs=adapter.max_prefill_seqs,
         any_width=any_width,
     )

@@ -166,7 +166,7 @@ class GraphExecutor(Executor):
         results = []
         for part in _pieces(rows, launches.max_tokens):
             first = 0
-            for some in _pieces(part, launches.most_rows[head]):
+            for some in _pieces(part, launches.max_rows[head]):
                 parameters = None if head == "greedy" else _parameters(sampling, some)
                 launches.head(head, hidden_rows[some], first, parameters)
                 first += len(some)
@@ -179,7 +179,7 @@ class GraphExecutor(Executor):
         self, launches: Launches, rows: NDArray[np.intp], hidden_rows: NDArray[np.int32]
     ) -> list[_Copied]:
         results = []
-        for some in _pieces(rows, launches.most_rows["logits"]):
+        for some in _pieces(rows, launches.max_rows["logits"]):
             launches.head("logits", hidden_rows[some], 0)
             logits = launches.logits[: len(some)]
             host = self._host_logits.take(logits.numel()).view(logits.shape)

@@ -32,8 +32,8 @@ _Function = tuple[Any, ...]  # the function, and its inputs
 
 NUM_PARAMETERS = 5  # of a row that is sampled on the device, see `sample`
 _FEWEST_ROWS = 8
-_MOST_ROWS = 256
-_MOST_LOGITS_ROWS = 64  # to keep or to sort: takes up to 8 bytes x vocabulary x rows several times
+_MAX_ROWS = 256
+_MAX_LOGITS_ROWS = 64  # to keep or to sort: takes up to 8 bytes x vocabulary x rows several times
 _COPIES = (1, 8, 64)  # blocks that are copied together
 
 
@@ -54,9 +54,9 @@ class Launches:
     ) -> None:
         device = adapter.device
         self.tokens, self.max_tokens = decoder.tokens, len(decoder.tokens) - 1  # the last is for padding
-        most = min(_padded_rows(self.max_tokens), _MOST_ROWS)
-        few = min(most, _MOST_LOGITS_ROWS)
-        self.most_rows: dict[Head, int] = {"greedy": most, "sampled": few, "logits": few}
+        most = min(_padded_rows(self.max_tokens), _MAX_ROWS)
+        few = min(most, _MAX_LOGITS_ROWS)
+        self.max_rows: dict[Head, int] = {"greedy": most, "sampled": few, "logits": few}
         self.logits = torch.zeros((few + 1, decoder.vocab_size), device=device)
         sizes = [num_inputs(bucket, len(padding_blocks)) for bucket in buckets]
         self._inputs = Staging(torch.int32, device, max([*sizes, 2 * most, 2 * _COPIES[-1]]))
@@ -103,14 +103,14 @@ class Launches:
             staged = self._inputs.inputs(num_inputs(bucket, len(self._padding_blocks)))
             self._write_padding(bucket, staged)
             self._adapter.run(partial(self._decoder.forward, staged, *bucket))
-        for head, rows in self.most_rows.items():
+        for head, rows in self.max_rows.items():
             function, *inputs = self._head_function(head, rows)
             self._write_apart(np.zeros(2 * rows, np.int32), inputs[0])
             self._adapter.run(partial(function, *inputs))
 
     def warm_up_small(self, captures: bool) -> None:
         """Compile and run all launches but the bodies, and capture them if the device does."""
-        for head, most in self.most_rows.items():
+        for head, most in self.max_rows.items():
             for rows in _sizes_up_to(most):
                 self._warm_up(self._head(head, rows), captures)
         for group in range(len(self._padding_blocks)):
@@ -146,7 +146,7 @@ class Launches:
         first: int,
         parameters: NDArray[np.float64] | None = None,
     ) -> None:
-        """Write the tokens or the logits that follow the hidden states in `rows [R]`, at most `most_rows[head]`.
+        """Write the tokens or the logits that follow the hidden states in `rows [R]`, at most `max_rows[head]`.
 
         They are written from place `first` on. A sampled row has a column of `parameters [5, R]`, see `sample`.
         """

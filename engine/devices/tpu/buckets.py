@@ -47,11 +47,11 @@ def page_size(max_model_len: int, max_num_seqs: int) -> int:
     """Tokens of a KV page: a 16th of the context, and 16 for long ones; more where tables would be too large."""
     wanted = 16 if max_model_len > _LONG_CONTEXT else max_model_len / _PAGES_PER_SEQUENCE
     for size in _PAGE_SIZES:
-        if size >= wanted and most_sequences(max_model_len, size) >= max_num_seqs:
+        if size >= wanted and max_sequences(max_model_len, size) >= max_num_seqs:
             return size
     return _PAGE_SIZES[-1]
 
 
-def most_sequences(max_model_len: int, page_size: int) -> int:
+def max_sequences(max_model_len: int, page_size: int) -> int:
     """Of how many sequences the block tables fit into scalar memory; at least 1."""
     return max(1, _TABLE_BYTES // (-(-max_model_len // page_size) * _INDEX_BYTES))

@@ -17,7 +17,7 @@ from ...weights.tensor import WeightSource
 from ..cache_split import GroupBytes
 from ..limits import ExecutorLimits, ExecutorOptions
 from ..memory_options import MemoryOptions
-from .buckets import most_sequences, page_size, row_buckets, token_buckets
+from .buckets import max_sequences, page_size, row_buckets, token_buckets
 from .compile_cache import use_compile_cache
 from .decoder import TpuDecoder
 from .executor import Loaded, TpuExecutor
@@ -100,7 +100,7 @@ class Loader:
         )
 
     def _max_num_seqs(self, options: ExecutorOptions) -> int:
-        most = most_sequences(options.max_model_len, self._block_size)
+        most = max_sequences(options.max_model_len, self._block_size)
         if options.max_num_seqs <= most:
             return options.max_num_seqs
         logger.warning(

@@ -38,14 +38,14 @@ class Programs:
     """Makes programs for a model on a mesh: `num_groups` cache groups, block tables of `width` pages.
 
     `params` and `pages` have only to say their sizes, types and shardings. `hidden`, `[most tokens, hidden] float32`,
-    is where a step leaves the hidden states of its tokens. `most_rows` are the largest head's.
+    is where a step leaves the hidden states of its tokens. `max_rows` are the largest head's.
     """
 
     decoder: TpuDecoder
     mesh: Mesh
     num_groups: int
     width: int
-    most_rows: int
+    max_rows: int
     params: Params
     pages: Sequence[Any]
     hidden: Any
@@ -83,7 +83,7 @@ class Programs:
             donate_argnums=(1, 2),
             out_shardings=([pages_sharding(self.mesh)] * len(pages), replicated(self.mesh)),
         )
-        return Program(function, (self._params(), pages, _described(self.hidden), self._ints(self.most_rows), inputs))
+        return Program(function, (self._params(), pages, _described(self.hidden), self._ints(self.max_rows), inputs))
 
     def head(self, num_rows: int) -> Program:
         """`(params, hidden, RowInputs) -> (token ids [most rows] int32, logits [R, vocab] float32)`."""
@@ -91,7 +91,7 @@ class Programs:
         def head(params: Params, hidden: jax.Array, rows: RowInputs) -> tuple[jax.Array, jax.Array]:
             logits = self.decoder.logits(params, hidden[rows.tokens])
             logits = lax.with_sharding_constraint(logits, everywhere)
-            return jnp.pad(sample(logits, rows), (0, self.most_rows - num_rows)), logits
+            return jnp.pad(sample(logits, rows), (0, self.max_rows - num_rows)), logits
 
         R, everywhere = num_rows, replicated(self.mesh)
         floats = self._array((R,), jnp.float32)

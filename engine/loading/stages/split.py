@@ -100,7 +100,7 @@ def stage_bytes(spec: DecoderSpec, stage: StageSpec, formats: Mapping[str, Tenso
     return sum(_num_bytes(name, shapes[name], formats) for name in stage_tensors(spec, stage))
 
 
-def most_layers(spec: DecoderSpec, formats: Mapping[str, TensorFormat], room: int) -> int:
+def max_layers(spec: DecoderSpec, formats: Mapping[str, TensorFormat], room: int) -> int:
     """How many consecutive layers a stage can have, of several, whose weights take no more than `room`, in bytes."""
     sizes = {name: _num_bytes(name, shape, formats) for name, shape in tensor_shapes(spec).items()}
     held = [0, *accumulate(held_bytes_of(spec, sizes))]

@@ -36,8 +36,8 @@ from .parts import attention, decoder, layer_windows, rope_of_layer_type
 ARCHITECTURES = {"Gemma3nForCausalLM": Listing("Gemma 3n, text")}
 
 _WINDOWS_EVERY = 5  # where the config has no `layer_types`, every fifth layer has no window
-_LEAST_SQUARE = 1e-5
-_MOST_STREAMS = 16
+_MIN_SQUARE = 1e-5
+_MAX_STREAMS = 16
 _SPARSE_LAYERS, _SPARSITY = 10, 0.95  # of models with more layers than these, where the config does not say
 _MODULES = {
     "parallel_norm": "input_layernorm",
@@ -59,7 +59,7 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
     config = config.with_defaults(num_key_value_heads=2, head_dim=256, max_position_embeddings=32768)
     norm = NormSpec("rms", config.number("rms_norm_eps", 1e-6))
     attentions, max_positions = _attentions(config, norm, max_model_len)
-    streams = StreamsSpec(_stream_count(config), _LEAST_SQUARE)
+    streams = StreamsSpec(_stream_count(config), _MIN_SQUARE)
     mlps = _mlps(config, len(attentions))
     spec = decoder(
         config,
@@ -96,8 +96,8 @@ def _layer(
 
 def _stream_count(config: ConfigReader) -> int:
     count = config.integer("altup_num_inputs", 4)
-    if not 2 <= count <= _MOST_STREAMS:
-        raise config.error("altup_num_inputs", f"2 to {_MOST_STREAMS}")
+    if not 2 <= count <= _MAX_STREAMS:
+        raise config.error("altup_num_inputs", f"2 to {_MAX_STREAMS}")
     return count
 
 

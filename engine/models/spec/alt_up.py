@@ -16,14 +16,14 @@ class StreamsSpec:
 
     The first is its embedding x. Row i is `W_i x`, made as large as x. In the end, row i but the first becomes
     `V_i row_i`, made as large as the first; their mean goes on. Large is the root of the mean square, and what is made
-    larger counts as at least the root of `least_square`.
+    larger counts as at least the root of `min_square`.
     """
 
     count: int
-    least_square: float
+    min_square: float
 
     def __post_init__(self) -> None:
-        if self.count < 2 or self.least_square <= 0:
+        if self.count < 2 or self.min_square <= 0:
             raise ValueError("there must be two streams or more, whose least square is above 0")
 
     def shapes(self, hidden_size: int) -> Shapes:

@@ -22,7 +22,7 @@ _LABEL = re.compile(
 _SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})")
 _NOT_MODELS = ("mmproj", "imatrix")  # image projectors, and what quantizers measured
 _DRAFTS_ONLY = "mtp-"  # what llama.cpp's converter calls a file with a model's layer for drafts alone
-_MOST_LISTED = 30
+_MAX_LISTED = 30
 
 
 def is_gguf(path: Path) -> bool:
@@ -134,5 +134,5 @@ def _tags(models: Iterable[str]) -> list[str]:
 
 def _listed(models: Iterable[str]) -> str:
     tags = sorted(_tags(models))
-    more = f" and {len(tags) - _MOST_LISTED} more" if len(tags) > _MOST_LISTED else ""
-    return ", ".join(tags[:_MOST_LISTED]) + more
+    more = f" and {len(tags) - _MAX_LISTED} more" if len(tags) > _MAX_LISTED else ""
+    return ", ".join(tags[:_MAX_LISTED]) + more

@@ -40,7 +40,7 @@ _MAX_KEYS, MAX_TENSORS, _MAX_STRINGS = 1 << 16, 1 << 18, 1 << 21
 # An adapter has no tokenizer, and the matrices of all experts of a layer in one tensor.
 _ADAPTER_METADATA_BYTES, _ADAPTER_TENSORS = 4 << 20, 1 << 14
 _MAX_NAME = 1 << 10  # bytes of a key or a tensor's name
-_LEAST_KEY, _LEAST_TENSOR = 8 + 4 + 1, 8 + 4 + 4 + 8  # bytes
+_MIN_KEY, _MIN_TENSOR = 8 + 4 + 1, 8 + 4 + 4 + 8  # bytes
 
 _SEPARATOR, _SPACE = b"\0 "  # the first is of strings that are looked at together
 _READ_LENGTH = struct.Struct("<Q").unpack_from
@@ -187,11 +187,11 @@ def _parsed(
     path: Path,
     content: bytes | mmap.mmap,
     version: tuple[str, int, int, int],
-    most_metadata: int = _MAX_METADATA_BYTES,
-    most_tensors: int = MAX_TENSORS,
+    max_metadata: int = _MAX_METADATA_BYTES,
+    max_tensors: int = MAX_TENSORS,
 ) -> GgufFile:
-    cursor = _Cursor(path, content, most_metadata)
-    num_tensors, num_keys = _header(cursor, most_tensors)
+    cursor = _Cursor(path, content, max_metadata)
+    num_tensors, num_keys = _header(cursor, max_tensors)
     metadata = _metadata(cursor, num_keys)
     alignment = metadata.get("general.alignment", 32)
     if type(alignment) is not int or not 1 <= alignment <= 1 << 20 or alignment & (alignment - 1):
@@ -202,9 +202,9 @@ def _parsed(
 class _Cursor:
     """Reads the metadata front to back. Every read is checked against the end first."""
 
-    def __init__(self, path: Path, content: bytes | mmap.mmap, most_bytes: int) -> None:
+    def __init__(self, path: Path, content: bytes | mmap.mmap, max_bytes: int) -> None:
         self.path, self.content, self.at = path, content, 0
-        self._end = min(len(content), most_bytes)
+        self._end = min(len(content), max_bytes)
 
     def error(self, what: str) -> ModelError:
         return ModelError(f"{self.path} is not a GGUF file that can be read: {what}")
@@ -231,13 +231,13 @@ class _Cursor:
         value: int = struct.unpack_from("<Q", self.content, self.advance(8, what))[0]
         return value
 
-    def count(self, what: str, least_bytes: int, most: int) -> int:
+    def count(self, what: str, min_bytes: int, most: int) -> int:
         """A number of things of which each takes at least so many bytes."""
         value = self.u64(what)
         if value > most:
             raise self.error(f"it says that there are more than {most} {what}, and no model has so many")
-        if value * least_bytes > self.left:
-            self.advance(value * least_bytes, what)
+        if value * min_bytes > self.left:
+            self.advance(value * min_bytes, what)
         return value
 
     def text(self, what: str, most: int = _MAX_METADATA_BYTES) -> str:
@@ -251,7 +251,7 @@ class _Cursor:
             raise self.error(f"{what} is not UTF-8") from error
 
 
-def _header(cursor: _Cursor, most_tensors: int) -> tuple[int, int]:
+def _header(cursor: _Cursor, max_tensors: int) -> tuple[int, int]:
     if cursor.content[:4] in _OLDER_MAGICS:
         raise ModelError(f"{cursor.path} is in a format that was before GGUF: convert the original model again")
     if cursor.content[:4] != MAGIC:
@@ -265,8 +265,8 @@ def _header(cursor: _Cursor, most_tensors: int) -> tuple[int, int]:
                 "package makes of it"
             )
         raise cursor.error(f"it has version {version}; supported are 2 and 3: convert the original model again")
-    num_tensors = cursor.count("tensors", 0, most_tensors)
-    num_keys = cursor.count("keys", _LEAST_KEY, _MAX_KEYS)
+    num_tensors = cursor.count("tensors", 0, max_tensors)
+    num_keys = cursor.count("keys", _MIN_KEY, _MAX_KEYS)
     return num_tensors, num_keys
 
 
@@ -325,8 +325,8 @@ def _numbers(cursor: _Cursor, kind: int, count: int, where: str) -> NDArray[np.g
 
 
 def _tensors(cursor: _Cursor, count: int, alignment: int, version: tuple[str, int, int, int]) -> dict[str, GgufTensor]:
-    if count * _LEAST_TENSOR > cursor.left:
-        cursor.advance(count * _LEAST_TENSOR, "the list of tensors")
+    if count * _MIN_TENSOR > cursor.left:
+        cursor.advance(count * _MIN_TENSOR, "the list of tensors")
     listed: dict[str, tuple[BlockType, tuple[int, ...], int, int]] = {}
     for _ in range(count):
         name = cursor.text("a tensor's name", _MAX_NAME)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ...text.tokenizer import Tokenizer
 
 _SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
-_MOST_SPLITS = 1000
+_MAX_SPLITS = 1000
 # By general.type or general.architecture.
 _NOT_MODELS = {
     "adapter": "an adapter, which changes a model",
@@ -112,7 +112,7 @@ def _with_splits(first: GgufFile) -> GgufFile:
     if count == 1:
         return first
     split = _SPLIT.fullmatch(first.path.name)
-    if count > _MOST_SPLITS or split is None or int(split[3]) != count:
+    if count > _MAX_SPLITS or split is None or int(split[3]) != count:
         raise fields.error("count", "the number of files in a name like model-00001-of-00003.gguf")
     if fields.optional_integer("no") != 0:
         raise ModelError(

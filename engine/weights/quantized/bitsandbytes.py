@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 _STATES = {kind: f"weight.quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4")}
 _STORAGE = ("U8", "I8", "F16", "BF16", "F32", "F64")
 _BLOCKS = tuple(32 << i for i in range(8))  # sizes that the authors' kernels have
-_MOST_STATE_BYTES = 1 << 12
+_MAX_STATE_BYTES = 1 << 12
 _ROWS = 0  # weight_format of int8 that is not arranged for one processor
 
 
@@ -221,8 +221,8 @@ def _eight_bits(layer: LayerTensors) -> StoredMatrix:
 def _read_state(layer: LayerTensors, part: str) -> _State:
     found = layer.find(part)
     length = len(found.data) if found is not None else 0
-    if length > _MOST_STATE_BYTES:
-        raise layer.error(part, f"has {length} bytes, more than the {_MOST_STATE_BYTES} there may be")
+    if length > _MAX_STATE_BYTES:
+        raise layer.error(part, f"has {length} bytes, more than the {_MAX_STATE_BYTES} there may be")
     layer.take(part, "U8", shape=(length,))
     try:
         fields = json.loads(layer.array(part).tobytes())

@@ -15,10 +15,10 @@ import time
 from ...errors import ModelError
 from ...files.wording import shown
 
-_MOST_CHARACTERS = 512
-_MOST_BITS = 30.0  # of ways to match one name: seconds at most
+_MAX_CHARACTERS = 512
+_MAX_BITS = 30.0  # of ways to match one name: seconds at most
 _REPEAT_BITS = 5.0  # names have parts of about 32 characters
-_MOST_SECONDS = 10.0
+_MAX_SECONDS = 10.0
 _CLASS = r"\[\^?\]?(?:\\.|[^\]\\])*\]"
 _GROUP = r"\((?:\?[:=!]|\?<[=!]|\?P<\w+>)?"
 _TOKEN = re.compile(rf"\\.|{_CLASS}|\(\?i\)|{_GROUP}|.", re.DOTALL)
@@ -33,11 +33,11 @@ class LayerPattern:
     def __init__(self, pattern: str, owner: str) -> None:
         self._owner, self._text, self._seconds = owner, pattern, 0.0
         try:
-            self._compiled = re.compile(pattern[: _MOST_CHARACTERS + 1])
+            self._compiled = re.compile(pattern[: _MAX_CHARACTERS + 1])
         except (re.error, OverflowError, RecursionError) as error:
             raise ModelError(f"{owner}: {shown(pattern)} is not a regular expression: {error}") from None
-        if len(pattern) > _MOST_CHARACTERS:
-            raise self._too_long(f"has {len(pattern)} characters, more than the {_MOST_CHARACTERS} there may be")
+        if len(pattern) > _MAX_CHARACTERS:
+            raise self._too_long(f"has {len(pattern)} characters, more than the {_MAX_CHARACTERS} there may be")
         if reason := _why_slow(pattern):
             raise self._too_long(reason)
 
@@ -46,8 +46,8 @@ class LayerPattern:
         started = time.process_time()
         found = self._compiled.match(layer) is not None
         self._seconds += time.process_time() - started
-        if self._seconds > _MOST_SECONDS:
-            raise self._too_long(f"takes more than {_MOST_SECONDS:g} s of matching")
+        if self._seconds > _MAX_SECONDS:
+            raise self._too_long(f"takes more than {_MAX_SECONDS:g} s of matching")
         return found
 
     def _too_long(self, reason: str) -> ModelError:
@@ -76,4 +76,4 @@ def _why_slow(pattern: str) -> str | None:
             bits += 1
         before = token
     bits += math.log2(alternatives[0])
-    return f"can match in too many ways (2^{bits:.0f})" if bits > _MOST_BITS else None
+    return f"can match in too many ways (2^{bits:.0f})" if bits > _MAX_BITS else None

@@ -1,7 +1,7 @@
-// Intel's processors load as many vectors in a cycle as they multiply. Where twelve rows take one vector of columns, each
-// dot product loads its input, and the loads take the time. Six rows by two vectors need one load for two products. With many
-// rows, int8 and int4 are multiplied that way: chunk by chunk, both strips of a panel together, expanded to bytes in the
-// first-level cache. Each output adds the same numbers in the same order as with few rows.
+// Intel's processors load as many vectors in a cycle as they multiply. Where twelve rows take one vector of columns,
+// each dot product loads its input, and the loads take the time. Six rows by two vectors need one load for two
+// products. With many rows, int8 and int4 are multiplied that way: chunk by chunk, both strips of a panel together,
+// expanded to bytes in the first-level cache. Each output adds the same numbers in the same order as with few rows.
 #pragma once
 
 #include "kernels/gemm_blocks.h"
@@ -15,7 +15,7 @@ using Int8ChannelRows = InRegisters<Int8ChannelTile>;
 
 template <bool NIBBLES, bool SHIFTS>
 class GroupRows {
-  static constexpr int kLeastRows = 2 * kTileRows;  // for which a chunk is worth expanding
+  static constexpr int kMinRows = 2 * kTileRows;  // for which a chunk is worth expanding
   static constexpr int kHeight = kTileRows / 2;
   static_assert(kStrips == 2);
 
@@ -27,7 +27,7 @@ class GroupRows {
   void multiply(const WeightFormat& format, const char* x, const char* panel, int k, int rows, float* tile) {
     const size_t row_size = row_bytes(format, k);
     int r = 0;
-    if (rows >= kLeastRows) {
+    if (rows >= kMinRows) {
       r = rows / kTileRows * kTileRows;
       multiply_tiles(format, x, panel, k, r, tile);
     }

@@ -7,8 +7,8 @@
 namespace tidewheel {
 namespace {
 
-constexpr int kMostStreams = 16;
-using Numbers = std::array<float, kMostStreams>;
+constexpr int kMaxStreams = 16;
+using Numbers = std::array<float, kMaxStreams>;
 
 // Row by row the product of `matrix` [rows, count] with `numbers` [count].
 void multiply(const float* matrix, int rows, int count, const float* numbers, float* out) {
@@ -23,7 +23,7 @@ void multiply(const float* matrix, int rows, int count, const float* numbers, fl
 
 AltUp::AltUp(const AltUpPlan& plan, const std::string& prefix, Context& context) : context_(context), plan_(plan) {
   const int count = plan.streams, hidden = context.hidden_size;
-  require(count >= 2 && count <= kMostStreams && plan.active >= 0 && plan.active < count,
+  require(count >= 2 && count <= kMaxStreams && plan.active >= 0 && plan.active < count,
           "there must be 2 to 16 streams, of which one is active");
   require(plan.passive.size() == 1, "one residual block tells the other streams");
   Weights& weights = context.weights;
@@ -76,7 +76,7 @@ void AltUp::predict(Worker& worker, const Rows& input, const Output& output) con
     for (int64_t row = begin; row < end; ++row) {
       float* numbers = context_.workspace.rows(numbers_) + row * numbers_.stride;
       for (int i = 0; i < count; ++i) numbers[i] = std::tanh(numbers[i]);
-      std::array<float, kMostStreams * kMostStreams> factors;
+      std::array<float, kMaxStreams * kMaxStreams> factors;
       multiply(predict_, count * count, count, numbers, factors.data());
       const float* x = input.x + row * input.stride;
       float* y = output.y + row * output.stride;

@@ -11,7 +11,7 @@ namespace {
 // Tokens that one worker routes in less time than a barrier takes.
 constexpr int kFewTokens = 4;
 // Elements of inputs that take about as long to pack as a barrier takes: every worker packs them for itself.
-constexpr int kMostRoutedAlone = 8192;
+constexpr int kMaxRoutedAlone = 8192;
 // Rows of a product that are added to the output while they are in the first-level cache.
 constexpr int kAddedRows = 128;
 constexpr size_t kTileBytes = size_t{kAddedRows} * kPanel * sizeof(float);
@@ -73,7 +73,7 @@ Experts::Experts(const ExpertsPlan& plan, const std::string& prefix, Context& co
   row_scratch_bytes_ = row_scratch(std::max({hidden, plan.intermediate_size, plan.shared_size}));
   size_t alone = 0;
   for (const Packing* packing : {&up_packing_, &down_packing_}) {
-    alone = std::max(alone, packing->most_alone * packing->token_bytes(most));
+    alone = std::max(alone, packing->max_alone * packing->token_bytes(most));
   }
   panel_scratch_ = round_up(kTileBytes + 2 * row_scratch_bytes_ + alone, 64);
   size_t room = 0;
@@ -106,7 +106,7 @@ Experts::Packing Experts::packing(Linear Expert::*linear, int routed_inputs, int
   Packing packing;
   for (const Expert& expert : experts_) packing.routed_bytes = std::max(packing.routed_bytes, bytes(expert));
   if (shared_) packing.shared_bytes = bytes(*shared_);
-  packing.most_alone = kMostRoutedAlone / (plan_.experts_per_token * routed_inputs + (shared_ ? shared_inputs : 0));
+  packing.max_alone = kMaxRoutedAlone / (plan_.experts_per_token * routed_inputs + (shared_ ? shared_inputs : 0));
   return packing;
 }
 
@@ -199,7 +199,7 @@ int Experts::num_blocks() const { return static_cast<int>(rows_->used().size()) 
 Experts::Block Experts::block(const Worker& worker, const Packing& packing, int index, int tokens) const {
   const Workspace& workspace = context_.workspace;
   char* const alone = workspace.scratch(worker) + kTileBytes + 2 * row_scratch_bytes_;
-  char* const packed = tokens <= packing.most_alone ? alone : workspace.rows(packed_);
+  char* const packed = tokens <= packing.max_alone ? alone : workspace.rows(packed_);
   const size_t routed = size_t(tokens) * plan_.experts_per_token;
   const size_t stride = activated_stride(plan_.intermediate_size);
   float* activated = workspace.rows(activated_);
@@ -225,15 +225,15 @@ void Experts::pack(Worker& worker, const Packing& packing, int tokens, PackRows&
     }
   };
   const int64_t count = int64_t{tokens} * (plan_.experts_per_token + (shared_ ? 1 : 0));
-  if (tokens <= packing.most_alone) {
+  if (tokens <= packing.max_alone) {
     if (!worker.is_late()) pack_some(0, count);
   } else {
     worker.share(count, std::clamp<int64_t>(count / 64, 1, 64), pack_some);
   }
 }
 
-// Packs those of a block's rows that are in tiles which begin at row `begin` to `end` - 1. `fill(row, out)` writes a row
-// that is not packed as it lies.
+// Packs those of a block's rows that are in tiles which begin at row `begin` to `end` - 1. `fill(row, out)` writes a
+// row that is not packed as it lies.
 template <typename Fill>
 void Experts::pack_tiles(Worker& worker, const Linear& linear, const Block& block, PackInputsArgs args, int begin, int end,
                          bool as_it_lies, Fill&& fill) const {

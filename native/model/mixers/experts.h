@@ -10,8 +10,8 @@
 namespace tidewheel {
 
 // Tokens are gathered by expert, so that each expert's weights are read once a step, and only those of chosen experts.
-// All products of one kind are shared out together. An output has its experts added in ascending order, and the shared one
-// last, whoever else is in the batch.
+// All products of one kind are shared out together. An output has its experts added in ascending order, and the shared
+// one last, whoever else is in the batch.
 class Experts final : public Mixer {
  public:
   Experts(const ExpertsPlan& plan, const std::string& prefix, Context& context);
@@ -27,7 +27,7 @@ class Experts final : public Mixer {
   struct Packing {
     size_t routed_bytes = 0, shared_bytes = 0;  // of a row
     // A step of so many tokens is packed by every worker for itself. That takes less time than a barrier.
-    int most_alone = 0;
+    int max_alone = 0;
 
     size_t token_bytes(int per_token) const { return per_token * routed_bytes + shared_bytes; }
   };

@@ -7,11 +7,11 @@
 namespace tidewheel {
 namespace {
 
-constexpr int kMostHeadsTogether = 16;  // query heads of a task
+constexpr int kMaxHeadsTogether = 16;  // query heads of a task
 
 // So that several workers can share a token, and a task several tokens, the query heads are divided.
 Heads divide(const Heads& heads) {
-  int together = std::min(heads.num_heads, kMostHeadsTogether);
+  int together = std::min(heads.num_heads, kMaxHeadsTogether);
   while (heads.num_heads % together) --together;
   return {heads.num_heads, heads.num_heads / together, heads.head_dim, heads.value_dim, heads.value_start};
 }

@@ -79,7 +79,7 @@ void Mamba2::recur(Worker& worker, const SequenceTokens& tokens, int head) const
     float& dt = gate[t][head];
     if (!tokens.logged) dt = row[t][conv_size() + size + head];
     if (t >= sure) recurrence_.log(tokens.slot)[t - sure][head] = dt;
-    dt = std::clamp(softplus(dt + dt_bias_[head]), plan_.least_dt, plan_.most_dt);
+    dt = std::clamp(softplus(dt + dt_bias_[head]), plan_.min_dt, plan_.max_dt);
     gate[t][heads + head] = std::exp(-rate * dt);
   }
   recurrence_.run(worker, tokens, head,

@@ -16,7 +16,7 @@ _ADMIT_PROPERTIES = frozenset(
     "if maxProperties minProperties not oneOf patternProperties propertyNames then unevaluatedProperties".split()
 )
 
-_MOST_STEPS = 64  # through references and alternatives
+_MAX_STEPS = 64  # through references and alternatives
 
 
 def arguments_schema(tool: Tool) -> dict[str, Any]:
@@ -52,7 +52,7 @@ class Part(NamedTuple):
     def _of(self, keyword: str) -> Any:
         """What a keyword says, here or in the first alternative that has it."""
         waiting = [self.schema]
-        for _ in range(_MOST_STEPS):
+        for _ in range(_MAX_STEPS):
             if not waiting or not isinstance(part := waiting.pop(), dict):
                 continue
             if keyword in part:

@@ -14,7 +14,7 @@ from .spread import Spread
 MEMORY_COPY = "copy_bytes_per_second"  # what is read and what is written, together
 
 _MIB = 2**20
-_LEAST_MEGABYTES = 256
+_MIN_MEGABYTES = 256
 _MEGABYTES_PER_THREAD = 64  # several times the last-level cache that comes with a core
 
 
@@ -73,6 +73,6 @@ class NativeCeilings:
         return _native.measure_ceilings(self.isa, self.cpus, self._seconds, self._megabytes())
 
     def _megabytes(self) -> int:
-        wanted = max(_LEAST_MEGABYTES, _MEGABYTES_PER_THREAD * len(self.cpus))
+        wanted = max(_MIN_MEGABYTES, _MEGABYTES_PER_THREAD * len(self.cpus))
         available = available_memory_bytes()
         return wanted if available is None else max(min(wanted, available // 4 // _MIB), 1)

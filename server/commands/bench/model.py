@@ -78,15 +78,15 @@ def load(planned: Plan) -> LoadedModel:
     Raises DeviceError if a profile is wanted of a device that has none.
     """
     opened, options, workload = planned.opened, planned.options, planned.workload
-    most_seqs = workload.most_sequences
+    max_seqs = workload.max_sequences
     if not opened.spec.state_bytes:  # else each more would take a part of the cache
-        most_seqs = max(options.max_num_seqs, most_seqs)
+        max_seqs = max(options.max_num_seqs, max_seqs)
     executor = opened.load(
         options,
         kv_cache_bytes=planned.kv_cache_bytes,
         max_model_len=planned.max_model_len,
-        max_num_seqs=most_seqs,
-        max_num_batched_tokens=max(options.max_num_batched_tokens, workload.most_sequences),
+        max_num_seqs=max_seqs,
+        max_num_batched_tokens=max(options.max_num_batched_tokens, workload.max_sequences),
         num_blocks=options.num_gpu_blocks_override,
     )
     native = getattr(executor, "native", None)

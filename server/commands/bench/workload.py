@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from tidewheel.engine.declaring.values import positive_count
-from tidewheel.engine.devices.cache_split import most_states
+from tidewheel.engine.devices.cache_split import max_states
 from tidewheel.engine.errors import ModelError
 
 BATCH_SIZES = (1, 8, 32)
@@ -75,7 +75,7 @@ class Workload:
         return max([prefill.tokens for prefill in self.prefills] + decoded)
 
     @property
-    def most_sequences(self) -> int:
+    def max_sequences(self) -> int:
         """The most sequences at a time."""
         return max([p.prompts for p in self.prefills] + [decode.batch_size for decode in self.all_decodes])
 
@@ -134,9 +134,9 @@ class Room:
                 "--contexts, --decode-tokens or --prefill, or raise --max-model-len if it was lowered"
             )
         # Twice the states, because they get at most half of the cache.
-        states = 2 * self.state_bytes * most_states(workload.most_sequences)
+        states = 2 * self.state_bytes * max_states(workload.max_sequences)
         kv_bytes = workload.kv_tokens * self.kv_bytes_per_token + states
-        with_states = f" and the states of {workload.most_sequences} sequences" if states else ""
+        with_states = f" and the states of {workload.max_sequences} sequences" if states else ""
         needed = f"{workload.kv_tokens} tokens{with_states} take {kv_bytes / _GIB:.2f} GiB of KV cache"
         if self.kv_cache_limit_bytes is not None and kv_bytes > self.kv_cache_limit_bytes:
             raise ModelError(

@@ -210,7 +210,7 @@ def test_who_goes_away_while_it_is_read_leaves_nothing_unknown_behind(path: str)
 
 
 def test_only_so_many_may_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tidewheel.engine.adapters.registry.MOST_ADAPTERS", 2)
+    monkeypatch.setattr("tidewheel.engine.adapters.registry.MAX_ADAPTERS", 2)
 
     async def check(registry: LoraRegistry, memory: Memory) -> None:
         for name in ("x", "y"):

@@ -35,12 +35,12 @@ SCHEMA = {
 }
 
 
-def walk(of: Grammar, tokenizer: Tokenizer, seed: int, most_tokens: int, vocab_size: int) -> tuple[str, bool]:
+def walk(of: Grammar, tokenizer: Tokenizer, seed: int, max_tokens: int, vocab_size: int) -> tuple[str, bool]:
     """A text of random tokens that the grammar allows, and whether the grammar ended it."""
     rng, matcher, ids = random.Random(seed), of.new_matcher(), list[int]()
     detokenizer = tokenizer.detokenizer((5,))
     text = ""
-    while len(ids) < most_tokens:
+    while len(ids) < max_tokens:
         choices = sorted(allowed(np.frombuffer(matcher.compute_bitmask(), np.uint32), vocab_size + 1))
         token = rng.choice(choices)
         assert matcher.consume_token(token), matcher.get_error()

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from engine.books import check_scheduler
 from engine.fake_executor import FakeExecutor
 from engine.tiny_tokenizers import tiny
 from hypothesis import given, settings
@@ -76,7 +77,7 @@ def run(engine: Engine, scenario: Callable[[Engine], Awaitable[Any]]) -> Any:
             return await asyncio.wait_for(scenario(engine), 30)
         finally:
             await engine.stop()
-            engine._scheduler.check()
+            check_scheduler(engine._scheduler)
             assert engine.stats().kv_blocks_used == 0
             executor: FakeExecutor = engine._executor  # type: ignore[assignment]
             assert executor.closed == 1

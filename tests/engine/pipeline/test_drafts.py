@@ -147,7 +147,7 @@ def predicting(folder: Path, stages: int) -> Iterator[Driver]:
         executor = model.device.load(model.spec, model.weights, wanted)
     layer = StagedLayer(executor) if isinstance(executor, PipelineExecutor) else cast(DraftExecutor, executor)
     try:
-        drafter = MtpDrafter(layer, DRAFT_TOKENS, most_context=1000, clock=lambda: 0.0)
+        drafter = MtpDrafter(layer, DRAFT_TOKENS, max_context=1000, clock=lambda: 0.0)
         yield Driver(executor, MAX_LENGTH, EOS, clock=lambda step: 5.0, seconds=lambda: 0.0, drafter=drafter)
     finally:
         executor.close()

@@ -263,11 +263,11 @@ def test_searches_and_others_do_not_disturb_each_other(
 def test_beams_share_what_they_have_in_common() -> None:
     driver = Driver(RandomModel(), 256, vocab_size=32, enable_prefix_caching=False)
     driver.add(Job(tuple(range(30)) * 4, SamplingParams(beam_width=4, n=4, max_tokens=40)))
-    most_used = 0
+    max_used = 0
     while driver.step():
-        most_used = max(most_used, driver.cache.num_used)
+        max_used = max(max_used, driver.cache.num_used)
     assert sum(step.load.prefill_tokens for step in driver.steps) == 120
-    assert most_used <= 120 // BLOCK + 4 * 40 // BLOCK
+    assert max_used <= 120 // BLOCK + 4 * 40 // BLOCK
     assert driver.cache.num_used == 0
 
 

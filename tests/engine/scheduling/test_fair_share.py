@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tidewheel.engine.devices.limits import CacheGroup, ExecutorLimits, StepShape
 from tidewheel.engine.sampling_params import SamplingParams
-from tidewheel.engine.scheduling.fair_share import MOST_SHARING, FairShares
+from tidewheel.engine.scheduling.fair_share import MAX_SHARING, FairShares
 from tidewheel.engine.scheduling.waiting import WaitingQueue
 from tidewheel.engine.sequences.sequence import Sequence
 
@@ -198,7 +198,7 @@ def test_new_clients_do_not_keep_a_long_prompt_waiting_for_ever() -> None:
             driver.add(job(STEP, client=f"new {num_steps} {i}", first=overload * num_steps + i))
         driver.step()
         num_steps += 1
-        assert num_steps <= overload * MOST_SHARING * (length / STEP + 1)
+        assert num_steps <= overload * MAX_SHARING * (length / STEP + 1)
     assert num_steps > length / STEP + 1, "nobody has passed it"
 
 

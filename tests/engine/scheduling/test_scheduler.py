@@ -244,12 +244,12 @@ def test_choices_need_no_prefix_cache_to_share_their_prompt(length: int, copies:
     executor = FakeExecutor(ROOMY)
     driver = Driver(executor, 64, enable_prefix_caching=False)
     driver.add(job(length, 3, n=4))
-    most_used = 0
+    max_used = 0
     while driver.step():
-        most_used = max(most_used, driver.cache.num_used)
+        max_used = max(max_used, driver.cache.num_used)
     assert sum(step.load.prefill_tokens for step in driver.steps) == length
     assert executor.num_copies == copies
-    assert most_used == 20 // BLOCK + 4
+    assert max_used == 20 // BLOCK + 4
 
 
 def test_choices_without_room_start_later_on_the_cached_prompt() -> None:

@@ -44,8 +44,8 @@ class Recorder:
         self.draft_tokens: list[tuple[int, list[int]]] = []
         self._executor = executor
 
-    def draft(self, batch: StepBatch, counts: NDArray[np.int32], least_probability: float = 0.0) -> NDArray[np.int32]:
-        draft_tokens: NDArray[np.int32] = self._executor.draft(batch, counts, least_probability)
+    def draft(self, batch: StepBatch, counts: NDArray[np.int32], min_probability: float = 0.0) -> NDArray[np.int32]:
+        draft_tokens: NDArray[np.int32] = self._executor.draft(batch, counts, min_probability)
         for length, row in zip(batch.context_len.tolist(), draft_tokens.tolist(), strict=True):
             self.draft_tokens.append((length, row))
         return draft_tokens
@@ -54,7 +54,7 @@ class Recorder:
 def drafting(executor: Executor, num_tokens: int = DRAFT_TOKENS, **limits: Any) -> tuple[Driver, Recorder]:
     """An engine whose draft tokens seem to take no time."""
     recorder = Recorder(executor)
-    drafter = MtpDrafter(recorder, num_tokens, most_context=1000, clock=lambda: 0.0)  # type: ignore[arg-type]
+    drafter = MtpDrafter(recorder, num_tokens, max_context=1000, clock=lambda: 0.0)  # type: ignore[arg-type]
     narrowed = dataclasses.replace(executor.limits, **limits)
     return Driver(executor, MAX_LENGTH, EOS, clock=lambda step: 5.0, drafter=drafter, limits=narrowed), recorder
 

@@ -90,7 +90,7 @@ def drafting(
         num_tokens,
         vocab_size=models_zoo.VOCAB_SIZE,
         own_vocab_size=own_vocab_size,
-        most_context=most,
+        max_context=most,
         clock=lambda: 0.0,
     )
     return Driver(executor, MAX_LENGTH, EOS, clock=lambda step: 5.0, drafter=drafter)

@@ -177,7 +177,7 @@ def test_new_sequences_wait_while_others_lose_and_one_that_ended_is_forgotten() 
     for _ in range(20):
         balance.note(0, -1.0, 1.0)
     assert not balance.may_ask(1)
-    assert balance.least_wait([0, 1]) > 0
+    assert balance.min_wait([0, 1]) > 0
     balance.ended(0)
     balance.note(0, 8.0, 1.0)  # nobody's
     assert not balance.may_ask(2)

@@ -260,7 +260,7 @@ def test_nobody_is_asked_where_there_is_no_room() -> None:
 def test_nothing_is_drafted_while_too_many_decode() -> None:
     wanted = job(20, ignore_eos=True)
     expected = tokens_of(wanted)
-    driver = Driver(FakeExecutor(ROOMY), MAX_LENGTH, EOS, drafter=Script(expected, 4), most_drafted=1)
+    driver = Driver(FakeExecutor(ROOMY), MAX_LENGTH, EOS, drafter=Script(expected, 4), max_drafted=1)
     for max_tokens in (20, 8):
         driver.add(job(max_tokens, ignore_eos=True))
     driver.run()

@@ -146,18 +146,16 @@ JOBS = [
 
 
 @pytest.mark.parametrize(
-    ("layer", "least_right"),
+    ("layer", "min_right"),
     [(Mtp("qwen3_next-experts", agrees=True), 0.7), (QWEN, 0.7), (Eagle3("llama", agrees=True), 0.5)],
     ids=name_of,
 )
-def test_drafts_of_a_layer_that_knows_the_model_are_accepted_for_all_of_a_batch(
-    layer: Layer, least_right: float
-) -> None:
+def test_drafts_of_a_layer_that_knows_the_model_are_accepted_for_all_of_a_batch(layer: Layer, min_right: float) -> None:
     """Also for forks, behind prompts in chunks, under a grammar, with penalties, and behind its own draft tokens."""
     driver, recorder = drafting(loaded(layer), max_num_batched_tokens=24)
     draft_tokens, num_accepted = check(driver, loaded(layer, with_layer=False), JOBS)
     assert draft_tokens > 100
-    assert num_accepted > least_right * draft_tokens
+    assert num_accepted > min_right * draft_tokens
     assert max(len([token for token in row if token >= 0]) for _, row in recorder.draft_tokens) == DRAFT_TOKENS
 
 
@@ -236,7 +234,7 @@ def test_any_company_gets_what_each_gets_alone_without_the_layer(layer: Layer, c
 
     def make_drafter() -> MtpDrafter:
         recorders.append(Recorder(tested))
-        return MtpDrafter(recorders[-1], DRAFT_TOKENS, most_context=50, clock=lambda: 0.0)  # type: ignore[arg-type]
+        return MtpDrafter(recorders[-1], DRAFT_TOKENS, max_context=50, clock=lambda: 0.0)  # type: ignore[arg-type]
 
     check_any_company(
         tested,

@@ -14,10 +14,10 @@ LENGTHS = st.integers(1, 5)
 
 
 def proposed(
-    tokens: list[int], num_tokens: int, longest: int, shortest: int, most_context: int | None = None
+    tokens: list[int], num_tokens: int, longest: int, shortest: int, max_context: int | None = None
 ) -> list[int]:
     sequence = Sequence(0, np.array(tokens, np.int32), SamplingParams(), seed=0, max_length=1000)
-    return NgramDrafter(num_tokens, longest, shortest, most_context).propose(sequence)
+    return NgramDrafter(num_tokens, longest, shortest, max_context).propose(sequence)
 
 
 def expected(tokens: list[int], num_tokens: int, longest: int, shortest: int) -> list[int]:
@@ -45,5 +45,5 @@ def test_examples() -> None:
     assert proposed([1, 2, 1, 3, 1], 2, 4, 1) == [3, 1], "the last place counts"
     assert proposed([7, 7, 7, 7], 2, 2, 1) == [7, 7]
     assert proposed([4], 2, 2, 1) == []
-    assert proposed(quoted, 3, 4, 1, most_context=8) == []
-    assert proposed(quoted, 3, 4, 1, most_context=9) == [7, 8, 9]
+    assert proposed(quoted, 3, 4, 1, max_context=8) == []
+    assert proposed(quoted, 3, 4, 1, max_context=9) == [7, 8, 9]

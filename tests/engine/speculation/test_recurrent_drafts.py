@@ -135,7 +135,7 @@ def test_a_draft_model_drafts_for_a_model_with_recurrent_layers() -> None:
         large.limits.max_draft_tokens,
         vocab_size=VOCAB_SIZE,
         own_vocab_size=VOCAB_SIZE,
-        most_context=1000,
+        max_context=1000,
         clock=lambda: 0.0,
     )
     driver = Driver(large, MAX_LENGTH, EOS, clock=lambda step: 5.0, drafter=drafter)

@@ -23,8 +23,8 @@ def sequence(
     return new
 
 
-def drafter(num_tokens: int = 8, most_context: int | None = None, **options: float) -> SuffixDrafter:
-    return SuffixDrafter(num_tokens, SuffixOptions(**options), most_context)  # type: ignore[arg-type]
+def drafter(num_tokens: int = 8, max_context: int | None = None, **options: float) -> SuffixDrafter:
+    return SuffixDrafter(num_tokens, SuffixOptions(**options), max_context)  # type: ignore[arg-type]
 
 
 QUOTED = [5, 6, 7, 8, 9, 1, 2, 5, 6, 7]
@@ -37,7 +37,7 @@ def test_a_longer_run_is_followed_further() -> None:
     assert drafter(max_tree_depth=4).propose(sequence(QUOTED)) == [8, 9]
     assert drafter(max_spec_factor=0.1).propose(sequence(QUOTED)) == []
     assert drafter().propose(sequence([*QUOTED, 3])) == []
-    assert drafter(most_context=9).propose(sequence(QUOTED)) == []
+    assert drafter(max_context=9).propose(sequence(QUOTED)) == []
     assert drafter().propose(sequence([4])) == []
 
 

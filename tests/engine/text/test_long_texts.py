@@ -11,7 +11,7 @@ from engine.tiny_tokenizers import KINDS, SPECIAL, TEXT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidewheel.engine.text.long_texts import MARGIN, SHORT_TEXT, encode_at_most, encode_part, most_characters
+from tidewheel.engine.text.long_texts import MARGIN, SHORT_TEXT, encode_at_most, encode_part, max_characters
 from tidewheel.engine.text.tokenizer import Tokenizer
 from tidewheel.engine.text.tokenizer_backends import TokenizersBackend
 from tidewheel.server.options.model import DEMO_MODEL
@@ -69,12 +69,12 @@ def test_a_text_is_whole_or_too_long(width: int, length: int, num_tokens: int) -
     encode, text = Counted(width), "a" * length
     tokens = encode_at_most(encode, text, num_tokens)
     if tokens is None:
-        assert length > most_characters(num_tokens) or -(-length // width) > num_tokens
+        assert length > max_characters(num_tokens) or -(-length // width) > num_tokens
     else:
         assert len(tokens) == -(-length // width)
     # The last piece has at most twice as many tokens as are wanted, and those before it have half as many each.
-    most_tokens = max(2 * (num_tokens + MARGIN), SHORT_TEXT)
-    assert encode.characters <= 2 * width * most_tokens
+    max_tokens = max(2 * (num_tokens + MARGIN), SHORT_TEXT)
+    assert encode.characters <= 2 * width * max_tokens
 
 
 @pytest.mark.parametrize("length", [30_000_000, SHORT_TEXT + 1])

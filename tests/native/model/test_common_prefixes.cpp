@@ -38,9 +38,9 @@ class Tables {
     bool operator==(const Found&) const = default;
     bool operator<(const Found& other) const { return sequences < other.sequences; }
   };
-  std::set<Found> find(int window = 0, int most_tokens = 16, int64_t room = kRoom) {
+  std::set<Found> find(int window = 0, int max_tokens = 16, int64_t room = kRoom) {
     for (size_t s = 0; s < tables_.size(); ++s) members_[s].blocks = tables_[s].data();
-    CommonPrefixes prefixes(window, most_tokens, kFloats, workers_);
+    CommonPrefixes prefixes(window, max_tokens, kFloats, workers_);
     const int64_t used = prefixes.find(members_, static_cast<int>(members_.size()), room);
     CHECK(used <= room);
     std::set<Found> found;
@@ -53,7 +53,7 @@ class Tables {
       CHECK(prefix.begin % kKvSplit == 0);
       CHECK(prefix.end % kAttentionTile == 0);
       CHECK(prefix.end > prefix.begin);
-      CHECK(prefix.num_tokens <= most_tokens);
+      CHECK(prefix.num_tokens <= max_tokens);
       CHECK(prefix.end <= member.first_position);
       if (window) CHECK(prefix.begin >= member.last_position() + 1 - window);
       const auto tokens = prefixes.tokens(prefix);

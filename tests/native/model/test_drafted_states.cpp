@@ -31,7 +31,7 @@ std::vector<std::pair<const char*, DecoderPlan>> plans() {
   const DeltaNetPlan delta{2, 6, 20, 24, 4, norm};
   Mamba2Plan mamba;
   mamba.num_heads = 4, mamba.head_dim = 40, mamba.num_groups = 2, mamba.state_dim = 21, mamba.conv_kernel = 3;
-  mamba.most_dt = 10, mamba.conv_bias = mamba.bias = true;
+  mamba.max_dt = 10, mamba.conv_bias = mamba.bias = true;
   mamba.norm = norm, mamba.input_scales = {1, 0.5f, 1, 2, 1};
   return {{"delta net", plan_with(delta)}, {"Mamba2", plan_with(mamba)}, {"short convolution", plan_with(ShortConvPlan{150, 3, true})},
           {"delta net of one tap", plan_with(DeltaNetPlan{1, 2, 16, 16, 1, norm})}};

@@ -160,16 +160,16 @@ def test_who_may_upload(server: RunningServer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("most_bytes", "content", "status"),
+    ("max_bytes", "content", "status"),
     [(1000, requests(100), 507), (100, b"short", 503)],
     ids=["content", "description"],
 )
 def test_a_file_that_cannot_be_written_leaves_nothing(
-    client: openai.OpenAI, folder: Path, most_bytes: int, content: bytes, status: int
+    client: openai.OpenAI, folder: Path, max_bytes: int, content: bytes, status: int
 ) -> None:
     before = set(folder.rglob("*"))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (max_bytes, limits[1]))
     try:
         with pytest.raises(openai.APIStatusError, match=r"cannot keep the file|folder of batches cannot") as caught:
             client.files.create(file=("in.jsonl", content), purpose="batch")

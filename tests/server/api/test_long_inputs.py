@@ -108,7 +108,7 @@ def test_only_the_end_of_a_truncated_text_is_encoded(demo_server: ServerProcess)
 
 
 def test_all_prompts_together(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tidewheel.server.completions.path._MOST_PROMPT_TOKENS", 1000)
+    monkeypatch.setattr("tidewheel.server.completions.path._MAX_PROMPT_TOKENS", 1000)
     assert server.post(COMPLETIONS, {"prompt": "a" * 1500, "max_tokens": 1}).status_code == 200  # one always may
     assert server.post(COMPLETIONS, {"prompt": ["a" * 400] * 2, "max_tokens": 1}).status_code == 200
     response = server.post(COMPLETIONS, {"prompt": ["a" * 400] * 3, "max_tokens": 1})

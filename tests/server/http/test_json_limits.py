@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from server.conftest import RunningServer
 
-from tidewheel.server.http.json_limits import LEAST_VALUES, LONGEST_NAME, MOST_PARTS, JsonCounts
+from tidewheel.server.http.json_limits import LONGEST_NAME, MAX_PARTS, MIN_VALUES, JsonCounts
 
 TEXT = st.text(st.sampled_from('",:[]{}\\ \n\taé') | st.characters(), max_size=8)
 JSON = st.recursive(
@@ -59,9 +59,9 @@ def test_any_bytes_are_counted_somehow() -> None:
 
 
 def test_too_many_values_are_refused(server: RunningServer) -> None:
-    ids = b"[" + b"1," * LEAST_VALUES + b"1,1]"
-    lists = b"[" + b"[]," * MOST_PARTS + b"[]]"
-    for value, limit in ((ids, LEAST_VALUES), (lists, MOST_PARTS)):
+    ids = b"[" + b"1," * MIN_VALUES + b"1,1]"
+    lists = b"[" + b"[]," * MAX_PARTS + b"[]]"
+    for value, limit in ((ids, MIN_VALUES), (lists, MAX_PARTS)):
         response = server.http.post("/v1/completions", content=b'{"prompt":' + value + b"}")
         assert response.status_code == 413
         error = response.json()["error"]
@@ -76,6 +76,6 @@ def test_a_long_name_is_refused(server: RunningServer) -> None:
 
 
 def test_text_is_no_value(server: RunningServer) -> None:
-    text = '{"a": [1, 2, "\\\\"]}, ' * (MOST_PARTS // 2)
+    text = '{"a": [1, 2, "\\\\"]}, ' * (MAX_PARTS // 2)
     response = server.post("/v1/completions", {"prompt": text, "truncate_prompt_tokens": 5, "max_tokens": 1})
     assert response.status_code == 200, response.text

@@ -63,5 +63,5 @@ def _others(spec: StreamsSpec) -> range:
 
 
 def _as_large(spec: StreamsSpec, row: Tensor, other: Tensor) -> Tensor:
-    size = row.square().mean(-1, keepdim=True).clamp(min=spec.least_square).sqrt()
+    size = row.square().mean(-1, keepdim=True).clamp(min=spec.min_square).sqrt()
     return row * other.square().mean(-1, keepdim=True).sqrt() / size

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidewheel.engine.declaring.option import OptionError
-from tidewheel.engine.devices.tpu.buckets import most_sequences, page_size, row_buckets, smallest_holding, token_buckets
+from tidewheel.engine.devices.tpu.buckets import max_sequences, page_size, row_buckets, smallest_holding, token_buckets
 from tidewheel.engine.devices.tpu.options import TpuOptions
 
 
@@ -51,7 +51,7 @@ def test_pages_are_a_16th_of_the_context_and_small_for_long_ones() -> None:
 @given(st.integers(1, 1 << 20), st.integers(1, 512))
 def test_tables_of_all_sequences_fit_into_scalar_memory(max_model_len: int, max_num_seqs: int) -> None:
     size = page_size(max_model_len, max_num_seqs)
-    sequences = min(max_num_seqs, most_sequences(max_model_len, size))
+    sequences = min(max_num_seqs, max_sequences(max_model_len, size))
     assert sequences == 1 or sequences * -(-max_model_len // size) * 4 <= 512 * 1024
     assert sequences == max_num_seqs or size == 256
 

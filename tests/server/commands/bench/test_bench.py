@@ -56,7 +56,7 @@ RunJson = Callable[..., dict[str, Any]]
 def _ceilings_of_little(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are measured before and after each phase; nobody holds them against a machine here."""
     monkeypatch.setattr("tidewheel.server.commands.bench.command.QUICK", replace(QUICK, ceilings_s=0.01))
-    monkeypatch.setattr("tidewheel.server.commands.bench.ceilings._LEAST_MEGABYTES", 8)
+    monkeypatch.setattr("tidewheel.server.commands.bench.ceilings._MIN_MEGABYTES", 8)
     monkeypatch.setattr("tidewheel.server.commands.bench.ceilings._MEGABYTES_PER_THREAD", 4)
 
 
@@ -270,7 +270,7 @@ def room(**changes: int | None) -> Room:
 def test_the_cache_is_as_large_as_the_largest_part_needs() -> None:
     decodes = decodes_of((1, 8), (100,))
     workload = Workload(prefills=(Prefill(4, 512),), decodes=decodes, long_decodes=(), decode_tokens=8)
-    assert (workload.longest, workload.most_sequences) == (512, 8)
+    assert (workload.longest, workload.max_sequences) == (512, 8)
     assert workload.kv_tokens == 4 * 640  # more than 8 sequences of 100 + 8 tokens
     assert replace(workload, decodes=(Decode(64, 100),)).kv_tokens == 64 * 128
     assert room(kv_cache_limit_bytes=25600, available_bytes=26600).kv_bytes(workload) == 25600
@@ -281,8 +281,8 @@ def test_the_cache_is_as_large_as_the_largest_part_needs() -> None:
 def test_the_cache_has_room_for_states() -> None:
     workload = Workload(prefills=(Prefill(4, 100),), decodes=(Decode(5, 100),), long_decodes=(), decode_tokens=8)
     cache_bytes = room(state_bytes=1000).kv_bytes(workload)
-    states = StateSplit.within(cache_bytes, 1000, workload.most_sequences)
-    assert states.max_num_seqs == workload.most_sequences
+    states = StateSplit.within(cache_bytes, 1000, workload.max_sequences)
+    assert states.max_num_seqs == workload.max_sequences
     assert cache_bytes - states.num_bytes >= room().kv_bytes(workload)
 
 
