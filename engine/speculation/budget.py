@@ -73,7 +73,7 @@ class SpeculationBudget:
         self._common.earn(num_sequences)
         self._has_tried = False
 
-    def may_ask(self, key: int) -> bool:
+    def may_call(self, key: int) -> bool:
         """Whether the drafter is asked for a sequence in this step."""
         common = self._common
         record = self._records.get(key)
@@ -88,7 +88,7 @@ class SpeculationBudget:
         return True
 
     def min_wait(self, keys: Iterable[int]) -> int:
-        """For how many steps the drafter is asked for none of these sequences, which `may_ask` has seen."""
+        """For how many steps the drafter is asked for none of these sequences, which `may_call` has seen."""
         common = self._common
         waits = min((self._records[key].waits for key in keys), default=0)
         if common.budget_ms >= 0.0:
@@ -96,7 +96,7 @@ class SpeculationBudget:
         return max(waits, int(-common.budget_ms / common.share_ms(self._num_sequences)))
 
     def skip(self, keys: Iterable[int], num_steps: int) -> None:
-        """So many steps were over in which `may_ask` was not called for these sequences."""
+        """So many steps were over in which `may_call` was not called for these sequences."""
         self._common.earn(self._num_sequences * num_steps)
         for key in keys:
             if (record := self._records.get(key)) is not None:

@@ -19,9 +19,9 @@ from ..constraints.filters import mask_words
 from ..devices.batch import SamplingBatch, StepBatch, TokenMasks
 from ..devices.executor import DraftExecutor
 from ..sequences.sequence import UNKNOWN, Sequence
+from .draft_policy import DraftPolicy
 from .draft_rows import DraftRows, first_tables
 from .drafter import StepPrices
-from .policy import DraftPolicy
 
 _SHORT_BACKLOG = 4  # tokens that are new to the small model; a draft that was right leaves two
 _MIN_PAUSE_MS = 2.0  # in which a step may be held up however short it is: nobody sees that

@@ -15,9 +15,9 @@ import numpy as np
 from ..devices.batch import StepBatch, TokenMasks
 from ..devices.executor import DraftExecutor
 from ..sequences.sequence import Sequence
+from .draft_policy import DraftPolicy
 from .draft_rows import DraftRows, first_tables
 from .drafter import StepPrices
-from .policy import DraftPolicy
 
 
 class MtpDrafter:

@@ -1,75 +1,160 @@
-"""DraftPolicy: who gets draft tokens of a model or of a layer of it, by what those so far have cost and given."""
+"""SpeculationPolicy: in which steps a drafter is called and for whom, and how many of its draft tokens pay."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection
+from collections.abc import Sequence as Seq
 
+from ..cost_model import CostModel, StepLoad
 from ..sequences.sequence import Sequence
-from .draft_costs import DraftCosts, Yield
+from .acceptance_rates import AcceptanceRates
+from .budget import SpeculationBudget
 from .drafter import StepPrices
+from .engine_time import EngineTime
 
-_FIRST_YIELD = (3.0, 2.0)  # draft tokens made and accepted ones that are expected before there were any
-_WEIGHT, _COMMON_WEIGHT = 0.1, 0.02  # how much a draft changes what is expected of its sequence, and of others
-_RETURNING = 0.02  # how much of that comes back in a step: the text that follows gets its chance
-_FIRST_TRIAL, _LAST_TRIAL = 64, 4096  # plans without a draft token, after which one is made to see what it costs by now
+_FRUITLESS = 8  # steps in which a batch drafter drafted nothing, after which it is called in one step of as many
 
 
-class DraftPolicy:
-    """What draft tokens cost, and how many are accepted: of each sequence that had some, and of a new one."""
+class SpeculationPolicy:
+    """Owns what is learned of drafts: what drafter calls and rows cost, and how often draft tokens are accepted.
 
-    def __init__(self, max_tokens: int) -> None:
-        """For drafts of at most `max_tokens` tokens."""
-        made, right = _FIRST_YIELD
-        share = min(max_tokens / made, 1.0)
-        self.costs = DraftCosts()
-        self._common = Yield(made * share, right * share)  # of a new sequence
-        self._yields: dict[int, Yield] = {}  # by Sequence.key, of those that had a draft
-        self._plans_without, self._next_trial = 0, _FIRST_TRIAL
+    A draft token pays if the tokens that are expected of it cost no more time than the step's own do. That depends on
+    how many of the sequence's draft tokens were accepted before, and on what the cost model knows: where many sequences
+    decode, a row more costs as much as a token is worth, and nothing is drafted. Tokens that a grammar forces are
+    always accepted.
 
-    @property
-    def expected_right(self) -> float:
-        """How many tokens of a draft are accepted, whichever sequence has it."""
-        return self._common.right
+    For a drafter of one sequence at a time, a step calls `begin_calls`, then for each sequence `may_call`, `timed` and
+    `num_paying`, then `end_calls`. A batch drafter decides by DraftPolicy, from the `prices` of the step.
+    """
 
-    def choose(self, rooms: Mapping[Sequence, int], prices: StepPrices) -> tuple[dict[Sequence, int], float]:
-        """Those of the sequences that get draft tokens, and how many milliseconds each of them is expected to save.
+    def __init__(self, cost_model: CostModel, clock: Callable[[], float]) -> None:
+        """`clock` gives seconds."""
+        self._cost_model = cost_model
+        self._clock = clock
+        self._rates = AcceptanceRates()
+        self._budget = SpeculationBudget()
+        self._time = EngineTime(clock)
+        self._calls_ms: dict[int, float] = {}  # what a drafter took in this step, by Sequence.key
+        self._token_ms = self._row_ms = 0.0  # what a token costs in this step, and a row more
+        self._saved_ms = 0.0  # by an accepted token
+        self._fruitless = 0  # steps in which a batch drafter drafted nothing, one after the other
+        self._rest = self._rested = 0  # steps without calls: to come, and over
+        self._resting = (0, -1)  # how many sequences rest, and the last one's key
 
-        `rooms` are the most draft tokens of each. Nobody gets any where that does not pay, but now and then for a
-        trial.
-        """
-        if not rooms:
-            return {}, 0.0
-        yields = {s: of for s in rooms if self.costs.pays(of := self._expected(s), prices)}
-        saved_ms = self.costs.worth_ms(yields, prices) if yields else 0.0
-        if saved_ms > 0.0:
-            self._plans_without, self._next_trial = 0, _FIRST_TRIAL
-        else:
-            self._plans_without += 1
-            if self._plans_without < self._next_trial:
-                return {}, 0.0
-            # Text, costs and company change.
-            self._plans_without, self._next_trial = 0, min(2 * self._next_trial, _LAST_TRIAL)
-            best = max(rooms, key=lambda s: s.num_drafted)
-            yields, saved_ms = {best: self._expected(best)}, 0.1 * prices.token_ms
-        return {s: rooms[s] for s in yields}, saved_ms / len(yields)
+    def rests(self, decoding: Seq[Sequence]) -> bool:
+        """Whether no drafter is called in this step, because none of these sequences is due for a call."""
+        self._time.skip()
+        if self._rest and decoding and self._resting == (len(decoding), decoding[-1].key):
+            self._rest, self._rested = self._rest - 1, self._rested + 1
+            return True
+        self._calls_ms = {}
+        return False
 
-    def learn(self, sequence: Sequence, num_draft_tokens: int, num_accepted: int) -> None:
-        """Hear what became of a sequence's draft tokens; no draft tokens are a draft too."""
-        of = self._yields.get(sequence.key)
-        if of is None:
-            of = self._yields[sequence.key] = Yield(self._common.made, self._common.right)
-        of.learn(num_draft_tokens, num_accepted, _WEIGHT)
-        self._common.learn(num_draft_tokens, num_accepted, _COMMON_WEIGHT)
+    def begin_calls(self, decoding: Seq[Sequence], *, calling: bool) -> None:
+        """A step begins that may draft for these sequences one after the other, `calling` a drafter."""
+        if self._rested:
+            self._budget.skip([s.key for s in decoding], self._rested)
+        self._rates.next_step(1 + self._rested)
+        self._rest = self._rested = 0
+        if calling:
+            self._time.begin()
+            self._budget.begin(len(decoding))
 
-    def ended(self, sequence: Sequence) -> None:
+    def may_call(self, sequence: Sequence) -> bool:
+        """Whether the drafter is called for a sequence in this step."""
+        return self._budget.may_call(sequence.key)
+
+    def price(self, load: StepLoad) -> float:
+        """Find out what tokens and rows cost in a step of this load. Returns the time that it has left."""
+        step_ms = self._cost_model.predict_ms(load)
+        self._token_ms = (step_ms + self._time.plain_ms) / max(load.num_decodes, 1)
+        # A step less is only computed if the others get ahead as well.
+        self._saved_ms = self._token_ms * (1 + 1 / max(load.num_decodes, 1)) / 2
+        self._row_ms = self._cost_model.draft_ms(load.decode_pairs // max(load.num_decodes, 1), 1)
+        return self._cost_model.max_step_ms - step_ms
+
+    def call_may_pay(self, sequence: Sequence, num_forced: int) -> bool:
+        """Whether one draft token behind `num_forced` forced ones would pay."""
+        return self._cost_model.knows_decodes and self._pays(sequence, num_forced + 1, self._rates.of(sequence.key))
+
+    def timed(self, sequence: Sequence, propose: Callable[[], list[int]]) -> list[int]:
+        """What a drafter call gives for a sequence."""
+        started = self._clock()
+        proposed = propose()
+        self._calls_ms[sequence.key] = (self._clock() - started) * 1e3
+        return proposed
+
+    def num_paying(self, sequence: Sequence, count: int, num_forced: int, spare_ms: float) -> int:
+        """How many of `count` draft tokens pay, of which the first `num_forced` are forced, within `spare_ms`."""
+        rate = self._rates.of(sequence.key)
+        while count and not (
+            self._pays(sequence, count, rate ** max(count - num_forced, 0))
+            and self._cost_model.draft_ms(sequence.num_tokens, count) <= spare_ms
+        ):
+            count -= 1
+        return count
+
+    def end_calls(self, drafted: Collection[Sequence]) -> None:
+        """All calls of a step are over, and these sequences have drafts."""
+        self._time.drafted(len(drafted))
+        for key in self._calls_ms.keys() - {s.key for s in drafted}:
+            self._budget.note(key, -self._calls_ms[key], self._token_ms)
+
+    def end_without_calls(self, decoding: Seq[Sequence]) -> None:
+        """Nobody was due for a call: until somebody is, steps take no time for that. This is so in most steps."""
+        self._time.drafted(0)
+        if decoding:
+            self._rest = self._budget.min_wait([s.key for s in decoding])
+            self._resting = (len(decoding), decoding[-1].key)
+
+    def learn(self, key: int, num_draft_tokens: int, num_accepted: int, num_forced: int) -> None:
+        """Note what became of a draft that `num_paying` has cut. The first `num_forced` tokens were forced."""
+        if (call_ms := self._calls_ms.get(key)) is not None:
+            rows_ms = self._row_ms * (num_draft_tokens - num_forced)
+            draft_ms = 0.0 if num_forced else self._time.draft_ms
+            saved_ms = max(num_accepted - num_forced, 0) * self._saved_ms
+            self._budget.note(key, saved_ms - rows_ms - draft_ms - call_ms, self._token_ms)
+        if num_accepted >= num_forced and num_draft_tokens > num_forced:
+            self._rates.learn(key, num_draft_tokens - num_forced, num_accepted - num_forced)
+
+    def ended(self, key: int) -> None:
         """Forget a sequence."""
-        self._yields.pop(sequence.key, None)
+        self._budget.ended(key)
+        self._rates.ended(key)
 
-    def _expected(self, sequence: Sequence) -> Yield:
-        """What a draft of a sequence is expected to give."""
-        of = self._yields.get(sequence.key)
-        if of is None:
-            return self._common
-        of.made += _RETURNING * (self._common.made - of.made)
-        of.right += _RETURNING * (self._common.right - of.right)
-        return of
+    def end_step(self, *, drafted: bool) -> None:
+        """Learn how long the engine itself takes, after a step without prompts, with drafts or without."""
+        self._time.end(self._cost_model.last_ms, drafted=drafted)
+
+    def calls_batch(self) -> bool:
+        """Whether a batch drafter is called in this step: in few, where it had nothing to gain for a while."""
+        if self._fruitless < _FRUITLESS:
+            return True
+        self._fruitless += 1
+        return self._fruitless % _FRUITLESS == 0
+
+    def begin_batch(self, count: int, load: StepLoad) -> StepPrices:
+        """A batch drafter is to draft for a step of `count` decodes, which costs this much."""
+        self._time.begin()
+        cost_model = self._cost_model
+        return StepPrices(
+            count,
+            cost_model.predict_ms(load),
+            cost_model.draft_ms(load.decode_pairs // count, 1),
+            self._time.plain_ms,
+            self._time.drafted_ms,
+            cost_model.limit_ms(load),
+        )
+
+    def batch_may_pay(self, prices: StepPrices) -> bool:
+        """Whether a batch drafter need plan. Where a row costs as much as a token, no draft tokens pay."""
+        return self._cost_model.knows_decodes and prices.row_ms < prices.token_ms
+
+    def end_batch(self, num_drafts: int, drafting_ms: float) -> None:
+        """A batch drafter has made drafts for `num_drafts` sequences."""
+        self._time.drafted(num_drafts, drafting_ms)
+        self._fruitless = 0 if num_drafts or drafting_ms > 0.0 else self._fruitless + 1
+
+    def _pays(self, sequence: Sequence, count: int, probability: float) -> bool:
+        """Whether the last of `count` draft tokens is worth its time, if all are accepted with this `probability`."""
+        return self._cost_model.draft_ms(sequence.num_tokens + count - 1, 1) <= probability * self._token_ms

@@ -141,43 +141,43 @@ def test_draft_tokens_come_back_when_they_are_accepted_again() -> None:
 
 
 def test_pauses_grow_while_questions_lose_and_end_with_one_that_wins() -> None:
-    balance = SpeculationBudget()
+    budget = SpeculationBudget()
     asked = []
     for step in range(2000):
-        balance.begin(1)
-        if balance.may_ask(0):
+        budget.begin(1)
+        if budget.may_call(0):
             asked.append(step)
-            balance.note(0, -1.0, 1.0)
+            budget.note(0, -1.0, 1.0)
     gaps = [later - sooner for sooner, later in itertools.pairwise(asked)]
     assert gaps == sorted(gaps)
     assert 5 < len(asked) < 16
-    while not balance.may_ask(0):
-        balance.begin(1)
+    while not budget.may_call(0):
+        budget.begin(1)
     for _ in range(20):
-        balance.note(0, 8.0, 1.0)
-    assert all(balance.may_ask(0) for _ in range(20))
+        budget.note(0, 8.0, 1.0)
+    assert all(budget.may_call(0) for _ in range(20))
 
 
 def test_what_questions_give_beside_few_sequences_says_nothing_of_many() -> None:
-    balance = SpeculationBudget()
+    budget = SpeculationBudget()
     for count, saved_ms in ((32, -1.0), (2, 8.0)):
-        balance.begin(count)
-        assert balance.may_ask(count)
+        budget.begin(count)
+        assert budget.may_call(count)
         for _ in range(20):
-            balance.note(count, saved_ms, 1.0)
-    balance.begin(60)
-    assert not balance.may_ask(100)
-    balance.begin(3)
-    assert balance.may_ask(101)
+            budget.note(count, saved_ms, 1.0)
+    budget.begin(60)
+    assert not budget.may_call(100)
+    budget.begin(3)
+    assert budget.may_call(101)
 
 
 def test_new_sequences_wait_while_others_lose_and_one_that_ended_is_forgotten() -> None:
-    balance = SpeculationBudget()
-    assert balance.may_ask(0)
+    budget = SpeculationBudget()
+    assert budget.may_call(0)
     for _ in range(20):
-        balance.note(0, -1.0, 1.0)
-    assert not balance.may_ask(1)
-    assert balance.min_wait([0, 1]) > 0
-    balance.ended(0)
-    balance.note(0, 8.0, 1.0)  # nobody's
-    assert not balance.may_ask(2)
+        budget.note(0, -1.0, 1.0)
+    assert not budget.may_call(1)
+    assert budget.min_wait([0, 1]) > 0
+    budget.ended(0)
+    budget.note(0, 8.0, 1.0)  # nobody's
+    assert not budget.may_call(2)
