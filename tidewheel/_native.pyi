@@ -1,10 +1,11 @@
 """Types of the native extension; `native/bindings.cpp` says what each does."""
 
-from collections.abc import Sequence
-from typing import Any, TypeAlias, TypedDict, overload
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeAlias, TypedDict, overload
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import dataclass_transform
 
 from tidewheel.engine.devices.batch import SamplingBatch, StepBatch
 
@@ -66,151 +67,230 @@ class BlockSource:
         mapped: bool,
     ) -> None: ...
 
-class NormPlan:
-    def __init__(self, layer_norm: bool, eps: float, bias: bool, weight: bool, unit_offset: bool) -> None: ...
+# To type checkers a plan is a dataclass, so that a field is written once. There is no such class at run time.
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+class _Plan: ...
 
-class RopePlan:
-    def __init__(self, inv_freq: Sequence[float], factor: float, interleaved: bool) -> None: ...
+# Plans, by tools/native_stub.py:
 
-class TemperaturePlan:
-    def __init__(self, beta: float, length: int, offset: int) -> None: ...
+class NormPlan(_Plan):
+    kind: Literal["rms", "layer"] = "rms"
+    eps: float = 0.0
+    bias: bool = False
+    weight: bool = True
+    unit_offset: bool = False
 
-class AttentionPlan:
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    scale: float
-    qkv_bias: bool
-    out_bias: bool
-    qk_norm: NormPlan | None
-    qk_norm_after_rope: bool
-    rope: RopePlan | None
-    sliding_window: int
-    cache_group: int
-    softcap: float
-    alibi_slopes: list[float]
-    sinks: bool
-    output_gate: bool
-    query_temperature: TemperaturePlan | None
-    def normalize_over(self, name: str) -> None: ...
-    v_norm: NormPlan | None
-    values_from_keys: bool
-    shared_layer: int
-    def scale_kv(self, k: float, v: float) -> None: ...
+class RopePlan(_Plan):
+    inv_freq: Sequence[float] = ...
+    factor: float = 1.0
+    interleaved: bool = False
 
-class LatentAttentionPlan:
-    num_heads: int
-    nope_dim: int
-    rope_dim: int
-    value_dim: int
-    kv_rank: int
-    q_rank: int
-    scale: float
-    bias: bool
-    cache_group: int
-    kv_scale: float
-    def __init__(self, norm: NormPlan, rope: RopePlan) -> None: ...
+class TemperaturePlan(_Plan):
+    beta: float = 0.0
+    length: int = 1
+    offset: int = 0
 
-class MlpPlan:
-    def __init__(
-        self,
-        intermediate_size: int,
-        activation: str,
-        gated: bool,
-        bias: bool,
-        gate_scale: float = ...,
-        cutoff: float | None = ...,
-    ) -> None: ...
+class KvScales(_Plan):
+    k: float = 1.0
+    v: float = 1.0
 
-class DeltaNetPlan:
-    def __init__(
-        self,
-        num_key_heads: int,
-        num_value_heads: int,
-        key_dim: int,
-        value_dim: int,
-        conv_kernel: int,
-        norm: NormPlan,
-        tiled: bool,
-    ) -> None: ...
+class AttentionPlan(_Plan):
+    num_heads: int = 0
+    num_kv_heads: int = 0
+    head_dim: int = 0
+    scale: float = 0.0
+    qkv_bias: bool = False
+    out_bias: bool = False
+    qk_norm: NormPlan | None = None
+    qk_norm_over: Literal["head", "each", "whole"] = "head"
+    qk_norm_after_rope: bool = False
+    rope: RopePlan | None = None
+    sliding_window: int = 0
+    cache_group: int = 0
+    softcap: float = 0.0
+    alibi_slopes: Sequence[float] = ...
+    sinks: bool = False
+    output_gate: bool = False
+    query_temperature: TemperaturePlan | None = None
+    v_norm: NormPlan | None = None
+    values_from_keys: bool = False
+    shared_layer: int = -1
+    kv_scales: KvScales = ...
 
-class Mamba2Plan:
-    num_heads: int
-    head_dim: int
-    num_groups: int
-    state_dim: int
-    conv_kernel: int
-    norm: NormPlan | None
-    norm_groups: int
-    gate_first: bool
-    min_dt: float
-    max_dt: float
-    conv_bias: bool
-    bias: bool
-    input_scales: list[float]
+class LatentAttentionPlan(_Plan):
+    num_heads: int = 0
+    nope_dim: int = 0
+    rope_dim: int = 0
+    value_dim: int = 0
+    kv_rank: int = 0
+    q_rank: int = 0
+    scale: float = 0.0
+    bias: bool = False
+    norm: NormPlan = ...
+    rope: RopePlan = ...
+    cache_group: int = 0
+    kv_scale: float = 1.0
 
-class ShortConvPlan:
-    def __init__(self, size: int, conv_kernel: int, bias: bool) -> None: ...
+class MlpPlan(_Plan):
+    intermediate_size: int = 0
+    activation: Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"] = "silu"
+    gated: bool = False
+    bias: bool = False
+    gate_scale: float = 1.0
+    cutoff: float | None = None
 
-class RouterPlan:
-    def __init__(
-        self,
-        sigmoid: bool,
-        normalize: bool,
-        bias: bool,
-        correction_bias: bool,
-        num_groups: int,
-        kept_groups: int,
-        best_two: bool,
-        scale: float,
-        expert_scales: bool = False,
-        sparse_mixer: bool = False,
-        jitter: float = 0.0,
-    ) -> None: ...
+class DeltaNetPlan(_Plan):
+    num_key_heads: int = 0
+    num_value_heads: int = 0
+    key_dim: int = 0
+    value_dim: int = 0
+    conv_kernel: int = 0
+    norm: NormPlan = ...
+    tiled: bool = False
 
-class ExpertsPlan:
-    def __init__(
-        self,
-        num_experts: int,
-        experts_per_token: int,
-        intermediate_size: int,
-        activation: str,
-        bias: bool,
-        swiglu_limit: float,
-        weighs_input: bool,
-        router: RouterPlan,
-        shared_size: int,
-        shared_activation: str,
-        shared_gate: bool,
-        gated: bool = ...,
-        unpacked: bool = ...,
-        input_norm: NormPlan | None = ...,
-        router_norm: NormPlan | None = ...,
-        router_input_scale: float = ...,
-    ) -> None: ...
+class Mamba2Plan(_Plan):
+    num_heads: int = 0
+    head_dim: int = 0
+    num_groups: int = 0
+    state_dim: int = 0
+    conv_kernel: int = 0
+    norm: NormPlan | None = None
+    norm_groups: int = 1
+    gate_first: bool = True
+    min_dt: float = 0.0
+    max_dt: float = 0.0
+    conv_bias: bool = False
+    bias: bool = False
+    input_scales: Sequence[float] = ...
 
-class ParallelPlan:
-    def __init__(self, residuals: Sequence[ResidualBlockPlan]) -> None: ...
+class ShortConvPlan(_Plan):
+    size: int = 0
+    conv_kernel: int = 0
+    bias: bool = False
 
-class PerLayerPlan:
-    def __init__(self, layer: int, size: int, activation: str) -> None: ...
+class RouterPlan(_Plan):
+    sigmoid: bool = False
+    normalize: bool = True
+    bias: bool = False
+    correction_bias: bool = False
+    num_groups: int = 1
+    kept_groups: int = 1
+    best_two: bool = False
+    scale: float = 1.0
+    expert_scales: bool = False
+    sparse_mixer: bool = False
+    jitter: float = 0.0
 
-class LaurelPlan:
-    def __init__(self, rank: int, norm: NormPlan) -> None: ...
+class ExpertsPlan(_Plan):
+    num_experts: int = 0
+    experts_per_token: int = 0
+    intermediate_size: int = 0
+    activation: Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"] = "silu"
+    bias: bool = False
+    swiglu_limit: float = 0.0
+    weighs_input: bool = False
+    router: RouterPlan = ...
+    shared_size: int = 0
+    shared_activation: Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"] = "silu"
+    shared_gate: bool = False
+    gated: bool = True
+    unpacked: bool = False
+    input_norm: NormPlan | None = None
+    router_norm: NormPlan | None = None
+    router_input_scale: float = 1.0
 
-class AltUpPlan:
-    def __init__(
-        self,
-        streams: int,
-        active: int,
-        norm: NormPlan,
-        residuals: Sequence[ResidualBlockPlan],
-        passive: ResidualBlockPlan,
-        scaled: bool,
-    ) -> None: ...
+class ParallelPlan(_Plan):
+    residuals: Sequence[ResidualBlockPlan] = ...
 
-class StreamsPlan:
-    def __init__(self, count: int, min_square: float) -> None: ...
+class PerLayerPlan(_Plan):
+    layer: int = 0
+    size: int = 0
+    activation: Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"] = "gelu_tanh"
+
+class LaurelPlan(_Plan):
+    rank: int = 0
+    norm: NormPlan = ...
+
+class AltUpPlan(_Plan):
+    streams: int = 0
+    active: int = 0
+    norm: NormPlan = ...
+    residuals: Sequence[ResidualBlockPlan] = ...
+    passive: Sequence[ResidualBlockPlan] = ...
+    scaled: bool = True
+
+class StreamsPlan(_Plan):
+    count: int = 0
+    min_square: float = 0.0
+
+class ResidualBlockPlan(_Plan):
+    mixer: MixerPlan = ...
+    norm: NormPlan | None = None
+    post_norm: NormPlan | None = None
+    sum_norm: NormPlan | None = None
+    scale: float = 1.0
+    sum_scale: bool = False
+    sum_factor: float = 1.0
+
+class PerLayerEmbeddingPlan(_Plan):
+    vocab_size: int = 0
+    size: int = 0
+    scale: float = 1.0
+    projection_scale: float = 1.0
+    sum_scale: float = 1.0
+    norm: NormPlan = ...
+
+class EmbeddingPlan(_Plan):
+    size: int = 0
+    num_positions: int = 0
+    position_offset: int = 0
+    scale: float = 1.0
+    norm: NormPlan | None = None
+    per_layer: PerLayerEmbeddingPlan | None = None
+
+class HeadPlan(_Plan):
+    tied: bool = False
+    divisor: float = 1.0
+    softcap: float = 0.0
+    bias: bool = False
+
+class MtpPlan(_Plan):
+    embedding_norm: NormPlan = ...
+    hidden_norm: NormPlan = ...
+    layer: Sequence[ResidualBlockPlan] = ...
+    final_norm: NormPlan = ...
+    feeds_normed: bool = True
+    num_draft_tokens: int = 0
+
+class Eagle3Plan(_Plan):
+    hidden_size: int = 0
+    vocab_size: int = 0
+    layers: Sequence[int] = ...
+    embedding_norm: NormPlan = ...
+    hidden_norm: NormPlan = ...
+    attention: AttentionPlan = ...
+    mlp: ResidualBlockPlan = ...
+    final_norm: NormPlan = ...
+    own_embedding: bool = False
+    adds_normed: bool = False
+    token_ids: Sequence[int] = ...
+    num_draft_tokens: int = 0
+
+class DecoderPlan(_Plan):
+    vocab_size: int = 0
+    hidden_size: int = 0
+    max_positions: int = 0
+    embeds: bool = True
+    has_head: bool = True
+    embedding: EmbeddingPlan = ...
+    layers: Sequence[Sequence[ResidualBlockPlan]] = ...
+    final_norm: NormPlan | None = None
+    head: HeadPlan = ...
+    streams: StreamsPlan | None = None
+    mtp: MtpPlan | None = None
+    eagle3: Eagle3Plan | None = None
+    formats: Mapping[str, WeightFormat] = ...
+    input_orders: Mapping[str, Sequence[int]] = ...
 
 MixerPlan: TypeAlias = (
     AttentionPlan
@@ -226,86 +306,7 @@ MixerPlan: TypeAlias = (
     | AltUpPlan
 )
 
-class ResidualBlockPlan:
-    def __init__(
-        self,
-        mixer: MixerPlan,
-        norm: NormPlan | None,
-        post_norm: NormPlan | None,
-        sum_norm: NormPlan | None,
-        scale: float,
-        sum_scale: bool = False,
-        sum_factor: float = 1.0,
-    ) -> None: ...
-
-class PerLayerEmbeddingPlan:
-    def __init__(
-        self,
-        vocab_size: int,
-        size: int,
-        scale: float,
-        projection_scale: float,
-        sum_scale: float,
-        norm: NormPlan,
-    ) -> None: ...
-
-class EmbeddingPlan:
-    def __init__(
-        self,
-        size: int,
-        num_positions: int,
-        position_offset: int,
-        scale: float,
-        norm: NormPlan | None,
-        per_layer: PerLayerEmbeddingPlan | None = None,
-    ) -> None: ...
-
-class HeadPlan:
-    def __init__(self, tied: bool, divisor: float, softcap: float, bias: bool) -> None: ...
-
-class MtpPlan:
-    def __init__(
-        self,
-        embedding_norm: NormPlan,
-        hidden_norm: NormPlan,
-        layer: Sequence[ResidualBlockPlan],
-        final_norm: NormPlan,
-        feeds_normed: bool,
-        num_draft_tokens: int,
-    ) -> None: ...
-
-class Eagle3Plan:
-    hidden_size: int
-    vocab_size: int
-    layers: list[int]
-    own_embedding: bool
-    adds_normed: bool
-    token_ids: list[int]
-    num_draft_tokens: int
-    def __init__(
-        self,
-        embedding_norm: NormPlan,
-        hidden_norm: NormPlan,
-        attention: AttentionPlan,
-        mlp: ResidualBlockPlan,
-        final_norm: NormPlan,
-    ) -> None: ...
-
-class DecoderPlan:
-    vocab_size: int
-    hidden_size: int
-    max_positions: int
-    embeds: bool
-    has_head: bool
-    embedding: EmbeddingPlan
-    layers: list[list[ResidualBlockPlan]]
-    final_norm: NormPlan | None
-    head: HeadPlan
-    streams: StreamsPlan | None
-    mtp: MtpPlan | None
-    eagle3: Eagle3Plan | None
-    formats: dict[str, WeightFormat]
-    input_orders: dict[str, list[int]]
+# End of the plans.
 
 class Adapter:
     num_bytes: int
@@ -403,6 +404,7 @@ def chosen_isa_level(isa: str = "auto") -> str: ...
 def topology(root: str = "/", allowed: Sequence[int] | None = None) -> Topology: ...
 def parse_cpu_list(text: str) -> list[int]: ...
 def packed_version() -> int: ...
+def plan_fields() -> dict[str, dict[str, str]]: ...
 def block_tokens() -> int: ...
 def state_floats(key_dim: int, value_dim: int) -> int: ...
 def kv_bytes_per_block(num_kv_heads: int, key_dim: int, value_dim: int, values_in_keys: bool, dtype: str) -> int: ...

@@ -14,23 +14,34 @@
 
 namespace tidewheel {
 
+// A plan's `visit_fields` calls field(name, value) for each field that Python gives. The bindings and their types in
+// tidewheel/_native.pyi follow from it.
+
 struct NormPlan {
   NormKind kind = NormKind::kRms;
   float eps = 0;
   bool bias = false, weight = true;
   bool unit_offset = false;  // the checkpoint holds what the weight is above 1
+  void visit_fields(auto&& field) {
+    field("kind", kind), field("eps", eps), field("bias", bias), field("weight", weight),
+    field("unit_offset", unit_offset);
+  }
 };
 
 struct RopePlan {
   std::vector<float> inv_freq;
   float factor = 1;
   bool interleaved = false;
+  void visit_fields(auto&& field) {
+    field("inv_freq", inv_freq), field("factor", factor), field("interleaved", interleaved);
+  }
 };
 
 // Queries at position p are multiplied by 1 + beta * log(1 + (p + offset) / length), the quotient rounded down.
 struct TemperaturePlan {
   float beta = 0;
   int length = 1, offset = 0;
+  void visit_fields(auto&& field) { field("beta", beta), field("length", length), field("offset", offset); }
 };
 
 // Over what queries and keys are normalized: each head with the same weights, or with its own, or all heads together.
@@ -39,6 +50,7 @@ enum class QkNormOver : int { kHead, kEach, kWhole };
 // What K and V of a layer are divided by before they are cached as e4m3. Other types of cache have no use for it.
 struct KvScales {
   float k = 1, v = 1;
+  void visit_fields(auto&& field) { field("k", k), field("v", v); }
 };
 
 // Every kind of mixer has a `kKind`. The names of its residual block's norms begin with it.
@@ -62,9 +74,19 @@ struct AttentionPlan {
   bool values_from_keys = false;    // values are the keys before norm and rope
   int shared_layer = -1;            // of its group's cache: whose K and V it reads, having none of its own; -1: none
   KvScales kv_scales = {};          // of the layer whose K and V it reads
+  // Python leaves these two alone: Eagle3 sets them.
   int input_size = 0;               // of the rows that it reads; 0: the hidden size
   bool skips_first = false;         // no token sees the first of its sequence; where each has one token in a step
 
+  void visit_fields(auto&& field) {
+    field("num_heads", num_heads), field("num_kv_heads", num_kv_heads), field("head_dim", head_dim),
+    field("scale", scale), field("qkv_bias", qkv_bias), field("out_bias", out_bias), field("qk_norm", qk_norm),
+    field("qk_norm_over", qk_norm_over), field("qk_norm_after_rope", qk_norm_after_rope), field("rope", rope),
+    field("sliding_window", sliding_window), field("cache_group", cache_group), field("softcap", softcap),
+    field("alibi_slopes", alibi_slopes), field("sinks", sinks), field("output_gate", output_gate),
+    field("query_temperature", query_temperature), field("v_norm", v_norm), field("values_from_keys", values_from_keys),
+    field("shared_layer", shared_layer), field("kv_scales", kv_scales);
+  }
   Heads heads() const { return {num_heads, num_kv_heads, head_dim}; }
   int q_size() const { return num_heads * head_dim; }
   int kv_size() const { return num_kv_heads * head_dim; }
@@ -85,6 +107,12 @@ struct LatentAttentionPlan {
   int cache_group = 0;
   float kv_scale = 1;  // of latents in the cache, as in KvScales
 
+  void visit_fields(auto&& field) {
+    field("num_heads", num_heads), field("nope_dim", nope_dim), field("rope_dim", rope_dim),
+    field("value_dim", value_dim), field("kv_rank", kv_rank), field("q_rank", q_rank), field("scale", scale),
+    field("bias", bias), field("norm", norm), field("rope", rope), field("cache_group", cache_group),
+    field("kv_scale", kv_scale);
+  }
   // A latent is one KV head: K is the rotated part and the latent, and V is that part of K.
   Heads heads() const { return {num_heads, 1, rope_dim + kv_rank, kv_rank, rope_dim}; }
   int q_size() const { return num_heads * (nope_dim + rope_dim); }
@@ -97,6 +125,10 @@ struct MlpPlan {
   bool gated = false, bias = false;
   float gate_scale = 1;  // of what the activation is given, where it is gated
   std::optional<float> cutoff = {};  // of a gate's values, in standard deviations above their mean
+  void visit_fields(auto&& field) {
+    field("intermediate_size", intermediate_size), field("activation", activation), field("gated", gated),
+    field("bias", bias), field("gate_scale", gate_scale), field("cutoff", cutoff);
+  }
 };
 
 // Gated delta net, Mamba2, and LFM2's convolution: see engine/models/spec.
@@ -107,6 +139,10 @@ struct DeltaNetPlan {
   NormPlan norm;       // of each head's outputs
   bool tiled = false;  // value head i has key head i % num_key_heads, else the heads of a key head are neighbours
 
+  void visit_fields(auto&& field) {
+    field("num_key_heads", num_key_heads), field("num_value_heads", num_value_heads), field("key_dim", key_dim),
+    field("value_dim", value_dim), field("conv_kernel", conv_kernel), field("norm", norm), field("tiled", tiled);
+  }
   int key_size() const { return num_key_heads * key_dim; }
   int value_size() const { return num_value_heads * value_dim; }
 };
@@ -122,6 +158,12 @@ struct Mamba2Plan {
   bool conv_bias = false, bias = false;
   std::array<float, 5> input_scales = {1, 1, 1, 1, 1};  // of z, x, B, C and the time steps
 
+  void visit_fields(auto&& field) {
+    field("num_heads", num_heads), field("head_dim", head_dim), field("num_groups", num_groups),
+    field("state_dim", state_dim), field("conv_kernel", conv_kernel), field("norm", norm),
+    field("norm_groups", norm_groups), field("gate_first", gate_first), field("min_dt", min_dt),
+    field("max_dt", max_dt), field("conv_bias", conv_bias), field("bias", bias), field("input_scales", input_scales);
+  }
   int size() const { return num_heads * head_dim; }
   int group_size() const { return num_groups * state_dim; }
 };
@@ -130,6 +172,7 @@ struct ShortConvPlan {
   static constexpr const char* kKind = "short_conv";
   int size = 0, conv_kernel = 0;
   bool bias = false;
+  void visit_fields(auto&& field) { field("size", size), field("conv_kernel", conv_kernel), field("bias", bias); }
 };
 
 // A router, and MLPs of which it chooses a few for each token.
@@ -149,6 +192,14 @@ struct ExpertsPlan {
   // Experts read input_norm(x), and the router router_input_scale * router_norm(x).
   std::optional<NormPlan> input_norm = {}, router_norm = {};
   float router_input_scale = 1;
+  void visit_fields(auto&& field) {
+    field("num_experts", num_experts), field("experts_per_token", experts_per_token),
+    field("intermediate_size", intermediate_size), field("activation", activation), field("bias", bias),
+    field("swiglu_limit", swiglu_limit), field("weighs_input", weighs_input), field("router", router),
+    field("shared_size", shared_size), field("shared_activation", shared_activation), field("shared_gate", shared_gate),
+    field("gated", gated), field("unpacked", unpacked), field("input_norm", input_norm),
+    field("router_norm", router_norm), field("router_input_scale", router_input_scale);
+  }
 };
 
 // projection(act(gate(x)) * p), where p is what `layer` is told of the token.
@@ -156,6 +207,7 @@ struct PerLayerPlan {
   static constexpr const char* kKind = "per_layer";
   int layer = 0, size = 0;
   Activation activation = Activation::kGeluTanh;
+  void visit_fields(auto&& field) { field("layer", layer), field("size", size), field("activation", activation); }
 };
 
 struct ResidualBlockPlan;
@@ -163,6 +215,7 @@ struct ResidualBlockPlan;
 struct ParallelPlan {
   static constexpr const char* kKind = "parallel";
   std::vector<ResidualBlockPlan> residuals;
+  void visit_fields(auto&& field) { field("residuals", residuals); }
 };
 
 // x + norm(up(down(x)))
@@ -170,6 +223,7 @@ struct LaurelPlan {
   static constexpr const char* kKind = "laurel";
   int rank = 0;
   NormPlan norm;
+  void visit_fields(auto&& field) { field("rank", rank), field("norm", norm); }
 };
 
 // A layer over several streams: see engine/models/spec/alt_up.py.
@@ -180,6 +234,10 @@ struct AltUpPlan {
   std::vector<ResidualBlockPlan> residuals;
   std::vector<ResidualBlockPlan> passive;  // one
   bool scaled = true;
+  void visit_fields(auto&& field) {
+    field("streams", streams), field("active", active), field("norm", norm), field("residuals", residuals),
+    field("passive", passive), field("scaled", scaled);
+  }
 };
 
 using MixerPlan = std::variant<AttentionPlan, MlpPlan, ExpertsPlan, ParallelPlan, DeltaNetPlan, Mamba2Plan, ShortConvPlan,
@@ -192,6 +250,10 @@ struct ResidualBlockPlan {
   float scale = 1;
   bool sum_scale = false;  // a number of the checkpoint
   float sum_factor = 1;
+  void visit_fields(auto&& field) {
+    field("mixer", mixer), field("norm", norm), field("post_norm", post_norm), field("sum_norm", sum_norm),
+    field("scale", scale), field("sum_scale", sum_scale), field("sum_factor", sum_factor);
+  }
 };
 
 // What all layers are told of a token: sum_scale * (norm(projection_scale * W x) + scale * table[id]).
@@ -199,6 +261,10 @@ struct PerLayerEmbeddingPlan {
   int vocab_size = 0, size = 0;
   float scale = 1, projection_scale = 1, sum_scale = 1;
   NormPlan norm;
+  void visit_fields(auto&& field) {
+    field("vocab_size", vocab_size), field("size", size), field("scale", scale),
+    field("projection_scale", projection_scale), field("sum_scale", sum_scale), field("norm", norm);
+  }
 };
 
 struct EmbeddingPlan {
@@ -207,6 +273,10 @@ struct EmbeddingPlan {
   float scale = 1;                             // of a token's row
   std::optional<NormPlan> norm;                // of row and position together
   std::optional<PerLayerEmbeddingPlan> per_layer;
+  void visit_fields(auto&& field) {
+    field("size", size), field("num_positions", num_positions), field("position_offset", position_offset),
+    field("scale", scale), field("norm", norm), field("per_layer", per_layer);
+  }
 };
 
 // y = (x W^T + bias) / divisor, then softcap * tanh(y / softcap)
@@ -215,12 +285,16 @@ struct HeadPlan {
   float divisor = 1;
   float softcap = 0;  // 0: none
   bool bias = false;
+  void visit_fields(auto&& field) {
+    field("tied", tied), field("divisor", divisor), field("softcap", softcap), field("bias", bias);
+  }
 };
 
 // What a token has instead of one row: see engine/models/spec/alt_up.py.
 struct StreamsPlan {
   int count = 0;
   float min_square = 0;
+  void visit_fields(auto&& field) { field("count", count), field("min_square", min_square); }
 };
 
 // By the name of a tensor: which of the model's inputs each of the matrix' inputs is.
@@ -234,6 +308,10 @@ struct MtpPlan {
   NormPlan final_norm;
   bool feeds_normed = true;
   int num_draft_tokens = 0;
+  void visit_fields(auto&& field) {
+    field("embedding_norm", embedding_norm), field("hidden_norm", hidden_norm), field("layer", layer),
+    field("final_norm", final_norm), field("feeds_normed", feeds_normed), field("num_draft_tokens", num_draft_tokens);
+  }
 };
 
 // A layer that predicts the next token from what three layers of the model were given, for drafts of so many draft
@@ -249,6 +327,12 @@ struct Eagle3Plan {
   bool adds_normed = false;        // the hidden row is normalized before attention is added to it
   std::vector<int32_t> token_ids;  // of its tokens in the model's vocabulary; empty: they are the model's
   int num_draft_tokens = 0;
+  void visit_fields(auto&& field) {
+    field("hidden_size", hidden_size), field("vocab_size", vocab_size), field("layers", layers),
+    field("embedding_norm", embedding_norm), field("hidden_norm", hidden_norm), field("attention", attention),
+    field("mlp", mlp), field("final_norm", final_norm), field("own_embedding", own_embedding),
+    field("adds_normed", adds_normed), field("token_ids", token_ids), field("num_draft_tokens", num_draft_tokens);
+  }
 };
 
 // A stage of a pipeline has some of the layers, and nothing in the places of the others. If it does not `embed`, it is
@@ -265,6 +349,12 @@ struct DecoderPlan {
   std::optional<Eagle3Plan> eagle3 = {};  // instead of mtp
   std::map<std::string, WeightFormat> formats;  // how each matrix is to be stored, by the name of its tensor
   InputOrders input_orders;  // of matrices whose inputs are not in the model's order
+  void visit_fields(auto&& field) {
+    field("vocab_size", vocab_size), field("hidden_size", hidden_size), field("max_positions", max_positions),
+    field("embeds", embeds), field("has_head", has_head), field("embedding", embedding), field("layers", layers),
+    field("final_norm", final_norm), field("head", head), field("streams", streams), field("mtp", mtp),
+    field("eagle3", eagle3), field("formats", formats), field("input_orders", input_orders);
+  }
 };
 
 }  // namespace tidewheel

@@ -17,6 +17,12 @@ struct RouterPlan {
   bool expert_scales = false;  // each expert has a number that its weights are multiplied by
   bool sparse_mixer = false;  // experts are chosen one after the other, among logits that are near; else by scores
   float jitter = 0;           // how near
+  void visit_fields(auto&& field) {
+    field("sigmoid", sigmoid), field("normalize", normalize), field("bias", bias),
+    field("correction_bias", correction_bias), field("num_groups", num_groups), field("kept_groups", kept_groups),
+    field("best_two", best_two), field("scale", scale), field("expert_scales", expert_scales),
+    field("sparse_mixer", sparse_mixer), field("jitter", jitter);
+  }
 };
 
 // Chooses `per_token` experts of one token, in ascending order. `logits` [experts] become scores. `correction` [experts]

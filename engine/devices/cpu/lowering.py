@@ -22,6 +22,7 @@ from ...models.spec import (
     Mamba2Spec,
     MixerSpec,
     MlpSpec,
+    MtpSpec,
     NormSpec,
     ParallelSpec,
     PerLayerEmbeddingSpec,
@@ -30,6 +31,7 @@ from ...models.spec import (
     RopeSpec,
     ShortConvSpec,
     StageSpec,
+    StreamsSpec,
     mixers,
     stage_tensors,
     tensor_shapes,
@@ -118,49 +120,42 @@ def lower(
     layers alone. Raises DeviceError for a kind of mixer that the CPU device does not have, and ValueError for an
     unknown format.
     """
-    plan = _native.DecoderPlan()
-    plan.vocab_size, plan.hidden_size, plan.max_positions = spec.vocab_size, spec.hidden_size, max_positions
-    embedding, head = spec.embedding, spec.head
-    plan.embedding = _native.EmbeddingPlan(
-        embedding.size,
-        embedding.num_positions,
-        embedding.position_offset,
-        embedding.scale,
-        _norm(embedding.norm),
-        _per_layer(embedding.per_layer),
-    )
     stage = stage or StageSpec(0, len(spec.layers), len(spec.layers))
-    plan.embeds, plan.has_head = stage.is_first, stage.is_last
     context = _LayerContext(spec, stage, unpacked_experts, kv_scales)
-    plan.layers = [
-        [
-            _residual(residual, context.of_layer(index))
-            for residual in (layer if stage.begin <= index < stage.end else ())
-        ]
-        for index, layer in enumerate(spec.layers)
-    ]
-    plan.final_norm = _norm(spec.final_norm)
-    if (mtp := spec.mtp) is not None and stage.is_last:
-        plan.mtp = _native.MtpPlan(
-            _norm_plan(mtp.embedding_norm),
-            _norm_plan(mtp.hidden_norm),
-            [_residual(residual, context) for residual in mtp.layer],
-            _norm_plan(mtp.final_norm),
-            mtp.feeds_normed,
-            layer_draft_tokens,
-        )
-    if spec.eagle3 is not None:
-        plan.eagle3 = _eagle3(spec.eagle3, context.unscaled(), layer_draft_tokens)
-    if spec.streams is not None:
-        plan.streams = _native.StreamsPlan(spec.streams.count, spec.streams.min_square)
-    plan.head = _native.HeadPlan(head.tied, head.divisor, head.softcap or 0.0, head.bias)
+    embedding, head = spec.embedding, spec.head
     shapes = tensor_shapes(spec)
     own = {name: formats[name] for name in stage_tensors(spec, stage) if name in formats}
-    plan.formats = {name: _format(format, shapes[name][1]) for name, format in own.items()}
-    plan.input_orders = {
-        name: format.input_order.indices.tolist() for name, format in own.items() if format.input_order is not None
-    }
-    return plan
+    return _native.DecoderPlan(
+        vocab_size=spec.vocab_size,
+        hidden_size=spec.hidden_size,
+        max_positions=max_positions,
+        embeds=stage.is_first,
+        has_head=stage.is_last,
+        embedding=_native.EmbeddingPlan(
+            size=embedding.size,
+            num_positions=embedding.num_positions,
+            position_offset=embedding.position_offset,
+            scale=embedding.scale,
+            norm=_norm(embedding.norm),
+            per_layer=_per_layer(embedding.per_layer),
+        ),
+        layers=[
+            [
+                _residual(residual, context.of_layer(index))
+                for residual in (layer if stage.begin <= index < stage.end else ())
+            ]
+            for index, layer in enumerate(spec.layers)
+        ],
+        final_norm=_norm(spec.final_norm),
+        head=_native.HeadPlan(tied=head.tied, divisor=head.divisor, softcap=head.softcap or 0.0, bias=head.bias),
+        streams=_streams(spec.streams),
+        mtp=_mtp(spec.mtp, context, layer_draft_tokens) if stage.is_last else None,
+        eagle3=_eagle3(spec.eagle3, context.unscaled(), layer_draft_tokens),
+        formats={name: _format(format, shapes[name][1]) for name, format in own.items()},
+        input_orders={
+            name: format.input_order.indices.tolist() for name, format in own.items() if format.input_order is not None
+        },
+    )
 
 
 def _format(format: TensorFormat, inputs: int) -> _native.WeightFormat:
@@ -222,13 +217,13 @@ class _LayerContext:
 
 def _residual(residual: ResidualBlockSpec, context: _LayerContext) -> _native.ResidualBlockPlan:
     return _native.ResidualBlockPlan(
-        _mixer(residual.mixer, context),
-        _norm(residual.norm),
-        _norm(residual.post_norm),
-        _norm(residual.sum_norm),
-        residual.scale,
-        residual.sum_scale,
-        residual.sum_factor,
+        mixer=_mixer(residual.mixer, context),
+        norm=_norm(residual.norm),
+        post_norm=_norm(residual.post_norm),
+        sum_norm=_norm(residual.sum_norm),
+        scale=residual.scale,
+        sum_scale=residual.sum_scale,
+        sum_factor=residual.sum_factor,
     )
 
 
@@ -241,7 +236,7 @@ def _mixer(mixer: MixerSpec, context: _LayerContext) -> _native.MixerPlan:
         case MlpSpec():
             return _mlp(mixer)
         case LaurelSpec():
-            return _native.LaurelPlan(mixer.rank, _norm_plan(mixer.norm))
+            return _native.LaurelPlan(rank=mixer.rank, norm=_norm_plan(mixer.norm))
         case AltUpSpec():
             return _alt_up(mixer, context)
         case DeltaNetSpec():
@@ -249,13 +244,13 @@ def _mixer(mixer: MixerSpec, context: _LayerContext) -> _native.MixerPlan:
         case Mamba2Spec():
             return _mamba2(mixer)
         case ShortConvSpec():
-            return _native.ShortConvPlan(mixer.size, mixer.conv_kernel, mixer.bias)
+            return _native.ShortConvPlan(size=mixer.size, conv_kernel=mixer.conv_kernel, bias=mixer.bias)
         case ExpertsSpec():
             return _experts(mixer, context.unpacked_experts)
         case ParallelSpec():
-            return _native.ParallelPlan([_residual(residual, context) for residual in mixer.residuals])
+            return _native.ParallelPlan(residuals=[_residual(residual, context) for residual in mixer.residuals])
         case PerLayerSpec():
-            return _native.PerLayerPlan(mixer.layer, mixer.size, mixer.activation)
+            return _native.PerLayerPlan(layer=mixer.layer, size=mixer.size, activation=mixer.activation)
         case _:
             raise DeviceError(f"the cpu device has no {mixer.kind}")
 
@@ -264,126 +259,182 @@ def _per_layer(per_layer: PerLayerEmbeddingSpec | None) -> _native.PerLayerEmbed
     if per_layer is None:
         return None
     return _native.PerLayerEmbeddingPlan(
-        per_layer.vocab_size,
-        per_layer.size,
-        per_layer.scale,
-        per_layer.projection_scale,
-        per_layer.sum_scale,
-        _norm_plan(per_layer.norm),
+        vocab_size=per_layer.vocab_size,
+        size=per_layer.size,
+        scale=per_layer.scale,
+        projection_scale=per_layer.projection_scale,
+        sum_scale=per_layer.sum_scale,
+        norm=_norm_plan(per_layer.norm),
     )
 
 
 def _attention(attention: AttentionSpec, context: _LayerContext) -> _native.AttentionPlan:
-    plan = _native.AttentionPlan()
-    plan.num_heads, plan.num_kv_heads = attention.num_heads, attention.num_kv_heads
-    plan.head_dim, plan.scale = attention.head_dim, attention.scale
-    plan.qkv_bias, plan.out_bias = attention.qkv_bias, attention.out_bias
-    plan.qk_norm, plan.qk_norm_after_rope = _norm(attention.qk_norm), attention.qk_norm_after_rope
-    plan.normalize_over(attention.qk_norm_over)
-    plan.rope = _rope(attention.rope)
-    plan.sliding_window, plan.softcap = attention.sliding_window or 0, attention.softcap or 0.0
-    plan.cache_group = context.group(attention.sliding_window)
-    plan.alibi_slopes, plan.sinks = list(attention.alibi_slopes or ()), attention.sinks
-    plan.output_gate = attention.output_gate
-    if (temperature := attention.query_temperature) is not None:
-        plan.query_temperature = _native.TemperaturePlan(temperature.beta, temperature.length, temperature.offset)
-    plan.v_norm, plan.values_from_keys = _norm(attention.v_norm), attention.values_from_keys
-    plan.shared_layer = context.layer(attention.kv_layer)
-    scale = context.kv_scale(attention.kv_layer)
-    plan.scale_kv(scale.k, scale.v)
-    return plan
-
-
-def _eagle3(layer: Eagle3Spec, context: _LayerContext, num_draft_tokens: int) -> _native.Eagle3Plan:
-    plan = _native.Eagle3Plan(
-        _norm_plan(layer.embedding_norm),
-        _norm_plan(layer.hidden_norm),
-        _attention(layer.attention, context),
-        _residual(layer.mlp, context),
-        _norm_plan(layer.final_norm),
+    temperature, scales = attention.query_temperature, context.kv_scale(attention.kv_layer)
+    return _native.AttentionPlan(
+        num_heads=attention.num_heads,
+        num_kv_heads=attention.num_kv_heads,
+        head_dim=attention.head_dim,
+        scale=attention.scale,
+        qkv_bias=attention.qkv_bias,
+        out_bias=attention.out_bias,
+        qk_norm=_norm(attention.qk_norm),
+        qk_norm_over=attention.qk_norm_over,
+        qk_norm_after_rope=attention.qk_norm_after_rope,
+        rope=_rope(attention.rope),
+        sliding_window=attention.sliding_window or 0,
+        cache_group=context.group(attention.sliding_window),
+        softcap=attention.softcap or 0.0,
+        alibi_slopes=attention.alibi_slopes or (),
+        sinks=attention.sinks,
+        output_gate=attention.output_gate,
+        query_temperature=None
+        if temperature is None
+        else _native.TemperaturePlan(beta=temperature.beta, length=temperature.length, offset=temperature.offset),
+        v_norm=_norm(attention.v_norm),
+        values_from_keys=attention.values_from_keys,
+        shared_layer=context.layer(attention.kv_layer),
+        kv_scales=_native.KvScales(k=scales.k, v=scales.v),
     )
-    plan.hidden_size, plan.vocab_size, plan.layers = layer.hidden_size, layer.vocab_size, list(layer.layers)
-    plan.adds_normed, plan.own_embedding = layer.adds_normed, layer.own_embedding
-    plan.token_ids, plan.num_draft_tokens = list(layer.token_ids or ()), num_draft_tokens
-    return plan
+
+
+def _streams(streams: StreamsSpec | None) -> _native.StreamsPlan | None:
+    return None if streams is None else _native.StreamsPlan(count=streams.count, min_square=streams.min_square)
+
+
+def _mtp(mtp: MtpSpec | None, context: _LayerContext, num_draft_tokens: int) -> _native.MtpPlan | None:
+    if mtp is None:
+        return None
+    return _native.MtpPlan(
+        embedding_norm=_norm_plan(mtp.embedding_norm),
+        hidden_norm=_norm_plan(mtp.hidden_norm),
+        layer=[_residual(residual, context) for residual in mtp.layer],
+        final_norm=_norm_plan(mtp.final_norm),
+        feeds_normed=mtp.feeds_normed,
+        num_draft_tokens=num_draft_tokens,
+    )
+
+
+def _eagle3(layer: Eagle3Spec | None, context: _LayerContext, num_draft_tokens: int) -> _native.Eagle3Plan | None:
+    if layer is None:
+        return None
+    return _native.Eagle3Plan(
+        hidden_size=layer.hidden_size,
+        vocab_size=layer.vocab_size,
+        layers=layer.layers,
+        embedding_norm=_norm_plan(layer.embedding_norm),
+        hidden_norm=_norm_plan(layer.hidden_norm),
+        attention=_attention(layer.attention, context),
+        mlp=_residual(layer.mlp, context),
+        final_norm=_norm_plan(layer.final_norm),
+        own_embedding=layer.own_embedding,
+        adds_normed=layer.adds_normed,
+        token_ids=layer.token_ids or (),
+        num_draft_tokens=num_draft_tokens,
+    )
 
 
 def _alt_up(layer: AltUpSpec, context: _LayerContext) -> _native.AltUpPlan:
     return _native.AltUpPlan(
-        layer.streams,
-        layer.active,
-        _norm_plan(layer.norm),
-        [_residual(residual, context) for residual in layer.residuals],
-        _residual(layer.passive, context),
-        layer.scaled,
+        streams=layer.streams,
+        active=layer.active,
+        norm=_norm_plan(layer.norm),
+        residuals=[_residual(residual, context) for residual in layer.residuals],
+        passive=[_residual(layer.passive, context)],
+        scaled=layer.scaled,
     )
 
 
 def _mlp(mlp: MlpSpec) -> _native.MlpPlan:
-    return _native.MlpPlan(mlp.intermediate_size, mlp.activation, mlp.gated, mlp.bias, mlp.gate_scale, mlp.cutoff)
+    return _native.MlpPlan(
+        intermediate_size=mlp.intermediate_size,
+        activation=mlp.activation,
+        gated=mlp.gated,
+        bias=mlp.bias,
+        gate_scale=mlp.gate_scale,
+        cutoff=mlp.cutoff,
+    )
 
 
 def _delta_net(net: DeltaNetSpec) -> _native.DeltaNetPlan:
-    norm = _norm(net.norm)
-    assert norm is not None
     return _native.DeltaNetPlan(
-        net.num_key_heads, net.num_value_heads, net.key_dim, net.value_dim, net.conv_kernel, norm, net.tiled
+        num_key_heads=net.num_key_heads,
+        num_value_heads=net.num_value_heads,
+        key_dim=net.key_dim,
+        value_dim=net.value_dim,
+        conv_kernel=net.conv_kernel,
+        norm=_norm_plan(net.norm),
+        tiled=net.tiled,
     )
 
 
 def _mamba2(mamba: Mamba2Spec) -> _native.Mamba2Plan:
-    plan = _native.Mamba2Plan()
-    plan.num_heads, plan.head_dim = mamba.num_heads, mamba.head_dim
-    plan.num_groups, plan.state_dim = mamba.num_groups, mamba.state_dim
-    plan.conv_kernel, plan.conv_bias, plan.bias = mamba.conv_kernel, mamba.conv_bias, mamba.bias
-    plan.norm, plan.norm_groups, plan.gate_first = _norm(mamba.norm), mamba.norm_groups, mamba.gate == "first"
-    plan.min_dt, plan.max_dt = mamba.dt_limits
-    plan.input_scales = list(mamba.input_scales)
-    return plan
+    min_dt, max_dt = mamba.dt_limits
+    return _native.Mamba2Plan(
+        num_heads=mamba.num_heads,
+        head_dim=mamba.head_dim,
+        num_groups=mamba.num_groups,
+        state_dim=mamba.state_dim,
+        conv_kernel=mamba.conv_kernel,
+        norm=_norm(mamba.norm),
+        norm_groups=mamba.norm_groups,
+        gate_first=mamba.gate == "first",
+        min_dt=min_dt,
+        max_dt=max_dt,
+        conv_bias=mamba.conv_bias,
+        bias=mamba.bias,
+        input_scales=mamba.input_scales,
+    )
 
 
 def _experts(experts: ExpertsSpec, unpacked: bool) -> _native.ExpertsPlan:
     router, shared = experts.router, experts.shared
     return _native.ExpertsPlan(
-        experts.num_experts,
-        experts.experts_per_token,
-        experts.intermediate_size,
-        experts.activation,
-        experts.bias,
-        experts.swiglu_limit or 0.0,
-        experts.weighs_input,
-        _native.RouterPlan(
-            router.scores == "sigmoid",
-            router.normalize,
-            router.bias,
-            router.correction_bias,
-            router.num_groups,
-            router.kept_groups,
-            router.group_score == "best_two",
-            router.scale,
-            router.expert_scales,
-            router.scores == "sparse_mixer",
-            router.jitter,
+        num_experts=experts.num_experts,
+        experts_per_token=experts.experts_per_token,
+        intermediate_size=experts.intermediate_size,
+        activation=experts.activation,
+        bias=experts.bias,
+        swiglu_limit=experts.swiglu_limit or 0.0,
+        weighs_input=experts.weighs_input,
+        router=_native.RouterPlan(
+            sigmoid=router.scores == "sigmoid",
+            normalize=router.normalize,
+            bias=router.bias,
+            correction_bias=router.correction_bias,
+            num_groups=router.num_groups,
+            kept_groups=router.kept_groups,
+            best_two=router.group_score == "best_two",
+            scale=router.scale,
+            expert_scales=router.expert_scales,
+            sparse_mixer=router.scores == "sparse_mixer",
+            jitter=router.jitter,
         ),
-        shared.intermediate_size if shared else 0,
-        shared.activation if shared else "silu",
-        experts.shared_gate,
-        experts.gated,
-        unpacked,
-        _norm(experts.input_norm),
-        _norm(router.norm),
-        router.input_scale,
+        shared_size=shared.intermediate_size if shared else 0,
+        shared_activation=shared.activation if shared else "silu",
+        shared_gate=experts.shared_gate,
+        gated=experts.gated,
+        unpacked=unpacked,
+        input_norm=_norm(experts.input_norm),
+        router_norm=_norm(router.norm),
+        router_input_scale=router.input_scale,
     )
 
 
 def _latent_attention(attention: LatentAttentionSpec, context: _LayerContext) -> _native.LatentAttentionPlan:
-    plan = _native.LatentAttentionPlan(_norm_plan(attention.norm), _rope_plan(attention.rope))
-    plan.num_heads, plan.kv_rank, plan.q_rank = attention.num_heads, attention.kv_rank, attention.q_rank or 0
-    plan.nope_dim, plan.rope_dim, plan.value_dim = attention.nope_dim, attention.rope_dim, attention.value_dim
-    plan.scale, plan.bias = attention.scale, attention.bias
-    plan.cache_group = context.group(attention.cached.window)
-    plan.kv_scale = context.kv_scale(None).k
-    return plan
+    return _native.LatentAttentionPlan(
+        num_heads=attention.num_heads,
+        nope_dim=attention.nope_dim,
+        rope_dim=attention.rope_dim,
+        value_dim=attention.value_dim,
+        kv_rank=attention.kv_rank,
+        q_rank=attention.q_rank or 0,
+        scale=attention.scale,
+        bias=attention.bias,
+        norm=_norm_plan(attention.norm),
+        rope=_rope_plan(attention.rope),
+        cache_group=context.group(attention.cached.window),
+        kv_scale=context.kv_scale(None).k,
+    )
 
 
 def _rope(rope: RopeSpec | None) -> _native.RopePlan | None:
@@ -391,7 +442,7 @@ def _rope(rope: RopeSpec | None) -> _native.RopePlan | None:
 
 
 def _rope_plan(rope: RopeSpec) -> _native.RopePlan:
-    return _native.RopePlan(list(rope.inv_freq), rope.attention_factor, rope.interleaved)
+    return _native.RopePlan(inv_freq=rope.inv_freq, factor=rope.attention_factor, interleaved=rope.interleaved)
 
 
 def _norm(norm: NormSpec | None) -> _native.NormPlan | None:
@@ -399,4 +450,6 @@ def _norm(norm: NormSpec | None) -> _native.NormPlan | None:
 
 
 def _norm_plan(norm: NormSpec) -> _native.NormPlan:
-    return _native.NormPlan(norm.kind == "layer", norm.eps, norm.bias, norm.weight, norm.unit_offset)
+    return _native.NormPlan(
+        kind=norm.kind, eps=norm.eps, bias=norm.bias, weight=norm.weight, unit_offset=norm.unit_offset
+    )
