@@ -74,223 +74,223 @@ class _Plan: ...
 # Plans, by tools/native_stub.py:
 
 class NormPlan(_Plan):
-    kind: Literal["rms", "layer"] = "rms"
-    eps: float = 0.0
-    bias: bool = False
-    weight: bool = True
-    unit_offset: bool = False
+    kind: Literal["rms", "layer"]
+    eps: float
+    bias: bool
+    weight: bool
+    unit_offset: bool
 
 class RopePlan(_Plan):
-    inv_freq: Sequence[float] = ...
-    factor: float = 1.0
-    interleaved: bool = False
+    inv_freq: Sequence[float]
+    factor: float
+    interleaved: bool
 
 class TemperaturePlan(_Plan):
-    beta: float = 0.0
-    length: int = 1
-    offset: int = 0
+    beta: float
+    length: int
+    offset: int
 
 class KvScales(_Plan):
-    k: float = 1.0
-    v: float = 1.0
+    k: float
+    v: float
 
 class AttentionPlan(_Plan):
-    num_heads: int = 0
-    num_kv_heads: int = 0
-    head_dim: int = 0
-    scale: float = 0.0
-    qkv_bias: bool = False
-    out_bias: bool = False
-    qk_norm: NormPlan | None = None
-    qk_norm_over: Literal["head", "each", "whole"] = "head"
-    qk_norm_after_rope: bool = False
-    rope: RopePlan | None = None
-    sliding_window: int = 0
-    cache_group: int = 0
-    softcap: float = 0.0
-    alibi_slopes: Sequence[float] = ...
-    sinks: bool = False
-    output_gate: bool = False
-    query_temperature: TemperaturePlan | None = None
-    v_norm: NormPlan | None = None
-    values_from_keys: bool = False
-    shared_layer: int = -1
-    kv_scales: KvScales = ...
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    qkv_bias: bool
+    out_bias: bool
+    qk_norm: NormPlan | None
+    qk_norm_over: Literal["head", "each", "whole"]
+    qk_norm_after_rope: bool
+    rope: RopePlan | None
+    sliding_window: int
+    cache_group: int
+    softcap: float
+    alibi_slopes: Sequence[float]
+    sinks: bool
+    output_gate: bool
+    query_temperature: TemperaturePlan | None
+    v_norm: NormPlan | None
+    values_from_keys: bool
+    shared_layer: int
+    kv_scales: KvScales
 
 class LatentAttentionPlan(_Plan):
-    num_heads: int = 0
-    nope_dim: int = 0
-    rope_dim: int = 0
-    value_dim: int = 0
-    kv_rank: int = 0
-    q_rank: int = 0
-    scale: float = 0.0
-    bias: bool = False
-    norm: NormPlan = ...
-    rope: RopePlan = ...
-    cache_group: int = 0
-    kv_scale: float = 1.0
+    num_heads: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    kv_rank: int
+    q_rank: int
+    scale: float
+    bias: bool
+    norm: NormPlan
+    rope: RopePlan
+    cache_group: int
+    kv_scale: float
 
 class MlpPlan(_Plan):
-    intermediate_size: int = 0
-    activation: Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"] = "silu"
-    gated: bool = False
-    bias: bool = False
-    gate_scale: float = 1.0
-    cutoff: float | None = None
+    intermediate_size: int
+    activation: Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
+    gated: bool
+    bias: bool
+    gate_scale: float
+    cutoff: float | None
 
 class DeltaNetPlan(_Plan):
-    num_key_heads: int = 0
-    num_value_heads: int = 0
-    key_dim: int = 0
-    value_dim: int = 0
-    conv_kernel: int = 0
-    norm: NormPlan = ...
-    tiled: bool = False
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    conv_kernel: int
+    norm: NormPlan
+    tiled: bool
 
 class Mamba2Plan(_Plan):
-    num_heads: int = 0
-    head_dim: int = 0
-    num_groups: int = 0
-    state_dim: int = 0
-    conv_kernel: int = 0
-    norm: NormPlan | None = None
-    norm_groups: int = 1
-    gate_first: bool = True
-    min_dt: float = 0.0
-    max_dt: float = 0.0
-    conv_bias: bool = False
-    bias: bool = False
-    input_scales: Sequence[float] = ...
+    num_heads: int
+    head_dim: int
+    num_groups: int
+    state_dim: int
+    conv_kernel: int
+    norm: NormPlan | None
+    norm_groups: int
+    gate_first: bool
+    min_dt: float
+    max_dt: float
+    conv_bias: bool
+    bias: bool
+    input_scales: Sequence[float]
 
 class ShortConvPlan(_Plan):
-    size: int = 0
-    conv_kernel: int = 0
-    bias: bool = False
+    size: int
+    conv_kernel: int
+    bias: bool
 
 class RouterPlan(_Plan):
-    sigmoid: bool = False
-    normalize: bool = True
-    bias: bool = False
-    correction_bias: bool = False
-    num_groups: int = 1
-    kept_groups: int = 1
-    best_two: bool = False
-    scale: float = 1.0
-    expert_scales: bool = False
-    sparse_mixer: bool = False
-    jitter: float = 0.0
+    sigmoid: bool
+    normalize: bool
+    bias: bool
+    correction_bias: bool
+    num_groups: int
+    kept_groups: int
+    best_two: bool
+    scale: float
+    expert_scales: bool
+    sparse_mixer: bool
+    jitter: float
 
 class ExpertsPlan(_Plan):
-    num_experts: int = 0
-    experts_per_token: int = 0
-    intermediate_size: int = 0
-    activation: Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"] = "silu"
-    bias: bool = False
-    swiglu_limit: float = 0.0
-    weighs_input: bool = False
-    router: RouterPlan = ...
-    shared_size: int = 0
-    shared_activation: Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"] = "silu"
-    shared_gate: bool = False
-    gated: bool = True
-    unpacked: bool = False
-    input_norm: NormPlan | None = None
-    router_norm: NormPlan | None = None
-    router_input_scale: float = 1.0
+    num_experts: int
+    experts_per_token: int
+    intermediate_size: int
+    activation: Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
+    bias: bool
+    swiglu_limit: float
+    weighs_input: bool
+    router: RouterPlan
+    shared_size: int
+    shared_activation: Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
+    shared_gate: bool
+    gated: bool
+    unpacked: bool
+    input_norm: NormPlan | None
+    router_norm: NormPlan | None
+    router_input_scale: float
 
 class ParallelPlan(_Plan):
-    residuals: Sequence[ResidualBlockPlan] = ...
+    residuals: Sequence[ResidualBlockPlan]
 
 class PerLayerPlan(_Plan):
-    layer: int = 0
-    size: int = 0
-    activation: Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"] = "gelu_tanh"
+    layer: int
+    size: int
+    activation: Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
 
 class LaurelPlan(_Plan):
-    rank: int = 0
-    norm: NormPlan = ...
+    rank: int
+    norm: NormPlan
 
 class AltUpPlan(_Plan):
-    streams: int = 0
-    active: int = 0
-    norm: NormPlan = ...
-    residuals: Sequence[ResidualBlockPlan] = ...
-    passive: Sequence[ResidualBlockPlan] = ...
-    scaled: bool = True
+    streams: int
+    active: int
+    norm: NormPlan
+    residuals: Sequence[ResidualBlockPlan]
+    passive: Sequence[ResidualBlockPlan]
+    scaled: bool
 
 class StreamsPlan(_Plan):
-    count: int = 0
-    min_square: float = 0.0
+    count: int
+    min_square: float
 
 class ResidualBlockPlan(_Plan):
-    mixer: MixerPlan = ...
-    norm: NormPlan | None = None
-    post_norm: NormPlan | None = None
-    sum_norm: NormPlan | None = None
-    scale: float = 1.0
-    sum_scale: bool = False
-    sum_factor: float = 1.0
+    mixer: MixerPlan
+    norm: NormPlan | None
+    post_norm: NormPlan | None
+    sum_norm: NormPlan | None
+    scale: float
+    sum_scale: bool
+    sum_factor: float
 
 class PerLayerEmbeddingPlan(_Plan):
-    vocab_size: int = 0
-    size: int = 0
-    scale: float = 1.0
-    projection_scale: float = 1.0
-    sum_scale: float = 1.0
-    norm: NormPlan = ...
+    vocab_size: int
+    size: int
+    scale: float
+    projection_scale: float
+    sum_scale: float
+    norm: NormPlan
 
 class EmbeddingPlan(_Plan):
-    size: int = 0
-    num_positions: int = 0
-    position_offset: int = 0
-    scale: float = 1.0
-    norm: NormPlan | None = None
-    per_layer: PerLayerEmbeddingPlan | None = None
+    size: int
+    num_positions: int
+    position_offset: int
+    scale: float
+    norm: NormPlan | None
+    per_layer: PerLayerEmbeddingPlan | None
 
 class HeadPlan(_Plan):
-    tied: bool = False
-    divisor: float = 1.0
-    softcap: float = 0.0
-    bias: bool = False
+    tied: bool
+    divisor: float
+    softcap: float
+    bias: bool
 
 class MtpPlan(_Plan):
-    embedding_norm: NormPlan = ...
-    hidden_norm: NormPlan = ...
-    layer: Sequence[ResidualBlockPlan] = ...
-    final_norm: NormPlan = ...
-    feeds_normed: bool = True
-    num_draft_tokens: int = 0
+    embedding_norm: NormPlan
+    hidden_norm: NormPlan
+    layer: Sequence[ResidualBlockPlan]
+    final_norm: NormPlan
+    feeds_normed: bool
+    num_draft_tokens: int
 
 class Eagle3Plan(_Plan):
-    hidden_size: int = 0
-    vocab_size: int = 0
-    layers: Sequence[int] = ...
-    embedding_norm: NormPlan = ...
-    hidden_norm: NormPlan = ...
-    attention: AttentionPlan = ...
-    mlp: ResidualBlockPlan = ...
-    final_norm: NormPlan = ...
-    own_embedding: bool = False
-    adds_normed: bool = False
-    token_ids: Sequence[int] = ...
-    num_draft_tokens: int = 0
+    hidden_size: int
+    vocab_size: int
+    layers: Sequence[int]
+    embedding_norm: NormPlan
+    hidden_norm: NormPlan
+    attention: AttentionPlan
+    mlp: ResidualBlockPlan
+    final_norm: NormPlan
+    own_embedding: bool
+    adds_normed: bool
+    token_ids: Sequence[int]
+    num_draft_tokens: int
 
 class DecoderPlan(_Plan):
-    vocab_size: int = 0
-    hidden_size: int = 0
-    max_positions: int = 0
-    embeds: bool = True
-    has_head: bool = True
-    embedding: EmbeddingPlan = ...
-    layers: Sequence[Sequence[ResidualBlockPlan]] = ...
-    final_norm: NormPlan | None = None
-    head: HeadPlan = ...
-    streams: StreamsPlan | None = None
-    mtp: MtpPlan | None = None
-    eagle3: Eagle3Plan | None = None
-    formats: Mapping[str, WeightFormat] = ...
-    input_orders: Mapping[str, Sequence[int]] = ...
+    vocab_size: int
+    hidden_size: int
+    max_positions: int
+    embeds: bool
+    has_head: bool
+    embedding: EmbeddingPlan
+    layers: Sequence[Sequence[ResidualBlockPlan]]
+    final_norm: NormPlan | None
+    head: HeadPlan
+    streams: StreamsPlan | None
+    mtp: MtpPlan | None
+    eagle3: Eagle3Plan | None
+    formats: Mapping[str, WeightFormat]
+    input_orders: Mapping[str, Sequence[int]]
 
 MixerPlan: TypeAlias = (
     AttentionPlan

@@ -34,15 +34,9 @@ def made(stub: str) -> str:
 
 
 def _class(name: str, fields: dict[str, str]) -> str:
-    defaults = getattr(_native, name)()
-    lines = [f"    {field}: {type} = {_shown(getattr(defaults, field))}\n" for field, type in fields.items()]
+    """All fields are required: what the lowering forgets would silently have the struct's default."""
+    lines = [f"    {field}: {type}\n" for field, type in fields.items()]
     return f"class {name}(_Plan):\n{''.join(lines)}"
-
-
-def _shown(default: object) -> str:
-    if isinstance(default, str):
-        return f'"{default}"'
-    return repr(default) if default is None or isinstance(default, bool | int | float) else "..."
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "attention_products.h"
+#include "isa/contract.h"
 #include "kernels/cache.h"
 #include "kernels/element.h"
 
