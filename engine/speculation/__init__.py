@@ -1,1 +1,1 @@
-"""Draft tokens at how sequences go on, which the model then confirms or not."""
+"""Speculative decoding: drafters propose tokens, one policy decides who gets them, and the model confirms them."""

@@ -9,7 +9,6 @@ from msgspec import Struct
 
 from ..cost_model import Fit
 from ..sequences.sequence import Sequence
-from .drafter import StepPrices
 
 _UNITS = (1.0, 16.0, 128.0)  # steps, rows, further tokens: scaled to be of like size
 _FORGET = 0.99
@@ -19,16 +18,37 @@ _HIGHEST_BAR = 0.9
 _SAMPLE_MS = 2.0  # of drafting: what more of a small model's calls could teach is not worth the time it takes
 
 
+class StepPrices(Struct, frozen=True):
+    """What a step of `num_sequences` decodes takes, in milliseconds.
+
+    `plain_ms` is the device's time without draft tokens, and each row more makes it `row_ms` longer. The engine's own
+    time is `engine_ms` then. With draft tokens it is `drafting_ms`, beside the time of the model that makes them. The
+    device may take at most `max_ms`.
+    """
+
+    num_sequences: int
+    plain_ms: float
+    row_ms: float
+    engine_ms: float
+    drafting_ms: float
+    max_ms: float
+
+    @property
+    def token_ms(self) -> float:
+        """What a token costs without draft tokens."""
+        return (self.plain_ms + self.engine_ms) / self.num_sequences
+
+
 class Yield(Struct):
     """What a draft of a sequence gave, on average: draft tokens made, and accepted ones."""
 
     made: float
-    right: float
+    accepted: float
 
-    def learn(self, made: int, right: int, weight: float) -> None:
+    def learn(self, made: int, accepted: int, weight: float) -> None:
         """Note one more draft."""
         self.made += weight * (made - self.made)
-        self.right += weight * (right - self.right)
+        self.accepted += weight * (accepted - self.accepted)
 
 
 class DraftCosts:
@@ -68,15 +88,15 @@ class DraftCosts:
         That is the time that its accepted draft tokens would take without it, less all that the draft tokens take.
         """
         step_ms, row_ms = self._coefficient(0), self._coefficient(1) + prices.row_ms
-        right = sum([of.right for of in yields.values()])
+        accepted = sum([of.accepted for of in yields.values()])
         made = sum([of.made for of in yields.values()])
         steps = max([of.made for of in yields.values()], default=0.0) + 1.0
         extra_ms = prices.drafting_ms - prices.engine_ms + step_ms * steps + row_ms * made
-        return right * prices.token_ms - extra_ms
+        return accepted * prices.token_ms - extra_ms
 
     def pays(self, of: Yield, prices: StepPrices) -> bool:
         """Whether a sequence is better off with draft tokens where others get them."""
-        return of.right * prices.token_ms > of.made * (self._coefficient(1) + prices.row_ms)
+        return of.accepted * prices.token_ms > of.made * (self._coefficient(1) + prices.row_ms)
 
     def min_probability(self, num_sequences: int, prices: StepPrices) -> float:
         """How likely the draft tokens of a sequence must be for another one to be worth it, where so many get some."""

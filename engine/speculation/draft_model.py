@@ -19,9 +19,8 @@ from ..constraints.filters import mask_words
 from ..devices.batch import SamplingBatch, StepBatch, TokenMasks
 from ..devices.executor import DraftExecutor
 from ..sequences.sequence import UNKNOWN, Sequence
-from .draft_policy import DraftPolicy
+from .draft_costs import DraftCosts, StepPrices
 from .draft_rows import DraftRows, first_tables
-from .drafter import StepPrices
 
 _SHORT_BACKLOG = 4  # tokens that are new to the small model; a draft that was right leaves two
 _MIN_PAUSE_MS = 2.0  # in which a step may be held up however short it is: nobody sees that
@@ -49,24 +48,50 @@ class ModelDrafter:
         """
         self._clock = clock
         self._executor = executor
-        self._num_tokens = num_tokens
+        self.num_tokens = num_tokens
         self._vocab_size = vocab_size
         self._own_vocab_size = own_vocab_size
         self._max_context = max_context
         self._block_size = executor.limits.block_size
         self._max_tokens = executor.limits.max_num_batched_tokens
         self._contents: list[Digest | None] = [None] * executor.limits.num_blocks  # full blocks that it has computed
-        self._policy = DraftPolicy(num_tokens)
+        self.costs = DraftCosts()
         self._rows = DraftRows()
         self._behind: dict[Sequence, int] = {}  # who gets no draft token yet, and the tokens to be computed of each
         self._answer_length = _FIRST_LENGTH
 
-    def plan(self, sequences: Seq[Sequence], prices: StepPrices) -> dict[Sequence, int]:
-        """How many draft tokens each of these sequences may get, as far as that pays; those with none are left out."""
+    def rooms(self, sequences: Seq[Sequence]) -> dict[Sequence, int]:
+        """See BatchDrafter."""
+        return {s: room for s in sequences if (room := self._room(s)) > 0}
+
+    def ready(
+        self, counts: Mapping[Sequence, int], saved_ms: float, num_accepted: float, prices: StepPrices
+    ) -> dict[Sequence, int]:
+        """Those that the small model can know up to the last token in this step; it catches up with one more."""
         self._behind.clear()
-        rooms = {s: room for s in sequences if (room := self._room(s)) > 0}
-        counts, saved_ms = self._policy.choose(rooms, prices)
-        return self._caught_up(counts, saved_ms, prices)
+        spare_ms = max(min(prices.max_ms - prices.plain_ms, max(prices.plain_ms, _MIN_PAUSE_MS)), 0.0)
+        left = min(self.costs.num_tokens(spare_ms), self._max_tokens)
+        room = self._max_tokens
+        ready: dict[Sequence, int] = {}
+        for sequence, count in counts.items():
+            if sequence.num_drafted == UNKNOWN:
+                self._look_up(sequence)
+            backlog = sequence.num_tokens - sequence.num_drafted
+            if backlog > _SHORT_BACKLOG:
+                # Answers end at any moment alike.
+                steps = min(sequence.max_length - sequence.num_tokens, self._answer_length) / (1.0 + num_accepted)
+                if self.costs.tokens_ms(backlog) > saved_ms * steps:
+                    continue
+                if backlog > left:
+                    if (part := min(left, room)) > 0:
+                        self._behind[sequence] = part
+                        left, room = 0, room - part
+                    continue
+                left -= backlog
+            if backlog <= room:
+                ready[sequence] = count
+                room -= backlog
+        return ready
 
     def draft(
         self, counts: Mapping[Sequence, int], prices: StepPrices, masks: TokenMasks | None = None
@@ -79,7 +104,7 @@ class ModelDrafter:
         batch = self._batch(running, counts)
         batch.sampling.masks = None if masks is None else self._own_masks(masks)
         wanted = np.array([*counts.values()] + [0] * len(self._behind), np.int32)
-        least = self._policy.costs.min_probability(len(counts), prices)
+        least = self.costs.min_probability(len(counts), prices)
         started = self._clock()
         draft_tokens = self._executor.draft(batch, wanted, least)
         elapsed_ms = (self._clock() - started) * 1e3
@@ -93,19 +118,15 @@ class ModelDrafter:
                 if self._own_vocab_size > self._vocab_size:
                     row = row[: next((i for i, token in enumerate(row) if token >= self._vocab_size), len(row))]
                 drafted[sequence] = row
-                if not row:
-                    self._policy.learn(sequence, 0, 0)
-        self._policy.costs.observe(made, len(batch.token_ids) - len(counts), elapsed_ms)
+        self.costs.observe(made, len(batch.token_ids) - len(counts), elapsed_ms)
         return drafted, elapsed_ms
 
     def learn(self, sequence: Sequence, num_draft_tokens: int, num_accepted: int) -> None:
         """Accepted draft tokens are computed, but for the last one."""
         sequence.num_drafted += min(num_accepted, num_draft_tokens - 1)
-        self._policy.learn(sequence, num_draft_tokens, num_accepted)
 
     def ended(self, sequence: Sequence) -> None:
         """Learn how long answers are."""
-        self._policy.ended(sequence)
         length = sequence.num_tokens - sequence.prompt_len
         self._answer_length += _LENGTH_WEIGHT * (length - self._answer_length)
 
@@ -122,35 +143,7 @@ class ModelDrafter:
     def _room(self, sequence: Sequence) -> int:
         """The most draft tokens of a sequence: the token after them is sampled without one."""
         longest = min(sequence.max_length - 1, self._max_context)
-        return min(self._num_tokens, longest - sequence.num_tokens)
-
-    def _caught_up(self, counts: Mapping[Sequence, int], saved_ms: float, prices: StepPrices) -> dict[Sequence, int]:
-        """Those of a plan that the small model can know up to the last token in this step. Each is to save so much."""
-        spare_ms = max(min(prices.max_ms - prices.plain_ms, max(prices.plain_ms, _MIN_PAUSE_MS)), 0.0)
-        left = min(self._policy.costs.num_tokens(spare_ms), self._max_tokens)
-        room = self._max_tokens
-        ready: dict[Sequence, int] = {}
-        for sequence, count in counts.items():
-            if sequence.num_drafted == UNKNOWN:
-                self._look_up(sequence)
-            backlog = sequence.num_tokens - sequence.num_drafted
-            if backlog > _SHORT_BACKLOG:
-                # Answers end at any moment alike.
-                steps = min(sequence.max_length - sequence.num_tokens, self._answer_length) / (
-                    1.0 + self._policy.expected_right
-                )
-                if self._policy.costs.tokens_ms(backlog) > saved_ms * steps:
-                    continue
-                if backlog > left:
-                    if (part := min(left, room)) > 0:
-                        self._behind[sequence] = part
-                        left, room = 0, room - part
-                    continue
-                left -= backlog
-            if backlog <= room:
-                ready[sequence] = count
-                room -= backlog
-        return ready
+        return min(self.num_tokens, longest - sequence.num_tokens)
 
     def _look_up(self, sequence: Sequence) -> None:
         """Find out how much of a sequence it has computed for others, in the blocks that they share."""
@@ -166,7 +159,7 @@ class ModelDrafter:
         for block in table[start // size : (end + num_draft_tokens - 1) // size + 1].tolist():
             self._contents[block] = None
         # The prefix cache may have heard of blocks that were full before.
-        first, full = max(start - self._num_tokens - 1, 0) // size, min(end // size, sequence.num_registered)
+        first, full = max(start - self.num_tokens - 1, 0) // size, min(end // size, sequence.num_registered)
         if first < full:
             digests = sequence.digests(full, size)
             for i in range(first, full):

@@ -7,12 +7,12 @@ from collections.abc import Sequence as Seq
 from typing import Protocol, runtime_checkable
 
 import numpy as np
-from msgspec import Struct
 from numpy.typing import NDArray
 
 from ..cache.identity import Identity
 from ..devices.batch import TokenMasks
 from ..sequences.sequence import Sequence
+from .draft_costs import DraftCosts, StepPrices
 
 
 class Draftable(Protocol):
@@ -63,36 +63,28 @@ class RememberingDrafter(Drafter, Protocol):
         ...
 
 
-class StepPrices(Struct, frozen=True):
-    """What a step of `num_sequences` decodes takes, in milliseconds.
-
-    `plain_ms` is the device's time without draft tokens, and each row more makes it `row_ms` longer. The engine's own
-    time is `engine_ms` then. With draft tokens it is `drafting_ms`, beside the time of the model that makes them. The
-    device may take at most `max_ms`.
-    """
-
-    num_sequences: int
-    plain_ms: float
-    row_ms: float
-    engine_ms: float
-    drafting_ms: float
-    max_ms: float
-
-    @property
-    def token_ms(self) -> float:
-        """What a token costs without draft tokens."""
-        return (self.plain_ms + self.engine_ms) / self.num_sequences
-
-
 @runtime_checkable
 class BatchDrafter(Protocol):
     """One that drafts for all sequences of a step together, in time of its own, and remembers what it has read.
 
-    It computes in the KV blocks of the sequences, where it has a cache beside that of the model.
+    It computes in the KV blocks of the sequences, where it has a cache beside that of the model. `num_tokens` is the
+    most draft tokens of a sequence in a step, `costs` what its calls take.
     """
 
-    def plan(self, sequences: Seq[Sequence], prices: StepPrices) -> dict[Sequence, int]:
-        """How many draft tokens each sequence may get, as far as that pays; those with none are left out."""
+    num_tokens: int
+    costs: DraftCosts
+
+    def rooms(self, sequences: Seq[Sequence]) -> dict[Sequence, int]:
+        """How many draft tokens each sequence may get; those that may get none are left out."""
+        ...
+
+    def ready(
+        self, counts: Mapping[Sequence, int], saved_ms: float, num_accepted: float, prices: StepPrices
+    ) -> dict[Sequence, int]:
+        """Those of `counts` that can have their draft tokens in this step.
+
+        Each draft is expected to save `saved_ms`, by `num_accepted` tokens.
+        """
         ...
 
     def draft(

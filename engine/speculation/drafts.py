@@ -19,7 +19,8 @@ from ..cache.manager import CacheManager
 from ..constraints.lookahead import Lookahead, first_masks, jump_forward_tokens, may_look_ahead, timed
 from ..cost_model import CostModel, StepLoad
 from ..sequences.sequence import Sequence
-from .drafter import BatchDrafter, CachingDrafter, Continued, Drafter, RememberingDrafter, StepPrices
+from .draft_costs import StepPrices
+from .drafter import BatchDrafter, CachingDrafter, Continued, Drafter, RememberingDrafter
 from .policy import SpeculationPolicy
 
 _MAX_FORCED = 64  # tokens in a draft
@@ -83,7 +84,7 @@ class Drafts:
         self._remembering = drafter if isinstance(drafter, RememberingDrafter) else None
         self.extended: set[int] = set()
         self._cache = cache
-        self._policy = SpeculationPolicy(cost_model, clock)
+        self._policy = SpeculationPolicy(cost_model, clock, 0 if self._model is None else self._model.num_tokens)
         self._cost_model = cost_model
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_sequences = max_sequences
@@ -173,7 +174,11 @@ class Drafts:
         if self._model is None:
             self._policy.learn(sequence.key, num_draft_tokens, num_accepted, num_forced)
         elif not num_forced:
-            self._model.learn(sequence, num_draft_tokens, num_accepted)
+            self._learn_batch(self._model, sequence, num_draft_tokens, num_accepted)
+
+    def _learn_batch(self, model: BatchDrafter, sequence: Sequence, num_draft_tokens: int, num_accepted: int) -> None:
+        model.learn(sequence, num_draft_tokens, num_accepted)
+        self._policy.learn_batch(sequence, num_draft_tokens, num_accepted)
 
     def end_step(self, *, drafted: bool) -> None:
         """Learn how long the engine itself takes, after a step without prompts, with drafts or without."""
@@ -188,7 +193,8 @@ class Drafts:
         self, model: BatchDrafter, sequences: Seq[Sequence], prices: StepPrices, room: int, num_spare: int
     ) -> dict[Sequence, DraftTokens]:
         """Let a model draft for as many sequences as that pays for. There is room for `room` draft tokens."""
-        counts = model.plan(sequences, prices) if self._policy.batch_may_pay(prices) else {}
+        policy = self._policy
+        counts = policy.choose(model, sequences, prices)
         for sequence, count in counts.items():
             blocks = sequence.num_blocks
             count = min(count, room, self._max_tokens(sequence))
@@ -201,6 +207,9 @@ class Drafts:
         until = time.perf_counter() + _LOOKAHEAD_S
         masks = first_masks([s.constraint for s in counts], until)
         drafted, drafting_ms = model.draft(counts, prices, masks)
+        for sequence, draft_tokens in drafted.items():
+            if not draft_tokens:
+                policy.learn_batch(sequence, 0, 0)
         drafts: dict[Sequence, DraftTokens] = {}
         until = time.perf_counter() + _LOOKAHEAD_S
         for sequence, draft_tokens in drafted.items():
@@ -209,8 +218,8 @@ class Drafts:
             if draft := _followed(sequence, _before_end(sequence, draft_tokens)):
                 drafts[sequence] = draft
             elif draft_tokens:  # all are behind the end, or the grammar forbids the first
-                model.learn(sequence, len(draft_tokens), 0)
-        self._policy.end_batch(len(drafts), drafting_ms)
+                self._learn_batch(model, sequence, len(draft_tokens), 0)
+        policy.end_batch(len(drafts), drafting_ms)
         return drafts
 
     def _draft_tokens(self, sequence: Sequence, spare_ms: float, max_tokens: int) -> list[int]:
@@ -233,7 +242,7 @@ class Drafts:
 
     def ended(self, sequence: Sequence) -> None:
         """Note the end of a sequence."""
-        self._policy.ended(sequence.key)
+        self._policy.ended(sequence)
         if self._model is not None:
             self._model.ended(sequence)
         elif self._remembering is not None and sequence.search is None:

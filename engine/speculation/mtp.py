@@ -15,9 +15,8 @@ import numpy as np
 from ..devices.batch import StepBatch, TokenMasks
 from ..devices.executor import DraftExecutor
 from ..sequences.sequence import Sequence
-from .draft_policy import DraftPolicy
+from .draft_costs import DraftCosts, StepPrices
 from .draft_rows import DraftRows, first_tables
-from .drafter import StepPrices
 
 
 class MtpDrafter:
@@ -33,18 +32,23 @@ class MtpDrafter:
     ) -> None:
         """Nothing is drafted behind `max_context` tokens. `clock` gives seconds."""
         self._executor = executor
-        self._num_tokens = num_tokens
+        self.num_tokens = num_tokens
         self._max_context = max_context
         self._max_sequences = executor.limits.max_num_seqs
         self._has_adapters = executor.limits.max_loras > 0
         self._clock = clock
-        self._policy = DraftPolicy(num_tokens)
+        self.costs = DraftCosts()
         self._rows = DraftRows()
 
-    def plan(self, sequences: Seq[Sequence], prices: StepPrices) -> dict[Sequence, int]:
-        """How many draft tokens each of these sequences may get, as far as that pays; those with none are left out."""
-        rooms = {s: room for s in sequences[: self._max_sequences] if (room := self._room(s)) > 0}
-        return self._policy.choose(rooms, prices)[0]
+    def rooms(self, sequences: Seq[Sequence]) -> dict[Sequence, int]:
+        """See BatchDrafter."""
+        return {s: room for s in sequences[: self._max_sequences] if (room := self._room(s)) > 0}
+
+    def ready(
+        self, counts: Mapping[Sequence, int], saved_ms: float, num_accepted: float, prices: StepPrices
+    ) -> dict[Sequence, int]:
+        """All of them: the layer reads what the model's steps left."""
+        return dict(counts)
 
     def draft(
         self, counts: Mapping[Sequence, int], prices: StepPrices, masks: TokenMasks | None = None
@@ -55,7 +59,7 @@ class MtpDrafter:
         sequences = [*counts]
         batch = self._batch(sequences)
         batch.sampling.masks = masks
-        least = self._policy.costs.min_probability(len(sequences), prices)
+        least = self.costs.min_probability(len(sequences), prices)
         started = self._clock()
         draft_tokens = self._executor.draft(batch, np.array([*counts.values()], np.int32), least)
         elapsed_ms = (self._clock() - started) * 1e3
@@ -64,18 +68,14 @@ class MtpDrafter:
             if -1 in row:
                 del row[row.index(-1) :]
             drafted[sequence] = row
-            if not row:
-                self._policy.learn(sequence, 0, 0)
-        self._policy.costs.observe([len(row) for row in drafted.values()], 0, elapsed_ms)
+        self.costs.observe([len(row) for row in drafted.values()], 0, elapsed_ms)
         return drafted, elapsed_ms
 
     def learn(self, sequence: Sequence, num_draft_tokens: int, num_accepted: int) -> None:
-        """Hear what became of a sequence's draft tokens."""
-        self._policy.learn(sequence, num_draft_tokens, num_accepted)
+        """Nothing: the next step overwrites what was rejected."""
 
     def ended(self, sequence: Sequence) -> None:
-        """Forget a sequence."""
-        self._policy.ended(sequence)
+        """Nothing is known of a sequence."""
 
     def copy_blocks(self, pairs: Seq[tuple[int, int]]) -> None:
         """Copy KV blocks now, which the next step will copy too: draft tokens are made before it."""
@@ -84,7 +84,7 @@ class MtpDrafter:
     def _room(self, sequence: Sequence) -> int:
         """The most draft tokens of a sequence: the token after them is sampled without one."""
         longest = min(sequence.max_length - 1, self._max_context)
-        return min(self._num_tokens, longest - sequence.num_tokens)
+        return min(self.num_tokens, longest - sequence.num_tokens)
 
     def _batch(self, sequences: list[Sequence]) -> StepBatch:
         """The last token of each sequence, and the row after it."""

@@ -9,7 +9,9 @@ from ..cost_model import CostModel, StepLoad
 from ..sequences.sequence import Sequence
 from .acceptance_rates import AcceptanceRates
 from .budget import SpeculationBudget
-from .drafter import StepPrices
+from .draft_costs import StepPrices
+from .draft_yields import DraftYields
+from .drafter import BatchDrafter
 from .engine_time import EngineTime
 
 _FRUITLESS = 8  # steps in which a batch drafter drafted nothing, after which it is called in one step of as many
@@ -24,11 +26,13 @@ class SpeculationPolicy:
     always accepted.
 
     For a drafter of one sequence at a time, a step calls `begin_calls`, then for each sequence `may_call`, `timed` and
-    `num_paying`, then `end_calls`. A batch drafter decides by DraftPolicy, from the `prices` of the step.
+    `num_paying`, then `end_calls`. For a batch drafter, it calls `calls_batch`, `begin_batch` and `choose`, then
+    `end_batch`.
     """
 
-    def __init__(self, cost_model: CostModel, clock: Callable[[], float]) -> None:
-        """`clock` gives seconds."""
+    def __init__(self, cost_model: CostModel, clock: Callable[[], float], max_batch_tokens: int = 0) -> None:
+        """`clock` gives seconds. A batch drafter drafts at most `max_batch_tokens` for a sequence."""
+        self._yields = DraftYields(max_batch_tokens)
         self._cost_model = cost_model
         self._clock = clock
         self._rates = AcceptanceRates()
@@ -117,10 +121,11 @@ class SpeculationPolicy:
         if num_accepted >= num_forced and num_draft_tokens > num_forced:
             self._rates.learn(key, num_draft_tokens - num_forced, num_accepted - num_forced)
 
-    def ended(self, key: int) -> None:
+    def ended(self, sequence: Sequence) -> None:
         """Forget a sequence."""
-        self._budget.ended(key)
-        self._rates.ended(key)
+        self._budget.ended(sequence.key)
+        self._rates.ended(sequence.key)
+        self._yields.ended(sequence)
 
     def end_step(self, *, drafted: bool) -> None:
         """Learn how long the engine itself takes, after a step without prompts, with drafts or without."""
@@ -146,9 +151,17 @@ class SpeculationPolicy:
             cost_model.limit_ms(load),
         )
 
-    def batch_may_pay(self, prices: StepPrices) -> bool:
-        """Whether a batch drafter need plan. Where a row costs as much as a token, no draft tokens pay."""
-        return self._cost_model.knows_decodes and prices.row_ms < prices.token_ms
+    def choose(self, drafter: BatchDrafter, sequences: Seq[Sequence], prices: StepPrices) -> dict[Sequence, int]:
+        """How many draft tokens each sequence gets of a batch drafter, as far as that pays; 0 are left out."""
+        # Where a row costs as much as a token, not even draft tokens that are all accepted pay.
+        if not self._cost_model.knows_decodes or prices.row_ms >= prices.token_ms:
+            return {}
+        counts, saved_ms = self._yields.choose(drafter.rooms(sequences), drafter.costs, prices)
+        return drafter.ready(counts, saved_ms, self._yields.num_accepted, prices)
+
+    def learn_batch(self, sequence: Sequence, num_draft_tokens: int, num_accepted: int) -> None:
+        """Note what became of the draft tokens of a batch drafter; none are a draft too."""
+        self._yields.learn(sequence, num_draft_tokens, num_accepted)
 
     def end_batch(self, num_drafts: int, drafting_ms: float) -> None:
         """A batch drafter has made drafts for `num_drafts` sequences."""
