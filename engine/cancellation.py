@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 
 class LoadCancelledError(Exception):
-    """Ends a load that was cancelled. Not a TidewheelError, because whoever cancels expects it."""
+    """Ends a load that was cancelled. Not a TidewheelError, because the caller who cancels expects it."""
 
 
 class Cancellation:

@@ -22,11 +22,11 @@ _MIN_PREFILL_SHARE = 1.25  # of a step whose decodes alone take longer than they
 
 @dataclass(frozen=True, slots=True)
 class StepLoad:
-    """What a step asks of the device.
+    """The work of a step on the device.
 
-    Drafted tokens count as decodes of their own. Attention pairs are pairs of a query token and a context token: the
-    context of each decode, and that of each token of a prefill chunk. The logits after `scored_tokens` of the chunks
-    are wanted too.
+    Each draft token counts as a decode. Attention pairs are pairs of a query token and a context token: the context of
+    each decode, and the context of each token of a prefill chunk. The logits after `scored_tokens` of the chunks are
+    wanted too.
     """
 
     num_decodes: int = 0
@@ -52,7 +52,7 @@ class StepLoad:
         )
 
     def plus_chunk(self, start: int, num_tokens: int, num_scored: int = 0) -> StepLoad:
-        """The load with `num_tokens` more tokens of a prompt, from position `start` on, of which some are scored."""
+        """The load with `num_tokens` more tokens of a prompt, from position `start` on; `num_scored` are scored."""
         pairs = num_tokens * start + num_tokens * (num_tokens + 1) // 2
         return StepLoad(
             self.num_decodes,
@@ -64,13 +64,13 @@ class StepLoad:
 
 
 class CostModel:
-    """Step time as that of its decodes, `a + b x decodes + c x pairs`, plus that of its prefill,
+    """The time of a step is the time of its decodes, `a + b x decodes + c x pairs`, plus that of its prefill,
     `d + e x tokens + f x pairs + g x scored tokens`.
 
-    The two parts are learned apart, decodes from the steps that do nothing else, so that a long time without prompts
-    does not wear out what is known about them. Because a fit extrapolates badly, prefill beside decodes starts small
-    and at most doubles from what has been seen to fit. Machines that are shared become slower for a few steps, which no
-    fit learns in time: after a step that took longer than expected, the next ones get less to do at once.
+    The two parts are learned separately, decodes from the steps that do nothing else. So a long time without prompts
+    does not wear out what is known about prompts. Because a fit extrapolates badly, prefill beside decodes starts small
+    and at most doubles from what has been seen to fit. Shared machines become slower for a few steps, which no fit
+    learns in time. So after a step that took longer than expected, the next ones get less to do at once.
     """
 
     def __init__(self, max_step_ms: float) -> None:
@@ -136,7 +136,7 @@ class CostModel:
         return max(self.max_step_ms / self._slowness, _MIN_PREFILL_SHARE * self._decode_ms(decodes))
 
     def chunk_tokens(self, load: StepLoad, context: int, limit_ms: float, *, scored: bool = False) -> int:
-        """How many tokens of a prompt, `context` of which are computed already, fit beside `load` in `limit_ms`.
+        """How many tokens of a prompt with `context` computed ones fit beside `load` in `limit_ms`.
 
         Never less than one small chunk for the first prompt of a step.
         """

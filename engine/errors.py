@@ -37,7 +37,7 @@ class InvalidRequestError(TidewheelError):
 
 
 class BusyError(TidewheelError):
-    """Too much of something is being done now: whoever asks again later may get it."""
+    """Too much of something is being done now. A later request may succeed."""
 
 
 class EngineDeadError(TidewheelError):

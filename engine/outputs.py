@@ -1,4 +1,4 @@
-"""What the engine answers: each choice's tokens and text as they come, and why it ended."""
+"""The engine's outputs: each choice's tokens and text as they come, and why it ended."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ class PromptLogprobs:
 
 
 class RequestOutput(msgspec.Struct, frozen=True, gc=False):  # made for every token: much cheaper than a dataclass
-    """What one step added to one of a request's `n` choices. The last one of a choice has a `finish_reason`.
+    """The output of one step for one of a request's `n` choices. A choice's last output has a `finish_reason`.
 
     `text` is what is certain so far: incomplete UTF-8 and possible stop strings are held back. `token_ids` are all
     sampled tokens that were not reported before, even if `text` is empty.
     `stop_reason` is the stop string or stop token id that ended the choice, None for end of sequence.
-    `prompt_logprobs` are in the first output of the first choice. They cover all prompt tokens but the first.
+    `prompt_logprobs` are in the first output of the first choice. They cover all prompt tokens except the first.
     """
 
     index: int

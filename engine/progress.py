@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BYTES = {"unit": "B", "unit_scale": True, "unit_divisor": 1024}
-"""What tqdm is told of a bar that counts bytes."""
+"""tqdm's options for a bar that counts bytes."""
 
 _GIB = 2**30
 _QUIET_S = 2.0  # what is there sooner needs no progress
@@ -62,7 +62,7 @@ class Progress:
 
 
 class DownloadProgress(Progress):
-    """Of a model's files on their way from the hub. Any thread may report."""
+    """The progress of downloading a model's files. Any thread may report."""
 
     def __init__(
         self, model: str, *, bar: bool = True, stderr: TextIO = sys.stderr, clock: Callable[[], float] = time.monotonic
@@ -81,7 +81,7 @@ class DownloadProgress(Progress):
             logger.info("Downloaded %s: %.2f GiB in %.1f s", self._model, self._done / _GIB, seconds)
 
     def report(self, done: int, whole: int) -> None:
-        """So many bytes are here, of those that are known to come."""
+        """`done` bytes are here, of the `whole` that are known to come."""
         with self._lock:
             self._done = done
             shown = self.show(done, whole, _DOWNLOAD_BAR)
@@ -93,7 +93,7 @@ class DownloadProgress(Progress):
 
 
 class AnswerProgress(Progress):
-    """Of answers to `total` of something, `unit` in the singular. Any thread may report."""
+    """The progress of answering `total` of something, `unit` in the singular. Any thread may report."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class AnswerProgress(Progress):
         self._lock = threading.Lock()
 
     def report(self, count: int) -> None:
-        """So many more are answered."""
+        """`count` more are answered."""
         with self._lock:
             self._done += count
             done = self._done
@@ -120,7 +120,7 @@ class AnswerProgress(Progress):
 
 
 def _drawn(done: int, whole: int, stderr: TextIO, options: Mapping[str, Any]) -> tqdm[Any] | None:
-    """A bar; None if the terminal has no size, as one of a container that nobody looks at."""
+    """A bar; None if the terminal has no size, as in a container that is not looked at."""
     from tqdm import tqdm
 
     bar = tqdm(initial=done, total=whole, file=stderr, **{"leave": False, **options})

@@ -1,4 +1,4 @@
-"""The log of a start: what was found and chosen. Whoever shows a person the same in another way leaves it out."""
+"""The log of a start: what was found and chosen. It is left out where the user is shown the same in another way."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class _Body:
         self._example = content.get("example", {})
 
     def malformed(self, rng: random.Random) -> bytes:
-        """A body that is an example but for some fields, or no such thing."""
+        """A body that is an example with some fields changed, or something else."""
         if rng.random() < 0.1 or not self._fields:
             return rng.choice(_RAW)
         body = {**self._example, **{name: 2 for name in _LENGTHS if name in self._fields}}

@@ -23,8 +23,8 @@ _FAILING_ROW = {"method": "POST", "url": COMPLETIONS, "body": {"unknown": 1, "pr
 
 
 class Sessions:
-    """Sessions with the server that `storm` is sent to, which is told what was wrong. `size` is how many requests
-    those with many have.
+    """Sessions with the server that `storm` is sent to. `storm` gets what was wrong. `size` is how many requests long
+    sessions have.
     """
 
     def __init__(self, storm: Storm, client: httpx.AsyncClient, adapters: AdapterFolder, size: int) -> None:
@@ -36,7 +36,7 @@ class Sessions:
         )  # fmt: skip
 
     async def run(self, clients: int, rng: random.Random, stopped: asyncio.Event) -> None:
-        """So many clients, each with one session after the other, until the event."""
+        """Run `clients` clients, each with one session after the other, until the event."""
 
         async def client(rng: random.Random) -> None:
             while not stopped.is_set():
@@ -110,7 +110,7 @@ class Sessions:
             await asyncio.gather(*(self._ask(method, at, plain="stream" in at) for method, at in asked))
 
     async def good_adapter(self, rng: random.Random) -> None:
-        """An adapter that comes and goes while it is asked for: whoever gets an answer gets the right one."""
+        """An adapter that comes and goes while it is asked for: every answer must be the right one."""
         name, body = new_word(rng), {"prompt": "The tide", "max_tokens": 8, "temperature": 0, "logprobs": 1}
         loaded = await self._ask("POST", LOAD, {"lora_name": name, "lora_path": str(self._adapters.good)}, plain=True)
         if loaded is None:
@@ -193,7 +193,7 @@ class Sessions:
 
 
 async def drip(storm: Storm, clients: int, pause_s: float, rng: random.Random, stopped: asyncio.Event) -> None:
-    """So many clients that send a byte of their request every `pause_s`, until the event."""
+    """Run `clients` clients that send a byte of their request every `pause_s`, until the event."""
 
     async def client(rng: random.Random) -> None:
         while not stopped.is_set():

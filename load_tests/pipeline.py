@@ -30,7 +30,7 @@ _ROW_BYTES = 4  # of a hidden value
 
 
 class Model(NamedTuple):
-    """Parameters, of which each token is multiplied with all, the bytes of one, and the size of a hidden row."""
+    """The number of parameters (each token is multiplied with all), the bytes of one, and the size of a hidden row."""
 
     parameters: float
     bytes_each: float
@@ -58,7 +58,7 @@ def sending_s(model: Model, machine: Machine, rows: int) -> float:
 
 
 def decode(model: Model, machine: Machine, stages: int, streams: int) -> float:
-    """Tokens a second of so many streams."""
+    """Tokens a second of `streams` streams."""
     rows = -(-streams // stages)
     computing = stage_s(model, machine, stages, rows)
     if stages == 1:

@@ -38,7 +38,7 @@ class Client:
 
 
 def latencies_ms(url: str, requests: int) -> list[float]:
-    """What each of so many small requests took, sorted."""
+    """What each of `requests` small requests took, sorted."""
     client, taken = Client(url), []
     for number in range(requests + 20):
         began = time.perf_counter()
@@ -49,7 +49,7 @@ def latencies_ms(url: str, requests: int) -> list[float]:
 
 
 def tokens_per_s(urls: Sequence[str], streams: int, tokens: int) -> float:
-    """The tokens of so many streamed answers of `tokens` each, by the time that all took."""
+    """The tokens of `streams` streamed answers of `tokens` each, divided by the time that all took."""
     body = {"max_tokens": tokens, "stream": True, "ignore_eos": True, "temperature": 0}
 
     def one(number: int) -> None:

@@ -63,7 +63,7 @@ class Played:
 
 
 async def play(url: str, mix: Mix, concurrency: int) -> Played:
-    """Ask for all turns in their order, so many at a time, but none before the turn that it follows is answered.
+    """Ask for all turns in order, `concurrency` at a time, but none before the turn that it follows is answered.
 
     What is left of a conversation is not asked after an error.
     """

@@ -191,7 +191,7 @@ def simulate(
     cached: int,
     seed: int,
 ) -> Outcome:
-    """Send requests to replicas, of which each keeps `cached` pieces.
+    """Send requests to replicas that each keep `cached` pieces.
 
     Each request runs for a random time, so that `running` run at a time on average. `keys_of` is what the policy sees.
     """

@@ -55,7 +55,7 @@ _EXIT_TIMEOUT_S = 40  # its --shutdown-timeout of 30 s, and some
 _ROUND = 500  # requests
 _BATCHES = 3
 _DRIP_PAUSE_S = 3.0
-_SLOWEST = 8  # answers of /health, of which is said what was done meanwhile
+_SLOWEST = 8  # answers of /health, reported with what was done meanwhile
 _NO_LIMITS = httpx.Limits(max_connections=None)
 DEMO = Path(tidewheel.__file__).with_name("server") / "demo"
 ENDLESS = {
@@ -194,7 +194,7 @@ def make_endless_model(folder: Path, model: Path) -> Path:
 
 
 def ask_endless_model(url: str, times: int, names: Collection[str] = tuple(ENDLESS)) -> list[str]:
-    """Ask such endless work of it so many times, all at once; return what was wrong."""
+    """Ask for such endless work `times` times, all at once; return what was wrong."""
     wrong = []
 
     def ask(name: str) -> None:

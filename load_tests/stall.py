@@ -34,7 +34,7 @@ _WARM_TIMEOUT_SECONDS = 120
 
 @dataclass
 class SteadyStreams:
-    """Streams that decode until they are told to stop; an answer that ends is followed by another request."""
+    """Streams that decode until they are stopped. When an answer ends, another request follows."""
 
     client: httpx.AsyncClient
     target: Target

@@ -77,7 +77,7 @@ class Storm:
             self._alone.append(first)
 
     async def run(self, requests: int, concurrency: int) -> None:
-        """Send so many requests, so many at a time."""
+        """Send `requests` requests, `concurrency` at a time."""
         left = iter(range(requests))
 
         async def client(rng: random.Random) -> None:
@@ -87,7 +87,7 @@ class Storm:
         await asyncio.gather(*(client(random.Random(self._rng.random())) for _ in range(concurrency)))
 
     async def stream(self, streams: int, stopped: asyncio.Event) -> None:
-        """So many clients that behave, each reading one streamed answer after the other until the event."""
+        """Run `streams` clients that behave: each reads one streamed answer after the other until the event."""
 
         async def client(rng: random.Random) -> None:
             while not stopped.is_set():

@@ -91,9 +91,9 @@ def build_app(
 ) -> Starlette:
     """The ASGI application. Its lifespan starts and stops the engines.
 
-    `resources` are what the options name, and `read_template` is `template_of` them, if that was found before.
-    `shown_options` are for `/server_info`. Raises ModelError for an unusable template, or if two models have one name,
-    TidewheelError for what cannot be found.
+    `resources` are what the options name, and `read_template` is their `template_of`, if these were read before.
+    `shown_options` are for `/server_info`. Raises ModelError for an unusable template, or if two models have the same
+    name, and TidewheelError for what cannot be found.
     """
     resources = resources or find_resources(options)
     encoder_engine = encoder_engine or EncoderEngine()

@@ -55,7 +55,7 @@ _NO_DEFAULTS = {
     "stop_strings": "a request says it as stop",
     "seed": "a request says it",
 }
-"""What the sampling defaults cannot have, and what to do instead."""
+"""Fields that the sampling defaults cannot have, and what to do instead."""
 
 
 def _check_sampling_defaults(given: Mapping[str, Any]) -> str | None:

@@ -1,6 +1,6 @@
 """What the application's options name: files, import paths, a collector of traces.
 
-Options that cannot be used are to be known before a model is looked for. So little is imported here.
+Options that cannot be used are reported before a model is looked for. So this module imports little.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 class AppResources:
     """What the application's options name, read and made.
 
-    `keys` are all API keys, those of a file included. `chat_template` None is the tokenizer's own; `sampling_defaults`
-    None are the engine's, and `sampling_overrides` go before either.
+    `keys` are all API keys, including a file's. `chat_template` None means the tokenizer's own template, and
+    `sampling_defaults` None the engine's defaults. `sampling_overrides` replace values of either.
     """
 
     keys: ApiKeys = field(default_factory=ApiKeys, repr=False)

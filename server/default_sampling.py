@@ -1,4 +1,4 @@
-"""How tokens are chosen where neither a request nor the model says it."""
+"""How tokens are chosen if neither a request nor the model says it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CHAT_SAMPLING: Mapping[str, float | int] = {"temperature": 0.8, "top_k": 40, "to
 
 
 class SamplingDefaults(NamedTuple):
-    """Of all requests, and of those besides that people's own clients send: the page, `tidewheel chat` and Ollama's."""
+    """Defaults of all requests, and more for requests of people's own clients: the page, `tidewheel chat`, Ollama's."""
 
     of_all: Mapping[str, float | int]
     of_chats: Mapping[str, float | int]
@@ -37,7 +37,7 @@ def sampling_defaults_of(suggested: Mapping[str, float | int], default_sampling:
 
 
 def fill_in(body: GenerationBody, sampling: Mapping[str, float | int]) -> None:
-    """Sets those of a request's fields that it leaves open."""
+    """Sets the fields that a request leaves open."""
     for name, value in sampling.items():
         if getattr(body, name) is None:
             setattr(body, name, value)

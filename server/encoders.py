@@ -41,7 +41,7 @@ class EncoderAnswer(Struct, frozen=True):
 
 
 class ServedEncoders:
-    """The encoders that requests may ask for, of which there may be none."""
+    """The encoders that requests may ask for. There may be none."""
 
     def __init__(
         self,

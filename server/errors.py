@@ -1,5 +1,5 @@
-"""Errors as clients expect them, whatever went wrong: `{"error": {"message", "type", "param", "code"}}` as OpenAI has
-them, Anthropic's shape under `/v1/messages`, and Ollama's under `/api`.
+"""Errors of all kinds in the shapes that clients expect: OpenAI's `{"error": {"message", "type", "param", "code"}}`,
+Anthropic's under `/v1/messages`, and Ollama's under `/api`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 REFUSAL = "refusal"
 """Where a request's state has the words of the error that it is answered with, for the log."""
 
-_LONGEST_MESSAGE = 1000  # characters, whatever it quotes
+_LONGEST_MESSAGE = 1000  # characters, including what it quotes
 
 
 class ApiError(Exception):
@@ -89,7 +89,7 @@ class ErrorResponse(Response):
 
 
 class ClientGone(Exception):  # noqa: N818 - it is no error
-    """The client has hung up: there is nobody to answer."""
+    """The client has hung up, so no answer is sent."""
 
 
 def error_type(status: int) -> str:
@@ -148,7 +148,7 @@ _ON_REQUEST = {
     "/v1/files": "--batch-dir FOLDER",
     "/v1/batches": "--batch-dir FOLDER",
 }
-"""Paths that a server has only if it is told to."""
+"""Paths that a server has only with an option."""
 
 
 _ELSEWHERE = {
@@ -188,7 +188,7 @@ async def _on_failure(request: Request, failure: Exception) -> Response:
 
 async def _on_client_gone(request: Request, failure: Exception) -> Response:
     failure.__traceback__ = None  # whose frames know it: only a collection of garbage could free them
-    return Response(status_code=499)  # for logs only, nobody reads it
+    return Response(status_code=499)  # for logs only; no client reads it
 
 
 def exception_handlers() -> dict[int | type[Exception], ExceptionHandler]:

@@ -21,9 +21,9 @@ _due = 0.0  # the next collection of all objects, on perf_counter
 
 @contextlib.contextmanager
 def without_collections() -> Iterator[None]:
-    """Collect nothing within a start: nearly all that it makes stays.
+    """Collect nothing during a start: nearly all objects that it makes stay.
 
-    No collection need walk it then, nor later while streams wait.
+    So no collection has to walk them, neither then nor later while streams wait.
     """
     gc.disable()
     try:
@@ -35,9 +35,9 @@ def without_collections() -> Iterator[None]:
 
 @contextlib.contextmanager
 def large_value() -> Iterator[None]:
-    """Collect nothing while one large value is made, of which hardly any is garbage before all of it is.
+    """Collect nothing while one large value is made: its parts become garbage only together.
 
-    Where it has very many objects, no collection walks them later either.
+    If it has very many objects, no collection walks them later either.
     """
     global _has_frozen
     if not gc.isenabled():

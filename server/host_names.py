@@ -9,7 +9,7 @@ _NAME = re.compile(r"(?:\*\.)?[\w.-]+", re.ASCII)
 
 
 def check_host(host: str) -> str | None:
-    """What an allowed host must be, or None if it is so."""
+    """What an allowed host must be; None if `host` is valid."""
     if host == "*" or _NAME.fullmatch(host) or _address(host) is not None:
         return None
     return "must be a name or an address without scheme and port, such as llm.example.com, *.example.com or ::1"

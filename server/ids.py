@@ -19,7 +19,7 @@ _pool = _Pool()
 
 
 def new_id() -> str:
-    """32 hexadecimal digits that nobody can guess."""
+    """32 hexadecimal digits that cannot be guessed."""
     at = _pool.at
     if at == len(_pool.data):
         _pool.data, at = os.urandom(_POOL_BYTES), 0

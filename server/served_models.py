@@ -21,14 +21,14 @@ _RETRY_AFTER_S = 10  # for an adapter that cannot be downloaded yet
 
 
 class ServedModels:
-    """The names that the chat model is served under. Answers have the first one, whichever was asked for.
+    """The names that the chat model is served under. Answers always have the first one.
 
     Models are found by their paths too: `paths`, and the sources of encoders that are named by them. With
     `accepts_any` the chat model answers to names that nothing is served under, too. `source` is the folder or hub id
-    that it came from; clients are shown a hub id as the `root`, but no folder. `context_of` gives a context in tokens,
-    by how many times an adapter makes it longer: see Engine. `encoders` and the adapters in `loras` are listed beside
-    it; `shared` are those that replicas share. `chat_sampling` is told to clients for people, which send it. Raises
-    ModelError if two of them have one name.
+    that it came from; clients see a hub id as the `root`, but no folder. `context_of` gives a context in tokens, by how
+    many times an adapter makes it longer: see Engine. `encoders` and the adapters in `loras` are listed beside it;
+    `shared` are adapters that replicas share. People's clients get `chat_sampling`, and send it. Raises ModelError if
+    two models have the same name.
     """
 
     def __init__(
@@ -143,11 +143,11 @@ class ServedModels:
 
     @property
     def cards(self) -> list[ModelCard]:
-        """What clients are told of each model."""
+        """The descriptions of all models for clients."""
         return [*self._cards.values(), *(self._lora_card(one.name, one.base_model_name) for one in self._lora_modules)]
 
     def card(self, name: str) -> ModelCard:
-        """What clients are told of one model. Raises ApiError (404) for one that is not served."""
+        """The description of one model for clients. Raises ApiError (404) for one that is not served."""
         if name in self._cards:
             return self._cards[name]
         if not self._serves(name):
@@ -198,5 +198,5 @@ def too_many_downloads(error: BusyError) -> ApiError:
 
 
 def _root(source: str, name: str) -> str:
-    """What clients are told of a model's source. A folder says more of the machine than of the model."""
+    """A model's source for clients. A folder is left out: it says more of the machine than of the model."""
     return name if os.path.isabs(source) or os.path.exists(source) else source

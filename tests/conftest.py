@@ -23,7 +23,7 @@ hypothesis.settings.load_profile("patient")
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """What is imported for the tests stays, and so need not be looked through for garbage later."""
+    """Modules that the tests import stay, so they need not be searched for garbage later."""
     gc.disable()
     try:
         return (yield)

@@ -16,7 +16,7 @@ from models_zoo import VOCAB_SIZE
 
 @dataclass(frozen=True)
 class Kind:
-    """A layer to make, for a model of `layers` layers: the rows of which it reads, and how its checkpoint says so."""
+    """A layer to make, for a model of `layers` layers: whose rows it reads, and how its checkpoint says so."""
 
     model_type: str
     layers: int
@@ -26,7 +26,7 @@ class Kind:
     draft_vocab: int = 200
     own_embedding: bool = False
     bias: bool = False
-    speculator: bool = False  # its config is that of vLLM's speculators
+    speculator: bool = False  # its config has the form of vLLM's speculators
 
     @property
     def adds_normed(self) -> bool:
@@ -36,7 +36,7 @@ class Kind:
 KINDS = {
     # As the authors have it: low, middle and high ones of six layers, and the model's embedding.
     "llama": Kind("llama", 6, (2, 3, 3), {"architectures": ["LlamaForCausalLMEagle3"]}),
-    # With SGLang's words: the layers behind which the rows are taken.
+    # In SGLang's words: rows are taken behind these layers.
     "qwen3": Kind(
         "qwen3",
         5,
@@ -70,8 +70,8 @@ def model(name: str) -> Any:
 class Oracle:
     """The layer over a whole sequence, in float64, around transformers' attention, MLP and norms.
 
-    It is that of https://arxiv.org/abs/2503.01840. The row of a token is made of its embedding and of what three layers
-    of the model were given for the token before. So the first token has none, and the second has position 0.
+    See https://arxiv.org/abs/2503.01840. The row of a token is made of its embedding and of the inputs of three of the
+    model's layers for the token before. So the first token has no row, and the second has position 0.
     """
 
     def __init__(self, kind: Kind, target: Any) -> None:
@@ -213,10 +213,10 @@ def folders(name: str) -> tuple[Path, Path]:
 
 @functools.cache
 def agreeing_folders(noise: float = 0.002) -> tuple[Path, Path]:
-    """Those of a model whose layers add next to nothing, and of a layer that therefore predicts the same as the model.
+    """Folders of a model whose layers add almost nothing, and of a layer that therefore predicts the same as the model.
 
-    What follows a token depends on its embedding alone then, but for what layers add of size `noise`. The tokens of the
-    layer attend to themselves: queries and keys are the same for all, and rope turns those of other positions away.
+    Then the next token depends only on a token's embedding, except for what layers add, of size `noise`. The tokens of
+    the layer attend to themselves: queries and keys are the same for all, and rope turns other positions' away.
     """
     import torch
 

@@ -187,7 +187,7 @@ def tokenizer(name: str) -> Any:
 
 @functools.cache
 def folder(name: str) -> Path:
-    """The model folder of CASES[name], which nobody may change."""
+    """The model folder of CASES[name]. Tests must not change it."""
     case, path = CASES[name], _root / name
     path.mkdir()
     model(name).config.save_pretrained(path)
@@ -267,7 +267,7 @@ def dense(tokens: Any, mask: Any) -> Any:
 def reference(
     name: str, texts: Sequence[str] | Sequence[tuple[str, str]], *, prompt: str = "", max_length: int | None = None
 ) -> NDArray[np.float32]:
-    """What transformers gives for each text or pair alone: its pooled vector, or its logit. Shape [N, width]."""
+    """Transformers' result for each text or pair alone: its pooled vector, or its logit. Shape [N, width]."""
     rows = [_reference(name, text, prompt, max_length) for text in texts]
     return np.concatenate(rows)
 

@@ -28,7 +28,7 @@ class Claimed(bytes):
 
 
 class Late(bytes):
-    """A file that comes after so many seconds."""
+    """A file that comes after `delay_s` seconds."""
 
     delay_s = 2.1
 
@@ -113,7 +113,7 @@ class FakeHub:
         self.endpoint, self.repositories, self.sent, self.may_send = endpoint, repositories, sent, may_send
 
     def environment(self, home: Path, *, offline: bool = False) -> dict[str, str]:
-        """What a process needs to have this hub, and a cache in the folder `home`."""
+        """The environment of a process that uses this hub, and a cache in the folder `home`."""
         return hub_environment(self.endpoint, home, offline=offline)
 
 

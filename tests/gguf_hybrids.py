@@ -28,7 +28,7 @@ _Array = NDArray[np.float32]
 
 
 def architecture(config: Any) -> Any:
-    """That of the files of a model with recurrent layers; None of others."""
+    """The architecture of a GGUF file for a model with recurrent layers; None for other models."""
     if config.model_type == "nemotron_h" and "moe" not in config.layers_block_type:
         return gguf.MODEL_ARCH.NEMOTRON_H
     return ARCHITECTURES.get(config.model_type)

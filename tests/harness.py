@@ -42,9 +42,9 @@ def device_ids() -> list[str]:
 def over_devices(cases: Iterable[Any], *, levels: Container[str], torch: Container[str] | None = None) -> list[Any]:
     """Parameters of a test: each device with each case, which is a model's name or a tuple that begins with one.
 
-    `make test` has all cases on the processor's best ISA level, those of `levels` on every other one, and those of
-    `torch` on torch. `make sweep` has the rest. The C++ tests run every kernel at every level. Where `torch` is None,
-    the test is of ISA levels alone.
+    `make test` has all cases on the processor's best ISA level, cases in `levels` on every other level, and cases in
+    `torch` on torch. `make sweep` has the rest. The C++ tests run every kernel at every level. If `torch` is None, the
+    test is for ISA levels only.
     """
     first, *others = device_ids()
     best = f"cpu-{importlib.import_module('tidewheel._native').chosen_isa_level('auto')}" if others else first
@@ -131,7 +131,7 @@ class Running:
 
 
 class Harness:
-    """Hands out blocks in a scattered order and runs steps of whatever sequences it is given."""
+    """Hands out blocks in a scattered order and runs steps of any sequences that it is given."""
 
     def __init__(self, executor: Executor, seed: int = 0) -> None:
         self.executor = executor
@@ -236,7 +236,7 @@ class Harness:
 def check_greedy(name: str, sequences: Sequence[Running], *, max_error: float = 1e-4) -> None:
     """Each sequence of a model of the zoo has the tokens that transformers chooses greedily, and nearly its logits.
 
-    `max_error` is that of a logit, as a part of the largest.
+    `max_error` is the largest error of a logit, as a part of the largest logit.
 
     Transformers is given a whole sequence at once, which is much quicker than letting it generate. Up to the first
     token that differs, both see the same context.

@@ -1,6 +1,6 @@
-"""No test may take long: with `--longest SECONDS`, as `make test` runs them, one that does fails.
+"""No test may take long: with `--longest SECONDS`, which `make test` gives, a test that takes longer fails.
 
-A test's seconds are its own, whatever else the machine does. They are the processor time of the test's process, or the
+A test's seconds do not depend on the machine's other work. They are the processor time of the test's process, or the
 time in which no process of the machine waited for a core, if that is more.
 `long_tests.txt` names the tests, files and folders that may take longer, and says why.
 """
@@ -17,7 +17,7 @@ from typing import NamedTuple
 import pytest
 
 ALLOWED = Path(__file__).with_suffix(".txt")
-# https://docs.kernel.org/accounting/psi.html. Where it is missing, time in which other processes had the cores counts.
+# https://docs.kernel.org/accounting/psi.html. Without it, time in which other processes had the cores counts too.
 _PRESSURE = Path("/proc/pressure/cpu")
 
 
@@ -33,7 +33,7 @@ class Clocks(NamedTuple):
         waited_us = 0
         if _PRESSURE.exists() and (found := re.match(r"some .*total=(\d+)", _PRESSURE.read_text())):
             waited_us = int(found[1])
-        # Without that of children, which is known only when they end: a browser's would be a module's last test's.
+        # Without children's time, which is known only when they end: a browser's would count for a module's last test.
         return cls(used.user + used.system, time.monotonic() - waited_us / 1e6)
 
 

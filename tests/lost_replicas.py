@@ -60,10 +60,10 @@ def ask(http: httpx.Client, session: str, max_tokens: int = 8) -> tuple[str, str
 def lose_a_replica(http: httpx.Client, end: Callable[[], object], *, streams: int, length: int = 400) -> str:
     """The name of the replica that `end` ends while it streams, after a run in which nothing ends.
 
-    Its streams must break off with an error after which clients ask again. What had sent nothing yet, as an answer in
-    one piece, must come from another replica. All texts must begin as those of the first run.
-    They are longer, so that none has ended before the replica does, and longer still where this process was too busy
-    to hear in time that all had begun.
+    Its streams must break off with an error that makes clients ask again. Answers that had sent nothing yet, such as
+    those in one piece, must come from another replica. All texts must begin as in the first run.
+    They are longer than there, so that none ends before the replica does. They are longer still if this process was too
+    busy to notice in time that all had begun.
     """
     questions = [f"Tell me about the number {i}" for i in range(streams)]
     sessions = [f"session {i} that loses its replica" for i in range(16)]

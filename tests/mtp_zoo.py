@@ -20,9 +20,9 @@ LATER_LAYERS = ("deepseek-v3", "glm4-moe-lite", "glm4-moe")
 class Oracle:
     """The layer's forward pass over a whole sequence, in float64, around transformers' decoder layer.
 
-    Transformers leaves these layers out. Their equations are those of https://arxiv.org/abs/2412.19437, 2.2. The row at
-    position p is of the token there and of the model's last hidden row at p - 1, which is behind its final norm. At
-    position 0 the row that the layer is given is zero.
+    Transformers leaves these layers out. Their equations are in https://arxiv.org/abs/2412.19437, 2.2. The row at
+    position p is made of the token there and of the model's last hidden row at p - 1, behind its final norm. At
+    position 0 the layer gets a row of zeros.
     """
 
     def __init__(self, name: str, model: Any = None) -> None:
@@ -135,9 +135,9 @@ def _exact(oracle: Oracle) -> Oracle:
 
 
 def agreeing(name: str, noise: float) -> Oracle:
-    """A model whose layers add next to nothing, and a layer for drafts that therefore predicts the same as the model.
+    """A model whose layers add almost nothing, and a layer for drafts that therefore predicts the same as the model.
 
-    What follows a token depends on its embedding alone then, but for what layers add of size `noise`.
+    Then the next token depends only on a token's embedding, except for what layers add, of size `noise`.
     """
     import torch
 
@@ -152,7 +152,7 @@ def agreeing(name: str, noise: float) -> Oracle:
                     weight.mul_(noise)
         oracle.project.weight.zero_()
         oracle.project.weight[:, :size] = torch.eye(size)
-        oracle.embedding_norm.weight.zero_()  # which is what is above 1
+        oracle.embedding_norm.weight.zero_()  # the weight is 1 plus this
         oracle.norm.load_state_dict(model.model.norm.state_dict())
     return oracle
 

@@ -15,9 +15,9 @@ def free_port() -> int:
 
 
 def lasting_port() -> int:
-    """One that nothing listens on now, and that the system gives to nobody else while its listener is away."""
+    """A port that nothing listens on now, and that the system gives to no other process while its listener is away."""
     while True:
-        port = random.randrange(20_000, 30_000)  # below those of outgoing connections
+        port = random.randrange(20_000, 30_000)  # below the ports of outgoing connections
         with socket.socket() as free:
             if free.connect_ex(("127.0.0.1", port)) != 0:
                 return port

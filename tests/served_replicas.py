@@ -1,4 +1,4 @@
-"""Replicas on Ray Serve as a client and their operator see them, whatever proxy is before them."""
+"""Replicas on Ray Serve as a client and their operator see them, behind any proxy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ReplicasClient:
 
 
 def processes_of(starter: psutil.Process) -> list[psutil.Process]:
-    """Those of the replicas that a process has started, without what chooses among them."""
+    """The processes of the replicas that a process has started, without those that choose among them."""
     titles = [(child, command_line(child)) for child in starter.children(recursive=True)]
     return [child for child, title in titles if "ServeReplica" in title and "chooser" not in title]
 

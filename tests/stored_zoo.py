@@ -1,6 +1,6 @@
-"""Families of the zoo whose matrices are as quantized files have them, each part of a layer in another format.
+"""Families of the zoo with matrices in the formats of quantized files, each part of a layer in another format.
 
-Their numbers are random, and no model of transformers has them: they are for what must hold whatever the numbers are.
+Their numbers are random, and no model of transformers has them: they are for tests that must hold for any numbers.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _parts(shapes: Mapping[str, tuple[int, ...]]) -> list[tuple[str, ...]]:
 
 
 def _part(name: str) -> tuple[str, ...]:
-    """What has one format: a layer's MLP or experts, the rest of the layer, or a matrix that is in no layer."""
+    """The part with one format: a layer's MLP or experts, the rest of the layer, or a matrix outside of layers."""
     found = _LAYER.match(name)
     return (name,) if found is None else (found[1], "mlp" if found[2] else "mixer")
 

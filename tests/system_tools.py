@@ -1,4 +1,4 @@
-"""What only the system can bring to the tests. Where it is missing, they are skipped, in one line that says so.
+"""Tools for the tests that only the system can provide. Tests without them are skipped, and one line says so.
 
     python3 tests/system_tools.py missing TARGET...   a line for each tool that these targets of make use in vain
     python3 tests/system_tools.py packages TARGET...  the Debian packages of those

@@ -57,7 +57,7 @@ def commands(page: Path) -> list[str]:
 
 @cache
 def anchors(page: Path) -> set[str]:
-    """What GitHub makes of a page's headings."""
+    """The anchors that GitHub makes of a page's headings."""
     headings = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

@@ -1,4 +1,4 @@
-"""Imports run one way: server, engine, native; and no two rooms of a house import each other, however indirectly."""
+"""Imports run one way: server, engine, native; and within a package no circle of imports, not even an indirect one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 import tidewheel
 
 ROOT = Path(__file__).parents[1]
-HOUSES = ("server", "engine")
+PACKAGES = ("server", "engine")
 
 Module = tuple[str, ...]  # ("engine", "cache", "blocks")
 
@@ -26,7 +26,7 @@ def module_of(path: Path) -> Module:
     return parts[:-1] if parts[-1] == "__init__" else parts
 
 
-SOURCES = {module_of(path): path for house in HOUSES for path in sorted((ROOT / house).rglob("*.py"))}
+SOURCES = {module_of(path): path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))}
 
 
 @functools.cache
@@ -36,7 +36,7 @@ def import_statements(path: Path) -> list[ast.Import | ast.ImportFrom]:
 
 
 def imports_of(path: Path) -> Iterator[Module]:
-    """What a file imports of the package, also where only types are wanted."""
+    """The modules of tidewheel that a file imports, also where only types are needed."""
     package = path.parent.relative_to(ROOT).parts
     for node in import_statements(path):
         if isinstance(node, ast.Import):
@@ -54,7 +54,7 @@ def imports_of(path: Path) -> Iterator[Module]:
 
 @functools.cache
 def imports() -> dict[Module, set[Module]]:
-    """What each module imports of the package."""
+    """The modules of tidewheel that each module imports."""
     return {module: {*imports_of(path)} - {module} for module, path in SOURCES.items()}
 
 
@@ -94,7 +94,7 @@ def test_devices_know_no_sequences() -> None:
             assert {u[1] for u in used if u[0] == "engine" and len(u) > 1} <= allowed, module
 
 
-def test_one_house_imports_another_by_its_whole_name_and_itself_relatively() -> None:
+def test_a_package_imports_others_by_their_full_names_and_itself_relatively() -> None:
     for module, path in SOURCES.items():
         for node in import_statements(path):
             if isinstance(node, ast.ImportFrom) and not node.level:

@@ -73,7 +73,7 @@ def families(configs: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def wrappers(configs: Mapping[str, Mapping[str, Any]]) -> str:
-    """Models of which the language model is served alone."""
+    """Models with other parts, of which only the language model is served."""
     names = (
         "Tidewheel serves the language model of checkpoints that also take images or sound; requests are text only. "
         f"These architectures are supported: {_code(sorted(WRAPPERS))}."

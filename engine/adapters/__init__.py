@@ -1,1 +1,1 @@
-"""LoRA: small changes of a model's linear layers, many of which are served over one model."""
+"""LoRA: small changes of a model's linear layers. Many of them are served over one model."""

@@ -27,16 +27,16 @@ _BIAS = ".bias"
 
 @dataclass(frozen=True, slots=True)
 class BiasDifference:
-    """What an adapter's bias has more than the model's, of some outputs: `values [outputs]`, in float32."""
+    """An adapter's bias minus the model's, for some outputs: `values [outputs]`, in float32."""
 
     target: Target
     values: NDArray[np.float32]
 
 
 class OwnBiases:
-    """Finds the differences between the biases of an adapter's file and those of the model.
+    """Finds the differences between the biases of an adapter's file and the model's.
 
-    `tensors` says where the model's weights are in checkpoints, `modules` what of them can be changed, and `base` has
+    `tensors` says where the model's weights are in checkpoints, `modules` which of them can be changed, and `base` has
     the model's own weights.
     """
 
@@ -65,7 +65,7 @@ class OwnBiases:
         return module + _BIAS in self._places
 
     def differences(self, module: str, stored: StoredTensor) -> list[BiasDifference]:
-        """Those of one of the file's tensors; none where it equals the model's own.
+        """The differences of one of the file's tensors; none where it equals the model's own.
 
         Raises ModelError for one that does not fit, and for a bias of a norm or a convolution that was trained.
         """
@@ -98,7 +98,7 @@ class OwnBiases:
         return found
 
     def _whole(self, module: str, own: NDArray[np.float32]) -> list[BiasDifference]:
-        """Of a layer that has no bias in the model."""
+        """The differences for a layer that has no bias in the model."""
         targets = self._modules[module]
         if own.ndim != 1 or not all(target.fits(own.shape) for target in targets):
             raise self._does_not_fit(module, own)

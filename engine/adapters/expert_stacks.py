@@ -1,7 +1,7 @@
 """Experts as transformers has them from version 5 on: a module whose parameters hold the matrices of all experts.
 
 Peft adapts these with `target_parameters`. It wraps the module once for each parameter, in the order in which the
-module defines them, and what a wrapper adds has the module's name and `.base_layer` for each wrapper around it:
+module defines them. A wrapper's tensors have the module's name, and `.base_layer` for each wrapper around it:
 https://github.com/huggingface/peft/blob/main/src/peft/tuners/lora/layer.py, ParamWrapper.
 """
 
@@ -44,7 +44,7 @@ class ExpertStack:
         return [f"{name}{kind}" for name in self.modules for kind in ("", *biases)]
 
     def targets(self, parameter: str) -> tuple[Target, ...]:
-        """What the rows of a parameter are in the model, where checkpoints have a matrix for each expert."""
+        """The targets of a parameter's rows in the model, where checkpoints have a matrix for each expert."""
         module, size = self.modules[parameter], self.experts.intermediate_size
         down = parameter == _DOWN
         inputs, outputs = (size, self.hidden_size) if down else (self.hidden_size, size)
@@ -84,7 +84,7 @@ def expert_stacks(spec: DecoderSpec, tensors: Mapping[str, TensorRef]) -> dict[s
 
 
 def orientations(a: AdapterTensor, b: AdapterTensor, targets: tuple[Target, ...]) -> set[bool]:
-    """In which ways peft's matrices of a parameter can be read: False: A has its inputs; True: A has its outputs."""
+    """The ways to read peft's matrices of a parameter. False: A has its inputs; True: A has its outputs."""
     experts, inputs, outputs = _sizes(targets)
     if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[0] != b.shape[1] or not a.shape[0] or a.shape[0] % experts:
         return set()

@@ -35,16 +35,16 @@ class AdapterHub:
         self._running: dict[tuple[str, str | None], asyncio.Future[str]] = {}
 
     def fetch_before_serving(self, module: LoraModule) -> LoraModule:
-        """As `fetch`, but in this thread, and for whoever starts a server: an adapter may have any size."""
+        """As `fetch`, but in this thread, and for a server's start: an adapter may have any size."""
         if not is_hub_id(module.path):
             return module
         return self._of_hub(module, self._fetch(module.path, None, max_bytes=None))
 
     async def fetch(self, module: LoraModule) -> LoraModule:
-        """The module with its files on this machine, downloaded in a thread of their own if need be.
+        """The module with its files on this machine. They are downloaded in another thread if necessary.
 
-        That of a hub id is a HubModule. A path of this machine is left as it is. Raises ModelError for what is no
-        adapter or cannot be had, and BusyError while too many are downloaded.
+        For a hub id it is a HubModule. A path of this machine is left as it is. Raises ModelError for what is no
+        adapter or cannot be downloaded, and BusyError while too many are downloaded.
         """
         revision = module.revision if isinstance(module, HubModule) else None
         if revision is None and not is_hub_id(module.path):
@@ -114,7 +114,7 @@ class AdapterHub:
 
 
 def _adapter_files(repository: str, wanted: str | None, names: Sequence[str]) -> list[str]:
-    """Those of a repository's files that are its adapter. Raises ModelError if there is none."""
+    """The files of a repository that are its adapter. Raises ModelError if there is none."""
     if wanted is None and CONFIG in names:
         if WEIGHTS in names:
             return [CONFIG, WEIGHTS]

@@ -44,7 +44,7 @@ class Target:
         return np.ascontiguousarray(rows_of(array, self.ref))
 
     def columns(self, array: NDArray[np.float32]) -> NDArray[np.float32]:
-        """What belongs to the checkpoint's inputs, `[..., inputs]`, in the model's order; itself if they are alike."""
+        """An array over the checkpoint's inputs, `[..., inputs]`, in the model's order; itself if both are the same."""
         return array if self.input_order is None else np.ascontiguousarray(array[:, list(self.input_order)])
 
     def fits(self, shape: tuple[int, ...]) -> bool:
@@ -62,7 +62,7 @@ def adaptable_modules(
     be tied. `tiled` says that the file has the value heads of delta nets in the order of `DeltaNetSpec.tiled`.
     """
     found: dict[str, list[Target]] = {}
-    partly: set[str] = set()  # modules of which a part cannot be changed
+    partly: set[str] = set()  # modules with a part that cannot be changed
     shapes = tensor_shapes(spec)
     for name, ref in tensors.items():
         if name in ("embed.weight", "head.weight") and ref == TensorRef(ref.name):

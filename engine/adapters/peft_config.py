@@ -38,9 +38,9 @@ _CHANGE_THE_MODEL = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 @dataclass(frozen=True)
 class PeftConfig:
-    """How large the updates of an adapter's modules are, and which modules it has instead of the model's.
+    """The sizes of an adapter's updates, and the modules that it has instead of the model's.
 
-    `version` is that of peft, which configs have since 0.18.
+    `version` is peft's; configs have it since 0.18.
     """
 
     trains_biases: bool
@@ -59,7 +59,7 @@ class PeftConfig:
         return any(".".join(parts[start:]) in self.target_parameters for start in range(len(parts)))
 
     def scale(self, module: str, rank: int) -> float:
-        """What the update of a module is multiplied by: alpha / rank, or alpha / sqrt(rank), arXiv 2312.03732."""
+        """The factor of a module's update: alpha / rank, or alpha / sqrt(rank), arXiv 2312.03732."""
         alpha = value_for(module, self.patterns, self.alpha_pattern, self.alpha)
         return alpha / (math.sqrt(rank) if self.rank_stabilized else rank)
 
@@ -67,8 +67,8 @@ class PeftConfig:
 def read_peft_config(folder: Path) -> PeftConfig:
     """The config of the adapter in `folder`. Raises ModelError for one that is broken, or asks for too much.
 
-    Which modules an adapter has, and their ranks, is what its tensors say: `target_modules` and `rank_pattern`, in all
-    their forms, only describe them. Which parameter of a module it has, `target_parameters` alone says.
+    The adapter's tensors tell its modules and their ranks. All forms of `target_modules` and `rank_pattern`
+    only describe them. Only `target_parameters` tells which parameter of a module it has.
     """
     path = folder / CONFIG
     config = read_json(path, _MAX_BYTES, _MAX_PARTS)

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 WEIGHTS = "adapter_model.safetensors"
 _PICKLE = "adapter_model.bin"
 _PREFIX = "base_model.model."
-_MIN_TENSORS = 1 << 10  # so many are read of any file, to name one that is none of the model's
+_MIN_TENSORS = 1 << 10  # at least this many are read of any file, to name one that is none of the model's
 _LINEAR, _EMBEDDING = ("lora_A.weight", "lora_B.weight"), ("lora_embedding_A", "lora_embedding_B")
 _OWN, _BASE = "weight", "base_layer.weight"
 _BIASES = ("bias", "base_layer.bias")  # as peft saves them, and as it did before it wrapped layers
@@ -88,7 +88,7 @@ def read_peft_folder(
 
 
 def max_tensors(description: ModelDescription) -> int:
-    """What no adapter of the model exceeds. A matrix may have an A, a B, a bias of B and the model's own weight."""
+    """The most tensors of an adapter. A matrix may have an A, a B, a bias of B and the model's own weight."""
     return 4 * len(description.tensors) + _MIN_TENSORS
 
 
@@ -108,7 +108,7 @@ def adapter_file(folder: Path) -> Path:
 
 
 def without_weights(where: object, has: Callable[[str], bool]) -> ModelError:
-    """What to say of a folder or a repository that has a configuration, and no tensors as safetensors."""
+    """The error for a folder or a repository that has a configuration, but no tensors as safetensors."""
     pickle = f": {_PICKLE} is a pickle, which can run code and is never loaded" if has(_PICKLE) else ""
     return ModelError(f"{where} has no {WEIGHTS}{pickle}; save the adapter as safetensors")
 
@@ -185,7 +185,7 @@ class _Reader:
         ]
 
     def _warn_of_lost_biases(self, by_module: dict[str, _Parts]) -> None:
-        # Peft 0.19 trained those of `lora_only` and left them out of the file.
+        # Peft 0.19 trained the biases of `lora_only` and left them out of the file.
         lost = [module for module in by_module if module not in self.biases and self._own_biases.in_base(module)]
         if self._config.trains_biases and lost:
             logger.warning(
@@ -196,7 +196,7 @@ class _Reader:
             )
 
     def _find_swapped(self, by_module: dict[str, _Parts]) -> bool | None:
-        """What the parameters of a file have in common: any of which the shape tells it stands for all."""
+        """How a file's parameters are read, the same for all: the first whose shape tells it decides."""
         is_swapped = None
         for module, parts in by_module.items():
             if module in self._stack_of and parts.keys() >= {*_LINEAR}:
@@ -215,7 +215,7 @@ class _Reader:
         return module
 
     def _expert_parameter(self, name: str) -> str | None:
-        """What the family calls, or would call, the parameter of experts that a wrapper of their module changes."""
+        """The family's name, real or possible, of the experts' parameter that a wrapper of their module changes."""
         experts = name.partition(_AROUND)[0]
         around = name.count(_AROUND)
         stack = next((self._stacks[found] for found in self._candidates(experts) if found in self._stacks), None)
@@ -269,7 +269,7 @@ class _Reader:
                 matrix = own_matrix(f"{module}.{part}", parts[part], shape)
                 is_saved = part == _OWN and module.rpartition(".")[2] in saved
                 (found if is_saved else of_base)[self._whole[module]] = matrix
-        # What is not trained replaces the model's weight, which may be that of both.
+        # Weights that were not trained replace the model's weight, which embedding and head may share.
         for name, matrix in of_base.items():
             weight = "embed.weight" if tied else f"{name}.weight"
             if base is None or not equals_base(matrix, base[weight]):

@@ -69,8 +69,8 @@ def packed_bytes(path: Path, description: ModelDescription, itemsize: int) -> in
 
 
 def load_bytes(path: Path, description: ModelDescription, itemsize: int, copies: int) -> int:
-    """About what an adapter takes while it is loaded: as `packed_bytes`, and so many copies of what is read. That is
-    the file, and A and B as float32. Raises ModelError for one that cannot be read.
+    """About what an adapter takes while it is loaded: `packed_bytes`, and `copies` times what is read. That is the
+    file, and A and B as float32. Raises ModelError for one that cannot be read.
     """
     total, read = 0, _file(path).stat().st_size
     for name, size in _sizes(path, description):

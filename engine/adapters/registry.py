@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MAX_ADAPTERS = 1000  # beside those of the options; each one is listed, and its name remembered
+MAX_ADAPTERS = 1000  # in addition to the options' adapters; each one is listed, and its name remembered
 _LOWEST_PRIORITY = 19
 _NAME_OF_A_FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 
@@ -47,7 +47,7 @@ class _Entry:
     lora: Lora | None = None  # None: not in memory
     rope_factor: float | None = None  # None: it has not been read yet
     users: int = 0
-    is_leaving: bool = False  # nobody new may use it: another one needs its room, or it was removed
+    is_leaving: bool = False  # no new request may use it: another one needs its room, or it was removed
     unused: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -277,14 +277,14 @@ class LoraRegistry:
 
 
 async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
-    """Wait for what a thread does. It cannot be stopped, so who is cancelled waits too, and what it loads is known."""
+    """Wait for a thread's work. It cannot be stopped, so a cancelled task waits too, and what it loads is known."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.shield(task)
     except asyncio.CancelledError:
         await asyncio.wait([task])
         if not task.cancelled():
-            task.exception()  # nobody else asks for it
+            task.exception()  # nothing else asks for it
         raise
 
 

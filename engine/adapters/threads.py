@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def in_thread(name: str, work: Callable[[], T]) -> asyncio.Future[T]:
-    """What `work` returns. A server that ends does not wait for the thread, as it would for one of a pool."""
+    """The result of `work`. A server that ends does not wait for the thread, as it would for a pool's thread."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -23,7 +23,7 @@ def in_thread(name: str, work: Callable[[], T]) -> asyncio.Future[T]:
             future.set_result(result[0])
         else:
             future.set_exception(failure)
-            future.exception()  # whoever asked may have gone
+            future.exception()  # the caller may have gone
 
     def run() -> None:
         result: list[T] = []

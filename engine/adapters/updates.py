@@ -39,9 +39,9 @@ def updates_of(
     scale: Callable[[int], float],
     max_rank: int,
 ) -> list[LowRankUpdate]:
-    """What `a [rank, inputs]`, `b [outputs, rank]` and `bias [outputs]` change. `scale` takes the rank.
+    """The updates that `a [rank, inputs]`, `b [outputs, rank]` and `bias [outputs]` make. `scale` takes the rank.
 
-    Where the targets are of a stack of matrices, a and b have a dimension more in front, and there is no bias. Raises
+    If the targets are in a stack of matrices, a and b have one more dimension in front, and there is no bias. Raises
     ModelError, naming file and tensor, for shapes that do not fit, or a rank above `max_rank`.
     """
     inputs, last = targets[0].inputs, targets[-1].ref.index

@@ -14,10 +14,10 @@ from .identity import Digest
 
 
 class BlockWatch:
-    """What has become of a pool's cached blocks, for a tier that keeps their content: who reads it empties it.
+    """Changes to a pool's cached blocks, for a tier that keeps their content. The tier empties it when it reads it.
 
-    `idle` are contents whose block lost its last reference, the first of a sequence first. `evicted` are those whose
-    block was given to something else; what it holds is intact until the next step writes to it.
+    `idle` are contents whose block lost its last reference, a sequence's first block first. `evicted` are contents
+    whose block was given to something else; the content is intact until the next step writes to the block.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class BlockPool:
     """`num_blocks` blocks of `block_size` tokens. Every operation is O(1) a block.
 
     A block is used while its reference count is above zero. `pending` digests are being computed by a running
-    sequence: whoever needs the same content does well to wait for it.
+    sequence: others that need the same content should wait for it.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -77,7 +77,7 @@ class BlockPool:
         return found
 
     def num_unreferenced(self, blocks: Iterable[int]) -> int:
-        """How many of `blocks` acquiring would take from the free ones."""
+        """How many of `blocks` are free now, and would be taken by `acquire`."""
         return sum(1 for block in blocks if self._ref_counts[block] == 0)
 
     def acquire(self, blocks: Iterable[int]) -> None:

@@ -1,4 +1,4 @@
-"""What identifies the content of a KV block: its tokens, those before them, and what else decides what is computed."""
+"""The identity of a KV block's content: its tokens, the tokens before them, and all else that decides its values."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _DIGEST_BYTES = 16
 
 
 class Identity(Struct, frozen=True):
-    """What decides the content of a sequence's blocks beside its tokens.
+    """What decides the content of a sequence's blocks in addition to its tokens.
 
     Sequences with different `salt` or `adapter` share no block. `media` are images and the like, each as the position
-    of its first token and a digest of its content: sequences share the blocks before the first in which they differ.
+    of its first token and a digest of its content. Sequences share the blocks before the first medium that differs.
     """
 
     salt: str | None = None

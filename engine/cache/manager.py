@@ -226,7 +226,7 @@ class CacheManager:
         return min(num_tokens, sequence.snapshots.next_after(sequence.num_computed) - sequence.num_computed)
 
     def ensure_slots(self, sequence: CachedSequence, num_tokens: int, num_spare: int = 0) -> int:
-        """Give a sequence blocks with windows for `num_tokens`, or as many as are free but for `num_spare`.
+        """Give a sequence blocks with windows for `num_tokens`, or all that are free except `num_spare`.
 
         Returns how many of these tokens it has blocks for in all groups.
         """
@@ -260,7 +260,7 @@ class CacheManager:
                 self._freed.add(sequence.key)
 
     def fork(self, sequence: CachedSequence, fork: CachedSequence) -> None:
-        """Count the blocks of `sequence` as those of `fork`, which is to `become` it, instead of its own."""
+        """Replace the blocks of `fork` by those of `sequence`, as it is to `become` that sequence."""
         for group, pool in enumerate(self._pools):
             wanted, held = self._held(sequence, group), self._held(fork, group)
             common = 0
@@ -299,7 +299,7 @@ class CacheManager:
         return short, [sequence for sharing in holders.values() for sequence in sharing[1:]]
 
     def extend(self, sequence: CachedSequence, num_tokens: int, num_spare: int) -> int:
-        """Give a decoding sequence blocks for `num_tokens`, or as many as are free but for `num_spare`.
+        """Give a decoding sequence blocks for `num_tokens`, or all that are free except `num_spare`.
 
         Returns how many tokens it has blocks for.
         """
@@ -340,7 +340,7 @@ class CacheManager:
             self._states.forget()
 
     def _match(self, digests: list[Digest]) -> Prefix:
-        """The longest prefix of which all groups have what its next token sees."""
+        """The longest prefix for which all groups have the blocks that the next token sees."""
         full = self._first.match(digests) if self._is_full else []
         count = len(full) if self._is_full else len(digests)
         common = len(full)
@@ -359,11 +359,11 @@ class CacheManager:
                 return Prefix(count, blocks, common)
 
     def _awaitable(self, digests: list[Digest], num_cached: int) -> Digest | None:
-        """The block that is worth waiting for, of a sequence with these blocks of which `num_cached` are there."""
+        """The block worth waiting for, for a sequence with these blocks, of which the first `num_cached` are cached."""
         if not self._cuts_prompts:
             missing = digests[num_cached] if num_cached < len(digests) else None
             return missing if missing is not None and self._first.is_pending(missing) else None
-        # A sequence goes on from a snapshot only: that after the last block that both have.
+        # A sequence goes on only from a snapshot: the one after the last block that both have.
         common = num_cached
         while common < len(digests) and (
             self._first.is_pending(digests[common]) or self._first.match(digests[common : common + 1])

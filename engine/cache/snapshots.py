@@ -1,10 +1,10 @@
-"""SnapshotPlan: of which of a sequence's states snapshots are worth their memory.
+"""SnapshotPlan: at which places a snapshot of a sequence's state is worth its memory.
 
 A state is as large as the K and V of hundreds of tokens, and is known only where a step ends. Prompts come back with
-more behind them (the next turn of a chat) or with something else behind a part (a system prompt, a document). So a
-snapshot lasts where a prompt ends, where it parts from one that came before or that waits for it, and now and then
+more behind them (the next turn of a chat) or with something else behind a part (a system prompt, a document). So
+lasting snapshots are at a prompt's end, where it differs from an earlier one or one that waits for it, and now and then
 within a long prompt.
-Between these a sequence has one that passes on with it, from which it goes on after a preemption.
+Between these, a sequence has one snapshot that moves along with it. After a preemption it goes on from there.
 """
 
 from __future__ import annotations

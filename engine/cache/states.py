@@ -1,4 +1,4 @@
-"""StateSlots: where sequences keep the state of recurrent layers, and the snapshots from which others go on."""
+"""StateSlots: where sequences keep the state of recurrent layers, and snapshots from which other sequences go on."""
 
 from __future__ import annotations
 

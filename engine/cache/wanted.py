@@ -30,7 +30,7 @@ class WantedSnapshots:
     def chunk(self, start: int, num_tokens: int, digests: Callable[[int], Seq[Digest]]) -> int:
         """How many of the next `num_tokens` from `start` on a step computes: it ends at the first snapshot on the way.
 
-        `digests` gives those of so many of the sequence's first blocks.
+        `digests(n)` gives the digests of the sequence's first `n` blocks.
         """
         if not self._digests or not num_tokens:
             return num_tokens

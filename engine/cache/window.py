@@ -17,5 +17,5 @@ class Window(Struct, frozen=True):
         return max(position - self.size + 1, 0) // self.block_size
 
     def max_blocks(self, num_tokens: int) -> int:
-        """How many blocks a run of so many tokens may see, wherever it begins."""
+        """How many blocks a run of `num_tokens` tokens may see, wherever it begins."""
         return (self.size + num_tokens + self.block_size - 3) // self.block_size + 1

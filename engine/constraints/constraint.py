@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 class Preface:
     """What a model may write before the grammar applies: its reasoning, up to one of the tags `closings`.
 
-    The answer begins with reasoning if it `is_open`, and otherwise if its first token is `opening_id`. (Only the prompt
-    can open a tag that is not a single token.) The whole token that ends the tag belongs to the reasoning. The answer
-    cannot end before that, for what the grammar demands would be missing.
+    The answer begins with reasoning if it `is_open`, or if its first token is `opening_id`. (Only the prompt can open a
+    tag that is not a single token.) The whole token that ends the tag belongs to the reasoning. The answer cannot end
+    before that, because it would lack what the grammar demands.
     """
 
     closings: tuple[str, ...]
@@ -189,7 +189,7 @@ class SequenceConstraint:
             said = self._preface_end + self._detokenizer.push(token)
             self._is_in_preface = not any(tag in said for tag in self._closings)
             self._preface_end = said[-max(map(len, self._closings)) :]
-        elif (matcher := self.matcher()) is not None:  # there is none yet if a copy's mask had the token before it
+        elif (matcher := self.matcher()) is not None:  # a copy has none yet if its mask had the token before it
             matcher.consume_token(token)
             if (message := matcher_error(matcher)) is not None:
                 is_too_large = limit_in(matcher.get_error()) is not None

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 K = TypeVar("K", bound=Hashable)
 
 MAX_NESTING = 100  # objects and lists in JSON (llguidance reads 128, with its own around them), groups in a grammar
-MAX_CHAIN = 256  # definitions or rules, each of which refers to the next
+MAX_CHAIN = 256  # definitions or rules that each refer to the next
 
 # These take time that is linear in the text, whatever it is: what is never closed is read to its end, so that no part
 # of it is read again, and only one part of an expression can read a run of white space.

@@ -33,10 +33,10 @@ _UNRELEASED_BYTES = 16 * 2**20  # growth of the process after which free memory 
 _LONGEST_MESSAGE = 600
 
 _PLACES = 4  # grammars tried at once, with 256 MiB each; they get the processor time that the engine leaves
-# One that takes long (SLOW_CPU_S) needs a slow place too. So the others are free again soon, whatever is sent.
+# One that takes long (SLOW_CPU_S) needs a slow place too. So the others are soon free again for any grammar.
 _SLOW_PLACES = 2
 _MAX_WAITING = 64
-_MAX_COMPILED_AT_ONCE = 2  # only so many in this process, because the engine needs the cores
+_MAX_COMPILED_AT_ONCE = 2  # in this process; no more, because the engine needs the cores
 _STACK_BYTES = 4 * COMPILE_STACK_BYTES
 _SHUTTING_DOWN = "the server is shutting down"
 
@@ -46,7 +46,7 @@ class StructuredOutput:
     """What an answer has to match: a `kind` and its text.
 
     `json_schema`: a JSON schema. `regex`: a regular expression in Rust's syntax, for the whole answer. `choice`: a
-    JSON list of strings, one of which is the answer. `grammar`: llguidance's dialect of Lark, or EBNF as in llama.cpp
+    JSON list of strings; the answer is one of them. `grammar`: llguidance's dialect of Lark, or EBNF as in llama.cpp
     and xgrammar, which is recognized by its `::=`. `structural_tag`: JSON of a structural_tag.Format. `param` is the
     request's field that it comes from.
     """
@@ -139,7 +139,7 @@ class GrammarCompiler:
         self._kept.move_to_end(output)
         self._forget_oldest()
         try:
-            # Shielded: whoever else waits for the same grammar still wants it when this client has gone.
+            # Shielded: others that wait for the same grammar still want it when this client has gone.
             return await asyncio.shield(asyncio.wrap_future(future))
         except asyncio.CancelledError:
             if future.cancelled():  # by `close`, not by this client
@@ -163,7 +163,7 @@ class GrammarCompiler:
             self._submit(self._made_vocabulary)
 
     def close(self) -> None:
-        """End the threads, and whatever is being tried. Calling it twice is allowed."""
+        """End the threads, and the grammars that are being tried. Calling it twice is allowed."""
         self._is_closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._sandbox.close()

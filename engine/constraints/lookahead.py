@@ -79,9 +79,9 @@ def jump_forward_tokens(constraint: SequenceConstraint) -> list[int]:
 
 
 def first_masks(constraints: Sequence[SequenceConstraint | None], until: float) -> TokenMasks | None:
-    """What the next token of each may be, as far as that is known when `time.perf_counter()` is `until`; None if all.
+    """Masks of each one's next token, those that are ready when `time.perf_counter()` is `until`; None: all may follow.
 
-    For the engine thread. A copy of each constraint makes its mask, which has no failure and no limit to leave behind.
+    For the engine thread. A copy of each constraint makes its mask, so no failure or limit stays in the constraint.
     """
     index = np.full(len(constraints), -1, np.int32)
     masks: list[Mask] = []
@@ -107,7 +107,7 @@ def may_look_ahead(constraint: SequenceConstraint) -> bool:
 
 @contextmanager
 def timed(constraint: SequenceConstraint, num_masks: int) -> Iterator[None]:
-    """Charge the grammar with the processor time of looking ahead, in which so many masks may be made."""
+    """Charge the grammar with the processor time of looking ahead, which may make up to `num_masks` masks."""
     started = time.thread_time()
     yield
     if constraint.grammar is not None:

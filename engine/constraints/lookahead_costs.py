@@ -12,7 +12,7 @@ _FIRST_PAUSE = 256  # drafts
 
 
 class LookaheadCosts:
-    """Of one grammar, all its sequences together. Each pause is twice as long as the last one."""
+    """The costs of one grammar, for all its sequences together. Each pause is twice as long as the last one."""
 
     def __init__(self) -> None:
         self._behind_s = 0.0
@@ -27,7 +27,7 @@ class LookaheadCosts:
         return False
 
     def charge(self, seconds: float, num_masks: int) -> None:
-        """Add the processor time of following draft tokens, in which so many masks may have been made."""
+        """Add the processor time of following draft tokens, which may have made up to `num_masks` masks."""
         self._behind_s = max(self._behind_s + seconds - num_masks * _MASK_S, 0.0)
         if self._behind_s > _MAX_BEHIND_S:
             self.pause()

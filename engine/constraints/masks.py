@@ -3,7 +3,7 @@
 A mask depends on the token before it, so it cannot be made before that token is sampled. It is needed only when the
 next forward pass has computed its logits. In between, llguidance works on its own threads, without the GIL. With a
 vocabulary of 49,000 tokens, most masks take 5 to 200 microseconds, and a few take some milliseconds. llguidance's
-limits end any mask after about 15 ms. A forward pass takes longer than its batch of masks, so nobody waits.
+limits end any mask after about 15 ms. A forward pass takes longer than its batch of masks, so it need not wait.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class MaskWriter:
             logger.exception("llguidance has failed to follow draft tokens")
 
     def _follow(self, lookaheads: list[tuple[Lookahead, int]], bits: Mask) -> None:
-        """Write the masks after draft tokens, those of each from a row of `bits` on, as long as there is time."""
+        """Write the masks after draft tokens as long as there is time. Each draft's masks begin at a row of `bits`."""
         started = time.perf_counter()
         for lookahead, first in lookaheads:
             count = len(lookahead.draft_tokens)

@@ -82,7 +82,7 @@ class GrammarSandbox:
     """
 
     def __init__(self, texts: Callable[[], TokenTexts], special_ids: Callable[[], Mapping[str, int]]) -> None:
-        """`texts` and `special_ids` return those of the vocabulary, and are called when the process starts."""
+        """`texts` and `special_ids` return the vocabulary's, and are called when the process starts."""
         self._texts = texts
         self._special_ids = special_ids
         self._lock = threading.Lock()  # of the process
@@ -141,7 +141,7 @@ class GrammarSandbox:
                     raise _LostError(_ENDED) from error
             try:
                 return _tried(ours, kind, text, on_slow)
-            except TimeoutError as error:  # whatever is tried has a shorter limit, so the process itself stands still
+            except TimeoutError as error:  # each grammar has a shorter limit, so the process itself stands still
                 _kill(process)
                 raise _LostError("the process that grammars are tried in did not answer") from error
             except (OSError, EOFError) as error:
@@ -189,7 +189,7 @@ class GrammarSandbox:
 def _tried(connection: socket.socket, kind: str, text: str, on_slow: Callable[[], None]) -> SafeGrammar:
     """The result of a grammar that is tried at the other end of a connection.
 
-    Raises OSError and EOFError if nobody answers there any more.
+    Raises OSError and EOFError if the other end has gone.
     """
     deadline = time.monotonic() + MAX_WALL_S + _GRACE_S
 
@@ -226,9 +226,9 @@ def _error_of(status: int) -> Exception:
 
 
 def _state(process: subprocess.Popen[bytes], states: int) -> bool:
-    """Whether a process has ended, or somebody has paused it, as `waitid` names `states`.
+    """Whether a process is in one of `waitid`'s `states`: ended, or paused by somebody.
 
-    One that has ended is left for `_end`, so that `_kill` still finds what it has forked.
+    An ended process is left for `_end`, so that `_kill` still finds what it has forked.
     """
     if not hasattr(os, "waitid"):  # macOS; there a paused one is replaced when it has not answered in time
         return process.poll() is not None
@@ -239,6 +239,6 @@ def _state(process: subprocess.Popen[bytes], states: int) -> bool:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    if process.returncode is None:  # until that is known nobody else has its id
+    if process.returncode is None:  # until its end is known, no other process gets its id
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # it leads its own session, so this ends all that it has forked

@@ -48,7 +48,7 @@ _NICE = 10
 _SLOW_NICE = 19
 _WALKS = 3
 _STEPS = 12
-_FIRST_STEPS = 2  # a failure within so many tokens is the grammar's fault, even if other tokens would work
+_FIRST_STEPS = 2  # a failure within the first two tokens is the grammar's fault, even if other tokens would work
 
 REQUEST = struct.Struct("!Q")  # the size of what follows: pickled TokenTexts and special ids, or kind and text
 ANSWER = struct.Struct("!BQQ")  # an Outcome, a number that goes with it, the size of the UTF-8 text that follows
@@ -69,7 +69,7 @@ class Outcome(IntEnum):
 
 
 def parser_limits() -> LLParserLimits:
-    """What llguidance may spend on a grammar, here and in the server."""
+    """llguidance's limits for a grammar, here and in the server."""
     from llguidance import LLParserLimits
 
     # Where a grammar is ambiguous, the time of a mask grows with the square of its items: to over a second for the
@@ -99,7 +99,7 @@ def main() -> None:
     while True:
         _, files, _, _ = socket.recv_fds(connection, 1, 1)
         if not files:
-            os.killpg(0, signal.SIGKILL)  # the server is gone, and nobody waits for what still runs
+            os.killpg(0, signal.SIGKILL)  # the server is gone, and nothing waits for what still runs
         with contextlib.suppress(OSError):  # too many processes: closing the connection tells the server
             if os.fork() == 0:
                 connection.close()
@@ -121,7 +121,7 @@ def _watch(connection: socket.socket, vocabulary: LLTokenizer, special_ids: Mapp
 
 
 def _waited(process: int, connection: socket.socket) -> int:
-    """The wait status of a process after its end. It is killed if nobody waits for its answer any more, and if somebody
+    """The wait status of a process after its end. It is killed if its answer is not wanted any more, or if somebody
     has paused it.
     """
     is_slow = False

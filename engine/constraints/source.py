@@ -111,7 +111,7 @@ def matcher_error(matcher: LLMatcher) -> str | None:
 
 
 def limit_in(message: str) -> str | None:
-    """What is too large in a grammar, in plain words, if llguidance's message is about one of its limits."""
+    """What is too large in a grammar, in plain words; None if llguidance's message is not about one of its limits."""
     for pattern, plain in _LIMITS:
         if (match := pattern.search(message)) is not None:
             return plain.format(*match.groups())

@@ -1,4 +1,4 @@
-"""A limit on reasoning: after so many tokens of it, the tag that ends it is all that may come next."""
+"""A limit on reasoning: once its tokens are used up, only the tag that ends reasoning may come next."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .filters import Mask, mask_of
 
 @dataclass(frozen=True, slots=True)
 class ThinkingBudget:
-    """How many tokens of reasoning there may be, and what begins and ends it.
+    """The most tokens of reasoning, and what begins and ends it.
 
     The answer begins with reasoning if it `is_open`, or with one of `openings`. One of `closings` ends it, or the tag
     of a call: a call must not be broken off. `closing_ids` are the tokens that are written where the model goes on.
-    If it `repeats`, there may be reasoning later too, and all of it counts together. `begun` is the end of the prompt,
-    in which an opening may begin then.
+    If it `repeats`, there may be reasoning later too, and all of it counts together. Then an opening may begin in
+    `begun`, the end of the prompt.
     """
 
     tokens: int

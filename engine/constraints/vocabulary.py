@@ -22,8 +22,8 @@ _FIRST_SLICE = 2
 class TokenTexts(NamedTuple):
     """The bytes of each of the model's tokens, and of one extra token that it never samples.
 
-    Special tokens have no text, but names by which a grammar may ask for them. `eos_ids` end an answer. If there are
-    none, the extra token stands for the end.
+    Special tokens have no text. A grammar may ask for them by their names. `eos_ids` end an answer. If there are none,
+    the extra token stands for the end.
     """
 
     texts: list[bytes]

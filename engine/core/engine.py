@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_LONGEST_STOP_S = 3.0  # for the step that runs when the engine is told to stop
+_LONGEST_STOP_S = 3.0  # that a stop waits for the step that runs
 
 
 class EngineStats(Struct, frozen=True):
@@ -106,11 +106,10 @@ class Engine:
 
         `max_logprobs` is how many likeliest tokens a request may ask for at each place, -1 for the whole vocabulary.
         `loras` are the adapters that requests may name. KV blocks that memory has no room for are kept in `kv_folder`,
-        which the engine closes; it takes an Executor. A `drafter` drafts tokens, which makes
-        steps fewer and changes no token, as long as no more than `max_drafted` sequences decode. While others run,
-        prompts wait `scheduler_delay_factor` times as long as the last step took that began one. Stacks are written to
-        stderr when a step takes longer than `step_timeout_s`. With a `seed`, the n-th request without a seed of its own
-        draws the same one in every engine.
+        which the engine closes; it takes an Executor. A `drafter` drafts tokens while at most `max_drafted` sequences
+        decode: this makes steps fewer and changes no token. While others run, prompts wait `scheduler_delay_factor`
+        times as long as the last step that began a prompt took. Stacks are written to stderr when a step takes longer
+        than `step_timeout_s`. With a `seed`, the n-th request without its own seed gets the same seed in every engine.
         """
         limits = executor.limits
         self.model_name = model_name
@@ -228,7 +227,7 @@ class Engine:
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests and wait for those that run; after `timeout_s` abort the rest."""
         self._refusal = self._refusal or "the server is shutting down"
-        self.grammars.close()  # whoever waits for one would be refused
+        self.grammars.close()  # requests that wait for one would be refused
         try:
             await asyncio.wait_for(self._streams.ended(), timeout_s)
         except asyncio.TimeoutError:

@@ -14,7 +14,7 @@ from ..sequences.sequence import Sequence
 
 
 class Started(NamedTuple):
-    """A sequence whose prompt is computed for the first time, but for `num_cached_tokens` that were in the cache."""
+    """A sequence whose prompt is computed for the first time, except `num_cached_tokens` that were in the cache."""
 
     key: int
     num_cached_tokens: int
@@ -26,8 +26,8 @@ class EngineCoreOutputs:
     """What a step, or a message, means for the streams: `token_ids[i]` belongs to the sequence `keys[i]`.
 
     A sequence may have several, in order. `logprobs` has the log-probabilities of token i if they are wanted, and
-    `scored` those of parts of prompts. `preempted` sequences had to make way for the step. `passed_on` has to be called
-    when all of it is passed on. With a `failure`, the engine is dead and every stream with it.
+    `scored` those of parts of prompts. `preempted` sequences had to make way for the step. Call `passed_on` when all of
+    it is passed on. With a `failure`, the engine and all streams are dead.
     """
 
     keys: list[int] = field(default_factory=list)
@@ -42,7 +42,7 @@ class EngineCoreOutputs:
 
 
 def outputs_of(step: Step, output: StepOutput, now: float) -> EngineCoreOutputs:
-    """What a step means for the streams, but for ends."""
+    """What a step means for the streams, without the ends of sequences."""
     rows = step.rows
     token_ids: list[int] = output.token_ids[: rows.num_sampled].tolist()
     if rows.drafts or rows.has_beams:
@@ -72,7 +72,7 @@ def _logprobs(rows: Iterable[tuple[Sequence, int]], output: StepOutput) -> dict[
 
 
 def _started(chunk: Chunk, now: float) -> list[Started]:
-    """What the one that computed the prompt found, and when it was scheduled, goes for all choices."""
+    """All choices get the cached tokens and the time of the choice that computed the prompt."""
     first = chunk.sequence
     num_cached_tokens, scheduled = first.num_cached_tokens or 0, first.scheduled_at
     return [Started(s.key, num_cached_tokens, SequenceTimes(s.queued_at, scheduled, now)) for s in chunk.started]

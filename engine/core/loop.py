@@ -135,7 +135,7 @@ class EngineLoop:
                     self._restart(failure)
                 self.step_started = None
             has_failed = False
-        except BaseException as failure:  # whatever it was, nobody may be left waiting
+        except BaseException as failure:  # of any kind: no stream may be left waiting
             logger.exception("The engine has failed")
             self._deliver(EngineCoreOutputs(failure=failure))
         finally:

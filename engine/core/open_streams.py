@@ -17,10 +17,10 @@ logger = logging.getLogger(__name__)
 
 
 class OpenStreams:
-    """The streams that have not ended, by the keys of their choices. Lives on the event loop, but for `deliver`.
+    """The streams that have not ended, by the keys of their choices. For the event loop, except `deliver`.
 
-    `abort` tells the engine thread which sequences are not wanted any more. `on_failure` hears that the engine is dead,
-    or that outputs could not be passed on; it has to `fail` the streams.
+    `abort` tells the engine thread which sequences are not wanted any more. `on_failure` is called when the engine is
+    dead, or outputs could not be passed on; it has to `fail` the streams.
     """
 
     def __init__(

@@ -15,7 +15,7 @@ from ..sampling_params import SamplingParams
 class Request:
     """One prompt and how to continue it. Lower `priority` values run first.
 
-    Requests of equal priority run in order of arrival, and those of different clients take turns.
+    Requests of equal priority run in order of arrival, and different clients take turns.
 
     Raises InvalidRequestError for constraints with beam search.
     """

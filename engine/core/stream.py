@@ -21,15 +21,15 @@ class Sink(Protocol[T_contra]):
         ...
 
     def end(self, failure: Exception | None, /) -> None:
-        """Hear that nothing more comes: all items were pushed, or there was a `failure`. Must not raise."""
+        """Note that nothing more comes: all items were pushed, or there was a `failure`. Must not raise."""
         ...
 
 
 class RequestStream:
     """The outputs of a request, for one reader: a sink (`read`) or `async for`.
 
-    Outputs that cannot be pushed at once are merged, never lost. Outputs with log-probabilities are not merged, because
-    the text of each token is needed to tell those of the answer from those of the reasoning before it.
+    Outputs that cannot be pushed at once are merged, never lost. Outputs with log-probabilities are not merged: the
+    text of each token is needed to tell the answer's tokens from those of the reasoning before it.
     """
 
     __slots__ = ("_flows", "_on_abort", "_sink", "_waiting", "choices")
@@ -100,7 +100,7 @@ class RequestStream:
         assert self._sink is not None, "nothing flows without a sink"
         try:
             self._sink.push(output)
-        except Exception as failure:  # the reader's own, who is to hear of it
+        except Exception as failure:  # the reader's own; the reader gets it
             self._end(failure)
 
     def _end_if_over(self) -> None:

@@ -1,4 +1,4 @@
-"""What is wrong with the options that somebody gave, collected from all places so that it can be told at once."""
+"""Mistakes in the options that were given, collected from all places so that they can be reported together."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ T = TypeVar("T")
 
 
 def made(value: T | None) -> T:
-    """What `Mistakes.attempt` has returned, after it was asked whether there are any."""
+    """The result of `Mistakes.attempt`, once it is known that there are no mistakes."""
     assert value is not None, "what cannot be made is a mistake"
     return value
 
 
 class Mistakes:
-    """Collects them in the order in which they were found. `where` stands before those of one place."""
+    """Collects mistakes in the order in which they were found. `where` stands before the mistakes of one place."""
 
     def __init__(self, where: str = "") -> None:
         self.sentences: list[str] = []
@@ -30,7 +30,7 @@ class Mistakes:
             self.sentences.append(said)
 
     def attempt(self, make: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T | None:
-        """What `make` returns; None, and a note of what is wrong, if it raises OptionError."""
+        """The result of `make`; None, and a note of what is wrong, if it raises OptionError."""
         try:
             return make(*arguments, **named)
         except OptionError as error:

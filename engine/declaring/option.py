@@ -18,7 +18,7 @@ _ENV_PREFIX = "TIDEWHEEL_"
 _METADATA = "option"
 
 REQUIRED: Any = MISSING
-"""The default of an option that has none: whoever makes the dataclass must give it."""
+"""The default of an option that has none: a value must be given when the dataclass is made."""
 
 OptionsT = TypeVar("OptionsT", bound="Options")
 
@@ -91,7 +91,7 @@ def option(
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A declared option and the field that it was declared on; `default` is the field's, None where there is none."""
+    """A declared option and its field; `default` is the field's, None where there is none."""
 
     field: str
     default: Any
@@ -139,13 +139,13 @@ class Option:
         return value
 
     def check_choice(self, value: Any, given: object) -> None:
-        """Raises ValueError if there are choices and `value` is none of them; the message quotes `given`."""
+        """Raises ValueError if there are choices and `value` is not one of them; the message quotes `given`."""
         choices = self.declaration.choices
         if choices is not None and value is not None and value not in choices:
             raise ValueError(f"must be one of {', '.join(choices)}, got {given!r}")
 
     def check(self, value: Any) -> None:
-        """Raises ValueError for a value of the field that is none of the choices or out of range."""
+        """Raises ValueError for a value of the field that is not one of the choices or out of range."""
         for item in value if self.takes_several else [value]:
             self.check_choice(item, item)
             self._check(item, item)
@@ -176,7 +176,7 @@ class Options:
         return made
 
     def given_flags(self, names: Iterable[str] | None = None) -> list[str]:
-        """The flags of these fields, or of all, that were given: where nobody has told, those not as by default."""
+        """The flags of these fields, or of all, that were given; if that is unknown, those not as by default."""
         wanted = None if names is None else {*names}
         return [
             declared.flag
@@ -196,7 +196,7 @@ class Options:
                 yield f"{declared.field}: {error}"
 
     def _contradictions(self) -> Iterator[str]:
-        """What is wrong with options that are fine one by one, a sentence each."""
+        """Contradictions between options that are fine one by one, a sentence each."""
         yield from ()
 
     def _was_given(self, declared: Option) -> bool:
@@ -205,12 +205,12 @@ class Options:
         return declared.field in self._given
 
     def differing_flags(self, names: Iterable[str]) -> list[str]:
-        """The flags of those of these fields that are not as by default."""
+        """The flags of these fields whose values are not the defaults."""
         by_field = {declared.field: declared for declared in options_of(type(self))}
         return [by_field[name].flag for name in names if getattr(self, name) != by_field[name].default]
 
     def _needing(self, names: Iterable[str], what: str) -> Iterator[str]:
-        """The sentence that those of these fields that are not as by default need `what`, if there are any."""
+        """The sentence that fields with other values than the defaults need `what`, if there are any."""
         if flags := self.differing_flags(names):
             yield f"{listed(flags)} {'needs' if len(flags) == 1 else 'need'} {what}"
 

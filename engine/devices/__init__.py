@@ -45,7 +45,7 @@ _DEFAULT = "cpu"
 
 DEVICE_NAMES = ("auto", *_DEVICES)
 SERVING_DEVICES = tuple(name for name in _DEVICES if name != "graph-cpu")
-"""The devices but for the one that is for tests alone."""
+"""The devices without the one that is only for tests."""
 DEVICE_OPTIONS = tuple(dict.fromkeys(group for entry in _DEVICES.values() for group in entry.options))
 """The groups of options that not all devices have."""
 
@@ -72,10 +72,10 @@ def get_device(name: str, options: Iterable[Options] = (), weight_bytes: int = 0
 
 
 def check_options(name: str, options: Iterable[Options], num_stages: int = 1) -> None:
-    """Raise DeviceError for what this machine cannot be asked for, whatever the model is.
+    """Raise DeviceError for options that this machine cannot serve with any model.
 
-    `num_stages` are those of a pipeline on this machine. What `--device auto` means is not known yet on a machine with
-    accelerators: nothing is looked at there.
+    `num_stages` counts the stages of a pipeline on this machine. With accelerators, it is not known yet what
+    `--device auto` means, so nothing is checked then.
     """
     require(name)
     if name == "cpu" or (name == "auto" and not any(map(is_there, ACCELERATORS))):

@@ -1,7 +1,7 @@
-"""What an accelerator says of itself, and which of them `--device auto` takes.
+"""Asks accelerators for their memory and model, and chooses one for `--device auto`.
 
-A vendor's package is asked in a process of its own, with a time limit: importing it takes seconds and much memory, may
-fail in many ways, and on some devices takes the device for as long as the process lives.
+A vendor's package is asked in its own process, with a time limit. Importing it takes seconds and much memory, may fail
+in many ways, and occupies some devices as long as the process lives.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def answer(*values):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """So many devices of that model. The memory is the first one's, in bytes; None if the package does not tell."""
+    """`count` devices of one `model`. Memory is the first device's, in bytes; None if the package does not tell."""
 
     count: int
     model: str
@@ -97,7 +97,7 @@ def _lines(file: IO[bytes]) -> list[str]:
 def choose(names: Iterable[str], weight_bytes: int, root: Path = Path("/")) -> str | None:
     """The first of these accelerators that can be used and has `weight_bytes` of free memory; None: there is none.
 
-    What is chosen is logged, and why the others before it are not. `root` is where `find` looks.
+    The log says what is chosen, and why the others before it are not. `root` is where `find` looks.
     """
     for name in names:
         finding = find(name, root)

@@ -19,14 +19,14 @@ from .load_plan import LoadPlan
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a device does beside running a decoder.
+    """What a device can do in addition to running a decoder.
 
-    `own_memory`: weights and cache do not lie in the machine's memory. The device itself sees to it that they fit, and
-    sizes a cache that nobody sized (`kv_cache_bytes` None) when the weights are loaded. `quantizes`: it stores weights
-    as ExecutorOptions.quantization says. `lora`: its executors have adapters. `draft_models`: it runs a draft model
-    beside another one. `draft_heads`: its executors draft with a spec's `mtp` or `eagle3` layer. `stages`: it can have
-    some layers of a model in a process of their own. `kv_offload`: KV blocks can be kept elsewhere, of models that have
-    full attention alone. `ceilings`: its executors measure what the device can do at most.
+    `own_memory`: weights and cache do not lie in the machine's memory. The device itself makes sure that they fit. If
+    `kv_cache_bytes` is None, it sizes the cache when the weights are loaded. `quantizes`: it stores weights as
+    ExecutorOptions.quantization says. `lora`: its executors have adapters. `draft_models`: it runs a draft model beside
+    another one. `draft_heads`: its executors draft with a spec's `mtp` or `eagle3` layer. `stages`: a process can have
+    some layers of a model. `kv_offload`: KV blocks can be kept elsewhere, for models that have only full attention.
+    `ceilings`: its executors measure the most that the device can do.
     """
 
     own_memory: bool = False
@@ -42,8 +42,8 @@ class Capabilities:
 class Device(ABC):
     """Something that can load a spec. `name` is what `--device` calls it.
 
-    A device implements the abstract methods. Nobody calls those that raise NotImplementedError but for a device whose
-    `capabilities` say that it does that.
+    A device implements the abstract methods. Methods that raise NotImplementedError are called only if the device's
+    `capabilities` say that it has them.
     """
 
     name: str
@@ -118,7 +118,7 @@ class Device(ABC):
         raise NotImplementedError
 
     def limits(self, spec: DecoderSpec, options: ExecutorOptions) -> ExecutorLimits:
-        """Those of the whole model, which all stages have. Raises DeviceError if the cache is too small."""
+        """The limits of the whole model, the same for all stages. Raises DeviceError if the cache is too small."""
         raise NotImplementedError
 
     def stage_groups(self, num_stages: int) -> list[list[list[int]]]:

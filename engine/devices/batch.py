@@ -130,11 +130,11 @@ class StepBatch:
     token at position p lies in slot `p % block_size` of block `block_tables[s, p // block_size]`. The tables of the
     first cache group are `block_tables`; those of the others, `window_tables`, are of the same shape.
 
-    Devices with recurrent layers need `num_draft_tokens`: the next step of a sequence begins behind those of them that
-    were right, and its state must be the one there. K and V of a rejected draft token are written over.
+    Devices with recurrent layers need `num_draft_tokens`. The next step of a sequence begins behind the draft tokens
+    that were right, and needs the state at that place. K and V of a rejected draft token are written over.
 
-    A step that `is_async` has one token of each sequence: the one that the step started before it samples in its row.
-    It is still to be sampled, and `token_ids` says nothing.
+    A step that `is_async` has one token of each sequence: the token that the step before samples in the same row. That
+    is not sampled yet, so `token_ids` has no meaning.
     """
 
     token_ids: NDArray[np.int32]  # [T]
@@ -148,7 +148,7 @@ class StepBatch:
     window_tables: tuple[NDArray[np.int32], ...] = ()
     state_slots: NDArray[np.int32] | None = None  # [S]; where recurrent layers keep what they know of a sequence
     num_draft_tokens: NDArray[np.int32] | None = (
-        None  # [S]; the last tokens of each that may be wrong; None: there are none
+        None  # [S]; how many of the last tokens of each may be wrong; None: there are none
     )
     is_async: bool = False
     adapters: NDArray[np.int32] | None = None  # [S]; numbers of LoRA adapters, -1: none; None: no sequence has one
@@ -158,9 +158,9 @@ class StepBatch:
 class StepOutput:
     """What a step produced, row by row. Log-probabilities are of the raw logits, before penalties and temperature.
 
-    `top_ids` and `top_logprobs` have K columns, the most `num_logprobs` of a row, `num_logprobs` of which are used in
-    each row, most likely first, ties to the lower id; both are None if no row asked, and so is `logprobs`. `ranks`
-    count from 1, and are None if no row has a target.
+    `top_ids` and `top_logprobs` have K columns, the largest `num_logprobs` of all rows. A row uses `num_logprobs` of
+    them, most likely first, ties to the lower id. Both are None if no row asked, and so is `logprobs`. `ranks` count
+    from 1, and are None if no row has a target.
     """
 
     token_ids: NDArray[np.int32]  # [R]

@@ -1,4 +1,4 @@
-"""What a device of static shapes has run, and how much of it was padding."""
+"""Counts what a device of static shapes has run, and how much of it was padding."""
 
 from __future__ import annotations
 

@@ -40,9 +40,9 @@ class Bucket(NamedTuple):
 class BucketPlan:
     """All that will be compiled or captured, each tuple in ascending order and without repetition.
 
-    `prompts` begin at position 0. `contexts` are chunks of prompts of which more is cached: one sequence, and a table
-    that is wider than its query. A block has `block_size` tokens. `decode_unit` is what the second number of a decode
-    counts where people read it: the blocks of all sequences together, or the tokens of each.
+    `prompts` begin at position 0. `contexts` are chunks behind a cached part: one sequence, and a table that is wider
+    than its query. A block has `block_size` tokens. `decode_unit` is what the second number of a decode counts in logs
+    and options: the blocks of all sequences together, or the tokens of each.
     """
 
     prompts: tuple[Bucket, ...]
@@ -84,7 +84,7 @@ class BucketPlan:
 
 
 class BucketRange(NamedTuple):
-    """Which sizes a dimension is padded to. With `top`, that size is one of them whatever the step says."""
+    """The sizes that a dimension is padded to. With `top`, that size is always one of them, whatever the step is."""
 
     min: int
     step: int
@@ -129,9 +129,9 @@ def sizes_of(sizes: BucketRange, strategy: Strategy) -> list[int]:
 
 
 class StepSizes(NamedTuple):
-    """What a step can be at most: tokens of a block, of a sequence, sequences, tokens, prompts (None: any number).
+    """The largest step: tokens of a block and of a sequence, sequences, tokens, prompts (None: any number).
 
-    With `any_width` wide block tables cost nothing, so that launches differ only in their sequences and tokens.
+    With `any_width`, wide block tables cost nothing. So launches differ only in their sequences and tokens.
     """
 
     block_size: int

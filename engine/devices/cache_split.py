@@ -13,7 +13,7 @@ BLOCK_TOKENS = 16
 
 
 class GroupBytes(Struct, frozen=True):
-    """What one token takes in a cache group, over all of its layers. `window` is as in CacheGroup."""
+    """The bytes of one token in all layers of a cache group. `window` is as in CacheGroup."""
 
     window: int | None
     bytes_per_token: int
@@ -56,7 +56,7 @@ class StateSplit(Struct, frozen=True):
 
     @classmethod
     def whole(cls, state_bytes: int, max_num_seqs: int) -> StateSplit:
-        """All slots that are of use, whatever they take."""
+        """All slots that are of use, however much memory they take."""
         return cls(state_bytes, max_states(max_num_seqs) if state_bytes else 0, max_num_seqs)
 
 
@@ -103,7 +103,7 @@ class CacheSplit(Struct, frozen=True):
         return self.beside(first)
 
     def beside(self, first: int) -> list[int]:
-        """How many blocks each group has if the first has so many."""
+        """How many blocks each group has if the first group has `first`."""
         return [first, *(min(first, count) for count in self._window_blocks())]
 
     def first_blocks(self, kv_cache_bytes: int) -> int:

@@ -21,7 +21,7 @@ class Pending(Protocol):
     """A step that was started."""
 
     def wait(self) -> StepOutput:
-        """What the step gave, once. Drops the GIL while it waits, or computes."""
+        """The step's output; call it once. Drops the GIL while it waits or computes."""
         ...
 
 
@@ -48,14 +48,14 @@ class DraftExecutor(Protocol):
         last one of each sequence.
 
         The rows of the batch are the last tokens of the sequences that want draft tokens. K and V of draft tokens are
-        written behind the batch's, but for the last of each sequence, so the block tables must have room for them. A
-        greedy sequence gets only draft tokens that are, all together, accepted with `min_probability`, as the model
-        thinks. One that draws its tokens gets one more.
-        Penalties count the draft tokens before. Masks are for the first draft token alone, and must be written. Reports
+        written behind the batch's, except for the last of each sequence, so the block tables must have room for them. A
+        greedy sequence gets draft tokens as long as the model expects that all of them together are accepted with
+        `min_probability`. A sequence that draws its tokens gets one more.
+        Penalties count the draft tokens before. Masks are only for the first draft token, and must be written. Reports
         are left out. Drops the GIL.
 
-        A layer is given the last tokens alone. It drafts nothing for a sequence of which it does not know what the
-        model left of the token before.
+        A draft layer is given only the last tokens. It drafts nothing for a sequence if it does not have what the model
+        left for the token before.
         """
         ...
 
@@ -65,10 +65,10 @@ class DraftExecutor(Protocol):
 
 
 class Executor(ABC):
-    """A loaded model with its KV cache. All calls come from one thread, but for those that say otherwise.
+    """A loaded model with its KV cache. All calls come from one thread, except where a method says otherwise.
 
-    A device implements the abstract methods. The others are for what only some devices do: they do nothing here, or
-    raise NotImplementedError where nobody calls them but for a device whose Capabilities say that it does that.
+    A device implements the abstract methods. The others are for what only some devices do. They do nothing here, or
+    raise NotImplementedError and are called only if the device's Capabilities say that it has them.
     """
 
     limits: ExecutorLimits
@@ -77,7 +77,7 @@ class Executor(ABC):
 
     @abstractmethod
     def warm_up(self, progress: Callable[[int, int], None]) -> None:
-        """Compile or capture whatever steps need, before the first one. `progress(done, all)` is called on the way."""
+        """Compile or capture all that steps need, before the first one. Calls `progress(done, all)` meanwhile."""
 
     @abstractmethod
     def start(self, batch: StepBatch) -> Pending:
@@ -96,7 +96,7 @@ class Executor(ABC):
     def close(self) -> None:
         """Free weights and cache and stop the device's threads. Calling it twice is allowed.
 
-        Steps may have been started that nobody will wait for.
+        Steps may have been started that are never waited for.
         """
 
     def yield_core(self, num_tokens: int) -> Callable[[], None] | None:

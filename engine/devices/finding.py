@@ -23,10 +23,10 @@ _ROOT = Path("/")
 
 
 class Finding(Struct, frozen=True):
-    """What was found of one kind of accelerator. Nothing is `missing` from one that can be used.
+    """What was found of one kind of accelerator. If it can be used, `missing` is empty.
 
     `nodes` are its device nodes. `facts` are what else is there: driver, packages, variables that choose among devices.
-    Each of `missing` ends with what mends it.
+    Each of `missing` ends with how to fix it.
     """
 
     name: str
@@ -44,8 +44,8 @@ class Finding(Struct, frozen=True):
 class _Kind(NamedTuple):
     """How to recognize an accelerator. `pci` matches "vendor class", as sysfs writes them, of its PCI functions.
 
-    `packages` are what must be importable, by the name of the distribution; only machines with such an accelerator have
-    those of `own`.
+    `packages` must be importable, named by their distribution. Only machines with such an accelerator have the packages
+    in `own`.
     """
 
     pci: str
@@ -165,7 +165,7 @@ def _nodes(name: str, root: Path) -> Iterator[str]:
     else:
         prefix = {"cuda": "nvidia", "neuron": "neuron"}[name]
         yield from (f"/dev/{node}" for node in _numbered(root / "dev", prefix))
-        # Windows gives its Linux all GPUs through one node, of whatever vendor, and the vendor's library.
+        # Windows gives its Linux all GPUs of any vendor through one node, and the vendor's library.
         if name == "cuda" and (root / "dev/dxg").exists() and (root / "usr/lib/wsl/lib/libcuda.so.1").exists():
             yield "/dev/dxg"
 

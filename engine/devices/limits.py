@@ -1,4 +1,4 @@
-"""What a device is asked to provide, and what the scheduler must obey."""
+"""What a device is asked to provide, and the limits that the scheduler must keep to."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class LoraLimits(Struct, frozen=True):
 class ExecutorOptions:
     """What any device is asked to provide. `max_model_len` is in tokens.
 
-    `dtype` is the weights', `kv_cache_dtype` that of the cached K and V. `kv_cache_bytes` bounds the KV cache; it is
-    None only for a device with memory of its own, which then finds out what the weights leave. `num_blocks` goes before
-    it: the first cache group has so many blocks.
+    `dtype` is the weights' type, `kv_cache_dtype` that of cached K and V. `kv_cache_bytes` bounds the KV cache; it is
+    None only for a device with memory of its own, which then finds out what the weights leave. If `num_blocks` is
+    given, the first cache group has that many blocks, whatever `kv_cache_bytes` says.
     """
 
     dtype: DType
@@ -56,11 +56,11 @@ class ExecutorOptions:
         state_bytes: int = 0,
         max_draft_tokens: int = 0,
     ) -> ExecutorLimits:
-        """Those of a device that has nothing to add to them. Raises DeviceError if the cache is too small.
+        """The limits of a device that has none of its own. Raises DeviceError if the cache is too small.
 
-        `kv_cache_bytes` is what the device has found that it can spend, else that of the options. `state_bytes` is a
-        slot for the recurrent state of one sequence, with what it takes to go back behind `max_draft_tokens`; its slots
-        are a part of the cache.
+        `kv_cache_bytes` is what the device has found that it can spend; None: the options'. `state_bytes` is the size
+        of a slot for the recurrent state of one sequence, with what it takes to go back behind `max_draft_tokens`. The
+        slots are a part of the cache.
         """
         size = self.kv_cache_bytes if kv_cache_bytes is None else kv_cache_bytes
         has_kv, num_blocks = keeps_kv(groups), self.num_blocks
@@ -125,26 +125,26 @@ class CacheGroup:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorLimits:
-    """What the scheduler must obey.
+    """The limits that the scheduler must keep to.
 
     `mixed_steps`: prefill chunks and decodes may share a step. `chunked_prefill`: a prompt may be split over steps. At
     most `max_prefill_seqs` sequences in prefill share a step (None: as many as run). With `shapes` a device runs a step
     padded to one of them, and `max_num_batched_tokens` bounds the padded size. `async_scheduling`: a step that
     `is_async` may be started before the last one is waited for.
 
-    `num_blocks` and `window` are of the first cache group: full attention, or the widest of the windows if no layer
+    `num_blocks` and `window` belong to the first cache group: full attention, or the widest of the windows if no layer
     sees everything. `window_groups` are the groups of the other windows, the widest first.
 
-    Beside its `num_blocks` an executor owns a `padding_block` in each group, which no sequence reads: unused entries of
-    block tables name it, and what is computed for padding is written there. Entries behind a window name it too.
+    In addition to its `num_blocks`, an executor has a `padding_block` in each group, which no sequence reads. Unused
+    entries of block tables name it, and so do entries behind a window. What is computed for padding is written there.
 
-    `num_states` are the slots of recurrent state, one for each sequence and the others for snapshots, with one for
-    padding behind them; 0: no layer is recurrent. A state can go back behind `max_draft_tokens` of a sequence, so a
-    step has no more of them; other models have no such limit. `max_loras` are the different adapters that may share a
-    step.
+    `num_states` counts the slots of recurrent state, one for each sequence and the others for snapshots, without the
+    slot for padding behind them; 0: no layer is recurrent. A state can go back behind `max_draft_tokens` of a sequence,
+    so a step has no more of them; other models have no such limit. `max_loras` is how many different adapters may share
+    a step.
 
-    With `pipeline_stages` above 1, so many steps may be started before the first of them is waited for, none of which
-    has a sequence of another. What is written and copied for them happens in the order in which it was asked for.
+    With `pipeline_stages` above 1, up to `pipeline_stages` steps may be started before the first of them is waited for.
+    They have no sequence in common. Writes and copies for them happen in the order in which they were asked for.
     """
 
     block_size: int
@@ -178,7 +178,7 @@ class ExecutorLimits:
 
     @property
     def padding_block(self) -> int:
-        """That of the first group."""
+        """The padding block of the first group."""
         return self.num_blocks
 
     @property

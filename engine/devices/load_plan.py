@@ -14,11 +14,11 @@ _VECTOR = TensorFormat("float32")
 
 
 class LoadPlan(Struct, frozen=True):
-    """What a device will have in memory of a model, decided once, before any weight is read.
+    """What a device will have in memory of a model. It is decided once, before any weight is read.
 
-    `formats` are those of all matrices, by their names; vectors are float32. The weights `in_files` stay in the
-    checkpoint's mapped files, and take no memory of their own. `why_packed` says why there are none, if they were asked
-    for. `weight_bytes` is what all others take, without padding.
+    `formats` are the formats of all matrices, by name; vectors are float32. The weights `in_files` stay in the
+    checkpoint's mapped files, and take no additional memory. If they were asked for and there are none, `why_packed`
+    says why. `weight_bytes` is what all others take, without padding.
     """
 
     formats: Mapping[str, TensorFormat]
@@ -38,7 +38,7 @@ def load_plan(
 
 
 def dense_plan(spec: DecoderSpec, dtype: DType, quantization: Quantization | None = None) -> LoadPlan:
-    """That of a device which has all matrices in `dtype`, or quantizes them, however they are stored."""
+    """The plan of a device that has all matrices in `dtype`, or quantizes them, however they are stored."""
     matrices = [(name, shape) for name, shape in tensor_shapes(spec).items() if len(shape) > 1]
     return load_plan(spec, {name: format_of(name, shape, dtype, quantization) for name, shape in matrices})
 

@@ -1,11 +1,11 @@
 """Logits to tokens: the numpy reference of the sampler.
 
-The native sampler computes the same thing and must agree bit for bit, so every floating-point operation here is an
-IEEE basic one in a fixed order: no library exp or log, no sum whose order is numpy's own affair.
+The native sampler computes the same thing and must agree bit for bit. So every floating-point operation here is a basic
+one of IEEE, in a fixed order: no library exp or log, and no sum whose order numpy chooses.
 
-The order of a row: log-probabilities are taken from the raw logits; then the tokens that its mask forbids get -inf,
-which nothing after it can lift; then repetition, frequency and presence penalties, bias, temperature, min-p, top-k,
-top-p, and one draw from what is left. A row of which nothing is left gets NO_TOKEN. A row with a target draws nothing.
+The order of a row: log-probabilities are taken from the raw logits. Then the tokens that its mask forbids get -inf,
+which nothing later can change. Then come repetition, frequency and presence penalties, bias, temperature, min-p, top-k,
+top-p, and one draw from what is left. A row with nothing left gets NO_TOKEN. A row with a target draws nothing.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ class EncoderEngine:
         for job in ended:
             future = self._futures.get(job)
             if future is None or future.done():
-                continue  # nobody waits for it any more
+                continue  # nothing waits for it any more
             if job.failure is None:
                 future.set_result(job.rows)
             else:

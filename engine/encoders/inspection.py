@@ -1,4 +1,4 @@
-"""What an encoder in ONNX is, and whether it would be served beside the chat model. The graph is not opened."""
+"""Tells what an encoder in ONNX is, and whether it would be served beside the chat model. The graph is not opened."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _WIDTHS = ("hidden_size", "dim", "d_model", "n_embd")  # what families call the 
 
 @dataclass(frozen=True, slots=True)
 class EncoderInspection:
-    """All that is known of an encoder. What a refusal keeps from being known is None or empty.
+    """All that is known of an encoder. If it is refused, fields that cannot be known are None or empty.
 
-    `bytes` are those of the graph and its weights, `files`. `width` is how many numbers a vector has, as far as the
-    config says it; a cross-encoder gives a score. `pooling` are the modes that make one vector of the tokens', and
-    `in_graph` the modules that the graph itself must compute. `max_length` is in tokens. `refusal` is what serving it
-    with --embedding-model would fail with.
+    `bytes` is the size of the graph and its weights, `files`. `width` is how many numbers a vector has, if the config
+    says it; a cross-encoder gives a score. `pooling` are the modes that make one vector of the tokens' vectors, and
+    `in_graph` the modules that the graph itself must compute. `max_length` is in tokens. `refusal` is the error that
+    serving it with --embedding-model would give.
     """
 
     model: str
@@ -46,7 +46,7 @@ class EncoderInspection:
 
 
 def is_encoder(path: Path) -> bool:
-    """Whether it is a folder with an encoder's graph. One that generates text is no encoder, whatever else it has."""
+    """Whether it is a folder with an encoder's graph. A model that generates text is never an encoder."""
     if not path.is_dir() or _graph_in(path) is None:
         return False
     try:

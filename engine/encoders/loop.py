@@ -76,7 +76,7 @@ class EncoderLoop:
                 batch = self.queue.next_batch()
                 if batch and (ended := self._run_batch(batch)):
                     self._deliver(ended, None)
-        except BaseException as failure:  # after any error, nobody may be left waiting
+        except BaseException as failure:  # after any error, no request may be left waiting
             logger.exception("The encoders have failed")
             self._deliver([], failure)
 

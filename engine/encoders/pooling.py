@@ -11,10 +11,10 @@ Floats = NDArray[np.float32]
 
 
 def pool(tokens: Floats, lengths: NDArray[np.int64], prompt_lengths: NDArray[np.int64], modes: Sequence[str]) -> Floats:
-    """The pooled vectors of a batch. Those of several modes are concatenated.
+    """The pooled vectors of a batch. The vectors of several modes are concatenated.
 
-    `tokens` are the token embeddings [B, T, hidden], of which row b has `lengths[b]` real ones; the first
-    `prompt_lengths[b]` of these are left out. Shape [B, len(modes) * hidden].
+    `tokens` are the token embeddings [B, T, hidden]. Row b has `lengths[b]` real ones; the first `prompt_lengths[b]` of
+    these are left out. Shape [B, len(modes) * hidden].
     """
     positions = np.arange(tokens.shape[1])
     starts = np.minimum(prompt_lengths, lengths - 1)  # a text that is only a prompt keeps its last token

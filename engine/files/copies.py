@@ -1,6 +1,6 @@
-"""Copies of files in memory, for files that somebody may be writing.
+"""Copies of files in memory, for files that may be written meanwhile.
 
-A file that is mapped and cut short by another process ends the process that reads it, by a signal.
+If another process cuts a mapped file short, a signal ends the process that reads it.
 """
 
 from __future__ import annotations

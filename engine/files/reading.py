@@ -88,7 +88,7 @@ def _read(path: Path, max_bytes: int) -> bytes:
 
 
 def require_no_special_files(folder: Path) -> None:
-    """Raises ModelError if the folder has a pipe, socket or device, on which a library that opens it would block."""
+    """Raises ModelError if the folder has a pipe, socket or device: a library that opens it would block."""
     try:
         for path in sorted(folder.iterdir()):
             if path.exists() and not path.is_dir():

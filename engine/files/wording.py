@@ -25,7 +25,7 @@ def one_line(error: object) -> str:
 
 
 def in_bytes(count: int) -> str:
-    """Bytes in the largest unit of which there is one, as in 1.50 GiB."""
+    """Bytes in the largest unit that fits, as in 1.50 GiB."""
     power = min((count.bit_length() - 1) // 10, len(_UNITS))
     if power > 0:
         return f"{count / (1 << 10 * power):.2f} {_UNITS[power - 1]}"

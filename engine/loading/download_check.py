@@ -1,4 +1,4 @@
-"""What is known of a hub's models before they are downloaded: whether they are served, and whether they fit."""
+"""Checks a hub's models before they are downloaded: whether they are served, and whether they fit."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def check_before_download(
         seen = _with_draft_at(options, headers)
         try:
             with _unlogged():
-                # The headers are those of safetensors, where a repository has both.
+                # Where a repository has both, the headers are from safetensors.
                 load_format = "auto" if options.load_format == "pt" else options.load_format
                 source = None if of_model is None else source_at(of_model, load_format)
                 check_fits(seen, open_model(seen, source))

@@ -1,4 +1,4 @@
-"""What a start may download from the hub: the model, what drafts for it, and adapters."""
+"""What a start may download from the hub: the model, its draft model, and adapters."""
 
 from __future__ import annotations
 

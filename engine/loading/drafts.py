@@ -45,7 +45,7 @@ class OpenedDraft(Struct, frozen=True):
         return [GroupBytes(first.window, first.bytes_per_token + self.model.kv_bytes_per_token), *others]
 
     def require_vocabulary(self, tokenizer: Tokenizer) -> None:
-        """Raises ModelError unless the draft model's tokens are those of the target's `tokenizer`."""
+        """Raises ModelError unless the draft model has the same tokens as the target's `tokenizer`."""
         if not tokenizer.has_text:
             ours, theirs = self.target.spec.vocab_size, self.model.spec.vocab_size
             if ours != theirs:
@@ -67,7 +67,7 @@ class OpenedDraft(Struct, frozen=True):
         )
 
     def executor_options(self, limits: ExecutorLimits, max_model_len: int) -> ExecutorOptions:
-        """What its device is told, beside the weights, where the target serves contexts of so many tokens.
+        """Its device's options if the target serves contexts of `max_model_len` tokens.
 
         `limits` are the target's.
         """
@@ -98,7 +98,7 @@ class OpenedDraft(Struct, frozen=True):
         max_model_len: int,
         clock: Callable[[], float] = time.perf_counter,
     ) -> ModelDrafter:
-        """What drafts with its `executor`, once that is loaded. See `executor_options` and `ModelDrafter`."""
+        """The drafter that uses its loaded `executor`. See `executor_options` and `ModelDrafter`."""
         max_draft_tokens = limits.draft_limit
         num_tokens = self.asked.num_tokens if max_draft_tokens is None else min(self.asked.num_tokens, max_draft_tokens)
         longest = self._longest(max_model_len)

@@ -1,4 +1,4 @@
-"""What a model is, whether it would be served, and the memory that it would take, from its headers alone."""
+"""Tells from a model's headers alone what it is, whether it would be served, and the memory that it would take."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class WeightMemory:
 
 @dataclass(frozen=True, slots=True)
 class KvMemory:
-    """What the KV cache of one sequence of so many tokens takes, in each type that the device can keep it in.
+    """What the KV cache of one sequence of `tokens` tokens takes, in each type that the device can keep it in.
 
     Recurrent state is a part of it.
     """
@@ -80,8 +80,8 @@ class StageMemory:
 class Shape:
     """A model's measures. `layers` counts them, `mixers` their parts by kind. `context` is in tokens.
 
-    `active` are the parameters that a token is computed with: without the experts that it is not sent to.
-    `state_bytes` are of the recurrent state of one sequence; 0 if there is none.
+    `active` counts the parameters that a token is computed with, without the experts that it is not sent to.
+    `state_bytes` is the recurrent state of one sequence; 0 if there is none.
     """
 
     family: str
@@ -98,11 +98,11 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """All that is known of a model. What a refusal keeps from being known is None or empty.
+    """All that is known of a model. If it is refused, fields that cannot be known are None or empty.
 
-    `refusal` is what serving it with the given options would fail with. `device` is the one that memory is counted for,
-    and `kv_cache_dtype` what K and V would be kept as there. `mtp_bytes` are of the layer for drafts (MTP) that the
-    checkpoint has, where the device runs it. They are a part of `weights` if the options use it.
+    `refusal` is the error that serving it with the given options would give. Memory is counted for `device`, where
+    `kv_cache_dtype` is the type of K and V. `mtp_bytes` is the size of the checkpoint's layer for drafts (MTP), where
+    the device runs it. It is a part of `weights` if the options use the layer.
     """
 
     model: str
@@ -122,7 +122,7 @@ class Inspection:
 
 @contextmanager
 def opened_headers(options: EngineOptions) -> Iterator[OpenedModel]:
-    """The model that the options name, of which nothing is loaded; of a hub id only headers are fetched.
+    """The model that the options name. Nothing is loaded; from the hub only headers are fetched.
 
     Raises ModelError and DeviceError for what would not be served.
     """
@@ -226,7 +226,7 @@ class _Look:
         )
 
     def _mtp_bytes(self, opened: OpenedModel) -> int | None:
-        """What the layer for drafts takes beside the other weights; None: there is none that could be used."""
+        """The bytes of the layer for drafts, in addition to the other weights; None: there is none to use."""
         if opened.description.mtp is None:
             return None
         with_it = SpeculativeOptions(speculative_config={"method": "mtp"})
@@ -264,7 +264,7 @@ class _Look:
 
 
 def _stages(options: EngineOptions, opened: OpenedModel) -> list[StageMemory]:
-    """Those of a pipeline. Raises ModelError and DeviceError if the model cannot be split so."""
+    """The stages of a pipeline. Raises ModelError and DeviceError if the model cannot be split so."""
     if options.pipeline.stages == 1:
         return []
     from .stages.pipeline import plan_stages

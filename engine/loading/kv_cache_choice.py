@@ -1,4 +1,4 @@
-"""What type K and V are cached in, and by what they are divided there."""
+"""The type that K and V are cached in, and the scales that they are divided by."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def choose_kv_cache(
     weights: WeightSource,
     device: Device,
 ) -> KvCacheChoice:
-    """What `--kv-cache-dtype` and `--quantization-param-path` ask for, or else a checkpoint with a `kv_cache_scheme`.
+    """What `--kv-cache-dtype` and `--quantization-param-path` ask for, or else the checkpoint's `kv_cache_scheme`.
 
-    The log says what of them is not used. Raises ModelError for a `kv_cache_scheme` that is no scheme, or one that is
-    not supported where nothing else was asked for.
+    The log says which of them are not used. Raises ModelError for a `kv_cache_scheme` that is not valid. If nothing
+    else was asked for, it also raises it for one that is not supported.
     """
     scheme = kv_cache_scheme(config)
     in_checkpoint = scheme is not None and is_static_fp8(scheme)

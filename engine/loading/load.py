@@ -137,7 +137,7 @@ class EngineLoad:
     def __enter__(self) -> EngineLoad:
         try:
             self._thread.start()
-        except BaseException:  # Ctrl-C while it waits for the thread to begin: nobody would end that thread
+        except BaseException:  # Ctrl-C while it waits for the thread to begin: nothing would end that thread
             self._cancellation.cancel()
             if self._kv_folder is not None:
                 self._kv_folder.close()
@@ -378,7 +378,7 @@ def _layer_drafter(asked: Mtp | Eagle3, executor: DraftExecutor, max_model_len: 
 
 
 def _drafter(asked: Speculation | DraftModel | Mtp | Eagle3 | None, limits: ExecutorLimits) -> Drafter | None:
-    """What drafts tokens without a model; None, and a line in the log, where nothing can."""
+    """A drafter without a model; None, and a line in the log, if none is possible."""
     if not isinstance(asked, Speculation):
         return None
     if limits.draft_limit == 0:

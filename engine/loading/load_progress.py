@@ -23,7 +23,7 @@ _WARM_UP_BAR = {"desc": "Warming up", "unit": " steps"}
 
 
 class LoadProgress(Progress):
-    """Of weights, `weight_bytes` when all are loaded."""
+    """The progress of loading weights: `weight_bytes` in all."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class LoadProgress(Progress):
         self._model, self._bytes = model, weight_bytes
 
     def report(self, fraction: float) -> None:
-        """That much of the weights was read, 0 to 1."""
+        """`fraction` of the weights was read, 0 to 1."""
         if self.show(int(fraction * self._bytes), self._bytes, _WEIGHTS_BAR):
             whole, percent = self._bytes / _GIB, 100 * fraction
             logger.info(
@@ -46,13 +46,13 @@ class LoadProgress(Progress):
 
 
 class WarmUpProgress(Progress):
-    """Of warming up a device."""
+    """The progress of warming up a device."""
 
     def __init__(self, *, stderr: TextIO = sys.stderr, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(stderr, clock)
 
     def report(self, done: int, steps: int) -> None:
-        """So many of the kinds of steps are ready."""
+        """`done` of the `steps` kinds of steps are ready."""
         if self.show(done, steps, _WARM_UP_BAR):
             logger.info("Warmed up %d of %d kinds of steps", done, steps)
 

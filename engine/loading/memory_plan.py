@@ -1,4 +1,4 @@
-"""What a model takes of the machine's memory: its KV cache, and so its context, and what a step needs."""
+"""Plans a model's memory: its KV cache, and so its context, and what a step needs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _GIB = 2**30
 _LARGEST_DEFAULT_CACHE = 4 * _GIB
 _ACTIVATION_BYTES = 4
 _ADAPTER_BYTES = 4  # of a number, as adapters are read
-_MAX_TOGETHER = 5  # matrices of one product: those of a Mamba2's inputs
+_MAX_TOGETHER = 5  # matrices of one product, as for a Mamba2's inputs
 _LOGPROB_BYTES = 8  # a token id and its log-probability, as many in a step's rows as in the row that asks for most
 _ROUND_TOKENS = 128  # a sequence's last block is rarely full, whatever the device's block size
 
@@ -50,9 +50,9 @@ def plan_memory(
     draft: OpenedDraft | None,
     host: StageHost | None,
 ) -> MemoryPlan:
-    """Plan a model that lies in this machine's memory, or its stages in that of the machines of their `host`.
+    """Plan a model in this machine's memory, or its stages in the memory of their `host`'s machines.
 
-    Raises ModelError if the model and what drafts for it cannot have the memory that they take.
+    Raises ModelError if there is not enough memory for the model and its draft model.
     """
     weight_bytes, groups, memory = model.weight_bytes, model.kv_groups, read_memory()
     if stages:
@@ -101,7 +101,7 @@ def _quantized_bytes(options: EngineOptions, model: OpenedModel) -> dict[Method,
 
 
 def _cache_split(options: EngineOptions, groups: Sequence[GroupBytes]) -> CacheSplit:
-    """Of blocks as they are on devices whose cache lies in the machine's memory."""
+    """The split for devices whose cache lies in the machine's memory."""
     return CacheSplit(groups, BLOCK_TOKENS, options.max_num_seqs, options.max_num_batched_tokens)
 
 
@@ -119,11 +119,11 @@ def plan_kv_cache(
 
     Without `kv_cache_space` the cache has room for `max_num_seqs` full-length sequences, but takes at most 4 GiB
     and at most half of the memory that is available beside the weights. A context that was not asked for is cut to
-    what one sequence can have of the cache. With `num_gpu_blocks_override`, the cache has so many blocks, and the
-    context is cut when the device has them. `weight_bytes` are the weights', with the adapters that the options
-    name, and `state_bytes` the recurrent state of a sequence; `smaller` says what weights would take that are
-    quantized. Raises ModelError if the context that was asked for does not fit, or if weights and cache need more
-    than the control group or the machine could ever give, and DeviceError if there is no room for state.
+    what one sequence can have of the cache. `num_gpu_blocks_override` sets the number of blocks in the cache; then
+    the context is cut when the device has them. `weight_bytes` are the weights', with the adapters that the options
+    name, and `state_bytes` the recurrent state of a sequence; `smaller` says what quantized weights would take.
+    Raises ModelError if the context that was asked for does not fit, or if weights and cache need more than the
+    control group or the machine could ever give, and DeviceError if there is no room for state.
     """
     wanted = options.max_model_len or model_limit
     has_kv = keeps_kv(groups)
@@ -206,14 +206,14 @@ def _check_room(
 
 
 def _more_cache(needed: int, memory: Memory, *, given: bool) -> str:
-    """What to do for a larger KV cache, with which so many bytes are `needed`; "" if there is not so much memory."""
+    """How to get a larger KV cache, with which `needed` bytes are needed; "" if there is not that much memory."""
     if memory.available is None or needed <= memory.available:
         return "raise --kv-cache-space"
     return "" if given or memory.cgroup_limit is None else "raise that limit"
 
 
 def _fewer_bits(sizes: Mapping[Method, int], room: int) -> str:
-    """What to do about weights, of which `sizes` says what they would take, to have them in `room` bytes."""
+    """How to get weights into `room` bytes. `sizes` says what they would take with each method."""
     if not sizes:
         return "take fewer bits for the weights with --quantization"
     fitting = [

@@ -52,10 +52,10 @@ _MIN_ADAPTER_BYTES = 64 * 2**20
 
 @dataclass(frozen=True)
 class OpenedModel:
-    """A model that has been found, and what it will be computed with; its weights are still to be read.
+    """A model that has been found, and the device that will compute it. Its weights are not read yet.
 
     `plan` says what the weights will be in memory, `kv_bytes_per_token` what a token will take there, and `kv_groups`
-    each cache group's part of that. `quantization` is what the device does, which may be none although the options name
+    each cache group's part of that. `quantization` is what the device uses; it may be None although the options name
     one. `tokenizer_source` None leaves the tokenizer out.
     """
 
@@ -101,7 +101,7 @@ class OpenedModel:
 
     @property
     def kept_as(self) -> str:
-        """What the matrices are kept as, in words: those formats first that take most."""
+        """The formats of the matrices in memory, in words. Those that take most come first."""
         if self.quantization is not None:
             return str(self.quantization)
         shapes, num_bytes = tensor_shapes(self.spec), Counter[str]()
@@ -129,7 +129,7 @@ class OpenedModel:
         num_blocks: int | None = None,
         cancellation: Cancellation | None = None,
     ) -> Executor:
-        """Load the weights and reserve the cache. `num_blocks` goes before `kv_cache_bytes`.
+        """Load the weights and reserve the cache. If `num_blocks` is given, `kv_cache_bytes` has no effect.
 
         Raises DeviceError, naming what is not supported.
         """
@@ -155,7 +155,7 @@ class OpenedModel:
         num_blocks: int | None,
         kv_cache_bytes: int | None = None,
     ) -> ExecutorOptions:
-        """What its device is told, beside the weights; without `options`, a draft model's, which has no adapters."""
+        """Its device's options. Without `options` they are a draft model's, which has no adapters."""
         asked = None if options is None else options.speculative.speculation
         return ExecutorOptions(
             dtype=self.dtype,
@@ -172,7 +172,7 @@ class OpenedModel:
         )
 
     def lora_limits(self, options: LoraOptions) -> LoraLimits | None:
-        """Which adapters there may be; None: there are none."""
+        """The limits of adapters; None: there are no adapters."""
         if not options.enable_lora:
             return None
         dtype = self.dtype if options.lora_dtype == "auto" else options.lora_dtype
@@ -181,7 +181,7 @@ class OpenedModel:
     def read_lora(self, path: Path, limits: LoraLimits, *, copies: int = 1) -> LoraAdapter:
         """The adapter at `path`. Raises ModelError for one that is broken, of another model, or too large.
 
-        So many copies of what is read are in memory at a time until it is loaded.
+        Until it is loaded, `copies` copies of what is read are in memory.
         """
         from ..adapters.reading import load_bytes, read_adapter, stored_bytes
 
@@ -197,11 +197,11 @@ class OpenedModel:
 
     @property
     def _max_adapter_bytes(self) -> int:
-        """What no adapter's file exceeds: as much as all of the model has as float32, and some more for tiny models."""
+        """The most bytes of an adapter's file: the whole model's as float32, and some more for tiny models."""
         return 4 * sum(map(math.prod, tensor_shapes(self.description.spec).values())) + _MIN_ADAPTER_BYTES
 
     def lora_bytes(self, options: EngineOptions) -> int:
-        """About what the adapters take that the options name, of which so many are in memory. Raises ModelError."""
+        """About what adapters of the options take: the `max_in_memory` largest of them. Raises ModelError."""
         limits = self.lora_limits(options.lora)
         if limits is None:
             return 0
@@ -357,7 +357,7 @@ def _tokenizer_source(options: EngineOptions, model: ModelSource) -> ModelSource
 
 
 def _within_windows(description: ModelDescription, max_model_len: int | None) -> ModelDescription:
-    """The model with a context in which no window hides a token. Raises ModelError if a longer one is asked for."""
+    """The model with a context in which no window hides a token. Raises ModelError for a longer `max_model_len`."""
     spec = description.spec
     longest = min(window for window in (spec.max_positions, *spec.windows()) if window is not None)
     if max_model_len is not None and max_model_len > longest:

@@ -53,7 +53,7 @@ class _Mount:
     root: PurePosixPath  # the group that is mounted at `point`
     point: Path
     is_version_2: bool
-    controllers: frozenset[str]  # those of version 1, among other mount options
+    controllers: frozenset[str]  # version 1's, among other mount options
 
 
 def _groups(controller: str, root: Path) -> Iterator[tuple[Path, bool]]:

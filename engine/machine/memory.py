@@ -17,9 +17,9 @@ _ROOT = Path("/")
 class Memory:
     """Amounts in bytes. None if the system does not say, or if no control group limits this process.
 
-    `available` is what this process may still take: the smallest of what the machine has available and what each of the
-    process's control groups has left. Page cache that can be dropped counts as available. `cgroup_limit` and
-    `cgroup_used` are those of the group with the lowest limit.
+    `available` is what this process may still take: what the machine has available, or what one of the process's
+    control groups has left, whichever is smallest. Page cache that can be dropped counts as available. `cgroup_limit`
+    and `cgroup_used` belong to the group with the lowest limit.
     """
 
     total: int | None

@@ -31,10 +31,10 @@ class ModelDescription:
     `tensors` has the keys of `tensor_shapes(spec)`. Some checkpoints were saved from the bare decoder: their names do
     not begin with `base_prefix`. `head_name` is the family's name of the head. If the head is tied, a checkpoint may
     hold the head, the embedding, or both. A `text_part` lies in a checkpoint of a model that takes images or sound too.
-    `otherwise` says where a weight is in checkpoints that do not have it where `tensors` says: at the first of these
-    places that has its shape. `architecture` is the decoder's own, as configs name it. `mtp` is the layer for drafts
-    that such checkpoints may have, which is no part of `spec` unless it is used. `skipped_layers` are those of the
-    checkpoint that text does not pass, in order: the others are counted without them.
+    `otherwise` has other places of weights, for checkpoints that do not have them where `tensors` says: the first place
+    with the right shape counts. `architecture` is the decoder's own, as configs name it. `mtp` is the layer for drafts
+    that such checkpoints may have; it is part of `spec` only if it is used. `skipped_layers` are layers of the
+    checkpoint that text does not pass, in order; the other layers are counted without them.
     """
 
     spec: DecoderSpec
@@ -48,7 +48,7 @@ class ModelDescription:
     skipped_layers: tuple[int, ...] = ()
 
     def with_mtp(self) -> ModelDescription:
-        """The same with its layer for drafts in use. Raises ValueError if there is none."""
+        """The same description with its layer for drafts in use. Raises ValueError if there is none."""
         if self.mtp is None:
             raise ValueError(f"{self.architecture} has no layer for drafts")
         spec = replace(self.spec, mtp=self.mtp.spec)

@@ -27,7 +27,7 @@ _LAYER = "model.layers.0."
 
 @dataclass(frozen=True, slots=True)
 class Eagle3Place:
-    """Where a weight lies: the tensor `name`, of which it is the columns `[begin, end)` or all."""
+    """Where a weight lies: in the columns `[begin, end)`, or all, of the tensor `name`."""
 
     name: str
     columns: tuple[int, int] | None = None
@@ -42,9 +42,9 @@ class Eagle3Description:
 
 
 def describe_eagle3(config: Mapping[str, Any], target: DecoderSpec, names: Collection[str]) -> Eagle3Description:
-    """The layer that a config describes, for the model `target`. `names` are those of the checkpoint's tensors.
+    """The layer that a config describes, for the model `target`. `names` are the names of the checkpoint's tensors.
 
-    Raises ModelError for one that is not supported, or was made for another model.
+    Raises ModelError for a layer that is not supported, or was made for another model.
     """
     reader = ConfigReader(config)
     _require_eagle3(reader)
@@ -141,7 +141,7 @@ def _watched(config: ConfigReader, num_layers: int) -> tuple[int, ...]:
     field, offset, eagle = "eagle_aux_hidden_state_layer_ids", 0, config.raw("eagle_config")
     ids = config.raw(field)
     if not ids and isinstance(eagle, Mapping):
-        ids, offset = eagle.get(field), 1  # there, the layers are named behind which they are taken
+        ids, offset = eagle.get(field), 1  # there, rows are taken behind the named layers
     if not ids:
         if num_layers < _FEWEST_LAYERS:
             raise ModelError(f"config.json must name {field} for a model of {num_layers} layers")

@@ -1,4 +1,4 @@
-"""What a model says about generating: the tokens that end a sequence, and the sampling its authors suggest."""
+"""A model's settings for generating: the tokens that end a sequence, and the sampling its authors suggest."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .config import MAX_INTEGER
 
 _FILE = "generation_config.json"
 SAMPLING_NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
-"""What may be suggested of sampling. `max_new_tokens` is a limit for all requests, as it is in vLLM."""
+"""The sampling fields that may be suggested. `max_new_tokens` is a limit for all requests, as in vLLM."""
 
 _MAX_SPECIAL_TOKENS = 1000  # that end a sequence; models name a handful
 

@@ -19,10 +19,10 @@ def overridden(
     rope_theta: float | None,
 ) -> Mapping[str, Any]:
     """The config with other fields, objects within it field by field, and with another rope. A rope of `fields` that
-    has a `rope_type` stands in place of the whole rope, but for its base.
+    has a `rope_type` replaces the whole rope except its base.
 
-    The rope is that of the language model, which may be a part of the config. Raises ModelError where layers have ropes
-    of their own.
+    The rope is the language model's, which may be a part of the config. Raises ModelError where layers have their own
+    ropes.
     """
     config = _merged(config, fields or {})
     if rope_scaling is None and rope_theta is None:

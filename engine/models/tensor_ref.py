@@ -84,7 +84,7 @@ class TensorRef:
         return (math.prod((count, *rest)),) if self.flat else (count, *rest)
 
     def needed(self, shape: tuple[int, ...]) -> str:
-        """In words, the shape of the tensor of which `shape` is to be taken. Leaves out `stack`."""
+        """In words, the shape of the tensor that `shape` is to be taken from. Leaves out `stack`."""
         if self.flat:
             return f"{shape[0]} elements"
         if self.transpose_each is not None:

@@ -152,7 +152,7 @@ WITHIN: dict[str, Mapping[str, object]] = {
 
 
 def not_served(kind: object) -> str:
-    """What to say of a language model whose type is none of `TEXT_MODELS`. Types that are near are named."""
+    """The error for a language model whose type is not in `TEXT_MODELS`. It names similar types."""
     by_stem = {_stem(known): known for known in TEXT_MODELS}
     near = difflib.get_close_matches(_stem(str(kind)), by_stem, _MAX_NEAR, 0.5)
     types = ", ".join(by_stem[stem] for stem in near) if near else ", ".join(sorted(TEXT_MODELS))

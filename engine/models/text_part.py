@@ -170,7 +170,7 @@ def text_part(architecture: str, config: Mapping[str, Any]) -> dict[str, Any]:
     ):
         made["tie_word_embeddings"] = config["tie_word_embeddings"]
     if kind == "glm_ocr_text":
-        made["attention_bias"] = False  # which it lacks whatever its config says
+        made["attention_bias"] = False  # it has none, whatever its config says
     if kind == "mllama_text_model":
         made["num_hidden_layers"] = len(_own_layers(made))
     if kind == "paddleocr_vl_text" and ConfigReader(made, _OWNER).flag("use_bias", False):
@@ -186,7 +186,7 @@ def as_text_part(description: ModelDescription, text: Mapping[str, Any]) -> Mode
     description = replace(description, text_part=True)
     if text.get("model_type") != "mllama_text_model":
         return description
-    # Layers that look at images are passed by where there are none. Its embedding has rows for image tokens too.
+    # Without images, layers that look at them are skipped. Its embedding has rows for image tokens too.
     embedding = replace(description.tensors["embed.weight"], rows=(0, description.spec.vocab_size))
     return replace(
         description,

@@ -1,4 +1,4 @@
-"""What to say of an architecture that is not supported: what it is, which part is missing, and what is near."""
+"""The error for an architecture that is not supported: what it is, which part is missing, and similar ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .text_part import TEXT_CONFIGS
 _MAX_NEAR = 5
 _TASKS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 
-# Models whose text alone is computed in another way than that of their language model.
+# Models that compute even pure text in another way than their language model does.
 _OTHER_MASKS = {
     "PaliGemmaForConditionalGeneration": "its prompt's tokens attend to all of the prompt, in both directions, and "
     "here a token sees only those before it",
@@ -45,7 +45,7 @@ _KNOWN = (
 
 
 def unsupported(name: object, config: Mapping[str, Any], known: Sequence[str]) -> ModelError:
-    """The error for an architecture that is none of those `known`. Its config tells what it is made of."""
+    """The error for an architecture that is not `known`. Its config tells what it is made of."""
     if not isinstance(name, str):
         return ModelError(
             "a config.json without architectures is not supported: add the name of the model's class, such as "
@@ -103,7 +103,7 @@ def _is_set(value: object) -> bool:
 
 
 def _near(name: str, known: Sequence[str]) -> list[str]:
-    """Those with a like name. What follows the family's name is the same for most, and says nothing."""
+    """The ones with a similar name. The part after the family's name is the same for most, and does not count."""
     by_family = {_family(other): other for other in known}
     return [by_family[family] for family in difflib.get_close_matches(_family(name), by_family, _MAX_NEAR, 0.5)]
 

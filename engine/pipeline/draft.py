@@ -1,7 +1,6 @@
-"""What drafts in the stages of a pipeline: a draft model beside the first one, or the layer for that behind the
-last.
+"""Drafting in the stages of a pipeline: a draft model beside the first stage, or a draft layer behind the last.
 
-Either computes on the processors of its stage, which have nothing else to do: with drafts, one step runs at a time.
+Either computes on the processors of its stage. They have nothing else to do: with drafts, one step runs at a time.
 """
 
 from __future__ import annotations

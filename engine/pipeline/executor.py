@@ -88,7 +88,7 @@ class PipelineExecutor(Executor):
         """Nothing: kernels are compiled, and threads run since the load."""
 
     def start(self, batch: StepBatch) -> _PipelineStep:
-        """Give the batch to the first stage. It may be changed afterwards, but for the bits of its masks."""
+        """Give the batch to the first stage. It may be changed afterwards, except the bits of its masks."""
         stages = self._running()
         while self._refused:
             self.drop_lora(self._refused.popleft())
@@ -155,7 +155,7 @@ class PipelineExecutor(Executor):
                 self._stages.first.send(drop_message(number))
 
     def stage_stats(self) -> PipelineStats:
-        """What the stages have done since the start, from any thread."""
+        """Statistics of the stages since the start, from any thread."""
         return PipelineStats(self._times.stats(), self._restarts.total)
 
     def close(self) -> None:
@@ -253,7 +253,7 @@ class PipelineExecutor(Executor):
 
     @staticmethod
     def _receive(stages: Stages, link: Link, say_late: Callable[[float], None]) -> tuple[bytes, float | None]:
-        """What comes on a link, and when; `say_late(seconds)` hears from time to time that nothing has come yet."""
+        """What comes on a link, and when. While nothing has come, `say_late(seconds)` is called from time to time."""
         started = time.perf_counter()
         while True:
             try:
@@ -297,5 +297,5 @@ class _PipelineStep:
         self._executor, self._step = executor, (slot, number, size, arrays, masks, sent)
 
     def wait(self) -> StepOutput:
-        """What the step gave, once. Raises DeviceError."""
+        """The step's output; call it once. Raises DeviceError."""
         return self._executor.end_step(*self._step)

@@ -46,16 +46,16 @@ class Part(enum.Enum):
 
 
 class Link(Protocol):
-    """Between two processes: steps go one way, and drafts come back. Each end has one user, but for `close`."""
+    """Links two processes: steps go one way, and drafts come back. Each end has one user, except for `close`."""
 
     def send(self, message: bytes, part: Part = Part.NOTHING) -> None:
-        """Send a message and, if it is about a step, a part of the step's slot. Raises OSError if nobody reads it."""
+        """Send a message and, if it is about a step, a part of the step's slot. Raises OSError if it has no reader."""
         ...
 
     def receive(self, timeout_s: float | None = None) -> tuple[bytes, float | None]:
-        """The next message, whose part then is in the receiver's slot; empty when the other end is closed.
+        """The next message; its part is in the receiver's slot then. Empty when the other end is closed.
 
-        With it the time when it had come (time.perf_counter); None if it had come before, nobody knows when.
+        The second value is when it came (time.perf_counter); None if it came before, at an unknown time.
         Raises TimeoutError.
         """
         ...
@@ -150,5 +150,5 @@ def failed_message(text: str) -> bytes:
 
 
 def read_failure(message: bytes) -> str:
-    """That reason."""
+    """The reason in a message of a failure."""
     return message[1:].decode(errors="replace")

@@ -24,7 +24,7 @@ _MAX_ROUNDS = 4
 
 
 class StageCores(Struct, frozen=True):
-    """On which machine a stage is, how many cores it has, and their highest clock there, 0 where nobody says."""
+    """The machine of a stage, how many cores it has, and their highest clock, 0 if that is not known."""
 
     machine: str
     count: int
@@ -32,7 +32,7 @@ class StageCores(Struct, frozen=True):
 
 
 class StageSpeed(Struct, frozen=True):
-    """What the cores of a stage can do in a second: bytes that they read from memory, and operations in products."""
+    """What a stage's cores can do in a second: bytes that they read from memory, and operations in products."""
 
     read_bytes: float
     operations: float
@@ -58,10 +58,10 @@ def measure(isa: str, cpus: Sequence[int], ceiling: str) -> StageSpeed:
 def stage_speeds(
     cores: Sequence[StageCores], measure: Callable[[Sequence[int]], Sequence[StageSpeed]]
 ) -> list[StageSpeed] | None:
-    """The speed of each stage, of which `measure` measures some; None, and nothing is measured, if all are alike.
+    """The speed of each stage. `measure` measures some of them. If all are alike: None, and nothing is measured.
 
-    Stages are alike that have as many cores of one machine, with the same clock. Whatever else runs makes cores slower
-    and never faster. So the best of several rounds counts, and there is no further one once none of them lags.
+    Stages are alike if they have as many cores of the same machine, with the same clock. Other work makes cores slower
+    and never faster. So the best of several rounds counts, and there is no further round once none of them lags.
     """
     like = [next(index for index, other in enumerate(cores) if _are_alike(own, other)) for own in cores]
     asked = sorted({*like})

@@ -28,7 +28,7 @@ class StageStats(Struct, frozen=True):
 
 
 class PipelineStats(Struct, frozen=True):
-    """What the stages have done since the start, and how often all of them were started again."""
+    """Statistics of the stages since the start, and how often all of them were started again."""
 
     stages: Sequence[StageStats]
     restarts: int
@@ -68,7 +68,7 @@ class StageTimes:
             self._begin()
 
     def stats(self) -> list[StageStats]:
-        """Those of each stage, in order. From any thread."""
+        """The statistics of each stage, in order. From any thread."""
         return [
             StageStats(name, int(steps), computing_s, int(hops), hop_s)
             for name, (steps, computing_s, hops, hop_s) in zip(self._names, self._totals.tolist(), strict=True)

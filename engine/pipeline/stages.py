@@ -16,7 +16,7 @@ from .stage_plan import StagePlan
 from .step_slot import Arrays, StepSlot
 
 SLOW_S: Final = 10.0
-"""What stages may take for a step, draft tokens or an adapter, in seconds, before the one that is waited for is named.
+"""Seconds that stages may take for a step, draft tokens or an adapter. Then the log names the one that is waited for.
 """
 
 _GIB = 2**30
@@ -44,7 +44,7 @@ class Stages(Protocol):
         ...
 
     def where(self, number: int, arrays: Arrays) -> int:
-        """The stage at which a step is that was started and has not ended: its number, and its arrays here."""
+        """The stage that a started step has reached; `number` is the step's, and `arrays` are its arrays here."""
         ...
 
     def watch(self, on_end: Callable[[], None]) -> None:
@@ -79,11 +79,11 @@ class StageHost(Protocol):
     def is_here(self) -> bool: ...
 
     def cores(self) -> Sequence[StageCores]:
-        """Those of each stage, in order. Raises DeviceError if they cannot be shared out."""
+        """The cores of each stage, in order. Raises DeviceError if they cannot be divided."""
         ...
 
     def measure(self, stages: Sequence[int], ceiling: str) -> Sequence[StageSpeed]:
-        """Measure the cores of these stages, which have loaded nothing yet; those of one machine in turn.
+        """Measure the cores of these stages, which have loaded nothing yet. Stages of one machine are measured in turn.
 
         `ceiling` names the type of the products, as `_native.measure_ceilings` does. Raises DeviceError.
         """
@@ -94,9 +94,9 @@ class StageHost(Protocol):
         ...
 
     def memory(self, weights: Sequence[int]) -> Memory:
-        """What the machines have, as if one of them had all stages, whose `weights` take so many bytes.
+        """What the machines have, as if one of them had all stages. `weights` are the bytes of each stage's weights.
 
-        Each machine counts by the share that its stages have of the whole; the one with the least decides.
+        Each machine's memory is scaled by its stages' share of the whole; the machine with the least decides.
         """
         ...
 
@@ -117,7 +117,7 @@ def stage_name(index: int, count: int, stage: StageSpec) -> str:
 def loaded_text(
     stages: Stages, index: int, groups: Sequence[Sequence[int]], weight_bytes: int, cache_bytes: int
 ) -> str:
-    """A stage that has loaded in words: where it is, on which groups of processors, and what it takes."""
+    """A loaded stage in words: where it is, on which groups of processors, and what it takes."""
     return (
         f"{stages.name(index)}: {stages.place(index)} on CPUs {'|'.join(map(cpu_list, groups))}, "
         f"{weight_bytes / _GIB:.2f} GiB of weights, {cache_bytes / _GIB:.2f} GiB of KV cache"

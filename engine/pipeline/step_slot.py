@@ -59,7 +59,7 @@ _OUTPUT = tuple(field.name for field in fields(StepOutput))
 
 
 class SlotShape(Struct, frozen=True):
-    """What a pipeline's slots have in common: cache groups, stages, and floats of a row between stages."""
+    """The sizes of a pipeline's slots: cache groups, stages, and floats of a row between stages."""
 
     num_groups: int
     num_stages: int
@@ -91,9 +91,9 @@ class StepSlot:
         self._places = np.empty((0, 3), np.int64)
 
     def write(self, batch: StepBatch, vocab_size: int, counts: NDArray[np.int32] | None = None) -> tuple[int, Arrays]:
-        """Take a batch in, but for the bits of its masks. Returns the bytes that it takes, and the arrays there.
+        """Take a batch in, except the bits of its masks. Returns the bytes that it takes, and the arrays there.
 
-        With `counts` [S] no stage runs it, and there is room for as many draft tokens of each sequence.
+        With `counts` [S] no stage runs it, and there is room for `counts` draft tokens of the sequences.
         """
         sampling = batch.sampling
         given: dict[str, NDArray[Any] | None] = {name: getattr(batch, name) for name in _BATCH}

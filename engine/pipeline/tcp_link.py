@@ -1,7 +1,7 @@
 """TcpLink: a link between processes that may be on different machines. What a step needs travels with its message.
 
-Nobody but the processes of one pipeline is let in: who connects has to show a token first, which is not secret to those
-who can read the network.
+Only the processes of one pipeline may connect: a new connection has to show a token first. The token is not secret from
+those who can read the network.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _SILENT_S = 15  # after which a machine that does not answer is gone
 class TcpLink:
     """Both directions of a connection; see Link. Slots are this process's own.
 
-    A thread takes in what comes, also while the process computes. So senders wait for nobody, and a step is there when
-    the one before it has been computed.
+    A thread takes in what comes, also while the process computes. So senders do not wait, and a step is there when the
+    one before it has been computed.
     """
 
     def __init__(self, connection: socket.socket, slots: Sequence[StepSlot]) -> None:
@@ -136,10 +136,10 @@ def connect(address: tuple[str, int], token: bytes, purpose: bytes) -> socket.so
 
 
 def accept(listener: socket.socket, token: bytes, purposes: set[bytes], timeout_s: float) -> dict[bytes, socket.socket]:
-    """A connection for each purpose, from those who show the token; others are sent away. Raises TimeoutError.
+    """A connection for each purpose, with the token; other connections are closed. Raises TimeoutError.
 
-    All who have connected are heard at the same time, so those who are silent keep nobody waiting. `listener` does not
-    block afterwards.
+    All connections are read at the same time, so a silent one keeps no other waiting. `listener` does not block
+    afterwards.
     """
     found: dict[bytes, socket.socket] = {}
     deadline = time.monotonic() + timeout_s
@@ -192,7 +192,7 @@ def accept(listener: socket.socket, token: bytes, purposes: set[bytes], timeout_
 
 
 class _Handshake:
-    """What somebody who has connected has said so far."""
+    """What has come on a new connection so far."""
 
     def __init__(self, deadline: float) -> None:
         self.deadline = deadline

@@ -14,10 +14,10 @@ from .waiting import WaitingQueue
 
 
 class AsyncScheduling:
-    """Goes on with the decodes of a step where whatever is sampled changes nothing but who has ended.
+    """Goes on with the decodes of a step where the sampled tokens decide nothing but which sequences have ended.
 
-    Who has is run once more for nothing. What that writes lies in blocks that it still had when the step was started,
-    behind all tokens that anybody could find in the cache, and a later owner of the block writes after it.
+    A sequence that has ended is run once more for nothing. It writes to blocks that it still had when the step was
+    started, behind all tokens that others could find in the cache. A later owner of the block writes after it.
     """
 
     def __init__(self, cache: CacheManager, running: Running, waiting: WaitingQueue) -> None:

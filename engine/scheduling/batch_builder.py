@@ -24,11 +24,11 @@ _TABLE_ROOM = 8  # block table columns kept free, so that growing sequences rare
 
 
 class _Shape(Struct):
-    """The arrays of decodes and drafts that stay the same as long as each sequence has so many rows."""
+    """The arrays of decodes and drafts that stay the same as long as each sequence keeps its number of rows."""
 
     query_start: NDArray[np.int32]
     logits_rows: NDArray[np.int32]
-    sampling: SamplingBatch | None = None  # but for its positions and masks
+    sampling: SamplingBatch | None = None  # without its positions and masks
 
 
 class BatchBuilders:

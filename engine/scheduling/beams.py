@@ -1,4 +1,4 @@
-"""Beams: which sequences compute the beams of which search."""
+"""Beams: the sequences that compute the beams of each search."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Beams:
             self._active.remove(group)
 
     def advance(self, rows: StepRows, output: StepOutput) -> list[tuple[Sequence, Hypothesis | None]]:
-        """Let each search take in the rows of its beams. Returns the ends of those that are over, sequence by sequence.
+        """Let each search take in the rows of its beams. Returns the ends of finished searches, sequence by sequence.
 
         Results belong to the first sequences. None is an error: the model gave too few tokens that may follow.
         """

@@ -25,7 +25,7 @@ class DecodeSets:
         self._moved: set[int] = set()  # keys of those whose block tables have changed since they last ran
 
     def choose(self) -> list[Sequence]:
-        """Those of the next step: a fair share of all, and of those in no other step the ones that waited longest."""
+        """The decodes of the next step: at most a fair share of all. Of those in no other step, the longest waiting."""
         decoding = self._running.decoding
         idle = [sequence for sequence in decoding if not sequence.in_flight]
         share = -(-len(decoding) // self._num_sets)
@@ -35,7 +35,7 @@ class DecodeSets:
         return [sequence for sequence in idle if sequence.key in chosen]
 
     def number(self, decodes: Seq[Sequence]) -> int:
-        """The number of the set that these are, which then run: that of the last time if nothing about it is new."""
+        """The number of the set of these decodes, which run next. It stays the same if nothing about the set is new."""
         version = self._running.decode_version
         last = decodes[0].decode_set if decodes else 0
         if self._sizes.get(last) == (len(decodes), version) and all(s.decode_set == last for s in decodes):

@@ -1,4 +1,4 @@
-"""Decodes: which sequences decode in a step, and with which drafts."""
+"""Decodes: the sequences that decode in a step, and their drafts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Decodes:
         self._running = running
         self._preemption = preemption
         self._sets = DecodeSets(running, max_in_flight)
-        self._drafted: set[int] = set()  # keys of those that had a draft in the last step
+        self._drafted: set[int] = set()  # keys of sequences that had a draft in the last step
 
     def added(self, sequence: Sequence) -> None:
         """Note a sequence that is to run."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from ..sequences.sequence import Sequence, SequenceState
 
 MAX_SHARING = 32
-"""Clients among whom virtual time divides what is computed, if there are more. A long prompt would wait for ever while
-ever more come with short ones. So those that come after this many times its own tokens were computed do not pass it.
+"""Virtual time divides what is computed among at most this many clients. Otherwise a long prompt would wait for ever
+while more clients come with short ones. They do not pass it once this many times its own tokens were computed.
 """
 
 
@@ -25,14 +25,14 @@ class FairShares:
     """Fair queueing of prompts by clients, for each priority apart.
 
     Each client has a counter of the tokens that it was served (Sheng et al., "Fairness in Serving Large Language
-    Models", 2024). A prompt counts as soon as it is admitted, without what the cache had of it, and an answer when it
-    ends. What is computed again after a preemption does not count. A prompt's turn is what its client's counter will be
-    with it, its virtual finish time, and the lowest goes first. So prompts end in the order in which they would if each
+    Models", 2024). A prompt counts as soon as it is admitted, without its cached tokens. An answer counts when it ends.
+    What is computed again after a preemption does not count. A prompt's turn is its virtual finish time: its client's
+    counter with the prompt added. The lowest goes first. So prompts end in the order that they would have if each
     client had an equal part of every step, and a short one passes a long one that has begun.
 
-    A client that comes begins at the virtual time. That keeps up with the counter of whoever is computed, and moves on
-    by what is computed, divided among the clients that have prompts left. So what a client has not used is lost, and
-    new clients pass a long prompt but cannot keep it waiting for ever.
+    A new client's counter begins at the virtual time. That keeps up with the counter of the client that is computed. It
+    moves on by the tokens computed, divided among the clients that have prompts left. So what a client has not used is
+    lost, and new clients pass a long prompt but cannot keep it waiting for ever.
 
     A client is forgotten with the last of its sequences.
     """
@@ -41,7 +41,7 @@ class FairShares:
         self._priorities: dict[int, _Clients] = {}
 
     def add(self, sequence: Sequence, count: int, *, nobody_waits: bool) -> None:
-        """Hear of a request of `count` sequences. If `nobody_waits`, all clients of its priority are equal again."""
+        """Note a request of `count` sequences. If `nobody_waits`, all clients of its priority are equal again."""
         clients = self._priorities.get(sequence.priority)
         if clients is None:
             clients = self._priorities[sequence.priority] = _Clients()
@@ -51,7 +51,7 @@ class FairShares:
         clients.num_sequences[sequence.client] = clients.num_sequences.get(sequence.client, 0) + count
 
     def begin(self, sequence: Sequence) -> None:
-        """Hear that its client has something to compute again: what it did not use before is lost."""
+        """Note that its client has something to compute again: what it did not use before is lost."""
         clients = self._priorities[sequence.priority]
         clients.served[sequence.client] = max(clients.served[sequence.client], clients.now)
 
@@ -65,7 +65,7 @@ class FairShares:
         sequence.virtual_finish = self._charge(sequence, num_tokens)
 
     def compute(self, sequence: Sequence, num_tokens: int, num_clients: int) -> None:
-        """Hear that a step computes the next tokens of a prompt while `num_clients` have prompts left."""
+        """Note that a step computes `num_tokens` tokens of a prompt while `num_clients` have prompts left."""
         clients = self._priorities[sequence.priority]
         start = sequence.virtual_finish - (sequence.num_tokens - sequence.num_computed)
         clients.now = max(clients.now + num_tokens / MAX_SHARING, start + num_tokens / num_clients)

@@ -10,7 +10,7 @@ from .waiting import WaitingQueue
 
 
 class Forks:
-    """Which choices wait for which sequence. They are not in the queue meanwhile."""
+    """The choices that wait for a sequence's prompt. They are not in the queue meanwhile."""
 
     def __init__(self, cache: CacheManager, waiting: WaitingQueue) -> None:
         self._cache = cache

@@ -16,13 +16,13 @@ from .waiting import WaitingQueue
 
 
 class MustWaitError(Exception):
-    """Somebody would have to make way, which has to wait until all steps that were started have ended."""
+    """A sequence has to be preempted. That has to wait until all steps that were started have ended."""
 
 
 class Preemption:
     """Takes blocks from the last in order for those before it, one sequence after the other, or one whole search.
 
-    Who makes way keeps its tokens and waits; a search starts over.
+    A preempted sequence keeps its tokens and waits; a search starts over.
     """
 
     def __init__(
@@ -35,9 +35,9 @@ class Preemption:
         beams: Beams,
         prompts: Prompts,
     ) -> None:
-        """`total` is how often it has happened, and `num_in_flight` the steps that have not ended.
+        """`total` is the number of preemptions, and `num_in_flight` the number of steps that have not ended.
 
-        While there are any, whoever would have to make way may be in them, and all methods raise MustWaitError instead.
+        The sequence to preempt may be in such a step. So all methods raise MustWaitError instead while there are any.
         """
         self.total = self.num_in_flight = 0
         self._cache = cache

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 
 class PromptDelay:
-    """Holds new prompts back for `factor` times as long as the last step took that began one.
+    """Holds new prompts back for `factor` times as long as the last step that began a prompt took.
 
-    It is vLLM's `--scheduler-delay-factor`. Where nobody runs, nothing is held back. `clock` gives seconds.
+    It is vLLM's `--scheduler-delay-factor`. If no sequence runs, nothing is held back. `clock` gives seconds.
     """
 
     def __init__(self, factor: float, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -20,12 +20,12 @@ class PromptDelay:
         self._waiting_since: float | None = None
 
     def begin_step(self) -> None:
-        """Hear that a step is planned, so the one before has ended."""
+        """Note that a step is planned, so the one before has ended."""
         if self._began is not None:
             self._step_s, self._began = self._clock() - self._began, None
 
     def holds(self, *, is_idle: bool) -> bool:
-        """Whether prompts that wait have to wait on. `is_idle`: nobody runs."""
+        """Whether waiting prompts have to go on waiting. `is_idle`: no sequence runs."""
         if self._factor == 0.0 or is_idle:
             return False
         now = self._clock()
@@ -34,7 +34,7 @@ class PromptDelay:
         return now - self._waiting_since < self._factor * self._step_s
 
     def admitted(self) -> None:
-        """Hear that the step begins a prompt."""
+        """Note that the step begins a prompt."""
         if self._factor == 0.0:
             return
         self._waiting_since = None

@@ -102,7 +102,7 @@ class Prompts:
             self._waiting.put_back(sequence)
 
     def _take_turns(self, step: Step, deferred: list[Sequence], without_slot: list[Sequence]) -> None:
-        """Add chunks until the step is full or nobody may have one. Adds those that it passes over to the two lists."""
+        """Add chunks until the step is full or no prompt may have one. Prompts that it skips go to the two lists."""
         limit_ms = self._cost_model.limit_ms(step.load) if self._running.decoding else None
         self._num_clients = self._count_clients()
         begun = self._begun()
@@ -114,7 +114,7 @@ class Prompts:
                 if not self._add_chunk(step, sequence, limit_ms):
                     if step.rows.chunks or not self._cache.has_windows:
                         return
-                    may_admit = False  # it lacks blocks, which those of others may have already
+                    may_admit = False  # it lacks blocks, which other prompts of the step may have
                 continue
             if sequence is None:
                 return
@@ -125,7 +125,7 @@ class Prompts:
                 deferred.append(self._waiting.pop())
                 self._give_turn(sequence, begun)
                 continue
-            # Behind the first that waits, no adapter's sequence goes on: it would take the place for ever.
+            # Once one waits for an adapter's slot, later ones with adapters wait too, or they would take it for ever.
             if sequence.adapter >= 0 and (without_slot or not self._has_slot(sequence)):
                 without_slot.append(self._waiting.pop())
                 may_admit = len(without_slot) < _MAX_WITHOUT_SLOT
@@ -136,7 +136,7 @@ class Prompts:
                 not self.can_admit(sequence, prefix, step.rows.num_starting)
                 or self._room.chunk_tokens(step, sequence, start, limit_ms) == 0
             ):
-                may_admit = False  # nor may who comes later, who would take its place for ever
+                may_admit = False  # later ones wait too, or they would take its place for ever
                 continue
             if self.offload is not None and self.offload.should_wait(sequence, prefix):
                 deferred.append(self._waiting.pop())
@@ -208,7 +208,7 @@ class Prompts:
         return start + fitting == sequence.num_tokens
 
     def _reachable(self, sequence: Sequence, num_tokens: int) -> int:
-        """How many of the next tokens of a prompt have room where blocks come chunk by chunk."""
+        """How many of the next tokens of a prompt have room if blocks come chunk by chunk."""
         start = sequence.num_computed
         reachable = self._cache.ensure_slots(sequence, start + num_tokens, len(self._running) - 1) - start
         return reachable if self._chunked_prefill or reachable == num_tokens else 0
@@ -227,14 +227,14 @@ class Prompts:
         )
 
     def _has_slot(self, sequence: Sequence) -> bool:
-        """Whether a step may have its adapter beside those of the sequences that run."""
+        """Whether a step may have its adapter beside the adapters of running sequences."""
         if sequence.adapter < 0:
             return True
         adapters = {running.adapter for running in self._running.sequences() if running.adapter >= 0}
         return len(adapters | {sequence.adapter}) <= self._max_loras
 
     def _startable_forks(self, step: Step, sequence: Sequence) -> list[Sequence]:
-        """As many of a prompt's other choices as may run beside the rest, each with a block to grow into."""
+        """The prompt's other choices that may run beside the rest, each with a block to grow into."""
         running = self.num_taken + step.rows.num_starting
         return self._forks.of(sequence)[: max(min(self.max_num_seqs, self._cache.num_free) - running, 0)]
 

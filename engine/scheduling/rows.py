@@ -112,12 +112,12 @@ class Draft(Struct):
 
 
 class StepRows:
-    """What a step runs, in order: the one place that says where whose tokens and rows are.
+    """What a step runs, in order. Only this class says where each sequence's tokens and rows are.
 
     Tokens: one of each of `decodes`, then those of each of `drafts`, then those of each of `chunks`. Rows, each the
     logits after a token: one for each of `decodes`, then those that drafts sample, those that chunks sample, and those
     that chunks score. The first `num_sampled` rows are sampled, the other `num_scored` are scored.
-    `has_beams`: some rows are beams', whose tokens are nobody's before their search ends.
+    `has_beams`: some rows belong to beams, whose tokens are no sequence's before their search ends.
     """
 
     __slots__ = ("chunks", "decodes", "drafts", "has_beams", "num_sampled", "num_scored", "num_tokens")
@@ -137,7 +137,7 @@ class StepRows:
     def add_draft(self, sequence: Sequence, draft_tokens: list[int], lookahead: Lookahead | None = None) -> None:
         """Run the last token of a sequence, and draft tokens behind it. They come before chunks.
 
-        Whoever has a constraint needs the `lookahead` of these draft tokens.
+        A sequence with a constraint needs the `lookahead` of these draft tokens.
         """
         token_ids = [sequence.last_token, *draft_tokens]
         tokens = slice(self.num_tokens, self.num_tokens + len(token_ids))
@@ -210,7 +210,7 @@ class StepRows:
 
     @property
     def constraints(self) -> list[SequenceConstraint | None]:
-        """What each of the sampled rows must keep to, but for those that are after draft tokens."""
+        """The constraint of each sampled row that is not after draft tokens."""
         constraints = [sequence.constraint for sequence in self.sampled]
         for draft in self.drafts:
             constraints[draft.sampled.start + 1 : draft.sampled.stop] = [None] * (len(draft.token_ids) - 1)
@@ -218,7 +218,7 @@ class StepRows:
 
     @property
     def lookaheads(self) -> list[tuple[int, Lookahead]]:
-        """What finds the masks of the rows after draft tokens, each with the first row of its draft."""
+        """The lookaheads that find the masks of rows after draft tokens, each with the first row of its draft."""
         return [(draft.sampled.start, draft.lookahead) for draft in self.drafts if draft.lookahead is not None]
 
     @property
@@ -232,7 +232,7 @@ class StepRows:
         return [*self.decodes, *(span.sequence for span in self.spans)]
 
     def kept(self, token_ids: list[int]) -> list[tuple[Sequence, int]]:
-        """The rows that gave a sequence a token, and which: not those after a rejected draft token, nor those of beams.
+        """The tokens that sequences got: without rows after a rejected draft token, and without beams.
 
         `token_ids` are those of the step's rows.
         """

@@ -45,12 +45,12 @@ class Running:
             if sequence.state is SequenceState.PREFILLING:
                 self.prefilling.remove(sequence)
             sequence.state = SequenceState.DECODING
-        # Those of one adapter are side by side: kernels share what they read of it.
+        # Sequences of one adapter are side by side: kernels share what they read of it.
         self.decoding = sorted([*self.decoding, *sequences], key=_adapter)
         self.decode_version += 1
 
     def remove(self, sequence: Sequence) -> None:
-        """Let a sequence wait, whatever it was at."""
+        """Let a sequence in any state wait."""
         if sequence.state is SequenceState.PREFILLING:
             self.prefilling.remove(sequence)
         elif sequence.state is SequenceState.DECODING:

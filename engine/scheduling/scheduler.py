@@ -58,9 +58,8 @@ class Scheduler:
         delay_factor: float = 0.0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """A `drafter` drafts tokens, as long as no more than `max_drafted` sequences decode. Without one,
-        what a grammar forces is all that is drafted. `delay_factor` is that of PromptDelay. By the `clock`, in seconds,
-        it is learned what drafts take.
+        """A `drafter` drafts tokens, as long as no more than `max_drafted` sequences decode. Without one, drafts are
+        only what a grammar forces. `delay_factor` is PromptDelay's. `clock`, in seconds, measures what drafts take.
 
         Raises ValueError for a drafter with fixed shapes, or with recurrent layers that cannot go back.
         """
@@ -131,7 +130,7 @@ class Scheduler:
 
     @property
     def offload(self) -> Offload | None:
-        """What keeps the cache's blocks on disk, if anything does. Set it before sequences are added."""
+        """Keeps the cache's blocks on disk; None: they are not kept. Set it before sequences are added."""
         return self._prompts.offload
 
     @offload.setter
@@ -140,7 +139,7 @@ class Scheduler:
 
     @property
     def drafts(self) -> Drafts | None:
-        """What drafts tokens, if anything does."""
+        """Drafts tokens; None: nothing is drafted."""
         return self._decodes.drafts
 
     @property
@@ -170,7 +169,7 @@ class Scheduler:
 
     @property
     def num_deferred(self) -> int:
-        """Those of them that wait for a prefix: another sequence computes it now, or it is read from disk."""
+        """How many of them wait for a prefix: another sequence computes it now, or it is read from disk."""
         return min(self._prompts.num_deferred, self.num_waiting)
 
     def adapters(self) -> tuple[Set[int], Set[int]]:
@@ -246,13 +245,13 @@ class Scheduler:
         return step if step.rows else None
 
     def begin_step(self, step: Step) -> None:
-        """Hear that a step was started. Where there may be several, what the others may have is not its own."""
+        """Note that a step was started. If several may be started, other steps do not get its sequences."""
         if self.max_in_flight == 1:
             return
         self._preemption.num_in_flight += 1
         self._prompts.num_starting += step.rows.num_starting
         for chunk in step.rows.chunks:
-            if chunk.counts_early:  # whatever runs later finds its K and V
+            if chunk.counts_early:  # later steps find its K and V
                 chunk.sequence.num_computed = chunk.end
                 self.cache.advance(chunk.sequence)
         self._set_in_flight(step, True)
@@ -331,21 +330,21 @@ class Scheduler:
         return finished + self._leave() if self._leaving else finished
 
     def end_step(self, step: Step) -> None:
-        """Hear that all is done that the engine does in a step, after its tokens were passed on."""
+        """Note that the engine's own work in a step is done, after its tokens were passed on."""
         if self.drafts is not None and not step.rows.chunks:
             self.drafts.end_step(drafted=bool(step.rows.drafts))
 
     def forget(self) -> None:
-        """Let sequences that are added from now on find nothing of those that were there before."""
+        """Let sequences that are added from now on find nothing of earlier ones."""
         (self.offload or self.cache).forget()
         if self.drafts is not None:
             self.drafts.forget()
 
     def lose_cache(self, error: str) -> list[Finished]:
-        """Hear that the cache's content is gone, with all steps that were started: forget them and what was cached.
+        """Forget all steps that were started and all that was cached, because the cache's content is gone.
 
-        Requests of which any sequence runs end with `error`. Those that wait stay, also if they had begun before they
-        were preempted: they hold nothing, and are computed again from their first token.
+        Requests with a running sequence end with `error`. Those that wait stay, also if they had begun before they were
+        preempted: they hold no blocks, and are computed again from their first token.
         """
         self._preemption.num_in_flight = self._prompts.num_starting = 0
         self._leaving.clear()
@@ -390,7 +389,7 @@ class Scheduler:
         return finished
 
     def _finish(self, end: Finished) -> Finished:
-        """Forget a sequence, whatever it was at, and free its blocks."""
+        """Forget a sequence in any state, and free its blocks."""
         sequence = self._sequences.pop(end.key)
         self._shares.end(sequence)
         self._running.remove(sequence)

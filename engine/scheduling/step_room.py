@@ -40,7 +40,7 @@ class StepRoom:
         return min(left, room, fitting)
 
     def padded(self, step: Step) -> StepLoad:
-        """What the step asks of the device, with the tokens that it is padded with."""
+        """The step's load on the device, including padding tokens."""
         rows, load = step.rows, step.load
         if not self._limits.shapes or not rows:
             return load
@@ -50,7 +50,7 @@ class StepRoom:
         return replace(load, num_decodes=num_tokens)
 
     def _room(self, rows: StepRows) -> int:
-        """The longest chunk that the step may have beside what it runs."""
+        """The longest chunk that the step may have in addition to what it runs."""
         most = self._limits.max_num_batched_tokens
         if not self._limits.shapes:
             if self._limits.pipeline_stages > 1:

@@ -29,10 +29,10 @@ class WaitingQueue:
         self._num_entries = 0
         self._found = ""  # the client whose sequence was looked at last
         self._lines: dict[str, list[tuple[tuple[int, int, int], Sequence]]] = {}  # heaps, by client
-        # Those of turns that have changed are added, and the old ones dropped when they are met.
+        # When a turn changes, a new entry is added. The old one is dropped when it is met.
         self._heap: list[tuple[Turn, tuple[int, int, int], str]] = []
         self._turns: dict[str, Turn] = {}  # by client, as they are in the heap
-        # The other clients: those of whose first sequence the cache has been asked, and those in order of coming.
+        # Clients without a turn. `_changed`: the cache was asked for their first sequence. `_new`: in order of arrival.
         self._changed: dict[str, None] = {}
         self._new: dict[str, None] = {}
 
@@ -93,7 +93,7 @@ class WaitingQueue:
         return [sequence for line in lines for _, sequence in line if sequence.state is SequenceState.WAITING]
 
     def end(self, sequence: Sequence, num_waiting: int) -> None:
-        """Hear that a sequence has ended, which counts for its client. `num_waiting` have not ended and do not run."""
+        """Note that a sequence has ended, which may change its client's turn. `num_waiting` sequences still wait."""
         if sequence.client in self._lines:
             self._settle(sequence.client)
         if self._num_entries > 2 * num_waiting + _STALE_ENTRIES:

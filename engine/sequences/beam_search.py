@@ -63,12 +63,12 @@ class BeamSearch:
         self._num_logprobs = sampling.logprobs
         self._eos_ids = frozenset() if sampling.ignore_eos else eos_ids
         self._stop_ids = np.array(sorted(self._eos_ids | set(sampling.stop_token_ids)), dtype=np.int32)
-        # Twice as many as are followed, and as many as that whatever stops among them.
+        # Twice as many as are followed, and enough even if all stop tokens are among them.
         enough = self.width + max(self.width, len(self._stop_ids))
         self.num_candidates = min(max(enough, sampling.logprobs or 0), vocab_size)
 
     def start(self, prompt_len: int, longest: int) -> None:
-        """Begin, or begin again, from a prompt of so many tokens, to generate at most `longest`."""
+        """Begin, or begin again, from a prompt of `prompt_len` tokens, to generate at most `longest`."""
         self._prompt_len, self._longest = prompt_len, longest
         self._beams: list[_Node | None] = [None]
         self._num_tokens = 0

@@ -19,10 +19,10 @@ Bias = tuple[NDArray[np.int32], NDArray[np.float32]]  # token ids, and what is a
 
 
 class SamplingRow:
-    """The row of a sequence in a SamplingBatch, but for the position of its token and the tokens before it.
+    """The row of a sequence in a SamplingBatch, without the position of its token and the tokens before it.
 
     `stop_ids` are forbidden at positions before `min_length`, in tokens, prompt included. `uses_history`: penalties
-    want the tokens before. `has_bias`: some tokens have a bias at some position.
+    need the tokens before. `has_bias`: some tokens have a bias at some position.
     """
 
     __slots__ = (
@@ -82,7 +82,7 @@ def sampling_batch(
 ) -> SamplingBatch:
     """Rows that sample the tokens at `positions` [R], all without history. The array becomes the batch's.
 
-    Each of `rows` is that of one token, or of so many as its entry in `counts` says, one after the other.
+    Each of `rows` is for one token. With `counts`, it is for that many tokens, one after the other.
     """
     count = len(positions)
     # One array a kind of number: its rows are contiguous arrays of one parameter each.

@@ -39,8 +39,8 @@ class Sequence:
     `key` names the sequence in messages. The first `num_computed` of its `num_tokens` tokens are in the KV cache;
     a sequence that is not computed up to its last token is in prefill, whether those tokens came from the prompt or
     were sampled before a preemption. A draft model has computed the first `num_drafted`. The log-probabilities of the
-    tokens that follow the first `num_scored` have been reported, or nobody wants them. `sampling` says how its tokens
-    are sampled, and `search` is the one that the sequence computes a beam of.
+    tokens that follow the first `num_scored` have been reported, or are not wanted. `sampling` says how its tokens are
+    sampled, and `search` is the search that the sequence computes a beam of.
     """
 
     __slots__ = (
@@ -205,7 +205,7 @@ class Sequence:
         self.snapshots = other.snapshots.forked()
 
     def digests(self, count: int, block_size: int) -> list[Digest]:
-        """The digests of the first `count` blocks, all of which the sequence has tokens to fill."""
+        """The digests of the first `count` blocks. The sequence must have tokens to fill them all."""
         known = self._digests
         while len(known) < count:
             parent = known[-1] if known else self.identity.root

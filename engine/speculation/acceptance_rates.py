@@ -1,9 +1,9 @@
-"""AcceptanceRates: how probable it is that a sequence's next draft token is right, by what became of the others."""
+"""AcceptanceRates: how probable it is that a sequence's next draft token is right, learned from earlier ones."""
 
 from __future__ import annotations
 
-# What is expected of a sequence that has had no draft token, how much each draft token changes it, and how much of it
-# comes back in a step without any, so that the text that follows gets its chance.
+# The rate of a sequence that has had no draft token, and how much each draft token changes a rate. A rate returns to
+# the first by the third number in each step without any, so that the text that follows gets another chance.
 _FIRST, _WEIGHT, _RETURNING = 0.7, 0.2, 0.0005
 
 
@@ -15,11 +15,11 @@ class AcceptanceRates:
         self._step = 0
 
     def next_step(self, count: int = 1) -> None:
-        """A step more in which the others had no draft token, or so many."""
+        """Count `count` more steps. Sequences for which `learn` is not called had no draft token in them."""
         self._step += count
 
     def of(self, key: int) -> float:
-        """That of a sequence."""
+        """The rate of a sequence."""
         known = self._known.get(key)
         if known is None:
             return _FIRST
@@ -27,9 +27,9 @@ class AcceptanceRates:
         return _FIRST + (rate - _FIRST) * (1.0 - _RETURNING) ** (self._step - step) if rate < _FIRST else rate
 
     def learn(self, key: int, num_draft_tokens: int, num_accepted: int) -> None:
-        """Note a draft, of which the first `num_accepted` draft tokens were accepted.
+        """Note a draft whose first `num_accepted` draft tokens were accepted.
 
-        What is behind a wrong one says nothing.
+        Nothing is learned from the tokens behind a wrong one.
         """
         rate = self.of(key)
         for right in (1.0,) * num_accepted + (0.0,) * (num_accepted < num_draft_tokens):

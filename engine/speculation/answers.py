@@ -1,4 +1,4 @@
-"""Answers: the last answers that a server gave, and where in them two tokens stand one after the other."""
+"""Answers: the last answers that a server gave, and where two given tokens stand side by side in them."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from numpy.typing import NDArray
 
 SEPARATOR = -1  # after each answer, so that nothing is found across its ends
 
-_MAX_PLACES = 64  # of two tokens that are looked at, the last ones
+_MAX_PLACES = 64  # of two tokens: only the last ones are looked at
 _LONGEST = 2**14  # tokens of one answer, which take a millisecond to be chained
 _BUCKETS_A_TOKEN = 0.5
 _WORD = 2**64 - 1
 
 
 class Answers:
-    """A ring of tokens with an index: each two tokens that follow each other are chained to where they stood before.
+    """A ring of tokens with an index: each pair of neighbours is chained to the place where that pair stood before.
 
-    Every answer has an owner, a number below 2^64, and is found by its owner alone. The chains of two owners meet only
-    by accidents that a secret number decides, so how long a search takes tells nothing about what others wrote.
+    Every answer has an owner, a number below 2^64, and only its owner finds it. Chains of two owners meet only by
+    chance, which a secret number decides. So the time of a search tells nothing about what others wrote.
 
-    It has `size` tokens, a power of two, of at most `max_answers` answers, and takes 24 bytes for each. The oldest
-    answers make room. New ones wait until somebody searches, or there are many: together they take less time.
+    It has `size` tokens, a power of two, of at most `max_answers` answers, and takes 24 bytes a token. New answers
+    replace the oldest. They are indexed when somebody searches, or when there are many: together they take less time.
     """
 
     def __init__(self, max_answers: int, size: int) -> None:
@@ -54,7 +54,7 @@ class Answers:
         self._end = 1  # the position after the last separator; there is one at 0
 
     def add(self, owner: int, tokens: NDArray[np.int32]) -> None:
-        """Keep an answer, or its end: a quarter of the ring, and 2^14 tokens at most. One token alone says nothing."""
+        """Keep an answer, or its end: at most a quarter of the ring, and 2^14 tokens. A single token is not kept."""
         most = min(len(self.tokens) // 4, _LONGEST)
         tokens = tokens[-most:].copy()
         if len(tokens) < 2 or not self._max_answers:
@@ -104,13 +104,13 @@ class Answers:
         return tokens
 
     def _make_room(self, count: int) -> None:
-        """Forget the oldest answers until one of so many tokens fits, and the separator before the oldest stays."""
+        """Forget the oldest answers until one of `count` tokens fits. The separator before the oldest one stays."""
         starts = self._starts
         while starts and (len(starts) >= self._max_answers or self._end + count + 2 - starts[0] > len(self.tokens)):
             starts.popleft()
 
     def _buckets(self, owner: int, before: Any, last: Any) -> Any:
-        """Of tokens, which are two integers or two arrays of uint64."""
+        """The buckets of pairs. The tokens are two integers or two arrays of uint64."""
         a, b, c = self._factors
         mixed = before * a + last * b & _WORD
         mixed = (mixed ^ owner * c & _WORD) * 0x9E3779B97F4A7C15 & _WORD

@@ -1,4 +1,4 @@
-"""SpeculationBudget: what drafter calls save, beside all that they take, and for which sequences they are worth it."""
+"""SpeculationBudget: whether drafter calls save more time than they take, and for which sequences."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _Record(Struct):
 
 
 class _Common(Struct):
-    """Of all sequences that decode beside about as many others."""
+    """What is known of drafter calls in steps with about the same number of decodes."""
 
     # By a drafter call, times a token's time: the first, or one that was interrupted, says little of others.
     max_lost: float
@@ -35,7 +35,7 @@ class _Common(Struct):
         return self.saved_ms < -self.share_ms(1)
 
     def note(self, saved_ms: float, token_ms: float) -> None:
-        """Note what a drafter call has saved. Of the first ones it is not known yet whether they pay."""
+        """Note what a drafter call has saved. Whether the first ones pay is not known yet."""
         if self.token_ms == 0.0:
             self.budget_ms = _SAVINGS * token_ms
         self.token_ms = token_ms
@@ -43,21 +43,21 @@ class _Common(Struct):
         self.saved_ms += _COMMON_WEIGHT * (saved_ms - self.saved_ms)
 
     def share_ms(self, num_tokens: int) -> float:
-        """The part of what tokens take that is for drafter calls that lose."""
+        """The part of the tokens' time that drafter calls may lose."""
         return _TOLERATED * self.token_ms * num_tokens
 
     def earn(self, num_tokens: int) -> None:
-        """Add the share of so many tokens to the budget."""
+        """Add the share of `num_tokens` tokens to the budget."""
         self.budget_ms = min(self.budget_ms + self.share_ms(num_tokens), _SAVINGS * self.token_ms)
 
 
 class SpeculationBudget:
     """Notes what each drafter call cost and what it gave, by sequence.
 
-    A sequence that loses time by draft tokens gets no drafter call for a pause, each twice as long as the last. Text
-    changes: so everybody gets another chance, but those are few. All drafter calls together may lose a fiftieth of the
-    time, and what they have won shortly before: then nobody is asked for. While they lose, only one sequence is asked
-    for in a step.
+    A sequence that loses time by draft tokens gets no drafter call for a pause. Pauses double.
+    Text changes, so every sequence gets another chance, but few of them. All drafter calls together may lose a fiftieth
+    of the time, and what they have won shortly before. Then the drafter is not called. While they lose, it is called
+    for only one sequence in a step.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class SpeculationBudget:
         self.begin(1)
 
     def begin(self, num_sequences: int) -> None:
-        """A step begins in which so many decode."""
+        """Begin a step in which `num_sequences` decode."""
         self._num_sequences = num_sequences
         new = _Common(max(num_sequences / 4, 1.0))
         self._common = self._commons.setdefault(num_sequences.bit_length(), new)
@@ -103,9 +103,9 @@ class SpeculationBudget:
                 record.waits = max(record.waits - num_steps, 0)
 
     def note(self, key: int, saved_ms: float, token_ms: float) -> None:
-        """Note how much time a drafter call has saved, which is below 0 if it took more than it gave.
+        """Note how much time a drafter call has saved. It is below 0 if the call took more than it gave.
 
-        `token_ms` is what a token costs without draft tokens; 0 as long as that is not known, and nothing is learned.
+        `token_ms` is what a token costs without draft tokens. While it is not known it is 0, and nothing is learned.
         """
         record = self._records.get(key)
         if record is None or token_ms <= 0.0:

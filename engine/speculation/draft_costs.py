@@ -15,7 +15,7 @@ _FORGET = 0.99
 _COLD_CALLS = 2  # that say nothing of those to come
 _FIRST_BACKLOG = 64  # tokens to compute before it is known how long that takes
 _HIGHEST_BAR = 0.9
-_SAMPLE_MS = 2.0  # of drafting: what more of a small model's calls could teach is not worth the time it takes
+_SAMPLE_MS = 2.0  # of drafting between two samples: learning from more calls is not worth its time
 
 
 class StepPrices(Struct, frozen=True):
@@ -40,7 +40,7 @@ class StepPrices(Struct, frozen=True):
 
 
 class Yield(Struct):
-    """What a draft of a sequence gave, on average: draft tokens made, and accepted ones."""
+    """How many draft tokens a draft of a sequence had on average, and how many were accepted."""
 
     made: float
     accepted: float
@@ -54,8 +54,8 @@ class Yield(Struct):
 class DraftCosts:
     """The time of a call as `a x steps + b x rows + c x further tokens`.
 
-    A call runs a step for each draft token of the sequence that gets most. A step has a row for each sequence that gets
-    so many, and the first one also has tokens that the draft model did not know yet.
+    A call runs a step for each draft token of the sequence that gets most. Step n has a row for each sequence that gets
+    at least n. The first step also has the tokens that the draft model did not know yet.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class DraftCosts:
         self._since_sample_ms = 0.0
 
     def observe(self, counts: Seq[int], num_tokens: int, elapsed_ms: float) -> None:
-        """Learn from a call that gave each sequence so many draft tokens, and ran so many tokens more than rows."""
+        """Learn from a call that gave sequences `counts` draft tokens, and ran `num_tokens` more tokens than rows."""
         self._calls += 1
         self._since_sample_ms += elapsed_ms
         if self._calls <= _COLD_CALLS or (self._fit.is_trusted and self._since_sample_ms < _SAMPLE_MS):
@@ -79,13 +79,13 @@ class DraftCosts:
         return _FIRST_BACKLOG if token_ms <= 0.0 else int(limit_ms / token_ms)
 
     def tokens_ms(self, num_tokens: int) -> float:
-        """The time of so many further tokens."""
+        """The time of `num_tokens` further tokens."""
         return self._coefficient(2) * num_tokens
 
     def worth_ms(self, yields: Mapping[Sequence, Yield], prices: StepPrices) -> float:
-        """How much time a step saves that drafts for these sequences, by what their draft tokens gave so far.
+        """How much time a step saves if it drafts for these sequences, by what their draft tokens gave so far.
 
-        That is the time that its accepted draft tokens would take without it, less all that the draft tokens take.
+        That is the time that the accepted draft tokens would take without drafts, less all that drafts take.
         """
         step_ms, row_ms = self._coefficient(0), self._coefficient(1) + prices.row_ms
         accepted = sum([of.accepted for of in yields.values()])
@@ -99,7 +99,7 @@ class DraftCosts:
         return of.accepted * prices.token_ms > of.made * (self._coefficient(1) + prices.row_ms)
 
     def min_probability(self, num_sequences: int, prices: StepPrices) -> float:
-        """How likely the draft tokens of a sequence must be for another one to be worth it, where so many get some."""
+        """How likely the draft tokens of a sequence must be to be worth one more, where `num_sequences` get some."""
         further_ms = self._coefficient(1) + prices.row_ms + self._coefficient(0) / max(num_sequences, 1)
         return min(further_ms / max(prices.token_ms, 1e-6), _HIGHEST_BAR)
 

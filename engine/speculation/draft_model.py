@@ -1,8 +1,8 @@
 """ModelDrafter: a small model drafts what the large one will sample.
 
-It shares the large one's block tables: wherever that has K and V of a token, the small one has a place for its own.
-What it does not know of a sequence, it computes before it drafts, a part in each step. So prompts cost it nothing as
-long as draft tokens do not pay. See https://arxiv.org/abs/2302.01318.
+It shares the large one's block tables: each token has a place for the K and V of both models. Before the small model
+drafts, it computes the tokens of a sequence that it does not know yet, a part in each step. So prompts cost it nothing
+as long as draft tokens do not pay. See https://arxiv.org/abs/2302.01318.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from .draft_costs import DraftCosts, StepPrices
 from .draft_rows import DraftRows, first_tables
 
 _SHORT_BACKLOG = 4  # tokens that are new to the small model; a draft that was right leaves two
-_MIN_PAUSE_MS = 2.0  # in which a step may be held up however short it is: nobody sees that
+_MIN_PAUSE_MS = 2.0  # by which even a short step may be delayed: nobody sees that
 _FIRST_LENGTH = 256.0  # tokens of an answer, before any has ended
 _LENGTH_WEIGHT = 0.1
 
 
 class ModelDrafter:
-    """Draft tokens at most `num_tokens` for each sequence, of all sequences in one call of the executor."""
+    """Drafts at most `num_tokens` tokens for each sequence, for all sequences in one call of the executor."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class ModelDrafter:
         max_context: int,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """It has no idea of what follows `max_context` tokens.
+        """It drafts nothing behind `max_context` tokens.
 
         `vocab_size` is the large model's, `own_vocab_size` the small one's. They may differ in ids that no token has.
         `clock` gives seconds.
@@ -57,7 +57,7 @@ class ModelDrafter:
         self._contents: list[Digest | None] = [None] * executor.limits.num_blocks  # full blocks that it has computed
         self.costs = DraftCosts()
         self._rows = DraftRows()
-        self._behind: dict[Sequence, int] = {}  # who gets no draft token yet, and the tokens to be computed of each
+        self._behind: dict[Sequence, int] = {}  # how many tokens to compute of those that get no draft yet
         self._answer_length = _FIRST_LENGTH
 
     def rooms(self, sequences: Seq[Sequence]) -> dict[Sequence, int]:
@@ -122,7 +122,7 @@ class ModelDrafter:
         return drafted, elapsed_ms
 
     def learn(self, sequence: Sequence, num_draft_tokens: int, num_accepted: int) -> None:
-        """Accepted draft tokens are computed, but for the last one."""
+        """Accepted draft tokens are computed, except the last one."""
         sequence.num_drafted += min(num_accepted, num_draft_tokens - 1)
 
     def ended(self, sequence: Sequence) -> None:
@@ -141,7 +141,7 @@ class ModelDrafter:
             self._contents[to] = None
 
     def _room(self, sequence: Sequence) -> int:
-        """The most draft tokens of a sequence: the token after them is sampled without one."""
+        """The most draft tokens of a sequence: the last token before its end is sampled without one."""
         longest = min(sequence.max_length - 1, self._max_context)
         return min(self.num_tokens, longest - sequence.num_tokens)
 
@@ -153,7 +153,7 @@ class ModelDrafter:
         sequence.num_drafted = known * self._block_size
 
     def _note(self, sequence: Sequence, num_tokens: int, num_draft_tokens: int) -> None:
-        """So many tokens of a sequence were computed, and drafts behind them."""
+        """Note that `num_tokens` tokens of a sequence were computed, and draft tokens behind them."""
         start, size, table = sequence.num_drafted, self._block_size, sequence.block_tables[0]
         end = sequence.num_drafted = start + num_tokens
         for block in table[start // size : (end + num_draft_tokens - 1) // size + 1].tolist():
@@ -190,7 +190,7 @@ class ModelDrafter:
         )
 
     def _own_masks(self, masks: TokenMasks) -> TokenMasks:
-        """Of the small model's ids, which may be more; the others are no tokens."""
+        """Masks of the small model's ids. It may have more ids than the large one; these are no tokens."""
         missing = mask_words(self._own_vocab_size) - masks.bits.shape[1]
         if missing <= 0:
             return masks

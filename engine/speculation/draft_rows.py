@@ -11,13 +11,13 @@ from ..sequences.sequence import Sequence
 
 
 class DraftRows:
-    """Makes the sampling arrays of draft tokens, and keeps them as long as they are of the same sequences."""
+    """Makes the sampling arrays of draft tokens, and keeps them as long as the sequences are the same."""
 
     def __init__(self) -> None:
         self._last: tuple[list[Sequence], SamplingBatch] | None = None  # if they have no biases and no penalties
 
     def sampling(self, sequences: list[Sequence], positions: NDArray[np.int32]) -> SamplingBatch:
-        """A row of each sequence, for its token at that position [S], which follows those that it has."""
+        """A row for each sequence: it samples the sequence's next token, at that position [S]."""
         if self._last is not None and self._last[0] == sequences:
             sampling = self._last[1]
             sampling.position = positions

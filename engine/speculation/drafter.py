@@ -29,7 +29,7 @@ class Draftable(Protocol):
 
 
 class Continued:
-    """A sequence as drafters will see it once it goes on with some tokens that are as good as certain."""
+    """A sequence as drafters will see it once it goes on with some tokens that are almost certain."""
 
     def __init__(self, sequence: Draftable, more: list[int]) -> None:
         self.key = sequence.key
@@ -43,7 +43,7 @@ class Drafter(Protocol):
     """Draft tokens how sequences go on."""
 
     def propose(self, sequence: Draftable) -> list[int]:
-        """The likely next tokens of a sequence, of the model's vocabulary; none if it has no idea.
+        """The likely next tokens of a sequence, of the model's vocabulary; none if it cannot tell.
 
         Called on the engine thread before every step that the sequence decodes in, if draft tokens may pay.
         """
@@ -52,20 +52,20 @@ class Drafter(Protocol):
 
 @runtime_checkable
 class RememberingDrafter(Drafter, Protocol):
-    """One that learns from the sequences that have ended."""
+    """A drafter that learns from sequences that have ended."""
 
     def ended(self, sequence: Draftable) -> None:
-        """Called on the engine thread when a sequence ends that was no beam."""
+        """Called on the engine thread when a sequence ends, unless it was a beam."""
         ...
 
     def forget(self) -> None:
-        """Know nothing of the sequences that have ended."""
+        """Forget the sequences that have ended."""
         ...
 
 
 @runtime_checkable
 class BatchDrafter(Protocol):
-    """One that drafts for all sequences of a step together, in time of its own, and remembers what it has read.
+    """A drafter that drafts for all sequences of a step together, before the step, and remembers what it has read.
 
     It computes in the KV blocks of the sequences, where it has a cache beside that of the model. `num_tokens` is the
     most draft tokens of a sequence in a step, `costs` what its calls take.
@@ -90,7 +90,7 @@ class BatchDrafter(Protocol):
     def draft(
         self, counts: Mapping[Sequence, int], prices: StepPrices, masks: TokenMasks | None = None
     ) -> tuple[Mapping[Sequence, list[int]], float]:
-        """At most so many draft tokens, no more than were planned, and how long they took, in milliseconds.
+        """At most `counts` draft tokens, no more than were planned, and how long they took, in milliseconds.
 
         The sequences have blocks for them. `masks` say what the first draft token of each may be, in their order.
         Called after each plan, also with an empty one: it may have to catch up.
@@ -98,11 +98,11 @@ class BatchDrafter(Protocol):
         ...
 
     def learn(self, sequence: Sequence, num_draft_tokens: int, num_accepted: int) -> None:
-        """Hear what became of a sequence's draft tokens."""
+        """Note how many of a sequence's draft tokens were accepted."""
         ...
 
     def ended(self, sequence: Sequence) -> None:
-        """Hear that a sequence has ended, whether it had draft tokens or not."""
+        """Note that a sequence has ended, whether it had draft tokens or not."""
         ...
 
     def copy_blocks(self, pairs: Seq[tuple[int, int]]) -> None:
@@ -112,8 +112,8 @@ class BatchDrafter(Protocol):
 
 @runtime_checkable
 class CachingDrafter(BatchDrafter, Protocol):
-    """One with a KV cache beside the model's, which is lost together with that."""
+    """One with its own KV cache beside the model's. Both are lost together."""
 
     def lose_cache(self) -> None:
-        """Hear that nothing is in it any more, and that all sequences that run end."""
+        """Note that its cache is empty, and that all running sequences end."""
         ...

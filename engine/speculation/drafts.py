@@ -1,9 +1,9 @@
-"""Drafts: draft tokens run in the step of the token before them and kept where they were right.
+"""Drafts: draft tokens run in the step of the token before them, and are kept where they were right.
 
 So one step may give a sequence several tokens (speculative decoding, https://arxiv.org/abs/2211.17192). Each draft
-token is compared with the token that the sequence samples at its place, with the seed and position of that place: the
-tokens are those without drafts. K and V of rejected draft tokens stay behind the computed tokens until others are
-written over them.
+token is compared with the token that the sequence samples at its place, with the seed and position of that place. So
+the answer is the same as without drafts. K and V of rejected draft tokens stay behind the computed tokens until others
+are written over them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MAX_HISTORY = 2**20  # tokens: with penalties, each row of a draft reads all to
 
 
 class DraftStats(Struct, frozen=True):
-    """How many drafts have run, the draft tokens in them, and those that were accepted. They count from the start.
+    """How many drafts have run, how many draft tokens they had, and how many were accepted, since the start.
 
     `accepted_at` has how many first draft tokens were accepted, how many second ones and so on.
     """
@@ -41,7 +41,7 @@ class DraftStats(Struct, frozen=True):
 
 
 class DraftTokens(Struct, frozen=True):
-    """What is drafted of one sequence, with the `lookahead` of its constraint if it has one."""
+    """The draft tokens of one sequence, with the `lookahead` of its constraint if it has one."""
 
     token_ids: list[int]
     lookahead: Lookahead | None = None
@@ -107,8 +107,8 @@ class Drafts:
     def choose(self, decoding: Seq[Sequence], load: StepLoad, num_spare: int) -> dict[Sequence, DraftTokens]:
         """The drafts of those of `decoding` that get one. They have blocks for them. `load` is that without drafts.
 
-        They take none of the last `num_spare` free blocks, no more time than a step may take, and half of the tokens
-        that it has left: prompts get the other half.
+        They take none of the last `num_spare` free blocks, no more time than a step may take, and at most half of the
+        tokens that it has left: prompts get the other half.
         """
         if self._policy.rests(decoding):
             return {}
@@ -261,7 +261,7 @@ class Drafts:
     def _max_tokens(self, sequence: Sequence) -> int:
         """The most draft tokens behind which a sequence's state can go back, without passing a place for a snapshot.
 
-        And no more than there is room for what their rows read.
+        With penalties, each row reads the whole history, which limits them too.
         """
         most = self._cache.decode_tokens(sequence, 1 + self._max_draft_tokens) - 1
         return min(most, _MAX_HISTORY // sequence.num_tokens) if sequence.sampling.uses_history else most

@@ -8,7 +8,7 @@ _WEIGHT = 0.1  # how much a step changes what is known
 
 
 class EngineTime:
-    """Learns it from steps without prompts: of those with drafts, of those without, and for each draft.
+    """Learns it from steps without prompts: with drafts, without drafts, and for each draft.
 
     All times are in milliseconds. `drafting_ms` is what drafting took in this step.
     """
@@ -24,24 +24,24 @@ class EngineTime:
 
     @property
     def plain_ms(self) -> float:
-        """Of a step without drafts; 0 as long as that is not known."""
+        """The time of a step without drafts; 0 as long as that is not known."""
         return self._known_ms.get(False, 0.0)
 
     @property
     def drafted_ms(self) -> float:
-        """Of a step with drafts, which takes no less than one without."""
+        """The time of a step with drafts, which is never less than that of one without."""
         return max(self._known_ms.get(True, 0.0), self.plain_ms)
 
     def skip(self) -> None:
-        """This step teaches nothing."""
+        """Learn nothing from this step."""
         self._started = None
 
     def begin(self) -> None:
-        """Drafting begins."""
+        """Begin drafting."""
         self._started, self.drafting_ms, self._num_drafts = self._clock(), 0.0, 0
 
     def drafted(self, num_drafts: int, drafting_ms: float | None = None) -> None:
-        """So many drafts were made, in that time or else since it began. Without any, it is as if it had not begun."""
+        """Note `num_drafts` drafts, made in `drafting_ms` or else since `begin`. 0: as if drafting had not begun."""
         assert self._started is not None
         now = self._clock()
         self.drafting_ms = (now - self._started) * 1e3 if drafting_ms is None else drafting_ms
@@ -50,7 +50,7 @@ class EngineTime:
             self._started = now
 
     def end(self, device_ms: float, *, drafted: bool) -> None:
-        """A step has ended, of which the device took `device_ms`."""
+        """Note that a step has ended. The device took `device_ms` of it."""
         if self._started is None:
             return
         elapsed_ms, self._started = (self._clock() - self._started) * 1e3, None

@@ -1,6 +1,6 @@
-"""MtpDrafter: a layer beside the model's own drafts what the model will sample: its own (MTP), or an EAGLE3 layer.
+"""MtpDrafter: an additional layer drafts what the model will sample: the model's MTP layer, or an EAGLE3 layer.
 
-The layer reads what the model's steps left, so it has nothing to catch up with: its K and V lie in the model's blocks,
+The layer reads what the model's steps left, so it has nothing to catch up with. Its K and V lie in the model's blocks,
 and each step writes them. See https://arxiv.org/abs/2412.19437, 2.2, and https://arxiv.org/abs/2503.01840.
 """
 
@@ -20,7 +20,7 @@ from .draft_rows import DraftRows, first_tables
 
 
 class MtpDrafter:
-    """Draft tokens at most `num_tokens` for each sequence, of all sequences in one call of the model's executor."""
+    """Drafts at most `num_tokens` tokens for each sequence, for all sequences in one call of the model's executor."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class MtpDrafter:
         self._executor.copy_blocks(np.array(pairs, np.int32))
 
     def _room(self, sequence: Sequence) -> int:
-        """The most draft tokens of a sequence: the token after them is sampled without one."""
+        """The most draft tokens of a sequence: the last token before its end is sampled without one."""
         longest = min(sequence.max_length - 1, self._max_context)
         return min(self.num_tokens, longest - sequence.num_tokens)
 

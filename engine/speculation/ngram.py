@@ -1,7 +1,7 @@
-"""NgramDrafter: drafts that a sequence goes on as it did where its last tokens stood before.
+"""NgramDrafter: expects a sequence to go on as it did where its last tokens stood before.
 
-Answers that repeat what is in front of them (code that is edited, facts that are quoted, fields of JSON) are drafted
-well, others are not drafted: https://github.com/apoorvumang/prompt-lookup-decoding.
+Answers that repeat what is in front of them (edited code, quoted facts, fields of JSON) are drafted well. Others are
+not drafted: https://github.com/apoorvumang/prompt-lookup-decoding.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ import numpy as np
 
 from .drafter import Draftable
 
-# Where the last token stood before, the last of these places are looked at: it may stand everywhere.
+# Of the places where the last token stood before, only the last ones are looked at, because there may be very many.
 _MAX_PLACES = 4096
 
 
 class NgramDrafter:
     """Proposes at most `num_tokens`: those that followed when the longest run of last tokens was last seen.
 
-    Such a run has `shortest` to `longest` tokens. The time is that of a look at each token of the sequence, and at up
-    to `longest` tokens before each of a bounded number of places.
+    Such a run has `shortest` to `longest` tokens. It takes time to look at each token of the sequence, and at up to
+    `longest` tokens before each of a bounded number of places.
     """
 
     def __init__(self, num_tokens: int, longest: int, shortest: int, max_context: int | None = None) -> None:
-        """It has no idea of sequences of more than `max_context` tokens."""
+        """It proposes nothing for sequences of more than `max_context` tokens."""
         self._num_tokens = num_tokens
         self._longest = longest
         self._shortest = shortest

@@ -1,4 +1,4 @@
-"""What a speculative config says, key by key, with a note of each value that cannot be used."""
+"""Reads a speculative config key by key, and notes each value that cannot be used."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ CONFIG = "--speculative-config"
 
 
 class SpeculativeKeys:
-    """The keys of `config`, and those that older flags say, by flag.
+    """The keys of `config`, and those that older flags set, by flag.
 
-    `mistakes` has a sentence for each value that cannot be used. It is told under the name that it was given with, and
-    reads as if it had been left out. `notes` has one for each key of vLLM that has no effect. A key that is null
-    is left out.
+    `mistakes` has a sentence for each value that cannot be used. The sentence names the key or flag that was given, and
+    the value counts as left out. `notes` has a sentence for each key of vLLM that has no effect. A key that is null
+    counts as left out.
     """
 
     def __init__(self, config: Mapping[str, Any], flags: Mapping[str, tuple[str, Any]]) -> None:
@@ -53,7 +53,7 @@ class SpeculativeKeys:
         self.mistakes.add(f"{listed(given)} {'lacks' if len(given) == 1 else 'lack'} {what}")
 
     def allow_only(self, keys: tuple[str, ...], method: str) -> None:
-        """Note each key that is none of those of a method."""
+        """Note each key that the method does not have."""
         others = sorted(self._values.keys() - {*keys})
         for key in others:
             if key in self._flags:

@@ -134,7 +134,7 @@ class SpeculativeOptions(Options):
 
     @property
     def speculation(self) -> Speculation | DraftModel | Mtp | Eagle3 | None:
-        """What was asked for; None: nothing is drafted. Raises OptionError, which tells all that is wrong."""
+        """What was asked for; None: nothing is drafted. Raises OptionError, which lists all that is wrong."""
         asked = SpeculativeKeys(self.speculative_config or {}, self._flags())
         if not asked:
             return None
@@ -147,7 +147,7 @@ class SpeculativeOptions(Options):
         return SpeculativeKeys(self.speculative_config or {}, {}).notes
 
     def _flags(self) -> dict[str, tuple[str, Any]]:
-        """What the older flags say, by the config's key for it."""
+        """The values of the older flags, by the config's keys."""
         flags = {declared.field: declared.flag for declared in options_of(type(self))}
         given = {key: (flags[name], getattr(self, name)) for name, key in _KEY_OF.items()}
         return {key: (flag, value) for key, (flag, value) in given.items() if value is not None}
@@ -173,7 +173,7 @@ _KEY_OF = {
 
 
 def _found(asked: SpeculativeKeys) -> Speculation | DraftModel | Mtp | Eagle3 | None:
-    """What was asked for; None if the method is none, which is noted. What else is wrong is noted, too."""
+    """What was asked for; None for an unknown method. That and all other mistakes are noted."""
     model, method = asked.text("model"), asked.text("method")
     if any(asked.get(key) and value is None for key, value in (("model", model), ("method", method))):
         return None  # it is no text

@@ -25,8 +25,8 @@ class SuffixDrafter:
     """Proposes what most often followed the longest run of last tokens that was seen before.
 
     It looks in the sequence itself, and in the last answers of requests that had the same cache salt and the same
-    adapter. A longer run counts for more: see SuffixOptions. The time is that of a look at each token of the sequence,
-    and at a bounded number of places.
+    adapter. A longer run counts for more: see SuffixOptions. It takes time to look at each token of the sequence, and
+    at a bounded number of places.
     """
 
     def __init__(self, num_tokens: int, options: SuffixOptions, max_context: int | None = None) -> None:
@@ -63,7 +63,7 @@ class SuffixDrafter:
             self._answers.add(_owner(sequence), sequence.tokens[sequence.prompt_len : sequence.num_tokens])
 
     def forget(self) -> None:
-        """Keep no answer of those that have ended."""
+        """Forget the answers of sequences that have ended."""
         if self._answers is not None:
             self._answers.clear()
 

@@ -1,4 +1,4 @@
-"""SuffixOptions: what the method `suffix` is told, under the names that vLLM gave it."""
+"""SuffixOptions: the options of the method `suffix`, under vLLM's names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys of vLLM's speculative config that mean nothing here, because answers are the same whatever they say."""
+"""Keys of vLLM's speculative config that have no effect here, because no value of them changes the answers."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def tokenizer_class(folder: Path, config: Mapping[str, Any]) -> str | None:
 def listed_tokens(folder: Path, config: Mapping[str, Any]) -> dict[int, AddedToken]:
     """The tokens that the files give ids, by these: of `tokenizer_config.json` first, then of `added_tokens.json`.
 
-    Raises ModelError for entries that are none, and for too many.
+    Raises ModelError for entries that are not valid, and for too many.
     """
     by_id: dict[int, AddedToken] = {}
     try:
@@ -92,7 +92,7 @@ def add_tokens(
 def named_tokens(
     folder: Path, config: Mapping[str, Any], names: Mapping[str, str]
 ) -> tuple[list[AddedToken], set[str]]:
-    """The special tokens, and those of them that no file names: they are the guess of a class, and may not be there."""
+    """The special tokens, and those that no file names: a class guesses these, and they may not exist."""
     special = special_tokens(folder, config)
     further = [one for name in _FURTHER if isinstance(texts := special.get(name), list) for one in texts]
     named = [*(special.get(name, names.get(name)) for name in _SPECIAL), *further]
@@ -108,10 +108,9 @@ def add_ends(
     *,
     begins: bool = False,
 ) -> None:
-    """Have bos and eos put around a text if `add_bos_token` and `add_eos_token` say so.
+    """Put bos and eos around a text if `add_bos_token` and `add_eos_token` say so.
 
-    `names` are those of the two tokens where no file names them. `begins` stands for an `add_bos_token` that is not
-    there.
+    `names` are the names of the two tokens if no file has them. `begins` is the default of `add_bos_token`.
     """
     named = {**(names or {}), **special_tokens(folder, config)}
     bos = text_of(named.get("bos_token")) if config.get("add_bos_token", begins) else None

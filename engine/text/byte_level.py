@@ -21,7 +21,7 @@ _SPACE = "\u0120"  # how such a vocabulary writes a space
 
 
 class _Class(NamedTuple):
-    """What a class of transformers does with texts, and its special tokens where no file names them."""
+    """How a class of transformers treats texts, and its special tokens if no file names them."""
 
     names: Mapping[str, str]
     splitting: Splitting | None = None  # in place of GPT-2's
@@ -87,7 +87,7 @@ def load_byte_level(folder: Path, config: Mapping[str, Any], class_name: str | N
 
 
 def _vocabulary(path: Path) -> dict[str, int]:
-    """The tokens' ids, of which each is one token's. Raises ModelError."""
+    """The tokens' ids, each of one token only. Raises ModelError."""
     vocabulary = read_json(path)
     ids = vocabulary.values()
     if not all(type(i) is int and 0 <= i < len(vocabulary) for i in ids) or len(set(ids)) != len(vocabulary):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from typing import Protocol
 
-_LONGEST_HOLD = 128  # tokens; text that is still uncertain after so many is released
+_LONGEST_HOLD = 128  # tokens after which text is released even if it is still uncertain
 _REPLACEMENT = "\ufffd"
 
 

@@ -15,8 +15,7 @@ CHARACTERS_PER_TOKEN = 16
 SHORT_TEXT = 2**18  # characters that any text may have; encoding them takes 50 ms
 _WHOLE = 2**16  # characters; a text up to this length is always encoded in one piece
 _LIKELY = 4  # characters a token
-# If a text is cut, tokens next to the cut differ from those of the whole text. So many of them are not used.
-MARGIN = 1024
+MARGIN = 1024  # tokens next to a cut that are not used, because they differ from those of the whole text
 
 Tokens = TypeVar("Tokens", bound=Sized)
 
@@ -39,7 +38,7 @@ def encode_at_most(encode: Callable[[str], Tokens], text: str, num_tokens: int) 
 
 
 def encode_part(encode: Callable[[str], Tokens], text: str, num_tokens: int, *, end: bool) -> Tokens:
-    """The tokens of the beginning or `end` of `text`: at least `num_tokens`, if the text has so many.
+    """The tokens of the beginning or `end` of `text`: at least `num_tokens`, if the text has that many.
 
     They are the same as in the whole text. The exception is a run that the tokenizer does not divide, such as a number
     of a thousand digits, which reaches from the cut over more than MARGIN tokens.

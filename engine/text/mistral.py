@@ -160,7 +160,7 @@ class MistralChat:
             raise_panic(error)
             if not isinstance(error, Exception):
                 raise
-            # The library's own complaints, and those of pydantic and jsonschema below it: all are the request's.
+            # Errors of the library, and of pydantic and jsonschema below it: all are the request's fault.
             raise InvalidRequestError(
                 f"mistral-common does not take the messages: {_said(error)}", "messages"
             ) from error

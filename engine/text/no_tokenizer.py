@@ -11,8 +11,8 @@ from .tokenizer import Tokenizer
 
 
 class NoTokenizer(Tokenizer):
-    """The tokenizer of a model of `vocab_size` tokens that has none: answers have no text, and whatever needs text
-    raises InvalidRequestError.
+    """The tokenizer of a model of `vocab_size` tokens that has none. Answers have no text, and methods that need text
+    raise InvalidRequestError.
     """
 
     has_text = False

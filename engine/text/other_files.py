@@ -1,4 +1,4 @@
-"""Tokenizers of folders without a `tokenizer.json`, of which transformers reads what nothing else can."""
+"""Tokenizers of folders without a `tokenizer.json`. Transformers reads those that nothing else can."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from .sentencepiece_model import BPE, BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, Se
 
 
 def pairs_of(name: str, symbols: Container[str]) -> list[tuple[str, str]]:
-    """The pairs of symbols that make a piece, that of the longest left part first."""
+    """The pairs of symbols that make a piece, the pair with the longest left part first."""
     cuts = range(len(name) - 1, 0, -1)
     return [(name[:cut], name[cut:]) for cut in cuts if name[cut:] in symbols and name[:cut] in symbols]
 

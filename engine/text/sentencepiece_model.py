@@ -48,7 +48,7 @@ class SentencePieceModel:
 
     @property
     def unknown(self) -> int:
-        """The id of the unknown piece, of which there is one."""
+        """The id of the unknown piece. There is exactly one."""
         return self.kinds.index(UNKNOWN)
 
     def of_kind(self, kind: int) -> list[str]:
@@ -65,7 +65,7 @@ class _MalformedError(ValueError):
 
 
 def read_sentencepiece_model(path: Path) -> SentencePieceModel:
-    """The model in a file. Raises ModelError for what is none, as the library would not load it, or is too large."""
+    """The model in a file. Raises ModelError for one that the library would not load, or that is too large."""
     data = read_file(path, MAX_TOKENIZER_BYTES)
     try:
         model = _model(data)

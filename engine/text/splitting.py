@@ -1,7 +1,7 @@
 """How a text is cut into pieces before merges, by the names that `tokenizer.ggml.pre` has in GGUF files.
 
-The names: https://github.com/ggml-org/llama.cpp/blob/master/src/llama-vocab.cpp. The patterns are those of the models'
-own tokenizer.json.
+The names: https://github.com/ggml-org/llama.cpp/blob/master/src/llama-vocab.cpp. The patterns are from the models' own
+tokenizer.json.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Splitting(NamedTuple):
     begins: bool = False  # texts begin with bos where the file does not say
 
     def pre_tokenizer(self, add_prefix_space: bool = False) -> pre_tokenizers.PreTokenizer:
-        """What cuts texts, and writes their bytes as the characters that byte-level vocabularies have."""
+        """Cuts texts, and writes their bytes as the characters of byte-level vocabularies."""
         steps: list[pre_tokenizers.PreTokenizer] = []
         if self.punctuation:
             steps.append(pre_tokenizers.Punctuation("contiguous"))
@@ -41,7 +41,7 @@ _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 def _words(digits: str, letters: str = r"\p{L}", marks: str = "") -> str:
-    """The pattern of GPT-4 (cl100k), with so many digits in a piece."""
+    """The pattern of GPT-4 (cl100k). `digits` says how many digits a piece has."""
     others = rf" ?[^\s\p{{L}}{marks}\p{{N}}]+[\r\n]*"
     return rf"{_SHORT_FORMS}|[^\r\n\p{{L}}\p{{N}}]?{letters}+|\p{{N}}{digits}|{others}|{_SPACES}"
 

@@ -1,7 +1,7 @@
 """Tokenizers of `tiktoken.model`, as Kimi's models have it: tokens and their ranks, by the tokenizers library.
 
-The file says neither how a text is cut into words nor which tokens are special. Code beside it does, which is not run:
-the models of its known modules are read, which agree in both.
+The file does not say how a text is cut into words, nor which tokens are special. Code beside it does, but is not run.
+Instead, models with known modules are read: these agree in both.
 """
 
 from __future__ import annotations

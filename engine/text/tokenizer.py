@@ -47,9 +47,9 @@ class Tokenizer:
     """Text to token ids and back. Safe to use from several threads.
 
     `special_tokens_map` gives the names that templates use (`bos_token`, `eos_token`, ...) their tokens.
-    `chat_template` is one template or several by name, None if the folder has none. `class_name` is that of
-    transformers' class, empty if the folder names none. `chat` encodes conversations where no template does. Only a
-    NoTokenizer has no text.
+    `chat_template` is one template or several by name, None if the folder has none. `class_name` names transformers'
+    class, empty if the folder names none. `chat` encodes conversations where no template does. Only a NoTokenizer has
+    no text.
     """
 
     has_text = True
@@ -98,7 +98,7 @@ class Tokenizer:
         return None if self.eos_token is None else self._backend.token_to_id(self.eos_token)
 
     def require_text(self, param: str) -> None:
-        """Raises InvalidRequestError naming `param`, which needs text, if there is none."""
+        """Raises InvalidRequestError naming `param`, which needs text, if the tokenizer has no text."""
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`, on request with the special tokens that the tokenizer puts around a text."""
@@ -224,7 +224,7 @@ def _token_text(value: object) -> str | None:
 def _chat_template(folder: Path, config: Mapping[str, Any]) -> ChatTemplate | None:
     """The chat templates. Files of their own win over the configs, as in transformers."""
     templates = _listed(config, folder / "tokenizer_config.json")
-    # Models that read images have theirs beside the processor, in which it wins over the tokenizer's.
+    # Models that read images have a template beside the processor. It goes before the tokenizer's.
     for name in ("processor_config.json", "chat_template.json"):
         templates |= _listed(read_json_if_there(folder / name), folder / name)
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):

@@ -247,7 +247,7 @@ class SentencePieceBackend:
 
 
 class TransformersBackend:
-    """The tokenizer that transformers makes of a folder without either of the files above."""
+    """Transformers' tokenizer for a folder without either of the files above."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer

@@ -1,8 +1,8 @@
 """The tensor types of GGUF files, and what their blocks mean as float32.
 
 The layouts: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h. In the comments of the functions below, a
-block is n bytes of which `at` is the first of a field. All arithmetic is float32, in the order that the format's
-authors use, so that every number equals theirs to the bit.
+block has n bytes, and a field begins at byte `at`. All arithmetic is float32, in the order that the format's authors
+use, so that every number equals theirs to the bit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TWICE_E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]
 
 
 class BlockType(NamedTuple):
-    """A tensor type: its blocks of so many elements take so many bytes.
+    """A tensor type: a block of `elements` elements takes `bytes` bytes.
 
     `dequantize` makes `[blocks, elements] float32` of `[blocks, bytes] uint8`. It is None for plain floats. `halves`
     says at which bytes of a block its float16 numbers begin, `exponent` that its first byte is a power of two (e8m0).
@@ -108,7 +108,7 @@ def _q3_k(b: _Bytes) -> _Floats:
 
 
 def _scales_and_minima(b: _Bytes) -> tuple[_Floats, _Floats]:
-    """Of Q4_K and Q5_K: 8 scales and 8 minima of 6 bits in 12 bytes, of which the last 4 hold what 8 others lack."""
+    """Of Q4_K and Q5_K: 8 scales and 8 minima of 6 bits in 12 bytes. The last 4 bytes hold the rest of 8 numbers."""
     first, second, rest = b[:, 4:8], b[:, 8:12], b[:, 12:16]
     scales = np.concatenate([first & 63, rest & 15 | first >> 6 << 4], axis=1)
     minima = np.concatenate([second & 63, rest >> 4 | second >> 6 << 4], axis=1)

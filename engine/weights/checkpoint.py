@@ -128,8 +128,8 @@ def open_file(path: Path) -> Checkpoint:
 
 
 def open_copy(path: Path, max_tensors: int) -> Mapping[str, StoredTensor]:
-    """Like `open_file`, of a copy in memory, for an adapter, which somebody may be writing. Raises ModelError, also for
-    one of more than `max_tensors` tensors.
+    """Like `open_file`, but of a copy in memory, for an adapter that may be written meanwhile. Raises ModelError, also
+    for more than `max_tensors` tensors.
     """
     with FileCopy(path) as copy:
         content = copy.content
@@ -145,7 +145,7 @@ def open_copy(path: Path, max_tensors: int) -> Mapping[str, StoredTensor]:
 
 
 def shapes_in(path: Path, max_tensors: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """The names and shapes of an adapter's tensors, of which nothing but the header is read. Raises as `open_copy`."""
+    """The names and shapes of an adapter's tensors. Only the header is read. Raises as `open_copy`."""
     length = int.from_bytes(read_part(path, 8), "little")
     try:
         header = tensors_in(read_part(path, 8 + min(length, MAX_HEADER_BYTES + 1))[8:], max_tensors)
@@ -180,8 +180,8 @@ def _header(path: Path, file: mmap.mmap) -> dict[str, Any]:
 
 
 class _Views(Mapping[str, StoredTensor]):
-    """The tensors of a well-formed file, of which `header` says where each one lies. A view is made when it is asked
-    for: an adapter's file may have many that its model does not.
+    """The tensors of a well-formed file. `header` says where each one lies. A view is made when it is asked for: an
+    adapter's file may have many tensors that its model does not.
     """
 
     def __init__(
@@ -341,7 +341,7 @@ class CheckpointWeights:
         return ", ".join(files)
 
     def _part(self, ref: TensorRef, others: tuple[TensorRef, ...]) -> Part:
-        """What `ref` is taken of, and what is left to be taken of that. `others` are where it may be otherwise."""
+        """What `ref` is taken from, and what is left to take from that. `others` are other places where it may be."""
         if isinstance(self._reader, ExpertReader) and ref.index is not None and ref.transpose:
             experts, _, name = ref.name.rpartition(".")
             expert = self._reader.expert(LayerTensors(experts, self._find), name, ref.index)
@@ -427,6 +427,6 @@ def _check_joined(parts: list[Part], needed: tuple[int, ...]) -> None:
 
 
 def _equal(a: NDArray[np.uint8], b: NDArray[np.uint8]) -> bool:
-    # A piece at a time: what numpy makes of a comparison is as large as what it compares.
+    # A piece at a time: the result of numpy's comparison is as large as what it compares.
     pieces = range(0, len(a), _PIECE_BYTES)
     return len(a) == len(b) and all(np.array_equal(a[i : i + _PIECE_BYTES], b[i : i + _PIECE_BYTES]) for i in pieces)

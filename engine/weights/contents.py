@@ -1,4 +1,4 @@
-"""What a checkpoint's files hold, as their headers say it."""
+"""The contents of a checkpoint's files, from their headers."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ _LAYER = re.compile(r"(.*\.layers\.)(\d{1,6})\.")
 
 
 def draft_tensors(names: Iterable[str], layers: str, num_layers: int) -> list[str]:
-    """Those that belong to them: below `mtp.`, or in layers behind the model's own, whose names begin with `layers`."""
+    """The tensors of layers for drafts: below `mtp.`, or in `layers` whose numbers are behind the model's own."""
 
     def is_for_drafts(name: str) -> bool:
         found = _LAYER.match(name)
@@ -24,7 +24,7 @@ def draft_tensors(names: Iterable[str], layers: str, num_layers: int) -> list[st
 
 
 def not_loaded(count: int, *, usable: bool) -> str:
-    """In words, that so many tensors of such layers are left out, and what would use them if they are `usable`."""
+    """Says that `count` tensors of such layers are left out, and what would use them if they are `usable`."""
     if not usable:
         return f"not loaded are {count} tensors of {_FOR_DRAFTS}, which are not used"
     use = '--speculative-config \'{"method": "mtp"}\' draft tokens with them'

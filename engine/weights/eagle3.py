@@ -38,7 +38,7 @@ class Eagle3Layer:
         self._tensors = tensors
 
     def beside(self, weights: WeightSource) -> WeightSource:
-        """The weights of the model, with those of the layer."""
+        """The weights of the model and of the layer."""
         return _Both(weights, self._tensors)
 
 
@@ -71,7 +71,7 @@ class _Both:
 def open_eagle3(model: str, revision: str | None, download_dir: str | Path | None, target: DecoderSpec) -> Eagle3Layer:
     """The layer in a folder or of a hub id, for the model `target`.
 
-    Raises ModelError if there is none, if it is of a kind that is not supported, or if it was made for another model.
+    Raises ModelError if there is none, if its kind is not supported, or if it was made for another model.
     """
     folder = resolve(model, revision, download_dir)
     if not folder.is_dir():
@@ -112,7 +112,7 @@ def _checked(
 
 
 def _token_ids(checkpoint: Checkpoint, spec: Eagle3Spec, vocab_size: int, folder: Path) -> tuple[int, ...] | None:
-    """Of each of the layer's tokens, its number in the model's vocabulary; None if both are the same."""
+    """For each of the layer's tokens, its id in the model's vocabulary; None if both are the same."""
     stored = checkpoint.get(_TOKENS)
     if stored is None:
         if spec.vocab_size != vocab_size:

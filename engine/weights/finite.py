@@ -88,7 +88,7 @@ def _scales_of(tensor: SmallFloatTensor) -> _Floats:
 
 
 def _exponents(bytes: NDArray[np.generic], origin: str | None) -> _Floats:
-    # 255 is not a number, nor is it finite as the exponent of a bfloat16.
+    # 255 is not a number; as the exponent of a bfloat16 it is not finite either.
     return _Floats(bytes.astype(np.uint16) << 7, "bfloat16", origin)
 
 

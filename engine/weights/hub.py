@@ -75,7 +75,7 @@ def resolve(
 
 
 def cached_model(model: str, revision: str | None = None, download_dir: str | Path | None = None) -> Path:
-    """As `resolve` for a hub id, of what the cache has: the hub is not asked. Raises ModelError."""
+    """As `resolve` for a hub id, but only from the cache: the hub is not asked. Raises ModelError."""
     repository, wanted = split_name(model)
     folder = cached_folder(repository, revision, download_dir)
     names = files_in(folder)
@@ -104,7 +104,7 @@ def download_model(model: str, revision: str | None = None, download_dir: str | 
 def wanted_files(
     model: str, revision: str | None, names: Sequence[str], *, is_encoder: bool | None = False
 ) -> list[str]:
-    """Those of a repository's files that `resolve` or `resolve_encoder` downloads; None: that `download_model` does.
+    """The files of a repository that `resolve` or `resolve_encoder` downloads; None: that `download_model` downloads.
 
     Raises ModelError if no model is among them.
     """
@@ -185,7 +185,7 @@ def local_model(model: str, suffix: str | None = None) -> Path | None:
             raise ModelError(
                 f"{model} is a file; give a .gguf file, the folder that holds the model, or a hub id such as owner/name"
             )
-    except (OSError, ValueError, RuntimeError) as error:  # a name too long, a folder nobody may look into, no such home
+    except (OSError, ValueError, RuntimeError) as error:  # a name too long, a folder without permission, no such home
         reason = getattr(error, "strerror", None) or error
         raise ModelError(f"{shown(model)} cannot be looked for: {reason}") from error
     is_no_id = path.suffix == suffix and ":" not in model and model.count("/") != 1
@@ -207,7 +207,7 @@ def repository_files(repository: str, revision: str | None, download_dir: str | 
 
 
 def repository_info(repository: str, revision: str | None, *, with_sizes: bool = False) -> ModelInfo:
-    """What the hub says of a repository. Raises ModelError, and UnreachableError if the hub cannot be asked."""
+    """The hub's information on a repository. Raises ModelError, and UnreachableError if the hub cannot be asked."""
     from huggingface_hub import HfApi
 
     with hub_errors(repository, revision):
@@ -215,7 +215,7 @@ def repository_info(repository: str, revision: str | None, *, with_sizes: bool =
 
 
 def cached_folder(repository: str, revision: str | None, download_dir: str | Path | None) -> Path:
-    """Where the cache has a repository, whatever there is of it. Raises ModelError if there is nothing."""
+    """The cache's folder of a repository, however much of it is there. Raises ModelError if there is nothing."""
     from huggingface_hub import snapshot_download
 
     with hub_errors(repository, revision):
@@ -292,7 +292,7 @@ def _nothing_may_match() -> Iterator[None]:
 def is_cached(
     model: str, revision: str | None, download_dir: str | Path | None, *, is_encoder: bool | None = False
 ) -> bool:
-    """Whether weights of a hub id are in the cache, those of all shards that its index names."""
+    """Whether the weights of a hub id are in the cache, with all shards that its index names."""
     repository, wanted = split_name(model)
     try:
         folder = cached_folder(repository, revision, download_dir)

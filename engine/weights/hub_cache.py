@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CachedModel:
-    """A model that was downloaded. `name` is what `serve` takes; of a GGUF model it names the quantization too.
+    """A model that was downloaded. `serve` takes its `name`; for a GGUF model it includes the quantization.
 
-    `bytes` are what its files take, `modified` when the last of them was written, in seconds since 1970. `revisions`
-    are the commits that there are of it.
+    `bytes` is the size of its files, `modified` when the last of them was written, in seconds since 1970. `revisions`
+    are its commits in the cache.
     """
 
     name: str
@@ -39,7 +39,7 @@ class CacheListing:
 
 
 def cached_models(download_dir: str | Path | None = None) -> CacheListing:
-    """What is in the hub's cache, or in that folder. Raises ModelError if it cannot be read."""
+    """The models in the hub's cache, or in that folder. Raises ModelError if it cannot be read."""
     cache = _scan(download_dir)
     if cache is None:
         return CacheListing((), ())

@@ -1,4 +1,4 @@
-"""What the hub's client does otherwise here: how long it waits for an answer, and where it logs."""
+"""Changes to the hub's client: how long it waits for an answer, and where it logs."""
 
 from __future__ import annotations
 

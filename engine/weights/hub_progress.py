@@ -13,9 +13,9 @@ from tqdm import tqdm
 def bars_that_report(report: Callable[[int, int], None]) -> type[Any]:
     """A class of bars for `tqdm_class` of the hub's client, which draw nothing.
 
-    `report` is called with the bytes that are here and those that are known to come. The client has a bar for what
-    comes over the network and one for what is written. The one that is ahead counts; the smaller total is that of the
-    files, as the other may be a draft token.
+    `report` is called with the bytes that are here and the total that is known. The client has a bar for what comes
+    over the network and one for what is written. The bar that is ahead counts. The smaller total is the files', as the
+    other may be a guess.
     """
     of_bytes: list[Any] = []
 
@@ -58,5 +58,5 @@ _NOWHERE: Any = _Nowhere()
 
 
 def bars_are_wanted() -> bool:
-    """Whether nobody has turned the hub client's bars off."""
+    """Whether the hub client's bars have not been turned off."""
     return os.environ.get("HF_HUB_DISABLE_PROGRESS_BARS", "").lower() not in ("1", "true", "yes", "on")

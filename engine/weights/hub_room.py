@@ -30,7 +30,7 @@ class Download(Struct, frozen=True):
 
 
 def not_cached(downloads: Sequence[Download], download_dir: str | Path | None = None) -> list[Download]:
-    """Those of which the cache has no weights."""
+    """The downloads without weights in the cache."""
     return [d for d in downloads if not is_cached(d.model, d.revision, download_dir, is_encoder=d.is_encoder)]
 
 

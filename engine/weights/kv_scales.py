@@ -1,4 +1,4 @@
-"""What K and V of each layer are divided by before they are cached as e4m3, and where checkpoints and files say it."""
+"""The numbers that K and V of each layer are divided by before they are cached as e4m3, from checkpoints and files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..models.spec import AttentionSpec, DecoderSpec, LatentAttentionSpec, mixer
 from .stored import StoredTensor
 from .tensor import to_float32
 
-_LEAST, _LARGEST = 2.0**-64, 2.0**64  # with which no product leaves float32
+_LEAST, _LARGEST = 2.0**-64, 2.0**64  # so that no product overflows or underflows float32
 _FILE_DTYPE = "float8_e4m3fn"
 
 

@@ -17,12 +17,12 @@ EMBED, HEAD = "embed", "head"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LowRankUpdate:
-    """What is added to some outputs of a matrix: `scale * (b a x + bias) + shift`, https://arxiv.org/abs/2106.09685.
+    """Adds `scale * (b a x + bias) + shift` to some outputs of a matrix, https://arxiv.org/abs/2106.09685.
 
-    `name` is the matrix' module in Tidewheel's words (`layers.0.q`); the update is of its outputs from `first_output`
-    on. That of EMBED is added to tokens' rows, before any scale: its x is 1 for the token, so it has the vocabulary as
-    inputs. `a` is `[rank, inputs]`, `b` `[outputs, rank]`, `bias` and `shift` `[outputs]` or None; all are contiguous
-    float32. The rank may be 0 where there is a shift, which is how far the adapter's bias is from the model's.
+    `name` is the matrix' module in Tidewheel's words (`layers.0.q`). The update is for its outputs from `first_output`
+    on. The update of EMBED is added to tokens' rows, before any scale: its x is 1 for the token, so its inputs are the
+    vocabulary. `a` is `[rank, inputs]`, `b` `[outputs, rank]`, `bias` and `shift` `[outputs]` or None; all are
+    contiguous float32. `shift` is the adapter's bias minus the model's; with it, the rank may be 0.
     Updates of parts of one matrix in a checkpoint have the same object `a`.
     """
 
@@ -70,5 +70,5 @@ class LoraAdapter:
 
     @property
     def rank(self) -> int:
-        """The highest of an update; 0 if there is none."""
+        """The highest rank of an update; 0 if there is none."""
         return max((update.rank for update in self.updates), default=0)

@@ -1,9 +1,9 @@
-"""Packed weights kept on disk, so that the next start neither packs nor quantizes, nor reads the checkpoint.
+"""Packed weights kept on disk, so that the next start does not pack, quantize or read the checkpoint again.
 
-A file holds the packed weights of one model in one format for one ISA level in this machine's byte order, under a key
-that says all of that. Files that cannot be used are ignored, and failures to write are logged: a cache never keeps a
-model from loading. Files are read into memory and not mapped, because memory can have huge pages, which make decoding
-up to a sixth faster.
+A file holds the packed weights of one model in one format for one ISA level in this machine's byte order. Its key says
+all of that. Files that cannot be used are ignored, and failures to write are logged: a cache never keeps a model from
+loading. Files are read into memory and not mapped, because memory can have huge pages. These make decoding up to a
+sixth faster.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class PackedCache:
         self.path = Path(folder).expanduser() / f"{self._key.hex()[:32]}.packed"
 
     def read(self, weights: PackedWeights) -> bool:
-        """Fill `weights` from the file. False, with `weights` as they were, if there is none that can be used."""
+        """Fill `weights` from the file. False if there is no usable file; then `weights` stay as they were."""
         try:
             with open(self.path, "rb", opener=_without_waiting) as file:
                 checksum = self._read_header(file, _num_bytes(weights))
@@ -92,7 +92,7 @@ class PackedCache:
         magic, key, length, checksum = _HEADER.unpack(header)
         if (magic, key, length) != (_MAGIC, self._key, num_bytes):
             raise ValueError("it holds other weights")
-        if os.fstat(file.fileno()).st_size != _WEIGHTS_AT + length:  # nor has anything but a regular file a length
+        if os.fstat(file.fileno()).st_size != _WEIGHTS_AT + length:  # only regular files have a length
             raise ValueError("it is not as long as it should be")
         return int(checksum)
 

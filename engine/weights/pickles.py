@@ -1,5 +1,5 @@
-"""Checkpoints that are pickles. Those of plain tensors are read without running them; others are refused, with the one
-command that makes safetensors of them.
+"""Checkpoints that are pickles. Pickles of plain tensors are read without running them. Others are refused, with the
+one command that makes safetensors of them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CONVERT = (
 
 
 def pickles_in(names: Iterable[str]) -> list[str]:
-    """Those of the files that are pickles, without what training leaves."""
+    """The files that are pickles, without those that training leaves."""
     files = ((name, name.rpartition("/")[2]) for name in names)
     return sorted(name for name, file in files if file.endswith(_SUFFIXES) and not file.startswith(_OF_TRAINING))
 

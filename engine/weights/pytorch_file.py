@@ -261,7 +261,7 @@ class _Machine:
             _refuse(f"data.pkl calls {function.name} in an unknown way")
 
     def _build(self, _: None) -> None:
-        """What torch keeps with a dictionary of tensors: versions of modules, which say nothing of the weights."""
+        """Ignores what torch keeps with a dictionary of tensors: versions of modules, which weights do not need."""
         owner, state = self._take(2)
         if not isinstance(owner, dict) or not isinstance(state, dict) or not set(state) <= {"_metadata"}:
             _refuse("data.pkl sets members of an object")

@@ -78,7 +78,7 @@ class TensorFormat:
     """The format of one weight: floats, what a device quantizes to, or what a quantized checkpoint has.
 
     `group_size` counts inputs of an output that share a scale. It is for int8 (32), int4, grid and small floats. `grid`
-    has integers of so many `bits`, and scales of the type `scales`; input i of the stored matrix is number i of
+    has integers of `bits` bits, and scales of the type `scales`; input i of the stored matrix is number i of
     `input_order`, if there is one. A type of GGUF's blocks says all by its name. SmallFloatTensor says what kinds of
     small floats there are, and what a `table` is, and ScaleCodes what `scale_table` and `scale_run` are.
     """
@@ -168,7 +168,7 @@ def format_of(
     # A table that is only looked up; or, of attention to latents, small matrices between queries, scores and values.
     if name == "embed.positions" or name.endswith(_BETWEEN_LATENTS):
         return TensorFormat(dtype)
-    # The activation function's results have outliers, for which one scale a row is too coarse.
+    # The activation function's results have outliers: one scale a row is too coarse for them.
     outliers = quantization.method == "int8-channel" and name.endswith(".down.weight")
     if name in _EMBEDDINGS or outliers:
         return TensorFormat("int8")
@@ -178,7 +178,7 @@ def format_of(
 def parse_quantization(
     method: Method | None, group_size: int | None = None, zero_points: bool = False
 ) -> Quantization | None:
-    """What the options ask for; None is no quantization. Raises ModelError, naming what does not go together."""
+    """The quantization that the options ask for; None: none. Raises ModelError, naming what does not go together."""
     if method != "int4" and (group_size is not None or zero_points):
         option = "--quantization-group-size" if group_size is not None else "--quantization-zero-points"
         raise ModelError(f"{option} goes with --quantization int4 only")

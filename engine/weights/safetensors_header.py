@@ -1,7 +1,7 @@
 """The header of a safetensors file that a client has named, read a tensor at a time.
 
-`json.loads` and the safetensors library hold the interpreter's lock until they have read a whole header. Of 4 MB they
-take a quarter of a second, in which no stream goes on. So does the garbage collector with what they make of it.
+`json.loads` and the safetensors library hold the interpreter's lock until they have read a whole header. For 4 MB that
+takes a quarter of a second, and no stream goes on meanwhile. The garbage collector then takes as long on the result.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _DECODER = JSONDecoder()
 
 
 class TensorEntries(Mapping[str, Any]):
-    """What a header says of each tensor, by name. It is kept as text: the garbage collector does not look at texts."""
+    """A header's entry of each tensor, by name. It is kept as text: the garbage collector does not look at texts."""
 
     def __init__(self, texts: dict[str, str]) -> None:
         self._texts = texts
@@ -35,7 +35,7 @@ class TensorEntries(Mapping[str, Any]):
 
 
 def tensors_in(header: bytes, max_tensors: int) -> TensorEntries:
-    """What a header says of each tensor. Raises ValueError if it is not a JSON object, has long parts, or more than
+    """A header's entry of each tensor. Raises ValueError if it is not a JSON object, has long parts, or more than
     `max_tensors` tensors.
     """
     if len(header) > MAX_HEADER_BYTES:

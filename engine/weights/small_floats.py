@@ -32,8 +32,8 @@ _E2M1_SIGNED = np.concatenate([_E2M1, -_E2M1])
 
 @dataclass(frozen=True, slots=True)
 class ScaleCodes:
-    """What codes of 8 bits mean that are the scales of a matrix `[N, groups]`: `table[code] * largest + offset`, in
-    float32. `largest [N, groups / run]` is for `run` groups of a row, and `offsets [N]` for a row.
+    """The scales of a matrix as codes of 8 bits, `[N, groups]`. They mean `table[code] * largest + offset`, in float32.
+    `largest [N, groups / run]` is for `run` groups of a row, and `offsets [N]` for a row.
     """
 
     table: tuple[float, ...]
@@ -93,7 +93,7 @@ class SmallFloatTensor:
 
     @property
     def stored_format(self) -> TensorFormat:
-        """How a device may keep it. Neither codes nor scales are looked at."""
+        """The format that a device may keep it in. Codes and scales are not looked at."""
         if self.kind == "mxfp4":
             return TensorFormat("mxfp4")
         group, codes = min(self.group_size, self.shape[1]), self.scale_codes
@@ -102,7 +102,7 @@ class SmallFloatTensor:
         return TensorFormat(self.kind, group, table=self.table, scale_table=codes.table, scale_run=codes.run)
 
     def dequantize(self) -> NDArray[np.float32]:
-        """The weights, `[N, K]`: the reference for whatever computes with the codes."""
+        """The weights, `[N, K]`: the reference for all kernels that compute with the codes."""
         outputs, inputs = self.shape
         values = self._floats()
         size = min(self.group_size, inputs)

@@ -19,7 +19,7 @@ class ModelSource(Protocol):
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """What `describe` reads, in the words of Hugging Face's config.json."""
+        """The config for `describe`, in the words of Hugging Face's config.json."""
 
     def generation(self, config: Mapping[str, Any] | None = None) -> GenerationConfig:
         """The tokens that end a sequence, and the sampling that the model's authors suggest. `config` is as in
@@ -33,8 +33,8 @@ class ModelSource(Protocol):
         """The tokenizer of `--tokenizer-mode mistral`, which encodes conversations itself."""
 
     def weights(self, description: ModelDescription, config: Mapping[str, Any] | None = None) -> WeightSource:
-        """The tensors that `description` names; shapes are checked, data is not read. `config` is what `description`
-        was made of, if that is not the source's own: it says how tensors are quantized.
+        """The tensors that `description` names; shapes are checked, data is not read. `config` is the config that
+        `description` was made from, if not the source's own: it says how tensors are quantized.
         """
 
 

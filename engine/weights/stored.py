@@ -1,4 +1,4 @@
-"""What a checkpoint's files hold, before it has a model's names: tensors, and matrices that lie in several tensors."""
+"""The contents of a checkpoint's files, before they get a model's names: tensors, and matrices of several tensors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class StoredTensor(Struct, frozen=True):
 
     @property
     def place(self) -> tuple[Any, ...]:
-        """What identifies its content, without reading it."""
+        """An identity of its content, without reading it."""
         return (*self.version, self.start, self.dtype, self.shape)
 
     def array(self, dtype: np.dtype[Any]) -> tuple[NDArray[Any], bool]:

@@ -25,10 +25,10 @@ def origin(stored: StoredTensor | StoredMatrix, ref: TensorRef) -> str:
 
 
 def take(stored: StoredTensor | StoredMatrix, ref: TensorRef) -> WeightTensor:
-    """What `ref` takes of it, without its stack. A quantized matrix cannot be transposed; its rows are its outputs.
+    """What `ref` takes from it, without its stack. A quantized matrix cannot be transposed; its rows are its outputs.
 
-    Matrices of which each is transposed are dense, and where they were quantized, float32. Raises ModelError for a
-    matrix whose tensors do not hold what they should.
+    Transposed matrices of a stack are dense; if they were quantized, they are float32. Raises ModelError for a matrix
+    whose tensors do not hold what they should.
     """
     if isinstance(stored, StoredMatrix):
         if ref.transpose_each is None:
@@ -80,8 +80,8 @@ def rows_of(data: NDArray[Any], ref: TensorRef) -> NDArray[Any]:
 
 
 def take_blocks(data: NDArray[np.uint8], kind: BlockType, ref: TensorRef, origin: str) -> BlockTensor:
-    """What `ref` takes of rows of whole blocks, `data [..., bytes of a row]`, a view of a mapped file. It is not copied
-    for `permute`.
+    """What `ref` takes from rows of whole blocks, `data [..., bytes of a row]`, a view of a mapped file. It is not
+    copied for `permute`.
     """
     rows = rows_of(data, replace(ref, permute=None))
     order = None if ref.permute is None else np.array(ref.permute, np.int32)

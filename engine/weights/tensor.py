@@ -81,7 +81,7 @@ class QuantizedTensor:
         )
 
     def dequantize(self) -> NDArray[np.float32]:
-        """The weights, `[N, K]`, inputs in the model's order: the reference for whatever computes with the codes."""
+        """The weights, `[N, K]`, inputs in the model's order: the reference for all kernels that compute with codes."""
         inputs = self.shape[1]
         values = unpack(self.codes, self.bits, inputs).astype(np.float32)
         if self.format == "int":
@@ -131,7 +131,7 @@ class BlockTensor:
         return stored_as_blocks(self.kind)
 
     def dequantize(self) -> NDArray[np.float32]:
-        """The weights, `[N, K]`: the reference for whatever computes with the blocks."""
+        """The weights, `[N, K]`: the reference for all kernels that compute with the blocks."""
         values = dequantize(np.ascontiguousarray(self.data), self.kind).reshape(self.shape)
         return values if self.row_order is None else values[self.row_order]
 

@@ -28,7 +28,7 @@ _WARM_UP_TOKENS = 16
 class Scenario:
     """`new_tokens` are decoded after each of `prompts` prompts of `prompt_tokens` random tokens.
 
-    The prompts take so many of the job's LoRA adapters in turn; 0: they are answered by the model itself.
+    `adapters`: how many of the job's LoRA adapters the prompts use in turn; 0: the model itself answers them.
     """
 
     name: str

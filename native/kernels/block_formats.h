@@ -51,7 +51,7 @@ constexpr const BlockTypeInfo& block_type_info(BlockType type) {
   return kBlockTypes[0];
 }
 
-// Whether codes are of 4 bits with a byte of scale for each group of so many inputs; 0: they are not.
+// How many inputs share a byte of scale, for codes of 4 bits that have one; 0 for other codes.
 constexpr int byte_scale_group(BlockType type) {
   return type == BlockType::kNvfp4 ? 16 : type == BlockType::kMxfp4Rows ? 32 : 0;
 }

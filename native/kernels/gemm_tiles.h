@@ -19,8 +19,8 @@ TW_INLINE void prefetch_panel(const T* line) {
   }
 }
 
-// A peak is measured with so many independent sums that latency does not matter, in so many steps a round. Their total
-// is added to the result, far below its precision, so that the compiler cannot remove the work.
+// A peak is measured with `kPeakSums` independent sums, enough that latency does not matter, in `kPeakSteps` steps a
+// round. Their total is added to the result, far below its precision, so that the compiler cannot remove the work.
 constexpr int kPeakSums = kTileRows * kTileVectors, kPeakSteps = 1024;
 constexpr double kPeakTrace = 1e-30;
 

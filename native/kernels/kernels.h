@@ -102,8 +102,8 @@ constexpr int kGateColumns = kPanel / 2;  // of a panel, for kGated
 // Matrices of adapters are packed in LoRA panels of this many outputs, [inputs / step, kLoraPanel, step].
 constexpr int kLoraPanel = 16;
 
-// A LoRA panel has zeros up to a multiple of so many inputs, and is multiplied as far as that. Each `lora_panel_step`
-// inputs are side by side.
+// A LoRA panel has zeros up to a multiple of this many inputs, and is multiplied as far as that. Each
+// `lora_panel_step` inputs are side by side.
 constexpr int kLoraPanelInputs = 4;
 constexpr int lora_panel_step(DType type) { return type == DType::kBFloat16 ? 2 : 1; }
 constexpr size_t lora_panel_bytes(int inputs, DType type) {
@@ -422,8 +422,8 @@ struct Kernels {
   void (*pack_inputs)(const WeightFormat&, const PackInputsArgs&, int row_begin, int row_end);
   void (*gemm)(const WeightFormat&, const GemmArgs&);
   void (*project)(const ProjectArgs&);
-  // Puts inputs from `first` on and so many zeros into a row that LoRA panels of that type are multiplied by. Behind a
-  // row's last input there must be kStripeInputs zeros. An input takes at most as much room as a float.
+  // Puts `count` inputs from `first` on, and `zeros` zeros, into a row that LoRA panels of that type are multiplied by.
+  // Behind a row's last input there must be kStripeInputs zeros. An input takes at most as much room as a float.
   void (*pack_lora_panel_inputs)(DType, const float* x, int first, int count, int zeros, void* row);
   void (*normalize)(const Norm&, float* x, int size);
   // y += scale * norm(x); x is normalized in place.

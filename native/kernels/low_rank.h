@@ -46,7 +46,7 @@ TW_INLINE void multiply_lora_panel(const T* w, int inputs, const typename Elemen
   }
 }
 
-// Calls `body` for so many rows, which are at most `kLoraPanelRows`.
+// Calls `body` for `rows` rows, at most `kLoraPanelRows`.
 template <typename Body>
 TW_INLINE void with_rows(int rows, Body&& body) {
   switch (rows) {

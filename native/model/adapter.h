@@ -81,7 +81,7 @@ class Adapter {
 
   // The row of a token in the embedding, if the adapter has one of its own; else `row` stays as it is.
   bool look_up(int token, float* row) const;
-  // The room of a row that LoRA panels of so many inputs are multiplied by.
+  // The room of a row that LoRA panels of `inputs` inputs are multiplied by.
   static size_t packed_row_floats(int inputs) { return round_up(inputs + kLoraPanelInputs, 16); }
   // Adds to a token's row. `scratch` has room for `embedding_scratch` floats.
   void add_embedding(const Kernels& kernels, int token, float* row, float* scratch) const;

@@ -55,7 +55,7 @@ class CommonPrefixes {
   };
 
   // Of layers with windows up to `window` tokens (0: unlimited), for at most `max_tokens` together, whose results over
-  // a KV split take `floats_per_token`. Prefixes that save too little for so many `workers` are left alone.
+  // a KV split take `floats_per_token`. Prefixes that save too little for `workers` workers are left alone.
   CommonPrefixes(int window, int max_tokens, int64_t floats_per_token, int workers)
       : window_(window), max_tokens_(max_tokens), floats_per_token_(floats_per_token),
         min_saved_(std::max(kMinSaved, workers)) {}

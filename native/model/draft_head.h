@@ -30,7 +30,7 @@ class DraftHead {
   DraftHead(const DraftHead&) = delete;
   DraftHead& operator=(const DraftHead&) = delete;
 
-  // For so many sequences. Throws std::bad_alloc.
+  // For up to `max_sequences` sequences. Throws std::bad_alloc.
   virtual void allocate(int max_sequences);
 
   // Before a step that was checked runs.

@@ -24,7 +24,7 @@ class HiddenRows {
     float* row;
   };
 
-  // Room for the last `rows` tokens of so many sequences, `size` floats each. Throws std::bad_alloc.
+  // Room for the last `rows` tokens of `sequences` sequences, `size` floats each. Throws std::bad_alloc.
   void allocate(int sequences, int rows, int size);
 
   // The row of the token before a sequence's first of the step; null: none is kept.

@@ -26,7 +26,7 @@ struct SequenceTokens {
 
 class StateSlots {
  public:
-  // While a model is put together: room in every slot for so many numbers of a layer, or in each token of its log.
+  // While a model is put together: room in every slot, or in each token of its log, for `floats` numbers of a layer.
   // Returns where they begin.
   size_t add(size_t floats);
   size_t add_to_log(size_t floats);

@@ -51,7 +51,7 @@ class StepAdapters {
  public:
   StepAdapters(const Kernels& kernels, Workspace& workspace) : kernels_(kernels), workspace_(workspace) {}
 
-  // Before `allocate`: a mixture has so many experts, and so many rows of a token.
+  // Before `allocate`: a mixture has `experts` experts, and `rows_per_token` rows of a token.
   void need_experts(int experts, int rows_per_token) {
     max_experts_ = std::max(max_experts_, experts);
     rows_per_token_ = std::max(rows_per_token_, rows_per_token);
@@ -99,7 +99,7 @@ class StepAdapters {
 
  private:
   void assign(std::span<const Adapter* const> adapters, Assignment& to) const;
-  // Of all matrices whose h has at most so many values.
+  // Of all matrices whose h has at most `max_values` values.
   Projection projection(Assignment& assigned, int max_values) const;
   // The block's rows of x, normalized if that has to be, and packed for its adapter.
   void pack_rows(Worker& worker, const Block& block, int k, const Rows& rows, const void** packed) const;

@@ -100,7 +100,7 @@ class Worker {
 
   // Calls are counted from 1 on, again and again: 0 is what a range of no call has.
   static constexpr int kMaxCalls = 255;
-  // A worker that is done looks at so many others.
+  // How many others a worker looks at when it is done.
   static constexpr int kMaxHelped = 7;
 
   // Takes a piece of a member's range of `size`, from its begin or its end. False if nothing is left.

@@ -1,4 +1,4 @@
-"""Tools of `/v1/messages` as functions, with Anthropic's own, of which clients send only the names."""
+"""Tools of `/v1/messages` as functions. Clients send only the names of Anthropic's own tools."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ _OLD_EDITOR = _commands(
 
 
 def chat_tools(tools: Sequence[ToolDefinition]) -> tuple[list[chat.Tool], dict[str, str]]:
-    """The functions, and the paths of what they were made from. Raises ApiError (400) for tools that are none."""
+    """The functions, and the paths of what they were made from. Raises ApiError (400) for tools that are not valid."""
     functions: list[chat.Tool] = []
     names: dict[str, str] = {}
     for i, tool in enumerate(tools):

@@ -1,4 +1,4 @@
-"""`/v1/batches`: files of requests that are answered when nobody else waits."""
+"""`/v1/batches`: files of requests that are answered when no other request waits."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LONGEST_NUMBER = 10  # digits; Python refuses to read thousands
 
 
 class Batches:
-    """The endpoints of files and batches, over a folder, and what works on the batches.
+    """The endpoints of files and batches in a folder, and the work on the batches.
 
     `max_num_seqs` requests of a batch run at a time, for the tenant that `tenant_of` makes of its owner. Each may have
     `max_values` values in its JSON. Raises TidewheelError for a folder that cannot be used.
@@ -55,7 +55,7 @@ class Batches:
         ]
 
     def start(self, app: Starlette) -> None:
-        """Work on batches with the endpoints of `app`, without its middleware: nobody is asked for a key here."""
+        """Work on batches with the endpoints of `app`, without its middleware: no key is needed here."""
         self._client = AppClient(ExceptionMiddleware(app.router, handlers=exception_handlers()))
         self._runner.start()
 

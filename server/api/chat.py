@@ -115,7 +115,7 @@ class ChatEndpoint:
         return choice
 
     def _role_in(self, body: ChatCompletionRequest) -> str:
-        """The role of an answer: where it opens no turn of its own, that of the message that it goes on with."""
+        """The role of an answer. If it continues a message, it is that message's role."""
         opens_turn = body.add_generation_prompt is not False and not body.continue_final_message
         return self._role if opens_turn else body.messages[-1].role
 

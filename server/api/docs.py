@@ -23,7 +23,7 @@ DOCS_PATHS = frozenset({"/openapi.json", *_FILES})
 
 def docs_routes(described: Sequence[BaseRoute], open_paths: Set[str] | None, *, refuses_unknown: bool) -> list[Route]:
     """The document of these routes, and the page. The rest is as for `document`."""
-    written: dict[str, bytes] = {}  # by root path, of which a server has one
+    written: dict[str, bytes] = {}  # by root path; a server has one
 
     def write(root_path: str) -> bytes:
         return orjson.dumps(

@@ -99,9 +99,9 @@ class FilesEndpoints:
 
 
 class _Content(FileResponse):
-    """A file, or the parts of it that a `range` header asks for. Those that it does not have are ApiErrors.
+    """A file, or the parts of it that a `range` header asks for. Parts that it does not have are ApiErrors.
 
-    The file is open already: somebody may delete it after the head of the answer was sent.
+    The file is open already, because it may be deleted after the head of the answer was sent.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -140,7 +140,7 @@ class _Content(FileResponse):
 
 
 def _opened(path: Path) -> BinaryIO:
-    """Raises ApiError (404) for content that somebody has taken away, or replaced by something else."""
+    """Opens the content. Raises ApiError (404) if it was removed, or replaced by something else."""
     try:
         # Opening a pipe must not block, and a link may lead anywhere.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)

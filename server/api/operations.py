@@ -30,11 +30,11 @@ class Load(msgspec.Struct):
 
 
 class ServerInfo(msgspec.Struct):
-    """What is served, with what, and the options it was started with, without secrets.
+    """What is served, with which software, and the options it was started with, without secrets.
 
     `options` are for keys that may administer; others get none.
 
-    `tool_call_parser` and `reasoning_parser` are those in use, None where there is none.
+    `tool_call_parser` and `reasoning_parser` name the parsers in use, None where there is none.
     """
 
     version: str

@@ -169,7 +169,7 @@ class ResponsesEndpoints:
         return stored.conversation, stored.size
 
     async def _input(self, body: ResponsesRequest) -> Sequence[Item]:
-        """The request's own items, and those of kept responses that it refers to."""
+        """The request's own items, and the items of kept responses that it refers to."""
         if isinstance(body.input, str):
             return [Message(id=new_item_id(Message), role="user", content=body.input)]
         items: list[Item] = []
@@ -226,7 +226,7 @@ class ResponsesEndpoints:
 
 
 class _ResponseStream(NamedEventStream):
-    """Streams a response, and keeps it before its last events are sent: whoever has read them may ask for it."""
+    """Streams a response, and keeps it before its last events are sent: clients that have read them may ask for it."""
 
     def __init__(self, run: ChatRun, builder: ResponseBuilder, keep: Callable[[], Awaitable[None]]) -> None:
         super().__init__(

@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`, and `/tokenizer_info` if the server is told to have it."""
+"""`/tokenize` and `/detokenize`, and `/tokenizer_info` if an option turns it on."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ ABANDONED_S = 60.0
 
 
 class _Owner(msgspec.Struct):
-    """What a claim's file says. `boot` names the running kernel whose lock is on it; empty if there is none."""
+    """The content of a claim's file. `boot` names the running kernel whose lock is on it; empty if there is none."""
 
     id: str
     boot: str
@@ -52,7 +52,7 @@ class Claim:
 
     @property
     def is_held(self) -> bool:
-        """Whether nobody else can have the batch yet. One that stood still for a while must ask before it writes."""
+        """Whether no other server can have the batch yet. A server that stood still must ask before it writes."""
         return not self._is_lost and _now() - self._beaten < self._lease_s
 
     def beat(self) -> bool:
@@ -91,7 +91,7 @@ class Claims:
         self._seen: dict[str, tuple[object, float]] = {}  # claims of other machines, and since when they are so
 
     def take(self, batch_id: str) -> Claim | None:
-        """The batch, if nobody has it. Whoever takes it must look first whether it is still unfinished.
+        """A claim on the batch, if no server has it. The caller must check then that it is still unfinished.
 
         Raises OSError.
         """
@@ -122,7 +122,7 @@ class Claims:
         return claim
 
     def _abandoned(self, path: Path) -> str | None:
-        """Whose claim it is, if that server has died."""
+        """The owner of a claim, if that server has died."""
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
         except FileNotFoundError:
@@ -182,7 +182,7 @@ def _remove(path: Path) -> None:
 
 
 def _now() -> float:
-    """Seconds, those in which a machine was asleep too."""
+    """Seconds, including time in which the machine was asleep."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 

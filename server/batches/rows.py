@@ -181,7 +181,7 @@ def finished_rows(path: Path) -> Mapping[str, bool]:
 
 
 def add_line(output: FileIO, line: bytes) -> None:
-    """Write a line behind those of an output that is open to append. Raises OSError without a part of it left there."""
+    """Append a line to an open output. If it raises OSError, no part of the line is left there."""
     end = output.seek(0, os.SEEK_END)
     left = memoryview(line)
     try:

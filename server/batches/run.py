@@ -1,4 +1,4 @@
-"""Runs the requests of a batch, so many at a time, and hands over their answers as they come."""
+"""Runs the requests of a batch, a limited number at a time, and hands over their answers as they come."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 MAX_ROWS = 50_000
 _MAX_OUTPUT_BYTES = 2 * 2**30
-_LAST = 2**30  # the priority of a batch's requests: whoever waits for an answer goes first
+_LAST = 2**30  # the priority of a batch's requests: all others go first
 _GENERATES = ("/v1/chat/completions", "/v1/completions")
 _OUTPUTS = ("output_file_id", "error_file_id")
 _WRITE_EVERY_S = 0.2
@@ -42,11 +42,11 @@ class _LostError(Exception):
 
 
 class BatchRunner:
-    """Runs `concurrency` requests of a batch at a time. What a restart interrupts goes on after it.
+    """Runs `concurrency` requests of a batch at a time. After a restart, interrupted batches go on.
 
-    Of several servers with one folder, each batch is run by one. If that one ends, another goes on with the batch. A
-    batch with a request that has more than `max_values` values in its JSON is refused. `tenant_of` says who an owner
-    is, for whom a batch is run.
+    If several servers share a folder, one server runs each batch. If it ends, another goes on with the batch. A batch
+    with a request that has more than `max_values` values in its JSON is refused. `tenant_of` gives the tenant of a
+    batch's owner.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class BatchRunner:
                 await asyncio.wait_for(self._news.wait(), _LOOK_EVERY_S)
 
     async def _run_one(self) -> bool:
-        """Runs the oldest batch that nobody has; whether there was one."""
+        """Runs the oldest batch that no server has claimed; whether there was one."""
         await self._store.refresh()
         for batch in self._store.unfinished:
             claim = await asyncio.to_thread(self._claims.take, batch.id)
@@ -142,7 +142,7 @@ class BatchRunner:
         await self._store.save(batch)
 
     async def _answer_while_claimed(self, run: _Run) -> None:
-        """Answers until all is answered, or somebody has asked to cancel. Raises what ends the batch."""
+        """Answers until all is answered or the batch is to be cancelled. Raises what ends the batch."""
         task = asyncio.create_task(self._answer(run))
         saved = beaten = time.monotonic()
         try:
@@ -201,7 +201,7 @@ class BatchRunner:
 
 
 def _last_of_all(row: BatchRow) -> bytes:
-    """The row's body, with a priority behind those of all other requests. Its own one is only checked."""
+    """The row's body, with a lower priority than all other requests. Its own priority is only checked."""
     body = bytes(row.body)
     if row.url in _GENERATES:
         with contextlib.suppress(msgspec.DecodeError, RecursionError):  # the endpoint has a better message
@@ -212,8 +212,8 @@ def _last_of_all(row: BatchRow) -> bytes:
 
 
 def _require_file(path: Path) -> None:
-    """Raises TidewheelError for a link, a pipe or the like, by which whoever may write to the folder could have the
-    server wait, or change other files.
+    """Raises TidewheelError for a link, a pipe or the like. With these, others who may write to the folder could make
+    the server wait, or change other files.
     """
     if not stat.S_ISREG(path.lstat().st_mode):
         raise TidewheelError(f"{path.name} is no regular file")
@@ -269,7 +269,7 @@ class _Run:
     def _append(self, path: Path, content: bytes) -> int:
         if not self.claim.is_held:
             raise _LostError
-        # No link is followed: whoever may write to the folder cannot have the server write elsewhere.
+        # No link is followed: others who may write to the folder cannot make the server write elsewhere.
         with open(path, "ab", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666)) as file:
             file.write(content)
             return file.tell()
@@ -292,7 +292,7 @@ class _Run:
             await self._store.delete_file(file_id)
 
     def end(self) -> None:
-        """All is answered, or somebody has asked to cancel."""
+        """Note that all is answered, or that the batch is to be cancelled."""
         now = int(time.time())
         if self.batch.status == "cancelling":
             self.batch.status, self.batch.cancelled_at = "cancelled", now

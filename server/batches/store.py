@@ -59,7 +59,7 @@ class KeptBatch(BatchObject, kw_only=True):
 Described = KeptFile | KeptBatch
 T = TypeVar("T", KeptFile, KeptBatch)
 _PART = ".part"
-_PART_LIFE_S = 3600.0  # by then whoever wrote it has ended
+_PART_LIFE_S = 3600.0  # by then its writer has ended
 
 
 class BatchStore:
@@ -67,9 +67,9 @@ class BatchStore:
 
     `file`, `files`, `batch` and `batches` are what the current tenant may see. All limits are for all tenants together.
 
-    Each has a JSON file that describes it. A file has its content beside it. A batch that is to be cancelled has a file
-    that says so, because the server that runs it writes the other one. Raises TidewheelError if the folder cannot be
-    used. All but `content_path` and `read` is for the event loop, which waits for no disk.
+    Each has a JSON file that describes it. A file has its content beside it. A batch that is to be cancelled has
+    another file that says so, because the server that runs it writes the first one. Raises TidewheelError if the folder
+    cannot be used. All methods except `content_path` and `read` are for the event loop, and do not wait for the disk.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -190,7 +190,7 @@ class BatchStore:
         return sorted(unfinished, key=lambda batch: batch.created_at)
 
     async def save(self, batch: KeptBatch) -> None:
-        """Keep a batch's new state. Once it has ended, nobody need cancel it."""
+        """Keep a batch's new state. If it has ended, it need not be cancelled any more."""
         async with self._changing:
             self._batches[batch.id] = msgspec.structs.replace(
                 batch, request_counts=msgspec.structs.replace(batch.request_counts)
@@ -200,12 +200,12 @@ class BatchStore:
                 await self._remove(f"{batch.id}.cancel")
 
     async def ask_to_cancel(self, batch_id: str) -> None:
-        """Has whoever runs the batch end it."""
+        """Ask the server that runs the batch to end it."""
         with _disk_errors():
             await asyncio.to_thread((self.folder / f"{batch_id}.cancel").touch)
 
     def read(self, batch_id: str) -> KeptBatch | None:
-        """A batch as the folder has it, for whoever runs it. Raises OSError and msgspec.DecodeError."""
+        """A batch as the folder has it, for the server that runs it. Raises OSError and msgspec.DecodeError."""
         try:
             batch = msgspec.json.decode(_read_small(self.folder / f"{batch_id}.json"), type=KeptBatch)
             _check_names(batch, batch_id)
@@ -218,7 +218,7 @@ class BatchStore:
         return batch
 
     def _scan(self) -> tuple[dict[str, tuple[tuple[int, int, int], Described]], dict[str, float]]:
-        """What describes files and batches, by name, and when which batches were asked to be cancelled."""
+        """The descriptions of files and batches, by name, and when each batch was asked to be cancelled."""
         found: dict[str, tuple[tuple[int, int, int], Described]] = {}
         cancels: dict[str, float] = {}
         with os.scandir(self.folder) as entries:
@@ -286,7 +286,7 @@ class BatchStore:
 
 
 def _read_small(path: Path) -> bytes:
-    """What describes a file or a batch. Raises OSError, and DecodeError for what is too large to be that."""
+    """The description of a file or a batch. Raises OSError, and DecodeError for a file that is too large for one."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     with open(descriptor, "rb") as file:
         content = file.read(_MAX_DESCRIPTION + 1) or b""
@@ -296,7 +296,7 @@ def _read_small(path: Path) -> bytes:
 
 
 def _check_names(described: Described, name: str) -> None:
-    """Raises DecodeError for ids that would name files outside of the folder: whoever writes there chooses them."""
+    """Raises DecodeError for ids that would name files outside of the folder: others who write there choose them."""
     ids = [described.id]
     if isinstance(described, KeptBatch):
         ids += [one for one in (described.input_file_id, described.output_file_id, described.error_file_id) if one]

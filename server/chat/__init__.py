@@ -1,1 +1,1 @@
-"""What turns messages into a prompt, and a model's text into messages: templates and tool-call parsers."""
+"""Turns messages into a prompt, and a model's text into messages: templates and tool-call parsers."""

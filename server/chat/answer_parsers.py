@@ -26,7 +26,7 @@ from .tools.harmony import HarmonyToolParser
 from .tools.parser import ToolParser
 from .tools.tool_choice import RequestTools, calls_in_format, demanded_calls_parser, demanded_calls_schema
 
-_BEGUN = 256  # characters of the prompt's end, in which a tag may begin
+_BEGUN = 256  # characters at the prompt's end where a tag may begin
 
 
 class AnswerParsers:
@@ -87,7 +87,7 @@ class AnswerParsers:
     def thinking_budget(
         self, body: ChatCompletionRequest, tools: RequestTools, prompt: RenderedPrompt
     ) -> ThinkingBudget | None:
-        """What the request allows of reasoning, None if it says nothing or there will be none."""
+        """The request's limit on reasoning; None if it has none, or there will be no reasoning."""
         tokens = body.thinking_token_budget
         if tokens is None or not _limits_thinking(body):
             return None
@@ -107,7 +107,7 @@ class AnswerParsers:
         return ThinkingBudget(tokens, openings, closings, tuple(ids), is_open, calls, repeats, prompt.text[-_BEGUN:])
 
     def frame(self, prompt: RenderedPrompt) -> Frame | None:
-        """What a grammar has to put around content or calls, where an answer's text is not just these."""
+        """What a grammar has to put around content or calls, if an answer's text has more than these."""
         if self.is_harmony:
             return harmony_frame(self._harmony(prompt, reads_calls=False))
         tags = self._reasoning_parser.answer_tags if self._reasoning_parser is not None else ()
@@ -116,7 +116,7 @@ class AnswerParsers:
     def calls(
         self, body: ChatCompletionRequest, tools: RequestTools
     ) -> tuple[StructuredOutput | Calls | None, Calls | None]:
-        """The calls that an answer must consist of, and those that it may be instead of structured output.
+        """The calls that an answer must consist of, and the calls that it may have instead of structured output.
 
         None where there are none. Raises ApiError (400).
         """

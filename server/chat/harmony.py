@@ -2,7 +2,7 @@
 
 `<|start|>ROLE<|channel|>CHANNEL to=RECIPIENT <|constrain|>TYPE<|message|>TEXT<|end|>`
 
-What the channel `analysis` has is reasoning, and other text is for the user. A message to a recipient calls that
+Text in the channel `analysis` is reasoning, and other text is for the user. A message to a recipient calls that
 function; the recipient may also stand before the channel. `<|call|>` and `<|return|>` end a message and the turn. The
 beginning of the first header is in the prompt. Models leave out parts of headers, or write some of them twice.
 """
@@ -66,7 +66,7 @@ class Header(NamedTuple):
         return cls(role, channel, "" if to in _NO_FUNCTIONS else to)
 
     def place(self, *, reads_calls: bool) -> Place:
-        """What the message's text is. What a model makes up in another one's name is for nobody: it is reasoning."""
+        """The kind of text in the message. Text that the model makes up in another role's name counts as reasoning."""
         if _OTHER_ROLES.fullmatch(self.role):
             return "reasoning"
         if self.recipient and reads_calls:
@@ -75,7 +75,7 @@ class Header(NamedTuple):
 
 
 class HarmonyScanner(TextScanner):
-    """Reads messages. Text outside of them is for the user; so is a header that is none, with its tags.
+    """Reads messages. Text outside of them is for the user; so is an invalid header, with its tags.
 
     White space between messages is left out.
     """
@@ -126,7 +126,7 @@ class HarmonyScanner(TextScanner):
                 self._begin_message(header, before)
             elif self._ended and self._cut_off:
                 self._cut_header(before)
-            else:  # it is text of whatever it stands in, unless the prompt has it
+            else:  # it is text of the message around it, unless the prompt has it
                 self.place = before
                 self._give("" if self._num_borrowed else tag)
                 self._settle(self._num_borrowed or len(tag))
@@ -170,7 +170,7 @@ class HarmonyScanner(TextScanner):
         return ""
 
     def _header(self) -> Steps[Header | None]:
-        """The header that the text begins with, read with its `<|message|>`; None if it is none."""
+        """The header at the beginning of the text, read with its `<|message|>`; None if it is not a header."""
         while True:
             if self._is_plain():
                 return None

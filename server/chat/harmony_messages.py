@@ -18,7 +18,7 @@ from ..protocol.decode import unsupported
 _EFFORTS = ("low", "medium", "high")
 _NEAREST = {"minimal": "low", "xhigh": "high", "max": "high"}
 _MAX_PAIRS = 2**23
-"""Calls times messages: for each call, gpt-oss's template looks at all messages behind it. So many take it 3 s."""
+"""Calls times messages: for each call, gpt-oss's template looks at all messages behind it. This many take it 3 s."""
 
 
 def harmony_variables(variables: Mapping[str, Any]) -> dict[str, Any]:

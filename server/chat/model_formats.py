@@ -2,7 +2,7 @@
 """How a model writes tool calls and reasoning, guessed from its chat template.
 
 A template writes past calls, or tells the model how to write new ones, with the tags of the model's format. A wrong
-draft token does little harm: calls are looked for only in answers to requests that offer tools, reasoning only where an
+guess does little harm: calls are looked for only in answers to requests that offer tools, reasoning only where an
 answer begins with its tag.
 """
 
@@ -19,8 +19,8 @@ from .template_switches import TOOLS, variables_in
 class ModelFormats(NamedTuple):
     """The names of the parsers that read a model's answers; None where there is none.
 
-    `no_calls_because` says why no calls are read. With `tools_as_text` the template shows no tools, and messages tell
-    the model of them.
+    `no_calls_because` says why no calls are read. With `tools_as_text` the template does not show tools, so messages
+    describe them.
     """
 
     tool_calls: str | None
@@ -111,9 +111,9 @@ _REASONING_SIGNS = (
     _Sign("qwen3", ("</think>",)),
 )
 _FORM_OF_TEXTS = "hermes"  # see tools_as_text.py
-# Formats without tags. A call's arguments after the key "parameters", which is also that of a tool's schema:
+# Formats without tags. A call's arguments after the key "parameters", which a tool's schema has too:
 _JSON_CALL = re.compile(r'"parameters\\?":\W{0,40}[\w.\[\]\'"]{0,60}\barguments\b')
-# ... and the list of calls with which a model is told how to write them.
+# ... and the list of calls in the text that tells a model how to write them.
 _PYTHONIC_CALL = re.compile(r"\[\w+\(\w+ ?=")
 
 

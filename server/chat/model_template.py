@@ -1,4 +1,4 @@
-"""What a model's chat template says: how prompts are written, and how its answers are read."""
+"""A model's chat template: how prompts are written, and how answers are read."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def model_template(
                 "a chat template cannot be used with --tokenizer-mode mistral, which encodes chats without one: leave "
                 "out --chat-template or that mode"
             )
-        # Which formats there are is told by their tokens, as a template would by its text.
+        # Without a template, the tokens tell the formats.
         signs = " ".join(tag for tag in ("[TOOL_CALLS]", "[THINK]") if tokenizer.token_to_id(tag) is not None)
         return ModelTemplate(
             ChatTemplate(None, {}), model_formats(f"{{{{ tools }}}} {signs}", tool_call_parser, reasoning_parser)

@@ -65,7 +65,7 @@ class ChatPath:
 
     @property
     def reads_reasoning(self) -> bool:
-        """Whether reasoning is told apart, so that a budget can end it."""
+        """Whether reasoning is recognized, so that a budget can end it."""
         return self._parsers.reads_reasoning
 
     async def translated(self, raw_size: int, translate: Callable[[], T]) -> T:
@@ -131,7 +131,7 @@ class ChatPath:
         return await self._prompts.fitting_messages(body, raw_size, context)
 
     def _checked_tools(self, body: ChatCompletionRequest) -> RequestTools:
-        """What a request says of tools, after all checks that need no prompt."""
+        """The request's tools, after all checks that need no prompt."""
         self._encoder.tokenizer.require_text("messages")
         self._rules.apply(body)
         body.check_supported()

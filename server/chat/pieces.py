@@ -1,4 +1,4 @@
-"""What a model's turn is made of, as it arrives: text for the user, reasoning, and tool calls."""
+"""The parts of a model's turn, as they arrive: text for the user, reasoning, and tool calls."""
 
 from __future__ import annotations
 

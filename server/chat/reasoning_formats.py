@@ -184,7 +184,7 @@ class InklingReasoningParser(ReasoningParser):
 
 
 class MuseGlimmerReasoningParser(ReasoningParser):
-    """Muse Glimmer: messages, each of which says for whom it is: for the model itself, a function or the user."""
+    """Muse Glimmer: messages that say who they are for: the model itself, a function or the user."""
 
     opening = " to=self<|message|>"
     closing = "<|eom|>"

@@ -32,7 +32,7 @@ _END_OF_MESSAGE = "\U0010fffdend of message\U0010fffd"
 
 
 _KNOWN_TO_ENCODERS = {"reasoning_effort", "thinking_budget"}
-_MAX_TOOLS = 2**16  # bytes; mistral-common checks schemas in Python, and takes half a second for so many
+_MAX_TOOLS = 2**16  # bytes; mistral-common checks schemas in Python, and takes half a second for this many
 
 
 class RenderedPrompt(NamedTuple):
@@ -179,7 +179,7 @@ class PromptRenderer:
         tools: Sequence[Tool] | None,
         **options: Any,
     ) -> str:
-        """The prompt's text, in which the last user message is shown: the form of contents that does it is taken."""
+        """The prompt's text, with contents in the form in which the template shows the last user message."""
         offered, introduced = template_tools(tools), ""
         if self._template.is_harmony if source is None else is_harmony(source):
             options["variables"] = harmony_variables(options["variables"])

@@ -23,7 +23,7 @@ class RequestPrompts:
     async def encode(
         self, body: ChatCompletionRequest, tools: RequestTools, raw_size: int, context: int
     ) -> tuple[RenderedPrompt, list[int]]:
-        """A request's prompt and its token ids, within a context of so many tokens. Raises ApiError (400) if the
+        """A request's prompt and its token ids, within a context of `context` tokens. Raises ApiError (400) if the
         prompt cannot be made.
         """
         encoder = self._encoder.within(context)

@@ -104,7 +104,7 @@ class RequestTemplates:
 
     def _end(self, client: str, renderer: _Renderer, done: asyncio.Future[Any]) -> None:
         if not done.cancelled():
-            done.exception()  # whoever asked may have gone
+            done.exception()  # the request may have gone
         self._idle.append(renderer)
         self._turns.give_back(client)
         self._rate.add(1)

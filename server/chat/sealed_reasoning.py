@@ -8,7 +8,7 @@ from ..errors import bad_request
 
 
 def seal_reasoning(text: str) -> str:
-    """The opaque text. It is no secret: this server shows reasoning to whoever asks for it."""
+    """The opaque text. It is no secret: this server shows reasoning to all who ask for it."""
     return base64.b64encode(text.encode()).decode()
 
 

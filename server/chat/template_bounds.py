@@ -1,9 +1,9 @@
-"""How large the values may be that a chat template makes.
+"""Limits the size of values that a chat template makes.
 
-Python makes a value of any size in one go, in which no time limit helps: a text that is doubled forty times, a list
-that holds another one twice, `9 ** (9 ** 9)`. So values are weighed, before they are made where they can be many times
-as large as what they are made of. A text weighs its characters, and a container what a text of it would have, however
-often the same value is in it.
+Python makes a value of any size in one go, so a time limit does not help: a text that is doubled forty times, a list
+that holds another one twice, `9 ** (9 ** 9)`. So values are weighed. Values that can be many times as large as their
+parts are weighed before they are made. A text weighs its characters. A container weighs the characters of its text,
+however often the same value is in it.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Weights:
         return self.made("".join(found), length)
 
     def added(self, left: str, right: str) -> str:
-        """What `+` makes of two texts, which is what templates do most."""
+        """The sum of two texts; `+` is what templates use most."""
         weight = len(left) + len(right)
         if weight >= _SMALL or self._total_small > _MAX_SMALL:
             _require(weight)
@@ -163,7 +163,7 @@ class Weights:
         return name in _NEW
 
     def check_filter(self, name: str, values: Sequence[Any]) -> None:
-        """The same for a filter, whose first value is what it is used on."""
+        """The same for a filter. The first value is the one that it is used on."""
         first, more = values[0] if values else "", values[1:]
         if name == "format":
             self._check_format(str(first), str(first).count("%"), more)
@@ -177,7 +177,7 @@ class Weights:
             self.check_product(first, more or (_ENTRY,))
 
     def check_product(self, value: Any, others: Sequence[Any]) -> None:
-        """For what may repeat `others`, or do something so many times, at each place of the value."""
+        """Check what may repeat each of `others`, or do something that many times, at each place of the value."""
         times = 1
         for other in others:
             times = max(times, abs(other) if isinstance(other, int) else self.weigh(other))

@@ -34,7 +34,7 @@ def with_reasoning(messages: Sequence[Mapping[str, Any]], reading: TemplateReadi
 
 
 def with_parts(rendered: Sequence[Mapping[str, Any]], messages: Sequence[Message] | None) -> list[dict[str, Any]]:
-    """The rendered messages with contents as lists of parts: those of the request's `messages`, if they are these."""
+    """The rendered messages with contents as lists of parts: the request's own parts if they come from `messages`."""
     written = []
     for i, text in enumerate(rendered):
         content = text["content"]

@@ -1,4 +1,4 @@
-"""What chat templates run in: jinja2's sandbox, with what Hugging Face's templates rely on.
+"""The environment of chat templates: jinja2's sandbox, with what Hugging Face's templates rely on.
 
 The process that renders requests' own templates imports this too, so it imports little.
 """
@@ -25,7 +25,7 @@ from jinja2.utils import Namespace
 from .template_bounds import Weights, bounded_filter
 
 _MAX_LAYOUT = 1000  # characters
-_MAX_COMPLAINT = 300  # characters, of which some may be the request's
+_MAX_COMPLAINT = 300  # characters; some may be the request's
 # What takes long rests as long as it works, in short turns: the event loop waits for the interpreter's lock meanwhile.
 _UNTIL_FIRST_REST_S = 0.05  # longer than anything renders on the event loop itself
 _UNTIL_REST_S, _REST_S = 0.002, 0.004
@@ -36,8 +36,8 @@ class TemplateTimeError(Exception):
 
 
 class _Limits(threading.local):
-    """What a thread's template may take; no weights in the process for requests' own templates, whose memory is bounded
-    as a whole.
+    """The limits of a thread's template. Values are not weighed in the process for requests' own templates, because its
+    memory is bounded as a whole.
     """
 
     ends: float | None = None
@@ -50,8 +50,8 @@ _current = _Limits()
 
 @contextlib.contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """What this thread renders meanwhile may take so much processor time, or TemplateTimeError is raised, and make no
-    values that are too large. A limit around another one is the one that counts.
+    """Limit what this thread renders: after `seconds` of processor time TemplateTimeError is raised, and values may not
+    be too large. If limits are nested, the outer one counts.
     """
     if has_time_limit():
         yield
@@ -108,7 +108,7 @@ class _Generation(Extension):
 
 
 def _method_for(node: nodes.Node) -> str | None:
-    """That of the environment which takes the node's value, as no operator, filter or call has made it."""
+    """The environment's method for the node's value if no operator, filter or call has made it."""
     if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice):
         return "sliced"
     if isinstance(node, nodes.Tuple) and node.ctx != "load":
@@ -145,7 +145,7 @@ class _Generator(CodeGenerator):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """Its templates neither change their arguments, nor see what is behind them, nor make values that are too large."""
+    """Its templates cannot change their arguments, see what is behind them, or make values that are too large."""
 
     code_generator_class = _Generator
     intercepted_binops = frozenset({"+", "*", "**", "%"})
@@ -213,7 +213,7 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 def _strftime_now(layout: str) -> str:
-    if len(layout) > _MAX_LAYOUT:  # writing one of a million takes seconds, in which nothing else runs
+    if len(layout) > _MAX_LAYOUT:  # writing a million takes seconds, and nothing else runs meanwhile
         raise jinja2.TemplateError(f"strftime_now takes at most {_MAX_LAYOUT} characters, got {len(layout)}")
     return datetime.now().strftime(layout)
 
@@ -229,7 +229,7 @@ def template_environment() -> _Environment:
     environment.filters["tojson"] = _to_json
     for name, found in environment.filters.items():
         environment.filters[name] = bounded_filter(name, found, lambda: _current.weights)
-    del environment.globals["lipsum"]  # makes as many words as it is told to
+    del environment.globals["lipsum"]  # makes any number of words
     environment.globals["namespace"] = _Namespace
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now

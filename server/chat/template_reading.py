@@ -1,6 +1,6 @@
-"""What a chat template reads: contents as texts or as lists of parts, and the name that it has for reasoning.
+"""Finds out what a chat template reads: contents as texts or as lists of parts, and its name for reasoning.
 
-Templates are read, not run: jinja2's own tree of a template tells what it loops over.
+Templates are not run: jinja2's own tree of a template tells what it loops over.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def read_template(source: str) -> TemplateReading:
 
 
 def every_node(source: str) -> list[nodes.Node]:
-    """All nodes of a template; none if it does not compile, which is told when it is compiled, or is very long."""
+    """All nodes of a template; none if it is very long or does not compile, which compiling it reports."""
     try:
         return list(_descendants(template_environment().parse(source))) if len(source) <= _MAX_CHARACTERS else []
     except (jinja2.TemplateError, RecursionError):
@@ -104,7 +104,7 @@ class _Contents:
 
 
 def _whole(node: nodes.Node) -> nodes.Node | None:
-    """What `node` chooses parts of, if it does."""
+    """The value that `node` chooses parts of, if it does."""
     if isinstance(node, nodes.Filter):
         return node.node if node.name in _CHOOSING_FILTERS else None
     if isinstance(node, nodes.Getitem):

@@ -31,13 +31,13 @@ _MAX_PASSES = 4  # over assignments
 
 
 class Values(NamedTuple):
-    """What a template compares a variable with: values that it `knows`, and `only` those that it takes, if it says."""
+    """The values that a template compares a variable with: those that it `knows`, and the `only` ones that it takes."""
 
     knows: frozenset[str] = frozenset()
     only: frozenset[str] = frozenset()
 
     def nearest(self, effort: str) -> str | None:
-        """The value that stands for an effort; None if there is none for it."""
+        """The value for an effort; None if there is none."""
         values = self.only or self.knows
         if effort == "none":
             return next((word for word in _OFF if word in values), None if self.only else effort)
@@ -123,13 +123,13 @@ def variables_in(source: str) -> frozenset[str]:
     try:
         tokens = [(kind, value) for _, kind, value in template_environment().lex(source) if kind != "whitespace"]
     except jinja2.TemplateError:
-        return frozenset()  # which is told when it is compiled
+        return frozenset()  # compiling it reports that
     every = pairwise([("", ""), *tokens])
     return frozenset(value for before, (kind, value) in every if kind == "name" and before != ("operator", "."))
 
 
 def _values_of(variable: str, every: list[nodes.Node]) -> Values:
-    """What the nodes of a template compare a variable with, or another one that has its value."""
+    """The values that a template's nodes compare a variable with, or another variable with its value."""
     names = {variable}
     lists: dict[str, frozenset[str]] = {}
     for _ in range(_MAX_PASSES):
@@ -160,7 +160,7 @@ def _values_of(variable: str, every: list[nodes.Node]) -> Values:
 
 
 def _alternatives(node: nodes.Node) -> list[nodes.Node]:
-    """The expressions of which `node` has the value of one."""
+    """The expressions, one of which gives `node` its value."""
     if isinstance(node, nodes.CondExpr):
         return [node.expr1, *([] if node.expr2 is None else [node.expr2])]
     return [node.left, node.right] if isinstance(node, nodes.Or) else [node]

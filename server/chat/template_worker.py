@@ -1,7 +1,7 @@
-"""The process that renders requests' own templates: it reads a template and its variables, writes the text, and again.
+"""The process that renders requests' own templates: in turns, it reads a template with variables and writes the text.
 
-Run as `python -I -c COMMAND SOCKET PATH...` by request_templates.py. It is bound in memory and time, writes no file,
-and has neither the server's environment nor its open files and connections.
+Run as `python -I -c COMMAND SOCKET PATH...` by request_templates.py. Its memory and time are limited. It writes no
+file, and does not have the server's environment, open files or connections.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main() -> None:
     _bound_process()
     connection.sendall(READY)
     stream = connection.makefile("rb")
-    # Not getrusage, whose peak begins with that of the process that this one was started by.
+    # Not getrusage: its peak begins with the parent process's.
     size_at_start = address_space_bytes()
     compiled = functools.lru_cache(maxsize=16)(template_environment().from_string)
     while head := stream.read(REQUEST.size):
@@ -90,7 +90,7 @@ def _answer(compiled: Any, source: str, variables: dict[str, Any]) -> tuple[Outc
         return Outcome.BAD_TEMPLATE, b"rendering it takes more than %d MiB" % (MAX_MEMORY_BYTES >> 20)
     except RecursionError:
         return Outcome.BAD_TEMPLATE, b"it is nested too deeply, or calls itself without end"
-    except Exception as error:  # whatever a template does, it is its request's
+    except Exception as error:  # any error of a template is its request's
         return Outcome.FAILED, _encoded(complaint(error))
 
 

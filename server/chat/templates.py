@@ -44,7 +44,7 @@ class ChatTemplate:
         environment = template_environment()
         try:
             self._by_name = {name: environment.from_string(by_name[name]) for name in _RENDERED if name in by_name}
-        except Exception as error:  # jinja2's own, and whatever Python's compiler makes of the code that comes of it
+        except Exception as error:  # jinja2's own, and any from Python's compiler for the resulting code
             raise ModelError(f"the chat template does not compile: {one_line(error)}") from error
         self._readings = {name: read_template(by_name[name]) for name in self._by_name}
         self._special_tokens = dict(special_tokens)

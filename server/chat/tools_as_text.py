@@ -1,7 +1,7 @@
-"""Tools for models whose chat template shows none: in the words of a conversation, in the form that Hermes began.
+"""Tools for models whose chat template shows none: as text of the conversation, in the form that Hermes began.
 
-It is the form that most models have seen, whatever their own is: descriptions in the system message, calls as JSON
-between tags, and results between tags in the user's turn.
+Most models have seen this form, even if their own is another: descriptions in the system message, calls as JSON between
+tags, and results between tags in the user's turn.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def uses_tools(messages: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def introduction(tools: Sequence[Mapping[str, Any]]) -> str:
-    """What a model is told of its tools."""
+    """The text that describes a model's tools to it."""
     return _INTRODUCTION.format(tools="\n".join(msgspec.json.encode(tool).decode() for tool in tools))
 
 

@@ -143,12 +143,12 @@ _ELSEWHERE = {
     "show": "inspect",
     "start": "serve",
 }
-"""What vLLM, Ollama and others call the commands."""
+"""The commands' names in vLLM, Ollama and others."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command line and returns its exit code: 0, 1 for what failed, 2 for a wrong command line, 141 if nobody
-    reads its output to the end.
+    """Runs a command line and returns its exit code: 0, 1 for a failure, 2 for a wrong command line, 141 if its output
+    is not read to the end.
     """
     try:
         try:

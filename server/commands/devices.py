@@ -48,7 +48,7 @@ _IN_TORCH = {  # devices that need nothing but torch
 class DeviceState:
     """A name that `--device` takes. `detail` says why it is not available, or what is special about it.
 
-    `found` and `missing` are what there is of an accelerator, and what it lacks and what mends that.
+    `found` says what there is of an accelerator, and `missing` what it lacks and how to fix that.
     """
 
     name: str
@@ -79,7 +79,7 @@ class DevicesReport:
     """Everything that the command shows. What only the native extension can tell is None where it cannot be loaded.
 
     `auto` is the device that `--device auto` means, for a model that fits into its memory. `isa_levels` has the best
-    one first; `isa` is the one in use. `isa_note` says why a level is behind one with fewer instructions, if one is.
+    level first; `isa` is the level in use. `isa_note` says why a level stands behind one with fewer instructions.
     """
 
     auto: str

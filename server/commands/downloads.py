@@ -96,7 +96,7 @@ def _given(parser: OptionParser, arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def _agreed(sizes: dict[str, int]) -> bool:
-    """Asks a person. Raises ModelError where nobody can be asked."""
+    """Asks the user. Raises ModelError if there is no terminal to ask on."""
     what = ", ".join(f"{name} ({in_bytes(size)})" for name, size in sizes.items())
     if not sys.stdin.isatty():
         raise ModelError(f"this would delete {what}, and nobody can be asked here: give --yes")

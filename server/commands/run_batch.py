@@ -50,7 +50,7 @@ _IDLE = {
     "as many requests are in work as the engine has use for": "--max-inflight=",
 }
 _REFUSED = {"give the options of the file on the command line": "--config="}
-"""Flags of vLLM's run-batch that are none here, by why they have no effect, and by what to do instead."""
+"""Flags of vLLM's run-batch that this command does not have, by why they have no effect or by what to do instead."""
 _WAITING = 2  # as many times more requests are in work than run in a step: those that come next are ready
 
 

@@ -47,7 +47,7 @@ def run(arguments: Sequence[str]) -> int:
     on_ray = options.replicas.distributed_executor_backend == "ray"
     stages_on_ray = on_ray and options.engine.pipeline.stages > 1
     shows_banner = on_terminal() and options.log.log_format == "text" and (not on_ray or stages_on_ray)
-    # The banner says the same, and whoever asks for a level gets all of it.
+    # The banner says the same, but a log level that was asked for shows all of it.
     quiet_start = shows_banner and not options.log.given_flags(["log_level"])
     configure_logging(options.log.log_level, options.log.log_format, quiet_start=quiet_start)
     allow_many_connections()
@@ -67,10 +67,10 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _serve(options: ServeOptions, host: StageHost | None, *, shows_banner: bool) -> int:
-    """Serve from this process, until it is told to end. Stages run where `host` has them."""
+    """Serve from this process until it is asked to end. Stages run where `host` has them."""
     resources = find_resources(options.app)
     tls = _tls(options.http)
-    # Before the model is loaded, so that a taken port is known at once; nobody is let in until there is a model.
+    # Before the model is loaded, so that a taken port is known at once. No request is accepted until there is a model.
     with open_listener(options.http.host, options.http.port, options.http.uds) as listener:
         server, encoders = _load_server(options, host, resources, tls)
         release_free_memory()  # what loading took

@@ -48,7 +48,7 @@ class Snippet(NamedTuple):
 
 
 class Hole(NamedTuple):
-    """What comes after a hole, how its filling begins, and what the model is shown of other files."""
+    """What comes after a hole, how its filling begins, and the parts of other files to show to the model."""
 
     suffix: str
     begun: str = ""
@@ -68,7 +68,7 @@ class FillInTheMiddle:
 
     @classmethod
     def of(cls, encoder: PromptEncoder) -> FillInTheMiddle | None:
-        """That of a tokenizer; None if it has no tokens for it."""
+        """The one for a tokenizer; None if it has no tokens for it."""
         for marks in _MARKS:
             names = [name for name in (marks.prefix, marks.suffix, marks.middle) if name]
             if len(_ids(encoder.tokenizer, names)) == len(names):
@@ -114,6 +114,6 @@ class FillInTheMiddle:
 
 
 def _ids(tokenizer: Tokenizer, names: Iterable[str]) -> dict[str, int]:
-    """Those of the tokens that there are. Some tokenizers have the unknown token's id for all others."""
+    """The ids of the tokens that exist. For all others, some tokenizers give the unknown token's id."""
     found = {name: tokenizer.token_to_id(name) for name in names}
     return {name: i for name, i in found.items() if i is not None and tokenizer.id_to_token(i) == name}

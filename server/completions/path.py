@@ -73,8 +73,8 @@ class CompletionPath:
         """Checks a request, encodes its prompts, and submits them.
 
         `raw_size` is the body's size in bytes: large bodies are encoded in a thread. `client_id` names the request in
-        the log. The `hole` is by default that of the body's suffix, if there is one. Raises ApiError or
-        InvalidRequestError for a request that cannot be served, and nothing is left running.
+        the log. By default the `hole` comes from the body's suffix, if there is one. Raises ApiError or
+        InvalidRequestError for a request that cannot be served; then nothing is left running.
         """
         hole = hole or _hole(body)
         model, sampling = await self._checked(body, hole)

@@ -24,7 +24,7 @@ _LONGEST_RETRY_S = 60
 
 
 class Demand(Struct, frozen=True):
-    """What a request will need: its sequences, and their KV blocks in the end if its answers have the mean length."""
+    """What a request will need: sequences, and the KV blocks that they end with if answers have the mean length."""
 
     sequences: int
     blocks: int
@@ -109,7 +109,7 @@ class Admission:
         return demand
 
     def release(self, demand: Demand, lengths: Sequence[int]) -> None:
-        """Forget a request that has ended. `lengths` are those of its answers, in tokens."""
+        """Forget a request that has ended. `lengths` are its answers' lengths, in tokens."""
         self._demand = Demand(self._demand.sequences - demand.sequences, self._demand.blocks - demand.blocks)
         self._sequences[demand.client] -= demand.sequences
         if not self._sequences[demand.client]:

@@ -13,7 +13,7 @@ from ..errors import ApiError, bad_request
 # much of the server's memory.
 _TOKEN = 16  # a token's text and id
 _LIKELY_TOKEN = 96  # an entry of `logprobs`: each token has one for itself, and as many more as the request asks for
-_EVENTS = 5  # log-probabilities are sent so many times, because the last events of a response repeat them
+_EVENTS = 5  # times that log-probabilities are sent, because the last events of a response repeat them
 _SHORTENED = 1024  # tokens; an answer without `max_tokens` is refused rather than made shorter than this
 
 
@@ -27,9 +27,9 @@ def bounded(
     default_max_tokens: int | None,
     max_bytes: int,
 ) -> SamplingParams:
-    """The sampling parameters with which an answer cannot become larger than `max_bytes`.
+    """The sampling parameters, changed so that an answer cannot become larger than `max_bytes`.
 
-    `kind` is the beginning of the answer's id, `lengths` are those of the prompts in tokens. A request without
+    `kind` is the beginning of the answer's id, `lengths` are the prompts' lengths in tokens. A request without
     `max_tokens`, or with the server's own `default_max_tokens`, gets as many tokens as fit. Raises ApiError (400) for a
     request that asks for too much.
     """

@@ -17,7 +17,7 @@ class Durations(NamedTuple):
 
 
 def durations(generation: Generation) -> Durations:
-    """Those of a generation of one choice, so far."""
+    """The durations of a generation of one choice, so far."""
     timer, (choice, *_) = generation.timer, generation.choices
     times = choice.times
     prompt_s = 0.0 if times is None else times.first_token - times.scheduled

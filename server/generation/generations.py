@@ -41,8 +41,8 @@ class Generation:
     """The engine requests of one HTTP request, one for each prompt, as a single source of outputs.
 
     An output's index counts over prompts and then over `n`, the choices of each. `prompt_tokens` is the length of all
-    prompts. `close` must be called in the end. It aborts what is unfinished, so nothing goes on for a reader who has
-    left.
+    prompts. `close` must be called in the end. It aborts what is unfinished, so nothing goes on for a client that has
+    gone.
     """
 
     __slots__ = (
@@ -127,7 +127,7 @@ class Generation:
         if failure is None:
             self._sink.push(output)
             return
-        if output.text:  # of before the failure, with which it was merged
+        if output.text:  # from before the failure; the two outputs were merged
             self._sink.push(msgspec.structs.replace(output, finish_reason=None, error=None))
         raise failure
 
@@ -149,12 +149,12 @@ class Generation:
         self._abort_streams()
 
     def time_out(self) -> None:
-        """Ends the generation because it has taken too long; its client is told."""
+        """Ends the generation because it has taken too long; its client gets an error."""
         self.timed_out = True
         self._abort_streams()
 
     def close(self) -> None:
-        """Aborts what is unfinished, of which the sink hears no more, and reports the request.
+        """Aborts what is unfinished, and reports the request. The sink gets nothing more.
 
         Later calls do nothing.
         """
@@ -171,7 +171,7 @@ class Generation:
             stream.abort()
 
     def _failure(self, output: RequestOutput) -> Exception | None:
-        """What a choice's last output says is wrong, if it is not complete."""
+        """The error in a choice's last output, if the choice is not complete."""
         if output.finish_reason is FinishReason.ABORT:
             if self.client_gone:
                 return ClientGone()
@@ -208,7 +208,7 @@ class _Feed:
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def end(self, failure: Exception | None) -> None:
-        if self.ended.done():  # nobody waits any more
+        if self.ended.done():  # nothing waits for it any more
             return
         if failure is None:
             self.ended.set_result(None)
@@ -273,10 +273,10 @@ class Generations:
     ) -> Generation:
         """Submits one engine request a prompt. `kind` begins the id of the answer, as OpenAI's ids do.
 
-        `lora` is released when the generation is closed. `request_id` is the rest of that id, by default one that
-        nobody else has. `shows_prompt` says that each choice has the prompt's text or token ids. `shown_prompts` are
-        what the log shows of them, by default their token ids. Raises what `require_priority`, `bounded`,
-        Admission.admit and Engine.submit raise, with nothing left running.
+        `lora` is released when the generation is closed. `request_id` is the rest of that id, by default a new unique
+        one. `shows_prompt` says that each choice has the prompt's text or token ids. `shown_prompts` are the prompts as
+        the log shows them, by default their token ids. Raises what `require_priority`, `bounded`, Admission.admit and
+        Engine.submit raise; then nothing is left running.
         """
         try:
             require_priority(priority)

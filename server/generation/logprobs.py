@@ -38,8 +38,8 @@ class LogprobsFormatter:
     def chat(self, body: GenerationBody, output: RequestOutput) -> ChatLogprobs | None:
         """The chat shape; None where none were asked for.
 
-        The bytes of an answer's tokens, joined, are its text, so a special token that is skipped has none, nor has one
-        that the answer stopped at. Only a stop string ends a text before its tokens do.
+        The bytes of an answer's tokens, joined, are its text. So special tokens that are skipped have no bytes, and
+        tokens that the answer stopped at have none either. Only a stop string ends a text before its tokens do.
         """
         if output.logprobs is None:
             return None
@@ -89,7 +89,7 @@ class LogprobsFormatter:
     def completion_columns(
         self, entries: Callable[[], Iterable[Entry]], as_token_ids: bool
     ) -> tuple[Iterator[object], ...]:
-        """What is in the lists of `completion`'s shape, in the order of its fields; each asks for the `entries`."""
+        """The contents of the lists in `completion`'s shape, in the order of its fields; each calls for `entries`."""
         lengths = (len(self._text(token_id)) for token_id, _, _ in entries())
         return (
             (start for start, _ in pairwise(accumulate(lengths, initial=0))),
@@ -128,7 +128,7 @@ class LogprobsFormatter:
 
 
 def places_at_once(count: int) -> int:
-    """Of how many places log-probabilities are made together, each with the `count` most likely tokens."""
+    """For how many places log-probabilities are made together, each with the `count` most likely tokens."""
     return max(_ENTRIES_AT_ONCE // (1 + count), 1)
 
 

@@ -17,7 +17,7 @@ from ..errors import ApiError, bad_request
 T = TypeVar("T")
 
 INLINE_BYTES = 4096  # encoding this much takes some hundred microseconds
-_MIN_COUNTED = 2**17  # `/tokenize` accepts texts of so many tokens, even if the context is shorter
+_MIN_COUNTED = 2**17  # tokens of a text that `/tokenize` accepts, even if the context is shorter
 
 
 class PromptEncoder:
@@ -35,7 +35,7 @@ class PromptEncoder:
         self._threads = ThreadPoolExecutor(2, "prompt-encoder")
 
     def within(self, context: int) -> PromptEncoder:
-        """One for prompts of a context of so many tokens, with the same tokenizer and threads."""
+        """One for a context of `context` tokens, with the same tokenizer and threads."""
         if context == self.max_model_len:
             return self
         other = copy.copy(self)

@@ -35,7 +35,7 @@ _HEADERS = [
 
 
 class Source(Protocol[T_co]):
-    """What an event stream reads from, as from a Generation: aborted if the client hangs up, closed in any case."""
+    """An event stream's source, such as a Generation: aborted if the client hangs up, closed in any case."""
 
     def read(self, sink: Sink[T_co], /) -> None: ...
 
@@ -118,13 +118,13 @@ class EventStream(Response, ABC, Generic[T]):
 
     @abstractmethod
     def frame(self, item: T) -> bytes | Iterator[bytes]:
-        """What an item becomes; an iterator if that is much, so that others have their turn between its frames."""
+        """An item's frames; an iterator if they are large, so that others have their turn between them."""
 
     async def before_last(self) -> None:
         """Waits for what the last frames stand for. What it raises breaks the stream off."""
 
     def last_frames(self) -> Iterable[bytes]:
-        """What comes after the last item, with turns of others in between."""
+        """The frames after the last item; others have their turn between them."""
         return ()
 
     def failed(self, error: ApiError) -> bytes:

@@ -34,7 +34,7 @@ _SCHEMA_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 def structured_output(body: GenerationBody) -> StructuredOutput | None:
-    """What the body's answers have to match, None for any text.
+    """What the body's answers have to match; None for any text.
 
     Raises ApiError (400) for fields that contradict each other or cannot be served.
     """

@@ -1,4 +1,4 @@
-"""What a body demands of the tokens of its answers: allowed tokens, bad words and structured output."""
+"""A body's constraints on the tokens of its answers: allowed tokens, bad words and structured output."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ async def token_constraints(
     frame: Frame | None = None,
     thinking: ThinkingBudget | None = None,
 ) -> TokenConstraints | None:
-    """The body's constraints for the engine, None if it has none. What takes long is done in threads.
+    """The body's constraints for the engine, None if it has none. Slow work is done in threads.
 
     `output` is what the answers have to match instead of the body's structured output: demanded tool calls, as JSON or
-    in the model's own format. `calls` are what they may match instead of it. They have to match from their start, or
-    from behind their `preface`, which is reasoning, and which `thinking` limits. If there is a `frame`, they have to
-    match it with one of these in it. Raises ApiError and InvalidRequestError (400) naming the field at fault.
+    in the model's own format. They may match `calls` instead. They have to match from their start, or from behind their
+    `preface`. That is reasoning, which `thinking` limits. If there is a `frame`, they have to match it, with one of
+    these in it. Raises ApiError and InvalidRequestError (400) naming the field at fault.
     """
     wanted = structured_output(body)
     if isinstance(output, Calls):

@@ -19,10 +19,10 @@ WORDS = "name=NAME (1 to 64 letters, digits, '.', '_', '-' and '@'), admin and p
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True):
-    """Whom a request is from. The default is whoever uses a server of one tenant, or uses it from within.
+    """The sender of a request. The default is for a server of one tenant, and for requests from within.
 
-    `owner` is what their things are kept under; "" where nobody is told apart. Only a tenant that `prioritizes` may put
-    requests before those of others.
+    `owner` is the name under which its data is kept; "" where tenants are not told apart. Only a tenant that
+    `prioritizes` may put requests before those of others.
     """
 
     owner: str = ""
@@ -43,13 +43,13 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
 
 ANYBODY = Tenant()
 STRANGER = Tenant(administers=False, prioritizes=False, sees_all=False)
-"""Whoever sends no valid key to a server that has some."""
+"""The sender of a request without a valid key, on a server that has keys."""
 
 _current: ContextVar[Tenant] = ContextVar("tenant", default=ANYBODY)
 
 
 def current_tenant() -> Tenant:
-    """Whom the current request is from."""
+    """The tenant of the current request."""
     return _current.get()
 
 
@@ -70,7 +70,7 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
 def plain_key(secret: str) -> ApiKey:
     """A key that nothing is said of. Its owner is the same on every server, and does not tell the key."""
     raw = secret.encode()
-    # The colon is in no name, so nobody is named like it.
+    # No name has a colon, so no tenant has this one.
     return ApiKey(digest=digest(raw), owner="key:" + hashlib.sha256(_OWNER_DOMAIN + raw).hexdigest()[:32])
 
 
@@ -141,7 +141,7 @@ class ApiKeys:
         return matches[0] if matches else None
 
     def tenant_of(self, owner: str) -> Tenant:
-        """Whoever has left work with a server to be done later, as a batch, if `owner` is kept with it."""
+        """The tenant of work that is done later, such as a batch; `owner` was kept with it."""
         if not self.are_several_tenants:
             return ANYBODY
         return Tenant(owner=owner, administers=False, prioritizes=False, sees_all=False)

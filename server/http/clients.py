@@ -1,4 +1,4 @@
-"""Who a request is from, for queues in which each client has a place."""
+"""The client of a request, for queues in which clients take turns."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from .api_keys import current_tenant
 
 _network: ContextVar[str] = ContextVar("network", default="")
 
-_IPV6_PREFIX = 64  # bits of an address that identify its owner, who may choose the rest freely
+_IPV6_PREFIX = 64  # bits of an address that identify its owner; the owner may choose the rest freely
 
 
 def current_client() -> str:
     """A name for the client of the current request: the owner of its API key, or its address if there is one tenant.
 
     Clients behind one proxy count as one client, unless they have different keys or the proxy sends `x-forwarded-for`.
-    A request that comes from no client, such as that of a batch, has its owner or "".
+    A request that does not come from a client, such as a batch's, has its owner or "".
     """
     return current_tenant().owner or _network.get()
 

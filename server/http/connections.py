@@ -63,7 +63,7 @@ class Connection(NoPipelining):
         self._request_bytes = 0
         self._in_head = False
         self._refusal: ApiError | None = None
-        self._deaf = False  # whatever else arrives is ignored
+        self._deaf = False  # if True, all that arrives is ignored
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -285,7 +285,7 @@ def _chunk_writer(transport: asyncio.Transport, flow: Flow) -> Callable[[bytes],
     """
 
     def write(data: bytes) -> bool:
-        if not flow.is_disconnected:  # of which `receive` tells
+        if not flow.is_disconnected:  # `receive` reports that
             transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         return not flow.write_paused
 

@@ -20,8 +20,8 @@ _HOST = re.compile(r"(?:\[(?P<ipv6>[0-9A-Fa-f:.]+)\]|(?P<name>[\w.-]+))(?::[0-9]
 class AllowedHosts:
     """Answers 421 to requests for other hosts than `allowed`, on all paths except `open_paths`.
 
-    A web page that lets its own name lead to this machine is told by that name, which the browser sends. HTTP wants one
-    such header, so a request with none or several is answered with 400.
+    A web page may let its own name lead to this machine. It is recognized by that name, which the browser sends. HTTP
+    requires one such header, so a request with none or several is answered with 400.
     """
 
     def __init__(self, app: ASGIApp, allowed: Sequence[str], open_paths: Set[str]) -> None:

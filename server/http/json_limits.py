@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..errors import ApiError
 from .forms import is_upload
 
-MIN_VALUES = 2**20  # every server accepts so many values; decoding them takes 20 to 30 ms
+MIN_VALUES = 2**20  # values that every server accepts; decoding them takes 20 to 30 ms
 MAX_PARTS = 2**17  # objects, lists and fields, enough for 40,000 messages; decoding them takes 30 to 100 ms
 LONGEST_NAME = 2**14  # bytes of a field's name, because msgspec repeats it in its errors
 

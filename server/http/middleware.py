@@ -31,7 +31,7 @@ _JSON = re.compile(r"[ \t]*application/(?:[a-z0-9!#$&^_.+-]+\+)?json[ \t]*(?:;.*
 _FORM = re.compile(r"[ \t]*application/x-www-form-urlencoded[ \t]*(?:;.*)?", re.IGNORECASE)
 _FORMS_ELSEWHERE = ("/audio/", "/images/")  # other servers take forms there; here there is nothing, which a 404 says
 _METHODS_WITHOUT_JSON = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})  # browsers ask before any DELETE
-_MAX_ARRIVING = 256 * 2**20  # bytes of bodies, of which no more than these wait for their senders
+_MAX_ARRIVING = 256 * 2**20  # bytes of all bodies together that may wait for their senders
 _SMALL = 2**18  # bytes
 _RETRY_AFTER_S = 5
 _SHOWN = 100  # most characters to repeat of what a client has sent
@@ -47,8 +47,8 @@ class RequestId:
 
     The id is the client's `x-request-id` if that is valid. Handlers find it as `request.state.request_id`. With
     `send_header`, clients get it as a header, and as `request-id` for Anthropic's clients. With `access_log`, each
-    response is logged when it starts, without the URL's query, but for those of `unlogged_paths`, and for those of
-    `unlogged_successes` that are no errors.
+    response is logged when it starts, without the URL's query. Responses of `unlogged_paths` are not logged, and
+    responses of `unlogged_successes` only if they are errors.
     """
 
     def __init__(
@@ -230,7 +230,7 @@ def _log_access(scope: Scope, status: int, request_id: str) -> None:
     fields = {"client": host, "method": method, "path": path, "status": status, "request_id": request_id}
     reason = ""
     if status >= 400 and (refusal := scope["state"].get(REFUSAL)):
-        # On one line, whatever of a request it quotes.
+        # On one line, whatever it quotes from a request.
         fields["reason"] = "".join(c if c.isprintable() else " " for c in shortened(refusal, _MAX_REASON))
         reason = f": {fields['reason']}"
     access_logger.info(

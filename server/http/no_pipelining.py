@@ -152,7 +152,7 @@ class NoPipelining(HttpToolsProtocol):
         return size - next((n for n in (3, 2, 1) if ahead.endswith(_END_OF_HEAD[:n], 0, size)), 0)
 
     def _parse_without_upgrade(self) -> None:
-        """Parse a head again without its `Upgrade` header, with which the parser would ignore the body."""
+        """Parse a head again without its `Upgrade` header: with it, the parser would ignore the body."""
         self._drops_upgrade = False
         method, version = self.parser.get_method(), self.parser.get_http_version().encode()
         lines = [b"%b %b HTTP/%b" % (method, self.url, version)]

@@ -9,9 +9,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 
 class RoutesByPath:
-    """Passes a request to the routes that its path may have; to `others`, which knows all, if it is none's own.
+    """Passes a request to the routes that its path may match. If no route is for just this path, `others` gets it.
 
-    Routes keep their order: one with parameters that is before a path's own is tried before it.
+    Routes keep their order: a route with parameters is tried first if it stands before the path's own route.
     """
 
     def __init__(self, routes: Sequence[BaseRoute], others: ASGIApp) -> None:

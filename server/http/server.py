@@ -142,5 +142,5 @@ class Server(uvicorn.Server):
 
 
 def _is_for_nobody(number: signal.Signals) -> bool:
-    """Whether whoever started the process has it go on when its terminal is closed, as nohup does."""
+    """Whether the process was started to go on when its terminal is closed, as nohup does."""
     return number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN

@@ -41,9 +41,9 @@ def nanoseconds(seconds: float) -> int:
 
 
 class AnswerBuilder:
-    """Builds the answers of a run, which was asked for with `body`. `model` is the name that the client has for it.
+    """Builds the answers of a run that `body` asked for. `model` is the client's name for the model.
 
-    The answers are those of /api/chat, or of /api/generate.
+    The answers are for /api/chat or /api/generate.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Translates requests of Ollama's API into those of the chat path and the completion path."""
+"""Translates requests of Ollama's API into requests of the chat path and the completion path."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _set_sampling(request: GenerationBody, body: OllamaGenerationBody) -> None:
 
 
 def _messages(given: Sequence[OllamaMessage]) -> list[chat.Message]:
-    """The messages, in which each call has an id, and each tool's result that of its call."""
+    """The messages. Each call gets an id, and each tool's result gets the id of its call."""
     messages: list[chat.Message] = []
     unanswered = _Unanswered(())
     for i, message in enumerate(given):

@@ -38,8 +38,8 @@ class Operation:
 
     `request` is a JSON body's type, `query` a struct of query parameters, `response` the answer's type (None: it has no
     body), `events` the type of one event's data where answers can be streamed (`stream_type` says how), `example` a
-    body to try. `waits` says whether a request with a body may have to wait for others, so that it can be refused when
-    too many do, and `administers` that it changes the server for all.
+    body to try. `waits` says that a request with a body may have to wait for others, and is refused when too many wait.
+    `administers` says that it changes the server for all.
     """
 
     summary: str
@@ -56,7 +56,7 @@ class Operation:
 
 
 def operation(summary: str, request: Any = None, response: Any = None, **more: Any) -> Callable[[HandlerT], HandlerT]:
-    """Declares a handler's Operation, of which `more` are the other fields."""
+    """Declares a handler's Operation. `more` are its other fields."""
 
     def declare(handler: HandlerT) -> HandlerT:
         setattr(handler, _ATTRIBUTE, Operation(summary=summary, request=request, response=response, **more))
@@ -123,7 +123,7 @@ def document(
 def _schemas(kinds: Mapping[str, Sequence[Any]]) -> tuple[Callable[[Any], Schema], dict[str, Schema]]:
     types = [kind for values in kinds.values() for kind in values]
     described = msgspec.json.schema_components(types, ref_template=REF + "{name}")
-    # Structs of one name are told apart by their modules, which all lie here.
+    # Structs of the same name are told apart by their modules, which all lie here.
     schemas, components = orjson.loads(orjson.dumps(described).replace(b"tidewheel.server.protocol.", b""))
     by_type = list(zip(types, schemas, strict=True))
 

@@ -40,7 +40,7 @@ class _Relaxation:
         self._tag_fields = tag_fields
 
     def of(self, value: Any) -> Any:
-        """A schema, or a part of one, in which structs that need no tag are those without."""
+        """A schema, or a part of one, where structs that need no tag are replaced by those without."""
         if isinstance(value, list):
             return [self.of(item) for item in value]
         if not isinstance(value, dict):

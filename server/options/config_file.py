@@ -45,7 +45,7 @@ def read_config_file(path: str) -> list[str]:
 
 
 def _fault(error: Exception) -> str:
-    """What is wrong and where, without the lines around it, which may have a key in them."""
+    """What is wrong and where, without the lines around it: they may contain a key."""
     mark = getattr(error, "problem_mark", None)
     if mark is not None:
         return f"line {mark.line + 1}, column {mark.column + 1}: {one_line(getattr(error, 'problem', None) or '')}"

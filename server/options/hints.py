@@ -1,6 +1,6 @@
-"""What somebody may have meant by a flag that does not exist: by its meaning elsewhere, a slip, or its words.
+"""Guesses what a flag that does not exist was meant to be: by its meaning elsewhere, a slip, or its words.
 
-That some letters are alike says nothing: `--gpus` and `--uds` have most of theirs in common.
+Similar letters alone prove nothing: `--gpus` and `--uds` have most of theirs in common.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ _KINSHIP = 0.5  # this part of two names' words is alike, rare ones counted more
 
 
 def hint(flag: str, known: Collection[str]) -> str:
-    """What is known that comes near, in words to stand behind the flag; "" if nothing does.
+    """The nearest known flags, as words to put behind the flag; "" if none is near.
 
     `known` are flags, or the names of environment variables.
     """

@@ -29,7 +29,7 @@ MODEL_OPTIONS = in_order_of_help(
     "model cache_dir kv_cache_dtype threads_bind pipeline_parallel_size bucketing enable_lora speculative_config "
     "seed".split(),
 )
-"""The engine's options, those of adapters, drafts and pipelines, and those of its devices."""
+"""The options of the engine, of adapters, drafts and pipelines, and of devices."""
 
 _REMARKS = {
     "model": " [the embedded demo model]",
@@ -58,7 +58,7 @@ def model_parser(prog: str, description: str, usage: str = "[MODEL] [options]") 
 def read_model_options(
     parsed: Mapping[str, Any], mistakes: Mistakes, environment: Mapping[str, str] = os.environ
 ) -> dict[str, Any]:
-    """What was given of the engine's options, by name; `mistakes` gets what is unusable."""
+    """The engine's options that were given, by name; `mistakes` gets what is unusable."""
     positional = parsed.get("positional_model")
     named = {} if positional is None else {"model": positional}
     if positional is not None and parsed.get("model") not in (None, positional):
@@ -81,7 +81,7 @@ def engine_options(given: Mapping[str, Any]) -> EngineOptions:
         "pipeline": mistakes.attempt(build, PipelineOptions, given),
         "device_options": tuple(group for group in groups if group is not None),
     }
-    # A group that cannot be is left out here: what contradicts the others is told with what is wrong with it.
+    # A group that cannot be made is left out here: its mistakes are reported with those of the others.
     others: dict[str, Any] = {name: group for name, group in rest.items() if group is not None}
     is_demo = "model" not in given
     if is_demo:

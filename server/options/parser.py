@@ -32,14 +32,14 @@ class OptionParser(argparse.ArgumentParser):
         return self._option_string_actions
 
     def parse_known(self, arguments: Sequence[str]) -> dict[str, Any]:
-        """What was given, by name. Prints what is wrong and exits with 2 if there is more than the parser knows."""
+        """What was given, by name. If there is more than the parser knows, prints what is wrong and exits with 2."""
         mistakes = Mistakes()
         parsed = self.read(arguments, mistakes)
         self.refuse(mistakes)
         return parsed
 
     def read(self, arguments: Sequence[str], mistakes: Mistakes) -> dict[str, Any]:
-        """What was given, by name, but for what is wrong, which `mistakes` has afterwards. Prints --help and exits."""
+        """What was given, by name. `mistakes` gets what is wrong. With --help, prints that and exits."""
         self._found = mistakes
         line = spelled(arguments)
         for argument in line:
@@ -170,7 +170,7 @@ def argument_type(parse: Callable[[str], Any]) -> Callable[[str], Any]:
 def read_given(
     options: Iterable[Option], parsed: Mapping[str, Any], environment: Mapping[str, str], mistakes: Mistakes
 ) -> dict[str, Any]:
-    """What a parsed command line and an environment give of these options, by name; `mistakes` gets what is wrong."""
+    """These options' values from a parsed command line and an environment, by name; `mistakes` gets what is wrong."""
     given: dict[str, Any] = {}
     for option in options:
         if option.name in parsed:

@@ -36,7 +36,7 @@ class ReplicaOptions(Options):
     )
 
     def without_effect(self, stages: int) -> Iterator[str]:
-        """What to tell of the flags that were given and have no effect on a model of so many stages."""
+        """What to tell of the flags that were given and have no effect on a model of `stages` stages."""
         if self.distributed_executor_backend == "mp" and stages == 1:
             yield (
                 "--distributed-executor-backend has no effect: mp is for the stages of --pipeline-parallel-size, and "

@@ -46,9 +46,9 @@ SERVE_OPTIONS = [*MODEL_OPTIONS, *_SERVER_OPTIONS]
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
-    """What `tidewheel serve` was told, by who needs to know it.
+    """The options of `tidewheel serve`, by the part that needs them.
 
-    `shown` is all of it but the secrets, by name. `notes` are for the log: what was given and has no effect.
+    `shown` has all of them except secrets, by name. `notes` are for the log: what was given and has no effect.
     """
 
     engine: EngineOptions

@@ -49,7 +49,7 @@ def _variable(flag: str) -> str:
 def unknown_variables(
     options: Iterable[Option], environment: Mapping[str, str], flags: Iterable[str] = ()
 ) -> Iterator[str]:
-    """What is wrong with the environment. Variables of options, of other `flags` and KNOWN are fine."""
+    """What is wrong with the environment. Variables for options, for other `flags`, and in KNOWN are fine."""
     known = {*KNOWN, *map(_variable, flags), *(name for option in options for name in option.variables)}
     wrong = []
     for name, value in environment.items():

@@ -32,7 +32,7 @@ CONVERTED: Mapping[str, tuple[str, Callable[[str], str]]] = {"--kv-cache-memory-
 
 
 class VllmFlag(Struct, frozen=True):
-    """What becomes of a flag: of one `value` of it, or None of all that have no line of their own.
+    """What becomes of a flag with one `value`; None: with all values that have no line of their own.
 
     `takes` is how many values it takes: 0, 1, or 2 for any number.
     """
@@ -75,7 +75,7 @@ def flags_of(*tables: tuple[Mapping[str, str], bool]) -> dict[str, list[VllmFlag
 def read_vllm_line(
     arguments: Sequence[str], declared: Collection[str], others: Mapping[str, Sequence[VllmFlag]] = MappingProxyType({})
 ) -> VllmLine:
-    """Take vLLM's flags, and `others`, out of a command line, but for those that are `declared` here."""
+    """Take vLLM's flags, and `others`, out of a command line, except flags that are `declared` here."""
     line, table = VllmLine(), {**vllm_flags(), **others}
     rest = [*reversed(spelled([*_in_full(arguments)]))]
     while rest:
@@ -118,7 +118,7 @@ def long_form(argument: str) -> str:
 
 
 def fitting(flags: Sequence[VllmFlag], given: str, *, is_declared: bool) -> VllmFlag | None:
-    """What is said of a flag with the value `given`; of one that is declared here, its table speaks of values alone."""
+    """The entry for a flag with the value `given`. A flag that is declared here has entries for single values only."""
     value = "0" if _asks_for_none(given) else given
     return next((flag for flag in flags if flag.value == value or (flag.value is None and not is_declared)), None)
 
@@ -136,7 +136,7 @@ def _in_full(arguments: Sequence[str]) -> Iterator[str]:
 
 
 def _following(rest: Sequence[str], takes: int) -> list[str]:
-    """The values of a flag, of which the next one is last in `rest`. A switch may have its state, as in vLLM 0.6."""
+    """The values of a flag. The next one is last in `rest`. A switch may have its state, as in vLLM 0.6."""
     values = [*takewhile(lambda argument: not is_flag(argument), reversed(rest))]
     if takes == 0:
         return [value for value in values[:1] if value.lower() in ("true", "false")]

@@ -117,7 +117,7 @@ IDLE = {
     "VLLM_SKIP_PRECOMPILED_VERSION_SUFFIX VLLM_SKIP_VERSION_SUFFIX VLLM_DOCKER_BUILD_CONTEXT VLLM_BUILD_* "
     "VLLM_IMAGE_TAG VLLM_INSTALL_PUNICA_KERNELS VLLM_CI_USE_S3 VLLM_TEST_*",
 }
-"""They are read by nobody here, with the reason."""
+"""Variables that have no effect here, with the reason."""
 
 
 def why_idle(name: str) -> str | None:
@@ -129,7 +129,7 @@ def why_idle(name: str) -> str | None:
 
 
 def idle_lines(names: list[str]) -> Iterator[str]:
-    """What to log of variables that are set, each of which `why_idle` knows: a line for each reason."""
+    """What to log of variables that are set and that `why_idle` knows: a line for each reason."""
     by_reason: dict[str, list[str]] = {}
     for name in sorted(names):
         by_reason.setdefault(why_idle(name) or "", []).append(name)

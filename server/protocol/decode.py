@@ -26,7 +26,7 @@ Unsupported: TypeAlias = None
 """The type of a parameter that this server knows of and does not have: clients may send it as null only."""
 
 Ignored: TypeAlias = msgspec.Raw
-"""The type of a parameter whose value says nothing to this server, and of which nothing is built."""
+"""The type of a parameter that this server ignores; its value is not built."""
 
 
 _NULL = msgspec.Raw(b"null")
@@ -41,7 +41,7 @@ class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What every request's body is."""
 
     generates: ClassVar[bool] = False
-    """Whether it asks for text, for which other servers have parameters under other names."""
+    """Whether it asks for text; other servers have parameters for that under other names."""
 
     def without_effect(self) -> dict[str, str]:
         """Parameters that some clients always send, with the reason why they have no effect here."""
@@ -185,7 +185,7 @@ class BodyDecoder(Generic[T]):
 
     @cached_property
     def _decoder(self) -> msgspec.json.Decoder[T]:
-        """Made for the first body: to make those of all endpoints takes a good part of a small model's start."""
+        """Made for the first body: making all endpoints' decoders takes a good part of a small model's start."""
         return msgspec.json.Decoder(self._type)
 
     def __call__(self, body: bytes | bytearray) -> T:

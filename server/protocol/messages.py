@@ -186,7 +186,7 @@ class NoneChoice(msgspec.Struct, tag="none", forbid_unknown_fields=True):
 
 
 class ThinkingEnabled(msgspec.Struct, tag="enabled", forbid_unknown_fields=True):
-    """The model thinks first, for at most so many tokens."""
+    """The model thinks first, for at most `budget_tokens` tokens."""
 
     budget_tokens: Annotated[int, documented(minimum=MIN_THINKING_BUDGET)] | None = None
     display: Literal["summarized", "omitted", "updates"] | None = None

@@ -69,7 +69,7 @@ class OllamaOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
                 raise unsupported(f"options.{name}", f" unless it is {off}: use top_k, top_p and min_p")
 
     def without_effect(self) -> dict[str, str]:
-        """Those that were given and do nothing, with the reason."""
+        """The samplers that were given and do nothing, with the reason."""
         loading = self.__struct_fields__[self.__struct_fields__.index("embedding_only") :]
         reasons = {**_IDLE_OPTIONS, **dict.fromkeys(loading, _LOADING)}
         return {f"options.{name}": why for name, why in reasons.items() if getattr(self, name) is not None}

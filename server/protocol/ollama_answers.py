@@ -1,4 +1,4 @@
-"""Ollama's API: the answers, each of which may be a line of a stream. Durations are nanoseconds."""
+"""Ollama's API: the answers. Each may be a line of a stream. Durations are nanoseconds."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ class InputText(msgspec.Struct, tag="input_text"):
 
 
 class InputImage(msgspec.Struct, tag="input_image"):
-    """An image that a tool returned. The model is told that there is one."""
+    """An image that a tool returned. The model only reads that there is one."""
 
 
 class OutputText(msgspec.Struct, tag="output_text"):

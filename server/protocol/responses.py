@@ -102,7 +102,7 @@ class ResponsesRequest(Body, kw_only=True):
     prompt_cache_retention: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
     client_metadata: Ignored = msgspec.field(default_factory=msgspec.Raw)  # Codex's
-    max_tool_calls: int | None = None  # of tools that run on the server, of which there are none
+    max_tool_calls: int | None = None  # of tools that run on the server; there are none
 
     # vLLM's extras, as in chat completions.
     cache_salt: str | None = None

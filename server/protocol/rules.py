@@ -1,4 +1,4 @@
-"""What a server's options say of every request for tokens: limits, and fields that requests leave open."""
+"""What a server's options set for every request for tokens: limits, and fields that requests leave open."""
 
 from __future__ import annotations
 

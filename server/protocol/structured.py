@@ -42,7 +42,7 @@ class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class StructuredOutputsField(msgspec.Struct, forbid_unknown_fields=True):
-    """vLLM's object of all kinds, of which one may be given."""
+    """vLLM's object of all kinds. Only one of them may be given."""
 
     json: dict[str, Any] | str | None = None
     regex: str | None = None

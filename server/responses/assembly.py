@@ -202,7 +202,7 @@ class ResponseBuilder:
         self._item, self._built_in, self._texts = item, built_in, []
 
     def _show_built_in(self, tool: BuiltInTool, status: Status) -> Iterator[ResponseEvent]:
-        """A call that is cut off or does not say what to do is shown as that of a function, so that nobody runs it."""
+        """A call that is cut off or incomplete is shown as a function's call, so that clients do not run it."""
         call, text = self._item, "".join(self._texts)
         assert isinstance(call, FunctionCall), "a function stands for the tool"
         self._item = self._built_in = None

@@ -30,13 +30,13 @@ class EventLog:
         self._tell()
 
     def complete(self, ending: bytes = b"") -> None:
-        """Nothing more will be added. All readers get the `ending`, whatever number they have begun at."""
+        """Note that nothing more will be added. All readers get the `ending`, wherever they have begun."""
         self.ending, self.is_complete = ending, True
         self._tell()
 
     @property
     def has_readers(self) -> bool:
-        """Whether anybody reads it now."""
+        """Whether it has readers now."""
         return bool(self._readers)
 
     def add(self, reader: EventLogReader) -> None:
@@ -82,7 +82,7 @@ class EventLogReader:
         self._end(ClientGone())
 
     def close(self) -> None:
-        """Nobody reads any more."""
+        """Note that this reader reads no more."""
         self._log.remove(self)
 
     def push_news(self) -> None:
@@ -97,7 +97,7 @@ class EventLogReader:
         if any(ready):
             try:
                 self._sink.push(b"".join(ready))
-            except Exception as failure:  # that of one reader is not the others'
+            except Exception as failure:  # one reader's failure is not the others'
                 self._end(failure)
         if self._log.is_complete and not self._is_paused:
             self._end(None)
@@ -121,7 +121,7 @@ class EventLogStream(EventStream[bytes]):
 
 
 class KeptRun:
-    """What is left of a background response, or of one that another replica makes: its events, if `log` keeps any."""
+    """The rest of a background response, or of another replica's response: its events, if `log` keeps any."""
 
     def __init__(self, log: EventLog | None) -> None:
         self.log = log

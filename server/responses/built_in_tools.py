@@ -1,6 +1,6 @@
 """Tools that the client runs for OpenAI's models: a shell, and changes of files.
 
-The model is told of a function for each. Its calls of these functions are items of their own, and so are the results.
+The model gets a function for each. Calls of these functions have their own types of items, and so have the results.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _DIFF = (
 
 
 def function_of(tool: BuiltInTool) -> chat.ToolFunction:
-    """What the model is told of a tool."""
+    """The function that describes a tool to the model."""
     if isinstance(tool, LocalShellTool):
         about = "Runs a program on the user's machine, and returns what it prints."
         command = {**_TEXTS, "description": 'The program and its arguments. A shell is ["sh", "-c", "its command"].'}

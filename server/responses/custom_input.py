@@ -61,5 +61,5 @@ class CustomInput:
 
 
 def as_arguments(text: str) -> str:
-    """The arguments of which `text` is the input."""
+    """The arguments whose input is `text`."""
     return json.dumps({INPUT: text}, ensure_ascii=False)

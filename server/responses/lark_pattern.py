@@ -47,7 +47,7 @@ def lark_pattern(grammar: str) -> str:
 
 
 def _rules(grammar: str) -> dict[str, _Tokens | str]:
-    """What each name stands for: tokens of Lark, or an expression."""
+    """The meaning of each name: tokens of Lark, or an expression."""
     rules: dict[str, _Tokens | str] = {}
     for line in _statements(grammar):
         head = [text for _, text in line]

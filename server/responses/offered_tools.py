@@ -35,7 +35,7 @@ INPUT = "input"
 """The one parameter of the function that stands for a custom tool."""
 
 MAX_GRAMMARS = 2**14
-"""Characters of all Lark grammars of a request. To read so many takes some 20 ms."""
+"""Characters of all Lark grammars of a request. Reading this many takes some 20 ms."""
 
 
 class OfferedTools:

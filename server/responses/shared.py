@@ -1,4 +1,4 @@
-"""SharedResponses: responses in a store of several replicas, each of which answers for all."""
+"""SharedResponses: responses in a store that several replicas share; each replica answers for all."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .store import Responses, StoredResponse
 logger = logging.getLogger(__name__)
 
 _DAYS = 30
-_RUNNING = Kind(name="running", expires_s=20)  # a sign of life of whoever makes a background response
+_RUNNING = Kind(name="running", expires_s=20)  # a sign of life of the replica that makes a background response
 _CANCELS = Kind(name="cancels", expires_s=600)  # what other replicas were asked to cancel
 _LOOK_EVERY_S = 1.0
 _SIGN_EVERY_S = 5.0
@@ -32,7 +32,7 @@ _LONGEST_CANCEL_S = 10.0
 
 
 class _Entry(msgspec.Struct):
-    """A response as it lies in the store. `events` are those of a streamed one that has ended."""
+    """A response as it lies in the store. `events` are a streamed response's, once it has ended."""
 
     response: Response
     items: list[Item]
@@ -121,9 +121,9 @@ class SharedResponses(Responses):
             await asyncio.sleep(_LOOK_EVERY_S / 4)
 
     def follow(self, response_id: str, log: EventLog, start: int) -> None:
-        """Writes the events of another replica's response into a log, once it has ended, while somebody reads it.
+        """Writes the events of another replica's response into a log, once it has ended, while the log has readers.
 
-        Where there are none, because that replica or the store has failed, the only event is an error with the number
+        If there are none, because that replica or the store has failed, the only event is an error with the number
         `start`.
         """
         follower = asyncio.create_task(self._follow(response_id, log, start))

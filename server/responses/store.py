@@ -32,8 +32,8 @@ def held_bytes(text: bytes | bytearray) -> int:
 class StoredResponse:
     """A response with the items that it was made from, including those of the responses before it.
 
-    `input_bytes` is what those items take in memory, by an estimate. `run` is what makes or has made a background
-    response, and `is_streamed` says whether that keeps its events. `owner` is that of the key that it was made with.
+    `input_bytes` estimates those items' memory. `run` makes or has made a background response, and `is_streamed` says
+    whether it keeps its events. `owner` is the owner of the key that it was made with.
     """
 
     response: Response
@@ -109,8 +109,8 @@ class _Shelf:
 class ResponseStore(Responses):
     """Keeps the `max_responses` responses that were used last in memory, and at most `max_bytes` of them.
 
-    Those that are still running are kept in any case. Room is made by the owner who holds most of what there is too
-    much of, so nobody who holds less than an equal part loses a response to others.
+    Running responses are always kept. If there are too many responses or bytes, the owner with most of them loses some.
+    So an owner with less than an equal part loses no response to others.
     """
 
     not_kept = "it was not stored, was deleted, or made room for newer ones (--max-stored-responses)"

@@ -125,7 +125,7 @@ class _Conversation:
     def __init__(self) -> None:
         self.messages: list[chat.Message] = []
         self.names: dict[str, str] = {}
-        self._turn: chat.Message | None = None  # of the assistant, to which more may belong
+        self._turn: chat.Message | None = None  # of the assistant; more may be added to it
         self._local_shells: dict[str, str] = {}  # their calls, by what results may name
 
     def add(self, message: chat.Message, path: str) -> None:
@@ -167,7 +167,7 @@ class _Conversation:
         turn.tool_calls.append(chat.PastToolCall(call_id, function))
 
     def _named_call(self, item: BuiltInCallOutput, path: str) -> str:
-        """The call that a result names by its `id`: clients write there the call's id, or that of its item."""
+        """The call that a result names by its `id`: clients write the call's id there, or its item's id."""
         call_id = self._local_shells.get(str(item.id))
         if call_id is None:
             raise bad_request(f"{path}.call_id: the result names no local_shell_call before it", f"{path}.call_id")

@@ -18,7 +18,7 @@ PREFIX = "tidewheel"
 """Begins the names of all that is in a store, which may have other things in it."""
 
 When: TypeAlias = Literal["always", "new", "there"]
-"""When a value is put: "new" only if there is none, "there" only in the place of one."""
+"""When to put a value: "new" only if there is none, "there" only if there is one."""
 
 
 class StoreError(ApiError):
@@ -71,7 +71,7 @@ class SharedStore(Protocol):
 
 
 def name_of(key: str) -> str:
-    """What a key is called in files and databases: clients choose keys, and not these names."""
+    """The name of a key in files and databases: clients choose keys, but not these names."""
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
 
 

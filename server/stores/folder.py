@@ -22,7 +22,7 @@ MAX_BYTES = 8 * 2**30  # of one kind
 _THREADS = 4
 _TIMEOUT_S = 10.0
 _PART = ".part"
-_PART_LIFE_S = 3600.0  # by then whoever wrote it has ended
+_PART_LIFE_S = 3600.0  # by then its writer has ended
 
 T = TypeVar("T")
 

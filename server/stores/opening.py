@@ -11,7 +11,7 @@ _SCHEMES = ("redis", "rediss", "unix")
 
 
 def check_store(target: str) -> str | None:
-    """What a store's name must be, or None if it is so."""
+    """What a store's name must be; None if `target` is valid."""
     scheme, found, _ = target.partition("://")
     if found and "sentinel" in scheme:
         from .base import INSTEAD_OF_SENTINEL

@@ -156,7 +156,7 @@ class RedisStore:
 
 
 def _mode(client: Any) -> str:
-    """What the server at a URL is: "standalone", "cluster" or "sentinel". Raises redis-py's errors."""
+    """The kind of server at a URL: "standalone", "cluster" or "sentinel". Raises redis-py's errors."""
     import redis
 
     client.ping()

@@ -1,4 +1,4 @@
-"""What a terminal shows once the server is ready: what is served, with what, and where."""
+"""The text on a terminal once the server is ready: what is served, with which software, and where."""
 
 from __future__ import annotations
 

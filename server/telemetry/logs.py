@@ -32,7 +32,7 @@ class LogOptions(Options):
 
 
 class JsonFormatter(logging.Formatter):
-    """`time` (UTC), `level`, `logger` and `message`, and whatever was logged with `extra={"fields": {...}}`."""
+    """`time` (UTC), `level`, `logger` and `message`, and all that was logged with `extra={"fields": {...}}`."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, Any] = {

@@ -191,8 +191,8 @@ class ServerMetrics:
 class DecodeClock:
     """The time in which at least one choice is between its first token and its last, as far as tokens have come.
 
-    The tokens behind first ones, by this time, are the speed of the server while it decodes. Of a choice that is alone
-    it is that choice's own speed.
+    All tokens except first ones, divided by this time, are the server's speed while it decodes. If a choice is alone,
+    that is its own speed.
     """
 
     __slots__ = ("_mark", "_num_decoding", "seconds")
@@ -215,7 +215,7 @@ class DecodeClock:
             self._mark = now
 
     def end(self, num_choices: int = 1) -> None:
-        """So many choices have no more tokens."""
+        """`num_choices` choices have no more tokens."""
         self._num_decoding -= num_choices
 
 
@@ -281,10 +281,10 @@ class RequestTimer:
     def stop(
         self, prompt_lengths: Sequence[int], sampling: SamplingParams, choices: Sequence[Sequence[OutputProcessor]]
     ) -> float:
-        """End the request and return how many seconds it took. `choices` are those of each prompt."""
+        """End the request and return how many seconds it took. `choices` has each prompt's choices."""
         elapsed = time.perf_counter() - self.started
         metrics = self._metrics
-        metrics.decode_clock.end(self._num_decoding)  # of choices that nobody heard the end of
+        metrics.decode_clock.end(self._num_decoding)  # of choices whose end was not reported
         self._num_decoding = 0
         metrics.request_latency.observe(elapsed)
         metrics.params_n.observe(sampling.n)

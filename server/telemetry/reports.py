@@ -21,8 +21,8 @@ logger = logging.getLogger("tidewheel.requests")
 class Ended:
     """A request that has ended.
 
-    `id` is that of its answer, `client_id` its x-request-id, `adapter` the name of its LoRA adapter. `choices` are
-    those of each prompt. `cut_short` is client_gone or timed_out if that has ended the request early.
+    `id` is its answer's id, `client_id` its x-request-id, `adapter` the name of its LoRA adapter. `choices` has each
+    prompt's choices. `cut_short` is client_gone or timed_out if that has ended the request early.
     """
 
     id: str
@@ -92,7 +92,7 @@ class RequestReports:
 
 
 def _error(ended: Ended) -> str | None:
-    """The span's name for the failure, None if there is none. A client that disconnects is not a failure."""
+    """The span's name for the failure; None if there is none. A client that disconnects is not a failure."""
     if ended.cut_short is not None:
         return "timeout" if ended.cut_short == "timed_out" else None
     if FinishReason.ERROR.value in ended.timer.finish_reasons:

@@ -12,7 +12,7 @@ logger = logging.getLogger("tidewheel.throughput")
 
 
 async def log_throughput(engine: Engine, every_s: float) -> None:
-    """Logs until it is cancelled. Nothing is said of a time in which nothing was to be done."""
+    """Logs until it is cancelled. Times without work are not logged."""
     before, began = engine.stats(), time.monotonic()
     while True:
         await asyncio.sleep(every_s)

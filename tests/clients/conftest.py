@@ -67,7 +67,7 @@ def run_node() -> Iterator[RunScenario]:
 
 
 def node_environment() -> dict[str, str]:
-    """The environment in which Node.js finds the clients."""
+    """The environment that lets Node.js find the clients."""
     return {**os.environ, "NODE_PATH": str(NODE_MODULES)}
 
 

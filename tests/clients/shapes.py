@@ -1,4 +1,4 @@
-"""What clients are asked for, as pydantic models. Tests import this when they run, for pydantic takes a while."""
+"""The shapes that clients are asked for, as pydantic models. Tests import this late, because pydantic takes a while."""
 
 from __future__ import annotations
 

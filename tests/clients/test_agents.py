@@ -52,7 +52,7 @@ def asked(tool: str, **arguments: Any) -> str:
 
 
 def run(name: str, arguments: list[str], home: Path, **environment: str) -> str:
-    """What an agent shows, in a folder of its own."""
+    """The output of an agent that runs in a folder of its own."""
     return shown([found(name), *arguments], home, **environment)
 
 

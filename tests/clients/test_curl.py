@@ -1,4 +1,4 @@
-"""curl: the documentation's commands, and those of tutorials for OpenAI's, Ollama's, vLLM's and llama.cpp's servers."""
+"""curl: commands of the documentation, and of tutorials for OpenAI's, Ollama's, vLLM's and llama.cpp's servers."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def run(curl: str, command: str) -> str:
     return done.stdout
 
 
-# One takes seconds: it makes models for embeddings, for which torch is imported.
+# One takes seconds: it makes models for embeddings, which imports torch.
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_documentations_commands(page: Path, curl: str, request: pytest.FixtureRequest) -> None:
     server, adapters = request.getfixturevalue("demo_server"), None

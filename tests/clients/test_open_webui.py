@@ -1,6 +1,6 @@
-"""What Open WebUI asks for, without it: models, chats with tools, titles, suggestions and tags, and embeddings.
+"""Open WebUI's requests, without Open WebUI: models, chats with tools, titles, suggestions, tags, and embeddings.
 
-It asks both as of OpenAI's server and as of Ollama's. The texts are our own.
+They are made to the OpenAI API and to the Ollama API. The texts are our own.
 """
 
 from __future__ import annotations

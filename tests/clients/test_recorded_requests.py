@@ -1,6 +1,6 @@
-"""What LiteLLM, LlamaIndex and other clients send, without them: record.py has written it down.
+"""Requests of LiteLLM, LlamaIndex and other clients, without the clients: record.py has recorded them.
 
-Each asks for a call, goes on with its result, and asks for text, whole and as a stream, and for an object.
+Each client asks for a call, goes on with its result, and asks for text, whole and as a stream, and for an object.
 test_other_clients.py runs the clients themselves, for `make clients`.
 """
 
@@ -51,7 +51,7 @@ def test_the_requests_of_other_clients_are_answered(client: str, demo_server: Se
 
 
 def read_chat(response: httpx.Response, stream: bool | None) -> tuple[str, list[list[str]]]:
-    """The text of an answer, and the names and arguments of its calls, the last of which may be cut off."""
+    """The text of an answer, and the names and arguments of its calls. The last call may be cut off."""
     parts = (
         [choice["delta"] for chunk in events(response) for choice in chunk["choices"]]
         if stream
@@ -67,7 +67,7 @@ def read_chat(response: httpx.Response, stream: bool | None) -> tuple[str, list[
 
 
 def read_ollama(response: httpx.Response) -> tuple[str, list[list[str]]]:
-    """The same in Ollama's protocol, in which a stream has a line for each part."""
+    """The same in Ollama's protocol, where a stream has a line for each part."""
     parts = [json.loads(line)["message"] for line in response.text.splitlines()]
     calls = [call["function"] for part in parts for call in part.get("tool_calls") or ()]
     text = "".join(part.get("content") or "" for part in parts)

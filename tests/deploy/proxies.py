@@ -34,7 +34,7 @@ http {{
 
 
 class Proxy:
-    """nginx or haproxy with its example configuration, whose ports are those of the test."""
+    """nginx or haproxy with its example configuration and the test's ports."""
 
     def __init__(self, kind: str, replicas: Sequence[int], folder: Path) -> None:
         program = require(kind)

@@ -104,7 +104,7 @@ def test_kubernetes_takes_the_manifests(version: str) -> None:
 
 
 def kustomize(folder: Path) -> dict[str, Any]:
-    """What is made of a folder, by kind."""
+    """The resources that kustomize makes of a folder, by kind."""
     done = subprocess.run([require("kubectl"), "kustomize", str(folder)], capture_output=True, text=True, check=True)
     return {o["kind"]: o for o in yaml.safe_load_all(done.stdout)}
 

@@ -79,7 +79,7 @@ def _check_beams(beams: Beams) -> None:
 
 
 def _forks(forks: Forks) -> list[QueuedSequence]:
-    """Those that wait for another."""
+    """The sequences that wait for another."""
     return [fork for some in forks._forks.values() for fork in some if fork.state is SequenceState.WAITING]
 
 

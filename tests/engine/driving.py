@@ -112,7 +112,7 @@ class Driver:
     vocab_size: int = 320  # at least the executor's, and just that for beams
     delay_factor: float = 0.0
     is_fresh: bool = False
-    seconds: Callable[[], float] = lambda: 0.0  # tells the time of draft tokens, on which it depends whether they pay
+    seconds: Callable[[], float] = lambda: 0.0  # tells the time of draft tokens, which decides whether they pay
     kv_folder: BlockFolder | None = None  # where blocks are kept when memory has no room for them
     sampled: dict[int, list[Sampled]] = field(default_factory=dict)
     scored: dict[int, list[Scored]] = field(default_factory=dict)
@@ -410,10 +410,10 @@ def check_any_company(
     max_examples: int,
     make_drafter: Callable[[], BatchDrafter] | None = None,
 ) -> None:
-    """The property that whatever runs beside a request, it gets the bits that it gets alone on `reference`.
+    """The property that a request gets the same bits beside any others as alone on `reference`.
 
     Requests arrive and are aborted at random times, in pools that are far too small and steps of any size. One of
-    METHODS draft tokens, or what `make_drafter` makes.
+    METHODS drafts tokens, or the drafter of `make_drafter`.
     """
     moment = st.tuples(st.lists(jobs, max_size=2), st.lists(st.integers(0, 20), max_size=1))
 

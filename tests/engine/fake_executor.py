@@ -99,7 +99,7 @@ class FakeExecutor(Executor):
             self._states[target] = dict(self._states[source])
 
     def _seen(self, batch: StepBatch, sequence: int, position: int) -> bytes:
-        """What the token at a position sees, group by group."""
+        """All that the token at a position sees, group by group."""
         seen = []
         for group, tokens in enumerate(self._tokens):
             positions = np.arange(self._first_seen(group, position), position + 1)
@@ -148,7 +148,7 @@ class FakeExecutor(Executor):
         progress(1, 1)
 
     def start(self, batch: StepBatch) -> OnWait:
-        """One with async scheduling computes now, and nobody looks at the batch later."""
+        """With async scheduling it computes now, and does not look at the batch later."""
         if not self.limits.async_scheduling:
             assert not batch.is_async
             return OnWait(partial(self.step, batch))

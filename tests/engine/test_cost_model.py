@@ -124,7 +124,7 @@ def test_one_stalled_step_is_not_the_new_normal() -> None:
 
 
 def test_steps_that_stall_now_and_then_do_not_count_for_more_than_they_are() -> None:
-    """As those of a small model on a shared machine: one in a hundred takes thirty times as long as the others."""
+    """As with a small model on a shared machine: one step in a hundred takes thirty times as long as the others."""
     model, load = CostModel(LIMIT_MS), StepLoad(1, 100)
     expected = []
     for number in range(5000):
@@ -134,7 +134,7 @@ def test_steps_that_stall_now_and_then_do_not_count_for_more_than_they_are() -> 
 
 
 def test_slow_steps_are_answered_at_once() -> None:
-    """As those of a machine whose neighbours work for a moment."""
+    """As on a machine whose neighbours work for a moment."""
     model = CostModel(LIMIT_MS)
     serve(model, Machine(10.0, 0.1, 0.5, 1e-6), decodes=4, prompts=[2000] * 4)
     times, _ = serve(model, Machine(15.0, 0.15, 0.75, 1.5e-6), decodes=4, prompts=[2000])
@@ -145,7 +145,7 @@ def test_slow_steps_are_answered_at_once() -> None:
 
 
 def test_what_a_row_costs_is_learned_from_few_steps() -> None:
-    """Of sequences whose number stays the same, and then of theirs with draft tokens."""
+    """The number of sequences stays the same, and then they have draft tokens."""
     model, machine = CostModel(LIMIT_MS), Machine(0.5, 1.5, 0.0, 0.0)
     assert not model.knows_decodes
     for load in (StepLoad(4, 40), StepLoad(36, 360), StepLoad(36, 400), StepLoad(36, 440)):

@@ -110,9 +110,9 @@ def _spread(models: Iterable[str]) -> Iterator[Subject]:
 
 
 def swept_subjects() -> Iterator[Subject]:
-    """Those that are much like others, or take minutes: the whole zoo among them.
+    """Subjects that are much like others, or take minutes, including the whole zoo.
 
-    At each level each family is there in floats and in some formats of quantized files, and each kind of layer in all.
+    Each level has each family in floats and in some formats of quantized files, and each kind of layer in all formats.
     """
     best, *others = _LEVELS
     seen = set(subjects())

@@ -101,9 +101,9 @@ def rounded(x: Any, scale: float) -> Any:
 
 
 def agrees(found: Array, k: tuple[float, ...] = K_SCALES, v: tuple[float, ...] = V_SCALES) -> bool:
-    """Whether these are the logits with a cache in e4m3, rather than those of an exact cache or of other scales.
+    """Whether these are the logits with a cache in e4m3, and not those with an exact cache or other scales.
 
-    A number that lies between two of e4m3 may be rounded to the other one, because ours is not in float64.
+    A number between two of e4m3 may be rounded to the other one, because ours is not in float64.
     """
     expected, exact = reference(k, v), reference(None, None)
     error, rounding = np.abs(found - expected), np.abs(expected - exact)

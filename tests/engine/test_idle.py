@@ -1,4 +1,4 @@
-"""What an engine gives back when nobody asks it anything for a while."""
+"""The memory that an engine gives back when it has no requests for a while."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CONFIG = {
 
 # The engine has to rest twice until it gives memory back.
 def test_activations_take_memory_only_while_there_is_work(tmp_path: Path) -> None:
-    """And what is computed after a rest is what was computed before."""
+    """And results after a rest are the same as before."""
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     options = EngineOptions(
         str(tmp_path),

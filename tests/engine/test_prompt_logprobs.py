@@ -1,4 +1,4 @@
-"""Log-probabilities of prompts: transformers', however the prompt was chunked and whatever the cache knows of it."""
+"""Log-probabilities of prompts equal transformers', with any chunks and any part of the prompt in the cache."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def executor(device_id: str) -> Executor:
         dtype="float32",
         kv_cache_bytes=32 * 16 * device.kv_bytes_per_token(description.spec, "float32"),
         max_model_len=128,
-        max_num_seqs=4,  # the device computes so many rows of logits at a time
+        max_num_seqs=4,  # and so the device computes 4 rows of logits at a time
         max_num_batched_tokens=128,
     )
     return device.load(description.spec, open_weights(folder, description), options)

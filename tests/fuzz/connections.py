@@ -1,4 +1,4 @@
-"""Harness of HTTP connections: what a client sends, in whatever pieces, on a transport that is a list."""
+"""Harness of HTTP connections: a client's bytes, in any pieces, on a transport that is a list."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The harness of GGUF files that are described in JSON: well-formed, whatever they hold.
 
-The harness of bytes is for files that are not. So what is changed gets to what reads metadata and tensors: a family's
+The harness of bytes is for files that are not. So changes reach the code that reads metadata and tensors: a family's
 fields, the names and shapes of its tensors, its tokenizer, the parts of a split model.
 
 A file is `{"metadata": {key: [type, value]}, "tensors": {name: [type, dims, bytes]}}`, with types by their numbers,

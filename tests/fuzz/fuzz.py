@@ -3,8 +3,8 @@
     pip install atheris
     cd tests && python -m fuzz.fuzz HARNESS [-runs=100000] [-max_total_time=600] [CORPUS_FOLDER]
 
-Harnesses are those of harnesses.py. What follows the name goes to libFuzzer; a corpus folder keeps what was found for
-the next time. An input that makes a harness raise is written to ./crash-*; give that file instead of a folder to try it
+Harnesses are in harnesses.py. Arguments after the name go to libFuzzer. A corpus folder keeps what was found for the
+next time. An input that makes a harness raise is written to ./crash-*; give that file instead of a folder to try it
 again. `pytest tests/fuzz` runs every harness for a fixed number of inputs, from a fixed seed.
 """
 

@@ -41,7 +41,7 @@ def in_folder(
 ) -> Callable[[bytes], None]:
     """A harness of a model folder: `files` makes its files of an input, by their names.
 
-    What is wrong with them must be a ModelError, which with `names_files` says in which file.
+    Errors in them must raise ModelError. With `names_files` it must name the file.
     """
 
     def run(data: bytes) -> None:

@@ -146,7 +146,7 @@ def body(
 
 
 def decoded_or_none(decode: BodyDecoder[Any], data: bytes, body_type: type[msgspec.Struct]) -> Any:
-    """What a body says in the fields of its type, written again."""
+    """A body's fields, as its type has them, written again."""
     try:
         decoded = decode(data)
         return msgspec.json.encode({name: getattr(decoded, name) for name in body_type.__struct_fields__})

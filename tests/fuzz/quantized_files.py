@@ -1,7 +1,7 @@
-"""The harness of quantized checkpoints: a layer whose tensors and config are what a JSON input says.
+"""The harness of quantized checkpoints: a JSON input describes a layer's tensors and config.
 
-Such files are well-formed, whatever they hold; the harness of safetensors is for those that are not. So what is changed
-gets to the readers of the layers.
+Such files are well-formed, whatever they hold; the harness of safetensors is for those that are not. So changes reach
+the readers of the layers.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SEEDS = (
 
 
 def content(value: Any, count: int) -> bytes:
-    """So many bytes: a text's, or those of a list of bytes over and over."""
+    """`count` bytes: those of a text or of a list of bytes, over and over."""
     data = value.encode("utf-8", "replace") if isinstance(value, str) else b"\0"
     if isinstance(value, list):
         data = bytes(number & 255 for number in value if isinstance(number, int))

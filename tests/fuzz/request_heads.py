@@ -23,7 +23,7 @@ BODIES = [{"a": ["[{,:\\", {}, [], 'b"\\\\"'], "": {"b": [1, -2.5e3, None], "\\"
 
 
 class Pairs(list[Any]):
-    """An object's members, with those of one name."""
+    """An object's members, including several of the same name."""
 
 
 def found_in(text: str) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""What HTTP costs, measured on real processes."""
+"""The cost of HTTP, measured on real processes."""
 
 from __future__ import annotations
 

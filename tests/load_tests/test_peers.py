@@ -17,7 +17,7 @@ from standings import ratios
 from tidewheel.engine.models import describe
 from tidewheel.engine.weights import read_config
 
-# An interpreter of a virtual environment that says what it is told to, whatever script it is given.
+# An interpreter of a virtual environment that always gives the same output, whatever script it gets.
 STUB = """#!{python}
 import json, os, sys, time
 from pathlib import Path
@@ -139,7 +139,7 @@ def test_all_get_the_same_job(model: Path, tmp_path: Path) -> None:
     jobs = [job_of(tmp_path, name) for name in ("own", "vllm")]
     arguments = [job.pop("arguments") for job in jobs]
     assert [Path(script).name for (script,) in arguments] == ["run_tidewheel.py", "run_vllm_cpu.py"]
-    assert jobs[0].pop("preloaded") is None  # for vLLM it is what this machine has of what it wants
+    assert jobs[0].pop("preloaded") is None  # for vLLM these are the libraries that this machine has of those it wants
     del jobs[1]["preloaded"]
     assert jobs[0] == jobs[1]
     assert jobs[0]["vocab_size"] == 50

@@ -126,7 +126,7 @@ class CachedSequence {
     return weight.empty() ? Norm{} : Norm{kind, 1e-5f, weight.data()};
   }
   static int slot(int token) { return token % kBlockTokens; }
-  // Of types whose elements are whole bytes: so many lie side by side.
+  // How many elements lie side by side, for types whose elements are whole bytes.
   int step() const {
     if (type == CacheType::kInt8) return kernels.int8_step;
     return type == CacheType::kFloat32 || type == CacheType::kFloat16 ? 1 : 2;

@@ -98,7 +98,7 @@ class SmallModel {
     return all;
   }
 
-  // The logits of greedy decoding: prompts of so many tokens, computed `chunk` at a time, then `count` more of all.
+  // The logits of greedy decoding: prompts of `prompts` tokens, computed `chunk` at a time, then `count` more of all.
   // Half way the sequences move to copies of their blocks.
   std::vector<float> run(const std::vector<int>& prompts, int count, int chunk = 1024) {
     const int sequences = static_cast<int>(prompts.size());

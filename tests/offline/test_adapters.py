@@ -37,7 +37,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def llm(folders: Path) -> Iterator[LLM]:
-    """One adapter in memory, of which one is named from the start."""
+    """An LLM with room for one adapter in memory. One adapter is named from the start."""
     named = {"name": "named", "path": str(folders / "seed-2")}
     with LLM(str(DEMO_MODEL), dtype="float32", lora_modules=[named], **OPTIONS) as loaded:
         yield loaded

@@ -30,7 +30,7 @@ def test_the_python_examples(tmp_path: Path) -> None:
     assert "The tide turns ->" in done.stdout
     assert "\npoems -> " in done.stdout
     assert "swap_space has no effect" in done.stderr
-    assert "\r" not in done.stderr  # no bar where nobody looks at one
+    assert "\r" not in done.stderr  # no bar without a terminal
 
 
 # A process loads the model.

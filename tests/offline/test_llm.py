@@ -125,7 +125,7 @@ def test_answers_are_those_of_the_server(llm: LLM, server: httpx.Client, fields:
     ids=["ngram", "model"],
 )
 def test_draft_tokens_change_no_answer(llm: LLM, by: list[str]) -> None:
-    """Of a server that drafts: it says in its metrics that it did, and in its answers what others say."""
+    """The metrics show that it drafted, and the answers are the same as without drafts."""
     prompts = ["The wheel turns. The wheel turns. The wheel", "a b c d e f g h a b c d", PROMPTS[2]]
     sampled = [
         {"temperature": 0.0},

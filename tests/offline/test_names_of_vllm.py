@@ -1,4 +1,4 @@
-"""What scripts import from vLLM: it is here, or an error says what to do instead."""
+"""Names that scripts import from vLLM: they are here, or an error says what to do instead."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ SEARCHED = (
     "import json, sys, tidewheel.server.demo, tidewheel.engine.errors as e; print(json.dumps([e.__file__, sys.path]))"
 )
 
-# Tidewheel's own licence, and those of the libraries in the web page.
+# The licences of Tidewheel and of the libraries in the web page.
 LICENCES = {"LICENSE", *(f"tidewheel/server/web/vendor/{name}/LICENSE.txt" for name in ("highlight", "katex"))}
 
 pytest.importorskip("scikit_build_core")

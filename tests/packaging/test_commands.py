@@ -77,7 +77,7 @@ def health(status: int) -> Iterator[int]:
 
 @pytest.fixture
 def health_check() -> list[str]:
-    """The command by which the container engine asks whether the server is well."""
+    """The command that the container engine uses to check the server's health."""
     dockerfile = (ROOT / "Dockerfile.cpu").read_text()
     match = re.search(r"^HEALTHCHECK .*?CMD (\[.*?\])$", dockerfile, re.MULTILINE | re.DOTALL)
     assert match is not None

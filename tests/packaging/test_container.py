@@ -64,7 +64,7 @@ def _forbidden() -> str | None:
 
 
 def entry_point() -> list[str]:
-    """What the image starts, with the command of this installation in the place of `tidewheel`."""
+    """The command that the image starts, with this installation's command instead of `tidewheel`."""
     match = re.search(r"^ENTRYPOINT (\[.*\])$", (ROOT / "Dockerfile.cpu").read_text(), re.MULTILINE)
     assert match is not None
     words: list[str] = json.loads(match[1])

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 ACCELERATORS = ("cuda", "hpu", "neuron", "tpu")
-# What only a device knows: its base, its packages, the variables of its software, and who may use it.
+# Differences between devices: the base, packages, variables of their software, and who may use them.
 OWN = re.compile(
     r"^(ARG (BASE|EXTRAS)=.*|# --build-arg EXTRAS=.*|    && apt-get install .*"
     r"|    org.opencontainers.image.description=.*|    [A-Z_]+=.*|WORKDIR /tmp|USER .*)$",

@@ -1,4 +1,4 @@
-"""What is installed is what the sources say, all of it and nothing else."""
+"""An installation has all that the sources say, and nothing else."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def jobs() -> dict[str, Any]:
 
 
 def built_pythons(project: dict[str, Any]) -> list[str]:
-    """The versions, such as 3.10, for which cibuildwheel builds or tests a wheel."""
+    """The versions, such as 3.10, that cibuildwheel builds or tests a wheel for."""
     selectors = project["tool"]["cibuildwheel"]["build"]
     return [re.sub(r"^cp3(\d+)-\*$", r"3.\1", selector) for selector in selectors]
 

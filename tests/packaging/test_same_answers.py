@@ -1,4 +1,4 @@
-"""The comparison of two servers' answers, by which images for other machines are judged."""
+"""The comparison of two servers' answers, which images for other machines have to pass."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def release() -> str:
 
 
 def bill_of_materials(tmp_path: Path, *options: str) -> Any:
-    """What the tool writes about the environment `env` in the folder, checked against CycloneDX's schema."""
+    """The tool's output for the environment `env` in the folder, checked against CycloneDX's schema."""
     status, output = tmp_path / "status", tmp_path / "sbom.json"
     status.write_text(STATUS)
     command = [sys.executable, str(ROOT / "tools" / "sbom.py"), "--python", str(tmp_path / "env"), *options]

@@ -31,7 +31,7 @@ def make(venv: Path, *words: str, **environment: str) -> subprocess.CompletedPro
 
 @pytest.fixture
 def venv(tmp_path: Path) -> Path:
-    """A folder in which everything seems installed."""
+    """A folder where everything seems to be installed."""
     for name in (".tools", ".test-tools", ".installed", ".node-clients"):
         (tmp_path / name).touch()
     return tmp_path

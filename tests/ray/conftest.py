@@ -9,7 +9,7 @@ import pytest
 
 
 def _has_ray() -> bool:
-    """Without importing it, and not by its name alone, which is that of this folder."""
+    """Checks without importing it, and not only by its name, because this folder has the same name."""
     try:
         version("ray")
     except PackageNotFoundError:

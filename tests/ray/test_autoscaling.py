@@ -19,8 +19,8 @@ POLICY = WaitPolicy(target_ongoing_requests=16, target_wait_s=5, target_waiting_
     [
         (0, 0, 0, 0),  # which Serve makes min_replicas
         (1, 0, 0, 1),
-        (40, 0, 0, 3),  # all run, and nobody waits
-        (40, 30, 1, 4),  # short prompts, of which many wait
+        (40, 0, 0, 3),  # all run, and none waits
+        (40, 30, 1, 4),  # short prompts; many wait
         (8, 6, 23, 5),  # few prompts, which are long
         (8, 6, 4.9, 1),
         (64, 32, 20, 4),  # exactly what four may have

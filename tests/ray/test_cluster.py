@@ -1,6 +1,6 @@
-"""The command starts a cluster: what clients see of its replicas, one of which ends, and stages that it has room for.
+"""The command starts a cluster: its replicas as clients see them, one of which ends, and stages that it has room for.
 
-The other tests of real clusters take minutes, and so are for `make sweep`.
+The other tests of real clusters take minutes, so `make sweep` runs them.
 """
 
 from __future__ import annotations

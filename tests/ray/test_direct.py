@@ -39,7 +39,7 @@ class Server(ReplicasClient):
         self.process = process
 
     def is_up(self) -> bool:
-        """Whether both replicas are sent requests, by the chooser, of which HAProxy hears after them."""
+        """Whether both replicas get requests from the chooser, which HAProxy finds later than the replicas."""
         try:
             places = [{self._place(session) for _ in range(2)} for session in new_sessions(5)]
         except httpx.TransportError:

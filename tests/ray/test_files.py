@@ -1,4 +1,4 @@
-"""The files of deploy/ray are what Serve and Kubernetes take."""
+"""Serve and Kubernetes accept the files of deploy/ray."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_kuberay_takes_the_service() -> None:
 
 
 def without_unknown_fields(schema: Any) -> Any:
-    """The schema that refuses fields which it does not name. Kubernetes drops them, and nobody hears of it."""
+    """The schema, but it refuses unknown fields. Kubernetes drops them silently."""
     if isinstance(schema, list):
         return [without_unknown_fields(part) for part in schema]
     if not isinstance(schema, dict):

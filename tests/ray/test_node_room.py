@@ -1,4 +1,4 @@
-"""What the nodes of a cluster have room for, and the table that `tidewheel devices` shows of them."""
+"""The room on the nodes of a cluster, and the table of it in `tidewheel devices`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_node_takes_the_layers_that_a_stage_can_load() -> None:
     layers = size.num_layers
 
     def room_for(count: int) -> int:
-        """The least memory for so many layers, wherever they are."""
+        """The least memory for `count` layers, wherever they are."""
         stages = [StageSpec(begin, begin + count, layers) for begin in range(layers - count + 1)]
         return -(-min(stage_bytes(model.spec, stage, model.plan.formats) for stage in stages) * 9 // 8)
 
@@ -68,7 +68,7 @@ def test_a_node_takes_the_layers_that_a_stage_can_load() -> None:
 def test_an_address_where_nobody_answers_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))  # it is there, and is not asked
+    monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))  # it is there, and is not used
     nowhere = f"127.0.0.1:{free_port()}"
     assert main(["devices", "--ray-address", nowhere]) == 1
     said = capsys.readouterr().err

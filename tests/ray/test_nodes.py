@@ -146,7 +146,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
 
 
 def names(http: httpx.Client) -> set[str]:
-    """Of the replicas that answer."""
+    """The names of the replicas that answer."""
     asked = [f"session {random.random()}" for _ in range(16)]
     return {ask(http, session)[0] for session in asked}
 

@@ -126,7 +126,7 @@ def test_memory_is_bounded() -> None:
     st.floats(1.05, 3),
 )
 def test_the_load_is_bounded(replicas: int, requests: list[tuple[int, str, bool]], most: float) -> None:
-    """Whatever comes, no replica gets more than its limit."""
+    """With any requests, no replica gets more than its limit."""
     policy, chance, running = policy_of(replicas, most_load=most), random.Random(0), []
     turns = [0] * 6
     for number, kind, ends in requests:

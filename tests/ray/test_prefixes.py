@@ -51,7 +51,7 @@ def test_everything_before_counts() -> None:
 
 
 def test_a_system_prompt_alone_begins_the_chats_of_others() -> None:
-    """Else whoever sends it alone would make next turns of all chats that begin with it."""
+    """Otherwise all chats with that system prompt would count as next turns of a request with only the prompt."""
     assert keys_of(messages=messages("a", "b")).is_chat
     for role in ("system", "developer"):
         assert not keys_of(messages=[{"role": role, "content": "a"}]).is_chat

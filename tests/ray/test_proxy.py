@@ -1,4 +1,4 @@
-"""What Serve's proxies do besides, with a scripted application in Serve's place."""
+"""The additions to Serve's proxies, with a scripted application in Serve's place."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_keys_are_those_of_the_body() -> None:
 def test_the_session_of_a_header_goes_first() -> None:
     replicas = Replicas([START, END])
     ask(replicas, x_session_id="mine")
-    assert read_keys(replicas.headers[0][HEADER]).session is None  # the router reads that of the header
+    assert read_keys(replicas.headers[0][HEADER]).session is None  # the router reads the session from the header
 
 
 def test_a_request_that_got_nothing_is_repeated() -> None:

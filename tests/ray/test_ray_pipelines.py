@@ -85,7 +85,7 @@ def hosted(stages: int, monkeypatch: pytest.MonkeyPatch, cpus: int = 1, **option
 
 
 def processes() -> list[psutil.Process]:
-    """Those of stages, in no order."""
+    """The processes of stages, in no order."""
     found = []
     for child in psutil.Process().children(recursive=True):
         try:
@@ -278,7 +278,7 @@ def test_stages_are_on_nodes_of_their_own_and_outlive_a_node(cluster: Cluster, m
 
 
 def long_running(**options: Any) -> LLM:
-    """Two stages, in which LONG takes long."""
+    """Two stages that need long for LONG."""
     folder = models_zoo.folder("llama-tied", tokenizer=True)
     options = {"max_model_len": 4096, "hf_overrides": {"max_position_embeddings": 8192}, **options}
     return LLM(str(folder), **{"device": "cpu", "pipeline_parallel_size": 2, **options})
@@ -291,7 +291,7 @@ def answers_of(llm: LLM) -> list[list[int]]:
 
 
 def run_until(llm: LLM, end: Callable[[], object]) -> str:
-    """What a request is told that runs when `end` ends its stage."""
+    """The error of a request that runs when `end` ends its stage."""
     ending = threading.Timer(0.3, end)
     ending.start()
     (output,) = llm.generate([PROMPTS[0]], LONG, use_tqdm=False)

@@ -65,7 +65,7 @@ class Replicas(ReplicasClient):
 
     @staticmethod
     def processes() -> list[psutil.Process]:
-        """Those of the replicas."""
+        """The processes of the replicas."""
         return processes_of(psutil.Process())
 
 
@@ -100,7 +100,7 @@ def deploy(**changes: Any) -> None:
 
 @pytest.fixture(scope="module")
 def update(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What is changed by the update: another name, and a store for adapters that clients load."""
+    """The changes of the update: another name, and a store for adapters that clients load."""
     adapters = {"enable_lora": True, "allow_runtime_lora_updating": True, "max_loras": 2}
     return {"served_model_name": "another", "shared_store": str(tmp_path_factory.mktemp("store")), **adapters}
 
@@ -178,7 +178,7 @@ def test_all_replicas_serve_and_forget_an_adapter(replicas: Replicas, update: di
     lora_files.write(tmp_path, lora_files.tensors(1, hidden=256, kv=128, layers=6))
 
     def ask_both(model: str) -> tuple[set[int], set[str]]:
-        """So many requests at a time that each replica gets some: the statuses, and the texts of the answers."""
+        """Send enough requests at a time that each replica gets some. The statuses, and the texts of the answers."""
         body = {"model": model, "prompt": "The tide", "max_tokens": 100, "temperature": 0, "ignore_eos": True}
         statuses, texts, names = set[int](), set[str](), set[str]()
         with ThreadPoolExecutor(8) as pool:

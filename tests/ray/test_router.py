@@ -1,4 +1,4 @@
-"""What routers believe of the replicas' loads, by what they choose. The replicas here answer as those of Serve do."""
+"""The replicas' loads as routers know them, seen by their choices. The replicas here answer as Serve's do."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Using extra keyword arguments on
 
 
 def deployment() -> Any:
-    """Of which the replicas are."""
+    """The deployment that the replicas belong to."""
     from ray.serve._private.common import DeploymentID
 
     return DeploymentID(name="tidewheel", app_name="tidewheel")

@@ -1,4 +1,4 @@
-"""The settings of replicas: each is told of in docs/scale-out.md, and what is none is an option of the server."""
+"""The settings of replicas: docs/scale-out.md has all of them, and other names are options of the server."""
 
 from __future__ import annotations
 

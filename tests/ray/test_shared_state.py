@@ -1,4 +1,4 @@
-"""What several replicas must share is refused without a store, and works with one. Ray is not needed for this."""
+"""State that several replicas must share is refused without a store, and works with one. This does not need Ray."""
 
 from __future__ import annotations
 

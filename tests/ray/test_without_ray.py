@@ -15,7 +15,7 @@ from tidewheel.server.commands.cli import main
 @pytest.fixture
 def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     """Importing Ray fails."""
-    monkeypatch.setitem(sys.modules, "ray", None)  # type: ignore[arg-type]  # which is how imports are told to fail
+    monkeypatch.setitem(sys.modules, "ray", None)  # type: ignore[arg-type]  # this makes imports fail
 
 
 def test_the_server_does_not_import_it() -> None:

@@ -176,7 +176,7 @@ def is_healthy(url: str) -> bool:
 
 @pytest.fixture
 def unused_port() -> int:
-    """A port that nobody listens on."""
+    """A port that nothing listens on."""
     return free_port()
 
 

@@ -194,7 +194,7 @@ class ScriptedEngine(Engine):
         ends: Sequence[str] = (),
         is_led: bool = False,
     ) -> None:
-        """`ends` are those of the `specials` that end an answer, as <eos> does."""
+        """`ends` are the `specials` that end an answer, as <eos> does."""
         self.executor = RecitingExecutor(step_s, num_blocks, is_led=is_led)
         special = {"bos_token": "<bos>", "eos_token": "<eos>"}
         super().__init__(

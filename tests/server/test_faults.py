@@ -1,4 +1,4 @@
-"""A storm of faults on a real model whose cache is too small: whoever behaves notices nothing, and nothing is lost."""
+"""A storm of faults on a real model whose cache is too small: other clients notice nothing, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ AT_A_TIME = 48
 READ_TIMEOUT_S = WRITE_TIMEOUT_S = 5
 FEW = 40
 
-# Of an engine whose KV cache holds 512 tokens, for requests of up to 150 of which 32 run at a time.
+# Of an engine whose KV cache holds 512 tokens, for requests of up to 150 tokens; 32 of them run at a time.
 CRAMPED = {"load_format": "dummy", "max_model_len": 512, "max_num_seqs": 32, "kv_cache_space": 512 * 512 / 2**30}
 
 
@@ -82,7 +82,7 @@ async def check_memory(url: str, requests: int) -> None:
 
 
 async def settled_memory_mib(server: soak.Server) -> float:
-    """What the server keeps once it is well, idle, and has had time to give back what only steps need."""
+    """The server's memory once it is well and idle, and has had time to give back what only steps need."""
     await server.check_idle()
     await asyncio.sleep(2)
     return await server.memory_mib()
@@ -113,7 +113,7 @@ def test_nothing_outlives_its_request(
 
 
 def requests_kept() -> Counter[str]:
-    """What there is of requests in this process, by its type."""
+    """The objects of requests in this process, counted by type."""
     kinds = (Connection, Generation, RequestStream, Sequence, OutputProcessor)
     found = [thing for thing in gc.get_objects() if isinstance(thing, kinds)]
     return Counter(type(one).__name__ for one in found if not isinstance(one, Connection) or one.transport.is_closing())

@@ -45,7 +45,7 @@ def test_what_lives_on_is_collected_in_a_while(is_frozen: bool, monkeypatch: pyt
     asyncio.run(run())
     assert gc.get_threshold() == thresholds
     gc.set_threshold(*before)
-    assert gc.get_freeze_count() >= frozen // 2  # what a start has frozen stays so, but for what was freed
+    assert gc.get_freeze_count() >= frozen // 2  # what a start has frozen stays so, except what was freed
 
 
 def test_ids_are_all_different() -> None:

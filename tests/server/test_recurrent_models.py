@@ -40,7 +40,7 @@ def asked(*texts: str, **fields: Any) -> dict[str, Any]:
 
 
 def answer(server: RunningServer, body: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """What the model says, and the usage."""
+    """The model's text, and the usage."""
     response = server.post("/v1/chat/completions", body)
     assert response.status_code == 200, response.text
     made = response.json()

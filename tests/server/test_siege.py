@@ -85,7 +85,7 @@ def test_every_session_leaves_the_server_as_it_was(besieged: siege.Besieged) -> 
         return storm.wrong
 
     assert asyncio.run(hold()) == []
-    assert len([*processes(besieged.pid)]) < 8  # whatever was ended is gone
+    assert len([*processes(besieged.pid)]) < 8  # all that was ended is gone
 
 
 # Two servers start, one after the other.
@@ -104,7 +104,7 @@ def test_the_siege_script(capsys: pytest.CaptureFixture[str], unused_port: int, 
 
 
 def test_a_model_whose_template_has_no_end_is_served(tmp_path: Path) -> None:
-    """But for loops, which may take their time: tests/server/chat has those."""
+    """Except for loops, which may take long: tests/server/chat has those."""
     process = ServerProcess(str(siege.make_endless_model(tmp_path / "endless", siege.DEMO)))
     try:
         assert siege.ask_endless_model(process.url, 1, [name for name in siege.ENDLESS if name != "loops"]) == []

@@ -1,4 +1,4 @@
-"""Keys with several owners on one server: what is one tenant's is not there for others, whatever they try."""
+"""Keys with several owners on one server: a tenant cannot see another's data, whatever it tries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of docs/models.md are what the code's registries say."""
+"""The tables of docs/models.md follow the code's registries."""
 
 from __future__ import annotations
 

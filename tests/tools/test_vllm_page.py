@@ -1,4 +1,4 @@
-"""The tables of docs/vllm.md are what the server's table says."""
+"""The tables of docs/vllm.md follow the server's table."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What scripts import from vLLM and cannot import from here: an error that says why, and what to do instead.
+"""Names of vLLM that cannot be imported from here: errors that say why, and what to do instead.
 
-Imported when such a name has been asked for, because the server starts without.
+Imported only when such a name is asked for, because the server starts without it.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def why_not(name: str) -> str | None:
 
 
 def refuse_import(path: str) -> None:
-    """Raise ImportError if `path`, which nobody has found, is vLLM's: a module, or a name within one."""
+    """Raise ImportError if `path`, which was not found, is vLLM's: a module, or a name within one."""
     *modules, name = path.split(".")[1:]
     if name in _WHY:
         raise ImportError(f"{'.'.join(['tidewheel', *modules])} has no {name}: {_WHY[name]}")

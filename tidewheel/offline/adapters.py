@@ -44,10 +44,10 @@ class Adapters:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._adding = asyncio.Semaphore(MAX_DOWNLOADS)  # more at a time would be refused, and here nobody tries again
+        self._adding = asyncio.Semaphore(MAX_DOWNLOADS)  # more at a time would be refused, and there is no retry here
 
     def each(self, given: LoraRequests, count: int) -> list[LoRARequest | None]:
-        """The adapters of so many prompts. Raises InvalidRequestError."""
+        """The adapters of `count` prompts. Raises InvalidRequestError."""
         if isinstance(given, list | tuple):
             wanted: list[LoRARequest | None] = [*given]
         elif given is None or isinstance(given, LoRARequest):
@@ -66,10 +66,10 @@ class Adapters:
         return wanted
 
     async def lease(self, wanted: LoRARequest | None) -> Adapter | None:
-        """An adapter, loaded if need be; waits while others are in use that cannot make way. `wanted` is as `each`
+        """An adapter, loaded if necessary. Waits while all room is taken by adapters in use. `wanted` is as `each`
         gave it.
 
-        Raises InvalidRequestError for one that cannot be loaded, or whose name is that of another path.
+        Raises InvalidRequestError for one that cannot be loaded, or whose name belongs to another path.
         """
         if wanted is None:
             return None

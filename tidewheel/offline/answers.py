@@ -27,7 +27,7 @@ class TokenNames:
             self._text = lru_cache(_REMEMBERED_TOKENS)(lambda token: tokenizer.decode([token], False))
 
     def entry(self, token: int, logprob: float, rank: int | None, top: Iterable[tuple[int, float]]) -> TokenLogprobs:
-        """One place's log-probabilities: those of the token there, then of the `top` ones, likeliest first."""
+        """One place's log-probabilities: of the token there, then of the `top` ones, likeliest first."""
         likely = {other: Logprob(value, i, self._text(other)) for i, (other, value) in enumerate(top, 1)}
         if token in likely:
             rank = likely[token].rank
@@ -117,7 +117,7 @@ class Answers:
             self._num_open -= 1
 
     def output(self, indices: Sequence[int] | None = None, *, as_delta: bool = False) -> RequestOutput:
-        """All answers so far, or those of `indices`; with `as_delta` what was added to them since the last call."""
+        """All answers so far, or those at `indices`; with `as_delta` what was added to them since the last call."""
         wanted = range(len(self._choices)) if indices is None else indices
         output = self._request_output(wanted)
         if as_delta:

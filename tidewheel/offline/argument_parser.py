@@ -71,7 +71,7 @@ class FlexibleArgumentParser(argparse.ArgumentParser):
         return name if action is None else action.dest
 
     def _one_flag(self, name: str, arguments: list[str]) -> list[str]:
-        """What a file says of a flag, as this parser takes it."""
+        """A file's arguments for a flag, in the form that this parser takes."""
         flags = self._option_string_actions
         if name not in flags and name.startswith("--no-") and name.replace("--no-", "--", 1) in flags:
             return []  # a switch that is off when it is left out

@@ -35,7 +35,7 @@ from .vllm_calls import take_none_but_vllms, without_vllms
 
 
 class AsyncLLM(NamesOfVllm):
-    """A model in this process, whose answers are read as they grow. The arguments are those of LLM.
+    """A model in this process. Answers are read as they grow. The arguments are the same as LLM's.
 
     It belongs to the event loop of its first request. Leaving a generator early aborts its request.
     """
@@ -94,7 +94,7 @@ class AsyncLLM(NamesOfVllm):
         priority: int = 0,
         **options: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """The answers to a conversation as they grow, as `generate` gives them. `options` are those of LLM.chat."""
+        """The answers to a conversation as they grow, as `generate` gives them. `options` are as in LLM.chat."""
         params = sampling_params or self.get_default_sampling_params()
         run = self._run(params, request_id, priority, lora_request, messages, without_vllms(options))
         async with contextlib.aclosing(run) as outputs:
@@ -102,7 +102,7 @@ class AsyncLLM(NamesOfVllm):
                 yield output
 
     async def embed(self, prompts: Sequence[Text], **options: Any) -> list[EmbeddingRequestOutput]:
-        """The vectors of texts. `options` are those of LLM.embed."""
+        """The vectors of texts. `options` are as in LLM.embed."""
         self._start()
         options = without_vllms(options)
         wanted = pooling_options(options.pop("pooling_params", None), **options)
@@ -143,7 +143,7 @@ class AsyncLLM(NamesOfVllm):
         return self._model.model_config()
 
     async def score(self, data_1: Sequence[str], data_2: Sequence[str], **options: Any) -> list[ScoringRequestOutput]:
-        """How well texts go together. `options` are those of LLM.score."""
+        """How well texts go together. `options` are as in LLM.score."""
         self._start()
         return await self._model.pooler.score(data_1, data_2, lambda count: None, **without_vllms(options))
 

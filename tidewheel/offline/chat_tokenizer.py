@@ -58,9 +58,9 @@ class ChatTokenizer(Tokenizer, NamesOfVllm):
         tokenize: bool = True,
         **variables: Any,
     ) -> str | list[int] | list[str | list[int]]:
-        """The prompt of a conversation, or those of several: token ids, or its text without `tokenize`.
+        """The prompt of a conversation, or the prompts of several: token ids, or without `tokenize` text.
 
-        `variables` are further ones of the template, such as enable_thinking. Raises InvalidRequestError.
+        `variables` are more of the template's, such as enable_thinking. Raises InvalidRequestError.
         """
         for name in _OF_TENSORS:
             if variables.pop(name, None):

@@ -56,15 +56,15 @@ class EngineArgs(NamesOfVllm):
         return {name: value for name, value in vars(self).items() if value is not None}
 
     def options(self, **others: Any) -> OfflineOptions:
-        """What they mean, with other arguments of LLM. Raises TypeError and OptionError as LLM does."""
+        """The options of these and other arguments of LLM. Raises TypeError and OptionError as LLM does."""
         given = {**self.given(), **others}
         return offline_options(given.pop("model", None), given.pop("runner", None), given)
 
     @staticmethod
     def add_cli_args(parser: _PARSER) -> _PARSER:
-        """Give a parser a flag for each argument, but for flags that it has already. Returns the parser.
+        """Give a parser a flag for each argument, except flags that it has already. Returns the parser.
 
-        In what is parsed, an argument that was not given is None. --help shows those that have an effect.
+        After parsing, an argument that was not given is None. --help shows those that have an effect.
         """
         group = parser.add_argument_group("engine")
         taken = parser._option_string_actions  # of its groups, too
@@ -96,4 +96,4 @@ class EngineArgs(NamesOfVllm):
 
 
 class AsyncEngineArgs(EngineArgs):
-    """EngineArgs by the name that vLLM has for those of an AsyncLLM."""
+    """EngineArgs under vLLM's name for the arguments of an AsyncLLM."""

@@ -126,7 +126,7 @@ class Generator:
 
 
 class Batch:
-    """Many prompts, of which only so many are in the engine at a time, so that memory does not grow with their number.
+    """Many prompts. Only a limited number is in the engine at a time, so that memory does not grow with the batch.
 
     Only the end of a prompt costs the event loop more than adding tokens to lists. `done` is called with each job's
     position, counted from 0 in the order of `add`, and its answers.

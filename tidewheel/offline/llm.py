@@ -38,8 +38,8 @@ from .vllm_calls import take_none_but_vllms
 class LLM(NamesOfVllm):
     """A model in this process. Methods may be called from any thread, also from several at once.
 
-    `model` is a folder, a .gguf file or a Hugging Face hub id; None is the embedded demo model. `options` are those of
-    `tidewheel serve` by their Python names (`max_model_len=4096`), for the engine, the devices and embedding models,
+    `model` is a folder, a .gguf file or a Hugging Face hub id; None is the embedded demo model. `options` are options
+    of `tidewheel serve` by their Python names (`max_model_len=4096`): all for the engine, devices and embedding models,
     and `chat_template` and `generation_config`. With `runner="pooling"` the model is an embedding model or a
     cross-encoder, and nothing else is loaded.
 
@@ -91,11 +91,11 @@ class LLM(NamesOfVllm):
     ) -> list[RequestOutput]:
         """The answers to prompts, in their order.
 
-        A list of integers is one prompt. `prompt_token_ids` are prompts by the name that older versions of vLLM have.
-        `sampling_params` are for all prompts, or one each; None is what the model asks for (see
-        `get_default_sampling_params`). `priority` is one for all or one each; prompts with a lower one run first.
-        `lora_request` is the adapter of all prompts, or one each, where None is the model itself; it is loaded when it
-        is first named. `of_vllm` are other arguments of vLLM's: the log says once why they have no effect.
+        A list of integers is one prompt. `prompt_token_ids` is the name for prompts in older versions of vLLM.
+        `sampling_params` are for all prompts, or one for each; None: the model's own (see
+        `get_default_sampling_params`). `priority` is for all, or one for each; prompts with a lower one run first.
+        `lora_request` is the adapter of all prompts, or one for each; None is the model itself. An adapter is loaded
+        when it is first named. `of_vllm` are other arguments of vLLM: the log says once why they have no effect.
 
         Raises InvalidRequestError for a prompt, parameters or an adapter that cannot be served.
         """
@@ -121,8 +121,8 @@ class LLM(NamesOfVllm):
         chat_template_kwargs: dict[str, Any] | None = None,
         **of_vllm: Any,
     ) -> list[RequestOutput]:
-        """The answers to a conversation, or to several. Answers are what the model wrote: reasoning and tool calls are
-        not taken out.
+        """The answers to a conversation, or to several. Answers are what the model wrote, including reasoning and tool
+        calls.
 
         `chat_template` is used instead of the model's own; the other arguments are as in `generate`. Raises
         InvalidRequestError.
@@ -182,8 +182,8 @@ class LLM(NamesOfVllm):
     ) -> list[EmbeddingRequestOutput]:
         """The vectors of texts, or of token ids.
 
-        `truncate_prompt_tokens` -1 cuts texts to what the model takes. `dimensions` keeps so many numbers. All of them
-        may be in `pooling_params`. `model` names one of several embedding models. Raises InvalidRequestError.
+        `truncate_prompt_tokens` -1 cuts texts to what the model takes. `dimensions` is how many numbers of a vector to
+        keep. All may be in `pooling_params`. `model` names one of several embedding models. Raises InvalidRequestError.
         """
         take_none_but_vllms("LLM.embed", of_vllm)
         options = pooling_options(
@@ -208,7 +208,7 @@ class LLM(NamesOfVllm):
         model: str | None = None,
         **of_vllm: Any,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
-        """As `embed`, with vectors that are numpy arrays. `pooling_task` is that of PoolingParams."""
+        """As `embed`, but vectors are numpy arrays. `pooling_task` is `task` in PoolingParams."""
         take_none_but_vllms("LLM.encode", of_vllm)
         PoolingParams(task=pooling_task)
         options = pooling_options(pooling_params, truncate_prompt_tokens=truncate_prompt_tokens, model=model)

@@ -64,11 +64,11 @@ class LLMEngine(NamesOfVllm):
         self._running.run(self._add(request_id, prompt, params, lora_request, priority))
 
     def step(self) -> list[RequestOutput]:
-        """What has grown since the last call, one output for each request; waits until there is one.
+        """The requests that have grown since the last call, one output for each. Waits until there is one.
 
-        An output has all answers so far, or as `output_kind` of its parameters says: what is new of those that have
-        grown, or all at the end. With the last output of a request, `finished` is True. Without a request that is
-        unfinished the list is empty. Raises EngineDeadError if the engine has failed.
+        An output has all answers so far, unless `output_kind` in its parameters asks for the new parts only, or for all
+        at the end. In a request's last output, `finished` is True. If all requests are finished, the list is empty.
+        Raises EngineDeadError if the engine has failed.
         """
         return self._running.run(self._step())
 

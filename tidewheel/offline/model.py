@@ -43,7 +43,7 @@ _TURN = 32  # prompts that are encoded before the event loop does something else
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """What a loaded model is: its folder or hub id, its context, and the size of its vocabulary, both in tokens.
+    """A loaded model: its folder or hub id, its context, and the size of its vocabulary, both in tokens.
 
     `read_config` reads its config.json when that is first asked for.
     """
@@ -60,7 +60,7 @@ class ModelConfig:
 
     @property
     def hf_text_config(self) -> HfConfig:
-        """Those of the part that reads text."""
+        """The fields of the part that reads text."""
         return self.hf_config.get_text_config()
 
     def get_vocab_size(self) -> int:
@@ -124,7 +124,7 @@ class OfflineModel:
             self._encoder.close()
         engines = [engine for engine in (self.engine, self.encoders) if engine is not None]
         try:
-            await asyncio.gather(*(engine.stop() for engine in engines))  # each is told, even if the other cannot end
+            await asyncio.gather(*(engine.stop() for engine in engines))  # both are stopped, even if one of them fails
         finally:
             self._cluster.close()
 
@@ -144,7 +144,7 @@ class OfflineModel:
         return self._generator
 
     def model_config(self) -> ModelConfig:
-        """What the model is. Raises InvalidRequestError if there is none that generates."""
+        """The model's config. Raises InvalidRequestError if there is none that generates."""
         engine = self.generator.engine
         return ModelConfig(self._name, engine.max_model_len, engine.vocab_size, self._read_config)
 
@@ -211,8 +211,8 @@ class OfflineModel:
     ) -> list[RequestOutput]:
         """The answers to all prompts, in their order; with `chat` they are conversations.
 
-        `done` is told of each that is finished. Requests are named by numbers from `first_id` on. Raises
-        InvalidRequestError, EngineDeadError, with nothing left running.
+        `done` is called for each finished prompt. Requests are named by numbers from `first_id` on. Raises
+        InvalidRequestError and EngineDeadError; then nothing is left running.
         """
         plans = await self._plans(params, len(prompts))
         if priorities is not None and len(priorities) != len(prompts):

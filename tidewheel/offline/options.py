@@ -35,7 +35,7 @@ OFFLINE_OPTIONS: Mapping[str, Option] = {
 
 @dataclass(frozen=True, kw_only=True)
 class OfflineOptions:
-    """What an LLM was told. `engine` is None for one that runs encoders alone.
+    """The options of an LLM. `engine` is None for one that runs only encoders.
 
     `notes` are for the log: what was given and has no effect.
     """

@@ -1,4 +1,4 @@
-"""What comes back: vLLM's shapes of answers, embeddings and scores."""
+"""The results, in vLLM's shapes: answers, embeddings and scores."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Logprob:
 
 
 TokenLogprobs: TypeAlias = dict[int, Logprob]
-"""Of one place, by token id: the token that stands there first, then the likeliest."""
+"""Log-probabilities of one place, by token id: first the token that stands there, then the likeliest."""
 
 
 @dataclass(slots=True)
@@ -94,7 +94,7 @@ class RequestOutput:
 
 @dataclass(slots=True)
 class BeamSearchSequence:
-    """One of the beams that were found: its tokens with those of the prompt, and its text without the prompt's."""
+    """One of the beams that were found: its tokens, including the prompt's, and its text without the prompt."""
 
     tokens: list[int]
     text: str

@@ -57,7 +57,7 @@ _ELSEWHERE = {
 
 
 class RequestOutputKind(enum.Enum):
-    """What the outputs of AsyncLLM.generate hold: all text so far, what is new, or one output at the end."""
+    """The content of AsyncLLM.generate's outputs: all text so far, only the new text, or one output at the end."""
 
     CUMULATIVE = 0
     DELTA = 1
@@ -93,11 +93,11 @@ class GuidedDecodingParams(StructuredOutputsParams):
 class SamplingParams:
     """How to continue a prompt. Names, defaults and meanings are vLLM's.
 
-    `max_tokens` None is as many as the context has room for. `seed` None draws a seed for each request. `logprobs` and
-    `prompt_logprobs` k report a token's log-probability and those of the k likeliest tokens, -1 those of all tokens, up
-    to `max_logprobs` of the LLM. `output_kind` is for AsyncLLM. `guided_decoding` is `structured_outputs` by its old
-    name. `best_of`, which older versions of vLLM have, is `n`. The fields after it are not served, or have no effect,
-    as the log says once. Raises InvalidRequestError, which names the field, for a value that cannot be used.
+    `max_tokens` None is as many as the context has room for. `seed` None draws a seed for each request. With `logprobs`
+    or `prompt_logprobs` k, a token's log-probability is reported with those of the k likeliest tokens, with -1 those of
+    all tokens, up to the LLM's `max_logprobs`. `output_kind` is for AsyncLLM. `guided_decoding` is the old name of
+    `structured_outputs`. `best_of`, from older versions of vLLM, is `n`. The fields after it are not served, or have no
+    effect, as the log says once. Raises InvalidRequestError, which names the field, for a value that cannot be used.
     """
 
     n: int = 1
@@ -146,7 +146,7 @@ class SamplingParams:
 
     @classmethod
     def from_optional(cls, **given: Any) -> SamplingParams:
-        """Parameters of which None is as left out. Raises as the class does."""
+        """Parameters; None counts as left out. Raises as the class does."""
         return cls(**{name: value for name, value in given.items() if value is not None})
 
     def clone(self) -> SamplingParams:

@@ -29,11 +29,11 @@ from .prompts import from_dict
 Text: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 """A text, token ids, or a dict as a prompt."""
 
-_INPUTS_AT_ONCE = 256  # progress is told of so many
+_INPUTS_AT_ONCE = 256  # inputs after which progress is shown
 
 
 class Pooler:
-    """Runs the encoders of an LLM. `done` is told of each number of inputs that are finished."""
+    """Runs the encoders of an LLM. `done` is called with numbers of inputs that are finished."""
 
     def __init__(self, engine: EncoderEngine) -> None:
         self._engine = engine

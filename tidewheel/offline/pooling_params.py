@@ -28,9 +28,9 @@ _IDLE = {
 class PoolingParams:
     """How to make a vector. `truncate_prompt_tokens` -1 cuts inputs to what the model takes.
 
-    `dimensions` keeps so many numbers. `use_activation` is the name of `normalize` in newer versions of vLLM. `task`
-    may be embed alone, and `output_kind` FINAL_ONLY. The others are not served, as they are for models that classify,
-    reward or interact late, or have no effect, as the log says once. Raises InvalidRequestError, which names the field.
+    `dimensions` is how many numbers to keep. Newer versions of vLLM call `normalize` `use_activation`. `task` may only
+    be embed, and `output_kind` only FINAL_ONLY. The others are for models that classify, reward or interact late and
+    are not served, or have no effect, as the log says once. Raises InvalidRequestError, which names the field.
     """
 
     truncate_prompt_tokens: int | None = None
@@ -68,7 +68,7 @@ class PoolingParams:
             raise InvalidRequestError("normalize and use_activation contradict each other: give one", "normalize")
 
     def given(self) -> dict[str, Any]:
-        """What was given, in the words of LLM.embed."""
+        """The fields that were given, by their names in LLM.embed."""
         normalize = self.use_activation if self.normalize is None else self.normalize
         wanted = {"truncate_prompt_tokens": self.truncate_prompt_tokens, "dimensions": self.dimensions}
         return {name: value for name, value in {**wanted, "normalize": normalize}.items() if value is not None}

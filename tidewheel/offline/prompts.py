@@ -74,7 +74,7 @@ class Prompts:
         self._decode = BodyDecoder(ChatCompletionRequest, notes=ParameterNotes())
 
     async def encode(self, prompt: PromptType, *, context: int, truncate_to: int | None, room: int) -> EncodedPrompt:
-        """A prompt's token ids, for a context of so many tokens. `truncate_to` and `room` are as in PromptEncoder.
+        """A prompt's token ids, for a context of `context` tokens. `truncate_to` and `room` are as in PromptEncoder.
 
         Raises InvalidRequestError.
         """

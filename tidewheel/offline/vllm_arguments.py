@@ -32,7 +32,7 @@ _REFUSED = {
         "--convert= --pooler-config= --override-pooler-config="
     ),
 }
-"""What is said of them where there is no server, written as in the table; this goes first."""
+"""Arguments that have another answer without a server, written as in the table; these go first."""
 
 _TASKS = {"auto": "auto", "generate": "generate", "embed": "pooling", "embedding": "pooling", "score": "pooling"}
 _FLAG = re.compile(r"--([a-z][a-z-]*[a-z])")
@@ -104,7 +104,7 @@ def _flags() -> Mapping[str, Sequence[VllmFlag]]:
 
 
 def _fitting(name: str, value: Any, *, is_declared: bool) -> VllmFlag | None:
-    """What is said of an argument with this value, if anything."""
+    """The entry for an argument with this value, if there is one."""
     flags = _flags().get(_flag(name), ())
     text = "" if isinstance(value, bool) else " ".join(_texts(value))
     return fitting(flags, text, is_declared=is_declared)

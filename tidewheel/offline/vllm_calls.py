@@ -51,10 +51,10 @@ _REFUSED = _by_name(
 
 
 def without_vllms(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The further keyword arguments of a call, but for those that only vLLM has.
+    """The other keyword arguments of a call, without those that only vLLM has.
 
-    What these ask for has no effect, as a line in the log says once. Raises InvalidRequestError for what is not
-    supported. None, False, "auto" and what is empty ask for nothing.
+    Those of vLLM have no effect, as a line in the log says once. Raises InvalidRequestError for what is not supported.
+    None, False, "auto" and empty values ask for nothing.
     """
     for name, value in given.items():
         if value is None or value is False or value == "auto" or (isinstance(value, Sized) and not len(value)):

@@ -49,10 +49,10 @@ def make_application(
     *,
     folder: str | None = None,
 ) -> serve.Application:
-    """Replicas that are started with the arguments of `tidewheel serve`, whose meaning is `options`.
+    """Replicas that are started with the arguments of `tidewheel serve`; `options` are the same, parsed.
 
-    `folder` is what relative paths begin at; None is wherever Ray's workers run. Raises TidewheelError for options that
-    cannot be used so.
+    Relative paths begin at `folder`; None is the folder where Ray's workers run. Raises TidewheelError for options that
+    cannot be used with Ray.
     """
     check_connections(options)
     if settings.is_several:

@@ -33,6 +33,6 @@ class WaitPolicy:
         return self.replicas(context.total_num_requests, waiting, prefill_s), {}
 
     def replicas(self, ongoing: float, waiting: float, prefill_s: float) -> int:
-        """The number for so many requests of all replicas together, and so many seconds of their prompts."""
+        """The number for `ongoing` and `waiting` requests of all replicas, and `prefill_s` seconds of their prompts."""
         needed = (ongoing / self._ongoing, waiting / self._waiting, prefill_s / self._wait_s)
         return math.ceil(max(needed))

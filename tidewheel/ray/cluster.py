@@ -13,7 +13,7 @@ from typing import Any
 from tidewheel.engine.errors import TidewheelError
 from tidewheel.engine.install_hint import install_command
 
-# Without "local", Ray would connect to a cluster that somebody else has started on this machine. In the object store
+# Without "local", Ray would connect to a cluster that another user has started on this machine. In the object store
 # lie requests of more than 100 KiB on their way.
 _OWN: dict[str, Any] = {"address": "local", "include_dashboard": False, "object_store_memory": 128 * 2**20}
 _REACHED_S = 10.0
@@ -23,7 +23,7 @@ _REACHED_S = 10.0
 def connected(environment: Mapping[str, str]) -> Iterator[bool]:
     """A context with a connection to Ray; whether the cluster is this process's own, which then ends with it.
 
-    A connection that this process has already is used, and left as it is. The `environment` is that of an own cluster,
+    A connection that this process has already is used, and left as it is. The `environment` is for an own cluster,
     where nothing else is set. Raises TidewheelError.
     """
     if (loaded := sys.modules.get("ray")) is not None and loaded.is_initialized():
@@ -39,7 +39,7 @@ def connected(environment: Mapping[str, str]) -> Iterator[bool]:
 
 @contextmanager
 def joined(address: str) -> Iterator[None]:
-    """A context with a connection to a cluster that runs: "auto" is that of RAY_ADDRESS, or one on this machine.
+    """A context with a connection to a running cluster: "auto" is RAY_ADDRESS's, or one on this machine.
 
     Raises TidewheelError, saying how to get one.
     """
@@ -68,7 +68,7 @@ def _connection(*, address: str, **options: Any) -> Iterator[None]:
     folder = os.getcwd()
     _check_reachable(address)
     try:
-        # Workers import packages from the folder in which Ray was started, before those that are installed.
+        # Workers import packages from the folder where Ray was started before installed ones.
         os.chdir("/")
         ray.init(address=address, log_to_driver=True, logging_level=logging.WARNING, **options)
     except (ConnectionError, RuntimeError, ValueError) as error:
@@ -86,7 +86,7 @@ class _UnusableError(TidewheelError):
 
 
 def _check_reachable(address: str) -> None:
-    """Ray itself asks again for minutes where nobody listens."""
+    """Checks that something listens: Ray itself would try for minutes."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if not host or not port.isdigit():
         return

@@ -41,7 +41,7 @@ _LOG_EVERY_S = 30.0  # between two words on what they wait for
 
 
 def run(options: ServeOptions, arguments: Sequence[str]) -> int:
-    """Start the replicas and wait for a signal, on which they drain. Raises TidewheelError if they cannot be started.
+    """Start the replicas, and drain them on a signal. Raises TidewheelError if they cannot be started.
 
     Without RAY_ADDRESS, Ray is started on this machine and ends with this process.
     """
@@ -96,7 +96,7 @@ def _check_address(http: HttpOptions) -> None:
 
 
 def _start_serve(serve: Any, http: HttpOptions) -> str:
-    """Start Serve's proxies, unless the cluster has them; the address on which they listen. Raises TidewheelError."""
+    """Start Serve's proxies, unless the cluster has them; returns their address. Raises TidewheelError."""
     from ray.exceptions import RayError
     from ray.serve.context import _get_global_client
 
@@ -185,7 +185,7 @@ class _Ending:
 
 
 def _reason(serve: Any, name: str) -> str:
-    """What Serve says of the application and its replicas, of which the last lines are the error."""
+    """Serve's message about the application and its replicas. Its last lines are the error."""
     application = serve.status().applications[name]
     messages = [deployment.message for deployment in application.deployments.values()] or [application.message]
     return "; ".join(_last_line(message) for message in messages if message.strip())

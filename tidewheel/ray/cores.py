@@ -1,7 +1,7 @@
 """Cores of a node that only one replica computes on.
 
-Ray counts cores and does not say which. So replicas of a node agree among themselves: a core belongs to whoever holds
-the lock on its file. The kernel frees the lock when a replica ends, however it ends.
+Ray counts cores and does not say which. So replicas of a node agree among themselves: a core belongs to the replica
+that holds the lock on its file. The kernel frees the lock when a replica ends, in any way.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def claim_cores(
     """Take `count` cores of `available`, by default those that this process may use, that no other process has claimed.
 
     Hyperthreads of one core, and cores of one NUMA node, are taken together where they can be. Raises TidewheelError if
-    so many have not become free within `wait_s` seconds.
+    `count` have not become free within `wait_s` seconds.
     """
     folder = folder or Path(tempfile.gettempdir()) / f"tidewheel-cores-{os.getuid()}"
     cpus = _by_closeness(sorted(os.sched_getaffinity(0)) if available is None else available)

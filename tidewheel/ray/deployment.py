@@ -30,10 +30,10 @@ from .shared_state import without_own_state
 
 @serve.ingress()
 class TidewheelServer:
-    """One replica. Serve builds its application, asks for its health, and for what its router should know.
+    """One replica. Serve builds its application, and asks for its health and for what its router needs.
 
-    `arguments` and `environment` are those of `tidewheel serve`. The replica claims `num_cpus` cores, or
-    none for None, and its relative paths begin at `folder`.
+    `arguments` and `environment` are for `tidewheel serve`. The replica claims `num_cpus` cores (None: no cores), and
+    its relative paths begin at `folder`.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class TidewheelServer:
         return ReplicaApp(app, self._name, self._held, metrics, is_several=self._is_several)
 
     async def metrics(self) -> ReplicaText:
-        """What this replica has for Prometheus, which any other one asks for. Raises RuntimeError if it has nothing."""
+        """This replica's metrics for Prometheus; any replica may ask for them. Raises RuntimeError if it has none."""
         status, text = await self._client.get(PATH)
         if status != HTTPStatus.OK:
             raise RuntimeError(f"{PATH} of the replica {self._name} is answered with {status}")

@@ -39,7 +39,7 @@ _ANSWERS_S = 1.0
 
 
 def with_chooser(replicas: serve.Application) -> serve.Application:
-    """The application, of which HAProxy asks a chooser on its own node where a request goes."""
+    """The application with choosers: HAProxy asks the one on its own node where a request goes."""
     chooser = serve.deployment(
         ReplicaChooser,
         name=_NAME,
@@ -58,7 +58,7 @@ class DirectRouter(PrefixRouter):
 
     def initialize_state(self, most_load: float, max_own: int) -> None:
         super().initialize_state(most_load, max_own)
-        self._policy = PrefixPolicy(most_load, max_own, min_limit=max_own)  # some of which may have ended
+        self._policy = PrefixPolicy(most_load, max_own, min_limit=max_own)  # some of them may have ended
         self._looks: dict[ReplicaID, tuple[float, asyncio.Task[None]]] = {}  # that wait, and how long each does
 
     async def choose_replicas(

@@ -1,4 +1,4 @@
-"""What the nodes of a cluster would take: replicas by their cores, and layers of a model by their memory."""
+"""Room on the nodes of a cluster: for replicas by their cores, and for layers of a model by their memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ModelSize(Struct, frozen=True):
 
 
 class Takes(Struct, frozen=True):
-    """What a node has room for: so many replicas, or so many layers of the model, None where neither is known."""
+    """How many replicas, or how many layers of the model, a node has room for; None where that is not known."""
 
     replicas: int
     layers: int | None
@@ -45,7 +45,7 @@ def size_of(options: EngineOptions) -> ModelSize:
 
 
 def takes(cpus: float, available: int | None, cpus_per_replica: int, size: ModelSize | None) -> Takes:
-    """What a node takes that has so many cores for Ray, and so much memory available, None where nobody says."""
+    """What a node takes that has `cpus` cores for Ray, and `available` bytes of memory, None if that is not known."""
     replicas = room_for(cpus_per_replica, [cpus])
     if size is None or available is None:
         return Takes(replicas, None)

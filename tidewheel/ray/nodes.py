@@ -19,7 +19,7 @@ _ANSWER_S = 90.0  # for all nodes: a process has to start there, and a vendor's 
 
 
 class Findings(Struct, frozen=True):
-    """What a node has. `auto` is what `--device auto` means there; amounts of memory are in bytes.
+    """A node's hardware. `auto` is what `--device auto` means there; amounts of memory are in bytes.
 
     `isa` is None where the native extension cannot be loaded.
     """
@@ -46,7 +46,7 @@ class Node(Struct, frozen=True):
 
 
 def find_here() -> Findings | str:
-    """What the machine has that this runs on, or why it cannot be told."""
+    """The hardware of this machine, or why it is not known."""
     try:
         found = detect()
     except TidewheelError as error:
@@ -61,7 +61,7 @@ def find_here() -> Findings | str:
 def nodes_of(address: str, cpus_per_replica: int = 1, size: ModelSize | None = None) -> list[Node]:
     """The nodes of a cluster that are alive, and what a task on each finds there. Raises TidewheelError.
 
-    What they would take are replicas with so many cores, and layers of a model of this size.
+    What they would take are replicas with `cpus_per_replica` cores, and layers of a model of this size.
     """
     with joined(address):
         import ray

@@ -17,7 +17,7 @@ _OF_CONNECTIONS = "max_header_bytes max_header_count read_timeout_s write_timeou
 
 
 def command_line(options: Mapping[str, Any]) -> list[str]:
-    """An application's arguments, of which `serve run` makes texts, as the arguments of `tidewheel serve`."""
+    """An application's arguments as those of `tidewheel serve`; `serve run` has made texts of them."""
     return as_command_line({name: _SWITCHES.get(str(value).lower(), value) for name, value in options.items()})
 
 

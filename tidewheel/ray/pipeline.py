@@ -28,7 +28,7 @@ _OF_OWN_CLUSTER = {"RAY_USAGE_STATS_ENABLED": "0"}
 
 @contextmanager
 def stage_host(engine: EngineOptions, replicas: ReplicaOptions) -> Iterator[RayHost]:
-    """What has the stages, in the cluster that `connected` finds. Raises TidewheelError."""
+    """The host of the stages, in the cluster that `connected` finds. Raises TidewheelError."""
     _check_cores(engine)
     with connected(_OF_OWN_CLUSTER) as is_own:
         from .stages import RayHost
@@ -54,7 +54,7 @@ def _check_cores(engine: EngineOptions) -> None:
 
 
 def _check_groups(engine: EngineOptions, cpus: int) -> None:
-    """Raise TidewheelError if a stage of so many cores cannot have the groups that the options ask for."""
+    """Raise TidewheelError if a stage of `cpus` cores cannot have the groups that the options ask for."""
     for group in engine.device_options:
         if isinstance(group, ParallelOptions) and group.tensor_parallel_size > cpus:
             raise TidewheelError(

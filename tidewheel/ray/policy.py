@@ -26,10 +26,10 @@ _MIN_LIMIT = 2  # requests that a replica may have, however idle the others are
 
 
 class Keys(Struct, frozen=True):
-    """What a request is known by, as 64-bit numbers; all may be missing.
+    """A request's keys, as 64-bit numbers; all may be missing.
 
-    `session` names its conversation. `model` is the number of the model or adapter, and `prefixes` those of the
-    beginnings of its prompt, longest last. `is_chat` says that these are messages: a next turn begins with all of them.
+    `session` names its conversation. `model` is the number of the model or adapter, and `prefixes` are the numbers of
+    the prompt's beginnings, longest last. `is_chat` says that these are messages: a next turn begins with all of them.
     """
 
     session: int | None = None
@@ -129,7 +129,7 @@ class PrefixPolicy(Generic[Replica]):
         self._present: set[Replica] = set()
         self._ring: HashRing[Replica] = HashRing(())
         self._taken: OrderedDict[int, tuple[Replica, ...]] = OrderedDict()  # by this router
-        self._whole: set[int] = set()  # those of them that were all of a chat
+        self._whole: set[int] = set()  # the prefixes that were all of a chat
         self._held: _Published[Replica] = _Published()
         self._held_whole: dict[Replica, frozenset[int]] = {}
 
@@ -144,9 +144,9 @@ class PrefixPolicy(Generic[Replica]):
         self._held_whole = {one: keys for one, keys in self._held_whole.items() if one in self._present}
 
     def publish(self, replica: Replica, held: Iterable[int], whole: Iterable[int] = ()) -> None:
-        """A replica's own word on the prefixes and adapters that it holds, instead of its last one.
+        """Take a replica's report of the prefixes and adapters that it holds. It replaces the last report.
 
-        `whole` are those of the prefixes that were all of a chat.
+        `whole` are the prefixes that were all of a chat.
         """
         self._held.set(replica, held)
         self._held_whole[replica] = frozenset(whole)

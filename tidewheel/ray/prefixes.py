@@ -1,4 +1,4 @@
-"""What a request's prompt begins with, as numbers that proxies and replicas exchange.
+"""The beginnings of a request's prompt, as numbers that proxies and replicas exchange.
 
 The numbers are a chain: each stands for one more message, or for one more piece of a text or of tokens. So two requests
 have the same number only if all before it is the same too. Prompts are not tokenized here: proxies have no model.
@@ -119,7 +119,7 @@ def write_keys(keys: Keys) -> bytes:
 
 
 def read_keys(value: bytes) -> Keys:
-    """What `write_keys` wrote. Whatever else it is, is no key."""
+    """The keys that `write_keys` wrote. Anything else is no key."""
     most = _FIRST + _LAST + 3
     chat, session, model, *prefixes = [*value[: 17 * most].split(b",")[:most], b"", b"", b""]
     return Keys(
@@ -161,7 +161,7 @@ def _packed(numbers: Collection[int]) -> str:
 
 
 def unpacked(text: str) -> tuple[Sequence[int], Sequence[int]]:
-    """The numbers of `packed`, and those of them that were all of a chat; none if it is not such a text."""
+    """The numbers of `packed`, and which of them were all of a chat; none if it is not such a text."""
     try:
         others, whole = (
             struct.unpack(f"<{len(data) // 8}Q", data)

@@ -1,7 +1,7 @@
-"""What Serve's HTTP proxies do besides: find a prompt's prefix for the router, and answer where a replica dies.
+"""Additions to Serve's HTTP proxies: they find a prompt's prefix for the router, and answer if a replica dies.
 
 RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=tidewheel.ray.proxy.middlewares installs it; `tidewheel serve` does so by
-itself when it starts Ray. Serve's routers see the head of a request alone, so its keys are put there.
+itself when it starts Ray. Serve's routers see only the head of a request, so its keys are put there.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def middlewares() -> list[Middleware]:
 class ProxyMiddleware:
     """Reads a request's beginning for its keys, repeats it if its replica dies, and ends broken streams with an error.
 
-    A body of up to 1 MiB is kept until its response begins. A longer one is passed on as it comes: it has no keys but
-    its session's, and is not repeated. Headers by which clients would command Serve are left out.
+    A body of up to 1 MiB is kept until its response begins. A longer one is passed on as it comes: its only key is the
+    session's, and it is not repeated. Headers that would let clients command Serve are left out.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -64,7 +64,7 @@ class ProxyMiddleware:
             begun = {**scope, "headers": [*scope["headers"]]}  # Serve adds to it
             try:
                 await self._app(begun, body.receive, answer.send)
-            except Exception as error:  # Serve's own: whatever it is, the client is answered
+            except Exception as error:  # any error of Serve: the client gets an answer
                 logger.warning("A request failed in Serve's proxy: %r", error)
             if answer.has_ended or body.is_gone:
                 return
@@ -76,7 +76,7 @@ class ProxyMiddleware:
 
 
 def _of_clients(headers: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
-    """What of a request's head is passed on, so that Serve can read it and does as its operator says."""
+    """The headers of a request to pass on: Serve must be able to read them, and obeys only its operator."""
     for name, value in headers:
         plain = name.lower().replace(b"_", b"-")  # as Serve compares them
         if plain == HEADER or plain in _OF_SERVE:
@@ -95,7 +95,7 @@ def _as_utf8(value: bytes) -> bytes:
 
 
 class _Body:
-    """A request's body, of which the beginning is read ahead."""
+    """A request's body. Its beginning is read ahead."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive

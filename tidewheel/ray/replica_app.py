@@ -26,9 +26,9 @@ _RESET = "/reset_prefix_cache"
 class ReplicaApp:
     """Keeps the prefixes of the requests that come, and signs the responses.
 
-    The request's id is in Serve's own X-Request-Id of each response, so the application's is left out. Where there are
-    several replicas, what would change one of them alone is refused. Their metrics are those of all, as far as whoever
-    asks may read those of this one.
+    Each response has the request's id in Serve's own X-Request-Id, so the application's is left out. If there are
+    several replicas, requests that would change only one of them are refused. Metrics are those of all replicas, for
+    clients that may read this replica's.
     """
 
     def __init__(

@@ -28,14 +28,14 @@ _COUNTS = (
 )
 
 ReplicaText = tuple[str, str]
-"""What a replica tells: its name, and its metrics in Prometheus' text format."""
+"""A replica's name, and its metrics in Prometheus' text format."""
 
 
 class ReplicaMetrics:
-    """Asks all replicas of a Serve deployment, whose `method` returns what one of them tells.
+    """Asks all replicas of a Serve deployment for their metrics. Its `method` returns one replica's ReplicaText.
 
-    `find_handle` gives the deployment's handle, and `prefix` begins the names of the counts of replicas. Asking goes
-    from each replica to all, so whoever asks while it is done, or just after, gets what came of it.
+    `find_handle` gives the deployment's handle, and `prefix` begins the names of the counts of replicas. Each replica
+    asks all, so requests that come meanwhile, or just after, get the same result.
     """
 
     def __init__(self, find_handle: Callable[[], Any], method: str, prefix: str) -> None:
@@ -64,7 +64,7 @@ class ReplicaMetrics:
             # Serve's own `results_async` is all or nothing: one replica that hangs would hide the others.
             asked = self._handle.broadcast(self._method)._fetch_replica_results_async()
             results = await asyncio.wait_for(asked, _WAIT_S)
-        except Exception as error:  # Serve's own: whatever it is, the client is answered
+        except Exception as error:  # any error of Serve: the client gets an answer
             logger.warning("The replicas cannot be asked for their metrics: %r", error)
             raise ApiError(
                 HTTPStatus.SERVICE_UNAVAILABLE,
@@ -84,7 +84,7 @@ class ReplicaMetrics:
 
 
 def merged(texts: Iterable[ReplicaText]) -> str:
-    """One text, in which each sample has its replica as a label."""
+    """One text. Each sample in it has its replica as a label."""
     families: dict[str, _Family] = {}
     for replica, text in texts:
         family = _Family()

@@ -23,20 +23,20 @@ def cpus_of_stages(count: int, nodes: Sequence[float]) -> int:
 
 
 def cpus_of_replicas(count: int, nodes: Sequence[float]) -> int:
-    """The same for replicas, of which a node may have several: as many cores as each of them can have."""
+    """The same for replicas: as many cores as each of them can have. A node may have several replicas."""
     most = int(max(nodes, default=1))
     return next((cpus for cpus in range(most, 1, -1) if room_for(cpus, nodes) >= count), 1)
 
 
 def room_for(cpus: int, nodes: Sequence[float]) -> int:
-    """How many processes with so many cores the nodes have room for."""
+    """How many processes with `cpus` cores the nodes have room for."""
     return sum(int(node // cpus) for node in nodes)
 
 
 def check_room(what: str, count: int, cpus: int, nodes: Sequence[float], flag: str) -> None:
-    """Raises TidewheelError if these nodes, to which none will come, have no room for `count` processes.
+    """Raises TidewheelError if these nodes have no room for `count` processes, and no nodes will be added.
 
-    `what` they are in words, and `flag` says how many there are.
+    `what` they are in words, and `flag` is the option for their number.
     """
     if room_for(cpus, nodes) < count:
         raise TidewheelError(

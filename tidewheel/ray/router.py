@@ -40,7 +40,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # ray's types are not 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """The best replica, then all of them, of which Serve takes the one with the fewest requests."""
+        """The best replica, then all of them. Serve takes the one with the fewest requests of these."""
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True  # if all of them are full
         self._forget_old_loads()

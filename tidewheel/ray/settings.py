@@ -1,4 +1,4 @@
-"""What Ray Serve is told about the replicas: how many, with how many cores, and where requests go."""
+"""The settings of the replicas for Ray Serve: how many, with how many cores, and where requests go."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class ReplicaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     `num_cpus` are the cores of each replica, which it has to itself unless `bind_cores` is off. With `max_replicas`,
     Serve starts and stops replicas between `min_replicas` and that number, so that each has `target_ongoing_requests`
     requests. `autoscaling` "wait" starts more, if the prompts that wait would take longer than `target_wait_s`, or if
-    more than `target_waiting_requests` wait at each replica. Further requests than `max_ongoing_requests` wait in
-    Serve's proxy. `router` "prefix" sends a conversation where its prefix lies, within `most_load` times the mean:
-    see `PrefixPolicy`. Times are in seconds.
+    more than `target_waiting_requests` wait at each replica. Requests beyond `max_ongoing_requests` wait in Serve's
+    proxy. `router` "prefix" sends a conversation where its prefix lies, within `most_load` times the mean load: see
+    `PrefixPolicy`. Times are in seconds.
     """
 
     num_replicas: int | None = None

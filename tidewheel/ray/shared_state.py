@@ -1,4 +1,4 @@
-"""What a server keeps: several replicas share it or refuse it, and never is it in one of them alone."""
+"""What a server keeps. Several replicas share it or refuse it: it is never in only one of them."""
 
 from __future__ import annotations
 

@@ -49,13 +49,13 @@ class StageError(Exception):
 class StageActor:
     """Claims `num_cpus` cores, loads a stage, and runs the steps that come to it until they stop coming.
 
-    Its methods are called in the order in which they stand here, but for `load_adapter` and `finished`, which other
-    threads may answer while it runs.
+    Its methods are called in the order in which they stand here. Only `load_adapter` and `finished` may be answered by
+    other threads while it runs.
     """
 
     def __init__(self, num_cpus: int, environment: Mapping[str, str], folder: str | None, shared: int | None) -> None:
-        """`folder` is what relative paths begin at. The cores are the stage's own, or with `shared`, which then is the
-        stage's number, those of all that this process may use.
+        """Relative paths begin at `folder`. The cores are the stage's own. With `shared`, the stage's number, they are
+        taken from all that this process may use.
         """
         os.environ.update(environment)
         if folder is not None:

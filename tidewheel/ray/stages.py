@@ -45,7 +45,7 @@ _DEATH_S = 10.0  # until Ray knows why a connection was closed
 class RayHost:
     """Has the stages of a pipeline in the cluster that Ray is connected to, one a node where there are several.
 
-    See StageHost. A context manager, which ends stages that nobody has launched.
+    See StageHost. A context manager, which ends stages that were not launched.
     """
 
     is_here: bool = False
@@ -150,7 +150,7 @@ class _Placement:
         return self._names[index] + (f" on node {self.places[index].node}" if self.places else "")
 
     def call(self, cancellation: Cancellation, references: Mapping[int, Any]) -> dict[int, Any]:
-        """What stages have returned, by number. Raises DeviceError for the first that failed, LoadCancelledError."""
+        """The stages' results, by number. Raises DeviceError for the first that failed, and LoadCancelledError."""
         results: dict[int, Any] = {}
         while waiting := {reference: index for index, reference in references.items() if index not in results}:
             for reference in ray.wait([*waiting], timeout=_LOOK_S)[0]:
@@ -191,7 +191,7 @@ class _Placement:
                 )
 
     def _check_kernels(self) -> None:
-        """Bits must not depend on which node has which stage."""
+        """Check that all nodes use the same kernels: bits must not depend on where the stages are."""
         levels = {place.isa: place.node for place in self.places}
         if len(levels) > 1:
             found = ", ".join(f"{isa} on {node}" for isa, node in levels.items())
@@ -315,7 +315,7 @@ class RayStages:
 
 
 def memory_of_all(places: Sequence[StagePlace], weights: Sequence[int]) -> Memory:
-    """What nodes have for stages at these places, whose `weights` take so many bytes: see StageHost."""
+    """What nodes have for stages at these places, with the bytes of each stage's `weights`: see StageHost."""
     found: dict[str, tuple[Memory, float]] = {}
     for place, num_bytes in zip(places, weights, strict=True):
         share = found[place.node][1] if place.node in found else 0.0
@@ -337,9 +337,9 @@ def rooms_of_all(places: Sequence[StagePlace]) -> list[int | None]:
 
 
 def kept_order(found: Sequence[str], nodes: Sequence[str]) -> list[int]:
-    """Which of the places, on nodes that were `found`, each stage takes so as to be on its node of `nodes`.
+    """The place that each stage takes, so that it is on its node of `nodes`. The places are on the nodes `found`.
 
-    A stage whose node has no place left takes one that nobody else wants.
+    A stage whose node has no place left takes one that no other stage wants.
     """
     left, order = list(range(len(found))), dict[int, int]()
     for stage, node in enumerate(nodes):

@@ -199,7 +199,7 @@ def write_folder(out: Path, model: Llama, tokenizer: Tokenizer) -> None:
         (out / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     tokenizer.save(str(out / "tokenizer.json"))
     save_file(model.hugging_face_weights(), str(out / "model.safetensors"), metadata={"format": "pt"})
-    (out / "model.safetensors").chmod(0o644)  # save_file lets nobody else read
+    (out / "model.safetensors").chmod(0o644)  # save_file lets no other user read
 
 
 # The embedding, which is the head too, wants smaller steps than Muon takes.

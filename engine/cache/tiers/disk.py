@@ -1,4 +1,4 @@
-"""DiskTier: KV blocks go to a folder and come back in threads of their own, and nobody waits for the disk."""
+"""DiskTier: KV blocks go to a folder and come back on separate threads, so that the engine never waits for the disk."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .folder import BlockFolder
 
 logger = logging.getLogger(__name__)
 
-_QUEUED_BYTES = 64 << 20  # of blocks that wait to be written; and as much of those that were read and wait to be taken
+_QUEUED_BYTES = 64 << 20  # of blocks that wait to be written; as much again of blocks that were read and not yet taken
 _PIECE_BYTES = 8 << 20  # read at once
 _MAX_TOUCHES = 64  # of sequences whose blocks were of use, that wait to be noted
 _TOUCHES_TOGETHER = 32  # are noted at once, and the last ones at the end: to wake the writer for each takes too long
@@ -26,7 +26,7 @@ _RATE_MEMORY = 0.8  # of the last piece's speed, in the speed that is expected
 
 
 class TierStats(Struct, frozen=True):
-    """What the tier has done since the start, and what it holds; blocks and bytes. `is_on`: it has not failed."""
+    """What the tier has done since the start, and what it holds, in blocks and bytes. `is_on`: it has not failed."""
 
     blocks_written: int
     blocks_read: int
@@ -56,10 +56,10 @@ class Reading:
 
 
 class DiskTier:
-    """Blocks of `block_bytes` in a folder. Methods are called on one thread, which never waits, but for `close`.
+    """Blocks of `block_bytes` in a folder. Methods are called on one thread. None of them waits, except `close`.
 
     One thread writes and one reads. What they cannot do in time is left out: blocks that find no room in the queue are
-    not written. When the folder cannot be used any more, the tier logs that once and is off.
+    not written. When the folder cannot be used any more, the tier logs that once and turns itself off.
     """
 
     def __init__(self, folder: BlockFolder, block_bytes: int, on_progress: Callable[[], None]) -> None:
@@ -128,7 +128,7 @@ class DiskTier:
                 self._changed.notify_all()
 
     def seconds_to_read(self, count: int) -> float | None:
-        """How long so many blocks would take, behind those that are being read; None if nothing was read so far."""
+        """How long `count` blocks would take, behind those that are being read; None if nothing was read so far."""
         speed = self._bytes_per_second
         ahead = sum(len(reading.digests) for reading in tuple(self._readings))
         return None if speed is None else (ahead + count) * self._block_bytes / speed
@@ -162,7 +162,7 @@ class DiskTier:
             self._changed.notify_all()
 
     def clear(self) -> None:
-        """Forget all blocks, those of other models too, and delete their files soon."""
+        """Forget all blocks, also of other models, and delete their files soon."""
         with self._changed:
             self._writing.clear()
             self._touched.clear()
@@ -312,7 +312,7 @@ class DiskTier:
     def _read_piece(self, digests: Sequence[Digest], piece: NDArray[np.uint8]) -> int:
         """How many blocks were read before the first that is not there or is bad."""
         for index, digest in enumerate(digests):
-            if (unwritten := self._writing.get(digest)) is not None:  # before the folder, to which it may just move
+            if (unwritten := self._writing.get(digest)) is not None:  # before the folder: it may just be moving there
                 piece[index] = unwritten
                 continue
             try:

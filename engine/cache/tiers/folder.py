@@ -1,4 +1,4 @@
-"""BlockFolder: the KV blocks in a folder on disk, of which the least recently used make room for others."""
+"""BlockFolder: KV blocks in a folder on disk. The least recently used make room for others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MODEL_FOLDER = re.compile(r"tidewheel-kv-[0-9a-f]{32}")
 _BLOCK = re.compile(r"[0-9a-f]{32}\.kv")
 _PARTIAL = re.compile(r"partial(-[0-9a-f]{32})?\.tmp")
 _FOLDER_MODE = 0o700
-_FILE_SYSTEM_BLOCK = 4096  # bytes, of which a file takes a whole number
+_FILE_SYSTEM_BLOCK = 4096  # bytes; a file takes a multiple of this
 _MAX_FILES = 1 << 20  # whose names take some 300 MB of memory
 
 _Key = tuple[str, Digest]  # the model's folder, and the block
@@ -36,8 +36,8 @@ class BlockFolder:
     """Files of at most `space` bytes in `folder`, each a block of the model that `identity` (16 bytes) names, or of
     models that were served before. One process at a time has the folder.
 
-    Files are in folders of their own, `tidewheel-kv-IDENTITY`; nothing else in `folder` is touched. Methods but for
-    `has` are for the threads that may wait for a disk. They raise OSError if it cannot be used.
+    Files are in folders of their own, `tidewheel-kv-IDENTITY`; nothing else in `folder` is touched. All methods except
+    `has` are for threads that may wait for a disk. They raise OSError if it cannot be used.
     """
 
     def __init__(self, folder: str, identity: bytes, space: int) -> None:
@@ -100,7 +100,7 @@ class BlockFolder:
                 _remove_if_empty(folder.path)
 
     def write(self, digest: Digest, data: NDArray[np.uint8]) -> None:
-        """Keep a block, in the place of those that were not used for longest."""
+        """Keep a block. It replaces the least recently used ones."""
         size = _space_of(HEADER_BYTES + data.nbytes)
         self._make_room(size)
         partial = self.path / self._own / f"partial-{secrets.token_hex(16)}.tmp"  # there is nothing of that name

@@ -1,10 +1,10 @@
 """Offload: when KV blocks go to disk, and which sequences wait until theirs have come back.
 
-A block is saved when no sequence holds it any more: in between steps, or at the latest when it is given to something
+A block is saved when no sequence holds it any more: between steps, or at the latest when it is given to something
 else. What is on disk already is not written again. A prompt whose prefix is on disk waits while it is read, if that is
 expected to take less time than computing it. What has been read becomes a cached block that no sequence holds, like
-those that other sequences have left. So nothing has to be undone if the prompt is aborted meanwhile, and whoever needs
-blocks takes them.
+those that other sequences have left. So nothing has to be undone if the prompt is aborted meanwhile, and other
+sequences may take these blocks.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _Restoring(Struct):
     """A sequence's blocks on their way from disk."""
 
     digests: list[Digest]  # up to the last one that is read
-    num_restored: int  # of them are in memory, some of which were there before
+    num_restored: int  # how many of them are in memory; some were there before
     reading: Reading
     deadline: float
 
@@ -72,12 +72,12 @@ class Offload:
         self._batch_blocks = max(_BATCH_BYTES // executor.block_bytes, 1)
         self._restoring: dict[int, _Restoring] = {}  # by the key of the sequence that waits for it
         self._being_read: set[Digest] = set()
-        self._tried: dict[int, int] = {}  # keys of sequences that do not wait again while they have so many tokens
+        self._tried: dict[int, int] = {}  # tokens, by sequence key: it does not wait again while it has as many
         self._tokens_missed = self._tokens_found = 0
 
     @property
     def waits_until(self) -> float | None:
-        """When the next of those who wait goes on at the latest (`time.perf_counter`); None if nobody waits."""
+        """When the next waiting sequence goes on at the latest (`time.perf_counter`); None if none waits."""
         return min([restoring.deadline for restoring in self._restoring.values()], default=None)
 
     def should_wait(self, sequence: CachedSequence, prefix: Prefix) -> bool:
@@ -173,7 +173,7 @@ class Offload:
         self._tier.close(max(deadline - time.perf_counter(), 0.0))
 
     def _worth_waiting_s(self, start: int, count: int) -> float:
-        """How long to wait for so many blocks at most; 0 if computing them is expected to take no longer."""
+        """The longest to wait for `count` blocks; 0 if computing them is expected to take no longer."""
         block_size = self._cache.block_size
         computing_ms = self._computing_ms(start * block_size, count * block_size)
         if computing_ms is None:

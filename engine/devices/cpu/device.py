@@ -116,7 +116,7 @@ def _report_unpacked(unpacked: frozenset[str], reason: str | None, cache_dir: st
         logger.warning("--cache-dir has no effect with %s=0: it would keep the experts packed", PREPACK)
 
 
-_MIN_DRAFT_TOKENS, _MAX_DRAFT_TOKENS = 4, 64  # behind which a recurrent state can go back
+_MIN_DRAFT_TOKENS, _MAX_DRAFT_TOKENS = 4, 64  # that a recurrent state can go back
 
 
 class CpuDevice(Device):
@@ -168,7 +168,7 @@ class CpuDevice(Device):
         return spec.state_bytes + self.max_draft_tokens(spec) * spec.state_input_bytes
 
     def limits(self, spec: DecoderSpec, options: ExecutorOptions) -> ExecutorLimits:
-        """Those of an executor that is loaded with these options. Raises DeviceError if the cache is too small."""
+        """The limits of an executor with these options. Raises DeviceError if the cache is too small."""
         return options.limits(
             self.kv_group_bytes(spec, options.cache_dtype),
             _native.block_tokens(),

@@ -36,9 +36,9 @@ def choose_groups(
 ) -> list[list[int]]:
     """The processors to compute on, one thread each, by group.
 
-    `auto` takes one hardware thread a physical core, within `quota`, CPUs' worth of time, but for `reserved` cores, and
-    makes a group of each NUMA node. `0-15` names the processors of one group, `0-15|16-31` of several. Raises
-    DeviceError for what this process may not use.
+    `auto` takes one hardware thread of each physical core, and makes a group of each NUMA node. It takes no more than
+    `quota` (in CPUs' time), and leaves `reserved` cores. `0-15` names the processors of one group, `0-15|16-31` of two.
+    Raises DeviceError for processors that this process may not use.
     """
     from tidewheel import _native  # which `tidewheel devices` does without
 
@@ -60,9 +60,9 @@ def choose_groups(
 def shared_out(
     groups: Sequence[Sequence[int]], num_groups: int, *, named: bool, asked_by: str = "--tensor-parallel-size"
 ) -> list[list[int]]:
-    """The same processors in `num_groups` groups of neighbours, which is what the option `asked_by` means here.
+    """The same processors in `num_groups` groups of neighbours, as the option `asked_by` asks.
 
-    Groups that were `named` stay as they are. Raises DeviceError if they are not as many, or for too few processors.
+    Groups that were `named` stay as they are. Raises DeviceError if their number is another, or for too few processors.
     """
     if len(groups) == num_groups:
         return [list(group) for group in groups]
@@ -86,7 +86,7 @@ def groups_of_stages(
 ) -> list[list[list[int]]]:
     """The same processors for each stage of a pipeline, in `num_groups` groups.
 
-    Groups that were `named` are those of all stages, one stage after the other, or each is a whole stage's. Raises
+    Groups that were `named` are all stages' groups, one stage after the other, or each is a whole stage's. Raises
     DeviceError if they are neither, or for too few processors.
     """
     in_all, cpus = num_stages * num_groups, [cpu for group in groups for cpu in group]
@@ -138,7 +138,7 @@ def groups_by_node(cpus: Sequence[int], num_groups: int, topology: Topology) -> 
 
 
 def spanning_groups(groups: Sequence[Sequence[int]], topology: Topology) -> list[Sequence[int]]:
-    """Those with processors of more than one NUMA node."""
+    """The groups with processors of more than one NUMA node."""
     nodes = {processor["cpu"]: processor["numa_node"] for processor in topology["processors"]}
     return [group for group in groups if len({nodes[cpu] for cpu in group}) > 1]
 
@@ -149,7 +149,7 @@ def group_list(groups: Sequence[Sequence[int]]) -> str:
 
 
 def _default_groups(topology: Topology, threads: int) -> list[list[int]]:
-    """As few nodes as have so many cores, the largest, and of these alike."""
+    """`threads` cores of as few NUMA nodes as have them: the largest nodes, and about as many cores of each."""
     cores = set(topology["cores"])
     nodes: dict[int, list[int]] = {}
     for processor in topology["processors"]:

@@ -1,7 +1,7 @@
-"""Experts that stay as they lie in a checkpoint's mapped files: VLLM_CPU_MOE_PREPACK=0.
+"""Experts that stay in a checkpoint's mapped files: VLLM_CPU_MOE_PREPACK=0.
 
-A panel is packed when an expert is used, and multiplied right away. The numbers are those of experts that are packed as
-they are loaded, which takes memory for all of them, and time once.
+A panel is packed when an expert is used, and multiplied right away. The results are the same as if all experts were
+packed when they are loaded, which takes memory for all of them, and time once.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _EXPERT = re.compile(r".+\.experts\.\d+\.(gate|up|down)\.weight")
 
 
 def unpacked_experts(formats: Mapping[str, TensorFormat], weights: WeightSource) -> tuple[frozenset[str], str | None]:
-    """The matrices of routed experts that are left in the files: all that a model has, if that was asked for.
+    """The matrices of routed experts that are left in the files: all of them, if that was asked for.
 
-    If it was asked for and is not possible, there are none, and the second is the reason in words. Raises DeviceError
-    if the variable says neither.
+    If it was asked for and is not possible, there are none, and the second value is the reason in words. Raises
+    DeviceError if the variable has neither value.
     """
     try:
         prepack = switch(os.environ.get(PREPACK) or "1")

@@ -107,7 +107,7 @@ def _prepare_cards(size: int, *, captures: bool) -> None:
 
 
 def _keep_compiled_graphs() -> None:
-    """Name the folder, if nobody has: the vendor's package reads it when torch is imported."""
+    """Set the folder's variable if it is not set: the vendor's package reads it when torch is imported."""
     folder = Path(os.environ.get(_NEFF_FOLDER) or _DEFAULT_NEFF_FOLDER).expanduser()
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

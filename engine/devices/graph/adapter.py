@@ -12,7 +12,7 @@ from .attention import Attend, PlanAttention
 
 
 class DeviceMemory(NamedTuple):
-    """Bytes of the device's memory: what nobody has taken, and all of it."""
+    """Bytes of the device's memory: what is free, and all of it."""
 
     free: int
     total: int
@@ -25,9 +25,9 @@ class Adapter(Protocol):
     `chunked_prefill` a prompt may be split over steps, and at most `max_prefill_seqs` prompts share one (None: as many
     as fit). Where `captures` is false, steps are run as they are compiled. With `compiles_only_layers` a step is a call
     of each layer, and layers that differ only in their weights are compiled once; else all of it is compiled as one
-    function. Where `has_float64` is false, the sampler sums in float32. `attend` is how it attends best,
-    `gather_attention` if nothing is better, and `plan_attention` what that wants to know. With `any_width` it takes as
-    long in a wide block table as in a narrow one.
+    function. Where `has_float64` is false, the sampler sums in float32. `attend` is its fastest attention, which is
+    `gather_attention` if nothing is better, and `plan_attention` prepares what that needs. With `any_width`, attention
+    takes as long in a wide block table as in a narrow one.
     """
 
     name: str
@@ -76,5 +76,5 @@ class AsyncAdapter(Adapter, Protocol):
     """One that works on while the host prepares the next step, which may then be asked for before this one is done."""
 
     def mark(self) -> Callable[[], None]:
-        """What waits for all that the device was asked for until now, and for nothing that it is asked for later."""
+        """A function that waits for all work that the device was given until now, and for no later work."""
         ...

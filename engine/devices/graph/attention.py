@@ -50,12 +50,12 @@ class Attend(Protocol):
 
 
 class PlanAttention(Protocol):
-    """What a way to attend wants to know of a launch, found out once for all layers that share a cache group."""
+    """Computes what an attention function needs for a launch, once for all layers that share a cache group."""
 
     def __call__(
         self, positions: Tensor, tables: Tensor, block_size: int, num_blocks: int, window: int | None
     ) -> Sequence[Tensor]:
-        """`positions [S, Q]` and `tables [S, W]` as in `Context`. The group's cache has so many blocks."""
+        """`positions [S, Q]` and `tables [S, W]` as in `Context`. The group's cache has `num_blocks` blocks."""
         ...
 
 

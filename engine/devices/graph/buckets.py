@@ -54,9 +54,9 @@ def plan_buckets(options: GraphOptions, sizes: StepSizes) -> BucketPlan:
 
 
 def bucket_ranges(options: GraphOptions, sizes: StepSizes) -> BucketRanges:
-    """The ranges of the options, with what they mean where they are not given. Raises DeviceError for an empty one.
+    """The ranges of the options, with their defaults. Raises DeviceError for an empty range.
 
-    What a step can have at most is a size of its own where nobody gave a maximum.
+    Where no maximum is given, the most that a step can have is one of the sizes.
     """
     block_size, max_seqs, max_tokens = sizes.block_size, sizes.max_num_seqs, sizes.max_num_batched_tokens
     # Doubling needs no step: rounded to one, a batch of two would be padded to it.
@@ -77,7 +77,7 @@ def bucket_ranges(options: GraphOptions, sizes: StepSizes) -> BucketRanges:
 
 
 def _range(options: GraphOptions, name: str, default: BucketRange) -> BucketRange:
-    """What was given of a range, or the default. A default minimum gives way to a maximum below it."""
+    """The given values of a range, or the default's. A default minimum is lowered to a given maximum below it."""
     flag = f"--{name.replace('_', '-')}-bucket"
     low, step, high = options.bounds(name)
     most = default.max if high is None else high
@@ -130,7 +130,7 @@ def _log_decodes(plan: BucketPlan, left_out: LeftOut, sizes: StepSizes) -> None:
 
 
 def listed(buckets: Sequence[tuple[int, ...]]) -> str:
-    """The sizes of buckets for the log: all of them, or both ends of a list that nobody would read."""
+    """The sizes of buckets for the log: all of them, or both ends of a long list."""
     if len(buckets) <= _MANY:
         return str(list(buckets))
     return f"[{', '.join(map(str, buckets[:_ENDS]))}, ..., {', '.join(map(str, buckets[-_ENDS:]))}]"

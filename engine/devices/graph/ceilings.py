@@ -1,4 +1,4 @@
-"""What a device can do at most: copy its memory, and multiply matrices in one type."""
+"""Measures the most that a device can do: copy its memory, and multiply matrices in one type."""
 
 from __future__ import annotations
 

@@ -20,11 +20,11 @@ RunLayer = Callable[[Sequence[ResidualBlock], Tensor, Tokens], Tensor]
 
 
 class GraphDecoder:
-    """Weights, KV cache and the functions that become graphs. What tokens leave behind is kept in the mixers.
+    """Weights, KV cache and the functions that become graphs. The mixers keep the K, V and states of tokens.
 
-    Between the layers of a launch and the head of a step lies `hidden [max_tokens + 1, hidden_size] float32`: each
-    token of a launch writes the row that it was given there. The last row is for tokens that nobody asks about.
-    `tokens [max_rows + 1] int32` are those that the last step sampled, from which the next step may go on.
+    `hidden [max_tokens + 1, hidden_size] float32` connects the layers of a launch and the head of a step. Each token of
+    a launch writes the row that it was given. The last row is for tokens that are not asked for. `tokens [max_rows + 1]
+    int32` are the tokens that the last step sampled. The next step may go on from them.
     """
 
     def __init__(
@@ -68,13 +68,13 @@ class GraphDecoder:
         self._head = loaded.linear("embed" if head.tied else "head", "head")
 
     def allocate(self, num_blocks: Sequence[int]) -> None:
-        """Make an empty KV cache: so many blocks of each group, with the one for padding."""
+        """Make an empty KV cache of `num_blocks` blocks for each group; they include the one for padding."""
         self._num_blocks = list(num_blocks)
         for residual in chain(*self._layers):
             residual.mixer.allocate(num_blocks)
 
     def compiled_layers(self, compile_function: Compile) -> Mapping[LayerSpec, RunLayer]:
-        """What runs the layers, compiled: once for all that are alike, whatever their weights."""
+        """The compiled functions that run the layers. Layers that differ only in their weights share one."""
         return {layer: compile_function(_run_layer) for layer in dict.fromkeys(self._spec.layers)}
 
     def forward(
@@ -95,7 +95,7 @@ class GraphDecoder:
         token_ids, positions, rows = ids[: 3 * S * Q].view(3, S, Q).unbind()
         slots = ids[3 * S * Q : (3 + G) * S * Q].view(G, S, Q)
         tables = ids[(3 + G) * S * Q :].view(G, S, width)
-        # Where nothing could be sampled there is no token, and nobody will want to know how it goes on.
+        # Where nothing could be sampled there is no token, and its sequence does not go on.
         sampled = self.tokens[(-1 - token_ids).clamp(min=0)].clamp(min=0).long()
         plans = [
             self._plan_attention(positions, table, self._block_size, num_blocks, window)

@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
 
 class Kind(NamedTuple):
-    """A kind of accelerator: where its adapter is, which is made with GraphOptions, and what is known without it.
+    """A kind of accelerator: where its adapter is, which takes GraphOptions, and what is known without the adapter.
 
-    `dtypes` are what `--dtype auto` may choose; a checkpoint of another type is computed in the first of them.
-    `graphs_name` is what its vendor calls graphs.
+    `dtypes` are the types that `--dtype auto` may choose. A checkpoint of another type is computed in the first one.
+    `graphs_name` is the vendor's word for graphs.
     """
 
     name: str
@@ -75,7 +75,7 @@ class GraphDevice(Device):
         self._size = (parallel or ParallelOptions()).tensor_parallel_size
 
     def default_dtype(self, checkpoint: DType) -> DType:
-        """What the checkpoint is stored as, if the device computes with it."""
+        """The checkpoint's type, if the device computes with it."""
         return checkpoint if checkpoint in self._kind.dtypes else self._kind.dtypes[0]
 
     def plan(
@@ -131,7 +131,7 @@ class GraphDevice(Device):
         options: ExecutorOptions,
         group: Group | None = None,
     ) -> Executor:
-        """Load what `spec` says of a model, of which the others in `group` have the other parts."""
+        """Load the part of a model that `spec` describes. The others in `group` have the other parts."""
         try:
             from .decoder import GraphDecoder
             from .executor import GraphExecutor
@@ -220,7 +220,7 @@ def _step_sizes(adapter: Adapter, options: ExecutorOptions, any_width: bool) -> 
     max_tokens = options.max_num_batched_tokens
     return StepSizes(
         block_size=adapter.block_size,
-        # A prompt that runs whole is no longer than a step, nor is one that is computed again with its answer.
+        # Prompts that run whole must fit into a step, also when they are computed again with their answers.
         max_model_len=options.max_model_len if adapter.chunked_prefill else min(options.max_model_len, max_tokens),
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=max_tokens,

@@ -115,11 +115,11 @@ class GraphExecutor(Executor):
             self._launches = self._started = None
 
     def stats(self) -> BucketStats:
-        """What was run since the warm-up, by bucket."""
+        """Statistics of the launches since the warm-up, by bucket."""
         return self._loaded().stats()
 
     def measure_ceilings(self, dtype: DType, seconds: float) -> dict[str, float]:
-        """What the device can do at most, see `ceilings.py`. Call it between steps."""
+        """The most that the device can do, see `ceilings.py`. Call it between steps."""
         self._adapter.enter()
         return measure_ceilings(self._adapter, dtype, seconds)
 
@@ -246,7 +246,7 @@ def _pieces(rows: NDArray[np.intp], most: int) -> list[NDArray[np.intp]]:
 
 
 def _parameters(sampling: SamplingBatch, rows: NDArray[np.intp]) -> NDArray[np.float64]:
-    """What `sample` wants to know of the rows, [5, R]. The host makes the random numbers: all devices have the same."""
+    """The rows' parameters for `sample`, [5, R]. The host makes the random numbers, so all devices have the same."""
     uniform = [
         philox_uniform(seed, position) if temperature else 0.0
         for seed, position, temperature in zip(

@@ -1,7 +1,7 @@
 """Attention by FlexAttention over the paged cache (https://arxiv.org/abs/2412.05496): no K or V is gathered.
 
-The whole cache is one long sequence of keys, of which the block tables say which blocks a query reads. A block of keys
-is a block of the cache; where in its sequence it lies is looked up by its place in the table.
+The whole cache is one long sequence of keys. The block tables say which of its blocks a query reads. A block of keys is
+a block of the cache; its place in the table tells its place in its sequence.
 
 Dimensions: S sequences of Q tokens, H query heads, G KV heads, D head dim, W blocks in a row of a block table.
 """
@@ -100,9 +100,9 @@ def paged_flex_attention(q: Tensor, context: Context, layer: AttentionLayer) -> 
 
 
 def _clear_unused(context: Context, block_size: int) -> None:
-    """Zero the values behind each sequence's last token, in its block: nobody's, they may be anything.
+    """Zero the values behind each sequence's last token, in its block: they belong to no token and may be anything.
 
-    A weight of zero would not hide a value that is no number.
+    A weight of zero would not hide NaN.
     """
     last = context.positions.amax(1, keepdim=True)
     offsets = torch.arange(block_size, device=last.device)

@@ -15,7 +15,7 @@ from .hpu_options import is_lazy
 
 
 def make_adder() -> Callable[[Tensor], Tensor]:
-    """What gives the sum of all processes' tensors, in the mode that the package runs in."""
+    """A function that gives the sum of all processes' tensors, in the mode that the package runs in."""
     flush = htcore.mark_step if is_lazy() else None
 
     def add_up(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The options that only Gaudi cards have: what is told of each step."""
+"""The options that only Gaudi cards have: what to log of each step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def is_lazy() -> bool:
 
 @dataclass(frozen=True)
 class HpuOptions(Options):
-    """What is written about steps, for those who look for lost time."""
+    """What to log of steps, to find lost time."""
 
     hpu_profiler_enabled: bool = option(
         False,
@@ -46,7 +46,7 @@ class HpuOptions(Options):
 
     @property
     def metrics(self) -> dict[str, tuple[str, bool]]:
-        """The vendor's metrics that are wanted: the word of the log for each, and whether a step with none is told."""
+        """The wanted metrics of the vendor: each one's word in the log, and whether steps without any are logged."""
         found = {}
         if self.hpu_log_step_graph_compilation or self.hpu_log_step_graph_compilation_all:
             found["graph_compilation"] = "VLLM_HPU_STEP_GRAPH_COMPILATION", self.hpu_log_step_graph_compilation_all

@@ -1,4 +1,4 @@
-"""What a step asks of the device: functions that are compiled once a size, and replayed where there are graphs."""
+"""The functions that a step runs on the device: compiled once for each size, and replayed where there are graphs."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Launches:
         self._parameters.begin_step()
 
     def free_memory(self) -> int:
-        """Bytes of the device's memory that nobody has taken."""
+        """Free bytes of the device's memory."""
         self._adapter.synchronize()
         return self._adapter.memory().free
 
@@ -125,7 +125,7 @@ class Launches:
         self._num_after_warm_up = 0
 
     def body(self, phase: Phase, bucket: Bucket, packed: NDArray[np.int32], num_tokens: int) -> None:
-        """Run the layers on packed inputs of a bucket, of which `num_tokens` are not padding."""
+        """Run the layers on packed inputs of a bucket. `num_tokens` of its tokens are not padding."""
         self._num_launches[phase, bucket] += 1
         self._num_tokens[phase, bucket] += num_tokens
         launch = self._body(phase, bucket)

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 class MemoryPlan:
     """Bytes: what was `free` after a trial step, the `usable` part of it, and how that is shared out.
 
-    `graphs_name` is what the device's vendor calls graphs, in the plural.
+    `graphs_name` is the vendor's word for graphs, in the plural.
     """
 
     free: int
@@ -59,7 +59,7 @@ def plan_memory(free: int, utilization: float, options: GraphOptions, graphs_nam
 
 
 def capture_order(buckets: Iterable[Bucket], strategy: CaptureStrategy) -> list[Bucket]:
-    """Which graphs are captured first: those of least work, or those of most sequences, then of the shortest.
+    """The order of capturing graphs: those with least work first, or those with most sequences, then the shortest.
 
     A prompt's length is its tokens, a decode's the width of its table.
     """
@@ -69,7 +69,7 @@ def capture_order(buckets: Iterable[Bucket], strategy: CaptureStrategy) -> list[
 
 
 def work(bucket: Bucket) -> int:
-    """What a launch computes: a prompt's tokens, or the blocks that a decode reads."""
+    """The work of a launch: a prompt's tokens, or the blocks that a decode reads."""
     return bucket.batch_size * _length(bucket)[0]
 
 
@@ -86,7 +86,7 @@ class GraphBudget:
         self._num_tokens = 0
 
     def allows(self, bucket: Bucket) -> bool:
-        """Whether the bucket's graph will fit, if its tokens take what those of the graphs before took."""
+        """Whether the bucket's graph will fit, if a token takes as much memory as in the graphs before."""
         estimate = bucket.num_tokens * self.used / self._num_tokens if self._num_tokens else 0
         return estimate < self.left
 

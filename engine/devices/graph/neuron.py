@@ -53,7 +53,7 @@ class NeuronAdapter:
         torch.accelerator.set_device_index(0)
 
     def memory(self) -> DeviceMemory:
-        """What the runtime has. It counts only what is done, so that is waited for."""
+        """The runtime's memory. It counts only finished work, so this waits for all work first."""
         self.synchronize()
         return DeviceMemory(*torch.accelerator.get_memory_info(0))
 
@@ -62,7 +62,7 @@ class NeuronAdapter:
         torch.accelerator.synchronize()
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function as a graph of the device (NEFF), or operations one by one, each of which is compiled too."""
+        """The function as one graph of the device (NEFF), or operation by operation, each compiled too."""
         if self._is_eager:
             return function
         compiled: Callable[..., Any] = torch.compile(function, backend="neuron", fullgraph=True, dynamic=False)

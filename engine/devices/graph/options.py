@@ -25,7 +25,7 @@ def _bound(help_text: str, variable: str, *more: str) -> int | None:
 
 @dataclass(frozen=True)
 class GraphOptions(Options):
-    """Which sizes are compiled before the device serves, and what graphs may take. Bounds are None by default."""
+    """The sizes to compile before the device serves, and the memory for graphs. Bounds are None by default."""
 
     bucketing: Strategy = option(
         "linear",
@@ -120,7 +120,7 @@ class GraphOptions(Options):
 
     @property
     def decode_unit(self) -> DecodeUnit:
-        """What the second dimension of decodes is given in: blocks of all sequences, or tokens of each."""
+        """The unit of decodes' second dimension: blocks of all sequences, or tokens of each."""
         return "block" if self.bounds("decode_seq") == (None, None, None) else "seq"
 
     @property
@@ -129,12 +129,12 @@ class GraphOptions(Options):
         return not (self.enforce_eager or self.skip_warmup)
 
     def bounds(self, name: str) -> tuple[int | None, int | None, int | None]:
-        """What was given of a range, such as prompt_bs: its minimum, step and maximum."""
+        """The given minimum, step and maximum of a range, such as prompt_bs."""
         low, step, high = (getattr(self, field) for field in _bounds_of(name))
         return low, step, high
 
     def without_effect(self, *, captures: bool, budgeted: bool) -> Iterator[str]:
-        """What to tell of options that were given for nothing: no graphs are captured, or there is no memory plan."""
+        """Texts about options without effect, because no graphs are captured or there is no memory plan."""
         idle = [] if captures else self.given_flags(_GRAPH_FIELDS)
         yield from (f"{flag} has no effect: no graphs are captured" for flag in idle)
         for flag in () if budgeted else self.given_flags(_MEMORY_FIELDS):

@@ -36,7 +36,7 @@ from .adapter import Adapter, DeviceMemory
 from .ranks import variables_of
 
 _LIBRARIES = {"cuda": "cpu:gloo,cuda:nccl", "hpu": "cpu:gloo,hpu:hccl", "graph-cpu": "gloo"}  # by the device's name
-_IDLE = timedelta(days=365)  # nobody may ask for anything for long
+_IDLE = timedelta(days=365)  # there may be no request for a long time
 _POLL_S = 0.05
 _END_S = 10.0  # for the others to end, or for this process to hear of one that did
 
@@ -58,7 +58,7 @@ class Group:
 
             self._add_up = make_adder()
         Path(self._store).with_name(_ready(self.rank)).touch()
-        # All are on this machine, and what they send is unpickled: nobody else may connect.
+        # All are on this machine, and what they send is unpickled: no one else may connect.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         distributed.init_process_group(
             _LIBRARIES[self._device],
@@ -166,7 +166,7 @@ class Leader(Group):
         self.scatter([None] * self.size)
 
     def stop(self) -> None:
-        """End the others, whatever they do. Calling it twice is allowed."""
+        """End the other processes, whatever they do. Calling it twice is allowed."""
         for process in self._processes:
             process.kill()
             process.wait()
@@ -199,7 +199,7 @@ class Leader(Group):
 
 
 class LeadingExecutor(Executor):
-    """The leader's executor. The others are told what is asked of it, and do the same."""
+    """The leader's executor. It passes each call on to the others, which do the same."""
 
     def __init__(self, executor: Executor, leader: Leader) -> None:
         self.limits = executor.limits

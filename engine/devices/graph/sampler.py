@@ -1,7 +1,7 @@
-"""Tokens from logits on the device. The order of operations and their meaning are those of `devices/sampling.py`.
+"""Tokens from logits on the device. The operations and their order are as in `devices/sampling.py`.
 
-Numbers differ from the reference's by rounding: functions and sums are the device's own. So a draw that comes that
-close to a boundary between two tokens may give the other one.
+Numbers differ from the reference's by rounding, because functions and sums are the device's own. So a draw very close
+to a boundary between two tokens may give the other one.
 """
 
 from __future__ import annotations

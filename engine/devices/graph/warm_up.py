@@ -21,7 +21,7 @@ class Launches(Protocol):
     """What warm-up asks of the executor."""
 
     def free_memory(self) -> int:
-        """Bytes of the device's memory that nobody has taken."""
+        """Free bytes of the device's memory."""
         ...
 
     def run(self, phase: Phase, bucket: Bucket) -> None:

@@ -76,7 +76,7 @@ class Weights:
         return self._tensors[name]
 
     def linear(self, name: str, bias_of: str | None = None) -> Linear:
-        """The linear layer of that name, with its own bias or that of another."""
+        """The linear layer of that name, with its own bias or another layer's."""
         return Linear(self[f"{name}.weight"], self._tensors.get(f"{bias_of or name}.bias"))
 
     def norm(self, name: str, spec: NormSpec | None, rows: int | None = None) -> Norm:

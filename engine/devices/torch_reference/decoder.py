@@ -62,9 +62,8 @@ class TorchDecoder:
         """The logits after the tokens in `logits_rows`, shape [R, vocab]. Writes the tokens' K and V first.
 
         `token_ids [T]`, `positions [T]`, and for each cache group `block_tables [T, max_blocks]` with each token's own
-        row. `state_slots [T]` are those of recurrent state, if the model has any, and `adapters [T]` the numbers of
-        adapters, -1 for none. A token's earlier positions must be
-        in the cache or in the call.
+        row. `state_slots [T]` are the slots of recurrent state, if the model has any, and `adapters [T]` the numbers of
+        adapters, -1 for none. A token's earlier positions must be in the cache or in the call.
         """
         self.loras.of_tokens = None if adapters is None else _indices(adapters)
         tables = map(_indices, block_tables)
@@ -111,7 +110,7 @@ class TorchDecoder:
         return self._weights.norm("embed.norm", embedding.norm, x)
 
     def _per_layer(self, token_ids: Tensor, x: Tensor) -> Tensor | None:
-        """What each layer is told of the tokens with the embeddings `x [T, hidden]`: `[T, layers, size]`."""
+        """The input that each layer gets for tokens with the embeddings `x [T, hidden]`: `[T, layers, size]`."""
         per_layer = self._spec.embedding.per_layer
         if per_layer is None:
             return None

@@ -21,8 +21,8 @@ class TorchExecutor(Executor):
     """A loaded model. `tokens_per_pass` is how many of a batch's tokens go through the decoder together.
 
     It is 1, because torch picks its kernels, their blocking and the handling of their last lanes by the number of
-    rows: a token would get other last bits in other company. Alone, a token is computed with the same shapes whatever
-    the batch, so that its result is the same to the bit. Raising it trades that for speed.
+    rows. So the last bits of a token would depend on the other tokens. Alone, a token is computed with the same shapes
+    in every batch, and its result is the same to the bit. Raising it trades that for speed.
     """
 
     tokens_per_pass = 1

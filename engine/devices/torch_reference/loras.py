@@ -16,7 +16,7 @@ from ...weights.tensor import DenseTensor, to_float32
 
 
 class Loras:
-    """The adapters of a model by number. `of_tokens [T]` are those of the tokens of a pass, -1: none."""
+    """The adapters of a model by number. `of_tokens [T]` are the adapters of a pass's tokens, -1: none."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.of_tokens: Tensor | None = None

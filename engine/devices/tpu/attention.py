@@ -61,7 +61,7 @@ def attend(
     """Softmax attention in float32, `q [T, H, D]`, of the same shape. `slopes [H]` are ALiBi's, `sinks [H]` as well.
 
     A few tokens at a time read a tile of the cache at a time, with a running maximum and sum
-    (https://arxiv.org/abs/1805.02867): memory does not grow with the context, nor do tiles behind it take time.
+    (https://arxiv.org/abs/1805.02867). Memory does not grow with the context, and tiles behind it take no time.
     """
     T, H, D = q.shape
     size, heads = pages.shape[1:3]
@@ -110,7 +110,7 @@ def attend(
             total += jnp.exp(sinks.reshape(G, -1) - largest)
         return result / total[..., None]
 
-    # K was rounded to the type of the cache, and so is what it is multiplied with.
+    # K was rounded to the type of the cache, so q is rounded too.
     q = q.astype(pages.dtype).astype(jnp.float32).reshape(T // _CHUNK, _CHUNK, G, H // G, D)
     by_chunk = sequences.positions.reshape(-1, _CHUNK), sequences.sequence.reshape(-1, _CHUNK)
     return lax.map(chunk, (q, *by_chunk)).reshape(T, H, D)
@@ -119,7 +119,7 @@ def attend(
 def kernel_attend(q: jax.Array, pages: jax.Array, sequences: Sequences, scores: Scores) -> jax.Array:
     """The same by the Pallas kernel for TPUs, without slopes and sinks. Zeros for tokens of padding.
 
-    D is that of the pages, a multiple of 128; `q` may have less.
+    D is the pages', a multiple of 128; `q` may have less.
     """
     from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention
 

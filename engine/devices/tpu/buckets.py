@@ -10,7 +10,7 @@ _FEWEST_ROWS = 8
 _PAGE_SIZES = (16, 32, 64, 128, 256)
 _LONG_CONTEXT = 8192  # above it the attention kernel does best with the smallest pages
 _PAGES_PER_SEQUENCE = 16  # of shorter contexts
-# The attention kernel keeps the block tables in scalar memory, of which a core has 1 MiB.
+# The attention kernel keeps the block tables in scalar memory. A core has 1 MiB of it.
 _TABLE_BYTES = 1 << 19
 _INDEX_BYTES = 4
 
@@ -53,5 +53,5 @@ def page_size(max_model_len: int, max_num_seqs: int) -> int:
 
 
 def max_sequences(max_model_len: int, page_size: int) -> int:
-    """Of how many sequences the block tables fit into scalar memory; at least 1."""
+    """The most sequences whose block tables fit into scalar memory; at least 1."""
     return max(1, _TABLE_BYTES // (-(-max_model_len // page_size) * _INDEX_BYTES))

@@ -1,4 +1,4 @@
-"""What the chips can do at most: read and write their memory, and multiply matrices in one type."""
+"""Measures the most that the chips can do: read and write their memory, and multiply matrices in one type."""
 
 from __future__ import annotations
 

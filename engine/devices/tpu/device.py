@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class TpuDevice(Device):
-    """The TPUs of this machine, or with JAX_PLATFORMS=cpu what JAX makes of its processors."""
+    """The TPUs of this machine, or with JAX_PLATFORMS=cpu the devices that JAX makes of its processors."""
 
     name = "tpu"
 
@@ -44,7 +44,7 @@ class TpuDevice(Device):
         return Capabilities(own_memory=not runs_on_cpu(), ceilings=True)
 
     def default_dtype(self, checkpoint: DType) -> DType:
-        """bfloat16, which is what a TPU multiplies."""
+        """bfloat16, the type that a TPU multiplies."""
         return "bfloat16"
 
     def plan(

@@ -107,7 +107,7 @@ class TpuExecutor(Executor):
             self._copy(pairs[start : start + COPIED_PAIRS], group)
 
     def stats(self) -> BucketStats:
-        """What was run since the warm-up. A step counts as one row of tokens, whoever they are of."""
+        """What was run since the warm-up. A step counts as one row of tokens, of all sequences together."""
         width = self._programs.width
         uses = [
             BucketUse("step", Bucket(1, size, width), num_steps, self._num_tokens[size])
@@ -116,7 +116,7 @@ class TpuExecutor(Executor):
         return BucketStats(tuple(uses), num_outside=0, num_compilations=self.late_compilations)
 
     def measure_ceilings(self, dtype: DType, seconds: float) -> dict[str, float]:
-        """What the chips can do at most, see `ceilings.py`. Call it between steps."""
+        """The most that the chips can do, see `ceilings.py`. Call it between steps."""
         return measure_ceilings(self._programs.mesh, dtype, seconds)
 
     def close(self) -> None:

@@ -48,9 +48,9 @@ def _fits(attention: AttentionSpec, num_devices: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """Which layers the kernel computes, on chips of which each has a part of the KV heads.
+    """Which layers the kernel computes, on chips that each have a part of the KV heads.
 
-    `itemsize` is of the cached K and V, in bytes. Not `available`: none.
+    `itemsize` is the size of a cached number of K or V, in bytes. Not `available`: it computes no layer.
     """
 
     available: bool

@@ -19,7 +19,7 @@ Floats = NDArray[np.float32]
 class StepInputs(NamedTuple):
     """A batch of at most S sequences and T tokens. Tuples have an entry for each cache group.
 
-    `slots` say where K and V of a token go, counted over all pages; those of padding lie behind the last page, and
+    `slots` say where K and V of a token go, counted over all pages. The slots of padding lie behind the last page;
     nothing is written there.
     """
 
@@ -35,7 +35,7 @@ class StepInputs(NamedTuple):
 
 
 class RowInputs(NamedTuple):
-    """Rows of which tokens are sampled, padded to R. `uniform` is in [0, 1): what a seeded row draws with."""
+    """Rows whose tokens are sampled, padded to R. `uniform` is the number in [0, 1) that a seeded row draws with."""
 
     tokens: Ints  # [R]; indices into the step's tokens
     temperature: Floats  # [R]
@@ -79,7 +79,7 @@ def step_inputs(
 
 
 def row_inputs(batch: StepBatch, rows: NDArray[np.intp], num_rows: int) -> RowInputs:
-    """Those of the batch's `rows`, padded to `num_rows` with greedy ones."""
+    """The inputs of the batch's `rows`, padded to `num_rows` with greedy rows."""
     sampling: SamplingBatch = batch.sampling
     temperature = sampling.temperature[rows]
     uniform = np.zeros(num_rows, np.float32)

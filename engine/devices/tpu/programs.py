@@ -29,7 +29,7 @@ class Program(NamedTuple):
     arguments: tuple[Any, ...]
 
     def compile(self) -> Any:
-        """What runs it, and never compiles. It takes numpy arrays in place of arrays on the device."""
+        """A function that runs it and never compiles. It takes numpy arrays in place of arrays on the device."""
         return self.function.lower(*self.arguments).compile()
 
 
@@ -59,7 +59,7 @@ class Programs:
         def step(
             params: Params, pages: Pages, hidden: jax.Array, sampled: jax.Array, inputs: StepInputs
         ) -> tuple[Pages, jax.Array]:
-            # A row without a token has ended its sequence, whose next token nobody will look at.
+            # A row without a token has ended its sequence, so its next token is not used.
             last = jnp.maximum(sampled[jnp.maximum(inputs.last_row, 0)], 0)
             inputs = inputs._replace(token_ids=jnp.where(inputs.last_row >= 0, last, inputs.token_ids))
             x, after = self.decoder.hidden(params, pages, inputs)

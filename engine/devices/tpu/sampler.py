@@ -1,7 +1,7 @@
 """Logits to tokens on the device, for rows that ask for no more than a token.
 
-The rules are those of `engine/devices/sampling.py`. Sums are float32 here, where the reference has float64, so a row
-whose number falls between the two roundings draws a neighbouring token.
+The rules are the same as in `engine/devices/sampling.py`. Sums are float32 here and float64 in the reference. So a row
+whose random number falls between the two roundings draws a neighbouring token.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from ...weights.lora import EMBED, HEAD, LoraAdapter
 
 
 def parts_of(adapter: LoraAdapter, spec: DecoderSpec, stages: Sequence[StageSpec]) -> list[LoraAdapter]:
-    """What each stage has of an adapter. What it does to the rope, all of them have."""
+    """Each stage's part of an adapter. All parts have its changes to the rope."""
     return [_part(adapter, spec, stage) for stage in stages]
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def _without_warnings() -> Iterator[None]:
-    """Whoever started this process has said it already."""
+    """Silence warnings that the parent process has logged already."""
     logging.disable(logging.WARNING)
     try:
         yield

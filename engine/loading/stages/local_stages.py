@@ -102,7 +102,7 @@ class LocalStages:
             unfinished.callback(processes.close)
             unfinished.callback(processes.stop_loading)
             kept = links[0][0], links[-1][1], masks[0], *(ours for ours, _ in adapters)
-            for end in ends:  # those of the stages, so that the end of a process is heard
+            for end in ends:  # closed here, so that the end of a process is noticed
                 if end not in kept:
                     end.close()
             try:
@@ -177,7 +177,7 @@ class LocalStages:
         for link in (self.first, self.last, self.masks):
             link.close()
         self._processes.close()
-        for connection in self._adapters:  # now that nobody waits for an answer any more
+        for connection in self._adapters:  # now that no thread waits for an answer any more
             connection.close()
         for slot in self.slots:
             slot.close()

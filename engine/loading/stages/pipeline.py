@@ -44,11 +44,11 @@ def local_host(options: EngineOptions, model: OpenedModel) -> StageHost:
 def plan_stages(
     options: EngineOptions, model: OpenedModel, host: StageHost | None, beside_first: int = 0
 ) -> list[StageSpec]:
-    """The stages of a model, of which there are several, for the cores and the memory of a `host`.
+    """The stages of a model that has several, for the cores and the memory of a `host`.
 
-    Without a host, all stages count as equal. Nothing is measured either if the options say how many layers each has.
-    `beside_first` is what a draft model takes where the first stage is, in bytes. Raises DeviceError and ModelError for
-    what cannot be split.
+    Without a host, all stages count as equal. Nothing is measured either if the options give the layers of each stage.
+    `beside_first` is what a draft model takes on the first stage's machine, in bytes. Raises DeviceError and ModelError
+    for what cannot be split.
     """
     _staged(options, model)
     count, spec, formats = options.pipeline.stages, model.spec, model.plan.formats
@@ -104,7 +104,7 @@ def _room_in_words(room: StageRoom) -> str:
 
 
 def stages_bytes(model: OpenedModel, stages: Sequence[StageSpec], max_num_batched_tokens: int) -> int:
-    """What the weights of all stages take, and the rows between them. A tied embedding is in two of them."""
+    """The bytes of all stages' weights, and of the rows between them. Two stages have a tied embedding."""
     rows = len(stages) * max_num_batched_tokens * stage_row_floats(model.spec) * _FLOAT_BYTES
     whole = stage_bytes(model.spec, StageSpec(0, len(model.spec.layers), len(model.spec.layers)), model.plan.formats)
     twice = sum(stage_bytes(model.spec, stage, model.plan.formats) for stage in stages) - whole
@@ -114,7 +114,7 @@ def stages_bytes(model: OpenedModel, stages: Sequence[StageSpec], max_num_batche
 def memory_of(
     host: StageHost, model: OpenedModel, stages: Sequence[StageSpec], draft: OpenedDraft | None = None
 ) -> Memory:
-    """What there is for a whole model whose stages `host` has, the first with a `draft` model beside it."""
+    """The memory for a whole model whose stages `host` has; the first stage has the `draft` model too."""
     weights = [stage_bytes(model.spec, stage, model.plan.formats) for stage in stages]
     if draft is not None:
         weights[0] += draft.model.weight_bytes
@@ -130,8 +130,8 @@ def load_pipeline(
     host: StageHost,
     draft: OpenedDraft | None = None,
 ) -> PipelineExecutor:
-    """Start the processes of the stages where `host` has them, and wait until they have loaded their weights, and the
-    first of them those of a `draft` model.
+    """Start the stages' processes where `host` has them. Wait until they have loaded their weights, and the first one
+    a `draft` model's too.
 
     Raises DeviceError for a stage that cannot load, and LoadCancelledError.
     """

@@ -1,6 +1,6 @@
 """The process of a stage: it loads its layers, then runs the steps that come to it and passes them on.
 
-Whatever happens to the process that started it, it ends: a thread waits for the end of that process's socket.
+It ends when the process that started it ends, in any way: a thread waits for the end of that process's socket.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _REPORTED = 0.01  # of the weights, at least, between two reports
 
 
 class StageStart(Struct, frozen=True):
-    """What a process is told at its start: which stage it is, its groups of processors, and descriptors, whose
-    numbers are the same in both processes.
+    """What a process gets at its start: its stage, its groups of processors, and descriptors, which have the same
+    numbers in both processes.
 
-    `upstream` is where steps come from, and `downstream` where they go. On `masks` the last stage hears that the masks
-    of a step are written, and on `adapters` each stage is given adapters.
+    Steps come from `upstream` and go to `downstream`. `masks` tells the last stage that the masks of a step are
+    written, and `adapters` brings each stage its adapters.
     """
 
     plan: StagePlan
@@ -87,7 +87,7 @@ def _take_adapters(connection: Connection, loaded: LoadedLayers) -> None:
                 connection.send("")
     except (EOFError, OSError):
         pass  # who gives adapters has gone
-    except BaseException:  # nobody may wait for an answer that never comes
+    except BaseException:  # nothing may wait for an answer that never comes
         logging.getLogger(__name__).exception("An adapter could not be loaded")
         os._exit(1)
 
@@ -111,7 +111,7 @@ class _Starter:
             self._connection.send(message)
 
     def report(self, fraction: float) -> None:
-        """That much of the whole model was read here, 0 to 1."""
+        """`fraction` of the whole model was read here, 0 to 1."""
         if fraction - self._reported >= _REPORTED:
             self._reported = fraction
             self.tell("progress", fraction)

@@ -44,9 +44,9 @@ class LoadedStage(Struct):
 
 
 class StageProcesses:
-    """Starts a process for each stage. They end with this one, whatever happens to it.
+    """Starts a process for each stage. They end when this process ends, in any way.
 
-    `has_ended` says whether one has ended, of those that are watched.
+    `has_ended` says whether one of the watched processes has ended.
     """
 
     def __init__(self, starts: Sequence[StageStart]) -> None:

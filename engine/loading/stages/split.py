@@ -22,7 +22,7 @@ from ...models.spec import (
 from ...weights.quantization import TensorFormat
 
 BESIDE_WEIGHTS: Final = 8
-"""One part in so many of the weights is left beside them, for a KV cache whose size was not said."""
+"""The weights' size divided by this is left free beside them, for a KV cache whose size was not given."""
 
 
 class StageRoom(Struct, frozen=True):
@@ -36,7 +36,7 @@ class StageRoom(Struct, frozen=True):
 
 
 def split_as_asked(spec: DecoderSpec, asked: Sequence[int]) -> list[StageSpec]:
-    """The stages, in order, with so many layers. Raises ModelError if the model cannot be split so."""
+    """The stages, in order, with `asked` layers each. Raises ModelError if the model cannot be split so."""
     num_layers, cuts = len(spec.layers), stage_cuts(spec)
     if sum(asked) != num_layers:
         raise ModelError(
@@ -76,7 +76,7 @@ def split_layers(
     whole = max(held[-1], 1)
 
     def fullness(stage: int, begin: int, end: int) -> float:
-        """What a stage would take, by the memory that it may take."""
+        """What a stage would take, divided by the memory that it may take."""
         available = None if room is None else room.bytes[stage]
         if room is None or available is None:
             return 0.0

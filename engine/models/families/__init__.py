@@ -1,4 +1,4 @@
-"""The model families, one file each: `ARCHITECTURES` and `describe`. `parts` and `names` are what they share."""
+"""The model families, one file each: `ARCHITECTURES` and `describe`. They share `parts` and `names`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Family(Protocol):
     ARCHITECTURES: Mapping[str, Listing]
 
     def describe(self, architecture: str, config: ConfigReader, max_model_len: int | None) -> ModelDescription:
-        """Describes the config of one of ARCHITECTURES, for a context of so many tokens if that is given."""
+        """Describes the config of one of ARCHITECTURES, for a context of `max_model_len` tokens if it is given."""
         ...
 
 

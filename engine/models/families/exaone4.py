@@ -44,7 +44,7 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
 
 
 def _windows(config: ConfigReader, window: int | None) -> tuple[int | None, ...]:
-    """By `layer_types`, else every so many layers one without a window, else by letters: L has one, G has none."""
+    """By `layer_types`, else by letters (L has a window, G has none), else by n: each n-th layer has none."""
     pattern = config.raw("sliding_window_pattern")
     if isinstance(pattern, str) and pattern and set(pattern) <= {"L", "G"}:
         last = config.num_layers("num_hidden_layers") - 1

@@ -1,4 +1,4 @@
-"""What families with experts share: how many there are, which layers have them, and how checkpoints call them."""
+"""Shared by families with experts: how many there are, which layers have them, and their names in checkpoints."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def single_experts(block: str, gate: str, up: str, down: str) -> Mapping[str, st
 
 
 QWEN_EXPERTS = {"router": "mlp.gate", **single_experts("mlp", "gate_proj", "up_proj", "down_proj")}
-"""The names that most families have, without those of a shared expert."""
+"""The names that most families have, without a shared expert's."""
 
 
 def shared_expert(module: str) -> Mapping[str, str]:
@@ -98,7 +98,7 @@ def stacked(
     transpose: bool = False,
     each: tuple[int, int, int] | None = None,
 ) -> TensorRef:
-    """A part of each expert's matrix in the tensor `name`, which holds those of all."""
+    """A part of each expert's matrix in the tensor `name`, which holds all experts' matrices."""
     return TensorRef(name, transpose, rows, each, index=0)
 
 
@@ -107,9 +107,9 @@ _EXPERT = re.compile(r"(?:layers\.(\d+)|mtp\.layer)\.experts\.(\d+)\.(gate|up|do
 
 @dataclass(frozen=True)
 class ExpertsTogether:
-    """Where an expert's matrix may be in checkpoints that hold those of all experts of a layer in one tensor.
+    """Where an expert's matrix may be in checkpoints with one tensor for all experts of a layer.
 
-    Gate and up, of `size` rows each, are in one matrix. With `may_transpose` matrices may lie transposed too.
+    Gate and up, of `size` rows each, are in one matrix. With `may_transpose` matrices may also be transposed.
     """
 
     base: str

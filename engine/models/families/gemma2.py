@@ -42,7 +42,7 @@ def describe(architecture: str, config: ConfigReader, max_model_len: int | None)
 
 
 def mixers(config: ConfigReader) -> tuple[AttentionSpec, MlpSpec, NormSpec]:
-    """What Gemma 2 and Gemma 3 have in common: the attention without positions, the MLP and the norm."""
+    """The parts that Gemma 2 and Gemma 3 share: the attention without positions, the MLP and the norm."""
     config.refuse("use_bidirectional_attention", False)
     config = config.with_defaults(head_dim=256, num_key_value_heads=4)
     bias = config.flag("attention_bias", False)

@@ -1,4 +1,4 @@
-"""Gemma 3n, text: several residual streams, per-layer embeddings, gates of which most values are cut off.
+"""Gemma 3n, text: several residual streams, per-layer embeddings, gates with most values cut off.
 
 As in https://github.com/huggingface/transformers/blob/main/src/transformers/models/gemma3n/modeling_gemma3n.py.
 """

@@ -47,7 +47,7 @@ _MODULES = {
     "mlp_sum_scale": "layer_scalar",
     "per_layer_sum_scale": "layer_scalar",
 }
-# Of layers with experts, where the MLP's result is normalized before that of the experts is added, and the sum again.
+# For layers with experts: the MLP's result is normalized before the experts' is added, and the sum is normalized again.
 _EXPERTS = {
     "mlp_post_norm": "post_feedforward_layernorm_1",
     "router": "router.proj",
@@ -169,7 +169,7 @@ def _attentions(config: ConfigReader, max_model_len: int | None) -> tuple[tuple[
 
 
 def _heads(config: ConfigReader, index: int, window: int | None) -> ConfigReader:
-    """The config with the heads of one layer: those of `per_layer_config`, or of the fields for global layers."""
+    """The config with one layer's heads, from `per_layer_config` or from the fields for global layers."""
     by_layer = config.raw("per_layer_config")
     if by_layer is not None:
         own = by_layer.get(str(index), by_layer.get(index, {})) if isinstance(by_layer, dict) else None

@@ -1,4 +1,4 @@
-"""What Gemma 3n and Gemma 4 share: per-layer embeddings, and K and V that the last layers read from earlier ones."""
+"""Shared by Gemma 3n and Gemma 4: per-layer embeddings, and K and V that the last layers read from earlier ones."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def per_layer_names(modules: Mapping[str, str], top: Mapping[str, str] = Mapping
 
 
 def per_layer_size(config: ConfigReader) -> int:
-    """How many values a layer is told of a token: 0 in models without per-layer embeddings."""
+    """How many values a layer gets for a token: 0 in models without per-layer embeddings."""
     return 0 if config.raw("hidden_size_per_layer_input") == 0 else config.integer("hidden_size_per_layer_input", 256)
 
 
 def per_layer_embedding(config: ConfigReader, norm: NormSpec) -> PerLayerEmbeddingSpec | None:
-    """What all layers are told of a token; None in models without per-layer embeddings."""
+    """The per-layer embedding of tokens; None in models without it."""
     size = per_layer_size(config)
     if not size:
         return None
@@ -48,7 +48,7 @@ def per_layer_embedding(config: ConfigReader, norm: NormSpec) -> PerLayerEmbeddi
 
 
 def layers_with_kv(config: ConfigReader, num_layers: int, default: int = 0) -> int:
-    """How many layers have K and V of their own; the last ones read those of others."""
+    """How many layers have their own K and V; the last ones read other layers'."""
     shared = config.raw("num_kv_shared_layers")
     shared = shared if shared == 0 else config.optional_integer("num_kv_shared_layers", default) or 0
     if shared >= num_layers:
@@ -57,7 +57,7 @@ def layers_with_kv(config: ConfigReader, num_layers: int, default: int = 0) -> i
 
 
 def last_with(windows: Sequence[int | None], window: int | None) -> int:
-    """The last of the layers that have K and V of their own and this window. Raises ModelError if there is none."""
+    """The last layer with its own K and V and this window. Raises ModelError if there is none."""
     for index in reversed(range(len(windows))):
         if windows[index] == window:
             return index

@@ -40,7 +40,7 @@ _LINEARS = {"o": "attn.c_proj", "up": "mlp.c_fc", "down": "mlp.c_proj"}
 
 
 def describe(architecture: str, config: ConfigReader, max_model_len: int | None) -> ModelDescription:
-    """GPT-2. `reorder_and_upcast_attn` asks for attention scores in float32, which is what devices do anyway."""
+    """GPT-2. `reorder_and_upcast_attn` asks for attention scores in float32, which devices compute anyway."""
     config.refuse("add_cross_attention", False)
     hidden, num_heads = config.integer("n_embd"), config.integer("n_head")
     if hidden % num_heads:

@@ -34,7 +34,7 @@ _NAMES = CheckpointNames(
 
 
 def describe(architecture: str, config: ConfigReader, max_model_len: int | None) -> ModelDescription:
-    """GPT-BigCode. What its fields say of float32 is what devices do anyway."""
+    """GPT-BigCode. Its fields about float32 ask for what devices do anyway."""
     config.refuse("add_cross_attention", False)
     hidden, num_heads = config.integer("n_embd"), config.integer("n_head")
     one_kv_head, num_positions = config.flag("multi_query", True), config.integer("n_positions", 1024)

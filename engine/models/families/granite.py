@@ -16,7 +16,7 @@ ARCHITECTURES = {"GraniteForCausalLM": Listing("Granite 3, dense")}
 
 
 def describe(architecture: str, config: ConfigReader, max_model_len: int | None) -> ModelDescription:
-    """Granite, dense. Each multiplier is 1 where the config has none, also that of the attention scores."""
+    """Granite, dense. Each multiplier is 1 where the config has none, also the attention scores'."""
     bias = config.flag("attention_bias", False)
     heads = attention(config, qkv_bias=bias, out_bias=bias)
     rope = rope_from_config(config, heads.head_dim, max_model_len)

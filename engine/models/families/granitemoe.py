@@ -1,6 +1,6 @@
 """Granite 3 with experts (https://github.com/ibm-granite/granite-3.0-language-models).
 
-Its checkpoints hold the matrices of all experts in one tensor, those of gate and up in the same rows.
+Its checkpoints hold all experts' matrices in one tensor, with gate and up in the same matrix.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NAMES = llama_names(
 
 
 def describe(architecture: str, config: ConfigReader, max_model_len: int | None) -> ModelDescription:
-    """Granite with experts. Each multiplier is 1 where the config has none, also that of the attention scores."""
+    """Granite with experts. Each multiplier is 1 where the config has none, also the attention scores'."""
     bias = config.flag("attention_bias", False)
     heads = attention(config, qkv_bias=bias, out_bias=bias)
     rope = rope_from_config(config, heads.head_dim, max_model_len)

@@ -32,7 +32,7 @@ _NAMES = llama_names(
 
 
 def describe(architecture: str, config: ConfigReader, max_model_len: int | None) -> ModelDescription:
-    """Granite 4. Each multiplier is 1 where the config has none, also that of the attention scores."""
+    """Granite 4. Each multiplier is 1 where the config has none, also the attention scores'."""
     bias = config.flag("attention_bias", False)
     heads = replace(attention(config, qkv_bias=bias, out_bias=bias), scale=config.number("attention_multiplier", 1.0))
     positions = config.raw("position_embedding_type")

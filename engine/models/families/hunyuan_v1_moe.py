@@ -1,4 +1,4 @@
-"""Hunyuan with experts (https://arxiv.org/abs/2411.02265): those of every layer beside a shared one."""
+"""Hunyuan with experts (https://arxiv.org/abs/2411.02265): every layer has experts and a shared one."""
 
 from __future__ import annotations
 

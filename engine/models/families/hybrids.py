@@ -1,4 +1,4 @@
-"""What families with delta nets share: the types of their layers, and Qwen's attention with an output gate."""
+"""Shared by families with delta nets: the types of their layers, and Qwen's attention with an output gate."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def qwen_attention(config: ConfigReader, norm: NormSpec, max_model_len: int | No
 
 
 def qwen_mlps(config: ConfigReader, num_experts: int = 512, per_token: int = 10) -> list[MixerSpec]:
-    """Experts beside a shared one with a gate, or an MLP, of each layer. The numbers are those of a config without."""
+    """Each layer's experts with a gated shared expert, or its MLP. The numbers are for a config without them."""
     num_layers = config.num_layers("num_hidden_layers")
     if config.raw("num_experts") == 0:
         return [gated_mlp(config)] * num_layers

@@ -67,7 +67,7 @@ def latent_attention(
 
 
 def latent_refs(attention: LatentAttentionSpec) -> dict[str, TensorRef]:
-    """k_up and v_up: for each head, one matrix has the rows of its keys and then those of its values."""
+    """k_up and v_up: one matrix has, for each head, the rows of its keys and then the rows of its values."""
     nope, size = attention.nope_dim, attention.nope_dim + attention.value_dim
     name = "self_attn.kv_b_proj"
     return {
@@ -77,7 +77,7 @@ def latent_refs(attention: LatentAttentionSpec) -> dict[str, TensorRef]:
 
 
 def _sharpness(config: ConfigReader) -> float:
-    """What YaRN's `mscale_all_dim` makes of the scores: the square of `0.1 * mscale_all_dim * ln(factor) + 1`."""
+    """The factor of the scores by YaRN's `mscale_all_dim`: the square of `0.1 * mscale_all_dim * ln(factor) + 1`."""
     for name in ("rope_scaling", "rope_parameters"):
         value = config.raw(name)
         if isinstance(value, dict) and (value.get("rope_type") or value.get("type") or "default") != "default":

@@ -13,7 +13,7 @@ from .parts import decoder
 
 ARCHITECTURES = {"Mamba2ForCausalLM": Listing("Mamba2, Mamba-Codestral")}
 
-_LONGEST = 1 << 18  # tokens that a context has where nobody says; the state takes any number
+_LONGEST = 1 << 18  # tokens of a context if none is given; the state takes any number
 
 
 def describe(architecture: str, config: ConfigReader, max_model_len: int | None) -> ModelDescription:

@@ -1,4 +1,4 @@
-"""What families with Mamba2 layers share: the fields of their configs, and the names of the weights."""
+"""Shared by families with Mamba2 layers: the fields of their configs, and the names of the weights."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class CheckpointNames:
     def describe(self, spec: DecoderSpec, fused: Mapping[str, TensorRef] = _NONE) -> ModelDescription:
         """The description of `spec`. `fused` are references for modules that are transposed, or a part of a matrix.
 
-        Those for experts may have an index: that of the expert is put there.
+        References for experts may have an index: the expert's number is put there.
         """
         tensors = {name: self._reference(name, fused) for name in tensor_shapes(spec)}
         return ModelDescription(spec, tensors, self.base, self.head)

@@ -17,7 +17,7 @@ ARCHITECTURES = {"Qwen3ForCausalLM": Listing("Qwen3, dense")}
 
 
 def describe(architecture: str, config: ConfigReader, max_model_len: int | None) -> ModelDescription:
-    """Qwen3. A config without `head_dim` has one of 128, whatever its hidden size."""
+    """Qwen3. A config without `head_dim` means 128, whatever its hidden size."""
     bias = config.flag("attention_bias", False)
     heads = attention(config.with_defaults(head_dim=128), qkv_bias=bias, out_bias=bias)
     rope = rope_from_config(config, heads.head_dim, max_model_len)

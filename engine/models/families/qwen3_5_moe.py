@@ -19,7 +19,7 @@ ARCHITECTURES = {
 
 
 def describe(architecture: str, config: ConfigReader, max_model_len: int | None) -> ModelDescription:
-    """Qwen3.5 with experts. Checkpoints hold the matrices of each expert, or those of all in one tensor."""
+    """Qwen3.5 with experts. Checkpoints hold each expert's matrices, or all experts' in one tensor."""
     is_multimodal = architecture == _MULTIMODAL
     if is_multimodal:
         config = text_config(config)

@@ -12,11 +12,11 @@ from .shapes import Shapes, linear, under
 
 @dataclass(frozen=True, slots=True)
 class StreamsSpec:
-    """What a token has instead of one row x of `hidden` values: `count` rows, one behind the other.
+    """A token has `count` rows, one behind the other, instead of one row x of `hidden` values.
 
-    The first is its embedding x. Row i is `W_i x`, made as large as x. In the end, row i but the first becomes
-    `V_i row_i`, made as large as the first; their mean goes on. Large is the root of the mean square, and what is made
-    larger counts as at least the root of `min_square`.
+    The first is its embedding x. Row i is `W_i x`, scaled to the size of x. In the end, each row i except the first
+    becomes `V_i row_i`, scaled to the size of the first; their mean goes on. The size of a row is the root of its mean
+    square. A row that is scaled counts as at least the root of `min_square`.
     """
 
     count: int
@@ -37,15 +37,15 @@ class StreamsSpec:
 
 @dataclass(frozen=True, slots=True)
 class AltUpSpec:
-    """A layer that computes with one of its `streams`, and tells the others what it made of it.
+    """A layer that computes with one of its `streams`, and corrects the others by the result.
 
-    `m(x) = tanh(router(norm(x)) / hidden)` is a number for each stream. First the rows are predicted: to row j are
-    added all rows i, each times number `j * streams + i` of `predict m(active row)`. The `residuals` compute with the
-    predicted `active` row a and make b of it. Then `(b - a) (1 + correct m(b))` is added to the predicted rows, with a
-    factor for each. The residual block `passive` adds to all rows but the first what it makes of the active one, which
-    is multiplied by a vector before if it is `scaled`.
+    `m(x) = tanh(router(norm(x)) / hidden)` is a number for each stream. First the rows are predicted: all rows i are
+    added to row j, each times number `j * streams + i` of `predict m(active row)`. The `residuals` compute b from the
+    predicted `active` row a. Then `(b - a) (1 + correct m(b))` is added to the predicted rows, with a factor for each.
+    The residual block `passive` computes with the active row, multiplied by a vector before if it is `scaled`. Its
+    result is added to all rows except the first.
 
-    Raises ValueError for a stream that there is not.
+    Raises ValueError for a stream that does not exist.
     """
 
     kind: ClassVar[str] = "alt_up"

@@ -41,7 +41,7 @@ class TemperatureSpec:
 
 @dataclass(frozen=True, slots=True)
 class KvShape:
-    """What a token leaves in the cache of one layer: K `[num_heads, key_dim]` and V `[num_heads, value_dim]`.
+    """A token's entry in the cache of one layer: K `[num_heads, key_dim]` and V `[num_heads, value_dim]`.
 
     It lies in the cache group of `window`. With `values_in_keys` V is a part of K, and is kept with it.
     """
@@ -68,14 +68,14 @@ class AttentionSpec:
     `query_temperature` scales the queries. A score is `q.k * scale`, then `softcap * tanh(score / softcap)` if
     there is a cap (https://arxiv.org/abs/2408.00118), then `score + alibi_slopes[head] * (key position - query
     position)` if there are slopes, one a query head (https://arxiv.org/abs/2108.12409). With neither rope nor slopes a
-    layer knows no positions (NoPE). `sinks`: each query head has a learned score of no token, which takes part in the
-    softmax and has no value (https://arxiv.org/abs/2508.10925). With an `output_gate`, what a head gives is multiplied
-    by `sigmoid(q_gate x)`.
+    layer knows no positions (NoPE). `sinks`: each query head has a learned score that belongs to no token. It is a part
+    of the softmax and has no value (https://arxiv.org/abs/2508.10925). With an `output_gate`, a head's result is
+    multiplied by `sigmoid(q_gate x)`.
 
-    `v_norm` normalizes each value head. With `values_from_keys` values have no projection: they are the keys' before
-    norm and rope. With a `kv_layer` a layer has no K and V of its own: it reads those of the attention of that earlier
-    layer, which has the same heads and window (https://arxiv.org/abs/2405.05254). Raises ValueError for numbers that
-    make no attention.
+    `v_norm` normalizes each value head. With `values_from_keys` values have no projection: they are the keys before
+    norm and rope. With a `kv_layer` a layer has no K and V of its own: it reads those of that earlier attention layer,
+    which has the same heads and window (https://arxiv.org/abs/2405.05254). Raises ValueError for numbers that do not
+    fit together.
     """
 
     kind: ClassVar[str] = "attention"

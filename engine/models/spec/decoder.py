@@ -30,7 +30,7 @@ class EmbeddingSpec:
 
     A token's row is multiplied by `scale`. When `size` is not the hidden size, a projection without bias follows, and
     another precedes the head. Row `position + position_offset` of the `[num_positions + position_offset, hidden]` table
-    is added, and the sum is normalized if there is a `norm`. `per_layer` is what each layer is told of a token besides.
+    is added, and the sum is normalized if there is a `norm`. `per_layer` is an additional input of each layer.
     """
 
     size: int
@@ -111,12 +111,12 @@ class DecoderSpec:
 
     @property
     def state_bytes(self) -> int:
-        """What the recurrent mixers keep of one sequence, whatever its length; 0: there are none."""
+        """The size of all recurrent mixers' state of one sequence of any length; 0: there are none."""
         return _STATE_BYTES * sum(mixer.state_size for mixer in self.recurrences())
 
     @property
     def state_input_bytes(self) -> int:
-        """What a token gives to the recurrent mixers: whoever keeps it can compute their states again."""
+        """The size of a token's inputs to the recurrent mixers, from which their states can be computed again."""
         return _STATE_BYTES * sum(mixer.state_inputs for mixer in self.recurrences())
 
     @property
@@ -126,7 +126,7 @@ class DecoderSpec:
         return self.layers if predicting is None else (*self.layers, predicting.layer)
 
     def caches(self) -> Iterator[KvShape]:
-        """What a token leaves in the KV cache, layer by layer. Layers that read another's K and V have none."""
+        """A token's entries in the KV cache, layer by layer. Layers that read another's K and V have none."""
         for layer in self.all_layers:
             for mixer in mixers(layer):
                 if isinstance(mixer, AttentionSpec | LatentAttentionSpec) and mixer.cached is not None:
@@ -135,8 +135,8 @@ class DecoderSpec:
     def windows(self) -> list[int | None]:
         """The sliding window of each cache group, the widest first: None sees all tokens.
 
-        Attention mixers with the same window are one group. A model without attention has one group in which a token
-        leaves nothing: its blocks say only which tokens they are, for the prefix cache.
+        Attention mixers with the same window are one group. A model without attention has one group with empty blocks,
+        which only name their tokens for the prefix cache.
         """
         found = {shape.window for shape in self.caches()} or {None}
         widths = sorted((window for window in found if window is not None), reverse=True)

@@ -67,7 +67,7 @@ class DeltaNetSpec:
         return self.conv_size + 2 * self.num_value_heads
 
     def shapes(self, hidden_size: int) -> Shapes:
-        """The weights. Those of the convolution are `[conv_kernel, conv_size]`, flat: its last row is for the token."""
+        """The weights. The convolution's are `[conv_kernel, conv_size]`, flat: the last row is for the token itself."""
         shapes: Shapes = {}
         for name, size in (("q", self.key_size), ("k", self.key_size), ("v", self.value_size), ("z", self.value_size)):
             shapes |= under(f"delta_{name}", linear(size, hidden_size, bias=False))

@@ -12,13 +12,13 @@ from .shapes import Shapes, linear, under
 
 @dataclass(frozen=True, slots=True)
 class Eagle3Spec:
-    """Draft tokens the token at position p + 1 from the one at p and from what the model had at p - 1.
+    """Drafts the token at position p + 1 from the token at p and from what the model had at p - 1.
 
     Let g be the sum of `fuse[i] x_i`, where x_i is the row that number `layers[i]` of the model's layers was given at
     position p - 1 (where there are no more layers, what the last one gave). The layer's row at p is `y = h +
     attention([embedding_norm(embed(token p)), hidden_norm(g)])`, then `y + mlp(y)`. Here h is g, or `hidden_norm(g)` if
     it `adds_normed`. Position 0 has no row, and nothing attends to it. The head, over `vocab_size` tokens, makes logits
-    of `final_norm(row)`. To draft token another token, the layer is run again with the draft token, and with the row as
+    of `final_norm(row)`. To draft another token, the layer is run again with the draft token, and with the row as
     g (https://arxiv.org/abs/2503.01840).
 
     Its tokens are `token_ids` of the model's; None: the same. The embedding is the model's unless it has its `own`.
@@ -45,11 +45,11 @@ class Eagle3Spec:
 
     @property
     def layer(self) -> LayerSpec:
-        """Its parts as those of any layer."""
+        """Its parts, in the form of any layer."""
         return (ResidualBlockSpec(self.attention), self.mlp)
 
     def shapes(self, model_size: int, model_vocab: int) -> Shapes:
-        """The weights, by their names below `eagle3`, beside a model of that hidden size and so many tokens."""
+        """The weights, by their names below `eagle3`, for a model with that hidden size and size of vocabulary."""
         size = self.hidden_size
         shapes: Shapes = {"embed.weight": (model_vocab, size)} if self.own_embedding else {}
         for index in range(len(self.layers)):

@@ -1,4 +1,4 @@
-"""A mixture of experts (https://arxiv.org/abs/1701.06538): MLPs of which a router chooses a few for each token."""
+"""A mixture of experts (https://arxiv.org/abs/1701.06538): MLPs; a router chooses a few of them for each token."""
 
 from __future__ import annotations
 
@@ -62,20 +62,20 @@ class RouterSpec:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsSpec:
-    """The sum of `weight * expert(x)` over the chosen experts in ascending order, then that of the `shared` one.
+    """The sum of `weight * expert(x)` over the chosen experts in ascending order, then of the `shared` expert's result.
 
     An expert is an MLP, `gated` or plain: `down(act(gate(x)) * up(x))` or `down(act(up(x)))`. With a `swiglu_limit` it
     is gpt-oss's: `down((clip(up(x)) + 1) * g * sigmoid(1.702 g))`, where g is `min(gate(x), limit)` and up is clipped
     to `[-limit, limit]` (https://arxiv.org/abs/2508.10925).
 
-    With `weighs_input`, it is `expert(weight * x)` that is summed. The `shared` expert, an MLP of the same form without
-    bias, computes every token; with a `shared_gate`, it counts the sigmoid of `x . gate`.
+    With `weighs_input`, `expert(weight * x)` is summed instead. The `shared` expert, an MLP of the same form without
+    bias, computes every token; with a `shared_gate`, its result is multiplied by the sigmoid of `x . gate`.
 
     With an `input_norm`, experts read the norm of x, and the router still reads x.
 
     Each expert's matrices are weights of their own: `experts.7.gate.weight`.
 
-    Raises ValueError for numbers that make no mixture.
+    Raises ValueError for numbers that do not fit together.
     """
 
     kind: ClassVar[str] = "experts"
@@ -125,7 +125,7 @@ class ExpertsSpec:
         return self.num_experts + self.experts_per_token * self.intermediate_size + shared
 
     def shapes(self, hidden_size: int) -> Shapes:
-        """The weights: the router's, those of each expert, and of the shared one."""
+        """The weights of the router, of each expert, and of the shared expert."""
         shapes = under("router", linear(self.num_experts, hidden_size, self.router.bias))
         if self.router.norm:
             shapes |= under("router_norm", self.router.norm.shapes(hidden_size))

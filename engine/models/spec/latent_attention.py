@@ -45,7 +45,7 @@ class LatentAttentionSpec:
 
     @property
     def cached(self) -> KvShape:
-        """What it keeps of a token: the rotated key and the latent, which together are K. V is the latent."""
+        """A token's entry in the cache: the rotated key and the latent, which together are K. V is the latent."""
         return KvShape(None, 1, self.rope_dim + self.kv_rank, self.kv_rank, values_in_keys=True)
 
     @property

@@ -80,7 +80,7 @@ class Mamba2Spec:
         return self.conv_size + 2 * self.num_heads
 
     def shapes(self, hidden_size: int) -> Shapes:
-        """The weights. Those of the convolution are `[conv_kernel, conv_size]`, flat: its last row is for the token."""
+        """The weights. The convolution's are `[conv_kernel, conv_size]`, flat: the last row is for the token itself."""
         sizes = {"z": self.size, "x": self.size, "B": self.group_size, "C": self.group_size, "dt": self.num_heads}
         shapes: Shapes = {}
         for name, size in sizes.items():

@@ -11,11 +11,11 @@ from .shapes import Shapes, linear, under
 
 @dataclass(frozen=True, slots=True)
 class MtpSpec:
-    """Draft tokens the token at position p + 1 from the one at p and from what the model left at p - 1.
+    """Drafts the token at position p + 1 from the token at p and from what the model left at p - 1.
 
     Its row is `layer(project [embedding_norm(embed(token p)), hidden_norm(h)])`, where h is the model's hidden row of
     position p - 1 behind the model's final norm (https://arxiv.org/abs/2412.19437, 2.2). The model's head makes logits
-    of `final_norm(row)`. To draft token another token, it is run again with the draft token, and with the row as h:
+    of `final_norm(row)`. To draft another token, it is run again with the draft token, and with the row as h:
     behind `final_norm` if it `feeds_normed`. The embedding and the head are the model's.
 
     `layer` begins with attention, which sees all tokens; its other residual blocks keep nothing of a token. Raises

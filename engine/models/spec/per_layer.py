@@ -1,4 +1,4 @@
-"""Per-layer embeddings: what each layer is told of a token, and the residual block that takes it in.
+"""Per-layer embeddings: an input of each layer for a token, and the residual block that takes it in.
 
 See https://developers.googleblog.com/en/introducing-gemma-3n-developer-guide/ (PLE).
 """
@@ -15,7 +15,7 @@ from .shapes import Shapes, linear, under
 
 @dataclass(frozen=True, slots=True)
 class PerLayerEmbeddingSpec:
-    """What all layers are told of a token, `[layers, size]`, made of its id and of its embedding x.
+    """All layers' inputs for a token, `[layers, size]`, made of its id and of its embedding x.
 
     `sum_scale * (norm(projection_scale * W x) + scale * table[id])`, the norm over each layer's `size` values. The
     table is `[vocab_size, layers * size]`. Ids beyond it have row 0.
@@ -38,7 +38,7 @@ class PerLayerEmbeddingSpec:
 
 @dataclass(frozen=True, slots=True)
 class PerLayerSpec:
-    """The mixer `projection(act(gate(x)) * p)`, where p are the `size` values that `layer` is told of the token."""
+    """The mixer `projection(act(gate(x)) * p)`, where p are the `size` values of the token for `layer`."""
 
     kind: ClassVar[str] = "per_layer"
 

@@ -11,7 +11,7 @@ from .shapes import Shapes, under
 
 
 class MixerSpec(Protocol):
-    """What a residual block computes from its input: attention, a recurrence, an MLP, or several mixers side by side.
+    """The function that a residual block computes: attention, a recurrence, an MLP, or several mixers side by side.
 
     A kind of mixer has one file here and one for each device. The names of its residual block's norms begin with its
     `kind`. No two kinds have weights of the same name.
@@ -33,7 +33,7 @@ class MixerSpec(Protocol):
 class ResidualBlockSpec:
     """`x = sum_norm(sum_factor * (x + scale * post_norm(mixer(norm(x)))))`, where a norm that is None changes nothing.
 
-    With a `sum_scale` the checkpoint has a number that x is multiplied by in the end.
+    With a `sum_scale`, x is multiplied in the end by a number from the checkpoint.
     """
 
     mixer: MixerSpec
@@ -77,7 +77,7 @@ class ParallelSpec:
 
     @property
     def activations(self) -> int:
-        """Those of all residual blocks."""
+        """The activations of all residual blocks."""
         return sum(residual.mixer.activations for residual in self.residuals)
 
     def shapes(self, hidden_size: int) -> Shapes:

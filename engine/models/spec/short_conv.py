@@ -38,7 +38,7 @@ class ShortConvSpec:
         return self.size
 
     def shapes(self, hidden_size: int) -> Shapes:
-        """The weights. Those of the convolution are `[conv_kernel, size]`, flat: its last row is for the token."""
+        """The weights. The convolution's are `[conv_kernel, size]`, flat: the last row is for the token itself."""
         shapes: Shapes = {}
         for name in ("b", "c", "x"):
             shapes |= under(f"conv_{name}", linear(self.size, hidden_size, self.bias))

@@ -48,9 +48,9 @@ def stage_tensors(spec: DecoderSpec, stage: StageSpec) -> list[str]:
 
 
 def layer_bytes_of(spec: DecoderSpec, sizes: Mapping[str, int]) -> list[int]:
-    """Of tensors' `sizes`, those that a step reads as a whole, by layer.
+    """The `sizes` of tensors that a step reads as a whole, summed by layer.
 
-    Tables that are looked up are left out, and the head counts as the last layer's.
+    Tables that are looked up are left out. The head counts as the last layer's.
     """
     read = [0] * len(spec.layers)
     for name, size in sizes.items():
@@ -64,9 +64,9 @@ def layer_bytes_of(spec: DecoderSpec, sizes: Mapping[str, int]) -> list[int]:
 
 
 def held_bytes_of(spec: DecoderSpec, sizes: Mapping[str, int]) -> list[int]:
-    """Of tensors' `sizes`, what stages of several hold in memory, by layer.
+    """The `sizes` of tensors that several stages hold in memory, summed by layer.
 
-    What the first stage has beside its layers counts as the first layer's, and what the last one has as the last's.
+    Other tensors of the first stage count as the first layer's, and other tensors of the last stage as the last's.
     """
     held = [0] * len(spec.layers)
     for name, size in sizes.items():
@@ -94,7 +94,7 @@ def _last_embeds(spec: DecoderSpec) -> bool:
 
 
 def stage_cuts(spec: DecoderSpec) -> list[int]:
-    """Before which layers a stage may begin, but for the first: no later layer reads the K and V of an earlier one."""
+    """The layers at which a later stage may begin: no layer from there on reads the K and V of a layer before."""
     last_reader: dict[int, int] = {}
     for index, layer in enumerate(spec.layers):
         for mixer in mixers(layer):
@@ -108,6 +108,6 @@ def stage_cuts(spec: DecoderSpec) -> list[int]:
 
 
 def stage_row_floats(spec: DecoderSpec) -> int:
-    """Numbers that one token is between two stages: its hidden states, and what the layers are told of it."""
+    """How many numbers one token takes between two stages: its hidden states, and the layers' inputs for it."""
     per_layer = 0 if spec.embedding.per_layer is None else len(spec.layers) * spec.embedding.per_layer.size
     return spec.hidden_size * (1 if spec.streams is None else spec.streams.count) + per_layer

@@ -1,4 +1,4 @@
-"""How the GGUF files of an architecture differ from the checkpoints of which they are made."""
+"""How the GGUF files of an architecture differ from the checkpoints that they are made from."""
 
 from __future__ import annotations
 
@@ -48,20 +48,20 @@ def no_place(name: str, shapes: Mapping[str, tuple[int, ...]], stored: Collectio
 class GgufArchitecture(NamedTuple):
     """How files of one `general.architecture` differ from Hugging Face's checkpoints of `name`.
 
-    `modules` are the names of a layer's modules, beside those that most have. `top` has the tensors outside layers.
-    `vectors` are tensors of a layer whose whole names differ, not only those of their modules. `own` are tensors of a
-    layer by Tidewheel's names: where a file has one of them, it holds the weight as Tidewheel does, for each head a
-    matrix or all heads one below the other. `places` are those of weights that files divide otherwise than checkpoints,
-    also by Tidewheel's names.
+    `modules` are the names of a layer's modules, in addition to those that most have. `top` has the tensors outside
+    layers. `vectors` are tensors of a layer whose whole names differ, not only their modules' names. `own` are tensors
+    of a layer by Tidewheel's names: where a file has one of them, it holds the weight as Tidewheel does, with a matrix
+    for each head, or all heads one below the other. `places` has the places of weights that files divide differently
+    from checkpoints, also by Tidewheel's names.
 
-    `rotated_pairs`: the rows of q and k lie so that the two of a rotated pair are neighbours. `norms_plus_one`: 1 was
-    added to the weights of norms. `layer_norm`: norms are LayerNorms. `qkv_in_rows`: all queries, keys and values
-    follow each other, whatever the checkpoint does. `outputs_first`: matrices that the checkpoint holds transposed are
-    not.
+    `rotated_pairs`: in the rows of q and k, the two of a rotated pair are neighbours. `norms_plus_one`: 1 was added to
+    the weights of norms. `layer_norm`: norms are LayerNorms. `qkv_in_rows`: all queries, keys and values follow each
+    other, whatever the checkpoint does. `outputs_first`: matrices that the checkpoint holds transposed are not
+    transposed here.
 
     `serves` says whether a file of this architecture is such a model. `heads`, `rope` and `fields` give the fields of
-    config.json; models that are not `attending` have neither heads nor rope nor MLPs. `unused` says which tensors of a
-    layer the model does not need.
+    config.json. Models that are not `attending` do not have heads, rope or MLPs. `unused` says which tensors of a layer
+    the model does not need.
     """
 
     name: str
@@ -95,9 +95,9 @@ class GgufArchitecture(NamedTuple):
     def reference(
         self, name: str, ref: TensorRef, shapes: Mapping[str, tuple[int, ...]], stored: Collection[str]
     ) -> TensorRef | None:
-        """Where in the file the weight is that Tidewheel calls `name`, and that `ref` takes of the checkpoint.
+        """The place in the file of the weight `name` in Tidewheel's words, which `ref` takes from the checkpoint.
 
-        `shapes` are those of all weights, `stored` the names of the file's tensors. None: files do not have it.
+        `shapes` has the shapes of all weights, `stored` the names of the file's tensors. None: files do not have it.
         """
         found = expert_reference(name, shapes[name], stored) or stream_reference(name)
         if found := found or self.places(name, shapes, stored):

@@ -39,7 +39,7 @@ def architecture_of(file: GgufFile) -> GgufArchitecture:
 
 
 def config_of(file: GgufFile) -> Config:
-    """What the model's config.json would say. Raises ModelError, naming the file and the key."""
+    """The model's config.json, made from the file. Raises ModelError, naming the file and the key."""
     architecture = architecture_of(file)
     fields = Fields(file, Fields(file).text("general.architecture") + ".")
     embedding = file.tensors.get("token_embd.weight")

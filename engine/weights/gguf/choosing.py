@@ -13,7 +13,7 @@ from ...files.wording import shown
 MAGIC = b"GGUF"
 """What a file begins with."""
 DEFAULT_QUANTIZATION = "Q4_K_M"
-"""What is taken where a repository has several and none is named, as in llama.cpp."""
+"""The quantization to take if a repository has several and none is named, as in llama.cpp."""
 
 _LABEL = re.compile(
     r"(?:^|[-._/])((?:UD-)?(?:I?Q[1-8](?:_[A-Z0-9]+)*|TQ[12]_0|MXFP4(?:_MOE)?|NVFP4|BF16|F16|F32))(?=$|[-._/])",
@@ -36,8 +36,8 @@ def is_gguf(path: Path) -> bool:
 def find_gguf(folder: Path) -> Path | None:
     """The GGUF model in a folder without safetensors: its only file, or the first of its splits.
 
-    None if there is none. Raises ModelError if there are several. Projectors for images are no models, nor are layers
-    for drafts.
+    None if there is none. Raises ModelError if there are several. Projectors for images and layers for drafts are not
+    models.
     """
     if any(folder.glob("*.safetensors")):
         return None
@@ -126,7 +126,7 @@ def _parts(repository: str, names: list[str]) -> list[str]:
 
 
 def _tags(models: Iterable[str]) -> list[str]:
-    """What names each of these models: its quantization, or its file where that is not said or not the only one."""
+    """A name for each of these models: its quantization, or its file if that is unknown or not unique."""
     labels = {model: _label(model) for model in models}
     count = Counter(labels.values())
     return [label if label and count[label] == 1 else f"{model}.gguf" for model, label in labels.items()]

@@ -18,7 +18,7 @@ from .reader import GgufFile, GgufTensor
 
 Config = dict[str, Any]
 ConfigFields: TypeAlias = Callable[[GgufFile, Fields, Config], Config]
-"""What config.json has beside the fields of all, by the file, its metadata and those fields."""
+"""More fields of config.json than all models have, from the file, its metadata and the common fields."""
 
 # Tensors that belong to the config.
 ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS = (
@@ -101,7 +101,7 @@ def _yarn(fields: Fields) -> Config:
 
 
 def _factors(file: GgufFile, fields: Fields) -> Config:
-    """Factors that the file gives one by one: Llama 3.1's, which hold at any length, or those of LongRoPE."""
+    """Factors that the file gives one by one: Llama 3.1's, which hold at any length, or LongRoPE's."""
     if ROPE_FACTORS in file.tensors:
         factors = float32_vector(file.tensors[ROPE_FACTORS])
         scaling = {"rope_type": "longrope", "short_factor": factors, "long_factor": factors, "attention_factor": 1.0}

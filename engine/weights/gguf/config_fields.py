@@ -83,7 +83,7 @@ def phi3(file: GgufFile, fields: Fields, config: Config) -> Config:
 
 
 def minicpm(file: GgufFile, fields: Fields, config: Config) -> Config:
-    """MiniCPM. Older files have no multipliers: those of the first models hold then."""
+    """MiniCPM. Older files have no multipliers; then the first models' hold."""
     layers, hidden = config["num_hidden_layers"], config["hidden_size"]
     residual, divisor = fields.optional_number("residual_scale"), fields.optional_number("logit_scale")
     return {
@@ -138,8 +138,8 @@ def phi2(file: GgufFile, fields: Fields, config: Config) -> Config:
 
 
 def glm4(file: GgufFile, fields: Fields, config: Config) -> Config:
-    """GLM-4. Files of models that see images too, which have sections, hold the rows of queries and keys in the order
-    in which heads are rotated in halves. GLM-OCR has a layer for drafts.
+    """GLM-4. Files with sections are of models that see images too. They hold the rows of queries and keys in the order
+    for heads that are rotated in halves. GLM-OCR has a layer for drafts.
     """
     return {
         **experts.drafts(fields, config),
@@ -240,6 +240,6 @@ def mpt(file: GgufFile, fields: Fields, config: Config) -> Config:
         "n_heads": config["num_attention_heads"],
         "n_layers": config["num_hidden_layers"],
         "max_seq_len": config["max_position_embeddings"],
-        # A bias of none at all is what files of models without ALiBi have.
+        # Files of models without ALiBi have a bias of 0.
         "attn_config": {"alibi": options["alibi_bias_max"] is not None, **options},
     }

@@ -1,4 +1,4 @@
-"""What GGUF files say of experts, and how they call and store their weights.
+"""Experts in GGUF files: their settings, and the names and places of their weights.
 
 The keys and names: https://github.com/ggml-org/llama.cpp/blob/master/gguf-py/gguf/constants.py.
 """
@@ -39,8 +39,8 @@ _PHIMOE_SCALE = 1.243163121016122  # short_mscale and long_mscale of its config.
 def expert_reference(name: str, shape: tuple[int, ...], stored: Collection[str]) -> TensorRef | None:
     """Where a weight of experts, of their router or of sinks is in a file, by Tidewheel's name; None for others.
 
-    A tensor has the matrices of all experts, one after the other. `stored` are the names of all tensors: some files
-    have gate and up in one, the rows of up behind those of the gate.
+    A tensor has all experts' matrices, one after the other. `stored` are the names of all tensors: some files have gate
+    and up in one, with the rows of up behind those of the gate.
     """
     if found := _EXPERT.fullmatch(name):
         fused = f"blk.{found[1]}.ffn_gate_up_exps.{found[4]}"
@@ -104,7 +104,7 @@ def olmoe(file: GgufFile, fields: Fields, config: _Config) -> _Config:
 
 
 def gpt_oss(file: GgufFile, fields: Fields, config: _Config) -> _Config:
-    """gpt-oss. The rope of its authors has no rounded bounds, of which files say nothing."""
+    """gpt-oss. Its authors' rope has no rounded bounds; files do not say that."""
     rope = config.get("rope_scaling")
     return _counts(fields, "num_local_experts") | {
         "intermediate_size": _expert_size(fields, config),
@@ -127,7 +127,7 @@ def drafts(fields: Fields, config: _Config) -> _Config:
 
 
 def grouped(fields: Fields, config: _Config, *, normalizes: bool) -> _Config:
-    """Experts as DeepSeek's and GLM's, of which groups are chosen first, a shared one, and layers for drafts.
+    """Experts like DeepSeek's and GLM's: groups of them are chosen first, one is shared, and there are draft layers.
 
     `normalizes`: whether weights are normalized where the file is silent.
     """
@@ -183,7 +183,7 @@ def hunyuan_moe(file: GgufFile, fields: Fields, config: _Config) -> _Config:
 
 
 def llama4(file: GgufFile, fields: Fields, config: _Config) -> _Config:
-    """Llama 4. Of the length of its chunks and of its temperatures files say nothing: they are those of all models."""
+    """Llama 4. Files do not have the length of its chunks and its temperatures: all models have the same."""
     if fields.optional_integer("attention.sliding_window") == 0:
         raise fields.error("attention.sliding_window", "above 0: models without chunks are not supported")
     counts = _counts(fields, "num_local_experts")

@@ -49,7 +49,7 @@ _NEVER_TURNS = 1e20  # frequencies are divided by this, or more
 
 
 def gemma(layers_27b: int) -> ConfigFields:
-    """Gemma 2 and 3. The 27B model, which has so many layers, scales its queries by hidden size instead of head dim."""
+    """Gemma 2 and 3. The 27B model has `layers_27b` layers, and scales queries by hidden size instead of head dim."""
 
     def fields_of(file: GgufFile, fields: Fields, config: Config) -> Config:
         is_27b = config["num_hidden_layers"] == layers_27b
@@ -182,7 +182,7 @@ def gemma4(file: GgufFile, fields: Fields, config: Config) -> Config:
 
 
 def shared_kv(layer: int, tensor: str, config: Mapping[str, Any]) -> bool:
-    """Whether a tensor is of K and V that the layer does not use: it reads those of another."""
+    """Whether a tensor is for K and V that the layer does not use, because it reads another layer's."""
     return layer >= config["num_hidden_layers"] - config["num_kv_shared_layers"] and tensor in _SHARED
 
 

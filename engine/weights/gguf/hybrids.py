@@ -1,4 +1,4 @@
-"""What GGUF files say of models with recurrent layers, in the words of config.json, and their tensors."""
+"""Models with recurrent layers in GGUF files: their fields in the words of config.json, and their tensors."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def mlp_reference(name: str, shapes: Mapping[str, tuple[int, ...]], stored: Coll
 
 
 def of_layers(fields: Fields, key: str, num_layers: int, default: int | None = None) -> tuple[int, list[bool] | None]:
-    """A number that is that of all layers, or of those that have it: which these are, where the file says it.
+    """One number for all layers, or for those that have it; and which layers these are, if the file says it.
 
     Raises ModelError for layers whose numbers differ.
     """

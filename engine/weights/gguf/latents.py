@@ -1,4 +1,4 @@
-"""What GGUF files say of attention to latents: DeepSeek's, that of models of its design, and MiniCPM 3's."""
+"""Attention to latents in GGUF files: DeepSeek's, models of its design, and MiniCPM 3's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _GLM_FLASH = {(layers, 154_880) for layers in (47, 48)}  # its files may not say
 
 
 def latent_heads(fields: Fields, config: Config) -> Config:
-    """The sizes of heads and latents. Newer files have those of heads under names of their own."""
+    """The sizes of heads and latents. Newer files have the sizes of heads under other names."""
     heads, rope_dim = config["num_attention_heads"], fields.integer("rope.dimension_count")
     key_dim = fields.optional_integer("attention.key_length_mla", 1) or fields.integer("attention.key_length")
     if key_dim <= rope_dim:
@@ -35,7 +35,7 @@ def latent_heads(fields: Fields, config: Config) -> Config:
     return {
         "intermediate_size": fields.integer("feed_forward_length"),
         "num_key_value_heads": heads,
-        "head_dim": rope_dim,  # all that rope is told of
+        "head_dim": rope_dim,  # the only part for rope
         "qk_rope_head_dim": rope_dim,
         "qk_nope_head_dim": key_dim - rope_dim,
         "v_head_dim": value_dim,

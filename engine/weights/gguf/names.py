@@ -1,4 +1,4 @@
-"""What GGUF files call tensors, by the names in Hugging Face's checkpoints.
+"""The names of tensors in GGUF files, by the names in Hugging Face's checkpoints.
 
 Names of files: https://github.com/ggml-org/llama.cpp/blob/master/gguf-py/gguf/constants.py.
 """

@@ -49,7 +49,7 @@ Metadata = dict[str, Any]
 
 
 class GgufStrings:
-    """An array of strings, of which only the lengths have been read: vocabularies have hundreds of thousands.
+    """An array of strings. Only their lengths have been read: vocabularies have hundreds of thousands.
 
     `data` are the array's bytes, each string after its length. String i ends before byte `ends[i]`.
     """
@@ -138,7 +138,7 @@ class GgufTensor:
 
     @property
     def place(self) -> tuple[Any, ...]:
-        """What identifies its content, without reading it."""
+        """An identity of its content, without reading it."""
         return (*self.version, self.start, self.kind.name, self.shape)
 
     @property
@@ -178,7 +178,7 @@ def read_gguf(path: Path) -> GgufFile:
 
 
 def read_gguf_copy(path: Path) -> GgufFile:
-    """Like `read_gguf`, of a copy in memory, for an adapter, which somebody may be writing. Raises ModelError."""
+    """Like `read_gguf`, but of a copy in memory, for an adapter that may be written meanwhile. Raises ModelError."""
     with FileCopy(path) as copy:
         return _parsed(path, copy.content, copy.version, _ADAPTER_METADATA_BYTES, _ADAPTER_TENSORS)
 
@@ -232,7 +232,7 @@ class _Cursor:
         return value
 
     def count(self, what: str, min_bytes: int, most: int) -> int:
-        """A number of things of which each takes at least so many bytes."""
+        """A number of things that take at least `min_bytes` bytes each."""
         value = self.u64(what)
         if value > most:
             raise self.error(f"it says that there are more than {most} {what}, and no model has so many")

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 _LAYER = re.compile(r"blk\.(\d{1,6})\.")
 _LAYER_NUMBER = re.compile(r"\.layers\.(\d{1,6})\.")
 _MTP_LAYER = re.compile(r"mtp\.layers\.(\d{1,6})\.(.+)")
-_FEW_BLOCKS = 64  # of which one has a scale that is not 0, but for rare tensors
+_FEW_BLOCKS = 64  # one of them has a scale that is not 0, except in rare tensors
 _MAGNITUDE = 0x7FFF  # of the bits of a half
 FLOATS: dict[str, DType] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
@@ -77,7 +77,7 @@ class GgufWeights:
             if order := architecture.row_order(in_file[name], config):
                 ref = replace(ref, permute=order)
             self._places[name] = (stored, ref)
-            # Of a quantized file, bfloat16 is what is computed in: its floats are vectors mostly, which stay float32.
+            # A quantized file is computed in bfloat16: its floats are mostly vectors, which stay float32.
             count[FLOATS.get(stored.kind.name, "bfloat16")] += math.prod(shape)
         used = {stored.name for stored, _ in self._places.values()} | CONFIG_TENSORS
         drafts = {name for name in tensors.keys() - used if _is_for_drafts(name, config)}
@@ -136,7 +136,7 @@ def _stays_in_blocks(stored: GgufTensor, ref: TensorRef) -> bool:
 
 
 def _require_scales(stored: GgufTensor) -> None:
-    """Raises ModelError if the scales of all blocks are 0, in a stack those of all experts: they were never written."""
+    """Raises ModelError if all blocks' scales are 0, in a stack all experts' too: they were never written."""
     blocks = stored.data.reshape(-1, stored.kind.bytes)
     for some in (blocks[:_FEW_BLOCKS], blocks):
         halves = (some[:, at : at + 2].view("<u2") & _MAGNITUDE for at in stored.kind.halves)

@@ -115,9 +115,9 @@ def readers() -> list[type[Gptq | Awq | CompressedTensors | Fp8 | BitsAndBytes |
 def method_to_load_with(
     asked: Method | CheckpointMethod | None, config: Mapping[str, Any], contents: Callable[[], Contents] | None
 ) -> Method | None:
-    """What --quantization asks a device to quantize to; None if it names the checkpoint's own method, or nothing.
+    """The method that a device quantizes to by --quantization; None if it names the checkpoint's own, or nothing.
 
-    Raises ModelError if it names a method that the checkpoint of that config.json, with these contents, does not have.
+    Raises ModelError if it names a checkpoint's method that this one, with its config.json and contents, does not have.
     """
     if asked is None or asked == "int8" or asked == "int8-channel" or asked == "int4":
         return asked

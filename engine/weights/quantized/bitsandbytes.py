@@ -41,7 +41,7 @@ _ROWS = 0  # weight_format of int8 that is not arranged for one processor
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """What the JSON of a layer of 4 bits says. The nested ones are None without double quantization."""
+    """The JSON of a layer of 4 bits. The nested fields are None without double quantization."""
 
     shape: tuple[int, int]
     block: int

@@ -10,7 +10,7 @@ Layers are dense, or stored in one of these ways. `weight_scale` is as fine as t
 - e2m1 in `weight_packed [N, K / 2]`: MXFP4 with powers of two for each 32 inputs, NVFP4 with scales in e4m3 for each
   16, and `weight_global_scale [1]`, by which they are divided.
 
-A weight is its scale times (q - zero point). Activations are not rounded, which `input_activations` is about.
+A weight is its scale times (q - zero point). `input_activations` is ignored: activations are not rounded.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _FORMATS = (
     "pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "nvfp4-pack-quantized",
     "mxfp4-pack-quantized", "mixed-precision", "dense",
 )  # fmt: skip
-# By the bits of packed integers, those in which they are held.
+# The bits that packed integers are held in, by the integers' own bits.
 _HELD_BITS: dict[int, Literal[2, 3, 4, 8]] = {2: 2, 3: 3, 4: 4, 5: 8, 6: 8, 7: 8, 8: 8}
 
 _MAGNITUDE = np.uint8(127)  # of the bits of e4m3, all but the sign
@@ -154,7 +154,7 @@ def _packed(layer: LayerTensors, scheme: _Scheme) -> StoredMatrix:
 
 
 def _packing(words: int, count: int, bits: int) -> _Packing | None:
-    """How so many words have `count` numbers of some bits; None if they do not.
+    """How `words` words hold `count` numbers of `bits` bits; None if they do not.
 
     The format's authors first gave each word as many whole numbers as it has room for, and since 2026 let numbers go on
     in the next word. Where that makes a difference, the number of words tells.

@@ -127,7 +127,7 @@ def _read_scheme(config: ConfigReader, default: _Scheme | None = None) -> _Schem
 
 
 def _read_dynamic(config: ConfigReader) -> Iterator[tuple[LayerPattern, _Scheme | None]]:
-    """Patterns of layers' names, and the scheme of those that match: None is none. The first that matches decides."""
+    """Patterns of layers' names, and the scheme of layers that match; None: none. The first match decides."""
     dynamic = config.raw("dynamic") or {}
     if not isinstance(dynamic, dict):
         raise config.error("dynamic", "an object from patterns to settings")

@@ -39,14 +39,14 @@ class LayerTensors:
         self._path: Path | None = None  # a file that has some of them
 
     def find(self, part: str) -> StoredTensor | None:
-        """That tensor as it lies, if there is one."""
+        """The tensor `part` as it is stored, if there is one."""
         stored = self._find(f"{self.name}.{part}")
         if stored is not None:
             self._path = stored.path
         return stored
 
     def take(self, part: str, *dtypes: str, shape: tuple[int, ...] | None = None) -> StoredTensor:
-        """That tensor, which must be of one of the file's `dtypes`, and of `shape` or else a matrix."""
+        """The tensor `part`. It must have one of the file's `dtypes`, and `shape`; None: it must be a matrix."""
         stored = self.find(part)
         if stored is None:
             raise self.error(part, "is missing, which the checkpoint's quantization needs")
@@ -86,11 +86,11 @@ class LayerTensors:
         return f"{stored.path if stored else self._path or 'the checkpoint'}: tensor {self.name}.{part}"
 
     def error(self, part: str, words: str) -> ModelError:
-        """The error that says that of a tensor."""
+        """An error about the tensor `part`, in these words."""
         return ModelError(f"{self.origin(part)} {words}")
 
     def matrix(self, shape: tuple[int, int], facts: object, read: Callable[[], WeightTensor]) -> StoredMatrix:
-        """The matrix `[outputs, inputs]` of floats that `read` makes of the tensors that were taken and a config's
+        """The matrix `[outputs, inputs]` of floats that `read` makes from the tensors that were taken and the config's
         `facts`.
         """
         return self._matrix(shape, facts, read, lambda: None)

@@ -1,8 +1,8 @@
-"""Regular expressions of layers' names, from configs that anybody may have written.
+"""Regular expressions of layers' names, from configs that are not trusted.
 
-Python's matching tries alternatives one after the other, and with a repeated group it may need longer than the machine
-lives: `(a+)+$` doubles its steps with each character of a name. So what is tried is bounded before anything is matched:
-no group may be repeated, and of what is left the number of ways is counted. The time that a config's patterns take is
+Python's matching tries alternatives one after the other. With a repeated group it may need longer than the machine
+lives: `(a+)+$` doubles its steps with each character of a name. So the number of tries is bounded before anything is
+matched: no group may be repeated, and the ways that are left are counted. The time that a config's patterns take is
 bounded too, because there may be many layers.
 """
 

@@ -26,7 +26,7 @@ class Experts final : public Mixer {
   // Packed inputs of one of the two products.
   struct Packing {
     size_t routed_bytes = 0, shared_bytes = 0;  // of a row
-    // A step of so many tokens is packed by every worker for itself. That takes less time than a barrier.
+    // Up to this many tokens, every worker packs the step for itself. That takes less time than a barrier.
     int max_alone = 0;
 
     size_t token_bytes(int per_token) const { return per_token * routed_bytes + shared_bytes; }

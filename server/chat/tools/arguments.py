@@ -11,9 +11,9 @@ INVALID_JSON = "INVALID_JSON"
 
 
 def arguments_object(text: str) -> msgspec.Raw | dict[str, str]:
-    """The object of a call's arguments, of which `text` is the JSON.
+    """The object of a call's arguments. `text` is its JSON.
 
-    What the model wrote is kept under a key of its own if it is no JSON object.
+    If the model did not write a JSON object, its text is kept under a key of its own.
     """
     if not text:
         return {}

@@ -71,11 +71,11 @@ class JsonScanner:
         return text
 
     def rest(self) -> str:
-        """What is not certain yet, as it was read, when the value does not go on."""
+        """The text that is not certain yet, as it was read, when the value does not go on."""
         return self._held or ""
 
     def completion(self) -> str | None:
-        """What completes the value if its text ends here, None if something within is not whole."""
+        """The text that completes the value if it ends here; None if something within is not whole."""
         closers = "".join(_CLOSERS[bracket] for bracket in reversed(self._open))
         if self._state == self._in_word:
             return self._named(self._held or "") + closers if self._is_word_whole() else None

@@ -16,7 +16,7 @@ _CHARACTERS = string.ascii_letters + string.digits
 
 
 class MistralParser(ToolParser):
-    """Both formats. Ids are what Mistral's templates insist on: nine letters and digits."""
+    """Both formats. Ids are nine letters and digits, as Mistral's templates demand."""
 
     markers = (_TAG, _ID_TAG, _ARGUMENTS_TAG)
     call_formats = (

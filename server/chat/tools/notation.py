@@ -31,7 +31,7 @@ _ANY_BUT_TEXT = ("array", "boolean", "null", "number", "object")
 
 
 class Nesting(NamedTuple):
-    """What stands around the members of an object, around the elements of a list, and around each element."""
+    """The texts around the members of an object, around the elements of a list, and around each element."""
 
     braces: tuple[str, str] = ("", "")
     brackets: tuple[str, str] = ("", "")
@@ -39,7 +39,7 @@ class Nesting(NamedTuple):
 
 
 class Notation(NamedTuple):
-    """An argument is `before`, its value and `after`; `text_before` stands before a text, if that tells it from JSON.
+    """An argument is `before`, its value and `after`. A text has `text_before` before it, if that tells it from JSON.
     KEY stands for the argument's name, and TYPE for the JSON type of its value.
 
     A text has `quote` around it; if that is None, it is JSON. Objects and lists are JSON too, unless there is a
@@ -56,7 +56,7 @@ class Notation(NamedTuple):
     others: Mapping[str, str] = {}
 
     def format(self, schema: dict[str, Any]) -> Format:
-        """The arguments of a call, of which this is the schema. Raises ValueError for one without their names."""
+        """The arguments of a call with this schema. Raises ValueError for a schema without their names."""
         part, path = schema, tuple[str, ...]()
         for _ in range(_DEEPEST):
             if "properties" in part or not isinstance(reference := part.get("$ref"), str):

@@ -54,13 +54,13 @@ class ToolParser(TextScanner):
     markers: ClassVar[tuple[str, ...]] = ()
     """The format's tags. They are shown to the parser even where the tokenizer has them as special tokens."""
     ends: ClassVar[tuple[str, ...]] = ()
-    """What a call's arguments must have ended before, if not just `markers`."""
+    """The tags that a call must end before, if not just `markers`."""
     is_tagged: ClassVar[bool] = True
     """Whether a call is recognised by its tag, and not by its place at the beginning of an answer."""
     name_keys: ClassVar[tuple[str, ...]] = ("name",)
     """The keys of a call's object that may have the function's name."""
     argument_keys: ClassVar[tuple[str, ...]] = ("arguments", "parameters")
-    """The keys of it that may have the arguments."""
+    """The call's keys that may have the arguments."""
     call_formats: ClassVar[tuple[CallFormat, ...]] = ()
     """How models write calls, of several kinds if they differ."""
 
@@ -119,8 +119,8 @@ class ToolParser(TextScanner):
     def _json_call(self, *, is_marked: bool = True) -> Steps[Outcome]:
         """One call: a JSON object of a name and its `arguments`, or `parameters`.
 
-        One without arguments is a call only if its function is on offer. Where no tag marks a call, an object with any
-        other key is none.
+        Without arguments it is a call only if its function is on offer. Where no tag marks a call, an object with any
+        other key is not a call.
         """
         name: str | None = None
         arguments: str | None = None

@@ -77,7 +77,7 @@ class PythonicParser(ToolParser):
                 if value is None:
                     return Outcome.NO_CALL
                 self._start_call(name)
-            # A value that is no literal stays as it is: the arguments are not JSON then, and nobody runs the call.
+            # A value that is no literal stays as it is. Then the arguments are not JSON, and no client runs the call.
             self._add_arguments(f"{opening}{json.dumps(key)}: {source if value is None else value}")
             self._settle()
             opening = ", "

@@ -50,7 +50,7 @@ class Part(NamedTuple):
         return Part(self._of("items"), self.root)
 
     def _of(self, keyword: str) -> Any:
-        """What a keyword says, here or in the first alternative that has it."""
+        """A keyword's value, here or in the first alternative that has it."""
         waiting = [self.schema]
         for _ in range(_MAX_STEPS):
             if not waiting or not isinstance(part := waiting.pop(), dict):

@@ -46,7 +46,7 @@ class InternLmParser(TaggedJsonParser):
 
 
 class GigaChat3Parser(TaggedJsonParser):
-    """GigaChat 3, in which a call may be a message of its own. Nothing closes a call."""
+    """GigaChat 3. A call may be a message of its own. Nothing closes a call."""
 
     opening = (
         "<|function_call|>", "<|message_sep|>\n\nfunction call<|role_sep|>\n", "function call<|role_sep|>\n"

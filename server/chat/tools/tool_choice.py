@@ -28,10 +28,10 @@ from .schema import arguments_schema
 
 
 class RequestTools(msgspec.Struct, frozen=True):
-    """What a request says of tools, in `tools`, `tool_choice` and `parallel_tool_calls`.
+    """A request's `tools`, `tool_choice` and `parallel_tool_calls`.
 
     `placed` are the tools that the model may call, by their places in the body. `demands_calls` says that the answer
-    has to be one or more calls, of `named` if that is set. Without `parallel` it may have one call.
+    has to be one or more calls, of `named` if that is set. Without `parallel` it may have only one call.
     """
 
     placed: Mapping[int, Tool]
@@ -107,7 +107,7 @@ def calls_in_format(tools: RequestTools, parser: type[ToolParser]) -> Calls:
 
 
 def demanded_calls_parser(tools: RequestTools, model: type[ToolParser] | None = None) -> ToolParser:
-    """The parser for an answer that follows `demanded_calls_schema`. Its ids are those of the `model`'s own format."""
+    """The parser for an answer that follows `demanded_calls_schema`. Its ids have the `model`'s own format."""
     new_id = model.new_id if model else None
     return CallListParser((), new_id) if tools.named is None else ArgumentsParser(tools.named.function.name, new_id)
 

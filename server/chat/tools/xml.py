@@ -25,7 +25,7 @@ class Shape(NamedTuple):
     """A format's tags. Those of a function and of a parameter end before the name.
 
     Without `function` a call begins with its name; without `opening` nothing is around it. `lead` stands between the
-    two. All calls may lie in a section, whose tags models leave out at times. Where values are `on_lines`, the line
+    two. All calls may lie in a section; models leave out its tags at times. Where values are `on_lines`, the line
     breaks around them are not part of them.
     """
 

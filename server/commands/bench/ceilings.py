@@ -35,7 +35,7 @@ class Ceilings:
 
 
 def memory_ceiling(measured: Iterable[str]) -> str:
-    """Which of the measured ceilings is that of memory."""
+    """The name of the measured ceiling that is memory's."""
     return MEMORY_READ if MEMORY_READ in measured else MEMORY_COPY
 
 

@@ -37,7 +37,7 @@ _STATE_BYTES = 2 * 4  # of each number: read and written, float32
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a kernel must do at least: FLOPs, and the bytes that it must read, None where nobody counts them."""
+    """The least work of a kernel: FLOPs, and the bytes that it must read, None where they are not counted."""
 
     flops: float
     num_bytes: float | None
@@ -55,8 +55,8 @@ class _Attention:
 class Costs:
     """The least work that a model needs. One multiplication and one addition are 2 FLOPs.
 
-    The counts are those of https://arxiv.org/abs/2001.08361 (its table 1, forward pass), with attention counted for
-    what a token may attend to: the tokens before it, itself, and no more than the sliding window.
+    The counts are as in https://arxiv.org/abs/2001.08361 (its table 1, forward pass). Attention counts what a token may
+    attend to: the tokens before it, itself, and no more than the sliding window.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Costs:
         self._recurrence_flops = sum(_recurrence_flops(mixer) for mixer in spec.recurrences())
 
     def flops(self, start: int, num_tokens: int, rows: int) -> float:
-        """FLOPs of one sequence's tokens at `[start, start + num_tokens)`, of which `rows` get logits."""
+        """FLOPs of one sequence's tokens at `[start, start + num_tokens)`. `rows` of them get logits."""
         linear = sum(
             2.0 * self.weights.parameters(name) * (rows if name == "head" else num_tokens)
             for name in self.weights.kernels
@@ -94,7 +94,7 @@ class Costs:
         )
 
     def prefill_kernels(self, prompts: int, num_tokens: int, steps: int) -> dict[str, Work]:
-        """The work of each kernel in a prefill of so many steps."""
+        """The work of each kernel in a prefill of `steps` steps."""
         work = self._linear_kernels(prompts * num_tokens, prompts, steps)
         if self._attentions:
             work["attention"] = Work(prompts * self._attention_flops(0, num_tokens), None)
@@ -132,7 +132,7 @@ class Costs:
 
 
 def _attentions(spec: DecoderSpec, kv_groups: Sequence[GroupBytes]) -> list[_Attention]:
-    """Of all layers. What a device pads in a cache group is shared out evenly among its layers."""
+    """The attention of all layers. A cache group's padding on the device is divided evenly among its layers."""
     values = dict.fromkeys(spec.windows(), 0)
     for shape in spec.caches():
         values[shape.window] += shape.values
@@ -147,7 +147,7 @@ def _attentions(spec: DecoderSpec, kv_groups: Sequence[GroupBytes]) -> list[_Att
     for layer in spec.layers:
         for mixer in mixers(layer):
             if isinstance(mixer, AttentionSpec):
-                cached = replace(mixer, kv_layer=None).cached  # that of another layer is read all the same
+                cached = replace(mixer, kv_layer=None).cached  # another layer's cache is read all the same
                 assert cached is not None
                 found.append(attention(mixer.num_heads, cached))
             elif isinstance(mixer, LatentAttentionSpec):
@@ -163,7 +163,7 @@ def _state_numbers(mixer: object) -> int:
 
 
 def _recurrence_flops(mixer: object) -> int:
-    """Of one token."""
+    """FLOPs of one token."""
     return _state_numbers(mixer) * (_DELTA_FLOPS if isinstance(mixer, DeltaNetSpec) else _MAMBA_FLOPS)
 
 

@@ -50,7 +50,7 @@ class KernelTimes:
 
 @dataclass(frozen=True, slots=True)
 class PhaseTimes:
-    """The seconds of each repeat of a phase; `kernels` are those of the median of as many more, which were recorded."""
+    """The seconds of each repeat of a phase. `kernels` are from the median of as many more repeats with a profile."""
 
     seconds: list[float]
     kernels: KernelTimes | None

@@ -77,7 +77,7 @@ async def _read(stream: RequestStream) -> Arrivals:
 
 
 def common_rate(sequences: list[Arrivals]) -> float | None:
-    """Tokens a second over the time in which all sequences were decoding; None if there was none."""
+    """Tokens a second while all sequences were decoding; None if there was no such time."""
     start = max(arrivals[0][0] for arrivals in sequences)
     end = min(arrivals[-1][0] for arrivals in sequences)
     if end <= start:

@@ -72,7 +72,7 @@ class KernelRate:
 
 @dataclass(frozen=True, slots=True)
 class KernelRun:
-    """All kernels with weights of one format, on so many threads; `ceilings` are per second."""
+    """All kernels with weights of one format, on one machine; `ceilings` are per second."""
 
     weights: str
     machine: MachineFacts
@@ -94,7 +94,7 @@ class KernelReport:
 
 
 def measure_kernels(given: Mapping[str, Any], workload: Workload, say: Say) -> KernelReport:
-    """Measure the kernels of a model, or without one those of a built-in shape in each format.
+    """Measure the kernels of a model. Without a model, measure those of a built-in shape in each format.
 
     With all threads and with one, unless `given` names them. Raises TidewheelError as `measure` does.
     """
@@ -163,7 +163,7 @@ def _variants(given: Mapping[str, Any], folder: Path) -> Iterator[dict[str, Any]
 
 
 def _named(options: Mapping[str, Any]) -> str:
-    """What is measured, for who waits."""
+    """What is measured, to show while one waits."""
     return f"kernels of {options.get('quantization') or options.get('dtype') or options['model']}"
 
 

@@ -40,7 +40,7 @@ _NO_STEP_LIMIT_MS = 1e9  # nothing else is running that a long prompt could hold
 
 
 def measure(given: Mapping[str, Any], asked: Workload, skip: frozenset[str], say: Say) -> Report:
-    """Measure a model, all but the parts to `skip` (engine, startup); `say` is told what is going on.
+    """Measure a model, without the parts to `skip` (engine, startup). `say` gets progress messages.
 
     `given` are the engine's options that were given, by name. Raises TidewheelError if the model cannot be loaded or
     the workload does not fit.

@@ -24,7 +24,7 @@ _TORCH_COMPUTES_IN: DType = "float32"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A model and as much of the workload as fits it. `compute_ceiling` is that of the type that is multiplied in."""
+    """A model and as much of the workload as fits it. `compute_ceiling` belongs to the type of its products."""
 
     opened: OpenedModel
     options: EngineOptions
@@ -73,7 +73,7 @@ def plan(options: EngineOptions, workload: Workload) -> Plan:
 
 
 def load(planned: Plan) -> LoadedModel:
-    """Load it. A step may have as many sequences and decoded tokens as the workload needs, whatever the options say.
+    """Load it. A step may have all sequences and decoded tokens that the workload needs, whatever the options say.
 
     Raises DeviceError if a profile is wanted of a device that has none.
     """

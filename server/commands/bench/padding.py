@@ -11,7 +11,7 @@ from . import text
 
 @dataclass(frozen=True, slots=True)
 class BucketResult:
-    """The launches of one bucket: so many sequences, tokens of each, and KV blocks of each.
+    """The launches of one bucket, which is a number of sequences, of tokens of each, and of KV blocks of each.
 
     `tokens` are real, `padded_tokens` are all that were computed, and `waste` is the part of these that is padding.
     """

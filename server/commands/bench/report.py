@@ -1,4 +1,4 @@
-"""What was measured, as data and as text. The JSON is `asdict` of Report, so these fields are its schema."""
+"""The measurements, as data and as text. The JSON is `asdict` of Report, so these fields are its schema."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
-    """What computed. `isa` and `cpus` are None for a device that leaves them to a library of its own.
+    """The machine and device that computed. `isa` and `cpus` are None for a device whose own library decides them.
 
-    `threads` are None for one that does not compute on the processor.
+    `threads` is None for a device that does not compute on the processor.
     """
 
     cpu_model: str
@@ -48,7 +48,7 @@ class MachineFacts:
 
 @dataclass(frozen=True, slots=True)
 class KernelResult:
-    """A kernel's part in a phase's steps; `share` is of their time. Rates are None where no work is counted."""
+    """A kernel in a phase's steps. `share` is its part of their time. Rates are None where no work is counted."""
 
     name: str
     calls_per_step: float
@@ -112,11 +112,11 @@ class MemoryUse:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A whole run. `compute_ceiling` names the ceiling of the type that is multiplied in; `ceilings` are per second.
+    """A whole run. `compute_ceiling` names the ceiling for the type of the products; `ceilings` are per second.
 
-    Fractions hold a median against the higher of the ceilings measured before and after it. What could not be
-    measured is None, and `notes` say why. `padding` is None for a device that pads nothing, and `experts_counted` for a
-    model that has no experts.
+    Fractions divide a median by the higher of the ceilings measured before and after it. What could not be measured is
+    None, and `notes` say why. `padding` is None for a device that pads nothing, and `experts_counted` for a model that
+    has no experts.
     """
 
     version: str
@@ -208,7 +208,7 @@ def _heading(report: Report) -> list[tuple[str, str]]:
 
 
 def ceilings_in_words(ceilings: dict[str, Spread] | None) -> list[tuple[str, str]]:
-    """What each is of, and its rate."""
+    """What each ceiling is of, and its rate."""
     if ceilings is None:
         return []
     return [

@@ -1,4 +1,4 @@
-"""Which weights a step reads, for which of the device's kernels, and how many of a model's experts it chooses."""
+"""The weights that a step reads, by the device's kernels, and how many of a model's experts it chooses."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ class Read:
 class WeightsRead:
     """The weights of a model, divided into those that each step reads, the experts, and the tables it looks up in.
 
-    `always` are read by each step, the head's too. `routed` has for `(experts_per_token, num_experts)` all experts of
-    the layers that choose so. `looked_up_bytes` are of the tables of which a step reads single rows.
+    `always` are read by each step, including the head. `routed` has for `(experts_per_token, num_experts)` all experts
+    of the layers with these numbers. `looked_up_bytes` counts the tables from which a step reads single rows.
     """
 
     def __init__(self, spec: DecoderSpec, tensor_bytes: Mapping[str, float]) -> None:
@@ -91,12 +91,12 @@ class WeightsRead:
         return self.always.parameters[kernel] + routed
 
     def bytes_of(self, kernel: str, tokens: float) -> float:
-        """What a kernel reads in a step of so many tokens."""
+        """The bytes that a kernel reads in a step of `tokens` tokens."""
         routed = sum(read.num_bytes[kernel] * expected_part(*choice, tokens) for choice, read in self.routed.items())
         return self.always.num_bytes[kernel] + routed
 
     def all_bytes(self, tokens: float) -> float:
-        """What a step of so many tokens reads."""
+        """The bytes that a step of `tokens` tokens reads."""
         routed = sum(read.all_bytes * expected_part(*choice, tokens) for choice, read in self.routed.items())
         return self.always.all_bytes + routed
 

@@ -22,7 +22,7 @@ _SPARE_TOKENS = 16  # the engine lets a sequence in only if there is a block for
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """So many prompts of so many tokens each, computed together."""
+    """`prompts` prompts of `tokens` tokens each, computed together."""
 
     prompts: int
     tokens: int
@@ -33,7 +33,7 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """So many sequences decoded together, each with so many tokens before."""
+    """`batch_size` sequences decoded together, each with `context` tokens before."""
 
     batch_size: int
     context: int
@@ -52,7 +52,7 @@ def decodes_of(batch_sizes: Iterable[int], contexts: Iterable[int]) -> tuple[Dec
 class Workload:
     """What is measured; each decode takes `decode_tokens` steps.
 
-    `long_decodes` are those of long contexts that nobody asked for: the device's alone are measured, if they fit.
+    `long_decodes` have long contexts, and were not asked for. If they fit, they are measured on the device only.
     """
 
     prefills: tuple[Prefill, ...] = (Prefill(4, 512),)
@@ -65,7 +65,7 @@ class Workload:
 
     @property
     def all_decodes(self) -> tuple[Decode, ...]:
-        """Those that were asked for, then the long ones."""
+        """The decodes that were asked for, then the long ones."""
         return self.decodes + self.long_decodes
 
     @property
@@ -111,9 +111,9 @@ KERNELS = Workload(
 class Room:
     """What a workload must fit into.
 
-    `longest_context` is in tokens, and `state_bytes` are of the recurrent state of a sequence. `kv_cache_limit_bytes`
-    is what `--kv-cache-space` allows, None if it was not given; `available_bytes` is the memory that weights and cache
-    must share, None if it is not known.
+    `longest_context` is in tokens, and `state_bytes` is the recurrent state of a sequence. `kv_cache_limit_bytes` is
+    what `--kv-cache-space` allows, None if it was not given. `available_bytes` is the memory for weights and cache
+    together, None if it is not known.
     """
 
     longest_context: int

@@ -51,7 +51,7 @@ class ChatClient:
         self.messages = list(self._first)
 
     def instruct(self, system: str) -> None:
-        """Begins anew with another system message; an empty one is none."""
+        """Begins again with another system message; an empty text means no system message."""
         self._first = [{"role": "system", "content": system}] if system else []
         self.reset()
 
@@ -68,14 +68,14 @@ class ChatClient:
             return False
 
     def models(self) -> dict[str, dict[str, Any]]:
-        """What the server tells of each model, by its name. Raises ChatError."""
+        """The server's description of each model, by name. Raises ChatError."""
         with self._request("GET", "/models") as response:
             return {str(model["id"]): model for model in _json(response.read()).get("data") or []}
 
     def ask(self, text: str, on_reasoning: Callable[[str], object] = lambda piece: None) -> Iterator[str]:
         """The answer in pieces. An answer that is not read to its end is forgotten, with its question.
 
-        Pieces of reasoning go to `on_reasoning`. `tokens_per_second` is then that of the tokens after the first.
+        Pieces of reasoning go to `on_reasoning`. Afterwards `tokens_per_second` is the rate after the first token.
         Raises ChatError.
         """
         messages = [*self.messages, {"role": "user", "content": text}]
@@ -147,7 +147,7 @@ class CompletionClient(ChatClient):
         self._limit = {} if max_tokens is None else {"max_tokens": max_tokens}
 
     def ask(self, text: str, on_reasoning: Callable[[str], object] = lambda piece: None) -> Iterator[str]:
-        """What comes after the text, in pieces. Raises ChatError."""
+        """The continuation of the text, in pieces. Raises ChatError."""
         for choice in self._stream("/completions", {"prompt": text, **self._limit}):
             if piece := choice.get("text"):
                 yield piece

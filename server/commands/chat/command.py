@@ -116,7 +116,7 @@ def _run(
 
 
 def _piped(source: TextIO, *, waits: bool) -> str:
-    """What comes from a pipe or a file. Unless it `waits`, other sources are left alone, which may never end."""
+    """The text from a pipe or a file. Other sources may never end; they are read only if it `waits`."""
     if not waits:
         try:
             mode = os.fstat(source.fileno()).st_mode

@@ -65,7 +65,7 @@ def local_server(model: str | None) -> Iterator[str]:
 
 
 def _last_words(log: str) -> str:
-    """What a server that did not start says at last: a line, or several of which the first one has its name."""
+    """The last message of a server that did not start: a line, or several lines that begin with its name."""
     lines = log.strip().splitlines() or ["it said nothing"]
     begin = next((i for i in reversed(range(len(lines))) if lines[i].startswith(_SAYS)), len(lines) - 1)
     return "\n".join(lines[begin:]).removeprefix(_SAYS)

@@ -53,7 +53,7 @@ class WordWrap:
         if self._column and self._column + len(spaces) + columns > self._width:
             self._column = columns
             return f"\n{word}"
-        if not self._column:  # an indentation, of which a line has room for the word too
+        if not self._column:  # an indentation, which must leave room for the word
             spaces = spaces[: max(self._width - columns, 0)]
         self._column += len(spaces) + columns
         return spaces + word

@@ -1,4 +1,4 @@
-"""An adapter that somebody is writing while it is read is refused, or read whole; nothing ends the process."""
+"""An adapter that is written while it is read is refused, or read whole; nothing ends the process."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def test_each_expert_may_have_its_own_matrices(device: str, tmp_path: Path) -> N
 
 
 def unstacked(content: dict[str, NDArray[np.float32]]) -> dict[str, NDArray[np.float32]]:
-    """What peft has saved for parameters of the zoo's Qwen3, with the names that experts once had."""
+    """The tensors that peft saved for parameters of the zoo's Qwen3, with the names that experts once had."""
     found = {}
     for key in [key for key in content if key.endswith("lora_A.weight")]:
         a, b = content[key], content["B".join(key.rsplit("A", 1))]
@@ -138,7 +138,7 @@ def test_both_forms_and_gguf_files_compute_the_same_bits(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("kind", ["int4", "Q5_0", "unpacked"])
 def test_bases_of_few_bits_and_those_left_in_files(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an adapter adds to them is what it adds to floats, and its tokens have the same bits in any company."""
+    """An adapter adds the same to them as to floats, and its tokens have the same bits beside any others."""
     fields = {"target_modules": ("v_proj",), "target_parameters": PARAMETERS}
     stacked = lora_zoo.folder("olmoe", 1, **fields)
     model: str | Path = "olmoe"

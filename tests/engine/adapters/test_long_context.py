@@ -1,4 +1,4 @@
-"""Adapters for longer contexts than the model's: the logits are those of transformers' linear rope scaling and peft."""
+"""Adapters for longer contexts than the model's: logits equal transformers' with linear rope scaling and peft."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TOKENS = [(7 * i * i + 3 * i) % 250 + 4 for i in range(100)]
 
 
 def adapter(model: str, factor: float, tmp_path: Path, seed: int = 0) -> Path:
-    """One whose context is so many times the model's."""
+    """An adapter whose context is `factor` times the model's."""
     original = lora_zoo.folder(model, seed, **_TARGETS)
     tmp_path.mkdir(parents=True, exist_ok=True)
     config = json.loads((original / "adapter_config.json").read_text())

@@ -1,4 +1,4 @@
-"""The registry: so many adapters in memory, none taken away from those who use it, and nobody left waiting."""
+"""The registry: it limits the adapters in memory, takes none away from those who use it, and leaves nobody waiting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Depth: what is counted without recursion is what recursion counts, and no input is too deep to be counted."""
+"""Depth: counting without recursion gives the same as recursion, and no input is too deep to be counted."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def by_itself(job: Job) -> list[Sampled]:
 
 
 def run(job: Job, drafter: Told | None = None, expected: list[Sampled] | None = None) -> Driver:
-    """A driver in which the job has got just what it gets without drafts."""
+    """A driver after the job has got just what it gets without drafts."""
     driver = Driver(fake(), MAX_LENGTH, EOS, drafter=drafter)
     (key,) = driver.add(job)
     driver.run()
@@ -200,7 +200,7 @@ def test_a_grammar_that_takes_long_gets_no_draft_for_a_while_and_then_longer() -
     costs = LookaheadCosts()
 
     def pause() -> int:
-        """How many drafts are left out after so many slow ones."""
+        """How many drafts are left out once slow drafts have begun a pause."""
         assert costs.may_begin()
         while costs.may_begin():
             costs.charge(0.01, 1)

@@ -1,4 +1,4 @@
-"""The grammar sandbox: whatever a grammar does to its process, the request is told, and the next one works."""
+"""The grammar sandbox: whatever a grammar does to its process, its request gets an error, and the next one works."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_the_process_is_started_again_if_it_is_lost(one: GrammarCompiler, signal
 def test_nothing_is_left_of_a_process_that_is_lost(
     one: GrammarCompiler, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Not even what somebody has paused, which cannot end by itself."""
+    """Not even a paused process, which cannot end by itself."""
     first = tmp_path / "first"
     first.touch()
     bound = f"lambda: os.path.exists({str(first)!r}) and (os.unlink({str(first)!r}), time.sleep(60))"

@@ -31,7 +31,7 @@ PROMPT_LEN = 1000
 
 
 class Clock:
-    """Time that passes when it is told to."""
+    """Time that passes only when the test says so."""
 
     def __init__(self) -> None:
         self.now_s = 0.0

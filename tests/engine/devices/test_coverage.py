@@ -1,4 +1,4 @@
-"""What is known of devices without importing them is what they have, and what they lack is refused with a way out."""
+"""What is listed of devices without importing them is right, and what they lack is refused with a way out."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def local_devices(backend): return [_Device()] * 2
 
 
 class Machine:
-    """Files such as those of a machine with accelerators."""
+    """Files like those of a machine with accelerators."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -83,7 +83,7 @@ def machine(tmp_path: Path) -> Machine:
 
 @pytest.fixture
 def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder from which packages are imported before all others, in this process and in those that it starts."""
+    """A folder whose packages are imported before all others, in this process and in its child processes."""
     folder = tmp_path / "packages"
     folder.mkdir()
     for name in ("torch", "jax", "libtpu", "habana_frameworks", "torch_neuronx"):

@@ -1,4 +1,4 @@
-"""What specs may say, and few families do: all devices compute what the torch reference computes."""
+"""Specs that few families use: all devices compute what the torch reference computes."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def said(of: object, at: str = "") -> set[tuple[str, object]]:
 
 
 def fewest_with_every_value(residuals: Collection[ResidualBlockSpec]) -> list[ResidualBlockSpec]:
-    """Of the residual blocks, few that together have each value of each field."""
+    """A few of the residual blocks that together have each value of each field."""
     missing, found = set().union(*map(said, residuals)), list[ResidualBlockSpec]()
     while missing:
         found.append(max(residuals, key=lambda residual: len(said(residual) & missing)))

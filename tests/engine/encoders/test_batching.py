@@ -1,4 +1,4 @@
-"""Which inputs run together: little padding, nobody lost, nobody left behind."""
+"""Which inputs run together: there is little padding, and no input is lost or left behind."""
 
 from __future__ import annotations
 

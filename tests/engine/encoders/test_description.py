@@ -1,4 +1,4 @@
-"""What a model folder says, and what is wrong with one that says something else."""
+"""Reading a model folder, and the errors for folders that are wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Encoders give what transformers gives, alone and in batches of whatever else."""
+"""Encoders give what transformers gives, alone and in batches with any others."""
 
 from __future__ import annotations
 

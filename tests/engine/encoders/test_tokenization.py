@@ -1,4 +1,4 @@
-"""Texts and pairs become the tokens that transformers makes of them, cut as it cuts them."""
+"""Texts and pairs become the same tokens as in transformers, and are cut in the same way."""
 
 from __future__ import annotations
 

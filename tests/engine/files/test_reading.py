@@ -1,4 +1,4 @@
-"""What stands in a file's place, and how large a file may be."""
+"""Other things in a file's place, and how large a file may be."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_pointer_of_git_lfs_is_refused_and_longer_files_are_not(tmp_path: Path
     for read in (read_json, require_file):
         with pytest.raises(ModelError, match=r"x\.json is a pointer of Git LFS"):
             read(path)
-    require_no_special_files(tmp_path)  # nobody may need it
+    require_no_special_files(tmp_path)  # it may not be needed
     path.write_bytes(begins + b"\n" + b"x" * 981)  # longer than a pointer may be
     require_file(path)
 

@@ -45,7 +45,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Fails:
-    """What a start says on stderr, which must be one line. It must neither serve nor wait for ever."""
+    """The stderr of a start, which must be one line. The start must neither serve nor wait for ever."""
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)

@@ -25,7 +25,7 @@ class Terminal(io.StringIO):
 
 
 class Weights:
-    """Names in order, each of which takes so many seconds of a clock to read."""
+    """Names in order. Reading each of them takes `seconds` of a clock."""
 
     dtype = "float32"
     identity = None
@@ -127,7 +127,7 @@ def test_answers_have_lines_without_a_terminal(caplog: pytest.LogCaptureFixture)
 
 
 def download(stderr: io.StringIO, *, bar: bool = True) -> None:
-    """Two files of 1 GiB, of which the hub's client hears while they come, and whose sizes it learns one by one."""
+    """Two files of 1 GiB. The hub's client gets their progress while they come, and their sizes one by one."""
     now = 0.0
     with DownloadProgress("own/model", bar=bar, stderr=stderr, clock=lambda: now) as progress:
         bars = bars_that_report(progress.report)

@@ -1,4 +1,4 @@
-"""Limits of control groups, in trees like those of kernels, container engines and systemd."""
+"""Limits of control groups, in trees as kernels, container engines and systemd make them."""
 
 from __future__ import annotations
 

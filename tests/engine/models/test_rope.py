@@ -1,4 +1,4 @@
-"""Rope tables equal those of transformers, in either spelling of the config."""
+"""Rope tables equal transformers', in either spelling of the config."""
 
 from __future__ import annotations
 

@@ -36,11 +36,11 @@ class Case:
 
 
 CASES = [
-    Case("gemma3n", 2),  # several streams, and what layers are told of a token
+    Case("gemma3n", 2),  # several streams, and per-layer embeddings
     Case("deepseek-v3", 2, (("kv_cache_dtype", "int8"),)),
 ]
 IN_GROUPS = [Case("granitemoehybrid", 3, (("quantization", "int8"),))]
-"""Those whose stages have groups of cores in the tests."""
+"""The cases whose stages have groups of cores in the tests."""
 SWEPT_IN_GROUPS = [Case("llama-tied"), Case("gemma3n"), Case("deepseek-v3", 2, (("kv_cache_dtype", "int8"),))]
 """More of them, which `make test` leaves out."""
 SWEPT = [
@@ -57,7 +57,7 @@ SWEPT = [
 
 
 def requests() -> tuple[list[list[int]], list[SamplingParams]]:
-    """Prompts of which some begin alike, and parameters of all kinds."""
+    """Prompts, some of which begin alike, and parameters of all kinds."""
     rng = random.Random(5)
     shared = [rng.randrange(3, 90) for _ in range(48)]
     prompts = [[rng.randrange(3, 90) for _ in range(length)] for length in (1, 7, 16, 33, 70)]
@@ -88,5 +88,5 @@ def answers(folder: Path, **options: Any) -> list[Any]:
 
 @functools.cache
 def expected(model: str, options: tuple[tuple[str, Any], ...] = ()) -> list[Any]:
-    """What a model of the zoo answers in one process, on one thread."""
+    """The answers of a model of the zoo in one process, on one thread."""
     return answers(models_zoo.folder(model, tokenizer=True), threads_bind=one_core(), **dict(options))

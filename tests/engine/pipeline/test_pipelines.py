@@ -1,4 +1,4 @@
-"""Pipelines give the bits of one process, whatever runs in them, and leave no process behind."""
+"""Pipelines give the same bits as one process, whatever runs in them, and leave no process behind."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ LONG = SamplingParams(max_tokens=4000, temperature=0.0, ignore_eos=True)
 
 
 def long_running(**options: Any) -> LLM:
-    """Two stages, in which LONG takes long."""
+    """Two stages that need long for LONG."""
     folder = models_zoo.folder("llama-tied", tokenizer=True)
     overrides = {"max_position_embeddings": 8192}
     return LLM(
@@ -191,7 +191,7 @@ def test_a_stage_that_is_killed_ends_what_runs_with_its_name_and_nothing_else(st
     with long_running(max_num_seqs=2) as llm:
         expected = llm.generate(prompts, short, use_tqdm=False)
         killing = kill_soon(stage)
-        params = [LONG, LONG, short, short]  # of which the last two wait
+        params = [LONG, LONG, short, short]  # the last two wait
         outputs = [output.outputs[0] for output in llm.generate(prompts, params, use_tqdm=False)]
         killing.join()
         for output in outputs[:2]:

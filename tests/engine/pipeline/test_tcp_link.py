@@ -1,4 +1,4 @@
-"""What a step needs travels with its message to the slots of another process, and nobody else is let in."""
+"""What a step needs travels with its message to the slots of another process, and others cannot connect."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_each_part_comes_to_the_other_slots_and_leaves_the_rest(ends: Ends) -> N
     bits[...] = 0
     theirs = ends.send(1, Part.ROWS, size)
     assert same(theirs["rows"], rows)
-    assert same(theirs["masks"], bits + 5)  # nobody but MASKS brings them
+    assert same(theirs["masks"], bits + 5)  # only MASKS brings them
     assert not np.asarray(theirs["out_token_ids"]).any()
     theirs = ends.send(1, Part.OUTPUT, size)
     assert (same(theirs["times"], times), same(theirs["out_token_ids"], sampled)) == (True, True)

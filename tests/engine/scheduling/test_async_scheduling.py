@@ -1,4 +1,4 @@
-"""A device that runs ahead is given the next step before the last one's tokens are known: nobody gets other tokens."""
+"""A device that runs ahead gets the next step before the last one's tokens are known, and no answer changes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def job(max_tokens: int, first: int = 1, **options: object) -> Job:
 
 
 def followed(*jobs: Job, limits: ExecutorLimits = LIMITS, drafter: Drafter | None = None) -> tuple[Driver, int]:
-    """A driver in which these have run together, and how many steps did not wait for the one before."""
+    """A driver after these jobs have run together, and how many steps did not wait for the one before."""
     executor = FakeExecutor(limits)
     driver = Driver(executor, MAX_LENGTH, EOS, drafter=drafter)
     keys = [driver.add(job)[0] for job in jobs]

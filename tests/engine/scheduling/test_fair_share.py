@@ -285,7 +285,7 @@ def test_a_preempted_sequence_goes_on_before_the_prompts_of_others() -> None:
 
 
 def queue_of(lengths: list[int], looked_at: list[int]) -> tuple[WaitingQueue, FairShares]:
-    """One in which as many clients wait, and that says which of them are looked up in the cache."""
+    """A queue with a waiting client for each length. It notes which of them are looked up in the cache."""
 
     def num_cached(sequence: Sequence) -> int:
         looked_at.append(sequence.key)

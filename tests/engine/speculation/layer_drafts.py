@@ -1,4 +1,4 @@
-"""What tests of layers for drafts share: requests, and an engine that notes what is drafted."""
+"""Shared by tests of layers for drafts: requests, and an engine that notes what is drafted."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def test_all_drafts_of_the_model_itself_are_accepted(sampling: dict[str, object]
 
 
 def test_it_drafts_under_a_grammar() -> None:
-    """What it forbids is cut, beside what is forced and reasoning. Where it forbids much, others are drawn."""
+    """Forbidden tokens are cut, also beside forced tokens and reasoning. Where much is forbidden, others are drawn."""
     driver = drafting()
     free, forced = r"[\s\S]*", r"(high|low) tide at (noon|dusk), [\s\S]*"
     jobs = [job(temperature=1.0, constraints=constraints(free)), job(n=2, constraints=constraints(forced))]
@@ -185,7 +185,7 @@ def test_draft_tokens_that_a_grammar_forbids_are_not_run() -> None:
     ids=["grammar", "both", "allowed"],
 )
 def test_the_first_draft_is_one_that_is_allowed(asked: TokenConstraints, temperature: float) -> None:
-    """So a draft that is the model itself is right there, whatever it drafts behind that."""
+    """So if the draft model is the model itself, its first draft token is right, whatever it drafts behind that."""
     driver = drafting()
     check(driver, [job(40, temperature=temperature, constraints=asked), job(20)])
     assert driver.scheduler.drafts is not None
@@ -211,7 +211,7 @@ def test_its_drafts_are_accepted_for_all_of_a_batch() -> None:
 
 
 def test_it_knows_what_it_has_computed_for_others() -> None:
-    """Of a prompt whose blocks lie in the prefix cache, it computes no more than the large model."""
+    """If a prompt's blocks lie in the prefix cache, it computes no more of the prompt than the large model."""
     run: list[int] = []
     driver = drafting(computed=run)
     check(driver, [job(8)])

@@ -44,7 +44,7 @@ def tokens_of(wanted: Job) -> list[int]:
 
 
 def drafted(wanted: Job, script: Script, limits: ExecutorLimits = ROOMY) -> tuple[Driver, int]:
-    """A driver in which a job has run with drafts, and its key."""
+    """A driver after a job has run with drafts, and the job's key."""
     driver = Driver(FakeExecutor(limits), MAX_LENGTH, EOS, drafter=script)
     (key,) = driver.add(wanted)
     driver.run()
@@ -129,7 +129,7 @@ def test_rejected_draft_tokens_are_never_found_in_the_cache() -> None:
     ids=str,
 )
 def test_each_row_of_a_draft_knows_the_tokens_before_it(asked: dict[str, object], wrong_each: int) -> None:
-    """Penalties count the draft tokens before a row, and no other; biases are those of the row's position."""
+    """Penalties count the draft tokens before a row, and no others. Biases are for the row's position."""
     wanted = job(21, prompt=(1, 2, 3, 2, 1), logprobs=2, **asked)
     expected = alone(FakeExecutor(ROOMY), MAX_LENGTH, wanted, 0, EOS)[0]
     assert len(expected) > 8
@@ -158,7 +158,7 @@ def lonely_search(driver: Driver, wanted: Job) -> list[object]:
 
 
 def test_drafts_take_only_blocks_and_tokens_that_are_left() -> None:
-    """In a pool that is just large enough without them nobody makes way for a draft."""
+    """In a pool that is just large enough without drafts, no sequence is preempted for a draft."""
     limits = dataclasses.replace(ROOMY, num_blocks=14, max_num_batched_tokens=8)
     jobs = [job(20, (i, i + 1, i + 2, i + 3)) for i in (10, 50)]
     driver = Driver(FakeExecutor(limits), 24, drafter=Script([7] * 40, 6))
@@ -202,7 +202,7 @@ def test_who_drafts_what_is_rejected_drafts_little() -> None:
 
 
 def drafted_with(cost_ms: Callable[[StepLoad], float], script: Script, wanted: Job) -> Driver:
-    """A driver that knows what steps cost, in which a job has run with drafts."""
+    """A driver that knows what steps cost, after a job has run in it with drafts."""
     driver = Driver(FakeExecutor(ROOMY), MAX_LENGTH, clock=lambda step: cost_ms(step.load), drafter=script)
     for load in (StepLoad(1, 10), StepLoad(4, 40), StepLoad(8, 100)) * 20:
         driver.cost_model.observe(load, cost_ms(load))

@@ -189,7 +189,7 @@ def test_what_is_not_known_is_not_drafted() -> None:
     """A sequence whose last hidden row is not kept gets no draft token, and arrays that do not fit change nothing."""
     executor: Any = loaded(Mtp("qwen3_5"))
     greedy = SamplingBatch.greedy([20])
-    table = np.array([[60, 61]], np.int32)  # blocks that nobody had
+    table = np.array([[60, 61]], np.int32)  # blocks that were never used
     at = np.array([19], np.int32)
     batch = StepBatch(
         token_ids=np.array([5], np.int32),

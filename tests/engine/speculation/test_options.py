@@ -1,4 +1,4 @@
-"""What a speculative config of vLLM's says here, key by key."""
+"""The meaning of vLLM's speculative config here, key by key."""
 
 from __future__ import annotations
 

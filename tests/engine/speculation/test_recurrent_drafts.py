@@ -77,7 +77,7 @@ def jobs() -> list[Job]:
 
 
 class Asked:
-    """A driver in which each job samples what it samples alone and undrafted, though others draft beside it."""
+    """A driver where each job samples the same as alone without drafts, though others draft beside it."""
 
     def __init__(self, model: str, seed: int, num_blocks: int) -> None:
         self._executor, self._oracle = executor(model), Oracle(seed)

@@ -1,4 +1,4 @@
-"""Incremental detokenization: the pieces joined are what decoding everything at once gives."""
+"""Incremental detokenization: the joined pieces equal the text of decoding everything at once."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def require_split_as_by_sentencepiece(folder: Path, model: bytes) -> None:
 
 
 def handmade(pieces: list[tuple[str, float]], kinds: dict[str, int] | None = None, **normalizer: Any) -> bytes:
-    """A model that merges by score, without spaces of its own. `kinds` are those of pieces that are not normal."""
+    """A model that merges by score, and adds no spaces. `kinds` has the kinds of pieces that are not normal."""
     model = sentencepiece_model_pb2.ModelProto()
     model.trainer_spec.model_type = 2
     wanted = {"add_dummy_prefix": False, "remove_extra_whitespaces": False, **normalizer}
@@ -272,7 +272,7 @@ CONFIGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 def test_what_the_files_add_is_as_in_transformers(
     tmp_path: Path, config: dict[str, Any], files: dict[str, Any]
 ) -> None:
-    """transformers has another class for each model, of which the general one follows the model's own settings.
+    """transformers has a class for each model; the general class follows the model's own settings.
 
     It takes seconds to import.
     """
@@ -289,7 +289,7 @@ def test_what_the_files_add_is_as_in_transformers(
     assert tokenizer.vocab_size == len(oracle)
     assert tokenizer.eos_token_id is None or tokenizer.eos_token_id == oracle.eos_token_id
     for text in (*TEXT[:5], *MARKED):
-        if config.get("legacy") is not False or not text.startswith(" "):  # of which transformers takes a space
+        if config.get("legacy") is not False or not text.startswith(" "):  # else transformers removes a space
             require_same(tokenizer, oracle, text)
 
 

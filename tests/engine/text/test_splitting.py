@@ -72,7 +72,7 @@ PATTERNS = {
 
 
 def cut(pattern: str, text: str) -> list[str]:
-    """What the pattern matches, and what lies between, in order."""
+    """The pattern's matches, and the texts between them, in order."""
     pieces, end = [], 0
     for match in regex.finditer(pattern, text):
         pieces += [text[end : match.start()], match.group()]

@@ -205,7 +205,7 @@ class StoredWeights:
         return None if isinstance(tensor, DenseTensor) else tensor.stored_format
 
     def file_bytes(self) -> int:
-        """Of all tensors as a file has them."""
+        """The bytes of all tensors as a file has them."""
         total = 0
         for name in self:
             tensor = self[name]

@@ -70,7 +70,7 @@ def write_checkpoint(path: Path, tensors: dict[str, NDArray[Any]], dtype: DType,
 
 
 def random_bits(shape: tuple[int, ...], dtype: DType, random: np.random.Generator) -> NDArray[Any]:
-    """Any bits but those of numbers from 2 on."""
+    """Any bits except those of numbers from 2 on."""
     unsigned = np.dtype(f"u{STORAGE[dtype].itemsize}")
     bits = random.integers(0, 2 ** (8 * unsigned.itemsize), shape, np.uint64).astype(unsigned)
     return (bits & ~unsigned.type(1 << (8 * unsigned.itemsize - 2))).view(STORAGE[dtype])

@@ -55,7 +55,7 @@ def hub() -> Iterator[str]:
 
 
 def resolve_elsewhere(endpoint: str, home: Path, *calls: str, offline: bool = False) -> tuple[list[str], str]:
-    """What each call prints in a fresh process, as the hub's client reads its environment once. Also the stderr."""
+    """The output of each call in a fresh process, as the hub's client reads its environment once. Also the stderr."""
     code = ["from tidewheel.engine.weights import resolve", *(f"print(resolve({call}))" for call in calls)]
     environment = hub_environment(endpoint, home, offline=offline)
     result = subprocess.run(

@@ -70,7 +70,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:
-    return tmp_path / "kept" / "weights"  # neither of which is there yet
+    return tmp_path / "kept" / "weights"  # neither folder exists yet
 
 
 def load(

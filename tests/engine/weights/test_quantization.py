@@ -41,7 +41,7 @@ BOUNDS = [
     (Quantization("int4", 128), 0.07),
     (Quantization("int4", 128, zero_points=True), 0.07),
 ]
-# `make test` has the formats of whole rows, groups of 32 as they are, and those of 128 with zero points.
+# `make test` has the formats of whole rows, groups of 32 as they are, and groups of 128 with zero points.
 SWEPT = BOUNDS[3:6]
 # The same of what K and V are cached as, beside weights in bfloat16.
 KV_BOUNDS: list[tuple[KvCacheDType, float]] = [
@@ -67,7 +67,7 @@ def conversations() -> list[list[int]]:
 def log_probabilities(
     dtype: DType, quantization: Quantization | None, kv_cache_dtype: KvCacheDType | None = None
 ) -> NDArray[np.float64]:
-    """Of every next token after every token of the conversations, [tokens, vocabulary]."""
+    """Log-probabilities of every next token after every token of the conversations, [tokens, vocabulary]."""
     executor = load(
         make_device(device_ids()[1]), _DEMO, dtype, quantization=quantization, kv_cache_dtype=kv_cache_dtype
     )

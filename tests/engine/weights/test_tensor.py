@@ -1,4 +1,4 @@
-"""Quantized tensors: their numbers are those of the format, and devices compute with them."""
+"""Quantized tensors: their numbers follow the format, and devices compute with them."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_arrays_that_do_not_fit_together_are_an_error(fields: dict[str, object],
 
 
 class Changed:
-    """A model's weights, those of its layers' matrices changed."""
+    """A model's weights, with its layers' matrices changed."""
 
     identity: str | None = None
     dtype: DType = "float32"

@@ -47,7 +47,7 @@ class Sampled {
     for (size_t r = 0; r < sampling.size(); ++r) tokens_[sampling[r]].push_back(out[r]);
   }
 
-  // The draft tokens of each sequence, of which the first have the right to so many.
+  // The draft tokens of each sequence. The first sequences have the right to `counts` of them.
   std::vector<std::vector<int32_t>> draft(const std::vector<int32_t>& counts, float least = 0) {
     std::vector<int> sampling;
     for (size_t s = 0; s < counts.size(); ++s) {

@@ -37,7 +37,7 @@ struct Configured {
   ~Configured() { tilerelease(); }
 };
 
-// A product of one sum, of so many pairs.
+// A product of one sum, of `pairs` pairs.
 Config one_sum(int pairs) { return Config().tile(0, 1, 4).tile(1, 1, 4 * pairs).tile(2, pairs, 4); }
 
 // start + the sum over a[i] b[i], as one instruction has it.

@@ -1,4 +1,4 @@
-"""`/v1/files` and `/v1/batches`, by the openai client and by clients that are none."""
+"""`/v1/files` and `/v1/batches`, with the openai client and with other clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `/v1/chat/completions` has of vLLM's extras: scored and truncated prompts, token ids, usage in every chunk."""
+"""vLLM's extras in `/v1/chat/completions`: scored and truncated prompts, token ids, usage in every chunk."""
 
 from __future__ import annotations
 

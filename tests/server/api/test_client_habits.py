@@ -1,4 +1,4 @@
-"""What clients send besides what the APIs have: taken where it changes nothing, and said in the log where it might."""
+"""Clients' fields that the APIs do not have: accepted where they change nothing, and logged where they might."""
 
 from __future__ import annotations
 

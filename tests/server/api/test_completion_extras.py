@@ -1,4 +1,4 @@
-"""What `/v1/completions` answers beyond text: prompts echoed and scored, the best of several, token ids, usage."""
+"""More than text in `/v1/completions`: prompts echoed and scored, the best of several, token ids, usage."""
 
 from __future__ import annotations
 

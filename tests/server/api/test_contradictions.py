@@ -1,4 +1,4 @@
-"""Constraints of which nothing is left: the request's own error, the same whole and streamed, and nobody else's."""
+"""Constraints that allow no token: only their own request gets an error, the same whole and streamed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client sent comes back to it, and into the log, by 100 characters at most; and costs little until then."""
+"""At most 100 characters of what a client sent come back to it and into the log, and quoting them costs little."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`/v1/embeddings` over real sockets: vectors are transformers', whoever else asks and however they are written."""
+"""`/v1/embeddings` over real sockets: vectors equal transformers', beside any other requests and in all encodings."""
 
 from __future__ import annotations
 

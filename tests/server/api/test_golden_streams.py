@@ -1,4 +1,4 @@
-"""Event streams byte for byte, as tests/server/golden keeps them, but for ids and times.
+"""Event streams byte for byte, as tests/server/golden keeps them, except ids and times.
 
 With TIDEWHEEL_UPDATE_GOLDEN=1 in the environment they are written instead of compared.
 """

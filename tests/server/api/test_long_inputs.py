@@ -1,4 +1,4 @@
-"""Inputs of many megabytes are answered or refused while everybody else is served."""
+"""Inputs of many megabytes are answered or refused while all other requests are served."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def test_streamed_and_whole_are_the_same(server: RunningServer, said: str) -> No
 
 
 def replayed(received: list[Any]) -> Any:
-    """What a client makes of the events; checks that blocks are opened and closed one after the other."""
+    """A client's result from the events; checks that blocks are opened and closed one after the other."""
     start, *events, stop = received
     assert (start["type"], stop["type"]) == ("message_start", "message_stop")
     message = start["message"]

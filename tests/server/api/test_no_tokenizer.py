@@ -123,7 +123,7 @@ def test_what_needs_text_is_refused(
 def test_what_needs_no_text_is_there(server: RunningServer, caplog: pytest.LogCaptureFixture) -> None:
     assert server.http.get("/v1/models").json()["data"][0]["max_model_len"] == 512
     assert NO_TOKENIZER in server.http.get("/tokenizer_info").json()["error"]["message"]
-    server.engine.warm_up()  # for grammars, which there are none of
+    server.engine.warm_up()  # for grammars, but there are none
     assert not caplog.records
 
 

@@ -1,4 +1,4 @@
-"""Bodies of `/v1/responses` and `/v1/messages`: whatever is in them, the server is not at fault and goes on."""
+"""Bodies of `/v1/responses` and `/v1/messages`: whatever is in them, the server does not fail, and goes on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ anything = st.recursive(
 
 
 def record(required: dict[str, Any], optional: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """Objects that mostly are what they should be."""
+    """Objects that are mostly valid."""
     strategies = {name: strategy | anything if i % 3 == 0 else strategy for i, (name, strategy) in
                   enumerate(optional.items())}  # fmt: skip
     return st.fixed_dictionaries(required, optional=strategies)

@@ -54,7 +54,7 @@ def test_another_machines_batch_is_free_when_it_gives_no_sign_of_life(tmp_path: 
         time.sleep(0.1)
         assert alive.beat()
     taken = waited_for(elsewhere)
-    assert not alive.is_held  # it noticed by itself, before anybody could take the batch
+    assert not alive.is_held  # it noticed by itself, before another server could take the batch
     assert not alive.beat()
     assert taken.beat()
     alive.release()

@@ -1,4 +1,4 @@
-"""Rows of a batch leave the event loop to others, whatever the rows are."""
+"""Rows of a batch, of any kind, leave the event loop to other requests."""
 
 from __future__ import annotations
 

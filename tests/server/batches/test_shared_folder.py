@@ -57,7 +57,7 @@ def start(client: httpx.Client, count: int, max_tokens: int) -> Any:
 
 
 def once(client: httpx.Client, batch_id: str, *statuses: str, answers: int = 0) -> Any:
-    """The batch, as soon as it has one of these states and so many answers."""
+    """The batch, as soon as it has one of these states and `answers` answers."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         batch = ok(client.get(f"{PATH}/{batch_id}"))

@@ -8,7 +8,7 @@ import pytest
 from server.conftest import RunningServer, StartServer
 
 HI: list[dict[str, str]] = [{"role": "user", "content": "hi"}]
-# Refuses what it does not know, and has thinking off unless it is told otherwise.
+# Refuses unknown values, and has thinking off by default.
 TEMPLATE = (
     "{%- if reasoning_effort is defined and reasoning_effort not in ['low', 'medium', 'xhigh'] %}"
     "{{ raise_exception('unknown effort') }}{% endif %}"
@@ -61,7 +61,7 @@ def test_an_effort_reaches_the_template(server: RunningServer, path: str, fields
 
 @pytest.mark.parametrize("switch", ["/no_think", "/think"])
 def test_what_messages_tell_the_model_reaches_it(server: RunningServer, switch: str) -> None:
-    """An empty thought, with which some models answer, is none."""
+    """Some models answer with an empty thought: it counts as none."""
     said = f"SAY(<think>\n\n</think>\n\nFour.)YAS {switch}"
     messages = [{"role": "system", "content": switch}, {"role": "user", "content": said}]
     message = server.post(CHAT, {"messages": messages}).json()["choices"][0]["message"]

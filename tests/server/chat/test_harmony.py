@@ -106,7 +106,7 @@ def test_messages_at_every_cut(text: str, expected: Parsed) -> None:
         (f'{TO_F}{{"a', ("", "", [("f", '{"a')])),
         (TO_F, ("", "", [("f", "")])),
         ("<|channel|>commentary to=functions.f <|cons", ("", "", [("f", "")])),
-        ("<|channel|>commentary to=functions.f", ("", "", [])),  # of which more may be to come
+        ("<|channel|>commentary to=functions.f", ("", "", [])),  # more of it may be to come
     ],
 )
 def test_what_max_tokens_cuts_off(text: str, expected: Parsed) -> None:

@@ -1,4 +1,4 @@
-"""Reasoning: apart from the answer, however the text is cut and whoever opened it; counted; no calls are in it."""
+"""Reasoning: separated from the answer however the text is cut, and whoever opened it; counted; without calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request says about its prompt: whose turn it is, which template, which variables; and OpenAI's parameters."""
+"""A request's settings for its prompt: whose turn it is, the template, its variables; and OpenAI's parameters."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ def test_the_server_ends_while_templates_do_not(start_process: StartProcess) -> 
 def test_others_do_not_notice(trusting: RunningServer) -> None:
     assert said(trusting, OWN) == "hello"
     for worker in workers(os.getpid()):
-        os.kill(worker, signal.SIGSTOP)  # whatever it is given next has no end
+        os.kill(worker, signal.SIGSTOP)  # its next task does not end
     with ThreadPoolExecutor(1) as pool:
         bad = pool.submit(ask, trusting, ENDLESS)
         for _ in range(5):

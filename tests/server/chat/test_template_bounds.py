@@ -1,4 +1,4 @@
-"""A chat template makes no value that is too large, in whatever way it goes about it."""
+"""A chat template cannot make a value that is too large, in any way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What templates read: contents as texts or parts, reasoning by its name; and that what the user says is never lost."""
+"""What templates read: contents as texts or parts, and reasoning by its name. The user's text is never lost."""
 
 from __future__ import annotations
 

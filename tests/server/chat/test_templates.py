@@ -53,7 +53,7 @@ def test_requests_variables_never_replace_the_messages() -> None:
 
 
 def test_a_template_of_its_own_for_tools() -> None:
-    others = {str(number): "{% if %}" for number in range(3)}  # never compiled, as nobody asks for them
+    others = {str(number): "{% if %}" for number in range(3)}  # never compiled, as they are not asked for
     template = ChatTemplate({"default": "plain", "tool_use": "tools: {{ tools | length }}", **others}, {})
     assert template.render(USER) == "plain"
     assert template.render(USER, [{"type": "function"}]) == "tools: 1"

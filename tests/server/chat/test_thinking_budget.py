@@ -1,6 +1,6 @@
-"""thinking_token_budget: reasoning ends after so many tokens, whatever format it has, and a call is not broken off.
+"""thinking_token_budget: reasoning ends after its budget, whatever format it has, and a call is not broken off.
 
-A token is a byte here, or a special token. What is forced takes the place of what the script has there.
+A token is a byte here, or a special token. Forced tokens replace those that the script has there.
 """
 
 from __future__ import annotations
@@ -150,5 +150,5 @@ def test_a_budget_of_messages_is_kept_too(thinker: RunningServer, start_server: 
     message = thinker.post("/v1/messages", {**asked, "thinking": thinking}).json()
     thought, text = message["content"]
     assert (len(thought["thinking"]), text["text"]) == (1024, "x" * 75 + "</think>Four.")
-    plain = start(start_server, "none", [])  # nothing of which is thinking
+    plain = start(start_server, "none", [])  # none of it is thinking
     assert plain.post("/v1/messages", {**asked, "thinking": thinking}).status_code == 200

@@ -1,4 +1,4 @@
-"""Turns go round the clients, and nobody has two at once."""
+"""Turns go round the clients, and no client has two at once."""
 
 from __future__ import annotations
 

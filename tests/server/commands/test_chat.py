@@ -186,7 +186,7 @@ class Terminal:
         os.write(self._terminal, text.encode())
 
     def shown_until(self, text: str) -> str:
-        """What is shown up to `text`, which is waited for. Steps to the right are spaces, other steps are left out."""
+        """Waits for `text`; what is shown up to it. Steps to the right are spaces, other steps are left out."""
         deadline = time.monotonic() + 20
         while (end := (shown := self._shown()).find(text, self._num_read)) < 0:
             ready, _, _ = select.select([self._terminal], [], [], max(deadline - time.monotonic(), 0))

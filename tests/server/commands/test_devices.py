@@ -1,4 +1,4 @@
-"""`tidewheel devices`: what it says is what the machine, or a drawing of one, has."""
+"""`tidewheel devices` says what the machine, or a fake one, has."""
 
 from __future__ import annotations
 

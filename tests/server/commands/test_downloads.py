@@ -216,7 +216,7 @@ def shell(shells: Shell) -> Shell:
 
 
 def typed(text: str) -> int:
-    """A terminal at which somebody has typed that."""
+    """A terminal where `text` was typed."""
     keyboard, terminal = pty.openpty()
     os.write(keyboard, text.encode())
     return terminal

@@ -1,4 +1,4 @@
-"""What `tidewheel inspect` says of a model is what serving it does."""
+"""`tidewheel inspect` says of a model what serving it does."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def inspect(capsys: pytest.CaptureFixture[str]) -> Inspect:
 
 @pytest.fixture
 def changed(tmp_path: Path) -> Callable[..., Path]:
-    """The demo model with other values in its config.json; its weights are those of the demo model."""
+    """The demo model with other values in its config.json, and the same weights."""
 
     def change(**fields: Any) -> Path:
         config = {**json.loads((DEMO_MODEL / "config.json").read_text()), **fields}

@@ -1,4 +1,4 @@
-"""What `tidewheel inspect` says of an encoder in ONNX is what serving it does."""
+"""`tidewheel inspect` says of an encoder in ONNX what serving it does."""
 
 from __future__ import annotations
 

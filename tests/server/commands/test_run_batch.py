@@ -89,7 +89,7 @@ def test_answers_are_those_of_the_server_and_are_kept(
     assert done.returncode == 1, done.stderr
     assert "--swap-space has no effect" in done.stderr
     assert "10 requests answered, 6 of them with an error" in done.stderr
-    assert "\r" not in done.stderr  # no bar where nobody looks at one
+    assert "\r" not in done.stderr  # no bar without a terminal
     found = answers(target)
     assert {name for name, line in found.items() if line["error"] is None} == {"chat", "text", "vector", "score"}
     assert all(line["response"]["status_code"] == 200 for line in found.values() if line["error"] is None)

@@ -85,7 +85,7 @@ def test_a_request_that_could_never_be_let_in_is_told_so(small: RunningServer) -
         assert "--max-queue" in response.json()["error"]["message"]
 
 
-# Who is sent away waits for at least a second.
+# A refused client waits for at least a second.
 @pytest.mark.sweep
 def test_clients_come_back_by_themselves(small: RunningServer) -> None:
     import openai

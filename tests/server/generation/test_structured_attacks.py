@@ -21,7 +21,7 @@ SLOW = "start: " + "|".join(['"a"'] * 60_000)
 
 
 def chain(count: int, kind: str = "object") -> dict[str, Any]:
-    """Definitions of which each refers to the next."""
+    """Definitions that each refer to the next."""
 
     def part(ref: dict[str, Any]) -> dict[str, Any]:
         return {

@@ -1,4 +1,4 @@
-"""Who may ask: keys, origins, proxies and middleware; and what is logged about it."""
+"""Access: keys, origins, proxies and middleware; and what is logged about it."""
 
 from __future__ import annotations
 

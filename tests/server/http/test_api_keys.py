@@ -110,7 +110,7 @@ def test_only_a_key_that_may_administer_changes_the_server_for_all(server: Runni
     asked: list[tuple[str, Any]] = [
         ("/v1/load_lora_adapter", load),
         ("/unload_lora_adapter", {"lora_name": "rhymes"}),
-        ("/v1/load_lora_adapter", None),  # who may not do it learns nothing of how
+        ("/v1/load_lora_adapter", None),  # without permission, one learns nothing of how to do it
         ("/reset_prefix_cache", None),
     ]
     for path, body in asked:
@@ -165,7 +165,7 @@ def test_the_document_says_where_rights_are_needed(server: RunningServer) -> Non
 
 
 def test_marks_tell_keys_of_one_owner_apart(start_server: StartServer, tmp_path: Path) -> None:
-    """Whoever marks one of their keys does not mean the other."""
+    """Marking one of an owner's keys does not mark the other."""
     file = tmp_path / "keys"
     file.write_text("one name=us priority\n")
     alone = start_server(api_key_file=str(file))

@@ -1,4 +1,4 @@
-"""Clients that send too much, too slowly, or do not read: they are turned away, and nobody else notices."""
+"""Clients that send too much, too slowly, or do not read: they are turned away, and no other client notices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Host header, where a server is told its names."""
+"""The Host header, on a server whose names are given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON of too many values is refused while it comes in: what is counted is what a parser finds."""
+"""JSON of too many values is refused while it comes in: the count equals what a parser finds."""
 
 from __future__ import annotations
 

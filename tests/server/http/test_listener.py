@@ -23,7 +23,7 @@ from tidewheel.server.http.tls import tls_context
 
 @pytest.fixture
 def refusal(refused_start: RefusedStart) -> Callable[..., str]:
-    """What a server says that cannot start, before it loads anything: a line, or one for each of several mistakes."""
+    """The output of a server that cannot start, before it loads anything: one line for each mistake."""
 
     def said(*arguments: str) -> str:
         code, lines = refused_start(*arguments)

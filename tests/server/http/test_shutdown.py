@@ -1,4 +1,4 @@
-"""SIGTERM: answers that run may finish, for a while, and those that may not are told."""
+"""SIGTERM: running answers may finish for a while. After that they end with an error."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ HELLO = [{"role": "user", "content": "Who are you?"}]
 
 
 def is_translated(case: tuple[str, str]) -> bool:
-    """Whether requests are read as those of another path, which is tried as well."""
+    """Whether its requests are read as another path's, which is tried as well."""
     return case[0].startswith("/api/") or case[0].endswith(("/render", "/count_tokens", "/input_tokens"))
 
 
@@ -119,7 +119,7 @@ def make_served(body: Any, path: str) -> None:
 
 
 def check_events(response: requests.Response, path: str, method: str, kind: str) -> None:
-    """Each event of a stream is what the document says, or an error; the last one says that it is over."""
+    """Each event of a stream follows the document, or is an error. The last one says that the stream is over."""
     schemas = DOCUMENT["paths"][path][method]["responses"]
     kinds = [
         schemas["200"]["content"][kind]["schema"],

@@ -1,4 +1,4 @@
-"""Environment variables: those that nobody reads are refused, or named in the log."""
+"""Environment variables: those that are not read are refused, or named in the log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tools that clients run for OpenAI's models: what the model is told, its calls as items, and results."""
+"""The tools that clients run for OpenAI's models: their text for the model, its calls as items, and results."""
 
 from __future__ import annotations
 

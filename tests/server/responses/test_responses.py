@@ -150,7 +150,7 @@ def without_ids(value: Any) -> Any:
 
 
 def replayed(received: list[Any]) -> list[Any]:
-    """What a client makes of the deltas; checks that each item and part is opened, told of and closed in order."""
+    """A client's result from the deltas; checks that each item and part is opened, sent and closed in order."""
     output: list[Any] = []
     parts: list[Any] = []
     for event in received[2:-1]:

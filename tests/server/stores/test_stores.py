@@ -113,7 +113,7 @@ def test_those_used_last_are_kept(target: str) -> None:
 
 
 def age(target: str, seconds: int) -> None:
-    """Has what is in a store be put, and read, so many seconds earlier."""
+    """Make a store's entries look as if they were put, and read, `seconds` earlier."""
     if not target.startswith("redis"):
         for file in only_files(Path(target)):
             changed = file.stat().st_mtime - seconds
@@ -171,7 +171,7 @@ def test_files_are_private_and_links_are_not_followed(tmp_path: Path) -> None:
         with pytest.raises(StoreError):
             await second.get(THINGS, "key")
         file.unlink()
-        os.mkfifo(file)  # which nobody writes to
+        os.mkfifo(file)  # nothing writes to it
         assert await second.get(THINGS, "key") is None
 
     with_two(str(tmp_path), work)

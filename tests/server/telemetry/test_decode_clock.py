@@ -1,4 +1,4 @@
-"""The time in which anything is decoded, by a clock that is set: what the speed of the page's panel is made of."""
+"""The time in which anything is decoded, by a clock that is set. The speed in the page's panel is computed from it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Streams:
         self.timers: dict[str, RequestTimer] = {}
 
     def play(self, *tokens: tuple[int, str, str]) -> None:
-        """Each is a time, a request and what it gets: as many tokens as characters, of which `.` ends it."""
+        """Each is a time, a request and what it gets: a token for each character; `.` ends the request."""
         for at_ms, name, text in tokens:
             self.now_s = at_ms / 1000
             timer = self.timers.setdefault(name, self.metrics.start_timer())
@@ -33,7 +33,7 @@ class Streams:
 
     @property
     def tokens(self) -> int:
-        """Those behind first ones."""
+        """The tokens behind first ones."""
         return int(self.metrics.inter_token_latency.buckets()[-1][1])
 
     @property

@@ -201,7 +201,7 @@ FORCED = {"prompt": "SAY(ab)YAS", "structured_outputs": {"choice": ["abcdefgh"]}
 
 
 def test_draft_tokens_are_counted_by_position(start_server: StartServer) -> None:
-    """Those that a grammar forces, which are right."""
+    """The draft tokens are those that a grammar forces, so they are all accepted."""
     pytest.importorskip("llguidance")
     measured = start_server(served_model_names=("m",))
     measured.post(COMPLETIONS, FORCED)

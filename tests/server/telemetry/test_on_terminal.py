@@ -1,4 +1,4 @@
-"""What an operator sees: a banner on a terminal, and a line about the throughput while the server is busy."""
+"""The operator's terminal: a banner, and a line about the throughput while the server is busy."""
 
 from __future__ import annotations
 

@@ -37,8 +37,7 @@ expect.set_options(timeout=60_000)  # ms, for machines that are busy with other 
 class WatchedPage:
     """A page, and what goes wrong in it: errors and warnings, broken policies, and requests to other servers.
 
-    `clock` is that of the page: "flowing", "paused", which is at 1,000 s, or the real one. `options` are those of
-    `Browser.new_context`.
+    `clock` is the page's: "flowing", "paused" (at 1,000 s), or the real one. `options` are for `Browser.new_context`.
     """
 
     def __init__(self, browser: Browser, clock: str, options: dict[str, Any]) -> None:
@@ -82,7 +81,7 @@ class WatchedPage:
         self._context.close()
 
     def _on_console(self, message: ConsoleMessage) -> None:
-        # The browser's own line about a status that is no 2xx; the page says what it makes of it.
+        # The browser's own line about a status other than 2xx; the page itself shows the error.
         if message.type in ("error", "warning") and not message.text.startswith("Failed to load resource"):
             self.problems.append(f"{message.type}: {message.text}")
 
@@ -99,7 +98,7 @@ class Pages:
         self._left: dict[str, WatchedPage] = {}
 
     def take(self, clock: str = "", **options: Any) -> WatchedPage:
-        """One with this clock and these options, which nobody else has."""
+        """A page with this clock and these options that no other test has."""
         return self._left.pop(_kind(clock, options), None) or WatchedPage(self._browser, clock, options)
 
     def give_back(self, watched: WatchedPage, clock: str = "", **options: Any) -> None:
@@ -167,9 +166,9 @@ def pages(browser: Browser) -> Pages:
 def open_page(browser: Browser, pages: Pages) -> Iterator[OpenPage]:
     """Opens pages, each with an empty storage, by the options of `Browser.new_context`.
 
-    `routes` are answers to requests, by their addresses, and `clock` is that of WatchedPage. With `prepare`, which
-    may change what stays, the page is one that no other test has. A test fails if a page of it logs an error or a
-    warning, breaks its policy, throws, or asks another server for anything.
+    `routes` are answers to requests, by their addresses, and `clock` is as in WatchedPage. `prepare` may change lasting
+    things, so with it no other test has the same page. A test fails if its page logs an error or a warning, breaks its
+    policy, throws, or asks another server for anything.
     """
     leave: list[Callable[[], None]] = []
 

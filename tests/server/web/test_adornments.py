@@ -1,4 +1,4 @@
-"""Colours of code and formulas in answers: from our own files, under the page's policy, whatever a model writes."""
+"""Colours of code, and formulas, in answers: from our own files, within the page's policy, whatever a model writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page's files over HTTP: what they are sent with, who may have them, and the switch that takes them away."""
+"""The page's files over HTTP: their headers, who may get them, and the option that turns them off."""
 
 from __future__ import annotations
 

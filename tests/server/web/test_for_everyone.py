@@ -278,7 +278,7 @@ SHIFTS = """() => new Promise((resolve) => {
 })"""
 
 
-# The answer comes in hundreds of pieces, twice, each of which may move what is on the screen.
+# The answer comes in hundreds of pieces, twice. Each piece may move what is on the screen.
 @pytest.mark.sweep
 def test_nothing_jumps_while_an_answer_comes(start_server: StartServer, open_page: OpenPage) -> None:
     page = open_page(start_server(engine={"step_s": 0.001}).url, viewport={"width": 1000, "height": 500})

@@ -1,4 +1,4 @@
-"""A page of another origin, in a real browser: it may not use the server, whatever it tries without asking."""
+"""A page of another origin, in a real browser: it cannot use the server without permission, whatever it tries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operator's view: figures from /metrics, under any prefix, while somebody looks, and what is served."""
+"""The operator's view: figures from /metrics, under any prefix, while the view is visible, and what is served."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HIDE = """(hidden) => {
   document.dispatchEvent(new Event("visibilitychange"));
 }"""
 
-# Time stands still but for `later`, and answers say what `say` is given.
+# Only `later` moves the time, and answers are what `say` gets.
 BY_HAND = """
 let now = 1000;
 performance.now = () => now;
@@ -147,7 +147,7 @@ def test_stages_of_a_pipeline_and_adapters_have_tiles(server: RunningServer, ope
 @pytest.mark.sweep
 def test_replicas_have_a_tile_and_figures_of_all(server: RunningServer, open_page: OpenPage) -> None:
     def scrape_of(**replicas: tuple[int, float, float, float]) -> str:
-        """Of each: requests that run, the share of the cache, and tokens and seconds of decoding."""
+        """For each replica: running requests, the share of the cache, and tokens and seconds of decoding."""
         running, cache, tokens = "num_requests_running", "kv_cache_usage_perc", "inter_token_latency_seconds_count"
         names = (running, cache, tokens, "decode_seconds_total")
         lines = [
@@ -187,7 +187,7 @@ def test_replicas_have_a_tile_and_figures_of_all(server: RunningServer, open_pag
 def test_an_answer_that_is_alone_has_one_speed(
     server: RunningServer, open_page: OpenPage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tokens come at times that are set; what the server measures of them is told to the panel, again and again."""
+    """Tokens come at times that are set. The panel gets the server's measurements of them again and again."""
     gaps_ms, now_s = (400, 30, 50, 70, 45, 55), 0.0
     measured = ServerMetrics(ScriptedEngine(), "m", "x:")
     registry = CollectorRegistry()
@@ -248,7 +248,7 @@ def test_nothing_is_read_while_nobody_looks(server: RunningServer, open_page: Op
     expect(figure(page, "running")).to_have_text("0")
 
     def reads_in_half_a_minute() -> int:
-        page.evaluate("fetch('health')")  # whatever was asked before has been seen once this is
+        page.evaluate("fetch('health')")  # once this has been seen, all earlier requests have been too
         before = len(reads)
         for _ in range(10):
             page.clock.run_for(3000)
@@ -308,7 +308,7 @@ def test_the_charts_have_axes_and_tell_what_was_read(server: RunningServer, open
 
 
 def test_a_charts_scale_holds_the_figure_above_it(server: RunningServer, open_page: OpenPage) -> None:
-    """The time to the first token is that of the last answers, which may be older than the chart."""
+    """The time to the first token is the last answers', which may be older than the chart."""
     scrape = metrics(
         "x:", num_requests_running=0, time_to_first_token_seconds_sum=84, time_to_first_token_seconds_count=7
     )

@@ -35,7 +35,7 @@ class Mixer(Protocol):
     """A mixer of one layer, with what it remembers of earlier tokens."""
 
     def __call__(self, x: Tensor, tokens: Tokens) -> Tensor:
-        """What the mixer makes of `x [S, Q, hidden]`; of the same shape."""
+        """The mixer's output for `x [S, Q, hidden]`, in the same shape."""
         ...
 
     def allocate(self, num_blocks: Sequence[int]) -> None:
@@ -49,11 +49,11 @@ class Mixer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What mixers are made from: the weights, what the KV cache is like, how to attend, and each kind's class."""
+    """What mixers are made from: the weights, the layout of the KV cache, how to attend, and each kind's class."""
 
     weights: Weights
     windows: Sequence[int | None]  # of each cache group
-    ropes: Sequence[RopeSpec]  # those of the model, each once
+    ropes: Sequence[RopeSpec]  # the model's, each once
     block_size: int
     cache_dtype: torch.dtype
     device: torch.device

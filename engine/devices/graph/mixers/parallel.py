@@ -31,6 +31,6 @@ class Parallel:
             residual.mixer.allocate(num_blocks)
 
     def copy_slots(self, source: Tensor, target: Tensor, group: int) -> None:
-        """Copy those of all residual blocks."""
+        """Copy the slots of all residual blocks."""
         for residual in (self._first, *self._others):
             residual.mixer.copy_slots(source, target, group)

@@ -80,8 +80,8 @@ class Attention:
     def _attend(self, q: Tensor, positions: Tensor, tables: Tensor) -> Tensor:
         """Softmax attention over the cache, tile by tile with a running maximum and sum.
 
-        The recurrence is that of https://arxiv.org/abs/1805.02867. K and V always come from the cache, also those of
-        this call, and the tiles start at fixed positions: how a prompt was chunked cannot show. `q [T, H, D]`,
+        The recurrence is from https://arxiv.org/abs/1805.02867. K and V always come from the cache, also those of this
+        call, and the tiles start at fixed positions. So the chunks of a prompt make no difference. `q [T, H, D]`,
         returns `[T, H * D]`.
         """
         spec = self._spec

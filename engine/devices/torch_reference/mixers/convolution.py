@@ -17,7 +17,7 @@ class Convolution:
         self._past = torch.zeros(parts.num_states, taps - 1, size)
 
     def __call__(self, x: Tensor, slot: int, *, begins: bool) -> Tensor:
-        """The result for one token's `x [size]`; the inputs before it are those of `slot`, or zeros if it `begins`."""
+        """The result for one token's `x [size]`. The inputs before it are in `slot`, or zeros if it `begins`."""
         past = self._past[slot]
         if begins:
             past.zero_()

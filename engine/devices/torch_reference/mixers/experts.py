@@ -21,7 +21,7 @@ class Experts:
         self._shared = Mlp(spec.shared, f"{layer}.shared", parts) if spec.shared else None
 
     def __call__(self, x: Tensor, tokens: Tokens) -> Tensor:
-        """What the chosen experts make of `x [T, hidden]`, weighed and summed in the order of their numbers."""
+        """The chosen experts' outputs for `x [T, hidden]`, weighted and summed in the order of their numbers."""
         spec = self._spec
         weights = route(
             spec,

@@ -54,7 +54,7 @@ class LatentAttention:
         return torch.cat((plain, rotate(spec.rope, turning, positions)), dim=-1)
 
     def _attend(self, query: Tensor, table: Tensor, count: int) -> Tensor:
-        """What a token with the queries `[H, N + R]` sees of the first `count` cached ones: `[H * value_dim]`."""
+        """Attention of a token with the queries `[H, N + R]` to the first `count` cached ones: `[H * value_dim]`."""
         spec = self._spec
         blocks = table[: -(-count // self._block_size)]
         latents = self._latents[blocks].float().flatten(0, 1)[:count]
@@ -67,7 +67,7 @@ class LatentAttention:
         return torch.einsum("hc,hcv->hv", weights, torch.einsum("cl,hvl->hcv", latents, v_up)).flatten()
 
     def _parts(self, query: Tensor) -> tuple[Tensor, Tensor]:
-        """What rope leaves alone, and what it rotates."""
+        """The part that rope does not change, and the part that it rotates."""
         return query[..., : self._spec.nope_dim], query[..., self._spec.nope_dim :]
 
     def _linear(self, name: str, x: Tensor) -> Tensor:

@@ -18,10 +18,10 @@ from ..weights import Weights
 class Tokens:
     """The tokens of a pass: `positions [T]`, and `block_tables [T, max_blocks]` with each token's own row.
 
-    Ropes turn by `rope_positions [T]`, which are not whole where adapters stretch them.
+    Ropes turn by `rope_positions [T]`, which are not whole numbers where adapters stretch them.
     There are tables for each cache group, by its window. `state_slots [T]` say where recurrent mixers keep the state of
-    each token's sequence; None if the model has none. `per_layer [T, layers, size]` is what each layer is told of a
-    token, in models with per-layer embeddings.
+    each token's sequence; None if the model has none. `per_layer [T, layers, size]` is each layer's input for a token,
+    in models with per-layer embeddings.
     """
 
     positions: Tensor
@@ -35,7 +35,7 @@ class Mixer(Protocol):
     """A mixer of one layer, with what it remembers of earlier tokens."""
 
     def __call__(self, x: Tensor, tokens: Tokens) -> Tensor:
-        """What the mixer makes of `x [T, hidden]`; of the same shape."""
+        """The mixer's output for `x [T, hidden]`, in the same shape."""
         ...
 
     def copy_blocks(self, source: Tensor, target: Tensor, window: int | None) -> None:
@@ -49,7 +49,7 @@ class Mixer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What mixers are made from: the weights, the measures of the cache, and each kind's class."""
+    """What mixers are made from: the weights, the sizes of the cache, and each kind's class."""
 
     weights: Weights
     num_blocks: Mapping[int | None, int]  # by the window of the cache group

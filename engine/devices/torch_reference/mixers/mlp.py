@@ -33,7 +33,7 @@ class Mlp:
 
 
 def cut_off(gate: Tensor, cutoff: float | None) -> Tensor:
-    """What of `gate [T, values]` is above the mean of its row and so many standard deviations, 0 for the others."""
+    """How far `gate [T, values]` is above the mean of its row plus `cutoff` standard deviations; 0 if it is below."""
     if cutoff is None:
         return gate
     least = gate.mean(-1, keepdim=True) + cutoff * gate.std(-1, keepdim=True, unbiased=False)

@@ -11,7 +11,7 @@ from .mlp import activate
 
 
 class PerLayer:
-    """`projection(act(gate(x)) * p)`, with what its layer is told of each token. It remembers nothing."""
+    """`projection(act(gate(x)) * p)`, where p is its layer's input for each token. It keeps no state."""
 
     def __init__(self, spec: PerLayerSpec, layer: str, parts: Parts) -> None:
         self._spec, self._layer, self._weights = spec, layer, parts.weights

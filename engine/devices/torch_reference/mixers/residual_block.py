@@ -39,11 +39,11 @@ class ResidualBlocks:
         self._residuals = [ResidualBlock(spec, layer, parts) for spec in specs]
 
     def copy_blocks(self, source: Tensor, target: Tensor, window: int | None) -> None:
-        """Copy those of all residual blocks."""
+        """Copy the KV blocks of all residual blocks."""
         for residual in self._residuals:
             residual.mixer.copy_blocks(source, target, window)
 
     def copy_state(self, source: int, target: int) -> None:
-        """Copy that of all residual blocks."""
+        """Copy the state of all residual blocks."""
         for residual in self._residuals:
             residual.mixer.copy_state(source, target)

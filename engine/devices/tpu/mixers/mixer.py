@@ -62,15 +62,15 @@ class Mixer(Protocol):
     """A mixer of one layer."""
 
     def __call__(self, x: jax.Array, step: Pass) -> jax.Array:
-        """What the mixer makes of `x [T, hidden] float32`; of the same shape."""
+        """The mixer's output for `x [T, hidden] float32`, in the same shape."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What mixers are made from. `uses_kernel` says of a layer's attention whether TPUs' kernel computes it.
+    """What mixers are made from. `uses_kernel` says whether the TPU kernel computes a layer's attention.
 
-    `attentions` has the window of each attention mixer that was made, in order: the index is that of its pages.
+    `attentions` has the window of each attention mixer, in the order they were made: the index is that of its pages.
     """
 
     mesh: Mesh

@@ -15,7 +15,7 @@ class Mlp:
         self._spec, self._layer = spec, layer
 
     def __call__(self, x: jax.Array, step: Pass) -> jax.Array:
-        """What the MLP makes of `x [T, hidden]`."""
+        """The MLP's output for `x [T, hidden]`."""
         up = step.linear(f"{self._layer}.up", x)
         if self._spec.gated:
             up = self._activate(step.linear(f"{self._layer}.gate", x)) * up

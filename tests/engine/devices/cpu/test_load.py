@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class MadeWeights:
-    """A checkpoint whose tensors are copies, made as they are asked for. Their users are told of each."""
+    """A checkpoint whose tensors are copies, made as they are asked for. A callback gets each of them."""
 
     identity: str | None = None
 

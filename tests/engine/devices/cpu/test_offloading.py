@@ -1,4 +1,4 @@
-"""KV blocks out of the cache and back: another executor goes on from them to the bit, whatever groups it has."""
+"""KV blocks out of the cache and back: another executor with any groups goes on from them, to the bit."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ INT8 = Quantization("int8")
 
 
 def logits(spec: DecoderSpec, cache: Path, quantization: Quantization | None, entries: int) -> NDArray[np.float32]:
-    """What is computed of a load for which the folder had, or then has, so many entries."""
+    """The logits of a load for which the folder had, or then has, `entries` entries."""
     weights = RandomWeights(spec)
     weights.identity = "one checkpoint"
     options = ExecutorOptions("float32", 2**22, 64, 16, 64, quantization=quantization)

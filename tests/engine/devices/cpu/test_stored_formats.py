@@ -61,7 +61,7 @@ def logits(executor: CpuExecutor) -> Logits:
 
 
 def assert_close(computed: Logits, expected: Logits, times: float = 1) -> None:
-    """Activations are rounded to 1/127 of the largest of 32: what that makes of the logits, and of the tokens' odds."""
+    """Check logits, and the tokens' odds, up to rounding: activations are rounded to 1/127 of the largest of 32."""
     assert np.square(computed - expected).mean() <= (times * ROUNDING) ** 2 * np.square(expected).mean()
     p, q = (scores - np.logaddexp.reduce(scores, -1, keepdims=True) for scores in (expected, computed))
     assert (np.exp(p) * (p - q)).sum(-1).mean() <= times * DIVERGENCE

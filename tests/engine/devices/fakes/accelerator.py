@@ -1,9 +1,9 @@
 """A software model of an accelerator under torch, as strict as the vendors' documentation.
 
 Its tensors hold ordinary CPU tensors inside. They say that they are meta tensors, whatever the device is called:
-a torch that has no accelerator initializes no other device. Whatever is asked of them passes through
-`Accelerator.run`, which sees to it that all operands lie on the device, charges scripted memory, and counts what would
-be compiled. While a graph is captured, what graphs cannot hold is refused, and nothing is computed.
+a torch that has no accelerator initializes no other device. All their operations pass through `Accelerator.run`. It
+checks that all operands lie on the device, charges scripted memory, and counts what would be compiled. While a graph is
+captured, operations that graphs cannot hold are refused, and nothing is computed.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ class Accelerator:
         return result if target == "cpu" else self.wrap(result, inner, operands)
 
     def wrap(self, result: Any, inner: _Unwrapped, operands: Sequence[DeviceTensor]) -> Any:
-        """What an operation on inner tensors gave, as tensors of the device."""
+        """The result of an operation on inner tensors, as tensors of the device."""
         by_storage = {o.inner.untyped_storage()._cdata: o.allocation for o in operands}
 
         def one(tensor: Tensor) -> Tensor:
@@ -289,7 +289,7 @@ class Accelerator:
 
 
 class _Unwrapped:
-    """Arguments with the tensors inside of those of the device; `of` leads back from them, by their identity."""
+    """Arguments with inner tensors instead of the device's; `of` leads back from inner tensors, by identity."""
 
     def __init__(self, operands: Sequence[DeviceTensor]) -> None:
         self.of = {id(operand.inner): operand for operand in operands}

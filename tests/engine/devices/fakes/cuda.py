@@ -115,7 +115,7 @@ class FakeEvent:
 
 
 class FakeCudaGraph:
-    """A graph. Those of one pool share the memory of the largest, since only one of them runs at a time."""
+    """A graph. Graphs of one pool share the memory of the largest, since only one of them runs at a time."""
 
     def __init__(self, cuda: FakeCuda) -> None:
         self._cuda, self._accelerator = cuda, cuda.accelerator

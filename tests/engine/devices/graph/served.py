@@ -28,7 +28,7 @@ SPEC = decoder(dataclasses.replace(PLAIN, rope=ROPE), dataclasses.replace(PLAIN,
 
 
 def load(device: Device, dtype: DType = "float32", spec: DecoderSpec = SPEC, num_blocks: int | None = None) -> Executor:
-    """The model, or that of another spec, warmed up."""
+    """The model of SPEC, or of another spec, warmed up."""
     options = ExecutorOptions(
         dtype=dtype,
         kv_cache_bytes=None if device.capabilities.own_memory else 4096 * device.kv_bytes_per_token(spec, dtype),
@@ -44,7 +44,7 @@ def load(device: Device, dtype: DType = "float32", spec: DecoderSpec = SPEC, num
 
 
 def storm() -> list[Job]:
-    """Requests of all lengths, some of which begin alike, greedy and seeded, some with penalties and logprobs."""
+    """Requests of all lengths, greedy and seeded. Some begin alike, and some have penalties and logprobs."""
     rng = random.Random(1)
     common = [rng.randrange(96) for _ in range(40)]
     jobs = []

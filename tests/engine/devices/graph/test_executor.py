@@ -1,4 +1,4 @@
-"""What the graph executor promises beside the right tokens: padding harms nothing, and nothing compiles later."""
+"""The graph executor's promises in addition to right tokens: padding harms nothing, and nothing compiles later."""
 
 from __future__ import annotations
 

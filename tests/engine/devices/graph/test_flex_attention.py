@@ -31,7 +31,7 @@ def launch_of(
     keys, values = torch.randn((2, num_blocks * block_size, spec.num_kv_heads, spec.head_dim), generator=random)
     tables = torch.zeros((len(lengths) + 1, width), dtype=torch.long)
     positions = torch.zeros((len(lengths) + 1, query_len), dtype=torch.long)
-    keys[:block_size], values[:block_size] = 0.5, 0.5  # the padding block, in which the last sequence lies
+    keys[:block_size], values[:block_size] = 0.5, 0.5  # the padding block; the last sequence lies in it
     for row, (context, new) in enumerate(lengths):
         end = context + new
         for column in range(-(-end // block_size)):

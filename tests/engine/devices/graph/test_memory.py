@@ -1,4 +1,4 @@
-"""What free memory is used for, which graphs go first, and sizes in words."""
+"""The use of free memory, the order of graphs, and sizes in words."""
 
 from __future__ import annotations
 

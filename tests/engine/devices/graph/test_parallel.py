@@ -133,6 +133,6 @@ def _runs(pid: int) -> bool:
 
 
 def _go_on(executor: Executor, pending: Pending) -> None:
-    """What was under way may still be done, and nothing after it."""
+    """Started work may still be done, and nothing after it."""
     pending.wait()
     executor.start(BATCH).wait()

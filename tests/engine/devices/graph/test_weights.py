@@ -1,4 +1,4 @@
-"""Weights reach the device in its dtype, whatever they are stored as, or are refused by name."""
+"""Weights of any stored type reach the device in its dtype, or are refused by name."""
 
 from __future__ import annotations
 

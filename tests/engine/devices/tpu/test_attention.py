@@ -107,7 +107,7 @@ def test_it_knows_alibi_and_sinks(window: int | None) -> None:
 
 
 def test_memory_does_not_grow_with_the_context() -> None:
-    """Of a step's tokens, a few at a time look at a few pages."""
+    """A few of a step's tokens at a time look at a few pages."""
     from tidewheel.engine.devices.tpu.attention import Scores, Sequences, attend
 
     def bytes_for(width: int) -> int:
@@ -121,7 +121,7 @@ def test_memory_does_not_grow_with_the_context() -> None:
         step = jax.jit(lambda q, pages, at: attend(q, pages, at, Scores(1.0, None, None)))
         return int(step.lower(*arrays, sequences).compile().memory_analysis().temp_size_in_bytes)
 
-    assert bytes_for(1024) <= bytes_for(16) + 256 * 1024 * 4 * 2  # but for tables
+    assert bytes_for(1024) <= bytes_for(16) + 256 * 1024 * 4 * 2  # except for tables
 
 
 def test_writing_leaves_all_other_slots_as_they_are() -> None:

@@ -1,4 +1,4 @@
-"""What the device asks for, refuses and says."""
+"""The device's options, refusals and messages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TESTS = Path(__file__).parents[3]
 
 
 class QuantizedWeights(RandomWeights):
-    """Of which the MLP's first matrix has 8 bits."""
+    """Weights where the MLP's first matrix has 8 bits."""
 
     def __init__(self, spec: DecoderSpec, dense: bool) -> None:
         super().__init__(spec)
@@ -171,7 +171,7 @@ def test_the_kernel_is_taken_where_it_computes_the_layer(attention: Any, itemsiz
 
 
 class Chip:
-    """One with 100 MiB, of which weights have 40."""
+    """A chip with 100 MiB; weights have 40 of them."""
 
     def memory_stats(self) -> dict[str, int]:
         return {"bytes_limit": 100 << 20, "bytes_in_use": 40 << 20}

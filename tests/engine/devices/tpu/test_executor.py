@@ -27,7 +27,7 @@ MAX_LENGTH = 120
 def executor() -> Executor:
     from engine.devices.tpu.making import load
 
-    # Pages of 16 tokens, of which a few sequences want more than there are.
+    # Pages of 16 tokens; a few sequences need more of them than there are.
     executor = load(SPEC, max_model_len=MAX_LENGTH, max_num_batched_tokens=32, num_tokens=700)
     executor.warm_up(lambda done, steps: None)
     return executor

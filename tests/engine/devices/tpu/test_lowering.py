@@ -18,7 +18,7 @@ CAPPED = replace(PLAIN, rope=ROPE, softcap=30.0, sliding_window=40)
 
 @pytest.fixture(params=["TPU_V5E", "TPU_V6E"])
 def _chip(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the kernel's lowering believe in a chip, of which it asks the sizes."""
+    """Fake a chip for the kernel's lowering, which asks for its sizes."""
     from jax._src.pallas.mosaic import lowering, tpu_info
 
     chip = tpu_info.get_tpu_info_for_chip(tpu_info.ChipVersion[request.param], 1)

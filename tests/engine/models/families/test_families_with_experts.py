@@ -1,4 +1,4 @@
-"""What the families with experts read of their configs, and what they refuse."""
+"""The fields that families with experts read from their configs, and the values that they refuse."""
 
 from __future__ import annotations
 

@@ -216,7 +216,7 @@ def test_described_files_are_models_until_they_are_changed(tmp_path: Path) -> No
 @pytest.mark.parametrize("seed", range(len(SEEDS)))
 def test_every_truncation_is_a_model_error(seed: int, tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
-    padding = 31  # after the last tensor, which nobody misses
+    padding = 31  # after the last tensor; it may be missing
     for length in range(0, len(SEEDS[seed]) - padding, 31):
         path.write_bytes(SEEDS[seed][:length])
         with pytest.raises(ModelError, match=r"m\.gguf"):

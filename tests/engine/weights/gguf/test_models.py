@@ -1,4 +1,4 @@
-"""Models in GGUF files, against transformers' models of which they were written."""
+"""Models in GGUF files, against the transformers models that they were written from."""
 
 from __future__ import annotations
 
@@ -429,7 +429,7 @@ def test_layers_for_drafts_are_left_out_and_the_log_says_so(tmp_path: Path, capl
 
 @pytest.mark.parametrize("name", ["glm4-moe", "qwen3_5", "qwen3_5-experts", "qwen3_next-experts"])
 def test_a_layer_for_drafts_is_read_where_it_is_asked_for(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    """The file's weights are those of the checkpoint."""
+    """The file's weights equal the checkpoint's."""
     file, checkpoint = open_source(str(mtp_zoo.gguf_file(name))), open_source(str(mtp_zoo.folder(name)))
     described = [describe(source.config, None) for source in (file, checkpoint)]
     with caplog.at_level("INFO"):

@@ -1,4 +1,4 @@
-"""Tokenizers in GGUF files give the ids of the tokenizers of which they were written."""
+"""Tokenizers in GGUF files give the same ids as the tokenizers that they were written from."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def sentencepiece_files(folder: Path, prefix: bool, filling: gguf.TokenType = gg
     # Files fill their vocabulary up to the embedding's size.
     writer.add_token_list([model.IdToPiece(i) for i in ids] + ["[PAD500]", "[PAD501]"])
     writer.add_token_scores([model.GetScore(i) for i in ids] + [-1000.0] * 2)
-    if filling is gguf.TokenType.UNKNOWN:  # as in early files, in which Phi-3's <unk> is another type
+    if filling is gguf.TokenType.UNKNOWN:  # as in early files, where Phi-3's <unk> has another type
         kinds[model.unk_id()] = gguf.TokenType.CONTROL
     writer.add_token_types([*kinds, filling, filling])
     writer.add_bos_token_id(model.bos_id())

@@ -48,7 +48,7 @@ def scales_of(random: Random, *shape: int) -> NDArray[np.float16]:
 def gptq(
     bits: int = 4, group: int = 32, sym: bool = False, desc_act: bool = False, stored: str = "gptq", **config: Any
 ) -> Format:
-    """`stored` is the format that the zeros have, whatever the config says."""
+    """`stored` is the format of the zeros, whatever the config says."""
 
     def make(random: Random, outputs: int, inputs: int) -> Layer:
         size = inputs if group == -1 else group

@@ -1,4 +1,4 @@
-"""Quantized checkpoints: every method's weights are those of its description, and bad files are refused by name."""
+"""Quantized checkpoints: every method's weights follow its description, and bad files are refused by name."""
 
 from __future__ import annotations
 
@@ -511,7 +511,7 @@ def test_early_checkpoints_have_the_settings_in_a_file_of_their_own(
 
 
 def experts(folder: Path, tensors: Mapping[str, Array]) -> WeightSource:
-    """The weights of a model whose up and gate are those of an expert: rows in turn, inputs before outputs."""
+    """The weights of a model with an expert's up and gate: rows in turn, inputs before outputs."""
     dense = {name: array for name, array in model(packed())[0].items() if "_proj" not in name}
     random = np.random.default_rng(0)
     for name, shape in tensor_shapes(describe(CONFIG).spec).items():

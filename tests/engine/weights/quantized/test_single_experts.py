@@ -1,4 +1,4 @@
-"""Llama 4's experts, which tools that quantize store as modules of their own, are those of the released form."""
+"""Quantizing tools store Llama 4's experts as separate modules: they equal those of the released form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that something breaks off: no client is told to run what is not whole."""
+"""Calls that are broken off: no client gets an incomplete call to run."""
 
 from __future__ import annotations
 

@@ -212,7 +212,7 @@ def test_every_format_of_calls_is_let_through(start_server: StartServer, parser:
 
 
 def test_streams_and_reasoning(start_server: StartServer) -> None:
-    """The rule begins behind the reasoning, which may hold anything; what was streamed is what is whole."""
+    """The rule begins behind the reasoning, which may hold anything. Streamed and whole answers are the same."""
     server: RunningServer = start_server(
         {"specials": ["<think>", "</think>"]}, tool_call_parser="hermes", reasoning_parser="qwen3"
     )

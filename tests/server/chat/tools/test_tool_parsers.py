@@ -326,7 +326,7 @@ def test_calls_at_every_cut(name: str, text: str, expected: Parsed) -> None:
 
 @pytest.mark.parametrize(("name", "text", "expected"), [case for case in CASES if case[2][0] == ""])
 def test_what_is_cut_off_within_calls_is_no_text(name: str, text: str, expected: Parsed) -> None:
-    """But for a tag that is not whole, and calls without tags, whose function is not known to be on offer."""
+    """Except for an incomplete tag, and calls without tags, whose function is not known to be on offer."""
     tags = {*TOOL_CALL_PARSERS[name].markers, "functools", "<function=", "<tool_call>"}
     tags |= {
         "<|message_sep|>\n\nfunction call<|role_sep|>",
@@ -458,7 +458,7 @@ PIECES = [
 @QUICK
 @given(st.lists(st.sampled_from(PIECES), max_size=24).map("".join), st.lists(st.integers(0, 60), max_size=6))
 def test_damaged_json_in_any_pieces(damaged: str, cuts: list[int]) -> None:
-    """What JSON makes of it is the same however it is cut, and what is JSON stays as it is."""
+    """The resulting JSON is the same however the text is cut, and valid JSON stays as it is."""
     text = f'<tool_call>{{"name": "f", "arguments": {{{damaged}</tool_call>'
     ends = sorted(min(cut, len(text)) for cut in cuts)
     expected = parse("hermes", text)
@@ -469,7 +469,7 @@ def test_damaged_json_in_any_pieces(damaged: str, cuts: list[int]) -> None:
 
 
 def test_hostile_text_takes_linear_time() -> None:
-    """Tens of thousands of brackets, commas or escapes, each of which has to be mended."""
+    """Tens of thousands of brackets, commas or escapes that each have to be mended."""
     for part in ("]", "}", ",", "\\q", "[}", '"a" ', "{"):
         parse("hermes", '<tool_call>{"name": "f", "arguments": {"a": [' + part * 20_000)
         parse("hermes", '<tool_call>{"name": "f", "arguments": {"a": "' + part * 20_000)
@@ -477,7 +477,7 @@ def test_hostile_text_takes_linear_time() -> None:
     parse("hy_v3", "<tool_call>f<tool_sep><arg_key>a</arg_key><arg_value>" + "</tool_call>x" * 8_000)
     for part in ("<a>", "</b>", "<invoke name=", ""):
         parse("minimax_m3", f'{MARK}<invoke name="f">' + f"{MARK}{part}" * 8_000)
-    for name in ("llama4_pythonic", "lfm2"):  # beginnings of calls, each of which may go on to the end
+    for name in ("llama4_pythonic", "lfm2"):  # beginnings of calls; each may go on to the end
         opening = TOOL_CALL_PARSERS[name].markers[0]
         text = f"{opening}[f(a='" * 2_000
         assert parse(name, text) == (text, [])
@@ -619,7 +619,7 @@ WRITERS = {
     "xlam": _listed("", ""),
     "apertus": lambda calls: f"<|tools_prefix|>{json.dumps([dict([call]) for call in calls])}<|tools_suffix|>",
 }
-# These write texts as they are. So what is told apart by the schema is not in their trip.
+# These write texts as they are. So values that only the schema tells apart are not in their round trip.
 XML_WRITERS: Mapping[str, Callable[[list[Call]], str]] = {
     "qwen3_coder": WRITERS["qwen3_coder"],
     "glm45": lambda calls: "\n".join(

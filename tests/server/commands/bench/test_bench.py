@@ -1,4 +1,4 @@
-"""`tidewheel bench`: what it counts, what it refuses, and the shape of what it reports. How fast is nobody's test."""
+"""`tidewheel bench`: its counts, its refusals, and the shape of its reports. Speed is not tested."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ RunJson = Callable[..., dict[str, Any]]
 
 @pytest.fixture(autouse=True)
 def _ceilings_of_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are measured before and after each phase; nobody holds them against a machine here."""
+    """Ceilings are measured before and after each phase; here they need not be right for the machine."""
     monkeypatch.setattr("tidewheel.server.commands.bench.command.QUICK", replace(QUICK, ceilings_s=0.01))
     monkeypatch.setattr("tidewheel.server.commands.bench.ceilings._MIN_MEGABYTES", 8)
     monkeypatch.setattr("tidewheel.server.commands.bench.ceilings._MEGABYTES_PER_THREAD", 4)

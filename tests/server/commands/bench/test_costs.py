@@ -1,4 +1,4 @@
-"""What `tidewheel bench` counts: beside counts by hand, transformers' own arithmetic, and memory that was taken."""
+"""The counts of `tidewheel bench`, against counts by hand, transformers' own arithmetic, and memory that was taken."""
 
 from __future__ import annotations
 
