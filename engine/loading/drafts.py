@@ -103,7 +103,7 @@ class OpenedDraft(Struct, frozen=True):
         num_tokens = self.asked.num_tokens if max_draft_tokens is None else min(self.asked.num_tokens, max_draft_tokens)
         longest = self._longest(max_model_len)
         logger.info(
-            "%s (%s, %s) draft tokens up to %d tokens a step, in contexts of up to %d tokens",
+            "%s (%s, %s) drafts up to %d tokens a step, in contexts of up to %d tokens",
             self.asked.model,
             self.model.spec.family,
             self.model.kept_as,

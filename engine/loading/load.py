@@ -373,7 +373,7 @@ def _layer_drafter(asked: Mtp | Eagle3, executor: DraftExecutor, max_model_len: 
     num_tokens = asked.num_tokens if max_draft_tokens is None else min(asked.num_tokens, max_draft_tokens)
     longest = min(max_model_len, asked.max_context or max_model_len)
     layer = "The checkpoint's MTP layer" if isinstance(asked, Mtp) else f"The EAGLE3 layer {asked.model}"
-    logger.info("%s draft tokens up to %d tokens a step, in contexts of up to %d tokens", layer, num_tokens, longest)
+    logger.info("%s drafts up to %d tokens a step, in contexts of up to %d tokens", layer, num_tokens, longest)
     return MtpDrafter(executor, num_tokens, max_context=longest)
 
 

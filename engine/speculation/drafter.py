@@ -40,7 +40,7 @@ class Continued:
 
 
 class Drafter(Protocol):
-    """Draft tokens how sequences go on."""
+    """Proposes how a sequence goes on."""
 
     def propose(self, sequence: Draftable) -> list[int]:
         """The likely next tokens of a sequence, of the model's vocabulary; none if it cannot tell.

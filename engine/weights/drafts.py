@@ -27,7 +27,7 @@ def not_loaded(count: int, *, usable: bool) -> str:
     """Says that `count` tensors of such layers are left out, and what would use them if they are `usable`."""
     if not usable:
         return f"not loaded are {count} tensors of {_FOR_DRAFTS}, which are not used"
-    use = '--speculative-config \'{"method": "mtp"}\' draft tokens with them'
+    use = '--speculative-config \'{"method": "mtp"}\' drafts with them'
     return f"not loaded are {count} tensors of {_FOR_DRAFTS}; {use}"
 
 

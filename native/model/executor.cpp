@@ -70,7 +70,7 @@ Executor::Executor(DecoderPlan plan, const Kernels& kernels, CacheType cache_typ
   workspace_.allocate(ownership);
   if (has_head) logits_ = Arena(size_t(shape_.max_num_seqs) * vocab * sizeof(float));
   require(states_.empty() || shape_.num_states > 0, "recurrent layers need slots for their state");
-  require(shape_.max_draft_tokens >= 0, "there cannot be less than no draft token");
+  require(shape_.max_draft_tokens >= 0, "the number of draft tokens cannot be negative");
   states_.allocate(shape_.num_states, shape_.max_draft_tokens);
   if (draft_head_) draft_head_->allocate(shape_.max_num_seqs);
   attention_.ropes.allocate(shape_.max_num_batched_tokens);

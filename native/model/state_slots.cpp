@@ -48,7 +48,7 @@ void StateSlots::check(const Step& step) const {
   for (size_t s = 0; s < sequences; ++s) {
     const int begin = step.query_start[s], count = step.query_start[s + 1] - begin, first = step.positions[begin];
     const int draft_tokens = step.num_draft_tokens.empty() ? 0 : step.num_draft_tokens[s];
-    require(draft_tokens >= 0 && draft_tokens < count, "before its draft tokens, every sequence needs a token that is none");
+    require(draft_tokens >= 0 && draft_tokens < count, "every sequence needs a token before its draft tokens");
     if (draft_tokens > static_cast<int>(max_draft_tokens_)) {
       fail("a sequence may have " + std::to_string(max_draft_tokens_) + " draft tokens, not " + std::to_string(draft_tokens));
     }

@@ -102,10 +102,10 @@ def evaluate(options: argparse.Namespace) -> int:
                 print(f"  {item.exchange.prompt!r}\n    wanted {wanted!r}\n    got    {reply!r}")
         report[skill] = {"right": right, "asked": len(items), "accuracy": round(right / len(items), 4)}
         print(f"{skill:<14}{right:>7}{len(items):>7}{right / len(items):>10.1%}", flush=True)
-    accepted_total = sum(entry["right"] for entry in report.values())
+    right_total = sum(entry["right"] for entry in report.values())
     asked_total = sum(entry["asked"] for entry in report.values())
-    print(f"{'all':<14}{accepted_total:>7.0f}{asked_total:>7.0f}{accepted_total / asked_total:>10.1%}")
-    print(json.dumps({"seed": options.seed, "skills": report, "accuracy": round(accepted_total / asked_total, 4)}))
+    print(f"{'all':<14}{right_total:>7.0f}{asked_total:>7.0f}{right_total / asked_total:>10.1%}")
+    print(json.dumps({"seed": options.seed, "skills": report, "accuracy": round(right_total / asked_total, 4)}))
     low = [skill for skill, entry in report.items() if entry["accuracy"] < options.wanted]
     if low:
         print(f"below {options.wanted:.0%}: {', '.join(low)}", file=sys.stderr)

@@ -32,7 +32,7 @@ flight flint float flock flood floor flour flower fluid flute fly foam focus fog
 fort fossil found fox frame free fresh friend frog front frost fruit fuel full funny fur galaxy game garage garden
 garlic gate gather gem gentle ghost giant gift ginger girl give glad glass globe glory glove glow glue goal goat gold
 good goose grab grace grain grand grape grass gravel gray great green grid grill grip ground group grove grow guard
-draft token guest guide guitar gull gym habit hair half hall hammer hand happy harbor hard harp hat hatch haven hawk hazel
+guess guest guide guitar gull gym habit hair half hall hammer hand happy harbor hard harp hat hatch haven hawk hazel
 head heart heat heavy hedge heel hero heron hill hint hive hobby hold hole hollow holly home honest honey hood hook
 hope horn horse host hotel hour house hover human humor hunt hut ice icon idea igloo image inch index ink inlet inn
 input insect iris iron island item ivory ivy jacket jade jam jar jaw jazz jeans jelly jewel job join joke jolly journey

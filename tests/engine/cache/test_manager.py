@@ -165,7 +165,7 @@ def test_the_longest_context_is_that_of_the_tightest_group() -> None:
 
 
 class Told:
-    """Draft tokens a sequence's next tokens, which it has been told, as many as are asked for."""
+    """Drafts a sequence's next tokens, which it has been given, as many as are asked for."""
 
     def __init__(self, tokens: list[int]) -> None:
         self._tokens = tokens

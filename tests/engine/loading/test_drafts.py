@@ -109,7 +109,7 @@ def test_a_recurrent_model_gets_no_more_draft_tokens_than_its_state_can_go_back_
 ) -> None:
     with caplog.at_level("INFO"):
         load_engine(options("lfm2", models_zoo.folder("llama-tied"), num_speculative_tokens=50)).close()
-    assert "draft tokens up to 4 tokens a step" in caplog.text
+    assert "drafts up to 4 tokens a step" in caplog.text
 
 
 def test_weights_are_quantized_alike_unless_it_is_said() -> None:

@@ -81,7 +81,7 @@ def test_its_weights_and_its_part_of_the_cache_count(name: str, caplog: pytest.L
     finally:
         engine.close()
     assert ("MTP layer" if name == "mtp" else "EAGLE3 layer") in caplog.text
-    assert "draft tokens up to 2 tokens a step, in contexts of up to 128 tokens" in caplog.text
+    assert "drafts up to 2 tokens a step, in contexts of up to 128 tokens" in caplog.text
     assert "not loaded" not in caplog.text
 
 

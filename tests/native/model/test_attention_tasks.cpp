@@ -8,7 +8,7 @@
 
 using namespace tidewheel;
 
-TEST_CASE("every token has one task, and every KV split of a split one a place of its own") {
+TEST_CASE("every token has one task, and every KV split of a task a place of its own") {
   const Heads layers[] = {{12, 4, 64}, {4, 2, 40}};
   const std::vector<int> windows[] = {{0, 0}};
   AttentionTasks shared(layers, windows, 256, 8, Ownership({2}));

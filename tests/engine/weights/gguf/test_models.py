@@ -419,7 +419,7 @@ def test_layers_for_drafts_are_left_out_and_the_log_says_so(tmp_path: Path, capl
         executor = load(make_device("torch"), path)
     assert [record.message for record in caplog.records if "not loaded" in record.message] == [
         "not loaded are 2 tensors of layers that predict further tokens (MTP); "
-        '--speculative-config \'{"method": "mtp"}\' draft tokens with them'
+        '--speculative-config \'{"method": "mtp"}\' drafts with them'
     ]
     tokens = models_zoo.prompts()[3]
     expected = models_zoo.reference_logits("qwen3_5", tokens)
