@@ -314,8 +314,8 @@ struct MtpPlan {
   }
 };
 
-// A layer that predicts the next token from what three layers of the model were given, for drafts of so many draft
-// tokens: see engine/models/spec/eagle3.py.
+// A layer that predicts the next token from what three layers of the model were given, for drafts of at most
+// num_draft_tokens: see engine/models/spec/eagle3.py.
 struct Eagle3Plan {
   int hidden_size = 0, vocab_size = 0;
   std::vector<int> layers;         // before which of the model's layers it takes rows; as many as there are: behind the last

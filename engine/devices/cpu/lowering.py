@@ -174,8 +174,9 @@ def _format(format: TensorFormat, inputs: int) -> _native.WeightFormat:
 
 
 class _LayerContext:
-    """What a mixer cannot tell itself: whether experts are packed, and where each layer's K and V lie: in which cache
-    group, and as the how-manyeth layer of the stage in it, and by what they are divided there.
+    """What a mixer's spec does not say: whether experts are packed, and where each layer's K and V lie.
+
+    That is their cache group, the number of the stage's layer within it, and what they are divided by there.
     """
 
     def __init__(self, spec: DecoderSpec, stage: StageSpec, unpacked_experts: bool, kv_scales: KvScales | None) -> None:

@@ -1,5 +1,5 @@
-// How attention multiplies with K and V of bfloat16, at levels that do so vector by vector. A level of other habits has an
-// attention_products.h in its own folder.
+// How attention multiplies with K and V of bfloat16, at levels that do so vector by vector. A level that does otherwise
+// has an attention_products.h in its own folder.
 #pragma once
 
 #include "kernels/attention_elements.h"

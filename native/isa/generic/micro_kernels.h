@@ -1,5 +1,5 @@
-// The micro-kernels of levels that multiply vector by vector. A level of other habits has a micro_kernels.h in its own
-// folder.
+// The micro-kernels of levels that multiply vector by vector. A level that does otherwise has a micro_kernels.h in its
+// own folder.
 #pragma once
 
 #include "kernels/gemm_blocks.h"

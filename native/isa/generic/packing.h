@@ -1,5 +1,5 @@
-// How weights and GEMM inputs are packed for levels that multiply vector by vector. A level of other habits has a packing.h
-// in its own folder.
+// How weights and GEMM inputs are packed for levels that multiply vector by vector. A level that does otherwise has a
+// packing.h in its own folder.
 #pragma once
 
 #include "kernels/element.h"
@@ -20,7 +20,8 @@ constexpr int kGroupRun = 4;    // kInt8 and kInt4; divides kRowGroup
 constexpr int kChannelRun = 4;  // kInt8Channel
 constexpr int kBlockRun = 4;    // of the kinds that keep a quantized file's bits
 constexpr bool kExpandedForTiles = false;
-// So many rows are multiplied by those kinds without expanding them in memory: as many as there are registers for.
+// Up to this number of rows, those kinds are multiplied without expanding them in memory: there are registers for as
+// many.
 constexpr int kFewRows = kTileRows < 12 ? 1 : 8;
 
 // Rows of a packed tile.

@@ -25,7 +25,7 @@ constexpr int kGroupRun = kIntegerUnit;
 constexpr int kChannelRun = kIntegerUnit;
 constexpr int kBlockRun = 4;    // of the kinds that keep a quantized file's bits
 constexpr bool kExpandedForTiles = false;
-constexpr int kFewRows = 1;     // so many rows are multiplied by those kinds without expanding them in memory
+constexpr int kFewRows = 1;     // rows up to which those kinds are multiplied without expanding them in memory
 
 constexpr int packed_rows(WeightKind) { return kTileRows; }
 
