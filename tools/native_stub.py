@@ -26,8 +26,8 @@ def made(stub: str) -> str:
     if not begin or not end:
         raise ValueError(f"the plans must stand between {BEGIN.strip()!r} and {END.strip()!r}")
     plans = _native.plan_fields()
-    mixers = plans["BranchPlan"]["mixer"].replace(" | ", "\n    | ")
-    plans["BranchPlan"]["mixer"] = "MixerPlan"
+    mixers = plans["ResidualBlockPlan"]["mixer"].replace(" | ", "\n    | ")
+    plans["ResidualBlockPlan"]["mixer"] = "MixerPlan"
     parts = [_class(name, fields) for name, fields in plans.items()]
     parts.append(f"MixerPlan: TypeAlias = (\n    {mixers}\n)\n")
     return before + BEGIN + "\n" + "\n".join(parts) + "\n" + END + after
