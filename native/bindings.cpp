@@ -190,7 +190,7 @@ struct StepReader {
 
 void run_step(Executor& executor, nb::handle batch, decltype(SamplingOutputs::tokens) tokens, Output<float, 1> logprobs,
               Output<int32_t, 1> ranks, Output<int32_t, 2> top_ids, Output<float, 2> top_logprobs,
-              Output<float, 2> logits, Output<float, 2> rows) {
+              Output<float, 2> rows, Output<float, 2> logits) {
   StepReader read(batch);
   Step& step = read.step;
   SamplingOutputs outputs{std::move(tokens), std::move(logprobs), std::move(ranks), std::move(top_ids),
@@ -486,8 +486,9 @@ NB_MODULE(_native, m) {
         }
         return runs;
       })
+      .def_prop_ro("vocab_size", &Executor::vocab_size)
       .def("step", &run_step, "batch"_a, "token_ids"_a, "logprobs"_a.none(), "ranks"_a.none(), "top_ids"_a.none(),
-           "top_logprobs"_a.none(), "logits"_a.none(), "rows"_a.none() = nb::none())
+           "top_logprobs"_a.none(), "rows"_a.none() = nb::none(), "logits"_a.none() = nb::none())
       .def("draft", &run_draft, "batch"_a, "counts"_a, "min_probability"_a, "token_ids"_a)
       .def("copy_blocks", [](Executor& self, nb::ndarray<const int32_t, nb::shape<-1, 2>, nb::c_contig, nb::device::cpu> pairs,
                              int group) {

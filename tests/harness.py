@@ -12,6 +12,7 @@ import models_zoo
 import numpy as np
 import pytest
 from cores import one_core
+from logits import run_with_logits
 from numpy.typing import NDArray
 
 from tidewheel.engine.devices import get_device
@@ -174,7 +175,8 @@ class Harness:
         ends = [s.cached + n for s, n in zip(sequences, counts, strict=True)]
         spans = list(zip(sequences, ends, strict=True))
         sampled = [i for i, s in enumerate(sequences) if ends[i] == len(s.tokens)]
-        output = self.executor.start(
+        output, logits = run_with_logits(
+            self.executor,
             StepBatch(
                 token_ids=np.array([t for s, e in spans for t in s.tokens[s.cached : e]], np.int32),
                 positions=np.array([p for s, e in spans for p in range(s.cached, e)], np.int32),
@@ -184,17 +186,15 @@ class Harness:
                 window_tables=tuple(tables[1:]),
                 logits_rows=(starts[1:][sampled] - 1).astype(np.int32),
                 sampling=SamplingBatch.greedy([ends[i] for i in sampled]),
-                return_logits=True,
                 state_slots=self.state_slots(sequences),
                 adapters=self.adapters(sequences),
-            )
-        ).wait()
+            ),
+        )
         for sequence, end in spans:
             sequence.cached = end
         for row, i in enumerate(sampled):
-            assert output.logits is not None
             sequences[i].tokens.append(int(output.token_ids[row]))
-            sequences[i].logits.append(output.logits[row].copy())
+            sequences[i].logits.append(logits[row])
 
     def generate(self, prompts: Sequence[Sequence[int]], max_tokens: int, chunk: int = 2048) -> list[Running]:
         """Decode all prompts together, each prefilled in chunks of `chunk` while the others go on."""
@@ -212,7 +212,8 @@ class Harness:
         rows = []
         for start in range(0, len(tokens), chunk):
             end = min(start + chunk, len(tokens))
-            output = self.executor.start(
+            _, logits = run_with_logits(
+                self.executor,
                 StepBatch(
                     token_ids=np.array(tokens[start:end], np.int32),
                     positions=np.arange(start, end, dtype=np.int32),
@@ -222,13 +223,11 @@ class Harness:
                     window_tables=tuple(windows),
                     logits_rows=np.arange(end - start, dtype=np.int32),
                     sampling=SamplingBatch.greedy(range(start + 1, end + 1)),
-                    return_logits=True,
                     state_slots=self.state_slots([sequence]),
                     adapters=self.adapters([sequence]),
-                )
-            ).wait()
-            assert output.logits is not None
-            rows.append(output.logits.copy())
+                ),
+            )
+            rows.append(logits)
         self.finish(sequence)
         return np.concatenate(rows)
 

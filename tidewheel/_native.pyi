@@ -343,6 +343,8 @@ class Executor:
     def read_weights(self, file: int, offset: int, checksum: int) -> bool: ...
     def weights_checksum(self) -> int: ...
     def packed_weights(self) -> list[NDArray[np.uint8]]: ...
+    @property
+    def vocab_size(self) -> int: ...
     def step(
         self,
         batch: StepBatch,
@@ -351,8 +353,8 @@ class Executor:
         ranks: NDArray[np.int32] | None,
         top_ids: NDArray[np.int32] | None,
         top_logprobs: NDArray[np.float32] | None,
-        logits: NDArray[np.float32] | None,
         rows: NDArray[np.float32] | None = None,
+        logits: NDArray[np.float32] | None = None,
     ) -> None: ...
     def draft(
         self, batch: StepBatch, counts: NDArray[np.int32], min_probability: float, token_ids: NDArray[np.int32]

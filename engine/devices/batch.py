@@ -144,7 +144,6 @@ class StepBatch:
     block_tables: NDArray[np.int32]  # [S, max_blocks]; unused entries are the group's padding_block
     logits_rows: NDArray[np.int32]  # [R]; indices into T, in any order and as often as wanted
     sampling: SamplingBatch
-    return_logits: bool = False  # for tests and tools: costs R x vocab floats
     window_tables: tuple[NDArray[np.int32], ...] = ()
     state_slots: NDArray[np.int32] | None = None  # [S]; where recurrent layers keep what they know of a sequence
     num_draft_tokens: NDArray[np.int32] | None = (
@@ -168,7 +167,6 @@ class StepOutput:
     ranks: NDArray[np.int32] | None = None  # [R], of the targets among the tokens by likelihood
     top_ids: NDArray[np.int32] | None = None  # [R, K]
     top_logprobs: NDArray[np.float32] | None = None  # [R, K]
-    logits: NDArray[np.float32] | None = None  # [R, vocab]
 
     def of_rows(self, rows: list[int]) -> StepOutput:
         """The same of these rows alone."""

@@ -55,7 +55,6 @@ class PipelineExecutor(Executor):
     def __init__(
         self,
         limits: ExecutorLimits,
-        vocab_size: int,
         launch: Launch,
         cancellation: Cancellation,
         draft: DraftPlan | None = None,
@@ -68,7 +67,6 @@ class PipelineExecutor(Executor):
         """
         self.limits = limits
         self.draft = None if draft is None else StagedDraft(draft.limits, self)
-        self._vocab_size = vocab_size
         self._launch, self._cancellation = launch, Cancellation()
         self._split_adapter = split_adapter
         self._adapters: dict[int, LoraAdapter] = {}  # those that stages must have when they start again
@@ -93,7 +91,7 @@ class PipelineExecutor(Executor):
         while self._refused:
             self.drop_lora(self._refused.popleft())
         index, self._number = self._free.popleft(), self._number + 1
-        size, arrays = stages.slots[index].write(batch, self._vocab_size)
+        size, arrays = stages.slots[index].write(batch)
         sent = time.perf_counter()
         self._send(stages.first, step_message(index, self._number, size), Part.BATCH)
         return _PipelineStep(self, index, self._number, size, arrays, batch.sampling.masks, sent)
@@ -119,7 +117,7 @@ class PipelineExecutor(Executor):
         Raises DeviceError if a stage has ended or failed.
         """
         stages, index = self._running(), self._free[0]
-        size, arrays = stages.slots[index].write(batch, self._vocab_size, counts)
+        size, arrays = stages.slots[index].write(batch, counts)
         bits, draft_tokens = arrays["masks"], arrays["draft_tokens"]
         if batch.sampling.masks is not None and bits is not None:
             bits[...] = batch.sampling.masks.bits

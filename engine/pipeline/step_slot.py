@@ -40,7 +40,6 @@ _FLOATS = {
     "logprob_temperature",
     "out_logprobs",
     "out_top_logprobs",
-    "out_logits",
     "rows",
 }
 _BATCH = (
@@ -90,7 +89,7 @@ class StepSlot:
         self._memory: mmap.mmap | None = None
         self._places = np.empty((0, 3), np.int64)
 
-    def write(self, batch: StepBatch, vocab_size: int, counts: NDArray[np.int32] | None = None) -> tuple[int, Arrays]:
+    def write(self, batch: StepBatch, counts: NDArray[np.int32] | None = None) -> tuple[int, Arrays]:
         """Take a batch in, except the bits of its masks. Returns the bytes that it takes, and the arrays there.
 
         With `counts` [S] no stage runs it, and there is room for `counts` draft tokens of the sequences.
@@ -99,12 +98,10 @@ class StepSlot:
         given: dict[str, NDArray[Any] | None] = {name: getattr(batch, name) for name in _BATCH}
         given |= {name: getattr(sampling, name) for name in _SAMPLING}
         given |= zip(self._window_tables, batch.window_tables, strict=counts is None)  # a draft model has none
-        output, rows = StepOutput.empty(sampling), len(batch.logits_rows)
+        output = StepOutput.empty(sampling)
         shapes: dict[str, tuple[int, ...]] = {
             f"out_{name}": array.shape for name in _OUTPUT if (array := getattr(output, name)) is not None
         }
-        if batch.return_logits:
-            shapes["out_logits"] = rows, vocab_size
         shapes["rows"] = len(batch.token_ids) if counts is None else 0, self._row_floats
         shapes["times"] = self._num_stages, 3
         if sampling.masks is not None:

@@ -303,7 +303,7 @@ class CpuDevice(Device):
             raise DeviceError("not enough memory for the weights and the KV cache; lower --kv-cache-space") from error
         write = BackgroundWrite(cache, native) if cache is not None and not cached else None
         lora_dtype = options.dtype if options.lora is None else options.lora.dtype
-        return CpuExecutor(native, limits, spec.vocab_size, write, yields_cores=yields_cores, lora_dtype=lora_dtype)
+        return CpuExecutor(native, limits, write, yields_cores=yields_cores, lora_dtype=lora_dtype)
 
     def _packed_cache(
         self, spec: DecoderSpec, formats: Formats, weights: WeightSource, stage: StageSpec | None

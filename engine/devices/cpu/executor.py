@@ -31,7 +31,6 @@ class CpuExecutor(Executor):
         self,
         native: _native.Executor,
         limits: ExecutorLimits,
-        vocab_size: int,
         write: BackgroundWrite | None = None,
         *,
         yields_cores: bool = False,
@@ -41,7 +40,6 @@ class CpuExecutor(Executor):
         self._lora_dtype = lora_dtype
         self._yields_cores = yields_cores
         self._native: _native.Executor | None = native
-        self._vocab_size = vocab_size
         self._write = write
         self._pinned_thread: int | None = None
         self._draft: CpuExecutor | None = None
@@ -67,8 +65,6 @@ class CpuExecutor(Executor):
         native = self.native
         self._pin_caller(native)
         output = StepOutput.empty(batch.sampling)
-        if batch.return_logits:
-            output.logits = np.empty((len(batch.logits_rows), self._vocab_size), np.float32)
         self.run_into(output, batch)
         return output
 
@@ -85,7 +81,6 @@ class CpuExecutor(Executor):
             output.ranks,
             output.top_ids,
             output.top_logprobs,
-            output.logits,
             rows,
         )
 

@@ -61,7 +61,6 @@ class GraphExecutor(Executor):
         self._spare_row = len(decoder.hidden) - 1
         self._host_tokens = HostMemory(torch.int32, adapter.device)
         self._host_logits = HostMemory(torch.float32, adapter.device)
-        self._vocab_size = decoder.vocab_size
         self._warned = False
         buckets = [*plan.prompts, *plan.contexts, *plan.decodes]
         padding = [group.padding_block for group in limits.groups]
@@ -90,13 +89,12 @@ class GraphExecutor(Executor):
         token_rows = np.full(len(batch.token_ids), self._spare_row, np.int32)
         token_rows[wanted] = np.arange(len(wanted))
         self._run_layers(launches, batch, self._token_ids(batch), token_rows)
-        is_asking = np.full(len(row_of), True) if batch.return_logits else batch.sampling.asks_for_more()
+        is_asking = batch.sampling.asks_for_more()
         tokens = self._sample(launches, np.flatnonzero(~is_asking), hidden_rows, batch.sampling)
         logits = self._fetch_logits(launches, np.flatnonzero(is_asking), hidden_rows)
         sampling = batch.sampling.copy() if logits and self.limits.async_scheduling else batch.sampling
         done = self._adapter.synchronize if self._mark is None else self._mark()
-        vocab_size = self._vocab_size if batch.return_logits else None
-        self._started = _Started(sampling, tokens, logits, done, vocab_size)
+        self._started = _Started(sampling, tokens, logits, done)
         return self._started
 
     def copy_blocks(self, pairs: NDArray[np.int32], group: int = 0) -> None:
@@ -196,7 +194,7 @@ class GraphExecutor(Executor):
 class _Started:
     """A step that the device was asked for. `tokens` and `logits` are rows, and what is copied of them to the host.
 
-    `done` waits for these copies. With `vocab_size` the logits are part of the output.
+    `done` waits for these copies.
     """
 
     def __init__(
@@ -205,10 +203,9 @@ class _Started:
         tokens: list[_Copied],
         logits: list[_Copied],
         done: Callable[[], None],
-        vocab_size: int | None,
     ) -> None:
         self._sampling, self._tokens, self._logits = sampling, tokens, logits
-        self._done, self._vocab_size = done, vocab_size
+        self._done = done
         self._output: StepOutput | None = None
 
     @property
@@ -225,19 +222,14 @@ class _Started:
     def _finish(self) -> StepOutput:
         sampling = self._sampling
         output = StepOutput.empty(sampling)
-        if self._vocab_size is not None:
-            output.logits = np.empty((len(output.token_ids), self._vocab_size), np.float32)
         self._done()
         for rows, host in self._tokens:
             output.token_ids[rows] = host.numpy()
         if self._logits and sampling.masks is not None:
             sampling.masks.wait()
         for rows, host in self._logits:
-            values = host.numpy()
-            for row, raw in zip(rows.tolist(), values, strict=True):
+            for row, raw in zip(rows.tolist(), host.numpy(), strict=True):
                 sample_row(raw, sampling, row, output)
-            if output.logits is not None:
-                output.logits[rows] = values
         return output
 
 

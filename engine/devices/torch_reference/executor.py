@@ -58,10 +58,6 @@ class TorchExecutor(Executor):
                 batch.sampling.masks.wait()
             for row, token in zip(rows.tolist(), token_of.tolist(), strict=True):
                 sample_row(logits[token], batch.sampling, row, output)
-            if batch.return_logits:
-                if output.logits is None:
-                    output.logits = np.empty((len(batch.logits_rows), logits.shape[1]), np.float32)
-                output.logits[rows] = logits[token_of]
         return output
 
     def copy_blocks(self, pairs: NDArray[np.int32], group: int = 0) -> None:

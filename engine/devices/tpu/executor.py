@@ -89,7 +89,7 @@ class TpuExecutor(Executor):
         self._num_steps[size] += 1
         self._num_tokens[size] += num_tokens
         self._run_step(batch, size)
-        on_host = batch.sampling.asks_for_more() | batch.return_logits
+        on_host = batch.sampling.asks_for_more()
         rows = []
         for host in (False, True):
             chosen = np.flatnonzero(on_host == host)
@@ -97,7 +97,7 @@ class TpuExecutor(Executor):
             rows += [self._run_head(batch, chosen[i : i + most], host) for i in range(0, len(chosen), most)]
         if rows:
             self._sampled = rows[0].token_ids
-        self._last = TpuPending(batch.sampling, batch.return_logits, rows)
+        self._last = TpuPending(batch.sampling, rows)
         return self._last
 
     def copy_blocks(self, pairs: NDArray[np.int32], group: int = 0) -> None:

@@ -26,11 +26,11 @@ class Rows(NamedTuple):
 class TpuPending:
     """A step that the device computes. `samples_on_host`: the device does not know the tokens of all rows."""
 
-    def __init__(self, sampling: SamplingBatch, return_logits: bool, rows: list[Rows]) -> None:
+    def __init__(self, sampling: SamplingBatch, rows: list[Rows]) -> None:
         self.samples_on_host = any(row.logits is not None for row in rows)
         # Such rows are looked at when the batch may have changed.
         self._sampling = sampling.copy() if self.samples_on_host else sampling
-        self._return_logits, self._rows = return_logits, rows
+        self._rows = rows
         self._output: StepOutput | None = None
 
     def wait(self) -> StepOutput:
@@ -57,8 +57,4 @@ class TpuPending:
             logits = np.asarray(rows.logits)[:count]
             for row, raw in zip(rows.indices.tolist(), logits, strict=True):
                 sample_row(raw, sampling, row, output)
-            if self._return_logits:
-                if output.logits is None:
-                    output.logits = np.empty((len(sampling.position), logits.shape[1]), np.float32)
-                output.logits[rows.indices] = logits
         return output

@@ -149,7 +149,7 @@ def load_pipeline(
     launch = host.launch(plans, model.weight_bytes)
     limits = replace(limits, pipeline_stages=count)
     split_adapter = partial(parts_of, spec=model.spec, stages=stages)
-    return PipelineExecutor(limits, model.spec.vocab_size, launch, cancellation, planned, split_adapter=split_adapter)
+    return PipelineExecutor(limits, launch, cancellation, planned, split_adapter=split_adapter)
 
 
 def _plan_draft(draft: OpenedDraft, limits: ExecutorLimits, max_model_len: int) -> DraftPlan:

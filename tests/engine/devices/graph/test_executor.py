@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from engine.devices.made_models import PLAIN, RandomWeights, decoder
 from harness import Harness, Running, check_greedy
+from logits import run_with_logits
 from optional_packages import require_packages
 
 from tidewheel.engine.cancellation import Cancellation, LoadCancelledError
@@ -157,7 +158,7 @@ def test_uses_count_tokens_and_padding() -> None:
     assert (decodes.num_launches, decodes.num_tokens, decodes.num_padded_tokens) == (2, 6, 8)
 
 
-def rows_batch(executor: Any, sampling: SamplingBatch, rows: list[int], return_logits: bool = False) -> StepBatch:
+def rows_batch(executor: Any, sampling: SamplingBatch, rows: list[int]) -> StepBatch:
     """A prompt of 20 tokens in the first blocks."""
     return StepBatch(
         token_ids=np.array(LONG[:20], np.int32),
@@ -167,7 +168,6 @@ def rows_batch(executor: Any, sampling: SamplingBatch, rows: list[int], return_l
         block_tables=np.array([[0, 1, executor.limits.padding_block]], np.int32),
         logits_rows=np.array(rows, np.int32),
         sampling=sampling,
-        return_logits=return_logits,
     )
 
 
@@ -198,7 +198,7 @@ def test_rows_may_ask_for_anything() -> None:
     output = executor.start(rows_batch(executor, sampling, rows)).wait()
     assert written
     assert output.token_ids[[6, 7, 8]].tolist() == [11, 36, 17]
-    logits = executor.start(rows_batch(executor, sampling, rows, return_logits=True)).wait().logits
+    _, logits = run_with_logits(executor, rows_batch(executor, sampling, rows))
     expected = sample(logits, sampling)
     assert output.token_ids.tolist() == expected.token_ids.tolist()
     np.testing.assert_allclose(output.logprobs, expected.logprobs, atol=1e-5)
@@ -213,7 +213,7 @@ def test_more_rows_than_a_head_takes_are_several_launches() -> None:
         sampling = SamplingBatch.greedy(np.array(rows) + 1)
         sampling.temperature[:], sampling.seed[:] = temperature, np.arange(50)
         tokens = executor.start(rows_batch(executor, sampling, rows)).wait().token_ids
-        output = executor.start(rows_batch(executor, sampling, rows, return_logits=True)).wait()
+        output, _ = run_with_logits(executor, rows_batch(executor, sampling, rows))
         assert tokens.tolist() == output.token_ids.tolist()
 
 
