@@ -105,7 +105,7 @@ class EventStream(Response, ABC, Generic[T]):
     def __init__(self, source: Source[T]) -> None:
         super().__init__()
         self._source = source
-        self._write: Callable[[bytes], bool] = self._hold
+        self._write: Callable[[bytes], bool] | None = None  # None: the task sends what is held
         self._held: Iterable[bytes] = ()
         self._has_ended = False
         self._failure: Exception | None = None
@@ -136,7 +136,9 @@ class EventStream(Response, ABC, Generic[T]):
         frame = self.frame(item)
         if not isinstance(frame, bytes):
             self._held = frame
-        elif not frame or self._write(frame):
+        elif self._write is None and frame:
+            self._held = (frame,)
+        elif self._write is None or not frame or self._write(frame):
             return
         self._source.pause()
         self._news.set()
@@ -194,8 +196,3 @@ class EventStream(Response, ABC, Generic[T]):
             headers = [(b"content-type", self.content_type), *_HEADERS]
             await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": headers})
         await send({"type": "http.response.body", "body": frame, "more_body": not is_last})
-
-    def _hold(self, frame: bytes) -> bool:
-        """Keeps the frame for the task to send."""
-        self._held = (frame,)
-        return False
