@@ -18,7 +18,6 @@ from tidewheel.engine.pipeline.tcp_link import RESULTS, STEPS, TOKEN_BYTES, TcpL
 
 SHAPE = SlotShape(num_groups=1, num_stages=2, row_floats=8)
 TOKEN = bytes(range(TOKEN_BYTES))
-VOCABULARY = 64
 
 
 class Ends:
@@ -69,7 +68,7 @@ def same(array: object, other: object) -> bool:
 
 
 def test_each_part_comes_to_the_other_slots_and_leaves_the_rest(ends: Ends) -> None:
-    size, ours = ends.slots[0][1].write(batch(3000), VOCABULARY)
+    size, ours = ends.slots[0][1].write(batch(3000))
     bits, rows, times, sampled = (ours[name] for name in ("masks", "rows", "times", "out_token_ids"))
     assert bits is not None
     assert rows is not None
@@ -92,8 +91,8 @@ def test_each_part_comes_to_the_other_slots_and_leaves_the_rest(ends: Ends) -> N
 
 
 def test_both_ends_may_send_much_before_they_receive(ends: Ends) -> None:
-    size, _ = ends.slots[0][0].write(batch(400_000), VOCABULARY)
-    ends.slots[1][1].write(batch(400_000), VOCABULARY)
+    size, _ = ends.slots[0][0].write(batch(400_000))
+    ends.slots[1][1].write(batch(400_000))
     other = threading.Thread(target=ends.theirs.send, args=(step_message(1, 1, size), Part.ROWS))
     other.start()
     ends.ours.send(step_message(0, 2, size), Part.ROWS)
