@@ -146,9 +146,7 @@ class StepBatch:
     sampling: SamplingBatch
     window_tables: tuple[NDArray[np.int32], ...] = ()
     state_slots: NDArray[np.int32] | None = None  # [S]; where recurrent layers keep what they know of a sequence
-    num_draft_tokens: NDArray[np.int32] | None = (
-        None  # [S]; how many of the last tokens of each may be wrong; None: there are none
-    )
+    num_draft_tokens: NDArray[np.int32] | None = None  # [S]; at the end of each sequence's tokens; None: there are none
     is_async: bool = False
     adapters: NDArray[np.int32] | None = None  # [S]; numbers of LoRA adapters, -1: none; None: no sequence has one
 

@@ -10,9 +10,8 @@ _WEIGHT, _COMMON_WEIGHT = 0.1, 0.02  # how much a drafter call changes what is k
 _FIRST_PAUSE, _LONGEST_PAUSE = 4, 1024  # steps
 _TOLERATED = 0.02  # of the time of all tokens, that drafter calls may lose
 _SAVINGS = 16.0  # times a token's time: the most that is kept of what drafter calls have won
-_CONVINCING = (
-    0.1  # of it, that a drafter call after a pause must save on average, so that chance does not end the pauses
-)
+# Of a token's time, that a drafter call after a pause must save on average, so that chance does not end the pauses.
+_CONVINCING = 0.1
 
 
 class _Record(Struct):
@@ -54,10 +53,10 @@ class _Common(Struct):
 class SpeculationBudget:
     """Notes what each drafter call cost and what it gave, by sequence.
 
-    A sequence that loses time by draft tokens gets no drafter call for a pause. Pauses double.
-    Text changes, so every sequence gets another chance, but few of them. All drafter calls together may lose a fiftieth
-    of the time, and what they have won shortly before. Then the drafter is not called. While they lose, it is called
-    for only one sequence in a step.
+    A sequence that loses time by draft tokens gets no drafter call for a pause. Pauses double. Text changes, so every
+    sequence gets another chance, but few of them. All drafter calls together may lose a fiftieth of the time, and what
+    they have won shortly before. Then the drafter is not called. While they lose, it is called for only one sequence in
+    a step.
     """
 
     def __init__(self) -> None:
@@ -96,7 +95,7 @@ class SpeculationBudget:
         return max(waits, int(-common.budget_ms / common.share_ms(self._num_sequences)))
 
     def skip(self, keys: Iterable[int], num_steps: int) -> None:
-        """So many steps were over in which `may_call` was not called for these sequences."""
+        """Note `num_steps` steps in which `may_call` was not called for these sequences."""
         self._common.earn(self._num_sequences * num_steps)
         for key in keys:
             if (record := self._records.get(key)) is not None:

@@ -105,7 +105,7 @@ class SpeculationPolicy:
             self._budget.note(key, -self._calls_ms[key], self._token_ms)
 
     def end_without_calls(self, decoding: Seq[Sequence]) -> None:
-        """Nobody was due for a call: until somebody is, steps take no time for that. This is so in most steps."""
+        """No sequence was due for a call, as in most steps. Until one is, steps spend no time on drafters."""
         self._time.drafted(0)
         if decoding:
             self._rest = self._budget.min_wait([s.key for s in decoding])

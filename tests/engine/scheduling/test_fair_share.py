@@ -93,7 +93,7 @@ moments = st.lists(st.tuples(st.lists(jobs, max_size=3), st.lists(st.integers(0,
 
 
 # Each example computes each of its requests alone too.
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(executor_limits(), moments, st.booleans(), st.integers(0, 1000), METHODS)
 def test_whoever_else_is_served_a_request_samples_what_it_samples_alone(
     limits: ExecutorLimits,
