@@ -29,6 +29,7 @@ from ..models.spec import DecoderSpec, tensor_shapes
 from ..options import EngineOptions
 from ..speculation.options import Eagle3, Mtp
 from ..weights import ModelSource, StoredSource, open_source
+from ..weights.dequantized import DequantizedWeights
 from ..weights.drafts import no_mtp
 from ..weights.dtypes import STORAGE, DType, KvCacheDType
 from ..weights.kv_scales import KvScales
@@ -117,6 +118,12 @@ class OpenedModel:
         from ..text.no_tokenizer import NoTokenizer
 
         return NoTokenizer(self.spec.vocab_size)
+
+    def dequantized(self) -> OpenedModel:
+        """The same model with no matrix in the bits of a quantized checkpoint: each becomes floats of `dtype`."""
+        weights = DequantizedWeights(self.weights)
+        plan = self.device.plan(self.spec, weights, self.dtype, self.quantization)
+        return replace(self, weights=weights, plan=plan)
 
     def load(
         self,

@@ -24,6 +24,7 @@ commands:
   run-batch -i IN -o OUT [MODEL]
                   answer a file of requests in OpenAI's batch format
   bench [MODEL]   measure speed and memory
+  eval [MODEL]    measure quality: perplexity, and the divergence from a reference
   inspect MODEL   show what a model is, whether it is served, and its memory
   pull ID         download a model from the Hugging Face Hub
   list            list the models that were downloaded
@@ -85,6 +86,13 @@ def _bench(arguments: list[str]) -> int:
     return run(arguments)
 
 
+def _eval(arguments: list[str]) -> int:
+    with _without_blas_threads():
+        from .eval import run
+
+    return run(arguments)
+
+
 def _devices(arguments: list[str]) -> int:
     from .devices import run
 
@@ -122,6 +130,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "complete": _complete,
     "run-batch": _run_batch,
     "bench": _bench,
+    "eval": _eval,
     "inspect": _inspect,
     "pull": _pull,
     "list": _list,

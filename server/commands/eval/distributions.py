@@ -1,0 +1,77 @@
+"""A window through a device: the distribution of the next token at each of its positions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidewheel.engine.devices.batch import SamplingBatch, StepBatch
+from tidewheel.engine.devices.executor import Executor
+from tidewheel.engine.errors import ModelError
+
+ROWS = 64
+"""The most distributions that are in memory at a time: a large vocabulary takes a megabyte for each."""
+
+
+def distributions(
+    executor: Executor, window: NDArray[np.int32], first: int, vocab_size: int
+) -> Iterator[NDArray[np.float32]]:
+    """The log-probabilities `[R, vocab]` of what follows the tokens from `first - 1` to the last but one.
+
+    They come in the same pieces from every device. Call it from a thread that stays the same: the CPU device pins it.
+    Raises ModelError for logits that are not finite.
+    """
+    limits = executor.limits
+    tables = [np.arange(-(-len(window) // limits.block_size), dtype=np.int32)[None]] * len(limits.groups)
+    # Blocks behind a window are used again.
+    tables = [table % group.num_blocks for table, group in zip(tables, limits.groups, strict=True)]
+    most = limits.max_num_batched_tokens if limits.chunked_prefill else len(window)
+    computed = 0
+    for begin in range(first - 1, len(window) - 1, ROWS):
+        end = min(begin + ROWS, len(window) - 1)
+        pieces = []
+        # A device that runs prompts whole runs the window anew for each piece.
+        start = computed if limits.chunked_prefill else 0
+        while start < end:
+            stop = min(start + most, end)
+            rows = np.arange(max(begin, start), stop, dtype=np.int32) - start
+            pieces.append(_step(executor, window, start, stop, rows, tables, vocab_size))
+            start = stop
+        computed = end
+        yield np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
+
+
+def _step(
+    executor: Executor,
+    window: NDArray[np.int32],
+    start: int,
+    stop: int,
+    rows: NDArray[np.int32],
+    tables: list[NDArray[np.int32]],
+    vocab_size: int,
+) -> NDArray[np.float32]:
+    sampling = SamplingBatch.greedy(rows + start + 1)
+    sampling.num_logprobs[:] = vocab_size
+    batch = StepBatch(
+        token_ids=window[start:stop],
+        positions=np.arange(start, stop, dtype=np.int32),
+        query_start=np.array([0, stop - start], np.int32),
+        context_len=np.array([stop], np.int32),
+        block_tables=tables[0],
+        logits_rows=rows,
+        sampling=sampling,
+        window_tables=tuple(tables[1:]),
+        state_slots=np.zeros(1, np.int32) if executor.limits.num_states else None,
+    )
+    output = executor.start(batch).wait()
+    logprobs = np.empty((len(rows), vocab_size), np.float32)
+    if not len(rows):
+        return logprobs
+    if (output.token_ids < 0).any():
+        raise ModelError("the model gives logits that are not finite: its weights, or the type of them, are broken")
+    assert output.top_ids is not None
+    assert output.top_logprobs is not None
+    np.put_along_axis(logprobs, output.top_ids, output.top_logprobs, axis=1)
+    return logprobs
