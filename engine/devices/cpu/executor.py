@@ -84,6 +84,20 @@ class CpuExecutor(Executor):
             rows,
         )
 
+    def logits(self, batch: StepBatch) -> tuple[StepOutput, NDArray[np.float32]]:
+        """Run the batch, and return its output and the logits of its rows, `[R, vocab]`.
+
+        It is for measurements, which want all of them: as log-probabilities they are sorted, which takes longer than
+        to compute them with a small model. Raises ValueError for arrays that do not fit.
+        """
+        native = self.native
+        self._pin_caller(native)
+        output = StepOutput.empty(batch.sampling)
+        logits = np.empty((len(batch.logits_rows), native.vocab_size), np.float32)
+        outputs = (output.token_ids, output.logprobs, output.ranks, output.top_ids, output.top_logprobs)
+        native.step(batch, *outputs, logits=logits)
+        return output, logits
+
     def draft(self, batch: StepBatch, counts: NDArray[np.int32], min_probability: float = 0.0) -> NDArray[np.int32]:
         """Run the batch, then one draft token after the other: see DraftExecutor.
 

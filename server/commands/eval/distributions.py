@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tidewheel.engine.devices.batch import SamplingBatch, StepBatch
+from tidewheel.engine.devices.batch import SamplingBatch, StepBatch, StepOutput
 from tidewheel.engine.devices.executor import Executor
 from tidewheel.engine.errors import ModelError
 
@@ -15,10 +16,23 @@ ROWS = 64
 """The most distributions that are in memory at a time: a large vocabulary takes a megabyte for each."""
 
 
+@runtime_checkable
+class GivesLogits(Protocol):
+    """An executor that gives all logits of a step as they are.
+
+    Any other is asked for as many log-probabilities as there are tokens. It sorts them, which takes some milliseconds a
+    row: on the CPU more than a small model takes for all else.
+    """
+
+    def logits(self, batch: StepBatch) -> tuple[StepOutput, NDArray[np.float32]]:
+        """Run the batch: what it gives, and the logits of its rows `[R, vocab]`."""
+        ...
+
+
 def distributions(
     executor: Executor, window: NDArray[np.int32], first: int, vocab_size: int
 ) -> Iterator[NDArray[np.float32]]:
-    """The log-probabilities `[R, vocab]` of what follows the tokens from `first - 1` to the last but one.
+    """The logits or log-probabilities `[R, vocab]` of what follows the tokens from `first - 1` to the last but one.
 
     They come in the same pieces from every device. Call it from a thread that stays the same: the CPU device pins it.
     Raises ModelError for logits that are not finite.
@@ -53,7 +67,8 @@ def _step(
     vocab_size: int,
 ) -> NDArray[np.float32]:
     sampling = SamplingBatch.greedy(rows + start + 1)
-    sampling.num_logprobs[:] = vocab_size
+    if not isinstance(executor, GivesLogits):
+        sampling.num_logprobs[:] = vocab_size
     batch = StepBatch(
         token_ids=window[start:stop],
         positions=np.arange(start, stop, dtype=np.int32),
@@ -65,13 +80,17 @@ def _step(
         window_tables=tuple(tables[1:]),
         state_slots=np.zeros(1, np.int32) if executor.limits.num_states else None,
     )
-    output = executor.start(batch).wait()
-    logprobs = np.empty((len(rows), vocab_size), np.float32)
-    if not len(rows):
-        return logprobs
+    if isinstance(executor, GivesLogits):
+        output, logits = executor.logits(batch)
+    else:
+        output, logits = _unsorted(executor.start(batch).wait(), vocab_size)
     if (output.token_ids < 0).any():
         raise ModelError("the model gives logits that are not finite: its weights, or the type of them, are broken")
-    assert output.top_ids is not None
-    assert output.top_logprobs is not None
-    np.put_along_axis(logprobs, output.top_ids, output.top_logprobs, axis=1)
-    return logprobs
+    return logits
+
+
+def _unsorted(output: StepOutput, vocab_size: int) -> tuple[StepOutput, NDArray[np.float32]]:
+    logprobs = np.empty((len(output.token_ids), vocab_size), np.float32)
+    if output.top_ids is not None and output.top_logprobs is not None:  # None in a step without rows
+        np.put_along_axis(logprobs, output.top_ids, output.top_logprobs, axis=1)
+    return output, logprobs

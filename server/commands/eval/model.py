@@ -19,8 +19,10 @@ from tidewheel.engine.speculation.options import SpeculativeOptions
 from tidewheel.engine.text.tokenizer import Tokenizer
 
 from ..bench.model import tensor_bytes
+from .distributions import ROWS
 
 FLOAT32 = "float32"
+_ROWS_BESIDE_STATES = 4
 _ROUND_TOKENS = 128  # a sequence's last block is rarely full, whatever the device's block size
 
 
@@ -42,11 +44,16 @@ class Subject:
         """The longest window, in tokens."""
         return self.options.max_model_len or self.opened.spec.max_positions
 
+    @property
+    def max_num_seqs(self) -> int:
+        """As many rows go through the model's head at a time. Where sequences have states, each more takes memory."""
+        return _ROWS_BESIDE_STATES if self.opened.slot_bytes else ROWS
+
     def kv_cache_bytes(self, context: int) -> int:
         """What the cache takes for one window, recurrent state included."""
         tokens = -(-context // _ROUND_TOKENS) * _ROUND_TOKENS + _ROUND_TOKENS
         # Twice the states, because they get at most half of the cache.
-        return tokens * self.opened.kv_bytes_per_token + 2 * self.opened.slot_bytes * max_states(1)
+        return tokens * self.opened.kv_bytes_per_token + 2 * self.opened.slot_bytes * max_states(self.max_num_seqs)
 
     def load(self, context: int) -> Executor:
         """Load it, for one window at a time. Raises DeviceError."""
@@ -54,7 +61,7 @@ class Subject:
             self.options,
             kv_cache_bytes=self.kv_cache_bytes(context),
             max_model_len=context,
-            max_num_seqs=1,
+            max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=max(self.options.max_num_batched_tokens, context),
         )
         try:

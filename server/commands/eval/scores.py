@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from tidewheel.engine.errors import ModelError
 
 F64 = NDArray[np.float64]
+_T = TypeVar("_T", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,20 +74,21 @@ class Scores:
 
 
 def score(
-    tokens: NDArray[np.int32], logprobs: NDArray[np.float32], reference: NDArray[np.float32] | None = None
+    tokens: NDArray[np.int32], logits: NDArray[np.float32], reference: NDArray[np.float32] | None = None
 ) -> Scores:
-    """Scores of `tokens [R]`, which came where the model expected `logprobs [R, vocab]`, and a reference `reference`.
+    """Scores of `tokens [R]`, which came where the model gave `logits [R, vocab]`, and the reference `reference`.
 
+    Log-probabilities will do as well.
     Raises ModelError where a probability is 0 that must not be.
     """
     nll = np.empty(len(tokens))
     if reference is None:
         for row, token in enumerate(tokens):
-            nll[row] = -_normalized(logprobs[row])[token]
+            nll[row] = -_normalized(logits[row])[token]
         return Scores(_finite(nll))
     reference_nll, kl, same_top = np.empty(len(tokens)), np.empty(len(tokens)), np.empty(len(tokens), np.bool_)
     for row, token in enumerate(tokens):
-        ours, theirs = _normalized(logprobs[row]), _normalized(reference[row])
+        ours, theirs = _normalized(logits[row]), _normalized(reference[row])
         nll[row], reference_nll[row] = -ours[token], -theirs[token]
         kl[row] = _kl(theirs, ours)
         same_top[row] = ours.argmax() == theirs.argmax()
@@ -93,9 +96,10 @@ def score(
 
 
 def _normalized(row: NDArray[np.float32]) -> F64:
-    """Log-probabilities whose probabilities sum to 1 in float64: those of a device are rounded to float32."""
+    """The log-softmax of a row in float64."""
     exact = row.astype(np.float64)
-    return exact - (exact.max() + math.log(np.exp(exact - exact.max()).sum()))
+    exact -= exact.max()
+    return exact - math.log(np.exp(exact).sum())
 
 
 def _kl(p: F64, q: F64) -> float:
@@ -127,6 +131,6 @@ def _finite(values: F64) -> F64:
     return values
 
 
-def _joined(parts: Sequence[NDArray[np.generic] | None]) -> NDArray[np.generic] | None:
+def _joined(parts: Sequence[NDArray[_T] | None]) -> NDArray[_T] | None:
     present = [part for part in parts if part is not None]
     return np.concatenate(present) if present else None
