@@ -22,7 +22,7 @@ from ..bench.model import tensor_bytes
 from .distributions import ROWS
 
 FLOAT32 = "float32"
-_ROWS_BESIDE_STATES = 4
+_FEW_ROWS = 4
 _ROUND_TOKENS = 128  # a sequence's last block is rarely full, whatever the device's block size
 
 
@@ -46,8 +46,11 @@ class Subject:
 
     @property
     def max_num_seqs(self) -> int:
-        """As many rows go through the model's head at a time. Where sequences have states, each more takes memory."""
-        return _ROWS_BESIDE_STATES if self.opened.slot_bytes else ROWS
+        """As many rows go through the model's head at a time.
+
+        Where sequences have states, each more takes memory, and other devices than the CPU warm up sizes for each.
+        """
+        return ROWS if self.opened.device.name == "cpu" and not self.opened.slot_bytes else _FEW_ROWS
 
     def kv_cache_bytes(self, context: int) -> int:
         """What the cache takes for one window, recurrent state included."""
@@ -62,7 +65,7 @@ class Subject:
             kv_cache_bytes=self.kv_cache_bytes(context),
             max_model_len=context,
             max_num_seqs=self.max_num_seqs,
-            max_num_batched_tokens=max(self.options.max_num_batched_tokens, context),
+            max_num_batched_tokens=max(context, ROWS),
         )
         try:
             with WarmUpProgress() as progress:
