@@ -60,7 +60,7 @@ def _parser() -> OptionParser:
     group = parser.add_argument_group("evaluation")
     add = group.add_argument
     add("--text", nargs="+", action="extend", metavar="FILE",
-        help="texts in UTF-8; each has figures of its own [20 KB of prose, code and languages]")  # fmt: skip
+        help="texts in UTF-8; each has figures of its own [18 KB of prose, code and languages]")  # fmt: skip
     add("--reference", metavar=f"{FLOAT32}|MODEL",
         help="also measure the divergence from it: float32 is the same model with its weights, dequantized, and its KV "
         "cache in float32, MODEL another one with the same vocabulary, in float32 likewise")  # fmt: skip

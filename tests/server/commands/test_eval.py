@@ -218,7 +218,7 @@ def test_each_window_begins_with_the_models_bos(evaluate: Evaluate, tmp_path: Pa
     assert report["total"]["perplexity"] == pytest.approx(np.exp(np.mean(expected)), rel=1e-4)
 
 
-def test_without_a_text_there_are_ten_languages(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_without_a_text_there_are_those_of_the_package(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     target = tmp_path / "report.json"
     assert main(["eval", "--threads-bind", one_core(), "--json", str(target)]) == 0
     report = json.loads(target.read_text())
