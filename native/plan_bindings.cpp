@@ -23,7 +23,7 @@ using namespace nb::literals;
 namespace tidewheel {
 namespace {
 
-// "grid" and the types of quantized files keep the file's bits. The other parameters are a grid's.
+// "grid" and the types of quantized files keep the file's bits. The other parameters belong to grids.
 WeightFormat parse_block_format(const std::string& kind, int group, bool zero_points, int bits, const std::string& scale_type,
                                 const std::vector<float>& table) {
   const BlockTypeInfo* info = find_block_type(kind);
@@ -63,13 +63,13 @@ WeightFormat parse_format(const std::string& kind, int group, bool zero_points, 
   return {WeightKind::kInt4, group, zero_points};
 }
 
-// The words for an enum's values in Python. `rule` begins the error about any other word.
+// Python's words for an enum's values. The error for any other word begins with `rule`.
 template <typename Enum>
 struct Words {
   const char* rule;
   std::vector<std::pair<std::string, Enum>> values;
 
-  // The words one after the other, each between two `quote`.
+  // Lists the words, each in `quote` marks.
   std::string listed(const char* quote, const char* last_separator) const {
     std::string list;
     for (size_t i = 0; i < values.size(); ++i) {
@@ -100,7 +100,7 @@ const Words<Activation>& words(Activation) {
   return known;
 }
 
-// A field's type in Python. For a class, that is its name.
+// A field's type in Python. For a class, it is the class's name.
 template <typename T>
 std::string python_type(const T& value) {
   if constexpr (std::is_enum_v<T>) {
@@ -192,7 +192,7 @@ void each_plan(auto&& visit) {
   visit("DecoderPlan", DecoderPlan());
 }
 
-// Python gives fields by keyword, and can read them. A field that it leaves out has the struct's default.
+// Python sets fields by keyword, and can read them. A field that it does not set keeps the struct's default.
 template <typename Plan>
 void bind_plan(nb::module_& m, const std::string& plan_name) {
   nb::class_<Plan>(m, plan_name.c_str())
@@ -219,7 +219,7 @@ void bind_plan(nb::module_& m, const std::string& plan_name) {
       });
 }
 
-// By plan, its fields' types by name: tools/native_stub.py writes them into tidewheel/_native.pyi.
+// For each plan, the types of its fields by name. tools/native_stub.py writes them into tidewheel/_native.pyi.
 nb::dict plan_fields() {
   nb::dict plans;
   each_plan([&](const char* plan_name, auto plan) {

@@ -6,11 +6,11 @@
 
 namespace tidewheel {
 
-// A copy of a table of 256 numbers that lives as long as the process: the same one for equal tables. A checkpoint has one table
-// for all its matrices. Throws std::invalid_argument if it has another size.
+// Returns a copy of a table of 256 numbers that lives as long as the process. Equal tables share one copy: a checkpoint
+// has one table for all its matrices. Throws std::invalid_argument if the table has another size.
 const float* kept_scale_table(const std::vector<float>& table);
 
-// The classes of model/plan.h, which engine/devices/cpu/lowering.py makes.
+// Binds the classes of model/plan.h, which engine/devices/cpu/lowering.py constructs.
 void bind_plans(nanobind::module_& m);
 
 }  // namespace tidewheel

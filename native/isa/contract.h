@@ -1,7 +1,7 @@
 // What each ISA level must offer to the kernels of native/kernels. kernels/table.cpp includes this file, so each level
 // is checked once. The compiler's error names the operation that is missing or has other types. isa/scalar/simd.h says
-// what each operation of simd.h computes. A level without a packing.h, micro_kernels.h or attention_products.h of its
-// own has those of isa/generic, which say what their names are.
+// what each operation of simd.h computes. A level without its own packing.h, micro_kernels.h or attention_products.h
+// uses those of isa/generic, which say what their names mean.
 #pragma once
 
 #include <concepts>
@@ -49,7 +49,7 @@ concept StoredAs = requires(V a, T* to) {
   { store(to, a) } -> std::same_as<void>;
 };
 
-// simd.h: pairs of bfloat16, or of what it holds exactly.
+// simd.h: pairs of bfloat16, or of numbers that bfloat16 holds exactly.
 template <typename Pairs, typename F>
 concept PairVector = requires(Pairs pairs, F sum, const BF16Activation* x, const e4m3* from, bf16* to) {
   { drop_odd(pairs) } -> std::same_as<Pairs>;
@@ -74,7 +74,7 @@ concept IntVector = requires(I a, F floats, int x, const float* table) {
   { lookup<0>(table, a) } -> std::same_as<F>;
 };
 
-// simd.h: four bytes for each of kLanes columns, as codes of a few bits.
+// simd.h: four bytes for each of kLanes columns, as codes of a few bits each.
 template <typename Bytes, typename Quads>
 concept ByteVector = requires(Bytes a, const uint8_t* from, uint8_t x) {
   { load_bytes(from) } -> std::same_as<Bytes>;
@@ -85,7 +85,7 @@ concept ByteVector = requires(Bytes a, const uint8_t* from, uint8_t x) {
   { as_quads(a) } -> std::same_as<Quads>;
 };
 
-// simd.h: the same bytes, to be multiplied.
+// simd.h: the same bytes, as factors of dot products.
 template <typename Quads, typename I, typename NibbleSum>
 concept QuadVector = requires(Quads w, I sum, NibbleSum nibbles, const uint8_t* from, const int8_t* x) {
   { load_quads(from) } -> std::same_as<Quads>;
@@ -126,9 +126,9 @@ static_assert(kPanel % kLanes == 0 && kBlockTokens % kLanes == 0, "panels and bl
 static_assert(kTileRows > 0 && kTileVectors > 0 && kTileVectors <= kStrips, "a tile is rows by vectors of a panel");
 static_assert(kQuadZero == 0 || kQuadZero == 128, "bytes are multiplied as they are, or plus 128");
 
-// Optional parts of simd.h. A level without them does the same with the operations above.
+// Optional parts of simd.h. Levels without them use the operations above instead.
 
-// With kDotsBytes: dot products of unsigned and signed bytes, for attention to a cache of int8.
+// With kDotsBytes: dot products of unsigned and signed bytes, for attention with an int8 cache.
 template <typename I, typename Quads>
 concept ByteDots = requires(I sum, Quads w, const uint8_t* x, uint8_t* to) {
   { dot_quads(sum, x, w) } -> std::same_as<I>;
@@ -143,15 +143,15 @@ concept ShortSums = requires(I sum, Quads w, const int8_t* x) {
   { add_short(sum, multiply_short(w, x)) } -> std::same_as<I>;
 };
 
-// With load_half: the two numbers of pairs one after the other, where registers are too few for both.
+// With load_half: loads the two halves of pairs one after the other, for levels with too few registers for both.
 template <typename F, typename T>
 concept HalvesLoadedFrom = requires(const T* from) {
   { load_half<false>(from) } -> std::same_as<F>;
   { load_half<true>(from) } -> std::same_as<F>;
 };
 
-// These two stand alone: dot_rows<ROWS>(sums, quads, x), the dot products of several rows at once, and
-// prefetch_in_steps(line), in place of the prefetch of what follows a line of a panel.
+// Two more optional operations: dot_rows<ROWS>(sums, quads, x) computes the dot products of several rows at once.
+// prefetch_in_steps(line) replaces the usual prefetch ahead of a panel's line.
 
 template <typename F, typename I, typename Quads, typename T>
 constexpr bool has_whole_options() {
@@ -182,7 +182,7 @@ concept MicroKernel = requires(Kernel kernel, const WeightFormat& format, const 
   { kernel.multiply(format, packed, packed, count, count, tile) } -> std::same_as<void>;
 };
 
-// Whose peak `tidewheel bench` measures.
+// A kernel whose peak rate `tidewheel bench` measures.
 template <typename Kernel>
 concept MeasuredKernel = requires(int rounds) {
   { Kernel::peak(rounds) } -> std::same_as<double>;
@@ -210,14 +210,14 @@ concept AttentionProducts = requires(P products, const AttentionArgs& args, cons
   { products.end_weights(i, i, i) } -> std::same_as<void>;
 };
 
-// With score_blocks, of any number of rows at once.
+// Products with score_blocks take any number of rows at once.
 template <typename P>
 concept BlockProducts = requires(P products, int i) {
   { products.score_blocks(i, i, i) } -> std::same_as<void>;
   { products.sum_rows(i, i, i) } -> std::same_as<void>;
 };
 
-// Else of a number of rows that the compiler knows.
+// Other products take a number of rows that the compiler knows.
 template <typename P>
 concept VectorProducts = requires(P products, int i) {
   { products.template score_vectors<1, 1>(i, i) } -> std::same_as<void>;

@@ -1,4 +1,4 @@
-// Attention with K and V of bfloat16.
+// Attention with bfloat16 K and V.
 #include "attention_products.h"
 #include "kernels/attention_split.h"
 

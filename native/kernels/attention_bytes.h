@@ -1,7 +1,7 @@
-// Products with int8 K and V in integers, for levels that have dot products of unsigned with signed bytes (VNNI). Other
-// levels compute with ElementProducts. A query row is rounded to signed bytes with a scale of its own. A tile's
-// weights, times their tokens' scales of V, are rounded to unsigned bytes with a scale for each row and tile. Sums are
-// exact. What a row is rounded to depends on that row alone.
+// Integer products with int8 K and V, for levels that have dot products of unsigned with signed bytes (VNNI). Other
+// levels use ElementProducts. Each query row is rounded to signed bytes, with a scale of its own. A tile's weights,
+// multiplied by their tokens' V scales, are rounded to unsigned bytes, with a scale for each row and tile. Sums are
+// exact. The rounding of a row depends on that row alone.
 #pragma once
 
 #include <utility>
@@ -14,13 +14,13 @@ namespace tidewheel::TW_ISA {
 constexpr int kLargestByte = 127, kLargestWeight = 255;
 constexpr float kMinToDivideBy = 0x1p-110f;  // below the scale of any V that is not stored as zeros
 
-// A block's K or V: its first column for these products, and the distance to a later block, to prefetch it.
+// A block's K or V: the first column for these products, and the distance to a later block that is prefetched.
 struct ByteColumns {
   const int8_t* start;
   ptrdiff_t ahead;  // bytes
 };
 
-// The level's vector of int32 is a parameter because levels without `kDotsBytes` lack some of the functions used here.
+// The level's int32 vector is a template parameter because levels without `kDotsBytes` lack some functions used here.
 template <typename Ints>
 class ByteProducts : public ElementReader<int8_t> {
  public:
@@ -63,12 +63,12 @@ class ByteProducts : public ElementReader<int8_t> {
   F adjusted(F x, int, int) const { return x; }
 
   void put_weights(int index, int, int t, F p) {
-    // If the weight is 0, the scale may be NaN: from a token that this row does not see, or from earlier use of the
-    // block.
+    // If the weight is 0, the scale may be NaN, because the row does not see the token or the slot holds old content of
+    // the block.
     store(scores(index) + t, keep_if(mul(p, load(v_scales_ + t)), p, set1(0x1p-126f)));
   }
 
-  // Of all rows together, so that no row waits for another one's maximum or quotient.
+  // Handles all rows together, so that no row waits for the maximum or the quotient of another one.
   void end_weights(int rows, int row, int width) {
     constexpr int kVectors = (kRows + kLanes - 1) / kLanes;
     float tops[kVectors * kLanes] = {}, poisons[kVectors * kLanes] = {}, factors[kVectors * kLanes];
@@ -110,8 +110,8 @@ class ByteProducts : public ElementReader<int8_t> {
   }
 
  private:
-  // Row r, of which each four bytes are `stride` from the last four. A row that is too small to divide by becomes
-  // zeros. If any number is not finite, the scale is NaN.
+  // Rounds row r to bytes at `to`. Its groups of four bytes are `stride` apart. A row that is too small to divide by
+  // becomes zeros. If any number is not finite, the scale is NaN.
   void round_query(int r, int8_t* to, size_t stride) {
     const float* const x = rows_.query<float>(r);
     F largest = zero(), poison = zero();
@@ -141,7 +141,7 @@ class ByteProducts : public ElementReader<int8_t> {
     });
   }
 
-  // Adds to sum `acc[r][v]` its products with each of `steps` quads of columns: multiply(sum, columns, step, r).
+  // Adds to `acc[r][v]` its products with each of `steps` quads of columns: multiply(sum, columns, step, r).
   template <int ROWS, int VECTORS, typename Multiply>
   TW_INLINE void dot(const ByteColumns (&columns)[VECTORS], size_t step_stride, int steps, Ints (&acc)[ROWS][VECTORS],
                      Multiply&& multiply) {
@@ -150,7 +150,7 @@ class ByteProducts : public ElementReader<int8_t> {
 #pragma GCC unroll 4
       for (int v = 0; v < VECTORS; ++v) {
         const int8_t* const p = columns[v].start + s * step_stride;
-        // A block's vectors are contiguous. A cache line has several short ones.
+        // A block's vectors are contiguous. If they are short, several share a cache line.
         if (v % kBlockVectors * kLanes * kQuad % 64 == 0) prefetch_later(p + columns[v].ahead);
         bytes[v] = load_bytes(reinterpret_cast<const uint8_t*>(p));
       }
@@ -165,7 +165,7 @@ class ByteProducts : public ElementReader<int8_t> {
     });
   }
 
-  // The weights of these rows, which are kept for all rows of the task only if the values wait for all of them.
+  // The weights of these rows. The weights of all rows of the task are kept only if V is spread.
   uint8_t* weights(int row) const { return spread_ ? weights_ + row * kAttentionTile : weights_; }
 
   template <int ROWS, int VECTORS>
@@ -195,11 +195,11 @@ class ByteProducts : public ElementReader<int8_t> {
     });
   }
 
-  int8_t* const q_;             // [dim / 4][rows][4] of the rows at a time, one after the other
+  int8_t* const q_;             // for each set of rows computed at once: [dim / 4][rows][4]
   float* const q_scales_;       // [rows]
   int32_t* const q_sums_;       // [rows]
   uint8_t* const weights_;      // [kTileRows, or all rows if V is spread, kAttentionTile]
-  float* const weight_scales_;  // [rows], in this tile
+  float* const weight_scales_;  // [rows], for this tile
 };
 
 }  // namespace tidewheel::TW_ISA

@@ -1,14 +1,15 @@
-// Products with K and V whose elements are whole bytes, widened to what the level multiplies.
+// Products with K and V whose elements are whole bytes. They are widened to the type that the level multiplies.
 #pragma once
 
 #include "kernels/attention_parts.h"
 
 namespace tidewheel::TW_ISA {
 
-// Elements of V that are taken out of K at a time, so that they stay in the nearest cache.
+// Elements of V that are copied out of K at a time, so that they stay in the L1 cache.
 constexpr int kSpreadValues = 64;
 
-// VECTORS vectors of K or V, which move by a stride at each step, and the distance to a later block, to prefetch it.
+// VECTORS vectors of K or V, which advance by a stride at each step, and the distance to a later block that is
+// prefetched.
 template <typename T, int VECTORS>
 struct Columns {
   const T* start[VECTORS];
@@ -16,7 +17,7 @@ struct Columns {
   unsigned line_pairs;       // as in AttentionArgs, or 0
 };
 
-// A contraction of ROWS query or probability rows with `columns`, `steps` steps, added to `acc`.
+// Multiplies ROWS rows of queries or probabilities by `columns` in `steps` steps, and adds the products to `acc`.
 template <typename T, int ROWS, int VECTORS>
 TW_INLINE void contract(const typename Cached<T>::Query* x, size_t x_stride, const Columns<T, VECTORS>& columns,
                         size_t step_stride, int steps, F (&acc)[ROWS][VECTORS]) {
@@ -25,7 +26,7 @@ TW_INLINE void contract(const typename Cached<T>::Query* x, size_t x_stride, con
     const auto at = [&](int v) { return columns.start[v] + s * step_stride; };
 #pragma GCC unroll 4
     for (int v = 0; v < VECTORS; ++v) {
-      // A block's vectors are contiguous. A cache line has several short ones.
+      // A block's vectors are contiguous. If they are short, several share a cache line.
       constexpr size_t kBytes = kLanes * C::kStep * sizeof(T);
       if (v % kBlockVectors * kBytes % 64 == 0 && ((s + v) & columns.line_pairs) == 0) {
         prefetch_later(reinterpret_cast<const char*>(at(v)) + columns.ahead[v]);
@@ -35,12 +36,12 @@ TW_INLINE void contract(const typename Cached<T>::Query* x, size_t x_stride, con
   }
 }
 
-// Scales of tokens, and V that is a part of K.
+// Reads tokens' scales, and V that is a part of K.
 template <typename T>
 class ElementReader : public Products {
  public:
   static constexpr bool kAdjusts = kHasScales<T>, kSpreads = true;
-  // Floats of 8 bits take longer to widen than to multiply. They are read once for all rows.
+  // Widening 8-bit floats takes longer than multiplying them, so they are read once for all rows.
   static constexpr bool kReadsOnce = std::is_same_v<T, e5m2> || std::is_same_v<T, e4m3>;
   static constexpr int rows_at_once(int left) { return kReadsOnce ? std::min(left, kRows) : Products::rows_at_once(left); }
 
@@ -64,7 +65,7 @@ class ElementReader : public Products {
     }
   }
 
-  // Puts some columns of the tile's V at a time where they can be read as V: once for all rows.
+  // Copies V out of K, some columns of the tile at a time, once for all rows, and calls `sum` for these columns.
   template <typename Sum>
   void each_columns(int tokens, Sum&& sum) {
     for (int d = 0; d < values_; d += kSpreadValues) {
@@ -84,10 +85,10 @@ class ElementReader : public Products {
 
   float* const k_scales_;  // [kAttentionTile], for int8
   float* const v_scales_;
-  T* const spread_;        // [kAttentionTile, kSpreadValues] of V, in blocks as V is cached; null: the cache has V
+  T* const spread_;        // [kAttentionTile, kSpreadValues]: V in the layout of cached V; null if the cache stores V
   struct {
     int begin, end;
-  } columns_;              // of V, which are summed
+  } columns_;              // the columns of V that are summed
 };
 
 template <typename T>
@@ -131,8 +132,8 @@ class ElementProducts : public ElementReader<T> {
   }
 
   void put_weights(int index, int row, int t, F p) {
-    // If the weight is 0, the scale may be NaN: from a token that this row does not see, or from earlier use of the
-    // block.
+    // If the weight is 0, the scale may be NaN, because the row does not see the token or the slot holds old content of
+    // the block.
     if constexpr (kHasScales<T>) p = keep_if(mul(p, load(v_scales_ + t)), p, set1(0x1p-126f));
     if constexpr (kLoadedUnit<T> != 1.0f) p = mul(p, set1(kLoadedUnit<T>));
     store(weights(row - index) + index * kAttentionTile + t, p);
@@ -145,13 +146,14 @@ class ElementProducts : public ElementReader<T> {
   }
 
  private:
-  // A block's K and V of single bytes end too soon: there every line is prefetched.
+  // K and V of single bytes are too short for pairs of lines, so every line is prefetched.
   unsigned line_pairs() const { return sizeof(T) > 1 ? args_.line_pairs : 0; }
 
-  // The weights of these rows, which are kept for all rows of the task only if the values wait for all of them.
+  // The weights of these rows. The weights of all rows of the task are kept only if V is spread.
   Q* weights(int row) const { return spread_ ? weights_ + row * kAttentionTile : weights_; }
 
-  // SPREAD: whether V is spread. If the compiler did not know, strides would take registers that the sums need.
+  // SPREAD: whether V is spread. It is a template parameter because strides unknown at compile time would take
+  // registers that the sums need.
   template <int ROWS, bool SPREAD>
   void sum_rows(int row, int tokens) {
     constexpr int kVectors = vectors_for(ROWS);

@@ -1,4 +1,4 @@
-// Attention with K and V of float32 and float16, and the end of attention where its KV splits were computed apart.
+// Attention with float32 and float16 K and V, and the reduction of KV splits that were computed apart.
 #include "kernels/attention_elements.h"
 #include "kernels/attention_split.h"
 

@@ -1,4 +1,4 @@
-// The end of attention: KV splits of the context become the result.
+// The last part of attention: combines KV splits of the context into the result.
 #pragma once
 
 #include <algorithm>
@@ -44,8 +44,8 @@ class Fold {
   }
 
  private:
-  // What the sums are multiplied with where the softmax has one more score. It enters here, once a row, so that it
-  // cannot matter in which KV splits the rest was computed.
+  // The factor for the sums if the softmax has an attention sink as one more score. It is applied here, once a row, so
+  // that the result does not depend on how the rest was divided into KV splits.
   float share_with_sink(int row) const {
     const float sink = rows_.args.sinks[rows_.head(row)] * kLog2E, maximum = std::max(result_.maximum[row], sink);
     const float factor = exp2(result_.maximum[row] - maximum);

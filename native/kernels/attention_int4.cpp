@@ -1,4 +1,4 @@
-// Attention with K and V of int4.
+// Attention with int4 K and V.
 #include "kernels/attention_nibbles.h"
 #include "kernels/attention_split.h"
 

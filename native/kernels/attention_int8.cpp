@@ -1,4 +1,4 @@
-// Attention with K and V of int8.
+// Attention with int8 K and V.
 #include "kernels/attention_bytes.h"
 #include "kernels/attention_elements.h"
 #include "kernels/attention_split.h"

@@ -1,4 +1,4 @@
-// Products with K and V in numbers of 4 bits, in groups that each have a scale.
+// Products with 4-bit K and V, in groups that each have a scale.
 #pragma once
 
 #include "kernels/attention_parts.h"
@@ -89,7 +89,8 @@ class NibbleProducts : public Products {
     return {reinterpret_cast<uint8_t*>(const_cast<char*>(cached(block))), dim_, stored_values_};
   }
 
-  // Of bytes `first` to first + VECTORS * kLanes - 1 of the group: their lower numbers and their upper ones.
+  // Sums the columns in bytes `first` to first + VECTORS * kLanes - 1 of the group: their lower and their upper
+  // numbers.
   template <int ROWS, int VECTORS>
   void sum_nibbles(int row, int tokens, int group, int first) {
     constexpr int kHalf = kCacheGroup / 2;
@@ -139,7 +140,7 @@ class NibbleProducts : public Products {
 
   float* const q_;        // [rows, dim]
   float* const weights_;  // [kTileRows, kAttentionTile]
-  float* const scaled_;   // the same times a group's scales of V
+  float* const scaled_;   // the same, multiplied by a group's V scales
 };
 
 }  // namespace tidewheel::TW_ISA

@@ -1,4 +1,4 @@
-// What the products of attention have in common, whatever type K and V are cached in.
+// What attention's products have in common for all types of cached K and V.
 #pragma once
 
 #include <algorithm>
@@ -19,8 +19,8 @@ constexpr int kTileBlocks = kAttentionTile / kBlockTokens;
 constexpr int kBlockVectors = kBlockTokens / kLanes;
 constexpr int kPrefetchBlocks = 8;
 
-// 2^x for x up to about 0, to 2 ulp; 0 below 2^-126.5, minus infinity included. The polynomial's relative error is
-// least over [-1/2, 1/2] among those of its degree that give 1 at 0.
+// 2^x for x up to about 0, to 2 ulp; 0 below 2^-126.5, minus infinity included. Among the polynomials of its degree
+// that give 1 at 0, this one has the smallest relative error over [-1/2, 1/2].
 TW_INLINE F exp2(F x) {
   x = max(x, set1(-127.0f));
   const F n = round(x), r = sub(x, n);
@@ -49,12 +49,12 @@ struct Edges {
 };
 constexpr Edges kEdges;
 
-// Bounds for min(): plus infinity keeps a lane's number, minus infinity replaces it, NaN too.
+// Bounds for min(): plus infinity keeps a lane's number; minus infinity replaces it, even if it is NaN.
 TW_INLINE F visible_from(int lane) { return load(kEdges.bounds + 16 - std::clamp(lane, 0, 16)); }
 TW_INLINE F visible_until(int lane) { return load(kEdges.bounds + 32 - std::clamp(lane, 0, 16)); }
 
-// The result over a part of the context, for each row: sums of V weighted by 2^(score - maximum), and the weights'
-// total.
+// The result over a part of the context. For each row: the sums of V weighted by 2^(score - maximum), and the total of
+// the weights.
 struct Partial {
   float* sums;     // [rows, values]
   float* maximum;  // [rows], minus infinity for a row that saw nothing
@@ -97,8 +97,8 @@ class Scratch {
   char* next_;
 };
 
-// The query rows of a task: all heads of a group for the first token, then for the next one, and so on. Tokens of
-// several sequences are taken for rows that see the KV split as far as it is common to them.
+// The query rows of a task: all heads of a group for the first token, then for the next one, and so on. If the tokens
+// are of several sequences, the rows see only the part of the KV split that these sequences have in common.
 struct Rows {
   const AttentionArgs& args;
   const int dim, values, group, count;
@@ -107,13 +107,13 @@ struct Rows {
       : args(a), dim(a.heads.padded_dim()), values(a.heads.padded_values()), group(a.heads.group()), count(a.num_tokens * group) {}
 
   int head(int row) const { return args.kv_head * group + row % group; }
-  // Its place in q.
+  // The index of the row's token in q.
   int token(int row) const { return args.tokens ? args.tokens[row / group] : row / group; }
   int position(int row) const { return args.tokens ? args.positions[token(row)] : args.first_position + row / group; }
   // The row sees [begin, limit).
   int limit(int row) const { return position(row) + 1; }
   int begin(int row) const { return args.window ? std::max(limit(row) - args.window, 0) : 0; }
-  // What the last row sees here.
+  // The end of what the last row sees here.
   int end() const { return args.tokens ? args.prefix_end : limit(count - 1); }
   // The result over a KV split that was computed with a common prefix.
   Partial in_prefix(int split) const {
@@ -127,7 +127,7 @@ struct Rows {
   const Q* query(int row) const {
     return static_cast<const Q*>(args.q) + token(row) * args.q_stride + size_t(head(row)) * dim;
   }
-  // All of them, side by side: [rows, dim].
+  // All queries, side by side: [rows, dim].
   template <typename Q>
   Q* queries(Scratch& scratch) const {
     Q* const all = scratch.take<Q>(size_t(count) * dim);
@@ -136,13 +136,13 @@ struct Rows {
   }
 };
 
-// The number of accumulator vectors for each of these rows. All together need no more registers than the GEMM's tile. 4
-// are enough to hide the latency of an instruction, and a power of 2 leaves no odd vectors of a head.
+// The number of accumulator vectors for each of `rows` rows. Together they need no more registers than the GEMM's tile.
+// 4 are enough to hide the latency of an instruction, and a power of 2 leaves no remainder of a head.
 constexpr int vectors_for(int rows) {
   return std::min(static_cast<int>(std::bit_floor(unsigned(kTileRows * kTileVectors / rows))), 4);
 }
 
-// body(0), body(1) .. with constants.
+// Calls body(0), body(1), ... with compile-time constants.
 template <int COUNT, typename Body>
 TW_INLINE void repeat(Body&& body) {
   [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
@@ -150,32 +150,32 @@ TW_INLINE void repeat(Body&& body) {
   }(std::make_integer_sequence<int, COUNT>{});
 }
 
-// How a task's products read the cache, and where they leave scores and sums. A class of products for a type of K and V
-// is derived from this, and has:
-// - begin_tile(tile, tokens), before anything else is done with a tile;
-// - rows_at_once(left), of how many rows weights are computed and V is added at a time;
+// How a task's products read the cache, and where they put scores and sums. Each class of products for a type of K and
+// V derives from this class, and has:
+// - begin_tile(tile, tokens), called before anything else is done with a tile;
+// - rows_at_once(left): the number of rows for which weights are computed and V is added at a time;
 // - score_vectors<ROWS, VECTORS>(row, first), which writes the dot products of rows with K of the tile's tokens, from
-//   vector `first` on; or score_blocks(rows, row, blocks), for the tile's first blocks at once;
-// - adjusted(products, row, t), the scores before `scale`, and kAdjusts: false if those are the products;
-// - put_weights(index, row, t, weights), which takes weights of one row: the row of that index among those whose weights
-//   are computed at a time; and end_weights(rows, row, width), after those of all these rows;
-// - sum_rows<ROWS>(row, tokens), or beside score_blocks sum_rows(rows, row, tokens), which rescales the sums and adds
-//   V, weighted;
-// - kSpreads: whether it takes V that is a part of K. Then each_columns(tokens, sum) calls `sum` for all of V.
+//   vector `first` on; or score_blocks(rows, row, blocks), which does so for the tile's first blocks at once;
+// - adjusted(products, row, t): the scores before `scale`, and kAdjusts: false if the scores are the products;
+// - put_weights(index, row, t, weights), which takes weights of one row (`index` is its index among the rows whose
+//   weights are computed at a time), and end_weights(rows, row, width), called after the weights of all these rows;
+// - sum_rows<ROWS>(row, tokens), or with score_blocks sum_rows(rows, row, tokens), which rescales the sums and adds
+//   weighted V;
+// - kSpreads: whether it supports V that is a part of K. Then each_columns(tokens, sum) calls `sum` for all of V.
 class Products {
  public:
-  static constexpr int kRows = kTileRows;  // whose weights are computed at a time, at most
-  // Whole tiles, then what is left: up to 8, or the larger half. Tasks of numbers between are few, and code for them
-  // would take long to compile.
+  static constexpr int kRows = kTileRows;  // the maximum for rows_at_once
+  // Whole tiles, then the remainder: all of it if it is at most 8 rows, otherwise its larger half. Tasks with other
+  // numbers of rows are rare, and code for them would take long to compile.
   static constexpr int rows_at_once(int left) { return left >= kRows ? kRows : left <= 8 ? left : (left + 1) / 2; }
 
   Products(const AttentionArgs& args, const Rows& rows, Scratch& scratch, int height = kRows)
       : args_(args), rows_(rows), dim_(rows.dim), values_(rows.values), stored_values_(args.heads.stored_values()),
         scores_(scratch.take<float>(height * kAttentionTile)), rescale_(scratch.take<float>(rows.count)) {}
 
-  // Of the row with that index.
+  // The scores of the row with that index.
   float* scores(int index) const { return scores_ + index * kAttentionTile; }
-  // [rows]: what the sums of earlier tiles are multiplied with, before this tile's V is added.
+  // [rows]: the factors for the sums of earlier tiles, applied before this tile's V is added.
   float* rescale() const { return rescale_; }
   void begin_split(const Partial& result) { sums_ = result.sums; }
   // Finds the blocks of the tile's tokens, once for all rows.
@@ -189,9 +189,9 @@ class Products {
   bool spreads() const { return !stored_values_; }
 
  protected:
-  // A block of the tile, the first being 0: this head's K and V.
+  // This head's K and V in the tile's block `block`, counted from 0.
   const char* cached(int block) const { return blocks_[block].data; }
-  // Bytes from there to a block that is needed a little later, by this task or the next one.
+  // The distance in bytes from there to a block that is needed a little later, by this task or the next one.
   ptrdiff_t ahead(int block) const { return blocks_[block].ahead; }
 
   const AttentionArgs& args_;
@@ -202,7 +202,7 @@ class Products {
   float* sums_ = nullptr;  // [rows, values]
 
  private:
-  // Blocks are scattered in memory, so the hardware cannot predict this; only the block tables tell.
+  // Blocks are scattered in memory, so hardware prefetchers cannot predict the next one. Only the block tables know it.
   ptrdiff_t ahead_of(int block) const {
     const NextBlocks& next = args_.next;
     const int count = (rows_.end() + kBlockTokens - 1) / kBlockTokens;

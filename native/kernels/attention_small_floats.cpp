@@ -1,4 +1,4 @@
-// Attention with K and V of 8-bit floats.
+// Attention with K and V as 8-bit floats.
 #include "kernels/attention_elements.h"
 #include "kernels/attention_split.h"
 

@@ -11,7 +11,7 @@
 
 namespace tidewheel::TW_ISA {
 
-// How K and V of type T are multiplied: the files of the types say it.
+// The class of products for K and V of type T. The types' own files define it.
 template <typename T>
 struct ProductsOf;
 
@@ -59,12 +59,12 @@ class KvSplit {
  private:
   using P = typename ProductsOf<T>::Type;
 
-  // Some rows of the tile's tokens at a time.
+  // Visits all rows, some at a time.
   template <typename Visit>
   void each_rows(int tile, Visit&& visit) {
     for (int row = 0, count; row < rows_.count; row += count) {
       count = P::rows_at_once(rows_.count - row);
-      // The last token that these rows see. Slots after it may hold anything, and what is read there is not used.
+      // The tile's tokens that these rows see. Slots after them may hold anything; what is read there is not used.
       const int tokens = std::min(rows_.limit(row + count - 1) - tile * kAttentionTile, kAttentionTile);
       if (tokens > 0) visit(count, row, tokens);
     }
@@ -80,7 +80,7 @@ class KvSplit {
     for (; v < end; v += kFew) products_.template score_vectors<ROWS, kFew>(row, v);
   }
 
-  // Adjusts the scores of one row beyond the dot product and the row's limits, before `scale`.
+  // Adjusts one row's scores before `scale` is applied: softcap, ALiBi, and what the products adjust.
   F adjusted(F x, int row, int tile, int t) const {
     x = products_.adjusted(x, row, t);
     if (args_.softcap != 0) {
@@ -95,9 +95,9 @@ class KvSplit {
     return x;
   }
 
-  // Turns scores of a few rows into weights, and tells by how much the results of earlier tiles shrink. What waits for
-  // all lanes of a row is done for all rows before the next step, so that they wait together. Nothing is branched on:
-  // where a maximum changes cannot be predicted.
+  // Turns the scores of a few rows into weights, and computes the factors by which earlier tiles' results shrink.
+  // Reductions over a row's lanes are done for all rows before the next step, so that their latencies overlap. There
+  // are no branches, because it cannot be predicted where a maximum changes.
   void soften(int rows, int row, int tile, int width) {
     constexpr int kPadded = (P::kRows + kLanes - 1) / kLanes * kLanes;
     float maximum[P::kRows], rescale[kPadded] = {};
@@ -125,7 +125,7 @@ class KvSplit {
     }
   }
 
-  // The largest score of one row, in any lane, after what the scores are adjusted by.
+  // The largest adjusted score of one row, in any lane.
   F peak(int index, int row, int tile, int width) {
     float* const s = products_.scores(index);
     const int first = rows_.begin(row) - tile * kAttentionTile, last = rows_.limit(row) - tile * kAttentionTile;
@@ -163,10 +163,10 @@ class KvSplit {
     }
   }
 
-  // Whether one function of the products takes any number of rows.
+  // Whether the products have one function for any number of rows.
   static constexpr bool kAnyRows = requires(P products) { products.score_blocks(1, 0, 1); };
 
-  // By the number of rows, of those that rows_at_once gives.
+  // Functions by number of rows, for the numbers that rows_at_once returns.
   struct Visits {
     void (KvSplit::*score[P::kRows + 1])(int row, int blocks) = {};
     void (P::*sum[P::kRows + 1])(int row, int tokens) = {};
@@ -189,7 +189,7 @@ class KvSplit {
   const AttentionArgs& args_;
   const Rows rows_;
   P products_;
-  const float scale_;  // of the dot products with K as it is loaded
+  const float scale_;  // for the dot products with K as it is loaded
   const bool adjusts_;
   Partial result_{nullptr, 0, 0};
 };

@@ -1,4 +1,4 @@
-// Quantized files' types by name, and how each is stored.
+// The block types of quantized files, by name, and how each is stored.
 #pragma once
 
 #include <optional>
@@ -11,7 +11,7 @@ namespace tidewheel {
 struct BlockTypeInfo {
   std::string_view name;
   BlockType type;
-  int inputs, bytes;  // of a block; 0: no blocks
+  int inputs, bytes;  // of a block; 0 if the type has no blocks
   WeightFormat format;
 };
 
@@ -36,7 +36,7 @@ constexpr BlockTypeInfo kBlockTypes[] = {
     {"table4", BlockType::kTable4, 0, 0, {WeightKind::kTable4}},
 };
 
-// By the lower-case name of the type in its file; null if there is none.
+// Finds a type by its lower-case name in the file; null if there is none.
 constexpr const BlockTypeInfo* find_block_type(std::string_view name) {
   for (const BlockTypeInfo& info : kBlockTypes) {
     if (info.name == name) return &info;
@@ -51,15 +51,15 @@ constexpr const BlockTypeInfo& block_type_info(BlockType type) {
   return kBlockTypes[0];
 }
 
-// How many inputs share a byte of scale, for codes of 4 bits that have one; 0 for other codes.
+// How many inputs share a one-byte scale, for 4-bit codes that have such scales; 0 for other codes.
 constexpr int byte_scale_group(BlockType type) {
   return type == BlockType::kNvfp4 ? 16 : type == BlockType::kMxfp4Rows ? 32 : 0;
 }
 
 constexpr bool is_small_floats(BlockType type) { return type == BlockType::kE4m3 || type == BlockType::kTable4; }
 
-// The format that keeps small floats: e4m3, or 4 bits by a `table` of 16 numbers. Nothing if there is none: groups must be 32,
-// 64 or a multiple of 128, which for a whole row is the next one.
+// The format that keeps small floats: e4m3, or 4 bits that index a `table` of 16 numbers. Empty if there is none:
+// groups must be 32, 64 or a multiple of 128. If a whole row is one group, it counts as the next such multiple.
 inline std::optional<WeightFormat> small_float_format(BlockType type, int group, const float* table) {
   if (group != 32 && group != 64 && (group <= 0 || group % 128 != 0)) return {};
   if (type == BlockType::kE4m3) return WeightFormat{WeightKind::kE4m3, group};
@@ -68,8 +68,9 @@ inline std::optional<WeightFormat> small_float_format(BlockType type, int group,
   return format;
 }
 
-// The format that keeps a grid's bits: integers of `bits` with a scale for every `group` inputs. Nothing if there is none:
-// bits must be 2, 3, 4 or 8; groups 32, 64, 128 or a multiple of 256, which for a whole row is the next one.
+// The format that keeps a grid's bits: integers of `bits` bits with a scale for every `group` inputs. Empty if there is
+// none: bits must be 2, 3, 4 or 8, and groups 32, 64, 128 or a multiple of 256. If a whole row is one group, it counts
+// as the next such multiple.
 constexpr std::optional<WeightFormat> grid_format(int bits, int group, bool zero_points, DType scale_type) {
   if (bits != 2 && bits != 3 && bits != 4 && bits != 8) return {};
   const bool small = group == 32 || group == 64 || group == 128;

@@ -1,4 +1,4 @@
-// The scales and shifts of chunks of quantized files' weights, read one after the other.
+// Reads the scales and shifts of quantized files' chunks, one after the other.
 #pragma once
 
 #include "kernels/blocks.h"
@@ -17,10 +17,10 @@ class ScaleReader {
     if constexpr (KIND == kNvfp4) whole_ = word(0);
   }
 
-  // What follows the header.
+  // The bit planes after the header.
   const uint8_t* planes() const { return reinterpret_cast<const uint8_t*>(chunk_) + fields_.size(); }
 
-  // Those of the next 32 inputs, or 16. There is a shift only where the format has any.
+  // The scale and shift of the next 32 inputs, or of the next 16. `shift` is set only if the format has shifts.
   [[gnu::always_inline]] void next(F& scale, F& shift) {
     using enum WeightKind;
     const int i = next_++;
@@ -37,7 +37,7 @@ class ScaleReader {
       scale = mul(whole_, load(reinterpret_cast<const int8_t*>(bytes(i))));
     } else if constexpr (KIND == kMxfp4) {
       scale = half_of_e8m0(byte(i));
-    } else if constexpr (KIND == kNvfp4) {  // half of the scale, as codes are twice e2m1
+    } else if constexpr (KIND == kNvfp4) {  // half of the scale, because codes are twice the e2m1 value
       scale = mul(div(load(reinterpret_cast<const e4m3*>(bytes(i))), whole_), set1(0.5f));
     } else {
       const int per_scale = format_.group < kChunkInputs ? format_.group / kRowGroup : kChunkGroups;
@@ -47,8 +47,9 @@ class ScaleReader {
   }
 
  private:
-  // 8 scales and 8 minima of 6 bits in 12 bytes, as in the file: first the scales 0 to 3 with the high bits of 4 to 7 above
-  // them, then the minima like this, then the low bits of the scales 4 to 7 with those of the minima above them.
+  // 8 scales and 8 minima of 6 bits each in 12 bytes, as in the file. First scales 0 to 3, with the high bits of scales
+  // 4 to 7 above them; then the minima in the same way; then the low bits of scales 4 to 7, with those of minima 4 to 7
+  // above them.
   static constexpr bool kSixes = KIND == WeightKind::kQ4K || KIND == WeightKind::kQ5K;
 
   void spread_sixes() {
@@ -81,7 +82,7 @@ class ScaleReader {
   F byte(int i) const { return load(bytes(i)); }
 
   TW_INLINE F negative(F x) { return sub(zero(), x); }
-  // 2^(e - 128) in two factors: the lowest is no normal number.
+  // 2^(e - 128) as a product of two factors, because the lowest value is not a normal number.
   TW_INLINE F half_of_e8m0(F e) {
     const F first = round(mul(sub(e, set1(128.0f)), set1(0.5f)));
     return mul(pow2(first), pow2(sub(sub(e, set1(128.0f)), first)));
@@ -93,7 +94,7 @@ class ScaleReader {
   const int groups_;
   int next_ = 0;
   alignas(64) uint8_t sixes_[kSixes ? 2 * kChunkGroups * kLanes : 1];
-  F whole_ = zero(), minimum_ = zero();  // of the whole chunk; of a grid, those that are used now
+  F whole_ = zero(), minimum_ = zero();  // of the whole chunk; for grids, of the current group
 };
 
 }  // namespace tidewheel::TW_ISA

@@ -1,7 +1,7 @@
 // Cached<T>: the layout of K and V of type T in a block, and how they are multiplied by queries and probabilities. T is
-// float, f16, bf16, e5m2, e4m3 or int8_t. The last four are in pairs of consecutive elements for one
-// multiply-accumulate. Levels with `kDotsBytes` have int8_t in fours.
-// What is cached as int4x2 has a layout of its own: CachedInt4Head.
+// float, f16, bf16, e5m2, e4m3 or int8_t. The last four store consecutive elements in pairs, one pair for each
+// multiply-accumulate. On levels with `kDotsBytes`, int8_t is stored in fours. int4x2 has a layout of its own:
+// CachedInt4Head.
 #pragma once
 
 #include <type_traits>
@@ -14,14 +14,14 @@ namespace tidewheel::TW_ISA {
 template <CacheType TYPE, typename Elements>
 struct CachedAs : Elements {
   static constexpr CacheType kType = TYPE;
-  // The type of queries and of probabilities. It is bfloat16 only if the level can multiply that.
+  // The type of queries and probabilities. It is bfloat16 only if the level can multiply bfloat16.
   using Query = typename Elements::Activation;
 };
 
-// Where integers are multiplied, four by four.
+// For levels that multiply integers, four by four.
 struct ByteElements {
   static constexpr int kStep = 4;
-  using Activation = float;  // what is rounded to integers
+  using Activation = float;  // rounded to integers later
 };
 
 template <typename T>
@@ -44,11 +44,11 @@ struct Cached<int4x2> : CachedAs<CacheType::kInt4, SingleElements<float>> {};
 
 template <typename T>
 constexpr bool kHasScales = Cached<T>::kType == CacheType::kInt8;
-// What elements are multiplied with after they are loaded: `load_pairs` makes a 256th of e4m3.
+// The factor for elements after they are loaded: `load_pairs` returns a 256th of e4m3 numbers.
 template <typename T>
 constexpr float kLoadedUnit = Cached<T>::kType == CacheType::kFloat8E4M3 ? 256.0f : 1.0f;
 
-// One KV head's part of a block. `dim`, of K, and `values`, of V, are padded; `values` is 0 if V is a part of K.
+// One KV head's part of a block. `dim` (of K) and `values` (of V) are padded. `values` is 0 if V is a part of K.
 template <typename T>
 struct CachedHead {
   static constexpr int kStep = Cached<T>::kStep;
@@ -63,18 +63,18 @@ struct CachedHead {
   T* v_element(int slot, int d) const { return v() + (size_t(slot / kStep) * values + d) * kStep + slot % kStep; }
 };
 
-// The same in int4.
+// The same for int4.
 struct CachedInt4Head {
   uint8_t* const k;
   const int dim, values;
 
   // Elements d and d + 1 of a slot's K.
   uint8_t* k_pair(int slot, int d) const { return k + d / 2 * kBlockTokens + slot; }
-  // A slot's elements of V of a group: kCacheGroup / 2 bytes, before those of the next slot.
+  // A slot's V in a group: kCacheGroup / 2 bytes, followed by those of the next slot.
   uint8_t* v_group(int slot, int group) const {
     return k + (size_t(dim) + size_t(group * kBlockTokens + slot) * kCacheGroup / kBlockTokens) * kBlockTokens / 2;
   }
-  // Of a group of K, and of V: by slot.
+  // The scales of a group of K, and of V, by slot.
   f16* k_scales(int group) const {
     return reinterpret_cast<f16*>(v_group(0, cache_groups(values))) + group * kBlockTokens;
   }

@@ -1,4 +1,4 @@
-// The most that this level can do on this machine: the instructions of its micro-kernels alone, and plain memory reads.
+// This level's peak rates on this machine: only the instructions of its micro-kernels, and plain memory reads.
 #include "kernels/table.h"
 #include "micro_kernels.h"
 

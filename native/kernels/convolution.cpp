@@ -8,12 +8,12 @@
 namespace tidewheel::TW_ISA {
 namespace {
 
-// Tokens that pass together, so that a tile of them stays in the first-level cache while all channels pass.
+// Tokens that are convolved together, so that a tile of them stays in the L1 cache while all channels are computed.
 constexpr int kTileTokens = 16;
 
 TW_INLINE F sigmoid(F x) { return div(set1(1.0f), add(set1(1.0f), exp(sub(zero(), x)))); }
 
-// Of the first `count` lanes; the others are 0.
+// Loads the first `count` lanes; the others are 0.
 TW_INLINE F load_first(const float* p, int count) {
   if (count >= kLanes) return load(p);
   float lanes[kLanes] = {};
@@ -31,7 +31,7 @@ TW_INLINE void store_first(float* p, F a, int count) {
   std::memcpy(p, lanes, count * sizeof(float));
 }
 
-// One vector of channels, from channel c on, over `tokens` tokens.
+// Convolves one vector of channels, from channel c on, over `tokens` tokens.
 TW_INLINE void convolve_vector(const ConvolveArgs& args, int first_token, int tokens, int c) {
   const int count = args.channels - c, before = args.taps - 1;
   F weight[kMaxConvTaps], past[kMaxConvTaps];

@@ -8,7 +8,7 @@
 namespace tidewheel::TW_ISA {
 
 // How numbers of type T, from weights or a cache, are multiplied by activations in a dot product. One
-// multiply-accumulate takes `kStep` consecutive ones.
+// multiply-accumulate takes `kStep` consecutive numbers.
 template <typename T>
 struct SingleElements {
   static constexpr int kStep = 1;
@@ -32,7 +32,8 @@ struct Element : SingleElements<T> {};  // float and f16
 template <>
 struct Element<bf16> : PairedElements<bf16> {};
 
-// Whether the level has too few registers for both numbers of pairs beside a tile's sums, and loads one after the other.
+// Whether the level has too few registers to hold both halves of pairs beside a tile's sums, and loads one half after
+// the other.
 template <typename T>
 constexpr bool kLoadsHalves = requires(const T* p) { load_half<false>(p); };
 
@@ -42,8 +43,8 @@ struct HalfElements : SingleElements<T> {
   TW_INLINE F load_step(const T* p) { return load_half<SECOND>(p); }
 };
 
-// Adds to acc[r][v] the products of one step: of the numbers at(v), kLanes * kStep of type T, with row r's activations, which
-// are `stride` from the last row's.
+// Adds one step's products to acc[r][v]: kLanes * kStep numbers of type T at at(v), multiplied by row r's activations.
+// `stride` is the distance from one row's activations to the next row's.
 template <typename E, int ROWS, int VECTORS, typename At, typename Activation>
 TW_INLINE void add_products(F (&acc)[ROWS][VECTORS], At&& at, const Activation* x, size_t stride) {
   using T = std::remove_cvref_t<decltype(*at(0))>;
@@ -85,7 +86,7 @@ TW_INLINE void store_activations(typename Element<T>::Activation* p, F a) {
   }
 }
 
-// e^x in float: Cephes' polynomial, about 2 ulp; below -87 it gives the value at -87, above 88 the value at 88.
+// e^x in float: Cephes' polynomial, about 2 ulp. Below -87 it gives the value at -87, above 88 the value at 88.
 TW_INLINE F exp(F x) {
   x = min(max(x, set1(-87.0f)), set1(88.0f));
   const F n = round(mul(x, set1(1.44269504f)));

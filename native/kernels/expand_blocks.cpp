@@ -1,4 +1,4 @@
-// Chunks of quantized files' weights, from the bits that are stored to integers and scales.
+// Expands chunks of quantized files' weights from the stored bits to integers and scales.
 #include "kernels/block_scales.h"
 
 namespace tidewheel::TW_ISA {

@@ -1,5 +1,5 @@
-// A few rows times weights that keep the bits of a quantized file. Integer sums are exact, and floats are added in the order
-// of gemm_blocks.h: the results are those of many rows.
+// Multiplies a few rows by weights that keep the bits of a quantized file. Integer sums are exact, and floats are added
+// in the order of gemm_blocks.h, so the results are the same as those with many rows.
 #include "kernels/block_scales.h"
 #include "kernels/table.h"
 

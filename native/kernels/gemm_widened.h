@@ -1,5 +1,5 @@
-// Micro-kernels for weights of small floats: a piece of a panel is widened once for several tiles of rows, in the first-level
-// cache, and its sums are scaled. A row goes the same way alone and among others.
+// Micro-kernels for small-float weights. A piece of a panel is widened in the L1 cache once for several tiles of rows,
+// and its sums are scaled. A row's arithmetic is the same alone and among other rows.
 #pragma once
 
 #include "kernels/table.h"
@@ -19,7 +19,7 @@ class WidenedRows {
   static constexpr int kTile = packed_rows(kBytes ? WeightKind::kE4m3 : WeightKind::kTable4);
   static constexpr int kRows = 8 * kTile;
 
-  WidenedRows() {}  // leaves the room for a piece as it is
+  WidenedRows() {}  // does not clear the memory for a piece
 
   void multiply(const WeightFormat& format, const char* x, const char* panel, int k, int rows, float* tile) {
     const size_t row_size = row_bytes(format, k);
@@ -44,7 +44,7 @@ class WidenedRows {
   }
 
  private:
-  // Of a group's kPanel columns.
+  // The scales of a group's kPanel columns.
   const float* scales_of(const WeightFormat& format, const char* panel, int k, int group) {
     if (kBytes || !format.scale_table) return reinterpret_cast<const float*>(panel) + group * kPanel;
     const QuantizedScales scales = QuantizedScales::of(format, const_cast<char*>(panel), k);
@@ -52,7 +52,7 @@ class WidenedRows {
     return scales_;
   }
 
-  // Returns the codes behind the piece.
+  // Returns the codes after the piece.
   const char* widen_piece(const WeightFormat& format, const char* codes, int count) {
     if constexpr (kBytes) {
       const auto* from = reinterpret_cast<const e4m3*>(codes);

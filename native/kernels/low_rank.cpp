@@ -1,4 +1,4 @@
-// Products with the LoRA panels of adapters. A value depends only on its row of x and its row of W.
+// Products with adapters' LoRA panels. A value depends only on its row of x and its row of W.
 #include "kernels/low_rank.h"
 
 #include "kernels/table.h"

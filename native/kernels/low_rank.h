@@ -1,4 +1,4 @@
-// What adapters add to a tile of products. It depends only on a product's own row and column.
+// Adds adapters' updates to a tile of products. An update depends only on the product's own row and column.
 #pragma once
 
 #include "kernels/element.h"
@@ -7,19 +7,19 @@
 
 namespace tidewheel::TW_ISA {
 
-// Vectors that a LoRA panel's outputs are, and rows that share what is loaded of them: sums of all have to be in
+// The vectors of a LoRA panel's outputs, and the rows that share what is loaded from it. All their sums have to be in
 // registers.
 constexpr int kLoraPanelVectors = kLoraPanel / kLanes;
 constexpr int kLoraPanelRows = kLoraPanelVectors == 1 ? 4 : 2;
 
-// The products of some rows with a LoRA panel.
+// Multiplies some rows by a LoRA panel.
 template <typename T, int ROWS>
 TW_INLINE void multiply_lora_panel(const T* w, int inputs, const typename Element<T>::Activation* const* x,
                                F (&products)[ROWS][kLoraPanelVectors]) {
   using E = Element<T>;
   constexpr int kTogether = 2 * E::kStep;
   static_assert(kLoraPanelInputs % kTogether == 0);
-  // Even and odd steps have sums of their own: one chain of additions would be waited for.
+  // Even and odd steps have separate sums, because one chain of additions would be latency-bound.
   F sums[2][ROWS][kLoraPanelVectors];
 #pragma GCC unroll 4
   for (int r = 0; r < ROWS; ++r) {
@@ -61,7 +61,7 @@ TW_INLINE void with_rows(int rows, Body&& body) {
   }
 }
 
-// Adds B h to some rows of a tile, of one adapter.
+// Adds B h to some rows of a tile. The rows have the same adapter.
 template <typename T, int ROWS>
 TW_INLINE void add_panel(const LowRankRow* rows, const LoraPanel* lora_panels, float* tile) {
   using Activation = typename Element<T>::Activation;
@@ -82,7 +82,7 @@ TW_INLINE void add_panel(const LowRankRow* rows, const LoraPanel* lora_panels, f
   }
 }
 
-// `tile` [count, kPanel] are the products of rows with the panel. Those of one adapter are mostly side by side.
+// `tile` [count, kPanel] holds the products of rows with the panel. Rows of one adapter are mostly side by side.
 TW_INLINE void add_low_rank(const LowRankRow* rows, int count, int panel, float* tile) {
   for (int begin = 0, end; begin < count; begin = end) {
     const LowRankRow& row = rows[begin];
@@ -101,15 +101,15 @@ TW_INLINE void add_low_rank(const LowRankRow* rows, int count, int panel, float*
   }
 }
 
-// Prefetches where the LoRA panels of a panel are said to be.
+// Prefetches the entries that say where a panel's LoRA panels are.
 TW_INLINE void prefetch_lora_panels(const LowRankRow* rows, int count, int panel) {
   for (int r = 0; r < count; ++r) {
     if (rows[r].lora_panels) prefetch(rows[r].lora_panels + panel * (kPanel / kLoraPanel));
   }
 }
 
-// Prefetches what is added to a tile while that is computed, where the next panel's LoRA panels are, and some of what
-// is read next. Much else is read from one panel to the next.
+// While a tile is computed, prefetches the LoRA panels to be added to it, the entries that say where the next panel's
+// LoRA panels are, and a part of the matrix that is read next. Much other memory is read between two panels.
 TW_INLINE void prefetch_low_rank(const LowRankRow* rows, int count, int panel) {
   constexpr int kLoraPanels = kPanel / kLoraPanel;
   const LoraPanel* last = nullptr;

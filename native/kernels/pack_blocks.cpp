@@ -1,5 +1,6 @@
-// Packs rows of quantized files into panels, bit for bit. https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h
-// has the layouts of GGUF's blocks; in the functions below, numbers are the offsets of their fields.
+// Packs rows of quantized files into panels, bit for bit.
+// https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h has the layouts of GGUF's blocks. Numbers in the
+// functions below are offsets of their fields.
 #include "kernels/block_formats.h"
 #include "kernels/blocks.h"
 #include "kernels/table.h"
@@ -7,7 +8,7 @@
 namespace tidewheel::TW_ISA {
 namespace {
 
-// A row's chunk: codes in the order of inputs, and the fields of its header, in the order that they are packed in.
+// A row's chunk: codes in the order of inputs, and the fields of its header in the order in which they are packed.
 struct Chunk {
   uint8_t codes[kChunkInputs];
   f16 halves[2 * kChunkGroups];
@@ -17,14 +18,14 @@ struct Chunk {
 
 TW_INLINE f16 half_at(const uint8_t* p) { return {static_cast<uint16_t>(p[0] | p[1] << 8)}; }
 
-// Of `count` bytes, the fields of BITS bits: first the lowest of all bytes, then the next.
+// Extracts fields of BITS bits from `count` bytes: first the lowest field of every byte, then the next one, and so on.
 template <int BITS>
 TW_INLINE void spread(const uint8_t* bytes, int count, uint8_t* codes) {
   for (int shift = 0; shift < 8; shift += BITS, codes += count) {
     for (int i = 0; i < count; ++i) codes[i] = bytes[i] >> shift & ((1 << BITS) - 1);
   }
 }
-// The same, as the bits of `codes` from SHIFT on.
+// The same, but adds the fields to `codes` as bits SHIFT and above.
 template <int BITS, int SHIFT>
 TW_INLINE void add_bits(const uint8_t* bytes, int count, uint8_t* codes) {
   for (int shift = 0; shift < 8; shift += BITS, codes += count) {
@@ -32,12 +33,12 @@ TW_INLINE void add_bits(const uint8_t* bytes, int count, uint8_t* codes) {
   }
 }
 
-// 32 fifth bits, the first in the lowest.
+// Adds the fifth bits of 32 codes. The first code's is the lowest bit.
 TW_INLINE void add_fifth_bits(const uint8_t* bytes, uint8_t* codes) {
   for (int i = 0; i < 32; ++i) codes[i] |= static_cast<uint8_t>((bytes[i / 8] >> i % 8 & 1) << 4);
 }
 
-// A block of 256, or `groups` blocks of 32.
+// Reads one block of 256 inputs, or `groups` blocks of 32.
 void read_blocks(BlockType type, const uint8_t* b, int groups, Chunk& chunk) {
   uint8_t* codes = chunk.codes;
   switch (type) {
@@ -167,7 +168,7 @@ constexpr int block_bytes(BlockType type) {
   return 0;
 }
 
-// Codes of `bits` bits one after the other, the first in the lowest; `flip` is inverted in each.
+// Reads consecutive codes of `bits` bits, the first in the lowest bits. The bits of `flip` are inverted in each code.
 void read_codes(const uint8_t* bytes, int bits, int count, uint8_t flip, uint8_t* codes) {
   uint8_t padded[kChunkInputs + 4] = {};
   std::memcpy(padded, bytes, (size_t(count) * bits + 7) / 8);
@@ -180,7 +181,7 @@ void read_codes(const uint8_t* bytes, int bits, int count, uint8_t flip, uint8_t
   std::memset(codes + count, 0, round_up_to(count, kRowGroup) - count);
 }
 
-// A number of a grid's scales, as its type has it.
+// A grid's scales, in the type that the file has.
 struct Scales {
   const char* at;
   DType type;
@@ -209,7 +210,7 @@ Scales scales_of(const PackBlocksArgs& args, int row) {
   return {static_cast<const char*>(args.scales) + (row - args.row_begin) * bytes, args.scale_type};
 }
 
-// Codes of 4 bits, with a byte of scale for each group.
+// Reads 4-bit codes with a one-byte scale for each group.
 void read_fours(const PackBlocksArgs& args, int group, int row, int begin, int count, Chunk& chunk) {
   const int index = row - args.row_begin, scales = (count + group - 1) / group;
   read_codes(static_cast<const uint8_t*>(args.blocks) + index * args.row_bytes + begin / 2, 4, count, 0, chunk.codes);
@@ -218,7 +219,7 @@ void read_fours(const PackBlocksArgs& args, int group, int row, int begin, int c
   if (args.divisors) chunk.words[0] = args.divisors[index];
 }
 
-// The inputs of a row from `begin` on, a chunk of them.
+// Reads a chunk of a row, from input `begin` on.
 void read_chunk(const WeightFormat& format, const PackBlocksArgs& args, int row, int begin, Chunk& chunk) {
   const auto* data = static_cast<const uint8_t*>(args.blocks) + (row - args.row_begin) * args.row_bytes;
   const int count = args.cols - begin < kChunkInputs ? args.cols - begin : kChunkInputs, groups = row_groups(count);
@@ -243,7 +244,7 @@ void read_chunk(const WeightFormat& format, const PackBlocksArgs& args, int row,
   }
 }
 
-// A field of each of four codes, in the bytes of a number.
+// Four codes in the bytes of one number.
 TW_INLINE uint32_t four_codes(const uint8_t* codes) {
   uint32_t four;
   std::memcpy(&four, codes, sizeof four);
@@ -291,7 +292,7 @@ void put_chunk(const WeightFormat& format, const BlockTraits& traits, const Chun
   }
 }
 
-// Writes a row's codes and scales as kInt8, kInt8Channel or kInt4 has them.
+// Writes a row's codes and scales in the layout of kInt8, kInt8Channel or kInt4.
 void put_integers(const WeightFormat& format, const PackBlocksArgs& args, int row, char* strip, int lane) {
   const GroupLayout layout = GroupLayout::of(format, args.k);
   const bool channel = format.kind == WeightKind::kInt8Channel, nibbles = format.kind == WeightKind::kInt4;
@@ -369,7 +370,7 @@ void unpack_blocks_row(const WeightFormat& format, const void* weight, int k, in
       const int code = code_at(traits, expanded, lane, i);
       const float scale = expanded.scales[part][lane];
       if (format.kind == WeightKind::kGrid && format.zero_points) {
-        // The difference first: a scale in float32 leaves no room for an exact product with either.
+        // Subtract first: with a float32 scale, the product with either number would not be exact.
         const int zero = static_cast<uint8_t>(zeros[(format.group < kChunkInputs ? i / format.group : 0) * kLanes + lane]);
         const int centre = format.bits == 8 && !kUnsignedBytes ? 128 : 0;
         out[begin + i] = scale * static_cast<float>(code + centre - zero);

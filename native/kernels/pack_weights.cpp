@@ -1,5 +1,5 @@
-// Packs weights of a checkpoint into panels, and quantizes them if the format says so. Quantization has a column in
-// each lane. The sequence of operations for a column does not depend on the vector length. So every ISA level stores
+// Packs weights of a checkpoint into panels, and quantizes them if the format says so. Quantization has one column in
+// each lane. The sequence of operations for a column does not depend on the vector length, so every ISA level stores
 // the same integers and scales.
 #include "kernels/layout.h"
 #include "kernels/table.h"
@@ -11,28 +11,28 @@ namespace {
 constexpr int kLargestGroup = 128;
 constexpr int kAheadBytes = 4 * kLineBytes;
 
-// The step sizes that int4 tries, relative to the one that exactly spans a group's values.
+// The step sizes that int4 quantization tries, relative to the one that exactly spans a group's values.
 constexpr float kInt4Steps[] = {1.03f, 0.96f, 0.89f, 0.82f};
 
 int packed_column(const PackWeightsArgs& args, int row) {
   return row / args.group * args.group_stride + row % args.group + args.offset;
 }
 
-// How many rows from `row` on become neighbours within one block of `width` packed columns.
+// How many rows, from `row` on, become neighbours within one block of `width` packed columns.
 int run_length(const PackWeightsArgs& args, int row, int width) {
   int count = width - packed_column(args, row) % width;
   if (args.group - row % args.group < count) count = args.group - row % args.group;
   return args.row_end - row < count ? args.row_end - row : count;
 }
 
-// Units of four bytes of any type are transposed in vectors.
+// Units of four bytes are transposed in vectors, whatever their type.
 template <typename T>
 constexpr bool kFourBytes = sizeof(T) * kFloatUnit<T> == 4;
 
 #if defined(__clang__) || __GNUC__ >= 12
 using Four = float __attribute__((vector_size(16)));
 
-// Columns `in` [4][in_stride] of four bytes, of any type, become rows `out` [4][out_stride]. Strides are in bytes.
+// Transposes columns `in` [4][in_stride] of four-byte units into rows `out` [4][out_stride]. Strides are in bytes.
 TW_INLINE void transpose_four(const void* in, ptrdiff_t in_stride, void* out, ptrdiff_t out_stride) {
   const char* from = static_cast<const char*>(in);
   char* to = static_cast<char*>(out);
@@ -58,7 +58,7 @@ TW_INLINE void transpose_four(const void* in, ptrdiff_t in_stride, void* out, pt
 }
 #endif
 
-// The offset of a packed column of floats, in elements. Its units are a panel's width of units apart.
+// The offset of a packed column of floats, in elements. Consecutive units of a column are kPanel units apart.
 template <typename T>
 TW_INLINE size_t float_column(int k, int column) {
   const size_t panel = size_t(round_up_to(k, kFloatRun<T>)) * kPanel;
@@ -112,7 +112,7 @@ void pack_floats(const PackWeightsArgs& args) {
   }
 }
 
-// Up to kLargestGroup consecutive inputs of a source row; zeros behind the row's end.
+// Reads up to kLargestGroup consecutive inputs of a source row, with zeros after the row's end.
 template <typename S>
 void read_group(const PackWeightsArgs& args, int row, int begin, int size, float* out) {
   const S* x = static_cast<const S*>(args.source) + (row - args.row_begin) * args.row_stride + begin * args.col_stride;
@@ -128,7 +128,8 @@ void read_group(const PackWeightsArgs& args, int row, int begin, int size, float
   for (int i = count; i < size; ++i) out[i] = 0.0f;
 }
 
-// `size` consecutive inputs of `count` source rows, one a lane: `out` [size][kLanes], zeros where there is no source.
+// Reads `size` consecutive inputs of `count` source rows, one row a lane: `out` [size][kLanes], with zeros in lanes
+// without a row.
 template <typename S>
 void read_lanes(const PackWeightsArgs& args, int row, int count, int begin, int size, float* out) {
   float rows[kLanes * kLargestGroup];
@@ -158,8 +159,8 @@ float largest_in_row(const PackWeightsArgs& args, int row) {
 // The q from 0 to 15 with scale * q + shift nearest to x.
 TW_INLINE F int4_level(F x, F inverse, F shift) { return round(clamp(mul(sub(x, shift), inverse), 0.0f, 15.0f)); }
 
-// A group's values as a line, with a column in each lane: the slope, and the value at the middle of q, 7.5. Without
-// zero points the line passes through 0 at q = 8, and the middle is not used.
+// A group's values as a line, with one column in each lane: the slope, and the value at the middle of q, 7.5. Without
+// zero points, the line passes through 0 at q = 8, and the middle is not used.
 struct Int4Line {
   F scale, middle;
 };
@@ -167,8 +168,8 @@ struct Int4Line {
 // Tries a few step sizes around the one that exactly spans the values, and takes the best. Clipping the extremes a
 // little often costs less than a coarse step for all other values. For each step size it chooses the integers, and then
 // the line that fits the values best. With y = q - centre, the slope is sum(x y) / sum(y y), which reduces the sum of
-// squares by sum(x y)^2 / sum(y y). With zero points the line need not pass through 0: x and y are relative to their
-// means.
+// squares by sum(x y)^2 / sum(y y). With zero points the line need not pass through 0: x and y are then relative to
+// their means.
 Int4Line find_int4_line(const float* x, int size, bool zero_points) {
   F low = load(x), high = low, total = zero();
   for (int i = 0; i < size; ++i) {
@@ -203,7 +204,7 @@ Int4Line find_int4_line(const float* x, int size, bool zero_points) {
   return best;
 }
 
-// Where a packed column lies: its strip, and its lane there.
+// The position of a packed column: its strip, and its lane there.
 struct Column {
   char* strip;
   int lane;
@@ -213,7 +214,7 @@ Column find_column(const WeightFormat& format, void* weight, int k, int column) 
   return {static_cast<char*>(weight) + size_t(column / kLanes) * strip_bytes(format, k), column % kLanes};
 }
 
-// The position of input i of a column in units, and in nibbles, where one unit holds the inputs of two.
+// The byte of input i of a column stored in units. With nibbles, one unit holds the inputs of two.
 TW_INLINE uint8_t& byte_at(char* values, int lane, int i) {
   constexpr int kUnit = kIntegerUnit;
   return reinterpret_cast<uint8_t*>(values)[(size_t(i / kUnit) * kLanes + lane) * kUnit + i % kUnit];
@@ -254,7 +255,7 @@ struct Lanes {
     return load(halves);
   }
 
-  // `bytes` [kIntegerUnit][kLanes]: whole numbers from 0 to 255. The bits of `flip` are inverted in each stored byte.
+  // `bytes` [kIntegerUnit][kLanes]: integers from 0 to 255. The bits of `flip` are inverted in each stored byte.
   void put_units(char* to, const float* bytes, uint8_t flip = 0) const {
     struct Unit {
       uint32_t quads[kIntegerUnit / kQuad];
@@ -272,7 +273,7 @@ struct Lanes {
     put(to, units);
   }
 
-  // `x` [kRowGroup][kLanes] as units.
+  // Stores `x` [kRowGroup][kLanes] as units.
   void put_int8(char* to, const float* x, F scale) const {
     const F inverse = inverse_of(scale);
     float q[kIntegerUnit * kLanes];
@@ -285,7 +286,7 @@ struct Lanes {
     }
   }
 
-  // `x` [size][kLanes] as nibbles.
+  // Stores `x` [size][kLanes] as nibbles.
   void put_int4(char* to, const float* x, int size, F scale, F shift) const {
     const F inverse = inverse_of(scale);
     float q[kIntegerUnit * kLanes];

@@ -11,16 +11,16 @@ constexpr int kCodeUnit = kFloatUnit<bf16>;
 struct WidenedColumn {
   char* panel;
   int lane;
-  size_t codes;  // where they begin
+  size_t codes;  // the offset at which they begin
 
   WidenedColumn(const WeightFormat& format, void* weight, int k, int column)
       : panel(static_cast<char*>(weight) + column / kPanel * widened_panel_bytes(format, k)), lane(column % kPanel),
         codes(widened_scale_bytes(format, k)) {}
 
-  // Where scales are quantized.
+  // Only for formats whose scales are quantized too.
   QuantizedScales quantized(const WeightFormat& format, int k) const { return QuantizedScales::of(format, panel, k); }
   float& scale(int group) const { return reinterpret_cast<float*>(panel)[group * kPanel + lane]; }
-  // Units of inputs, each beside those of the other columns.
+  // The column's unit with input i. Units of all columns are interleaved.
   char* unit(int i) const { return panel + codes + (size_t(i / kCodeUnit) * kPanel + lane) * kCodeUnit; }
   uint32_t& eight(int i) const {
     return reinterpret_cast<uint32_t*>(panel + codes)[size_t(i / kTableInputs) * kPanel + lane];

@@ -1,4 +1,4 @@
-// Linear recurrences: the gated delta rule, and Mamba2's, which is the same without the correction.
+// Linear recurrences: the gated delta rule, and Mamba2's recurrence, which is the same without the correction.
 #include <cstring>
 
 #include "kernels/table.h"
@@ -7,12 +7,12 @@
 namespace tidewheel::TW_ISA {
 namespace {
 
-constexpr int kVectors = kStateColumns / kLanes;  // of a block of the state's columns
+constexpr int kVectors = kStateColumns / kLanes;  // in a block of the state's columns
 static_assert(kStateColumns % kLanes == 0);
-constexpr int kChains = 2;  // of rows that are summed on their own, because one sum would wait for itself
+constexpr int kChains = 2;  // separate sums over rows, because a single one would be latency-bound
 
-// `Blocks` blocks of columns of the state, from column c on. Columns do not depend on each other: the tokens pass while
-// these are in the first-level cache. A sum over rows has the same order for every token, whoever asks and when.
+// Computes `Blocks` blocks of the state's columns, from column c on. Columns do not depend on each other, so they stay
+// in the L1 cache while all tokens are computed. A sum over rows has the same order for every token, in every batch.
 template <int Blocks>
 void recur_columns(const RecurrenceArgs& args, int c) {
   constexpr int kWidth = Blocks * kStateColumns, kAll = Blocks * kVectors;

@@ -1,5 +1,5 @@
-// Logits to a token, bit for bit as engine/devices/sampling.py computes it. That file explains each step and names its
-// source. Compiled without contraction of a * b + c, because numpy does not contract.
+// Samples a token from logits, bit for bit as engine/devices/sampling.py does. That file explains each step and names
+// its source. Compiled without contraction of a * b + c, because numpy does not contract either.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -21,7 +21,7 @@ constexpr float kExponentMargin = 1e-4f;
 
 int block_count(int vocab) { return (vocab + kBlock - 1) / kBlock; }
 
-// Logits by blocks of 256; -inf fills the last one.
+// Logits in blocks of 256. The last block is filled up with -inf.
 class Row {
  public:
   Row(const float* logits, int vocab) : logits_(logits), vocab_(vocab) {
@@ -87,7 +87,7 @@ double philox_uniform(uint64_t seed, uint32_t position) {
   return static_cast<double>(((uint64_t{c1} << 32) | c0) >> 11) * 0x1p-53;
 }
 
-// e^((x - maximum) / temperature) of a block.
+// Computes e^((x - maximum) / temperature) for a block.
 void soften(const float* x, float temperature, float maximum, float* weights) {
   if (temperature == 1.0f) {
     for (int i = 0; i < kBlock; i += kLanes) store(weights + i, exp_nonpositive(sub(load(x + i), set1(maximum))));
@@ -109,8 +109,8 @@ double block_sum(const float* weights) {
   return total;
 }
 
-// The lowest index of the largest value, and the largest value of every block. kNoToken if that index's value is
-// infinite, or any is NaN.
+// Returns the lowest index of the largest value, and writes the largest value of every block. Returns kNoToken if the
+// largest value is infinite, or any value is NaN.
 int scan(const Row& row, float* maxima) {
   uint32_t nan = 0;
   float best = kMinusInfinity;
@@ -136,7 +136,7 @@ int scan(const Row& row, float* maxima) {
   return best_block * kBlock + i;
 }
 
-// A value such that at least `count` values are as large.
+// A value such that at least `count` values are equal to it or larger.
 float floor_of_largest(const float* maxima, int blocks, int count, float* scratch) {
   if (count > blocks) return kMinusInfinity;
   std::copy(maxima, maxima + blocks, scratch);
@@ -144,7 +144,7 @@ float floor_of_largest(const float* maxima, int blocks, int count, float* scratc
   return scratch[count - 1];
 }
 
-// What a weight counts in top-p: whole multiples of 2^-40, whose sum does not depend on the order.
+// A weight's share in top-p, in whole multiples of 2^-40, so that the sum does not depend on the order.
 TW_INLINE int64_t mass(float weight) {
   const double shifted = static_cast<double>(weight) * 0x1p40 + 0x1p52;  // rounds to an integer, in the low bits
   int64_t bits;
@@ -154,16 +154,16 @@ TW_INLINE int64_t mass(float weight) {
 
 // The weights of the blocks that may hold a token to draw, one block after the other.
 struct Candidates {
-  const int32_t* ids;  // of the blocks, ascending
+  const int32_t* ids;  // the blocks' numbers, ascending
   int blocks;
   float* weights;
   float* scratch;      // as large as weights
   int size() const { return blocks * kBlock; }
 };
 
-// Keeps the largest weights and sets all others to 0. It keeps as many as needed for the sum of their `measure` to
-// reach `target`; of equal weights, those with the lower index. None of them is below `floor`, and the largest weight
-// is 1.
+// Keeps the largest weights and sets all others to 0. It keeps as many as are needed for the sum of their `measure` to
+// reach `target`; among equal weights, those with the lower index first. None of the kept weights is below `floor`. The
+// largest weight is 1.
 template <typename Measure>
 void keep_largest(const Candidates& all, float floor, int64_t target, Measure measure) {
   constexpr int kBuckets = 1024;
@@ -172,7 +172,7 @@ void keep_largest(const Candidates& all, float floor, int64_t target, Measure me
   for (int i = 0; i < all.size(); i += kLanes) {
     count += compress(values + count, load(all.weights + i), set1(floor), set1(1.0f));
   }
-  // Positive floats have the same order as their bits. Narrow the range down to the smallest value that is kept.
+  // Positive floats have the same order as their bits. Narrow the range down to the smallest weight that is kept.
   uint32_t low, high;
   for (;;) {
     low = ~0u;
@@ -192,7 +192,7 @@ void keep_largest(const Candidates& all, float floor, int64_t target, Measure me
     low += static_cast<uint32_t>(bucket) << shift;
     high = std::min(high, low + (1u << shift) - 1);
     const int end = (count + kLanes - 1) / kLanes * kLanes;
-    std::fill(values + count, values + end, 0.0f);  // else values of the round before would count again
+    std::fill(values + count, values + end, 0.0f);  // otherwise values of the previous round would count again
     int left = 0;
     for (int i = 0; i < end; i += kLanes) {
       left += compress(values + left, load(values + i), set1(bits_float(low)), set1(bits_float(high)));
@@ -236,7 +236,7 @@ void filter(const SampleArgs& args, const Candidates& all, float bound) {
     for (int i = 0; i < all.size(); ++i) total += mass(weights[i]);
     const double top_p = args.top_p;
     const int64_t enough = static_cast<int64_t>(std::ceil(top_p * static_cast<double>(total)));
-    // All weights below this one together are at most half of what may be left out.
+    // All weights below this one add up to at most half of what may be left out.
     const double floor = (1.0 - top_p) * static_cast<double>(total) * 0x1p-40 / (4.0 * args.vocab);
     keep_largest(all, static_cast<float>(floor), std::max<int64_t>(enough, 1), mass);
   }
@@ -285,7 +285,7 @@ int pick(const SampleArgs& args, const Row& row, int best, const float* maxima) 
   return draw(all, args.block_sums, philox_uniform(args.seed, static_cast<uint32_t>(args.position)));
 }
 
-// The allowed tokens' logits, and -inf for the others.
+// Keeps the allowed tokens' logits, and sets the others to -inf.
 void apply_mask(const SampleArgs& args) {
   const F forbidden = set1(kMinusInfinity);
   const int whole = args.vocab / 32;
@@ -300,7 +300,7 @@ void apply_mask(const SampleArgs& args) {
 }
 
 void penalize(const SampleArgs& args) {
-  // `weights` is free until the penalties are done: it counts how often each token was output.
+  // `weights` is unused until the penalties are applied. Here it counts how often each token was output.
   float* counts = args.weights;
   float* row = args.row;
   const auto once = [&](int begin, auto&& change) {
@@ -322,7 +322,7 @@ void penalize(const SampleArgs& args) {
   });
 }
 
-// The indices of the `wanted` largest values in their order, ties to the lower index.
+// Finds the indices of the `wanted` largest values, in descending order, ties by lower index.
 void find_largest(const Row& row, const float* maxima, int wanted, float* scratch, int32_t* indices) {
   const float floor = floor_of_largest(maxima, row.blocks(), wanted, scratch);
   int count = 0, ties = 0;

@@ -1,4 +1,4 @@
-// V out of K, for heads whose V is a part of K: a block's elements from K's layout into V's.
+// Copies V out of K, for heads whose V is a part of K: a block's elements go from K's layout into V's.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ struct WordOf<8> { using Type = uint64_t; };
 template <int BYTES>
 using Word = typename WordOf<BYTES>::Type;
 
-// Two elements of each of two tokens become two tokens of each of two elements.
+// Two elements for each of two tokens become two tokens for each of two elements.
 TW_INLINE uint64_t swap_middle(uint64_t four) {
   return (four & 0xffff00000000ffffu) | (four >> 16 & 0xffff0000u) | (four & 0xffff0000u) << 16;
 }
@@ -30,8 +30,8 @@ TW_INLINE uint32_t swap_middle(uint32_t four) {
   return (four & 0xff0000ffu) | (four >> 8 & 0xff00u) | (four & 0xff00u) << 8;
 }
 
-// `out` alternates between the first half of `in` and the second. As many times as a square matrix has bits in its row
-// numbers, this transposes it. Compilers have vector instructions for such loops on every level.
+// `out` alternates between the first half of `in` and the second. Repeated as often as a square matrix has bits in its
+// row numbers, this transposes the matrix. Compilers have vector instructions for such loops on every level.
 template <int COUNT, typename W>
 TW_INLINE void alternate(const W* __restrict in, W* __restrict out) {
   for (int i = 0; i < COUNT / 2; ++i) {
@@ -40,7 +40,7 @@ TW_INLINE void alternate(const W* __restrict in, W* __restrict out) {
   }
 }
 
-// Four elements of each of four tokens become four tokens of each of four elements.
+// Four elements for each of four tokens become four tokens for each of four elements.
 TW_INLINE void transpose_quads(const int8_t* __restrict k, int8_t* __restrict v, size_t stride) {
   using Vector [[gnu::vector_size(16)]] = int8_t;
   for (int quad = 0; quad < 4; ++quad) {
@@ -53,8 +53,8 @@ TW_INLINE void transpose_quads(const int8_t* __restrict k, int8_t* __restrict v,
   }
 }
 
-// Elements d .. d + 15 of all slots, which lie one after the other, from [16 / kStep][16 slots][kStep] to
-// [16 slots / kStep], each `stride` elements from the last one, [16][kStep].
+// Transposes elements d .. d + 15 of all slots, which are consecutive, from [16 / kStep][16 slots][kStep] to [16 slots
+// / kStep][16][kStep]. The outermost rows of the result are `stride` elements apart.
 template <typename T>
 TW_INLINE void transpose_elements(const T* __restrict k, T* __restrict v, size_t stride) {
   constexpr int kStep = Cached<T>::kStep, kSide = kBlockTokens / kStep, kCount = kSide * kSide;
@@ -81,14 +81,15 @@ TW_INLINE void transpose_elements(const T* __restrict k, T* __restrict v, size_t
   }
 }
 
-// Writes V of a block, `values` elements that begin at K's element `start`, as V is cached with STRIDE elements.
+// Writes a block's V: `values` elements that begin at K's element `start`, in the layout of cached V with STRIDE
+// elements.
 template <int STRIDE, typename T>
 TW_INLINE void spread_values(const CachedHead<T>& head, int start, int values, T* v) {
   constexpr int kStep = Cached<T>::kStep;
   for (int d = 0; d < values; d += kBlockTokens) {
     T padded[kBlockTokens * kBlockTokens];
     if constexpr (kStep == 4) {
-      if (start % 4 != 0) {  // by 2: each four have their halves in two of K's
+      if (start % 4 != 0) {  // by 2: each quad of V has its halves in two quads of K
         for (int i = 0; i < 2 * kBlockTokens * kBlockTokens / 4; ++i) {
           const int element = start + d + i / (2 * kBlockTokens) * 4 + i % 2 * 2, slot = i / 2 % kBlockTokens;
           const T zeros[2] = {};

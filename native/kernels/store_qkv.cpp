@@ -1,4 +1,4 @@
-// The work between the qkv projection and attention, one token at a time: q/k norm, rope, and writing to the cache.
+// The work between the QKV projection and attention, one token at a time: q/k norm, rope, and writing to the cache.
 #include <algorithm>
 
 #include "kernels/cache.h"
@@ -30,22 +30,22 @@ void rotate_interleaved(float* x, int pairs, const float* cos, const float* sin)
   }
 }
 
-// To the nearest e5m2, ties to even. What is too large becomes the largest finite number, NaN stays NaN.
+// Rounds to the nearest e5m2, ties to even. Too large numbers become the largest finite number. NaN stays NaN.
 TW_INLINE void store(e5m2* p, F a) {
-  const F bounded = max(set1(-57344.0f), min(set1(57344.0f), a));  // in this order NaN passes
-  // Adding 3 * 2^22 steps of a number's own grid rounds it to whole steps, because the sum has no bits for less. The
-  // smallest grid is 2^-16, where e5m2 becomes subnormal.
+  const F bounded = max(set1(-57344.0f), min(set1(57344.0f), a));  // in this order NaN stays NaN
+  // Adding 3 * 2^22 steps of a number's grid rounds it to whole steps, because the sum has no bits for smaller ones.
+  // The smallest grid is 2^-16, where e5m2 becomes subnormal.
   const F shift = mul(max(binade(bounded), set1(0x1p-14f)), set1(0x1.8p21f));
   f16 half[kLanes];
   store(half, sub(add(bounded, shift), shift));
   for (int i = 0; i < kLanes; ++i) p[i] = {static_cast<uint8_t>(half[i].bits >> 8)};
 }
 
-// The same to e4m3, whose smallest grid is 2^-9.
+// The same for e4m3, whose smallest grid is 2^-9.
 TW_INLINE void store(e4m3* p, F a) {
   const F bounded = max(set1(-448.0f), min(set1(448.0f), a));
   const F shift = mul(max(binade(bounded), set1(0x1p-6f)), set1(0x1.8p20f));
-  f16 half[kLanes];  // a 256th has the same bits of exponent and mantissa in binary16
+  f16 half[kLanes];  // in binary16, a 256th has the same exponent and mantissa bits
   store(half, mul(sub(add(bounded, shift), shift), set1(0x1p-8f)));
   for (int i = 0; i < kLanes; ++i) {
     const uint16_t bits = half[i].bits;
@@ -57,7 +57,7 @@ TW_INLINE void store(int8_t* p, F a) {
   store(p, round_to_int(min(max(a, set1(-127.0f)), set1(127.0f))));  // in this order NaN becomes a number
 }
 
-// Calls body(d, the elements from d on) for a whole padded head. Zeros follow the last element of `x`.
+// Calls body(d, the elements from d on) for a whole padded head. The elements after the end of `x` are zeros.
 template <typename Body>
 TW_INLINE void each_vector(const float* x, int dim, int padded, Body&& body) {
   int d = 0;
@@ -70,7 +70,7 @@ TW_INLINE void each_vector(const float* x, int dim, int padded, Body&& body) {
 }
 
 // The scale that makes the largest magnitude 127. A head that is too small to divide by is stored as zeros. If any
-// value is not finite, the scale is NaN, and so is everything that is read.
+// value is not finite, the scale is NaN, and so is every value that is read back.
 float int8_scale(const float* x, int dim, int padded) {
   F largest = zero(), poison = zero();
   each_vector(x, dim, padded, [&](int, F a) {
@@ -81,8 +81,8 @@ float int8_scale(const float* x, int dim, int padded) {
   return (absmax < 0x1p-100f ? 0.0f : absmax / 127.0f) + hsum(poison);
 }
 
-// One token's K or V, in groups that each have a scale: their element of the largest magnitude becomes -8. Calls `put(group,
-// codes [kCacheGroup], scale)`. If any element of a group is not finite, its scale is NaN.
+// Quantizes one token's K or V in groups that each have a scale: the element with the largest magnitude becomes -8.
+// Calls `put(group, codes [kCacheGroup], scale)`. If any element of a group is not finite, its scale is NaN.
 template <typename Put>
 TW_INLINE void quantize_int4(const float* x, int dim, Put&& put) {
   for (int group = 0; group < cache_groups(dim); ++group) {
@@ -124,7 +124,7 @@ void store_int4(const CachedInt4Head& head, int slot, const float* k, int dim, c
   });
 }
 
-// One token's K and V of a head, for types that are not int4.
+// Stores one token's K and V of a head, for all types but int4.
 template <typename T>
 void store_elements(const StoreQkvArgs& args, const CachedHead<T>& head, const float* k, const float* v) {
   using C = Cached<T>;
@@ -153,7 +153,7 @@ void store_elements(const StoreQkvArgs& args, const CachedHead<T>& head, const f
   if (!stored_values) return;
   each_vector(v, values, stored_values, [&](int d, F a) {
     store(rounded, quantized(a, v_factor));
-    // One by one: the elements between belong to another token, which another worker may be writing.
+    // One by one, because the elements between belong to other tokens, which another worker may be writing.
     for (int i = 0; i < kLanes; ++i) *head.v_element(args.slot, d + i) = rounded[i];
   });
 }

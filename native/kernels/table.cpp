@@ -10,7 +10,7 @@
 namespace tidewheel::TW_ISA {
 namespace {
 
-// What attention has to have room for, whatever the type.
+// The scratch memory that attention needs with any type of cache.
 size_t attention_scratch_bytes(const Heads& heads) {
   const int tokens = std::max(1, kAttentionRows / heads.group());
   const size_t rows = size_t(tokens) * heads.group();

@@ -1,8 +1,10 @@
-// What each kernel file defines for its level. table.cpp collects them in the table that runtime/levels offers.
+// What each kernel file defines for its level. table.cpp collects these functions in the table that runtime/levels
+// offers.
 //
-// A level takes from another one what its own instructions would not change. TW_FLOATS and so on are the levels that
-// groups of kernels come from: CMakeLists.txt has the groups, and each level's line in native/isa has what it takes.
-// What both levels must agree on is a part of such a kernel's name, so that the linker finds it only if they do.
+// A level reuses another level's kernels where its own instructions would not change them. TW_FLOATS and the other
+// macros name the levels that groups of kernels come from. CMakeLists.txt has the groups, and each level's line in
+// native/isa says what it reuses. Everything that both levels must agree on is a part of such a kernel's name, so the
+// linker finds it only if they agree.
 #pragma once
 
 #include <utility>
@@ -55,7 +57,7 @@ void attention_split(const AttentionArgs& args, int split, float* partial);
 }  // namespace TW_INT4
 
 namespace TW_BLOCKS {
-// At most FEW_ROWS packed rows times a panel, for formats of blocks.h.
+// Multiplies at most FEW_ROWS packed rows by a panel, for formats of blocks.h.
 template <int FEW_ROWS, int RUN, int QUAD_ZERO>
 void multiply_few_rows(const WeightFormat& format, const char* x, const char* panel, int k, int rows, float* tile);
 }  // namespace TW_BLOCKS

@@ -1,4 +1,5 @@
-// Element types and the scalar conversions between them. No state, no templates that a linker could merge across ISA levels.
+// Element types and the scalar conversions between them. There is no state, and there are no templates that a linker
+// could merge across ISA levels.
 #pragma once
 
 #include <bit>
@@ -21,26 +22,27 @@ constexpr bool kLittleEndian = std::endian::native == std::endian::little;
 
 constexpr int dtype_bytes(DType type) { return type == DType::kFloat32 ? 4 : 2; }
 
-// 8 bits with 5 of exponent and 2 of mantissa: the upper byte of binary16.
+// 8-bit floats with 5 bits of exponent and 2 of mantissa: the upper byte of binary16.
 struct e5m2 {
   uint8_t bits;
 };
 
-// 8 bits with 4 of exponent and 3 of mantissa, and no infinities. Whoever loads such weights has refused the two codes that
-// are not numbers: here they are 480. In a cache kE4m3Nan is NaN.
+// 8-bit floats with 4 bits of exponent and 3 of mantissa, and no infinities. Loaders of e4m3 weights refuse the two
+// codes that are not numbers; here they count as 480. In a cache, kE4m3Nan is NaN.
 struct e4m3 {
   uint8_t bits;
 };
 
 constexpr uint8_t kE4m3Nan = 0x7f;
 
-// Two numbers of 4 bits in two's complement, the first one in the lower bits.
+// Two 4-bit numbers in two's complement, the first one in the lower bits.
 struct int4x2 {
   uint8_t bits;
 };
 
-// The type of cached K and V. Int8 has a float32 scale for each token and KV head, for K and for V; e4m3 has one for all K of
-// a layer and one for all V, which are not in the cache. Int4 has a float16 scale for every kCacheGroup elements of a head.
+// The type of cached K and V. Int8 has a float32 scale for each token and KV head, one for K and one for V. E4m3 has
+// one scale for all K of a layer and one for all V, which are not in the cache. Int4 has a float16 scale for every
+// kCacheGroup elements of a head.
 enum class CacheType : int {
   kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2, kFloat8E5M2 = 3, kInt8 = 4, kFloat8E4M3 = 5, kInt4 = 6,
 };
@@ -48,7 +50,7 @@ constexpr int kCacheTypes = 7;
 constexpr int kCacheGroup = 32;
 constexpr int cache_groups(int elements) { return (elements + kCacheGroup - 1) / kCacheGroup; }
 
-// Of a type whose elements are whole bytes.
+// Only for types whose elements are whole bytes.
 constexpr int cache_element_bytes(CacheType type) {
   if (type == CacheType::kFloat32) return 4;
   return type == CacheType::kBFloat16 || type == CacheType::kFloat16 ? 2 : 1;
@@ -76,9 +78,9 @@ TW_INLINE float to_float(bf16 x) { return bits_float(uint32_t{x.bits} << 16); }
 TW_INLINE float to_float(f16 x) {
   const uint32_t sign = uint32_t{x.bits & 0x8000u} << 16;
   const uint32_t rest = x.bits & 0x7fffu;
-  // In binary32's place the exponent is 112 too small. The multiplication corrects that, for subnormals too.
+  // In binary32's position, the exponent is too small by 112. The multiplication corrects that, for subnormals too.
   const uint32_t number = float_bits(bits_float(rest << 13) * 0x1p112f), special = 0x7f800000u | rest << 13;
-  const uint32_t is_special = 0u - uint32_t{rest >= 0x7c00u};  // a mask, and no branch: compilers can do several at once
+  const uint32_t is_special = 0u - uint32_t{rest >= 0x7c00u};  // a mask, not a branch, so that compilers can vectorize
   return bits_float(sign | (special & is_special) | (number & ~is_special));
 }
 
@@ -88,7 +90,7 @@ TW_INLINE float to_float(e4m3 x) {
 }
 TW_INLINE float to_float(e5m2 x) { return to_float(f16{static_cast<uint16_t>(x.bits << 8)}); }
 
-// Round to nearest, ties to even; NaN stays NaN.
+// Rounds to nearest, ties to even. NaN stays NaN.
 TW_INLINE bf16 to_bf16(float x) {
   const uint32_t u = float_bits(x);
   if ((u & 0x7fffffffu) > 0x7f800000u) return {static_cast<uint16_t>((u >> 16) | 0x40u)};

@@ -1,19 +1,20 @@
-// Weights that keep the bits of small floats, and are widened piece by piece to be multiplied as floats are.
+// Weights that keep the bits of small floats. They are widened piece by piece, and then multiplied like floats.
 //
-// A panel: scales, float32 [groups][kPanel], or if they are quantized too, bytes [groups][kPanel], float32
-// largest [groups / scale_run][kPanel] and offset [kPanel], rounded up to kScaleBytes; then codes,
-//   kE4m3    as bfloat16 lies, a byte each: [K / unit][kPanel][unit], K rounded up to whole runs with zeros;
+// A panel has scales, then codes. The scales are float32 [groups][kPanel]. If they are quantized too, they are bytes
+// [groups][kPanel], float32 largest [groups / scale_run][kPanel] and offset [kPanel], rounded up to kScaleBytes. The
+// codes are
+//   kE4m3    in the layout of bfloat16, with a byte each: [K / unit][kPanel][unit], K padded with zeros to whole runs;
 //   kTable4  4-byte numbers [K / 8][kPanel], the first of eight inputs in the lowest bits.
-// So pieces of inputs lie one behind the other.
+// So pieces of inputs are consecutive in memory.
 #pragma once
 
 #include "kernels/layout.h"
 
 namespace tidewheel::TW_ISA {
 
-// Inputs that are widened at a time, at most: a panel's stay in the first-level cache.
+// The maximum of inputs that are widened at a time. A panel's widened inputs stay in the L1 cache.
 constexpr int kPieceInputs = 128;
-constexpr int kTableInputs = 8;  // in a 4-byte number
+constexpr int kTableInputs = 8;  // in one 4-byte number
 constexpr size_t kScaleBytes = 64;
 
 TW_INLINE bool is_widened(WeightKind kind) { return kind == WeightKind::kE4m3 || kind == WeightKind::kTable4; }
@@ -27,7 +28,7 @@ TW_INLINE size_t widened_scale_bytes(const WeightFormat& format, int k) {
   return (bytes + kScaleBytes - 1) / kScaleBytes * kScaleBytes;
 }
 
-// A panel's scales that are quantized.
+// A panel's quantized scales.
 struct QuantizedScales {
   const float* table;
   int run;

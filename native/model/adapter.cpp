@@ -9,8 +9,8 @@
 namespace tidewheel {
 namespace {
 
-// An A, and where its values begin in h. With a bias there is one value more, and one with shifts: they are always the
-// scale, and 1.
+// An A matrix, and where its values begin in h. A bias adds one more value, which is always the scale. Shifts add
+// another one, which is always 1.
 struct Projection {
   const LowRankUpdate* update;
   int first;
@@ -22,7 +22,7 @@ struct Projection {
   }
 };
 
-// A packed column, and what of which update is added to it.
+// For a packed column: the update that is added to it, its row of B, and its projection.
 struct Column {
   int projection = -1, row = 0;
   const LowRankUpdate* update = nullptr;
@@ -31,7 +31,7 @@ struct Column {
 struct Layout {
   const Linear* linear = nullptr;
   std::vector<Projection> projections;
-  std::vector<Column> columns;  // of all panels
+  std::vector<Column> columns;  // in all panels
 
   int values() const { return projections.back().first + projections.back().values(); }
 };
@@ -65,7 +65,7 @@ void copy_matrix(const OwnMatrix& matrix, size_t elements, DType type, char* to)
   for (size_t i = 0; i < elements; ++i) store_as(type, to, i, load_as(matrix.type, from, i));
 }
 
-// Where an input of one of a LoRA panel's outputs lies.
+// The index of an input of one of a LoRA panel's outputs.
 size_t place_in_lora_panel(DType type, int output, int input) {
   const int step = lora_panel_step(type);
   return size_t(input / step * kLoraPanel + output) * step + input % step;
@@ -75,7 +75,7 @@ size_t lora_panels_bytes(size_t outputs, int inputs, DType type) {
   return (outputs + kLoraPanel - 1) / kLoraPanel * lora_panel_bytes(inputs, type);
 }
 
-// Packs a matrix in LoRA panels, where everything is 0 so far.
+// Packs a matrix into LoRA panels that contain only zeros so far.
 template <typename At>
 void fill_lora_panels(DType type, size_t outputs, int inputs, At&& at, char* to) {
   for (size_t first = 0; first < outputs; first += kLoraPanel, to += lora_panel_bytes(inputs, type)) {
@@ -96,13 +96,13 @@ int projection_of(Layout& layout, const LowRankUpdate& update) {
   return i;
 }
 
-// An update, and the matrix that it is of.
+// An update, and the place of its matrix.
 struct Placed {
   const LowRankUpdate* update;
   MatrixPlace place;
 };
 
-// By Linear::id.
+// Updates by Linear::id.
 std::map<int, std::vector<Placed>> by_matrix(const Weights& weights, std::span<const LowRankUpdate> updates) {
   std::map<int, std::vector<Placed>> all;
   for (const LowRankUpdate& update : updates) {
@@ -139,7 +139,7 @@ Layout layout_of(std::span<const Placed> updates) {
   return layout;
 }
 
-// The values of h that the columns of a LoRA panel need.
+// The range of values of h that a LoRA panel's columns need.
 LoraPanel lora_panel_of(const Layout& layout, size_t first_column) {
   int begin = layout.values(), end = 0;
   for (size_t c = first_column; c < first_column + kLoraPanel; ++c) {
@@ -151,7 +151,7 @@ LoraPanel lora_panel_of(const Layout& layout, size_t first_column) {
   return {nullptr, begin, std::max(end - begin, 0)};
 }
 
-// The part without its content: sizes are known, pointers are not.
+// A Part without its content: the sizes are set, the pointers are not.
 Adapter::Part outline(const Layout& layout) {
   Adapter::Part part;
   part.values = layout.values();
@@ -215,7 +215,8 @@ Adapter::Adapter(const Weights& weights, DType type, const AdapterContent& conte
   const size_t tokens_bytes = round_up(vocab * rank_ * element, 64), rows_bytes = lora_panels_bytes(size_, rank_, type);
   const size_t embed_bytes = round_up(matrix_elements * element, 64), head_bytes = lora_panels_bytes(vocab, size_, type);
   size_t bytes = tokens_bytes + rows_bytes + (content.embed ? embed_bytes : 0) + (content.head ? head_bytes : 0);
-  // Layouts are made twice: those of all experts of a model would take more memory than the adapter.
+  // Each layout is computed twice, because the layouts of all of a model's experts would take more memory than the
+  // adapter.
   changed_.reserve(all.size());
   for (const auto& [id, updates] : all) {
     const Layout layout = layout_of(updates);

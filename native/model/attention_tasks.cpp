@@ -6,10 +6,11 @@
 namespace tidewheel {
 namespace {
 
-// A task is split if it is more than this part of one worker's share, because the other workers would wait for it.
+// A task is split if its cost is more than this fraction of one worker's share. Otherwise the other workers would wait
+// for it.
 constexpr int kUnitsPerWorker = 8;
-// Room for the KV splits of 128 K tokens of context of a large model, once a worker. Common prefixes take up to half of
-// it.
+// For each worker: room for the KV splits of 128 K tokens of a large model's context. Common prefixes take up to half
+// of it.
 constexpr size_t kPartialBytesPerWorker = size_t{8} << 20;
 constexpr int kUnlimited = std::numeric_limits<int>::max();
 
@@ -89,7 +90,7 @@ void AttentionTasks::find_prefixes(std::span<const int32_t> query_start, std::sp
     members_.clear();
     for (const AttentionTask& task : tasks_) {
       if (!with_prefixes) break;
-      // A longer run of tokens reads K and V once for several of its own.
+      // With more tokens, the sequence's own tasks already share each read of K and V.
       if (query_start[task.sequence + 1] - query_start[task.sequence] != task.num_tokens) continue;
       members_.push_back({task.index, task.token_begin, task.num_tokens, block_tables[group].of(task.sequence),
                           task.context - task.num_tokens});

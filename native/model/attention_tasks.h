@@ -1,5 +1,5 @@
-// How the workers share the attention of a step: which tokens are computed together, and which of them by several
-// workers. It cannot change a result: the kernels give the same bits for any division.
+// How the workers share a step's attention: which tokens are computed together, and which of these tasks are split
+// among several workers. This cannot change a result: the kernels give the same bits for any division.
 #pragma once
 
 #include <cstdint>
@@ -16,13 +16,13 @@ namespace tidewheel {
 
 // A run of tokens of one sequence whose attention is computed together, for each KV head.
 struct AttentionTask {
-  int index;            // its own
+  int index;            // of this task
   int sequence, token_begin, num_tokens;
-  int context;          // tokens that the last of them sees
-  // Nobody else needs its q, k and v, and they are prepared with it: it is not split, has no common prefix, and its
-  // token is the only one of its sequence.
+  int context;          // tokens that the task's last token sees
+  // No other task needs its q, k and v, so they are prepared together with it. It is not split, has no common prefix,
+  // and its token is the only one of its sequence.
   bool alone = false;
-  int64_t partials = -1;  // where the results of its KV splits lie, in floats; -1: one worker does them all
+  int64_t partials = -1;  // the offset of its KV splits' results, in floats; -1: not split
 
   bool split() const { return partials >= 0; }
   int num_splits() const { return (context + kKvSplit - 1) / kKvSplit; }
@@ -30,18 +30,19 @@ struct AttentionTask {
 
 class AttentionTasks {
  public:
-  // What a worker does at a time, for one KV head: a whole task, or one split of a task that is split.
+  // What a worker computes at a time, for one KV head: a whole task, or one KV split of a split task.
   struct Unit {
     int task, split;
     int64_t cost;
   };
 
   AttentionTasks() = default;
-  // `windows` are those of each cache group's layers, 0: unlimited. Throws std::bad_alloc.
+  // `windows` has the windows of each cache group's layers; 0: unlimited. Throws std::bad_alloc.
   AttentionTasks(std::span<const Heads> layers, std::span<const std::vector<int>> windows, int max_tokens,
                  int max_sequences, const Ownership& ownership);
 
-  // [S + 1], [S] and [cache groups], as in Step. Without prefixes, each sequence's attention is computed on its own.
+  // The arrays have the sizes [S + 1], [S] and [cache groups], as in Step. Without prefixes, each sequence's attention
+  // is computed on its own.
   void build(std::span<const int32_t> query_start, std::span<const int32_t> context_len,
              std::span<const BlockTables> block_tables, bool with_prefixes = true);
 
@@ -49,26 +50,26 @@ class AttentionTasks {
   const AttentionTask& task(int index) const { return tasks_[index]; }
   std::span<const Unit> units() const { return units_; }        // the most expensive first
   std::span<const int> split_tasks() const { return split_; }
-  std::span<const int> shared_tasks() const { return shared_; }  // those that are not alone
-  // Of a split task's `split`, counted from the first that the layer sees.
+  std::span<const int> shared_tasks() const { return shared_; }  // tasks that are not alone
+  // The result of a split task's KV split, counted from the first one that the layer sees.
   float* partial(const AttentionTask& task, const Heads& heads, int kv_head, int split) const;
   const CommonPrefixes& prefixes(int cache_group) const { return prefixes_[cache_group]; }
   float* partial(const CommonPrefix& prefix, const Heads& heads, int kv_head, int split) const;
-  // What was computed for the task with its common prefix, in a layer with this window.
+  // The result for the task from its common prefix, in a layer with this window.
   PrefixResult prefix_result(const AttentionTask& task, int cache_group, int window, const Heads& heads, int kv_head) const;
   size_t partial_floats() const { return partials_.bytes() / sizeof(float); }
 
  private:
   void find_prefixes(std::span<const int32_t> query_start, std::span<const BlockTables> block_tables, bool with_prefixes);
-  // Tokens of the context that every layer has from a common prefix.
+  // Tokens of the context that every layer takes from a common prefix.
   int in_prefix(const AttentionTask& task) const;
 
   int tokens_per_task_ = 1;
-  int workers_ = 0, kv_heads_ = 1;  // of the group that has the most workers for a KV head
-  size_t floats_per_token_ = 0;  // of one split, over all heads
+  int workers_ = 0, kv_heads_ = 1;  // of the group with the most workers per KV head
+  size_t floats_per_token_ = 0;  // of one KV split, over all heads
   Arena partials_;
-  std::vector<CommonPrefixes> prefixes_;  // [cache groups], whose results lie in the same place: layers run one by one
-  int64_t prefix_floats_ = 0;             // of the partials, which are theirs in this step
+  std::vector<CommonPrefixes> prefixes_;  // [cache groups]; their results share one place: layers run one by one
+  int64_t prefix_floats_ = 0;             // floats of the partials that prefixes use in this step
   std::vector<CommonPrefixes::Member> members_;
   std::vector<AttentionTask> tasks_;
   std::vector<Unit> units_;

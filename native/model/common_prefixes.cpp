@@ -57,7 +57,7 @@ void CommonPrefixes::sort(std::span<const Member> members) {
     return (std::min(a.tiles(), b.tiles()) - first_tile_) * kTileBlocks;
   };
   std::sort(members_.begin(), members_.end(), [&](const Member& a, const Member& b) {
-    // Any order will do, so that of bytes, too.
+    // Any order will do, so compare bytes.
     const int order = std::memcmp(blocks(a), blocks(b), count(a, b) * sizeof(int32_t));
     return order ? order < 0 : a.tiles() < b.tiles();
   });

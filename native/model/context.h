@@ -1,4 +1,4 @@
-// What the parts of a decoder are built with, and what they compute with. The executor owns all of it.
+// The objects that the parts of a decoder are built with and compute with. The executor owns all of them.
 #pragma once
 
 #include <vector>
@@ -15,17 +15,17 @@
 
 namespace tidewheel {
 
-// What the attention mixers of a model share. `caches` and `tasks` are made when every mixer has added its heads.
+// What a model's attention mixers share. `caches` and `tasks` are created after every mixer has added its heads.
 struct AttentionState {
   const CacheType cache_type;
-  std::vector<std::vector<Heads>> heads;  // by cache group, of each attention in the order of the cache
-  std::vector<Heads> divided;             // of each attention, as tasks take them: a KV head at a time
-  std::vector<std::vector<int>> windows;  // by cache group, of each attention; 0: unlimited
+  std::vector<std::vector<Heads>> heads;  // by cache group: each attention layer's heads, in the order of the cache
+  std::vector<Heads> divided;             // of each attention layer, as tasks take them: one KV head at a time
+  std::vector<std::vector<int>> windows;  // by cache group, of each attention layer; 0: unlimited
   Ropes ropes;
   std::vector<KvCache> caches;  // [cache groups]
   AttentionTasks tasks;
 
-  // What K and V of a layer are divided by in this type of cache. Throws std::invalid_argument.
+  // The divisors for a layer's K and V with this type of cache. Throws std::invalid_argument.
   KvScales scales(const KvScales& wanted) const {
     if (cache_type != CacheType::kFloat8E4M3) return {};
     require(wanted.k >= 0x1p-64f && wanted.k <= 0x1p64f && wanted.v >= 0x1p-64f && wanted.v <= 0x1p64f,
@@ -34,7 +34,7 @@ struct AttentionState {
   }
 };
 
-// What each layer is told of each token of a step.
+// The per-layer embeddings of a step's tokens.
 struct PerLayerInputs {
   Buffer<float> rows;  // [T, layers, size]
   int layers = 0, size = 0;

@@ -17,12 +17,12 @@ std::vector<T> gathered(std::span<const T> values, std::span<const int> rows) {
   return result;
 }
 
-// The parameters of some rows of another Sampling, behind the draft tokens that each of them has so far. Masks depend
-// on the tokens before: they are those of the first draft token. Reports are left out, except for the log-probabilities
-// of the tokens, if wanted.
+// The sampling parameters of some rows of another Sampling, advanced by the draft tokens that each row has so far.
+// Masks depend on the tokens before, so they are used only for the first draft token. Reports are left out, except for
+// the tokens' log-probabilities if they are wanted.
 class DraftedRows {
  public:
-  // `drafted` [rows of `from`][offset].
+  // `drafted` [rows of `from`][offset]: the draft tokens so far.
   DraftedRows(const Sampling& from, std::span<const int> rows, const std::vector<std::vector<int32_t>>& drafted, int offset,
               bool with_logprobs)
       : temperature_(gathered(from.temperature, rows)), top_p_(gathered(from.top_p, rows)),
@@ -121,12 +121,12 @@ void check(const Executor& executor, const Step& known, const DraftTokens& wante
           "history_start must ascend from 0 to the number of values");
 }
 
-// A step with one token of some of a step's sequences each.
+// Makes steps with one token for each of some sequences of another step.
 class OneEach {
  public:
   explicit OneEach(const Step& known) : known_(known), stride_(static_cast<size_t>(known.block_tables[0].stride)) {}
 
-  // Of `token_ids`, `offset` tokens behind the known ones. The rows are all tokens.
+  // A step with `token_ids`, `offset` positions after the last known tokens. Every token wants logits.
   Step step(std::span<const int> sequences, std::vector<int32_t> token_ids, int offset) {
     const size_t count = sequences.size();
     token_ids_ = std::move(token_ids);
@@ -162,7 +162,7 @@ void draft(Executor& executor, const Step& known, const DraftTokens& wanted) {
   std::fill(wanted.tokens.begin(), wanted.tokens.end(), -1);
   const float least = wanted.min_probability > 0 ? std::log(wanted.min_probability) : 0;
   const bool stops_early = wanted.min_probability > 0, predicts = executor.predicts();
-  std::vector<int> sequences, rows;  // that go on; `rows` are those of `known`
+  std::vector<int> sequences, rows;  // the sequences that get more draft tokens, and their rows in `known`
   std::vector<int32_t> token_ids;
   int num_rows = 0;
   for (size_t s = 0; s < wanted.counts.size(); ++s) {
@@ -173,11 +173,11 @@ void draft(Executor& executor, const Step& known, const DraftTokens& wanted) {
     if (predicts) token_ids.push_back(known.token_ids[s]);
   }
   if (predicts && rows.empty()) return;
-  std::vector<float> logprobs(num_rows);  // of all draft tokens of a row of `known` so far
+  std::vector<float> logprobs(num_rows);  // for each row of `known`, the sum over its draft tokens so far
   std::vector<std::vector<int32_t>> drafted(num_rows);
   OneEach next(known);
   Step step = predicts ? next.step(sequences, std::move(token_ids), 0) : known;
-  std::vector<int> from;  // the rows that were predicted last, of those that go on
+  std::vector<int> from;  // the last predictions' rows of the sequences that continue
   for (int i = 0;; ++i) {
     DraftedRows sampled(known.sampling, rows, drafted, i, stops_early);
     step.sampling = sampled.sampling();
@@ -191,10 +191,10 @@ void draft(Executor& executor, const Step& known, const DraftTokens& wanted) {
     for (size_t j = 0; j < rows.size(); ++j) {
       const int s = sequences[j], row = rows[j];
       const int32_t token = sampled.tokens()[j];
-      if (token < 0) continue;  // nothing is allowed there
+      if (token < 0) continue;  // no token is allowed there
       logprobs[row] += sampled.logprobs()[j];
       const bool is_unsure = stops_early && !(logprobs[row] >= least);
-      // A token that was drawn may be an unlikely one, and yet the same noise mostly draws it in both models.
+      // A randomly drawn token may be an unlikely one, but the same noise usually draws it in both models.
       if (is_unsure && known.sampling.temperature[row] == 0) continue;
       wanted.tokens[s * wanted.stride + i] = token;
       if (is_unsure || i + 1 >= wanted.counts[s]) continue;

@@ -1,11 +1,12 @@
-// A layer beside the model's own that predicts further tokens, for drafts: what those of all kinds have in common.
+// A draft head: a layer, in addition to the model's own, that predicts further tokens for drafts. This class has what
+// all kinds have in common.
 //
-// Its row at a position is made of the token there and of what the model left of the token before. It writes K and V at
-// that position of the blocks, in a layer of the cache behind the model's own. The model's steps do no more of it, so a
-// step that nothing is drafted in computes only those.
+// Its input row at a position is made from the token there and from what the model left of the token before. It writes
+// K and V to the same positions of the blocks, in a cache layer after the model's own layers. The model's steps do
+// nothing else for it, so a step that drafts no tokens computes only K and V.
 //
-// Where the token before is not known, as at the beginning of a sequence, the row is zero. Then K and V are zero as
-// well, and nothing that attends to them gets a value of it. What it says is only ever a draft.
+// If the token before is not known, as at the beginning of a sequence, the row is zero. Then K and V are zero as well,
+// and attention to them adds nothing. Its predictions are only used as drafts.
 #pragma once
 
 #include <functional>
@@ -23,36 +24,36 @@ class DraftHead {
   // Writes the model's embedding of one of a step's tokens.
   using Embed = std::function<void(Worker&, const Step&, int64_t token, float* row)>;
 
-  // What the model leaves of a token has `width` numbers. Throws std::invalid_argument unless there is at least one
-  // draft token and the cache has one group.
+  // What the model leaves of a token has `width` numbers. Throws std::invalid_argument if there are no draft tokens or
+  // more than one cache group.
   DraftHead(Context& context, int width, int num_draft_tokens);
   virtual ~DraftHead() = default;
   DraftHead(const DraftHead&) = delete;
   DraftHead& operator=(const DraftHead&) = delete;
 
-  // For up to `max_sequences` sequences. Throws std::bad_alloc.
+  // Allocates memory for up to `max_sequences` sequences. Throws std::bad_alloc.
   virtual void allocate(int max_sequences);
 
-  // Before a step that was checked runs.
+  // Called before a checked step runs.
   void begin(const Step& step);
-  // In the step, before the model's residual block of that number, counted over all layers, and behind the last one:
-  // `hidden` [T, hidden] is what it is given.
+  // Called in a step before the model's residual block number `residual`, counted over all layers, and after the last
+  // one. `hidden` [T, hidden] is the input of that block.
   virtual void watch(Worker&, const Step&, int, const float*) const {}
-  // In the step, behind the model's layers: K and V of all its tokens. `hidden` [T, hidden] is what the layers gave,
-  // and `final_norm` the model's.
+  // Called in a step after the model's layers. Writes K and V of all its tokens. `hidden` [T, hidden] is the layers'
+  // output, and `final_norm` is the model's.
   virtual void remember(Worker& worker, const Step& step, const float* hidden, const Norm& final_norm) const = 0;
 
-  // Whether something can be predicted behind the sequence's token: the row of the one before it is known.
+  // Whether it can predict the token after the sequence's token: the row of the token before must be known.
   bool knows(const Step& step, int sequence) const { return rows_.before(step, sequence) != nullptr; }
-  // Before it predicts behind the one token that each sequence of the step has. `from`: which of the rows that were
-  // predicted last is what the model is taken to leave of the token before; empty: what it did leave.
+  // Called before a prediction after the one token that each sequence of the step has. `from` says which rows of the
+  // last prediction stand for what the model left of the tokens before. Empty: use what the model left.
   void begin_prediction(const Step& step, std::span<const int> from);
-  // Whether its attention takes the common prefixes of sequences together.
+  // Whether its attention computes common prefixes of sequences together.
   virtual bool takes_prefixes() const { return true; }
-  // Returns a row of each sequence, as its head takes them, or else the model's.
+  // Returns a row for each sequence, as input of its own head or, without one, of the model's head.
   virtual Rows predict(Worker& worker, const Step& step) const = 0;
   virtual bool has_head() const { return false; }
-  // Writes `logits` [rows, vocabulary of the model].
+  // Writes `logits` [rows, the model's vocabulary].
   virtual void head(Worker&, const Rows&, float*) const {}
 
   void copy_blocks(std::span<const int32_t> pairs) { rows_.copy_blocks(pairs); }
@@ -60,13 +61,13 @@ class DraftHead {
  protected:
   // What the model left of the token before.
   struct Before {
-    const float* row = nullptr;  // null: in the row before, of this step
+    const float* row = nullptr;  // null: the previous row of this step
     bool known = true;
   };
 
-  // Copies norm(rows) [T, width] of those that are kept for the next steps.
+  // Copies norm(rows) [T, width] of the tokens that are kept for the next steps.
   void keep(Worker& worker, const float* rows, const Norm& norm) const;
-  // Angles of the positions that are predicted behind.
+  // Computes the rope angles of the positions from which it predicts.
   void turn(Worker& worker, const Step& step) const;
   float* predicted() const { return reinterpret_cast<float*>(predicted_.data()); }
 
@@ -78,7 +79,7 @@ class DraftHead {
  private:
   const int num_rows_;
   HiddenRows rows_;
-  Arena predicted_;  // [max sequences, width], as they are fed back
+  Arena predicted_;  // [max sequences, width]: predicted rows, fed back as input
 };
 
 }  // namespace tidewheel

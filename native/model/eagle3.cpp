@@ -47,7 +47,7 @@ Eagle3::Eagle3(const Eagle3Plan& plan, Context& context, int model_vocab, std::s
   std::sort(watched_.begin(), watched_.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
   weights.add_norm("eagle3.embedding_norm", embedding_norm_, plan.embedding_norm, size);
   weights.add_norm("eagle3.hidden_norm", hidden_norm_, plan.hidden_norm, size);
-  // It runs when the model's layers are done, in their memory.
+  // This layer runs after the model's layers, so it reuses their memory.
   const Workspace::Turn turn(context.workspace);
   hidden_ = context.workspace.add<float>(size);
   inputs_ = context.workspace.add<float>(2 * size);

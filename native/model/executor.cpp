@@ -49,7 +49,7 @@ Executor::Executor(DecoderPlan plan, const Kernels& kernels, CacheType cache_typ
     context_.per_layer = {workspace_.add<float>(per_layer_size), layers, per_layer->size};
     workspace_.need_scratch(per_layer_size * sizeof(float));
   }
-  Buffer<float> fused;  // of which nothing else has the memory while the layers run
+  Buffer<float> fused;  // nothing else uses this memory while the layers run
   if (plan_.eagle3) fused = workspace_.add<float>(plan_.eagle3->hidden_size);
   for (size_t i = 0; i < plan_.layers.size(); ++i) {
     const std::string prefix = "layers." + std::to_string(i) + ".";
@@ -91,7 +91,7 @@ void Executor::make_draft_head(const Buffer<float>& fused) {
     draft_head_ = std::make_unique<Mtp>(*plan_.mtp, context_, embed);
     return;
   }
-  std::vector<int> first_residuals = {0};  // of each layer, and behind the last
+  std::vector<int> first_residuals = {0};  // of each layer, then their number
   for (const auto& layer : plan_.layers) first_residuals.push_back(first_residuals.back() + static_cast<int>(layer.size()));
   draft_head_ = std::make_unique<Eagle3>(*plan_.eagle3, context_, plan_.vocab_size, first_residuals, fused, embed);
 }
@@ -212,7 +212,7 @@ void Executor::take_rows(Worker& worker, const Step& step) {
 }
 
 void Executor::give_rows(Worker& worker, const Step& step) {
-  const size_t width = row_width(), per_layer_size = plan_.embeds ? per_layer_width() : 0;  // a later stage has it from the rows
+  const size_t width = row_width(), per_layer_size = plan_.embeds ? per_layer_width() : 0;  // later stages get rows
   worker.share(static_cast<int64_t>(step.token_ids.size()), 4, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       float* row = step.rows.data() + t * row_floats();
@@ -329,7 +329,7 @@ void Executor::sample(Worker& worker, const Step& step) {
 
 std::shared_ptr<const Adapter> Executor::pack_adapter(DType type, AdapterContent content) const {
   for (LowRankUpdate& update : content.updates) {
-    if (plan_.head.tied && update.name == "head.weight") update.name = "embed.weight";  // where its product is computed
+    if (plan_.head.tied && update.name == "head.weight") update.name = "embed.weight";  // its product is computed there
   }
   return std::make_shared<const Adapter>(weights_, type, content, adapters_.values_limit());
 }

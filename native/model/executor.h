@@ -1,4 +1,4 @@
-// Runs a model over paged batches: forward pass and sampling in one parallel region.
+// Runs a model on batches with a paged KV cache: forward pass and sampling in one parallel region.
 #pragma once
 
 #include <atomic>
@@ -24,24 +24,25 @@ struct ExecutorShape {
   std::vector<int> num_blocks;  // of each cache group
   int max_num_seqs = 0, max_num_batched_tokens = 0;
   int num_states = 0;           // slots of recurrent state; at least 1 if a layer is recurrent
-  int max_lora_rank = 0;        // of adapters; 0: there are none
-  int max_draft_tokens = 0;          // of a sequence in a step, of models with recurrent layers
+  int max_lora_rank = 0;        // of adapters; 0: no adapters
+  int max_draft_tokens = 0;          // per sequence and step; for models with recurrent layers
 };
 
 class Executor {
  public:
   // Starts a thread on each processor of each group. A group owns panels of every weight and some KV heads. They are in
-  // the memory of its node, and only the group computes with them. The groups do not change a bit of the results.
-  // Throws std::invalid_argument for a plan that the kernels cannot run, and std::bad_alloc if memory runs out.
+  // its node's memory, and only this group computes with them. The division into groups does not change a bit of the
+  // results. Throws std::invalid_argument for a plan that the kernels cannot run, and std::bad_alloc if memory runs
+  // out.
   Executor(DecoderPlan plan, const Kernels& kernels, CacheType cache_type, ExecutorShape shape,
            const std::vector<std::vector<int>>& groups)
       : Executor(std::move(plan), kernels, cache_type, std::move(shape), std::make_shared<ThreadPool>(groups)) {}
-  // With the threads of another executor, which must not run at the same time.
+  // Uses the threads of another executor. The two must not run at the same time.
   Executor(DecoderPlan plan, const Kernels& kernels, CacheType cache_type, ExecutorShape shape,
            std::shared_ptr<ThreadPool> pool);
 
   // The system gives a thread memory of its own NUMA node. The caller is worker 0, so it is moved to worker 0's
-  // processor while it loads, and back afterwards.
+  // processor while it loads, and moved back afterwards.
   void set_weights(std::span<const Source> sources) {
     const Pinned pinned = pool_->pinned_caller();
     weights_.set(sources, *pool_, loading_stopped_);
@@ -51,41 +52,43 @@ class Executor {
     const Pinned pinned = pool_->pinned_caller();
     return weights_.read_packed(file, offset, checksum, *pool_, loading_stopped_);
   }
-  // From any thread: makes `set_weights` and `read_weights` end soon, by throwing Stopped.
+  // May be called from any thread: makes `set_weights` and `read_weights` end soon, by throwing Stopped.
   void stop_loading() { loading_stopped_ = true; }
   const Weights& weights() const { return weights_; }
   const KvCache& cache(int group = 0) const { return attention_.caches[group]; }
 
-  // Throws std::invalid_argument if an array does not fit the model, the cache or the other arrays. Nothing is changed
-  // then. `before_sampling`, if given, is called on this thread when the logits are computed. It waits for the masks,
-  // which may be written until then. What it throws is passed on.
+  // Throws std::invalid_argument if an array does not fit the model, the cache or the other arrays. Then nothing is
+  // changed. `before_sampling`, if given, is called on this thread after the logits are computed. It waits for the
+  // masks, which may be written until then. Its exceptions are passed on.
   void step(const Step& step, const std::function<void()>& before_sampling = {});
-  // Samples what the layer that predicts further tokens says behind the one token that each sequence of the step has:
-  // see DraftHead::begin_prediction. The step's rows are its tokens. Throws std::invalid_argument as `step` does.
+  // Samples from the draft head's predictions after the one token that each sequence of the step has: see
+  // DraftHead::begin_prediction. The step's rows are its tokens. Throws std::invalid_argument as `step` does.
   void predict(const Step& step, std::span<const int> from);
   bool predicts() const { return draft_head_ != nullptr; }
-  // Whether it knows what the model left of the token before the sequence's first one.
+  // Whether the draft head knows what the model left of the token before the sequence's first one.
   bool can_predict(const Step& step, int sequence) const { return draft_head_->knows(step, sequence); }
   // Throws std::invalid_argument unless `context` tokens of a sequence fit the model and the step's block tables.
   void check_room(const Step& step, int sequence, int context) const;
-  void copy_blocks(std::span<const int32_t> pairs, int group = 0);  // of a cache group
-  // Blocks of the first cache group, out of the cache or into it: [blocks, whole block's bytes]. See KvCache. Throws
-  // std::invalid_argument for a block that is not there, or another number of bytes.
+  void copy_blocks(std::span<const int32_t> pairs, int group = 0);  // in one cache group
+  // Copy blocks of the first cache group out of the cache or into it: [blocks, a whole block's bytes]. See KvCache.
+  // Throw std::invalid_argument for a block that does not exist, or another number of bytes.
   void read_blocks(std::span<const int32_t> blocks, std::span<char> to);
   void write_blocks(std::span<const int32_t> blocks, std::span<const char> from);
-  // Of recurrent state, (from, to) after (from, to), one after the other. Throws std::invalid_argument for no slot.
+  // Copies recurrent state for pairs (from, to), one after the other. Throws std::invalid_argument for a slot that does
+  // not exist.
   void copy_states(std::span<const int32_t> pairs);
 
-  // Gives the memory that only steps need back to the system, until the next one. Between steps, like all above.
+  // Gives memory that only steps need back to the system, until the next step. Call it between steps, like all above.
   void release_scratch();
 
-  // From any thread, in the middle of a step too. Throws what Adapter throws.
+  // May be called from any thread, even during a step. Throws what Adapter throws.
   std::shared_ptr<const Adapter> pack_adapter(DType type, AdapterContent content) const;
   void set_adapter(int number, std::shared_ptr<const Adapter> adapter) { adapters_.set(number, std::move(adapter)); }
 
   int vocab_size() const { return plan_.vocab_size; }
   bool has_states() const { return !states_.empty(); }
-  // What a token is between two stages: its hidden row, or those of all streams, and what the layers are told of it.
+  // The size of a token's row between two pipeline stages: its hidden row, or those of all streams, and its per-layer
+  // embeddings.
   size_t row_floats() const { return row_width() + per_layer_width(); }
   Profile& profile() { return profile_; }
   size_t weight_bytes() const { return weights_.packed().bytes(); }
@@ -104,20 +107,20 @@ class Executor {
   void check_whole_blocks(std::span<const int32_t> blocks, size_t num_bytes) const;
   void forward(Worker& worker, const Step& step);
   void look_up(const Linear& linear, int row, float* out) const;
-  // A token's row of the embedding, with what its adapter adds.
+  // Writes a token's embedding row, with its adapter's update.
   void embed_token(const Worker& worker, const Step& step, int64_t token, float* row) const;
   void embed(Worker& worker, const Step& step);
   void make_draft_head(const Buffer<float>& fused);
-  // Where another stage embeds, or has the head: the step's rows instead.
+  // For stages that do not embed or do not have the head: use the step's rows instead.
   void take_rows(Worker& worker, const Step& step);
   void give_rows(Worker& worker, const Step& step);
-  // What each layer is told of the tokens, in models with per-layer embeddings.
+  // Computes the per-layer embeddings of the tokens, in models that have them.
   void tell_layers(Worker& worker, const Step& step);
-  // For the rows from `first` on, as many as there is room for.
+  // Computes logits of the rows from `first` on, as many as there is room for.
   void logits(Worker& worker, const Step& step, size_t first);
-  // Of rows as the head takes them.
+  // Computes logits of rows that are ready for the head.
   void head(Worker& worker, const Rows& rows);
-  // Samples all rows. `forward` has computed the logits of the first ones.
+  // Samples all rows. `forward` has already computed the logits of the first ones.
   void sample(Worker& worker, const Step& step);
 
   bool projects() const { return plan_.embedding.size != plan_.hidden_size; }
@@ -133,8 +136,8 @@ class Executor {
   const std::shared_ptr<ThreadPool> pool_;
   Weights weights_;
   std::atomic<bool> loading_stopped_ = false;
-  // Its rows are tokens, or the rows that want logits: at most max_num_seqs at a time. A step that wants more logits
-  // computes and samples them in several turns.
+  // Its rows are tokens, or rows that want logits: at most max_num_seqs of these at a time. A step that wants more
+  // logits computes and samples them in several turns.
   Workspace workspace_;
   StepAdapters adapters_;
   Gemms gemms_;
@@ -151,8 +154,8 @@ class Executor {
   std::deque<ResidualBlock> residuals_;  // of all layers, in order
   std::unique_ptr<DraftHead> draft_head_;  // or null
 
-  Buffer<float> hidden_;     // [T, hidden]: the residual stream; or all streams in a row
-  Buffer<float> embedded_;   // [T, hidden], if there are streams: before them, and behind them
+  Buffer<float> hidden_;     // [T, hidden]: the residual stream; with several streams, all in one row
+  Buffer<float> embedded_;   // [T, hidden], with several streams: the row before widening and after narrowing
   Buffer<float> projected_;  // [T, embedding size], for models that project their embedding
   Arena logits_;             // [max_num_seqs, vocab] float
 };

@@ -5,16 +5,17 @@
 namespace tidewheel {
 namespace {
 
-// Elements of GEMM inputs that take about as long to pack as a barrier takes.
+// The number of input elements that take about as long to pack as a barrier takes.
 constexpr int kMaxPackedAlone = 8192;
 
-// Rows of one head that are packed at a time: enough to use a weight well, few enough to stay in the first-level cache.
+// Rows of one head that are packed at a time: enough rows for each read of a weight, and few enough to stay in the L1
+// cache.
 constexpr int kMaxHeadRows = 32;
 
-// If there are few rows, every worker packs them for itself. That takes less time than a barrier.
+// Up to this number of rows, every worker packs them for itself. That takes less time than a barrier.
 int max_rows_alone(const Linear& linear) { return kMaxPackedAlone / linear.k; }
 
-// Whether inputs that are packed for `a` are also as `b` needs them.
+// Whether inputs packed for `a` can also be used for `b`.
 bool same_inputs(const Linear& a, const Linear& b) {
   return a.format.kind == b.format.kind && a.format.zero_points == b.format.zero_points && a.format.bits == b.format.bits &&
          (a.input_order == b.input_order || (a.input_order && b.input_order && *a.input_order == *b.input_order));
@@ -31,7 +32,8 @@ void Gemms::allocate(const std::map<const Linear*, std::string>& matrices) {
     max_inputs_ = std::max(max_inputs_, linear->k);
   }
   packed_ = Arena(workspace_.rows() * row_bytes);
-  // One row at a time is normalized, and put in order, in front of those packed alone.
+  // Two rows of scratch, before the inputs that are packed alone: one row is normalized in the first, and reordered in
+  // the second.
   row_scratch_bytes_ = 2 * room_for_row();
   workspace_.need_scratch(row_scratch_bytes_ + bytes_alone);
 }
@@ -65,7 +67,7 @@ Gemms::Inputs Gemms::prepare(Worker& worker, const Linear& linear, const Rows& r
   return {out, low_rank.rows};
 }
 
-// Row by row: it is normalized in one piece of scratch memory, and its inputs are put in order in the other, `room`.
+// Row by row: normalizes the row in one piece of scratch memory, and reorders its inputs in the other one, `room`.
 void Gemms::pack_in_order(const Linear& linear, const PackInputsArgs& args, char* room, int begin, int end) const {
   float* const ordered = reinterpret_cast<float*>(room);
   const std::vector<int32_t>& order = *linear.input_order;
@@ -95,7 +97,7 @@ void Gemms::run(Worker& worker, const Linear& linear, const Rows& rows, const Ou
   }
 }
 
-// A head's rows are packed in blocks of about as many as a tile of inputs has, by whoever multiplies them.
+// A head's rows are packed in blocks of about as many rows as a tile of inputs has, by the worker that multiplies them.
 int Gemms::heads_block_rows(const Linear& linear) const {
   const int tile = kernels_.tile_rows(linear.format);
   return (kMaxHeadRows + tile - 1) / tile * tile;
@@ -111,7 +113,7 @@ void Gemms::run_heads(Worker& worker, const Linear& linear, const HeadLayout& la
   const Linear::Slice& slice = linear.slices[worker.group()];
   const int panels = layout.panels(), block_rows = heads_block_rows(linear);
   const int blocks = (rows.count + block_rows - 1) / block_rows;
-  // The heads whose panels the group owns, the first and the last perhaps in part.
+  // The heads whose panels the group owns. Of the first and the last head it may own only some panels.
   const int first = slice.panels.begin / panels, last = (slice.panels.end + panels - 1) / panels;
   const size_t panel_bytes = kernels_.panel_bytes(linear.format, linear.k);
   const size_t room = round_up((linear.k + kRowGroup) * sizeof(float), 64);
@@ -137,7 +139,7 @@ void Gemms::run_heads(Worker& worker, const Linear& linear, const HeadLayout& la
 }
 
 void Gemms::multiply(Worker& worker, const Linear& part, const Inputs& inputs, int num_rows, const Output& output) const {
-  // The group's own panels are a GEMM of their own, with fewer columns.
+  // The group's own panels form a GEMM of their own, with fewer columns.
   const Linear::Slice& slice = part.slices[worker.group()];
   const int panels = slice.panels.size(), first_column = slice.panels.begin * kPanel;
   const int columns = std::min(part.n, slice.panels.end * kPanel) - first_column;
@@ -145,7 +147,7 @@ void Gemms::multiply(Worker& worker, const Linear& part, const Inputs& inputs, i
   float* y = output.y + (output.epilogue == Epilogue::kGated ? first_column / 2 : first_column);
   const int block_rows = kernels_.row_block(part.format, part.k);
   const int blocks = (num_rows + block_rows - 1) / block_rows;
-  // Panel by panel of one block of rows after the other.
+  // All panels of one block of rows, then those of the next block.
   worker.share_ranges_in_group(int64_t{blocks} * panels, [&](int64_t begin, int64_t end) {
     while (begin < end) {
       const int row = static_cast<int>(begin / panels) * block_rows;

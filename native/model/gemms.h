@@ -19,10 +19,10 @@ struct Rows {
   int count;
   const int32_t* gather = nullptr;  // which of x's rows; null: the first ones
   Norm norm = {};
-  int turn = -1;                    // of logits, whose rows these are; else they are the step's tokens
+  int turn = -1;                    // the turn of logits that these rows belong to; -1: they are the step's tokens
 };
 
-// Where results go, and what is done to them: see GemmArgs.
+// Where results go, and what is applied to them: see GemmArgs.
 struct Output {
   Epilogue epilogue;
   float* y;
@@ -32,10 +32,10 @@ struct Output {
   float softcap = 0;
 };
 
-// How a matrix is divided among heads: each has columns of its own, from a panel of its own on, and inputs of its own.
+// How a matrix is divided among heads. Each head has its own columns, which begin with a new panel, and its own inputs.
 struct HeadLayout {
-  int heads, columns;         // columns of each
-  size_t input_step, output_step;  // from one head's inputs in a row to the next one's, and likewise of its output
+  int heads, columns;         // columns per head
+  size_t input_step, output_step;  // distances between heads in a row of inputs, and of outputs
 
   int panels() const { return (columns + kPanel - 1) / kPanel; }
 };
@@ -45,27 +45,27 @@ class Gemms {
   Gemms(const Kernels& kernels, Workspace& workspace, StepAdapters& adapters)
       : kernels_(kernels), workspace_(workspace), adapters_(adapters) {}
 
-  // Makes room for the inputs of any of these. Throws std::bad_alloc.
+  // Allocates memory for the inputs of any of these matrices. Throws std::bad_alloc.
   void allocate(const std::map<const Linear*, std::string>& matrices);
-  // Gives that room back until it is used again.
+  // Gives that memory back until it is used again.
   void forget() { packed_.forget(); }
 
-  // With what the step's adapters add. Ends with a barrier. The output must not overlap the rows. A matrix in several
-  // parts is stored or added, not activated.
+  // Computes the product, including the updates of the step's adapters. Ends with a barrier. The output must not
+  // overlap the rows. A matrix in several parts can be stored or added, but not activated.
   void run(Worker& worker, const Linear& linear, const Rows& rows, const Output& output) const;
 
-  // The same head by head: rows.x and output.y are the first head's. Only stores. Needs `heads_scratch_bytes`.
+  // The same, head by head: rows.x and output.y belong to the first head. Can only store. Needs `heads_scratch_bytes`.
   void run_heads(Worker& worker, const Linear& linear, const HeadLayout& layout, const Rows& rows, const Output& output) const;
   size_t heads_scratch_bytes(const Linear& linear) const;
 
  private:
-  // What rows are multiplied from.
+  // The prepared inputs of a product.
   struct Inputs {
     const char* packed;
     const LowRankRow* low_rank;
   };
 
-  // Packs rows, and computes what adapters need of them.
+  // Packs rows, and computes their products with the adapters' A matrices.
   Inputs prepare(Worker& worker, const Linear& linear, const Rows& rows) const;
   void multiply(Worker& worker, const Linear& part, const Inputs& inputs, int num_rows, const Output& output) const;
   void pack_in_order(const Linear& linear, const PackInputsArgs& args, char* room, int begin, int end) const;

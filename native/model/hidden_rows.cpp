@@ -41,7 +41,7 @@ void HiddenRows::begin(const Step& step) {
   ++step_;
   kept_.clear();
   const int sequences = static_cast<int>(step.context_len.size());
-  // A sequence takes the place that it has. Of forks, which find the same one, the first does.
+  // A sequence reuses its place. If forks find the same place, the first one gets it.
   std::vector<int> taken(sequences, -1);
   for (int s = 0; s < sequences; ++s) {
     const Row* row = find(step, s);
@@ -49,7 +49,7 @@ void HiddenRows::begin(const Step& step) {
     taken[s] = row->place;
     places_[row->place].used = step_;
   }
-  std::vector<int> free;  // the longest unused last
+  std::vector<int> free;  // the least recently used one last
   if (std::find(taken.begin(), taken.end(), -1) != taken.end()) {
     for (int place = 0; place < static_cast<int>(places_.size()); ++place) {
       if (places_[place].used != step_) free.push_back(place);

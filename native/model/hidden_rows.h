@@ -1,9 +1,10 @@
-// Rows that a model left of tokens, for the steps that go on behind them. A token is known by its place in the KV cache:
-// who has the block and the position, has the row, and so do forks that share the block.
+// Keeps the rows that a model left of tokens, for the steps that continue after them. A token is identified by its
+// place in the KV cache: a sequence that has the block and the position has the row, and so do forks that share the
+// block.
 //
-// There is room for the last tokens of as many sequences as run. A sequence that comes back finds what it left, unless so
-// many others have run since. What is found may be of other tokens if a block changed hands. So a row may only be used
-// where it cannot change what is sampled.
+// There is memory for the last tokens of as many sequences as run at a time. A sequence that returns finds its rows
+// unless that many other sequences have run since. If a block has a new owner, a row may be of other tokens. So rows
+// may only be used where they cannot change what is sampled.
 #pragma once
 
 #include <cstdint>
@@ -18,23 +19,23 @@ namespace tidewheel {
 
 class HiddenRows {
  public:
-  // A token of the step whose row is kept, and where.
+  // A token of the step whose row is kept, and the place of the row.
   struct Kept {
     int token;
     float* row;
   };
 
-  // Room for the last `rows` tokens of `sequences` sequences, `size` floats each. Throws std::bad_alloc.
+  // Allocates memory for the last `rows` tokens of `sequences` sequences, `size` floats each. Throws std::bad_alloc.
   void allocate(int sequences, int rows, int size);
 
-  // The row of the token before a sequence's first of the step; null: none is kept.
+  // The row of the token before a sequence's first token of the step; null if it is not kept.
   const float* before(const Step& step, int sequence) const;
-  // Makes room for the last tokens of each sequence. The rows that `before` gave for this step stay as they are until
-  // the kept ones are written.
+  // Assigns memory to the last tokens of each sequence. The rows that `before` returned for this step stay valid until
+  // the kept rows are written.
   void begin(const Step& step);
-  // Of the last step that began.
+  // The kept tokens of the last step that began.
   std::span<const Kept> kept() const { return kept_; }
-  // A block is copied, (from, to) after (from, to).
+  // Blocks were copied: pairs (from, to), one after the other.
   void copy_blocks(std::span<const int32_t> pairs);
 
  private:
@@ -43,7 +44,7 @@ class HiddenRows {
   };
   // The rows of one sequence.
   struct Place {
-    std::vector<int64_t> tokens;  // keys of `rows_` that may be its own
+    std::vector<int64_t> tokens;  // keys of `rows_` that may belong to this place
     uint64_t used = 0;            // the step that wrote it last
   };
 

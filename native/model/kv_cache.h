@@ -1,5 +1,5 @@
-// The KV cache. A block holds all attention layers. Each group of workers has a part of it, with the KV heads that the
-// group owns. Only the group writes to its part, so that the part is in the memory of the group's node.
+// The KV cache. A block holds all attention layers. Each group of workers has a part of every block, with the KV heads
+// that it owns. Only this group writes to its part, so the part is in the memory of the group's node.
 #pragma once
 
 #include <span>
@@ -17,9 +17,9 @@ class KvCache {
   // Throws std::bad_alloc.
   KvCache(std::span<const Heads> layers, CacheType type, int num_blocks, const Ownership& ownership);
 
-  // A layer's KV heads that the group owns.
+  // The KV heads of a layer that the group owns.
   Range heads(int group, int layer) const { return parts_[group].layers[layer].heads; }
-  // Where a KV head's part of the layer is in a block. Its part of the next block is `block_bytes(group)` further.
+  // A KV head's part of the layer in a block. Its part of the next block is `block_bytes(group)` bytes further.
   char* head(int group, int layer, int block, int kv_head) const {
     const Part& part = parts_[group];
     const Layer& place = part.layers[layer];
@@ -28,10 +28,10 @@ class KvCache {
   }
   size_t block_bytes(int group) const { return parts_[group].block_bytes; }
 
-  // The group's part of a block.
+  // Copies the group's part of a block.
   void copy_block(int group, int from, int to) const;
-  // The same, out of the cache and into it. Outside, a block is `whole_block_bytes`: layer after layer, and in each head
-  // after head, however the heads are shared among groups.
+  // The same, out of the cache and into it. Outside of the cache, a block has `whole_block_bytes` bytes: layer by
+  // layer, and within a layer head by head, independent of how heads are divided among groups.
   void read_block(int group, int block, char* to) const;
   void write_block(int group, int block, const char* from) const;
   size_t whole_block_bytes() const { return whole_block_bytes_; }
@@ -43,11 +43,11 @@ class KvCache {
   struct Layer {
     Range heads;
     size_t head_bytes, offset;
-    size_t whole_offset;  // of the group's heads in a whole block
+    size_t whole_offset;  // the offset of the group's heads in a whole block
 
     size_t bytes() const { return heads.size() * head_bytes; }
   };
-  // A block holds all layers, so a growing sequence touches new memory a little at a time.
+  // A block holds all layers, so a growing sequence touches new memory in small steps.
   struct Part {
     std::vector<Layer> layers;
     size_t block_bytes = 0;

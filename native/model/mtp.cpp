@@ -16,7 +16,7 @@ Mtp::Mtp(const MtpPlan& plan, Context& context, Embed embed)
   weights.add_norm("mtp.embedding_norm", embedding_norm_, plan.embedding_norm, size);
   weights.add_norm("mtp.hidden_norm", hidden_norm_, plan.hidden_norm, size);
   weights.add_linear("mtp.project", project_, size, 2 * size, false);
-  // It runs when the model's layers are done, in their memory.
+  // This layer runs after the model's layers, so it reuses their memory.
   const Workspace::Turn turn(context.workspace);
   hidden_ = context.workspace.add<float>(size);
   {

@@ -1,4 +1,5 @@
-// The layer of a checkpoint that predicts the token after the next one (MTP): see engine/models/spec/mtp.py.
+// A draft head: a checkpoint's own layer that predicts the token after the next one (MTP). See
+// engine/models/spec/mtp.py.
 #pragma once
 
 #include <deque>

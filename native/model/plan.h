@@ -1,4 +1,4 @@
-// A decoder as the native executor gets it: the DecoderSpec of engine/models/spec, part by part.
+// The description of a decoder that the native executor gets: the DecoderSpec of engine/models/spec, part by part.
 #pragma once
 
 #include <array>
@@ -14,14 +14,14 @@
 
 namespace tidewheel {
 
-// A plan's `visit_fields` calls field(name, value) for each field that Python gives. The bindings and their types in
-// tidewheel/_native.pyi follow from it.
+// A plan's `visit_fields` calls field(name, value) for each field that Python sets. The bindings, and their types in
+// tidewheel/_native.pyi, are generated from it.
 
 struct NormPlan {
   NormKind kind = NormKind::kRms;
   float eps = 0;
   bool bias = false, weight = true;
-  bool unit_offset = false;  // the checkpoint holds what the weight is above 1
+  bool unit_offset = false;  // the checkpoint stores the weight minus 1
   void visit_fields(auto&& field) {
     field("kind", kind), field("eps", eps), field("bias", bias), field("weight", weight),
     field("unit_offset", unit_offset);
@@ -37,23 +37,24 @@ struct RopePlan {
   }
 };
 
-// Queries at position p are multiplied by 1 + beta * log(1 + (p + offset) / length), the quotient rounded down.
+// Queries at position p are multiplied by 1 + beta * log(1 + floor((p + offset) / length)).
 struct TemperaturePlan {
   float beta = 0;
   int length = 1, offset = 0;
   void visit_fields(auto&& field) { field("beta", beta), field("length", length), field("offset", offset); }
 };
 
-// Over what queries and keys are normalized: each head with the same weights, or with its own, or all heads together.
+// What queries and keys are normalized over: each head with the same weights, each head with its own weights, or all
+// heads together.
 enum class QkNormOver : int { kHead, kEach, kWhole };
 
-// What K and V of a layer are divided by before they are cached as e4m3. Other types of cache have no use for it.
+// The divisors of a layer's K and V before they are cached as e4m3. Other types of cache do not use them.
 struct KvScales {
   float k = 1, v = 1;
   void visit_fields(auto&& field) { field("k", k), field("v", v); }
 };
 
-// Every kind of mixer has a `kKind`. The names of its residual block's norms begin with it.
+// Every kind of mixer has a `kKind`. The names of the norms of its residual block begin with it.
 struct AttentionPlan {
   static constexpr const char* kKind = "attention";
   int num_heads = 0, num_kv_heads = 0, head_dim = 0;
@@ -64,19 +65,19 @@ struct AttentionPlan {
   bool qk_norm_after_rope = false;
   std::optional<RopePlan> rope;
   int sliding_window = 0;           // 0: none
-  int cache_group = 0;              // whose blocks hold its K and V
+  int cache_group = 0;              // the group whose blocks hold its K and V
   float softcap = 0;                // of the scores; 0: none
-  std::vector<float> alibi_slopes;  // a query head each; empty: none
+  std::vector<float> alibi_slopes;  // one for each query head; empty: none
   bool sinks = false;
-  bool output_gate = false;         // what a head gives is multiplied by sigmoid(q_gate x)
+  bool output_gate = false;         // a head's output is multiplied by sigmoid(q_gate x)
   std::optional<TemperaturePlan> query_temperature;
   std::optional<NormPlan> v_norm;   // of each value head
   bool values_from_keys = false;    // values are the keys before norm and rope
-  int shared_layer = -1;            // of its group's cache: whose K and V it reads, having none of its own; -1: none
-  KvScales kv_scales = {};          // of the layer whose K and V it reads
-  // Python leaves these two alone: Eagle3 sets them.
-  int input_size = 0;               // of the rows that it reads; 0: the hidden size
-  bool skips_first = false;         // no token sees the first of its sequence; where each has one token in a step
+  int shared_layer = -1;            // layer of its group's cache whose K and V it reads instead of its own; -1: none
+  KvScales kv_scales = {};          // those of the layer whose K and V it reads
+  // Python does not set these two: Eagle3 does.
+  int input_size = 0;               // size of its input rows; 0: the hidden size
+  bool skips_first = false;         // hide a sequence's first token; only for steps with one token each
 
   void visit_fields(auto&& field) {
     field("num_heads", num_heads), field("num_kv_heads", num_kv_heads), field("head_dim", head_dim),
@@ -90,12 +91,12 @@ struct AttentionPlan {
   Heads heads() const { return {num_heads, num_kv_heads, head_dim}; }
   int q_size() const { return num_heads * head_dim; }
   int kv_size() const { return num_kv_heads * head_dim; }
-  // How many weights the norms of queries and keys have.
+  // The number of weights in the norms of queries and keys.
   int q_norm_size() const { return qk_norm_over == QkNormOver::kHead ? head_dim : q_size(); }
   int k_norm_size() const { return qk_norm_over == QkNormOver::kHead ? head_dim : kv_size(); }
 };
 
-// Attention to a latent of each token: see engine/models/spec/latent_attention.py.
+// Multi-head latent attention: see engine/models/spec/latent_attention.py.
 struct LatentAttentionPlan {
   static constexpr const char* kKind = "latent_attention";
   int num_heads = 0, nope_dim = 0, rope_dim = 0, value_dim = 0;  // of each head
@@ -105,7 +106,7 @@ struct LatentAttentionPlan {
   NormPlan norm;
   RopePlan rope;
   int cache_group = 0;
-  float kv_scale = 1;  // of latents in the cache, as in KvScales
+  float kv_scale = 1;  // the divisor of cached latents, as in KvScales
 
   void visit_fields(auto&& field) {
     field("num_heads", num_heads), field("nope_dim", nope_dim), field("rope_dim", rope_dim),
@@ -113,7 +114,7 @@ struct LatentAttentionPlan {
     field("bias", bias), field("norm", norm), field("rope", rope), field("cache_group", cache_group),
     field("kv_scale", kv_scale);
   }
-  // A latent is one KV head: K is the rotated part and the latent, and V is that part of K.
+  // A token has one KV head: K is the rotated part followed by the latent, and V is the latent, a part of K.
   Heads heads() const { return {num_heads, 1, rope_dim + kv_rank, kv_rank, rope_dim}; }
   int q_size() const { return num_heads * (nope_dim + rope_dim); }
 };
@@ -123,8 +124,8 @@ struct MlpPlan {
   int intermediate_size = 0;
   Activation activation = Activation::kSilu;
   bool gated = false, bias = false;
-  float gate_scale = 1;  // of what the activation is given, where it is gated
-  std::optional<float> cutoff = {};  // of a gate's values, in standard deviations above their mean
+  float gate_scale = 1;  // factor for the activation's input, if gated
+  std::optional<float> cutoff = {};  // for a gate's values, in standard deviations above their mean
   void visit_fields(auto&& field) {
     field("intermediate_size", intermediate_size), field("activation", activation), field("gated", gated),
     field("bias", bias), field("gate_scale", gate_scale), field("cutoff", cutoff);
@@ -137,7 +138,7 @@ struct DeltaNetPlan {
   int num_key_heads = 0, num_value_heads = 0, key_dim = 0, value_dim = 0;
   int conv_kernel = 0;
   NormPlan norm;       // of each head's outputs
-  bool tiled = false;  // value head i has key head i % num_key_heads, else the heads of a key head are neighbours
+  bool tiled = false;  // value head i has key head i % num_key_heads; otherwise a key head's value heads are neighbours
 
   void visit_fields(auto&& field) {
     field("num_key_heads", num_key_heads), field("num_value_heads", num_value_heads), field("key_dim", key_dim),
@@ -153,10 +154,10 @@ struct Mamba2Plan {
   int conv_kernel = 0;
   std::optional<NormPlan> norm;  // of each of norm_groups parts of all heads' outputs
   int norm_groups = 1;
-  bool gate_first = true;        // else the gate multiplies what is normalized
+  bool gate_first = true;        // otherwise the gate multiplies the norm's output
   float min_dt = 0, max_dt = 0;
   bool conv_bias = false, bias = false;
-  std::array<float, 5> input_scales = {1, 1, 1, 1, 1};  // of z, x, B, C and the time steps
+  std::array<float, 5> input_scales = {1, 1, 1, 1, 1};  // for z, x, B, C and the time steps
 
   void visit_fields(auto&& field) {
     field("num_heads", num_heads), field("head_dim", head_dim), field("num_groups", num_groups),
@@ -175,20 +176,20 @@ struct ShortConvPlan {
   void visit_fields(auto&& field) { field("size", size), field("conv_kernel", conv_kernel), field("bias", bias); }
 };
 
-// A router, and MLPs of which it chooses a few for each token.
+// A router, and MLPs from which it chooses a few for each token.
 struct ExpertsPlan {
   static constexpr const char* kKind = "experts";
   int num_experts = 0, experts_per_token = 0, intermediate_size = 0;
   Activation activation = Activation::kSilu;
   bool bias = false;
   float swiglu_limit = 0;     // above 0: gpt-oss's activation
-  bool weighs_input = false;  // what an expert reads is multiplied by its weight, instead of what it gives
+  bool weighs_input = false;  // an expert's input is multiplied by its weight, instead of its output
   RouterPlan router;
-  int shared_size = 0;        // of the expert that computes every token; 0: there is none
+  int shared_size = 0;        // intermediate size of the expert that computes every token; 0: there is none
   Activation shared_activation = Activation::kSilu;
   bool shared_gate = false;
-  bool gated = true;          // the MLPs, also the shared one
-  bool unpacked = false;      // the routed experts' matrices stay as they lie in the checkpoint, and are packed when used
+  bool gated = true;          // all MLPs, the shared one included
+  bool unpacked = false;      // routed experts' matrices stay as they are in the checkpoint and are packed when used
   // Experts read input_norm(x), and the router router_input_scale * router_norm(x).
   std::optional<NormPlan> input_norm = {}, router_norm = {};
   float router_input_scale = 1;
@@ -202,7 +203,7 @@ struct ExpertsPlan {
   }
 };
 
-// projection(act(gate(x)) * p), where p is what `layer` is told of the token.
+// projection(act(gate(x)) * p), where p is the token's per-layer embedding for `layer`.
 struct PerLayerPlan {
   static constexpr const char* kKind = "per_layer";
   int layer = 0, size = 0;
@@ -248,7 +249,7 @@ struct ResidualBlockPlan {
   MixerPlan mixer;
   std::optional<NormPlan> norm, post_norm, sum_norm;
   float scale = 1;
-  bool sum_scale = false;  // a number of the checkpoint
+  bool sum_scale = false;  // whether the checkpoint has this number
   float sum_factor = 1;
   void visit_fields(auto&& field) {
     field("mixer", mixer), field("norm", norm), field("post_norm", post_norm), field("sum_norm", sum_norm),
@@ -256,7 +257,7 @@ struct ResidualBlockPlan {
   }
 };
 
-// What all layers are told of a token: sum_scale * (norm(projection_scale * W x) + scale * table[id]).
+// A token's per-layer embeddings: sum_scale * (norm(projection_scale * W x) + scale * table[id]).
 struct PerLayerEmbeddingPlan {
   int vocab_size = 0, size = 0;
   float scale = 1, projection_scale = 1, sum_scale = 1;
@@ -271,7 +272,7 @@ struct EmbeddingPlan {
   int size = 0;
   int num_positions = 0, position_offset = 0;  // num_positions 0: no learned positions
   float scale = 1;                             // of a token's row
-  std::optional<NormPlan> norm;                // of row and position together
+  std::optional<NormPlan> norm;                // of the sum of row and position
   std::optional<PerLayerEmbeddingPlan> per_layer;
   void visit_fields(auto&& field) {
     field("size", size), field("num_positions", num_positions), field("position_offset", position_offset),
@@ -290,17 +291,17 @@ struct HeadPlan {
   }
 };
 
-// What a token has instead of one row: see engine/models/spec/alt_up.py.
+// The several streams that a token has instead of one row: see engine/models/spec/alt_up.py.
 struct StreamsPlan {
   int count = 0;
   float min_square = 0;
   void visit_fields(auto&& field) { field("count", count), field("min_square", min_square); }
 };
 
-// By the name of a tensor: which of the model's inputs each of the matrix' inputs is.
+// By the name of a tensor: for each of the matrix's inputs, the model's input that it is.
 using InputOrders = std::map<std::string, std::vector<int32_t>>;
 
-// A layer that predicts the token after the next one, for drafts of at most that many tokens: see
+// A draft head that predicts the token after the next one, for drafts of at most num_draft_tokens: see
 // engine/models/spec/mtp.py.
 struct MtpPlan {
   NormPlan embedding_norm, hidden_norm;
@@ -314,18 +315,18 @@ struct MtpPlan {
   }
 };
 
-// A layer that predicts the next token from what three layers of the model were given, for drafts of at most
+// A draft head that predicts the next token from the inputs of three of the model's layers, for drafts of at most
 // num_draft_tokens: see engine/models/spec/eagle3.py.
 struct Eagle3Plan {
   int hidden_size = 0, vocab_size = 0;
-  std::vector<int> layers;         // before which of the model's layers it takes rows; as many as there are: behind the last
+  std::vector<int> layers;         // it takes their input rows; the number of layers: the last one's output
   NormPlan embedding_norm, hidden_norm;
   AttentionPlan attention;         // over rows of twice the hidden size
   ResidualBlockPlan mlp;
   NormPlan final_norm;
   bool own_embedding = false;
-  bool adds_normed = false;        // the hidden row is normalized before attention is added to it
-  std::vector<int32_t> token_ids;  // of its tokens in the model's vocabulary; empty: they are the model's
+  bool adds_normed = false;        // attention's output is added to the normalized hidden row
+  std::vector<int32_t> token_ids;  // its tokens' ids in the model's vocabulary; empty: the same
   int num_draft_tokens = 0;
   void visit_fields(auto&& field) {
     field("hidden_size", hidden_size), field("vocab_size", vocab_size), field("layers", layers),
@@ -335,8 +336,8 @@ struct Eagle3Plan {
   }
 };
 
-// A stage of a pipeline has some of the layers, and nothing in the places of the others. If it does not `embed`, it is
-// given rows instead; if it has no `head`, it gives rows. See Step::rows.
+// A pipeline stage has some of the layers, and nothing in place of the others. A stage that does not embed gets rows
+// instead of tokens. A stage without the head outputs rows. See Step::rows.
 struct DecoderPlan {
   int vocab_size = 0, hidden_size = 0, max_positions = 0;
   bool embeds = true, has_head = true;
@@ -347,8 +348,8 @@ struct DecoderPlan {
   std::optional<StreamsPlan> streams = {};
   std::optional<MtpPlan> mtp = {};
   std::optional<Eagle3Plan> eagle3 = {};  // instead of mtp
-  std::map<std::string, WeightFormat> formats;  // how each matrix is to be stored, by the name of its tensor
-  InputOrders input_orders;  // of matrices whose inputs are not in the model's order
+  std::map<std::string, WeightFormat> formats;  // how to store each matrix, by the name of its tensor
+  InputOrders input_orders;  // for matrices whose inputs are not in the model's order
   void visit_fields(auto&& field) {
     field("vocab_size", vocab_size), field("hidden_size", hidden_size), field("max_positions", max_positions),
     field("embeds", embeds), field("has_head", has_head), field("embedding", embedding), field("layers", layers),

@@ -1,4 +1,4 @@
-// How long the phases of a step take, as worker 0 sees them: what it computes, and its wait for the others.
+// How long the phases of a step take, as worker 0 sees them: its computing time, and its wait for the others.
 #pragma once
 
 #include <array>
@@ -22,7 +22,7 @@ class Profile {
     double seconds = 0;
   };
 
-  // Records from now on, from zero.
+  // Starts to record, from zero.
   void start() {
     entries_ = {};
     on_ = true;
@@ -33,7 +33,7 @@ class Profile {
   void begin(const Worker& worker) {
     if (on_ && worker.index() == 0) last_ = Clock::now();
   }
-  // The time since the last `end`, or since `begin`, was this phase.
+  // Adds the time since the last `end`, or since `begin`, to this phase.
   void end(const Worker& worker, Phase phase) {
     if (!on_ || worker.index() != 0) return;
     const Clock::time_point now = Clock::now();

@@ -1,4 +1,4 @@
-// What the model files share: refusing bad arguments, and rounding sizes up.
+// Helpers of the model files: refusing bad arguments, and rounding sizes up.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@ namespace tidewheel {
 
 [[noreturn]] inline void fail(const std::string& message) { throw std::invalid_argument(message); }
 
-// The message is not built unless it is needed: these checks run at every step.
+// The message is built only when it is needed, because these checks run at every step.
 inline void require(bool ok, const char* message) {
   if (!ok) fail(message);
 }

@@ -11,16 +11,16 @@ namespace tidewheel {
 
 class ResidualBlock {
  public:
-  // `prefix` begins the names of its weights. A residual block cannot move: the weights are loaded into its norms.
-  // `width` is that of the rows, the hidden size unless it is given.
+  // The names of its weights begin with `prefix`. A residual block cannot move, because the weights are loaded into its
+  // norms. `width` is the width of the rows; by default the hidden size.
   ResidualBlock(const ResidualBlockPlan& plan, const std::string& prefix, Context& context, int width = 0);
   ResidualBlock(const ResidualBlock&) = delete;
   ResidualBlock& operator=(const ResidualBlock&) = delete;
 
-  // Adds scale * the residual block of `x` [tokens, width] to `y` [tokens, width], with a barrier behind it. They may
-  // be the same rows. A sum factor, norm and scale are applied to `y`.
+  // Adds scale * the residual block of `x` [tokens, width] to `y` [tokens, width], and ends with a barrier. Both may be
+  // the same rows. A sum factor, norm and scale are applied to `y`.
   void run(Worker& worker, const Step& step, const float* x, float* y, float scale = 1) const;
-  // Only what `run` of `x` writes to the KV cache.
+  // Writes only what `run` of `x` writes to the KV cache.
   void remember(Worker& worker, const Step& step, const float* x) const;
 
  private:
@@ -31,7 +31,7 @@ class ResidualBlock {
   const int width_;
   const float scale_, sum_factor_;
   Norm norm_, post_norm_, sum_norm_;
-  float* sum_scale_ = nullptr;  // or null
+  float* sum_scale_ = nullptr;  // null if the plan has none
   Buffer<float> mixed_;  // [T, width], if there is a post-norm
   std::unique_ptr<const Mixer> mixer_;
 };

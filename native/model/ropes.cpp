@@ -25,7 +25,7 @@ void Ropes::compute(int token, int position, float factor) const {
     float* cos = entries(static_cast<int>(i), token);
     float* sin = cos + table.inv_freq.size();
     for (const float frequency : table.inv_freq) {
-      const float angle = static_cast<float>(position) * (frequency / factor);  // in float, as the models were trained
+      const float angle = static_cast<float>(position) * (frequency / factor);  // in float, as in training
       *cos++ = std::cos(angle) * table.factor;
       *sin++ = std::sin(angle) * table.factor;
     }

@@ -11,12 +11,12 @@ namespace tidewheel {
 
 class Ropes {
  public:
-  // The number of the table for a rope.
+  // Returns the number of the rope's table.
   int add(const RopePlan& rope);
   // Throws std::bad_alloc.
   void allocate(int max_tokens);
 
-  // All tables' entries of a token, whose angles are divided by `factor`: see Adapter::rope_factor.
+  // Computes a token's entries in all tables, with its angles divided by `factor`: see Adapter::rope_factor.
   void compute(int token, int position, float factor = 1) const;
   // [pairs]
   const float* cosines(int table, int token) const { return entries(table, token); }

@@ -20,7 +20,8 @@ void score(const RouterPlan& plan, int experts, float* logits) {
   for (int e = 0; e < experts; ++e) logits[e] /= sum;
 }
 
-// The indices of the `count` largest, of equal ones those that come first. `best` [count] is in no order that matters.
+// Writes the indices of the `count` largest values to `best` [count], in any order. Of equal values, the first ones are
+// taken.
 void take_largest(const float* values, int size, int count, int32_t* best) {
   for (int i = 0; i < size; ++i) {
     int place = std::min(i, count);
@@ -31,7 +32,7 @@ void take_largest(const float* values, int size, int count, int32_t* best) {
   }
 }
 
-// Experts of other groups than the best ones cannot be chosen.
+// Makes it impossible to choose experts outside of the best groups.
 void keep_groups(const RouterPlan& plan, int experts, float* choice, float* groups) {
   const int size = experts / plan.num_groups;
   for (int g = 0; g < plan.num_groups; ++g) {
@@ -51,7 +52,8 @@ void keep_groups(const RouterPlan& plan, int experts, float* choice, float* grou
   }
 }
 
-// Experts one after the other, each with its share of the softmax over those left whose logits are near its own.
+// Chooses experts one after the other. Each one's weight is its share of a softmax over the remaining experts whose
+// logits are near its own.
 void mix(const RouterPlan& plan, int experts, int per_token, const float* logits, const float* scales, int32_t* chosen,
          float* weights) {
   for (int i = 0; i < per_token; ++i) {
@@ -103,7 +105,7 @@ void RowsByExpert::sort(int tokens, const int32_t* chosen, const float* weights,
     if (starts_[e + 1] > 0) used_.push_back(static_cast<int32_t>(e));
     starts_[e + 1] += starts_[e];
   }
-  // Each start moves to the end of its rows, which is where the next one began.
+  // Each start has moved to the end of its rows, where the next expert's rows begin.
   for (int row = 0; row < rows; ++row) {
     const int place = starts_[chosen[row]]++;
     token_of[place] = row / per_token_;

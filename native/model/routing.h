@@ -8,15 +8,15 @@ namespace tidewheel {
 
 // RouterSpec of engine/models/spec/experts.py.
 struct RouterPlan {
-  bool sigmoid = false;  // else softmax
+  bool sigmoid = false;  // otherwise softmax
   bool normalize = true;
   bool bias = false, correction_bias = false;
   int num_groups = 1, kept_groups = 1;
-  bool best_two = false;  // a group is as good as the sum of its two best experts, else as its best one
+  bool best_two = false;  // a group's score is the sum of its two best experts' scores; otherwise the best one's
   float scale = 1;
-  bool expert_scales = false;  // each expert has a number that its weights are multiplied by
-  bool sparse_mixer = false;  // experts are chosen one after the other, among logits that are near; else by scores
-  float jitter = 0;           // how near
+  bool expert_scales = false;  // each expert has a factor for its weights
+  bool sparse_mixer = false;  // choose experts one by one, with weights from near logits; otherwise by scores
+  float jitter = 0;           // how near logits must be
   void visit_fields(auto&& field) {
     field("sigmoid", sigmoid), field("normalize", normalize), field("bias", bias),
     field("correction_bias", correction_bias), field("num_groups", num_groups), field("kept_groups", kept_groups),
@@ -25,22 +25,22 @@ struct RouterPlan {
   }
 };
 
-// Chooses `per_token` experts of one token, in ascending order. `logits` [experts] become scores. `correction` [experts]
-// or null, and so `scales`. `choice` [experts + groups] is scratch memory. Every choice is one of the experts, whatever
-// the logits are.
+// Chooses `per_token` experts for one token, in ascending order. `logits` [experts] become scores. `correction` and
+// `scales` are [experts], or null. `choice` [experts + groups] is scratch memory. Every choice is a valid expert,
+// whatever the logits are.
 void route(const RouterPlan& plan, int experts, int per_token, float* logits, const float* correction, const float* scales,
            float* choice, int32_t* chosen, float* weights);
 
-// The rows of a step, sorted by expert: a row is a token for one of its experts.
+// A step's rows sorted by expert. A row is a token for one of its experts.
 class RowsByExpert {
  public:
   RowsByExpert(int experts, int per_token) : per_token_(per_token), starts_(experts + 1) { used_.reserve(experts); }
 
-  // `chosen` and `weights` [tokens, per_token] become `tokens_of` and `weights_of` [rows]. Rows of an expert are in the
+  // `chosen` and `weights` [tokens, per_token] become `token_of` and `weight_of` [rows]. An expert's rows keep the
   // order of the tokens.
   void sort(int tokens, const int32_t* chosen, const float* weights, int32_t* token_of, float* weight_of);
 
-  // Experts that have rows, in ascending order.
+  // The experts that have rows, in ascending order.
   const std::vector<int32_t>& used() const { return used_; }
   int begin(int expert) const { return starts_[expert]; }
   int count(int expert) const { return starts_[expert + 1] - starts_[expert]; }

@@ -9,7 +9,7 @@
 
 namespace tidewheel {
 
-// The arrays of engine/devices/batch.py's SamplingBatch, one entry a row, and where the results go.
+// The arrays of engine/devices/batch.py's SamplingBatch, with one entry per row, and the arrays for results.
 struct Sampling {
   std::span<const float> temperature, top_p, min_p;
   std::span<const int32_t> top_k;
@@ -24,9 +24,9 @@ struct Sampling {
   const uint32_t* masks = nullptr;             // [num_masks, mask_words]
   size_t num_masks = 0, mask_words = 0;
   std::span<int32_t> out_tokens;
-  std::span<float> out_logprobs;        // [R], or empty if no row asks
+  std::span<float> out_logprobs;        // [R], or empty if no row requests them
   std::span<int32_t> out_ranks;         // [R], or empty if no row has a target
-  std::span<int32_t> out_top_ids;       // [R, top_stride], likewise
+  std::span<int32_t> out_top_ids;       // [R, top_stride], or empty if no row requests them
   std::span<float> out_top_logprobs;
   int top_stride = 0;
 };
@@ -38,7 +38,7 @@ class Sampler {
   // Throws std::invalid_argument if an array does not fit the vocabulary or the others.
   void check(const Sampling& sampling, size_t rows) const;
 
-  // `worker` chooses the scratch memory: two calls at a time must not share it.
+  // `worker` selects the scratch memory: concurrent calls must not share it.
   void sample(const Sampling& sampling, size_t row, const float* logits, int worker) const;
 
  private:

@@ -9,7 +9,7 @@ namespace tidewheel {
 namespace {
 
 constexpr size_t kCacheLineFloats = 16;
-constexpr int64_t kPieceFloats = 16384;  // of a copy
+constexpr int64_t kPieceFloats = 16384;  // of one piece of a copy
 
 }  // namespace
 

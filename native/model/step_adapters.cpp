@@ -9,10 +9,10 @@
 namespace tidewheel {
 namespace {
 
-// LoRA panels of h that are computed before they are scaled.
+// The maximum of LoRA panels of h that are computed before their values are scaled.
 constexpr int kSome = 4;
 
-// Logits that a worker computes at a time, of a head of an adapter's own.
+// Logits that a worker computes at a time with an adapter's own head.
 constexpr int kLogits = 256;
 static_assert(kLogits % kLoraPanel == 0);
 
@@ -105,7 +105,7 @@ StepAdapters::Projection StepAdapters::projection(const Linear& linear, const Ro
 StepAdapters::Projection StepAdapters::projection(Assignment& assigned, int max_values) const {
   const int lora_panels = (max_values + kLoraPanel - 1) / kLoraPanel;
   const auto blocks = static_cast<int64_t>(assigned.blocks.size());
-  // Where there are few rows, all workers shall have something to do.
+  // With few rows, use small pieces, so that all workers have something to do.
   const int chunk = blocks < 2 * workers_ ? 1 : lora_panels, chunks = (lora_panels + chunk - 1) / chunk;
   return {assigned.rows.data(), blocks * chunks, &assigned, chunk, chunks};
 }
@@ -162,7 +162,7 @@ const LowRankRow* StepAdapters::project_down(Worker& worker) {
 
 template <typename LinearOf, typename RowOf>
 const LowRankRow* StepAdapters::project_mixture(Worker& worker, int max_values, LinearOf&& linear_of, RowOf&& row_of) {
-  // A late worker does not know the rows yet. The others are told of rows to which nothing is added, too.
+  // A late worker does not know the rows yet. On the others, rows to which nothing is added must be set too.
   const Projection all = worker.is_late() ? Projection{} : projection(mixture_, std::max(max_values, 1));
   worker.share(all.pieces, 1, [&](int64_t piece, int64_t) {
     const ExpertRows& expert = experts_[mixture_.blocks[piece / all.chunks].expert];

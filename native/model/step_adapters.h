@@ -1,4 +1,4 @@
-// What the adapters of a step's sequences add to its products.
+// The updates that the adapters of a step's sequences add to its products.
 #pragma once
 
 #include <algorithm>
@@ -18,28 +18,28 @@ namespace tidewheel {
 struct Rows;
 struct Output;
 
-// Rows of a mixture that one expert computes.
+// Rows of a mixture of experts that one expert computes.
 struct ExpertRows {
   const Linear *up, *down;
   int begin, count;        // among the rows of all experts
-  const int32_t* tokens;   // [count]; null: all of the step, in order
-  const float* weights;    // [count], which multiply what `up` reads; null: it is as it is
-  const float* activated;  // [count, stride], what `down` reads
+  const int32_t* tokens;   // [count]; null: all tokens of the step, in order
+  const float* weights;    // [count], factors for the input of `up`; null: none
+  const float* activated;  // [count, stride], the input of `down`
   size_t stride;
 };
 
 class StepAdapters {
   static constexpr int kBlockRows = 4;
 
-  // Rows with the same adapter, and of one expert, whose A is read once for all of them.
+  // Rows with the same adapter and the same expert. Its A is read once for all of them.
   struct Block {
     const Adapter* adapter = nullptr;
     int rows[kBlockRows] = {};
     int count = 0;
-    int expert = 0;  // of a mixture, by `experts_`
+    int expert = 0;  // of a mixture: index in `experts_`
   };
 
-  // Rows of a product, by their adapters.
+  // The rows of a product, grouped by adapter.
   struct Assignment {
     std::vector<Block> blocks;
     std::vector<LowRankRow> rows;
@@ -51,26 +51,27 @@ class StepAdapters {
  public:
   StepAdapters(const Kernels& kernels, Workspace& workspace) : kernels_(kernels), workspace_(workspace) {}
 
-  // Before `allocate`: a mixture has `experts` experts, and `rows_per_token` rows of a token.
+  // Called before `allocate`: a mixture has `experts` experts, and `rows_per_token` rows for each token.
   void need_experts(int experts, int rows_per_token) {
     max_experts_ = std::max(max_experts_, experts);
     rows_per_token_ = std::max(rows_per_token_, rows_per_token);
   }
 
-  // Makes room for adapters of these matrices and of an embedding of that size, with ranks up to `max_rank`; 0: there
-  // are none. Throws std::bad_alloc.
+  // Allocates memory for adapters of these matrices and of an embedding of this size, with ranks up to `max_rank`; 0:
+  // no adapters. Throws std::bad_alloc.
   void allocate(const std::map<const Linear*, std::string>& matrices, int embedding_size, int max_rank, int workers);
   int values_limit() const { return max_values_; }
 
-  // From any thread: the adapter that sequences name by this number from the next step on; null takes it away.
+  // May be called from any thread: sets the adapter that sequences refer to by this number from the next step on. Null
+  // removes it.
   void set(int number, std::shared_ptr<const Adapter> adapter);
 
-  // For the step that comes: the sequences' adapters by number, -1 for none; empty: none has one. Logits are computed
-  // in turns of at most `room` rows. Throws std::invalid_argument for a number that names none.
+  // Called before a step. `numbers` has the sequences' adapter numbers, -1 for none; empty if no sequence has one.
+  // Logits are computed in turns of at most `room` rows. Throws std::invalid_argument for an unknown number.
   void begin(std::span<const int32_t> numbers, std::span<const int32_t> query_start, std::span<const int32_t> logits_rows,
              size_t room);
 
-  // That of one of the step's tokens; null: it has none.
+  // The adapter of one of the step's tokens; null if it has none.
   const Adapter* of_token(size_t token) const { return used_.empty() ? nullptr : of_token_[token]; }
 
   // What has to be computed of h before a product: `pieces` calls of `project`, in any order.
@@ -78,38 +79,40 @@ class StepAdapters {
     const LowRankRow* rows = nullptr;  // for `GemmArgs::low_rank`; null: nothing is added to this matrix
     int64_t pieces = 0;
     Assignment* assigned = nullptr;
-    int chunk = 1, chunks = 1;  // LoRA panels of h in a piece, and pieces of a block
+    int chunk = 1, chunks = 1;  // LoRA panels of h per piece, and pieces per block
   };
   Projection projection(const Linear& linear, const Rows& rows);
   void project(Worker& worker, const Projection& projection, int64_t piece, const Linear& linear, const Rows& rows);
 
   // Whether an adapter of the step changes one of the matrices from `first` to `last`, in the order of Linear::id.
   bool changes(const Linear& first, const Linear& last) const;
-  // The rows of a mixture, expert by expert, once they are known. One worker makes these calls, and others wait for it.
+  // Set the rows of a mixture, expert by expert, when they are known. One worker makes these calls, and the others wait
+  // for it.
   void begin_experts() { experts_.clear(), mixture_.clear(), max_up_ = max_down_ = 0; }
   void add_expert(const ExpertRows& rows);
-  // h of all rows of the mixture, whose experts read rows of x. End with a barrier.
+  // Compute h of all rows of the mixture, for products with `up`, which reads rows of x, and with `down`. End with a
+  // barrier.
   const LowRankRow* project_up(Worker& worker, const float* x, size_t stride);
   const LowRankRow* project_down(Worker& worker);
 
-  // Of a turn of logits: how many rows have adapters with a head of their own.
+  // The number of rows in a turn of logits whose adapters have a head of their own.
   int rows_with_own_head(int turn) const { return used_.empty() ? 0 : turns_[turn].own_heads; }
-  // The logits of those rows. Ends with a barrier.
+  // Computes the logits of those rows. Ends with a barrier.
   void own_logits(Worker& worker, const Linear& head, const Rows& rows, const Output& output);
 
  private:
   void assign(std::span<const Adapter* const> adapters, Assignment& to) const;
-  // Of all matrices whose h has at most `max_values` values.
+  // The projection for all matrices whose h has at most `max_values` values.
   Projection projection(Assignment& assigned, int max_values) const;
-  // The block's rows of x, normalized if that has to be, and packed for its adapter.
+  // Packs the block's rows of x for its adapter, normalized if there is a norm.
   void pack_rows(Worker& worker, const Block& block, int k, const Rows& rows, const void** packed) const;
-  // Packs a row x as the r-th of a block.
+  // Packs a row x as row r of a block.
   const void* pack_row(Worker& worker, const Block& block, int r, const float* x, int k) const;
-  float* row_scratch(Worker& worker) const;  // room of one row of x
-  // A piece of h, where `pack(block, packed)` packs the block's rows of x.
+  float* row_scratch(Worker& worker) const;  // memory for one row of x
+  // Computes a piece of h. `pack(block, packed)` packs the block's rows of x.
   template <typename Pack>
   void project_piece(const Projection& projection, int64_t piece, const Linear& linear, Pack&& pack);
-  // h of the rows of a mixture, of which `row_of(expert, row)` are those of x. Ends with a barrier.
+  // Computes h of a mixture's rows. `row_of(expert, row)` returns a row of x. Ends with a barrier.
   template <typename LinearOf, typename RowOf>
   const LowRankRow* project_mixture(Worker& worker, int max_values, LinearOf&& linear_of, RowOf&& row_of);
   char* h(int row) const { return values_.data() + row * stride_ * sizeof(float); }
@@ -119,16 +122,16 @@ class StepAdapters {
   int max_values_ = 0, workers_ = 1;
   int max_experts_ = 0, rows_per_token_ = 1;
   size_t stride_ = 0, scratch_stride_ = 0;  // floats
-  Arena values_;  // [rows, stride]: h of one matrix, or of the matrices of a mixture that read the same
-  std::vector<std::shared_ptr<const Adapter>> used_;  // in this step; empty: what follows is of an earlier one
+  Arena values_;  // [rows, stride]: h of one matrix, or of a mixture's matrices of one kind
+  std::vector<std::shared_ptr<const Adapter>> used_;  // in this step; if empty, the members below are out of date
   std::vector<const Adapter*> of_token_, of_logits_;
   Assignment tokens_;
   std::vector<Assignment> turns_;  // of logits
-  // What follows is of a mixture. It has room for every step.
+  // The members below belong to a mixture. They have room for every step.
   std::vector<ExpertRows> experts_;
   Assignment mixture_;
   int max_up_ = 0, max_down_ = 0;  // values of h
-  std::mutex mutex_;  // of `adapters_`
+  std::mutex mutex_;  // guards `adapters_`
   std::map<int, std::shared_ptr<const Adapter>> adapters_;
 };
 

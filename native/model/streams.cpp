@@ -7,7 +7,7 @@
 namespace tidewheel {
 namespace {
 
-// In an order of its own, so that the compiler may use vectors.
+// Sums in a fixed order that lets the compiler use vectors.
 float mean_square(const float* x, int size) {
   std::array<float, 16> sums{};
   int i = 0;

@@ -1,5 +1,5 @@
-// Memory for activations, which the parts of a model use one after the other, and scratch memory for every worker. It is
-// laid out while a model is put together, and then allocated once.
+// Memory for activations, which the parts of a model use one after the other, and scratch memory for every worker. It
+// is laid out while a model is built, and then allocated once.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 
 namespace tidewheel {
 
-// A place in a workspace for `stride` elements of each row.
+// A place in a workspace, with `stride` elements for each row.
 template <typename T>
 struct Buffer {
   size_t offset = 0, stride = 0;
@@ -20,7 +20,7 @@ struct Buffer {
 
 class Workspace {
  public:
-  // While a Turn lives, new buffers get memory of their own. When it ends, that memory is free for the next ones.
+  // While a Turn exists, new buffers get memory of their own. When it ends, later buffers may use that memory.
   class Turn {
    public:
     explicit Turn(Workspace& workspace) : workspace_(workspace), begin_(workspace.next_) {}
@@ -33,7 +33,7 @@ class Workspace {
     const size_t begin_;
   };
 
-  // `rows`: the most tokens of a step, or rows that want logits.
+  // `rows`: the maximum number of tokens in a step, or of rows that want logits at a time.
   explicit Workspace(size_t rows) : rows_(rows) {}
 
   size_t rows() const { return rows_; }
@@ -66,7 +66,7 @@ class Workspace {
   const size_t rows_;
   size_t next_ = 0, bytes_ = 0, scratch_stride_ = 0;
   Arena memory_;
-  std::vector<Arena> scratch_;  // [groups], one piece a worker
+  std::vector<Arena> scratch_;  // [groups], one piece for each worker
 };
 
 }  // namespace tidewheel

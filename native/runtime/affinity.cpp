@@ -12,7 +12,7 @@ namespace tidewheel {
 
 #if defined(__APPLE__)
 
-// macOS places threads itself and does not allow pinning. A team that meets at barriers would wait for the efficiency
+// macOS places threads itself and does not allow pinning. At each barrier a team would wait for threads on efficiency
 // cores. So there are only as many threads as performance cores.
 std::vector<int> affinity() {
   int count = 0;

@@ -1,4 +1,4 @@
-// On which processors threads may run, and pinning them there.
+// Which processors threads may run on, and pinning threads to them.
 #pragma once
 
 #include <vector>
@@ -11,7 +11,8 @@ constexpr int kMaxCpus = 1024;
 // The processors that the calling thread may use, ascending; never empty.
 std::vector<int> affinity();
 
-// Keeps the calling thread on these processors, or on one. If the system refuses or cannot do it, only speed is lost.
+// Restricts the calling thread to these processors, or to one. If the system refuses or cannot do it, only speed is
+// lost.
 void run_on(const std::vector<int>& cpus);
 inline void pin_to(int cpu) { run_on({cpu}); }
 

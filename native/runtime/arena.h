@@ -17,7 +17,7 @@ class Arena {
   Arena() = default;
   explicit Arena(size_t bytes) : bytes_(bytes) {
     if (bytes_ == 0) return;
-    // Begin at a huge page. Otherwise the first huge page could be shared with other memory, on another node.
+    // Begin at a huge page boundary. Otherwise the first huge page could be shared with other memory, on another node.
     const size_t spare = bytes_ < kHugePage ? 0 : kHugePage;
     const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE)), whole = (bytes_ + page - 1) / page * page;
     void* const mapped = mmap(nullptr, whole + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -27,7 +27,7 @@ class Arena {
     if (skipped) munmap(mapped, skipped);
     if (spare > skipped) munmap(data_ + whole, spare - skipped);
 #ifdef MADV_HUGEPAGE
-    madvise(data_, bytes_, MADV_HUGEPAGE);  // only a hint: without huge pages everything works, a little slower
+    madvise(data_, bytes_, MADV_HUGEPAGE);  // only a hint: without huge pages everything works, but a little slower
 #endif
   }
   Arena(Arena&& other) noexcept : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}

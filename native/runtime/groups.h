@@ -1,5 +1,5 @@
-// What the groups of a team own. A group is the workers of one NUMA node. Its memory is on that node because they touch
-// it first. This needs no library and no permission; containers deny mbind.
+// What the groups of a team own. A group consists of the workers of one NUMA node. Its memory is on that node because
+// they touch it first. This needs no library and no permission; containers deny mbind.
 #pragma once
 
 #include <cstdint>

@@ -11,13 +11,13 @@ namespace tidewheel {
 // Best first; scalar is always the last.
 std::vector<const Kernels*> available_kernels();
 
-// Why a level is behind one with fewer instructions on this processor; empty if none is.
+// Why a level ranks behind one with fewer instructions on this processor; empty if none does.
 std::string kernels_note();
 
-// Whether a cache line that is prefetched brings the next one along.
+// Whether prefetching a cache line also brings the next one.
 bool brings_line_pairs();
 
-// The table of a level by name. "" or "auto" is the best one, unless TIDEWHEEL_ISA names another. Throws
+// The kernel table of a level, by name. "" or "auto" gives the best level, unless TIDEWHEEL_ISA names another. Throws
 // std::invalid_argument, which lists the levels that this processor has.
 const Kernels& choose_kernels(const std::string& name);
 

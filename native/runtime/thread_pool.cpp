@@ -10,8 +10,8 @@
 namespace tidewheel {
 namespace {
 
-// Spin for a while first, because other workers are usually only microseconds away. Then yield the processor to others,
-// mainly the event loop, which still allows a quick wake-up. Then sleep.
+// Spin for a while first, because other workers are usually only microseconds away. Then yield the processor to other
+// threads, mainly the event loop; waking up is still quick. Then sleep.
 constexpr int kSpins = 2000;
 constexpr int64_t kYieldNanoseconds = 300'000;
 
@@ -66,8 +66,8 @@ Worker::Worker(ThreadPool& pool, int index, unsigned phase)
     : pool_(pool), index_(index), group_index_(pool.places_[index].group), group_(pool.groups_[group_index_]),
       index_in_group_(pool.places_[index].index_in_group), first_phase_(phase) {}
 
-// The last worker of a group to arrive reports for its group. That of the last group releases all groups, each through
-// its own word.
+// The last worker of a group to arrive reports for its group. The last worker of the last group releases all groups,
+// each through its own atomic variable.
 void Worker::barrier(bool last) {
   if (pool_.size() == 1) return;
   const uint32_t generation = group_.barrier_generation.load(std::memory_order_relaxed);
@@ -82,7 +82,7 @@ void Worker::barrier(bool last) {
         group.barrier_generation.store(generation + 1, std::memory_order_release);
         group.barrier_generation.notify_all();
       }
-      if (admits) pool_.move_door(ThreadPool::Door::kInside);  // not before: this barrier is not its first
+      if (admits) pool_.move_door(ThreadPool::Door::kInside);  // only now: the late worker is not part of this barrier
       return;
     }
   }
@@ -95,7 +95,7 @@ bool Worker::take_of_range(int member, int64_t size, bool own, int64_t& begin, i
   std::atomic<uint64_t>& left = group_.ranges[member].left;
   uint64_t seen = left.load(std::memory_order_relaxed), taken;
   do {
-    // A range of an earlier call: nobody has begun this one.
+    // The range belongs to an earlier call: no worker has begun this one.
     const bool is_new = seen >> 2 * kBits != range_call_;
     begin = is_new ? 0 : static_cast<int64_t>(seen >> kBits & kMask);
     end = is_new ? size : static_cast<int64_t>(seen & kMask);
@@ -115,7 +115,7 @@ bool Worker::take_of_range(int member, int64_t size, bool own, int64_t& begin, i
 
 std::atomic<int64_t>& Worker::take_counter(bool own) {
   const unsigned current = phase_++ % 3;
-  // The next counters are not touched before all have passed this phase's barrier.
+  // No worker touches the next counters before all have passed this phase's barrier.
   if (index_in_group_ == 0) group_.counters[phase_ % 3].next.store(0, std::memory_order_relaxed);
   return (own ? group_ : pool_.groups_.front()).counters[current].next;
 }

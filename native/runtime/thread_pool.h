@@ -14,7 +14,7 @@
 
 namespace tidewheel {
 
-// Bytes that caches exchange as one unit.
+// The size of a cache line, the unit that caches exchange.
 #if defined(__s390x__)
 constexpr size_t kCacheLine = 256;
 #else
@@ -23,12 +23,12 @@ constexpr size_t kCacheLine = 64;
 
 class ThreadPool;
 
-// The state over which the workers of a group synchronize, in its own cache lines, so that waiting stays within a node.
+// The state by which a group's workers synchronize. It has its own cache lines, so that waiting stays within a node.
 struct WorkerGroup {
   struct alignas(kCacheLine) Counter {
     std::atomic<int64_t> next{0};
   };
-  // What is left of a worker's own range: the call that it belongs to, 8 bits, and its begin and end, 28 bits each.
+  // What is left of a worker's own range: the call that it belongs to (8 bits), its begin and its end (28 bits each).
   struct alignas(kCacheLine) Range {
     std::atomic<uint64_t> left{0};
   };
@@ -37,8 +37,8 @@ struct WorkerGroup {
   int members = 0;  // workers that take part now: all except a yielded one
   alignas(kCacheLine) std::atomic<int> arrived{0};
   alignas(kCacheLine) std::atomic<uint32_t> barrier_generation{0};
-  // Three are enough. One is in use, the next one is ready at 0, and a late worker may still read the one before on its
-  // way to the barrier.
+  // Three are enough: one is in use, the next one is ready at 0, and a late worker may still read the previous one on
+  // its way to the barrier.
   Counter counters[3];
   std::vector<Range> ranges;  // [workers]
 };
@@ -69,8 +69,8 @@ class Worker {
     share_from(true, count, grain, body);
   }
 
-  // The same in ranges: a worker takes what lies one behind the other, so that what it reads is a stream, in pieces
-  // that shrink to 1. Who is done helps others, from the end of their ranges. `total` is less than 2^28.
+  // The same in ranges. A worker takes consecutive pieces of its own range, so that it reads memory as a stream. The
+  // pieces shrink to 1. A worker that is done helps others, from the end of their ranges. `total` is less than 2^28.
   template <typename Body>
   void share_ranges_in_group(int64_t total, Body&& body) {
     range_call_ = range_call_ % kMaxCalls + 1;
@@ -98,12 +98,13 @@ class Worker {
     barrier();
   }
 
-  // Calls are counted from 1 on, again and again: 0 is what a range of no call has.
+  // Calls are counted from 1 to kMaxCalls, then from 1 again. A range that belongs to no call has 0.
   static constexpr int kMaxCalls = 255;
   // How many others a worker looks at when it is done.
   static constexpr int kMaxHelped = 7;
 
-  // Takes a piece of a member's range of `size`, from its begin or its end. False if nothing is left.
+  // Takes a piece of a member's range of `size` items: from its begin if it is the worker's `own`, otherwise from its
+  // end. False if nothing is left.
   bool take_of_range(int member, int64_t size, bool own, int64_t& begin, int64_t& end);
 
   bool skip() {
@@ -112,7 +113,7 @@ class Worker {
     return true;
   }
 
-  // The counter of the group, or of the team, which is that of the first group.
+  // The group's counter if `own`, otherwise the team's, which is that of the first group.
   std::atomic<int64_t>& take_counter(bool own);
 
   // Wait until the whole team has arrived. At the `last` barrier of a job, no yielded worker is let in.
@@ -124,13 +125,13 @@ class Worker {
   const int index_in_group_;
   const unsigned first_phase_;
   unsigned phase_ = 0;  // calls of `share...` so far
-  uint8_t range_call_ = 0;  // of those of `share_ranges_in_group`
+  uint8_t range_call_ = 0;  // the number of the last call of `share_ranges_in_group`
 };
 
 class ThreadPool {
  public:
-  // Makes a thread for each processor of the `groups`, pinned there, except for the first one, which is the caller's.
-  // Throws std::invalid_argument for a group without a processor.
+  // Makes a thread for each processor of the `groups`, pinned to it. The first processor gets no thread: it belongs to
+  // the caller. Throws std::invalid_argument for a group without a processor.
   explicit ThreadPool(const std::vector<std::vector<int>>& groups);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -143,7 +144,7 @@ class ThreadPool {
   // at all. It takes no part in the calls of `share...` before it joins.
   void run(const std::function<void(Worker&)>& job);
 
-  // Leave the last worker's processor to other threads until `reclaim_core` was called as often as `yield_core`.
+  // Leave the last worker's processor to other threads until `reclaim_core` has been called as often as `yield_core`.
   // Workers meet dozens of times a millisecond. If there are as many workers as processors, any other thread takes a
   // processor from one of them, and all others wait for it. If the last worker is alone in its group, it is not
   // yielded. The thread that runs jobs calls `yield_core`. Any thread may call `reclaim_core`, which lets the worker
@@ -164,12 +165,13 @@ class ThreadPool {
     int cpu, group, index_in_group;
   };
 
-  // The last worker takes part in jobs; or a job began without it; or it wants to join.
+  // Where the last worker is: it takes part in jobs, or a job began without it, or it wants to join.
   enum class Door : uint32_t { kInside, kOutside, kWaiting };
 
   void serve(int index);
   void serve_yielding(int index);
-  // Whether the last worker joins, beginning with that call of `share...`. Call only while no other worker moves.
+  // Lets the last worker join, from that call of `share...` on, if it waits for this. Returns whether it does. Call
+  // this only while no other worker runs.
   bool expect_latecomer(unsigned phase);
   void move_door(Door door);
   bool can_yield() const { return groups_.back().workers > 1; }

@@ -1,4 +1,4 @@
-// The processors that this process may use: all of its affinity mask, and one for each physical core.
+// The processors that this process may use: all that its affinity mask allows, and one for each physical core.
 #pragma once
 
 #include <optional>
@@ -18,7 +18,7 @@ struct Topology {
   std::vector<int> cores;          // one allowed cpu for each physical core
 };
 
-// By default, `root` is "/" and `allowed` is what the calling thread may run on. Tests pass their own /proc and /sys.
+// By default, `root` is "/" and `allowed` is the calling thread's affinity. Tests pass their own /proc and /sys.
 Topology read_topology(const std::string& root = "/", const std::optional<std::vector<int>>& allowed = std::nullopt);
 
 // "0-3,8" as {0, 1, 2, 3, 8}. Throws std::invalid_argument, which names what it cannot read.

@@ -1,6 +1,7 @@
-// Products of attention with K and V of bfloat16, on tile registers. A block lies in the cache as they take it: in K, the
-// same two elements of its 16 tokens are a line, and in V the same 16 elements of two tokens. A row's sums are those of whole
-// instructions, in the order of K's elements and of V's blocks, with any other rows or alone.
+// Attention's products with bfloat16 K and V, on tile registers. Cached blocks already have the layout that tiles need:
+// a line of K holds the same two elements of all 16 tokens, and a line of V holds 16 elements of two tokens. A row is
+// summed by whole instructions, in the order of K's elements and of V's blocks, so its result is the same alone and
+// among other rows.
 #pragma once
 
 #include "kernels/attention_elements.h"
@@ -18,7 +19,7 @@ class TileProducts : public ElementReader<bf16> {
         weights_(scratch.take<bf16>((spread_ ? rows.count : kRows) * kAttentionTile)),
         line_(spread_ ? kSpreadValues : values_), last_block_(scratch.take<bf16>(kBlockTokens * line_)) {}
 
-  // Writes the dot products of rows with K of the tile's first blocks.
+  // Writes the dot products of `rows` rows with K of the tile's first `blocks` blocks.
   void score_blocks(int rows, int row, int blocks) {
     tiles_.shape(rows, shapes);
     int block = 0;
@@ -42,11 +43,11 @@ class TileProducts : public ElementReader<bf16> {
 
  private:
   static constexpr int kSums = 4;  // tiles 0 to 3
-  static constexpr int kInputs = kTileLine / int{sizeof(bf16)};    // that a product sums: twice a block's tokens
-  static constexpr int kColumns = kTileLine / int{sizeof(float)};  // of a sum
+  static constexpr int kInputs = kTileLine / int{sizeof(bf16)};    // summed by one product: twice a block's tokens
+  static constexpr int kColumns = kTileLine / int{sizeof(float)};  // of one tile of sums
   static_assert(kColumns == kBlockTokens && kInputs == 2 * kBlockTokens);
 
-  // Of queries or weights, 4 has 32 inputs and 5 has 16. They are multiplied by 6 and 7.
+  // Tiles 4 and 5 hold 32 and 16 inputs of queries or weights. They are multiplied by tiles 6 and 7.
   static TileShapes shapes(int rows) {
     TileShapes s;
     for (const int tile : {0, 1, 2, 3, 4}) s.set(tile, rows, kTileLine);
@@ -65,7 +66,7 @@ class TileProducts : public ElementReader<bf16> {
     repeat<COUNT>([&](auto i) { tilestored<i>(scores_ + (first + i) * kBlockTokens, kAttentionTile * sizeof(float)); });
   }
 
-  // Adds the products of Q and K from element d on.
+  // Adds the products of Q and K for one tile of elements, from element d on.
   template <int COUNT, int A, int B>
   void add_scores(int row, int first, int d) {
     tileloadd<A>(q_ + size_t(row) * dim_ + d, dim_ * sizeof(bf16));
@@ -103,7 +104,7 @@ class TileProducts : public ElementReader<bf16> {
     }
   }
 
-  // V from element d on, of the block that begins with the tile's token t.
+  // V of the block that begins with the tile's token t, from element d on.
   const bf16* values(int t, int tokens, int d) const {
     const bf16* const block = t + kBlockTokens > tokens ? last_block_
                               : spread_                 ? spread_ + t * kSpreadValues
@@ -111,7 +112,7 @@ class TileProducts : public ElementReader<bf16> {
     return block + (d - (spread_ ? columns_.begin : 0)) * 2;
   }
 
-  // The slots after the last token may hold anything, even NaN, from earlier use of the block: they become zeros.
+  // Slots after the last token may hold anything from earlier use of the block, even NaN. In the copy they are zeros.
   void copy_last_block(int tokens) {
     const int count = tokens % kBlockTokens, t = tokens - count, whole = count / 2 * 2 * line_;
     const bf16* const block = spread_ ? spread_ + t * kSpreadValues : head(t / kBlockTokens).v();
@@ -122,8 +123,8 @@ class TileProducts : public ElementReader<bf16> {
     }
   }
 
-  // Prefetches what will be loaded into a tile of that number from a block `ahead` bytes away. It is done with a task's first
-  // rows: the others read the same.
+  // Prefetches what a later load into tile TILE will read, from a block `ahead` bytes away. Only a task's first rows do
+  // this, because the other rows read the same memory.
   template <int TILE>
   static void bring_tile(const bf16* p, size_t line, ptrdiff_t ahead) {
     const char* const later = reinterpret_cast<const char*>(p) + ahead;
@@ -134,7 +135,7 @@ class TileProducts : public ElementReader<bf16> {
 
   bf16* const q_;           // [rows, dim]
   bf16* const weights_;     // [kRows, or all rows if V is spread, kAttentionTile]
-  const int line_;          // elements of V, of two tokens each, from one line of a block to the next
+  const int line_;          // V's elements from one line of a block to the next; a line holds two tokens
   bf16* const last_block_;  // [kBlockTokens / 2, line_, 2]
   Tiles tiles_;
 };

@@ -1,5 +1,5 @@
-// How weights and GEMM inputs are packed for tile registers, of 16 rows of 64 bytes. Weights lie as for AVX-512, whose units
-// of four bytes are what a tile's columns take; a row of inputs in a tile takes a run.
+// How weights and GEMM inputs are packed for tile registers, which have 16 rows of 64 bytes. Weights are packed as for
+// AVX-512: its units of four bytes are what a tile's columns need. A tile's row takes one run of a row's inputs.
 #pragma once
 
 #include "kernels/element.h"
@@ -15,7 +15,7 @@ template <typename T>
 constexpr int kFloatRun = Element<T>::kStep;
 template <>
 constexpr int kFloatRun<bf16> = 32;
-constexpr int kGroupRun = 32;  // half a row: sums of other groups must not mix
+constexpr int kGroupRun = 32;  // half a tile row: sums of different groups must not mix
 constexpr int kChannelRun = 64;
 constexpr int kBlockRun = 32;
 constexpr bool kExpandedForTiles = true;
@@ -25,10 +25,10 @@ constexpr int packed_rows(WeightKind kind) {
   return kind == WeightKind::kFloat32 || kind == WeightKind::kFloat16 || kind == WeightKind::kTable4 ? kTileRows : 16;
 }
 
-// Int8 weights are stored as two's complement: tiles multiply signed bytes by signed bytes, and nothing is to be corrected.
+// Int8 weights are stored as two's complement. Tiles multiply signed bytes by signed bytes, so no correction is needed.
 constexpr uint8_t kInt8Flip = 0x80;
 
-// Half of a core's second-level cache, which has 2 MiB wherever there is AMX.
+// Half of a core's L2 cache, which has 2 MiB on every processor with AMX.
 constexpr size_t kRowBlockBytes = 1 << 20;
 
 }  // namespace tidewheel::TW_ISA

@@ -1,6 +1,6 @@
-// The instructions of AMX, by their names. In assembly, because the compiler's intrinsics do not tell it which memory they
-// read (gcc 12): what was to be stored before could come later, or never. The tests have a model of the processor in this
-// header's place.
+// AMX instructions, under their own names. They are written in assembly because the compiler's intrinsics (gcc 12) do
+// not say which memory they read: earlier stores could be moved behind them or removed. Tests replace this header by a
+// model of the processor.
 #pragma once
 
 #include <cstddef>
@@ -9,18 +9,18 @@
 
 namespace tidewheel::TW_ISA {
 
-// 64 bytes: palette, start row, 14 zeros, 16 times the bytes of a row, 16 times rows.
+// `config` has 64 bytes: palette, start row, 14 zeros, the bytes per row of 16 tiles, the rows of 16 tiles.
 TW_INLINE void ldtilecfg(const void* config) {
   asm volatile("ldtilecfg %0" : : "m"(*static_cast<const char(*)[64]>(config)));
 }
-// Tiles are as they were before the first configuration: nothing is left for the system to save.
+// Puts the tiles back into their initial state, so that the system has no tile state to save.
 TW_INLINE void tilerelease() { asm volatile("tilerelease"); }
 
 template <int TILE>
 TW_INLINE void tilezero() {
   asm volatile("tilezero %%tmm%c0" : : "i"(TILE));
 }
-// A tile's rows from or to memory, `stride` bytes apart.
+// Loads or stores a tile's rows, which are `stride` bytes apart.
 template <int TILE>
 TW_INLINE void tileloadd(const void* p, size_t stride) {
   asm volatile("tileloadd (%0,%1), %%tmm%c2" : : "r"(p), "r"(stride), "i"(TILE) : "memory");
@@ -30,7 +30,7 @@ TW_INLINE void tilestored(void* p, size_t stride) {
   asm volatile("tilestored %%tmm%c2, (%0,%1)" : : "r"(p), "r"(stride), "i"(TILE) : "memory");
 }
 
-// C += A B over pairs of bfloat16, and over quads of signed bytes.
+// C += A B over pairs of bfloat16, or over quads of signed bytes.
 template <int C, int A, int B>
 TW_INLINE void tdpbf16ps() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
@@ -39,7 +39,7 @@ template <int C, int A, int B>
 TW_INLINE void tdpbssd() {
   asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
 }
-// The same, with B's bytes unsigned.
+// The same for bytes, with those of B unsigned.
 template <int C, int A, int B>
 TW_INLINE void tdpbsud() {
   asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));

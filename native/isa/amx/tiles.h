@@ -1,4 +1,4 @@
-// The shapes of tile registers, and whose they are.
+// The shapes of tile registers, and the object that owns them.
 #pragma once
 
 #include <tile_registers.h>  // from the include path: the tests put a model in its place
@@ -18,8 +18,8 @@ struct alignas(64) TileShapes {
   }
 };
 
-// The tiles of the calling thread: shaped when the number of rows changes, and given back in the end, so that neither a
-// change of threads nor a signal has 8 KiB to save where nothing is multiplied.
+// Owns the calling thread's tiles. They are configured when the number of rows changes, and released at the end.
+// Otherwise context switches and signals would have to save 8 KiB even where nothing is multiplied.
 class Tiles {
  public:
   Tiles() = default;
@@ -29,7 +29,7 @@ class Tiles {
     if (rows_) tilerelease();
   }
 
-  // `shapes(rows)` are their TileShapes.
+  // `shapes(rows)` returns the TileShapes for that number of rows.
   template <typename Shapes>
   void shape(int rows, Shapes&& shapes) {
     if (rows == rows_) return;

@@ -1,5 +1,5 @@
 // The vector vocabulary on AVX2 with FMA and F16C: 8 floats a register, 16 registers. With VNNI (the avx2_vnni level is
-// compiled with it) quads of int8 have a dot instruction of their own.
+// compiled with it), quads of int8 have their own dot product instruction.
 #pragma once
 
 #include <immintrin.h>
@@ -76,7 +76,7 @@ TW_INLINE F choose(uint32_t bits, F x, F y) {
 }
 TW_INLINE uint32_t unordered(F a, F b) { return _mm256_movemask_ps(_mm256_cmp_ps(a.v, b.v, _CMP_UNORD_Q)); }
 
-// The set bits of every byte.
+// For every byte, the positions of its set bits.
 struct SetBits {
   uint8_t lanes[256][8];
 };
@@ -97,8 +97,8 @@ TW_INLINE int compress(float* p, F a, F low, F high) {
   return __builtin_popcount(mask);
 }
 
-// a * b + c, in c's register. For a loop of sums in most of the registers GCC 12 chooses other forms of the instruction, runs
-// out of registers, and then each step waits for a sum that went through memory.
+// a * b + c, in c's register. If a loop's sums need most of the registers, GCC 12 chooses other forms of the
+// instruction and runs out of registers. Each step then waits for a sum that went through memory.
 TW_INLINE F fma_in_place(F a, F b, F c) {
   asm("vfmadd231ps %2, %1, %0" : "+x"(c.v) : "x"(a.v), "x"(b.v));
   return c;
@@ -119,8 +119,8 @@ TW_INLINE Pairs load_pairs(const e5m2* p) {
   return {{_mm256_cvtph_ps(_mm_slli_epi16(pairs, 8))},
           {_mm256_cvtph_ps(_mm_and_si128(pairs, _mm_set1_epi16(static_cast<int16_t>(0xff00u))))}};
 }
-// Numbers of e4m3 as a 256th of each in binary16: the sign is copied down by one bit, and taken off there. The code for NaN
-// becomes 1.875.
+// A 256th of each e4m3 number, through binary16: the shift copies the sign into bit 14, and the mask clears it there.
+// The code for NaN arrives as 1.875.
 TW_INLINE F cached_e4m3(__m128i half) {
   const __m256 x = _mm256_cvtph_ps(_mm_and_si128(_mm_srai_epi16(half, 1), _mm_set1_epi16(static_cast<int16_t>(0xbf80u))));
   return {_mm256_or_ps(x, _mm256_cmp_ps(x, _mm256_set1_ps(1.875f), _CMP_EQ_OQ))};
@@ -138,9 +138,9 @@ TW_INLINE Pairs load_pairs(const int8_t* p) {
 template <bool SECOND, typename T>
   requires(requires(const T* p) { load_pairs(p); })
 TW_INLINE F load_half(const T* p) {
-  asm volatile("" : "+r"(p));  // else the compiler would keep what it has read for the other half
+  asm volatile("" : "+r"(p));  // otherwise the compiler would keep what it has read in a register for the other half
   if constexpr (SECOND && std::is_same_v<T, bf16>) {
-    // From memory, and not from a register, which a sum would lack.
+    // The mask is read from memory: a register for it would be missing for a sum.
     alignas(32) static constexpr uint32_t kUpper[] = {kUpperHalf, kUpperHalf, kUpperHalf, kUpperHalf,
                                                       kUpperHalf, kUpperHalf, kUpperHalf, kUpperHalf};
     __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
@@ -160,9 +160,9 @@ struct I {
   __m256i v;
 };
 TW_INLINE I set1_int(int x) { return {_mm256_set1_epi32(x)}; }
-// Keeps a sum in one register. After a loop of dot products: else GCC 12 keeps each sum as two variables, of the types that
-// the loop and the code after it want, and writes all sums to memory in each step. Within the loop: else it computes all
-// products first, writes them to memory, and adds them up afterwards.
+// Keeps a sum in one register. Needed after a loop of dot products: otherwise GCC 12 keeps each sum as two variables,
+// of the types that the loop and the code after it use, and writes all sums to memory in each step. Needed within the
+// loop too: otherwise it computes all products first, writes them to memory, and adds them up afterwards.
 TW_INLINE I settled(I a) {
   asm("" : "+x"(a.v));
   return a;
@@ -207,7 +207,7 @@ TW_INLINE F load(const int8_t* p) {
   return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))))};
 }
 
-// Numbers of e4m3 as a 256th of each in binary16: the sign is copied down by one bit, and taken off there.
+// Through binary16, which holds a 256th of each number. Sign extension copies the sign into bit 14; the mask clears it.
 TW_INLINE F load(const e4m3* p) {
   const __m128i wide = _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
   const __m128i half = _mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16(static_cast<int16_t>(0xbf80u)));
@@ -226,7 +226,7 @@ TW_INLINE void widen(const e4m3* from, bf16* to) {
 TW_INLINE I load(const uint32_t* p) { return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))}; }
 template <int SHIFT>
 TW_INLINE F lookup(const float* table, I codes) {
-  const __m256i index = _mm256_srli_epi32(codes.v, SHIFT);  // of which three bits count
+  const __m256i index = _mm256_srli_epi32(codes.v, SHIFT);  // only its lowest three bits are used
   const __m256 low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table), index);
   const __m256 high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table + 8), index);
   return {_mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(codes.v, 28 - SHIFT)))};
@@ -267,18 +267,18 @@ TW_INLINE Quads load_quads(const uint8_t* p) { return {_mm256_loadu_si256(reinte
 TW_INLINE __m256i dot_bytes(__m256i acc, __m256i bytes, __m256i signed_bytes) {
 #ifdef __AVXVNNI__
   return _mm256_dpbusd_avx_epi32(acc, bytes, signed_bytes);
-#else  // the same instruction in AVX-512's encoding: for tests, on processors that have only that
+#else  // the same instruction in AVX-512's encoding, for tests on processors that have only that one
   return _mm256_dpbusd_epi32(acc, bytes, signed_bytes);
 #endif
 }
 TW_INLINE I dot_quads(I acc, Quads q, const int8_t* x) { return {dot_bytes(acc.v, q.w, four_bytes(x))}; }
-// Of signed columns.
+// The same with signed columns and unsigned x.
 TW_INLINE I dot_quads(I acc, const uint8_t* x, Quads q) { return {dot_bytes(acc.v, four_bytes(x), q.w)}; }
 using NibbleSum = I;
 TW_INLINE I begin_nibbles(I dot) { return dot; }
 TW_INLINE I end_nibbles(I, I sum) { return sum; }
 #else
-// Sums of two products must fit in 16 bits: |w| <= 127 takes the unsigned place and x takes w's sign.
+// Sums of two products must fit in 16 bits, so |w| <= 127 is the unsigned factor, and x takes w's sign.
 constexpr bool kDotsBytes = false;
 constexpr int kQuadZero = 0;
 TW_INLINE Quads load_quads(const uint8_t* p) {
@@ -289,7 +289,8 @@ TW_INLINE I dot_quads(I acc, Quads q, const int8_t* x) {
   return settled({_mm256_add_epi32(acc.v, _mm256_madd_epi16(products, _mm256_set1_epi16(1)))});
 }
 
-// Products with codes below 64, four inputs of a column in two sums. Of codes below 16, eight such sums fit in 16 bits.
+// Products with codes below 64: the four inputs of a column in two 16-bit sums. With codes below 16, eight such sums
+// still fit in 16 bits.
 struct ShortSum {
   __m256i v;
 };

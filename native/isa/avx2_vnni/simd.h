@@ -1,5 +1,5 @@
-// AVX2 with AVX-VNNI, which processors without AVX-512 have: the same vocabulary, whose dot product of int8 this level's
-// compiler flags switch on.
+// AVX2 with AVX-VNNI, which processors without AVX-512 have. The vector vocabulary is the same; this level's compiler
+// flags switch on its int8 dot product.
 #pragma once
 
 #include "isa/avx2/simd.h"

@@ -1,5 +1,6 @@
 // The vector vocabulary on AVX-512 (F, BW, DQ, VL): 16 floats a register, 32 registers. With BF16 and VNNI (the
-// avx512_bf16 level is compiled with them) pairs of bfloat16 and quads of int8 have dot instructions of their own.
+// avx512_bf16 level is compiled with them), pairs of bfloat16 and quads of int8 have their own dot product
+// instructions.
 #pragma once
 
 #include <immintrin.h>
@@ -27,7 +28,7 @@ TW_INLINE F load(const f16* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256(rein
 TW_INLINE void store(float* p, F a) { _mm512_storeu_ps(p, a.v); }
 TW_INLINE void store(bf16* p, F a) {
 #ifdef __AVX512BF16__
-  // Subnormal numbers become 0, which is also what the dot product takes them for.
+  // Subnormal numbers become 0. The dot product takes them for 0 as well.
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(a.v));
 #else
   const __m512i bits = _mm512_castps_si512(a.v);
@@ -76,7 +77,7 @@ TW_INLINE void prefetch_later(const void* p) { _mm_prefetch(static_cast<const ch
 
 TW_INLINE F dot_single(F acc, F b, const float* a) { return fma(b, set1(*a), acc); }
 
-// Numbers of e4m3 as a 256th of each in binary16: the sign is copied down by one bit, and taken off there.
+// A 256th of each e4m3 number, through binary16: the shift copies the sign into bit 14, and the mask clears it there.
 TW_INLINE __m512 cached_e4m3(__m256i half) {
   return _mm512_cvtph_ps(_mm256_and_si256(_mm256_srai_epi16(half, 1), _mm256_set1_epi16(static_cast<int16_t>(0xbf80u))));
 }
@@ -87,7 +88,7 @@ struct Pairs {
   __m512bh v;
 };
 TW_INLINE Pairs load_pairs(const bf16* p) { return {(__m512bh)_mm512_loadu_si512(p)}; }
-// bfloat16 holds bytes of both kinds exactly.
+// bfloat16 holds every e5m2 and every e4m3 number exactly.
 TW_INLINE Pairs load_pairs(const e5m2* p) {
   const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   const __m512 even = _mm512_cvtph_ps(_mm256_slli_epi16(pairs, 8));
@@ -132,7 +133,7 @@ TW_INLINE Pairs load_pairs(const e5m2* p) {
 }
 TW_INLINE Pairs load_pairs(const e4m3* p) {
   const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-  const auto numbers = [](__m512 x) -> F {  // the code for NaN becomes 1.875
+  const auto numbers = [](__m512 x) -> F {  // the code for NaN arrives as 1.875
     const __mmask16 nan = _mm512_cmp_ps_mask(x, _mm512_set1_ps(1.875f), _CMP_EQ_OQ);
     return {_mm512_mask_blend_ps(nan, x, _mm512_castsi512_ps(_mm512_set1_epi32(0x7fc00000)))};
   };
@@ -151,7 +152,7 @@ struct I {
   __m512i v;
 };
 TW_INLINE I set1_int(int x) { return {_mm512_set1_epi32(x)}; }
-// As on AVX2.
+// Keeps a sum in one register: see isa/avx2/simd.h.
 TW_INLINE I settled(I a) {
   asm("" : "+v"(a.v));
   return a;
@@ -186,7 +187,7 @@ TW_INLINE F load(const int8_t* p) {
   return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
 }
 
-// Numbers of e4m3 as a 256th of each in binary16: the sign is copied down by one bit, and taken off there.
+// Through binary16, which holds a 256th of each number. Sign extension copies the sign into bit 14; the mask clears it.
 TW_INLINE F load(const e4m3* p) {
   const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   const __m256i half = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(static_cast<int16_t>(0xbf80u)));
@@ -241,10 +242,10 @@ TW_INLINE void load_nibbles(const uint8_t* p, Quads& low, Quads& high) {
   high = {_mm512_and_si512(_mm512_srli_epi16(both, 4), mask)};
 }
 TW_INLINE I dot_quads(I acc, Quads w, const int8_t* x) { return {_mm512_dpbusd_epi32(acc.v, w.v, four_bytes(x))}; }
-// Of signed columns.
+// The same with signed columns and unsigned x.
 TW_INLINE I dot_quads(I acc, const uint8_t* x, Quads w) { return {_mm512_dpbusd_epi32(acc.v, four_bytes(x), w.v)}; }
 #else
-// Sums of two products must fit in 16 bits: |w| <= 127 takes the unsigned place and x takes w's sign.
+// Sums of two products must fit in 16 bits, so |w| <= 127 is the unsigned factor, and x takes w's sign.
 constexpr bool kDotsBytes = false;
 constexpr int kQuadZero = 0;
 struct Quads {

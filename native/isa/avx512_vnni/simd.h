@@ -1,12 +1,14 @@
-// AVX-512 with VNNI, without BF16: the same vocabulary, whose dot product of int8 this level's compiler flags switch on.
+// AVX-512 with VNNI, without BF16: the same vector vocabulary. This level's compiler flags switch on its int8 dot
+// product.
 #pragma once
 
 #include "isa/avx512/simd.h"
 
 namespace tidewheel::TW_ISA {
 
-// From memory into the second-level cache long before a line is needed, and from there into the first-level one shortly
-// before. On Intel's processors that one can wait for few lines at a time, too few for all that memory gives.
+// Prefetches from memory into the L2 cache long before a line is needed, and from there into the L1 cache shortly
+// before. On Intel's processors the L1 cache can have only a few misses outstanding, too few for the full memory
+// bandwidth.
 TW_INLINE void prefetch_in_steps(const void* line) {
   const char* p = static_cast<const char*>(line);
   prefetch_later(p + 8192);

@@ -1,5 +1,5 @@
-// How attention multiplies with K and V of bfloat16, at levels that do so vector by vector. A level that does otherwise
-// has an attention_products.h in its own folder.
+// How attention multiplies with bfloat16 K and V on levels that do so vector by vector. Other levels have an
+// attention_products.h in their own folder.
 #pragma once
 
 #include "kernels/attention_elements.h"

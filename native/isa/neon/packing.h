@@ -1,5 +1,5 @@
-// How weights and GEMM inputs are packed on ARM: signed bytes for the dot products of signed bytes; longer units where
-// matrices are multiplied, whose bytes are unsigned.
+// How weights and GEMM inputs are packed on ARM. Levels with dot products store signed bytes for them. Levels with
+// matrix products have longer units, of unsigned bytes.
 #pragma once
 
 #include "kernels/element.h"
@@ -23,9 +23,9 @@ template <typename T>
 constexpr int kFloatRun = kFloatUnit<T>;
 constexpr int kGroupRun = kIntegerUnit;
 constexpr int kChannelRun = kIntegerUnit;
-constexpr int kBlockRun = 4;    // of the kinds that keep a quantized file's bits
+constexpr int kBlockRun = 4;    // kinds that keep a quantized file's bits
 constexpr bool kExpandedForTiles = false;
-constexpr int kFewRows = 1;     // rows up to which those kinds are multiplied without expanding them in memory
+constexpr int kFewRows = 1;     // up to this many rows, those kinds are multiplied without expanding them in memory
 
 constexpr int packed_rows(WeightKind) { return kTileRows; }
 

@@ -1,5 +1,5 @@
-// The vector vocabulary on 64-bit ARM: 4 floats a register, 32 registers. With the dot product extension quads of int8, and
-// with bfloat16 pairs, have instructions of their own.
+// The vector vocabulary on 64-bit ARM: 4 floats a register, 32 registers. With the dot product extension, quads of int8
+// have their own instruction. With bfloat16, pairs of bfloat16 do.
 #pragma once
 
 #include <arm_neon.h>
@@ -45,7 +45,7 @@ TW_INLINE F sub(F a, F b) { return {vsubq_f32(a.v, b.v)}; }
 TW_INLINE F mul(F a, F b) { return {vmulq_f32(a.v, b.v)}; }
 TW_INLINE F div(F a, F b) { return {vdivq_f32(a.v, b.v)}; }
 TW_INLINE F abs(F a) { return {vabsq_f32(a.v)}; }
-// By comparison, because ARM's own maximum of a number and NaN is not the second of them.
+// Compares and selects, because ARM's own maximum of a number and NaN does not return the second operand.
 TW_INLINE F max(F a, F b) { return {vbslq_f32(vcgtq_f32(a.v, b.v), a.v, b.v)}; }
 TW_INLINE F min(F a, F b) { return {vbslq_f32(vcltq_f32(a.v, b.v), a.v, b.v)}; }
 TW_INLINE F select_less(F a, F b, F x, F y) { return {vbslq_f32(vcltq_f32(a.v, b.v), x.v, y.v)}; }
@@ -69,7 +69,7 @@ TW_INLINE F choose(uint32_t bits, F x, F y) {
 }
 TW_INLINE uint32_t unordered(F a, F b) { return ~vminvq_u32(vandq_u32(vceqq_f32(a.v, a.v), vceqq_f32(b.v, b.v))); }
 
-// For every set of lanes the bytes of those that are in it, side by side, and how many lanes they are.
+// For every set of lanes, the bytes of its lanes side by side, and the number of lanes.
 struct Compressions {
   uint8_t bytes[16][16];
   int count[16];
@@ -95,7 +95,8 @@ TW_INLINE int compress(float* p, F a, F low, F high) {
 TW_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
 TW_INLINE void prefetch_later(const void* p) { __builtin_prefetch(p, 0, 2); }
 
-// Four bytes in the first lane: a multiplication takes that for all of its own, where it would cost a slot to copy it.
+// Four bytes in the first lane. Multiplications can take one lane as the factor for all lanes; copying it to all lanes
+// would cost an instruction slot.
 TW_INLINE float32x2_t first_lane(const void* p) {
   float four;
   std::memcpy(&four, p, 4);
@@ -104,8 +105,8 @@ TW_INLINE float32x2_t first_lane(const void* p) {
 
 TW_INLINE F dot_single(F acc, F b, const float* a) { return {vfmaq_lane_f32(acc.v, b.v, first_lane(a), 0)}; }
 
-// Numbers of e4m3 as a 256th of each in binary16: the sign is copied down by one bit, and taken off there. The code for NaN
-// becomes 1.875.
+// A 256th of each e4m3 number, through binary16: the shift copies the sign into bit 14, and the mask clears it there.
+// The code for NaN arrives as 1.875.
 TW_INLINE float32x4_t cached_e4m3(uint16x4_t half) {
   const uint16x4_t shifted = vreinterpret_u16_s16(vshr_n_s16(vreinterpret_s16_u16(half), 1));
   const float32x4_t x = vcvt_f32_f16(vreinterpret_f16_u16(vand_u16(shifted, vdup_n_u16(0xbf80))));
@@ -113,8 +114,8 @@ TW_INLINE float32x4_t cached_e4m3(uint16x4_t half) {
 }
 
 #ifdef __ARM_FEATURE_BF16_VECTOR_ARITHMETIC
-// The processor adds two products to each other and their sum to the accumulator, each time rounding to odd and taking
-// subnormal numbers for 0: the arithmetic of FPCR.EBF = 0, with which every process starts.
+// The processor adds two products to each other, and their sum to the accumulator. Each addition rounds to odd and
+// takes subnormal numbers for 0. This is the arithmetic of FPCR.EBF = 0, the setting that every process starts with.
 using BF16Activation = bf16;
 struct Pairs {
   bfloat16x8_t v;
@@ -122,7 +123,7 @@ struct Pairs {
 TW_INLINE Pairs load_pairs(const bf16* p) {
   return {vreinterpretq_bf16_u16(vld1q_u16(reinterpret_cast<const uint16_t*>(p)))};
 }
-// bfloat16 holds bytes of both kinds exactly.
+// bfloat16 holds every e5m2 and every e4m3 number exactly.
 TW_INLINE Pairs load_pairs(const e5m2* p) {
   const uint16x4_t pairs = vreinterpret_u16_u8(vld1_u8(reinterpret_cast<const uint8_t*>(p)));
   const float32x4_t even = vcvt_f32_f16(vreinterpret_f16_u16(vshl_n_u16(pairs, 8)));
@@ -192,7 +193,7 @@ TW_INLINE void store(int8_t* p, I a) {
   vst1_lane_s32(reinterpret_cast<int32_t*>(p), vreinterpret_s32_s8(bytes), 0);
 }
 
-// Four bytes, the others are 0.
+// Four bytes; the others are 0.
 TW_INLINE uint8x8_t load_four(const void* p) {
   uint32_t four;
   std::memcpy(&four, p, 4);
@@ -213,7 +214,7 @@ TW_INLINE F load(const int8_t* p) {
   return {vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u8(load_four(p))))))};
 }
 
-// Numbers of e4m3 as a 256th of each in binary16, whose sign and lower bits these are.
+// e4m3 numbers, through binary16, which holds a 256th of each: the arguments have its sign and lower bits in place.
 TW_INLINE float32x4_t widened(int16x4_t signs_and_bits) {
   const uint16x4_t half = vand_u16(vreinterpret_u16_s16(signs_and_bits), vdup_n_u16(0xbf80));
   return vmulq_n_f32(vcvt_f32_f16(vreinterpret_f16_u16(half)), 256.0f);
@@ -234,7 +235,7 @@ TW_INLINE F lookup(const float* table, I codes) {
   uint32x4_t index = vreinterpretq_u32_s32(codes.v);
   if constexpr (SHIFT > 0) index = vshrq_n_u32(index, SHIFT);
   index = vandq_u32(index, vdupq_n_u32(15));
-  // The four bytes of each number.
+  // The positions of each number's four bytes in the table.
   const uint32x4_t bytes = vmlaq_n_u32(vdupq_n_u32(0x03020100), index, 0x04040404);
   const auto* p = reinterpret_cast<const uint8_t*>(table);
   const uint8x16x4_t all = {vld1q_u8(p), vld1q_u8(p + 16), vld1q_u8(p + 32), vld1q_u8(p + 48)};
@@ -275,7 +276,7 @@ TW_INLINE I dot_quads(I acc, Quads w, const int8_t* x) {
   return {vusdotq_lane_s32(acc.v, w.v, vreinterpret_s8_f32(first_lane(x)), 0)};
 }
 #else
-// Both sides of these dot products are signed, and so are the bytes that packing.h has weights stored in.
+// Both sides of these dot products are signed. packing.h stores weights as signed bytes too.
 constexpr int kQuadZero = 0;
 struct Quads {
   int8x16_t v;
@@ -291,7 +292,8 @@ TW_INLINE void load_nibbles(const uint8_t* p, Quads& low, Quads& high) {
 TW_INLINE I dot_quads(I acc, Quads w, const int8_t* x) {
   return {vdotq_lane_s32(acc.v, w.v, vreinterpret_s8_f32(first_lane(x)), 0)};
 }
-// The rows from R on: a load brings the quads of four, or two, and a dot product takes its own out of a lane.
+// Handles the rows from R on. One load brings the quads of four rows, or of two, and each dot product takes its own
+// lane.
 template <int ROWS, int R = 0>
 TW_INLINE void dot_rows(I (&acc)[ROWS], Quads w, const int8_t (*x)[4]) {
   if constexpr (R + 4 <= ROWS) {
@@ -316,7 +318,7 @@ TW_INLINE int8x16_t four_bytes(const int8_t* p) {
   std::memcpy(&four, p, 4);
   return vreinterpretq_s8_s32(vdupq_n_s32(four));
 }
-// Sums of two products fit in 16 bits: neither side is above 127.
+// Sums of two products fit in 16 bits, because neither factor is above 127.
 TW_INLINE I dot_quads(I acc, Quads w, const int8_t* p) {
   const int8x16_t x = four_bytes(p);
   const int16x8_t low = vmull_s8(vget_low_s8(w.v), vget_low_s8(x)), high = vmull_high_s8(w.v, x);
@@ -325,13 +327,14 @@ TW_INLINE I dot_quads(I acc, Quads w, const int8_t* p) {
 #endif
 #endif
 
-constexpr bool kDotsBytes = false;  // see attention_bytes.h; dot products of ARM are not tried there
+constexpr bool kDotsBytes = false;  // see attention_bytes.h; it does not use ARM's dot products
 #ifdef __ARM_FEATURE_DOTPROD
 using NibbleSum = I;
 TW_INLINE I begin_nibbles(I dot) { return dot; }
 TW_INLINE I end_nibbles(I, I sum) { return sum; }
 #else
-// Products of nibbles are so small that a group of them fits in 16 bits: the first two columns', and the others'.
+// Products of nibbles are so small that a group's sums fit in 16 bits: `low` for the first two columns, `high` for the
+// others.
 struct NibbleSum {
   int16x8_t low, high;
 };

@@ -1,4 +1,5 @@
-// The vector vocabulary in plain C++: eight floats that any compiler can put into whatever registers there are.
+// The vector vocabulary in plain C++: vectors of eight floats, for which any compiler can use the registers that there
+// are.
 #pragma once
 
 #include <bit>
@@ -68,7 +69,7 @@ TW_INLINE float hmax(F a) {
 
 // `value` where x >= bound, else 0.
 TW_INLINE F keep_if(F value, F x, F bound) {
-  F r;  // by masks: a compiler would make a choice a branch
+  F r;  // with masks, because a compiler would turn a condition into a branch
   TW_EACH r.v[i] = bits_float(float_bits(value.v[i]) & (0u - uint32_t{x.v[i] >= bound.v[i]}));
   return r;
 }
@@ -81,13 +82,14 @@ TW_INLINE F choose(uint32_t bits, F x, F y) {
   }
   return r;
 }
-// Not 0 if a lane of a or b is NaN.
+// Nonzero if a lane of a or b is NaN.
 TW_INLINE uint32_t unordered(F a, F b) {
   uint32_t r = 0;
   TW_EACH r |= (a.v[i] != a.v[i]) | (b.v[i] != b.v[i]);
   return r;
 }
-// Writes the lanes within [low, high] side by side, and anything after them up to kLanes; returns how many they are.
+// Writes the lanes within [low, high] side by side, then anything up to kLanes numbers in all. Returns the number of
+// these lanes.
 TW_INLINE int compress(float* p, F a, F low, F high) {
   int n = 0;
   TW_EACH {
@@ -100,8 +102,8 @@ TW_INLINE int compress(float* p, F a, F low, F high) {
 // acc += b * a[0].
 TW_INLINE F dot_single(F acc, F b, const float* a) { return fma(b, set1(*a), acc); }
 
-// kLanes pairs of bfloat16, or of what bfloat16 holds exactly, even elements and odd elements apart; activations stay
-// float, rounded to bfloat16.
+// kLanes pairs of bfloat16, or of numbers that bfloat16 holds exactly, with even and odd elements apart. Activations
+// stay float, rounded to bfloat16.
 using BF16Activation = float;
 struct Pairs {
   F even, odd;
@@ -115,7 +117,7 @@ TW_INLINE Pairs load_pairs(const T* p) {
   }
   return r;
 }
-// Of cached e4m3, a 256th of each number.
+// A 256th of a number in an e4m3 cache.
 TW_INLINE float cached_to_float(e4m3 x) {
   return x.bits == kE4m3Nan ? bits_float(0x7fc00000u) : to_float(x) * 0x1p-8f;
 }
@@ -132,7 +134,7 @@ TW_INLINE Pairs drop_odd(Pairs b) { return {b.even, zero()}; }
 TW_INLINE F dot_pairs(F acc, Pairs b, const float* a) { return fma(b.odd, set1(a[1]), fma(b.even, set1(a[0]), acc)); }
 
 TW_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
-// Into the second-level cache: for what is wanted only after more than the first level holds.
+// Prefetches into the L2 cache, for data that is needed only after more than the L1 cache holds.
 TW_INLINE void prefetch_later(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 struct I {
@@ -142,20 +144,20 @@ TW_INLINE I set1_int(int x) { I r; TW_EACH r.v[i] = x; return r; }
 TW_INLINE I add(I a, I b) { I r; TW_EACH r.v[i] = a.v[i] + b.v[i]; return r; }
 TW_INLINE int hsum(I a) { int sum = 0; TW_EACH sum += a.v[i]; return sum; }
 TW_INLINE F to_floats(I a) { F r; TW_EACH r.v[i] = static_cast<float>(a.v[i]); return r; }
-// Of numbers that fit in 22 bits.
+// Only for numbers that fit in 22 bits.
 TW_INLINE F small_to_floats(I a) { return to_floats(a); }
-// To the nearest, ties to even, of what fits in 22 bits. NaN gives some number.
+// Rounds numbers that fit in 22 bits to nearest, ties to even. NaN gives some number.
 TW_INLINE I round_to_int(F a) {
   const F rounded = round(min(max(a, set1(-4194303.0f)), set1(4194303.0f)));
   I r;
   TW_EACH r.v[i] = static_cast<int>(rounded.v[i]);
   return r;
 }
-// Of numbers that fit.
+// Only for numbers that fit in 8 bits.
 TW_INLINE void store(int8_t* p, I a) { TW_EACH p[i] = static_cast<int8_t>(a.v[i]); }
 
-// kLanes columns of four bytes. What `load_quads` reads stands for the bytes minus 128, what a dot product computes with
-// is higher by kQuadZero. Nibbles are taken as they are, 0 to 15.
+// kLanes columns of four bytes. A byte that `load_quads` reads stands for its value minus 128. Dot products compute
+// with that value plus kQuadZero. Nibbles are computed with as they are, 0 to 15.
 constexpr bool kDotsBytes = false;  // see attention_bytes.h
 constexpr int kQuadZero = 128;
 struct Quads {
@@ -176,14 +178,14 @@ TW_INLINE void load_nibbles(const uint8_t* p, Quads& low, Quads& high) {
 TW_INLINE I dot_quads(I acc, Quads w, const int8_t* x) {
   uint32_t fours[kLanes];
   std::memcpy(fours, w.v, sizeof fours);
-  for (int j = 0; j < 4; ++j) {  // so all lanes do the same at once
+  for (int j = 0; j < 4; ++j) {  // this order lets all lanes do the same at once
     const int shift = std::endian::native == std::endian::little ? 8 * j : 24 - 8 * j, xj = x[j];
     TW_EACH acc.v[i] += static_cast<int>(fours[i] >> shift & 255) * xj;
   }
   return acc;
 }
 
-// kLanes bytes of two numbers of 4 bits each: the lower ones and the upper ones.
+// kLanes bytes with two numbers of 4 bits each: the lower numbers and the upper ones.
 struct NibbleFloats {
   F low, high;
 };
@@ -196,18 +198,18 @@ TW_INLINE NibbleFloats load_signed_nibbles(const uint8_t* p) {
   return r;
 }
 
-// kLanes whole numbers.
+// kLanes integers.
 TW_INLINE F load(const uint8_t* p) { F r; TW_EACH r.v[i] = static_cast<float>(p[i]); return r; }
 TW_INLINE F load(const int8_t* p) { F r; TW_EACH r.v[i] = static_cast<float>(p[i]); return r; }
 
 TW_INLINE F load(const e4m3* p) { F r; TW_EACH r.v[i] = to_float(p[i]); return r; }
-// 2 * kLanes numbers, which bfloat16 holds exactly.
+// Converts 2 * kLanes numbers, which bfloat16 holds exactly.
 TW_INLINE void widen(const e4m3* from, bf16* to) {
   for (int i = 0; i < 2 * kLanes; ++i) to[i] = {static_cast<uint16_t>(float_bits(to_float(from[i])) >> 16)};
 }
 
 TW_INLINE I load(const uint32_t* p) { I r; TW_EACH r.v[i] = static_cast<int>(p[i]); return r; }
-// Of each lane, the number of the table that the four bits from SHIFT on name.
+// For each lane, the table's number at the index in its four bits from bit SHIFT on.
 template <int SHIFT>
 TW_INLINE F lookup(const float* table, I codes) {
   F r;
@@ -215,7 +217,7 @@ TW_INLINE F lookup(const float* table, I codes) {
   return r;
 }
 
-// Four bytes for each of kLanes columns, to take codes of a few bits apart.
+// Four bytes for each of kLanes columns, from which codes of a few bits are extracted.
 struct Bytes {
   uint8_t v[4 * kLanes];
 };
@@ -229,7 +231,7 @@ TW_INLINE Bytes field(Bytes a) {
   TW_EACH_BYTE r.v[i] = static_cast<uint8_t>(a.v[i] >> SHIFT & ((1 << BITS) - 1));
   return r;
 }
-// low | high << SHIFT, where no bit leaves its byte.
+// low | high << SHIFT. The caller makes sure that no bit leaves its byte.
 template <int SHIFT>
 TW_INLINE Bytes or_above(Bytes low, Bytes high) {
   Bytes r;
@@ -241,21 +243,22 @@ TW_INLINE Bytes sub(Bytes a, uint8_t b) {
   TW_EACH_BYTE r.v[i] = static_cast<uint8_t>(a.v[i] - b);
   return r;
 }
-// table[index], of 16 bytes.
+// table[index], for a table of 16 bytes.
 TW_INLINE Bytes lookup(const uint8_t* table, Bytes index) {
   Bytes r;
   TW_EACH_BYTE r.v[i] = table[index.v[i]];
   return r;
 }
 #undef TW_EACH_BYTE
-// Bytes to be multiplied as they are: unsigned if kQuadZero is 128, else signed.
+// Bytes as factors, unchanged: unsigned if kQuadZero is 128, otherwise signed.
 TW_INLINE Quads as_quads(Bytes a) {
   Quads r;
   std::memcpy(r.v, a.v, sizeof r.v);
   return r;
 }
 
-// What the dot products of a group's nibbles are summed in: a group's are small, and add up to what was there before.
+// The type that sums the dot products of a group's nibbles. These sums are small; end_nibbles adds them to the sum so
+// far.
 using NibbleSum = I;
 TW_INLINE I begin_nibbles(I dot) { return dot; }
 TW_INLINE I end_nibbles(I, I sum) { return sum; }

@@ -1,5 +1,5 @@
-// The vector vocabulary on IBM Z with vector enhancements facility 1 (z14): 4 floats a register, 32 registers, big-endian.
-// With facility 2 (z15: the vxe2 level is compiled with it) integers become floats in one instruction.
+// The vector vocabulary on IBM Z with vector enhancements facility 1 (z14): 4 floats a register, 32 registers,
+// big-endian. With facility 2 (z15: the vxe2 level is compiled with it), one instruction converts integers to floats.
 #pragma once
 
 #include <vecintrin.h>
@@ -30,7 +30,7 @@ TW_INLINE Vector load_as(const void* p) {
   std::memcpy(&v, p, sizeof v);
   return v;
 }
-// 8 bytes, twice.
+// The same 8 bytes in both halves.
 template <typename Vector>
 TW_INLINE Vector load_eight(const void* p) {
   unsigned long long eight;
@@ -47,8 +47,8 @@ TW_INLINE F set1(float x) { return {vec_splats(x)}; }
 TW_INLINE F zero() { return {vec_splats(0.0f)}; }
 TW_INLINE F load(const float* p) { return {load_as<Floats>(p)}; }
 TW_INLINE F load(const bf16* p) { return {(Floats)vec_mergeh(load_eight<Halves>(p), vec_splats(uint16_t{0}))}; }
-// binary16's sign in bit 31, its other 15 bits from bit 27 on: 112 is missing in the exponent, or more in that of infinity
-// and NaN.
+// `bits` has binary16's sign in bit 31 and its other 15 bits in bits 27 to 13. The exponent is too small by 112, and by
+// more for infinity and NaN.
 TW_INLINE F widened(Words bits) {
   const Words top = words(0x0f800000), special = (Words)vec_cmpeq(bits & top, top);
   const Floats scaled = (Floats)bits * vec_splats(0x1p112f);
@@ -80,18 +80,18 @@ TW_INLINE F sub(F a, F b) { return {a.v - b.v}; }
 TW_INLINE F mul(F a, F b) { return {a.v * b.v}; }
 TW_INLINE F div(F a, F b) { return {a.v / b.v}; }
 TW_INLINE F abs(F a) { return {vec_abs(a.v)}; }
-// Mode 2 is C's a > b ? a : b, which gives b where either is NaN.
+// Mode 2 is C's a > b ? a : b, which gives b if either is NaN.
 TW_INLINE F max(F a, F b) { return {__builtin_s390_vfmaxsb(a.v, b.v, 2)}; }
 TW_INLINE F min(F a, F b) { return {__builtin_s390_vfminsb(a.v, b.v, 2)}; }
 TW_INLINE F select_less(F a, F b, F x, F y) { return {vec_sel(y.v, x.v, vec_cmplt(a.v, b.v))}; }
 TW_INLINE F fma(F a, F b, F c) { return {vec_madd(a.v, b.v, c.v)}; }
 TW_INLINE F round(F a) { return {vec_rint(a.v)}; }
 
-// Added to a number of at most 22 bits, in float, this leaves the number in the low bits.
+// Added to a float of at most 22 integer bits, this leaves the integer in the low bits.
 constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23
 constexpr uint32_t kMagicBits = 0x4b400000;
 
-// The shift leaves nothing of the magic number.
+// The shift removes the bits of the magic number.
 TW_INLINE F pow2(F n) { return {(Floats)(((Words)(n.v + vec_splats(kMagic)) + words(127)) << 23)}; }
 TW_INLINE F binade(F a) { return {(Floats)((Words)a.v & words(0x7f800000))}; }
 
@@ -116,7 +116,7 @@ TW_INLINE uint32_t unordered(F a, F b) {
   return (ordered[0] & ordered[1]) != ~0ull;
 }
 
-// For every choice of lanes, the first of them in the highest bit: the bytes of those chosen side by side.
+// For every choice of lanes, with the first lane in the highest bit: the bytes of the chosen lanes, side by side.
 struct ChosenBytes {
   uint8_t order[16][16];
 };
@@ -145,7 +145,7 @@ TW_INLINE F floats(Ints a) { return {vec_float(a)}; }
 TW_INLINE F small_floats(Ints a) { return floats(a); }
 #else
 TW_INLINE F small_floats(Ints a) { return {(Floats)((Words)a + words(kMagicBits)) - vec_splats(kMagic)}; }
-// Both halves are exact; the one rounding is that of the last step.
+// Both halves are exact. Only the last step rounds.
 TW_INLINE F floats(Ints a) {
   const F high = small_floats(a >> 16);
   const F low = {(Floats)(((Words)a & words(0xffff)) | words(0x4b000000)) - vec_splats(0x1p23f)};
@@ -163,13 +163,14 @@ TW_INLINE Pairs load_pairs(const bf16* p) {
   const Words pairs = load_as<Words>(p);
   return {{(Floats)(pairs & words(0xffff0000))}, {(Floats)(pairs << 16)}};
 }
-// Two bytes in two halves of a word, each with its sign in all bits above.
+// Two bytes in the two halves of a word, each sign-extended.
 TW_INLINE Words signed_pairs(const void* p) { return (Words)vec_unpackh(load_eight<SignedBytes>(p)); }
 TW_INLINE Pairs load_pairs(const e5m2* p) {
   const Words pairs = signed_pairs(p), used = words(0x8fe00000);
   return {widened((pairs << 5) & used), widened((pairs << 21) & used)};
 }
-// Of cached e4m3 a 256th of each number: the sign in bit 31, the other bits from bit 20 on. 112 is missing in the exponent.
+// A 256th of each number in an e4m3 cache. `bits` has the sign in bit 31 and the other bits in bits 26 to 20. The
+// exponent is too small by 112.
 TW_INLINE F cached_e4m3(Words bits) {
   const Floats x = (Floats)(bits & words(0x87f00000)) * vec_splats(0x1p112f);
   return {(Floats)((Words)x | (Words)vec_cmpeq(x, vec_splats(1.875f)))};  // the code for NaN
@@ -233,7 +234,7 @@ TW_INLINE F load(const int8_t* p) {
   return small_floats(vec_unpackh(vec_unpackh((SignedBytes)words(four))));
 }
 
-// Numbers of e4m3: the sign in bit 31, the other bits from bit 20 on. 120 is missing in the exponent.
+// e4m3 numbers. `bits` has the sign in bit 31 and the other bits in bits 26 to 20. The exponent is too small by 120.
 TW_INLINE F widened_e4m3(Words bits) {
   return {(Floats)(bits & words(0x87f00000)) * vec_splats(0x1p120f)};
 }
@@ -253,7 +254,7 @@ TW_INLINE I load(const uint32_t* p) { return {load_as<Ints>(p)}; }
 template <int SHIFT>
 TW_INLINE F lookup(const float* table, I codes) {
   const Words index = (Words)codes.v >> SHIFT;
-  // The four bytes of each number, within a half of the table.
+  // The positions of each number's four bytes within its half of the table.
   const Bytes16 bytes = (Bytes16)((index & words(7)) * words(0x04040404) + words(0x00010203));
   const auto half = [&](int i) {
     return (Words)vec_perm(load_as<Bytes16>(table + i), load_as<Bytes16>(table + i + 4), bytes);
@@ -280,7 +281,7 @@ TW_INLINE Bytes lookup(const uint8_t* table, Bytes index) {
   return {vec_perm(entries, entries, index.v)};
 }
 
-// Sums of two products must fit in 16 bits: weights are signed, and no longer than activations.
+// Sums of two products must fit in 16 bits, so weights are signed and have no more bits than activations.
 constexpr bool kDotsBytes = false;  // see attention_bytes.h
 constexpr int kQuadZero = 0;
 struct Quads {

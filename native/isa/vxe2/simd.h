@@ -1,4 +1,5 @@
-// IBM Z with vector enhancements facility 2: the same vocabulary, whose conversions this level's compiler flags switch on.
+// IBM Z with vector enhancements facility 2: the same vector vocabulary. This level's compiler flags switch on its
+// conversions.
 #pragma once
 
 #include "isa/vxe/simd.h"

@@ -10,7 +10,7 @@ namespace {
 constexpr int kMaxStreams = 16;
 using Numbers = std::array<float, kMaxStreams>;
 
-// Row by row the product of `matrix` [rows, count] with `numbers` [count].
+// For each row, the product of `matrix` [rows, count] with `numbers` [count].
 void multiply(const float* matrix, int rows, int count, const float* numbers, float* out) {
   for (int row = 0; row < rows; ++row) {
     float sum = 0;

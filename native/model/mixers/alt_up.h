@@ -1,4 +1,4 @@
-// A layer that computes with one of several streams, and tells the others what it made of it: see
+// A layer that computes with one of several streams and passes its result on to the others: see
 // engine/models/spec/alt_up.py.
 #pragma once
 
@@ -8,14 +8,14 @@
 
 namespace tidewheel {
 
-// Its input has all streams of a token in a row, and so has its output.
+// Its input and its output have all streams of a token in one row.
 class AltUp final : public Mixer {
  public:
   AltUp(const AltUpPlan& plan, const std::string& prefix, Context& context);
   void run(Worker& worker, const Step& step, const Rows& input, const Output& output) const override;
 
  private:
-  // A number for each stream, of rows of the hidden size.
+  // Computes one number for each stream from rows of the hidden size.
   void route(Worker& worker, const Rows& rows) const;
   void predict(Worker& worker, const Rows& input, const Output& output) const;
   void correct(Worker& worker, int rows, const Output& output) const;
@@ -27,7 +27,7 @@ class AltUp final : public Mixer {
   float *predict_ = nullptr, *correct_ = nullptr;  // [streams, streams, streams], [streams, streams]
   float* scale_ = nullptr;                         // [hidden], or null
   Buffer<float> numbers_;                          // [T, streams]
-  Buffer<float> predicted_, active_;               // [T, hidden]: before the residual blocks, and behind them
+  Buffer<float> predicted_, active_;               // [T, hidden]: before the residual blocks, and after them
   Buffer<float> passive_input_, passive_;                // [T, hidden]
   std::deque<ResidualBlock> residuals_, passive_block_;
 };

@@ -95,7 +95,7 @@ void Attention::remember(Worker& worker, const Step& step, const Rows& input) co
   context_.profile.end(worker, Phase::kRope);
 }
 
-// Runs before the heads are divided among workers, because each head then changes its own part of the row.
+// Runs before the heads are divided among workers, because each worker then changes its heads' part of the row.
 void Attention::normalize_whole(Worker& worker, int tokens) const {
   worker.share(tokens, 4, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
@@ -151,7 +151,7 @@ AttentionArgs Attention::arguments(const Worker& worker, const Step& step, const
           plan_.alibi_slopes.empty() ? nullptr : plan_.alibi_slopes.data(), sinks_,
           cache().head(worker.group(), layer_, 0, kv_head), cache().block_bytes(worker.group()),
           block_table(step, task.sequence), context_.workspace.scratch(worker),
-          qkv(task.token_begin), qkv_rows_.stride,  // whose q, k and v are stored by now
+          qkv(task.token_begin), qkv_rows_.stride,  // its q, k and v are already stored
           {}, state.tasks.prefix_result(task, plan_.cache_group, plan_.sliding_window, heads_, kv_head),
           nullptr, nullptr, 0, scales_.v, brings_line_pairs()};
 }
@@ -186,7 +186,7 @@ void Attention::attend(Worker& worker, const Step& step) const {
     const AttentionTask& task = state.tasks.task(unit_of_work.task);
     const int kv_head = own.begin + static_cast<int>(i % kv_heads);
     AttentionArgs args = arguments(worker, step, task, kv_head);
-    // The group's workers take units roughly in turn: this one's next is probably group_size() further.
+    // The group's workers take units roughly in turn, so this worker's next unit is probably group_size() further.
     if (const int64_t next = i + worker.group_size(); next < count) {
       const AttentionTask& task_then = state.tasks.task(units[next / kv_heads].task);
       args.next = {block_table(step, task_then.sequence),
@@ -196,7 +196,7 @@ void Attention::attend(Worker& worker, const Step& step) const {
     if (task.alone) store(worker, step, task, task.token_begin, {kv_head, kv_head + 1});
     if (!task.split()) {
       context_.kernels.attention(state.cache_type).whole(args);
-    } else if (split >= 0 && !args.prefix.has_whole(unit_of_work.split)) {  // else out of this layer's window, or done
+    } else if (split >= 0 && !args.prefix.has_whole(unit_of_work.split)) {  // otherwise outside of the window, or done
       context_.kernels.attention(state.cache_type).split(args, unit_of_work.split,
                                        state.tasks.partial(task, heads_, kv_head, split));
     }

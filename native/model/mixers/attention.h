@@ -17,13 +17,13 @@ class Attention final : public Mixer {
   const int32_t* block_table(const Step& step, int sequence) const { return step.block_tables[plan_.cache_group].of(sequence); }
   float* qkv(int token) const { return context_.workspace.rows(qkv_rows_) + token * qkv_rows_.stride; }
   char* queries(int token) const { return context_.workspace.rows(query_rows_) + token * query_rows_.stride; }
-  // A window that begins behind the first token hides nothing else of a single token's context.
+  // To hide only the first token of its sequence from a single token: a window that begins after it.
   int window(const Step& step, const AttentionTask& task) const {
     return plan_.skips_first ? step.positions[task.token_begin] : plan_.sliding_window;
   }
   void normalize_whole(Worker& worker, int tokens) const;
   void gate(Worker& worker, int tokens) const;
-  // Normalizes and rotates a token's q, k and v. Stores q as a query, k and v in the cache.
+  // Normalizes and rotates a token's q, k and v. Stores q as a query, and k and v in the cache.
   void store(const Worker& worker, const Step& step, const AttentionTask& task, int token, Range kv_heads) const;
   void attend(Worker& worker, const Step& step) const;
   void attend_to_prefixes(Worker& worker, const Step& step) const;
@@ -33,12 +33,12 @@ class Attention final : public Mixer {
   const AttentionPlan plan_;
   const Heads heads_;
   const KvScales scales_;
-  int layer_;         // of its group's cache: its own, or the one that it shares
+  int layer_;         // in its group's cache: its own layer, or the one that it shares
   int rope_table_ = -1;
   Linear qkv_, out_;
   Norm q_norm_, k_norm_, v_norm_;
   float* sinks_ = nullptr;
-  Buffer<float> qkv_rows_;   // [T, q k v gate]; later the result of attention in q's place
+  Buffer<float> qkv_rows_;   // [T, q k v gate]; later attention's result replaces q
   Buffer<char> query_rows_;  // [T, heads, padded_dim] queries
 };
 

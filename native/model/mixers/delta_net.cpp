@@ -23,14 +23,14 @@ DeltaNet::DeltaNet(const DeltaNetPlan& plan, const std::string& prefix, Context&
   weights.add_linear(prefix + "delta_k", in_, keys, hidden, false, {all, keys, 0, keys});
   weights.add_linear(prefix + "delta_v", in_, values, hidden, false, {all, values, 0, values_});
   weights.add_linear(prefix + "delta_z", in_, values, hidden, false, {all, values, 0, values_ + values});
-  // Of their own, because quantized checkpoints leave these in full precision.
+  // A separate matrix, because quantized checkpoints leave these in full precision.
   weights.add_linear(prefix + "delta_b", gate_in_, heads, hidden, false, {2 * heads, heads, 0, 0});
   weights.add_linear(prefix + "delta_a", gate_in_, heads, hidden, false, {2 * heads, heads, 0, heads});
   weights.add_linear(prefix + "delta_out", out_, hidden, values, false);
   weights.add_vector(prefix + "delta.A_log", a_log_, heads);
   weights.add_vector(prefix + "delta.dt_bias", dt_bias_, heads);
   weights.add_norm(prefix + "delta_head_norm", head_norm_, plan.norm, plan.value_dim);
-  // An RMS norm divides by the length over sqrt(key_dim).
+  // An RMS norm divides by length / sqrt(key_dim).
   const float dim = static_cast<float>(plan.key_dim);
   key_scale_.assign(plan.key_dim, 1 / std::sqrt(dim));
   query_scale_.assign(plan.key_dim, 1 / dim);
@@ -57,7 +57,7 @@ void DeltaNet::recur_all(Worker& worker, std::span<const SequenceTokens> sequenc
   context_.profile.end(worker, Phase::kRecurrence);
 }
 
-// A part of the values is convolved with each key head, whoever's they are.
+// With each key head, an equal part of the values is convolved, whichever heads these values belong to.
 void DeltaNet::prepare(Worker& worker, const SequenceTokens& tokens, int key_head) const {
   const int dim = plan_.key_dim, keys = plan_.key_size();
   const int width = plan_.num_value_heads / plan_.num_key_heads * plan_.value_dim;
@@ -99,7 +99,7 @@ void DeltaNet::recur(Worker& worker, const SequenceTokens& tokens, int value_hea
                   {row.first + key_head * plan_.key_dim, row.first + plan_.key_size() + key_head * plan_.key_dim, values,
                    row.stride, 0, plan_.key_dim, dim, gate.first + heads + value_head, gate.first + value_head, gate.stride,
                    nullptr, true});
-  if (tokens.logged) return;  // of what is replayed, nobody wants the results
+  if (tokens.logged) return;  // the results of replayed tokens are not needed
   for (int t = 0; t < tokens.count; ++t) {
     float* const result = values + t * row.stride;
     context_.kernels.normalize(head_norm_, result, dim);

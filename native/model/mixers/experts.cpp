@@ -8,15 +8,16 @@
 namespace tidewheel {
 namespace {
 
-// Tokens that one worker routes in less time than a barrier takes.
+// The number of tokens that one worker routes in less time than a barrier takes.
 constexpr int kFewTokens = 4;
-// Elements of inputs that take about as long to pack as a barrier takes: every worker packs them for itself.
+// The number of input elements that take about as long to pack as a barrier takes. Up to this number, every worker
+// packs them for itself.
 constexpr int kMaxRoutedAlone = 8192;
-// Rows of a product that are added to the output while they are in the first-level cache.
+// Rows of a product that are added to the output while they are in the L1 cache.
 constexpr int kAddedRows = 128;
 constexpr size_t kTileBytes = size_t{kAddedRows} * kPanel * sizeof(float);
 
-// A constant number of columns, for the compiler.
+// A separate loop for a whole panel, because the compiler then knows the number of columns.
 void add_row(float weight, const float* __restrict from, int columns, float* __restrict y) {
   if (columns == kPanel) {
     for (int c = 0; c < kPanel; ++c) y[c] += weight * from[c];
@@ -114,7 +115,7 @@ void Experts::run(Worker& worker, const Step&, const Rows& input, const Output& 
   const int tokens = input.count;
   StepAdapters& adapters = context_.adapters;
   const bool adapted = adapters.changes(experts_.front().up, shared_ ? shared_->down : experts_.back().down);
-  if (plan_.router_norm) {  // it reads what the copy may not be, and the output may be the input
+  if (plan_.router_norm) {  // it reads rows without the input norm, which the output may overwrite
     require(input.norm.kind == NormKind::kNone, "a router with a norm of its own reads what is not normalized");
     compute_logits(worker, {input.x, input.stride, tokens, input.gather, router_norm_});
   }
@@ -139,7 +140,7 @@ void Experts::compute_logits(Worker& worker, Rows rows) const {
   context_.gemms.run(worker, router_, rows, output);
 }
 
-// The experts read a copy, because they may add to what they were given.
+// The experts read a copy, because they may add to the rows that they were given.
 void Experts::copy_inputs(Worker& worker, const Rows& input, const Output& output) const {
   const int size = context_.hidden_size;
   worker.share(input.count, 4, [&](int64_t begin, int64_t end) {
@@ -215,7 +216,7 @@ Experts::Block Experts::block(const Worker& worker, const Packing& packing, int 
 
 template <typename PackRows>
 void Experts::pack(Worker& worker, const Packing& packing, int tokens, PackRows&& pack_rows) const {
-  // The tiles of all blocks that begin within these rows.
+  // Packs the tiles of all blocks that begin within these rows.
   const auto pack_some = [&](int64_t begin, int64_t end) {
     for (int i = 0; i < num_blocks(); ++i) {
       const Block rows = block(worker, packing, i, tokens);
@@ -232,8 +233,8 @@ void Experts::pack(Worker& worker, const Packing& packing, int tokens, PackRows&
   }
 }
 
-// Packs those of a block's rows that are in tiles which begin at row `begin` to `end` - 1. `fill(row, out)` writes a
-// row that is not packed as it lies.
+// Packs the block's tiles that begin in rows `begin` to `end` - 1. Where rows cannot be packed as they are stored,
+// `fill(row, out)` returns the row.
 template <typename Fill>
 void Experts::pack_tiles(Worker& worker, const Linear& linear, const Block& block, PackInputsArgs args, int begin, int end,
                          bool as_it_lies, Fill&& fill) const {
@@ -254,7 +255,7 @@ void Experts::pack_tiles(Worker& worker, const Linear& linear, const Block& bloc
   for (int row = first; row < last; ++row) {
     const float* x = fill(row, filled);
     if (linear.input_order) {
-      float* ordered = args.scratch;  // free until the row is packed
+      float* ordered = args.scratch;  // unused until the row is packed
       for (int i = 0; i < linear.k; ++i) ordered[i] = x[(*linear.input_order)[i]];
       std::copy_n(ordered, linear.k, filled);
       x = filled;
@@ -294,7 +295,7 @@ void Experts::multiply_up(Worker& worker, int tokens, const LowRankRow* low_rank
   const auto panels_of = [&](const Expert& expert) { return int64_t{expert.up.slices[group].panels.size()}; };
   const int64_t panels = panels_of(experts_[0]), shared_panels = shared_ ? panels_of(*shared_) : 0;
   const int64_t routed = worker.is_late() ? 0 : panels * static_cast<int64_t>(rows_->used().size());
-  // The shared expert has more rows than the others, so it comes first: pieces get smaller towards the end.
+  // The shared expert has more rows than the others, so it comes first: pieces shrink towards the end.
   worker.share_ranges_in_group(shared_panels + routed, [&](int64_t begin, int64_t end) {
     while (begin < end) {
       const bool is_shared = begin < shared_panels;
@@ -308,7 +309,7 @@ void Experts::multiply_up(Worker& worker, int tokens, const LowRankRow* low_rank
       const int first_column = slice.panels.begin * kPanel;
       const int columns = std::min(up.n, slice.panels.end * kPanel) - first_column;
       const int block_rows = context_.kernels.row_block(up.format, up.k);
-      const int together = up.unpacked ? 1 : panel_end - panel;  // panels that lie one behind the other
+      const int together = up.unpacked ? 1 : panel_end - panel;  // consecutive panels
       for (int first = panel; first < panel_end; first += together) {
         const char* weight = this->panel(worker, up, first);
         const int column = first_column + first * kPanel;

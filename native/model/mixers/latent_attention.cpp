@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kMaxHeadsTogether = 16;  // query heads of a task
 
-// So that several workers can share a token, and a task several tokens, the query heads are divided.
+// Divides the query heads, so that several workers can share a token, and a task can have several tokens.
 Heads divide(const Heads& heads) {
   int together = std::min(heads.num_heads, kMaxHeadsTogether);
   while (heads.num_heads % together) --together;
@@ -76,7 +76,7 @@ void LatentAttention::run(Worker& worker, const Step& step, const Rows& input, c
   context_.profile.end(worker, Phase::kOut);
 }
 
-// Beside the latents it prepares the queries, which are few beside the rest of a layer.
+// Also prepares the queries, which take little time compared with the rest of a layer.
 void LatentAttention::remember(Worker& worker, const Step& step, const Rows& input) const {
   const Gemms& gemms = context_.gemms;
   const int tokens = input.count, heads = plan_.num_heads, rank = plan_.kv_rank;
@@ -152,7 +152,7 @@ AttentionArgs LatentAttention::arguments(const Worker& worker, const Step& step,
   args.block_stride = cache().block_bytes(worker.group());
   args.block_table = block_table(step, task.sequence);
   args.scratch = context_.workspace.scratch(worker);
-  args.out = row(wide_rows_, task.token_begin);  // whose queries, key and latent are stored by now
+  args.out = row(wide_rows_, task.token_begin);  // its queries, key and latent are already stored
   args.out_stride = wide_rows_.stride;
   args.prefix = state.tasks.prefix_result(task, plan_.cache_group, 0, divided_, part);
   args.line_pairs = brings_line_pairs();
@@ -178,7 +178,7 @@ void LatentAttention::attend_to_prefixes(Worker& worker, const Step& step) const
 void LatentAttention::attend(Worker& worker, const Step& step) const {
   attend_to_prefixes(worker, step);
   const AttentionState& state = context_.attention;
-  // The group that has the KV head sees to all query heads.
+  // The group that owns the KV head computes all query heads.
   const int parts = cache().heads(worker.group(), layer_).size() > 0 ? divided_.num_kv_heads : 0;
   const auto units = state.tasks.units();
   worker.share_in_group(static_cast<int64_t>(units.size()) * parts, 1, [&](int64_t i, int64_t) {

@@ -1,5 +1,6 @@
-// Attention to latents (https://arxiv.org/abs/2405.04434, MLA). The cache has one latent and one rotated key a token, for
-// all heads. Queries are brought into the latents' space, and what is seen there out of it, with a matrix for each head.
+// Multi-head latent attention (MLA, https://arxiv.org/abs/2405.04434). The cache has one latent and one rotated key for
+// each token, shared by all heads. One matrix per head projects queries into the latents' space, and another one
+// projects attention's results out of it.
 #pragma once
 
 #include "model/mixers/mixer.h"
@@ -20,9 +21,9 @@ class LatentAttention final : public Mixer {
   int head_dim() const { return plan_.nope_dim + plan_.rope_dim; }
   int wide_dim() const { return plan_.rope_dim + plan_.kv_rank; }
 
-  // Puts the rotating parts of the queries, the key and the latent where `store` wants them.
+  // Copies the rotated parts of the queries, the key and the latent to where `store` reads them.
   void arrange(Worker& worker, int tokens) const;
-  // Rotates a token's queries and its key. Stores the queries, and the key and the latent in the cache.
+  // Rotates tokens' queries and keys. Stores the queries, and stores keys and latents in the cache.
   void store(Worker& worker, const Step& step) const;
   void attend(Worker& worker, const Step& step) const;
   void attend_to_prefixes(Worker& worker, const Step& step) const;
@@ -31,14 +32,14 @@ class LatentAttention final : public Mixer {
   const Context& context_;
   const LatentAttentionPlan plan_;
   const Heads heads_;    // as the cache has them: one KV head
-  const Heads divided_;  // the same KV head several times, each for some of the query heads
+  const Heads divided_;  // the same KV head several times, each time for some of the query heads
   const float kv_scale_;
   int layer_, rope_table_;
   Linear in_, q_up_, k_up_, v_up_, out_;
   Norm q_norm_, kv_norm_;
   Buffer<float> in_rows_;     // [T, q or its latent, latent, key]
   Buffer<float> q_rows_;      // [T, heads, nope + rope]; later the values of all heads
-  Buffer<float> wide_rows_;   // [T, heads * (rope + latent), key, latent]; later what is seen, [T, heads, latent]
+  Buffer<float> wide_rows_;   // [T, heads * (rope + latent), key, latent]; later attention's result, [T, heads, latent]
   Buffer<char> query_rows_;   // [T, heads, padded_dim] queries
 };
 

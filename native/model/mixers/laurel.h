@@ -14,7 +14,7 @@ class Laurel final : public Mixer {
   const Context& context_;
   Linear down_, up_;
   Norm norm_;
-  Buffer<float> input_;    // [T, hidden]: a copy, which is added in the end
+  Buffer<float> input_;    // [T, hidden]: a copy, which is added at the end
   Buffer<float> between_;  // [T, rank]
   Buffer<float> learned_;  // [T, hidden]
 };

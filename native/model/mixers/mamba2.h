@@ -15,14 +15,14 @@ class Mamba2 final : public Mixer {
   TokenRows rows(int token) const { return {context_.workspace.rows(rows_) + token * rows_.stride, rows_.stride}; }
   TokenRows gates(int token) const { return {context_.workspace.rows(gates_) + token * gates_.stride, gates_.stride}; }
   void scale_inputs(Worker& worker, int tokens) const;
-  // Convolution and recurrence of some sequences; x becomes results.
+  // Convolution and recurrence of some sequences. The results replace x.
   void recur_all(Worker& worker, std::span<const SequenceTokens> sequences) const;
   void recur(Worker& worker, const SequenceTokens& tokens, int head) const;
   void gate(int token) const;
 
   const Context& context_;
   const Mamba2Plan plan_;
-  const bool scales_;  // any of the inputs
+  const bool scales_;  // whether any input has a scale
   Convolution convolution_;
   Recurrence recurrence_;
   Linear in_, out_;

@@ -18,7 +18,7 @@ float activate(Activation activation, float x) {
   return x;
 }
 
-// The sum of `term(i)`, in an order of its own, so that the compiler may use vectors.
+// The sum of `term(i)`, in a fixed order that lets the compiler use vectors.
 template <typename Term>
 float sum(int size, Term&& term) {
   std::array<float, 16> lanes{};
@@ -52,8 +52,8 @@ Mlp::Mlp(const MlpPlan& plan, const std::string& prefix, Context& context) : con
   if (plan.gated && !interleaved_) upper_ = context.workspace.add<float>(size);
 }
 
-// Gate and up are stored in different ways, or the gate's values are compared with each other: a product each, and a pass
-// that multiplies them.
+// For gate and up matrices that are stored in different ways, and for gates whose values are compared with each other:
+// computes one product for each, then multiplies them in a separate pass.
 void Mlp::run_gated(Worker& worker, const Rows& input) const {
   float* activated = context_.workspace.rows(activated_);
   float* upper = context_.workspace.rows(upper_);
@@ -78,7 +78,7 @@ void Mlp::multiply_gate(float* gate, const float* up) const {
   const float mean = sum(size, [&](int i) { return gate[i]; }) / count;
   const float variance = sum(size, [&](int i) { return (gate[i] - mean) * (gate[i] - mean); }) / count;
   const float least = mean + *plan_.cutoff * std::sqrt(variance);
-  // Most values are 0, and every activation function keeps that.
+  // Most values become 0, and every activation function maps 0 to 0.
   for (int i = 0; i < size; ++i) gate[i] = gate[i] > least ? activate(plan_.activation, gate[i] - least) * up[i] : 0.0f;
 }
 

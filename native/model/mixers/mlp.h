@@ -18,7 +18,7 @@ class Mlp final : public Mixer {
   const MlpPlan plan_;
   bool interleaved_ = false;
   Linear gate_;  // if gated and not interleaved
-  Linear up_;    // if interleaved, gate and up by 16 columns
+  Linear up_;    // if interleaved, gate and up alternate every 16 columns
   Linear down_;
   Buffer<float> activated_;
   Buffer<float> upper_;  // up(x), if gated and not interleaved

@@ -1,4 +1,4 @@
-// Residual blocks that read the same rows. No residual block sees what another has added.
+// Residual blocks that read the same rows. None of them sees what another one has added.
 #pragma once
 
 #include <deque>
@@ -14,7 +14,7 @@ class Parallel final : public Mixer {
 
  private:
   const Context& context_;
-  Buffer<float> input_;  // [T, hidden]: a copy, because the residual blocks may add to what they were given
+  Buffer<float> input_;  // [T, hidden]: a copy, because the residual blocks may add to the rows that they were given
   std::deque<ResidualBlock> residuals_;
 };
 

@@ -1,5 +1,5 @@
-// The residual block of per-layer embeddings: projection(act(gate(x)) * p), where p is what the layer is told of the
-// token.
+// The residual block of per-layer embeddings: projection(act(gate(x)) * p), where p is the token's embedding for this
+// layer.
 #pragma once
 
 #include "model/mixers/mixer.h"

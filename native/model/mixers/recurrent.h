@@ -1,5 +1,5 @@
 // What recurrent mixers have in common: how the work on sequences is divided, and a convolution and a linear recurrence
-// with their states. Draft tokens change a copy of a state, which is then forgotten: see StateSlots.
+// with their states. Draft tokens change a copy of a state, which is then discarded: see StateSlots.
 #pragma once
 
 #include <algorithm>
@@ -9,19 +9,19 @@
 
 namespace tidewheel {
 
-// Calls body(tokens, part) for each of `sequences` and each of `parts`, with a barrier behind them. Parts of a layer do
-// not depend on each other: who computes which cannot show in the result.
+// Calls body(tokens, part) for each of `sequences` and each of `parts`, and ends with a barrier. Parts of a layer do
+// not depend on each other, so the result does not depend on which worker computes which part.
 template <typename Body>
 void share_parts(Worker& worker, std::span<const SequenceTokens> sequences, int parts, Body&& body) {
   worker.share(static_cast<int64_t>(sequences.size()) * parts, 1,
                [&](int64_t i, int64_t) { body(sequences[i / parts], static_cast<int>(i % parts)); });
 }
 
-constexpr int kPartChannels = 128;  // that a worker convolves at a time
+constexpr int kPartChannels = 128;  // channels that a worker convolves at a time
 
 inline float softplus(float x) { return x > 20 ? x : std::log1p(std::exp(x)); }
 
-// Rows of tokens, one after the other.
+// Rows of consecutive tokens.
 struct TokenRows {
   float* first;
   size_t stride;
@@ -48,10 +48,11 @@ class Convolution {
   Convolution(const Convolution&) = delete;
   Convolution& operator=(const Convolution&) = delete;
 
-  // The rows of a slot's log, [draft tokens, size]: what is convolved, input gates included.
+  // The rows of a slot's log, [draft tokens, size]: the convolution's inputs, multiplied by input gates.
   TokenRows log(int slot) const { return {context_.states.log_at(slot, log_), context_.states.log_stride()}; }
 
-  // Of some of the channels. `x` are the tokens' rows from the first channel on. Gates are as in ConvolveArgs.
+  // Convolves some of the channels. `x` has the tokens' rows, starting at the first of these channels. Gates are as in
+  // ConvolveArgs.
   void run(Worker& worker, const SequenceTokens& tokens, Range channels, TokenRows x, const float* input_gate = nullptr,
            const float* output_gate = nullptr) const {
     float* const state = context_.states.at(tokens.slot, state_) + channels.begin;
@@ -93,7 +94,7 @@ class Convolution {
   const bool silu_;
   float* weight_ = nullptr;
   float* bias_ = nullptr;
-  size_t state_ = 0;  // [taps - 1, size] of a slot
+  size_t state_ = 0;  // [taps - 1, size] in a slot
   size_t log_ = 0;    // [size]
 };
 
@@ -101,7 +102,7 @@ class Convolution {
 // log.
 class Recurrence {
  public:
-  // A token's log has `gates` numbers.
+  // `gates` is the number of gate values in a token's log.
   Recurrence(int heads, int key_dim, int value_dim, int gates, Context& context)
       : context_(context), floats_(recurrence_state_floats(key_dim, value_dim)), state_(context.states.add(heads * floats_)),
         log_(context.states.add_to_log(gates)) {
@@ -111,8 +112,7 @@ class Recurrence {
   // The rows of a slot's log, [draft tokens, gates].
   TokenRows log(int slot) const { return {context_.states.log_at(slot, log_), context_.states.log_stride()}; }
 
-  // Runs all tokens of a sequence. `args` are for its first token; what they say of the number and the state is left
-  // out.
+  // Runs all tokens of a sequence. `args` are for its first token; its number of tokens and its state are ignored.
   void run(Worker& worker, const SequenceTokens& tokens, int head, RecurrenceArgs args) const {
     float* const state = context_.states.at(tokens.slot, state_) + head * floats_;
     if (tokens.is_first) std::fill_n(state, floats_, 0.0f);
@@ -130,7 +130,7 @@ class Recurrence {
 
  private:
   const Context& context_;
-  const size_t floats_;  // of a head
+  const size_t floats_;  // per head
   const size_t state_, log_;
 };
 

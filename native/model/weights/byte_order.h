@@ -1,5 +1,5 @@
-// Numbers in the other byte order than this machine's: checkpoints are little-endian, IBM Z is big-endian. They are
-// swapped while they are packed, a few rows at a time.
+// Swaps bytes of numbers that have the other byte order than this machine: checkpoints are little-endian, IBM Z is
+// big-endian. They are swapped while they are packed, a few rows at a time.
 #pragma once
 
 #include <cstddef>
@@ -18,14 +18,14 @@ Word read_word(const void* data, int64_t index, bool swapped) {
   return swapped ? swap_bytes(word) : word;
 }
 
-// A matrix somewhere; strides in elements.
+// A matrix in memory; strides are in elements.
 struct Lines {
   const void* data;
   ptrdiff_t row_stride, col_stride;
 };
 
-// Copies [rows, cols] to `to` and swaps the bytes. The order in memory stays: column by column if the columns are
-// contiguous, else row by row. Returns the copy.
+// Copies [rows, cols] to `to` and swaps the bytes. The copy keeps the order in memory: column by column if columns are
+// contiguous, otherwise row by row. Returns the copy.
 template <typename Word>
 Lines swap_lines(const Lines& from, int rows, int cols, char* to) {
   const bool by_row = from.col_stride == 1;

@@ -96,7 +96,7 @@ const char* pack_panel(const Kernels& kernels, const Linear& linear, int panel, 
 }
 
 size_t panel_room(const Kernels& kernels, const Linear& linear) {
-  // Rows that are copied are of floats of four bytes at most, or of blocks, which have fewer.
+  // Copied rows have floats of at most four bytes, or blocks, which take fewer bytes.
   const size_t copied = size_t{kPanel} * round_up(linear.k, 256) * sizeof(float);
   return round_up(kernels.panel_bytes(linear.format, linear.k), 64) + copied;
 }

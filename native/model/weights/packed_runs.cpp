@@ -8,9 +8,9 @@
 namespace tidewheel {
 namespace {
 
-constexpr size_t kReadBytes = size_t{1} << 19;  // that are read and summed at once: they stay in a core's cache
+constexpr size_t kReadBytes = size_t{1} << 19;  // read and summed at once, so that they stay in a core's cache
 
-// FNV-1a by words in eight independent chains, so that it is bound by memory. Zeros fill the last words.
+// FNV-1a over words in eight independent chains, so that memory limits its speed. The last words are padded with zeros.
 uint64_t piece_checksum(const char* data, size_t size, size_t offset) {
   constexpr uint64_t kPrime = 0x100000001b3;
   uint64_t chains[8], words[8];
@@ -70,7 +70,7 @@ uint64_t PackedRuns::checksum() const {
 }
 
 bool PackedRuns::read(int file, int64_t offset, uint64_t checksum, ThreadPool& pool, const std::atomic<bool>& stop) const {
-  // A part of a run: [begin, end) of its bytes, whole pieces.
+  // A part of a run: bytes [begin, end), in whole pieces.
   struct Part {
     const Run* run;
     size_t begin, end;

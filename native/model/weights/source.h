@@ -1,4 +1,4 @@
-// Tensors as they lie in a checkpoint, and where their rows go in a packed matrix.
+// Tensors as they are stored in a checkpoint, and the places of their rows in a packed matrix.
 #pragma once
 
 #include <memory>
@@ -10,13 +10,13 @@
 
 namespace tidewheel {
 
-// How a matrix lies in a quantized checkpoint, whose bits are kept: see PackBlocksArgs.
+// How a quantized checkpoint, whose bits are kept, stores a matrix: see PackBlocksArgs.
 struct StoredBlocks {
   BlockType type;
-  size_t row_bytes;   // from a row of blocks or codes to the next
-  size_t data_bytes;  // of a row that are read
-  const int32_t* row_order = nullptr;  // row r is the stored row row_order[r]; null: they are the same
-  // kGrid, kE4m3, kTable4; of kNvfp4 and kMxfp4Rows only the scales, of one byte each
+  size_t row_bytes;   // from one row of blocks or codes to the next
+  size_t data_bytes;  // bytes of a row that are read
+  const int32_t* row_order = nullptr;  // row r is the stored row row_order[r]; null: the same order
+  // For kGrid, kE4m3 and kTable4. kNvfp4 and kMxfp4Rows use only the scales, of one byte each.
   int bits = 0, group = 0;
   DType scale_type = DType::kFloat32;
   const void* scales = nullptr;
@@ -26,7 +26,7 @@ struct StoredBlocks {
   bool twos_complement = false;
   const float* divisors = nullptr;  // kNvfp4: [rows]
   const float* table = nullptr;     // kTable4: [16]
-  // Of kTable4 whose scales are codes of 8 bits: see PackBlocksArgs.
+  // For kTable4 with scales that are 8-bit codes: see PackBlocksArgs.
   const float* scale_table = nullptr;
   int scale_run = 0;
   const float* largest = nullptr;
@@ -36,26 +36,26 @@ struct StoredBlocks {
   size_t scale_bytes() const { return byte_scale_group(type) || scale_table ? 1 : size_t(dtype_bytes(scale_type)); }
 };
 
-// A tensor as it lies in a checkpoint. Strides are in elements.
+// A tensor as it is stored in a checkpoint. Strides are in elements.
 struct Source {
   std::string name;
   const void* data;
   DType type;
   std::vector<int64_t> shape;
   std::vector<int64_t> strides;
-  bool swapped = false;  // its bytes are in the other order than this machine's
+  bool swapped = false;  // its byte order is not this machine's
   bool mapped = false;  // a view of a mapped file: its pages may be freed, and are read again when needed
-  std::optional<StoredBlocks> blocks = {};  // for quantized ones; type, strides and byte order then say nothing
-  std::shared_ptr<const void> owner = {};   // keeps the memory of a tensor that stays as it lies: see Linear::Part
+  std::optional<StoredBlocks> blocks = {};  // for quantized tensors; type, strides and byte order are then not used
+  std::shared_ptr<const void> owner = {};   // keeps the memory of a tensor that stays unpacked: see Linear::Part
 };
 
-// Where the rows of a tensor go in a packed matrix of `n` columns: row r becomes column
-// (r / group) * group_stride + r % group + offset.
+// Where a tensor's rows go in a packed matrix of `n` columns: row r becomes column (r / group) * group_stride + r %
+// group + offset.
 struct Columns {
   int n, group, group_stride, offset;
 
   int of(int row) const { return row / group * group_stride + row % group + offset; }
-  // The first of `rows` that lands in `panel` or behind it.
+  // The first of `rows` rows that goes into `panel` or a later one.
   int first_row(int panel, int rows) const;
 };
 

@@ -25,7 +25,7 @@ float read_float(const Source& source, int64_t index) {
   return source.type == DType::kBFloat16 ? to_float(bf16{bits}) : to_float(f16{bits});
 }
 
-// Lets the system free the pages of a tensor. Parts of other tensors on these pages are read again when needed.
+// Lets the system free a tensor's pages. Parts of other tensors on these pages are read again when they are needed.
 void give_back(const Source& source) {
   if (!source.mapped) return;
   int64_t begin = 0, end = 0;
@@ -41,7 +41,7 @@ void give_back(const Source& source) {
   }
   const uintptr_t data = reinterpret_cast<uintptr_t>(source.data), page = sysconf(_SC_PAGESIZE);
   const uintptr_t first = (data + begin) / page * page;
-  madvise(reinterpret_cast<void*>(first), data + end - first, MADV_DONTNEED);  // a hint: refused, the pages only stay
+  madvise(reinterpret_cast<void*>(first), data + end - first, MADV_DONTNEED);  // only a hint: if refused, pages stay
 }
 
 std::string shape_text(const std::vector<int64_t>& shape) {
@@ -52,7 +52,7 @@ std::string shape_text(const std::vector<int64_t>& shape) {
 
 bool packs_floats(const WeightFormat& format) { return format.kind <= WeightKind::kInt4; }
 
-// Whether the format keeps the bits of a matrix that lies so in a file.
+// Whether the format keeps the bits of a matrix that a file stores in this way.
 bool keeps(const WeightFormat& format, const StoredBlocks& stored) {
   if (is_small_floats(stored.type)) {
     std::optional<WeightFormat> own = small_float_format(stored.type, stored.group, stored.table);
@@ -168,8 +168,8 @@ void Weights::place(const Ownership& ownership) {
   for (const auto& [name, order] : orders_) {
     if (!formats_.contains(name)) fail("an order of inputs is given for " + name + ", which has no format");
   }
-  // Several slots may share one target (q, k and v one matrix): each target is placed once. Calls
-  // visit(slot, group, panels, bytes of one), for a vector with the first group alone and the whole as one panel.
+  // Several slots may share one target (q, k and v are one matrix). Each target is placed once. Calls visit(slot,
+  // group, panels, bytes of one panel). A vector is one panel, in the first group.
   const auto for_each_run = [&](auto&& visit) {
     std::set<const void*> seen;
     for (auto& [name, slot] : slots_) {
@@ -186,7 +186,7 @@ void Weights::place(const Ownership& ownership) {
       }
     }
   };
-  std::vector<size_t> next(ownership.groups());  // [groups]: bytes of its arena
+  std::vector<size_t> next(ownership.groups());  // [groups]: bytes used of the group's arena
   for_each_run([&](Slot&, int group, Range panels, size_t bytes) { next[group] += align(panels.size() * bytes); });
   for (size_t& total : next) arenas_.emplace_back(std::exchange(total, 0));
   for_each_run([&](Slot& slot, int group, Range panels, size_t bytes) {
@@ -234,14 +234,14 @@ void Weights::pack(const Slot& slot, const Source& source, int group, int row_be
 }
 
 void Weights::set(std::span<const Source> sources, ThreadPool& pool, const std::atomic<bool>& stop) {
-  // What a worker of a group packs at a time.
+  // What a worker packs at a time.
   struct Piece {
     size_t source;
     int row_begin, row_end;
   };
   std::vector<std::vector<Piece>> pieces(arenas_.size());  // [groups]
   std::vector<Slot*> slots;
-  size_t room = 0;  // for what a worker swaps
+  size_t room = 0;  // for rows that a worker swaps
   for (size_t i = 0; i < sources.size(); ++i) {
     slots.push_back(&find(sources[i]));
     const Slot& slot = *slots[i];
@@ -259,7 +259,7 @@ void Weights::set(std::span<const Source> sources, ThreadPool& pool, const std::
   }
   std::vector<std::atomic<int>> rows_done(sources.size());
   std::vector<char> rooms(room * pool.size());
-  // One region for all, so that nobody waits for the others at the end of each tensor.
+  // One parallel region for all tensors, so that no worker waits for the others at the end of each tensor.
   pool.run([&](Worker& worker) {
     const std::vector<Piece>& own = pieces[worker.group()];
     worker.share_in_group(static_cast<int64_t>(own.size()), 1, [&](int64_t piece, int64_t) {

@@ -32,9 +32,9 @@ Features detect() {
 
 #elif defined(__linux__)
 
-// The kernel's bits, which older headers lack: linux/arch/arm64/include/uapi/asm/hwcap.h.
-constexpr unsigned long kDotProd = 1UL << 20;              // of AT_HWCAP
-constexpr unsigned long kI8mm = 1UL << 13, kBf16 = 1UL << 14;  // of AT_HWCAP2
+// Bits of the Linux kernel that older headers lack: linux/arch/arm64/include/uapi/asm/hwcap.h.
+constexpr unsigned long kDotProd = 1UL << 20;              // in AT_HWCAP
+constexpr unsigned long kI8mm = 1UL << 13, kBf16 = 1UL << 14;  // in AT_HWCAP2
 
 Features detect() {
   const unsigned long first = getauxval(AT_HWCAP), second = getauxval(AT_HWCAP2);

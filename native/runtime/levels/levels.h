@@ -11,10 +11,10 @@ namespace tidewheel {
 // The levels that this processor can run, best first, without scalar.
 std::vector<const Kernels*> architecture_levels();
 
-// Why a level is behind one with fewer instructions on this processor; empty if none is.
+// Why a level ranks behind one with fewer instructions on this processor; empty if none does.
 std::string architecture_note();
 
-// Whether a cache line that is prefetched brings the next one along.
+// Whether prefetching a cache line also brings the next one.
 bool architecture_brings_line_pairs();
 
 }  // namespace tidewheel

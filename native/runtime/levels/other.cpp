@@ -1,4 +1,4 @@
-// An architecture without its own levels, which runs the scalar kernels.
+// Architectures without levels of their own run the scalar kernels.
 #include "runtime/levels/levels.h"
 
 namespace tidewheel {

@@ -12,7 +12,7 @@ namespace vxe2 { extern const Kernels kKernels; }
 namespace {
 
 // Facilities, by their numbers in the Principles of Operation. Each level is compiled for a whole processor model, so
-// that the general instructions which came with its vector instructions must be there too.
+// the general instructions that came with its vector instructions must be present too.
 constexpr int kMiscellaneous2 = 58, kMiscellaneous3 = 61, kVectorEnhancements1 = 135, kVectorEnhancements2 = 148;
 
 // What STORE FACILITY LIST EXTENDED stores: one bit for each facility, from the highest bit down.

@@ -87,7 +87,7 @@ std::vector<const Kernels*> architecture_levels() {
   if (amx) levels.push_back(&amx::kKernels);
   if (avx512_bf16) levels.push_back(&avx512_bf16::kKernels);
   if (avx512_vnni) levels.push_back(&avx512_vnni::kKernels);
-  // They differ in products of bfloat16 alone, in GEMMs and in attention.
+  // These two levels differ only in products of bfloat16, in GEMMs and in attention.
   if (avx512_bf16 && slow_bfloat16_dots()) std::swap(levels.back(), levels.end()[-2]);
   if (avx512) levels.push_back(&avx512::kKernels);
   if (avx2 && Cpuid(7, 1).eax & kAvxVnni) levels.push_back(&avx2_vnni::kKernels);
