@@ -1,4 +1,4 @@
-// An answer, while it is written and after: reasoning and tool calls in folds, text as Markdown.
+// Shows an answer while it streams and afterwards: reasoning and tool calls in folds, text as Markdown.
 
 import { copyText, h, icon, iconButton, scrollable } from "./dom.js";
 import { duration, rate } from "./format.js";
@@ -17,9 +17,9 @@ export class AnswerView {
   #message;
   #text = h("div", { class: "markdown" });
   #stream;
-  #shown = 0; // characters of the content
+  #shown = 0; // number of characters shown of the content
   #reasoning = null;
-  #folds = []; // of the tool calls
+  #folds = []; // one for each tool call
   #calls = h("div", { class: "calls" });
   #wait = h("p", { class: "wait", "aria-hidden": "true" }, h("span"), h("span"), h("span"));
   #stats = h("p", { class: "stats" });
@@ -43,7 +43,7 @@ export class AnswerView {
     );
   }
 
-  /** Draws what the message has gained. */
+  /** Draws what was added to the message. */
   update() {
     const { content, reasoning, calls } = this.#message;
     if (reasoning) this.#showReasoning(reasoning, !content && !calls);
@@ -55,7 +55,7 @@ export class AnswerView {
     if (content || reasoning || calls) this.#wait.remove();
   }
 
-  /** Draws the end: nothing more comes. */
+  /** Draws the end of the message. */
   finish() {
     const { content, reasoning, calls, error, ended, stats } = this.#message;
     this.update();
@@ -69,7 +69,7 @@ export class AnswerView {
     this.#footer.classList.remove("writing");
   }
 
-  /** Adds a form for the results of `calls`; `onResults` says whether it could use them. */
+  /** Adds a form for the results of `calls`. `onResults` returns whether it could use them. */
   askForResults(calls, onResults) {
     const areas = calls.map((call) => {
       const area = h("textarea", { rows: "2", required: true, spellcheck: "false" });
@@ -125,7 +125,7 @@ export class AnswerView {
   }
 }
 
-/** Colours the code and sets the formulas of a block that is complete. */
+/** Colours the code and sets the formulas of a complete block. */
 function adorn(block) {
   for (const figure of block.matches(".code") ? [block] : block.querySelectorAll(".code")) {
     colour(figure.querySelector("code").firstChild, figure.querySelector("figcaption span").textContent);
@@ -133,10 +133,10 @@ function adorn(block) {
   setFormulas(block);
 }
 
-/** `stats` are {tokens, firstToken, seconds}: of the answer, to its first token, and from there to its last. */
+/** `stats`: an answer's number of `tokens`, the time to its `firstToken`, and the `seconds` from there to its last. */
 function statsText({ tokens, firstToken, seconds }) {
   const parts = [`${tokens} ${tokens === 1 ? "token" : "tokens"}`];
-  // What came within a few frames of the page says more about the page.
+  // For tokens that arrive within a few frames, the rate would measure the page, not the server.
   if (seconds >= 0.1) parts.push(`${rate(speed(tokens, seconds))} a second`);
   return [...parts, `first after ${duration(firstToken)}`].join(" · ");
 }

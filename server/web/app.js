@@ -1,4 +1,4 @@
-// The page: brings its parts together.
+// The page: creates its parts and connects them.
 
 import { Chat } from "./chat.js";
 import { Conversation } from "./conversation.js";
@@ -147,14 +147,14 @@ function showAttachment({ name }, remove) {
   return h("li", {}, h("span", {}, name), iconButton("close", `Remove ${name}`, remove));
 }
 
-/** Does what asks the model, and goes back to where the next message is written. Returns whether it could. */
+/** Sends a request by `act`, and moves the focus to where messages are written. Returns whether it was sent. */
 function ask(act) {
   const asked = act();
   if (asked) focusPrompt();
   return asked;
 }
 
-/** Leads to where messages are written, but not on a phone, where a keyboard would cover the answer. */
+/** Focuses the input for messages, but not on a phone, where a keyboard would cover the answer. */
 function focusPrompt() {
   if (window.matchMedia("(hover: hover)").matches) prompt.focus({ preventScroll: true });
 }
@@ -197,7 +197,7 @@ function showKey() {
   get("key-state").hidden = !server.key;
 }
 
-/** Lets a screen reader read what has been written, a block at a time. */
+/** Lets a screen reader read new text, one block at a time. */
 function announce(text) {
   get("announcer").append(h("p", {}, text));
   if (get("announcer").childElementCount > ANNOUNCED_BLOCKS) get("announcer").firstElementChild.remove();

@@ -1,4 +1,4 @@
-// Small charts in SVG. Colours come from the style sheet, by class.
+// Small SVG charts. Colours come from the style sheet, by class.
 
 import { h, svg } from "./dom.js";
 
@@ -8,8 +8,8 @@ const SPAN_MS = 120_000;
 const BLADES = 14;
 
 /**
- * The last two minutes of a few values, with axes. `series` are {key, class, name}, where class has area, line, step or
- * dots in it; those with a name are told where the pointer is. `format` writes a value.
+ * The last two minutes of a few values, with axes. `series` are {key, class, name}; the class contains area, line, step
+ * or dots. Series with a name show their value at the pointer. `format` writes a value.
  */
 export class Chart {
   #series;
@@ -41,7 +41,7 @@ export class Chart {
     drawing.addEventListener("pointerleave", () => this.#point(null));
   }
 
-  /** Draws readings ({at, ...}, oldest first) as they are at `now`; a null ends a line. The scale holds `figure` too. */
+  /** Draws readings ({at, ...}, oldest first) as of `now`. A null interrupts a line. The scale also covers `figure`. */
   draw(readings, now, figure = null) {
     const seen = readings.filter((reading) => now - reading.at <= SPAN_MS);
     const values = seen.flatMap((reading) => this.#series.map(({ key }) => reading[key] ?? 0));
@@ -65,7 +65,7 @@ export class Chart {
     return WIDTH - ((this.#now - at) / SPAN_MS) * WIDTH;
   }
 
-  /** Tells the values that were read nearest to `share` of the width; null is nowhere. */
+  /** Shows the values of the reading nearest to `share` of the width; null shows none. */
   #point(share) {
     const distance = ({ at }) => Math.abs(this.#x(at) / WIDTH - share);
     const nearest = share === null ? null : this.#seen.reduce((a, b) => (a && distance(a) <= distance(b) ? a : b), null);

@@ -1,11 +1,11 @@
-// The conversation that is open, and the answer that is being written.
+// The open conversation, and the answer that is being written.
 
 import { Conversation, addChunk } from "./conversation.js";
 
 /**
- * `models`, `parameters` and `server` make the requests, `transcript` and `scroller` show what comes, `history` keeps
- * it. `listener` hears of it: onChange() at any change of state, onFailure(error, retry), and onUnkept() where the
- * browser has no room.
+ * `models`, `parameters` and `server` make the requests, `transcript` and `scroller` show the answers, and `history`
+ * keeps them. `listener` is notified: onChange() at any change of state, onFailure(error, retry), and onUnkept() if the
+ * browser has no storage left.
  */
 export class Chat {
   conversation = Conversation.create();
@@ -22,13 +22,13 @@ export class Chat {
     return this.#running !== null;
   }
 
-  /** Asks. Returns whether it could: not while an answer is being written, nor with unusable parameters. */
+  /** Sends a message. Returns false while an answer is being written, and if the parameters are not valid. */
   send(text, files) {
     const said = text.trim() !== "" || files?.length > 0;
     return said && this.#ask(() => this.#add({ role: "user", content: text, files }));
   }
 
-  /** Asks `text` in a branch beside `message`. */
+  /** Sends `text` in a new branch, as an alternative to `message`. */
   edit(message, text) {
     return this.#has(message) && this.#ask(() => {
       this.#branchAt(message);
@@ -36,7 +36,7 @@ export class Chat {
     });
   }
 
-  /** Asks for another answer, in a branch beside `message`. */
+  /** Requests another answer in a new branch, as an alternative to `message`. */
   regenerate(message) {
     return this.#has(message) && this.#ask(() => this.#branchAt(message));
   }
@@ -59,7 +59,7 @@ export class Chat {
     this.#running?.controller.abort();
   }
 
-  /** Goes to another conversation. An answer that is being written stops, and is kept as far as it has come. */
+  /** Opens another conversation. An answer that is being written stops, and what it has so far is kept. */
   open(conversation) {
     this.stop();
     this.conversation = conversation;
@@ -68,20 +68,20 @@ export class Chat {
     this.#listener.onChange();
   }
 
-  /** Makes sure that a conversation that was deleted does not come back when its answer stops. */
+  /** Makes sure that a deleted conversation is not stored again when its answer stops. */
   forget(ids) {
     if (this.#running && ids.includes(this.#running.conversation.id)) this.#running.forgotten = true;
     if (ids.includes(this.conversation.id)) this.open(Conversation.create());
   }
 
-  /** Keeps the conversation that is being answered as far as it has come. */
+  /** Stores the conversation that is being answered, with the answer so far. */
   keep() {
     const { history } = this.#parts;
     const { conversation, forgotten } = this.#running;
     if (!forgotten && !history.save(conversation)) this.#listener.onUnkept();
   }
 
-  // A failed answer may be asked for again when another conversation is already open.
+  // A failed answer may be retried when another conversation is already open.
   #has(message) {
     return this.conversation.messages.includes(message);
   }
@@ -148,7 +148,7 @@ export class Chat {
   }
 }
 
-/** When an answer's tokens came. */
+/** Records when an answer's tokens arrived. */
 class Clock {
   #asked = performance.now();
   #first = null;

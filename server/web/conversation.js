@@ -1,16 +1,16 @@
-// A conversation's state and what may be done to it. Messages are plain objects, as they are kept:
+// A conversation's state and its operations. Messages are plain objects, as they are stored:
 //   {role: "user", content, files?: [{name, text}]}
 //   {role: "assistant", content, reasoning?, calls?: [{id, name, arguments}], stats?, error?, ended?}
 //   {role: "tool", content, call, name}
-// Each has a `parent` too, the index of the message that it follows, -1 for the first. Messages with the same parent are
-// branches, of which one is shown: that which `leaf`, the index of the last message that is shown, belongs to.
+// Each also has a `parent`: the index of the message that it follows, or -1 for the first. Messages with the same
+// parent are branches. The one shown contains `leaf`, the index of the last shown message.
 
 import { withFiles } from "./files.js";
 
 const TITLE_LENGTH = 60;
 
 export class Conversation {
-  #path = null; // of the messages that are shown, while it holds
+  #path = null; // the shown messages, cached until the conversation changes
 
   /** Without `leaf`, `all` is one branch. */
   constructor({ id, name = "", updated, all, leaf = null }) {
@@ -28,7 +28,7 @@ export class Conversation {
     return new Conversation({ id, updated: Date.now(), all: [] });
   }
 
-  /** The name that it was given, or the first words. */
+  /** The name that the user gave it, or its first words. */
   get title() {
     const first = this.messages.find((message) => message.role === "user");
     const words = (this.name || first?.content || first?.files?.[0].name || "").trim().replace(/\s+/g, " ");
@@ -53,7 +53,7 @@ export class Conversation {
     return message;
   }
 
-  /** Goes back to before `message`: what is added next becomes a branch beside it. An empty failure is forgotten. */
+  /** Goes back to before `message`: the next message starts a new branch. An empty failed answer is dropped. */
   branchAt(message) {
     const empty = !message.content && !message.reasoning && !message.calls && message.role === "assistant";
     if (empty && this.all.at(-1) === message) this.all.pop();
@@ -65,7 +65,7 @@ export class Conversation {
     return this.all.filter(({ parent }) => parent === message.parent);
   }
 
-  /** Shows the branch of `message`, as far as it was written last. */
+  /** Shows the branch of `message`, down to its most recent message. */
   choose(message) {
     let leaf = this.all.indexOf(message);
     for (let i = this.all.length - 1; i > leaf; i -= 1) {
@@ -81,14 +81,14 @@ export class Conversation {
     this.#path = null;
   }
 
-  /** The calls of the last answer that wait for a result. */
+  /** The last answer's tool calls that wait for a result. */
   openCalls() {
     const last = this.messages.findLastIndex((message) => message.role === "assistant");
     const answered = new Set(this.messages.slice(last + 1).map((message) => message.call));
     return usableCalls(this.messages[last]).filter((call) => !answered.has(call.id));
   }
 
-  /** The API's `messages`. Answers that never came are left out. */
+  /** The API's `messages`, without answers that are empty. */
   forRequest(system) {
     const messages = system.trim() ? [{ role: "system", content: system }] : [];
     for (const message of this.messages) {
@@ -101,7 +101,7 @@ export class Conversation {
   }
 }
 
-/** Adds a chunk of the stream to an answer. Returns whether it brought a token: text, or the one that ends it. */
+/** Adds a chunk of the stream to an answer. Returns whether it had a token: text, or the end token. */
 export function addChunk(answer, chunk) {
   const choice = chunk.choices?.[0];
   if (chunk.usage) answer.usage = chunk.usage;
@@ -136,7 +136,7 @@ function answerForRequest(message) {
   return answer;
 }
 
-/** The calls of an answer that are whole: an answer that was cut may have cut its last one. */
+/** The complete calls of an answer. If the answer was cut off, its last call may be incomplete. */
 function usableCalls(message) {
   return (message?.calls ?? []).filter((call) => {
     try {

@@ -1,8 +1,8 @@
-// Elements without markup: text only ever becomes text nodes.
+// Creates elements without parsing markup: text always becomes text nodes.
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** An element. `props` are attributes, but for functions (listeners, `onclick`) and booleans (present or absent). */
+/** An element. `props` are attributes; functions are listeners (`onclick`), and booleans mean present or absent. */
 export function h(tag, props = {}, ...children) {
   return fill(document.createElement(tag), props, children);
 }
@@ -12,22 +12,22 @@ export function svg(tag, props = {}, ...children) {
   return fill(document.createElementNS(SVG, tag), props, children);
 }
 
-/** An icon of the page's sprite. */
+/** An icon from the page's sprite. */
 export function icon(name) {
   return svg("svg", { class: "icon", "aria-hidden": "true" }, svg("use", { href: `#i-${name}` }));
 }
 
-/** A button of an icon and a name, which is its tooltip too. */
+/** A button with an icon and a name, which is also its tooltip. */
 export function iconButton(name, label, onclick) {
   return h("button", { type: "button", class: "icon-button", "aria-label": label, title: label, onclick }, icon(name));
 }
 
-/** What makes an element that may scroll reachable by keyboard. */
+/** The attributes that make a scrollable element reachable by keyboard. */
 export function scrollable(label) {
   return { tabindex: "0", role: "group", "aria-label": label };
 }
 
-/** Copies `text`, and shows on the button that it was done. Works without a secure context too. */
+/** Copies `text`, and shows on the button that it was copied. Also works without a secure context. */
 export async function copyText(text, button) {
   let done = true;
   try {

@@ -1,12 +1,12 @@
-// The columns beside the conversation. Where there is room they stand there; elsewhere they slide over it, hold the
-// focus, and leave with Escape or a touch beside them.
+// The columns beside the conversation. On wide screens they stand beside it. On narrow ones they slide over it, keep the
+// focus, and close on Escape or on a touch outside.
 
-/** All columns of a page; while one lies over the others and `rest`, those rest. */
+/** All columns of a page. While one covers the others and `rest`, those are inert. */
 export class Drawers {
   #rest;
   #drawers;
 
-  /** `columns` are [{element, toggle, room, onChange}, ...]; `room` is a media query: there is a place for it. */
+  /** `columns` are [{element, toggle, room, onChange}, ...]; `room`: media query for screens that are wide enough. */
   constructor(app, rest, columns) {
     this.#rest = rest;
     this.#drawers = columns.map((column) => new Drawer(column, () => this.#settle()));
@@ -19,7 +19,7 @@ export class Drawers {
     this.#drawers.find((drawer) => drawer.element === element).set(true);
   }
 
-  /** Closes what lies over the conversation. */
+  /** Closes the column that covers the conversation. */
   uncover() {
     for (const drawer of this.#drawers) if (drawer.covers) drawer.set(false);
   }
@@ -55,12 +55,12 @@ class Drawer {
     this.#apply(this.#room.matches);
   }
 
-  /** Whether it lies over the conversation. */
+  /** Whether it covers the conversation. */
   get covers() {
     return this.isOpen && !this.#room.matches;
   }
 
-  /** Opens or closes it, and takes the focus along. */
+  /** Opens or closes it, and moves the focus accordingly. */
   set(open) {
     if (open === this.isOpen) return;
     const held = this.element.contains(document.activeElement);

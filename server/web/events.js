@@ -1,6 +1,6 @@
-// Server-sent events, of which this server sends only `data` lines.
+// Server-sent events. This server sends only `data` lines.
 
-/** Cuts a stream of text into the data of its events, however it arrives. */
+/** Splits a stream of text, in pieces of any size, into the data of its events. */
 export class EventReader {
   #pending = "";
   #data = [];
@@ -19,7 +19,7 @@ export class EventReader {
   }
 }
 
-/** The events of a body, a list at a time: as many as had arrived together. */
+/** The events of a body, in lists of those that arrived together. */
 export async function* eventLists(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   const events = new EventReader();

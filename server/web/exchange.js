@@ -1,4 +1,4 @@
-// Conversations as a file: what goes out, and a close look at what comes in.
+// Exports conversations to a file, and imports them with strict checks.
 
 import { Conversation } from "./conversation.js";
 
@@ -8,7 +8,7 @@ const MAX_CONVERSATIONS = 100;
 const MAX_MESSAGES = 10_000;
 const ROLES = ["user", "assistant", "tool"];
 
-/** Offers conversations as a file to keep. */
+/** Offers conversations as a download. */
 export function exportFile(conversations) {
   const kept = conversations.map(({ name, updated, all, leaf }) => ({ name, updated, all, leaf }));
   const text = JSON.stringify({ format: FORMAT, version: 1, conversations: kept }, null, 1);
@@ -19,7 +19,7 @@ export function exportFile(conversations) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
 
-/** The conversations of a file that `exportFile` made. Raises Error, saying what is wrong with it. */
+/** The conversations in a file from `exportFile`. Throws an Error that says what is wrong with the file. */
 export async function importFile(file) {
   if (file.size > MAX_BYTES) throw new Error("The file is larger than 8 MB.");
   let data;
@@ -39,11 +39,11 @@ function checkedConversation(value) {
   const all = list(value?.all, MAX_MESSAGES, (message, i) => checkedMessage(message, i));
   const leaf = index(value.leaf, all.length);
   const updated = Number.isFinite(value.updated) ? value.updated : Date.now();
-  const { id } = Conversation.create(); // so that nothing that is kept is written over
+  const { id } = Conversation.create(); // a new id, so that no stored conversation is overwritten
   return new Conversation({ id, name: string(value.name ?? ""), updated, all, leaf });
 }
 
-/** A message with the fields that are known, each of the type that it must have; it follows an earlier one. */
+/** A message with only the known fields, each of the right type. Its parent is an earlier message. */
 function checkedMessage(value, i) {
   const role = ROLES.find((one) => one === value?.role) ?? fail();
   const message = { role, content: string(value.content), parent: index(value.parent, i) };

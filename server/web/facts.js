@@ -1,9 +1,9 @@
-// What is served, and with what, in words.
+// Describes the served model and the server.
 
 import { count, duration, percent, rate } from "./format.js";
 import { h } from "./dom.js";
 
-/** Shows the answer of /server_info in a list of terms. */
+/** Shows the response of /server_info as a description list. */
 export function showFacts(list, info) {
   const { engine = {} } = info;
   const tokens = info.kv_cache_blocks * info.kv_cache_block_size;
@@ -27,7 +27,7 @@ export function showFacts(list, info) {
   list.replaceChildren(...known.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
 }
 
-/** Shows what the stages of a pipeline do, if there is one, in a tile. A stage that others wait for computes all the time. */
+/** Shows in a tile what a pipeline's stages do, if there is one. A stage that others wait for computes all the time. */
 export function showStages(tile, stages) {
   tile.hidden = stages.length === 0;
   const rows = stages.map(({ stage, computing, step, hop }) => h("tr", {},
@@ -37,7 +37,7 @@ export function showStages(tile, stages) {
   tile.querySelector("tbody").replaceChildren(...rows);
 }
 
-/** Shows the names of adapters with requests, where any are served, in a tile. */
+/** Shows in a tile the names of adapters with requests, if adapters are served. */
 export function showAdapters(tile, adapters) {
   tile.hidden = adapters === null;
   if (tile.hidden) return;
@@ -47,7 +47,7 @@ export function showAdapters(tile, adapters) {
 
 const MOST_ROWS = 16;
 
-/** Shows how many replicas run, and what each does, in a tile, if a reading has several. The busiest fit in. */
+/** Shows in a tile how many replicas run and what each does, if there are several. If many, only the busiest. */
 export function showReplicas(tile, { numReplicas, numSilent, replicas }) {
   tile.hidden = numReplicas === null;
   if (tile.hidden) return;

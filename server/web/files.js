@@ -1,27 +1,27 @@
-// Text files that go along with a message.
+// Text files attached to a message.
 
 const MAX_FILES = 10;
 const MAX_BYTES = 256 * 1024; // of all files of a message
 const MAX_NAME = 100;
 
-/** What is chosen for the next message, shown in `list`. `onRefuse` hears why files were not taken. */
+/** The files chosen for the next message, shown in `list`. `onRefuse` gets the reason why files were refused. */
 export class Attachments {
   #files = [];
-  #adding = Promise.resolve(); // one file after another: each is counted before the next is let in
+  #adding = Promise.resolve(); // one file after another: each is counted before the next is accepted
   #list;
   #show;
   #onRefuse;
 
-  /** `show(file, remove)` makes the entry of a file. */
+  /** `show(file, remove)` creates a file's entry. */
   constructor(list, show, onRefuse) {
     this.#list = list;
     this.#show = show;
     this.#onRefuse = onRefuse;
   }
 
-  /** Takes files of text. */
+  /** Adds text files. */
   add(chosen) {
-    const files = [...chosen]; // a list of dropped files is emptied when its event ends
+    const files = [...chosen]; // the browser empties a list of dropped files when its event ends
     this.#adding = this.#adding.then(() => this.#add(files));
     return this.#adding;
   }
@@ -43,7 +43,7 @@ export class Attachments {
     this.#draw();
   }
 
-  /** What was chosen; undefined if that is nothing. */
+  /** The chosen files; undefined if there are none. */
   get files() {
     return this.#files.length ? this.#files : undefined;
   }
@@ -62,7 +62,7 @@ export class Attachments {
   }
 }
 
-/** A message's words as the model gets them: its files first, each in a fence that it cannot close. */
+/** A message's text for the model: its files first, each in a code fence that the file cannot close. */
 export function withFiles({ content, files = [] }) {
   const parts = files.map(({ name, text }) => {
     const longest = Math.max(2, ...Array.from(text.matchAll(/`+/g), ([run]) => run.length));
@@ -72,7 +72,7 @@ export function withFiles({ content, files = [] }) {
   return [...parts, content].filter(Boolean).join("\n\n");
 }
 
-/** A file's name on one line, without what could pass for something else. */
+/** A file's name on one line, without characters that could pass for something else. */
 export function tidyName(name) {
   return name.replace(/[\p{C}\p{Z}`]+/gu, " ").trim().slice(0, MAX_NAME) || "file";
 }

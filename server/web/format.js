@@ -1,4 +1,4 @@
-// Numbers as people read them; what is not known is a dash.
+// Numbers for people. Unknown values are a dash.
 
 /** Seconds in words: "9 ms", "1.42 s". */
 export function duration(seconds) {
@@ -18,7 +18,7 @@ export function count(value) {
   return value === null ? "–" : value.toLocaleString("en");
 }
 
-/** A share between 0 and 1 in percent. */
+/** A share between 0 and 1, in percent. */
 export function percent(share) {
   if (share === null) return "–";
   return share > 0 && share < 0.1 ? `${(share * 100).toFixed(1)} %` : `${Math.round(share * 100)} %`;

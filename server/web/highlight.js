@@ -24,7 +24,7 @@ const GROUPS = {
 const GROUP_OF = new Map(Object.entries(GROUPS).flatMap(([group, scopes]) =>
   scopes.split(" ").map((scope) => [scope, group])));
 
-/** What highlight.js finds, as [start, end, group], where a part within another is its own. It never makes markup. */
+/** Collects highlight.js's results as [start, end, group] instead of markup. A nested part has its own group. */
 class Runs {
   list = [];
   length = 0;
@@ -64,9 +64,9 @@ let core;
 const grammars = new Map();
 const painted = new Map(); // [highlight, range] by text node
 const waiting = new Map(); // timers by text node
-let turn = Promise.resolve(); // one piece of code at a time, so that long conversations do not hold the page up
+let turn = Promise.resolve(); // one piece of code at a time, so that long conversations do not block the page
 
-/** Colours the text node `code`, if `language` is a known one and the browser can. */
+/** Colours the text node `code`, if `language` is known and the browser supports highlights. */
 export function colour(code, language) {
   const name = CSS.highlights && LANGUAGES.get(language.toLowerCase());
   clearTimeout(waiting.get(code));
@@ -75,12 +75,12 @@ export function colour(code, language) {
   return turn;
 }
 
-/** Colours code that still grows, now and then. */
+/** Colours code that still grows, from time to time. */
 export function colourSoon(code, language) {
   if (!waiting.has(code)) waiting.set(code, setTimeout(() => colour(code, language), OFTEN_MS));
 }
 
-/** Forgets the colours of all code, as it is shown no more. */
+/** Removes the colours of all code, because it is no longer shown. */
 export function forgetColours() {
   for (const code of painted.keys()) clear(code);
   for (const timer of waiting.values()) clearTimeout(timer);

@@ -1,4 +1,4 @@
-// The list of kept conversations: find, open, rename, save as a file, delete, and undo that.
+// The list of stored conversations: find, open, rename, export, delete, and undo a deletion.
 
 import { h, iconButton } from "./dom.js";
 import { exportFile, importFile } from "./exchange.js";
@@ -12,7 +12,7 @@ export class HistoryList {
   #onOpen;
   #unfolded = null; // the id of the conversation whose actions are shown
 
-  /** `fallback` gets the focus when the focused entry goes. `parts` are {history, chat, toast}. */
+  /** `fallback` gets the focus when the focused entry is removed. `parts` are {history, chat, toast}. */
   constructor({ list, search, deleteAll, exportAll, importButton, importInput, fallback }, parts, onOpen) {
     this.#list = list;
     this.#search = search;
@@ -29,7 +29,7 @@ export class HistoryList {
       if (file) this.#import(file);
       importInput.value = "";
     });
-    window.addEventListener("storage", () => this.show()); // another tab
+    window.addEventListener("storage", () => this.show()); // another tab changed it
   }
 
   show() {

@@ -1,13 +1,13 @@
-// Conversations kept in this browser, and nowhere else: each under its own name, and an index of all.
+// Stores conversations in this browser only: each under its own key, and an index of all.
 
 import { Conversation } from "./conversation.js";
 
 const INDEX = "tidewheel.conversations";
 const ITEM = "tidewheel.conversation.";
 const MAX_CONVERSATIONS = 100;
-const MAX_CHARACTERS = 2_000_000; // browsers give a site about five million
+const MAX_CHARACTERS = 2_000_000; // browsers allow a site about five million
 
-/** `localStorage` or `sessionStorage`; where the browser allows neither, what lasts for as long as the page is open. */
+/** `localStorage` or `sessionStorage`. If the browser allows neither, a storage that lasts while the page is open. */
 export function openStorage(name) {
   try {
     const storage = window[name];
@@ -31,20 +31,20 @@ export class History {
     this.#storage = storage;
   }
 
-  /** What is kept, the latest first: [{id, title, updated, size}, ...]. */
+  /** The stored conversations, latest first: [{id, title, updated, size}, ...]. */
   list() {
     const index = this.#read(INDEX);
     return Array.isArray(index) ? index.sort((a, b) => b.updated - a.updated) : [];
   }
 
-  /** A conversation, or null if it is not kept any more. */
+  /** A conversation, or null if it is no longer stored. */
   load(id) {
     const kept = this.#read(ITEM + id);
-    const all = kept?.all ?? kept?.messages; // conversations that were kept before there were branches have messages
+    const all = kept?.all ?? kept?.messages; // conversations stored before there were branches have `messages`
     return Array.isArray(all) ? new Conversation({ ...kept, all, id }) : null;
   }
 
-  /** What is kept of which the title or a message has all of these words. */
+  /** The stored conversations whose title or one message has all of these words. */
   find(words) {
     const wanted = words.toLowerCase().split(/\s+/).filter(Boolean);
     if (!wanted.length) return this.list();
@@ -55,7 +55,7 @@ export class History {
     });
   }
 
-  /** Keeps a conversation, at the cost of the oldest ones. Returns whether there was room. */
+  /** Stores a conversation. If there is no space, removes the oldest ones. Returns whether it could be stored. */
   save(conversation) {
     const { id, name, title, updated, all, leaf } = conversation;
     const text = JSON.stringify({ name, updated, all, leaf });
@@ -77,7 +77,7 @@ export class History {
     return false;
   }
 
-  /** Forgets conversations; the function that it returns brings them back. */
+  /** Removes conversations. Returns a function that restores them. */
   remove(ids) {
     const removed = ids.map((id) => this.load(id)).filter(Boolean);
     const gone = new Set(ids);

@@ -1,4 +1,4 @@
-// Markdown within a line, as DOM nodes: code, emphasis, links, escapes. Linear in the text, whatever it is.
+// Inline Markdown as DOM nodes: code, emphasis, links, escapes. Takes linear time for any text.
 
 import { h } from "./dom.js";
 import { formula } from "./math.js";
@@ -16,7 +16,7 @@ const EMPHASIS = { "**": "strong", __: "strong", "~~": "del", "*": "em", _: "em"
 const WORD = /[\p{L}\p{N}]/u;
 const WORD_OR_DOLLAR = /[\p{L}\p{N}$]/u;
 
-/** Appends `text` to `parent`. `links` false keeps a link from holding another one. */
+/** Appends `text` to `parent`. `links` false keeps a link from containing another one. */
 export function renderInline(text, parent, depth = 0, links = true) {
   if (depth >= MAX_DEPTH) {
     parent.append(text);
@@ -24,7 +24,7 @@ export function renderInline(text, parent, depth = 0, links = true) {
   }
   let plain = "";
   let at = 0;
-  const closers = new Map(); // where the next closer of a kind is, so that none is sought twice
+  const closers = new Map(); // the position of the next closer of each kind, so that none is searched twice
   const flush = () => {
     if (plain) parent.append(plain);
     plain = "";
@@ -76,7 +76,7 @@ export function renderInline(text, parent, depth = 0, links = true) {
     return true;
   }
 
-  // Between single dollars, where they cannot be amounts of money.
+  // A formula between single dollars, if these cannot be amounts of money.
   function dollars() {
     if (!/[^\s$]/.test(text[at + 1] ?? "") || WORD_OR_DOLLAR.test(text[at - 1] ?? "")) return false;
     const end = closer("$", at + 2, (i) => /[^\s\\]/.test(text[i - 1]) && !WORD_OR_DOLLAR.test(text[i + 1] ?? ""));
@@ -149,7 +149,7 @@ export function renderInline(text, parent, depth = 0, links = true) {
     return pattern.exec(text);
   }
 
-  /** The next place from `from` on where `marker` may close, or -1. */
+  /** The next position, from `from` on, where `marker` may close, or -1. */
   function closer(marker, from, closes) {
     const known = closers.get(marker);
     if (known !== undefined && (known < 0 || known >= from)) return known;
@@ -160,7 +160,7 @@ export function renderInline(text, parent, depth = 0, links = true) {
   }
 }
 
-/** A link that opens elsewhere and tells nobody where it came from; null for what is not http(s). */
+/** A link that opens in a new tab and sends no referrer; null for other schemes than http(s). */
 function anchorTo(url) {
   let parsed;
   try {
@@ -172,7 +172,7 @@ function anchorTo(url) {
   return h("a", { href: parsed.href, target: "_blank", rel: "noopener noreferrer nofollow", title: parsed.href });
 }
 
-/** An address as it stands in a sentence, without the sentence's punctuation. */
+/** An address within a sentence, without the sentence's punctuation. */
 function withoutTail(url) {
   let end = url.length;
   let extra = url.split(")").length - url.split("(").length;

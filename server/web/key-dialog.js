@@ -1,4 +1,4 @@
-// Asks for the API key once the server has asked for it.
+// Asks the user for the API key when the server has requested one.
 
 export class KeyDialog {
   #dialog;
@@ -7,7 +7,7 @@ export class KeyDialog {
   #server;
   #retries = [];
 
-  /** `onChange` is called when the key is another one. */
+  /** `onChange` is called when the key has changed. */
   constructor({ dialog, form, input, note, cancel }, server, onChange) {
     this.#dialog = dialog;
     this.#input = input;
@@ -28,7 +28,7 @@ export class KeyDialog {
     });
   }
 
-  /** Asks, and calls `retry` once there is a key to try. */
+  /** Asks for a key, and calls `retry` when there is one to try. */
   ask(retry) {
     this.#retries.push(retry);
     if (this.#dialog.open) return;

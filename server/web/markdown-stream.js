@@ -1,30 +1,30 @@
-// Markdown that is still being written. What is complete is drawn once and left alone; only the block that is open is
-// drawn again, and open code just grows. However the text is cut, the same nodes come out.
+// Markdown that is still being written. Complete blocks are drawn once. Only the open block is drawn again, and open
+// code just grows. The resulting nodes do not depend on how the text is cut into pieces.
 
 import {
   FENCE, HEADING, LIST_ITEM, QUOTE, RULE, closesFence, fencedBlock, grow, interruptsWithFence, interruptsWithList,
   outdent, renderBlocks,
 } from "./markdown.js";
 
-// A line of which only this has come may turn out to be anything, so it is not shown yet.
+// A line that so far has only these characters may still become anything, so it is not shown yet.
 const UNDECIDED = /^\s*(?:[-*+#>`~|_=$]+|\\\[?|\d{1,9}[.)]?)?\s*$/;
 const MAY_CLOSE_FENCE = /^\s*[`~$\\\]]*\s*$/;
 
 /**
- * Draws Markdown into `parent`. `onBlock` is called with the text and the node of each block that is complete, `onCode`
- * with the text node and the language of code that has grown.
+ * Draws Markdown into `parent`. `onBlock` is called with the text and the node of each complete block, `onCode` with the
+ * text node and the language of code that has grown.
  */
 export class MarkdownStream {
   #parent;
   #onBlock;
   #onCode;
-  #partial = ""; // the line that has not ended
+  #partial = ""; // the unfinished line
   #lines = []; // of the open block
-  #nodes = []; // of the open block, as drawn last
-  #fence = null; // the fence that is open, in the block or in an item of it
-  #block = null; // the code block or formula that is open
+  #nodes = []; // of the open block, as last drawn
+  #fence = null; // the open fence, in the block or in a list item
+  #block = null; // the open code block or formula
   #codeLines = 0;
-  #codeShown = 0; // characters of its last line
+  #codeShown = 0; // number of characters shown of its last line
 
   constructor(parent, onBlock = () => {}, onCode = () => {}) {
     this.#parent = parent;
@@ -40,7 +40,7 @@ export class MarkdownStream {
     this.#drawOpen();
   }
 
-  /** Draws what was held back: no more text comes. */
+  /** Draws what was held back. Call it when there is no more text. */
   finish() {
     if (this.#partial) this.#take(this.#partial.replace(/\r$/, ""));
     this.#partial = "";
@@ -73,7 +73,7 @@ export class MarkdownStream {
     return LIST_ITEM.test(this.#lines[0]) && !RULE.test(this.#lines[0]);
   }
 
-  /** Whether `line` is no part of the open block. */
+  /** Whether `line` starts a new block instead of continuing the open one. */
   #beginsBlock(line) {
     if (!this.#lines.length || this.#fence) return false;
     if (this.#isList()) {

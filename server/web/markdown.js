@@ -1,10 +1,10 @@
-// Markdown's blocks as DOM nodes, of the kinds that models write. HTML is text here, images are links.
+// Markdown blocks as DOM nodes, of the kinds that models write. HTML is shown as text, images as links.
 
 import { copyText, h, iconButton, scrollable } from "./dom.js";
 import { renderInline } from "./inline.js";
 import { formula } from "./math.js";
 
-/** What begins code, or a formula on lines of its own. */
+/** Matches a line that begins code, or a formula on separate lines. */
 export const FENCE = /^(\s*)(`{3,}|~{3,}|\\\[(?=\s*$)|\$\$(?=\s*$))([^`]*)$/;
 export const LIST_ITEM = /^(\s*)([-*+]|\d{1,9}[.)])(?:\s+(.*)|)$/;
 export const HEADING = /^ {0,3}(#{1,6})(?:\s(.*))?$/;
@@ -12,7 +12,7 @@ export const RULE = /^ {0,3}(?:(?:-\s*){3,}|(?:\*\s*){3,}|(?:_\s*){3,})$/;
 export const QUOTE = /^ {0,3}> ?(.*)$/;
 const MAX_DEPTH = 8;
 
-/** Whether the fence that `open` (a match of FENCE) opened ends with `line`. */
+/** Whether `line` closes the fence that `open` (a match of FENCE) opened. */
 export function closesFence(open, line) {
   const text = line.trim();
   if (isFormula(open)) return text === closerOf(open);
@@ -43,7 +43,7 @@ export function renderBlocks(lines, parent, depth = 0) {
     else if (depth >= MAX_DEPTH) at = paragraph();
     else if ((match = FENCE.exec(line))) at = fence(match);
     else if ((match = HEADING.exec(line))) {
-      const heading = h(`h${Math.min(match[1].length + 1, 6)}`); // the page's own h1 is above it
+      const heading = h(`h${Math.min(match[1].length + 1, 6)}`); // the page has its own h1
       renderInline((match[2] ?? "").trim().replace(/(^|\s)#+$/, "").trim(), heading);
       parent.append(heading);
       at += 1;
@@ -97,7 +97,7 @@ export function renderBlocks(lines, parent, depth = 0) {
     return end;
   }
 
-  /** Adds the lines that belong to the item above line `end` to `content`; returns where they end. */
+  /** Adds lines from `end` on to `content`, as long as they belong to the item above. Returns where they end. */
   function gather(end, base, indent, content) {
     let open = FENCE.exec(content[0]);
     while (end < lines.length) {
@@ -131,7 +131,7 @@ export function renderBlocks(lines, parent, depth = 0) {
       item.append(h("input", { type: "checkbox", disabled: true, checked: done, "aria-label": label }));
     }
     renderBlocks(content, item, depth + 1);
-    // The only paragraph of an item needs no space around it.
+    // An item's only paragraph needs no space around it.
     const paragraphs = item.querySelectorAll(":scope > p");
     if (paragraphs.length === 1) paragraphs[0].replaceWith(...paragraphs[0].childNodes);
     return item;
@@ -176,7 +176,7 @@ export function renderBlocks(lines, parent, depth = 0) {
   }
 }
 
-/** Whether `line` begins a fence below the lines of a paragraph from `start` on, and does not end a formula of theirs. */
+/** Whether `line` begins a fence below a paragraph's lines from `start` on, instead of closing a formula in them. */
 export function interruptsWithFence(line, lines, start = 0, end = lines.length) {
   return FENCE.test(line) &&
     (line.trim() !== "$$" || lines.slice(start, end).join("\n").split("$$").length % 2 === 1);
@@ -187,7 +187,7 @@ export function grow({ code, tail }, text) {
   code.insertData(code.length - tail, text);
 }
 
-/** What the fence `open` begins: its element, and the text node that its lines go into, but for the last `tail`. */
+/** The element of the block that `open` begins, and the text node for its lines, whose last `tail` characters close it. */
 export function fencedBlock(open) {
   return isFormula(open) ? formulaBlock(open) : codeBlock(open[3]);
 }

@@ -1,24 +1,24 @@
-// Formulas. KaTeX makes elements of them, never markup, and comes only when there is one.
+// Formulas. KaTeX turns them into elements, never into markup. It is loaded only when there is a formula.
 
 import { h } from "./dom.js";
 
 const MAX_CHARACTERS = 2000;
 const MAX_ELEMENTS = 5000;
-const MAX_DEPTH = 150; // elements; browsers lay out by recursion, and some thousands end them
+const MAX_DEPTH = 150; // of elements; browsers lay out recursively, and some thousands are too many
 const FOLDER = new URL("vendor/katex/", import.meta.url);
-// `trust` false refuses links, pictures and styles; the sizes of what a formula asks for are bounded, in em.
+// `trust` false refuses links, pictures and styles. The sizes that a formula may set are bounded, in em.
 const OPTIONS = { throwOnError: true, strict: "ignore", trust: false, maxExpand: 200, maxSize: 20 };
 
 let katex;
-let turn = Promise.resolve(); // one formula at a time, so that long conversations do not hold the page up
+let turn = Promise.resolve(); // one formula at a time, so that long conversations do not block the page
 
-/** Sets the formulas of the elements .math under `root`. One that cannot be read stays as it was written. */
+/** Sets the formulas of the .math elements under `root`. A formula that cannot be parsed stays as text. */
 export function setFormulas(root) {
   for (const element of root.querySelectorAll(".math")) turn = turn.then(() => set(element)).catch(() => {});
   return turn;
 }
 
-/** A formula's element: as it was written, with its marks, until it is set. */
+/** A formula's element. It shows the text with its delimiters until the formula is set. */
 export function formula(text) {
   return h("code", { class: "math" }, text);
 }

@@ -1,8 +1,8 @@
-// Prometheus' text, and what happened between two readings of it.
+// Parses Prometheus text, and computes what happened between two scrapes.
 
 const REPLICA = /^\{replica="([^"]*)"/;
 
-/** By replica, "" where none is named: a map of sample names to the sum of their series. */
+/** A map of sample names to the sum of their series, by replica ("" where none is named). */
 export function parseMetrics(text) {
   const replicas = new Map();
   for (const line of text.split("\n")) {
@@ -22,7 +22,7 @@ export function parseMetrics(text) {
 
 const STAGE = /pipeline_stage_(\w+)_total\{(?:replica="([^"]*)",)?.*?stage="(\d+)".*?\}\s+(\S+)/;
 
-/** What each stage of a pipeline has counted, by its number: a map of `steps`, `computing_seconds` and so on. */
+/** The counters of each pipeline stage by its number: a map of `steps`, `computing_seconds` and so on. */
 export function parseStages(text) {
   const stages = new Map();
   for (const line of text.split("\n")) {
@@ -36,7 +36,7 @@ export function parseStages(text) {
   return stages;
 }
 
-/** The names of adapters with `running` and with `waiting` requests, of all replicas; null where none are served. */
+/** The names of adapters with `running` and with `waiting` requests in all replicas; null if none are served. */
 export function parseAdapters(text) {
   const lines = text.split("\n").filter((line) => /^[^#]*lora_requests_info\{/.test(line));
   if (!lines.length) return null;
@@ -48,28 +48,28 @@ export function parseAdapters(text) {
   return { running: names("running"), waiting: names("waiting") };
 }
 
-/** Tokens a second of an answer with so many, of which the last came `seconds` after the first. */
+/** Tokens per second of an answer with this number of tokens, whose last came `seconds` after its first. */
 export function speed(tokens, seconds) {
   return (tokens - 1) / seconds;
 }
 
 const ANCHOR = "num_requests_running";
 
-/** Turns readings of the counters into rates. The metrics' prefix is whatever it is. */
+/** Turns readings of the counters into rates. The metrics may have any prefix. */
 export class Meter {
   #before = null;
   #stages = { at: 0, counts: new Map() }; // of the last reading
 
   /**
-   * What the text of a scrape tells: `running`, `waiting`, `kvUse` (0 to 1), and since the last reading
-   * `tokensPerSecond`, `firstToken` and `betweenTokens` (mean seconds), `prefixHits` and `acceptanceRate` (0 to 1); `ever`
-   * has the last four since the server's start. `adapters` are as `parseAdapters` has them. `stages` are those of a pipeline, with
-   * `step` and `hop` in seconds and the share `computing` of the time since the last reading. Null is unknown. The
-   * speed is of all answers: the tokens behind their first ones, by the time in which any was between its first token
-   * and its last. Of one answer it is what `speed` says of it.
+   * The values of a scrape: `running`, `waiting`, `kvUse` (0 to 1), and since the last reading `tokensPerSecond`,
+   * `firstToken` and `betweenTokens` (mean seconds), `prefixHits` and `acceptanceRate` (0 to 1). `ever` has the last four
+   * since the server's start. `adapters` come from `parseAdapters`. `stages` are those of a pipeline, with `step` and
+   * `hop` in seconds, and `computing` as a share of the time since the last reading. Null is unknown. The speed covers
+   * all answers: the tokens after their first ones, divided by the time in which any answer was between its first and
+   * its last token. For a single answer it equals `speed`.
    *
-   * Where the text has the series of several replicas, `replicas` has the first four of each. The figures are then
-   * those of all: sums, and means over all requests. Each replica that runs is one of `numReplicas`.
+   * If the text has series of several replicas, `replicas` has the first four values of each. The other values then cover
+   * all replicas: sums, and means over all requests. `numReplicas` counts the replicas that run.
    */
   read(text, now) {
     const replicas = parseMetrics(text);
@@ -127,26 +127,26 @@ export class Meter {
     });
   }
 
-  /** Forgets the last reading, from which too much time has passed. */
+  /** Drops the last reading, because it is too long ago. */
   reset() {
     this.#before = null;
     this.#stages = { at: 0, counts: new Map() };
   }
 }
 
-/** What a replica has counted: `get` ever, and `since` the reading `before`. Null is unknown. */
+/** A replica's counts: `get` for all time, and `since` the reading `before`. Null is unknown. */
 function countsOf(samples, before, prefix) {
   const get = (key) => samples.get(prefix + key) ?? null;
   const since = (key) => {
     const value = get(key);
     const last = before?.get(prefix + key) ?? null;
     if (value === null || last === null) return null;
-    return value < last ? value : value - last; // a server that was started again counts from 0
+    return value < last ? value : value - last; // a restarted server counts from 0
   };
   return { get, since };
 }
 
-/** The sum of those that are known; null if none is. */
+/** The sum of the known values; null if there are none. */
 function sum(values) {
   return values.reduce((total, value) => (value === null ? total : (total ?? 0) + value), null);
 }

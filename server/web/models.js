@@ -1,4 +1,4 @@
-// The models on offer, and which of them is asked.
+// The available models, and the selected one.
 
 import { h } from "./dom.js";
 
@@ -16,13 +16,13 @@ export class Models {
       try {
         storage.setItem(CHOSEN, select.value);
       } catch {
-        // No room in the browser: it holds for as long as the page is open.
+        // The browser has no storage left: the choice lasts while the page is open.
       }
       onChange();
     });
   }
 
-  /** The one that is asked, {id, max_model_len}; undefined until the server has said. */
+  /** The selected model, {id, max_model_len}; undefined until the server has listed its models. */
   get current() {
     return this.#models.find(({ id }) => id === this.#select.value);
   }

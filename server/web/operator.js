@@ -1,4 +1,4 @@
-// The operator's view: reads /metrics while somebody can see it, and once what is served.
+// The operator's view: reads /metrics while it is visible, and reads once what is served.
 
 import { Chart, WaterWheel } from "./chart.js";
 import { showAdapters, showFacts, showReplicas, showStages } from "./facts.js";
@@ -22,7 +22,7 @@ export class Operator {
   #timer;
   #open = false;
   #active = false;
-  #turn = 0; // of polling: an answer that comes after its turn is not looked at
+  #turn = 0; // of polling: late responses of earlier turns are ignored
   #informed = false;
   #last = { firstToken: null, betweenTokens: null, prefixHits: null, acceptanceRate: null };
   #charts;
@@ -53,7 +53,7 @@ export class Operator {
     this.#update();
   }
 
-  /** Reads soon, as something has just begun or ended. */
+  /** Reads soon, because something has just begun or ended. */
   poke() {
     if (!this.#active) return;
     clearTimeout(this.#timer);
@@ -70,7 +70,7 @@ export class Operator {
     if (wanted) this.#inform();
   }
 
-  // A server that is locked is asked again when the view is opened again; the state says so meanwhile.
+  // If the server is locked, this is retried when the view is opened again. Until then the state says so.
   async #inform() {
     if (this.#informed) return;
     try {
@@ -128,7 +128,7 @@ export class Operator {
     this.#draw(reading.at);
   }
 
-  /** Nothing is known of a server that does not answer: what it did before is no news. */
+  /** Nothing is known about a server that does not respond. Its earlier values are not shown. */
   #showNothing() {
     for (const key of Object.keys(this.#last)) this.#last[key] = null;
     for (const id of FIGURES) put(id, UNKNOWN);
@@ -142,7 +142,7 @@ export class Operator {
     this.#draw(gap.at);
   }
 
-  /** Draws the charts, each with room for the figure above it, which may be older than what is drawn. */
+  /** Draws the charts. Each scale also covers the figure above it, which may be older than the drawn readings. */
   #draw(now) {
     const [tokens, firstToken, requests] = this.#charts;
     tokens.draw(this.#readings, now);

@@ -1,4 +1,4 @@
-// The form of request parameters: what is filled in goes into requests, and is kept in this browser.
+// The form of request parameters. Its values go into requests, and are stored in this browser.
 
 const KEPT = "tidewheel.parameters";
 const NUMBERS = [
@@ -30,7 +30,7 @@ export class Parameters {
     return this.#field("system").value;
   }
 
-  /** The fields of a request's body; null, with the fault shown, if they cannot be used. */
+  /** The fields of a request's body. If they are not valid, shows why and returns null. */
   read() {
     for (const field of this.#form.elements) this.#complain(field, "");
     const body = {};
@@ -51,7 +51,7 @@ export class Parameters {
     return this.#check() ? body : null;
   }
 
-  /** Shows what the server said about a parameter, if it is one of the form's. */
+  /** Shows the server's message about a parameter, if the form has it. */
   refuse(name, message) {
     const field = this.#form.elements.namedItem(name.split(/[.[]/)[0]);
     if (!field) return;
@@ -86,7 +86,7 @@ export class Parameters {
     return false;
   }
 
-  /** Leads to a field whose value is at fault. */
+  /** Focuses a field whose value is not valid. */
   #point(field) {
     const fold = field.closest("details");
     if (fold) fold.open = true;
@@ -115,7 +115,7 @@ export class Parameters {
     try {
       this.#storage.setItem(KEPT, kept);
     } catch {
-      // No room in the browser: they hold for as long as the page is open.
+      // The browser has no storage left: the values last while the page is open.
     }
   }
 

@@ -1,6 +1,6 @@
-// Keeps the end of the conversation in view while it grows, unless the reader has gone up to read.
+// Keeps the end of the conversation in view while it grows, unless the reader has scrolled up.
 
-const AT_END = 4; // pixels: zoomed pages do not scroll to the last one
+const AT_END = 4; // pixels: zoomed pages do not scroll to the last pixel
 
 export class Scroller {
   #element;
@@ -19,7 +19,7 @@ export class Scroller {
     observer.observe(content);
   }
 
-  /** Goes to the end if that is where the reader was. */
+  /** Scrolls to the end if the reader was there. */
   follow() {
     if (this.#following) {
       this.#element.scrollTop = this.#element.scrollHeight;
@@ -33,7 +33,7 @@ export class Scroller {
     this.follow();
   }
 
-  // Going up is the reader's doing. So is coming to the end, or the page's own: what grows only moves the end away.
+  // Only the reader scrolls up. The reader or the page scrolls to the end; growing content only moves it away.
   #onScroll() {
     const { scrollTop } = this.#element;
     if (this.#atEnd) this.#following = true;

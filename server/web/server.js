@@ -2,13 +2,13 @@
 
 import { eventLists } from "./events.js";
 
-// Addresses are relative to this file's, so that the page works under any prefix of a proxy.
+// Addresses are relative to this file, so that the page works under any proxy prefix.
 const ROOT = new URL("../", import.meta.url);
 const KEY = "tidewheel.key";
-// Of several replicas behind one address, a session's is always the same one.
+// With several replicas behind one address, a session always reaches the same one.
 const PANEL = { cache: "no-store", headers: { "x-session-id": `panel-${Math.random().toString(36).slice(2)}` } };
 
-/** What the server, or the way to it, had to say. `status` is 0 where there was no answer. */
+/** An error from the server or from the network. `status` is 0 if there was no response. */
 export class ServerError extends Error {
   constructor(message, { status = 0, param = null } = {}) {
     super(message);
@@ -17,7 +17,7 @@ export class ServerError extends Error {
   }
 }
 
-/** Talks to the server, with the key that the person gave for this tab. */
+/** Talks to the server, with the key that the user entered in this tab. */
 export class Server {
   #session;
 
@@ -34,7 +34,7 @@ export class Server {
     else this.#session.removeItem(KEY);
   }
 
-  /** The models on offer: [{id, max_model_len}, ...]. */
+  /** The available models: [{id, max_model_len}, ...]. */
   async models() {
     return (await (await this.#ask("v1/models")).json()).data;
   }
@@ -43,7 +43,7 @@ export class Server {
     return (await (await this.#ask("version")).json()).version;
   }
 
-  /** What is served, and with what; and which replica says so, if there are several behind one address. */
+  /** Facts about the served model and the server, and the replica that responded, if there are several. */
   async info() {
     const response = await this.#ask("server_info", PANEL);
     return { ...(await response.json()), replica: response.headers.get("x-tidewheel-replica") };
@@ -54,7 +54,7 @@ export class Server {
     return (await this.#ask("metrics", PANEL)).text();
   }
 
-  /** The chunks of an answer, a list at a time. Raises ServerError, and AbortError when `signal` aborts. */
+  /** The chunks of an answer, one list at a time. Throws ServerError, or AbortError when `signal` aborts. */
   async *chat(body, signal) {
     const headers = { "content-type": "application/json" };
     const options = { method: "POST", body: JSON.stringify(body), headers, signal };
@@ -96,7 +96,7 @@ async function failureOf(response) {
   try {
     error = JSON.parse(text).error ?? {};
   } catch {
-    // A proxy's page, most likely: its status says enough.
+    // Probably a proxy's page: its status says enough.
   }
   let message = error.message ?? `The server answered ${response.status} ${response.statusText}`;
   const wait = response.headers.get("retry-after");

@@ -4,5 +4,5 @@ try {
   const theme = localStorage.getItem("tidewheel.theme");
   if (theme === "light" || theme === "dark") document.documentElement.dataset.theme = theme;
 } catch {
-  // The browser keeps nothing: the system's theme holds.
+  // The browser stores nothing: use the system's theme.
 }

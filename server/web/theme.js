@@ -1,8 +1,8 @@
-// Light or dark: as the system has it, unless the person chooses.
+// Light or dark theme: the system's, unless the user chooses.
 
 const KEPT = "tidewheel.theme";
 
-/** Lets `select`, with the values "light", "dark" and "", choose. */
+/** Lets the user choose with `select`, which has the values "light", "dark" and "". */
 export function chooseTheme(select, storage) {
   select.value = document.documentElement.dataset.theme ?? "";
   select.addEventListener("change", () => {
@@ -12,7 +12,7 @@ export function chooseTheme(select, storage) {
       if (select.value) storage.setItem(KEPT, select.value);
       else storage.removeItem(KEPT);
     } catch {
-      // No room in the browser: it holds for as long as the page is open.
+      // The browser has no storage left: the choice lasts while the page is open.
     }
   });
 }

@@ -1,4 +1,4 @@
-// A short note at the edge of the page, with something to do about it.
+// A short note at the edge of the page, with a button for an action.
 
 import { h } from "./dom.js";
 

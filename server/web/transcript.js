@@ -1,12 +1,12 @@
-// The conversation as it is seen: one view a message.
+// Shows the conversation, with one view for each message.
 
 import { AnswerView } from "./answer-view.js";
 import { copyText, h, icon, iconButton, scrollable } from "./dom.js";
 import { forgetColours } from "./highlight.js";
 
 /**
- * `actions` are what a reader may ask for: edit(message, text), regenerate(message), choose(message), giveResults(results).
- * `announce` tells a screen reader what has been written.
+ * `actions` are the reader's actions: edit(message, text), regenerate(message), choose(message), giveResults(results).
+ * `announce` lets a screen reader read new text.
  */
 export class Transcript {
   #root;
@@ -20,7 +20,7 @@ export class Transcript {
     this.#announce = announce;
   }
 
-  /** Shows a conversation in place of what was shown. */
+  /** Shows a conversation instead of the previous one. */
   show(conversation) {
     this.#views.clear();
     forgetColours();
@@ -29,7 +29,7 @@ export class Transcript {
     this.askForResults(conversation);
   }
 
-  /** Adds the view of a message of a conversation; that of an answer has update() and finish(). */
+  /** Adds the view of a conversation's message. An answer's view has update() and finish(). */
   add(message, conversation, announce = this.#announce) {
     const view = this.#viewOf(message, announce);
     const branches = conversation.branches(message);
@@ -39,7 +39,7 @@ export class Transcript {
     return view;
   }
 
-  /** Takes out the views of messages that are no longer in the conversation. */
+  /** Removes the views of messages that are no longer in the conversation. */
   trim(conversation) {
     const kept = new Set(conversation.messages);
     for (const [message, view] of this.#views) {
@@ -49,12 +49,12 @@ export class Transcript {
     }
   }
 
-  /** Takes the form for results away: they have been given, or the conversation went on without them. */
+  /** Removes the form for results: they were given, or the conversation continued without them. */
   stopAskingForResults() {
     this.#root.querySelector(".results")?.remove();
   }
 
-  /** Lets the reader answer the calls that wait for a result. */
+  /** Lets the reader enter results for the calls that wait for them. */
   askForResults(conversation) {
     const open = conversation.openCalls();
     const last = conversation.messages.findLast((message) => message.role === "assistant");

@@ -1,4 +1,4 @@
-// The chat, and the operator's view of the server at #server.
+// Switches between the chat and, at #server, the operator's view of the server.
 
 export class Views {
   #chat;
@@ -6,7 +6,7 @@ export class Views {
   #links;
   #onChange;
 
-  /** `chat` are the elements of the chat. `onChange` hears whether the operator's view is shown. */
+  /** `chat` are the chat's elements. `onChange` is told whether the operator's view is shown. */
   constructor({ chat, operator, toChat, toServer }, onChange) {
     this.#chat = chat;
     this.#operator = operator;

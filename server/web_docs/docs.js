@@ -1,4 +1,4 @@
-// Shows openapi.json: endpoints, their parameters, what they answer, and a curl line to try.
+// Shows openapi.json: endpoints, their parameters and responses, and a curl command to try.
 
 const REF = "#/components/schemas/";
 const LIMITS = {
@@ -32,7 +32,7 @@ function typeName(schema) {
   return schema.type ?? "anything";
 }
 
-// The structs that a field's value may be: those a reader may want to unfold.
+// The structs that a field's value may be, which a reader may want to unfold.
 function structs(schema) {
   if (schema.$ref) return [schema.$ref.slice(REF.length)];
   return [...(schema.anyOf ?? schema.oneOf ?? []), ...(schema.items ? [schema.items] : [])].flatMap(structs);
@@ -59,7 +59,7 @@ function field(name, schema, isRequired) {
   })));
 }
 
-// Filled when it is first opened: structs may hold themselves.
+// Filled when it is first opened, because structs may contain themselves.
 function unfolding(summary, fill) {
   const details = element("details", "", element("summary", "", ...summary));
   details.addEventListener("toggle", () => {
