@@ -4,10 +4,9 @@
 #   tools/accelerators.sh [tpu] [hpu] [neuron] [cuda]
 #
 # As root on Debian 12 for x86-64, with: apt-get install buildah debootstrap
-# No container registry is asked. The image for TPUs is built on a base made with debootstrap, and serves the embedded model
-# with JAX on the CPU. The others are built on the same base with the torch of $PYTHON, in the place of the vendors' bases.
-# They have to say what is missing, and to serve with --device cpu. Bases and layers are kept; `buildah rmi --all` forgets
-# them.
+# No container registry is used. The image for TPUs is built on a base made with debootstrap, and serves the embedded model
+# with JAX on the CPU. The others are built on the same base with the torch of $PYTHON, instead of the vendors' bases. They
+# must say what is missing, and serve with --device cpu. Bases and layers are kept; `buildah rmi --all` removes them.
 #
 #   PYTHON=.venv/bin/python  has tidewheel, openai and torch for CPUs installed (make test), and is Python 3.11
 #   MIRROR=                  Debian's mirror; by default the one of this machine's apt
@@ -17,7 +16,7 @@ cd "$(dirname "$0")/.."
 python=$(realpath -s "${PYTHON:-.venv/bin/python}")
 . tools/image/container.sh
 
-# What each says where its accelerator is missing.
+# What each image says when its accelerator is missing.
 declare -A refusals=(
     [tpu]='/dev/vfio/0 is missing'
     [hpu]='habana_frameworks is not installed'
@@ -30,7 +29,8 @@ for device in "$@"; do
 done
 needs
 
-# The base with torch where a vendor's has it: among the packages of the system's Python, which is of the same version.
+# The base with torch in the same place as in a vendor's base: among the packages of the system's Python, which has the
+# same version.
 torch_base() {
     debian_base amd64
     local debian=$base

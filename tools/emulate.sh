@@ -5,13 +5,13 @@
 #   tools/emulate.sh arm64|s390x|amd64 [ARGUMENTS FOR BOTH SERVERS...]
 #
 # As root on Debian 12 for x86-64, with: apt-get install binfmt-support buildah debootstrap g++-aarch64-linux-gnu g++-s390x-linux-gnu qemu-user-static
-# No container registry is asked: the base image is made with debootstrap. It is kept, and so are the image's layers, so that
-# a second run builds only what has changed; `buildah rmi --all` forgets them.
+# No container registry is used: the base image is made with debootstrap. It is kept, and so are the image's layers, so that
+# a second run builds only what has changed; `buildah rmi --all` removes them.
 #
 #   PYTHON=.venv/bin/python  has tidewheel and openai installed (make serve, make test)
-#   QEMU_CPU=                the CPU that qemu plays: cortex-a76, z14, ...; by default it has all that qemu knows
+#   QEMU_CPU=                the CPU that qemu emulates: cortex-a76, z14, ...; by default the largest that qemu has
 #   TIDEWHEEL_ISA=           the level of kernels for the image's server; by default the best that this CPU has
-#   EMULATE_COMPILER=1       emulates the compiler too, which takes hours; else it is this machine's cross compiler
+#   EMULATE_COMPILER=1       emulates the compiler too, which takes hours; by default this machine's cross compiler is used
 #   MIRROR=                  Debian's mirror; by default the one of this machine's apt
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -38,7 +38,8 @@ else
         || fail "the kernel does not run $machine programs: install qemu-user-static and binfmt-support, mount binfmt_misc"
 fi
 
-# The base with this machine's cross compiler: the same gcc, at home on this CPU, before the one that the Dockerfile installs.
+# The base with this machine's cross compiler: the same gcc, as a native program, ahead of the one that the Dockerfile
+# installs.
 make_build_base() {
     mounted "$arch" "$base"
     mkdir -p "$root"/{lib64,opt/cross/{bin,lib/gcc-cross,"$triple"},usr/lib/x86_64-linux-gnu}
@@ -54,7 +55,7 @@ make_build_base() {
     done
     ln -s gcc "$root/opt/cross/bin/cc"
     ln -s g++ "$root/opt/cross/bin/c++"
-    # What these programs are linked with, where this machine's loader looks for it.
+    # The libraries of these programs, where this machine's loader looks for them.
     cp -L /lib64/ld-linux-x86-64.so.2 "$root/lib64/"
     find -L "/usr/bin/$triple-gcc" "/usr/lib/gcc-cross/$triple" "/usr/$triple/bin" -type f -executable -exec ldd {} + 2>/dev/null \
         | sed -n 's/.*=> \(\/.*\) (.*/\1/p' | sort -u | xargs cp -L -t "$root/usr/lib/x86_64-linux-gnu"

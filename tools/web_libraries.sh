@@ -7,7 +7,7 @@ HIGHLIGHT=11.12.0
 KATEX=0.19.1
 LANGUAGES="bash c cpp csharp css diff dockerfile go ini java javascript json kotlin lua makefile markdown php python r \
 ruby rust shell sql swift typescript xml yaml"
-# Bold and slanted variants of rare alphabets. A browser makes them from the regular ones.
+# Bold and slanted variants of rare alphabets are left out. A browser derives them from the regular ones.
 LEFT_OUT="Caligraphic-Bold|Fraktur-Bold|Main-BoldItalic|SansSerif-Bold|SansSerif-Italic"
 
 vendor=$(cd "$(dirname "$0")/.." && pwd)/server/web/vendor

@@ -29,10 +29,11 @@ packages() {
 
 server() {
     PATH=$build:$PATH $build/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels .
-    # A package of the base stays unless it is too old for the server. There is nothing to take others from than /wheels.
+    # A package of the base stays unless it is too old for the server. All other packages come from /wheels.
     $build/pip --python $python install --no-cache-dir --no-index --find-links /wheels --no-compile \
         "tidewheel[$(echo "$EXTRAS" | tr -s ' ' ,)]"
-    # The base's packages may complain about each other. Only the packages that were just installed are ours to answer for.
+    # The base's packages may conflict with each other. Only conflicts of the packages that were just installed are
+    # errors here.
     $build/pip --python $python check || echo "The lines above that name no package of the server are the base image's."
     # The server's user could not write bytecode. It is never checked against its source, which does not change.
     # Packages may have files for newer versions of Python only, which do not compile here.

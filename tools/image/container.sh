@@ -95,7 +95,7 @@ contained() {
 }
 
 # same_answers VARIABLE=VALUE... [-- ARGUMENTS...]: serves the embedded model from the opened image and from this machine's
-# installation, both with the arguments, and compares their answers. Then the image's server has to end when it is told.
+# installation, both with the arguments, and compares their answers. Then the image's server must end on SIGTERM.
 same_answers() {
     local variables=() port here_port server here
     while [ "$#" -gt 0 ] && [ "$1" != -- ]; do variables+=("$1"); shift; done
