@@ -1,4 +1,4 @@
-"""Attack: what a hostile client sends over one connection, and what a server may answer."""
+"""Attack: the bytes that a hostile client sends over one connection, and the allowed answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NO_FAILURE = frozenset({*range(200, 500), 501, 503, 504})
 class Attack(NamedTuple):
     """What a hostile client sends, and the statuses that it may be answered with.
 
-    One that `reads` nothing hangs up a while later; one that `half_closes` says that it will send no more.
+    If it does not read (`reads`), it disconnects a while later. If it `half_closes`, it closes its sending side.
     """
 
     name: str
@@ -59,5 +59,5 @@ class Wire:
 
 
 def new_word(rng: random.Random) -> str:
-    """A word that no request had before, so that nothing is answered from what is kept."""
+    """A word that no earlier request had, so that no answer comes from a cache."""
     return f"w{rng.getrandbits(48):x}"

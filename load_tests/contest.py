@@ -1,4 +1,4 @@
-"""Peers that are measured in turn: what each peer is, the process of its runner, and its figures."""
+"""Peers that are measured in turn: each peer's description, its runner's process, and its figures."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class RunError(Exception):
 
 @dataclass(frozen=True)
 class Peer:
-    """A program to measure. `formats` are the weights that it is measured with unless others are asked for.
+    """A program to measure. `formats` are the weights that it is measured with by default.
 
     It reads Hugging Face folders, GGUF files, or both. `preload` are libraries that its makers recommend for
     LD_PRELOAD. Those that are found are put there.
@@ -50,13 +50,13 @@ class Peer:
         return RUNNERS / f"run_{self.name.replace('-', '_')}.py"
 
     def reads(self, weights: str) -> bool:
-        """Whether it can have weights of that format: types of GGUF files are those in capitals."""
+        """Whether it can read weights in this format. Names in capitals are types of GGUF files."""
         return self.reads_gguf if weights.isupper() else self.reads_folders
 
 
 @dataclass
 class Contestant:
-    """A peer with one format of weights, and what was measured of it: a figure a round for each scenario.
+    """A peer with one format of weights, and its measurements: one figure per round for each scenario.
 
     Figures are tokens a second; that of READY is in seconds. `python` is None for a peer that is not installed.
     """
@@ -100,7 +100,7 @@ def run_rounds(
     timeout_s: float,
     say: Callable[[str], None],
 ) -> None:
-    """Let all contestants run in turn, `rounds` times over. `job_for` may raise RunError."""
+    """Let all contestants run in turn, in `rounds` rounds. `job_for` may raise RunError."""
     for turn in range(1, rounds + 1):
         for contestant in contestants:
             if contestant.python is None:
@@ -114,7 +114,7 @@ def run_rounds(
 
 
 def run_script(command: Sequence[str], environment: Mapping[str, str], timeout_s: float) -> None:
-    """Run a command that says nothing of interest. Raises RunError if it fails."""
+    """Run a command whose output is not needed. Raises RunError if it fails."""
     with _process(command, "", environment, timeout_s) as lines:
         for _ in lines:
             pass
@@ -138,7 +138,7 @@ def preloads(peer: Peer, python: Path) -> dict[str, str | None]:
 
 
 def rate(scenario: Scenario, started: float, arrivals: list[Arrivals]) -> float:
-    """Tokens a second: of the prompts until each has its first new token, or, if there are more, of the new ones.
+    """Tokens a second: of the prompts, until each has its first new token; or, with several new tokens, of these.
 
     New tokens are counted over the time in which all sequences decode. Raises RunError if there is no such time.
     """
@@ -180,7 +180,7 @@ def _run(contestant: Contestant, python: Path, job: Job, timeout_s: float) -> No
 
 @contextlib.contextmanager
 def _process(command: Sequence[str], stdin: str, environment: Mapping[str, str], timeout_s: float) -> Iterator[IO[str]]:
-    """A process's output, line by line. Raises RunError if it does not start, end in time, or end well."""
+    """A process's output, line by line. Raises RunError if it does not start, end in time, or exit with 0."""
     with tempfile.TemporaryFile("w+", errors="replace") as log:
         try:
             process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""The mix of conversations that `routing.py` plays: the same from the same seed, whatever answers it."""
+"""The mix of conversations that `routing.py` plays. It depends only on the seed."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ SESSION_FIELD = "prompt_cache_key"
 
 _SYSTEM_PROMPTS = 6
 _SYSTEM_WORDS = 120
-_QUESTION_WORDS = (8, 60)  # least and most
+_QUESTION_WORDS = (8, 60)  # minimum and maximum
 _TURNS = (2, 6)
 _PAUSE = 12  # conversations that begin until the next question comes, on average
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """What a client says. `named_by` is the header or the field of the body that names it to routers; None for none."""
+    """A client's turns. `named_by` is the header or body field that identifies it to routers; None for none."""
 
     number: int
     system: str | None
@@ -31,7 +31,7 @@ class Conversation:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Those of each request."""
+        """The headers of each request."""
         return {SESSION_HEADER: self._name} if self.named_by == SESSION_HEADER else {}
 
     def body(self, answers: Sequence[str]) -> dict[str, Any]:
@@ -50,7 +50,7 @@ class Conversation:
 
 @dataclass(frozen=True)
 class Mix:
-    """Conversations, and their numbers in the order in which their turns come."""
+    """Conversations, and their numbers in the order in which their turns are sent."""
 
     conversations: tuple[Conversation, ...]
     order: tuple[int, ...]
@@ -59,9 +59,9 @@ class Mix:
 def make_mix(conversations: int, seed: int) -> Mix:
     """Conversations of two to six turns. One in seven has no system prompt.
 
-    A third is named by the header, a third by the field, and a third by nothing.
+    A third is identified by the header, a third by the field, and a third by nothing.
 
-    They begin one after the other, and their later turns come among those of others.
+    They begin one after the other, and their later turns are interleaved with those of others.
     """
     chance = random.Random(seed)
     systems = [_words(chance, _SYSTEM_WORDS) for _ in range(_SYSTEM_PROMPTS)]

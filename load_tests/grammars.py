@@ -1,10 +1,10 @@
-"""Sends hostile grammars to one Tidewheel for minutes. Each is answered or refused, and other clients notice nothing.
+"""Sends hostile grammars to one Tidewheel for minutes. Each is answered or refused, and other clients are not affected.
 
     python load_tests/grammars.py --url http://127.0.0.1:8000
 
-Clients send grammars of every kind, made up or mangled: deep, long, ambiguous, endless. Meanwhile others ask /health,
-repeat an honest request, whose answer must stay the same, and read a stream, which must not stall. Ends with 1 and says
-what was wrong if any of this fails, if an attack is answered with anything but 200, 400, 413 or 429, or if the memory
+Clients send generated or malformed grammars of every kind: deep, long, ambiguous, endless. Meanwhile others request
+/health, repeat a normal request, whose answer must stay the same, and read a stream, which must not stall. Exits with 1
+and says what was wrong if any of this fails, if an attack gets any status but 200, 400, 413 or 429, or if the memory
 keeps growing.
 """
 
@@ -44,7 +44,7 @@ _SIZES = (0, 1, 2, 3, 17, 100, 999, 5000, 70_000, 10**6, 2**31, 2**40)
 
 
 class Grammars:
-    """Makes grammars up, from a seed."""
+    """Generates grammars from a seed."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -206,7 +206,7 @@ class Grammars:
         )
 
     def mangled(self, text: str) -> str:
-        """The text, half of the time with pieces that are lost, doubled or changed."""
+        """The text, half of the time with pieces removed, doubled or changed."""
         pick = self._random
         for _ in range(pick.choice([0, 0, 0, 1, 2, 8])):
             start = pick.randrange(len(text) + 1)
@@ -217,7 +217,7 @@ class Grammars:
 
 
 class Attack:
-    """What is sent, what came of it, and what was wrong."""
+    """The clients, their counts, and what was wrong."""
 
     def __init__(self, client: httpx.AsyncClient, model: str, options: argparse.Namespace) -> None:
         self.outcomes: Counter[str] = Counter()
@@ -248,7 +248,7 @@ class Attack:
                 await asyncio.sleep(0.2)
 
     async def honest(self) -> None:
-        """One client that asks for the same answer, some of the time with a grammar that is new."""
+        """One client that repeats the same request, sometimes with a new grammar."""
         expected: Any = None
         count = 0
         while self.goes_on:
@@ -271,7 +271,7 @@ class Attack:
             self.outcomes["honest"] += 1
 
     async def healthy(self) -> None:
-        """One client that asks for the server's health."""
+        """One client that requests `/health`."""
         while self.goes_on:
             response = await self._timed("health", lambda: self._client.get("/health"))
             if response.status_code != 200 or self.slowest["health"] > _SLOWEST_HEALTH_S * 1e3:
@@ -279,8 +279,8 @@ class Attack:
             await asyncio.sleep(0.2)
 
     async def steady(self) -> None:
-        """One client that reads plain answers as they come."""
-        # A special token's text is shown, since a token without text is not sent: it would look like a stall.
+        """One client that reads plain streamed answers."""
+        # Special tokens are shown, because a token without text is not sent and would look like a stall.
         spoken = {"max_tokens": 1000, "temperature": 1.0, "ignore_eos": True, "skip_special_tokens": False}
         body = {"model": self._model, "messages": _ASK, "stream": True, **spoken}
         while self.goes_on:

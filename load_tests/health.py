@@ -1,4 +1,4 @@
-"""Measures how long `/health` takes, again and again. This shows whether anything blocks the event loop."""
+"""Repeatedly measures how long `/health` takes. This shows whether anything blocks the event loop."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _PRIORITY = -10
 
 
 class Answer(NamedTuple):
-    """When `/health` was asked, on `perf_counter`, and how long it took. Of that time, the event loop's thread ran for
-    `ran_ms` and waited for a core for `waited_ms`; in what is left over, others had the interpreter's lock.
+    """When `/health` was requested, on `perf_counter`, and how long it took. Of that time, the event loop's thread ran
+    for `ran_ms` and waited for a core for `waited_ms`; for the rest, other threads held the GIL.
     """
 
     asked: float
@@ -28,7 +28,7 @@ class Answer(NamedTuple):
 
 
 class HealthWatch:
-    """Asks `/health` over one connection every `interval_s`, from when it is made until `stop`.
+    """Requests `/health` over one connection every `interval_s`, from its construction until `stop`.
 
     It runs in a process of its own, because in this one its answers would wait behind those of other clients. With the
     server's `pid`, of this machine, it also looks at what the event loop's thread does meanwhile.
@@ -62,7 +62,7 @@ class HealthWatch:
 
 def _ask(base_url: str, headers: Mapping[str, str], interval_s: float, pid: int | None, asked_by: Connection) -> None:
     answers: list[Answer] = []
-    with contextlib.suppress(OSError):  # who may not waits for a processor at times, which counts as the server's time
+    with contextlib.suppress(OSError):  # else it may wait for a core, which counts as the server's time
         os.setpriority(os.PRIO_PROCESS, 0, _PRIORITY)
     asked_by.send(answers)
     try:
@@ -76,7 +76,7 @@ def _ask(base_url: str, headers: Mapping[str, str], interval_s: float, pid: int 
                 answers.append(Answer(asked, latency_ms, ran_until - ran, waited_until - waited))
         asked_by.send(answers)
     except httpx.HTTPError as error:
-        # As text: an exception with a request in it does not travel.
+        # As text, because an exception that contains a request cannot be pickled.
         asked_by.send(httpx.TransportError(f"/health: {error!r}"))
 
 

@@ -17,11 +17,11 @@ _ASK: Mapping[str, Any] = {"prompt": "a", "max_tokens": 2}
 
 
 class Attacks:
-    """All attacks: those on what is generated, and `more`. `size` is that of the largest bodies, in bytes."""
+    """All attacks: those on generation, and `more`. `size` is the size of the largest bodies, in bytes."""
 
     def __init__(self, wire: Wire, size: int = 16_000_000, more: Kinds = ()) -> None:
         self._wire, self._size = wire, size
-        # Large bodies are few: sending them takes the client as long as the server.
+        # Large bodies are rare, because sending them takes the client as long as the server.
         self.kinds: Kinds = (
             (8, self._deep_schema),
             (8, self._deep_grammar),
@@ -52,7 +52,7 @@ class Attacks:
         )
 
     def pick(self, rng: random.Random) -> Attack:
-        """One of them, drawn."""
+        """One attack, drawn at random."""
         weights = [weight for weight, _ in self.kinds]
         make = rng.choices([make for _, make in self.kinds], weights)[0]
         return make(rng)
@@ -198,7 +198,7 @@ class Attacks:
         return Attack("many values", self._wire.request(COMPLETIONS, content + one[:-1] + b"]}}"), SERVED_OR_REFUSED)
 
     def _many_calls(self, rng: random.Random) -> Attack:
-        count = 4096  # calls, and as many results: as many pieces as a conversation may have with their turns
+        count = 4096  # calls, and as many results: together with their turns, the maximum of a conversation's pieces
         path, body = rng.choice((("/api/chat", _ollama_calls), ("/v1/responses", _response_calls),
             ("/v1/messages", _message_calls)))  # fmt: skip
         return self._wire.post("many calls", path, body(count, new_word(rng)), SERVED_OR_REFUSED)
@@ -240,7 +240,7 @@ class Attacks:
 
 
 def _chain(length: int, following: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
-    """A schema with that many definitions. `following` makes each one from a reference to the next."""
+    """A schema with this number of definitions. `following` makes each one from a reference to the next."""
     definitions = {f"d{i}": following(f"#/$defs/d{i + 1}") for i in range(length)}
     return {"$ref": "#/$defs/d0", "$defs": {**definitions, f"d{length}": {"type": "string"}}}
 

@@ -1,4 +1,4 @@
-"""LoRA adapters that are made to harm the server that loads them, and a good one among them."""
+"""LoRA adapters that are made to harm the server that loads them, and a valid one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _EMPTY_TENSOR = '"%d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}'
 
 
 class AdapterFolder:
-    """A folder of adapters of a model: `good`, and those that no server should load."""
+    """A folder of a model's adapters: `good`, and adapters that no server should load."""
 
     def __init__(self, folder: Path, model: Path) -> None:
         self.folder = folder
@@ -61,13 +61,13 @@ class AdapterFolder:
         os.mkfifo(folder / "pipe.gguf")
 
     def attacks(self, wire: Wire) -> Kinds:
-        """One kind for each adapter that no server should load, and for paths without an adapter."""
+        """One kind of attack for each adapter that no server should load, and for paths without an adapter."""
         bad = [str(path) for path in sorted(self.folder.iterdir()) if path != self.good]
         paths = [*bad, "/", "/dev/zero", "/proc/self/fd/0", "a" * 4096, "/" + "b" * 4095, "../" * 1000, "own/model"]
         return [(_WEIGHT, partial(_load, wire, path)) for path in paths]
 
     def _copy(self, name: str, file: str, put: Callable[[Path], object]) -> None:
-        """The good one with something else in the place of a file."""
+        """The valid adapter with one file replaced."""
         copy = self.folder / name
         shutil.copytree(self.good, copy)
         (copy / file).unlink()

@@ -11,7 +11,7 @@ from typing import Any
 from attack import NO_FAILURE, Attack, Kinds, Wire, new_word
 
 _WEIGHT = 0.5  # of each method of each path: there are dozens
-# Fields that say how long an answer may be: without them some attacks would be long honest requests.
+# Fields that limit the answer's length: without them some attacks would be long valid requests.
 _LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict")
 _DEPTH = 5
 _NUMBERS = (0, -1, 2**31, 2**63, 2**70, -(2**70), 1e308, -0.0, 0.5)
@@ -33,7 +33,7 @@ def endpoint_attacks(wire: Wire, document: Mapping[str, Any]) -> Kinds:
 
 
 class _Body:
-    """The JSON bodies of an operation, by what the document says of them."""
+    """The JSON bodies of an operation, by their description in the document."""
 
     def __init__(self, document: Mapping[str, Any], operation: Mapping[str, Any]) -> None:
         content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
@@ -46,7 +46,7 @@ class _Body:
         if rng.random() < 0.1 or not self._fields:
             return rng.choice(_RAW)
         body = {**self._example, **{name: 2 for name in _LENGTHS if name in self._fields}}
-        if "options" in self._fields:  # of Ollama
+        if "options" in self._fields:  # Ollama's
             body["options"] = {"num_predict": 2}
         for name in rng.sample([*self._fields], min(len(self._fields), rng.randint(1, 4))):
             body[name] = self._value(self._fields[name], rng, _DEPTH)
@@ -59,7 +59,7 @@ class _Body:
         return self._schemas[name] if name else schema
 
     def _value(self, schema: Mapping[str, Any], rng: random.Random, depth: int) -> Any:
-        """One that a schema allows, at its edges, or one that it does not."""
+        """A value at the edges of what a schema allows, or one that it does not allow."""
         schema = self._resolved(schema)
         if depth == 0 or rng.random() < 0.1:
             return rng.choice((None, True, rng.choice(_NUMBERS), rng.choice(_TEXTS), [], {}, _nested(rng)))

@@ -1,4 +1,4 @@
-"""Connections that are not quite HTTP, or all too much of it: what proxies and servers have been tricked with."""
+"""Connections with malformed or excessive HTTP, such as known attacks on proxies and servers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def http_attacks(wire: Wire) -> Kinds:
     chunk = b"%x\r\n%b\r\n0\r\n\r\n" % (len(_BODY), _BODY)
     smuggled = b"0\r\n\r\nGET /metrics HTTP/1.1\r\nhost: a\r\n\r\n"
     shapes: Sequence[tuple[str, str, bytes, frozenset[int]]] = (
-        # What two servers in a row may read differently.
+        # Requests that two servers in a chain may parse differently.
         ("two lengths", f"content-length: 0\r\n{length}", _BODY, _BAD),
         ("a list of lengths", f"content-length: {len(_BODY)}, 0\r\n", _BODY, _BAD),
         ("length and chunks", f"{length}{_CHUNKED}", smuggled, _BAD),
@@ -45,7 +45,7 @@ def http_attacks(wire: Wire) -> Kinds:
         ("chunks of a byte", _CHUNKED, b"1\r\n \r\n" * 20_000 + b"0\r\n\r\n", NO_FAILURE),
         ("trailers", _CHUNKED, chunk[:-2] + b"content-length: 9\r\nx-a: b\r\n\r\n", NO_FAILURE),
         ("many trailers", _CHUNKED, chunk[:-2] + b"a: b\r\n" * 50_000 + b"\r\n", NO_FAILURE),
-        # Heads.
+        # Request heads.
         ("long header", f"{length}x-long: {'a' * 70_000}\r\n", _BODY, _BAD),
         ("many headers", length + "a: b\r\n" * 300, _BODY, _BAD),
         ("header with NUL", f"{length}x-a: b\0c\r\n", _BODY, _BAD),
@@ -87,7 +87,7 @@ def _line(name: str, sent: str, rng: random.Random) -> Attack:
 
 
 def _expecting(wire: Wire, rng: random.Random) -> Attack:
-    """Waits for a word from the server before it sends its body, and then sends none."""
+    """Waits for the server's `100 Continue` before it sends its body, and then sends none."""
     headers = f"expect: 100-continue\r\ncontent-type: {JSON}\r\ncontent-length: 100\r\n"
     return Attack("expects to go on", wire.get(COMPLETIONS, "POST", headers), frozenset(), reads=False)
 

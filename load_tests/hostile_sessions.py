@@ -1,4 +1,4 @@
-"""Hostile clients that send more than one request: each is a session, in which a later request needs an earlier one."""
+"""Hostile clients that send several requests: each is a session, in which later requests need earlier ones."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _FAILING_ROW = {"method": "POST", "url": COMPLETIONS, "body": {"unknown": 1, "pr
 
 
 class Sessions:
-    """Sessions with the server that `storm` is sent to. `storm` gets what was wrong. `size` is how many requests long
-    sessions have.
+    """Sessions with the server of `storm`, which collects what was wrong. `size` is the number of requests of long
+    sessions.
     """
 
     def __init__(self, storm: Storm, client: httpx.AsyncClient, adapters: AdapterFolder, size: int) -> None:
@@ -50,7 +50,7 @@ class Sessions:
             await kind(rng)
 
     async def batches(self, rng: random.Random) -> None:
-        """Batches that end at once, whose file goes meanwhile."""
+        """Batches that end at once while their file is deleted."""
         rows = "".join(json.dumps({"custom_id": str(i), **_FAILING_ROW}) + "\n" for i in range(3))
         file = await self._upload(rows.encode())
         if file is None:
@@ -71,7 +71,7 @@ class Sessions:
                     )
 
     async def many_files(self, rng: random.Random) -> None:
-        """Uploads at the same time, and deletes of whatever there is."""
+        """Simultaneous uploads, and deletion of all existing files."""
         uploads = [self._upload(b"{}\n" * rng.randint(0, 1000)) for _ in range(self._size)]
         listed = self._ask("GET", "/v1/files?limit=100")
         files, *_ = await asyncio.gather(listed, *uploads)
@@ -79,7 +79,7 @@ class Sessions:
         await asyncio.gather(*(self._ask("DELETE", f"/v1/files/{id}") for id in ids))
 
     async def chain_of_responses(self, rng: random.Random) -> None:
-        """A long conversation of stored responses, which is cut in its midst."""
+        """A long conversation of stored responses, of which one in the middle is deleted."""
         ids: list[str] = []
         for _ in range(self._size):
             body = {
@@ -101,7 +101,7 @@ class Sessions:
             )
 
     async def background(self, rng: random.Random) -> None:
-        """Responses in the background, which are read, cancelled and deleted while they are made."""
+        """Background responses, which are read, cancelled and deleted while they are computed."""
         body = {"input": new_word(rng), "background": True, "max_output_tokens": 200}
         made = await asyncio.gather(*(self._ask("POST", "/v1/responses", body) for _ in range(8)))
         for path in [f"/v1/responses/{answer['id']}" for answer in made if answer and "id" in answer]:
@@ -110,7 +110,7 @@ class Sessions:
             await asyncio.gather(*(self._ask(method, at, plain="stream" in at) for method, at in asked))
 
     async def good_adapter(self, rng: random.Random) -> None:
-        """An adapter that comes and goes while it is asked for: every answer must be the right one."""
+        """An adapter that is loaded and unloaded while requests use it: every answer must be right."""
         name, body = new_word(rng), {"prompt": "The tide", "max_tokens": 8, "temperature": 0, "logprobs": 1}
         loaded = await self._ask("POST", LOAD, {"lora_name": name, "lora_path": str(self._adapters.good)}, plain=True)
         if loaded is None:
@@ -129,7 +129,7 @@ class Sessions:
                     self._storm.wrong.append(f"with an adapter: {answer['choices']} instead of {self._adapted}")
 
     async def changing_adapter(self, rng: random.Random) -> None:
-        """An adapter that is written again and again while it is loaded."""
+        """An adapter whose files are repeatedly rewritten while it is loaded."""
         copy = self._adapters.folder.parent / new_word(rng)
         await asyncio.to_thread(shutil.copytree, self._adapters.good, copy)
         weights = copy / "adapter_model.safetensors"
@@ -144,7 +144,7 @@ class Sessions:
         await asyncio.to_thread(shutil.rmtree, copy)
 
     async def structured(self, rng: random.Random) -> None:
-        """An honest client, whose grammar is a new one each time: it gets what it asks for, if need be later."""
+        """A well-behaved client with a new grammar each time: it gets its answer, even if later."""
         word = new_word(rng)
         body = {"messages": [{"role": "user", "content": "go"}], "max_tokens": 64, "guided_regex": f"(yes|no) {word}"}
         for _ in range(_TRIES):
@@ -158,11 +158,11 @@ class Sessions:
         self._storm.wrong.append(f"no answer to a grammar in {_TRIES} tries")
 
     async def hang_ups(self, rng: random.Random) -> None:
-        """Many clients that hang up at the same moment, in the midst of their streams."""
+        """Many clients that disconnect at the same moment, in the middle of their streams."""
         await asyncio.gather(*(self._storm.leave(rng) for _ in range(_CROWD * self._size)))
 
     async def unread_streams(self, rng: random.Random) -> None:
-        """Many clients that read nothing of their streams."""
+        """Many clients that do not read their streams."""
         await asyncio.gather(*(self._storm.stall(rng) for _ in range(self._size)))
 
     async def _upload(self, content: bytes) -> str | None:
@@ -179,7 +179,7 @@ class Sessions:
         plain: bool = False,
         **options: Any,
     ) -> Any:
-        """What a request is answered with, None if it is refused; with `plain` its text."""
+        """The answer to a request, with `plain` its text; None if it is refused."""
         try:
             response = await self._client.request(method, path, json=body, timeout=_TIMEOUT_S, **options)
         except httpx.HTTPError as error:

@@ -1,6 +1,6 @@
-"""Users for locust: chat, completion, and long prompts among short ones, against any OpenAI-compatible server.
+"""Users for locust: chat, completions, and a mix of long and short prompts, on any OpenAI-compatible server.
 
-Beside locust's own row a request reports three more: `TTFT` (ms to the first text), `ITL` (ms between texts) and
+In addition to locust's row, a request reports three more: `TTFT` (ms to the first text), `ITL` (ms between texts) and
 `tok/s` (tokens a second, in the column that locust calls response time). When the run stops, their percentiles
 are printed, unrounded, once more.
 """
@@ -38,7 +38,7 @@ class Samples:
         self._values[name].extend(values)
 
     def take(self) -> dict[str, list[float]]:
-        """Hand everything over and start anew."""
+        """Return all figures and start again."""
         taken, self._values = dict(self._values), defaultdict(list)
         return taken
 
@@ -93,13 +93,13 @@ class StreamingUser(HttpUser):
     abstract = True
 
     def on_start(self) -> None:
-        """Learn what the server serves; asked once a process."""
+        """Find out which model the server serves, once per process."""
         self.options = self.environment.parsed_options
         self.random = random.Random()
         self.target: Target = _discover_once(self.host, self.options.api_key, self.options.model)
 
     def wait_time(self) -> float:
-        """Seconds until the next request, drawn so that users do not march in step."""
+        """Seconds until the next request, drawn at random so that users do not synchronize."""
         mean = self.options.think_seconds
         return self.random.expovariate(1 / mean) if mean > 0 else 0.0
 
@@ -162,7 +162,7 @@ class CompletionUser(StreamingUser):
 
 
 class MixedUser(StreamingUser):
-    """Sends a long prompt now and then among short ones: what makes a server's streams stall."""
+    """Sends mostly short prompts, and sometimes a long one, which may stall a server's streams."""
 
     @task(4)
     def short(self) -> None:

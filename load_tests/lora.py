@@ -1,7 +1,7 @@
 """Measures what LoRA adapters cost: the same streams without an adapter, all with one, and spread over several.
 
-The adapters are random ones of all linear layers that can have one. A loaded model decodes the three again and again,
-so that a share is of two speeds of the same seconds.
+The adapters are random, for all linear layers that can have one. A loaded model decodes all three repeatedly in turn,
+so that each share compares two speeds from the same seconds.
 
     python load_tests/lora.py ./my-model --adapters 8 --rank 16 --streams 32 --tidewheel-formats int8,int4
 """
@@ -118,7 +118,7 @@ def _scenario(count: int, turn: int) -> str:
 
 
 def _report(contestants: Sequence[Contestant], counts: Sequence[int], turns: int, rank: int) -> str:
-    """Tokens a second, medians of all turns, and the shares that turns reached of their own speeds without adapters."""
+    """Tokens a second, medians of all turns, and each turn's share of its own speed without adapters."""
     rows = [
         ["", *(f"{count} adapters, rank {rank}" for count in counts)],
         *([contestant.name, *(_cell(contestant, count, turns) for count in counts)] for contestant in contestants),

@@ -22,7 +22,7 @@ class StreamTimer:
 
     Times are `time.perf_counter()` seconds. A piece of text is a chunk with content: the role that opens a chat
     and the closing chunks with a finish reason or the usage hold none. A chunk may carry several tokens, so the
-    number of tokens is the server's own (`usage`), and only without one the number of chunks.
+    number of tokens is the server's own (`usage`), or the number of chunks if it sends none.
     """
 
     started: float
@@ -33,7 +33,7 @@ class StreamTimer:
     _parser: EventParser = field(default_factory=EventParser)
 
     def feed(self, chunk: bytes, now: float) -> int:
-        """Take the bytes that came at `now`; return how many pieces of text they held.
+        """Take the bytes that arrived at `now`; return the number of pieces of text in them.
 
         Raises StreamError where the server reports an error within the stream.
         """
@@ -52,7 +52,7 @@ class StreamTimer:
         return len(self.arrivals) - before
 
     def finish(self) -> None:
-        """Say that the connection has ended. Raises StreamError where the answer had not, or held no text."""
+        """Call it when the connection has ended. Raises StreamError if the answer is not complete, or has no text."""
         if not self.done:
             raise StreamError("the stream ended without [DONE]")
         if not self.arrivals:
@@ -70,7 +70,7 @@ class StreamTimer:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the answer: as the server counts them, else its pieces of text."""
+        """Tokens of the answer: the server's count, otherwise its pieces of text."""
         return len(self.arrivals) if self.reported_tokens is None else self.reported_tokens
 
     @property
@@ -95,7 +95,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def summarize(values: Sequence[float]) -> dict[str, float]:
-    """Count, mean, p50, p90, p99 and max, rounded to two decimals; only the count where there are no values."""
+    """Count, mean, p50, p90, p99 and max, rounded to two decimals; only the count if there are no values."""
     if not values:
         return {"count": 0}
     figures = {

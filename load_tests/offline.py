@@ -1,4 +1,4 @@
-"""Measures LLM.generate beside `tidewheel bench`: many short prompts, and what the same batch could give.
+"""Compares LLM.generate with `tidewheel bench`: many short prompts, and the speed of the same batch in the benchmark.
 
 python load_tests/offline.py ./my-model --prompts 10000 --batch-size 32
 """
@@ -19,7 +19,7 @@ from tidewheel import LLM, SamplingParams
 
 # The file and not `-m tidewheel`, which would look for the package in the current folder first.
 _PROGRAM = str(Path(tidewheel.__file__).with_name("__main__.py"))
-_FIRST_TOKEN_ID = 256  # of the prompts: past the special tokens that most vocabularies begin with
+_FIRST_TOKEN_ID = 256  # of the prompts: above the special tokens that most vocabularies begin with
 _LAST_TOKEN_ID = 1999
 
 
@@ -31,7 +31,7 @@ class Rates(NamedTuple):
 
 
 def bench(args: argparse.Namespace) -> Rates:
-    """What `tidewheel bench` gives."""
+    """The rates of `tidewheel bench`."""
     length = args.prompt_tokens
     command = [
         *(sys.executable, _PROGRAM, "bench", *args.model, "--json", "-", "--skip", "startup"),

@@ -40,7 +40,7 @@ _DONE = b"data: [DONE]"
 _NAP_S = 0.01  # at least
 _NAP_PER_STREAM_S = 0.0003  # polling a stream costs the same for one frame as for ten
 _RECEIVED_BYTES = 2**16
-_FIRST_TOKEN_ID = 256  # of the prompts: past the special tokens that most vocabularies begin with
+_FIRST_TOKEN_ID = 256  # of the prompts: above the special tokens that most vocabularies begin with
 _LAST_TOKEN_ID = 2047
 
 
@@ -49,7 +49,7 @@ class OverheadError(Exception):
 
 
 class Stream:
-    """One streamed completion over a connection of its own: counts frames as they come, and parses none."""
+    """One streamed completion over its own connection: counts frames as they arrive, without parsing them."""
 
     def __init__(self, port: int, body: dict[str, Any]) -> None:
         self.socket = socket.create_connection((_HOST, port))
@@ -66,7 +66,7 @@ class Stream:
         self.socket.sendall(self._request)
 
     def receive(self, buffer: bytearray, now: float) -> bool:
-        """Count what has come, by way of `buffer`; False at the end.
+        """Count the frames that have arrived, by means of `buffer`; False at the end.
 
         Frames are small and begin a write each, so none is split in a way that would be counted twice.
         """
@@ -98,7 +98,7 @@ def http_rate(port: int, prompts: list[list[int]], num_tokens: int) -> float:
             streams.append(stream)
             opened.enter_context(stream.socket)
             selector.register(stream.socket, selectors.EVENT_READ, stream)
-        # The connections are made before, so that all streams begin together.
+        # The connections are opened before, so that all streams begin together.
         for stream in streams:
             stream.ask()
         buffer = bytearray(_RECEIVED_BYTES)
@@ -107,10 +107,10 @@ def http_rate(port: int, prompts: list[list[int]], num_tokens: int) -> float:
             for key, _ in ready:
                 if not key.data.receive(buffer, now):
                     selector.unregister(key.fileobj)
-            # As frames come from afar, several at a time: to wake this process for each would cost the server's
+            # Several frames at a time, as from a remote server: waking this process for each would cost the server's
             # processor more than the frame itself.
             time.sleep(max(_NAP_S, _NAP_PER_STREAM_S * len(prompts)))
-    # A token whose text is not certain yet has no frame of its own, so frames are scaled to the tokens that were asked.
+    # A token whose text is not certain yet has no frame, so frames are scaled to the requested tokens.
     frames = sum(count for stream in streams for _, count in stream.arrivals)
     return _rate([stream.arrivals for stream in streams]) * num_tokens * len(prompts) / frames
 
@@ -153,7 +153,7 @@ def _is_ready(port: int) -> bool:
 
 @contextmanager
 def offline_engine(arguments: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
-    """An engine in a process of its own, which answers each line of prompts with a rate."""
+    """An engine in a separate process, which answers each line of prompts with a rate."""
     command = [sys.executable, __file__, _OFFLINE, *arguments]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
@@ -195,7 +195,7 @@ def serve_offline(arguments: Sequence[str]) -> int:
 def measure(
     serve_arguments: Sequence[str], streams: int, prompt_tokens: int, tokens: int, rounds: int
 ) -> dict[str, Any]:
-    """Rates of all rounds, one of each kind in turn, after one of each that does not count."""
+    """Rates of all rounds, one of each kind in turn, after one warm-up of each."""
     random = Random(0)
     http: list[float] = []
     offline: list[float] = []

@@ -1,6 +1,6 @@
 """Compares Tidewheel with its peers, model by model: the same prompts on the same processors, in turn, in one table.
 
-Each peer lives in a virtual environment of its own and is run there by a script in peer_runners/.
+Each peer has its own virtual environment, where a script in peer_runners/ runs it.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ NOTES = (
     f"a step takes up to {STEP_TOKENS} tokens of all prompts together; llama.cpp computes them in parts of 512",
 )
 _SYSTEM_CPUS = Path("/sys/devices/system/cpu")
-_BYTES_PER_VALUE = 2  # of K and V; those that take less have room to spare
+_BYTES_PER_VALUE = 2  # of K and V; smaller types leave some of the cache unused
 _GIB = 2**30
 
 
 @dataclass(frozen=True)
 class Result:
-    """All that came out of a model. The JSON is a list of `asdict` of it, so these fields are its schema."""
+    """All results of a model. The JSON is a list of their `asdict`, so these fields are its schema."""
 
     model: str
     cpus: list[int]
@@ -71,9 +71,9 @@ class Entry:
     shape: str | None = None
 
     def formats(self, peer: Peer) -> tuple[str, ...]:
-        """What a peer is measured with unless the command line says: of a shape's formats those that it can read.
+        """The formats that a peer is measured with by default: those of a shape's formats that it can read.
 
-        One that reads folders, such as vLLM, and none of the shape's formats, has its usual ones.
+        A peer that reads folders, such as vLLM, but none of the shape's formats, gets its usual formats.
         """
         if self.shape is None:
             return peer.formats
@@ -108,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def prepare(model: Path | str, keep: Path) -> Entry:
-    """A model folder as it is, or a shape that is made now unless `keep` has it."""
+    """A model folder, or a shape that is created now unless `keep` has it."""
     if isinstance(model, Path):
         return Entry(model.name, model, keep / model.name)
     say(f"making {model}")
@@ -117,7 +117,7 @@ def prepare(model: Path | str, keep: Path) -> Entry:
 
 
 def contest(args: argparse.Namespace, entry: Entry) -> Result:
-    """Let all that were named take part. Raises RunError if there is nothing to measure."""
+    """Let all named peers take part. Raises RunError if there is nothing to measure."""
     spec = describe(read_config(entry.folder)).spec
     asked = scenarios_of(args)
     scenarios = [s for s in asked if s.prompt_tokens + s.new_tokens < spec.max_positions]
@@ -283,7 +283,7 @@ def interpreter(environment: Path | None) -> Path | None:
 
 
 def say(what: str) -> None:
-    """Tell what is going on."""
+    """Report progress."""
     sys.stderr.write(f"{what} ...\n")
 
 

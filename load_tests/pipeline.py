@@ -1,11 +1,11 @@
-"""What a hop between the stages of a pipeline takes, and what pipelines of larger machines would give, on paper.
+"""Measures hops between a pipeline's stages, and calculates what pipelines of larger machines would reach.
 
     .venv/bin/python load_tests/pipeline.py hops --url http://127.0.0.1:8000
     .venv/bin/python load_tests/pipeline.py paper --hop-us 90
 
-The first asks a server with a pipeline for one answer after another, and reads its metrics meanwhile. The second counts
-what a step has to read, to compute and to send: each stage takes as long as the longest of the three, stages work on
-different requests at a time, and one request goes through all of them, one after the other.
+The first requests one answer after another from a server with a pipeline, and reads its metrics meanwhile. The second
+calculates what a step has to read, compute and send: each stage takes as long as the longest of the three, stages work
+on different requests at a time, and one request goes through all of them, one after the other.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _LOOK_S = 0.2
 _HOPS = "tidewheel:pipeline_stage_hops_total"
 _SECONDS = "tidewheel:pipeline_stage_hop_seconds_total"
 _CHUNK = 128  # tokens of a prompt that go through the stages together
-_ROW_BYTES = 4  # of a hidden value
+_ROW_BYTES = 4  # bytes of a hidden value
 
 
 class Model(NamedTuple):
-    """The number of parameters (each token is multiplied with all), the bytes of one, and the size of a hidden row."""
+    """The number of parameters (each token is multiplied by all), the bytes of one, and the size of a hidden row."""
 
     parameters: float
     bytes_each: float
@@ -38,7 +38,7 @@ class Model(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """What one reads and computes a second, its network's bits a second, and seconds of a hop without its bytes."""
+    """What a machine reads and computes per second, its network's bits per second, and the seconds of an empty hop."""
 
     memory: float
     operations: float
@@ -70,13 +70,13 @@ def decode(model: Model, machine: Machine, stages: int, streams: int) -> float:
 
 
 def prefill(model: Model, machine: Machine, stages: int) -> float:
-    """Tokens of prompts a second, whose chunks follow each other through the stages."""
+    """Prompt tokens per second. Chunks of the prompts follow each other through the stages."""
     computing = stage_s(model, machine, stages, _CHUNK)
     return _CHUNK / (computing if stages == 1 else max(computing, sending_s(model, machine, _CHUNK)))
 
 
 def network_takes_over(model: Model, machine: Machine) -> float:
-    """The number of stages from which on sending a chunk takes longer than computing it."""
+    """The smallest number of stages with which sending a chunk takes longer than computing it."""
     return stage_s(model, machine, 1, _CHUNK) / sending_s(model, machine, _CHUNK)
 
 
@@ -115,7 +115,7 @@ def _keep_busy(url: str, done: threading.Event) -> None:
 
 
 def _hop_means(url: str, seconds: float) -> Iterator[float]:
-    """The mean seconds of a hop in one short time after another."""
+    """The mean seconds of a hop in consecutive short intervals."""
     until, before = time.monotonic() + seconds, _totals(url)
     while time.monotonic() < until:
         time.sleep(_LOOK_S)

@@ -1,4 +1,4 @@
-"""A server's process and all that it has started."""
+"""A server's process and all of its descendants."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def processes(pid: int) -> Iterator[int]:
-    """The process and all that it has started."""
+    """The process and all of its descendants."""
     yield pid
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
@@ -19,7 +19,7 @@ def processes(pid: int) -> Iterator[int]:
 
 
 def memory_mib(pid: int) -> float:
-    """Resident memory of the process and of all that it has started; what they share counts once."""
+    """Resident memory of the process and all of its descendants; shared memory counts once."""
     total = 0
     for each in processes(pid):
         try:

@@ -1,9 +1,9 @@
-"""Tidewheel's replicas behind routers that Ray brings, for `routing.py`.
+"""Tidewheel's replicas behind Ray's own routers, for `routing.py`.
 
     PYTHONPATH=/src/tidewheel/load_tests serve run ray_routers:app ray_router=prefix-cache-affinity num_replicas=2
 
-Ray's PrefixCacheAffinityRouter reads prompts from the calls of a deployment, which Serve's proxies do not make. So it
-stands in an ingress, as in Ray Serve LLM. The others see what the proxies send them, as Tidewheel's own does.
+Ray's PrefixCacheAffinityRouter reads prompts from calls of a deployment, which Serve's proxies do not make. So it is
+part of an ingress, as in Ray Serve LLM. The other routers see what the proxies send them, like Tidewheel's own.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Chat:
 
 
 class CalledServer(TidewheelServer):
-    """A replica that is called, and not sent HTTP."""
+    """A replica that is called instead of getting HTTP requests."""
 
     async def chat(self, request: Chat) -> tuple[int, bytes]:
         """The status and the body of the answer."""
@@ -48,7 +48,7 @@ class CalledServer(TidewheelServer):
 
 
 class Ingress:
-    """Answers chat requests by one replica, and for the metrics by all."""
+    """Answers chat requests with one replica, and requests for metrics with all."""
 
     def __init__(self, servers: Any) -> None:
         self._servers = servers

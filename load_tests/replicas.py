@@ -1,10 +1,10 @@
-"""What a request takes, and how many tokens come, through one address or several: a proxy before replicas, or servers.
+"""Latency and throughput through one address or several: a proxy in front of replicas, or several servers.
 
     .venv/bin/python load_tests/replicas.py --url http://127.0.0.1:8000
     .venv/bin/python load_tests/replicas.py --url http://127.0.0.1:8001 --url http://127.0.0.1:8002
 
-Latency is that of one small request after another. Throughput is that of streams at the same time, which are shared
-out among the addresses in turn.
+Latency is measured with one small request after another. Throughput is measured with simultaneous streams, which are
+distributed among the addresses in turn.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from urllib.parse import urlsplit
 
 
 class Client:
-    """One connection that is kept."""
+    """One persistent connection."""
 
     def __init__(self, url: str) -> None:
         self._connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=120)
 
     def ask(self, body: Mapping[str, Any]) -> bytes:
-        """The whole answer of a request for a completion. Raises RuntimeError if it is none."""
+        """The whole answer to a completion request. Raises RuntimeError if it failed."""
         headers = {"content-type": "application/json"}
         self._connection.request("POST", "/v1/completions", json.dumps(body), headers)
         response = self._connection.getresponse()
@@ -43,7 +43,7 @@ def latencies_ms(url: str, requests: int) -> list[float]:
     for number in range(requests + 20):
         began = time.perf_counter()
         client.ask({"prompt": f"{number}", "max_tokens": 1})
-        if number >= 20:  # the first ones find everything cold
+        if number >= 20:  # the first ones are cold
             taken.append((time.perf_counter() - began) * 1000)
     return sorted(taken)
 

@@ -1,12 +1,12 @@
-"""How often replicas find a conversation's prefix in their caches, and how evenly they are used, behind some router.
+"""How often replicas behind a router find a conversation's prefix in their caches, and how evenly they are used.
 
     .venv/bin/python load_tests/routing.py --url http://127.0.0.1:8000
     .venv/bin/python load_tests/routing.py --url http://127.0.0.1:8000 \\
         --server http://127.0.0.1:8001 --server http://127.0.0.1:8002
 
-Plays a mix of conversations, the same each time: a turn is asked with what was said and answered before. A hit is a
-token of a prompt that the answer's `usage` calls cached. What each replica did is in the metrics of the servers, or of
-the address itself where it is a proxy of Ray Serve. The caches should be empty at the start, so start the servers anew.
+Plays a mix of conversations, the same each time: each turn is sent with all earlier messages and answers. A hit is a
+prompt token that the answer's `usage` counts as cached. The work of each replica is read from the servers' metrics, or
+from the address itself if it is a proxy of Ray Serve. The caches should be empty at the start, so restart the servers.
 `--record` writes all requests to a file, which `routing_simulation.py --recorded` plays without servers.
 """
 
@@ -39,7 +39,7 @@ class RoutingError(Exception):
 
 @dataclass(frozen=True)
 class Request:
-    """One that was answered."""
+    """An answered request."""
 
     conversation: Conversation
     body: dict[str, Any]
@@ -49,7 +49,7 @@ class Request:
 
 @dataclass
 class Played:
-    """What came of a mix. `requests` are in the order in which they were due; None is one without an answer."""
+    """The results of a mix. `requests` are in the order in which they were due; None is one without an answer."""
 
     cached_tokens: int = 0
     errors: Counter[str] = field(default_factory=Counter)
@@ -58,20 +58,20 @@ class Played:
 
     @property
     def answered(self) -> list[Request]:
-        """Those with an answer."""
+        """The requests with an answer."""
         return [request for request in self.requests if request is not None]
 
 
 async def play(url: str, mix: Mix, concurrency: int) -> Played:
-    """Ask for all turns in order, `concurrency` at a time, but none before the turn that it follows is answered.
+    """Send all turns in order, `concurrency` at a time, but each only after the turn that it follows was answered.
 
-    What is left of a conversation is not asked after an error.
+    After an error, the rest of the conversation is skipped.
     """
     played = Played(requests=[None] * len(mix.order))
     answers: list[list[str]] = [[] for _ in mix.conversations]
     ended = [asyncio.Event() for _ in mix.order]
     turns = iter(enumerate(mix.order))
-    before: dict[int, int] = {}  # the last turn of each conversation that was taken
+    before: dict[int, int] = {}  # the last turn of each conversation that was started
 
     async def work(client: httpx.AsyncClient) -> None:
         for number, which in turns:
@@ -109,20 +109,20 @@ async def _ask(client: httpx.AsyncClient, conversation: Conversation, body: dict
 
 @dataclass(frozen=True)
 class Done:
-    """What each replica has done so far, by its name."""
+    """The work of each replica so far, by its name."""
 
     requests: Counter[str]
     prompt_tokens: Counter[str]
 
     def since(self, before: Done) -> Done:
-        """What it has done since then; replicas that have done nothing stay."""
+        """The work since then; replicas without any are included."""
         now = (self.requests, self.prompt_tokens)
         then = (before.requests, before.prompt_tokens)
         return Done(*(Counter({name: a[name] - b[name] for name in a}) for a, b in zip(now, then, strict=True)))
 
 
 def read_done(servers: Sequence[str]) -> Done:
-    """From the metrics of all servers. Raises RoutingError where a server has none."""
+    """Read it from the metrics of all servers. Raises RoutingError if a server has none."""
     done = Done(Counter(), Counter())
     for server in servers:
         try:
@@ -140,7 +140,7 @@ def read_done(servers: Sequence[str]) -> Done:
 
 
 def largest_by_mean(counts: Counter[str]) -> float:
-    """The largest replica's part, by the mean of all; 1 is even."""
+    """The largest replica's part, relative to the mean of all; 1 is even."""
     return max(counts.values()) * len(counts) / max(1, counts.total())
 
 
@@ -161,7 +161,7 @@ def report(played: Played, done: Done) -> str:
 
 
 def record(server: str, played: Played, file: Path) -> None:
-    """Write the requests that were answered, each with the tokens of its prompt and its answer, a line each."""
+    """Write the answered requests, one per line, each with the tokens of its prompt and its answer."""
     with httpx.Client(base_url=server, timeout=_TIMEOUT_S, trust_env=False) as client, file.open("w") as lines:
         for request in played.answered:
             messages = [*request.body["messages"], {"role": "assistant", "content": request.answer}]

@@ -5,9 +5,9 @@
 
 Conversations begin all the time and have several turns, of different lengths. Some share a system prompt. A replica
 keeps the prefixes that it computed last, in a KV cache of bounded size. A hit is a token of a prompt that was found
-there. The load is the number of running requests, looked at whenever one more comes.
+there. The load is the number of running requests, recorded whenever another one arrives.
 
-A recorded mix is what `routing.py` has written: its requests, in their order, with the tokens of their prompts.
+A recorded mix was written by `routing.py`: its requests, in their order, with the tokens of their prompts.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from tidewheel.ray.prefixes import body_keys, session_key
 SYSTEM_PROMPTS = 200
 SYSTEM_TOKENS = 600
 TURN_TOKENS = 200  # a question and its answer
-BUSY = 0.7  # of what the replicas could do: requests that run at a time, of _SLOTS each
+BUSY = 0.7  # part of the replicas' capacity: running requests, relative to _SLOTS each
 _SLOTS = 8
 _CACHED = 400  # prefixes that a replica keeps: some of each conversation
 _BLOCK = 16  # tokens of a recorded prompt that are cached together
 
 
 class Policy(Protocol):
-    """What chooses a replica."""
+    """Chooses a replica for each request."""
 
     loads: Loads[int]
 
@@ -52,7 +52,7 @@ class Policy(Protocol):
 
 
 class RoundRobin:
-    """One after the other."""
+    """Replicas in turn."""
 
     def __init__(self, replicas: int) -> None:
         self.loads: Loads[int] = Loads()
@@ -60,12 +60,12 @@ class RoundRobin:
         self._replicas, self._next = replicas, 0
 
     def choose(self, keys: Keys) -> int:
-        """The next one."""
+        """The next replica."""
         self._next = (self._next + 1) % self._replicas
         return self._next
 
     def took(self, replica: int, keys: Keys) -> None:
-        """Nothing is remembered."""
+        """Does nothing: this policy keeps no state."""
 
 
 class PowerOfTwo(RoundRobin):
@@ -86,14 +86,14 @@ class SessionHash(RoundRobin):
         self._most_load = most_load
 
     def choose(self, keys: Keys) -> int:
-        """That of the session."""
+        """The session's replica."""
         limit = math.inf if math.isinf(self._most_load) else self.loads.limit(self._most_load)
         found = self._ring.find(keys.session or 0, lambda replica: self.loads[replica] < limit)
         return super().choose(keys) if found is None else found
 
 
 def prefix(replicas: int) -> PrefixPolicy[int]:
-    """Tidewheel's policy, which remembers as many prefixes as in a proxy."""
+    """Tidewheel's policy, which remembers the same number of prefixes as in a proxy."""
     policy: PrefixPolicy[int] = PrefixPolicy(seed=0)
     policy.set_replicas(range(replicas))
     return policy
@@ -103,9 +103,9 @@ def prefix(replicas: int) -> PrefixPolicy[int]:
 class Turn:
     """One request of a conversation.
 
-    `conversation` is how a proxy names it that looks at its beginning too. `keys` are those of Tidewheel's policy.
-    `pieces` are the parts of its prompt that are cached one by one: a number that stands for all up to there too, and
-    its tokens. `kept` are the numbers of these and of the answer's. `tokens` are those of the whole prompt.
+    `conversation` identifies it for a proxy that also reads its beginning. `keys` are those of Tidewheel's policy.
+    `pieces` are the parts of its prompt that are cached separately: a number that stands for the prompt up to there,
+    and the piece's tokens. `kept` are the numbers of these and of the answer's. `tokens` counts the whole prompt.
     """
 
     conversation: int
@@ -116,7 +116,7 @@ class Turn:
 
 
 def made_turns(conversations: int, seed: int) -> Iterator[Turn]:
-    """The requests of all conversations in the order in which they come. Half of the conversations have one turn."""
+    """The requests of all conversations in order of arrival. Half of the conversations have one turn."""
     chance = random.Random(seed)
     waiting: list[tuple[float, int, tuple[int, ...]]] = []
     for conversation in range(conversations):
@@ -129,7 +129,7 @@ def made_turns(conversations: int, seed: int) -> Iterator[Turn]:
             yield _made_turn(which, prompt)
             if chance.random() < 0.5:
                 later = (*prompt, hash_of(b"turn", prompt[-1]))
-                # The next question comes when a few hundred others have come for each replica's worth of them.
+                # The next question comes after a few hundred others for each replica's share of them.
                 heapq.heappush(waiting, (now + chance.expovariate(1 / (0.02 * conversations + 1)), which, later))
     while waiting:
         _, which, prompt = heapq.heappop(waiting)
@@ -169,7 +169,7 @@ def recorded_turns(file: Path) -> Iterator[Turn]:
 
 @dataclass
 class Outcome:
-    """What came of a policy.
+    """The results of a policy.
 
     `hits` is the share of prompt tokens that were cached. `max_tokens` is the largest replica's prompt tokens by the
     mean of all, and `peak` the largest load by the mean, on average.
@@ -197,7 +197,7 @@ def simulate(
     """
     chance = random.Random(seed)
     caches: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(replicas)]
-    ends: list[tuple[int, int]] = []  # the request at whose arrival one ends, and its replica
+    ends: list[tuple[int, int]] = []  # the request at whose arrival another one ends, and that one's replica
     found = looks = 0
     step = max(1, min(5000, int(running)))
     peaks, loads, tokens, began = 0.0, [0] * replicas, [0] * replicas, time.perf_counter()
@@ -216,7 +216,7 @@ def simulate(
                 break
             found += size
         tokens[replica] += turn.tokens
-        for key in reversed(turn.kept):  # so that the end of a prompt is forgotten first
+        for key in reversed(turn.kept):  # so that the end of a prompt is evicted first
             cache[key] = None
             cache.move_to_end(key)
         while len(cache) > cached:

@@ -1,4 +1,4 @@
-"""What happens to a server on its own machine: files in its KV folder are spoilt, and its child processes are ended."""
+"""Attacks from the server's own machine: files in its KV folder are damaged, and its child processes are killed."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Harm = Callable[[Path, random.Random], None]
 
 _SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP)
 _FILES_PAUSE_S, _PROCESSES_PAUSE_S = 0.05, 2.0
-_CHILDREN = ("sandbox_process", "template_worker")  # in the command of those that may be ended at any time
+_CHILDREN = ("sandbox_process", "template_worker")  # in the command lines of processes that may be killed at any time
 
 
 async def sabotage(pid: int, kv_folder: Path, rng: random.Random, stopped: asyncio.Event) -> None:
-    """Do harm again and again, until the event."""
+    """Do damage repeatedly, until the event."""
 
     async def repeat(harm: Callable[[], object], pause_s: float) -> None:
         while not stopped.is_set():
@@ -35,7 +35,7 @@ async def sabotage(pid: int, kv_folder: Path, rng: random.Random, stopped: async
 
 
 def spoil_a_block(folder: Path, rng: random.Random, harm: Harm) -> None:
-    """Do harm to a file of the KV cache, or to one that could be there."""
+    """Damage a file of the KV cache, or create a bad one."""
     models = [path for path in folder.glob("tidewheel-kv-*") if path.is_dir()]
     if not models:
         return
@@ -79,7 +79,7 @@ HARMS: Sequence[Harm] = (
 
 
 def end_a_child(pid: int, rng: random.Random, number: signal.Signals) -> bool:
-    """End or pause one of the processes that the server has for what clients send. Whether there was one."""
+    """Kill or pause one of the processes in which the server handles clients' input. Returns whether there was one."""
     children = [child for child in processes(pid) if child != pid and _is_expendable(child)]
     if children:
         with contextlib.suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""Models of known shapes with random weights, made where no checkpoint is at hand: for speed, not for sense.
+"""Models of known shapes with random weights, for measuring speed without a checkpoint.
 
 Making one needs torch and transformers, which `make test` installs.
 """
@@ -21,7 +21,7 @@ _GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": _GROUP, "sym": True, "
 
 @dataclass(frozen=True)
 class Shape:
-    """A model's config, as transformers names its fields, and what peers are measured with unless asked otherwise.
+    """A model's config, with transformers' names of fields, and the formats that peers are measured with by default.
 
     `formats` are Tidewheel's: names in capitals are types of GGUF files, others belong to the checkpoint.
     """
@@ -58,7 +58,7 @@ SHAPES = {
 
 
 def make(name: str, folder: Path) -> Path:
-    """Write the model of a shape into a folder, or find it there. Returns the folder."""
+    """Write the model of a shape into a folder, unless it is there. Returns the folder."""
     if folder.exists():
         return folder
     import torch
@@ -86,7 +86,7 @@ def make(name: str, folder: Path) -> Path:
 
 
 def _save_gptq(model: Any, folder: Path) -> None:
-    """The model's matrices but the embedding as random GPTQ integers of 4 bits, which take as long as any others."""
+    """All of the model's matrices but the embedding, as random 4-bit GPTQ integers, which take as long as real ones."""
     import torch
     from safetensors.torch import save_file
 

@@ -1,13 +1,13 @@
-"""Attacks a server: a third of its clients are hostile, and the others must notice nothing.
+"""Attacks a server: a third of its clients are hostile, and the others must not be affected.
 
     python load_tests/siege.py -- --max-model-len 1024
 
-Starts `tidewheel serve` with what follows `--` and sends it a storm of requests, with the attacks of `hostile.py` and
-its neighbours among them, while steady streams run, sessions of `hostile_sessions.py` go on, and `saboteurs.py` spoils
-files and ends processes. Ends with 1 and says what was wrong if an answer differs from the one that the request gets
-alone, if an attack gets a wrong status (such as 500), if `/health` takes too long, if memory grows from the second
-third to the last, or if SIGTERM does not end the server in time. Then a server whose chat template has no end must
-stand too, and end by SIGHUP.
+Starts `tidewheel serve` with the options after `--` and sends it many requests, among them the attacks of `hostile.py`
+and its neighbours. Meanwhile steady streams and sessions of `hostile_sessions.py` run, and `saboteurs.py` damages files
+and kills processes. Exits with 1 and says what was wrong if an answer differs from the one that the request gets alone,
+if an attack gets a wrong status (such as 500), if `/health` takes too long, if memory grows from the second third to
+the last, or if SIGTERM does not end the server in time. Then a server with an endless chat template must also keep
+working, and end by SIGHUP.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ import tidewheel
 # The file and not `-m tidewheel`, which would look for the package in the current folder first.
 _PROGRAM = str(Path(tidewheel.__file__).with_name("__main__.py"))
 _START_TIMEOUT_S = 120
-_EXIT_TIMEOUT_S = 40  # its --shutdown-timeout of 30 s, and some
+_EXIT_TIMEOUT_S = 40  # its --shutdown-timeout of 30 s, and some more
 _ROUND = 500  # requests
 _BATCHES = 3
 _DRIP_PAUSE_S = 3.0
@@ -70,7 +70,7 @@ ENDLESS = {
 
 
 class Besieged(NamedTuple):
-    """A server that is to be attacked: its process, and folders that are its and its attackers'."""
+    """A server that is attacked: its process, and the folders that it and its attackers use."""
 
     url: str
     pid: int
@@ -79,17 +79,17 @@ class Besieged(NamedTuple):
 
 
 def server_options(folder: Path) -> list[str]:
-    """Options that open all that can be attacked, with what the server keeps in `folder`."""
+    """Options that enable everything that can be attacked. The server's data is in `folder`."""
     options = (
         f"--batch-dir {folder / 'batches'} --kv-offload {folder / 'kv'} --kv-cache-space 0.05 --kv-offload-space 1"
     )
-    # Few are kept, so that memory that fills up once is not taken for growth.
+    # Small caches, so that filling them once does not look like growth.
     loras = "--enable-lora --allow-runtime-lora-updating --max-loras 2 --max-cpu-loras 4 --max-stored-responses 100"
     return f"{options} {loras} --trust-request-chat-template".split()
 
 
 def attacks_on(besieged: Besieged) -> dict[str, Kinds]:
-    """The attacks beside those on what is generated, by what they are on."""
+    """The attacks other than those on generation, by their target."""
     wire = Wire(besieged.url.removeprefix("http://"))
     document = httpx.get(f"{besieged.url}/openapi.json", trust_env=False).raise_for_status().json()
     return {
@@ -100,7 +100,7 @@ def attacks_on(besieged: Besieged) -> dict[str, Kinds]:
 
 
 async def besiege(besieged: Besieged, args: argparse.Namespace) -> list[str]:
-    """Run the storm with all that is hostile; return what was wrong."""
+    """Run the storm with all attacks; return what was wrong."""
     target, rng = discover(besieged.url, None, None), random.Random(args.seed)
     more = [kind for kinds in attacks_on(besieged).values() for kind in kinds]
     attacks = Attacks(Wire(target.base_url.removeprefix("http://")), args.largest_body, more)
@@ -133,7 +133,7 @@ async def besiege(besieged: Besieged, args: argparse.Namespace) -> list[str]:
         await server.check_idle()
         if not await server.figure("kv_offload_on"):
             storm.wrong.append("the KV folder is not used any more")
-    # The least of a third: what a large body takes while it is there is no growth.
+    # The minimum of each third, because the memory of a large body in progress is not growth.
     third, health = len(memory) // 3, summarize(latencies)
     before, after = min(memory[third : 2 * third] or memory), min(memory[2 * third :])
     print("; ".join(f"{count} {kind}" for kind, count in sorted(storm.outcomes.items())))
@@ -153,7 +153,7 @@ async def besiege(besieged: Besieged, args: argparse.Namespace) -> list[str]:
 
 
 def _held_up_ms(answer: Answer) -> float:
-    """What it took beside waiting for a core, which is not the server's fault."""
+    """The answer's time without waiting for a core, which is not the server's fault."""
     return answer.latency_ms - answer.waited_ms
 
 
@@ -170,7 +170,7 @@ async def _start_batches(url: str, rows: int) -> None:
 
 
 def serve_and_besiege(args: argparse.Namespace) -> list[str]:
-    """Start servers, besiege them, end them; return what was wrong."""
+    """Start servers, attack them, end them; return what was wrong."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         adapters = AdapterFolder(folder / "adapters", args.model or DEMO)
@@ -184,7 +184,7 @@ def serve_and_besiege(args: argparse.Namespace) -> list[str]:
 
 
 def make_endless_model(folder: Path, model: Path) -> Path:
-    """A copy of a model folder, whose chat template does what the last message says, and comes to no end."""
+    """A copy of a model folder with an endless chat template, which does what the last message says."""
     shutil.copytree(model, folder)
     template = "{% set todo = messages[-1].content %}{{ todo }}" + "".join(
         f"{{% if {name!r} in todo %}}{harm}{{% endif %}}" for name, harm in ENDLESS.items()
@@ -194,7 +194,7 @@ def make_endless_model(folder: Path, model: Path) -> Path:
 
 
 def ask_endless_model(url: str, times: int, names: Collection[str] = tuple(ENDLESS)) -> list[str]:
-    """Ask for such endless work `times` times, all at once; return what was wrong."""
+    """Send `times` requests for such endless work, all at once; return what was wrong."""
     wrong = []
 
     def ask(name: str) -> None:
@@ -214,12 +214,12 @@ def ask_endless_model(url: str, times: int, names: Collection[str] = tuple(ENDLE
 def _served(
     options: Sequence[str], ended_by: signal.Signals, args: argparse.Namespace
 ) -> Iterator[tuple[str, subprocess.Popen[bytes], list[str]]]:
-    """A server while the context lasts: its address, its process, and a list for what is wrong, also with its end."""
+    """A server during the context: its address, its process, and a list for what is wrong, also when it ends."""
     url = f"http://127.0.0.1:{args.port}"
     command = [sys.executable, _PROGRAM, "serve", "--port", str(args.port), *options]
-    # Adapters' paths may name the hub, which has nothing to do with this.
+    # Adapters' paths may be hub ids, but this test must not use the hub.
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    # Below nohup the server would ignore SIGHUP.
+    # Under nohup the server would ignore SIGHUP.
     hear = partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)
     with (
         open(args.log, "a") as log,

@@ -1,8 +1,8 @@
-"""Minutes of storm on one Tidewheel: every answer right, no memory lost, nothing left running.
+"""Minutes of load with faulty clients on one Tidewheel: answers stay right, memory does not grow, nothing is left.
 
     python load_tests/soak.py --url http://127.0.0.1:8000
 
-Ends with 1 and says what was wrong if an answer differs from the one that the request gets alone, if the server is not
+Exits with 1 and says what was wrong if an answer differs from the one that the request gets alone, if the server is not
 healthy and idle at the end, or if its memory keeps growing after the first quarter of the time.
 """
 
@@ -26,7 +26,7 @@ _IDLE_TIMEOUT_S = 60
 
 
 class Server:
-    """What the server says about itself."""
+    """The server's own view: its health, metrics and memory."""
 
     def __init__(self, client: httpx.AsyncClient) -> None:
         self._client = client
@@ -44,7 +44,7 @@ class Server:
         return await self.figure("process_resident_memory_bytes") / 2**20
 
     async def check_idle(self) -> None:
-        """Raise StormError unless the server is well and has let go of everything, soon."""
+        """Raise StormError unless the server soon is healthy and holds no requests."""
         deadline = time.monotonic() + _IDLE_TIMEOUT_S
         names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
         while any(busy := {name: value for name in names if (value := await self.figure(name))}):

@@ -1,4 +1,4 @@
-"""Measures what drafts give: the same prompts with and without them, in turn, with medians.
+"""Measures the gain from draft tokens: the same prompts with and without them, in turn, with medians.
 
 python load_tests/speculation.py --draft-model ./draft
 """
@@ -47,7 +47,7 @@ _ORDERS = {
 
 
 class Work(NamedTuple):
-    """Conversations that are answered `batch` at a time, maybe as JSON of a `schema`."""
+    """Conversations that are answered `batch` at a time, optionally as JSON by a `schema`."""
 
     name: str
     conversations: list[Messages]
@@ -56,7 +56,7 @@ class Work(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Tokens a second while answers were written, of all the time, and the answers' tokens."""
+    """Tokens a second while answers were written, tokens a second over the whole time, and the answers' tokens."""
 
     decode: float
     whole: float
@@ -76,7 +76,7 @@ def _last_answer(messages: Messages) -> int:
 
 
 def quoting(llm: LLM, count: int) -> list[Messages]:
-    """Conversations in which a story was told, and is asked for again."""
+    """Conversations in which a story was told and is requested again."""
     stories = held_out(("long_text",), count)
     answers = [output.outputs[0].text for output in llm.chat(stories, _params(None), use_tqdm=False)]
     return [
@@ -86,7 +86,7 @@ def quoting(llm: LLM, count: int) -> list[Messages]:
 
 
 def extraction(count: int) -> list[Messages]:
-    """Orders that are to be listed as JSON."""
+    """Orders to be listed as JSON."""
     random = Random(_SEED)
     return [
         [{"role": "user", "content": f"List the orders as JSON ({i}): " + "; ".join(_orders(random))}]

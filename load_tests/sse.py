@@ -2,7 +2,7 @@
 
 
 class EventParser:
-    """Turns a byte stream into the `data` of its events, wherever the network cut the bytes.
+    """Turns a byte stream, split at any place, into the `data` of its events.
 
     Lines may end in LF or CRLF; comments, field names other than `data` and events without data are passed over.
     """
@@ -12,7 +12,7 @@ class EventParser:
         self._data: list[str] = []
 
     def feed(self, chunk: bytes) -> list[str]:
-        """Take the bytes that came and return the data of every event they complete, in order."""
+        """Take the bytes that arrived and return the data of every event that they complete, in order."""
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         events = []
         for raw in lines:

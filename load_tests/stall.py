@@ -1,7 +1,7 @@
-"""What long prompts do to the streams that are already running.
+"""How long prompts affect the streams that are already running.
 
 Steady streams decode, and long prompts arrive all at once. How long do the steady streams pause, and how soon do the
-new requests get their first text? Then many streams decode while `/health` is asked again and again.
+new requests get their first text? Then many streams decode while `/health` is requested repeatedly.
 
     python load_tests/stall.py --url http://127.0.0.1:8000 --json stall.json
 """
@@ -45,7 +45,7 @@ class SteadyStreams:
 
     @asynccontextmanager
     async def running(self, seed: int) -> AsyncIterator[None]:
-        """Enter when every stream is running; stop them on the way out. A stream that fails ends the run."""
+        """Enters when every stream is running, and stops them at the end. A stream that fails ends the run."""
         tasks = [asyncio.create_task(self._keep_streaming(random.Random(seed + i))) for i in range(self.count)]
         try:
             await self._wait_until_warm(tasks)
@@ -68,7 +68,7 @@ class SteadyStreams:
         ]
 
     async def observe(self, seconds: float, since: float) -> None:
-        """Wait that long, and on a busy machine until there is a gap after `since`."""
+        """Wait for this time, and on a busy machine until there is a gap after `since`."""
         await asyncio.sleep(seconds)
         while not self.gaps_ms(since, time.perf_counter()):  # noqa: ASYNC110 (streams set no event)
             await asyncio.sleep(0.01)
@@ -95,7 +95,7 @@ async def stream(
 ) -> StreamTimer:
     """Stream one completion of exactly `max_tokens` tokens into `timer`.
 
-    Raises StreamError where the server refuses, reports an error or ends early.
+    Raises StreamError if the server refuses, reports an error or ends early.
     """
     body = target.completion(prompt, max_tokens, ignore_eos=True)
     async with client.stream("POST", "/v1/completions", json=body) as response:
@@ -129,7 +129,7 @@ async def measure_stall(client: httpx.AsyncClient, target: Target, args: argpars
             )
         )
         last_first_text = max(timer.arrivals[0] for timer in newcomers)
-        # The gap that was open when the last prompt was done closes only with the next text.
+        # The gap during which the last prompt finished ends only with the next text.
         await steady.observe(args.quiet_seconds, arrival)
     return {
         "newcomer_prompt_tokens": [timer.prompt_tokens for timer in newcomers],
@@ -140,7 +140,7 @@ async def measure_stall(client: httpx.AsyncClient, target: Target, args: argpars
 
 
 async def measure_health(client: httpx.AsyncClient, target: Target, args: argparse.Namespace) -> dict[str, Any]:
-    """Ask `/health` over and over while streams decode. Times in milliseconds."""
+    """Request `/health` repeatedly while streams decode. Times in milliseconds."""
     steady = SteadyStreams(client, target, args.health_streams, args.prompt_tokens, args.max_tokens)
     async with steady.running(args.seed + 20_000):
         watch = await asyncio.to_thread(HealthWatch, target.base_url, target.headers, args.health_interval)
@@ -211,7 +211,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run from the command line; 1 where the server could not be measured."""
+    """Run from the command line; 1 if the server could not be measured."""
     args = parse_args(argv)
     try:
         result = asyncio.run(run(args))

@@ -19,7 +19,7 @@ BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "BF16": 16, "F16": 16,
 class Ratio:
     """How many times better than the best peer Tidewheel is: above 1 is faster, or sooner ready.
 
-    `against` says which peers count: those whose weights have as many bits, or all.
+    `against` says which peers count: those whose weights have the same number of bits, or all.
     """
 
     weights: str

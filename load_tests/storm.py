@@ -1,9 +1,9 @@
-"""Many requests at once, some of them from misbehaving clients. The others must get the answers that they get alone.
+"""Many requests at once, some from misbehaving clients. The others must get the same answers as when they run alone.
 
 Tidewheel's answer depends only on the request. So each request is first sent alone, and its answer is kept. Then many
-run at once: some clients hang up, some read slowly, some never finish their request, some send nonsense. Every answer
-that is read to its end must equal the kept one, to the last bit of its log-probabilities. With `attacks`, some clients
-are hostile, and each attack must get one of its allowed statuses.
+run at once: some clients disconnect, some read slowly, some never finish their request, some send nonsense. Every
+answer that is read completely must equal the kept one, to the last bit of its log-probabilities. With `attacks`, some
+clients are hostile, and each attack must get one of its allowed statuses.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Storm:
         self._large = asyncio.Semaphore(2)
 
     async def learn(self) -> None:
-        """Ask for every case by itself, twice, so that the second time much of it comes from the cache."""
+        """Send every case alone, twice, so that the second time much of it comes from the cache."""
         for body in self._bodies:
             first, second = [await self._ask(body, streamed=streamed) for streamed in (False, True)]
             if first != second:
@@ -87,7 +87,7 @@ class Storm:
         await asyncio.gather(*(client(random.Random(self._rng.random())) for _ in range(concurrency)))
 
     async def stream(self, streams: int, stopped: asyncio.Event) -> None:
-        """Run `streams` clients that behave: each reads one streamed answer after the other until the event."""
+        """Run `streams` well-behaved clients: each reads one streamed answer after the other until the event."""
 
         async def client(rng: random.Random) -> None:
             while not stopped.is_set():
@@ -96,7 +96,7 @@ class Storm:
         await asyncio.gather(*(client(random.Random(self._rng.random())) for _ in range(streams)))
 
     async def _check(self, case: int, kind: str, **how: Any) -> None:
-        """Ask, and compare the answer with the one that was kept."""
+        """Send a request, and compare the answer with the kept one."""
         try:
             answer = await self._ask(self._bodies[case], **how)
         except StormError as error:
@@ -147,7 +147,7 @@ class Storm:
         return body
 
     async def _ask(self, body: dict[str, Any], *, streamed: bool, pause_s: float = 0.0) -> Answer:
-        """The choices of a complete answer, streamed or not in one shape."""
+        """The choices of a complete answer, in the same form whether it was streamed or not."""
         reader, writer = await self._connect(self._request({**body, "stream": streamed}))
         try:
             raw = bytearray()
@@ -177,7 +177,7 @@ class Storm:
 
     @contextlib.contextmanager
     def noted(self, kind: str) -> Iterator[None]:
-        """Count what is done meanwhile, note when it was done, and what was wrong about it."""
+        """Counts what is done in the context, and notes when it was done and what was wrong."""
         began = time.perf_counter()
         try:
             yield
@@ -187,7 +187,7 @@ class Storm:
         self.done.append((began, time.perf_counter(), kind))
 
     async def leave(self, rng: random.Random) -> None:
-        """Hang up somewhere between a request and the end of its answer."""
+        """Disconnect at some point between the request and the end of its answer."""
         body = rng.choice(self._bodies)
         reader, writer = await self._connect(self._request({**body, "stream": rng.random() < 0.7}))
         with contextlib.suppress(OSError, asyncio.TimeoutError, asyncio.IncompleteReadError):
@@ -195,7 +195,7 @@ class Storm:
         writer.transport.abort() if rng.random() < 0.5 else writer.close()
 
     async def stall(self, rng: random.Random) -> None:
-        """Ask for a long answer, read nothing of it for a while, and go."""
+        """Request a long answer, read nothing of it for a while, and disconnect."""
         long = {**rng.choice(self._bodies), "stream": True, "max_tokens": 10 * self.longest_answer, "logprobs": 2}
         _, writer = await self._connect(self._request(long), small_buffer=True)
         writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -203,7 +203,7 @@ class Storm:
         writer.transport.abort()
 
     async def drip(self, rng: random.Random, pause_s: float, stopped: asyncio.Event) -> None:
-        """Send a byte of a request, and another one after every pause, until the server hangs up or the event."""
+        """Send a byte of a request, and another one after every pause, until the server disconnects or the event."""
         request = self._request(rng.choice(self._bodies))
         sent = rng.randrange(len(request))
         with self.noted("drips"):
@@ -217,7 +217,7 @@ class Storm:
             writer.close()
 
     async def _half_ask(self, body: dict[str, Any], rng: random.Random) -> None:
-        """Send some of a request, and no more."""
+        """Send only the beginning of a request."""
         request = self._request(body)
         _, writer = await self._connect(request[: rng.randrange(len(request))])
         await asyncio.sleep(rng.random() * 0.1)
@@ -233,7 +233,7 @@ class Storm:
         writer.close()
 
     async def attack(self, attack: Attack) -> None:
-        """Send it, and note what is wrong about the answer."""
+        """Send the attack, and note what is wrong about the answer."""
         async with self._large if len(attack.sent) > _LARGE_BYTES else contextlib.nullcontext():
             with self.noted(f"hostile: {attack.name}"):
                 status = await self._answer_to(attack)
@@ -288,7 +288,7 @@ class Storm:
 
 
 def _shape(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """What a choice's pieces say together."""
+    """A choice's pieces, merged."""
     logprobs = [part["logprobs"] for part in parts if part.get("logprobs")]
     return {
         "text": "".join(part["text"] for part in parts),

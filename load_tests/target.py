@@ -18,12 +18,12 @@ WORDS = (
 
 
 class TargetError(Exception):
-    """A server that cannot be asked what the load needs to know."""
+    """A server that does not tell what the load tests need to know."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """An OpenAI-compatible server and a model of it.
+    """An OpenAI-compatible server and one of its models.
 
     `words_per_token` and `overhead_tokens` were measured on a completion and hold for its tokenizer.
     """
@@ -40,9 +40,9 @@ class Target:
         return _headers(self.api_key)
 
     def prompt(self, tokens: int, rng: random.Random) -> str:
-        """Random words of about `tokens` tokens: no two prompts share a prefix that a cache could help with."""
+        """Random words of about `tokens` tokens. No two prompts share a prefix that could be cached."""
         count = max(1, round((tokens - self.overhead_tokens) * self.words_per_token))
-        # Whole rounds of the same words in another order: of the same length in any tokenizer.
+        # The same words, all equally often, in another order: the same length with any tokenizer.
         words = [word for _ in range(0, count, len(WORDS)) for word in rng.sample(WORDS, len(WORDS))]
         return " ".join(words[:count])
 
@@ -65,20 +65,20 @@ class Target:
         if ignore_eos:
             # vLLM's, llama.cpp's and Tidewheel's name; a server that only knows OpenAI's fields refuses it.
             body["ignore_eos"] = True
-            # Past its end a model likes to say special tokens. Unseen they would look like a stream that stands still.
+            # After its end, a model tends to write special tokens. Without their text, the stream would seem to stall.
             body["skip_special_tokens"] = False
         return body
 
 
 def normalize_url(url: str) -> str:
-    """The server's root: without a trailing slash, and without `/v1` where the URL was given with it."""
+    """The server's root: without a trailing slash, and without `/v1` if the URL has it."""
     return url.rstrip("/").removesuffix("/v1")
 
 
 def discover(url: str, api_key: str | None = None, model: str | None = None) -> Target:
-    """Ask a server for its first model, unless one is named, and measure how its tokenizer counts words.
+    """Get a server's first model, unless one is named, and measure how its tokenizer counts words.
 
-    Raises TargetError where the server does not answer as an OpenAI-compatible one does.
+    Raises TargetError if the server does not answer like an OpenAI-compatible one.
     """
     base_url = normalize_url(url)
     try:

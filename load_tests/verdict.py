@@ -13,7 +13,7 @@ _MAX_SHOWN = 20
 
 
 def verdict(run: Callable[[], list[str]]) -> int:
-    """Run it and say what was wrong, on stderr: 1 if anything was, else 0."""
+    """Run it and print what was wrong to stderr. Returns 1 if anything was, otherwise 0."""
     try:
         wrong = run()
     except (StormError, TargetError, httpx.HTTPError) as error:

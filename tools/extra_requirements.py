@@ -1,4 +1,4 @@
-"""Prints what an extra of the installed Tidewheel adds, for an environment that has no Tidewheel.
+"""Prints the packages that an extra of the installed Tidewheel adds, for an environment without Tidewheel.
 
 Usage, where Tidewheel is installed: python tools/extra_requirements.py EXTRA
 """
@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 
 
 def requirements(extra: str) -> list[str]:
-    """A line for pip for each of them, as far as this machine needs it. Raises KeyError if there is no such extra."""
+    """A line for pip for each package that this machine needs. Raises KeyError if there is no such extra."""
     metadata = importlib.metadata.metadata("tidewheel")
     if extra not in (metadata.get_all("Provides-Extra") or ()):
         raise KeyError(extra)

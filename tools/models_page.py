@@ -41,10 +41,10 @@ def main() -> None:
 
 
 def made(page: str, configs: Mapping[str, Mapping[str, Any]]) -> str:
-    """The page with its tables as they have to be.
+    """The page with its tables filled in.
 
-    `configs` has one of every architecture, which says what layers it has. Raises ValueError if the page has not all of
-    the places where tables belong.
+    `configs` has one config of every architecture, which shows its layers. Raises ValueError if the page lacks the
+    place of a table.
     """
     for name, table in TABLES.items():
         begin, end = f"<!-- {name}: made by tools/models_page.py -->\n", f"<!-- end of {name} -->"
@@ -56,7 +56,7 @@ def made(page: str, configs: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def families(configs: Mapping[str, Mapping[str, Any]]) -> str:
-    """Every architecture: its models, what of it is refused, and where it runs."""
+    """Every architecture: its models, the refused options, and the devices that run it."""
     in_gguf = defaultdict(list)
     for name in GGUF_ARCHITECTURES:
         for stored in variants_of(name):
@@ -73,7 +73,7 @@ def families(configs: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def wrappers(configs: Mapping[str, Mapping[str, Any]]) -> str:
-    """Models with other parts, of which only the language model is served."""
+    """Models with other parts, from which only the language model is served."""
     names = (
         "Tidewheel serves the language model of checkpoints that also take images or sound; requests are text only. "
         f"These architectures are supported: {_code(sorted(WRAPPERS))}."

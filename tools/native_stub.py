@@ -34,7 +34,7 @@ def made(stub: str) -> str:
 
 
 def _class(name: str, fields: dict[str, str]) -> str:
-    """All fields are required: what the lowering forgets would silently have the struct's default."""
+    """All fields are required. Otherwise a field that the lowering forgets would silently have the struct's default."""
     lines = [f"    {field}: {type}\n" for field, type in fields.items()]
     return f"class {name}(_Plan):\n{''.join(lines)}"
 

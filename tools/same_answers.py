@@ -23,7 +23,7 @@ QUESTIONS = (
 )
 PROMPTS = ("The tide turns", "Once upon a time", "1, 2, 3,")
 MAX_TOKENS = 48
-# float32 sums in another order, of logits of some tens.
+# For float32 sums in another order, with logits of some tens.
 LOGPROB_TOLERANCE = 1e-3
 SCHEMA = {
     "type": "object",

@@ -29,7 +29,7 @@ def python_packages(folders: Iterable[Path]) -> Iterator[Component]:
         if name in seen:
             continue
         seen.add(name)
-        # The older field may hold the whole text of the licence; only what names one is of use here.
+        # The older field may contain the whole licence text; only a licence's name is useful here.
         text = metadata["License-Expression"] or metadata["License"] or ""
         licence = LicenseFactory().make_from_string(text) if text and "\n" not in text else None
         purl = PackageURL("pypi", name=name, version=distribution.version)

@@ -1,7 +1,7 @@
-"""Takes the pictures of the web page that docs/ shows: a conversation, and the operator's view under some load.
+"""Takes the screenshots of the web page in docs/: a conversation, and the operator's view under some load.
 
 Usage, where the built-in model is served: python tools/screenshots.py URL FOLDER
-It needs playwright and chromium, as the tests of the page do.
+It needs playwright and chromium, like the page's tests.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def converse(page: Page) -> None:
 
 
 def watch(page: Page, url: str) -> None:
-    """The operator's view, while a few clients ask for some seconds."""
+    """The operator's view, while a few clients send requests for some seconds."""
     ended = threading.Event()
     clients = [threading.Thread(target=ask, args=(url, ended)) for _ in range(STREAMS)]
     for client in clients:
@@ -65,7 +65,7 @@ def watch(page: Page, url: str) -> None:
 
 
 def ask(url: str, ended: threading.Event) -> None:
-    """Asks for one story after the other."""
+    """Requests one story after the other."""
     body = b'{"messages": [{"role": "user", "content": "Tell me a story about a lamp"}], "max_tokens": 200}'
     while not ended.is_set():
         request = urllib.request.Request(f"{url}/v1/chat/completions", body, {"content-type": "application/json"})

@@ -24,7 +24,7 @@ def main() -> None:
 
 
 def made(page: str) -> str:
-    """The page with its tables as they have to be. Raises ValueError if it has not all of their places."""
+    """The page with its tables filled in. Raises ValueError if it lacks the place of a table."""
     declared = {option.flag for option in SERVE_OPTIONS}
     since = {flag.partition("=")[0] for flags in NOT_YET.values() for flag in flags.split()} & declared
     works = {**WORKS, "": " ".join([WORKS[""], *sorted(since)])}

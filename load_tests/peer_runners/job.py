@@ -1,6 +1,6 @@
 """What the runners share: the job that peers.py hands in, and the lines of JSON that it reads.
 
-A runner is a script for the interpreter of its peer's own environment, so this takes nothing but the standard
+A runner is a script for the interpreter of its peer's own environment, so this needs only the standard
 library. It gets one job on standard input and writes a line when it is ready, and one for each scenario.
 """
 
@@ -19,7 +19,7 @@ Arrivals = list[tuple[float, int]]  # when, in seconds of time.perf_counter(), a
 
 DTYPES = ("float32", "bfloat16", "float16")  # names of formats; others are methods of quantization or GGUF types
 
-STEP_TOKENS = 2048  # the most that a peer which computes several prompts together takes in one step
+STEP_TOKENS = 2048  # the maximum in one step of a peer that computes several prompts together
 
 _WARM_UP_TOKENS = 16
 
@@ -40,10 +40,10 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Job:
-    """`weights` is what the peer calls the format, `file` the GGUF file that has it, for peers that read one.
+    """`weights` is the peer's name of the format, `file` the GGUF file with it, for peers that read one.
 
-    `options` are more of Tidewheel's command line. `cache_gib` is how large a KV cache to ask for, where one has to
-    say. `adapters` are folders of LoRA adapters, of `rank` at most.
+    `options` are further options of Tidewheel's command line. `cache_gib` is the size of the KV cache, for peers that
+    need it. `adapters` are folders of LoRA adapters, of at most this `rank`.
     """
 
     model: str
@@ -65,7 +65,7 @@ class Job:
 
     @property
     def max_sequences(self) -> int:
-        """The most sequences at a time."""
+        """The maximum number of sequences at a time."""
         return max(scenario.prompts for scenario in self.scenarios)
 
     def prompts(self, scenario: Scenario) -> list[list[int]]:
@@ -87,15 +87,15 @@ class Peer(Protocol):
 
 
 class AdaptedPeer(Peer, Protocol):
-    """One that was loaded with the job's LoRA adapters."""
+    """A model that was loaded with the job's LoRA adapters."""
 
     def generate_adapted(self, prompts: list[list[int]], new_tokens: int, adapters: list[int]) -> list[Arrivals]:
-        """The same, each prompt with one of the adapters: its place in the job's list."""
+        """The same, each prompt with one of the adapters, by index in the job's list."""
         ...
 
 
 def run(load: Callable[[Job], Peer]) -> None:
-    """Do the job of standard input. `load` imports its peer's library, which may count its processors then."""
+    """Run the job from standard input. `load` imports its peer's library, which may count its processors then."""
     lines = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is not for the driver
     given = json.load(sys.stdin)
@@ -117,7 +117,7 @@ def run(load: Callable[[Job], Peer]) -> None:
             say(scenario=scenario.name, started=started, arrivals=arrivals)
         except Exception as error:  # the other scenarios may still go well
             say(scenario=scenario.name, error=f"{type(error).__name__}: {error}")
-    os._exit(0)  # threads and processes of the peer's own are not waited for: the driver ends what is left
+    os._exit(0)  # the peer's own threads and processes are not waited for: the driver ends them
 
 
 def _generator(peer: Peer, scenario: Scenario) -> Callable[[list[list[int]], int], list[Arrivals]]:

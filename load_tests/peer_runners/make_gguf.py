@@ -22,7 +22,7 @@ Tensors = Iterator[tuple[str, Any]]
 
 
 def main() -> None:
-    """Write the file, and beside it the one in bfloat16 that others are made from."""
+    """Write the file, and next to it the bfloat16 file that others are converted from."""
     model, target = Path(sys.argv[1]), Path(sys.argv[2])
     base = target.with_name(f"{_BASE}.gguf")
     if not base.exists():
@@ -59,7 +59,7 @@ def write_base(model: Path, target: Path) -> None:
 
 
 def add_shape(writer: gguf.GGUFWriter, config: Config) -> None:
-    """What all architectures have."""
+    """Add the fields that all architectures have."""
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     rope = config.get("rope_parameters") or {"rope_theta": config.get("rope_theta", 10000.0)}
@@ -108,7 +108,7 @@ def of_qwen3_moe(writer: gguf.GGUFWriter, config: Config, given: Tensors) -> Ten
 
 
 def of_qwen3_5(writer: gguf.GGUFWriter, config: Config, given: Tensors) -> Tensors:
-    """Qwen3.5 with as many key heads as value heads, whose order then is that of GGUF files. Raises ValueError else."""
+    """Qwen3.5 with as many key heads as value heads: then GGUF files have the same order. Else raises ValueError."""
     keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
     if keys != values:
         raise ValueError(
@@ -183,7 +183,7 @@ def interleave(weight: Any, num_heads: int) -> Any:
 
 
 def quantize(base: Path, target: Path) -> None:
-    """Convert a GGUF file with llama.cpp to the type that `target` is named for. Raises RuntimeError if it does not."""
+    """Convert a GGUF file with llama.cpp to the type in the name of `target`. Raises RuntimeError if this fails."""
     options = llama_cpp.llama_model_quantize_default_params()
     options.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{target.stem}")
     part = target.with_suffix(".part")

@@ -1,4 +1,4 @@
-"""llama.cpp's runner: batches of its own library, as its server makes them, on a GGUF file."""
+"""llama.cpp's runner: batches through its library, as its server builds them, on a GGUF file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import job
 
-_ROUND_TOKENS = 256  # what a sequence's share of the cache is rounded to
+_ROUND_TOKENS = 256  # a sequence's share of the cache is rounded to a multiple of this
 
 Entry = tuple[int, int, int, bool]  # token, position, sequence, whether a next token is wanted
 
@@ -54,7 +54,7 @@ class LlamaCpp:
         return arrivals
 
     def _decode(self, context: Any, entries: list[Entry], arrivals: list[job.Arrivals]) -> dict[int, int]:
-        """Compute the entries, as many together as a batch takes; the next token of each sequence that wants one."""
+        """Compute the entries in batches as large as possible; the next token of each sequence that wants one."""
         tokens: dict[int, int] = {}
         for start in range(0, len(entries), job.STEP_TOKENS):
             part = entries[start : start + job.STEP_TOKENS]

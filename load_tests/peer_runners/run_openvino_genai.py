@@ -10,7 +10,7 @@ import job
 
 
 class OpenvinoGenai:
-    """A pipeline whose steps are taken one by one."""
+    """A pipeline whose steps are run one by one."""
 
     def __init__(self, given: job.Job) -> None:
         import numpy as np

@@ -8,11 +8,11 @@ from typing import Any
 
 import job
 
-_NO_STEP_LIMIT_MS = 1e9  # no peer bounds a step's time either
+_NO_STEP_LIMIT_MS = 1e9  # no other peer bounds a step's time
 
 
 class Tidewheel:
-    """An engine that runs on an event loop of its own."""
+    """An engine that runs on its own event loop."""
 
     def __init__(self, given: job.Job) -> None:
         from tidewheel import __version__

@@ -10,7 +10,7 @@ import job
 
 
 class VllmCpu:
-    """An engine whose steps are taken one by one."""
+    """An engine whose steps are run one by one."""
 
     def __init__(self, given: job.Job) -> None:
         os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(given.cache_gib)
