@@ -226,7 +226,6 @@ struct Int8ChannelTile {
 };
 
 // kInt4, and kInt8.
-static_assert(has_chunk_scales(WeightKind::kInt4) && !has_chunk_scales(WeightKind::kInt8));
 template <bool NIBBLES, bool SHIFTS>
 struct GroupTile {
   template <int ROWS>
@@ -243,10 +242,7 @@ struct GroupTile {
     const int groups = row_groups(k), per_scale = format.group / kRowGroup;
     F acc[ROWS];
 #pragma GCC unroll 16
-    for (int r = 0; r < ROWS; ++r) {
-      acc[r] = zero();
-      if constexpr (NIBBLES) store(tile + r * kPanel, zero());
-    }
+    for (int r = 0; r < ROWS; ++r) acc[r] = zero();
     const auto* weight = reinterpret_cast<const uint8_t*>(strip);
     for (int g = 0; g < groups;) {
       // A block's scales, then its two groups.
@@ -265,19 +261,14 @@ struct GroupTile {
           multiply_group<ROWS, NIBBLES>(dot, weight, group->quads);
 #pragma GCC unroll 16
           for (int r = 0; r < ROWS; ++r) {
-            acc[r] = add_dots<NIBBLES>(acc[r], small_to_floats(dot[r]), w, group->scale[r]);
+            acc[r] = add_dots<false>(acc[r], small_to_floats(dot[r]), w, group->scale[r]);
             if constexpr (SHIFTS) acc[r] = fma(shift, set1(reinterpret_cast<const float*>(group->correction)[r]), acc[r]);
           }
         }
       }
-      if constexpr (NIBBLES) {
-        if (g % kChunkGroups == 0 || g == groups) add_chunk<true>(acc, group[-1].scale, tile);
-      }
     }
-    if constexpr (!NIBBLES) {
 #pragma GCC unroll 16
-      for (int r = 0; r < ROWS; ++r) store(tile + r * kPanel, acc[r]);
-    }
+    for (int r = 0; r < ROWS; ++r) store(tile + r * kPanel, acc[r]);
   }
 };
 

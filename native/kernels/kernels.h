@@ -22,7 +22,7 @@ constexpr int kChunkInputs = 256, kChunkGroups = kChunkInputs / kRowGroup;
 // kInt8: a float16 scale for every 32 inputs of a column, likewise a scale for every 32 inputs of a row.
 // kInt8Channel: a float32 scale a column, and one a row.
 // kInt4: 4 bits an input, a float16 scale for every `group` inputs of a column, w = scale * (q - 8), or with zero
-// points also a float16 shift, w = scale * q + shift; rows are quantized as `has_chunk_scales` says.
+// points also a float16 shift, w = scale * q + shift; rows as for kInt8.
 //
 // The kinds from kQ5_0 on keep the bits of a quantized file; their numbers are what the file means, exactly.
 // Activations are quantized as `has_chunk_scales` says. GGUF's types are known by their names,
@@ -43,10 +43,11 @@ enum class WeightKind : int {
 };
 
 // Whether a row is quantized with a scale for every chunk, which saves a multiplication for each group, row and column:
-// where llama.cpp does so, and for kInt4, whose own rounding is far coarser. Else it has a scale for every 32 inputs.
+// where llama.cpp does so. Else it has a scale for every 32 inputs: an activation that stands out costs those beside it
+// their precision, and real models have many.
 constexpr bool has_chunk_scales(WeightKind kind) {
   using enum WeightKind;
-  return (kind >= kQ2K && kind <= kQ6K) || kind == kIq4Xs || kind == kInt4;
+  return (kind >= kQ2K && kind <= kQ6K) || kind == kIq4Xs;
 }
 
 struct WeightFormat {

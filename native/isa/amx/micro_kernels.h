@@ -413,7 +413,7 @@ struct NibbleChunks {
           }
 #pragma GCC unroll 4
           for (int r = 0; r < ROWS; ++r) {
-            acc[r] = add_dots<true>(acc[r], to_floats(dot[r]), w, group->scale[r]);
+            acc[r] = add_dots<false>(acc[r], to_floats(dot[r]), w, group->scale[r]);
             if constexpr (SHIFTS) {
               const F sum = set1(reinterpret_cast<const float*>(group->correction[0])[r]);
               acc[r] = fma(load(scales + (2 + half) * kLanes), sum, acc[r]);
@@ -421,7 +421,7 @@ struct NibbleChunks {
           }
         }
       }
-      if (g % kChunkGroups == 0 || g == groups) add_chunk<true>(acc, group[-1].scale, tile);
+      if (g % kChunkGroups == 0 || g == groups) add_chunk<false>(acc, group[-1].scale, tile);
     }
   }
 };

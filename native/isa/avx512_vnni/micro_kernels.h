@@ -88,7 +88,7 @@ class GroupRows {
 #pragma GCC unroll 8
     for (int r = 0; r < kHeight; ++r) {
 #pragma GCC unroll 2
-      for (int s = 0; s < kStrips; ++s) acc[r][s] = NIBBLES || begins ? zero() : load(tile + r * kPanel + s * kLanes);
+      for (int s = 0; s < kStrips; ++s) acc[r][s] = begins ? zero() : load(tile + r * kPanel + s * kLanes);
     }
     for (int g = 0; g < groups; ++g, ++group) {
       I dot[kHeight][kStrips];
@@ -114,7 +114,7 @@ class GroupRows {
         if constexpr (SHIFTS) shift = load(expanded_[s].shifts[g]);
 #pragma GCC unroll 8
         for (int r = 0; r < kHeight; ++r) {
-          acc[r][s] = add_dots<NIBBLES>(acc[r][s], to_floats(dot[r][s]), w, group->scale[first + r]);
+          acc[r][s] = add_dots<false>(acc[r][s], to_floats(dot[r][s]), w, group->scale[first + r]);
           if constexpr (SHIFTS) {
             acc[r][s] = fma(shift, set1(reinterpret_cast<const float*>(group->correction)[first + r]), acc[r][s]);
           }
@@ -124,14 +124,7 @@ class GroupRows {
 #pragma GCC unroll 8
     for (int r = 0; r < kHeight; ++r) {
 #pragma GCC unroll 2
-      for (int s = 0; s < kStrips; ++s) {
-        float* out = tile + r * kPanel + s * kLanes;
-        if constexpr (NIBBLES) {
-          store(out, fma(acc[r][s], set1(group[-1].scale[first + r]), begins ? zero() : load(out)));
-        } else {
-          store(out, acc[r][s]);
-        }
-      }
+      for (int s = 0; s < kStrips; ++s) store(tile + r * kPanel + s * kLanes, acc[r][s]);
     }
   }
 

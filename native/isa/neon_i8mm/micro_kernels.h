@@ -214,11 +214,9 @@ struct GroupMatrixTile {
     const GroupLayout layout = GroupLayout::of(format, k);
     const int groups = row_groups(k), per_scale = format.group / kRowGroup;
     constexpr int kRowPairs = (ROWS + 1) / 2;
-    float32x4_t acc[kRowPairs][2], total[kRowPairs][2];
+    float32x4_t acc[kRowPairs][2];
 #pragma GCC unroll 8
-    for (int r = 0; r < kRowPairs; ++r) {
-      for (int c = 0; c < 2; ++c) acc[r][c] = total[r][c] = vdupq_n_f32(0.0f);
-    }
+    for (int r = 0; r < kRowPairs; ++r) acc[r][0] = acc[r][1] = vdupq_n_f32(0.0f);
     const auto* weight = reinterpret_cast<const uint8_t*>(strip);
     for (int g = 0; g < groups;) {
       // A block's scales, then its two groups.
@@ -239,25 +237,14 @@ struct GroupMatrixTile {
             const float32x4_t row = spread_rows<ROWS>(group->scale, 2 * r);
 #pragma GCC unroll 2
             for (int c = 0; c < 2; ++c) {
-              const float32x4_t scale = NIBBLES ? w.v[c] : vmulq_f32(w.v[c], row);
-              acc[r][c] = vfmaq_f32(acc[r][c], vcvtq_f32_s32(dots.v[r][c]), scale);
+              acc[r][c] = vfmaq_f32(acc[r][c], vcvtq_f32_s32(dots.v[r][c]), vmulq_f32(w.v[c], row));
               if constexpr (SHIFTS) acc[r][c] = vfmaq_f32(acc[r][c], shift.v[c], spread_rows<ROWS>(group->correction, 2 * r));
             }
           }
         }
       }
-      if ((!NIBBLES || g % kChunkGroups != 0) && g < groups) continue;
-#pragma GCC unroll 8
-      for (int r = 0; r < kRowPairs; ++r) {
-        const float32x4_t row = spread_rows<ROWS>(group[-1].scale, 2 * r);
-#pragma GCC unroll 2
-        for (int c = 0; c < 2; ++c) {
-          total[r][c] = NIBBLES ? vfmaq_f32(total[r][c], acc[r][c], row) : vaddq_f32(total[r][c], acc[r][c]);
-          acc[r][c] = vdupq_n_f32(0.0f);
-        }
-      }
     }
-    store_sums<ROWS>(total, tile);
+    store_sums<ROWS>(acc, tile);
   }
 };
 
