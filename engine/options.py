@@ -86,12 +86,12 @@ class EngineOptions(Options):
     )
     quantization_group_size: int | None = option(
         None,
-        "inputs that share a scale in int4 weights: 32, 64 or 128 [32]",
+        "inputs that share a scale in int4-fast weights: 32, 64 or 128 [32]",
         parse=count,
         check=lambda size: None if size in GROUP_SIZES else "must be 32, 64 or 128",
         metavar="N",
     )
-    quantization_zero_points: bool = option(False, "int4 weights with zero points")
+    quantization_zero_points: bool = option(False, "int4-fast weights with zero points")
     kv_cache_dtype: KvCacheDType | Literal["auto"] = option(
         "auto",
         "the type of K and V in the cache (fp8 is fp8_e4m3); auto is as the weights, or as the checkpoint's "
@@ -181,8 +181,8 @@ class EngineOptions(Options):
     device_options: tuple[Options, ...] = ()
 
     def _contradictions(self) -> Iterator[str]:
-        if self.quantization != "int4":
-            yield from self._needing(("quantization_group_size", "quantization_zero_points"), "--quantization int4")
+        if self.quantization != "int4-fast":
+            yield from self._needing(("quantization_group_size", "quantization_zero_points"), "--quantization int4-fast")
         if self.disable_sliding_window and self.lora.enable_lora and self.lora.long_lora_scaling_factors:
             yield "--long-lora-scaling-factors and --disable-sliding-window contradict each other: drop one"
         asked = self.speculative.speculation

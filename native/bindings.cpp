@@ -15,6 +15,7 @@
 #include "model/executor.h"
 #include "model/draft.h"
 #include "plan_bindings.h"
+#include "quantize/bindings.h"
 #include "runtime/ceilings.h"
 #include "runtime/isa.h"
 #include "runtime/topology.h"
@@ -446,6 +447,7 @@ NB_MODULE(_native, m) {
 
   nb::exception<Stopped>(m, "StoppedError");
   bind_plans(m);
+  bind_quantize(m);
 
   using Codes = decltype(BlockSource::data);
   using Scales = decltype(BlockSource::scales);

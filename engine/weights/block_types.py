@@ -8,10 +8,14 @@ use, so that every number equals theirs to the bit.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+BlockKind = Literal[
+    "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4"
+]
 
 _Bytes = NDArray[np.uint8]
 _Floats = NDArray[np.float32]

@@ -10,20 +10,22 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, cast
+from typing import TYPE_CHECKING, Literal, cast, get_args
 
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
 from ..errors import ModelError
-from .block_types import BLOCK_TYPES, BlockType
+from .block_mix import BLOCK_METHODS, block_kind
+from .block_types import BLOCK_TYPES, BlockKind, BlockType
 from .dtypes import STORAGE, DType
 
-Method = Literal["int8", "int8-channel", "int4"]
-BlockKind = Literal[
-    "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4"
-]
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
+Method = Literal["int8", "int8-channel", "int4", "int4-fast", "q4_k_m", "q5_k_m", "q6_k", "q8_0"]
+Packed = Literal["int8", "int8-channel", "int4"]  # what packing itself quantizes to
 SmallFloat = Literal["e4m3", "nvfp4", "table4"]
 
 GROUP_SIZES = (32, 64, 128)
@@ -43,8 +45,9 @@ class Quantization(Struct, frozen=True):
 
     `int8` has a scale for every 32 inputs of an output. Activations are quantized in groups of 32 too.
     `int8-channel` has one scale for each output, and one for each token of the activations. The MLP's last matrix,
-    whose inputs have outliers, and embedding and head are as in int8. `int4` has a scale for every `group_size` inputs,
-    and with `zero_points` a zero point too. Its embedding and head are int8; activations are quantized as for int8.
+    whose inputs have outliers, and embedding and head are as in int8. `int4-fast` has a scale for every `group_size`
+    inputs, and with `zero_points` a zero point too. Its embedding and head are int8; activations are quantized as for
+    int8. All others have blocks of GGUF's types, which `block_mix` chooses.
     """
 
     method: Method
@@ -52,9 +55,9 @@ class Quantization(Struct, frozen=True):
     zero_points: bool = False
 
     def __str__(self) -> str:
-        if self.method != "int4":
+        if self.method != "int4-fast":
             return self.method
-        return f"int4 in groups of {self.group_size}{' with zero points' if self.zero_points else ''}"
+        return f"int4-fast in groups of {self.group_size}{' with zero points' if self.zero_points else ''}"
 
 
 class InputOrder:
@@ -83,7 +86,7 @@ class TensorFormat:
     small floats there are, and what a `table` is, and ScaleCodes what `scale_table` and `scale_run` are.
     """
 
-    kind: DType | Method | Literal["grid"] | BlockKind | SmallFloat
+    kind: DType | Packed | Literal["grid"] | BlockKind | SmallFloat
     group_size: int = _INT8_GROUP
     zero_points: bool = False
     bits: int = 0
@@ -97,6 +100,11 @@ class TensorFormat:
     def is_stored(self) -> bool:
         """Whether it is a quantized checkpoint's own."""
         return self.kind == "grid" or self.kind in _BLOCKS or self.is_small_floats
+
+    @property
+    def block_kind(self) -> BlockKind | None:
+        """The type of GGUF's blocks that it is; None: it is none."""
+        return cast(BlockKind, self.kind) if self.kind in _BLOCKS else None
 
     @property
     def is_small_floats(self) -> bool:
@@ -134,6 +142,11 @@ class TensorFormat:
         return f"{self.bits} bits in groups of {self.group_size}{' with zero points' if self.zero_points else ''}"
 
 
+def is_method(name: str) -> TypeIs[Method]:
+    """Whether it is a method to quantize with while loading, and not a checkpoint's own."""
+    return name in get_args(Method)
+
+
 def is_router(name: str) -> bool:
     """Whether the weight of that name decides which experts a token has, or what streams tell each other.
 
@@ -156,10 +169,12 @@ def format_of(
     dtype: DType,
     quantization: Quantization | None,
     stored: TensorFormat | None = None,
+    num_layers: int = 0,
 ) -> TensorFormat:
     """The format of one of `tensor_shapes`' weights in a model of that dtype. Vectors and routers are float32.
 
-    `stored` is the format of a quantized checkpoint. It is kept, unless there is a quantization to convert to.
+    `stored` is the format of a quantized checkpoint. It is kept, unless there is a quantization to convert to. Of
+    `num_layers` layers some have more bits where a method's blocks are chosen by layer.
     """
     if len(shape) == 1 or is_router(name):
         return TensorFormat("float32")
@@ -168,20 +183,25 @@ def format_of(
     # A table that is only looked up; or, of attention to latents, small matrices between queries, scores and values.
     if name == "embed.positions" or name.endswith(_BETWEEN_LATENTS):
         return TensorFormat(dtype)
+    if (method := quantization.method) in BLOCK_METHODS:
+        kind = block_kind(method, name, shape[1], num_layers)
+        return TensorFormat(dtype) if kind is None else TensorFormat(kind)
     # The activation function's results have outliers: one scale a row is too coarse for them.
-    outliers = quantization.method == "int8-channel" and name.endswith(".down.weight")
+    outliers = method == "int8-channel" and name.endswith(".down.weight")
     if name in _EMBEDDINGS or outliers:
         return TensorFormat("int8")
-    return TensorFormat(quantization.method, quantization.group_size, quantization.zero_points)
+    if method == "int4-fast":
+        return TensorFormat("int4", quantization.group_size, quantization.zero_points)
+    return TensorFormat(method)
 
 
 def parse_quantization(
     method: Method | None, group_size: int | None = None, zero_points: bool = False
 ) -> Quantization | None:
     """The quantization that the options ask for; None: none. Raises ModelError, naming what does not go together."""
-    if method != "int4" and (group_size is not None or zero_points):
+    if method != "int4-fast" and (group_size is not None or zero_points):
         option = "--quantization-group-size" if group_size is not None else "--quantization-zero-points"
-        raise ModelError(f"{option} goes with --quantization int4 only")
+        raise ModelError(f"{option} goes with --quantization int4-fast only")
     if method is None:
         return None
     if group_size is not None and group_size not in GROUP_SIZES:

@@ -403,6 +403,8 @@ struct AttentionKernels {
   void (*split)(const AttentionArgs&, int split, float* partial);
 };
 
+struct QuantizeArgs;  // quantize/quantize.h
+
 struct Kernels {
   const char* name;
   // By CacheType: bfloat16 where the cached elements are read as such and the level multiplies them, else float32.
@@ -417,6 +419,8 @@ struct Kernels {
   void (*pack_weights)(const WeightFormat&, const PackWeightsArgs&);
   // For the formats that `block_format` gives.
   void (*pack_blocks)(const WeightFormat&, const PackBlocksArgs&);
+  // For GGUF's types but MXFP4.
+  void (*quantize_blocks)(const QuantizeArgs&);
   // Column `row` of a packed weight, as float: the embedding of a tied head.
   void (*unpack_row)(const WeightFormat&, const void* weight, int k, int row, float* out);
   // row_begin is a multiple of tile_rows.

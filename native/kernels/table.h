@@ -77,6 +77,7 @@ size_t row_bytes(const WeightFormat& format, int k);
 size_t panel_bytes(const WeightFormat& format, int k);
 void pack_weights(const WeightFormat& format, const PackWeightsArgs& args);
 void pack_blocks(const WeightFormat& format, const PackBlocksArgs& args);
+void quantize_blocks(const QuantizeArgs& args);
 void unpack_blocks_row(const WeightFormat& format, const void* weight, int k, int row, float* out);
 // The same for formats of widened.h.
 void pack_widened(const WeightFormat& format, const PackBlocksArgs& args);

@@ -64,8 +64,8 @@ _LEVELS = [device for device in device_ids() if device != "torch"]
 _QUANTIZATIONS = [
     Quantization("int8"),
     Quantization("int8-channel"),
-    Quantization("int4"),
-    Quantization("int4", 128, zero_points=True),
+    Quantization("int4-fast"),
+    Quantization("int4-fast", 128, zero_points=True),
 ]
 
 

@@ -98,7 +98,7 @@ def test_what_has_no_effect_is_a_line_in_the_log(caplog: pytest.LogCaptureFixtur
         (
             {"max_loras": 0, "max_lora_rank": 0, "hf_token": "secret", "quantization_zero_points": True},
             "^4 things are wrong:\n  hf_token is .*\n  max_loras: must be .*\n  max_lora_rank: must be .*\n"
-            "  --quantization-zero-points needs --quantization int4$",
+            "  --quantization-zero-points needs --quantization int4-fast$",
         ),
         ({"task": "classify"}, "task='classify' is not supported: .*generate, embed"),
         ({"task": "embed", "runner": "generate"}, "contradict each other"),

@@ -42,7 +42,7 @@ def unpacked_experts(formats: Mapping[str, TensorFormat], weights: WeightSource)
 def _why_packed(format: TensorFormat, stored: TensorFormat | None) -> str | None:
     if format.kind in STORAGE:
         return None if stored is None else "is dequantized as it is read"
-    if not format.is_stored:
+    if not format.is_stored or (format.block_kind and format != stored):
         return "is quantized by --quantization"
     if format.kind == "grid":
         return "has integers that are put in another order as they are read"

@@ -11,8 +11,11 @@ from tidewheel import _native
 
 from ...cancellation import Cancellation
 from ...weights.bits import pack, unpack
+from ...weights.block_types import BlockKind
 from ...weights.dtypes import STORAGE
 from ...weights.finite import require_finite
+from ...weights.quantization import TensorFormat
+from ...weights.quantizing import quantize
 from ...weights.small_floats import SmallFloatTensor
 from ...weights.tensor import BlockTensor, DenseTensor, QuantizedTensor, WeightSource, WeightTensor
 from .lowering import Formats, grid_group, interleaved_with, small_float_group, why_not_kept
@@ -31,7 +34,7 @@ def set_weights(
     unpacked: frozenset[str] = frozenset(),
 ) -> None:
     """Pack all weights with `threads` threads. A quantized matrix whose format is not the checkpoint's is dequantized,
-    which is logged with the reason. Those that stay `unpacked` are only looked through.
+    which is logged with the reason, and what is to be in blocks is quantized. Those that stay `unpacked` are only looked through.
 
     Raises LoadCancelledError between two of the runtime's calls, and what `require_finite` raises.
     """
@@ -44,10 +47,15 @@ def set_weights(
     copied = 0
     for name in weights:
         tensor = weights[name]
-        if not isinstance(tensor, DenseTensor) and not (name in formats and formats[name].is_stored):
+        format = formats.get(name)
+        to_blocks = _block_kind(tensor, format)
+        if not isinstance(tensor, DenseTensor) and (to_blocks or format is None or not format.is_stored):
             dequantized[_reason(name, weights, tensor)] += 1
             require_finite([tensor])  # so that the error names the scales
             tensor = DenseTensor(tensor.dequantize(), "float32", origin=tensor.origin)
+        if to_blocks is not None and isinstance(tensor, DenseTensor):
+            require_finite([tensor], threads)
+            tensor = quantize(tensor, to_blocks, threads=threads, cancellation=cancellation)
         together[name] = tensor
         copied += name in unpacked and (isinstance(tensor, QuantizedTensor) or not tensor.mapped)
         num_bytes += _num_bytes(tensor)
@@ -60,6 +68,13 @@ def set_weights(
         logger.info("%d matrices of experts are kept in memory as they were read: they are no part of a file", copied)
     for reason, count in dequantized.items():
         logger.info("%d quantized matrices are dequantized as they are read: %s", count, reason)
+
+
+def _block_kind(tensor: WeightTensor, format: TensorFormat | None) -> BlockKind | None:
+    """The type of blocks that a tensor is quantized to; None: it is no such type, or the tensor has it already."""
+    if format is None or (isinstance(tensor, BlockTensor) and tensor.stored_format == format):
+        return None
+    return format.block_kind
 
 
 def _reason(name: str, weights: WeightSource, tensor: QuantizedTensor | BlockTensor | SmallFloatTensor) -> str:

@@ -9,7 +9,7 @@ from ...errors import ModelError
 from ...files.wording import one_line, shown
 from ...models.config import ConfigReader
 from ..contents import Contents
-from ..quantization import Method
+from ..quantization import Method, is_method
 from ..stored import StoredMatrix
 from .layer import LayerTensors
 
@@ -119,7 +119,7 @@ def method_to_load_with(
 
     Raises ModelError if it names a checkpoint's method that this one, with its config.json and contents, does not have.
     """
-    if asked is None or asked == "int8" or asked == "int8-channel" or asked == "int4":
+    if asked is None or is_method(asked):
         return asked
     if contents is not None and (held := contents()).kind == "GGUF":
         if asked == "gguf":

@@ -25,6 +25,7 @@ _FORMATS: dict[str, dict[str, Any]] = {
     "int8": {"quantization": "int8"},
     "int8-channel": {"quantization": "int8-channel"},
     "int4": {"quantization": "int4"},
+    "int4-fast": {"quantization": "int4-fast"},
 }
 # A Llama of 1B parameters, with as few of its layers as no cache has room for.
 _CONFIG = {

@@ -136,7 +136,7 @@ def test_both_forms_and_gguf_files_compute_the_same_bits(tmp_path: Path) -> None
             assert (made.logits(TOKENS, adapter=number) == found).all()
 
 
-@pytest.mark.parametrize("kind", ["int4", "Q5_0", "unpacked"])
+@pytest.mark.parametrize("kind", ["int4-fast", "Q5_0", "unpacked"])
 def test_bases_of_few_bits_and_those_left_in_files(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An adapter adds the same to them as to floats, and its tokens have the same bits beside any others."""
     fields = {"target_modules": ("v_proj",), "target_parameters": PARAMETERS}
@@ -145,8 +145,8 @@ def test_bases_of_few_bits_and_those_left_in_files(kind: str, tmp_path: Path, mo
     options: dict[str, Any] = {}
     if kind == "unpacked":
         monkeypatch.setenv("VLLM_CPU_MOE_PREPACK", "0")
-    elif kind == "int4":
-        options["quantization"] = Quantization("int4", group_size=32)
+    elif kind == "int4-fast":
+        options["quantization"] = Quantization("int4-fast", group_size=32)
     else:
         quantize = gguf_files.quantized(GGMLQuantizationType.Q5_0)
         model = gguf_files.zoo_file(tmp_path / "olmoe.gguf", "olmoe", quantize)

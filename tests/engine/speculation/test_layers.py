@@ -207,7 +207,7 @@ def test_what_is_not_known_is_not_drafted() -> None:
         executor.draft(batch, np.array([30], np.int32))
 
 
-INT4, INT8 = Quantization("int4"), Quantization("int8")
+INT4, INT8 = Quantization("int4-fast"), Quantization("int8")
 SUBJECTS: list[Any] = [
     (QWEN, {"dtype": "bfloat16"}),
     (Mtp("glm4-moe"), {"dtype": "bfloat16", "kv_cache_dtype": "int8", "quantization": INT4}),

@@ -43,7 +43,7 @@ FILE_DTYPES: dict[DType, str] = {"float32": "F32", "float16": "F16", "bfloat16":
 OPTIONS = ExecutorOptions(
     dtype="float32", kv_cache_bytes=2**20, max_model_len=16, max_num_seqs=1, max_num_batched_tokens=16
 )
-QUANTIZATIONS = [None, Quantization("int8"), Quantization("int8-channel"), Quantization("int4", 32, True)]
+QUANTIZATIONS = [None, Quantization("int8"), Quantization("int8-channel"), Quantization("int4-fast", 32, True)]
 
 
 def flipped(data: NDArray[Any]) -> NDArray[Any]:

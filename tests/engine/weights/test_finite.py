@@ -75,7 +75,7 @@ def test_any_tensor_of_a_checkpoint(device_id: str, tied: bool, tmp_path: Path) 
         what.tensors[name].name: random.standard_normal(shape, np.float32)
         for name, shape in tensor_shapes(what.spec).items()
     }
-    formats = [None] if device_id == "torch" else [None, Quantization("int8"), Quantization("int4")]
+    formats = [None] if device_id == "torch" else [None, Quantization("int8"), Quantization("int4-fast")]
     for i, name in enumerate(tensors):
         last = tensors[name].flat[-1]
         tensors[name].flat[-1] = (math.nan, math.inf, -math.inf)[i % 3]

@@ -130,9 +130,9 @@ FORMATS = [
     {"dtype": "bfloat16"},
     {"quantization": Quantization("int8")},
     {"quantization": Quantization("int8-channel")},
-    {"quantization": Quantization("int4")},
-    {"quantization": Quantization("int4", 64)},
-    {"quantization": Quantization("int4", 32, True)},
+    {"quantization": Quantization("int4-fast")},
+    {"quantization": Quantization("int4-fast", 64)},
+    {"quantization": Quantization("int4-fast", 32, True)},
     {"isa": "scalar"},
 ]
 
@@ -215,7 +215,7 @@ def test_a_damaged_entry_is_ignored_and_written_anew(
     folder: Path, cache: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     # int4 has padding that packing leaves as it is: nothing of the damaged file may stay there.
-    options = {"quantization": Quantization("int4", 128)}
+    options = {"quantization": Quantization("int4-fast", 128)}
     expected = fill(folder, cache, **options)
     (entry,) = entries(cache)
     good = entry.read_bytes()

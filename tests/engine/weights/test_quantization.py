@@ -34,15 +34,17 @@ _PROMPT_TOKENS = 192
 # Mean Kullback-Leibler divergence from float32, in nats a token, that each may have.
 BOUNDS = [
     (Quantization("int8"), 0.001),
+    (Quantization("int4"), 0.02),
+    (Quantization("q8_0"), 0.001),
     (Quantization("int8-channel"), 0.001),
-    (Quantization("int4"), 0.05),
-    (Quantization("int4", zero_points=True), 0.05),
-    (Quantization("int4", 64), 0.06),
-    (Quantization("int4", 128), 0.07),
-    (Quantization("int4", 128, zero_points=True), 0.07),
+    (Quantization("int4-fast"), 0.05),
+    (Quantization("int4-fast", zero_points=True), 0.05),
+    (Quantization("int4-fast", 64), 0.06),
+    (Quantization("int4-fast", 128), 0.07),
+    (Quantization("int4-fast", 128, zero_points=True), 0.07),
 ]
 # `make test` has the formats of whole rows, groups of 32 as they are, and groups of 128 with zero points.
-SWEPT = BOUNDS[3:6]
+SWEPT = BOUNDS[5:8]
 # The same of what K and V are cached as, beside weights in bfloat16.
 KV_BOUNDS: list[tuple[KvCacheDType, float]] = [
     ("fp8_e5m2", 0.02),
@@ -103,14 +105,14 @@ def test_divergence_by_what_k_and_v_are_cached_as(kv_cache_dtype: KvCacheDType, 
 
 def test_bits_are_saved() -> None:
     sizes = {}
-    for quantization in (None, Quantization("int8"), Quantization("int8-channel"), Quantization("int4")):
+    for quantization in (None, Quantization("int8"), Quantization("int8-channel"), Quantization("int4-fast")):
         executor = load(make_device(device_ids()[1]), _DEMO, "bfloat16", quantization=quantization)
         sizes[quantization] = executor.native.weight_bytes  # type: ignore[attr-defined]
         executor.close()
     plain = sizes.pop(None)
     for quantization, size in sizes.items():
         # The small model's norms and scales weigh, and its embedding stays int8.
-        assert size < plain * ((4.5 if quantization.method == "int4" else 8.5) / 16 + 0.07)
+        assert size < plain * ((4.5 if quantization.method == "int4-fast" else 8.5) / 16 + 0.07)
 
 
 # No dimension is padded: rows are whole panels, inputs whole groups.
@@ -138,11 +140,14 @@ def test_the_formats_are_those_that_the_cpu_packs(family: str, quantization: Qua
     )  # fmt: skip
     executor = make_device("cpu").load(spec, DummyWeights(spec, dtype), options)
     shapes = tensor_shapes(spec).items()
-    estimate = sum(format_of(name, shape, dtype, quantization).num_bytes(shape) for name, shape in shapes)
+    layers = len(spec.layers)
+    formats = ((format_of(name, shape, dtype, quantization, num_layers=layers), shape) for name, shape in shapes)
+    estimate = sum(format.num_bytes(shape) for format, shape in formats)
     assert executor.native.weight_bytes == estimate  # type: ignore[attr-defined]
     executor.close()
 
 
+Q4_K, Q6_K = TensorFormat("q4_k"), TensorFormat("q6_k")
 INT8, CHANNEL, INT4 = TensorFormat("int8"), TensorFormat("int8-channel"), TensorFormat("int4", 64, True)
 
 
@@ -152,7 +157,8 @@ INT8, CHANNEL, INT4 = TensorFormat("int8"), TensorFormat("int8-channel"), Tensor
         (None, {"layers": TensorFormat("float16"), "down": TensorFormat("float16"), "embed": TensorFormat("float16")}),
         (Quantization("int8"), {"layers": INT8, "down": INT8, "embed": INT8}),
         (Quantization("int8-channel"), {"layers": CHANNEL, "down": INT8, "embed": INT8}),
-        (Quantization("int4", 64, True), {"layers": INT4, "down": INT4, "embed": INT8}),
+        (Quantization("q4_k_m"), {"layers": Q4_K, "down": Q4_K, "embed": Q6_K}),
+        (Quantization("int4-fast", 64, True), {"layers": INT4, "down": INT4, "embed": INT8}),
     ],
     ids=str,
 )
@@ -164,13 +170,13 @@ def test_each_weight_has_a_format(quantization: Quantization | None, formats: di
         "layers.3.down.weight": formats["down"],
         "embed.positions": TensorFormat("float16"),
     }
-    assert {name: format_of(name, (64, 64), "float16", quantization) for name in expected} == expected
+    assert {name: format_of(name, (64, 256), "float16", quantization, num_layers=8) for name in expected} == expected
     for name in ("final_norm.weight", "layers.3.down.bias", "layers.3.q_norm.weight"):
         assert format_of(name, (64,), "float16", quantization) == TensorFormat("float32")
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "opt", "opt-350m", "qwen2", "qwen3"])
-@pytest.mark.parametrize("method", ["int8", "int8-channel", "int4"])
+@pytest.mark.parametrize("method", ["int8", "int8-channel", "int4", "int4-fast"])
 def test_every_family_is_near_its_own_float32(family: str, method: Method) -> None:
     folder = models_zoo.folder(family)
     device = make_device(device_ids()[1])
@@ -181,7 +187,7 @@ def test_every_family_is_near_its_own_float32(family: str, method: Method) -> No
         executor.close()
     exact, quantized = outputs
     error = np.linalg.norm(quantized - exact) / np.linalg.norm(exact)
-    assert 0 < error < (0.7 if method == "int4" else 0.12)  # tiny random models magnify errors
+    assert 0 < error < (0.7 if method in ("int4", "int4-fast") else 0.12)  # tiny random models magnify errors
 
 
 def test_torch_refuses_by_name() -> None:
@@ -192,7 +198,8 @@ def test_torch_refuses_by_name() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("int4", 48), "32, 64 or 128"),
+        (("int4", 64), "--quantization-group-size goes with --quantization int4-fast"),
+        (("int4-fast", 48), "32, 64 or 128"),
         (("int8", 64), "--quantization-group-size"),
         ((None, 64), "--quantization-group-size"),
         (("int8", None, True), "--quantization-zero-points"),

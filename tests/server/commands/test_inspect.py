@@ -52,7 +52,7 @@ def test_it_says_what_serving_would_take(inspect: Inspect) -> None:
     found = inspect(DEMO_MODEL, "--quantization", "int4", "--kv-cache-dtype", "int8")
     opened = open_model(EngineOptions(model=str(DEMO_MODEL), device="cpu", quantization="int4", kv_cache_dtype="int8"))
     (chosen,) = [kept for kept in found["weights"] if kept["chosen"]]
-    assert chosen == {"kept_as": "int4 in groups of 32", "bytes": opened.weight_bytes, "chosen": True}
+    assert chosen == {"kept_as": "int4", "bytes": opened.weight_bytes, "chosen": True}
     context = found["shape"]["context"]
     assert found["kv_cache"][-1]["tokens"] == context == opened.spec.max_positions
     assert found["kv_cache"][-1]["bytes"]["int8"] == context * opened.kv_bytes_per_token

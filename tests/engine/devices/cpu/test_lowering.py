@@ -19,7 +19,7 @@ _native = pytest.importorskip("tidewheel._native")
 from tidewheel.engine.devices.cpu.lowering import Formats, formats_of, lower, why_not_kept  # noqa: E402
 
 SPEC = decoder(PLAIN)
-INT4 = Quantization("int4", 64, zero_points=True)
+INT4 = Quantization("int4-fast", 64, zero_points=True)
 
 
 def executor(formats: Formats) -> object:

@@ -570,8 +570,8 @@ def test_the_kernels_of_a_built_in_shape_in_each_format(
         assert main(["bench", "--kernels", "--quick", "--threads-bind", "0", *_SHORT, *arguments, "--json", "-"]) == 0
         return [run["weights"].partition(" ")[0] for run in json.loads(capsys.readouterr().out)["runs"]]
 
-    assert formats() == ["bfloat16", "int8", "int8-channel", "int4"]
-    assert formats("--quantization", "int4") == ["int4"]
+    assert formats() == ["bfloat16", "int8", "int8-channel", "int4", "int4-fast"]
+    assert formats("--quantization", "q4_k_m") == ["q4_k_m"]
 
 
 def test_only_kernels_of_the_cpu_device_are_measured(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,66 @@
+"""Which of GGUF's types each matrix has with a --quantization that mixes them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from .block_types import BLOCK_TYPES, BlockKind
+
+BlockMethod = Literal["int4", "q4_k_m", "q5_k_m", "q6_k", "q8_0"]
+
+BLOCK_METHODS: tuple[BlockMethod, ...] = get_args(BlockMethod)
+
+_ELEMENTS = {kind.name.lower(): kind.elements for kind in BLOCK_TYPES.values()}
+# What takes the place of a type where the inputs are no whole super-blocks.
+_SMALLER: dict[BlockKind, BlockKind] = {
+    "q2_k": "q4_0", "q3_k": "iq4_nl", "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0", "iq4_xs": "iq4_nl",
+}  # fmt: skip
+_LAYER = re.compile(r"layers\.(\d+)\.")
+_VALUES, _DOWN = ".v.weight", ".down.weight"
+_HEADS = ("embed.weight", "head.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class _Mix:
+    """`base` is for most matrices, `heads` for embedding and head, and `finer` for values and for what leads out of an
+    MLP in every layer that `_has_more_bits`.
+    """
+
+    base: BlockKind
+    finer: BlockKind
+    heads: BlockKind
+
+
+_MIXES: dict[BlockMethod, _Mix] = {
+    "int4": _Mix("q4_k", "q6_k", "q6_k"),
+    "q4_k_m": _Mix("q4_k", "q6_k", "q6_k"),
+    "q5_k_m": _Mix("q5_k", "q6_k", "q6_k"),
+    "q6_k": _Mix("q6_k", "q6_k", "q6_k"),
+    "q8_0": _Mix("q8_0", "q8_0", "q8_0"),
+}
+
+
+def block_kind(method: BlockMethod, name: str, inputs: int, num_layers: int) -> BlockKind | None:
+    """The type of a matrix whose rows have so many inputs, in a model of `num_layers`; None: it stays in floats.
+
+    Where inputs are no multiple of 256, a type with blocks of 32 takes the place of one with super-blocks. A matrix
+    whose inputs are no multiple of 32 stays in floats.
+    """
+    mix = _MIXES[method]
+    kind = mix.heads if name in _HEADS else mix.base
+    if name.endswith((_VALUES, _DOWN)) and _has_more_bits(name, num_layers):
+        kind = mix.finer
+    if inputs % _ELEMENTS[kind]:
+        kind = _SMALLER.get(kind, kind)
+    return None if inputs % _ELEMENTS[kind] else kind
+
+
+def _has_more_bits(name: str, num_layers: int) -> bool:
+    """Whether it is in the first or last eighth of the layers, or in every third of the others."""
+    found = _LAYER.match(name)
+    if found is None:
+        return False
+    layer, eighth = int(found[1]), num_layers // 8
+    return layer < eighth or layer >= 7 * num_layers // 8 or (layer - eighth) % 3 == 2
