@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from .block_types import BLOCK_TYPES, BlockKind
@@ -13,7 +14,7 @@ BlockMethod = Literal["int4", "q4_k_m", "q5_k_m", "q6_k", "q8_0"]
 BLOCK_METHODS: tuple[BlockMethod, ...] = get_args(BlockMethod)
 
 _ELEMENTS = {kind.name.lower(): kind.elements for kind in BLOCK_TYPES.values()}
-# What takes the place of a type where the inputs are no whole super-blocks.
+# As llama.cpp has it.
 _SMALLER: dict[BlockKind, BlockKind] = {
     "q2_k": "q4_0", "q3_k": "iq4_nl", "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0", "iq4_xs": "iq4_nl",
 }  # fmt: skip
@@ -25,16 +26,21 @@ _HEADS = ("embed.weight", "head.weight")
 @dataclass(frozen=True, slots=True)
 class _Mix:
     """`base` is for most matrices, `heads` for embedding and head, and `finer` for values and for what leads out of an
-    MLP in every layer that `_has_more_bits`.
+    MLP in every layer that `_has_more_bits`; of values in all layers with `all_values`. `smaller` says what takes the
+    place of a type where the inputs are no whole super-blocks.
     """
 
     base: BlockKind
     finer: BlockKind
     heads: BlockKind
+    all_values: bool = False
+    smaller: Mapping[BlockKind, BlockKind] = field(default_factory=_SMALLER.copy)
 
 
+# The names that llama.cpp has too mean its types. int4 has the least error that was found for no more bits: values are
+# few and matter most, and an embedding loses little with 5 bits.
 _MIXES: dict[BlockMethod, _Mix] = {
-    "int4": _Mix("q4_k", "q6_k", "q6_k"),
+    "int4": _Mix("q4_k", "q6_k", "q5_k", all_values=True, smaller={**_SMALLER, "q4_k": "q5_1"}),
     "q4_k_m": _Mix("q4_k", "q6_k", "q6_k"),
     "q5_k_m": _Mix("q5_k", "q6_k", "q6_k"),
     "q6_k": _Mix("q6_k", "q6_k", "q6_k"),
@@ -50,10 +56,11 @@ def block_kind(method: BlockMethod, name: str, inputs: int, num_layers: int) -> 
     """
     mix = _MIXES[method]
     kind = mix.heads if name in _HEADS else mix.base
-    if name.endswith((_VALUES, _DOWN)) and _has_more_bits(name, num_layers):
+    values = name.endswith(_VALUES)
+    if (values and mix.all_values) or ((values or name.endswith(_DOWN)) and _has_more_bits(name, num_layers)):
         kind = mix.finer
     if inputs % _ELEMENTS[kind]:
-        kind = _SMALLER.get(kind, kind)
+        kind = mix.smaller.get(kind, kind)
     return None if inputs % _ELEMENTS[kind] else kind
 
 

@@ -99,12 +99,12 @@ def test_rows_out_of_the_ordinary(kind: BlockKind) -> None:
     left = after(kind, x)
     assert np.isfinite(left).all()
     assert left[0, 100] == pytest.approx(3, rel=0.05)
-    assert np.abs(np.delete(left[0], 100)).max() < 0.02
+    assert np.abs(np.delete(left[0], 100)).max() < 0.03
     for row in (1, 2, 4, 5):
         assert np.abs(left[row] - x[row]).max() < 0.15 * np.abs(x[row]).max()
     assert np.abs(left[3] - x[3]).max() < 5e-4
     assert np.abs(left[6]).max() < 1e-6
-    assert left[7].min() > 1e5
+    assert left[7].min() >= 65504
 
 
 def test_a_tensor_in_any_order_of_bytes() -> None:
@@ -123,8 +123,8 @@ def test_a_tensor_in_any_order_of_bytes() -> None:
         ("mxfp4", rows(), None, "nothing is quantized to mxfp4"),
         ("q4_k", rows(inputs=288), None, "q4_k needs rows of a multiple of 256 numbers, not 288"),
         ("q4_0", rows(inputs=48), None, "q4_0 needs rows of a multiple of 32 numbers, not 48"),
-        ("q4_k", np.where(np.arange(512) == 400, np.inf, rows(3)), None, "row 0 has numbers that are not finite"),
-        ("q8_0", np.where(np.arange(512) == 400, np.nan, rows(3)), None, "row 0 has numbers that are not finite"),
+        ("q4_k", np.where(np.arange(512) == 400, np.inf, rows(300)), None, "row 0 has numbers that are not finite"),
+        ("q8_0", np.where(np.arange(512) == 400, np.nan, rows(300)), None, "row 0 has numbers that are not finite"),
         ("q4_k", rows(), np.ones(256), "importance must have a number for each input"),
         ("q4_k", rows(), np.full(512, -1), "importance must be finite and not below 0"),
         ("q4_k", rows(), np.full(512, np.nan), "importance must be finite and not below 0"),
@@ -145,6 +145,13 @@ def test_values_and_the_way_out_of_an_mlp_have_more_bits_in_some_layers() -> Non
         assert set(kinds) == {"q4_k", "q6_k"}
     assert block_kind("q4_k_m", "layers.0.q.weight", 512, 16) == "q4_k"
     assert block_kind("q4_k_m", "embed.weight", 512, 16) == "q6_k"
+
+
+def test_int4_has_more_bits_for_all_values_and_fewer_for_heads() -> None:
+    assert {block_kind("int4", f"layers.{layer}.v.weight", 512, 16) for layer in range(16)} == {"q6_k"}
+    assert block_kind("int4", "layers.2.down.weight", 512, 16) == block_kind("int4", "layers.2.q.weight", 512, 16)
+    assert block_kind("int4", "embed.weight", 512, 16) == "q5_k"
+    assert block_kind("int4", "embed.weight", 576, 16) == block_kind("int4", "layers.2.q.weight", 576, 16) == "q5_1"
 
 
 def test_what_is_no_whole_super_blocks_has_blocks_of_32() -> None:
