@@ -182,7 +182,9 @@ class EngineOptions(Options):
 
     def _contradictions(self) -> Iterator[str]:
         if self.quantization != "int4-fast":
-            yield from self._needing(("quantization_group_size", "quantization_zero_points"), "--quantization int4-fast")
+            yield from self._needing(
+                ("quantization_group_size", "quantization_zero_points"), "--quantization int4-fast"
+            )
         if self.disable_sliding_window and self.lora.enable_lora and self.lora.long_lora_scaling_factors:
             yield "--long-lora-scaling-factors and --disable-sliding-window contradict each other: drop one"
         asked = self.speculative.speculation

@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal
 
 from .block_types import BLOCK_TYPES, BlockKind
 
 BlockMethod = Literal["int4", "q4_k_m", "q5_k_m", "q6_k", "q8_0"]
-
-BLOCK_METHODS: tuple[BlockMethod, ...] = get_args(BlockMethod)
 
 _ELEMENTS = {kind.name.lower(): kind.elements for kind in BLOCK_TYPES.values()}
 # As llama.cpp has it.

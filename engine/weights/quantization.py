@@ -17,7 +17,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from ..errors import ModelError
-from .block_mix import BLOCK_METHODS, block_kind
+from .block_mix import block_kind
 from .block_types import BLOCK_TYPES, BlockKind, BlockType
 from .dtypes import STORAGE, DType
 
@@ -183,7 +183,8 @@ def format_of(
     # A table that is only looked up; or, of attention to latents, small matrices between queries, scores and values.
     if name == "embed.positions" or name.endswith(_BETWEEN_LATENTS):
         return TensorFormat(dtype)
-    if (method := quantization.method) in BLOCK_METHODS:
+    method = quantization.method
+    if method != "int8" and method != "int8-channel" and method != "int4-fast":
         kind = block_kind(method, name, shape[1], num_layers)
         return TensorFormat(dtype) if kind is None else TensorFormat(kind)
     # The activation function's results have outliers: one scale a row is too coarse for them.

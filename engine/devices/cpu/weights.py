@@ -34,7 +34,8 @@ def set_weights(
     unpacked: frozenset[str] = frozenset(),
 ) -> None:
     """Pack all weights with `threads` threads. A quantized matrix whose format is not the checkpoint's is dequantized,
-    which is logged with the reason, and what is to be in blocks is quantized. Those that stay `unpacked` are only looked through.
+    which is logged with the reason, and what is to be in blocks is quantized. Those that stay `unpacked` are only
+    looked through.
 
     Raises LoadCancelledError between two of the runtime's calls, and what `require_finite` raises.
     """
