@@ -136,16 +136,18 @@ class Texts:
         """llama.cpp's for each window, `[tokens, vocab]`."""
         threads = len(one_per_core())
         command = [str(python), str(_RUNNER), "logits", str(file), str(threads)]
-        with tempfile.TemporaryFile("w+") as asked:
+        with tempfile.TemporaryFile("w+") as asked, tempfile.TemporaryFile("w+", errors="replace") as log:
             json.dump([window.tolist() for window, _ in self._windows], asked)
             asked.seek(0)
             environment = environment_of(LLAMA_CPP, python, threads)
-            with subprocess.Popen(command, stdin=asked, stdout=subprocess.PIPE, env=environment) as process:
+            with subprocess.Popen(command, stdin=asked, stdout=subprocess.PIPE, stderr=log, env=environment) as process:
                 assert process.stdout is not None
                 for window, _ in self._windows:
                     wanted = len(window) * self._vocab_size * _FLOAT_BYTES
                     if len(data := process.stdout.read(wanted)) < wanted:
-                        raise RunError(f"llama.cpp gave too few logits of {file}: what it wrote above says why")
+                        log.seek(0)
+                        last = (log.read().strip().splitlines() or ["it wrote nothing"])[-1]
+                        raise RunError(f"llama.cpp gave too few logits of {file}: {last}")
                     yield np.frombuffer(data, np.float32).reshape(len(window), self._vocab_size)
 
     def _loaded(self, stack: ExitStack, subject: Subject) -> Executor:
