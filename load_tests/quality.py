@@ -1,7 +1,7 @@
 """Compares what formats of weights cost in quality and give in speed, beside llama.cpp, on a model's real weights.
 
-The model is a GGUF file of any type, whose numbers are taken for the model's own. llama.cpp makes the other types of
-it. Each file is run by both, and Tidewheel also quantizes the model itself, as --quantization says.
+The model is a GGUF file of any type, which counts as exact. llama.cpp converts it to the other types. Each file is run
+by both, and Tidewheel also quantizes the exact model, as --quantization says.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ NOTES = (
     "cache (bfloat16; llama.cpp's: float16) cost",
     "prefill and decode are in tokens a second, medians of all rounds",
 )
-_RUNNER = RUNNERS / "llama_cpp_logits.py"
+_LOGITS, _MAKE_GGUF = RUNNERS / "llama_cpp_logits.py", RUNNERS / "make_gguf.py"
 _FLOAT_BYTES = 4
 
 
@@ -135,7 +135,7 @@ class Texts:
     def _logits(self, python: Path, file: Path) -> Iterator[NDArray[np.float32]]:
         """llama.cpp's for each window, `[tokens, vocab]`."""
         threads = len(one_per_core())
-        command = [str(python), str(_RUNNER), "logits", str(file), str(threads)]
+        command = [str(python), str(_LOGITS), str(file), str(threads)]
         with tempfile.TemporaryFile("w+") as asked, tempfile.TemporaryFile("w+", errors="replace") as log:
             json.dump([window.tolist() for window, _ in self._windows], asked)
             asked.seek(0)
@@ -202,7 +202,7 @@ def made(source: Path, target: Path, python: Path, timeout_s: float) -> Path:
     """The file of the type in its name, which llama.cpp makes of `source` if it is not there. Raises RunError."""
     if not target.exists():
         say(f"writing {target}")
-        command = [str(python), str(_RUNNER), "quantize", str(source), str(target)]
+        command = [str(python), str(_MAKE_GGUF), str(source), str(target)]
         run_script(command, environment_of(LLAMA_CPP, python, len(one_per_core())), timeout_s)
     return target
 

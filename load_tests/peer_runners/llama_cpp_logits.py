@@ -1,7 +1,6 @@
-"""llama.cpp's logits of windows of tokens, and the types that it makes of a GGUF file.
+"""llama.cpp's logits of windows of tokens.
 
-usage: llama_cpp_logits.py quantize BASE.gguf TYPE.gguf     TYPE: F32, or a file type of llama.cpp's such as Q8_0
-       llama_cpp_logits.py logits FILE.gguf THREADS
+usage: llama_cpp_logits.py FILE.gguf THREADS
 
 It reads windows, `[[token, ...], ...]`, as JSON from its input, and writes float32 numbers to its output: for each
 window the logits of all its tokens, `[tokens, vocabulary]`.
@@ -17,18 +16,6 @@ from typing import Any
 
 import llama_cpp
 import numpy as np
-
-
-def quantize(base: Path, target: Path) -> None:
-    """Write the file in the type that is its name. Raises RuntimeError if this fails."""
-    options = llama_cpp.llama_model_quantize_default_params()
-    options.allow_requantize = True  # the base may be quantized: its numbers are taken for the model's
-    name = "LLAMA_FTYPE_ALL_F32" if target.stem == "F32" else f"LLAMA_FTYPE_MOSTLY_{target.stem}"
-    options.ftype = getattr(llama_cpp, name)
-    part = target.with_suffix(".part")
-    if status := llama_cpp.llama_model_quantize(str(base).encode(), str(part).encode(), options):
-        raise RuntimeError(f"llama_model_quantize to {target} returned {status}")
-    part.rename(target)
 
 
 def write_logits(file: Path, threads: int, windows: list[list[int]], out: Any) -> None:
@@ -62,12 +49,9 @@ def write_logits(file: Path, threads: int, windows: list[list[int]], out: Any) -
 
 def main() -> None:
     """Do what the command line says."""
-    if sys.argv[1] == "quantize":
-        quantize(Path(sys.argv[2]), Path(sys.argv[3]))
-        return
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what llama.cpp prints is not for the reader
-    write_logits(Path(sys.argv[2]), int(sys.argv[3]), json.load(sys.stdin), out)
+    write_logits(Path(sys.argv[1]), int(sys.argv[2]), json.load(sys.stdin), out)
 
 
 if __name__ == "__main__":

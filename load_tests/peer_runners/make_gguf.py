@@ -1,6 +1,6 @@
-"""Writes a Hugging Face checkpoint as GGUF files, with llama.cpp's own packages `gguf` and `llama_cpp`.
+"""Writes a Hugging Face checkpoint or another GGUF file as GGUF, with llama.cpp's packages `gguf` and `llama_cpp`.
 
-usage: make_gguf.py MODEL FORMAT.gguf       FORMAT: BF16, or a file type of llama.cpp's such as Q8_0
+usage: make_gguf.py MODEL FORMAT.gguf       FORMAT: BF16, F32 or a file type of llama.cpp's such as Q8_0
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ Tensors = Iterator[tuple[str, Any]]
 
 
 def main() -> None:
-    """Write the file, and next to it the bfloat16 file that others are converted from."""
+    """Write the file; of a checkpoint, also the bfloat16 file next to it that others are converted from."""
     model, target = Path(sys.argv[1]), Path(sys.argv[2])
+    if model.is_file():
+        quantize(model, target)
+        return
     base = target.with_name(f"{_BASE}.gguf")
     if not base.exists():
         write_base(model, base)
@@ -185,7 +188,9 @@ def interleave(weight: Any, num_heads: int) -> Any:
 def quantize(base: Path, target: Path) -> None:
     """Convert a GGUF file with llama.cpp to the type in the name of `target`. Raises RuntimeError if this fails."""
     options = llama_cpp.llama_model_quantize_default_params()
-    options.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{target.stem}")
+    options.allow_requantize = True  # a base that is quantized itself counts as exact
+    name = "LLAMA_FTYPE_ALL_F32" if target.stem == "F32" else f"LLAMA_FTYPE_MOSTLY_{target.stem}"
+    options.ftype = getattr(llama_cpp, name)
     part = target.with_suffix(".part")
     if status := llama_cpp.llama_model_quantize(str(base).encode(), str(part).encode(), options):
         raise RuntimeError(f"llama_model_quantize to {target} returned {status}")
