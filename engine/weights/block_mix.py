@@ -12,10 +12,7 @@ from .block_types import BLOCK_TYPES, BlockKind
 BlockMethod = Literal["int4", "q4_k_m", "q5_k_m", "q6_k", "q8_0"]
 
 _ELEMENTS = {kind.name.lower(): kind.elements for kind in BLOCK_TYPES.values()}
-# As llama.cpp has it.
-_SMALLER: dict[BlockKind, BlockKind] = {
-    "q2_k": "q4_0", "q3_k": "iq4_nl", "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0", "iq4_xs": "iq4_nl",
-}  # fmt: skip
+_SMALLER: dict[BlockKind, BlockKind] = {"q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0"}  # the same as llama.cpp's
 _LAYER = re.compile(r"layers\.(\d+)\.")
 _VALUES, _DOWN = ".v.weight", ".down.weight"
 _HEADS = ("embed.weight", "head.weight")
@@ -23,9 +20,11 @@ _HEADS = ("embed.weight", "head.weight")
 
 @dataclass(frozen=True, slots=True)
 class _Mix:
-    """`base` is for most matrices, `heads` for embedding and head, and `finer` for values and for what leads out of an
-    MLP in every layer that `_has_more_bits`; of values in all layers with `all_values`. `smaller` says what takes the
-    place of a type where the inputs are no whole super-blocks.
+    """`base` is the type of most matrices, and `heads` that of embedding and head.
+
+    `finer` is for the values and for the last matrix of the MLP in the layers that `_has_more_bits` chooses; with
+    `all_values`, for the values of all layers. `smaller` has the replacement of each type with super-blocks where the
+    inputs do not fill them.
     """
 
     base: BlockKind
@@ -35,8 +34,8 @@ class _Mix:
     smaller: Mapping[BlockKind, BlockKind] = field(default_factory=_SMALLER.copy)
 
 
-# The names that llama.cpp has too mean its types. int4 has the least error that was found for no more bits: values are
-# few and matter most, and an embedding loses little with 5 bits.
+# Names that llama.cpp also has mean the same types as there. int4 is the mix with the least error that was found for no
+# more bits than q4_k_m: values are few and matter most, and an embedding loses little with 5 bits.
 _MIXES: dict[BlockMethod, _Mix] = {
     "int4": _Mix("q4_k", "q6_k", "q5_k", all_values=True, smaller={**_SMALLER, "q4_k": "q5_1"}),
     "q4_k_m": _Mix("q4_k", "q6_k", "q6_k"),
@@ -47,7 +46,7 @@ _MIXES: dict[BlockMethod, _Mix] = {
 
 
 def block_kind(method: BlockMethod, name: str, inputs: int, num_layers: int) -> BlockKind | None:
-    """The type of a matrix whose rows have so many inputs, in a model of `num_layers`; None: it stays in floats.
+    """The type of a matrix of that name with `inputs` columns, in a model of `num_layers`; None: it stays in floats.
 
     Where inputs are no multiple of 256, a type with blocks of 32 takes the place of one with super-blocks. A matrix
     whose inputs are no multiple of 32 stays in floats.

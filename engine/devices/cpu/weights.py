@@ -72,7 +72,7 @@ def set_weights(
 
 
 def _block_kind(tensor: WeightTensor, format: TensorFormat | None) -> BlockKind | None:
-    """The type of blocks that a tensor is quantized to; None: it is no such type, or the tensor has it already."""
+    """The type of blocks that a tensor is quantized to; None: its format has no blocks, or it has that type already."""
     if format is None or (not isinstance(tensor, DenseTensor) and tensor.stored_format == format):
         return None
     return format.block_kind
