@@ -62,6 +62,7 @@ from .http.json_limits import JsonLimits, values_limit
 from .http.middleware import BodyLimit, JsonOnly, RequestId
 from .http.path_normalization import PathNormalization
 from .http.routes_by_path import RoutesByPath
+from .pace import Paced
 from .protocol.decode import ParameterNotes
 from .protocol.rules import RequestRules
 from .responses.store import Responses, ResponseStore
@@ -288,7 +289,7 @@ def _open_paths(options: AppOptions) -> Set[str]:
 
 def _middleware(options: AppOptions, resources: AppResources, max_model_len: int) -> list[Middleware]:
     """All middleware, outermost first. A browser's preflight request carries no key, so CORS comes before keys."""
-    middleware: list[Middleware] = []
+    middleware = [Middleware(Paced, open_paths=HEALTH_PATHS | METRICS_PATHS)]
     if options.allowed_origins:
         cors = Middleware(
             CORSMiddleware,

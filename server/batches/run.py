@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 from tidewheel.engine.errors import EngineDeadError
 
 from ..errors import ApiError
-from .pace import Pace
+from ..pace import Pace
 from .rows import BatchRow, answer_line, error_line, error_of
 
 Post: TypeAlias = Callable[[str, bytes], Coroutine[Any, Any, tuple[int, bytes]]]
@@ -93,9 +93,13 @@ class _Prepared:
 
 
 async def _work(prepared: _Prepared, post: Post, write: Write, pace: Pace | None) -> None:
+    work = _answer_all(prepared, post, write)
+    await (work if pace is None else pace.run(work))
+
+
+async def _answer_all(prepared: _Prepared, post: Post, write: Write) -> None:
     while (request := await prepared.next()) is not None:
-        answered = _answer(request, post, write)
-        await (answered if pace is None else pace.run(answered))
+        await _answer(request, post, write)
 
 
 async def _answer(request: _Request, post: Post, write: Write) -> None:

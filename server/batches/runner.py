@@ -18,9 +18,9 @@ from tidewheel.engine.errors import EngineDeadError, TidewheelError
 
 from ..errors import ApiError
 from ..http.api_keys import Tenant, act_as
+from ..pace import BatchPace
 from ..protocol.batches import BatchFault, BatchFaults
 from .claims import Claim, Claims
-from .pace import Pace
 from .rows import BatchRow, check_file, finished_rows, rows_in
 from .run import Post, run_rows
 from .store import BatchStore, KeptBatch
@@ -63,7 +63,7 @@ class BatchRunner:
         self._concurrency = concurrency
         self._max_values = max_values
         self._tenant_of = tenant_of
-        self._pace = Pace()
+        self._pace = BatchPace()
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 

@@ -9,9 +9,9 @@ from http import HTTPStatus
 import msgspec
 import pytest
 
-from tidewheel.server.batches.pace import Pace
 from tidewheel.server.batches.rows import BatchRow
 from tidewheel.server.batches.run import run_rows
+from tidewheel.server.pace import BatchPace
 
 WORK_S = 0.001  # at least, for each row
 
@@ -42,7 +42,7 @@ def test_no_more_than_a_turn_of_work_between_two_moments_of_others(waits: bool) 
 
     async def both() -> None:
         other = asyncio.create_task(others())
-        await run_rows(rows(100), post, lambda line, ok: None, concurrency=50, pace=Pace())
+        await run_rows(rows(100), post, lambda line, ok: None, concurrency=50, pace=BatchPace())
         other.cancel()
 
     asyncio.run(both())
@@ -63,7 +63,7 @@ def test_whoever_stops_a_batch_stops_its_requests() -> None:
         raise AssertionError
 
     async def stop() -> None:
-        running = asyncio.create_task(run_rows(rows(9), post, lambda line, ok: None, concurrency=4, pace=Pace()))
+        running = asyncio.create_task(run_rows(rows(9), post, lambda line, ok: None, concurrency=4, pace=BatchPace()))
         for _ in range(4):
             await started.acquire()
         running.cancel()
@@ -78,4 +78,4 @@ def test_what_fails_ends_the_others() -> None:
         raise ValueError("no answer")
 
     with pytest.raises(ValueError, match="no answer"):
-        asyncio.run(run_rows(rows(9), post, lambda line, ok: None, concurrency=4, pace=Pace()))
+        asyncio.run(run_rows(rows(9), post, lambda line, ok: None, concurrency=4, pace=BatchPace()))
