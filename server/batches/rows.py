@@ -15,9 +15,10 @@ import msgspec
 from tidewheel.engine.errors import TidewheelError, quoted
 
 from ..errors import ApiError, bad_request
-from ..http.json_limits import JsonCounts
+from ..http.json_limits import LONGEST_NAME, JsonCounts
 from ..ids import new_id
 from ..protocol.decode import unsupported
+from ..rests import Rests
 
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/score")
 MAX_LINE_BYTES = 256 * 2**20  # of a request, or of an answer
@@ -127,13 +128,18 @@ def rows_in(file: BinaryIO) -> Iterator[BatchRow]:
         yield row
 
 
-def check_file(path: Path, most: int | None = None, max_values: int | None = None) -> int:
+def check_file(
+    path: Path, most: int | None = None, max_values: int | None = None, *, rests: Rests | None = None
+) -> int:
     """How many requests a file has, `most` at most. Raises TidewheelError, saying where, for one that is no batch.
 
-    With `max_values`, a request's JSON has the limits of a request's body: see `JsonCounts`.
+    With `max_values`, a request's JSON has the limits of a request's body: see `JsonCounts`. With `rests`, this thread
+    has them between requests.
     """
     seen: set[str] = set()
     for row in read_rows(path):
+        if rests is not None:
+            rests.if_due()
         if row.custom_id in seen:
             raise TidewheelError(f"the custom_id {quoted(row.custom_id)} is there twice: each must have its own")
         seen.add(row.custom_id)
@@ -147,6 +153,8 @@ def check_file(path: Path, most: int | None = None, max_values: int | None = Non
 
 
 def _excess(body: msgspec.Raw, max_values: int) -> str | None:
+    if len(body) <= min(LONGEST_NAME, max_values):
+        return None  # as nearly all are: nothing in it can be more than its bytes
     counts = JsonCounts()
     for start in range(0, len(body), _PIECE):
         counts.add(bytes(memoryview(body)[start : start + _PIECE]))

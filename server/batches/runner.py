@@ -20,6 +20,7 @@ from ..errors import ApiError
 from ..http.api_keys import Tenant, act_as
 from ..pace import BatchPace
 from ..protocol.batches import BatchFault, BatchFaults
+from ..rests import Rests
 from .claims import Claim, Claims
 from .rows import BatchRow, check_file, finished_rows, rows_in
 from .run import Post, run_rows
@@ -177,7 +178,7 @@ class BatchRunner:
         source, counts = store.content_path(batch.input_file_id), batch.request_counts
         try:
             await asyncio.to_thread(_require_file, source)
-            counts.total = await asyncio.to_thread(check_file, source, MAX_ROWS, self._max_values)
+            counts.total = await asyncio.to_thread(self._check, source)
             content = await asyncio.to_thread(source.read_bytes)
         except FileNotFoundError:
             raise TidewheelError(f"the file {batch.input_file_id} was deleted") from None
@@ -198,6 +199,10 @@ class BatchRunner:
             body_of=_last_of_all,
             pace=self._pace,
         )
+
+    def _check(self, source: Path) -> int:
+        """See `check_file`. For a worker thread."""
+        return check_file(source, MAX_ROWS, self._max_values, rests=Rests())
 
 
 def _last_of_all(row: BatchRow) -> bytes:

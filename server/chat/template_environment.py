@@ -22,13 +22,12 @@ from jinja2.runtime import Context, str_join
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+from ..rests import Rests
 from .template_bounds import Weights, bounded_filter
 
 _MAX_LAYOUT = 1000  # characters
 _MAX_COMPLAINT = 300  # characters; some may be the request's
-# What takes long rests as long as it works, in short turns: the event loop waits for the interpreter's lock meanwhile.
 _UNTIL_FIRST_REST_S = 0.05  # longer than anything renders on the event loop itself
-_UNTIL_REST_S, _REST_S = 0.002, 0.004
 
 
 class TemplateTimeError(Exception):
@@ -41,7 +40,7 @@ class _Limits(threading.local):
     """
 
     ends: float | None = None
-    rests: float = 0.0  # when its next rest is due, on the clock of `ends`
+    rests: Rests | None = None
     weights: Weights | None = None
 
 
@@ -57,11 +56,11 @@ def time_limit(seconds: float) -> Iterator[None]:
         yield
         return
     now = time.thread_time()
-    _current.ends, _current.rests, _current.weights = now + seconds, now + _UNTIL_FIRST_REST_S, Weights(_tick)
+    _current.ends, _current.rests, _current.weights = now + seconds, Rests(_UNTIL_FIRST_REST_S), Weights(_tick)
     try:
         yield
     finally:
-        _current.ends = _current.weights = None
+        _current.ends = _current.rests = _current.weights = None
 
 
 def has_time_limit() -> bool:
@@ -70,14 +69,12 @@ def has_time_limit() -> bool:
 
 
 def _tick() -> None:
-    if _current.ends is None:
+    if _current.ends is None or _current.rests is None:
         return
     now = time.thread_time()
     if now > _current.ends:
         raise TemplateTimeError
-    if now > _current.rests:
-        time.sleep(_REST_S)
-        _current.rests = now + _UNTIL_REST_S
+    _current.rests.if_due(now)
 
 
 class ToolArguments(dict[str, Any]):
