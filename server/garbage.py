@@ -7,13 +7,11 @@ import gc
 import time
 from collections.abc import Iterator
 
-_YOUNG = 10_000  # objects made since the last collection; to look at them takes about a millisecond
+_YOUNG = 2_000  # objects made since the last collection; to look at them takes up to two milliseconds on a busy core
 _NEVER = 1_000_000_000
-_LARGE = 100_000  # objects made at once
-_PAUSE_S = 10.0  # at least, between two collections of all objects
-_PAUSE_RATIO = 200  # of that pause to what the last collection took
+_PAUSE_S = 10.0  # between two collections of what has been made meanwhile, and lives on
+_PAUSE_RATIO = 1000  # of the pause between two collections of all objects to the processor time that the last one took
 
-_has_frozen = False
 _num_running = 0
 _thresholds = gc.get_threshold()
 _due = 0.0  # the next collection of all objects, on perf_counter
@@ -35,11 +33,7 @@ def without_collections() -> Iterator[None]:
 
 @contextlib.contextmanager
 def large_value() -> Iterator[None]:
-    """Collect nothing while one large value is made: its parts become garbage only together.
-
-    If it has very many objects, no collection walks them later either.
-    """
-    global _has_frozen
+    """Collect nothing while one large value is made: its parts become garbage only together."""
     if not gc.isenabled():
         yield
         return
@@ -47,14 +41,12 @@ def large_value() -> Iterator[None]:
     try:
         yield
     finally:
-        if gc.get_count()[0] > _LARGE:
-            gc.freeze()
-            _has_frozen = True
         gc.enable()
 
 
 async def collect_seldom() -> None:
-    """Until it is cancelled, let Python collect young objects alone, and all others every now and then.
+    """Until it is cancelled, let Python collect young objects alone, and others every now and then: those that have
+    lived on since the last time, and seldom all of them.
 
     Python itself collects all of them whenever their number has grown by a quarter. A long conversation that is
     translated and rendered makes so many that this stopped the streams for 40 to 130 ms, up to once a second. Servers
@@ -79,20 +71,9 @@ async def collect_seldom() -> None:
 
 def _collect_if_due() -> None:
     global _due
-    began = time.perf_counter()
-    if began >= _due:
-        _collect()
-        ended = time.perf_counter()
-        _due = ended + _PAUSE_RATIO * (ended - began)
-
-
-def _collect() -> None:
-    global _has_frozen
-    if not _has_frozen:
-        gc.collect()
+    if time.perf_counter() < _due:
+        gc.collect(1)
         return
-    # Cycles may have been frozen with a large value.
-    _has_frozen = False
-    gc.unfreeze()
+    began = time.thread_time()
     gc.collect()
-    gc.freeze()
+    _due = time.perf_counter() + _PAUSE_RATIO * (time.thread_time() - began)

@@ -95,7 +95,7 @@ def test_nothing_outlives_its_request(
     gc.collect()
     others = requests_kept()  # by servers of other tests
     # A collection stops all streams: what ends is freed without one.
-    monkeypatch.setattr(garbage, "_collect", lambda: None)
+    monkeypatch.setattr(garbage, "_collect_if_due", lambda: None)
     gc.disable()
     request.addfinalizer(gc.enable)
     storm = Storm(cramped.url, "tiny", cases=10 if requests == FEW else 40)
