@@ -22,7 +22,7 @@ from .connections import Connection
 
 logger = logging.getLogger(__name__)
 
-_AT_ONCE = 64  # connections accepted in one go, before the event loop does something else
+_AT_ONCE = 8  # connections accepted in one go, before the event loop does something else: some milliseconds
 _KEPT = 32  # descriptors kept free for everything that is not a connection; fewer if the limit is small
 _RETRY_S = 0.25
 _MIN_IDLE_S = 1.0  # before a connection makes room: its first request, or the next one, may be on its way
