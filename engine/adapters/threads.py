@@ -25,7 +25,7 @@ def in_thread(name: str, work: Callable[[], T]) -> asyncio.Future[T]:
             future.set_exception(failure)
             future.exception()  # the caller may have gone
 
-    def run() -> None:
+    def run(finish: Callable[[list[T], BaseException | None], None]) -> None:
         result: list[T] = []
         failure = None
         try:
@@ -34,6 +34,7 @@ def in_thread(name: str, work: Callable[[], T]) -> asyncio.Future[T]:
             failure = error
         with contextlib.suppress(RuntimeError):  # the event loop has ended
             loop.call_soon_threadsafe(finish, result, failure)
+        del finish, failure  # whose traceback knows this frame: only a collection of garbage could free what has failed
 
-    threading.Thread(target=run, name=name, daemon=True).start()
+    threading.Thread(target=run, args=(finish,), name=name, daemon=True).start()
     return future

@@ -129,7 +129,10 @@ class Generation:
             return
         if output.text:  # from before the failure; the two outputs were merged
             self._sink.push(msgspec.structs.replace(output, finish_reason=None, error=None))
-        raise failure
+        try:
+            raise failure
+        finally:
+            del failure  # whose traceback knows this frame: only a collection of garbage could free the answer
 
     def end(self, failure: Exception | None) -> None:
         """Takes the end of a stream; with the last, or a failure, all has ended. See Sink."""

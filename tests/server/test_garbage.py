@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from waiting import wait_until
 
+from tidewheel.engine.adapters.threads import in_thread
 from tidewheel.server import garbage
 from tidewheel.server.ids import new_id
 
@@ -45,6 +47,27 @@ def test_what_lives_on_is_collected_in_a_while(all_are_due: bool, monkeypatch: p
     assert gc.get_threshold() == thresholds
     gc.set_threshold(*before)
     assert gc.get_freeze_count() >= frozen // 2  # what a start has frozen stays so, except what was freed
+
+
+def test_what_fails_in_a_thread_needs_no_collection() -> None:
+    found: list[weakref.ref[Cycle]] = []
+
+    def work() -> None:
+        made = Cycle()
+        del made.own
+        found.append(weakref.ref(made))
+        raise ValueError("no adapter")
+
+    async def run() -> None:
+        with contextlib.suppress(ValueError):
+            await in_thread("test", work)
+
+    gc.disable()
+    try:
+        asyncio.run(run())
+        wait_until(lambda: found[0]() is None, timeout_s=10)
+    finally:
+        gc.enable()
 
 
 def test_ids_are_all_different() -> None:
