@@ -22,6 +22,7 @@ from tidewheel.engine.sampling_params import SamplingParams
 
 from ..generation.generations import Generations
 from ..generation.prompt_encoding import PromptEncoder
+from ..generation.structured_output import structured_output
 from ..generation.token_constraints import Calls
 from ..protocol.chat import ChatCompletionRequest, Message
 from ..protocol.rules import RequestRules
@@ -154,8 +155,10 @@ class ChatPath:
         calls: Calls | None = None
         if tools.placed:  # whose schemas may be long
             demanded, calls = await self._encoder.run(raw_size, lambda: parsers.calls(body, tools))
+        wanted = await self._encoder.run(raw_size, lambda: structured_output(body))
         return await self._generations.constraints(
             body,
+            wanted,
             demanded,
             calls=calls,
             preface=parsers.preface(prompt),

@@ -15,6 +15,7 @@ from tidewheel.engine.sampling_params import SamplingParams
 from ..errors import bad_request
 from ..generation.generations import Generation, Generations
 from ..generation.prompt_encoding import PromptEncoder
+from ..generation.structured_output import structured_output
 from ..protocol.completions import CompletionRequest
 from ..protocol.rules import RequestRules
 from ..protocol.sampling import sampling_params
@@ -82,7 +83,8 @@ class CompletionPath:
         if hole is not None:
             ends = {*sampling.stop_token_ids, *self._filling().ends}
             sampling = replace(sampling, stop_token_ids=tuple(sorted(ends)))
-        constraints = await self._generations.constraints(body)
+        wanted = await self._encoder.run(raw_size, lambda: structured_output(body))  # whose schema may be long
+        constraints = await self._generations.constraints(body, wanted)
         lease = await self._models.lease(model)
         generation = self._generations.start(
             "cmpl",

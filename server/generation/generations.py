@@ -246,6 +246,7 @@ class Generations:
     async def constraints(
         self,
         body: GenerationBody,
+        wanted: StructuredOutput | None,
         output: StructuredOutput | Calls | None = None,
         *,
         calls: Calls | None = None,
@@ -255,7 +256,7 @@ class Generations:
     ) -> TokenConstraints | None:
         """See `token_constraints`; what it gives is for `start`."""
         return await token_constraints(
-            self._engine, body, output, calls=calls, preface=preface, frame=frame, thinking=thinking
+            self._engine, body, wanted, output, calls=calls, preface=preface, frame=frame, thinking=thinking
         )
 
     def start(

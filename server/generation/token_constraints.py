@@ -18,7 +18,7 @@ from tidewheel.engine.errors import InvalidRequestError
 
 from ..errors import ApiError, bad_request
 from ..protocol.sampling import GenerationBody
-from .structured_output import as_format, structured_output, tag_output
+from .structured_output import as_format, tag_output
 
 MAX_BAD_WORDS = 1024
 MAX_BAD_WORD_LENGTH = 256  # characters
@@ -42,6 +42,7 @@ Frame: TypeAlias = Callable[[Format | None, Format | None], Format]
 async def token_constraints(
     engine: Engine,
     body: GenerationBody,
+    wanted: StructuredOutput | None,
     output: StructuredOutput | Calls | None = None,
     *,
     calls: Calls | None = None,
@@ -51,12 +52,11 @@ async def token_constraints(
 ) -> TokenConstraints | None:
     """The body's constraints for the engine, None if it has none. Slow work is done in threads.
 
-    `output` is what the answers have to match instead of the body's structured output: demanded tool calls, as JSON or
-    in the model's own format. They may match `calls` instead. They have to match from their start, or from behind their
-    `preface`. That is reasoning, which `thinking` limits. If there is a `frame`, they have to match it, with one of
-    these in it. Raises ApiError and InvalidRequestError (400) naming the field at fault.
+    `wanted` is the body's `structured_output`. `output` is what the answers have to match instead: demanded tool calls,
+    as JSON or in the model's own format. They may match `calls` instead. They have to match from their start, or from
+    behind their `preface`. That is reasoning, which `thinking` limits. If there is a `frame`, they have to match it,
+    with one of these in it. Raises ApiError and InvalidRequestError (400) naming the field at fault.
     """
-    wanted = structured_output(body)
     if isinstance(output, Calls):
         wanted, calls = None, output
     elif output is not None:

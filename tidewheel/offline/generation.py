@@ -17,6 +17,7 @@ from tidewheel.engine.core.stream import RequestStream
 from tidewheel.engine.errors import EngineDeadError
 from tidewheel.engine.outputs import RequestOutput as EngineOutput
 from tidewheel.engine.sampling_params import SamplingParams as EngineSampling
+from tidewheel.server.generation.structured_output import structured_output
 from tidewheel.server.generation.token_constraints import Frame, token_constraints
 from tidewheel.server.protocol.sampling import GenerationBody
 
@@ -76,7 +77,7 @@ class Generator:
             return Plan(sampling)
         with engine_errors():
             body = params.body()
-            constraints = await token_constraints(self.engine, body)
+            constraints = await token_constraints(self.engine, body, structured_output(body))
         return Plan(sampling, constraints, params.truncate_prompt_tokens, params.detokenize, params.output_kind, body)
 
     async def framed(self, plan: Plan, frame: Frame | None) -> Plan:
@@ -84,7 +85,8 @@ class Generator:
         if frame is None or plan.body is None or plan.constraints is None or plan.constraints.grammar is None:
             return plan
         with engine_errors():
-            return replace(plan, constraints=await token_constraints(self.engine, plan.body, frame=frame))
+            wanted = structured_output(plan.body)
+            return replace(plan, constraints=await token_constraints(self.engine, plan.body, wanted, frame=frame))
 
     def submit(self, job: Job) -> tuple[RequestStream, Answers]:
         """Hand a prompt to the engine. Raises InvalidRequestError and EngineDeadError."""

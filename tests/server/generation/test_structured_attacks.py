@@ -89,13 +89,14 @@ ATTACKS: dict[str, tuple[dict[str, Any], str]] = {
     "groups": ({"guided_regex": "(" * 5000 + "a" + ")" * 5000}, "100 groups"),
     "choices": ({"guided_choice": [f"c{i}" for i in range(10_001)]}, "at most 10000"),
     "properties": (answer_of(OPTIONAL), "at most 2000"),
+    "large": (answer_of({f"p{i}": {} for i in range(60_000)}), "262144"),
     "repetition": ({"guided_regex": "a{1000000}"}, "200000|256 MiB|2 s|10 s"),
     "rule repetition": ({"guided_grammar": 'start: ("a" "b"){100000}'}, "more than 20000 steps"),
     "symbols": ({"guided_grammar": "start: " + '"a"?' * 50_000}, "65525|2 s|10 s"),
 }
 
 # One of each limit.
-FEW = ("objects", "nested tool", "hidden", "rules", "groups", "choices", "properties", "rule repetition")
+FEW = ("objects", "nested tool", "hidden", "rules", "groups", "choices", "properties", "large", "rule repetition")
 
 
 def health(server: ServerProcess) -> None:
