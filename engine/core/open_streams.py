@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
 
 from ..devices.sampling import NO_TOKEN
 from ..outputs import FinishReason
@@ -14,6 +16,8 @@ from .output_processor import OutputProcessor
 from .stream import RequestStream
 
 logger = logging.getLogger(__name__)
+
+_TURN_S = 0.004  # of passing on, before the event loop does something else
 
 
 class OpenStreams:
@@ -32,6 +36,7 @@ class OpenStreams:
         self._on_failure = on_failure
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._streams: dict[int, tuple[OutputProcessor, RequestStream]] = {}
+        self._arrived: deque[tuple[EngineCoreOutputs, Iterator[None]]] = deque()  # and not all passed on
         self._idle: asyncio.Event = asyncio.Event()
         self._idle.set()
 
@@ -41,6 +46,7 @@ class OpenStreams:
 
     def start(self, event_loop: asyncio.AbstractEventLoop) -> None:
         """Pass outputs on there from now on."""
+        self._arrived.clear()  # for streams of another event loop
         self._event_loop = event_loop
 
     def open(self, choices: list[OutputProcessor]) -> RequestStream:
@@ -77,19 +83,32 @@ class OpenStreams:
         self._idle.set()
 
     def _receive(self, outputs: EngineCoreOutputs) -> None:
-        try:
-            if outputs.failure is not None:
-                self._on_failure(outputs.failure)
-            else:
-                self._distribute(outputs)
-        except Exception as failure:  # streams that may have missed something must not wait for it
-            logger.exception("What the engine delivered cannot be passed on")
-            self._on_failure(failure)
-        finally:
+        self._arrived.append((outputs, self._distribute(outputs)))
+        if len(self._arrived) == 1:
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Pass on what has arrived, in its order, for a few milliseconds; the rest in the event loop's next turns."""
+        until = time.perf_counter() + _TURN_S
+        while self._arrived:
+            outputs, parts = self._arrived[0]
+            try:
+                for _ in parts:
+                    if time.perf_counter() > until:
+                        asyncio.get_running_loop().call_soon(self._pass_on)
+                        return
+            except Exception as failure:  # streams that may have missed something must not wait for it
+                logger.exception("What the engine delivered cannot be passed on")
+                self._on_failure(failure)
+            self._arrived.popleft()
             if outputs.passed_on is not None:
                 outputs.passed_on()
 
-    def _distribute(self, outputs: EngineCoreOutputs) -> None:
+    def _distribute(self, outputs: EngineCoreOutputs) -> Iterator[None]:
+        """Passes outputs on, a choice's at a time."""
+        if outputs.failure is not None:
+            self._on_failure(outputs.failure)
+            return
         streams, logprobs = self._streams, outputs.logprobs
         for start in outputs.started:
             if start.key in streams:
@@ -99,6 +118,7 @@ class OpenStreams:
             if key in streams:
                 streams[key][0].num_preemptions += 1
         for key, scored in outputs.scored:
+            yield
             if key in streams:
                 streams[key][0].push_prompt(scored)
         ends: dict[int, Finished] = {}  # of the last token of each sequence, by its place
@@ -106,6 +126,7 @@ class OpenStreams:
             last = {key: i for i, key in enumerate(outputs.keys)}
             ends = {last[end.key]: end for end in outputs.finished if end.key in last}
         for i, (key, token) in enumerate(zip(outputs.keys, outputs.token_ids, strict=True)):
+            yield
             entry = streams.get(key)
             if entry is None or token == NO_TOKEN:
                 continue
@@ -119,6 +140,7 @@ class OpenStreams:
                 self._abort([choice])
                 stream.notify(choice)
         for end in outputs.finished:
+            yield
             entry = streams.pop(end.key, None)
             if entry is not None:
                 choice, stream = entry
