@@ -63,7 +63,7 @@ def _variables() -> str:
     rows += [(f"`{name}`", why) for name, why in KNOWN.items() if name.startswith("VLLM_")]
     rows += [(f"`{name}`", f"refused: {why}") for name, why in REFUSED.items()]
     rows += [(", ".join(f"`{name}`" for name in names.split()), f"no effect: {why}") for why, names in IDLE.items()]
-    return _lines(("variable", "what becomes of it"), rows)
+    return _lines(("variable", "effect"), rows)
 
 
 def _lines(head: tuple[str, str], rows: Iterable[tuple[str, str]]) -> str:

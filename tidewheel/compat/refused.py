@@ -29,12 +29,14 @@ _NAMES = {
     "EngineArgs is its name now": "ServerArgs",
     "LLM(..., distributed_executor_backend='ray') connects to Ray itself, and `serve run tidewheel.ray:app` starts "
     "replicas there": "initialize_ray_cluster initialize_cluster",
-    "servers share no KV cache; kv_offload='FOLDER' keeps that of one on its disk": "KVTransferConfig KVEventsConfig",
+    "servers share no KV cache; kv_offload='FOLDER' keeps a model's KV blocks on disk": (
+        "KVTransferConfig KVEventsConfig"
+    ),
     "kernels are built in; leave compilation_config and attention_config out": (
         "CompilationConfig CompilationMode CompilationLevel CUDAGraphMode PassConfig AttentionConfig"
     ),
     "give speculative_config a dict with the same keys": "SpeculativeConfig",
-    "nothing is reported to anybody; leave usage_context out": "UsageContext",
+    "no usage statistics are sent; leave usage_context out": "UsageContext",
 }
 _MODULES = {
     _OWN_MODELS: "model_executor",
@@ -49,7 +51,7 @@ _MODULES = {
     "`tidewheel serve` is the server; its options are its interface, and --middleware adds code to it": "entrypoints",
     "adapters are named with LoRARequest of tidewheel.lora.request": "lora",
     "code of plug-ins is not run": "plugins",
-    "nothing is reported to anybody; leave usage_context out": "usage",
+    "no usage statistics are sent; leave usage_context out": "usage",
     "logging.getLogger(__name__) makes a logger": "logger",
     "`tidewheel serve --help` names the environment variable of each option": "envs",
     "each RequestOutput has metrics, and `tidewheel serve` has more on /metrics": "engine.metrics v1.metrics",

@@ -20,7 +20,7 @@ def _by_name(reasons: Mapping[str, str]) -> dict[str, str]:
 
 OF_STARTS = _by_name(
     {
-        "nothing is reported to anybody": "usage_context",
+        "no usage statistics are sent": "usage_context",
         "loggers of statistics are not called; each RequestOutput has metrics": "stat_loggers",
         "the model runs in this process, and starts with the first request": "start_engine_loop enable_multiprocessing",
     }
@@ -29,7 +29,7 @@ OF_STARTS = _by_name(
 
 _IDLE = _by_name(
     {
-        "the chat template tells whether it reads texts or parts": "chat_template_content_format",
+        "the chat template shows whether it reads texts or parts": "chat_template_content_format",
         "the server alone sends traces": "trace_headers",
         "it is between vLLM's server and its engine": "arrival_time data_parallel_rank prompt_text session_id kv_hints "
         "reasoning_ended reasoning_parser_kwargs",

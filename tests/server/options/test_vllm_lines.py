@@ -161,7 +161,7 @@ def test_a_line_that_works(line: str, shown: dict[str, Any]) -> None:
         ),
         ("m -pp 2 --pipeline-split 1,2,3", "--pipeline-split names 3 stages"),
         ("m --headless --grpc", "--grpc is not supported"),
-        ("m --tokenizer-mode custom", "--tokenizer-mode custom is not supported: no code of others is run"),
+        ("m --tokenizer-mode custom", "--tokenizer-mode custom is not supported: custom tokenizer code is never run"),
         ("m --tokenizer-mode deepseek_v32", "--tokenizer-mode deepseek_v32 is not supported: the model's own files"),
         ("m --hf-token secret-of-mine", "set HF_TOKEN"),
         ("m --kv-cache-memory-bytes much", "--kv-cache-memory-bytes: 'much' is not a number"),
@@ -176,7 +176,7 @@ def test_a_line_that_works(line: str, shown: dict[str, Any]) -> None:
             "--ngram-prompt-lookup-max is not supported with draft_model: leave it out",
         ),
         ("m --speculative-config.method draft_model", "draft_model needs a model"),
-        ("m --reasoning-parser minimax_m2_append_think", "use minimax_m2, which gives them apart, or none"),
+        ("m --reasoning-parser minimax_m2_append_think", "use minimax_m2, which separates it, or none"),
         ("m --speculative-model org/draft --speculative-model-quantization int3", "quantization must be one of int8"),
         ("m --speculative-config.model 7", "model must be a string, not 7"),
         (
@@ -308,8 +308,8 @@ def test_every_variable_of_every_version_is_known() -> None:
 def test_what_has_no_effect_is_a_line_in_the_log() -> None:
     assert parse("m --swap-space 4 -O3 --no-enable-prompt-adapter").notes == [
         "--swap-space has no effect: a preempted sequence is computed again, so KV blocks are never swapped",
-        "--optimization-level has no effect: kernels are built in, and the buckets of an accelerator say what is "
-        "compiled (docs/devices/buckets.md)",
+        "--optimization-level has no effect: kernels are built in, and the buckets of an accelerator determine what "
+        "is compiled (docs/devices/buckets.md)",
         "--no-enable-prompt-adapter has no effect: it is never on",
     ]
 
