@@ -44,11 +44,11 @@ DEVICES_WITH: dict[str, tuple[str, ...]] = {
 
 FORMS_WITH: dict[str, tuple[str, ...]] = {
     "attention to another layer's K and V": ("cpu", "torch"),
-    "attention with norms of values": ("cpu", "torch"),
+    "attention with normalized values": ("cpu", "torch"),
     "attention with keys as values": ("cpu", "torch"),
     "scaled gates of MLPs": ("cpu", "torch"),
     "scaled sums": ("cpu", "torch"),
-    "MLPs whose gates are cut off": ("cpu", "torch"),
+    "MLPs with sparse gates": ("cpu", "torch"),
 }
 """By form of a mixer or a residual block that not all devices have, those that do."""
 
@@ -70,13 +70,13 @@ def _forms(layer: LayerSpec) -> Iterator[str]:
             if mixer.kv_layer is not None:
                 yield "attention to another layer's K and V"
             if mixer.v_norm is not None:
-                yield "attention with norms of values"
+                yield "attention with normalized values"
             if mixer.values_from_keys:
                 yield "attention with keys as values"
         if isinstance(mixer, MlpSpec) and mixer.gate_scale != 1:
             yield "scaled gates of MLPs"
         if isinstance(mixer, MlpSpec) and mixer.cutoff is not None:
-            yield "MLPs whose gates are cut off"
+            yield "MLPs with sparse gates"
     if any(residual.sum_scale or residual.sum_factor != 1 for residual in layer):
         yield "scaled sums"
 
@@ -86,7 +86,7 @@ def require_mixers(device: str, spec: DecoderSpec) -> None:
     if not (missing := missing_kinds(device, spec)):
         return
     able = [name for name in SERVING_DEVICES if not missing_kinds(name, spec)]
-    way_out = f"choose --device {' or '.join(able)}" if able else "no device has all that it needs"
+    way_out = f"choose --device {' or '.join(able)}" if able else "no device has all of them"
     raise DeviceError(
         f"the {device} device has no {' and no '.join(missing)}, which {spec.family} models need: {way_out}"
     )

@@ -156,8 +156,11 @@ def not_served(kind: object) -> str:
     by_stem = {_stem(known): known for known in TEXT_MODELS}
     near = difflib.get_close_matches(_stem(str(kind)), by_stem, _MAX_NEAR, 0.5)
     types = ", ".join(by_stem[stem] for stem in near) if near else ", ".join(sorted(TEXT_MODELS))
-    like = f"similar ones that are: {types}" if near else f"these are: {types}"
-    return f"its language model is of type {shown(kind)}, which is not served within a model of images or sound; {like}"
+    like = f"similar supported types: {types}" if near else f"the supported types are: {types}"
+    return (
+        f"its language model is of type {shown(kind)}, which is not supported in models that take images or "
+        f"sound; {like}"
+    )
 
 
 def _stem(kind: str) -> str:

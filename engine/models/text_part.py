@@ -211,8 +211,8 @@ def _minicpm_v(config: Mapping[str, Any]) -> str:
     version = str(config.get("version"))
     if version not in _MINICPM_V_TEXT:
         raise ModelError(
-            f"config.json: version must be one of {', '.join(_MINICPM_V_TEXT)}, got {shown(config.get('version'))}: it "
-            "says which language model is within"
+            f"config.json: version must be one of {', '.join(_MINICPM_V_TEXT)}, got {shown(config.get('version'))}: "
+            "it says which language model the checkpoint has"
         )
     return _MINICPM_V_TEXT[version]
 

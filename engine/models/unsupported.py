@@ -16,16 +16,16 @@ _TASKS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 
 # Models that compute even pure text in another way than their language model does.
 _OTHER_MASKS = {
-    "PaliGemmaForConditionalGeneration": "its prompt's tokens attend to all of the prompt, in both directions, and "
-    "here a token sees only those before it",
+    "PaliGemmaForConditionalGeneration": "its prompts need bidirectional attention, and this server computes only "
+    "causal attention",
 }
 # Fields that tell of a part that a decoder of attention and MLPs does not have, and what it is: those that no device
 # here computes, and those that models of other architectures have here too.
 _MISSING = (
     (("encoder_layers", "num_encoder_layers", "num_decoder_layers"), "an encoder"),
     (("cross_attention_layers",), "cross-attention"),
-    (("index_topk",), "an indexer that chooses the tokens that attention sees"),
-    (("time_step_rank", "mamba_dt_rank"), "the state space of the first Mamba"),
+    (("index_topk",), "an indexer that selects the tokens to attend to (sparse attention)"),
+    (("time_step_rank", "mamba_dt_rank"), "the state space of Mamba 1"),
     (("linear_attn_config",), "Kimi's delta attention"),
     (("full_attn_alpha_factor", "layernorm_linear_attention_alpha"), "lightning attention"),
     (("lru_width",), "a gated linear recurrence (RG-LRU)"),
@@ -40,7 +40,7 @@ _KNOWN = (
     (("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts_per_tok"), "experts"),
     (("mamba_d_state", "ssm_state_size", "mamba_num_heads", "state_size", "ssm_cfg"), "a state space (Mamba)"),
     (("linear_num_value_heads", "linear_conv_kernel_dim"), "linear attention"),
-    (("attn_layer_indices", "hybrid_override_pattern", "layers_block_type"), "layers of several kinds"),
+    (("attn_layer_indices", "hybrid_override_pattern", "layers_block_type"), "several kinds of layers"),
 )
 
 
@@ -67,12 +67,12 @@ def _what_text_lacks(config: Mapping[str, Any]) -> str | None:
     text = next((config[name] for name in TEXT_CONFIGS if isinstance(config.get(name), dict)), None)
     if text is None:
         what = _what_is_missing(config)
-        return f"It takes {kinds} too, of which only the text part would be served. {what}" if kinds else None
+        return f"It also takes {kinds}; only its text part would be served. {what}" if kinds else None
     kind = text.get("model_type")
     if isinstance(kind, str) and kind in TEXT_MODELS:
         return (
-            f"Its language model, of type {shown(kind)}, is one that is served; what is missing is how this "
-            "architecture holds it"
+            f"Its language model, of type {shown(kind)}, is supported; what is missing is where this architecture "
+            "keeps it"
         )
     return f"Only its text part would be served, and {not_served(kind)}. {_what_is_missing(text)}"
 
@@ -84,17 +84,20 @@ def _parts_of(config: Mapping[str, Any], parts: Sequence[tuple[Sequence[str], st
 def _what_is_missing(config: Mapping[str, Any]) -> str:
     missing, known = _parts_of(config, _MISSING), _parts_of(config, _KNOWN)
     if missing:
-        return f"Its config.json names {missing}, which nothing here computes"
+        return f"Its config.json names {missing}, which is not implemented"
     if known:
-        return f"What is missing is its description; other models here have what its config.json names: {known}"
-    return "What is missing is its description"
+        return (
+            "Tidewheel has no description of its layers; other supported models have what its config.json names: "
+            f"{known}"
+        )
+    return "Tidewheel has no description of its layers"
 
 
 def _other_task(name: str, config: Mapping[str, Any]) -> str | None:
     if config.get("is_encoder_decoder") is True:
-        return "it has an encoder that reads the prompt, and only models that are a decoder alone are served"
+        return "it has an encoder that reads the prompt, and only decoder-only models are supported"
     if not any(task in name for task in _TASKS) and name.endswith(("Model", "Classification", "MaskedLM")):
-        return "it does not generate text; embedding and reranking models are served in ONNX with --embedding-model"
+        return "it does not generate text; --embedding-model serves embedding and reranking models in ONNX"
     return None
 
 

@@ -20,7 +20,7 @@ from .names import CheckpointNames, fused_heads, fused_rows
 from .parts import alibi_slopes, attention, decoder, uniform_layers
 
 ARCHITECTURES = {
-    "FalconForCausalLM": Listing("Falcon, Falcon-RW: the designs of the 7B, the 40B and the RW models"),
+    "FalconForCausalLM": Listing("Falcon, Falcon-RW: the architectures of the 7B, 40B and RW models"),
 }
 
 _FUSED = "self_attention.query_key_value"

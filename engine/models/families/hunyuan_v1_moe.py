@@ -16,7 +16,8 @@ from .parts import attention, decoder, uniform_layers
 
 ARCHITECTURES = {
     "HunYuanMoEV1ForCausalLM": Listing(
-        "Hunyuan, with experts", refused="K and V shared by layers (`use_cla`); layers with different experts"
+        "Hunyuan, with experts",
+        refused="K and V shared by layers (`use_cla`); layers with different numbers of experts",
     ),
 }
 

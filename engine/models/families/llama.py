@@ -12,7 +12,7 @@ from .listing import Listing
 from .names import PRE_NORMS, llama_names
 from .parts import attention, decoder, gated_mlp, pre_norm_layers, uniform_layers
 
-ARCHITECTURES = {"LlamaForCausalLM": Listing("Llama 2 and 3, SmolLM, SmolLM2, and others of this design")}
+ARCHITECTURES = {"LlamaForCausalLM": Listing("Llama 2 and 3, SmolLM, SmolLM2, and other models with this architecture")}
 
 
 def describe(architecture: str, config: ConfigReader, max_model_len: int | None) -> ModelDescription:

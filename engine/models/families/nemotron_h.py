@@ -19,7 +19,7 @@ from .parts import attention, decoder
 
 ARCHITECTURES = {
     "NemotronHForCausalLM": Listing(
-        "Nemotron-H, Nemotron Nano 2 and 3, without MTP layers", refused="experts of a latent (`moe_latent_size`)"
+        "Nemotron-H, Nemotron Nano 2 and 3, without MTP layers", refused="experts on a latent (`moe_latent_size`)"
     )
 }
 

@@ -13,7 +13,7 @@ from .listing import Listing
 from .names import llama_names
 from .parts import attention, decoder, uniform_layers
 
-_LISTING = Listing("Phi-3.5-MoE", refused="other than two experts a token")
+_LISTING = Listing("Phi-3.5-MoE", refused="any number of experts per token but two")
 ARCHITECTURES = {"PhiMoEForCausalLM": _LISTING, "PhimoeForCausalLM": _LISTING}
 
 _BLOCK = "block_sparse_moe"

@@ -29,8 +29,7 @@ def architecture_of(file: GgufFile) -> GgufArchitecture:
         near = difflib.get_close_matches(name, ARCHITECTURES)
         like = f"similar names that are supported: {', '.join(near)}; " if near else ""
         raise ModelError(
-            f"{file.path}: GGUF architecture {shown(name)} is not supported: what is missing is its description; {like}"
-            "docs/models.md has the whole list"
+            f"{file.path}: GGUF architecture {shown(name)} is not supported; {like}docs/models.md has the whole list"
         )
     for architecture in variants_of(name):
         if architecture.serves(Fields(file, f"{name}.")):

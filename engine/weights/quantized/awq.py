@@ -28,7 +28,7 @@ class Awq:
 
     name = "awq"
     works = "4 bits, version `gemm`"
-    refused = "other versions; no zero points"
+    refused = "other versions; weights without zero points"
 
     def __init__(self, config: ConfigReader) -> None:
         bits = config.raw("bits") if "bits" in config else config.raw("w_bit")

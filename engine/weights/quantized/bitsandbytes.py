@@ -56,8 +56,8 @@ class BitsAndBytes:
     """
 
     name = "bitsandbytes"
-    works = "NF4 and FP4, with double quantization or without; LLM.int8()"
-    refused = "int8 that is arranged for one processor"
+    works = "NF4 and FP4, with or without double quantization; LLM.int8()"
+    refused = "int8 in a processor-specific layout"
 
     def __init__(self, config: ConfigReader) -> None:
         self._says_dequantized = True
@@ -204,7 +204,9 @@ def _eight_bits(layer: LayerTensors) -> StoredMatrix:
     if layer.find("weight_format") is not None:
         layer.take("weight_format", "U8", shape=())
         if layer.array("weight_format") != _ROWS:
-            raise layer.error("weight_format", "says that the weight is arranged for one processor: save it again")
+            raise layer.error(
+                "weight_format", "says that the weight is in a processor-specific layout: save the checkpoint again"
+            )
 
     shape = (outputs, inputs)
 

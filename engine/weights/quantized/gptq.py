@@ -40,7 +40,7 @@ class Gptq:
         "2, 3, 4 and 8 bits; any group size or whole columns; symmetric or not; `desc_act`; `dynamic`; "
         "formats `gptq` and `gptq_v2`"
     )
-    refused = "formats for one kernel, such as Marlin's"
+    refused = "kernel-specific formats, such as Marlin's"
 
     def __init__(self, config: ConfigReader) -> None:
         config.refuse("is_marlin_format", False)

@@ -61,7 +61,7 @@ def test_the_cpu_lowers_what_it_is_known_to_have() -> None:
 
 
 def test_forms_that_a_device_lacks_are_refused_by_name() -> None:
-    with pytest.raises(DeviceError, match=r"no per_layer .*norms of values .*scaled sums, which gemma4 models need"):
+    with pytest.raises(DeviceError, match=r"no per_layer .*normalized values .*scaled sums, which gemma4 models need"):
         require_mixers("tpu", describe(GEMMA4).spec)
     with pytest.raises(DeviceError, match=r"cuda device has no latent_attention, .*: choose --device cpu or torch"):
         require_mixers("cuda", describe(MINICPM3).spec)
@@ -70,7 +70,7 @@ def test_forms_that_a_device_lacks_are_refused_by_name() -> None:
 
 def test_the_refusal_names_the_devices_that_can(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = decoder(Oracle())  # type: ignore[arg-type]
-    with pytest.raises(DeviceError, match=r"the tpu device has no oracle, .*: no device has all that it needs"):
+    with pytest.raises(DeviceError, match=r"the tpu device has no oracle, .*: no device has all of them"):
         require_mixers("tpu", spec)
     monkeypatch.setitem(DEVICES_WITH, "oracle", ("cpu", "torch"))
     with pytest.raises(DeviceError, match=r"the tpu device has no oracle, .*: choose --device cpu or torch"):

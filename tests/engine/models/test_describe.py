@@ -103,34 +103,34 @@ def test_a_missing_field_means_what_transformers_takes_it_to_mean(name: str) -> 
     [
         ({"architectures": ["Llama9ForCausalLM"]}, r"'Llama9ForCausalLM'.*: .*LlamaForCausalLM.*docs/models.md"),
         ({"architectures": ["XyzForCausalLM"], "n_routed_experts": 64, "kv_lora_rank": 512}, r"\(MLA\) and experts"),
-        ({"architectures": ["XyzForCausalLM"], "num_local_experts": 0}, r"missing is its description\. docs/mod"),
-        ({"architectures": ["XyzForCausalLM"], "num_experts": 8}, "missing is its description; other .*: experts"),
+        ({"architectures": ["XyzForCausalLM"], "num_local_experts": 0}, r"no description of its layers\. docs/mod"),
+        ({"architectures": ["XyzForCausalLM"], "num_experts": 8}, "no description of its layers; other .*: experts"),
         (
             {"architectures": ["XyzForCausalLM"], "num_experts": 8, "index_topk": 64},
-            "an indexer .*, which nothing here",
+            "an indexer .*, which is not implemented",
         ),
         (
             {"architectures": ["XyzForCausalLM"], "vision_config": {"depth": 2}, "num_experts": 8},
-            "takes images too, of which only the text part .* missing is its description; other .*: experts",
+            "also takes images; only its text part .* no description of its layers; other .*: experts",
         ),
         (
             {"architectures": ["XyzForConditionalGeneration"], "text_config": {"model_type": "qwen3_next_vl"}},
-            "its language model is of type 'qwen3_next_vl', which is not served.*similar ones .*: .*qwen3_vl_text,",
+            "its language model is of type 'qwen3_next_vl', which is not supported .*similar .*: .*qwen3_vl_text,",
         ),
         (
             {"architectures": ["XyzForConditionalGeneration"], "text_config": {"model_type": "qwen3"}},
-            "Its language model, of type 'qwen3', is one that is served; what is missing is how this architecture",
+            "Its language model, of type 'qwen3', is supported; what is missing is where this architecture",
         ),
         (
             {"architectures": ["XyzForConditionalGeneration"], "text_config": {"cross_attention_layers": [3]}},
-            "its language model is of type None.* names cross-attention, which nothing here computes",
+            "its language model is of type None.* names cross-attention, which is not implemented",
         ),
         (
             {"architectures": ["PaliGemmaForConditionalGeneration"], "text_config": {"model_type": "gemma"}},
-            "attend to all of the prompt, in both directions",
+            "need bidirectional attention",
         ),
         ({"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}, "it has an encoder that reads"),
-        ({"architectures": ["BertModel"]}, "served in ONNX with --embedding-model"),
+        ({"architectures": ["BertModel"]}, "--embedding-model serves embedding and reranking models in ONNX"),
         ({}, 'without architectures .* add the name of the model\'s class, such as "architectures"'),
         ({"architectures": [7]}, "without architectures"),
     ],

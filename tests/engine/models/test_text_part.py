@@ -272,10 +272,10 @@ def test_a_text_config_that_is_not_served_is_refused_by_name() -> None:
     with pytest.raises(ModelError, match="text_config must be an object"):
         describe(changed(lambda config: config.pop("text_config")))
     with pytest.raises(
-        ModelError, match=r"its language model is of type 'xyz_text', which is not served.*these are: .*llama,"
+        ModelError, match=r"its language model is of type 'xyz_text', which is not supported.*types are: .*llama,"
     ):
         describe(changed(lambda config: config["text_config"].update(model_type="xyz_text")))
-    with pytest.raises(ModelError, match=r"its language model is of type None, which is not served"):
+    with pytest.raises(ModelError, match=r"its language model is of type None, which is not supported"):
         describe(changed(lambda config: config["text_config"].pop("model_type")))
     with pytest.raises(ModelError, match="hidden_act"):
         describe(changed(lambda config: config["text_config"].update(hidden_act="xielu")))
