@@ -266,7 +266,7 @@ struct BlockSource {
     if (row_order) {
       check(row_order->size() == data.shape(0), "the order must name a row for each row");
       for (size_t i = 0; i < row_order->size(); ++i) {
-        check((*row_order)(i) >= 0 && size_t((*row_order)(i)) < data.shape(0), "the order names rows that are not there");
+        check((*row_order)(i) >= 0 && size_t((*row_order)(i)) < data.shape(0), "the order names rows that do not exist");
       }
       blocks.row_order = row_order->data();
     }

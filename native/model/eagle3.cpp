@@ -40,7 +40,7 @@ Eagle3::Eagle3(const Eagle3Plan& plan, Context& context, int model_vocab, std::s
   }
   for (size_t i = 0; i < plan.layers.size(); ++i) {
     const int layer = plan.layers[i];
-    require(layer >= 0 && size_t(layer) < first_residuals.size(), "a layer that predicts watches a layer that is not there");
+    require(layer >= 0 && size_t(layer) < first_residuals.size(), "a layer that predicts watches a layer that does not exist");
     weights.add_linear("eagle3.fuse." + std::to_string(i), fuse_.emplace_back(), size, model_size_, false);
     watched_.emplace_back(first_residuals[layer], &fuse_.back());
   }

@@ -101,7 +101,7 @@ void Executor::check(const Step& step, bool with_states) const {
   if (tokens == 0 || tokens > size_t(shape_.max_num_batched_tokens)) {
     fail("a step takes 1 to " + std::to_string(shape_.max_num_batched_tokens) + " tokens, got " + std::to_string(tokens));
   }
-  require(step.positions.size() == tokens, "positions must be as many as token_ids");
+  require(step.positions.size() == tokens, "positions must have one entry for each of token_ids");
   require(step.block_tables.size() == shape_.num_blocks.size(), "every cache group needs block tables");
   require(sequences > 0 && step.query_start.size() == sequences + 1, "query_start must have one entry more than context_len");
   require(step.query_start[0] == 0 && step.query_start[sequences] == static_cast<int>(tokens),
@@ -369,7 +369,7 @@ void Executor::copy_blocks(std::span<const int32_t> pairs, int group) {
 
 void Executor::check_whole_blocks(std::span<const int32_t> blocks, size_t num_bytes) const {
   for (const int32_t block : blocks) check_block(block, 0);
-  require(num_bytes == blocks.size() * cache().whole_block_bytes(), "the bytes are not as many as the blocks'");
+  require(num_bytes == blocks.size() * cache().whole_block_bytes(), "the number of bytes must match the blocks");
 }
 
 void Executor::read_blocks(std::span<const int32_t> blocks, std::span<char> to) {

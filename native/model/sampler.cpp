@@ -26,7 +26,7 @@ void Sampler::check(const Sampling& s, size_t rows) const {
   };
   check_ragged(s.history_start, s.history_ids.size(), "history");
   check_ragged(s.bias_start, s.bias_ids.size(), "bias");
-  require(s.bias_values.size() == s.bias_ids.size(), "bias_values must be as many as bias_ids");
+  require(s.bias_values.size() == s.bias_ids.size(), "bias_values must have one entry for each of bias_ids");
   for (const auto ids : {s.history_ids, s.bias_ids}) {
     for (const int32_t id : ids) {
       if (id < 0 || id >= vocab_size_) fail("token id " + std::to_string(id) + " is outside the vocabulary");
@@ -45,7 +45,7 @@ void Sampler::check(const Sampling& s, size_t rows) const {
   require(s.mask_index.empty() || s.mask_index.size() == rows, "the masks' index must have one entry a row");
   require(s.mask_index.empty() || s.mask_words * 32 >= size_t(vocab_size_), "a mask must have a bit for every token");
   for (const int32_t mask : s.mask_index) {
-    require(mask >= -1 && mask < static_cast<int64_t>(s.num_masks), "the masks' index names a mask that is not there");
+    require(mask >= -1 && mask < static_cast<int64_t>(s.num_masks), "the masks' index names a mask that does not exist");
   }
   for (size_t r = 0; r < rows; ++r) {
     const int history = s.history_start[r + 1] - s.history_start[r];

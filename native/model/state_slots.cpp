@@ -44,7 +44,7 @@ void StateSlots::check(const Step& step) const {
   std::vector<int32_t> taken(step.state_slots.begin(), step.state_slots.end());
   for (const int32_t slot : taken) check_slot(slot);
   std::sort(taken.begin(), taken.end());
-  require(std::adjacent_find(taken.begin(), taken.end()) == taken.end(), "two sequences have one slot of recurrent state");
+  require(std::adjacent_find(taken.begin(), taken.end()) == taken.end(), "two sequences have the same slot of recurrent state");
   for (size_t s = 0; s < sequences; ++s) {
     const int begin = step.query_start[s], count = step.query_start[s + 1] - begin, first = step.positions[begin];
     const int draft_tokens = step.num_draft_tokens.empty() ? 0 : step.num_draft_tokens[s];

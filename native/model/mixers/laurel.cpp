@@ -6,7 +6,7 @@ namespace tidewheel {
 
 Laurel::Laurel(const LaurelPlan& plan, const std::string& prefix, Context& context) : context_(context) {
   const int hidden = context.hidden_size;
-  require(plan.rank > 0, "between the matrices of LAuReL must be some values");
+  require(plan.rank > 0, "the matrices of LAuReL must have a rank above 0");
   context.weights.add_linear(prefix + "laurel_down", down_, plan.rank, hidden, false);
   context.weights.add_linear(prefix + "laurel_up", up_, hidden, plan.rank, false);
   context.weights.add_norm(prefix + "laurel_out_norm", norm_, plan.norm, hidden);
