@@ -8,7 +8,7 @@ import { setFormulas } from "./math.js";
 import { speed } from "./metrics.js";
 
 const ENDINGS = {
-  length: "cut at the most tokens allowed",
+  length: "cut at the limit of tokens",
   content_filter: "cut by a filter",
   stopped: "stopped",
 };

@@ -7,7 +7,7 @@ import { h } from "./dom.js";
 export function showFacts(list, info) {
   const { engine = {} } = info;
   const tokens = info.kv_cache_blocks * info.kv_cache_block_size;
-  const cached = engine.enable_prefix_caching === "True" ? ", prefixes are kept" : "";
+  const cached = engine.enable_prefix_caching === "True" ? ", prefix caching is on" : "";
   const facts = {
     Model: info.model,
     Architecture: engine.architecture,

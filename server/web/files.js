@@ -31,9 +31,9 @@ export class Attachments {
     for (const file of files) {
       try {
         const name = tidyName(file.name);
-        if (this.#files.length >= MAX_FILES) throw new Error(`${name} is one too many: a message takes ${MAX_FILES} files`);
+        if (this.#files.length >= MAX_FILES) throw new Error(`${name} was not added: a message can have ${MAX_FILES} files`);
         const size = this.#files.reduce((sum, { text }) => sum + text.length, file.size);
-        if (size > MAX_BYTES) throw new Error(`${name} is too large: the files of a message may have 256 KiB`);
+        if (size > MAX_BYTES) throw new Error(`${name} is too large: the files of a message can have 256 KiB together`);
         this.#files.push({ name, text: await textOf(file, name) });
       } catch (error) {
         refused.push(error.message);
@@ -82,8 +82,8 @@ async function textOf(file, name) {
   try {
     text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
   } catch {
-    throw new Error(`${name} is no text in UTF-8`);
+    throw new Error(`${name} is not a text file in UTF-8`);
   }
-  if (text.includes("\0")) throw new Error(`${name} is no text in UTF-8`);
+  if (text.includes("\0")) throw new Error(`${name} is not a text file in UTF-8`);
   return text;
 }

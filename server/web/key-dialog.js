@@ -33,7 +33,7 @@ export class KeyDialog {
     this.#retries.push(retry);
     if (this.#dialog.open) return;
     this.#note.textContent = this.#server.key
-      ? "It does not take the one that you gave."
+      ? "It did not accept your last key."
       : "The key is kept for this tab only, until the tab is closed.";
     this.#dialog.showModal();
     this.#input.focus();

@@ -127,7 +127,7 @@ function editor(message, actions, onCancel) {
     "div",
     { class: "editor" },
     area,
-    h("p", {}, "It becomes a branch: what follows now stays."),
+    h("p", {}, "This starts a branch; the messages below are kept."),
     h("button", { type: "button", class: "quiet", onclick: onCancel }, "Cancel"),
     h("button", { type: "button", class: "primary changes", onclick: send }, "Send"),
   );

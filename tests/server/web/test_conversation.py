@@ -194,7 +194,7 @@ def test_parameters_go_into_the_request_and_are_kept(server: RunningServer, open
     page.get_by_label("stop one string").fill("END\na\\nb")
     page.get_by_label("thinking").select_option("off")
     page.get_by_text("Tools and more, as JSON").click()
-    page.get_by_label("anything else").fill('{"min_tokens": 1, "chat_template_kwargs": {"shout": "loud"}}')
+    page.get_by_label("other fields").fill('{"min_tokens": 1, "chat_template_kwargs": {"shout": "loud"}}')
     page.reload()
     send(page, "SAY(a b c)YAS")
     until_idle(page)
@@ -274,7 +274,7 @@ def test_streamed_tool_calls_grow_and_all_results_go_back(open_page: OpenPage, s
     page.get_by_label("Result of now").fill("noon")
     page.evaluate("document.querySelector('[name=extra]').value = '[]'")  # unusable, so that nothing is sent
     page.get_by_role("button", name="Send the results").click()
-    page.get_by_label("anything else").fill("")
+    page.get_by_label("other fields").fill("")
     expect(page.get_by_label("Result of now")).to_have_value("noon")
     page.get_by_role("button", name="Send the results").click()
     until_idle(page)
@@ -292,7 +292,7 @@ def test_a_call_that_was_cut_is_shown_but_asks_for_nothing(open_page: OpenPage, 
     send(page, "What is it?")
     until_idle(page)
     expect(page.locator(".call pre")).to_have_text('{"a":')
-    expect(page.locator(".stats")).to_contain_text("cut at the most tokens allowed")
+    expect(page.locator(".stats")).to_contain_text("cut at the limit of tokens")
     assert page.locator(".results").count() == 0
     send(page, "SAY(on)YAS")
     until_idle(page)

@@ -152,7 +152,11 @@ def test_files_are_dropped_and_what_is_no_text_or_too_much_is_refused(
     page = open_page(server.url, **ROOM)
     page.evaluate(DROP, ["dropped.txt", "words"])
     expect(page.locator("#attachments li")).to_have_text(["dropped.txt"])
-    for data, said in ((b"\xff\xfe", "no text in UTF-8"), (b"a\0b", "no text"), (b"x" * 262_145, "256 KiB")):
+    for data, said in (
+        (b"\xff\xfe", "not a text file in UTF-8"),
+        (b"a\0b", "not a text file"),
+        (b"x" * 262_145, "256 KiB"),
+    ):
         choose(page, data, "bad.bin", label="Text files")
         expect(page.get_by_role("status")).to_contain_text(said)
     page.evaluate(FORGET_TOAST)
@@ -161,6 +165,6 @@ def test_files_are_dropped_and_what_is_no_text_or_too_much_is_refused(
     several = [{"name": name, "mimeType": "", "buffer": b"x"} for name in ("late.txt", "later.txt")]
     page.get_by_label("Text files", exact=True).set_input_files(several)
     expect(page.get_by_role("status")).to_have_text(
-        "late.txt is one too many: a message takes 10 files; later.txt is one too many: a message takes 10 files"
+        "late.txt was not added: a message can have 10 files; later.txt was not added: a message can have 10 files"
     )
     expect(page.locator("#attachments li")).to_have_count(10)
