@@ -18,16 +18,16 @@ usage: tidewheel COMMAND [ARGUMENTS]
 
 commands:
   serve [MODEL]   serve a model over an OpenAI-compatible API
-  chat [MODEL]    talk to a model, with a server of its own if none runs
+  chat [MODEL]    talk to a model; starts a server if none runs
   complete [MODEL]
-                  let a model go on with a text, in the same way
+                  let a model continue a text, in the same way
   run-batch -i IN -o OUT [MODEL]
                   answer a file of requests in OpenAI's batch format
   bench [MODEL]   measure speed and memory
   eval [MODEL]    measure quality: perplexity, and the divergence from a reference
-  inspect MODEL   show what a model is, whether it is served, and its memory
+  inspect MODEL   show what a model is, whether it is supported, and the memory it needs
   pull ID         download a model from the Hugging Face Hub
-  list            list the models that were downloaded
+  list            list the downloaded models
   rm ID           delete a downloaded model
   devices         show what was detected: device, ISA levels, cores, memory; or a Ray cluster's nodes
 

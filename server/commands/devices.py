@@ -40,7 +40,7 @@ _OF_MODEL = (
 )  # fmt: skip
 _IN_TORCH = {  # devices that need nothing but torch
     "torch": "the readable reference, slow",
-    "graph-cpu": "what runs on cuda, hpu and neuron, in torch on this CPU; for tests",
+    "graph-cpu": "the code of cuda, hpu and neuron, run by torch on this CPU; for tests",
 }
 
 
@@ -178,12 +178,15 @@ def run(arguments: Sequence[str]) -> int:
         metavar="HOST:PORT",
         help="show the nodes of this Ray cluster instead [without a value, that of RAY_ADDRESS or of this machine]",
     )
-    group = parser.add_argument_group("what each node would take, with --ray-address")
+    group = parser.add_argument_group("what fits on each node, with --ray-address")
     cores = next(option for option in options_of(ReplicaOptions) if option.field == "cpus_per_replica")
     group.add_argument(
-        cores.flag, type=argument_type(cores.read), metavar="N", help="count the replicas that have so many cores [1]"
+        cores.flag,
+        type=argument_type(cores.read),
+        metavar="N",
+        help="count the replicas that fit, with this many cores each [1]",
     )
-    group.add_argument("--model", metavar="MODEL", help="count how many layers of it fit; nothing is loaded")
+    group.add_argument("--model", metavar="MODEL", help="count how many of its layers fit; nothing is loaded")
     kept = [option for option in options_of(EngineOptions) if option.field in _OF_MODEL]
     for option in kept:
         add_option(group, option)

@@ -29,7 +29,7 @@ _ID = "a hub id, such as owner/name, or owner/name:Q4_K_M for one of a repositor
 
 def pull(arguments: Sequence[str]) -> int:
     """The `pull` command. Raises ModelError if the model cannot be had."""
-    parser = _parser("pull", "Download a model from the Hugging Face Hub, or what is new of it.", "revision")
+    parser = _parser("pull", "Download a model from the Hugging Face Hub, or update it.", "revision")
     parser.add_argument("id", metavar="ID", help=_ID)
     given = _given(parser, arguments)
     model = given["id"]
@@ -63,9 +63,9 @@ def list_models(arguments: Sequence[str]) -> int:
 
 def remove(arguments: Sequence[str]) -> int:
     """The `rm` command. Raises ModelError if a model is not there, before any is deleted."""
-    parser = _parser("rm", "Delete downloaded models, all revisions of them.")
+    parser = _parser("rm", "Delete downloaded models with all their revisions.")
     parser.add_argument("ids", metavar="ID", nargs="+", help=_ID)
-    parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
+    parser.add_argument("-y", "--yes", action="store_true", help="do not ask for confirmation")
     given = _given(parser, arguments)
     names, folder = list(dict.fromkeys(given["ids"])), given.get("download_dir")
     sizes = {name: size_of(name, folder) for name in names}
@@ -73,7 +73,7 @@ def remove(arguments: Sequence[str]) -> int:
         print("Nothing was deleted.", file=sys.stderr)
         return 1
     for name in names:
-        print(f"Deleted {name}: {in_bytes(remove_model(name, folder))} are free again")
+        print(f"Deleted {name}: freed {in_bytes(remove_model(name, folder))}")
     return 0
 
 
@@ -99,7 +99,7 @@ def _agreed(sizes: dict[str, int]) -> bool:
     """Asks the user. Raises ModelError if there is no terminal to ask on."""
     what = ", ".join(f"{name} ({in_bytes(size)})" for name, size in sizes.items())
     if not sys.stdin.isatty():
-        raise ModelError(f"this would delete {what}, and nobody can be asked here: give --yes")
+        raise ModelError(f"this would delete {what}, and there is no terminal to confirm it on: add --yes")
     try:
         return input(f"Delete {what}? [y/N] ").strip().lower() in ("y", "yes")
     except EOFError:

@@ -32,8 +32,8 @@ def run(arguments: Sequence[str]) -> int:
     """The `inspect` command. Raises ModelError if nothing can be said of the model."""
     parser = OptionParser(
         prog="tidewheel inspect",
-        description="Show what a model is, whether it is served, and what memory it takes. Nothing is loaded; of a hub "
-        "id, only headers are fetched.",
+        description="Show what a model is, whether it is supported, and how much memory it needs. Nothing is loaded; "
+        "for a hub id, only headers are fetched.",
         epilog="The exit code is 1 if the model would be refused.",
         allow_abbrev=False,
     )
@@ -63,8 +63,8 @@ def _asked(model: str, given: Mapping[str, Any]) -> EngineOptions:
     layer = speculative.speculation if speculative else None
     if not (isinstance(layer, Mtp | None) or (isinstance(layer, Eagle3) and Path(layer.model).is_dir())):
         mistakes.add(
-            "--speculative-config: only a layer of the model's own (mtp) or one in a folder (eagle3) is a part of "
-            "what it takes"
+            "--speculative-config: inspect counts only the model's own layer (mtp) or one in a folder (eagle3); "
+            "leave the option out"
         )
     groups = {"pipeline": pipeline, "speculative": speculative}
     others: dict[str, Any] = {name: group for name, group in groups.items() if group is not None}
@@ -93,7 +93,10 @@ def _encoder(found: EncoderInspection) -> Iterator[tuple[str, str]]:
         pooled = f", the tokens' pooled by {', '.join(found.pooling)}" if found.pooling else ""
         yield "gives", f"{size}{pooled}{', normalized' if found.normalize else ''}"
     if found.in_graph:
-        yield "", f"the graph must have the whole model, as Tidewheel does not compute {', '.join(found.in_graph)}"
+        yield (
+            "",
+            (f"the graph must contain the whole model, because Tidewheel does not compute {', '.join(found.in_graph)}"),
+        )
     if found.prompts:
         default = f"; the default is {found.default_prompt_name}" if found.default_prompt_name is not None else ""
         yield "prompts", f"{', '.join(found.prompts)}{default}"

@@ -43,13 +43,13 @@ _NAMES = (
 ).split()
 _OPTIONS = [option for owner in _OWNERS for option in options_of(owner) if option.name in _NAMES]
 _IDLE = {
-    "no server is started, and the command says at its end how many requests have failed": "--enable-metrics --host= "
-    "--port= --url=",
+    "no server is started, and the command reports at its end how many requests "
+    "have failed": "--enable-metrics --host= --port= --url=",
     "requests are not logged one by one": "--disable-log-requests --disable-log-stats --max-log-len=",
     "answers are written to the output as they come": "--output-tmp-dir=",
-    "as many requests are in work as the engine has use for": "--max-inflight=",
+    "the command sends as many requests as the engine can use": "--max-inflight=",
 }
-_REFUSED = {"give the options of the file on the command line": "--config="}
+_REFUSED = {"give the file's options on the command line": "--config="}
 """Flags of vLLM's run-batch that this command does not have, by why they have no effect or by what to do instead."""
 _WAITING = 2  # as many times more requests are in work than run in a step: those that come next are ready
 
@@ -73,7 +73,7 @@ def run(arguments: Sequence[str]) -> int:
     batch = _parse(arguments)
     for flag, path in (("--input-file", batch.source), ("--output-file", batch.target)):
         if path.parts[:1] in (("http:",), ("https:",)):
-            raise TidewheelError(f"{flag} must be a file of this machine, not a URL: download or upload it by itself")
+            raise TidewheelError(f"{flag} must be a file of this machine, not a URL: download or upload it separately")
     require_file(batch.source)
     _require_output(batch)
     try:
@@ -109,7 +109,7 @@ def _require_output(batch: _Batch) -> None:
     elif target.exists() and target.samefile(batch.source):
         wrong = "is the input file: name another one for the answers"
     elif target.exists() and not target.is_file():
-        wrong = "is no regular file: name one, as a run that was stopped reads it to go on"
+        wrong = "is not a regular file: name one, because a stopped run reads it to continue"
     else:
         try:
             was_there = target.exists()
@@ -148,7 +148,7 @@ async def _answer(batch: _Batch, total: int, done: Collection[str]) -> int:
                 add_line(target, line)  # at once: what is answered is not computed again, however this ends
             except OSError as error:
                 raise TidewheelError(
-                    f"--output-file {batch.target} cannot be written any more: {reason(error)}. {num_done} of {total} "
+                    f"--output-file {batch.target} can no longer be written: {reason(error)}. {num_done} of {total} "
                     "requests are answered in it; make room, and run the same command again for the others"
                 ) from error
             num_errors, num_done = num_errors + (not is_answer), num_done + 1
@@ -167,7 +167,7 @@ def _parse(arguments: Sequence[str]) -> _Batch:
     group = parser.add_argument_group("batch")
     group.add_argument("-i", "--input-file", required=True, metavar="FILE", help="the requests, one JSON object a line")
     group.add_argument("-o", "--output-file", required=True, metavar="FILE",
-        help="the answers; requests that it already has answers to are not run again")  # fmt: skip
+        help="the answers; requests that already have an answer in it are not run again")  # fmt: skip
     for option in _OPTIONS:
         add_option(group, option)
     line = read_vllm_line(arguments, parser.flags, flags_of((_IDLE, True), (_REFUSED, False)))

@@ -78,17 +78,21 @@ def _parser() -> OptionParser:
     add("--batch-sizes", type=argument_type(parse_counts), metavar="N,...",
         help=f"sequences to decode together [{_listed(BATCH_SIZES)}]")  # fmt: skip
     add("--contexts", type=argument_type(parse_counts), metavar="TOKENS,...",
-        help=f"how many tokens are before the decoded ones [{SHORT_CONTEXT}; and {_listed(LONG_CONTEXTS)} where they "
+        help=f"context length before the decoded tokens [{SHORT_CONTEXT}; and {_listed(LONG_CONTEXTS)} where they "
         f"fit, with batches of {_listed(LONG_BATCH_SIZES)} and without the engine]")  # fmt: skip
     add("--decode-tokens", type=argument_type(positive_count), metavar="TOKENS",
-        help=f"how many to decode, at least 2 [{default.decode_tokens}]")  # fmt: skip
+        help=f"number of tokens to decode, at least 2 [{default.decode_tokens}]")  # fmt: skip
     add("--repeats", type=argument_type(positive_count), metavar="N", help=f"of everything [{default.repeats}]")
-    add("--quick", action="store_true", help="a look and not a measurement: less and shorter of everything")
-    add("--profile", action="store_true", help="the time of each kernel, too")
+    add("--quick", action="store_true", help="a quick look instead of a measurement: fewer and shorter runs")
+    add("--profile", action="store_true", help="also measure the time of each kernel")
     add("--kernels", action="store_true",
-        help="only kernels, on all threads and on one; without MODEL those of a 1B shape in each format")  # fmt: skip
-    add("--skip", nargs="+", choices=_SKIPPABLE, default=[], help="leave this out")
-    add("--json", metavar="FILE", help="write JSON, too; with - to standard output, and the table to standard error")
+        help="only kernels, on all threads and on one; without MODEL, those of a 1B model in each format")  # fmt: skip
+    add("--skip", nargs="+", choices=_SKIPPABLE, default=[], help="leave out this measurement")
+    add(
+        "--json",
+        metavar="FILE",
+        help="also write JSON to FILE; - writes it to standard output, and the table to standard error",
+    )
     return parser
 
 
@@ -106,7 +110,7 @@ def _workload(parser: OptionParser, parsed: Mapping[str, Any]) -> Workload:
             values["long_decodes"] = decodes_of([size for size in sizes if size in LONG_BATCH_SIZES], LONG_CONTEXTS)
     workload = replace(base, **{field: value for field, value in values.items() if value is not None})
     if workload.decode_tokens < 2:
-        parser.error("--decode-tokens must be at least 2: the time between tokens is what is measured")
+        parser.error("--decode-tokens must be at least 2, because the time between tokens is measured")
     return workload
 
 

@@ -100,7 +100,7 @@ def measure_kernels(given: Mapping[str, Any], workload: Workload, say: Say) -> K
     With all threads and with one, unless `given` names them. Raises TidewheelError as `measure` does.
     """
     if given.get("device", "cpu") not in ("auto", "cpu"):
-        raise TidewheelError("--kernels measures those of the cpu device: drop --device, or take --profile")
+        raise TidewheelError("--kernels measures the kernels of the cpu device: drop --device, or use --profile")
     workload = replace(workload, profile=True)
     reports: list[Report] = []
     with TemporaryDirectory() as folder:

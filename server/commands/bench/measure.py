@@ -91,7 +91,7 @@ def measure(given: Mapping[str, Any], asked: Workload, skip: frozenset[str], say
     compute_ceiling = planned.compute_ceiling
     decode = decode_results(times, costs, compute_ceiling, workload.decode_tokens, engine_rates)
     if any((result.memory_fraction or 0.0) > _CACHED_FRACTION for result in decode):
-        notes.append("more was read than memory can give: the model, or much of it, comes from the caches")
+        notes.append("more was read than memory can deliver: the model, or much of it, was in the caches")
     return Report(
         version=__version__,
         model=_model(planned, loaded, name),

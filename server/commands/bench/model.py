@@ -48,8 +48,8 @@ def plan(options: EngineOptions, workload: Workload) -> Plan:
     """Find the model and see that the workload fits. Raises ModelError and DeviceError, saying what to change."""
     if options.pipeline.stages > 1:
         raise DeviceError(
-            "tidewheel bench measures one process: leave --pipeline-parallel-size out, and measure a pipeline as a "
-            "server"
+            "tidewheel bench measures one process: leave --pipeline-parallel-size out, or measure a server with "
+            "load_tests/"
         )
     opened = open_model(options)
     own_memory = opened.device.capabilities.own_memory

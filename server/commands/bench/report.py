@@ -238,6 +238,6 @@ def _memory(memory: MemoryUse) -> list[tuple[str, str]]:
 def _explained(report: Report) -> list[str]:
     spread = "" if report.repeats == 1 else f"medians of {report.repeats} repeats (least..most); "
     shares = "" if report.ceilings is None else "shares are of the higher of the ceilings measured before and after; "
-    measured = f"{spread}{shares}device alone but for what is said to be with the engine"
+    measured = f"{spread}{shares}without the engine, except where a row says so"
     experts = [] if report.experts_counted is None else [report.experts_counted]
     return [measured, report.flops_counted, report.bytes_counted, *experts]

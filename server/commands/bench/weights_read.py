@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from tidewheel.engine.models.spec import DecoderSpec, ExpertsSpec, mixers, tensor_shapes
 
 EXPERTS_COUNTED = (
-    "of experts, a token is multiplied with those that it is sent to; the bytes are of as many as n tokens in a step "
-    "are expected to choose if all are equally likely: E (1 - (1 - k/E)^n) of E experts, k of them for each token"
+    "a token is multiplied only with the experts that it is routed to; the bytes are those of the experts that n "
+    "tokens in a step are expected to choose if all are equally likely: E (1 - (1 - k/E)^n) of E experts, k of them "
+    "for each token"
 )
 
 # By the first part of a weight's name within its layer; of an expert, by the part that follows its number.

@@ -19,11 +19,11 @@ from .terminal import Screen, reader
 
 _HELP = """\
 /reset            forget the conversation
-/set NAME VALUE   a parameter, such as temperature 0.5; without a value the model's own, /set alone shows all
-/set system TEXT  another system message, and a new conversation
+/set NAME VALUE   set a parameter, such as temperature 0.5; no value restores the default, /set shows all
+/set system TEXT  set the system message, and begin a new conversation
 /help             show this
-/exit, /bye       leave, as Ctrl-D does
-Ctrl-C stops an answer, or clears what was typed. A line that ends with \\ goes on in the next one."""
+/exit, /bye       exit, as Ctrl-D does
+Ctrl-C stops an answer, or clears what was typed. A line that ends with \\ continues on the next."""
 _EXAMPLES = """\
 examples:
   tidewheel chat                             a conversation; /help lists the commands
@@ -40,7 +40,7 @@ _PATH = re.compile(r"(/|\.{1,2}/|~)\S*|\S+\.gguf")  # a model's, whether it is t
 
 def chat(arguments: Sequence[str]) -> int:
     """The `chat` command. Raises ChatError."""
-    parser = _parser("chat", "MESSAGE", "Talk to a model", "ask this and leave; else a conversation")
+    parser = _parser("chat", "MESSAGE", "Talk to a model", "ask this and exit; without it, start a conversation")
     parser.description = f"{parser.description}\n\n{_EXAMPLES}"
     parser.epilog = f"In the conversation:\n{_HELP}"
     parser.add_argument("--system", "--system-prompt", metavar="TEXT", help="a system message to begin with")
@@ -54,9 +54,11 @@ def chat(arguments: Sequence[str]) -> int:
 def complete(arguments: Sequence[str]) -> int:
     """The `complete` command. Raises ChatError."""
     parser = _parser(
-        "complete", "TEXT", "Let a model go on with a text", "go on with this and leave; else ask for texts"
+        "complete", "TEXT", "Let a model continue a text", "continue this text and exit; without it, ask for texts"
     )
-    parser.add_argument("--max-tokens", type=int, metavar="N", help="the most tokens of an answer [the server's]")
+    parser.add_argument(
+        "--max-tokens", type=int, metavar="N", help="the longest answer, in tokens [the server's limit]"
+    )
     return _run(
         parser,
         arguments,
@@ -68,7 +70,7 @@ def _parser(name: str, what: str, description: str, use: str) -> argparse.Argume
     parser = argparse.ArgumentParser(
         prog=f"tidewheel {name}",
         usage=f"tidewheel {name} [MODEL] [{what} ...] [options]",
-        description=f"{description}. Without a server at --url's default, one is started for as long as this takes.",
+        description=f"{description}. Without a server at --url's default, one is started until this command ends.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
@@ -77,8 +79,10 @@ def _parser(name: str, what: str, description: str, use: str) -> argparse.Argume
         metavar=what,
         help=f"{use}. A first word that is a path, a GGUF file or OWNER/NAME is the MODEL",
     )
-    parser.add_argument("-q", "--quick", metavar=what, help=f"the same as {what}, none of whose words is a MODEL")
-    parser.add_argument("--stats", action="store_true", help="show the speed of answers, as a terminal always does")
+    parser.add_argument(
+        "-q", "--quick", metavar=what, help=f"the same as {what}, but none of its words is taken as a MODEL"
+    )
+    parser.add_argument("--stats", action="store_true", help="show the speed of answers, which a terminal always shows")
     parser.add_argument("--url", help=f"the server [{DEFAULT_URL} if one runs there, else one is started]")
     parser.add_argument("--model", "--model-name", metavar="NAME", help="the model's name [the server's first]")
     parser.add_argument(
@@ -126,7 +130,7 @@ def _piped(source: TextIO, *, waits: bool) -> str:
             return ""
     text = source.read(_MAX_PIPED + 1)
     if len(text) > _MAX_PIPED:
-        raise ChatError(f"what is piped in has more than {_MAX_PIPED} characters")
+        raise ChatError(f"the piped text has more than {_MAX_PIPED} characters: shorten it")
     return text
 
 
@@ -210,7 +214,7 @@ def _set(client: ChatClient, given: str) -> str:
         client.instruct(value.strip('"'))
         return "a new conversation begins" + (", with this system message" if value else "")
     if name in _OURS:
-        return f"{name} cannot be set: this program sets it"
+        return f"{name} cannot be set, because this program sets it"
     if name and value:
         try:
             client.parameters[name] = json.loads(value)
@@ -219,7 +223,7 @@ def _set(client: ChatClient, given: str) -> str:
     elif name:
         client.parameters.pop(name, None)
     values = ", ".join(f"{key} {json.dumps(one, ensure_ascii=False)}" for key, one in client.parameters.items())
-    return values or "nothing is set: the model's own values hold"
+    return values or "nothing is set: the model's defaults apply"
 
 
 def _is_command(line: str) -> bool:

@@ -30,7 +30,7 @@ def download(model: str) -> None:
     """
     main = str(Path(tidewheel.__file__).with_name("__main__.py"))
     if subprocess.run([sys.executable, main, "pull", model], stdout=subprocess.DEVNULL).returncode:
-        raise ChatError(f"{model} cannot be had")
+        raise ChatError(f"{model} could not be downloaded")
 
 
 @contextlib.contextmanager
@@ -66,7 +66,7 @@ def local_server(model: str | None) -> Iterator[str]:
 
 def _last_words(log: str) -> str:
     """The last message of a server that did not start: a line, or several lines that begin with its name."""
-    lines = log.strip().splitlines() or ["it said nothing"]
+    lines = log.strip().splitlines() or ["it wrote nothing"]
     begin = next((i for i in reversed(range(len(lines))) if lines[i].startswith(_SAYS)), len(lines) - 1)
     return "\n".join(lines[begin:]).removeprefix(_SAYS)
 

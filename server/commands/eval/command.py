@@ -60,13 +60,17 @@ def _parser() -> OptionParser:
     group = parser.add_argument_group("evaluation")
     add = group.add_argument
     add("--text", nargs="+", action="extend", metavar="FILE",
-        help="texts in UTF-8; each has figures of its own [18 KB of prose, code and languages]")  # fmt: skip
+        help="texts in UTF-8; each is measured separately [18 KB of prose, code and languages]")  # fmt: skip
     add("--reference", metavar=f"{FLOAT32}|MODEL",
-        help="also measure the divergence from it: float32 is the same model with its weights, dequantized, and its KV "
-        "cache in float32, MODEL another one with the same vocabulary, in float32 likewise")  # fmt: skip
+        help="also measure the divergence from this reference: float32 is the same model with dequantized weights "
+        "and KV cache in float32; MODEL is another model with the same vocabulary, also in float32")  # fmt: skip
     add("--context", type=argument_type(positive_count), metavar="TOKENS",
         help=f"the length of a window [{DEFAULT_CONTEXT}, or the model's context if that is shorter]")  # fmt: skip
-    add("--json", metavar="FILE", help="write JSON, too; with - to standard output, and the table to standard error")
+    add(
+        "--json",
+        metavar="FILE",
+        help="also write JSON to FILE; - writes it to standard output, and the table to standard error",
+    )
     return parser
 
 

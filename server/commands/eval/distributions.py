@@ -85,7 +85,9 @@ def _step(
     else:
         output, logits = _unsorted(executor.start(batch).wait(), vocab_size)
     if (output.token_ids < 0).any():
-        raise ModelError("the model gives logits that are not finite: its weights, or the type of them, are broken")
+        raise ModelError(
+            "the model computes logits that are not finite: its weights are broken, or their type is too narrow"
+        )
     return logits
 
 

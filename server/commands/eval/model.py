@@ -86,8 +86,8 @@ def find(options: EngineOptions, name: str) -> Subject:
         raise TidewheelError("draft tokens change no probability: leave --speculative-config out")
     if is_encoder(Path(options.model)):
         raise ModelError(
-            f"{options.model} is an encoder, which gives vectors or scores, and no next token that a text could be "
-            "measured by: name a model that generates text"
+            f"{options.model} is an encoder, which computes vectors or scores and predicts no next token: name a "
+            "model that generates text"
         )
     return Subject(name, open_model(options), options)
 
@@ -136,7 +136,9 @@ def require_memory(subjects: list[Subject], context: int) -> None:
 
 def _require_same_tokens(reference: Subject, of: Subject) -> None:
     ours, theirs = of.opened.spec.vocab_size, reference.opened.spec.vocab_size
-    refused = f"--reference {reference.name} has another vocabulary than {of.name}, so they predict different things"
+    refused = (
+        f"--reference {reference.name} has another vocabulary than {of.name}, so their predictions cannot be compared"
+    )
     if ours != theirs:
         raise ModelError(f"{refused}: {theirs} tokens, and the model has {ours}; take a model of the same family")
     tokenizer, other = of.opened.tokenizer(), reference.opened.tokenizer()

@@ -8,11 +8,11 @@ from ..bench import text
 from .scores import Divergence
 
 METHOD = """\
-A text's tokens are cut into windows that do not overlap. Each window begins with what the tokenizer puts before a text
-(BOS, with most models), which counts to its length. Every token of a window is scored but the first one and what was
-added: by the natural logarithm of the probability that the model gives it after all tokens before it in the window.
-Perplexity is exp(-mean) of these over all windows. Divergence is KL(reference || model) in nats over the whole
-vocabulary, at the same places."""
+A text's tokens are cut into windows that do not overlap. Each window begins with the tokens that the tokenizer puts
+before a text (BOS for most models), which count towards its length. All tokens of a window are scored, except the first
+one and the added ones. The score is the natural logarithm of the probability that the model gives the token after all
+tokens before it in the window. Perplexity is exp(-mean) of the scores over all windows. Divergence is
+KL(reference || model) in nats over the whole vocabulary, at the same positions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def render(report: Report) -> str:
         ("seconds", f"{report.seconds:.1f}, without loading"),
     ]
     explained = "" if report.reference is None else "KL(reference || model) is in nats; "
-    return f"{text.facts(facts)}\n{_table(rows)}\n{explained}tidewheel eval --help says how all is measured\n"
+    return f"{text.facts(facts)}\n{_table(rows)}\n{explained}tidewheel eval --help explains the measurements\n"
 
 
 def _model(title: str, model: ModelFacts) -> list[tuple[str, str]]:

@@ -117,16 +117,16 @@ def _perplexity(nll: F64) -> float:
         return math.exp(mean)
     except OverflowError:
         raise ModelError(
-            f"the mean negative log-likelihood of a token is {mean:.0f}, so the perplexity has no number: the weights, "
-            "or the options they were loaded with, are broken"
+            f"the mean negative log-likelihood of a token is {mean:.0f}, so the perplexity is not a finite number: "
+            "check the weights, and the options that they were loaded with"
         ) from None
 
 
 def _finite(values: F64) -> F64:
     if not np.isfinite(values).all():
         raise ModelError(
-            "a token of the text, or one that the reference allows, has probability 0: a tokenizer or reference of "
-            "another model?"
+            "a token of the text, or one that the reference allows, has probability 0: check that the tokenizer and "
+            "the reference belong to this model"
         )
     return values
 

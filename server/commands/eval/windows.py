@@ -52,8 +52,8 @@ def read_text(path: Path) -> str:
         return read_file(path, _MAX_TEXT_BYTES).decode()
     except UnicodeDecodeError as error:
         raise TidewheelError(
-            f"--text {path} is not UTF-8: its byte {error.start} belongs to no character; convert it, for example with "
-            "iconv -f LATIN1 -t UTF-8"
+            f"--text {path} is not UTF-8: its byte {error.start} is not part of a character; convert it, for example "
+            "with iconv -f LATIN1 -t UTF-8"
         ) from None
 
 
@@ -71,7 +71,7 @@ def split(path: Path, tokenizer: Tokenizer, context: int, vocab_size: int) -> Wi
     if len(token_ids) < 2:
         raise TidewheelError(
             f"--text {path} has {len(token_ids)} token{'s' * (len(token_ids) != 1)}: at least 2 are needed, and some "
-            "thousands for a figure that says something"
+            "thousands for a meaningful figure"
         )
     if (largest := int(token_ids.max())) >= vocab_size:
         raise TidewheelError(

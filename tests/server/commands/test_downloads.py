@@ -240,7 +240,7 @@ def test_a_model_is_pulled_listed_and_removed(shell: Shell) -> None:
     assert head.split() == ["NAME", "SIZE", "MODIFIED", "REVISION"]
     assert all("just now" in row and COMMITS["main"][:12] in row for row in rows)
     assert unasked.code == 1
-    assert "give --yes" in unasked.err
+    assert "add --yes" in unasked.err
 
     no, removed, fewer, yes, last, empty, missing = shell(
         "rm own/model",

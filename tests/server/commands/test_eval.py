@@ -232,7 +232,7 @@ def test_without_a_text_there_are_those_of_the_package(capsys: pytest.CaptureFix
     ("content", "arguments", "said"),
     [
         (b"", (), "has 0 tokens: at least 2 are needed"),
-        (b"\xff\xfe", (), "is not UTF-8: its byte 0 belongs to no character"),
+        (b"\xff\xfe", (), "is not UTF-8: its byte 0 is not part of a character"),
         (b"plain text", ("--context", "1000000"), "--context 1000000 is more than the"),
         (b"plain text", ("--context", "1"), "leaves no token to score"),
         (b"plain text", ("--pipeline-parallel-size", "2"), "leave --pipeline-parallel-size out"),

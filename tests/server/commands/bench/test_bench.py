@@ -97,7 +97,7 @@ def test_a_whole_run(bench: RunJson, dummy_model: Path) -> None:
     assert machine["threads"] == len(machine["cpus"])
     assert report["notes"] in (
         [],
-        ["more was read than memory can give: the model, or much of it, comes from the caches"],
+        ["more was read than memory can deliver: the model, or much of it, was in the caches"],
     )
     assert set(report["ceilings"]) == {"read_bytes_per_second", "bfloat16_flops", "int8_ops", "float32_flops"}
     assert report["compute_ceiling"] == "float32_flops"
@@ -206,7 +206,7 @@ def test_the_command_writes_a_file(dummy_model: Path, tmp_path: Path) -> None:
         (["--kv-cache-space", "0.0001"], "more than the 0.00 GiB of --kv-cache-space: raise it, or lower"),
         (["--batch-sizes", "100m"], "of memory is available: lower --batch-sizes"),
         (["--load-format", "auto"], "safetensors"),
-        (["--threads-bind", "1000"], "CPU 1000 is not one this process may use"),
+        (["--threads-bind", "1000"], "this process may not use CPU 1000"),
         (["--json", "/nowhere/report.json"], "--json: there is no folder /nowhere"),
     ],
 )
@@ -576,7 +576,7 @@ def test_the_kernels_of_a_built_in_shape_in_each_format(
 
 def test_only_kernels_of_the_cpu_device_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--kernels", "--device", "torch"]) == 1
-    assert "--kernels measures those of the cpu device: drop --device" in capsys.readouterr().err
+    assert "--kernels measures the kernels of the cpu device: drop --device" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("method", ["int8", "int8-channel", "int4"])
