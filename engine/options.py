@@ -46,7 +46,9 @@ class EngineOptions(Options):
     load_format: str = option("auto", "where weights come from; dummy makes random ones", choices=LOAD_FORMATS)
     tokenizer: str | None = option(None, "a folder, .gguf file or hub id to take the tokenizer from [the model's]")
     tokenizer_revision: str | None = option(
-        None, "the branch, tag or commit of the tokenizer [the model's, for its own]", metavar="NAME"
+        None,
+        "the branch, tag or commit of the tokenizer [--revision, if the tokenizer is the model's own]",
+        metavar="NAME",
     )
     tokenizer_mode: str = option(
         "auto",
@@ -57,7 +59,7 @@ class EngineOptions(Options):
     skip_tokenizer_init: bool = option(False, "read no tokenizer: prompts and answers are token ids")
     hf_overrides: Mapping[str, Any] | None = option(
         None,
-        'fields of config.json to take instead of the model\'s, e.g. {"sliding_window": null}',
+        'fields that override those of config.json, e.g. {"sliding_window": null}',
         parse=json_object,
         metavar="JSON",
     )
@@ -80,7 +82,7 @@ class EngineOptions(Options):
     quantization: Method | CheckpointMethod | None = option(
         None,
         "store weights in fewer bits; they are quantized while they are loaded. gptq, awq, compressed-tensors, fp8, "
-        "bitsandbytes, mxfp4 and gguf name a checkpoint's own method, which is found without this option too",
+        "bitsandbytes, mxfp4 and gguf name a checkpoint's own method, which is also detected without this option",
         parse=lambda text: QUANTIZATION_ALIASES.get(text, text),
         choices=(*get_args(Method), *get_args(CheckpointMethod)),
     )
@@ -91,10 +93,10 @@ class EngineOptions(Options):
         check=lambda size: None if size in GROUP_SIZES else "must be 32, 64 or 128",
         metavar="N",
     )
-    quantization_zero_points: bool = option(False, "int4-fast weights with zero points")
+    quantization_zero_points: bool = option(False, "give int4-fast weights zero points")
     kv_cache_dtype: KvCacheDType | Literal["auto"] = option(
         "auto",
-        "the type of K and V in the cache (fp8 is fp8_e4m3); auto is as the weights, or as the checkpoint's "
+        "the type of K and V in the cache (fp8 is fp8_e4m3); auto is the type of the weights, or the checkpoint's "
         "kv_cache_scheme",
         parse=lambda text: _KV_CACHE_DTYPE_ALIASES.get(text, text),
         choices=("auto", *get_args(KvCacheDType)),
@@ -118,17 +120,17 @@ class EngineOptions(Options):
     )
     max_logprobs: int = option(
         DEFAULT_MAX_LOGPROBS,
-        "most likely tokens that a request may ask for at each place; -1 is the whole vocabulary",
+        "how many of the most likely tokens a request may ask for at each position; -1 is the whole vocabulary",
         parse=whole_number,
         check=at_least(-1),
         metavar="N",
     )
     max_step_ms: float = option(
-        75.0, "how long prompts may hold up running answers, a step", parse=number, check=above(0), metavar="MS"
+        75.0, "how long the prompts in a step may delay running answers", parse=number, check=above(0), metavar="MS"
     )
     scheduler_delay_factor: float = option(
         0.0,
-        "while others run, new prompts wait this many times as long as the last step took that began one",
+        "while other requests run, new prompts wait this many times as long as the last step that began a prompt",
         parse=number,
         check=at_least(0),
         metavar="FACTOR",
@@ -143,14 +145,15 @@ class EngineOptions(Options):
     )
     num_gpu_blocks_override: int | None = option(
         None,
-        "KV blocks, whatever --kv-cache-space and memory there are [as many as fit]",
+        "number of KV blocks, regardless of --kv-cache-space and the memory [as many as fit]",
         parse=count,
         check=at_least(1),
         metavar="N",
     )
     kv_offload: str | None = option(
         None,
-        "keep KV blocks that memory has no room for here, also for the next start; one server a folder [nowhere]",
+        "a folder for KV blocks that do not fit in memory, which the next start reuses; each server needs its own "
+        "[none]",
         metavar="FOLDER",
     )
     kv_offload_space: float | None = option(
@@ -160,17 +163,17 @@ class EngineOptions(Options):
         check=above(0),
         metavar="GIB",
     )
-    enable_prefix_caching: bool = option(True, "reuse the KV blocks of prompts that begin alike")
+    enable_prefix_caching: bool = option(True, "reuse the KV blocks of prompts with the same beginning")
     seed: int | None = option(
         None,
-        "makes requests without a seed the same from start to start, in the order in which they arrive; also seeds the "
-        "random weights of --load-format dummy",
+        "makes answers to requests without a seed reproducible after a restart, if they arrive in the same order; "
+        "also seeds the random weights of --load-format dummy",
         parse=whole_number,
         metavar="N",
     )
     step_timeout: float | None = option(
         120.0,
-        "write all threads' stacks to stderr when a step takes longer; 0 never does",
+        "write all threads' stacks to stderr when a step takes longer than this; 0 turns this off",
         parse=number_or_none,
         check=at_least(0),
         metavar="SECONDS",
@@ -197,8 +200,8 @@ class EngineOptions(Options):
         if isinstance(asked, Mtp | Eagle3):
             method = "mtp" if isinstance(asked, Mtp) else "eagle3"
             yield (
-                f'--kv-offload does not go with --speculative-config {{"method": "{method}"}}, whose draft tokens are '
-                'written to blocks before others are kept: drop one of them, or take {"method": "ngram"}'
+                f'--kv-offload does not go with --speculative-config {{"method": "{method}"}}, because draft tokens '
+                'are written to blocks before these are stored: drop one of them, or use {"method": "ngram"}'
             )
         if not self.enable_prefix_caching:
             yield "--kv-offload keeps cached prefixes: drop it, or drop --no-enable-prefix-caching"
@@ -211,6 +214,6 @@ class EngineOptions(Options):
             yield f"{stages} and --kv-offload do not work together: leave one of them out"
         if isinstance(asked, Eagle3):
             yield (
-                f"{stages} and EAGLE3 layers do not work together, because these read what layers of several stages "
-                "are given: leave one of them out, or draft with another method"
+                f"{stages} and EAGLE3 layers do not work together, because EAGLE3 layers read the inputs of layers "
+                "in several stages: leave one of them out, or draft with another method"
             )

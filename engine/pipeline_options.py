@@ -23,15 +23,16 @@ class PipelineOptions(Options):
 
     pipeline_parallel_size: int = option(
         1,
-        "processes that each have some of the model's layers, on the CPU of this machine or of a Ray cluster's nodes",
+        "number of processes that the model's layers are split between, on the CPU of this machine or of a Ray "
+        "cluster's nodes",
         parse=count,
         check=at_least(1),
         metavar="N",
     )
     pipeline_split: Sequence[int] | None = option(
         None,
-        "how many layers each of these processes has, e.g. 10,12,10 [by the bytes of their weights, and the "
-        "speed and memory of what computes them]",
+        "how many layers each of these processes has, e.g. 10,12,10 [by the size of their weights, and the speed and "
+        "memory of each process]",
         parse=_split,
         check=_above_zero,
         metavar="LAYERS",
@@ -47,6 +48,6 @@ class PipelineOptions(Options):
         split = self.pipeline_split
         if split is not None and len(split) != self.stages:
             yield (
-                f"--pipeline-split names {len(split)} stages, and --pipeline-parallel-size is {self.stages}: they must "
-                "be as many"
+                f"--pipeline-split names {len(split)} stages, and --pipeline-parallel-size is {self.stages}: make "
+                "them equal"
             )

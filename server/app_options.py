@@ -48,12 +48,12 @@ def _check_metrics_prefix(prefix: str) -> str | None:
 _NO_DEFAULTS = {
     "max_tokens": "did you mean max_new_tokens?",
     "max_completion_tokens": "did you mean max_new_tokens?",
-    "max_length": "did you mean max_new_tokens, which counts the answer alone?",
+    "max_length": "did you mean max_new_tokens, which counts only the answer?",
     "do_sample": "temperature 0 is greedy",
-    "num_beams": "a request says it as use_beam_search",
-    "eos_token_id": "a request says it as stop_token_ids",
-    "stop_strings": "a request says it as stop",
-    "seed": "a request says it",
+    "num_beams": "set use_beam_search in requests",
+    "eos_token_id": "set stop_token_ids in requests",
+    "stop_strings": "set stop in requests",
+    "seed": "set it in requests",
 }
 """Fields that the sampling defaults cannot have, and what to do instead."""
 
@@ -64,7 +64,7 @@ def _check_sampling_defaults(given: Mapping[str, Any]) -> str | None:
         near = get_close_matches(name, SAMPLING_NAMES, 1)
         instead = _NO_DEFAULTS.get(name) or (f"did you mean {near[0]}?" if near else "")
         unknown.append(f"{name} ({instead})" if instead else name)
-    return f"must have {', '.join(SAMPLING_NAMES)} alone, not {', '.join(unknown)}" if unknown else None
+    return f"must have only {', '.join(SAMPLING_NAMES)}, not {', '.join(unknown)}" if unknown else None
 
 
 def _strings(text: str) -> list[str]:
@@ -94,7 +94,7 @@ class AppOptions(Options):
     )
     api_keys: Sequence[str] = option(
         (),
-        "keys that clients must send one of; other users of this machine see them on the command line",
+        "API keys, one of which clients must send; other users of this machine see them on the command line",
         flag="--api-key",
         check=check_api_key,
         metavar="KEY",
@@ -103,7 +103,7 @@ class AppOptions(Options):
     )
     admin_api_keys: Sequence[str] = option(
         (),
-        "more such keys, which may also change the server for all, and put requests before those of others",
+        "more such keys, which may also change the server for everyone and prioritize their requests over others",
         flag="--admin-api-key",
         check=check_api_key,
         metavar="KEY",
@@ -111,21 +111,21 @@ class AppOptions(Options):
     )
     api_key_file: str | None = option(
         None,
-        "a file with more such keys, one a line, each as KEY [name=NAME] [admin] [priority]: keys of one name are one "
-        "tenant's",
+        "a file with more such keys, one a line, each as KEY [name=NAME] [admin] [priority]: keys with the same name "
+        "belong to one tenant",
         metavar="FILE",
     )
     share_prefix_cache: bool = option(
-        False, "let tenants, whose keys have different names, find the prefixes of each other's prompts in the KV cache"
+        False, "let tenants, whose keys have different names, reuse each other's cached prefixes"
     )
     allowed_hosts: Sequence[str] = option(
         (),
-        "names that the Host header may have, without a port; *.example.com is all below that one, * is all [all]",
+        "names allowed in the Host header, without a port; *.example.com allows its subdomains, * all names [all]",
         check=check_host,
         metavar="HOST",
     )
-    protect_health: bool = option(False, "ask for a key on /health, /ping and /version too")
-    protect_metrics: bool = option(False, "ask for a key on /metrics and /load too")
+    protect_health: bool = option(False, "require a key on /health, /ping and /version too")
+    protect_metrics: bool = option(False, "require a key on /metrics and /load too")
     allowed_origins: Sequence[str] = option(
         (),
         "origins whose web pages may use this server from browsers, * for all [none]",
@@ -149,33 +149,33 @@ class AppOptions(Options):
     )
     served_model_names: Sequence[str] = option(
         (),
-        "names of the model in the API [as MODEL, of a path its last part]",
+        "names of the model in the API [MODEL, or the last part of its path]",
         flag="--served-model-name",
         metavar="NAME",
     )
     skip_model_name_validation: bool = option(
         False,
-        "answer requests for models that are not served with the first name of this one",
+        "answer requests for unknown models with this model, under its first name",
         env_aliases=("VLLM_SKIP_MODEL_NAME_VALIDATION",),
     )
     chat_template: str | None = option(None, "a chat template: a file, or the template itself", metavar="TEMPLATE")
     default_chat_template_kwargs: Mapping[str, Any] | None = option(
         None,
-        'variables for the chat template, e.g. {"enable_thinking": false}; those of a request go first',
+        'variables for the chat template, e.g. {"enable_thinking": false}; those of a request take precedence',
         parse=json_object,
         metavar="JSON",
     )
     trust_request_chat_template: bool = option(
-        False, "let requests bring chat templates of their own, rendered in a bounded process"
+        False, "allow requests to send their own chat templates, which are rendered in a process with limits"
     )
     generation_config: str = option(
         "auto",
-        "sampling defaults: auto takes the model's generation_config.json, vllm takes none, or a folder with the file",
+        "sampling defaults: auto uses the model's generation_config.json, vllm uses none; or a folder with the file",
         metavar="auto|vllm|FOLDER",
     )
     override_generation_config: Mapping[str, Any] | None = option(
         None,
-        "sampling defaults that go before those of --generation-config, and max_new_tokens, which bounds all answers, "
+        "sampling defaults that override those of --generation-config, and max_new_tokens, which limits all answers, "
         'e.g. {"temperature": 0.2}',
         parse=json_object,
         check=_check_sampling_defaults,
@@ -183,25 +183,27 @@ class AppOptions(Options):
     )
     default_sampling: str = option(
         "auto",
-        "sampling where neither a request nor the model says anything: openai is temperature 1; chat is temperature "
-        "0.8, top_k 40, top_p 0.95 and min_p 0.05; auto is chat for the page, `tidewheel chat` and Ollama's API alone",
+        "sampling if neither the request nor the model sets it: openai is temperature 1; chat is temperature 0.8, "
+        "top_k 40, top_p 0.95 and min_p 0.05; auto is chat for the web page, `tidewheel chat` and Ollama's API, and "
+        "openai for other requests",
         choices=DEFAULT_SAMPLING,
     )
     response_role: str = option("assistant", "the role of chat answers", metavar="NAME")
     return_tokens_as_token_ids: bool = option(
         False, "in logprobs, write tokens as token_id:ID, unless a request says otherwise"
     )
-    enable_force_include_usage: bool = option(False, "end every stream with its usage, asked for or not")
+    enable_force_include_usage: bool = option(False, "end every stream with its usage, even if it was not requested")
     enable_auto_tool_choice: bool = option(False, "has no effect: calls are always returned as tool_calls")
     tool_call_parser: str = option(
         "auto",
-        "the format of the model's tool calls; auto finds it in the chat template, none looks for none",
+        "the format of the model's tool calls; auto detects it in the chat template, none turns this off",
         parse=lambda text: TOOL_CALL_PARSER_ALIASES.get(text, text),
         choices=("auto", "none", *TOOL_CALL_PARSER_NAMES),
     )
     reasoning_parser: str = option(
         "auto",
-        "the format of the model's reasoning, which is returned apart from the answer; auto and none as above",
+        "the format of the model's reasoning, which is returned separately from the answer; auto and none are as for "
+        "tool calls",
         choices=("auto", "none", *REASONING_PARSER_NAMES),
     )
     max_stored_responses: int = option(
@@ -217,15 +219,15 @@ class AppOptions(Options):
     )
     shared_store: str | None = option(
         None,
-        "where several replicas keep what any of them may be asked for, such as stored responses: a folder that all of "
-        "them see, or redis://HOST:PORT/DB, also of a cluster, which needs the extra redis",
+        "storage shared by several replicas, for example for stored responses: a folder that all of them can access, "
+        "or redis://HOST:PORT/DB of a server or a cluster, which needs the extra redis",
         check=check_store,
         metavar="FOLDER|URL",
         secret=True,
     )
     shared_store_password: str | None = option(
         None,
-        "the password of a store in Redis; other users of this machine see it on the command line",
+        "the password of a Redis store; other users of this machine see it on the command line",
         metavar="PASSWORD",
         secret=True,
     )
@@ -237,7 +239,7 @@ class AppOptions(Options):
     admission: AdmissionLimits = field(default_factory=AdmissionLimits)
     unknown_parameters: str = option(
         "warn",
-        "what becomes of a request's parameters that do not exist: an error that names them, a line in the log (once a "
+        "how to handle unknown parameters of requests: an error that names them, a line in the log (once for each "
         "name), or nothing",
         choices=("refuse", "warn", "ignore"),
     )
@@ -252,7 +254,7 @@ class AppOptions(Options):
     )
     metrics_prefix: str = option(
         "tidewheel:",
-        "begins the names of metrics; vllm: suits dashboards made for it",
+        "prefix of the names of metrics; vllm: fits dashboards made for vLLM",
         check=_check_metrics_prefix,
         metavar="PREFIX",
     )
@@ -267,7 +269,7 @@ class AppOptions(Options):
     )
     max_log_len: int | None = option(
         None,
-        "log each request's prompt, cut to so many characters, or token ids where it has no text; 0 logs none [none]",
+        "log each request's prompt, cut to this many characters, or token ids if it has no text; 0 logs none [none]",
         parse=count,
         check=at_least(0),
         metavar="N",
@@ -278,11 +280,11 @@ class AppOptions(Options):
         env_aliases=("VLLM_DEBUG_LOG_API_SERVER_RESPONSE",),
     )
     log_stats: bool = option(
-        True, "do not log a line about the throughput now and then", flag="--disable-log-stats", turns_off=True
+        True, "do not log a periodic line about throughput", flag="--disable-log-stats", turns_off=True
     )
     log_stats_interval: float = option(
         10.0,
-        "how long the time is that such a line tells of; nothing is logged of one in which nothing was to be done",
+        "interval of the lines about throughput; nothing is logged for an idle interval",
         parse=number,
         check=above(0),
         metavar="SECONDS",
@@ -297,7 +299,8 @@ class AppOptions(Options):
     )
     disable_access_log_for_endpoints: Sequence[str] = option(
         ("/health", "/metrics", "/ping"),
-        "paths, also with commas between, whose responses are logged only if they are errors; an empty text: none",
+        "paths, optionally separated by commas, whose responses are logged only if they are errors; an empty value "
+        "means none",
         parse=_paths,
         check=_check_path,
         metavar="PATHS",
@@ -308,11 +311,11 @@ class AppOptions(Options):
         if self.given_flags(["enable_auto_tool_choice"]):
             yield "--enable-auto-tool-choice has no effect: calls are returned as tool_calls without it"
         if self.max_log_len is not None and not self.log_requests:
-            yield "--max-log-len has no effect: --disable-log-requests leaves requests out of the log"
+            yield "--max-log-len has no effect: --disable-log-requests turns off the log of requests"
         if not self.log_stats and self.given_flags(["log_stats_interval"]):
-            yield "--log-stats-interval has no effect: --disable-log-stats leaves these lines out of the log"
+            yield "--log-stats-interval has no effect: --disable-log-stats turns these lines off"
         if not self.log_access and self.given_flags(["disable_access_log_for_endpoints"]):
-            yield "--disable-access-log-for-endpoints has no effect: --disable-access-log leaves all responses out"
+            yield "--disable-access-log-for-endpoints has no effect: --disable-access-log turns off all such lines"
 
     def _contradictions(self) -> Iterator[str]:
         if self.enable_log_outputs and not self.log_requests:

@@ -75,7 +75,7 @@ def _is_a_factor(value: float) -> str | None:
 class LoraOptions(Options):
     """Which adapters are served, how many at once, and how they are stored. Raises OptionError."""
 
-    enable_lora: bool = option(False, "serve LoRA adapters over the model")
+    enable_lora: bool = option(False, "serve LoRA adapters of the model")
     lora_modules: Sequence[LoraModule] = option(
         (),
         'adapters to serve: NAME=PATH, or {"name": ..., "path": ..., "base_model_name": ...}; a path may be a hub id',
@@ -94,21 +94,21 @@ class LoraOptions(Options):
     )
     max_cpu_loras: int | None = option(
         None,
-        "most adapters in memory; others are read again from disk when they are asked for [--max-loras, or as many as "
-        "--lora-modules names]",
+        "most adapters in memory; others are read from disk again when a request needs them [--max-loras, or the "
+        "number of --lora-modules]",
         parse=count,
         check=at_least(1),
         metavar="N",
     )
     lora_dtype: DType | Literal["auto"] = option(
-        "auto", "the type of adapters' weights; auto is as the model's", choices=("auto", *get_args(DType))
+        "auto", "the type of adapters' weights; auto is the model's", choices=("auto", *get_args(DType))
     )
     lora_extra_vocab_size: int | None = option(
         None, "accepted for compatibility: adapters cannot add tokens", parse=count, metavar="N"
     )
     long_lora_scaling_factors: Sequence[float] = option(
         (),
-        "how many times longer than the model's the contexts of adapters may be, for those with a context_length",
+        "by which factors the contexts of adapters may exceed the model's, for adapters with a context_length",
         parse=_factors,
         check=_is_a_factor,
         metavar="FACTOR,...",
@@ -143,7 +143,7 @@ class LoraOptions(Options):
             yield f"--max-cpu-loras {self.max_cpu_loras} must be at least --max-loras {self.max_loras}"
         names = [module.name for module in self.lora_modules]
         if len(set(names)) != len(names):
-            yield "--lora-modules: two adapters have one name"
+            yield "--lora-modules: two adapters have the same name"
 
     def without_effect(self) -> Iterator[str]:
         """What to tell of the flags that were given and have no effect."""

@@ -21,7 +21,7 @@ class MemoryOptions(Options):
 
     gpu_memory_utilization: float = option(
         0.9,
-        "the part of the device's memory that may be taken, of what loading and a trial step leave free",
+        "how much of the device's memory that is free after loading and a trial step may be used",
         parse=number,
         check=_positive_fraction,
         metavar="FRACTION",

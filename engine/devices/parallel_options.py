@@ -14,7 +14,8 @@ class ParallelOptions(Options):
 
     tensor_parallel_size: int = option(
         1,
-        "accelerators that share a model, or groups of cores on the CPU, which each stage of a pipeline then has",
+        "number of accelerators that share a model, or on the CPU, number of groups of cores (in each stage of a "
+        "pipeline)",
         parse=count,
         check=at_least(1),
         metavar="N",

@@ -22,13 +22,13 @@ class EncoderOptions(Options):
     )
     names: Sequence[str] = option(
         (),
-        "their names in the API, one each [as --embedding-model, of a path its last part]",
+        "their names in the API, one each [--embedding-model, or the last part of its path]",
         flag="--served-embedding-model-name",
         metavar="NAME",
     )
     threads: int = option(
         1,
-        "threads that they compute on, together and after the chat model's",
+        "threads for all embedding models together, at a lower priority than the chat model's",
         flag="--embedding-threads",
         parse=count,
         check=at_least(1),
@@ -40,4 +40,4 @@ class EncoderOptions(Options):
             yield f"--served-embedding-model-name needs {len(self.models)} names, one for each --embedding-model"
         names = self.names or [*map(short_name, self.models)]
         if len(set(names)) != len(names):
-            yield "two embedding models have one name: give each its own with --served-embedding-model-name"
+            yield "two embedding models have the same name: give each its own with --served-embedding-model-name"

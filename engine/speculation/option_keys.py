@@ -61,7 +61,7 @@ class SpeculativeKeys:
         if unknown := [key for key in others if key not in self._flags]:
             is_not = "is not" if len(unknown) == 1 else "are not"
             self.mistakes.add(
-                f"{CONFIG}: {listed(unknown)} {is_not} supported with {method}; there are {', '.join(keys)}"
+                f"{CONFIG}: {listed(unknown)} {is_not} supported with {method}; supported are {', '.join(keys)}"
             )
 
     def text(self, key: str) -> str | None:

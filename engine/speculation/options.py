@@ -95,19 +95,19 @@ class SpeculativeOptions(Options):
 
     speculative_config: Mapping[str, Any] | None = option(
         None,
-        'draft token tokens that come, e.g. {"method": "ngram", "num_speculative_tokens": 8}; answers stay the same',
+        'draft upcoming tokens, e.g. {"method": "ngram", "num_speculative_tokens": 8}; answers stay the same',
         parse=json_object,
         metavar="JSON",
     )
     speculative_model: str | None = option(
-        None, "what drafts: a small model's folder or hub id, [ngram] or suffix", metavar="NAME"
+        None, "what makes drafts: a small model's folder or hub id, [ngram] or suffix", metavar="NAME"
     )
     speculative_model_quantization: str | None = option(
-        None, "as --quantization, of the small model [the same]", metavar="METHOD"
+        None, "--quantization of the small model [the same]", metavar="METHOD"
     )
     speculative_draft_tensor_parallel_size: int | None = option(
         None,
-        "1, or as --tensor-parallel-size: both models share the cores",
+        "1, or the value of --tensor-parallel-size: both models share the cores",
         parse=count,
         check=at_least(1),
         metavar="N",
@@ -117,19 +117,27 @@ class SpeculativeOptions(Options):
     )
     ngram_prompt_lookup_max: int | None = option(
         None,
-        f"the longest run of last tokens to look for [{_DEFAULT_RUN}]",
+        f"the longest n-gram to look for [{_DEFAULT_RUN}]",
         parse=count,
         check=at_least(1),
         metavar="N",
     )
     ngram_prompt_lookup_min: int | None = option(
-        None, "the shortest such run [1]", parse=count, check=at_least(1), metavar="N"
+        None, "the shortest n-gram to look for [1]", parse=count, check=at_least(1), metavar="N"
     )
     speculative_disable_by_batch_size: int | None = option(
-        None, "draft nothing while more sequences decode [any number]", parse=count, check=at_least(1), metavar="N"
+        None,
+        "draft nothing while more than this many sequences decode [no limit]",
+        parse=count,
+        check=at_least(1),
+        metavar="N",
     )
     speculative_max_model_len: int | None = option(
-        None, "draft nothing for longer sequences [the context]", parse=count, check=at_least(1), metavar="TOKENS"
+        None,
+        "draft nothing for sequences longer than this [the context]",
+        parse=count,
+        check=at_least(1),
+        metavar="TOKENS",
     )
 
     @property

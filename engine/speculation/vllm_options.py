@@ -8,7 +8,7 @@ from typing import Any
 _KERNELS = "the best kernels of this processor are chosen at the start"
 _COMPARED = "draft tokens are compared with the tokens that are sampled, and change none"
 _WITHOUT_EFFECT = {
-    "enforce_eager": "no graph is captured of what drafts",
+    "enforce_eager": "no graphs are captured for drafting",
     "code_revision": "no code that comes with a model is ever run",
     "moe_backend": _KERNELS,
     "attention_backend": _KERNELS,
@@ -17,7 +17,7 @@ _WITHOUT_EFFECT = {
     "disable_eagle_block_drop": "no block of the prefix cache is dropped for draft tokens",
     "use_local_argmax_reduction": "draft tokens are sampled where their logits are",
     "disable_logprobs": "draft tokens change no log-probability",
-    "disable_log_stats": "what became of draft tokens is in /metrics",
+    "disable_log_stats": "/metrics counts accepted and rejected draft tokens",
     "draft_sample_method": "draft tokens are sampled with the parameters of their request",
     "rejection_sample_method": _COMPARED,
     "acceptance_method": _COMPARED,

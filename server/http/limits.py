@@ -35,7 +35,7 @@ class ConnectionLimits(Options):
     )
     read_timeout_s: float | None = option(
         30.0,
-        "how long a request may take to come in; each 500 bytes of it give a second back; 0 is no limit",
+        "how long a request may take to arrive; each 500 bytes that arrive add a second; 0 is no limit",
         flag="--read-timeout",
         parse=number_or_none,
         check=at_least(0),
@@ -92,7 +92,7 @@ class AdmissionLimits(Options):
     )
     request_timeout_s: float | None = option(
         None,
-        "longest that an answer may take, from the request's arrival [no limit]",
+        "how long an answer may take, from the request's arrival [no limit]",
         flag="--request-timeout",
         parse=number_or_none,
         check=at_least(0),

@@ -27,14 +27,14 @@ class HttpOptions(Options):
     ssl_keyfile: str | None = option(
         None, "the certificate's key (PEM, without a password) [in the certificate's file]", metavar="FILE"
     )
-    ssl_ca_certs: str | None = option(None, "certificates that sign those of clients (PEM)", metavar="FILE")
+    ssl_ca_certs: str | None = option(None, "CA certificates that verify those of clients (PEM)", metavar="FILE")
     ssl_cert_reqs: str = option(
         "none",
         "whether clients must show a certificate",
         parse=lambda text: _CERTIFICATE_REQUIREMENTS.get(text, text),
         choices=tuple(_CERTIFICATE_REQUIREMENTS.values()),
     )
-    enable_ssl_refresh: bool = option(False, "read the files of certificates again when they have changed")
+    enable_ssl_refresh: bool = option(False, "reload the certificate files when they change")
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     keep_alive_timeout_s: int = option(
         75,  # longer than clients keep idle connections, or they would send into closed ones

@@ -21,7 +21,9 @@ class ConfigFileOptions(Options):
     """Where more options are."""
 
     config: str | None = option(
-        None, "a YAML file with more options, such as max-model-len: 4096; the command line goes first", metavar="FILE"
+        None,
+        "a YAML file with more options, such as max-model-len: 4096; the command line takes precedence",
+        metavar="FILE",
     )
 
 

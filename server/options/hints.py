@@ -50,25 +50,26 @@ _MEANINGS = {
     "--rope-theta": "--rope-freq-base",
     "--rope-scaling": "--rope-freq-scale --rope-scale --yarn-orig-ctx --yarn-ext-factor",
     "--reasoning-parser": "--reasoning-format --think",
-    "a request says it as max_tokens, and --override-generation-config as max_new_tokens for all": (
+    "set max_tokens in a request, or max_new_tokens in --override-generation-config for all requests": (
         "--n-predict -n --num-predict --predict --max-tokens --max-new-tokens"
     ),
-    "a request says it as temperature, top_p, top_k, min_p, seed or stop, and --override-generation-config for all": (
+    "set temperature, top_p, top_k, min_p, seed or stop in a request, or in --override-generation-config for all "
+    "requests": (
         "--temp --temperature --top-p --top-k --min-p --repeat-penalty --repetition-penalty --presence-penalty "
         "--frequency-penalty --stop --samplers"
     ),
     "requests are always batched continuously": "--cont-batching -cb --no-cont-batching",
     "attention is always computed in tiles": "--flash-attn -fa --flash-attention --attention-backend",
-    "on a CPU, weights and KV cache lie in its memory already": "--cpu-offload --offload --no-kv-offload",
+    "on a CPU, weights and KV cache are in its memory already": "--cpu-offload --offload --no-kv-offload",
     "weights are always mapped and packed": "--mlock --no-mmap --mmap --use-mmap --repack",
     "the model stays loaded": "--keep-alive --load-timeout --sleep-idle-seconds",
-    "files are named with --ssl-keyfile and --ssl-certfile": "--ssl --tls --https",
+    "name the files with --ssl-keyfile and --ssl-certfile": "--ssl --tls --https",
     "--data-parallel-size starts several servers: see docs/scale-out.md": "--workers --num-workers",
-    "a request has it as its first message, of the role system": "--system-prompt --system-message --system -sys",
+    "send it as a request's first message, with the role system": "--system-prompt --system-message --system -sys",
     "set HF_HUB_OFFLINE=1": "--offline --local-files-only",
-    "graphs are captured where a device has them, without --enforce-eager": "--cuda-graph --cuda-graphs "
+    "graphs are captured on devices that have them, unless --enforce-eager is given": "--cuda-graph --cuda-graphs "
     "--enable-cuda-graph --use-cuda-graph",
-    "--enable-log-requests is meant, which is the default": "--log-requests",
+    "use --enable-log-requests, which is the default": "--log-requests",
     "images are not served": "--mmproj -mm --mmproj-url",
 }
 _MEANT = {flag: meaning for meaning, flags in _MEANINGS.items() for flag in flags.split()}

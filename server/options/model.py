@@ -44,7 +44,7 @@ def model_parser(prog: str, description: str, usage: str = "[MODEL] [options]") 
         usage=f"{prog} {usage}",
         description=description,
         epilog="Each option may also be given as an environment variable: --max-model-len as\n"
-        "TIDEWHEEL_MAX_MODEL_LEN. The command line goes first.",
+        "TIDEWHEEL_MAX_MODEL_LEN. The command line takes precedence.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -62,7 +62,7 @@ def read_model_options(
     positional = parsed.get("positional_model")
     named = {} if positional is None else {"model": positional}
     if positional is not None and parsed.get("model") not in (None, positional):
-        mistakes.add(f"two models: {positional} and --model {parsed['model']}")
+        mistakes.add(f"two models are given: {positional} and --model {parsed['model']}; leave one out")
     return read_given(MODEL_OPTIONS, {**parsed, **named}, environment, mistakes)
 
 

@@ -49,7 +49,7 @@ class OptionParser(argparse.ArgumentParser):
                 self.exit()
         for argument in [argument for argument in line if self._is_switch_with_value(argument)]:
             name = argument.partition("=")[0].removeprefix("--").removeprefix("no-")
-            mistakes.add(f"--{name} takes no value: say --{name} or --no-{name}, got {argument!r}")
+            mistakes.add(f"--{name} takes no value: use --{name} or --no-{name}, got {argument!r}")
             line.remove(argument)
         unknown = [*self._unknown(line)]
         if unknown:

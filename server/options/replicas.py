@@ -15,21 +15,21 @@ class ReplicaOptions(Options):
 
     distributed_executor_backend: str | None = option(
         None,
-        "ray starts the server as replicas on Ray Serve, or with --pipeline-parallel-size its stages on the nodes, in "
-        "the cluster of RAY_ADDRESS or a new one on this machine; needs the extra ray. mp is for stages that are "
-        "processes of this machine",
+        "ray starts the server as replicas on Ray Serve, or with --pipeline-parallel-size its stages on the nodes, "
+        "in the cluster of RAY_ADDRESS or a new one on this machine; needs the extra ray. mp runs the stages as "
+        "processes on this machine",
         choices=("ray", "mp"),
     )
     data_parallel_size: int = option(
         1,
-        "how many replicas of the model, with --distributed-executor-backend ray",
+        "number of replicas of the model, with --distributed-executor-backend ray",
         parse=count,
         check=at_least(1),
         metavar="N",
     )
     cpus_per_replica: int | None = option(
         None,
-        "cores of each replica or stage on Ray, which it has to itself [an equal share of the cluster's]",
+        "cores reserved for each replica or stage on Ray [an equal share of the cluster's]",
         parse=count,
         check=at_least(1),
         metavar="N",
@@ -47,6 +47,6 @@ class ReplicaOptions(Options):
         if self.distributed_executor_backend != "ray":
             yield from self._needing(
                 ("data_parallel_size", "cpus_per_replica"),
-                "--distributed-executor-backend ray; or start several servers, and let a proxy share requests among "
-                "them (docs/scale-out.md)",
+                "--distributed-executor-backend ray; or start several servers, and let a proxy distribute requests "
+                "among them (docs/scale-out.md)",
             )

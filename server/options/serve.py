@@ -116,7 +116,7 @@ def _build(given: Mapping[str, Any], notes: Sequence[str]) -> ServeOptions:
     if engine and replicas and engine.pipeline.stages > 1 and replicas.data_parallel_size > 1:
         mistakes.add(
             "--pipeline-parallel-size and --data-parallel-size do not work together: start several servers with "
-            "stages, and let a proxy share requests among them (docs/scale-out.md)"
+            "stages, and let a proxy distribute requests among them (docs/scale-out.md)"
         )
     mistakes.raise_any()
     return ServeOptions(

@@ -25,7 +25,7 @@ from tidewheel.engine.options import EngineOptions
         (EngineOptions, {"model": "m", "max_num_seqs": 0}, "max_num_seqs: must be at least 1, got 0"),
         (EngineOptions, {"model": "m", "max_step_ms": 0.0}, "max_step_ms: must be above 0, got 0.0"),
         (EngineOptions, {"model": "m", "kv_cache_space": float("nan")}, "kv_cache_space: must be at least 0, got nan"),
-        (EncoderOptions, {"models": ["a", "a"]}, "two embedding models have one name"),
+        (EncoderOptions, {"models": ["a", "a"]}, "two embedding models have the same name"),
     ],
 )
 def test_what_cannot_be_used_is_said_by_field(owner: type[Options], values: Mapping[str, Any], said: str) -> None:

@@ -18,9 +18,9 @@ class CpuOptions(Options):
 
     threads_bind: str = option(
         "auto",
-        "cores to compute on, e.g. 0-29, or 0-31|32-63 for groups of threads, one a NUMA node, or one a stage of a "
-        "pipeline (with --tensor-parallel-size also all groups of the first stage, then of the next); auto makes these "
-        "of all cores that the process may use",
+        "cores to compute on, e.g. 0-29, or 0-31|32-63 for groups of threads: one for each NUMA node, or one for "
+        "each stage of a pipeline (with --tensor-parallel-size, all groups of the first stage, then those of the "
+        "next); auto makes the groups from all cores that the process may use",
         parse=lambda text: {"all": "auto"}.get(text, text),  # vLLM's default, up to 0.8
         check=_check_binding,
         metavar="CORES",
@@ -36,6 +36,6 @@ class CpuOptions(Options):
     )
     cache_dir: str | None = option(
         None,
-        "keep weights here as they lie in memory, for faster starts; any file there may be deleted [none are kept]",
+        "a folder for packed weights, for faster starts; any file in it may be deleted [none]",
         metavar="FOLDER",
     )

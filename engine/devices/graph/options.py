@@ -39,7 +39,7 @@ class GraphOptions(Options):
     )
     prompt_bs_bucket_min: int | None = _bound("fewest prompts of a bucket [1]", "PROMPT_BS_BUCKET_MIN")
     prompt_bs_bucket_step: int | None = _bound(
-        "prompts from bucket to bucket [--max-num-seqs, at most 32]", "PROMPT_BS_BUCKET_STEP"
+        "difference in prompts between buckets [--max-num-seqs, at most 32]", "PROMPT_BS_BUCKET_STEP"
     )
     prompt_bs_bucket_max: int | None = _bound(
         "most prompts of a bucket [--max-num-seqs, at most 64]", "PROMPT_BS_BUCKET_MAX"
@@ -48,14 +48,14 @@ class GraphOptions(Options):
         "fewest tokens of a prompt's bucket [a block]", "PROMPT_SEQ_BUCKET_MIN", "VLLM_PROMPT_QUERY_BUCKET_MIN"
     )
     prompt_seq_bucket_step: int | None = _bound(
-        "tokens from bucket to bucket [a block]", "PROMPT_SEQ_BUCKET_STEP", "VLLM_PROMPT_QUERY_BUCKET_STEP"
+        "difference in tokens between buckets [a block]", "PROMPT_SEQ_BUCKET_STEP", "VLLM_PROMPT_QUERY_BUCKET_STEP"
     )
     prompt_seq_bucket_max: int | None = _bound(
         "most tokens of a prompt's bucket [the context]", "PROMPT_SEQ_BUCKET_MAX", "VLLM_PROMPT_QUERY_BUCKET_MAX"
     )
     decode_bs_bucket_min: int | None = _bound("fewest sequences of a decode's bucket [1]", "DECODE_BS_BUCKET_MIN")
     decode_bs_bucket_step: int | None = _bound(
-        "sequences from bucket to bucket [--max-num-seqs, at most 32]", "DECODE_BS_BUCKET_STEP"
+        "difference in sequences between buckets [--max-num-seqs, at most 32]", "DECODE_BS_BUCKET_STEP"
     )
     decode_bs_bucket_max: int | None = _bound(
         "most sequences of a decode's bucket [--max-num-seqs]", "DECODE_BS_BUCKET_MAX"
@@ -65,24 +65,24 @@ class GraphOptions(Options):
         "DECODE_BLOCK_BUCKET_MIN",
     )
     decode_block_bucket_step: int | None = _bound(
-        "KV blocks from bucket to bucket [as many as a block has tokens]", "DECODE_BLOCK_BUCKET_STEP"
+        "difference in KV blocks between buckets [as many as a block has tokens]", "DECODE_BLOCK_BUCKET_STEP"
     )
     decode_block_bucket_max: int | None = _bound(
         "most KV blocks of a decode's bucket [those of --max-num-seqs sequences, at least 128]",
         "DECODE_BLOCK_BUCKET_MAX",
     )
     decode_seq_bucket_min: int | None = _bound(
-        "in place of blocks: fewest tokens of each sequence of a decode's bucket [a block]", "DECODE_SEQ_BUCKET_MIN"
+        "instead of blocks: fewest tokens of each sequence of a decode's bucket [a block]", "DECODE_SEQ_BUCKET_MIN"
     )
     decode_seq_bucket_step: int | None = _bound(
-        "in place of blocks: tokens from bucket to bucket [a block]", "DECODE_SEQ_BUCKET_STEP"
+        "instead of blocks: difference in tokens between buckets [a block]", "DECODE_SEQ_BUCKET_STEP"
     )
     decode_seq_bucket_max: int | None = _bound(
-        "in place of blocks: most tokens of each sequence of a decode's bucket [the context]", "DECODE_SEQ_BUCKET_MAX"
+        "instead of blocks: most tokens of each sequence of a decode's bucket [the context]", "DECODE_SEQ_BUCKET_MAX"
     )
     graph_reserved_mem: float = option(
         0.1,
-        "of the memory that --gpu-memory-utilization allows, the part for graphs; the KV cache gets the rest",
+        "the part for graphs of the memory that --gpu-memory-utilization allows; the KV cache gets the rest",
         parse=number,
         check=between(0, 1),
         metavar="FRACTION",
@@ -108,11 +108,13 @@ class GraphOptions(Options):
         choices=get_args(CaptureStrategy),
         env_aliases=("VLLM_GRAPH_DECODE_STRATEGY",),
     )
-    skip_warmup: bool = option(False, "compile while serving, and capture no graphs", env_aliases=("VLLM_SKIP_WARMUP",))
+    skip_warmup: bool = option(
+        False, "compile during serving, and capture no graphs", env_aliases=("VLLM_SKIP_WARMUP",)
+    )
     enforce_eager: bool = option(False, "capture no graphs")
     max_seq_len_to_capture: int | None = option(
         None,
-        "longer sequences run without graphs [all have them]",
+        "sequences longer than this run without graphs [no limit]",
         parse=count,
         check=at_least(1),
         metavar="TOKENS",

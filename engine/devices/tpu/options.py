@@ -22,14 +22,14 @@ class TpuOptions(Options):
 
     xla_cache_path: str | None = option(
         "~/.cache/vllm/xla_cache",
-        "keep compiled programs here for faster starts; an empty value keeps none",
+        "a folder for compiled programs, for faster starts; an empty value keeps none",
         parse=lambda text: text or None,
         metavar="FOLDER",
         env_aliases=("VLLM_XLA_CACHE_PATH",),
     )
     tpu_bucket_padding_gap: int = option(
         0,
-        "compile steps of every multiple of this many tokens, and of powers of two below it; 0: of powers of two alone",
+        "compile steps of every multiple of this many tokens, and of powers of two below it; 0: only of powers of two",
         parse=count,
         check=_gap,
         metavar="TOKENS",

@@ -92,7 +92,9 @@ def test_vllms_names_mean_the_checkpoints_layer(method: str) -> None:
 
 
 def test_keys_that_mtp_does_not_have_are_refused() -> None:
-    with pytest.raises(OptionError, match="model is not supported with mtp; there are method, num_speculative_tokens"):
+    with pytest.raises(
+        OptionError, match="model is not supported with mtp; supported are method, num_speculative_tokens"
+    ):
         speculation(method="mtp", model="other")
     with pytest.raises(OptionError, match="num_speculative_tokens must be a number of at least 1 and at most 64"):
         speculation(method="mtp", num_speculative_tokens=65)
@@ -204,7 +206,7 @@ def test_what_does_not_go_with_eagle3_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DeviceError, match=r"the torch device does not run layers that .*EAGLE3\); take --device cpu"):
         open_model(under_eagle3((folder, layer), device="torch"))
     for other in ("mistral-window", "gemma2"):
-        with pytest.raises(ModelError, match=r"no EAGLE3 layer can draft for a .* model: it needs layers"):
+        with pytest.raises(ModelError, match=r"no EAGLE3 layer can draft for a .* model: all of the model's layers"):
             open_model(under_eagle3((models_zoo.folder(other), layer)))
     with pytest.raises(ModelError, match="nowhere"):
         open_model(under_eagle3((folder, Path("/nowhere"))))

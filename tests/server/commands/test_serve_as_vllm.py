@@ -141,7 +141,7 @@ def test_more_logprobs_than_allowed_are_refused(client: httpx.Client, path: str,
         (["--override-generation-config", '{"top_p": 7}'], "--override-generation-config: top_p must be"),
         (
             ["--override-generation-config", '{"max_tokens": 7, "do_sampel": 1}'],
-            "max_new_tokens alone, not do_sampel, max_tokens (did you mean max_new_tokens?)",
+            "max_new_tokens, not do_sampel, max_tokens (did you mean max_new_tokens?)",
         ),
         (["--max-logprobs", "-2"], "--max-logprobs: must be at least -1"),
     ],

@@ -184,13 +184,15 @@ def test_unknown_options_are_refused_by_name_with_a_hint(capsys: pytest.CaptureF
     assert "--node-rank" in refusal(capsys, "m", "--node-rank=2")
     several = refusal(capsys, "--ctx-size", "4096", "-c", "9", "--n-predict", "5", "--threads=4", "--nonsense")
     assert "--ctx-size (did you mean --max-model-len?), -c (did you mean --max-model-len?)" in several
-    said = "a request says it as max_tokens, and --override-generation-config as max_new_tokens for all"
+    said = "set max_tokens in a request, or max_new_tokens in --override-generation-config for all requests"
     assert f"--n-predict ({said}), --threads (did you mean --threads-bind?)" in several
     assert several.endswith("--nonsense; see --help\n")
     told = refusal(capsys, "--cors", "--ssl", "--workers=4", "--system-prompt", "x", "--offline", "--log-requests")
-    assert "--cors (did you mean --allowed-origins?), --ssl (files are named with --ssl-keyfile and --ssl-cert" in told
-    assert "--workers (--data-parallel-size starts several servers: see docs/scale-out.md), --system-prompt (a" in told
-    assert "--offline (set HF_HUB_OFFLINE=1), --log-requests (--enable-log-requests is meant, which is" in told
+    assert "--cors (did you mean --allowed-origins?), --ssl (name the files with --ssl-keyfile and --ssl-cert" in told
+    assert (
+        "--workers (--data-parallel-size starts several servers: see docs/scale-out.md), --system-prompt (send" in told
+    )
+    assert "--offline (set HF_HUB_OFFLINE=1), --log-requests (use --enable-log-requests, which is" in told
     assert "--cuda-graph (graphs are captured" in refusal(capsys, "m", "--cuda-graph")
     assert "second" in refusal(capsys, "m", "second")
     assert "--max-model" in refusal(capsys, "--max-model", "5")  # no abbreviations
@@ -256,8 +258,8 @@ def test_hints_are_near_in_meaning(capsys: pytest.CaptureFixture[str], flag: str
         (["--embedding-model", "a", "--served-embedding-model-name", "b", "c"], "--served-embedding-model-name"),
         (["--embedding-model", "a", "a"], "--served-embedding-model-name"),
         (["--embedding-threads", "0"], "--embedding-threads"),
-        (["--enable-lora=False"], "--enable-lora takes no value: say --enable-lora or --no-enable-lora, got"),
-        (["--no_enable_prefix_caching=1"], "say --enable-prefix-caching or --no-enable-prefix-caching, got '--no-enab"),
+        (["--enable-lora=False"], "--enable-lora takes no value: use --enable-lora or --no-enable-lora, got"),
+        (["--no_enable_prefix_caching=1"], "use --enable-prefix-caching or --no-enable-prefix-caching, got '--no-enab"),
     ],
 )
 def test_unusable_values_name_their_option(
@@ -408,7 +410,7 @@ def test_all_mistakes_are_told_together(tmp_path: Path, capsys: pytest.CaptureFi
         "$VLLM_CPU_KVCACHE_SPACE: ",
         "$TIDEWHEEL_SHUTDOWN_TIMEOUT: must be at least 0",
         "--lora-modules needs --enable-lora",
-        "--lora-modules: two adapters have one name",
+        "--lora-modules: two adapters have the same name",
         "--ngram-prompt-lookup-max is not supported with draft_model",
         "--num-speculative-tokens must be a number of at least 1 and at most 64, not 99",
         "--pipeline-split names 3 stages",

@@ -198,7 +198,7 @@ def test_a_line_that_works(line: str, shown: dict[str, Any]) -> None:
         ),
         (
             'm --speculative-config \'{"method": "suffix", "prompt_lookup_max": 5}\'',
-            "prompt_lookup_max is not supported with suffix; there are method, model, num_speculative_tokens",
+            "prompt_lookup_max is not supported with suffix; supported are method, model, num_speculative_tokens",
         ),
         (
             'm --speculative-config \'{"method": "ngram", "suffix_decoding_max_tree_depth": 5}\'',
