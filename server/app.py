@@ -128,7 +128,8 @@ def build_app(
     request_templates = RequestTemplates(options.admission) if options.trust_request_chat_template else None
     if formats.tools_as_text:
         start_logger.info(
-            "This model's chat template shows the model no tools: messages tell it of them, and of how to call them"
+            "This model's chat template does not support tools: a message describes them to the model, and how to "
+            "call them"
         )
     renderer = PromptRenderer(
         template,
@@ -145,7 +146,8 @@ def build_app(
     texts = TextLog(options.max_log_len, logs_answers=options.enable_log_outputs) if options.log_requests else None
     if resources.keys.are_several_tenants:
         start_logger.info(
-            "The API keys have several owners: responses, files and batches are each one's own, cached prefixes are %s",
+            "The API keys have several owners: each owner has separate responses, files and batches, and cached "
+            "prefixes are %s",
             "shared by all (--share-prefix-cache)" if options.share_prefix_cache else "too",
         )
     elif options.share_prefix_cache:

@@ -65,8 +65,7 @@ class ServedEncoders:
         encoder = self._find(name, (one for one in encoders if isinstance(one, Embedder)))
         if not isinstance(encoder, Embedder):
             raise bad_request(
-                f"the model {encoder.name!r} scores pairs of texts and has no embeddings: send it to /v1/score or "
-                "/v1/rerank",
+                f"the model {encoder.name!r} scores pairs of texts and has no embeddings: use /v1/score or /v1/rerank",
                 "model",
             )
         return encoder

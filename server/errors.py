@@ -152,9 +152,10 @@ _ON_REQUEST = {
 
 
 _ELSEWHERE = {
-    "/audio/": "this server reads and writes text only; give it what a speech server has written down",
+    "/audio/": "this server reads and writes text only; send the transcript of a speech server",
     "/images/": "this server reads and writes text only",
-    "/moderations": "this server judges no texts; ask a chat model, or use --embedding-model with a cross-encoder",
+    "/moderations": "this server has no moderation or classification models; ask a chat model, or use "
+    "--embedding-model with a cross-encoder",
     "/assistants": "use /v1/responses",
     "/responses/compact": 'conversations are not compacted: ask for "truncation": "auto", or leave items out',
     "/threads": "use /v1/responses",
@@ -171,9 +172,9 @@ async def _on_http_exception(request: Request, failure: Exception) -> Response:
     if status == HTTPStatus.METHOD_NOT_ALLOWED and instead is not None:  # it only looks like another path that is there
         status = HTTPStatus.NOT_FOUND
     if status == HTTPStatus.NOT_FOUND:
-        message = f"there is nothing at {shortened(request.url.path)}"
+        message = f"there is no endpoint {shortened(request.url.path)}"
         if flag := next((flag for path, flag in _ON_REQUEST.items() if request.url.path.endswith(path)), None):
-            message += f"; a server that is started with {flag} has it"
+            message += f"; start the server with {flag} to have it"
         if instead is not None:
             message += f"; {instead}"
     elif status == HTTPStatus.METHOD_NOT_ALLOWED:

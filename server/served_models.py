@@ -96,7 +96,7 @@ class ServedModels:
         card = self.card(name)
         if card.id in self._encoder_names:
             raise bad_request(
-                f"the model {quoted(name)} generates no text; send it to /v1/embeddings or /v1/score", "model"
+                f"the model {quoted(name)} generates no text; use it with /v1/embeddings or /v1/score", "model"
             )
         return card.id
 

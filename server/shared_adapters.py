@@ -129,7 +129,7 @@ class SharedAdapters:
         """Has no replica serve it any more. Raises UnknownLoraError, and ApiError (400) for one of the options."""
         if self._is_own(name):
             raise bad_request(
-                f"the adapter {quoted(name)} was named by an option of the server: it is served until the end",
+                f"the adapter {quoted(name)} was named by an option of the server, and cannot be unloaded",
                 "lora_name",
             )
         was_there = await self._store.delete(_ADAPTERS, name)

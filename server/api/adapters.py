@@ -63,7 +63,7 @@ class AdapterEndpoints:
             if len(value) > _MAX_CHARACTERS[field]:
                 raise bad_request(f"{field} must have at most {_MAX_CHARACTERS[field]} characters", field)
             if not value.isprintable():
-                raise bad_request(f"{field} must have printable characters alone, got {quoted(value)}", field)
+                raise bad_request(f"{field} must have only printable characters, got {quoted(value)}", field)
         try:
             self._models.check_new(body.lora_name)
             adapters = self._loras if self._shared is None else self._shared
@@ -107,7 +107,10 @@ def adapter_routes(
     return [Route(path, _refuse, methods=["POST"]) for path in (_LOAD_PATH, _UNLOAD_PATH)]
 
 
-@operation("Load or unload a LoRA adapter: refused by this server, which was not told to allow it", administers=True)
+@operation(
+    "Load or unload a LoRA adapter: refused, because this server was started without permission for it",
+    administers=True,
+)
 async def _refuse(request: Request) -> Response:
     raise ApiError(
         HTTPStatus.FORBIDDEN,

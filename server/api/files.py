@@ -53,7 +53,7 @@ class FilesEndpoints:
         if part is None or part.filename is None:
             raise bad_request("file is required", "file", "missing_required_parameter")
         if purpose is None or purpose.content != _PURPOSE.encode():
-            raise bad_request(f"purpose must be {_PURPOSE}: this server keeps files for batches alone", "purpose")
+            raise bad_request(f"purpose must be {_PURPOSE}: this server keeps files only for batches", "purpose")
         async with self._writing:  # or files that come together would all be within the limits
             await self._store.refresh()
             file = self._store.new_file(part.filename, _PURPOSE, len(part.content), current_tenant().owner)
@@ -130,8 +130,8 @@ class _Content(FileResponse):
         size = {"content-range": headers["content-range"]} if headers and "content-range" in headers else {}
         error = ApiError(
             HTTPStatus(refused),
-            "the range header asks for what the file does not have: leave it out, or ask for bytes=FIRST-LAST within "
-            f"{self.headers['content-length']} bytes",
+            "the range header asks for bytes that the file does not have: leave it out, or ask for bytes=FIRST-LAST "
+            f"within {self.headers['content-length']} bytes",
             param="range",
             code="invalid_range",
             headers=size,

@@ -133,8 +133,8 @@ class OllamaEndpoints:
     ) -> ChatRun:
         if body.think and not self._thinks:
             raise bad_request(
-                "think is not supported by this model, whose reasoning is not read: leave it out, or start the server "
-                "with the --reasoning-parser of its model",
+                "think is not supported by this model, whose reasoning is not parsed: leave it out, or start the "
+                "server with the --reasoning-parser of its model",
                 "think",
             )
         if body.truncate:

@@ -39,10 +39,10 @@ _NEVER = "9999-12-31T23:59:59Z"
 _REFUSED = {
     "/api/pull": ("POST", "the server serves the model that it was started with: start it with another one"),
     "/api/push": ("POST", "models are not published by this server: use the tools of the hub"),
-    "/api/create": ("POST", "models are not made by this server: start it with the model, and --chat-template"),
+    "/api/create": ("POST", "models are not created by this server: start it with the model, and --chat-template"),
     "/api/copy": ("POST", "models get their names when the server is started: use --served-model-name"),
     "/api/delete": ("DELETE", "downloaded models are deleted on the server's machine: use tidewheel rm"),
-    "/api/blobs/{digest}": ("POST", "models are not made by this server: start it with the model's files"),
+    "/api/blobs/{digest}": ("POST", "models are not created by this server: start it with the model's files"),
 }
 Capabilities = list[Literal["completion", "tools", "thinking", "insert", "embedding"]]
 

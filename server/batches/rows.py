@@ -141,14 +141,14 @@ def check_file(
         if rests is not None:
             rests.if_due()
         if row.custom_id in seen:
-            raise TidewheelError(f"the custom_id {quoted(row.custom_id)} is there twice: each must have its own")
+            raise TidewheelError(f"the custom_id {quoted(row.custom_id)} occurs twice: each request needs its own")
         seen.add(row.custom_id)
         if most is not None and len(seen) > most:
             raise TidewheelError(f"a batch may have at most {most} requests")
         if max_values is not None and (limit := _excess(row.body, max_values)):
             raise TidewheelError(f"the request {quoted(row.custom_id)}: its JSON must have at most {limit}")
     if not seen:
-        raise TidewheelError("there are no requests in it")
+        raise TidewheelError("it contains no requests")
     return len(seen)
 
 

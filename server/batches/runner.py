@@ -96,10 +96,10 @@ class BatchRunner:
                 if await self._run_one():
                     continue
             except EngineDeadError as error:
-                logger.warning("Batches stand still until the server is started again: %s", error)
+                logger.warning("Batches are paused until the server is restarted: %s", error)
                 return
             except (ApiError, OSError) as error:
-                logger.warning("Batches cannot be worked on: %s", error)
+                logger.warning("Batches cannot be processed: %s", error)
             with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
                 await asyncio.wait_for(self._news.wait(), _LOOK_EVERY_S)
 
@@ -131,7 +131,9 @@ class BatchRunner:
         except EngineDeadError:
             raise
         except _LostError:
-            logger.warning("The batch %s is left to another server: this one stood still for too long", batch_id)
+            logger.warning(
+                "The batch %s is left to another server, because this one was stalled for too long", batch_id
+            )
             return
         except TidewheelError as error:
             run.fail(str(error))
@@ -221,7 +223,7 @@ def _require_file(path: Path) -> None:
     the server wait, or change other files.
     """
     if not stat.S_ISREG(path.lstat().st_mode):
-        raise TidewheelError(f"{path.name} is no regular file")
+        raise TidewheelError(f"{path.name} is not a regular file")
 
 
 class _Run:

@@ -301,7 +301,7 @@ def _check_names(described: Described, name: str) -> None:
     if isinstance(described, KeptBatch):
         ids += [one for one in (described.input_file_id, described.output_file_id, described.error_file_id) if one]
     if described.id != name or not all(map(_ID.fullmatch, ids)):
-        raise msgspec.DecodeError("its ids are none of this server's")
+        raise msgspec.DecodeError("its ids were not made by this server")
 
 
 @contextlib.contextmanager

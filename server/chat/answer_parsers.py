@@ -56,7 +56,7 @@ class AnswerParsers:
         """Raises ApiError (400) if the model may call tools, but no parser would read its calls."""
         if tools.placed and self.tool_parser is None and not tools.demands_calls:
             raise bad_request(
-                f"tools that the model may call cannot be served: {self._no_calls_because}. Start the server with the "
+                f"tool calls cannot be parsed: {self._no_calls_because}. Start the server with the "
                 '--tool-call-parser of its model, or set tool_choice to "none", "required" or a function',
                 "tools",
                 "unsupported_parameter",
@@ -78,8 +78,8 @@ class AnswerParsers:
         """Raises ApiError (400) for a budget of reasoning that nothing could end."""
         if _limits_thinking(body) and not self.reads_reasoning:
             raise bad_request(
-                "thinking_token_budget cannot be kept: this server does not know what ends this model's reasoning. "
-                "Start it with the --reasoning-parser of its model, or leave the field out",
+                "thinking_token_budget cannot be enforced: this server does not know what ends this model's "
+                "reasoning. Start it with the --reasoning-parser of its model, or leave the field out",
                 "thinking_token_budget",
                 "unsupported_parameter",
             )

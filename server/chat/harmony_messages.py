@@ -36,7 +36,8 @@ def harmony_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
     if tools := variables.get("builtin_tools"):
         names = ", ".join(map(str, tools)) if isinstance(tools, list) else str(tools)
         raise unsupported(
-            "chat_template_kwargs.builtin_tools", f": {names:.100} would be run by nobody; offer functions in tools"
+            "chat_template_kwargs.builtin_tools",
+            f": {names:.100} would not be run, because this server runs no tools; offer functions in tools",
         )
     return {**variables, "reasoning_effort": effort} if given != effort else dict(variables)
 

@@ -136,7 +136,7 @@ def model_formats(
         calls, as_text = _FORM_OF_TEXTS, True
     elif calls == "auto":
         calls = _calls_in(for_tools)
-        because = "" if calls != "none" else "this model's chat template does not tell how the model writes calls"
+        because = "" if calls != "none" else "this model's chat template does not show how the model writes calls"
     if reasoning == "auto":
         reasoning = _parser_of(_REASONING_SIGNS, by_name.get("default", for_tools))
     return ModelFormats(

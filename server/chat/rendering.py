@@ -154,8 +154,8 @@ class PromptRenderer:
         effort = variables.get("reasoning_effort")
         if unknown := variables.keys() - _KNOWN_TO_ENCODERS - ({"enable_thinking"} if effort is not None else set()):
             raise bad_request(
-                f"chat_template_kwargs: this model's chats have no template; {', '.join(sorted(unknown)):.100} means "
-                "nothing to them; send reasoning_effort alone",
+                f"chat_template_kwargs: this model's chats have no template; {', '.join(sorted(unknown)):.100} has "
+                "no effect without one; send only reasoning_effort",
                 "chat_template_kwargs",
             )
         self._encoder.check_size(sum(map(_size, messages)), "messages")
@@ -209,8 +209,8 @@ class PromptRenderer:
             if introduced in text and self._shows_user(source, form, text, offered, **options):
                 return text
         raise refusal or bad_request(
-            "messages: the chat template leaves out what the last user message says, so the model would not know of "
-            "it; use another template (--chat-template), or other roles",
+            "messages: the chat template leaves out the last user message, so the model would not see it; use "
+            "another template (--chat-template), or other roles",
             "messages",
         )
 
@@ -245,8 +245,8 @@ class PromptRenderer:
     def _for_requests(self) -> RequestTemplates:
         if self._request_templates is None:
             raise bad_request(
-                "chat_template is not taken from requests by this server; start it with --trust-request-chat-template "
-                "to allow it, or with --chat-template to set one for all",
+                "this server does not accept chat_template in requests; start it with --trust-request-chat-template "
+                "to allow it, or with --chat-template to set one for all requests",
                 "chat_template",
                 "unsupported_parameter",
             )

@@ -135,7 +135,7 @@ class _Renderer:
         try:
             return self._timed(self._process, source, variables)
         except EOFError:
-            raise _bad_template("it has ended the process that renders it") from None
+            raise _bad_template("the process that renders it has ended") from None
 
     def close(self) -> None:
         """End the process."""
@@ -159,7 +159,7 @@ def _start() -> _TemplateProcess:
     try:
         return _TemplateProcess()
     except (OSError, EOFError) as error:
-        logger.exception("The process for requests' templates does not start")
+        logger.exception("The process that renders requests' templates does not start")
         raise ApiError(
             HTTPStatus.SERVICE_UNAVAILABLE,
             "chat_template: this server cannot start the process that renders it",

@@ -122,7 +122,7 @@ class Generation:
     def push(self, output: RequestOutput) -> None:
         """Takes an output of a stream. See Sink."""
         self.timer.on_output(output, self.choices[output.index])
-        assert self._sink is not None, "nothing flows without a sink"
+        assert self._sink is not None, "a stream needs a sink before it can deliver"
         failure = None if output.finish_reason is None else self._failure(output)
         if failure is None:
             self._sink.push(output)
@@ -143,7 +143,7 @@ class Generation:
             failure = ClientGone()
         sink, self._sink = self._sink, None
         self.pause()
-        assert sink is not None, "nothing flows without a sink"
+        assert sink is not None, "a stream needs a sink before it can deliver"
         sink.end(failure)
 
     def abort(self) -> None:

@@ -109,8 +109,8 @@ class PromptEncoder:
             raise bad_request(f"{param} has no tokens", param)
         if len(token_ids) > self.max_model_len - room:
             raise bad_request(
-                f"{param} has {len(token_ids)} tokens; this model's context is {self.max_model_len} tokens"
-                f"{' and must have room for at least one more' if room else ''}",
+                f"{param} has {len(token_ids)} tokens; this model's context is {self.max_model_len} "
+                f"tokens{' and one more token must fit in it' if room else ''}",
                 param,
                 "context_length_exceeded",
             )

@@ -86,7 +86,7 @@ class Acceptor:
             tls = None if self._tls is None else self._tls()
             await self._loop.connect_accepted_socket(self._make_protocol, connection, ssl=tls)
         except (OSError, asyncio.TimeoutError) as error:  # the client has left, or the TLS handshake failed
-            logger.debug("A connection did not come about: %s", error)
+            logger.debug("A connection could not be established: %s", error)
             connection.close()
 
     def _make_room(self) -> bool:

@@ -88,9 +88,9 @@ def key_of_line(line: str) -> ApiKey:
     key = plain_key(secret)
     names = [word.removeprefix("name=") for word in words if word.startswith("name=")]
     if len({word.partition("=")[0] for word in words}) < len(words):
-        raise ValueError("says something twice")
+        raise ValueError("repeats a word")
     if {*words} - {"admin", "priority", *(f"name={name}" for name in names)} or not all(map(_NAME.fullmatch, names)):
-        raise ValueError(f"has other words behind its key than {WORDS}")
+        raise ValueError(f"may have only {WORDS} after its key")
     return ApiKey(
         digest=key.digest,
         owner=names[0] if names else key.owner,

@@ -137,7 +137,7 @@ class Connection(NoPipelining):
             raise Refused
         if self.parser.get_http_version() not in _VERSIONS:
             self._refusal = bad_request(
-                "the request's first line does not end with HTTP/1.1 or HTTP/1.0, the versions that are spoken here",
+                "the request's first line does not end with HTTP/1.1 or HTTP/1.0, the supported versions",
                 code="invalid_http",
             )
             raise Refused

@@ -17,7 +17,7 @@ def choose_loop() -> Literal["uvloop", "asyncio"]:
     try:
         import uvloop  # noqa: F401 - takes a while, which a server that asks early spends while its weights are loaded
     except ModuleNotFoundError:
-        logger.info("uvloop is not installed: serving on asyncio's own event loop, which takes more of a core")
+        logger.info("uvloop is not installed: using asyncio's own event loop, which needs more CPU time")
         return "asyncio"
     return "uvloop"
 

@@ -45,8 +45,8 @@ class AllowedHosts:
             if not self._is_allowed(given[0]):
                 error = ApiError(
                     HTTPStatus.MISDIRECTED_REQUEST,
-                    f"this server is not known by the host {quoted(given[0])}: use a name that it is known by, or have "
-                    "whoever runs it add this one to --allowed-hosts",
+                    f"this server is not known by the host {quoted(given[0])}: use a name that it is known by, or "
+                    "ask its operator to add this one to --allowed-hosts",
                     param="host",
                     code="host_not_allowed",
                 )

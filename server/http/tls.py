@@ -68,7 +68,7 @@ class RefreshedTls:
         try:
             self._context = self._make()
         except TidewheelError as error:
-            logger.warning("The last certificate stays in use: %s", error)
+            logger.warning("The previous certificate stays in use: %s", error)
         else:
             logger.info("The certificate has changed and is in use: %s", self._files[0])
 
@@ -86,5 +86,5 @@ def _version_of(file: str) -> tuple[int, int, int] | None:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, ssl.SSLError):
-        return f"they are no PEM certificate and its key ({error.reason or error})"
+        return f"they are not a PEM certificate and its key ({error.reason or error})"
     return str(error.strerror if isinstance(error, OSError) else error)

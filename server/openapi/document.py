@@ -19,12 +19,12 @@ HandlerT = TypeVar("HandlerT", bound=Callable[..., Any])
 
 _ATTRIBUTE = "openapi_operation"
 _REFUSALS = {
-    "400": "The body is not what is described here; the error says what is wrong with which field",
+    "400": "The body does not match this description; the error names the field and what is wrong with it",
     "413": "The body is too large, or has too many values",
     "415": "The body was not sent as JSON",
 }
-_NEEDS_ADMINISTRATOR = "This changes the server for all, and the key may not administer it"
-_NEEDS_PRIORITY = "The priority is below 0, and the key may not put requests before those of others"
+_NEEDS_ADMINISTRATOR = "This changes the server for everyone, and the key does not have the right admin"
+_NEEDS_PRIORITY = "The priority is below 0, and the key does not have the right priority"
 _REFUSALS_OF_WAITING = {
     "429": "Too many requests wait already; the header retry-after says how many seconds to wait",
     "503": "The server cannot answer now, or is shutting down",
@@ -111,7 +111,8 @@ def document(
         "info": {
             "title": "Tidewheel",
             "version": __version__,
-            "description": "Every parameter of a body may be null, which is as good as absent, unless it is required.",
+            "description": "Every parameter of a body may be null, which is the same as leaving it out, unless it is "
+            "required.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": root_path or "/"}],

@@ -206,7 +206,7 @@ class ChatCompletionRequest(GenerationBody, kw_only=True):
     def without_effect(self) -> dict[str, str]:
         idle = GenerationBody.without_effect(self)
         if self.verbosity not in (None, "medium"):
-            idle["verbosity"] = "say in a message how long answers should be"
+            idle["verbosity"] = "ask for the length of answers in a message"
         return idle
 
     def _check_messages(self) -> None:

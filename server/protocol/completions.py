@@ -33,7 +33,7 @@ class CompletionRequest(GenerationBody, kw_only=True):
         if self.suffix and self.truncate_prompt_tokens is not None:
             raise bad_request("truncate_prompt_tokens and suffix exclude each other", "truncate_prompt_tokens")
         if self.stream and self.best_of is not None and self.best_of > self.num_choices:
-            raise unsupported("best_of", " above n in a stream, for the best are known in the end only")
+            raise unsupported("best_of", " above n in a stream, because the best are known only at the end")
 
     def prompts(self) -> list[str] | list[list[int]]:
         """The prompts one by one, all as text or all as token ids. Raises ApiError (400) for a mixture or none."""

@@ -53,7 +53,7 @@ T = TypeVar("T", bound=Body)
 OPTIONAL_TAGS = "x-optional-tags"
 
 _INSTEAD = {
-    "additional_data": "send the texts alone",
+    "additional_data": "send only the texts",
     "chat_template": "texts are embedded as they are; --embedding-model may name prompts for prompt_name",
     "data_1": "send text_1 and text_2",
     "data_2": "send text_1 and text_2",
@@ -75,7 +75,7 @@ _INSTEAD = {
     "repetition_detection": "use frequency_penalty or repetition_penalty",
     "return_token_offsets": "use echo with logprobs, which has text_offset",
     "rank_fields": "send the documents' texts as strings",
-    "stream_interval": "every chunk is sent when its tokens are there; join chunks as you read them",
+    "stream_interval": "chunks are sent as soon as their tokens are generated; join chunks as you read them",
     "task": "send prompt_name, the name of one of the model's own prompts",
 }
 

@@ -44,7 +44,7 @@ class _LlamaCppBody(Body, kw_only=True):
 
     def without_effect(self) -> dict[str, str]:
         reasons = {
-            "cache_prompt": "prompts are cached as --enable-prefix-caching says",
+            "cache_prompt": "--enable-prefix-caching controls whether prompts are cached",
             "id_slot": "there are no slots: all requests share the cache",
             "n_indent": "an answer ends at a stop string, or with n_predict",
             "response_fields": "an answer has all of its fields",

@@ -19,7 +19,7 @@ _IDLE_OPTIONS = {
     "mirostat_tau": "there is no mirostat",
     "mirostat_eta": "there is no mirostat",
 }
-_LOADING = "how the model is loaded is said when the server is started"
+_LOADING = "the server's options set how the model is loaded"
 # Samplers that are not here, and the values with which they do nothing.
 _OFF = {"mirostat": 0, "tfs_z": 1, "typical_p": 1}
 

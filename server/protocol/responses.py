@@ -169,7 +169,7 @@ class ResponsesRequest(Body, kw_only=True):
         if self.service_tier not in (None, "auto", "default"):
             idle["service_tier"] = "there is one tier; priority puts requests before others"
         if self.text is not None and self.text.verbosity not in (None, "medium"):
-            idle["text.verbosity"] = "say in the instructions how long answers should be"
+            idle["text.verbosity"] = "ask for the length of answers in the instructions"
         if self.stream_options is not None and not self.stream:
             idle["stream_options"] = "the answer is not streamed"
         for kind in {kind_of(tool) for tool in self.tools or () if isinstance(tool, ServerTool)}:

@@ -134,7 +134,7 @@ class GenerationBody(Body, kw_only=True):
         if self.prompt_logprobs is not None and self.stream:
             raise unsupported("prompt_logprobs", " in a stream: leave out stream")
         if self.use_beam_search and self.stream:
-            raise unsupported("use_beam_search", " in a stream, for the best beams are known in the end only")
+            raise unsupported("use_beam_search", " in a stream, because the best beams are known only at the end")
         if self.best_of is not None and self.best_of < self.num_choices:
             raise bad_request(f"best_of must be at least n, which is {self.num_choices}", "best_of")
         if self.request_id is not None and not _REQUEST_ID.fullmatch(self.request_id):
@@ -145,15 +145,15 @@ class GenerationBody(Body, kw_only=True):
         if self.guided_decoding_backend not in (None, "auto", "guidance"):
             idle["guided_decoding_backend"] = "llguidance compiles every structured output"
         if self.store:
-            idle["store"] = "answers are kept by /v1/responses alone"
+            idle["store"] = "only /v1/responses stores answers"
         if is_given(self.metadata):
-            idle["metadata"] = "/v1/responses alone gives it back"
+            idle["metadata"] = "only /v1/responses returns it"
         if self.user is not None:
             idle["user"] = "no answer depends on it"
         if self.service_tier not in (None, "auto", "default"):
             idle["service_tier"] = "there is one tier; priority puts requests before others"
         if self.cache_prompt is not None:
-            idle["cache_prompt"] = "prompts are cached as --enable-prefix-caching says"
+            idle["cache_prompt"] = "--enable-prefix-caching controls whether prompts are cached"
         if is_given(self.keep_alive):
             idle["keep_alive"] = "the model stays loaded"
         if self.stream_options is not None and not self.stream:

@@ -183,7 +183,7 @@ class SharedResponses(Responses):
                         await stored.run.cancel()
                         await self._store.delete(_CANCELS, response_id)
             except ApiError as error:
-                logger.warning("Background responses are not looked after: %s", error.message)
+                logger.warning("Background responses are not monitored: %s", error.message)
 
 
 class _RunElsewhere(KeptRun):

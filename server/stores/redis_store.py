@@ -163,7 +163,7 @@ def _mode(client: Any) -> str:
     try:
         return str(client.info("server").get("redis_mode", "standalone"))
     except redis.ResponseError as error:
-        logger.warning("The shared store does not say what it is, and is taken for a single server: INFO: %s", error)
+        logger.warning("The shared store does not say what it is, so it is treated as a single server: INFO: %s", error)
         return "standalone"
 
 

@@ -30,7 +30,7 @@ def bucket_metrics(stats: BucketStats, prefix: str, model_name: str) -> Iterator
     yield from (hits, tokens, padding)
     for name, help_text, value in (
         ("bucket_misses", "Launches larger than every bucket.", stats.num_outside),
-        ("compilations_after_warmup", "What was compiled while people waited.", stats.num_compilations),
+        ("compilations_after_warmup", "Compilations during serving.", stats.num_compilations),
     ):
         counter = CounterMetricFamily(prefix + name, help_text, labels=labels)
         counter.add_metric(values, value)

@@ -60,7 +60,7 @@ class EncoderMetrics:
             self._prefix + "requests", "Requests that ended.", labels=[*labels, "finished_reason"]
         )
         rejected = CounterMetricFamily(
-            self._prefix + "requests_rejected", "Requests sent away because too many wait.", labels=labels
+            self._prefix + "requests_rejected", "Requests rejected because too many were waiting.", labels=labels
         )
         latency = HistogramMetricFamily(
             self._prefix + "request_latency_seconds",

@@ -75,7 +75,7 @@ class ServerMetrics:
             yield gauge
         by_reason = GaugeMetricFamily(
             self.prefix + "num_requests_waiting_by_reason",
-            "Those that wait for room (capacity), and for a prefix that another computes or that is read (deferred).",
+            "Requests that wait for room (capacity), or for a prefix that is being computed or read (deferred).",
             labels=[*labels, "reason"],
         )
         by_reason.add_metric([*values, "capacity"], stats.num_waiting - stats.num_deferred)
@@ -94,7 +94,7 @@ class ServerMetrics:
         if stats.drafts is not None:
             by_place = CounterMetricFamily(
                 self.prefix + "spec_decode_num_accepted_tokens_per_pos",
-                "Drafted tokens that were right, by their place in a draft.",
+                "Accepted draft tokens, by their position in the draft.",
                 labels=[*labels, "position"],
             )
             for place, count in enumerate(stats.drafts.accepted_at):
@@ -145,9 +145,9 @@ class ServerMetrics:
             []
             if drafts is None
             else [
-                ("spec_decode_num_drafts", "Drafts of tokens to come.", drafts.drafts_total),
-                ("spec_decode_num_draft_tokens", "Drafted tokens in them.", drafts.draft_tokens_total),
-                ("spec_decode_num_accepted_tokens", "Drafted tokens that were right.", drafts.accepted_total),
+                ("spec_decode_num_drafts", "Drafts of upcoming tokens.", drafts.drafts_total),
+                ("spec_decode_num_draft_tokens", "Draft tokens in these drafts.", drafts.draft_tokens_total),
+                ("spec_decode_num_accepted_tokens", "Accepted draft tokens.", drafts.accepted_total),
             ]
         )
         return [
@@ -158,10 +158,10 @@ class ServerMetrics:
             ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", stats.prompt_tokens_total),
             ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", stats.cached_prompt_tokens_total),
             ("steps_stalled", "Steps that took longer than --step-timeout.", stats.stalled_steps_total),
-            ("requests_rejected", "Requests sent away because too many wait.", self.rejected),
+            ("requests_rejected", "Requests rejected because too many were waiting.", self.rejected),
             (
                 "decode_seconds",
-                "In which a choice was between its first token and its last.",
+                "Seconds in which a choice was between its first token and its last.",
                 self.decode_clock.seconds,
             ),
         ]
@@ -170,16 +170,28 @@ class ServerMetrics:
         return [
             ("time_to_first_token_seconds", "From a request's arrival to its first token.", self.time_to_first_token),
             ("inter_token_latency_seconds", "Between a choice's tokens.", self.inter_token_latency),
-            ("request_time_per_output_token_seconds", "A choice's mean of that.", self.time_per_output_token),
+            (
+                "request_time_per_output_token_seconds",
+                "A choice's mean time between tokens.",
+                self.time_per_output_token,
+            ),
             ("e2e_request_latency_seconds", "From a request's arrival to its end.", self.request_latency),
             ("request_queue_time_seconds", "From a choice's arrival to its first step.", self.queue_time),
             ("request_prefill_time_seconds", "From a choice's first step to its first token.", self.prefill_time),
             ("request_decode_time_seconds", "From a choice's first token to its last.", self.decode_time),
             ("request_inference_time_seconds", "From a choice's first step to its last token.", self.inference_time),
             ("request_prompt_tokens", "Tokens of a prompt.", self.prompt_tokens),
-            ("request_prefill_kv_computed_tokens", "Those not found in the cache.", self.prefill_computed_tokens),
+            (
+                "request_prefill_kv_computed_tokens",
+                "Tokens of a prompt that were not found in the cache.",
+                self.prefill_computed_tokens,
+            ),
             ("request_generation_tokens", "Generated tokens of a choice.", self.generation_tokens),
-            ("request_max_num_generation_tokens", "Those of a prompt's longest choice.", self.max_generation_tokens),
+            (
+                "request_max_num_generation_tokens",
+                "Generated tokens of a prompt's longest choice.",
+                self.max_generation_tokens,
+            ),
             ("request_num_preemptions", "How often a choice was put back to be recomputed.", self.preemptions),
             ("request_params_max_tokens", "Requests' max_tokens.", self.params_max_tokens),
             ("request_params_n", "Requests' n.", self.params_n),

@@ -22,7 +22,7 @@ def offload_metrics(stats: OffloadStats, prefix: str, model_name: str) -> Iterat
         ("kv_offload_blocks_written", "KV blocks written to disk.", tier.blocks_written),
         ("kv_offload_blocks_read", "KV blocks read from disk.", tier.blocks_read),
         ("kv_offload_blocks_bad", "KV blocks on disk that were damaged, and deleted.", tier.blocks_bad),
-        ("kv_offload_blocks_dropped", "KV blocks that the disk was too slow to take.", tier.blocks_dropped),
+        ("kv_offload_blocks_dropped", "KV blocks not written because the disk was too slow.", tier.blocks_dropped),
     ):
         counter = CounterMetricFamily(prefix + name, help_text, labels=labels)
         counter.add_metric(values, value)

@@ -159,4 +159,4 @@ def test_without_uvloop_it_serves_on_asyncios_loop(unused_port: int, tmp_path: P
         process.kill()
     assert process.returncode == 0
     assert stream.text.endswith("data: [DONE]\n\n")
-    assert "uvloop is not installed: serving on asyncio's own event loop" in log
+    assert "uvloop is not installed: using asyncio's own event loop" in log

@@ -75,7 +75,7 @@ class Notation(NamedTuple):
     def _members(self, part: dict[str, Any], root: dict[str, Any], path: tuple[str, ...]) -> Format:
         properties, required = part.get("properties", {}), part.get("required", [])
         if not isinstance(properties, dict) or not isinstance(required, list):
-            raise ValueError("a schema's properties must be an object, and what is required of them a list")
+            raise ValueError("a schema's properties must be an object, and its required a list")
         members = [
             (key in required, self._member(key, value, root, (*path, "properties", key)))
             for key, value in properties.items()

@@ -194,8 +194,8 @@ def test_an_adapter_of_the_hub_is_downloaded_once(server: ServerProcess, hub: Fa
         ("own/pickled", "adapter_model.bin is a pickle"),
         ("own/large", "own/large: the adapter has 1048576.00 GiB, and at most 8 GiB are downloaded"),
         ("what is this?", "neither a folder nor a hub id such as owner/name"),
-        ("own/poems:", "names no quantization behind the colon"),
-        ("own/po\nems", "lora_path must have printable characters alone, got 'own/po\\nems'"),
+        ("own/poems:", "names no quantization after the colon"),
+        ("own/po\nems", "lora_path must have only printable characters, got 'own/po\\nems'"),
         ("own/" + "x" * 10_000, "lora_path must have at most 4096 characters"),
     ],
 )
@@ -230,7 +230,7 @@ def test_downloads_stop_no_answers_and_are_bounded(server: ServerProcess, hub: F
         ("other", "n" * 300, "cannot be read: File name too long"),
         ("", "seed-0", "must not be empty"),
         ("a" * 257, "seed-0", "lora_name must have at most 256 characters"),
-        ("a\nERROR forged", "seed-0", "lora_name must have printable characters alone"),
+        ("a\nERROR forged", "seed-0", "lora_name must have only printable characters"),
     ],
 )
 def test_what_cannot_be_loaded_is_refused(
@@ -255,7 +255,7 @@ def test_a_server_that_was_not_told_to_loads_nothing(dummy_server: ServerProcess
         (["--lora-modules", "a=b"], "--lora-modules needs --enable-lora"),
         (["--enable-lora", "--lora-modules", "a"], "must be NAME=PATH"),
         (["--enable-lora", "--lora-modules", '{"name": "a"}'], "must be NAME=PATH or a JSON object"),
-        (["--enable-lora", "--lora-modules", "a=b", "a=c"], "two adapters have one name"),
+        (["--enable-lora", "--lora-modules", "a=b", "a=c"], "two adapters have the same name"),
         (["--enable-lora", "--max-loras", "4", "--max-cpu-loras", "2"], "must be at least --max-loras 4"),
         (["--enable-lora", "--max-lora-rank", "513"], "must be between 1 and 512"),
         (["--enable-lora", "--lora-extra-vocab-size", "8"], "adapters that add tokens are refused"),

@@ -114,7 +114,7 @@ def test_a_factor_that_was_not_given_is_refused(server: ServerProcess, folders: 
     ("arguments", "words"),
     [
         (["--lora-modules", "a=long"], "start with --long-lora-scaling-factors 4.0"),
-        (["--long-lora-scaling-factors", "4", "--max-model-len", "2049"], "this model's 512, and than the 2048"),
+        (["--long-lora-scaling-factors", "4", "--max-model-len", "2049"], "this model's 512, and more than the 2048"),
         (["--long-lora-scaling-factors", "4", "--rope-scaling", _LINEAR], "this one has a rope of linear"),
     ],
 )

@@ -146,4 +146,4 @@ def test_llm_without_a_tokenizer(folder: Path, tokens: list[int], caplog: pytest
             llm.chat(MESSAGES)
         with pytest.raises(InvalidRequestError, match=NO_TOKENIZER):
             llm.get_tokenizer()
-    assert "--tokenizer has no effect: --skip-tokenizer-init leaves the tokenizer out" in caplog.text
+    assert "--tokenizer has no effect: --skip-tokenizer-init turns the tokenizer off" in caplog.text

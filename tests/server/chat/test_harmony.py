@@ -357,7 +357,7 @@ def test_a_turn_goes_on(server: RunningServer) -> None:
         ({"reasoning_effort": "none"}, "reasoning_effort", "low, medium, high"),
         ({"chat_template_kwargs": {"reasoning_effort": 3}}, "reasoning_effort", "got"),
         ({"chat_template_kwargs": {"builtin_tools": ["browser", "python"]}}, "chat_template_kwargs.builtin_tools",
-         "browser, python would be run by nobody"),
+         "browser, python would not be run"),
         ({"messages": [{"role": "assistant", "tool_calls": [CALL] * 3000}]}, "messages", "3000 tool calls"),
     ],
 )  # fmt: skip

@@ -80,7 +80,7 @@ def test_a_template_that_drops_the_users_text_is_refused(
     assert response.status_code == 400, response.text
     error = response.json()["error"]
     assert error["param"] == "messages"
-    assert "leaves out what the last user message says" in error["message"]
+    assert "leaves out the last user message" in error["message"]
 
 
 def test_a_template_may_write_the_text_in_its_own_way(start_server: StartServer) -> None:

@@ -57,7 +57,7 @@ def test_what_vllms_command_has_alone(tmp_path: Path, capsys: pytest.CaptureFixt
     assert answers(target)["chat"]["response"]["body"]["choices"][0]["message"]["role"] == "mill"
     with pytest.raises(SystemExit):
         main(["run-batch", "-i", "in.jsonl", "-o", "out.jsonl", "--config", "options.yaml"])
-    assert "--config is not supported: give the options of the file on the command line" in capsys.readouterr().err
+    assert "--config is not supported: give the file's options on the command line" in capsys.readouterr().err
     for files in (
         ("-i", "https://mill/in.jsonl", "-o", str(target)),
         ("-i", str(source), "-o", "http://mill/out.jsonl"),
@@ -161,7 +161,7 @@ def test_one_whose_disk_is_full_says_so_and_goes_on_later(tmp_path: Path) -> Non
     assert full.returncode == 1
     assert 0 < len(before) < 12
     assert full.stderr.splitlines()[-1] == (
-        f"tidewheel run-batch: --output-file {target} cannot be written any more: File too large. {len(before)} of 12 "
+        f"tidewheel run-batch: --output-file {target} can no longer be written: File too large. {len(before)} of 12 "
         "requests are answered in it; make room, and run the same command again for the others"
     )
     assert "Traceback" not in full.stderr
@@ -177,9 +177,9 @@ def test_one_whose_disk_is_full_says_so_and_goes_on_later(tmp_path: Path) -> Non
     [
         ("{", "line 1 is not a batch request"),
         ('{"custom_id": "a", "url": "/v1/completions"}\n', "missing required field `body`"),
-        ('{"custom_id": "a", "url": "/x", "body": {}}\n' * 2, "'a' is there twice"),
+        ('{"custom_id": "a", "url": "/x", "body": {}}\n' * 2, "'a' occurs twice"),
         ('{"custom_id": "", "url": "/x", "body": {}}\n', "line 1: custom_id"),
-        ("\n\n", "there are no requests"),
+        ("\n\n", "it contains no requests"),
         (None, "in.jsonl does not exist"),
     ],
 )
@@ -202,7 +202,7 @@ def test_files_that_are_no_batch(
         ("none/out.jsonl", "none/out.jsonl cannot be written: the folder {}/none does not exist"),
         ("in.jsonl", "in.jsonl is the input file: name another one for the answers"),
         (".", "is a folder: name a file in it"),
-        ("/dev/full", "/dev/full is no regular file: name one, as a run that was stopped reads it to go on"),
+        ("/dev/full", "/dev/full is not a regular file: name one, because a stopped run reads it to continue"),
         ("/proc/out.jsonl", "/proc/out.jsonl cannot be written: No such file or directory"),  # where none can be made
     ],
 )

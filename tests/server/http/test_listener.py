@@ -114,7 +114,7 @@ def test_tls_with_certificates_that_are_read_again(start_process: StartProcess, 
         httpx.get(f"https://127.0.0.1:{server.port}/health", trust_env=False)
     assert server.client.get("/health").status_code == 200
     (tmp_path / "chain.pem").write_text("half of it")
-    eventually(lambda: trusted(trusting(first)) and "The last certificate stays in use" in server.log, "it stays")
+    eventually(lambda: trusted(trusting(first)) and "The previous certificate stays in use" in server.log, "it stays")
     issue(second)
     eventually(lambda: trusted(trusting(second)), "the new one should be in use")
     assert not trusted(trusting(first))

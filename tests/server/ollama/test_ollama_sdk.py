@@ -247,7 +247,7 @@ def test_errors(client: ollama.Client, server: RunningServer) -> None:
     response = server.post("/api/chat", {"messages": say("hi"), "max_tokens": 1})
     assert (response.status_code, list(response.json())) == (400, ["error"])
     assert "send options.num_predict" in response.json()["error"]
-    assert server.http.get("/api/nothing").json() == {"error": "there is nothing at /api/nothing"}
+    assert server.http.get("/api/nothing").json() == {"error": "there is no endpoint /api/nothing"}
 
 
 @pytest.mark.parametrize(

@@ -218,7 +218,7 @@ def test_a_format_is_found_by_what_the_template_writes(name: str, template: str)
 def test_a_format_is_found_by_what_the_template_tells(name: str | None, told: str) -> None:
     formats = model_formats(SHOWS_TOOLS + told)
     assert formats.tool_calls == name
-    assert ("does not tell" in formats.no_calls_because) == (name is None)
+    assert ("does not show" in formats.no_calls_because) == (name is None)
 
 
 def test_tools_may_have_another_name() -> None:
