@@ -93,7 +93,7 @@ class OwnBiases:
             if target is None:
                 raise self._not_a_linear_layers(name)
             if not np.isfinite(values).all():
-                raise ModelError(f"{self._path}: {shown(name)} is too far from the model's own")
+                raise ModelError(f"{self._path}: {shown(name)} differs too much from the model's own")
             found.append(BiasDifference(target, values))
         return found
 

@@ -121,7 +121,7 @@ def unstacked(
         swapped = found.pop()
     if swapped is None:
         raise ModelError(
-            f"{a.path}: {a.name} {a.shape} has as many inputs as outputs, and nothing says which these are; save the "
+            f"{a.path}: {a.name} {a.shape} has as many inputs as outputs, so A and B cannot be told apart; save the "
             "adapter with peft 0.19.1 or later, or merge it into its model"
         )
     rank = a.shape[0] // experts

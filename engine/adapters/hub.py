@@ -56,7 +56,7 @@ class AdapterHub:
         if running is None:
             if len(self._running) >= MAX_DOWNLOADS:
                 raise BusyError(
-                    f"{MAX_DOWNLOADS} adapters are being downloaded already: try again when one of them is there"
+                    f"{MAX_DOWNLOADS} adapters are being downloaded already: try again when one of them is complete"
                 )
             running = self._running[key] = in_thread("adapter-download", lambda: self._fetch(*key, max_bytes=MAX_BYTES))
             running.add_done_callback(lambda _: self._running.pop(key))

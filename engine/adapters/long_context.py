@@ -68,7 +68,7 @@ def with_longer_contexts(
         raise ModelError(f"{_FLAG} stretches the context beyond {MAX_INTEGER} tokens")
     if max_model_len is not None and max_model_len > contexts.longest:
         raise ModelError(
-            f"a context of {max_model_len} tokens is more than this model's {contexts.own}, and than the "
+            f"a context of {max_model_len} tokens is more than this model's {contexts.own}, and more than the "
             f"{contexts.longest} of {_FLAG}"
         )
     return replace(description, spec=replace(description.spec, max_positions=contexts.longest)), contexts
@@ -91,7 +91,5 @@ def _require_one_plain_rope(spec: DecoderSpec, config: Mapping[str, Any]) -> Non
     )
     kind = rope_type(config)
     if others or len(ropes) != 1 or kind != "default":
-        what = "knows positions not by one rope in all layers" if others or len(ropes) != 1 else f"has a rope of {kind}"
-        raise ModelError(
-            f"{_FLAG} needs a model with one rope that is not scaled already, and this one {what}: leave it out"
-        )
+        what = "does not use one rope in all layers" if others or len(ropes) != 1 else f"has a rope of {kind}"
+        raise ModelError(f"{_FLAG} needs a model with one unscaled rope, and this one {what}: leave it out")

@@ -120,7 +120,7 @@ class CacheManager:
     def only_pool(self) -> BlockPool:
         """The blocks of a model that has full attention alone. Raises ValueError for another one."""
         if len(self._pools) > 1 or not self._is_full or self._states is not None:
-            raise ValueError("blocks alone are not all that a sequence of this model needs of its prefix")
+            raise ValueError("a sequence of this model needs more than the blocks of its prefix")
         return self._first
 
     @property

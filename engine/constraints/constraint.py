@@ -209,7 +209,7 @@ def _unfollowed(message: str) -> str:
 
 
 def _contradiction(fields: list[str], num_tokens: int) -> str:
-    rest = f"no token to go on with, after {num_tokens} tokens of the answer"
+    rest = f"no token that can come next, after {num_tokens} tokens of the answer"
     if len(fields) == 1:
         return f"{fields[0]} leaves {rest}"
     return f"{', '.join(fields[:-1])} and {fields[-1]} contradict each other: they leave {rest}"

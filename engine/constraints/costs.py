@@ -74,7 +74,7 @@ class MaskCosts:
         most = _MAX_BEHIND_S if self._step_s <= _MAX_STEP_S else _MAX_BEHIND_IN_SLOW_STEP_S
         for constraint in self._charged:
             if constraint.grammar is not None and constraint.grammar.grown_bytes > _MAX_GROWN_BYTES:
-                _end(constraint, f"what must be remembered to follow it takes more than {_MAX_GROWN_BYTES >> 20} MiB")
+                _end(constraint, f"following it takes more than {_MAX_GROWN_BYTES >> 20} MiB of memory")
             if constraint.seconds_behind > most:
                 _end(constraint, f"it is too ambiguous: its masks take more than {_MASK_S * 1e3:g} ms a token")
 

@@ -45,7 +45,7 @@ def nesting(value: Any, most: int = MAX_NESTING) -> int:
 def check_nesting(value: Any) -> None:
     """Raises ValueError for JSON that is nested deeper than MAX_NESTING."""
     if nesting(value) > MAX_NESTING:
-        raise ValueError(f"it is nested too deeply: at most {MAX_NESTING} objects and lists may lie within each other")
+        raise ValueError(f"it is nested too deeply: at most {MAX_NESTING} levels of objects and lists are allowed")
 
 
 def check_schema(schema: dict[str, Any]) -> None:
@@ -146,6 +146,6 @@ def _check_groups(pieces: Iterable[str]) -> None:
         if piece in ("(", "["):
             depth += 1
             if depth > MAX_NESTING:
-                raise ValueError(f"it is nested too deeply: at most {MAX_NESTING} groups may lie within each other")
+                raise ValueError(f"it is nested too deeply: at most {MAX_NESTING} levels of groups are allowed")
         elif piece in (")", "]"):
             depth -= 1

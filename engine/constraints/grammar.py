@@ -236,8 +236,8 @@ class GrammarCompiler:
             held = self._slow_places.acquire(blocking=False)
             if not held:
                 raise GrammarsBusyError(
-                    f"the server is busy: {_SLOW_PLACES} grammars that take long to compile are at it already, "
-                    f"and {output.param} takes long too; try again later"
+                    f"the server is busy: {_SLOW_PLACES} slow grammars are being compiled already, and "
+                    f"{output.param} is slow to compile too; try again later"
                 )
 
         try:

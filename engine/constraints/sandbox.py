@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 _START_S = 60.0  # for the process to start, on a slow machine
 _END_S, _LOOK_S = 1.0, 0.01
-_ENDED = "the process that grammars are tried in has ended"
+_ENDED = "the process that test-compiles grammars has ended"
 _GRACE_S = 5.0  # beyond its own limit, for a process to say how it ended
 _MAX_ANSWER_BYTES = 64 * 2**20
 _ENVIRONMENT = ("LD_LIBRARY_PATH",)  # what Python itself may need
@@ -104,8 +104,8 @@ class GrammarSandbox:
                 self._end()
                 if self._is_closed:
                     raise SandboxError("the server is shutting down") from error
-                logger.exception("The process that tries grammars does not start")
-                raise SandboxError("this server cannot start the process that grammars are tried in") from error
+                logger.exception("The process that test-compiles grammars does not start")
+                raise SandboxError("this server cannot start the process that test-compiles grammars") from error
 
     def try_grammar(self, kind: str, text: str, on_slow: Callable[[], None]) -> SafeGrammar:
         """Try a grammar of a kind of StructuredOutput. `on_slow` is called if it takes long, and may raise.
@@ -143,7 +143,7 @@ class GrammarSandbox:
                 return _tried(ours, kind, text, on_slow)
             except TimeoutError as error:  # each grammar has a shorter limit, so the process itself stands still
                 _kill(process)
-                raise _LostError("the process that grammars are tried in did not answer") from error
+                raise _LostError("the process that test-compiles grammars did not answer") from error
             except (OSError, EOFError) as error:
                 self._let_it_end(process)
                 raise _LostError(_ENDED) from error

@@ -214,7 +214,7 @@ def _tried(kind: str, text: str, vocabulary: LLTokenizer, special_ids: Mapping[s
         return outcome, 0, answer
     message, size = _on_stack(_USE_STACK_BYTES, used)
     if message is None and size > MAX_COMPILED_BYTES:
-        message = f"compiled it takes {size >> 20} MiB; at most {MAX_COMPILED_BYTES >> 20} can be kept"
+        message = f"its compiled form takes {size >> 20} MiB; the limit is {MAX_COMPILED_BYTES >> 20} MiB"
     return (outcome, size, answer) if message is None else (Outcome.REFUSED, 0, message)
 
 

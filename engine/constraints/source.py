@@ -156,4 +156,4 @@ def _from_ebnf(text: str) -> str:
     try:
         return gbnf_to_lark(text)
     except Exception as error:  # the converter raises nothing narrower
-        raise ValueError(f"it is not EBNF that can be read: {error}") from error
+        raise ValueError(f"it is not valid EBNF: {error}") from error

@@ -222,7 +222,7 @@ class _Composer:
     def _parameters(self, schema: dict[str, Any]) -> str:
         properties, required = schema.get("properties", {}), schema.get("required", [])
         if not isinstance(properties, dict) or not isinstance(required, list):
-            raise ValueError("a schema's properties must be an object, and what is required of them a list")
+            raise ValueError("a schema's properties must be an object, and its required a list")
         parameters = []
         for key, part in properties.items():
             opening = _quoted(f"<parameter={key}>")

@@ -331,7 +331,9 @@ class Engine:
     def _end_stop(self) -> None:
         longest_s = _LONGEST_STOP_S + (0.0 if self._offload is None else self._offload.longest_close_s)
         if not self._engine_loop.join(longest_s):
-            logger.error("The engine thread did not end within %g s; it is left behind", longest_s)
+            logger.error(
+                "The engine thread did not end within %g s; the server exits without waiting for it", longest_s
+            )
         if self._watchdog is not None:
             self._watchdog.stop()
 

@@ -198,8 +198,8 @@ class EngineLoop:
         """End what runs, each with an error, and start the device's processes again. What waits goes on waiting."""
         self.step_started = None
         self._in_flight.clear()
-        ended = self._scheduler.lose_cache(f"{failure}. The answer ends here, and the request can be sent again")
-        logger.error("%s: %d sequences end with an error, and all stages start again", failure, len(ended))
+        ended = self._scheduler.lose_cache(f"{failure}. The answer is incomplete; send the request again")
+        logger.error("%s: %d sequences end with an error, and all stages are restarted", failure, len(ended))
         if ended:
             self._deliver(EngineCoreOutputs(finished=ended))
         self._builder = BatchBuilders(self._executor.limits, self._scheduler.max_in_flight)

@@ -63,7 +63,7 @@ class OpenStreams:
         try:
             self._event_loop.call_soon_threadsafe(self._receive, outputs)
         except RuntimeError:
-            logger.debug("The event loop is closed; nobody is left to deliver to")
+            logger.debug("The event loop is closed, so outputs cannot be delivered")
 
     async def ended(self) -> None:
         """Wait until no stream is open."""
@@ -98,7 +98,7 @@ class OpenStreams:
                         asyncio.get_running_loop().call_soon(self._pass_on)
                         return
             except Exception as failure:  # streams that may have missed something must not wait for it
-                logger.exception("What the engine delivered cannot be passed on")
+                logger.exception("The engine's outputs cannot be passed on")
                 self._on_failure(failure)
             self._arrived.popleft()
             if outputs.passed_on is not None:

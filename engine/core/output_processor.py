@@ -140,7 +140,7 @@ class OutputProcessor:
 
     def _break(self, error: Exception) -> None:
         """End with an error, so that one request's faulty text does not affect the others."""
-        logger.error("The text of a request cannot be made", exc_info=error)
+        logger.error("The tokens of a request cannot be turned into text", exc_info=error)
         self._end(FinishReason.ERROR, None, f"the tokens cannot be turned into text: {error}")
 
     def _end(self, reason: FinishReason, stop_reason: str | int | None, error: str | None) -> None:

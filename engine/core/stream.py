@@ -74,7 +74,7 @@ class RequestStream:
         # object that a token needs is a cache miss.
         if self._flows and (text := choice.plain.get(token)):
             choice.num_tokens += 1
-            assert self._sink is not None, "nothing flows without a sink"
+            assert self._sink is not None, "a stream needs a sink before it can deliver"
             try:
                 self._sink.push(RequestOutput(choice.index, text, (token,), None, None, None, choice.num_cached_tokens))
             except Exception as failure:
@@ -97,7 +97,7 @@ class RequestStream:
             self._waiting.append(choice)
 
     def _hand_over(self, output: RequestOutput) -> None:
-        assert self._sink is not None, "nothing flows without a sink"
+        assert self._sink is not None, "a stream needs a sink before it can deliver"
         try:
             self._sink.push(output)
         except Exception as failure:  # the reader's own; the reader gets it
@@ -109,7 +109,7 @@ class RequestStream:
 
     def _end(self, failure: Exception | None) -> None:
         sink, self._sink, self._flows = self._sink, None, False
-        assert sink is not None, "nothing flows without a sink"
+        assert sink is not None, "a stream needs a sink before it can deliver"
         sink.end(failure)
 
     def _take_first(self) -> RequestOutput:

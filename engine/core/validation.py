@@ -68,7 +68,7 @@ class RequestValidator(Struct, frozen=True):
         widest = min(limits.max_num_seqs, limits.max_num_batched_tokens, self.vocab_size)
         if width > widest:
             raise InvalidRequestError(
-                f"n: a beam search may be at most {widest} beams wide on this server, got {width}", "n"
+                f"n: a beam search can have at most {widest} beams on this server, got {width}", "n"
             )
         room, max_tokens = context - prompt_len, request.sampling.max_tokens
         longest = prompt_len + (room if max_tokens is None else min(max_tokens, room))

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 def made(value: T | None) -> T:
     """The result of `Mistakes.attempt`, once it is known that there are no mistakes."""
-    assert value is not None, "what cannot be made is a mistake"
+    assert value is not None, "a value that cannot be built must be reported as a mistake"
     return value
 
 

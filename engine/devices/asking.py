@@ -108,8 +108,8 @@ def choose(names: Iterable[str], weight_bytes: int, root: Path = Path("/")) -> s
             if answer.free is not None and answer.free < weight_bytes:
                 raise DeviceError(f"{answer}, and the weights take {weight_bytes / _GIB:.2f} GiB")
         except DeviceError as error:
-            logger.warning("--device auto does not take %s (%s): %s", name, finding.found, error)
+            logger.warning("--device auto does not choose %s (%s): %s", name, finding.found, error)
         else:
-            logger.info("--device auto takes %s: %s (%s)", name, answer, finding.found)
+            logger.info("--device auto chooses %s: %s (%s)", name, answer, finding.found)
             return name
     return None

@@ -34,7 +34,7 @@ def plan_of_file(name: str, lines: Iterable[str], sizes: StepSizes) -> tuple[Buc
                 elif batch_size == 1:
                     contexts.add(Bucket(1, query_len, min(sizes.blocks(query_len) + blocks, sizes.max_width)))
                 else:
-                    raise ValueError("a prompt behind cached blocks runs alone: its batch size must be 1")
+                    raise ValueError("a prompt with cached blocks runs on its own: its batch size must be 1")
         except ValueError as error:
             raise DeviceError(f"{name}, line {number}: {error}") from None
     plan = BucketPlan(
@@ -81,4 +81,4 @@ def _numbers(node: ast.expr, text: str) -> list[int]:
             first, last, *step = (number for bound in bounds for number in _numbers(bound, text))
             if first <= last and (not step or step[0] > 0):
                 return list(range(first, last + 1, *step))
-    raise ValueError(f"{ast.unparse(node)} is no number, list or range: must be {_FORM}, got {text!r}")
+    raise ValueError(f"{ast.unparse(node)} is not a number, list or range: must be {_FORM}, got {text!r}")

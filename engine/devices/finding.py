@@ -235,8 +235,10 @@ def _missing_hardware(kind: _Kind, nodes: tuple[str, ...], root: Path) -> list[s
         devices = root / "sys/bus/pci/devices"
         there = any(re.match(kind.pci, _identity(devices / device)) for device in _listed(devices))
         if there and kind.driver and not (root / "sys/module" / kind.driver).exists():
-            return [f"the hardware is there, but not its driver: install it on the host, then modprobe {kind.driver}"]
-        seen = ", but the hardware is there" if there else ""
+            return [
+                f"the hardware is present, but its driver is not: install it on the host, then modprobe {kind.driver}"
+            ]
+        seen = ", but the hardware is present" if there else ""
         return [f"{kind.node} is missing{seen}: {kind.container}"]
     if not any(os.access(f"{root}{node}", os.R_OK | os.W_OK) for node in nodes):
         return [

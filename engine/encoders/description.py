@@ -97,7 +97,10 @@ def describe_encoder(folder: Path) -> EncoderDescription:
             "are served"
         )
     if not is_there(folder / "modules.json"):
-        logger.info("%s has no modules.json: its vectors are means of its tokens', as in sentence-transformers", folder)
+        logger.info(
+            "%s has no modules.json: its vectors are the means of its tokens' vectors, as in sentence-transformers",
+            folder,
+        )
     prompts = _prompts(settings_path, settings)
     default = settings.get("default_prompt_name")
     if default is not None and not (isinstance(default, str) and default in prompts):
@@ -203,7 +206,7 @@ def _cross_encoder_sigmoid(
     num_labels = len(labels) if isinstance(labels, dict) else config.get("num_labels", 2)
     if num_labels != 1:
         raise ModelError(
-            f"{path} tells {shown(num_labels)} labels apart; only cross-encoders with one, a score, are served"
+            f"{path} has {shown(num_labels)} labels; only cross-encoders with one label, the score, are supported"
         )
     own = config.get("sentence_transformers")
     name = settings.get("activation_fn")

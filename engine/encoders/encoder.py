@@ -86,7 +86,7 @@ class Encoder(ABC):
     def check(self, item: EncoderInput, param: str) -> None:
         """Raises InvalidRequestError for an input that the graph cannot take."""
         if item.is_too_long:
-            raise InvalidRequestError(f"{param} has far more tokens; {self.name} takes {self.max_length}", param)
+            raise InvalidRequestError(f"{param} is far too long; {self.name} takes {self.max_length} tokens", param)
         if not len(item):
             raise InvalidRequestError(f"{param} has no tokens", param)
         if len(item) > self.max_length:
@@ -176,10 +176,13 @@ class Embedder(Encoder):
         """Raises InvalidRequestError for too many dimensions, or if normalizing cannot be turned off."""
         if dimensions is not None and not 1 <= dimensions <= self.width:
             raise InvalidRequestError(
-                f"dimensions must be between 1 and {self.width}, what {self.name} has, got {dimensions}", "dimensions"
+                f"dimensions must be between 1 and {self.width}, the number that {self.name} has, got {dimensions}",
+                "dimensions",
             )
         if normalize is False and self._normalizes and self._output == _POOLED_OUTPUT:
-            raise InvalidRequestError(f"normalize must not be false: the graph of {self.name} normalizes", "normalize")
+            raise InvalidRequestError(
+                f"normalize must not be false, because the graph of {self.name} normalizes its vectors", "normalize"
+            )
 
     def vectors(self, rows: Floats, *, dimensions: int | None = None, normalize: bool | None = None) -> Floats:
         """The embeddings of rows from `run`, shape [N, dimensions]. If `normalize` is not given, the model decides.
@@ -217,7 +220,9 @@ class Embedder(Encoder):
                 )
             raise self._missing((*_TOKEN_OUTPUTS, _POOLED_OUTPUT))
         if not self._pools_prompt and any(self.prompts.values()):
-            raise ModelError(f"{self.source} pools without its prompts, which {_POOLED_OUTPUT} of its graph does not")
+            raise ModelError(
+                f"{self.source} leaves its prompts out of pooling, but {_POOLED_OUTPUT} of its graph does not"
+            )
         return _POOLED_OUTPUT
 
     def _rows(self, values: Floats, lengths: NDArray[np.int64], prompt_lengths: NDArray[np.int64]) -> Floats:

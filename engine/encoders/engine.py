@@ -77,7 +77,7 @@ class EncoderEngine:
         except asyncio.TimeoutError:
             if self._futures:  # without time, the wait fails even if there is nothing to wait for
                 logger.warning(
-                    "Giving up %d embedding requests that did not finish in %g s", len(self._futures), timeout_s
+                    "Aborting %d embedding requests that did not finish in %g s", len(self._futures), timeout_s
                 )
                 self._fail_all("the server stopped before the answer was complete")
 
@@ -119,7 +119,7 @@ class EncoderEngine:
         try:
             self._event_loop.call_soon_threadsafe(self._distribute, ended, death)
         except RuntimeError:
-            logger.debug("The event loop is closed; nobody is left to deliver to")
+            logger.debug("The event loop is closed, so outputs cannot be delivered")
 
     def _distribute(self, ended: list[Job], death: BaseException | None) -> None:
         for job in ended:

@@ -39,7 +39,7 @@ def check_before_download(
                 download: stack.enter_context(hub_headers(download.model, download.revision)) for download in missing
             }
         except ModelError as error:
-            logger.debug("%s is not looked at before it is downloaded: %s", options.model, error)
+            logger.debug("%s cannot be checked before it is downloaded: %s", options.model, error)
             return
         of_model = headers.get(Download(options.model, options.revision))
         seen = _with_draft_at(options, headers)

@@ -62,8 +62,8 @@ class OpenedDraft(Struct, frozen=True):
     @property
     def _other_tokens(self) -> str:
         return (
-            f"--speculative-config: the draft model {self.asked.model} does not have the tokens of the model that it "
-            "is to draft for, so take one of the same family"
+            f"--speculative-config: the draft model {self.asked.model} has a different vocabulary than the model "
+            "that it drafts for, so use one of the same family"
         )
 
     def executor_options(self, limits: ExecutorLimits, max_model_len: int) -> ExecutorOptions:
@@ -172,13 +172,11 @@ def _require_full_attention(model: OpenedModel, what: str, cannot: str, *, besid
     """Both models keep K and V of the same tokens in the same blocks. The large one may have other layers beside."""
     windows = [shape.window for shape in model.spec.caches()]
     if model.spec.state_bytes and not beside_others:
-        why = (
-            "it has recurrent layers, and the state of the large model alone can go back before a rejected draft token"
-        )
+        why = "it has recurrent layers, and only the large model's state can go back before a rejected draft token"
     elif None not in windows:
         why = "none of its layers sees all tokens"
     elif any(windows) and not beside_others:
-        why = "some of its layers see a window of the tokens alone"
+        why = "some of its layers see only a window of the tokens"
     else:
         return
     raise ModelError(f"--speculative-config: {what} {cannot}: {why}")

@@ -46,10 +46,11 @@ def choose_kv_cache(
     if scheme is not None and not in_checkpoint:
         if asked == "auto":
             raise ModelError(
-                f"config.json: kv_cache_scheme {shown(dict(scheme))} is not supported; supported is FP8 with a static "
-                f"scale for each layer. Say how K and V are cached instead, such as --kv-cache-dtype {dtype}"
+                f"config.json: kv_cache_scheme {shown(dict(scheme))} is not supported; supported is FP8 with a "
+                "static scale for each layer. Choose a type for the KV cache instead, such as --kv-cache-dtype "
+                f"{dtype}"
             )
-        logger.info("K and V are cached as %s, and not as the checkpoint's kv_cache_scheme says", asked)
+        logger.info("K and V are cached as %s instead of the type of the checkpoint's kv_cache_scheme", asked)
     chosen: KvCacheDType = dtype if asked == "auto" else asked
     if asked == "auto" and in_checkpoint and _caches(device, spec, "fp8_e4m3"):
         chosen = "fp8_e4m3"
@@ -62,8 +63,8 @@ def choose_kv_cache(
             )
         if in_checkpoint or (isinstance(weights, ScaledWeights) and weights.has_kv_scales()):
             logger.info(
-                "The checkpoint's scales of K and V are for a cache of fp8_e4m3, and not needed: the %s device caches "
-                "them as %s",
+                "The checkpoint's scales of K and V are not needed: they are for a cache of fp8_e4m3, and the %s "
+                "device caches K and V as %s",
                 device.name,
                 chosen,
             )

@@ -225,8 +225,8 @@ class EngineLoad:
         )
         if limits.max_num_seqs < options.max_num_seqs:
             logger.warning(
-                "At most %d sequences run at a time, not the %d of --max-num-seqs: that is how many recurrent states "
-                "%s the KV cache holds beside snapshots; raise --kv-cache-space for more",
+                "At most %d sequences run at a time, not the %d of --max-num-seqs, because %s the KV cache has room "
+                "for this number of recurrent states, besides snapshots; raise --kv-cache-space for more",
                 limits.max_num_seqs,
                 options.max_num_seqs,
                 "half of" if keeps_kv(model.kv_groups) else "all of",
@@ -391,7 +391,7 @@ def _drafter(asked: Speculation | DraftModel | Mtp | Eagle3 | None, limits: Exec
         return None
     if limits.draft_limit is not None and limits.draft_limit < asked.num_tokens:
         logger.info(
-            "At most %d tokens of a sequence are drafted in a step: its recurrent state cannot go back behind more",
+            "At most %d tokens of a sequence are drafted in a step: its recurrent state cannot go back further",
             limits.draft_limit,
         )
     if asked.suffix is not None:

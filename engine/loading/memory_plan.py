@@ -202,7 +202,7 @@ def _check_room(
         ceiling = f"{memory.ceiling / _GIB:.2f} GiB of memory that {owner}{free}"
         raise ModelError(f"{needed} do not fit into the {ceiling}: {', or '.join(advice)}")
     if weight_bytes + cache_bytes > memory.available:
-        logger.warning("There is less memory than %s may come to take: %s", needed, _memory_text(memory, weight_bytes))
+        logger.warning("There is less memory than %s may need later: %s", needed, _memory_text(memory, weight_bytes))
 
 
 def _more_cache(needed: int, memory: Memory, *, given: bool) -> str:

@@ -334,8 +334,8 @@ def _warn_of_idle_overrides(options: EngineOptions, config: Mapping[str, Any]) -
 
     if options.hf_overrides and (idle := [*idle_fields(config, options.hf_overrides, described)]):
         logger.warning(
-            "--hf-overrides: %s would change nothing, because nothing of this model is read from there: check the "
-            "spelling, or leave it out",
+            "--hf-overrides: %s would change nothing, because this model has no such fields: check the spelling, or "
+            "leave it out",
             ", ".join(map(shown, idle)),
         )
 
@@ -346,8 +346,8 @@ def _require_watched(spec: DecoderSpec) -> None:
     plain = embedding.size == spec.hidden_size and embedding.scale == 1.0 and not embedding.num_positions
     if spec.windows() != [None] or spec.streams is not None or not plain or embedding.norm or embedding.per_layer:
         raise ModelError(
-            f"--speculative-config: no EAGLE3 layer can draft for a {spec.family} model: it needs layers that all see "
-            'all tokens, and the embedding of tokens alone; take {"method": "ngram"}'
+            f"--speculative-config: no EAGLE3 layer can draft for a {spec.family} model: all of the model's layers "
+            'must see all tokens, and its inputs must be only token embeddings; take {"method": "ngram"}'
         )
 
 
@@ -355,7 +355,7 @@ def _tokenizer_source(options: EngineOptions, model: ModelSource) -> ModelSource
     revision = options.tokenizer_revision
     if options.skip_tokenizer_init:
         for name in options.given_flags(["tokenizer", "tokenizer_revision", "tokenizer_mode"]):
-            logger.warning("%s has no effect: --skip-tokenizer-init leaves the tokenizer out", name)
+            logger.warning("%s has no effect: --skip-tokenizer-init turns the tokenizer off", name)
         return None
     if options.tokenizer is None and revision in (None, options.revision):
         return model

@@ -42,7 +42,7 @@ def describe(config: Mapping[str, Any], max_model_len: int | None = None) -> Mod
     longest = description.spec.max_positions
     if max_model_len is not None and max_model_len > longest:
         raise ModelError(
-            f"a context of {max_model_len} tokens is more than this model's {longest}: lower --max-model-len, or say "
-            "how the model sees more with --rope-scaling or --hf-overrides"
+            f"a context of {max_model_len} tokens is more than this model's {longest}: lower --max-model-len, or "
+            "extend the context with --rope-scaling or --hf-overrides"
         )
     return description

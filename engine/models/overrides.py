@@ -86,8 +86,7 @@ def _with_rope(
     rope: Any = next((config[name] for name in _ROPES if config.get(name)), {})
     if not isinstance(rope, Mapping) or any(isinstance(value, Mapping) for value in rope.values()):
         raise ModelError(
-            "--rope-scaling and --rope-theta change one rope, and this model's layers have several: say it with "
-            "--hf-overrides"
+            "--rope-scaling and --rope-theta change one rope, and this model's layers have several: use --hf-overrides"
         )
     theta = rope.get("rope_theta") if rope_theta is None else rope_theta
     rope = dict(rope if rope_scaling is None else rope_scaling)

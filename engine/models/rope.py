@@ -97,9 +97,7 @@ def rope_from_config(config: ConfigReader, head_dim: int, max_model_len: int | N
             # Rounded once, here, so that every device starts from the same float32 values.
             inv_freq = tuple(table.astype(np.float32).tolist())
     except (ArithmeticError, ValueError) as error:
-        raise ModelError(
-            f"config.json: rope parameters {shown(parameters)} cannot be computed with: {error}"
-        ) from error
+        raise ModelError(f"config.json: rope parameters {shown(parameters)} are unusable: {error}") from error
     if longest > MAX_INTEGER:
         raise ModelError(
             f"config.json: rope parameters {shown(parameters)} stretch the context beyond {MAX_INTEGER} tokens"

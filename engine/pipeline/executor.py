@@ -184,18 +184,18 @@ class PipelineExecutor(Executor):
             self._end()
             pause_s = self._restarts.pause_s()
             if pause_s is None:
-                raise DeviceError(f"{failure}. Stages have ended too often to start them again") from failure
+                raise DeviceError(f"{failure}. Stages have ended too often to be restarted") from failure
             if pause_s:
-                logger.warning("The stages start again in %g s", pause_s)
+                logger.warning("The stages are restarted in %g s", pause_s)
             self._cancellation.wait(pause_s)
             started = time.perf_counter()
             try:
                 self._begin_again(self._launch(self._cancellation))
             except DeviceError as error:
-                logger.error("The stages could not be started again: %s", error)
+                logger.error("The stages could not be restarted: %s", error)
                 failure = error
             else:
-                logger.warning("All stages run again after %.1f s", time.perf_counter() - started)
+                logger.warning("All stages are running again after %.1f s", time.perf_counter() - started)
                 return
 
     def stop_restarting(self) -> None:
@@ -269,7 +269,7 @@ class PipelineExecutor(Executor):
     def _say_where(stages: Stages, number: int, arrays: Arrays, seconds: float) -> None:
         index = stages.where(number, arrays)
         logger.warning(
-            "A step has taken %.0f s so far: it is at %s, %s", seconds, stages.name(index), stages.place(index)
+            "A step has taken %.0f s so far, and waits for %s, %s", seconds, stages.name(index), stages.place(index)
         )
 
     def _send(self, link: Link, message: bytes, part: Part = Part.NOTHING) -> None:

@@ -58,8 +58,8 @@ def listed_tokens(folder: Path, config: Mapping[str, Any]) -> dict[int, AddedTok
         raise ModelError(f'{folder / _ADDED} must have entries like "<|im_end|>": 32000') from error
     if len(by_id) > _MAX_ADDED or sum(len(token.content) for token in by_id.values()) > _MAX_ADDED_CHARACTERS:
         raise ModelError(
-            f"{folder}: tokenizer_config.json and {_ADDED} may add {_MAX_ADDED} tokens with {_MAX_ADDED_CHARACTERS} "
-            f"characters, and add {len(by_id)}"
+            f"{folder}: tokenizer_config.json and {_ADDED} may add at most {_MAX_ADDED} tokens with "
+            f"{_MAX_ADDED_CHARACTERS} characters, and add {len(by_id)}"
         )
     return by_id
 

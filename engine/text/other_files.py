@@ -30,7 +30,7 @@ def load_other_files(folder: Path, config: Mapping[str, Any]) -> TokenizerBacken
         return made
     if any(any(folder.glob(name)) for name in _MISTRAL_FILES):
         raise ModelError(
-            f"{folder} has Mistral's own tokenizer alone: --tokenizer-mode mistral reads it, with mistral-common "
+            f"{folder} has only Mistral's own tokenizer: --tokenizer-mode mistral reads it, with mistral-common "
             f"({install_command('mistral')}); or add a tokenizer.json, or name another folder with --tokenizer"
         )
     if legacy := [path for name in _LEGACY_FILES if is_there(path := folder / name)]:

@@ -162,7 +162,7 @@ def _fields(data: bytes, start: int, end: int, most: int) -> Iterator[tuple[int,
         else:
             raise _MalformedError(f"it has a field of type {wire}")
         if length > end - start:
-            raise _MalformedError("a field is longer than what it is in")
+            raise _MalformedError("a field is longer than the message that contains it")
         yield tag >> 3, wire, start, start + length
         start += length
     if start != end:
@@ -188,7 +188,7 @@ def _check(model: SentencePieceModel) -> None:
     if not all(pieces):
         raise _MalformedError("a piece is empty")
     if len(set(pieces)) < len(pieces):
-        raise _MalformedError("a piece is there twice")
+        raise _MalformedError("a piece occurs twice")
     if not {*kinds} <= {*range(NORMAL, BYTE + 1)}:
         raise _MalformedError(f"kinds of pieces are numbers from {NORMAL} to {BYTE}")
     if kinds.count(UNKNOWN) != 1:

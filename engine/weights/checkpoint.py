@@ -249,7 +249,7 @@ def _text_part(checkpoint: Checkpoint, description: ModelDescription) -> Checkpo
         else:
             text[alone] = stored
     if others:
-        logger.info("only the language model is served; not loaded are %d tensors of %s", len(others), parts_of(others))
+        logger.info("only the language model is served; %d tensors of %s are not loaded", len(others), parts_of(others))
     return text
 
 
@@ -329,8 +329,8 @@ class CheckpointWeights:
         left = sorted(name for name in biases if (stored := self._find(name)) is not None and stored.data.any())
         if left:
             logger.warning(
-                "%s: not used is %s%s, because config.json says that there are no such biases. Answers will be wrong "
-                "if it is not the config of these weights",
+                "%s: these biases are not used, because config.json says that there are none: %s%s. Answers will be "
+                "wrong if this is not the config of these weights",
                 self._files(),
                 left[0],
                 f", and {len(left) - 1} more like it" if len(left) > 1 else "",
@@ -415,7 +415,7 @@ def _check_joined(parts: list[Part], needed: tuple[int, ...]) -> None:
     if rows != needed[0] or any(not shape or shape[1:] != needed[1:] for shape in shapes):
         found = ", ".join(f"{origin(stored, ref)} has shape {stored.shape}" for stored, ref in parts)
         raise ModelError(
-            f"{found}, which do not fit config.json: what the model takes of them must make the shape {needed}"
+            f"{found}, which do not fit config.json: the parts that the model uses must form the shape {needed}"
         )
     dense = [(stored, ref) for stored, ref in parts if isinstance(stored, StoredTensor)]
     for stored, ref in dense[1:]:

@@ -26,9 +26,9 @@ def draft_tensors(names: Iterable[str], layers: str, num_layers: int) -> list[st
 def not_loaded(count: int, *, usable: bool) -> str:
     """Says that `count` tensors of such layers are left out, and what would use them if they are `usable`."""
     if not usable:
-        return f"not loaded are {count} tensors of {_FOR_DRAFTS}, which are not used"
+        return f"{count} tensors of {_FOR_DRAFTS} are not loaded, because they are not used"
     use = '--speculative-config \'{"method": "mtp"}\' drafts with them'
-    return f"not loaded are {count} tensors of {_FOR_DRAFTS}; {use}"
+    return f"{count} tensors of {_FOR_DRAFTS} are not loaded; {use}"
 
 
 def no_mtp(where: str) -> ModelError:

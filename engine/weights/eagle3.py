@@ -89,7 +89,7 @@ def open_eagle3(model: str, revision: str | None, download_dir: str | Path | Non
     }
     used = {place.name for place in description.places.values()} | {_TOKENS, _IS_DRAFTED}
     if others := sorted(name for name in checkpoint.keys() - used if not name.endswith(_NOT_NEEDED)):
-        logger.warning("%s: not loaded are %s, which are not used", model, ", ".join(map(shown, others[:5])))
+        logger.warning("%s: %s are not loaded, because they are not used", model, ", ".join(map(shown, others[:5])))
     return Eagle3Layer(spec, tensors)
 
 
@@ -106,7 +106,7 @@ def _checked(
     wanted = shape if place.columns is None else (shape[0], num_parts * shape[1])
     if stored.shape != wanted:
         raise ModelError(
-            f"{stored.path}: tensor {place.name} has shape {stored.shape}, and by config.json it must be {wanted}"
+            f"{stored.path}: tensor {place.name} has shape {stored.shape}, but config.json requires {wanted}"
         )
     return stored
 

@@ -158,7 +158,7 @@ def split_name(model: str) -> tuple[str, str | None]:
 
 
 def _no_quantization(model: str, owner: str) -> NoReturn:
-    raise ModelError(f"{model} names no quantization behind the colon; one would be {owner}:Q4_K_M")
+    raise ModelError(f"{model} names no quantization after the colon; name one, as in {owner}:Q4_K_M")
 
 
 def local_model(model: str, suffix: str | None = None) -> Path | None:
@@ -202,7 +202,7 @@ def repository_files(repository: str, revision: str | None, download_dir: str | 
         try:
             return [file.rfilename for file in repository_info(repository, revision).siblings or []]
         except UnreachableError:
-            logger.info("%s cannot be reached: the cache is looked through", constants.ENDPOINT)
+            logger.info("%s cannot be reached: looking in the cache", constants.ENDPOINT)
     return files_in(cached_folder(repository, revision, download_dir))
 
 

@@ -84,7 +84,7 @@ class _Repository:
         content, size = response.content, response.headers.get("Content-Range", "").rpartition("/")[2]
         if response.status_code != 206 or not size.isdecimal() or len(content) > count:
             raise ModelError(
-                f"{self.name}: the hub does not send parts of {file}; tidewheel pull {self.name} has it all"
+                f"{self.name}: the hub does not send parts of {file}; download it with tidewheel pull {self.name}"
             )
         return content, int(size)
 
@@ -97,8 +97,8 @@ def _fetch(repository: _Repository, wanted: str | None, folder: Path) -> Path:
             refuse_pickles(repository.name, repository.revision, repository.files)
             if may_be_plain(repository.files):
                 raise NoHeadersError(
-                    f"{repository.name} has its weights in PyTorch's files, which can only be inspected when they are "
-                    f"here: tidewheel pull {repository.name}"
+                    f"{repository.name} has its weights in PyTorch's files, which can only be inspected after the "
+                    f"download: tidewheel pull {repository.name}"
                 )
         parts = choose_gguf(repository.name, repository.files, wanted)
         for part in parts:
@@ -178,7 +178,7 @@ def _safetensors(repository: _Repository, name: str, path: Path) -> None:
     if num_bytes > _MAX_NUMBERS_BYTES:
         raise ModelError(
             f"{repository.name}: {name} has {num_bytes >> 20} MiB of zero points and orders of inputs, which are too "
-            "many to look at from afar: tidewheel pull it first"
+            "many to inspect remotely: download it first with tidewheel pull"
         )
     file.write({8 + header_bytes + start: one for start, one in ones})
     for start, end in _joined(numbers):

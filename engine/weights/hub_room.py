@@ -49,7 +49,7 @@ def check_room(downloads: Sequence[Download], download_dir: str | Path | None = 
         try:
             missing.update(_missing(download, cache))
         except UnreachableError as error:
-            logger.debug("the disk is not looked at before %s is downloaded: %s", download.model, error)
+            logger.debug("the free disk space cannot be checked before %s is downloaded: %s", download.model, error)
     _require(", ".join(dict.fromkeys(download.model for download in downloads)), sum(missing.values()), cache)
 
 

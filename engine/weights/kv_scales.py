@@ -155,7 +155,7 @@ class _Layer:
             if stored is not None:
                 break
         else:
-            raise ModelError(f"{where}: tensor {names[0]} is missing, by which {which.upper()} is to be divided")
+            raise ModelError(f"{where}: tensor {names[0]} is missing, the divisor of {which.upper()}")
         owner = f"{stored.path}: tensor {name}"
         if math.prod(stored.shape) != 1:
             raise ModelError(f"{owner} has shape {stored.shape}; supported is one scale for a layer")

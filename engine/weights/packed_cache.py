@@ -61,13 +61,13 @@ class PackedCache:
             with open(self.path, "rb", opener=_without_waiting) as file:
                 checksum = self._read_header(file, _num_bytes(weights))
                 if not weights.read_weights(file.fileno(), _WEIGHTS_AT, checksum):
-                    raise ValueError("its checksum does not fit its weights")
+                    raise ValueError("its checksum does not match its weights")
         except FileNotFoundError:
             return False
         except (OSError, ValueError) as error:
-            logger.warning("The packed weights in %s cannot be used and will be written anew: %s", self.path, error)
+            logger.warning("The packed weights in %s cannot be used and will be replaced: %s", self.path, error)
             return False
-        start_logger.info("Took packed weights from %s", self.path)
+        start_logger.info("Loaded packed weights from %s", self.path)
         return True
 
     def write(self, weights: PackedWeights, stopped: threading.Event) -> None:

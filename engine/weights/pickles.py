@@ -40,8 +40,8 @@ def refused_folder(folder: str, pickles: Sequence[str], reason: str = "") -> Mod
     """The error for a folder that has these pickles; `reason` says what is in one of them besides tensors."""
     because = f" ({reason})" if reason else ""
     return ModelError(
-        f"{_never_loaded(folder, pickles)}{because}. Where torch is installed, this makes safetensors of it and runs "
-        f"no code: {_conversion(folder, pickles)}"
+        f"{_never_loaded(folder, pickles)}{because}. Where torch is installed, this command converts it to "
+        f"safetensors without running its code: {_conversion(folder, pickles)}"
     )
 
 
@@ -61,9 +61,9 @@ def refused_repository(
     if revision is not None:
         download += ["--revision", revision]
     return ModelError(
-        f"{refused}. Or, where torch is installed, this fetches it, makes safetensors of it, runs no code of it, and "
-        f"serves it: {shlex.join(download)} && {_conversion(folder, beside)} && "
-        f"tidewheel serve {shlex.quote(f'./{folder}')}"
+        f"{refused}. Or, where torch is installed, this command downloads it, converts it to safetensors without "
+        f"running its code, and serves it: {shlex.join(download)} && {_conversion(folder, beside)} && tidewheel "
+        f"serve {shlex.quote(f'./{folder}')}"
     )
 
 

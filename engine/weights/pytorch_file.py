@@ -125,7 +125,7 @@ def _entries(path: Path, file: mmap.mmap) -> dict[str, tuple[int, int]]:
         if signature != b"PK\x03\x04" or start + size > len(file):
             _refuse(f"{shown(entry.filename)} lies outside of the file")
         if name in entries:
-            _refuse(f"{shown(name)} is there twice")
+            _refuse(f"{shown(name)} occurs twice")
         entries[name] = (start, size)
     return entries
 
@@ -162,7 +162,7 @@ def _named_tensors(file: mmap.mmap, entries: dict[str, tuple[int, int]]) -> Iter
         _refuse(f"it holds {_kind(value)} in place of named tensors")
     for name, tensor in value.items():
         if not isinstance(tensor, _Tensor):
-            _refuse(f"{shown(name)} is {_kind(tensor)}, no tensor")
+            _refuse(f"{shown(name)} is {_kind(tensor)}, not a tensor")
         yield name, tensor
 
 
@@ -250,7 +250,7 @@ class _Machine:
     def _call(self, _: None) -> None:
         function, arguments = self._take(2)
         if not isinstance(function, _Name) or not isinstance(arguments, tuple):
-            _refuse("data.pkl calls what is no function")
+            _refuse("data.pkl calls something that is not a function")
         if function == _ORDERED_DICT and not arguments:
             self._stack.append({})
         elif function == _PARAMETER and len(arguments) == 3 and isinstance(arguments[0], _Tensor):
@@ -269,13 +269,13 @@ class _Machine:
 
     def _append(self, values: list[Any]) -> None:
         if not isinstance(owner := self._top(), list):
-            _refuse("data.pkl appends to what is no list")
+            _refuse("data.pkl appends to something that is not a list")
         owner.extend(values)
 
     def _set(self, pairs: list[Any]) -> None:
         owner = self._top()
         if not isinstance(owner, dict) or len(pairs) % 2:
-            _refuse("data.pkl sets members of what is no dictionary")
+            _refuse("data.pkl sets members of something that is not a dictionary")
         for key, value in zip(pairs[::2], pairs[1::2], strict=True):
             if not isinstance(key, str) or not key.isprintable():
                 _refuse(f"a name is {_kind(key)}" if not isinstance(key, str) else f"a name is {shown(ascii(key))}")
@@ -310,7 +310,7 @@ def _tensor(arguments: tuple[Any, ...]) -> _Tensor:
     if not isinstance(storage, _Storage) or not _are_sizes((offset,)):
         _refuse("data.pkl makes a tensor in an unknown way")
     if not _are_sizes(shape) or not _are_sizes(strides) or len(shape) != len(strides):
-        _refuse("data.pkl makes a tensor of an impossible shape")
+        _refuse("data.pkl makes a tensor with an impossible shape")
     needed = 1
     for size, stride in zip(reversed(shape), reversed(strides), strict=True):
         if size > 1 and stride != needed and 0 not in shape:

@@ -65,14 +65,14 @@ def _fault_of(entry: Any) -> str | None:
     fields: dict[str, Any] = entry if isinstance(entry, dict) else {}
     dtype, shape, offsets = fields.get("dtype"), _sizes(fields.get("shape")), _sizes(fields.get("data_offsets"))
     if not isinstance(dtype, str) or dtype not in _BITS:
-        return f"is stored as {shown(dtype)}, which is no type of safetensors"
+        return f"is stored as {shown(dtype)}, which is not a type of safetensors"
     if shape is None:
         return f"has the shape {shown(fields.get('shape'))}"
     if offsets is None or len(offsets) != 2 or offsets[0] > offsets[1]:
         return f"has the offsets {shown(fields.get('data_offsets'))}"
     needed = -(-math.prod(shape) * _BITS[dtype] // 8)
     if needed >= 1 << 64:
-        return f"has the shape {shown(shape)}, which no file has room for"
+        return f"has the shape {shown(shape)}, which is too large for any file"
     if needed != offsets[1] - offsets[0]:
         return f"has {in_bytes(offsets[1] - offsets[0])}, but its shape and type need {in_bytes(needed)}"
     return None

@@ -60,7 +60,7 @@ def tensors_in(header: bytes, max_tensors: int) -> TensorEntries:
             at = _blank(text, at + 1)
         at = _after(text, at, "}")
     if at != len(text):
-        raise ValueError("there is something behind its header")
+        raise ValueError("there is something after its header")
     found.pop(_METADATA, None)
     return TensorEntries(found)
 

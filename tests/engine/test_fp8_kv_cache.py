@@ -143,7 +143,7 @@ def test_scales_of_other_checkpoints_are_used_if_the_type_is_asked_for(
     assert "with the checkpoint's scales" in caplog.text
     caplog.clear()
     assert opened(folder).kv_cache_dtype == "float32"
-    assert "scales of K and V are for a cache of fp8_e4m3, and not needed" in caplog.text
+    assert "scales of K and V are not needed" in caplog.text
 
 
 def test_another_type_needs_no_scales(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -151,8 +151,8 @@ def test_another_type_needs_no_scales(tmp_path: Path, caplog: pytest.LogCaptureF
     model = opened(checkpoint(tmp_path, {}, quantization_config=QUANTIZED), kv_cache_dtype="float32")
     assert not agrees(logits(model))
     assert [record.message for record in caplog.records if "scales" in record.message] == [
-        "The checkpoint's scales of K and V are for a cache of fp8_e4m3, and not needed: the cpu device caches them as "
-        "float32"
+        "The checkpoint's scales of K and V are not needed: they are for a cache of fp8_e4m3, and the cpu device "
+        "caches K and V as float32"
     ]
 
 
@@ -170,7 +170,7 @@ def test_other_schemes_are_refused_unless_a_type_is_asked_for(
     with pytest.raises(ModelError, match=r"kv_cache_scheme .* is not supported; .* such as --kv-cache-dtype float32"):
         opened(folder)
     assert opened(folder, kv_cache_dtype="bfloat16").kv_cache_dtype == "bfloat16"
-    assert "not as the checkpoint's kv_cache_scheme says" in caplog.text
+    assert "instead of the type of the checkpoint's kv_cache_scheme" in caplog.text
 
 
 def without(name: str) -> Callable[[dict[str, Array]], None]:
@@ -194,8 +194,8 @@ def becomes(array: Array) -> Callable[[dict[str, Array]], None]:
         (becomes(np.array([1e30], np.float32)), "v_scale is 1e[+]30, which is not a scale"),
         (becomes(np.ones(2, np.float32)), r"v_scale has shape \(2,\); supported is one scale for a layer"),
         (becomes(np.ones(1, np.int32)), "v_scale is stored as I32; supported are"),
-        (without("v_scale"), "tensor model.layers.1.self_attn.v_scale is missing, by which V is to be divided"),
-        (without("k_scale"), "tensor model.layers.1.self_attn.k_scale is missing, by which K is to be divided"),
+        (without("v_scale"), "tensor model.layers.1.self_attn.v_scale is missing, the divisor of V"),
+        (without("k_scale"), "tensor model.layers.1.self_attn.k_scale is missing, the divisor of K"),
     ],
 )
 def test_bad_scales_are_named(tmp_path: Path, change: Callable[[dict[str, Array]], None], words: str) -> None:

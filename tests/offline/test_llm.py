@@ -515,7 +515,7 @@ def test_an_answer_that_cannot_go_on_says_so_and_leaves_the_others(llm: LLM) -> 
     impossible = SamplingParams(allowed_token_ids=[5], bad_words=[llm.get_tokenizer().decode([5])])
     failed, fine = generate(llm, ["x", "x"], [impossible, SamplingParams()])
     assert failed.outputs[0].finish_reason == "error"
-    assert "no token to go on with" in (failed.outputs[0].error or "")
+    assert "no token that can come next" in (failed.outputs[0].error or "")
     assert fine.outputs[0].error is None
 
 

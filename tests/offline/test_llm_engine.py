@@ -141,7 +141,7 @@ def test_errors_of_a_request_are_its_own(llm: LLM, engine: LLMEngine) -> None:
     assert sorted(found) == ["fine", "impossible"]
     [failed] = found["impossible"][-1].outputs
     assert failed.finish_reason == "error"
-    assert "no token to go on with" in (failed.error or "")
+    assert "no token that can come next" in (failed.error or "")
     assert len(found["fine"][-1].outputs[0].token_ids) == 60
 
 

@@ -24,7 +24,7 @@ _FRESH_S = 0.5
 _NAMING = re.compile(rf"^.*{ADAPTERS}.*\n", re.MULTILINE)
 _COUNTS = (
     ("replicas", "Replicas that run."),
-    ("replicas_silent", "Those that did not tell their metrics in time."),
+    ("replicas_silent", "Replicas that did not report their metrics in time."),
 )
 
 ReplicaText = tuple[str, str]

@@ -52,7 +52,7 @@ def read_block(path: Path, identity: bytes, digest: Digest, data: NDArray[np.uin
         raise
     try:
         if os.fstat(file).st_size != HEADER_BYTES + data.nbytes:
-            raise BadFileError("it is not as long as a block")
+            raise BadFileError("its length is not that of a block")
         header = os.read(file, HEADER_BYTES)
         if len(header) != HEADER_BYTES or header[_HEADER.size :] != _CRC.pack(zlib.crc32(header[: _HEADER.size])):
             raise BadFileError("its header is damaged")
@@ -66,6 +66,6 @@ def read_block(path: Path, identity: bytes, digest: Digest, data: NDArray[np.uin
                 raise BadFileError("it has become shorter")
             rest = rest[count:]
         if zlib.crc32(data.data) != checksum:
-            raise BadFileError("its content does not fit its checksum")
+            raise BadFileError("its content does not match its checksum")
     finally:
         os.close(file)

@@ -202,7 +202,7 @@ class DiskTier:
         for thread in self._threads:
             thread.join(max(deadline - time.monotonic(), 0.1))
         if any(thread.is_alive() for thread in self._threads):
-            logger.warning("--kv-offload: the disk did not answer in time; what it was given last may be lost")
+            logger.warning("--kv-offload: the disk did not answer in time; the last blocks may be lost")
         else:
             self._folder.close()
 
@@ -216,8 +216,8 @@ class DiskTier:
         with self._changed:
             if self._is_on:
                 logger.error(
-                    "--kv-offload is off from now on, and requests go on without it: %s in %s; make room or mend the "
-                    "folder, and restart the server",
+                    "--kv-offload is off from now on, and requests go on without it: %s in %s; free disk space or "
+                    "repair the folder, and restart the server",
                     error.strerror or error,
                     self._folder.path,
                 )

@@ -85,10 +85,10 @@ def _report_groups(isa: str, options: CpuOptions, groups: Sequence[Sequence[int]
         logger.warning("--reserved-cpus has no effect: --threads-bind %s names the cores", options.threads_bind)
     advice = "--threads-bind auto makes a group of each node"
     if options.threads_bind == "auto":
-        advice = "take as many stages or groups as there are nodes, or name cores with --threads-bind"
+        advice = "use one stage or group for each node, or name cores with --threads-bind"
     for group in spanning_groups(groups, _native.topology()):
         logger.warning(
-            "CPUs %s are of several NUMA nodes, which read each other's memory as one group of threads; %s",
+            "CPUs %s are of several NUMA nodes, so this group of threads reads memory of other nodes; %s",
             cpu_list(group),
             advice,
         )
@@ -113,7 +113,7 @@ def _report_unpacked(unpacked: frozenset[str], reason: str | None, cache_dir: st
             "%d matrices of experts stay in the checkpoint's files, and are packed when they are used", len(unpacked)
         )
     if unpacked and cache_dir is not None:
-        logger.warning("--cache-dir has no effect with %s=0: it would keep the experts packed", PREPACK)
+        logger.warning("--cache-dir has no effect with %s=0: it would store packed experts", PREPACK)
 
 
 _MIN_DRAFT_TOKENS, _MAX_DRAFT_TOKENS = 4, 64  # that a recurrent state can go back

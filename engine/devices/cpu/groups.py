@@ -51,7 +51,7 @@ def choose_groups(
     cpus = [cpu for group in groups for cpu in group]
     allowed = [processor["cpu"] for processor in topology["processors"]]
     if missing := [cpu for cpu in cpus if cpu not in allowed]:
-        raise DeviceError(f"--threads-bind: CPU {missing[0]} is not one this process may use: {cpu_list(allowed)}")
+        raise DeviceError(f"--threads-bind: this process may not use CPU {missing[0]}, only {cpu_list(allowed)}")
     if not all(groups) or len(set(cpus)) != len(cpus):
         raise DeviceError("--threads-bind must name a CPU in each group, and each CPU once, like 0-15 or 0-15|16-31")
     return groups
@@ -107,8 +107,8 @@ def groups_of_stages(
     stages = shared_out(groups, num_stages, named=named, asked_by="--pipeline-parallel-size")
     if small := [stage for stage in stages if len(stage) < num_groups]:
         raise DeviceError(
-            f"--tensor-parallel-size {num_groups} needs as many cores in each stage of the pipeline, and one has the "
-            f"CPUs {cpu_list(small[0])} alone: name more with --threads-bind"
+            f"--tensor-parallel-size {num_groups} needs as many cores in each stage of the pipeline, and one has "
+            f"only the CPUs {cpu_list(small[0])}: name more cores with --threads-bind"
         )
     return [shared_out([stage], num_groups, named=False) for stage in stages]
 

@@ -45,5 +45,5 @@ def _why_packed(format: TensorFormat, stored: TensorFormat | None) -> str | None
     if not format.is_stored or (format.block_kind and format != stored):
         return "is quantized by --quantization"
     if format.kind == "grid":
-        return "has integers that are put in another order as they are read"
+        return "has integers that are reordered during reading"
     return None

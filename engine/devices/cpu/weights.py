@@ -66,7 +66,9 @@ def set_weights(
             together, num_bytes = {}, 0
     _pack(native, together, threads)
     if copied:
-        logger.info("%d matrices of experts are kept in memory as they were read: they are no part of a file", copied)
+        logger.info(
+            "%d matrices of experts are kept in memory as they were read, because they are not a part of a file", copied
+        )
     for reason, count in dequantized.items():
         logger.info("%d quantized matrices are dequantized as they are read: %s", count, reason)
 

@@ -46,7 +46,7 @@ def plan_buckets(options: GraphOptions, sizes: StepSizes) -> BucketPlan:
         other = replace(options, bucketing="exponential")
         fewer, _ = plan_of_ranges(bucket_ranges(other, sizes), "exponential", sizes)
         logger.warning(
-            "%d buckets take long to compile and to capture; --bucketing exponential makes %d",
+            "%d buckets take a long time to compile and capture; --bucketing exponential makes only %d",
             plan.num_buckets,
             fewer.num_buckets,
         )

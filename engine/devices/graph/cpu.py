@@ -43,8 +43,8 @@ class CpuAdapter:
         compiler = os.environ.get("CXX", "g++")
         if backend == "inductor" and not self._is_eager and shutil.which(compiler) is None:
             raise DeviceError(
-                f"torch.compile makes code for the graph-cpu device with {compiler}, which is not there: install it, "
-                "name another one with CXX, or take --enforce-eager"
+                f"torch.compile makes code for the graph-cpu device with {compiler}, which is not installed: install "
+                "it, name another one with CXX, or take --enforce-eager"
             )
 
     def enter(self) -> None:

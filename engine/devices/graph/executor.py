@@ -150,7 +150,7 @@ class GraphExecutor(Executor):
             self._warned = True
             logger.warning(
                 "A %s of %d sequences, %d tokens and %d KV blocks each is larger than all buckets: it runs unpadded "
-                "and slowly, and so do others like it. Raise %s. This is logged once.",
+                "and slowly, like others of its size. Raise %s. This is logged once.",
                 phase,
                 *bucket,
                 _MAXIMA[phase],

@@ -283,8 +283,8 @@ def _compile_error(device: str, error: Exception) -> DeviceError:
     cause = getattr(error, "inner_exception", error)
     said = one_line(str(cause).strip().partition("\n\n")[0])  # torch's own advice is behind it
     return DeviceError(
-        f"torch.compile cannot make code for the {device} device: {type(cause).__name__}: {said}. Mend that "
-        "(--log-level debug shows more), or take --enforce-eager, which does without"
+        f"torch.compile cannot make code for the {device} device: {type(cause).__name__}: {said}. Fix that "
+        "(--log-level debug shows more), or use --enforce-eager, which does not need it"
     )
 
 

@@ -156,7 +156,7 @@ class Leader(Group):
         """Raises DeviceError if one of the others has ended."""
         for rank, process in enumerate(self._processes, 1):
             if (code := process.poll()) is not None:
-                raise DeviceError(f"the process of accelerator {rank} has ended with code {code}: its messages say why")
+                raise DeviceError(f"the process of accelerator {rank} has ended with code {code}: see its messages")
 
     def scattered(self, tensors: Iterator[tuple[str, list[DenseTensor]]]) -> Iterator[tuple[str, WeightTensor]]:
         """The first part of each weight; the others get theirs."""
@@ -188,7 +188,9 @@ class Leader(Group):
         call = self._call
         time.sleep(_END_S)
         if call % 2 and self._call == call and process in self._processes:
-            logger.critical("The process of another accelerator has ended in the middle of a step: so does this one")
+            logger.critical(
+                "The process of another accelerator has ended in the middle of a step, so this process ends too"
+            )
             os._exit(1)
 
     def _end(self) -> None:

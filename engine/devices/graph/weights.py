@@ -65,7 +65,8 @@ class Weights:
             if not isinstance(tensor, DenseTensor) and not dequantized:
                 dequantized = True
                 logger.warning(
-                    "%s is quantized: such weights are dequantized while they are loaded, and take the memory of %s",
+                    "%s is quantized: such weights are dequantized while they are loaded, and need as much memory as "
+                    "in %s",
                     tensor.origin,
                     str(dtype).removeprefix("torch."),
                 )

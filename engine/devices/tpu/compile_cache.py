@@ -37,9 +37,10 @@ def _private_folder(folder: Path) -> str:
     except OSError as error:
         raise DeviceError(f"the folder of compiled programs cannot be made: {error}; {advice}") from error
     if status.st_uid != os.geteuid():
-        raise DeviceError(f"compiled programs in {folder} are run, and the folder belongs to another user: {advice}")
+        raise DeviceError(f"{folder} belongs to another user, and the compiled programs in it would be run: {advice}")
     if stat.S_IMODE(status.st_mode) & 0o022:
         raise DeviceError(
-            f"compiled programs in {folder} are run, and other users can write there: chmod 700 {folder}, or {advice}"
+            f"other users can write to {folder}, and the compiled programs in it would be run: chmod 700 {folder}, "
+            f"or {advice}"
         )
     return str(folder)

@@ -104,4 +104,4 @@ def _report(spec: DecoderSpec, kernel: Kernel) -> None:
         if reason := kernel.refusal(attention):
             reasons[reason] = reasons.get(reason, 0) + 1
     for reason, count in reasons.items():
-        logger.warning("Attention of %d layers runs without the TPU's kernel, which does not do %s", count, reason)
+        logger.warning("Attention of %d layers runs without the TPU's kernel, which does not support %s", count, reason)

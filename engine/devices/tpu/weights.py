@@ -46,8 +46,8 @@ def place_weights(
         placed[name] = jax.device_put(array, weight_sharding(mesh, name, shape))
     if num_quantized:
         logger.warning(
-            "%d matrices of the checkpoint are quantized; the tpu device computes with their values, "
-            "and they take as much memory as in %s",
+            "%d matrices of the checkpoint are quantized; the tpu device dequantizes them, and they need as much "
+            "memory as in %s",
             num_quantized,
             dtype,
         )

@@ -165,7 +165,7 @@ class StageProcesses:
         try:
             code = process.wait(_DEATH_S)
         except subprocess.TimeoutExpired:
-            return "has closed its sockets"
+            return "has closed its connections"
         if code >= 0:
             return f"has ended with status {code}"
         hint = "; the system kills a process when memory runs out" if code == -signal.SIGKILL else ""

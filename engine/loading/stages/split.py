@@ -138,4 +138,4 @@ def _best_ends(cost: Callable[[int, int, int], float], places: Sequence[int], nu
 
 
 def _in_words(layers: Sequence[int]) -> str:
-    return f"layers {', '.join(map(str, layers))}" if layers else "no layer but the first"
+    return f"layers {', '.join(map(str, layers))}" if layers else "only the first layer"

@@ -85,19 +85,23 @@ class DecoderSpec:
         for index, layer in enumerate(self.layers):
             for mixer in mixers(layer):
                 if isinstance(mixer, AltUpSpec) and (self.streams is None or self.streams.count != mixer.streams):
-                    raise ValueError(f"layer {index} wants {mixer.streams} streams, which the embedding does not make")
+                    raise ValueError(
+                        f"layer {index} needs {mixer.streams} streams, which the embedding does not produce"
+                    )
                 if isinstance(mixer, AttentionSpec) and mixer.kv_layer is not None:
                     self._require_kv(index, mixer, mixer.kv_layer)
                 if isinstance(mixer, PerLayerSpec) and (
                     per_layer is None or mixer.size != per_layer.size or mixer.layer >= len(self.layers)
                 ):
-                    raise ValueError(f"layer {index} wants {mixer.size} values of a token that the embedding has not")
+                    raise ValueError(
+                        f"layer {index} needs {mixer.size} values of each token, which the embedding does not have"
+                    )
 
     def _require_kv(self, index: int, attention: AttentionSpec, kv_layer: int) -> None:
         earlier = mixers(self.layers[kv_layer]) if 0 <= kv_layer < index else iter(())
         wanted = replace(attention, kv_layer=None).cached
         if [m.cached for m in earlier if isinstance(m, AttentionSpec)] != [wanted]:
-            raise ValueError(f"layer {index} reads the K and V of layer {kv_layer}, which has not such heads")
+            raise ValueError(f"layer {index} reads the K and V of layer {kv_layer}, which has other heads")
 
     def attentions(self) -> Iterator[AttentionSpec]:
         """The attention mixers of all layers in order, without those to latents."""

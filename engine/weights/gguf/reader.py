@@ -235,7 +235,7 @@ class _Cursor:
         """A number of things that take at least `min_bytes` bytes each."""
         value = self.u64(what)
         if value > most:
-            raise self.error(f"it says that there are more than {most} {what}, and no model has so many")
+            raise self.error(f"it says that there are more than {most} {what}, which is more than any model has")
         if value * min_bytes > self.left:
             self.advance(value * min_bytes, what)
         return value
@@ -243,7 +243,7 @@ class _Cursor:
     def text(self, what: str, most: int = _MAX_METADATA_BYTES) -> str:
         length = self.u64(what)
         if length > most:
-            raise self.error(f"it says that {what} has more than {in_bytes(most)}, and no model has such a long one")
+            raise self.error(f"it says that {what} has more than {in_bytes(most)}, which is longer than in any model")
         start = self.advance(length, what)
         try:
             return str(self.content[start : self.at], "utf-8")
@@ -261,8 +261,8 @@ def _header(cursor: _Cursor, max_tensors: int) -> tuple[int, int]:
     if version not in _VERSIONS:
         if version & 0xFFFF == 0 and version:
             raise cursor.error(
-                "it is big-endian; only little-endian files are supported, which gguf-convert-endian of the gguf "
-                "package makes of it"
+                "it is big-endian; only little-endian files are supported; convert it with gguf-convert-endian of "
+                "the gguf package"
             )
         raise cursor.error(f"it has version {version}; supported are 2 and 3: convert the original model again")
     num_tensors = cursor.count("tensors", 0, max_tensors)
@@ -275,7 +275,7 @@ def _metadata(cursor: _Cursor, count: int) -> Metadata:
     for _ in range(count):
         key = cursor.text("a key", _MAX_NAME)
         if key in metadata:
-            raise cursor.error(f"key {shown(key)} is there twice")
+            raise cursor.error(f"key {shown(key)} occurs twice")
         metadata[key] = _value(cursor, cursor.u32("a key's type"), key)
     return metadata
 
@@ -331,7 +331,7 @@ def _tensors(cursor: _Cursor, count: int, alignment: int, version: tuple[str, in
     for _ in range(count):
         name = cursor.text("a tensor's name", _MAX_NAME)
         if name in listed:
-            raise cursor.error(f"tensor {shown(name)} is there twice")
+            raise cursor.error(f"tensor {shown(name)} occurs twice")
         listed[name] = _tensor(cursor, name, alignment)
     begin = -(-cursor.at // alignment) * alignment
     size, end, before = len(cursor.content), 0, ""
@@ -378,7 +378,7 @@ def _tensor(cursor: _Cursor, name: str, alignment: int) -> tuple[BlockType, tupl
     if not elements:
         raise cursor.error(f"{where} has no elements")
     if elements >= 1 << _MAX_ELEMENT_BITS:
-        raise cursor.error(f"{where} has 2^{_MAX_ELEMENT_BITS} elements or more, and no model has so many")
+        raise cursor.error(f"{where} has 2^{_MAX_ELEMENT_BITS} elements or more, which is more than any model has")
     if shape[-1] % block.elements:
         raise cursor.error(f"{where} has rows of {shape[-1]} elements, but {block.name} has blocks of {block.elements}")
     if offset % alignment:

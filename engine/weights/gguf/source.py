@@ -28,7 +28,7 @@ _SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _MAX_SPLITS = 1000
 # By general.type or general.architecture.
 _NOT_MODELS = {
-    "adapter": "an adapter, which changes a model",
+    "adapter": "an adapter",
     "controlvector": "a control vector, which changes a model",
     "imatrix": "an importance matrix, which quantizers use",
     "mmproj": "a projector, which makes a model see or hear",
@@ -79,7 +79,7 @@ class GgufSource:
         """The tensors. Raises ModelError if `config` says how they are quantized, which the file says itself."""
         if config is not None and config.get("quantization_config") is not None:
             raise ModelError(
-                "--hf-overrides: a GGUF file says itself how its tensors are quantized; leave quantization_config out"
+                "--hf-overrides: a GGUF file contains how its tensors are quantized; leave quantization_config out"
             )
         return GgufWeights(self._file.tensors, architecture_of(self._file), self.config, description)
 

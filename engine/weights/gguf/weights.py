@@ -87,8 +87,8 @@ class GgufWeights:
         left = tensors.keys() - used - drafts
         if unknown := sorted(name for name in left if not _is_unused(architecture, name, config)):
             raise ModelError(
-                f"{tensors[unknown[0]].origin} is nothing that a model of this architecture has here: the file holds "
-                "a variant that is not supported"
+                f"{tensors[unknown[0]].origin} does not belong to this architecture: the file contains an "
+                "unsupported variant"
             )
         self.dtype: DType = count.most_common(1)[0][0]
         places = [(name, stored.place, ref.rows, ref.each) for name, (stored, ref) in self._places.items()]
@@ -143,7 +143,7 @@ def _require_scales(stored: GgufTensor) -> None:
         if stored.kind.exponent or any(half.any() for half in halves):
             return
     raise ModelError(
-        f"{stored.origin} has only scales of 0, which make all of it 0: the file is not complete, take it again"
+        f"{stored.origin} has only scales of 0, which make all of it 0: the file is not complete, download it again"
     )
 
 

@@ -137,8 +137,8 @@ def method_to_load_with(
         )
     if found[0] != asked:
         raise ModelError(
-            f"--quantization {asked} names the method of a checkpoint, but this one's is {shown(found[0])}: "
-            "leave the option out, and the checkpoint's own method is taken"
+            f"--quantization {asked} names the method of a checkpoint, but this one's is {shown(found[0])}: leave "
+            "the option out to use the checkpoint's own method"
         )
     return None
 

@@ -72,7 +72,8 @@ class BitsAndBytes:
             if not in_rows and self._says_dequantized:
                 self._says_dequantized = False
                 logger.info(
-                    "%s and others like it are dequantized as they are read: blocks go on in the next row",
+                    "%s and others like it are dequantized as they are read, because their blocks continue in the "
+                    "next row",
                     layer.origin("weight"),
                 )
             return matrix

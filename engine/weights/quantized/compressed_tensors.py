@@ -108,7 +108,7 @@ def _packed(layer: LayerTensors, scheme: _Scheme) -> StoredMatrix:
     packing = _packing(words, inputs, bits)
     if int(layer.array("weight_shape")[0]) != outputs or inputs < 1 or packing is None:
         stated = tuple(layer.array("weight_shape").tolist())
-        raise layer.error("weight_shape", f"says {stated}, which {bits} bits in {outputs} x {words} words are not")
+        raise layer.error("weight_shape", f"says {stated}, but {bits} bits in {outputs} x {words} words do not match")
     block = take_scales(layer, "weight_scale", shape, _block_of(layer, scheme))
     group_size = block[1]
     groups = -(-inputs // group_size)
@@ -232,7 +232,7 @@ def _nvfp4(layer: LayerTensors) -> StoredMatrix:
     def read() -> SmallFloatTensor:
         divisor = to_float32(layer.floats("weight_global_scale"))
         if not divisor.all():
-            raise layer.error("weight_global_scale", "is 0, by which nothing can be divided")
+            raise layer.error("weight_global_scale", "is 0, which cannot be a divisor")
         scales = layer.array("weight_scale")
         if not (scales & _MAGNITUDE).any():
             raise layer.only_zeros("weight_scale")
@@ -260,7 +260,7 @@ def _scales(layer: LayerTensors, outputs: int, groups: int) -> DenseTensor:
 
 def _block_of(layer: LayerTensors, scheme: _Scheme) -> tuple[int, int] | None:
     if scheme.block is not None and scheme.block[0] != 1:
-        raise layer.error("weight_scale", "is for blocks, which are supported for float-quantized layers only")
+        raise layer.error("weight_scale", "is for blocks, which are supported only for float-quantized layers")
     return scheme.block
 
 
@@ -281,7 +281,7 @@ def _read_targets(config: ConfigReader) -> Iterator[tuple[LayerPattern | str, _S
         owner = f"config.json: config_groups.{name}"
         _check_format(group.get("format"))
         if not isinstance(group.get("weights"), dict):
-            raise ModelError(f"{owner} does not say how weights are quantized, which is all that is supported")
+            raise ModelError(f"{owner} has no quantization of weights, and only that is supported")
         scheme = _read_scheme(ConfigReader(group["weights"], f"{owner}.weights"))
         targets = group.get("targets")
         if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):

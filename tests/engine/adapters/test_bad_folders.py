@@ -214,7 +214,7 @@ def _with_header(folder: Path, header: bytes, data: bytes = b"") -> Path:
         (b'{"' + b"a" * 2000 + b'": {}}', "not a valid safetensors file"),
         (b'{"a": [' + b"[]," * 10_000 + b"[]]}", "not a valid safetensors file"),
         (b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]},' * 2, "twice|not a valid"),
-        (b'{"a": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}} x', "behind its header"),
+        (b'{"a": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}} x', "after its header"),
         (b'{"a": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}', "not valid JSON"),
         (b"[]", "not valid JSON"),
         (b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}', "behind its last tensor"),

@@ -149,7 +149,7 @@ def test_other_contexts_are_refused(tmp_path: Path, context_length: object, word
         ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "this one has a rope of linear"),
         (
             {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4}},
-            "needs a model with one rope that is not scaled already, and this one has a rope of yarn: leave it out",
+            "needs a model with one unscaled rope, and this one has a rope of yarn: leave it out",
         ),
     ],
 )
@@ -169,5 +169,5 @@ def test_models_without_one_rope_are_refused(model: str) -> None:
 def test_the_longest_context_is_that_of_the_largest_factor() -> None:
     description, contexts = with_longer_contexts(describe(LLAMA), LLAMA, FACTORS, 256)
     assert (description.spec.max_positions, contexts.own, contexts.longest) == (256, 64, 256)
-    with pytest.raises(ModelError, match="a context of 257 tokens is more than this model's 64, and than the 256"):
+    with pytest.raises(ModelError, match="a context of 257 tokens is more than this model's 64, and more than the 256"):
         with_longer_contexts(describe(LLAMA), LLAMA, FACTORS, 257)

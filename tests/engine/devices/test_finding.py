@@ -28,7 +28,7 @@ NVIDIA, GAUDI, NEURON, TPU = (
     ("0x1ae0", "0xff0000"),
 )
 NPU, DISK, CARD = ("0x8086", "0x120000"), ("0x1d0f", "0x010802"), ("0x1ae0", "0x020000")
-NO_DRIVER = "the hardware is there, but not its driver: install it on the host, then modprobe"
+NO_DRIVER = "the hardware is present, but its driver is not: install it on the host, then modprobe"
 
 TORCH = """
 import atexit
@@ -176,7 +176,7 @@ def test_a_missing_node(machine: Machine, packages: Path, name: str, missing: st
 @pytest.mark.parametrize(
     ("name", "identity", "driver", "missing"),
     [
-        ("cuda", NVIDIA, "nvidia", "/dev/nvidia0 is missing, but the hardware is there: docker run --gpus all"),
+        ("cuda", NVIDIA, "nvidia", "/dev/nvidia0 is missing, but the hardware is present: docker run --gpus all"),
         ("cuda", NVIDIA, "", f"{NO_DRIVER} nvidia"),
         ("hpu", GAUDI, "", f"{NO_DRIVER} habanalabs"),
         ("neuron", DISK, "", "/dev/neuron0 is missing: docker run --device=/dev/neuron0"),
@@ -323,10 +323,10 @@ def test_auto_takes_what_can_be_used_and_says_why_not_the_others(
         assert choose(("cuda", "hpu"), GIB, machine.root) == "hpu"
     refused, taken = caplog.records
     assert (refused.levelname, taken.levelname) == ("WARNING", "INFO")
-    assert refused.message.startswith("--device auto does not take cuda (/dev/nvidia0, torch")
+    assert refused.message.startswith("--device auto does not choose cuda (/dev/nvidia0, torch")
     assert refused.message.endswith("torch is installed without CUDA: pip install --force-reinstall torch")
     answer = "2 x Imaginary, 3.00 GiB of 4.00 GiB free in the first"
-    assert taken.message.startswith(f"--device auto takes hpu: {answer} (/dev/accel/accel0, torch")
+    assert taken.message.startswith(f"--device auto chooses hpu: {answer} (/dev/accel/accel0, torch")
 
 
 def test_auto_falls_back_to_the_cpu_and_says_why(
@@ -339,7 +339,7 @@ def test_auto_falls_back_to_the_cpu_and_says_why(
     assert get_device("auto").name == "cpu"
     (record,) = caplog.records
     assert record.levelname == "WARNING"
-    assert record.message.startswith("--device auto does not take hpu")
+    assert record.message.startswith("--device auto does not choose hpu")
     assert record.message.endswith("; ".join(missing))
 
 

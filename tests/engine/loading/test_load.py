@@ -131,7 +131,7 @@ def test_weights_that_are_too_large_in_any_format_are_said_to_be() -> None:
 
 def test_what_does_not_fit_now_is_said(caplog: pytest.LogCaptureFixture) -> None:
     assert plan(GIB, weights=GIB, kv_cache_space=1) == (8192, GIB)
-    assert "There is less memory than weights of 1.00 GiB and a KV cache of 1.00 GiB may come to take" in caplog.text
+    assert "There is less memory than weights of 1.00 GiB and a KV cache of 1.00 GiB may need later" in caplog.text
 
 
 @pytest.fixture(scope="module")

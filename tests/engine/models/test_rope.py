@@ -116,7 +116,7 @@ def test_longrope_may_scale_what_is_rotated_by_the_length() -> None:
         ({"rope_scaling": {"type": "llama3", **LLAMA3, "high_freq_factor": 0.5}}, "high_freq_factor"),
         ({"rope_scaling": 4}, "rope_scaling must be an object"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "by layer type"),
-        ({"rope_scaling": {"type": "yarn", "factor": 4.0}, "rope_theta": 1}, "cannot be computed"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}, "rope_theta": 1}, "are unusable"),
         (
             {"rope_scaling": {"type": "linear", "factor": 1e-300}},
             "factor must be a positive number that float32 can hold",

@@ -95,7 +95,7 @@ def test_one_of_a_folders_gguf_models_is_named_as_on_the_hub(tmp_path: Path) -> 
     assert resolve(str(folder)) == folder
     with pytest.raises(ModelError, match=r"12:30 has no GGUF model 'Q2_K'; it has Q4_K_M, Q6_K, Q8_0"):
         resolve(f"{folder}:Q2_K")
-    with pytest.raises(ModelError, match=r"names no quantization behind the colon; one would be .*12:30:Q4_K_M"):
+    with pytest.raises(ModelError, match=r"names no quantization after the colon; name one, as in .*12:30:Q4_K_M"):
         resolve(f"{folder}:")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ModelError, match=r"empty has no GGUF files for :Q8_0"):
@@ -233,7 +233,7 @@ def test_of_gguf_files_those_of_one_quantization_are_downloaded(
         ("own/others:Q5_K_M", ["several GGUF models (a-Q5_K_M.gguf, b-Q5_K_M.gguf)", "as in own/others:a-Q5_K_M.gguf"]),
         ("own/others", ["several GGUF models (IQ4_XS, a-Q5_K_M.gguf, b-Q5_K_M.gguf): name one"]),
         ("own/model:Q8_0", ["own/model has no GGUF files for :Q8_0"]),
-        ("own/gguf:", ["names no quantization behind the colon"]),
+        ("own/gguf:", ["names no quantization after the colon"]),
     ],
 )
 def test_a_gguf_model_that_is_not_there_or_not_the_only_one_is_refused_with_those_that_are(

@@ -147,7 +147,7 @@ def test_the_second_load_gives_the_same_logits_without_the_checkpoint(
     np.testing.assert_array_equal(logits(load(folder, None, **options)), expected)
     request.getfixturevalue("no_checkpoint")
     np.testing.assert_array_equal(logits(load(folder, cache, **options)), expected)
-    assert f"Took packed weights from {entries(cache)[0]}" in caplog.text
+    assert f"Loaded packed weights from {entries(cache)[0]}" in caplog.text
 
 
 def test_what_one_group_of_threads_packed_several_take_and_the_other_way_round(
@@ -221,7 +221,7 @@ def test_a_damaged_entry_is_ignored_and_written_anew(
     good = entry.read_bytes()
     DAMAGES[damage](entry)
     executor = load(folder, cache, **options)
-    assert "cannot be used and will be written anew" in caplog.text
+    assert "cannot be used and will be replaced" in caplog.text
     wait_until(lambda: entry.read_bytes() == good)
     np.testing.assert_array_equal(logits(executor), expected)
 
@@ -253,7 +253,7 @@ def test_pipes_in_the_place_of_its_files_keep_nobody_waiting(
     for path in (entry, entry.with_suffix(".tmp")):
         os.mkfifo(path)
     executor = load(folder, cache)
-    assert "cannot be used and will be written anew" in caplog.text
+    assert "cannot be used and will be replaced" in caplog.text
     wait_until(lambda: "could not be kept for the next start" in caplog.text)
     executor.close()
 
@@ -370,4 +370,4 @@ def test_the_engine_takes_the_folder_and_random_weights_are_not_kept(
     asyncio.run(first.stop())
     second = load_engine(EngineOptions(model, **options))  # type: ignore[arg-type]
     asyncio.run(second.stop())
-    assert "Took packed weights from" in caplog.text
+    assert "Loaded packed weights from" in caplog.text

@@ -68,7 +68,7 @@ def test_a_refusal_is_that_of_serving(inspect: Inspect, tmp_path: Path) -> None:
     shutil.copytree(encoder_zoo.folder("bert-cross"), folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "id2label": {"0": "a", "1": "b"}}))
-    assert "tells 2 labels apart" in inspect(folder, code=1)["refusal"]
+    assert "has 2 labels" in inspect(folder, code=1)["refusal"]
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer.json").unlink()
     assert "tokenizer.json" in inspect(folder, code=1)["refusal"]

@@ -251,8 +251,8 @@ def test_a_disk_that_fails_is_reported_once_and_requests_go_on(
     run(serving, *(job(length, first=first) for first in (1, 50, 100, 150) for length in (12, 30)))
     serving.close()
     assert [message for message in caplog.messages if cause in message] == [
-        f"--kv-offload is off from now on, and requests go on without it: {_strerror(cause)} in {tmp_path}; make room "
-        "or mend the folder, and restart the server"
+        f"--kv-offload is off from now on, and requests go on without it: {_strerror(cause)} in {tmp_path}; free "
+        "disk space or repair the folder, and restart the server"
     ]
     assert not tier_stats(serving).is_on
     opened(tmp_path).close()  # it was given back

@@ -89,7 +89,7 @@ def mixture() -> DecoderSpec:
 @pytest.mark.parametrize(
     ("kind", "quantization", "reason"),
     [
-        ("awq", None, "has integers that are put in another order as they are read"),
+        ("awq", None, "has integers that are reordered during reading"),
         ("q8_0", Quantization("int8"), "is quantized by --quantization"),
         ("q8_0", None, None),
     ],

@@ -355,7 +355,7 @@ def test_without_memory_of_its_own_no_part_of_it_can_be_given(caplog: pytest.Log
 
 def test_without_a_compiler_there_is_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(DeviceError, match=r"no-such-compiler, which is not there: install it, .* --enforce-eager"):
+    with pytest.raises(DeviceError, match=r"no-such-compiler, which is not installed: install it, .* --enforce-eager"):
         load(models_zoo.folder("llama"), FEW)
     load(models_zoo.folder("llama"), EAGER).close()
 

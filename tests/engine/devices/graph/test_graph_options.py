@@ -134,8 +134,8 @@ def test_many_buckets_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     plan = plan_buckets(GraphOptions(), StepSizes(128, 131072, 128, 2048))
     fewer = plan_buckets(GraphOptions(bucketing="exponential"), StepSizes(128, 131072, 128, 2048))
     assert caplog.messages == [
-        f"{plan.num_buckets} buckets take long to compile and to capture; "
-        f"--bucketing exponential makes {fewer.num_buckets}"
+        f"{plan.num_buckets} buckets take a long time to compile and capture; "
+        f"--bucketing exponential makes only {fewer.num_buckets}"
     ]
     assert fewer.num_buckets < 200
 

@@ -47,7 +47,7 @@ def test_quantized_weights_are_dequantized_with_one_warning(caplog: pytest.LogCa
         executor = load((SPEC, QuantizedWeights(SPEC, dequantized=False)))
     np.testing.assert_array_equal(Harness(executor).logits(TOKENS), expected)
     (record,) = [record for record in caplog.records if "dequantized" in record.message]
-    assert "take the memory of float32" in record.message
+    assert "need as much memory as in float32" in record.message
 
 
 def test_a_weight_that_is_not_finite_is_refused_by_name() -> None:

@@ -195,7 +195,7 @@ def test_glm_4_that_sees_images_has_heads_that_are_rotated_in_halves(tmp_path: P
 def test_overrides_do_not_say_how_a_file_is_quantized(tmp_path: Path) -> None:
     source = open_source(str(gguf_files.zoo_file(tmp_path / "model.gguf", "qwen2")))
     said = {**source.config, "quantization_config": {"quant_method": "gptq"}}
-    with pytest.raises(ModelError, match="a GGUF file says itself how its tensors are quantized"):
+    with pytest.raises(ModelError, match="a GGUF file contains how its tensors are quantized"):
         source.weights(describe(said), said)
 
 
@@ -371,7 +371,7 @@ def test_a_tensor_that_the_family_does_not_have_is_refused(tmp_path: Path) -> No
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gguf_files.gguf, "GGUFWriter", Extra)
         source = open_source(str(gguf_files.zoo_file(tmp_path / "m.gguf", "qwen2")))
-    with pytest.raises(ModelError, match=r"tensor blk.0.attn_sinks.weight is nothing that a model"):
+    with pytest.raises(ModelError, match=r"tensor blk.0.attn_sinks.weight does not belong to this architecture"):
         source.weights(describe(source.config))
 
 
@@ -418,7 +418,7 @@ def test_layers_for_drafts_are_left_out_and_the_log_says_so(tmp_path: Path, capl
     with caplog.at_level("INFO"):
         executor = load(make_device("torch"), path)
     assert [record.message for record in caplog.records if "not loaded" in record.message] == [
-        "not loaded are 2 tensors of layers that predict further tokens (MTP); "
+        "2 tensors of layers that predict further tokens (MTP) are not loaded; "
         '--speculative-config \'{"method": "mtp"}\' drafts with them'
     ]
     tokens = models_zoo.prompts()[3]

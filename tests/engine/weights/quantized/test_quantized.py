@@ -176,8 +176,8 @@ def test_blocks_across_rows_become_floats_and_the_log_says_so(tmp_path: Path, ca
     assert isinstance(weights["layers.0.down.weight"], DenseTensor)  # 160 inputs, and blocks of 64
     assert weights.stored_format("layers.0.down.weight") is None
     assert [record.message for record in caplog.records if "dequantized" in record.message] == [
-        f"{tmp_path}/model.safetensors: tensor model.layers.0.mlp.down_proj.weight and others like it are dequantized "
-        "as they are read: blocks go on in the next row"
+        f"{tmp_path}/model.safetensors: tensor model.layers.0.mlp.down_proj.weight and others like it are "
+        "dequantized as they are read, because their blocks continue in the next row"
     ]
 
 
