@@ -1,0 +1,45 @@
+"""How configs name the modules that are not quantized: other readers must find these, and no others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+
+_FUSED = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+    "w13": ("w1", "w3"),
+    "in_proj_qkvz": ("in_proj_qkv", "in_proj_z"),
+    "in_proj_ba": ("in_proj_b", "in_proj_a"),
+    "fused_qkv_a_proj": ("q_a_proj", "kv_a_proj_with_mqa"),
+}
+"""What vLLM calls a matrix that it joins of several. All or none of these must be quantized."""
+
+
+def joined_with(module: str) -> list[str]:
+    """The modules that other servers join with this one, itself among them."""
+    parent, _, name = module.rpartition(".")
+    names = next((parts for parts in _FUSED.values() if name in parts), (name,))
+    return [f"{parent}.{part}" if parent else part for part in names]
+
+
+def fused_names(modules: Iterable[str]) -> set[str]:
+    """The modules, and vLLM's names of those that are joined of them."""
+    names = set(modules)
+    for fused, parts in _FUSED.items():
+        names |= {module.removesuffix(parts[0]) + fused for module in names if module.rpartition(".")[2] == parts[0]}
+    return names
+
+
+def patterns(kept: Collection[str], quantized: Collection[str]) -> list[str]:
+    """Regular expressions for the names of the modules `kept` and of what is in them.
+
+    One is for the modules of that name in all layers, unless that of one layer is quantized.
+    """
+    others = {_in_any_layer(module) for module in quantized}
+    found = {re.escape(module) if (general := _in_any_layer(module)) in others else general for module in kept}
+    return [rf"{name}(\.|$)" for name in sorted(found)]
+
+
+def _in_any_layer(module: str) -> str:
+    return r"\.".join(r"\d+" if part.isdigit() else re.escape(part) for part in module.split("."))
