@@ -14,7 +14,7 @@ import math
 import mmap
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -299,6 +299,10 @@ class CheckpointWeights:
     def __getitem__(self, name: str) -> WeightTensor:
         return join([take(stored, ref) for stored, ref in self._places[name]])
 
+    def parts(self, name: str) -> Sequence[Part]:
+        """What a tensor is taken from, in the order of its rows."""
+        return self._places[name]
+
     def stored_format(self, name: str) -> TensorFormat | None:
         """The format of a quantized matrix. None for floats, and for parts that are not quantized in one way."""
         formats = {
@@ -375,7 +379,7 @@ class CheckpointWeights:
             return embedding
         if stored is None:
             return TensorRef(head_name)
-        if stored.dtype != head.dtype or not _equal(stored.data, head.data):
+        if stored.dtype != head.dtype or not equal_bytes(stored.data, head.data):
             raise ModelError(
                 f"{head.path}: config.json says that head and embedding are tied, but {head_name} and {embedding.name} "
                 "differ; set tie_word_embeddings to false in config.json if both are meant"
@@ -426,7 +430,8 @@ def _check_joined(parts: list[Part], needed: tuple[int, ...]) -> None:
             )
 
 
-def _equal(a: NDArray[np.uint8], b: NDArray[np.uint8]) -> bool:
+def equal_bytes(a: NDArray[np.uint8], b: NDArray[np.uint8]) -> bool:
+    """Whether two tensors have the same bytes."""
     # A piece at a time: the result of numpy's comparison is as large as what it compares.
     pieces = range(0, len(a), _PIECE_BYTES)
     return len(a) == len(b) and all(np.array_equal(a[i : i + _PIECE_BYTES], b[i : i + _PIECE_BYTES]) for i in pieces)

@@ -1,0 +1,88 @@
+"""Writing safetensors files that are whole or not there. The format: https://github.com/huggingface/safetensors#format
+
+The `safetensors` library checks each file when it is read. It does not write them, because older releases have to have
+all tensors in memory as bytes, and none has numpy's bfloat16.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+_WORDS = {"<i4": "I32", "<f2": "F16", "<u2": "BF16", "<f4": "F32", "|i1": "I8"}
+_ALIGNMENT = 8
+_PIECE_BYTES = 1 << 24
+
+
+class FileTensor(Struct, frozen=True):
+    """A tensor to be written: the file's word for its type, its shape, and its bytes, often of a mapped file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: NDArray[np.uint8]
+
+
+def file_tensor(array: NDArray[Any]) -> FileTensor:
+    """Numbers of a type that quantized matrices are stored in. Those of uint16 are the bits of bfloat16."""
+    little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+    return FileTensor(_WORDS[little.dtype.str], array.shape, little.reshape(-1).view(np.uint8))
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, FileTensor]) -> str:
+    """Write a file, and wait until the disk has it. Returns its SHA-256 in hexadecimal digits."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # without which transformers refuses a file
+    end = 0
+    for name, tensor in tensors.items():
+        start, end = end, end + tensor.data.nbytes
+        header[name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": (start, end)}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    head = len(text).to_bytes(8, "little") + text
+    digest = hashlib.sha256()
+    with path.open("wb") as file:
+        for data in (memoryview(head), *(memoryview(tensor.data) for tensor in tensors.values())):
+            for start in range(0, len(data), _PIECE_BYTES):
+                piece = data[start : start + _PIECE_BYTES]
+                digest.update(piece)
+                file.write(piece)
+        _sync(file)
+    return digest.hexdigest()
+
+
+def sha256_of(path: Path) -> str | None:
+    """That of a file's content; None if there is no such file."""
+    digest = hashlib.sha256()
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+        while piece := file.read(_PIECE_BYTES):
+            digest.update(piece)
+        return digest.hexdigest()
+    return None
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write a JSON file, which is the old one until it is the whole new one."""
+    with replacing(path) as part, part.open("wb") as file:
+        file.write(json.dumps(value, indent=2, ensure_ascii=False).encode() + b"\n")
+        _sync(file)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """The name to write a file by. It gets its own name if nothing was raised."""
+    part = path.with_name(path.name + ".part")
+    yield part
+    os.replace(part, path)
+
+
+def _sync(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
