@@ -49,7 +49,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, FileTensor]) -> str:
     head = len(text).to_bytes(8, "little") + text
     digest = hashlib.sha256()
     with path.open("wb") as file:
-        for data in (memoryview(head), *(memoryview(tensor.data) for tensor in tensors.values())):
+        for data in (memoryview(head), *(tensor.data.data for tensor in tensors.values())):
             for start in range(0, len(data), _PIECE_BYTES):
                 piece = data[start : start + _PIECE_BYTES]
                 digest.update(piece)
