@@ -64,9 +64,9 @@ def quantize_folder(
     Raises ModelError for a model that cannot be quantized, and for an `out` that holds something else.
     """
     config, checkpoint, choice = _open(model, out, method)
-    layers = {_layer(name) for name in choice.inputs}
-    config["quantization_config"] = LAYOUTS[method].config(choice.group_size, choice.kept, layers)
     journal = Journal(out, _settings(config, checkpoint, method, "" if calibration is None else text_identity))
+    quantization = LAYOUTS[method].config(choice.group_size, choice.kept, {_layer(name) for name in choice.inputs})
+    config["quantization_config"] = quantization
     sizes = {use: checkpoint[name].shape[1] for name, use in choice.inputs.items()}
     done, whole = 0, sum(stored.data.nbytes for stored in checkpoint.values())
 

@@ -12,7 +12,7 @@ from ..files.folder import read_json
 from ..files.reading import is_there
 from ..files.wording import shown
 from .report import TensorReport
-from .shard_file import sha256_of, write_json
+from .shard_file import part_of, sha256_of, write_json
 
 JOURNAL = "tidewheel-quantizing.json"
 
@@ -31,7 +31,8 @@ class Journal:
             self._require_same(found.get("settings"))
             self._shards = dict(found["shards"])
             return
-        if is_there(folder) and (not folder.is_dir() or any(folder.iterdir())):
+        begun = part_of(self._path)
+        if is_there(folder) and (not folder.is_dir() or any(path != begun for path in folder.iterdir())):
             raise ModelError(f"{folder} is there already, and is not a quantization that was begun: name a new folder")
         folder.mkdir(parents=True, exist_ok=True)
         self._write()

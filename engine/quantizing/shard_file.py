@@ -78,9 +78,14 @@ def write_json(path: Path, value: object) -> None:
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """The name to write a file by. It gets its own name if nothing was raised."""
-    part = path.with_name(path.name + ".part")
+    part = part_of(path)
     yield part
     os.replace(part, path)
+
+
+def part_of(path: Path) -> Path:
+    """The name of a file until it is whole."""
+    return path.with_name(path.name + ".part")
 
 
 def _sync(file: BinaryIO) -> None:
