@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,8 +28,8 @@ from .gptq import round_matrix
 from .journal import Journal
 from .layouts import LAYOUTS, FolderMethod
 from .report import Report, TensorReport
-from .shard_file import FileTensor, file_tensor, replacing, write_json, write_safetensors
 from .statistics import Calibration
+from .whole_files import FileTensor, copy_file, file_tensor, replacing, write_json, write_safetensors
 
 _INDEX = "model.safetensors.index.json"
 _WEIGHTS = (
@@ -64,10 +63,11 @@ def quantize_folder(
     Raises ModelError for a model that cannot be quantized, and for an `out` that holds something else.
     """
     config, checkpoint, choice = _open(model, out, method)
-    journal = Journal(out, _settings(config, checkpoint, method, "" if calibration is None else text_identity))
+    settings = _settings(config, checkpoint, method, "" if calibration is None else text_identity)
     quantization = LAYOUTS[method].config(choice.group_size, choice.kept, {_layer(name) for name in choice.inputs})
     config["quantization_config"] = quantization
     sizes = {use: checkpoint[name].shape[1] for name, use in choice.inputs.items()}
+    writer = _ShardWriter(checkpoint, choice, method, config, Gathering(calibration, sizes, gram_bytes), threads)
     done, whole = 0, sum(stored.data.nbytes for stored in checkpoint.values())
 
     def advance(name: str) -> None:
@@ -75,30 +75,27 @@ def quantize_folder(
         done += checkpoint[name].data.nbytes
         on_progress(done, whole)
 
-    writer = _ShardWriter(checkpoint, choice, method, config, Gathering(calibration, sizes, gram_bytes), threads)
     reports: list[TensorReport] = []
     file_of: dict[str, str] = {}
-    for number, names in enumerate(choice.shards, 1):
-        file = f"model-{number:05}-of-{len(choice.shards):05}.safetensors"
-        tensors = journal.finished(file)
-        if tensors is None:
-            with replacing(out / file) as part:
-                digest, tensors = writer.write(part, names, advance)
-            journal.finish(file, digest, tensors)
-        else:
-            for name in names:
-                advance(name)
-        reports += tensors
-        file_of |= dict.fromkeys(open_file(out / file), file)
-    report = Report(reports)
-    for path in _other_files(model):
-        copy = out / path.relative_to(model)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(copy) as part:
-            shutil.copyfile(path, part)
-    write_json(out / _INDEX, {"metadata": {"total_size": report.num_bytes}, "weight_map": file_of})
-    write_json(out / "config.json", config)
-    journal.remove()
+    with Journal(out, settings) as journal:
+        for number, names in enumerate(choice.shards, 1):
+            file = f"model-{number:05}-of-{len(choice.shards):05}.safetensors"
+            tensors = journal.finished(file)
+            if tensors is None:
+                with replacing(out / file) as part:
+                    digest, tensors = writer.write(part, names, advance)
+                journal.finish(file, digest, tensors)
+            else:
+                for name in names:
+                    advance(name)
+            reports += tensors
+            file_of |= dict.fromkeys(open_file(out / file), file)
+        for path in _other_files(model):
+            copy_file(path, out / path.relative_to(model))
+        report = Report(reports)
+        write_json(out / _INDEX, {"metadata": {"total_size": report.num_bytes}, "weight_map": file_of})
+        write_json(out / "config.json", config)
+        journal.remove()
     return report
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -323,11 +324,10 @@ class StoppedError(Exception):
     """As if the process had ended."""
 
 
-@METHODS
-def test_work_goes_on_after_a_stop_anywhere(tmp_path: Path, method: FolderMethod, monkeypatch: Any) -> None:
+def test_work_goes_on_after_a_stop_anywhere(tmp_path: Path, monkeypatch: Any) -> None:
     folder = model(tmp_path / "model")
     (folder / "tokenizer.json").write_text("{}")
-    report = quantize_folder(folder, tmp_path / "whole", method, Text(), text_identity="a")
+    report = quantize_folder(folder, tmp_path / "whole", "gptq", Text(), text_identity="a")
     replace, left = os.replace, 0
 
     def stopping(source: Path, target: Path) -> None:
@@ -341,13 +341,13 @@ def test_work_goes_on_after_a_stop_anywhere(tmp_path: Path, method: FolderMethod
     for stop in range(100):
         out, left = tmp_path / f"out-{stop}", stop
         try:
-            quantize_folder(folder, out, method, Text(), text_identity="a")
+            quantize_folder(folder, out, "gptq", Text(), text_identity="a")
         except StoppedError:
             assert not (out / "config.json").exists()
         else:
             break
         left = 100
-        assert quantize_folder(folder, out, method, Text(), text_identity="a") == report
+        assert quantize_folder(folder, out, "gptq", Text(), text_identity="a") == report
         assert contents(out) == contents(tmp_path / "whole")
     assert stop == 10  # three shards, the journal before and behind each, and three files
 
@@ -405,6 +405,35 @@ def test_work_is_not_continued_with_other_settings(tmp_path: Path) -> None:
     save_file({**floats(), "model.norm.weight": np.ones(64, np.float32)}, folder / "model.safetensors")
     with pytest.raises(ModelError, match="model was"):
         quantize_folder(folder, out, "gptq")
+
+
+def test_two_processes_do_not_write_one_folder(tmp_path: Path) -> None:
+    folder, out = model(tmp_path / "model"), tmp_path / "out"
+
+    def start_another(done: int, whole: int) -> None:
+        quantize_folder(folder, out, "gptq")
+
+    with pytest.raises(ModelError, match="out is being written by another process: wait until it has ended"):
+        quantize_folder(folder, out, "gptq", on_progress=start_another)
+    assert matrices(quantize_folder(folder, out, "gptq"))
+
+
+def test_a_full_disk_is_named_and_work_goes_on_later(tmp_path: Path, monkeypatch: Any) -> None:
+    folder, out, sync, left = model(tmp_path / "model"), tmp_path / "out", os.fsync, 3
+
+    def full(descriptor: int) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ModelError, match="json cannot be written: No space left on device"):
+        quantize_folder(folder, out, "gptq")
+    quantize_folder(folder, out, "gptq")
+    quantize_folder(folder, tmp_path / "whole", "gptq")
+    assert contents(out) == contents(tmp_path / "whole")
 
 
 def test_a_shard_that_reads_otherwise_is_not_finished(tmp_path: Path, monkeypatch: Any) -> None:

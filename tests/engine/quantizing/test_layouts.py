@@ -16,7 +16,7 @@ from optional_packages import require_packages
 from tidewheel.engine.quantizing.gptq import Grid, RoundedMatrix
 from tidewheel.engine.quantizing.layouts import FOLDER_METHODS, LAYOUTS, FolderMethod
 from tidewheel.engine.quantizing.module_names import fused_names, joined_with, patterns
-from tidewheel.engine.quantizing.shard_file import file_tensor, write_safetensors
+from tidewheel.engine.quantizing.whole_files import file_tensor, write_safetensors
 from tidewheel.engine.weights.checkpoint import open_file
 from tidewheel.engine.weights.dtypes import DType
 from tidewheel.engine.weights.quantized import LayerTensors, layer_reader

@@ -1,4 +1,6 @@
-"""Writing safetensors files that are whole or not there. The format: https://github.com/huggingface/safetensors#format
+"""Writing files that are whole or not there, safetensors and others.
+
+The format: https://github.com/huggingface/safetensors#format
 
 The `safetensors` library checks each file when it is read. It does not write them, because older releases have to have
 all tensors in memory as bytes, and none has numpy's bfloat16.
@@ -10,6 +12,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,6 +20,9 @@ from typing import Any, BinaryIO
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
+
+from ..errors import ModelError
+from ..files.wording import reason
 
 _WORDS = {"<i4": "I32", "<f2": "F16", "<u2": "BF16", "<f4": "F32", "|i1": "I8"}
 _ALIGNMENT = 8
@@ -38,7 +44,10 @@ def file_tensor(array: NDArray[Any]) -> FileTensor:
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, FileTensor]) -> str:
-    """Write a file, and wait until the disk has it. Returns its SHA-256 in hexadecimal digits."""
+    """Write a file, and wait until the disk has it. Returns its SHA-256 in hexadecimal digits.
+
+    Raises ModelError if it cannot be written.
+    """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # without which transformers refuses a file
     end = 0
     for name, tensor in tensors.items():
@@ -48,7 +57,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, FileTensor]) -> str:
     text += b" " * (-len(text) % _ALIGNMENT)
     head = len(text).to_bytes(8, "little") + text
     digest = hashlib.sha256()
-    with path.open("wb") as file:
+    with writing(path), path.open("wb") as file:
         for data in (memoryview(head), *(tensor.data.data for tensor in tensors.values())):
             for start in range(0, len(data), _PIECE_BYTES):
                 piece = data[start : start + _PIECE_BYTES]
@@ -69,10 +78,27 @@ def sha256_of(path: Path) -> str | None:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write a JSON file, which is the old one until it is the whole new one."""
-    with replacing(path) as part, part.open("wb") as file:
+    """Write a JSON file, which is the old one until it is the whole new one. Raises ModelError if it cannot be."""
+    with writing(path), replacing(path) as part, part.open("wb") as file:
         file.write(json.dumps(value, indent=2, ensure_ascii=False).encode() + b"\n")
         _sync(file)
+
+
+def copy_file(source: Path, path: Path) -> None:
+    """Copy a file to `path`, whose folder is made if need be. Raises ModelError if it cannot be written."""
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as part:
+            shutil.copyfile(source, part)
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """A context in which errors of the system become ModelErrors that name the path."""
+    try:
+        yield
+    except OSError as error:
+        raise ModelError(f"{path} cannot be written: {reason(error)}") from error
 
 
 @contextlib.contextmanager
