@@ -84,9 +84,11 @@ def _why_kept(name: str, stored: StoredTensor, uses: _Uses, method: FolderMethod
     if (
         not name.endswith(".weight")
         or len(stored.shape) != 2
-        or any(ref.transpose or ref.transpose_each or ref.flat for ref in refs)
+        or any(ref.transpose or ref.flat for ref in refs)
     ):
         return "not the matrix of a linear layer"
+    if any(ref.transpose_each for ref in refs):
+        return "a matrix whose heads are transposed when it is loaded"
     if any(is_router(use) for use, _ in uses[name]):
         return "a router, which would choose others"
     outputs, inputs = stored.shape

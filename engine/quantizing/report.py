@@ -12,7 +12,7 @@ class TensorReport:
 
     `format` is how it is stored (`Q4_K`, `int4 in groups of 128`, `BF16`). `error` is the root of the mean squared
     error of its weights, relative to the root of their mean square; with a calibration text, that of its outputs
-    instead, as far as the squares of inputs tell. None: it was copied. `note` says why it was not quantized, or that
+    instead, as far as the statistics of inputs tell. None: it was copied. `note` says why it was not quantized, or that
     the text says nothing about it.
     """
 
