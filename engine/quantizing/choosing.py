@@ -48,7 +48,8 @@ def choose(checkpoint: Checkpoint, weights: CheckpointWeights, method: FolderMet
     layer_of = {name: _layer_of(uses[name]) for name in checkpoint}
     matrices = [name for name in checkpoint if layer_of[name] is not None and len(checkpoint[name].shape) > 1]
     notes = {name: note for name in matrices if (note := _why_kept(name, checkpoint[name], uses, method))}
-    notes |= {name: note for name in matrices if name not in notes and (note := _why_kept_too(name, notes))}
+    others = checkpoint.keys() - matrices | notes.keys()
+    notes |= {name: note for name in matrices if name not in notes and (note := _why_kept_too(name, others))}
     last = len(order)
     shards = defaultdict[int, list[str]](list)
     for name in sorted(checkpoint, key=lambda name: (order[uses[name][0][0]] if uses[name] else last, name)):
@@ -79,12 +80,12 @@ def _layer_of(uses: Sequence[tuple[str, TensorRef]]) -> int | None:
 def _why_kept(name: str, stored: StoredTensor, uses: _Uses, method: FolderMethod) -> str | None:
     """Why a tensor of a layer is not quantized; None if it can be."""
     layout, refs = LAYOUTS[method], [ref for _, ref in uses[name]]
-    if any(ref.index is not None for ref in refs):
+    if any(ref.index is not None and ".experts." in use for use, ref in uses[name]):
         return f"a stack of experts, for which {method} has no form"
     if (
         not name.endswith(".weight")
         or len(stored.shape) != 2
-        or any(ref.transpose or ref.flat for ref in refs)
+        or any(ref.index is not None or ref.transpose or ref.flat for ref in refs)
     ):
         return "not the matrix of a linear layer"
     if any(ref.transpose_each for ref in refs):
@@ -99,9 +100,9 @@ def _why_kept(name: str, stored: StoredTensor, uses: _Uses, method: FolderMethod
     return None
 
 
-def _why_kept_too(name: str, notes: Mapping[str, str]) -> str | None:
+def _why_kept_too(name: str, others: Collection[str]) -> str | None:
     for other in joined_with(_module(name)):
-        if f"{other}.weight" in notes:
+        if f"{other}.weight" in others:
             return f"other servers join it with {other}, which is not quantized"
     return None
 

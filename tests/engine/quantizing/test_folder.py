@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import ml_dtypes
+import models_zoo
 import numpy as np
 import pytest
 from engine.weights.quantized.checkpoint_formats import FORMATS, Array, save
@@ -189,6 +190,21 @@ def test_matrices_that_kernels_do_not_take_stay_and_so_do_those_joined_with_them
     kept = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]["modules_to_not_convert"]
     assert {name.removesuffix(".weight") for name in notes(report)} <= {*kept}
     assert opened(tmp_path / "out").stored_format("layers.0.o.weight") is not None
+
+
+def test_a_matrix_stays_where_the_model_leaves_out_one_that_is_joined_with_it(tmp_path: Path) -> None:
+    require_packages("transformers")
+    config = models_zoo.config_json(models_zoo.CASES["gemma3n"])  # its last two layers read the K and V of others
+    tensors, unused = floats(config), "model.layers.5.self_attn.k_proj.weight"
+    save(tmp_path / "model", config, {**tensors, unused: tensors[unused.replace("5", "3")]})
+    report = quantize_folder(tmp_path / "model", tmp_path / "out", "int8")
+    found = {name.split(".")[2] for name in matrices(report) if name.endswith("self_attn.q_proj.weight")}
+    assert found == {"0", "1", "2", "3", "4"}
+    assert notes(report)["model.layers.5.self_attn.q_proj.weight"] == (
+        "other servers join it with model.layers.5.self_attn.k_proj, which is not quantized"
+    )
+    assert is_kept("model.layers.5.self_attn.k_proj", "int8", tmp_path / "out")
+    assert not is_kept("model.layers.3.self_attn.k_proj", "int8", tmp_path / "out")
 
 
 @METHODS
