@@ -34,12 +34,25 @@ def fused_names(modules: Iterable[str]) -> set[str]:
 def patterns(kept: Collection[str], quantized: Collection[str]) -> list[str]:
     """Regular expressions for the names of the modules `kept` and of what is in them.
 
-    One is for the modules of that name in all layers, unless that of one layer is quantized.
+    One is for the modules of that name in all layers. If one of these is quantized, it is for all experts of a layer,
+    and at last for one module.
     """
-    others = {_in_any_layer(module) for module in quantized}
-    found = {re.escape(module) if (general := _in_any_layer(module)) in others else general for module in kept}
+    found, left = set[str](), {*kept}
+    for exact in range(1 + max((_numbers(module) for module in left), default=0)):
+        taken = {_pattern(module, exact) for module in quantized}
+        found |= {pattern for module in left if (pattern := _pattern(module, exact)) not in taken}
+        left = {module for module in left if _pattern(module, exact) in taken}
     return [rf"{name}(\.|$)" for name in sorted(found)]
 
 
-def _in_any_layer(module: str) -> str:
-    return r"\.".join(r"\d+" if part.isdigit() else re.escape(part) for part in module.split("."))
+def _numbers(module: str) -> int:
+    return sum(part.isdigit() for part in module.split("."))
+
+
+def _pattern(module: str, exact: int) -> str:
+    """The module's name with any number in place of its own, but for the first `exact` ones."""
+    parts, numbers = [], 0
+    for part in module.split("."):
+        numbers += part.isdigit()
+        parts.append(r"\d+" if part.isdigit() and numbers > exact else re.escape(part))
+    return r"\.".join(parts)

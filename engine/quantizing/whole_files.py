@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -50,7 +51,9 @@ def write_safetensors(path: Path, tensors: Mapping[str, FileTensor]) -> str:
     """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # without which transformers refuses a file
     end = 0
-    for name, tensor in tensors.items():
+    # Wide numbers come first, so that all lie where they can be read without a copy.
+    ordered = dict(sorted(tensors.items(), key=lambda entry: -_item_bytes(entry[1])))
+    for name, tensor in ordered.items():
         start, end = end, end + tensor.data.nbytes
         header[name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": (start, end)}
     text = json.dumps(header, separators=(",", ":")).encode()
@@ -58,7 +61,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, FileTensor]) -> str:
     head = len(text).to_bytes(8, "little") + text
     digest = hashlib.sha256()
     with writing(path), path.open("wb") as file:
-        for data in (memoryview(head), *(tensor.data.data for tensor in tensors.values())):
+        for data in (memoryview(head), *(tensor.data.data for tensor in ordered.values())):
             for start in range(0, len(data), _PIECE_BYTES):
                 piece = data[start : start + _PIECE_BYTES]
                 digest.update(piece)
@@ -112,6 +115,10 @@ def replacing(path: Path) -> Iterator[Path]:
 def part_of(path: Path) -> Path:
     """The name of a file until it is whole."""
     return path.with_name(path.name + ".part")
+
+
+def _item_bytes(tensor: FileTensor) -> int:
+    return tensor.data.nbytes // max(math.prod(tensor.shape), 1)
 
 
 def _sync(file: BinaryIO) -> None:

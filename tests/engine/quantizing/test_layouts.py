@@ -126,6 +126,23 @@ def test_one_pattern_is_for_the_modules_of_all_layers() -> None:
     assert patterns(gates, QUANTIZED) == [r"model\.layers\.\d+\.mlp\.gate(\.|$)"]
 
 
+def test_one_pattern_is_for_all_experts_of_a_layer() -> None:
+    experts = {layer: [f"model.layers.{layer}.mlp.experts.{i}.up_proj" for i in range(9)] for layer in (60, 61)}
+    assert patterns(experts[61], experts[60]) == [r"model\.layers\.61\.mlp\.experts\.\d+\.up_proj(\.|$)"]
+    assert patterns(experts[61][:1], experts[61][1:]) == [r"model\.layers\.61\.mlp\.experts\.0\.up_proj(\.|$)"]
+
+
+MODULES = st.from_regex(r"(a|b)\.[0-2]\.(c|d)\.[0-2]\.(e|f)", fullmatch=True)
+
+
+@settings(deadline=None)
+@given(kept=st.sets(MODULES, max_size=20), quantized=st.sets(MODULES, max_size=20))
+def test_patterns_tell_kept_modules_from_quantized_ones(kept: set[str], quantized: set[str]) -> None:
+    found = [re.compile(pattern) for pattern in patterns(kept - quantized, quantized)]
+    for module in kept | quantized:
+        assert any(pattern.match(module) for pattern in found) == (module not in quantized)
+
+
 @pytest.mark.parametrize("method", ["gptq", "int8"])
 def test_the_readers_take_the_patterns(method: FolderMethod) -> None:
     config = LAYOUTS[method].config(64, KEPT, QUANTIZED)
@@ -155,8 +172,13 @@ def test_int8_says_that_activations_are_rounded_for_each_token() -> None:
 def test_a_file_is_what_the_library_reads(tmp_path: Path) -> None:
     from safetensors.numpy import load_file
 
-    arrays = {"a": np.arange(6, dtype=np.int32).reshape(2, 3), "b": np.zeros((0, 4), np.float16), "c": np.float32([7])}
+    arrays = {
+        "a": np.arange(3, dtype=np.int8), "b": np.arange(6, dtype=np.int32).reshape(2, 3),
+        "c": np.zeros((0, 4), np.float16), "d": np.arange(5, dtype=np.float16), "e": np.float32([7]),
+    }  # fmt: skip
     write_safetensors(tmp_path / "a.safetensors", {name: file_tensor(array) for name, array in arrays.items()})
+    for name, stored in open_file(tmp_path / "a.safetensors").items():
+        assert not stored.data.size or stored.start % arrays[name].itemsize == 0
     found = load_file(tmp_path / "a.safetensors")
     assert found.keys() == arrays.keys()
     for name, array in arrays.items():
