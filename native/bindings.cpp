@@ -388,6 +388,14 @@ using Update = std::tuple<std::string, int, Matrix, Matrix, std::optional<Array1
 // [vocab, embedding size], and the type of its elements.
 using Table = std::tuple<nb::ndarray<nb::ro, nb::ndim<2>, nb::c_contig, nb::device::cpu>, std::string>;
 
+nb::ndarray<nb::numpy, float, nb::ndim<2>> take_inputs(Executor& executor, const std::string& name) {
+  auto rows = std::make_unique<std::vector<float>>(executor.take_inputs(name));
+  float* const data = rows->data();
+  const size_t inputs = executor.weights().place_of(name)->cols, count = rows->size() / inputs;
+  const nb::capsule owner(rows.release(), [](void* held) noexcept { delete static_cast<std::vector<float>*>(held); });
+  return nb::ndarray<nb::numpy, float, nb::ndim<2>>(data, {count, inputs}, owner);
+}
+
 std::optional<OwnMatrix> own_matrix(const Executor& executor, const std::optional<Table>& table) {
   if (!table) return {};
   const auto& [array, dtype] = *table;
@@ -518,6 +526,8 @@ NB_MODULE(_native, m) {
       .def("pin_caller", &Executor::pin_caller)
       .def("yield_core", &Executor::yield_core)
       .def("reclaim_core", &Executor::reclaim_core)
+      .def("capture_inputs", &Executor::capture_inputs, "names"_a)
+      .def("take_inputs", &take_inputs, "name"_a)
       .def("start_profile", [](Executor& self) { self.profile().start(); })
       .def("stop_profile", [](Executor& self) { self.profile().stop(); })
       .def("profile", [](Executor& self) {

@@ -5,6 +5,7 @@
 
 #include "model/attention_tasks.h"
 #include "model/gemms.h"
+#include "model/input_capture.h"
 #include "model/kv_cache.h"
 #include "model/profile.h"
 #include "model/require.h"
@@ -46,6 +47,7 @@ struct Context {
   Weights& weights;
   Workspace& workspace;
   Gemms& gemms;
+  InputCapture& capture;
   StepAdapters& adapters;
   AttentionState& attention;
   StateSlots& states;

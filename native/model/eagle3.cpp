@@ -9,7 +9,7 @@ namespace tidewheel {
 namespace {
 
 Context with_size(const Context& of, int hidden_size) {
-  return {of.kernels, hidden_size, of.weights, of.workspace, of.gemms, of.adapters, of.attention, of.states, of.profile, {}};
+  return {of.kernels, hidden_size, of.weights, of.workspace, of.gemms, of.capture, of.adapters, of.attention, of.states, of.profile, {}};
 }
 
 AttentionPlan over_both(AttentionPlan plan, int hidden_size) {

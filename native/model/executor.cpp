@@ -11,10 +11,10 @@ namespace tidewheel {
 Executor::Executor(DecoderPlan plan, const Kernels& kernels, CacheType cache_type, ExecutorShape shape,
                    std::shared_ptr<ThreadPool> pool)
     : plan_(std::move(plan)), kernels_(kernels), shape_(shape), pool_(std::move(pool)), weights_(kernels, plan_.formats, plan_.input_orders),
-      workspace_(std::max(shape.max_num_batched_tokens, shape.max_num_seqs)), adapters_(kernels, workspace_), gemms_(kernels, workspace_, adapters_),
+      workspace_(std::max(shape.max_num_batched_tokens, shape.max_num_seqs)), adapters_(kernels, workspace_), gemms_(kernels, workspace_, adapters_, capture_),
       attention_{cache_type, std::vector<std::vector<Heads>>(shape_.num_blocks.size()), {},
                  std::vector<std::vector<int>>(shape_.num_blocks.size()), {}, {}, {}},
-      context_{kernels, plan_.hidden_size, weights_, workspace_, gemms_, adapters_, attention_, states_, profile_},
+      context_{kernels, plan_.hidden_size, weights_, workspace_, gemms_, capture_, adapters_, attention_, states_, profile_},
       sampler_(kernels, plan_.vocab_size, pool_->size()) {
   const auto& blocks = shape_.num_blocks;
   require(!blocks.empty() && *std::min_element(blocks.begin(), blocks.end()) > 0 && shape_.max_num_seqs > 0 && shape_.max_num_batched_tokens > 0,
@@ -95,6 +95,20 @@ void Executor::make_draft_head(const Buffer<float>& fused) {
   for (const auto& layer : plan_.layers) first_residuals.push_back(first_residuals.back() + static_cast<int>(layer.size()));
   draft_head_ = std::make_unique<Eagle3>(*plan_.eagle3, context_, plan_.vocab_size, first_residuals, fused, embed);
 }
+
+const Linear& Executor::matrix_of(const std::string& name) const {
+  const std::optional<MatrixPlace> place = weights_.place_of(name);
+  if (!place) fail("the model has no matrix " + name);
+  return *place->linear;
+}
+
+void Executor::capture_inputs(const std::vector<std::string>& names) {
+  std::vector<const Linear*> matrices;
+  for (const std::string& name : names) matrices.push_back(&matrix_of(name));
+  capture_.choose(matrices);
+}
+
+std::vector<float> Executor::take_inputs(const std::string& name) { return capture_.take(matrix_of(name)); }
 
 void Executor::check(const Step& step, bool with_states) const {
   const size_t tokens = step.token_ids.size(), sequences = step.context_len.size(), rows = step.logits_rows.size();

@@ -85,7 +85,17 @@ void Gemms::pack_in_order(const Linear& linear, const PackInputsArgs& args, char
   }
 }
 
+void Gemms::capture(Worker& worker, const Linear& linear, const Rows& rows) const {
+  for (const Linear* part = &linear; part; part = part->next.get()) {
+    capture_.keep(worker, *part, rows.count, [&](int row, float* out) {
+      std::copy_n(rows.x + (rows.gather ? rows.gather[row] : row) * rows.stride, part->k, out);
+      if (rows.norm.kind != NormKind::kNone) kernels_.normalize(rows.norm, out, part->k);
+    });
+  }
+}
+
 void Gemms::run(Worker& worker, const Linear& linear, const Rows& rows, const Output& output) const {
+  if (!capture_.empty()) capture(worker, linear, rows);
   Inputs inputs = prepare(worker, linear, rows);
   multiply(worker, linear, inputs, rows.count, output);
   for (const Linear* before = &linear; before->next; before = before->next.get()) {

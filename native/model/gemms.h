@@ -4,6 +4,7 @@
 #include <map>
 #include <string>
 
+#include "model/input_capture.h"
 #include "model/step_adapters.h"
 #include "model/weights/linear.h"
 #include "model/workspace.h"
@@ -42,8 +43,8 @@ struct HeadLayout {
 
 class Gemms {
  public:
-  Gemms(const Kernels& kernels, Workspace& workspace, StepAdapters& adapters)
-      : kernels_(kernels), workspace_(workspace), adapters_(adapters) {}
+  Gemms(const Kernels& kernels, Workspace& workspace, StepAdapters& adapters, InputCapture& capture)
+      : kernels_(kernels), workspace_(workspace), adapters_(adapters), capture_(capture) {}
 
   // Allocates memory for the inputs of any of these matrices. Throws std::bad_alloc.
   void allocate(const std::map<const Linear*, std::string>& matrices);
@@ -65,6 +66,7 @@ class Gemms {
     const LowRankRow* low_rank;
   };
 
+  void capture(Worker& worker, const Linear& linear, const Rows& rows) const;
   // Packs rows, and computes their products with the adapters' A matrices.
   Inputs prepare(Worker& worker, const Linear& linear, const Rows& rows) const;
   void multiply(Worker& worker, const Linear& part, const Inputs& inputs, int num_rows, const Output& output) const;
@@ -75,6 +77,7 @@ class Gemms {
   const Kernels& kernels_;
   Workspace& workspace_;
   StepAdapters& adapters_;
+  InputCapture& capture_;
   Arena packed_;  // inputs of one GEMM, packed by the whole team
   int max_inputs_ = 0;
   size_t row_scratch_bytes_ = 0;

@@ -124,10 +124,12 @@ void Experts::run(Worker& worker, const Step&, const Rows& input, const Output& 
   if (!plan_.router_norm) compute_logits(worker, {inputs(0), inputs_.stride, tokens});
   choose(worker, tokens, adapted);
   context_.profile.end(worker, Phase::kRoute);
+  if (!context_.capture.empty()) capture_up(worker, tokens);
   const LowRankRow* low_rank = adapted ? adapters.project_up(worker, inputs(0), inputs_.stride) : nullptr;
   pack(worker, up_packing_, tokens, [&](const Block& block, int begin, int end) { pack_input(worker, block, begin, end); });
   multiply_up(worker, tokens, low_rank);
   context_.profile.end(worker, Phase::kUp);
+  if (!context_.capture.empty()) capture_down(worker, tokens);
   if (adapted) low_rank = adapters.project_down(worker);
   pack(worker, down_packing_, tokens, [&](const Block& block, int begin, int end) { pack_activated(worker, block, begin, end); });
   multiply_down(worker, tokens, low_rank, output);
@@ -269,12 +271,33 @@ void Experts::pack_input(Worker& worker, const Block& block, int begin, int end)
   PackInputsArgs args{};
   args.x = inputs(0), args.x_stride = inputs_.stride, args.gather = block.tokens;
   const bool weighed = plan_.weighs_input && block.tokens;
-  pack_tiles(worker, block.expert->up, block, args, begin, end, !weighed, [&](int row, float* out) -> const float* {
-    const float* x = inputs(block.tokens ? block.tokens[row] : row);
-    if (!weighed) return x;
-    for (int i = 0; i < context_.hidden_size; ++i) out[i] = block.weights[row] * x[i];
-    return out;
-  });
+  pack_tiles(worker, block.expert->up, block, args, begin, end, !weighed,
+             [&](int row, float* out) { return input_row(block, row, out); });
+}
+
+const float* Experts::input_row(const Block& block, int row, float* out) const {
+  const float* x = inputs(block.tokens ? block.tokens[row] : row);
+  if (!plan_.weighs_input || !block.tokens) return x;
+  for (int i = 0; i < context_.hidden_size; ++i) out[i] = block.weights[row] * x[i];
+  return out;
+}
+
+void Experts::capture_up(Worker& worker, int tokens) const {
+  for (int i = 0; i < num_blocks(); ++i) {
+    const Block rows = block(worker, up_packing_, i, tokens);
+    context_.capture.keep(worker, rows.expert->up, rows.count, [&](int row, float* out) {
+      const float* x = input_row(rows, row, out);
+      if (x != out) std::copy_n(x, context_.hidden_size, out);
+    });
+  }
+}
+
+void Experts::capture_down(Worker& worker, int tokens) const {
+  for (int i = 0; i < num_blocks(); ++i) {
+    const Block rows = block(worker, down_packing_, i, tokens);
+    context_.capture.keep(worker, rows.expert->down, rows.count,
+                          [&](int row, float* out) { std::copy_n(rows.activated + row * rows.stride, rows.expert->size, out); });
+  }
 }
 
 void Experts::pack_activated(Worker& worker, const Block& block, int begin, int end) const {

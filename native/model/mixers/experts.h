@@ -58,8 +58,12 @@ class Experts final : public Mixer {
   int num_blocks() const;
   Block block(const Worker& worker, const Packing& packing, int index, int tokens) const;
 
+  void capture_up(Worker& worker, int tokens) const;
+  void capture_down(Worker& worker, int tokens) const;
   template <typename PackRows>
   void pack(Worker& worker, const Packing& packing, int tokens, PackRows&& pack_rows) const;
+  // The inputs of row `row` of a block, which `out` has room for if they have to be weighed.
+  const float* input_row(const Block& block, int row, float* out) const;
   template <typename Fill>
   void pack_tiles(Worker& worker, const Linear& linear, const Block& block, PackInputsArgs args, int begin, int end,
                   bool as_it_lies, Fill&& fill) const;
