@@ -526,6 +526,11 @@ NB_MODULE(_native, m) {
       .def("pin_caller", &Executor::pin_caller)
       .def("yield_core", &Executor::yield_core)
       .def("reclaim_core", &Executor::reclaim_core)
+      .def("matrix_ids", [](const Executor& self, const std::vector<std::string>& names) {
+        std::vector<int> ids;
+        for (const std::string& name : names) ids.push_back(self.matrix_of(name).id);
+        return ids;
+      }, "names"_a)
       .def("capture_inputs", &Executor::capture_inputs, "names"_a)
       .def("take_inputs", &take_inputs, "name"_a)
       .def("start_profile", [](Executor& self) { self.profile().start(); })

@@ -40,8 +40,10 @@ def load_plan(
 def dense_plan(spec: DecoderSpec, dtype: DType, quantization: Quantization | None = None) -> LoadPlan:
     """The plan of a device that has all matrices in `dtype`, or quantizes them, however they are stored."""
     matrices = [(name, shape) for name, shape in tensor_shapes(spec).items() if len(shape) > 1]
-    layers = len(spec.layers)
-    formats = {name: format_of(name, shape, dtype, quantization, num_layers=layers) for name, shape in matrices}
+    layers, tied = len(spec.layers), spec.head.tied
+    formats = {
+        name: format_of(name, shape, dtype, quantization, num_layers=layers, tied=tied) for name, shape in matrices
+    }
     return load_plan(spec, formats)
 
 

@@ -155,6 +155,12 @@ def is_router(name: str) -> bool:
     return name.endswith(_ROUTERS)
 
 
+def stays_in_floats(name: str) -> bool:
+    """Whether no quantization changes the matrix of that name."""
+    # A table that is only looked up; or, of attention to latents, small matrices between queries, scores and values.
+    return is_router(name) or name == "embed.positions" or name.endswith(_BETWEEN_LATENTS)
+
+
 def stored_as_blocks(kind: BlockType) -> TensorFormat:
     """The format of a tensor in blocks. Raises ValueError for plain floats."""
     name = kind.name.lower()
@@ -170,22 +176,24 @@ def format_of(
     quantization: Quantization | None,
     stored: TensorFormat | None = None,
     num_layers: int = 0,
+    *,
+    tied: bool = False,
 ) -> TensorFormat:
     """The format of one of `tensor_shapes`' weights in a model of that dtype. Vectors and routers are float32.
 
     `stored` is the format of a quantized checkpoint. It is kept, unless there is a quantization to convert to. Of
-    `num_layers` layers some have more bits where a method's blocks are chosen by layer.
+    `num_layers` layers some have more bits where a method's blocks are chosen by layer, and an embedding has if it is
+    `tied` to the head.
     """
     if len(shape) == 1 or is_router(name):
         return TensorFormat("float32")
     if quantization is None:
         return stored or TensorFormat(dtype)
-    # A table that is only looked up; or, of attention to latents, small matrices between queries, scores and values.
-    if name == "embed.positions" or name.endswith(_BETWEEN_LATENTS):
+    if stays_in_floats(name):
         return TensorFormat(dtype)
     method = quantization.method
     if method != "int8" and method != "int8-channel" and method != "int4-fast":
-        kind = block_kind(method, name, shape[1], num_layers)
+        kind = block_kind(method, name, shape[1], num_layers, tied=tied)
         return TensorFormat(dtype) if kind is None else TensorFormat(kind)
     # The activation function's results have outliers: one scale a row is too coarse for them.
     outliers = method == "int8-channel" and name.endswith(".down.weight")

@@ -91,8 +91,10 @@ class Executor {
   // embeddings.
   size_t row_floats() const { return row_width() + per_layer_width(); }
   Profile& profile() { return profile_; }
-  // Between steps: keeps the inputs of the matrices that have these tensors, from the next step on. Throws
-  // std::invalid_argument for a name that is no matrix.
+  // The packed matrix that has this tensor. Throws std::invalid_argument if there is none.
+  const Linear& matrix_of(const std::string& name) const;
+  // Between steps: keeps the inputs of the matrices that have these tensors, from the next step on. Throws as
+  // `matrix_of` does.
   void capture_inputs(const std::vector<std::string>& names);
   // The inputs of one of them in the steps since they were taken last, [rows, inputs].
   std::vector<float> take_inputs(const std::string& name);
@@ -108,7 +110,6 @@ class Executor {
 
  private:
   void check(const Step& step, bool with_states = true) const;
-  const Linear& matrix_of(const std::string& name) const;
   void check_block(int block, size_t group) const;
   void check_whole_blocks(std::span<const int32_t> blocks, size_t num_bytes) const;
   void forward(Worker& worker, const Step& step);

@@ -25,6 +25,8 @@ commands:
                   answer a file of requests in OpenAI's batch format
   bench [MODEL]   measure speed and memory
   eval [MODEL]    measure quality: perplexity, and the divergence from a reference
+  quantize MODEL OUT
+                  write a model in fewer bits
   inspect MODEL   show what a model is, whether it is supported, and the memory it needs
   pull ID         download a model from the Hugging Face Hub
   list            list the downloaded models
@@ -93,6 +95,12 @@ def _eval(arguments: list[str]) -> int:
     return run(arguments)
 
 
+def _quantize(arguments: list[str]) -> int:
+    from .quantize import run
+
+    return run(arguments)
+
+
 def _devices(arguments: list[str]) -> int:
     from .devices import run
 
@@ -131,6 +139,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "run-batch": _run_batch,
     "bench": _bench,
     "eval": _eval,
+    "quantize": _quantize,
     "inspect": _inspect,
     "pull": _pull,
     "list": _list,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -97,6 +97,25 @@ class CpuExecutor(Executor):
         outputs = (output.token_ids, output.logprobs, output.ranks, output.top_ids, output.top_logprobs)
         native.step(batch, *outputs, logits=logits)
         return output, logits
+
+    def inputs(self, batch: StepBatch, names: Sequence[str]) -> list[tuple[list[str], NDArray[np.float32]]]:
+        """Run the batch, and return the inputs of matrices, `[rows, K]`: a row for each token that they computed.
+
+        Tensors that are packed into one matrix come together. Those that no token reached (experts that were not
+        chosen), and matrices that are not multiplied with whole rows, are left out. Raises ValueError for a name that
+        is no matrix, and for arrays that do not fit.
+        """
+        native = self.native
+        together: dict[int, list[str]] = {}
+        for name, matrix in zip(names, native.matrix_ids(names), strict=True):
+            together.setdefault(matrix, []).append(name)
+        native.capture_inputs([same[0] for same in together.values()])
+        try:
+            self._step(batch)
+            found = [(same, native.take_inputs(same[0])) for same in together.values()]
+        finally:
+            native.capture_inputs([])
+        return [(same, rows) for same, rows in found if len(rows)]
 
     def draft(self, batch: StepBatch, counts: NDArray[np.int32], min_probability: float = 0.0) -> NDArray[np.int32]:
         """Run the batch, then one draft token after the other: see DraftExecutor.

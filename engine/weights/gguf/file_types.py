@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..block_mix import BlockMix
 from .fields import Fields
 from .reader import GgufFile
 
@@ -12,6 +13,13 @@ _FILE_TYPES = {
     21: "Q2_K_S", 22: "IQ3_XS", 23: "IQ3_XXS", 24: "IQ1_S", 25: "IQ4_NL", 26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S",
     29: "IQ2_M", 30: "IQ4_XS", 31: "IQ1_M", 32: "BF16", 36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4_MOE", 39: "NVFP4",
 }  # fmt: skip
+
+_NUMBERS = {name: number for number, name in _FILE_TYPES.items()}
+
+
+def file_type_number(mix: BlockMix) -> int:
+    """The number of a file whose types are chosen by `mix`."""
+    return _NUMBERS["Q4_K_M" if mix == "int4" else mix.upper()]
 
 
 def file_type_of(file: GgufFile) -> str | None:

@@ -177,6 +177,20 @@ def read_gguf(path: Path) -> GgufFile:
     return _parsed(path, content, (str(path.resolve()), status.st_size, status.st_mtime_ns, status.st_ctime_ns))
 
 
+def raw_metadata(path: Path) -> dict[str, bytes]:
+    """Each key's value as the file has it: the number of its type, and what follows. Raises as `read_gguf`."""
+    require_file(path)
+    with path.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        cursor = _Cursor(path, content, _MAX_METADATA_BYTES)
+        _, num_keys = _header(cursor, MAX_TENSORS)
+        raw: dict[str, bytes] = {}
+        for _ in range(num_keys):
+            key, start = cursor.text("a key", _MAX_NAME), cursor.at
+            _value(cursor, cursor.u32("a key's type"), key)
+            raw[key] = content[start : cursor.at]
+        return raw
+
+
 def read_gguf_copy(path: Path) -> GgufFile:
     """Like `read_gguf`, but of a copy in memory, for an adapter that may be written meanwhile. Raises ModelError."""
     with FileCopy(path) as copy:

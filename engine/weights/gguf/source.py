@@ -13,7 +13,6 @@ from ...files.reading import is_there
 from ...models import ModelDescription, describe
 from ...models.generation import GenerationConfig
 from ..contents import Contents, formats_in
-from ..tensor import WeightSource
 from .architectures import architecture_of, config_of
 from .fields import Fields
 from .file_types import file_type_of
@@ -44,14 +43,15 @@ class GgufSource:
         self._path = path
 
     @functools.cached_property
-    def _file(self) -> GgufFile:
+    def file(self) -> GgufFile:
+        """The file as it is, with the tensors of all its parts."""
         return _with_splits(read_gguf(self._path))
 
     @functools.cached_property
     def config(self) -> dict[str, Any]:
         """The metadata in the words of Hugging Face's config.json."""
-        _require_model(self._file)
-        config = config_of(self._file)
+        _require_model(self.file)
+        config = config_of(self.file)
         try:
             describe(config)  # so that the error names the file
         except ModelError as error:
@@ -60,13 +60,13 @@ class GgufSource:
 
     def generation(self, config: Mapping[str, Any] | None = None) -> GenerationConfig:
         """The tokens that end a text or a turn, and the sampling under `general.sampling`."""
-        return generation_of(self._file, config or {})
+        return generation_of(self.file, config or {})
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer and the chat template of the metadata."""
         from .tokenizer import tokenizer_of  # with its libraries, which are imported while the weights are loaded
 
-        return tokenizer_of(self._file)
+        return tokenizer_of(self.file)
 
     def mistral_tokenizer(self) -> Tokenizer:
         """Raises ModelError: the metadata has no such file."""
@@ -75,20 +75,20 @@ class GgufSource:
             "has one with --tokenizer, or leave that option out"
         )
 
-    def weights(self, description: ModelDescription, config: Mapping[str, Any] | None = None) -> WeightSource:
+    def weights(self, description: ModelDescription, config: Mapping[str, Any] | None = None) -> GgufWeights:
         """The tensors. Raises ModelError if `config` says how they are quantized, which the file says itself."""
         if config is not None and config.get("quantization_config") is not None:
             raise ModelError(
                 "--hf-overrides: a GGUF file contains how its tensors are quantized; leave quantization_config out"
             )
-        return GgufWeights(self._file.tensors, architecture_of(self._file), self.config, description)
+        return GgufWeights(self.file.tensors, architecture_of(self.file), self.config, description)
 
     def contents(self) -> Contents:
         """What the files hold. Raises ModelError for files that are missing or corrupt."""
-        tensors = self._file.tensors.values()
+        tensors = self.file.tensors.values()
         files = sorted({tensor.path.name for tensor in tensors} | {self._path.name})
         formats = formats_in((tensor.kind.name, tensor.data.nbytes) for tensor in tensors)
-        return Contents("GGUF", tuple(files), formats, file_type_of(self._file))
+        return Contents("GGUF", tuple(files), formats, file_type_of(self.file))
 
 
 def _require_model(file: GgufFile) -> None:

@@ -7,8 +7,8 @@ import logging
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,18 @@ _MAGNITUDE = 0x7FFF  # of the bits of a half
 FLOATS: dict[str, DType] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
+@dataclass(frozen=True, slots=True)
+class TensorUse:
+    """A weight that is taken of a file's tensor, of matrix `index` if it is a stack of them.
+
+    `whole_rows`: it is a matrix, made of rows of the tensor as they are, so that both have the same inputs.
+    """
+
+    name: str
+    index: int | None
+    whole_rows: bool
+
+
 class GgufWeights:
     """A WeightSource. Tensors are views of the file; matrices in blocks stay in them.
 
@@ -55,6 +67,7 @@ class GgufWeights:
     ) -> None:
         self._architecture, self._tensors = architecture, tensors
         self._places: dict[str, tuple[GgufTensor, TensorRef]] = {}
+        self._uses: dict[str, list[TensorUse]] = {}
         self._with_scales: set[str] = set()  # tensors that were looked through: experts share one
         count: Counter[DType] = Counter()
         shapes = tensor_shapes(description.spec)
@@ -72,6 +85,8 @@ class GgufWeights:
             ref, stored = found, stored if found.index is not None else _as_needed(stored, found, shape)
             if ref.shape(stored.shape) != shape:
                 raise ModelError(f"{stored.origin} has shape {stored.shape}, but the model needs {ref.needed(shape)}")
+            whole_rows = not (ref.transpose or ref.flat or ref.transpose_each) and len(shape) == 2
+            self._uses.setdefault(stored.name, []).append(TensorUse(name, ref.index, whole_rows))
             if ref.index is not None:
                 stored, ref = stored.at(ref.index), replace(ref, index=None)
             if order := architecture.row_order(in_file[name], config):
@@ -93,6 +108,10 @@ class GgufWeights:
         self.dtype: DType = count.most_common(1)[0][0]
         places = [(name, stored.place, ref.rows, ref.each) for name, (stored, ref) in self._places.items()]
         self.identity: str | None = json.dumps(["gguf", architecture.name, places])
+
+    def uses(self, tensor: str) -> Sequence[TensorUse]:
+        """What the model takes of a tensor of the file; nothing for one that it does not need."""
+        return self._uses.get(tensor, ())
 
     def stored_format(self, name: str) -> TensorFormat | None:
         """The type of a matrix in blocks; None for floats, and for what becomes floats."""

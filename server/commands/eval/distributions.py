@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from tidewheel.engine.devices.batch import SamplingBatch, StepBatch, StepOutput
 from tidewheel.engine.devices.executor import Executor
+from tidewheel.engine.devices.window import Window
 from tidewheel.engine.errors import ModelError
 
 ROWS = 64
@@ -37,10 +38,7 @@ def distributions(
     They come in the same pieces from every device. Call it from a thread that stays the same: the CPU device pins it.
     Raises ModelError for logits that are not finite.
     """
-    limits = executor.limits
-    tables = [np.arange(-(-len(window) // limits.block_size), dtype=np.int32)[None]] * len(limits.groups)
-    # Blocks behind a window are used again.
-    tables = [table % group.num_blocks for table, group in zip(tables, limits.groups, strict=True)]
+    limits, placed = executor.limits, Window(window, executor.limits)
     most = limits.max_num_batched_tokens if limits.chunked_prefill else len(window)
     computed = 0
     for begin in range(first - 1, len(window) - 1, ROWS):
@@ -51,7 +49,7 @@ def distributions(
         while start < end:
             stop = min(start + most, end)
             rows = np.arange(max(begin, start), stop, dtype=np.int32) - start
-            pieces.append(_step(executor, window, start, stop, rows, tables, vocab_size))
+            pieces.append(_step(executor, placed, start, stop, rows, vocab_size))
             start = stop
         computed = end
         yield np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
@@ -59,27 +57,16 @@ def distributions(
 
 def _step(
     executor: Executor,
-    window: NDArray[np.int32],
+    window: Window,
     start: int,
     stop: int,
     rows: NDArray[np.int32],
-    tables: list[NDArray[np.int32]],
     vocab_size: int,
 ) -> NDArray[np.float32]:
     sampling = SamplingBatch.greedy(rows + start + 1)
     if not isinstance(executor, GivesLogits):
         sampling.num_logprobs[:] = vocab_size
-    batch = StepBatch(
-        token_ids=window[start:stop],
-        positions=np.arange(start, stop, dtype=np.int32),
-        query_start=np.array([0, stop - start], np.int32),
-        context_len=np.array([stop], np.int32),
-        block_tables=tables[0],
-        logits_rows=rows,
-        sampling=sampling,
-        window_tables=tuple(tables[1:]),
-        state_slots=np.zeros(1, np.int32) if executor.limits.num_states else None,
-    )
+    batch = window.step(start, stop, sampling, rows)
     if isinstance(executor, GivesLogits):
         output, logits = executor.logits(batch)
     else:

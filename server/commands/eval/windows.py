@@ -46,18 +46,18 @@ def default_texts() -> list[Path]:
     return sorted(path for path in _FOLDER.iterdir() if path.suffix in (".txt", ".md"))
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Path, option: str = "--text") -> str:
     """A text. Raises ModelError for a file that cannot be read, and TidewheelError for one that is not UTF-8."""
     try:
         return read_file(path, _MAX_TEXT_BYTES).decode()
     except UnicodeDecodeError as error:
         raise TidewheelError(
-            f"--text {path} is not UTF-8: its byte {error.start} is not part of a character; convert it, for example "
+            f"{option} {path} is not UTF-8: its byte {error.start} is not part of a character; convert it, for example "
             "with iconv -f LATIN1 -t UTF-8"
         ) from None
 
 
-def split(path: Path, tokenizer: Tokenizer, context: int, vocab_size: int) -> Windows:
+def split(path: Path, tokenizer: Tokenizer, context: int, vocab_size: int, option: str = "--text") -> Windows:
     """A text in windows of `context` tokens, the last of which may be shorter.
 
     Raises TidewheelError for a text with fewer than 2 tokens, a context that holds nothing to score, and tokens that
@@ -66,17 +66,17 @@ def split(path: Path, tokenizer: Tokenizer, context: int, vocab_size: int) -> Wi
     added = added_tokens(tokenizer)
     if context < max(len(added), 1) + 1:
         raise TidewheelError(f"--context {context} leaves no token to score in a window: raise it to 2 or, better, 512")
-    text = read_text(path)
+    text = read_text(path, option)
     token_ids = np.array(tokenizer.encode(text, add_special_tokens=False), np.int32)
     if len(token_ids) < 2:
         raise TidewheelError(
-            f"--text {path} has {len(token_ids)} token{'s' * (len(token_ids) != 1)}: at least 2 are needed, and some "
+            f"{option} {path} has {len(token_ids)} token{'s' * (len(token_ids) != 1)}: at least 2 are needed, and some "
             "thousands for a meaningful figure"
         )
     if (largest := int(token_ids.max())) >= vocab_size:
         raise TidewheelError(
-            f"--text {path}: the tokenizer gives token {largest}, and the model has {vocab_size}: name the model's own "
-            "with --tokenizer"
+            f"{option} {path}: the tokenizer gives token {largest}, and the model has {vocab_size}: name the model's "
+            "own with --tokenizer"
         )
     step = context - len(added)
     pieces = [token_ids[start : start + step] for start in range(0, len(token_ids), step)]

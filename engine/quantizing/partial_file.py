@@ -1,0 +1,146 @@
+"""A file that is written region by region, and that a second run completes where the first one stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from numpy.typing import NDArray
+from typing_extensions import Self
+
+from ..errors import ModelError
+from ..files.wording import reason
+
+_READ_BYTES = 16 << 20
+_MAX_UNSAFE_BYTES = 256 << 20  # that are written again after a crash: the disk is waited for now and then only
+
+
+class PartialFile:
+    """`path`, which gets that name when all of it is written and was read back; until then `.part` is added to it.
+
+    Beside it lies a journal: a line of JSON with `identity`, and one for each region that is on the disk. A context
+    manager. All methods raise ModelError, naming the file, where it cannot be written.
+    """
+
+    def __init__(self, path: Path, identity: str, size: int) -> None:
+        self._path, self._size = path, size
+        self._part = path.with_name(path.name + ".part")
+        self._journal = path.with_name(path.name + ".journal")
+        self._first = {"identity": identity, "size": size}
+        self.done: dict[str, dict[str, Any]] = {}
+        """What is known of each region that is complete."""
+        self._unsafe: list[dict[str, Any]] = []
+        self._unsafe_bytes = 0
+        if path.exists():
+            raise ModelError(f"{path} exists: give another name, or remove it")
+        if not path.parent.is_dir():
+            raise ModelError(f"there is no folder {path.parent} for {path.name}: make it first")
+
+    def __enter__(self) -> Self:
+        try:
+            self._resume()
+            self._file = os.open(self._part, os.O_RDWR | os.O_CREAT, 0o666)
+            os.truncate(self._file, self._size)
+            self._log = self._journal.open("a", encoding="utf-8")
+            if not self._log.tell():
+                self._note([self._first])
+        except OSError as error:
+            raise self._fails(error) from error
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+        try:
+            if kind is not None:
+                self._save()
+        finally:
+            os.close(self._file)
+            self._log.close()
+
+    def _resume(self) -> None:
+        if not self._journal.exists():
+            if self._part.exists():
+                raise ModelError(f"{self._part} exists, without its journal: remove it, or give another name")
+            return
+        entries = []
+        for line in self._journal.read_text(encoding="utf-8").splitlines(keepends=True):
+            if line.endswith("\n"):  # the last one may have been cut
+                entries.append(json.loads(line))
+        if len(entries) < 2 or not self._part.exists():  # nothing is lost
+            self._journal.unlink()
+        elif entries[0] != self._first:
+            raise ModelError(
+                f"{self._part} was begun with another model or other options: give those again to complete it, or "
+                f"remove it and {self._journal.name}"
+            )
+        else:
+            self._journal.write_text("".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8")
+            self.done = {entry["name"]: entry for entry in entries[1:]}
+
+    def write(self, start: int, pieces: Iterable[NDArray[Any] | bytes]) -> int:
+        """Write bytes from `start` on; returns their CRC-32."""
+        at, checksum = start, 0
+        try:
+            for piece in pieces:
+                view = memoryview(piece).cast("B")
+                checksum = zlib.crc32(view, checksum)
+                while view:
+                    written = os.pwrite(self._file, view, at)
+                    at, view = at + written, view[written:]
+                    self._unsafe_bytes += written
+        except OSError as error:
+            raise self._fails(error) from error
+        return checksum
+
+    def complete(self, name: str, **facts: Any) -> None:
+        """Note that a region is complete."""
+        self.done[name] = {"name": name, **facts}
+        self._unsafe.append(self.done[name])
+        if self._unsafe_bytes >= _MAX_UNSAFE_BYTES:
+            self._save()
+
+    def _save(self) -> None:
+        """Wait for the disk, and then let the journal say what is on it."""
+        try:
+            os.fsync(self._file)
+            self._note(self._unsafe)
+        except OSError as error:
+            raise self._fails(error) from error
+        self._unsafe, self._unsafe_bytes = [], 0
+
+    def verify(self, name: str, start: int, size: int, checksum: int) -> None:
+        """Read a region back. Raises ModelError if it has not the CRC-32 that was written."""
+        found = 0
+        for at in range(start, start + size, _READ_BYTES):
+            found = zlib.crc32(os.pread(self._file, min(_READ_BYTES, start + size - at), at), found)
+        if found != checksum:
+            raise ModelError(
+                f"{self._part}: {name} reads otherwise than it was written; check the disk, remove the file and "
+                f"{self._journal.name}, and run again"
+            )
+
+    @property
+    def part(self) -> Path:
+        """The file while it is not complete."""
+        return self._part
+
+    def finish(self) -> None:
+        """Give it its name, and remove the journal."""
+        try:
+            os.fsync(self._file)
+            self._part.rename(self._path)
+            self._journal.unlink()
+        except OSError as error:
+            raise self._fails(error) from error
+
+    def _note(self, entries: list[dict[str, Any]]) -> None:
+        self._log.write("".join(json.dumps(entry) + "\n" for entry in entries))
+        self._log.flush()
+        os.fsync(self._log.fileno())
+
+    def _fails(self, error: OSError) -> ModelError:
+        return ModelError(f"{self._part} cannot be written: {reason(error)}")

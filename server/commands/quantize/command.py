@@ -1,0 +1,66 @@
+"""The command line of `tidewheel quantize`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, get_args
+
+from tidewheel.engine.declaring.mistakes import Mistakes, made
+from tidewheel.engine.declaring.option import options_of
+from tidewheel.engine.declaring.values import positive_count
+from tidewheel.engine.options import EngineOptions
+from tidewheel.engine.weights.block_mix import BlockMix
+
+from ...options.parser import OptionParser, add_option, argument_type, build, read_given
+from ..eval.windows import DEFAULT_CONTEXT
+from .report import render
+from .work import quantize
+
+_OPTIONS = ("revision", "download_dir", "load_format", "tokenizer", "tokenizer_revision", "tokenizer_mode", "dtype")
+
+
+def run(arguments: Sequence[str]) -> int:
+    """The `quantize` command. Raises TidewheelError if a model or a text cannot be used, or OUT cannot be written."""
+    parser = OptionParser(
+        prog="tidewheel quantize",
+        description="Write a model anew in fewer bits. A GGUF file becomes a GGUF file, which llama.cpp reads too.",
+        epilog="A run that was interrupted is completed by the same command. The result is read back and compared\n"
+        "before it gets the name OUT.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="a .gguf file or a hub id, such as owner/name:F16")
+    add("out", metavar="OUT", help="the file to write; it must not exist")
+    add("--type", required=True, choices=get_args(BlockMix), metavar="TYPE", help=f"one of {', '.join(get_args(BlockMix))}")
+    add("--calibrate", nargs="+", action="extend", metavar="FILE",
+        help="texts in UTF-8 that the model computes first: weights are then chosen for the least error of outputs on "
+        "them, and not of the weights themselves")  # fmt: skip
+    add("--context", type=argument_type(positive_count), metavar="TOKENS",
+        help=f"the length of the windows that the texts are cut into [{DEFAULT_CONTEXT}]")  # fmt: skip
+    add("--json", action="store_true", help="print JSON")
+    options = [option for option in options_of(EngineOptions) if option.field in _OPTIONS]
+    group = parser.add_argument_group("reading the model")
+    for option in options:
+        add_option(group, option)
+    mistakes = Mistakes()
+    parsed = parser.read(arguments, mistakes)
+    given = read_given(options, parsed, os.environ, mistakes)
+    asked = mistakes.attempt(_engine_options, parsed.get("model", ""), given)
+    parser.refuse(mistakes)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    texts = [Path(name) for name in parsed["calibrate"] or ()]
+    context = parsed["context"] or DEFAULT_CONTEXT
+    report = quantize(made(asked), Path(parsed["out"]), parsed["type"], texts, context)
+    print(json.dumps(asdict(report), indent=2) if parsed["json"] else render(report, parsed["out"]), end="")
+    return 0
+
+
+def _engine_options(model: str, given: Mapping[str, Any]) -> EngineOptions:
+    """Raises OptionError."""
+    return build(EngineOptions, given, model=model, device="cpu")
