@@ -167,14 +167,14 @@ class _Errors:
     """The squares of errors, weighted as the quantizer weights them, and of what they are errors of."""
 
     def __init__(self) -> None:
-        self._error = self._whole = 0.0
+        self._error, self._whole = 0.0, 0.0
 
     def add(
         self, exact: NDArray[np.float32], rounded: NDArray[np.float32], importance: NDArray[np.float32] | None
     ) -> None:
         counts = np.ones(exact.shape[1]) if importance is None else importance / importance.mean(dtype=np.float64)
-        self._whole += _squares(exact) @ counts
-        self._error += _squares(rounded - exact) @ counts
+        self._whole += float(_squares(exact) @ counts)
+        self._error += float(_squares(rounded - exact) @ counts)
 
     @property
     def relative(self) -> float:
@@ -183,7 +183,8 @@ class _Errors:
 
 def _squares(matrix: NDArray[np.float32]) -> NDArray[np.float64]:
     """The sum of the squares of each column."""
-    return np.einsum("nk,nk->k", matrix, matrix, dtype=np.float64)
+    squares: NDArray[np.float64] = np.einsum("nk,nk->k", matrix, matrix, dtype=np.float64)
+    return squares
 
 
 def _quantized(

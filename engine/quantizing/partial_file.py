@@ -66,10 +66,8 @@ class PartialFile:
             if self._part.exists():
                 raise ModelError(f"{self._part} exists, without its journal: remove it, or give another name")
             return
-        entries = []
-        for line in self._journal.read_text(encoding="utf-8").splitlines(keepends=True):
-            if line.endswith("\n"):  # the last one may have been cut
-                entries.append(json.loads(line))
+        lines = self._journal.read_text(encoding="utf-8").splitlines(keepends=True)
+        entries = [json.loads(line) for line in lines if line.endswith("\n")]  # the last one may have been cut
         if len(entries) < 2 or not self._part.exists():  # nothing is lost
             self._journal.unlink()
         elif entries[0] != self._first:
@@ -86,7 +84,7 @@ class PartialFile:
         at, checksum = start, 0
         try:
             for piece in pieces:
-                view = memoryview(piece).cast("B")
+                view = memoryview(piece).cast("B")  # type: ignore[arg-type]  # numpy has buffers
                 checksum = zlib.crc32(view, checksum)
                 while view:
                     written = os.pwrite(self._file, view, at)

@@ -12,8 +12,8 @@ from .block_types import BLOCK_TYPES, BlockKind
 BlockMethod = Literal["int4", "q4_k_m", "q5_k_m", "q6_k", "q8_0"]
 """The mixes that weights are quantized to while they are loaded."""
 BlockMix = Literal[
-    "q2_k", "q3_k_s", "q3_k_m", "q3_k_l", "iq4_xs", "iq4_nl", "q4_0", "q4_1", "q4_k_s", "q4_k_m", "int4", "q5_0", "q5_1",
-    "q5_k_s", "q5_k_m", "q6_k", "q8_0",
+    "q2_k", "q3_k_s", "q3_k_m", "q3_k_l", "iq4_xs", "iq4_nl", "q4_0", "q4_1", "q4_k_s", "q4_k_m", "int4", "q5_0",
+    "q5_1", "q5_k_s", "q5_k_m", "q6_k", "q8_0",
 ]  # fmt: skip
 """The mixes that files are written in, from few bits to many."""
 

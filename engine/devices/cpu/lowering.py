@@ -62,9 +62,7 @@ def formats_of(
             stored = None if weights is None or quantization is not None else weights.stored_format(name)
             if stored is not None and why_not_kept(name, shape, stored) is not None:
                 stored = None
-            formats[name] = format_of(
-                name, shape, dtype, quantization, stored, len(spec.layers), tied=spec.head.tied
-            )
+            formats[name] = format_of(name, shape, dtype, quantization, stored, len(spec.layers), tied=spec.head.tied)
     for name, format in list(formats.items()):
         pair = interleaved_with(name)
         if pair is not None and formats.get(pair, format) != format:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -37,7 +36,13 @@ def run(arguments: Sequence[str]) -> int:
     add = parser.add_argument
     add("model", metavar="MODEL", help="a .gguf file or a hub id, such as owner/name:F16")
     add("out", metavar="OUT", help="the file to write; it must not exist")
-    add("--type", required=True, choices=get_args(BlockMix), metavar="TYPE", help=f"one of {', '.join(get_args(BlockMix))}")
+    add(
+        "--type",
+        required=True,
+        choices=get_args(BlockMix),
+        metavar="TYPE",
+        help=f"one of {', '.join(get_args(BlockMix))}",
+    )
     add("--calibrate", nargs="+", action="extend", metavar="FILE",
         help="texts in UTF-8 that the model computes first: weights are then chosen for the least error of outputs on "
         "them, and not of the weights themselves")  # fmt: skip

@@ -21,13 +21,14 @@ def render(report: Report, out: str) -> str:
     rows = [["format", "tensors", "size", "error"]]
     rows += [[name, str(len(tensors)), in_bytes(_bytes(tensors)), _error(tensors)] for name, tensors in ordered]
     weights = sum(math.prod(tensor.shape) for tensor in report.tensors)
-    notes = Counter((tensor.note, tensor.error is None) for tensor in report.tensors if tensor.note)
-    lines = [
-        f"{count} {'matrix' if count == 1 else 'matrices'} {'left as stored' if copied else 'quantized all the same'}: {note}\n"
-        for (note, copied), count in notes.items()
-    ]
+    notes = Counter(_noted(tensor) for tensor in report.tensors if tensor.note)
+    lines = [f"{count} {'matrix' if count == 1 else 'matrices'} {note}\n" for note, count in notes.items()]
     whole = f"{out}: {in_bytes(report.num_bytes)}, {report.num_bytes * 8 / weights:.2f} bits a weight\n"
     return text.table(rows) + "".join(lines) + whole
+
+
+def _noted(tensor: TensorReport) -> str:
+    return f"{'left as stored' if tensor.error is None else 'quantized all the same'}: {tensor.note}"
 
 
 def _bytes(tensors: Sequence[TensorReport]) -> int:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import models_zoo
 import numpy as np
@@ -44,6 +46,10 @@ def loaded(folder: Path) -> Iterator[tuple[OpenedModel, CpuExecutor]]:
         yield opened, executor
 
 
+def keep(rows: list[NDArray[np.float32]], _: Any, given: tuple[Any, ...]) -> None:
+    rows.append(given[0].detach().numpy()[0])
+
+
 def matrices(opened: OpenedModel) -> list[str]:
     return [name for name, shape in tensor_shapes(opened.spec).items() if len(shape) == 2]
 
@@ -59,7 +65,7 @@ def test_they_are_those_of_transformers(name: str, windows: list[NDArray[np.int3
                 modules[matrix] = model.get_submodule(module)
         seen: dict[str, list[NDArray[np.float32]]] = {matrix: [] for matrix in modules}
         hooks = [
-            module.register_forward_pre_hook(lambda _, given, rows=seen[matrix]: rows.append(given[0].detach().numpy()[0]))
+            module.register_forward_pre_hook(functools.partial(keep, seen[matrix]))
             for matrix, module in modules.items()
         ]
         with torch.no_grad():

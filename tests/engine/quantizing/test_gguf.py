@@ -68,7 +68,9 @@ def metadata(path: Path) -> dict[str, Any]:
     return {name: field.contents() for name, field in gguf.GGUFReader(path).fields.items()}
 
 
-@pytest.mark.parametrize("name", ["llama", "mixtral", "gpt2", "qwen3_next-experts", "gemma3n", "deepseek-v3", "nemotron-h-experts"])
+@pytest.mark.parametrize(
+    "name", ["llama", "mixtral", "gpt2", "qwen3_next-experts", "gemma3n", "deepseek-v3", "nemotron-h-experts"]
+)
 def test_the_gguf_package_reads_it(name: str, tmp_path: Path) -> None:
     path, out = made(name), tmp_path / "out.gguf"
     report = quantized(path, out, "q8_0")
@@ -218,7 +220,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     out.write_text("a letter")
     with pytest.raises(ModelError, match=r"out\.gguf exists: give another name, or remove it"):
         quantized(made("llama"), out, "q4_1")
-    with pytest.raises(ModelError, match="there is no folder .+missing for out.gguf: make it first"):
+    with pytest.raises(ModelError, match=r"there is no folder .+missing for out\.gguf: make it first"):
         quantized(made("llama"), tmp_path / "missing" / "out.gguf", "q4_1")
     assert out.read_text() == "a letter"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -138,28 +140,33 @@ def test_what_cannot_be_quantized_is_refused(
         _native.quantize(kind, x.astype(np.float32), importance=weights)
 
 
+tied_kind = functools.partial(block_kind, tied=True)
+
+
 def test_values_and_the_way_out_of_an_mlp_have_more_bits_in_some_layers() -> None:
     for name in ("v", "down", "experts.3.down"):
-        kinds = [block_kind("q4_k_m", f"layers.{layer}.{name}.weight", 512, 16, tied=True) for layer in range(16)]
+        kinds = [tied_kind("q4_k_m", f"layers.{layer}.{name}.weight", 512, 16) for layer in range(16)]
         assert {layer for layer, kind in enumerate(kinds) if kind == "q6_k"} == {0, 1, 4, 7, 10, 13, 14, 15}
         assert set(kinds) == {"q4_k", "q6_k"}
-    assert block_kind("q4_k_m", "layers.0.q.weight", 512, 16, tied=True) == "q4_k"
-    assert block_kind("q4_k_m", "embed.weight", 512, 16, tied=True) == "q6_k"
+    assert tied_kind("q4_k_m", "layers.0.q.weight", 512, 16) == "q4_k"
+    assert tied_kind("q4_k_m", "embed.weight", 512, 16) == "q6_k"
     assert block_kind("q4_k_m", "embed.weight", 512, 16, tied=False) == "q4_k"
     assert block_kind("q4_k_m", "head.weight", 512, 16, tied=False) == "q6_k"
 
 
 def test_int4_has_more_bits_for_all_values_and_fewer_for_heads() -> None:
-    assert {block_kind("int4", f"layers.{layer}.v.weight", 512, 16, tied=True) for layer in range(16)} == {"q6_k"}
-    assert block_kind("int4", "layers.2.down.weight", 512, 16, tied=True) == block_kind("int4", "layers.2.q.weight", 512, 16, tied=True)
-    assert block_kind("int4", "embed.weight", 512, 16, tied=True) == "q5_k"
-    assert block_kind("int4", "embed.weight", 576, 16, tied=True) == block_kind("int4", "layers.2.q.weight", 576, 16, tied=True) == "q5_1"
+    assert {tied_kind("int4", f"layers.{layer}.v.weight", 512, 16) for layer in range(16)} == {"q6_k"}
+    assert tied_kind("int4", "layers.2.down.weight", 512, 16) == tied_kind(
+        "int4", "layers.2.q.weight", 512, 16, tied=True
+    )
+    assert tied_kind("int4", "embed.weight", 512, 16) == "q5_k"
+    assert tied_kind("int4", "embed.weight", 576, 16) == tied_kind("int4", "layers.2.q.weight", 576, 16) == "q5_1"
 
 
 def test_what_is_no_whole_super_blocks_has_blocks_of_32() -> None:
     name = "layers.4.q.weight"
-    assert block_kind("q4_k_m", name, 576, 30, tied=True) == "q5_0"
-    assert block_kind("q5_k_m", name, 576, 30, tied=True) == "q5_1"
-    assert block_kind("q6_k", name, 576, 30, tied=True) == "q8_0"
-    assert block_kind("q8_0", name, 576, 30, tied=True) == "q8_0"
-    assert block_kind("q4_k_m", name, 40, 30, tied=True) is None
+    assert tied_kind("q4_k_m", name, 576, 30) == "q5_0"
+    assert tied_kind("q5_k_m", name, 576, 30) == "q5_1"
+    assert tied_kind("q6_k", name, 576, 30) == "q8_0"
+    assert tied_kind("q8_0", name, 576, 30) == "q8_0"
+    assert tied_kind("q4_k_m", name, 40, 30) is None
