@@ -62,14 +62,14 @@ def quantize_gguf(
     mix: BlockMix,
     *,
     calibration: Calibration | None = None,
-    calibrated_on: str = "",
+    text_identity: str = "",
     threads: int = 1,
-    report: Callable[[int, int], None],
+    on_progress: Callable[[int, int], object] = lambda done, whole: None,
 ) -> Report:
     """Write the model of a GGUF file to another one, with its matrices in the types of `mix`.
 
-    With a `calibration`, whose text `calibrated_on` identifies, weights are chosen for the least error of outputs.
-    `report` is called with the bytes that are done, and those of the whole file. A run that was interrupted is
+    With a `calibration`, whose text `text_identity` identifies, weights are chosen for the least error of outputs.
+    `on_progress` is called with the bytes that are done, and those of the whole file. A run that was interrupted is
     completed by the next one with the same arguments. Raises ModelError for what cannot be read or written.
     """
     weights = source.weights(description)
@@ -83,7 +83,7 @@ def quantize_gguf(
     metadata["general.quantization_version"] = uint32(_QUANTIZATION_VERSION)
     layout = GgufLayout(metadata, [plan.new for plan in plans])
     places = [plan.tensor.place for plan in plans]
-    identity = hashlib.sha256(json.dumps([__version__, mix, calibrated_on, places]).encode()).hexdigest()
+    identity = hashlib.sha256(json.dumps([__version__, mix, text_identity, places]).encode()).hexdigest()
     with PartialFile(out, identity, layout.size) as file:
         file.write(0, [layout.header])
         left = [plan for plan in plans if plan.block is not None and plan.tensor.name not in file.done]
@@ -93,7 +93,7 @@ def quantize_gguf(
             if plan.tensor.name not in file.done:
                 _write(file, plan, start, statistics, threads, calibrated=calibration is not None)
             done += plan.new.num_bytes
-            report(done, layout.size)
+            on_progress(done, layout.size)
         for plan, start in zip(plans, layout.starts, strict=True):
             file.verify(f"tensor {plan.tensor.name}", start, plan.new.num_bytes, file.done[plan.tensor.name]["crc"])
         GgufSource(file.part).weights(description)

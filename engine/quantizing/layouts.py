@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
-from typing import Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +17,19 @@ from ..weights.dtypes import STORAGE, DType, bfloat16_bits
 from .gptq import DAMP, Grid, RoundedMatrix
 from .module_names import fused_names, patterns
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
 FolderMethod = Literal["gptq", "awq", "int8"]
 FOLDER_METHODS: tuple[FolderMethod, ...] = get_args(FolderMethod)
 
 Array = NDArray[Any]
+
+
+def is_folder_method(name: str) -> TypeIs[FolderMethod]:
+    """Whether it is a method of folders, and not a mix of GGUF's types."""
+    return name in FOLDER_METHODS
+
 
 GROUP_SIZES = (128, 64, 32)
 """In the order in which they are preferred."""

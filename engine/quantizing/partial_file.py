@@ -8,13 +8,15 @@ import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
-from typing_extensions import Self
 
 from ..errors import ModelError
 from ..files.wording import reason
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _READ_BYTES = 16 << 20
 _MAX_UNSAFE_BYTES = 256 << 20  # that are written again after a crash: the disk is waited for now and then only

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from .block_types import BLOCK_TYPES, BlockKind
 
@@ -16,6 +16,7 @@ BlockMix = Literal[
     "q5_1", "q5_k_s", "q5_k_m", "q6_k", "q8_0",
 ]  # fmt: skip
 """The mixes that files are written in, from few bits to many."""
+BLOCK_MIXES: tuple[BlockMix, ...] = get_args(BlockMix)
 
 _ELEMENTS = {kind.name.lower(): kind.elements for kind in BLOCK_TYPES.values()}
 # Where inputs do not fill the super-blocks of a type, another takes its place: the same as in llama.cpp.

@@ -26,44 +26,44 @@ class FolderSource:
     """
 
     def __init__(self, folder: Path, load_format: str = "auto") -> None:
-        self._folder = folder
+        self.folder = folder
         self._load_format = load_format
 
     @functools.cached_property
     def config(self) -> dict[str, Any]:
         """The folder's `config.json`, and what a file of its own says of the quantization, as in 2023."""
-        config = read_config(self._folder)
+        config = read_config(self.folder)
         if config.get("quantization_config") is None and config.get("compression_config") is None:
             for name, method in SETTINGS_FILES.items():
-                if settings := read_json_if_there(self._folder / name):
+                if settings := read_json_if_there(self.folder / name):
                     return {**config, "quantization_config": {"quant_method": method, **settings}}
         return config
 
     def generation(self, config: Mapping[str, Any] | None = None) -> GenerationConfig:
         """What `generation_config.json` and `config.json` say."""
-        return read_generation_config(self._folder, self.config if config is None else config)
+        return read_generation_config(self.folder, self.config if config is None else config)
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the folder's files."""
         from ..text.tokenizer import Tokenizer  # with its libraries, which are imported while the weights are loaded
 
-        return Tokenizer.load(self._folder)
+        return Tokenizer.load(self.folder)
 
     def mistral_tokenizer(self) -> Tokenizer:
         """The tokenizer of Mistral's own files."""
         from ..text.mistral import load_mistral
 
-        return load_mistral(self._folder)
+        return load_mistral(self.folder)
 
     def weights(self, description: ModelDescription, config: Mapping[str, Any] | None = None) -> WeightSource:
         """The folder's checkpoint."""
         reader = layer_reader(self.config if config is None else config)
-        return open_weights(self._folder, description, reader, self._load_format)
+        return open_weights(self.folder, description, reader, self._load_format)
 
     def contents(self) -> Contents:
         """What the checkpoint's files hold. Raises ModelError for files that are missing or corrupt."""
-        checkpoint = open_checkpoint(self._folder, self._load_format)
-        files = sorted({str(stored.path.relative_to(self._folder)) for stored in checkpoint.values()})
+        checkpoint = open_checkpoint(self.folder, self._load_format)
+        files = sorted({str(stored.path.relative_to(self.folder)) for stored in checkpoint.values()})
         formats = formats_in((stored.dtype, stored.data.nbytes) for stored in checkpoint.values())
         kind = "pytorch" if files and files[0].endswith(".bin") else "safetensors"
         return Contents(kind, tuple(files), formats)

@@ -8,18 +8,19 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from tidewheel.engine.declaring.mistakes import Mistakes, made
 from tidewheel.engine.declaring.option import options_of
 from tidewheel.engine.declaring.values import positive_count
 from tidewheel.engine.options import EngineOptions
-from tidewheel.engine.weights.block_mix import BlockMix
+from tidewheel.engine.quantizing.layouts import FOLDER_METHODS
+from tidewheel.engine.weights.block_mix import BLOCK_MIXES
 
 from ...options.parser import OptionParser, add_option, argument_type, build, read_given
 from ..eval.windows import DEFAULT_CONTEXT
 from .report import render
-from .work import quantize
+from .work import KINDS, quantize
 
 _OPTIONS = ("revision", "download_dir", "load_format", "tokenizer", "tokenizer_revision", "tokenizer_mode", "dtype")
 
@@ -28,21 +29,17 @@ def run(arguments: Sequence[str]) -> int:
     """The `quantize` command. Raises TidewheelError if a model or a text cannot be used, or OUT cannot be written."""
     parser = OptionParser(
         prog="tidewheel quantize",
-        description="Write a model anew in fewer bits. A GGUF file becomes a GGUF file, which llama.cpp reads too.",
-        epilog="A run that was interrupted is completed by the same command. The result is read back and compared\n"
-        "before it gets the name OUT.",
+        description="Write a model anew in fewer bits. A GGUF file becomes a GGUF file, which llama.cpp reads too, and "
+        "a Hugging Face folder one that vLLM and transformers read too.",
+        epilog="The same command completes a run that was interrupted. What is written is read back and compared.",
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("model", metavar="MODEL", help="a .gguf file or a hub id, such as owner/name:F16")
-    add("out", metavar="OUT", help="the file to write; it must not exist")
-    add(
-        "--type",
-        required=True,
-        choices=get_args(BlockMix),
-        metavar="TYPE",
-        help=f"one of {', '.join(get_args(BlockMix))}",
-    )
+    add("model", metavar="MODEL", help="a .gguf file, a folder in floats, or a hub id, such as owner/name:F16")
+    add("out", metavar="OUT", help="the file or folder to write; it must not exist")
+    add("--type", required=True, choices=KINDS, metavar="TYPE",
+        help=f"for a file one of {', '.join(BLOCK_MIXES)}; for a folder one of {', '.join(FOLDER_METHODS)}, the last "
+        "of which is compressed-tensors'")  # fmt: skip
     add("--calibrate", nargs="+", action="extend", metavar="FILE",
         help="texts in UTF-8 that the model computes first: weights are then chosen for the least error of outputs on "
         "them, and not of the weights themselves")  # fmt: skip

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import logging
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,13 @@ from tidewheel.engine.errors import ModelError
 from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.progress import BYTES, Progress
 from tidewheel.engine.quantizing.calibration import TextCalibration
+from tidewheel.engine.quantizing.folder import quantize_folder
 from tidewheel.engine.quantizing.gguf import quantize_gguf
+from tidewheel.engine.quantizing.layouts import FOLDER_METHODS, FolderMethod, is_folder_method
 from tidewheel.engine.quantizing.report import Report
 from tidewheel.engine.quantizing.statistics import Calibration
-from tidewheel.engine.weights.block_mix import BlockMix
+from tidewheel.engine.weights.block_mix import BLOCK_MIXES, BlockMix
+from tidewheel.engine.weights.folder_source import FolderSource
 from tidewheel.engine.weights.gguf.source import GgufSource
 
 from ..eval.model import Subject, find, require_memory, tokenizer_of
@@ -29,29 +33,47 @@ from ..eval.windows import Windows, split
 logger = logging.getLogger(__name__)
 
 
-def quantize(options: EngineOptions, out: Path, mix: BlockMix, texts: Sequence[Path], context: int) -> Report:
+Kind = BlockMix | FolderMethod
+KINDS: tuple[Kind, ...] = (*BLOCK_MIXES, *FOLDER_METHODS)
+
+
+def quantize(options: EngineOptions, out: Path, kind: Kind, texts: Sequence[Path], context: int) -> Report:
     """Write the model of `options` to `out`; with texts, calibrated on windows of `context` tokens of them.
 
     Raises TidewheelError.
     """
     subject = find(options, options.model)
-    source = subject.opened.source
-    if not isinstance(source, GgufSource):
-        raise ModelError(f"{options.model} is no GGUF file, so --type {mix} cannot be written of it")
     windows = _windows(subject, texts, context)
     with contextlib.ExitStack() as stack:
+        write = _writer(subject, out, kind)
         calibration = stack.enter_context(_calibration(subject, windows)) if windows else None
         progress = stack.enter_context(_Progress("Quantizing", BYTES))
-        return quantize_gguf(
-            source,
-            subject.opened.description,
-            out,
-            mix,
-            calibration=calibration,
-            calibrated_on=_digest(windows),
-            threads=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-            report=progress.report,
+        return write(
+            calibration=calibration, text_identity=_digest(windows), threads=_threads(), on_progress=progress.report
         )
+
+
+def _writer(subject: Subject, out: Path, kind: Kind) -> Callable[..., Report]:
+    """What writes the model as that kind. Raises ModelError for a kind that its files cannot become."""
+    source, description = subject.opened.source, subject.opened.description
+    if isinstance(source, GgufSource):
+        if is_folder_method(kind):
+            raise ModelError(
+                f"--type {kind} is made of a Hugging Face folder in floats, and {subject.name} is a GGUF file: name "
+                f"the folder that it was made from, or take one of {', '.join(BLOCK_MIXES)}"
+            )
+        return functools.partial(quantize_gguf, source, description, out, kind)
+    assert isinstance(source, FolderSource)
+    if not is_folder_method(kind):
+        raise ModelError(
+            f"--type {kind} is made of a GGUF file, and {subject.name} is a folder: convert it to GGUF with "
+            f"llama.cpp's convert_hf_to_gguf.py first, or take one of {', '.join(FOLDER_METHODS)}"
+        )
+    return functools.partial(quantize_folder, source.folder, out, kind)
+
+
+def _threads() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _windows(subject: Subject, texts: Sequence[Path], context: int) -> list[Windows]:

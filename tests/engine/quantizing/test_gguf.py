@@ -28,8 +28,6 @@ pytest.importorskip("tidewheel._native")
 pytest.importorskip("torch")
 require_packages("transformers")
 
-SILENT = {"report": lambda done, whole: None}
-
 
 class Known:
     """A calibration that saw inputs whose squares are these, of the matrices with these ends of their names."""
@@ -53,7 +51,7 @@ def made(name: str, kind: Type = Type.F32, **sizes: int) -> Path:
 
 def quantized(path: Path, out: Path, mix: BlockMix, **options: Any) -> Report:
     source = GgufSource(path)
-    return quantize_gguf(source, describe(source.config), out, mix, **{**SILENT, **options})
+    return quantize_gguf(source, describe(source.config), out, mix, **options)
 
 
 def tensors(path: Path) -> dict[str, tuple[str, NDArray[np.float32]]]:
@@ -163,7 +161,7 @@ def test_an_interrupted_run_is_completed(tensor: int, tmp_path: Path) -> None:
     interrupted(path, out, after=tensor)
     assert [file.name for file in tmp_path.iterdir() if file.name.startswith("out")] != ["out.gguf"]
     sizes: list[int] = []
-    report = quantized(path, out, "q4_1", report=lambda done, whole: sizes.append(done))
+    report = quantized(path, out, "q4_1", on_progress=lambda done, whole: sizes.append(done))
     assert report == expected
     assert out.read_bytes() == whole.read_bytes()
     assert sorted(file.name for file in tmp_path.iterdir()) == ["out.gguf", "whole.gguf"]
@@ -180,7 +178,7 @@ def interrupted(path: Path, out: Path, after: int) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        quantized(path, out, "q4_1", report=stop)
+        quantized(path, out, "q4_1", on_progress=stop)
 
 
 def test_a_journal_that_was_cut_counts_as_far_as_it_goes(tmp_path: Path) -> None:
@@ -199,7 +197,7 @@ def test_a_run_with_other_options_does_not_go_on(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"out\.gguf\.part was begun with another model or other options"):
         quantized(path, out, "q5_1")
     with pytest.raises(ModelError, match="was begun with another model or other options"):
-        quantized(path, out, "q4_1", calibrated_on="a text")
+        quantized(path, out, "q4_1", text_identity="a text")
 
 
 def test_what_was_written_is_read_back(tmp_path: Path) -> None:
