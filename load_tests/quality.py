@@ -1,7 +1,8 @@
 """Compares what formats of weights cost in quality and give in speed, beside llama.cpp, on a model's real weights.
 
 The model is a GGUF file of any type, which counts as exact. llama.cpp converts it to the other types. Each file is run
-by both, and Tidewheel also quantizes the exact model, as --quantization says.
+by both, and Tidewheel also quantizes the exact model, as --quantization says. With a text to calibrate on, `tidewheel
+quantize` and llama.cpp write further files, with the same importance of inputs, and the former writes folders, too.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from html import escape
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from contest import RUNNERS, Contestant, RunError, environment_of, run_rounds, run_script
@@ -30,14 +32,18 @@ from tidewheel.engine.devices.executor import Executor
 from tidewheel.engine.errors import TidewheelError
 from tidewheel.engine.models.spec import tensor_shapes
 from tidewheel.engine.options import EngineOptions
+from tidewheel.engine.quantizing.layouts import FOLDER_METHODS
+from tidewheel.engine.weights.gguf.source import GgufSource
 from tidewheel.server.commands.bench import text
 from tidewheel.server.commands.eval.distributions import distributions
 from tidewheel.server.commands.eval.model import FLOAT32, Subject, find, find_reference, tokenizer_of
 from tidewheel.server.commands.eval.scores import Scores, score
 from tidewheel.server.commands.eval.windows import default_texts, split
+from tidewheel.server.commands.quantize.work import KINDS, Kind, calibration_on, quantize, windows_of
 from tidewheel.server.options.model import engine_options
 from tidewheel.server.options.parser import argument_type
 
+CALIBRATED = ("Q4_K_M", "IQ4_XS", "Q4_0", "Q3_K_M")
 TYPES = ("Q8_0", "Q6_K", "Q5_K_M", "Q5_1", "Q5_0", "Q4_K_M", "Q4_K_S", "IQ4_XS", "IQ4_NL", "Q4_1", "Q4_0", "Q3_K_M")
 QUANTIZATIONS = ("int8", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "int4", "int4-fast")
 PREFILL, DECODE = Scenario("prefill 1x512", 1, 512, 1), Scenario("decode 1, 128", 1, 128, 64)
@@ -183,26 +189,107 @@ def compare(args: argparse.Namespace, keep: Path) -> Comparison:
     keep.mkdir(parents=True, exist_ok=True)
     base = made(args.model, keep / "F32.gguf", python, args.timeout)
     files = {name: made(base, keep / f"{name}.gguf", python, args.timeout) for name in args.types}
+    written: dict[str, Path] = {}
+    if args.calibrate:
+        files |= calibrated_files(args, base, keep, python)
+        written = folders(args, base, keep)
     texts = Texts(base, args.text or default_texts(), args.context, args.max_tokens)
     formats: list[Quality] = []
     for name, file in files.items():
         say(f"scoring {name}")
         bits, measured = texts.measure(engine_options({"model": str(file)}), file, python)
         formats += [quality(of.name, name, bits, one) for of, one in zip((TIDEWHEEL, LLAMA_CPP), measured, strict=True)]
+    for name, folder in written.items():
+        say(f"scoring {name}")
+        bits, (one,) = texts.measure(engine_options({"model": str(folder)}))
+        formats.append(quality(TIDEWHEEL.name, name, bits, one))
     for name in args.quantizations:
         say(f"scoring {name}")
         bits, (one,) = texts.measure(engine_options({"model": str(base), "quantization": name}))
         formats.append(quality(TIDEWHEEL.name, name, bits, one))
     if args.rounds:
-        formats = with_speeds(formats, args, base, files, python)
+        formats = with_speeds(formats, args, base, files | written, python)
     return Comparison(str(args.model), texts.num_scored, formats, [*NOTES])
 
 
-def made(source: Path, target: Path, python: Path, timeout_s: float) -> Path:
+def calibrated_files(args: argparse.Namespace, base: Path, keep: Path, python: Path) -> dict[str, Path]:
+    """GGUF files of `args.calibrated`, each by Tidewheel and by llama.cpp. Raises TidewheelError and RunError."""
+    importances = keep / "importances.npz"
+    if not importances.exists():
+        write_importances(importances, base, args.calibrate, args.context)
+    files = {}
+    for name in args.calibrated:
+        files[f"{name} calibrated"] = keep / f"{name}-calibrated.gguf"
+        if not files[f"{name} calibrated"].exists():
+            say(f"writing {name} with tidewheel quantize")
+            options = engine_options({"model": str(base)})
+            quantize(options, files[f"{name} calibrated"], kind_of(name.lower()), args.calibrate, args.context)
+        (keep / "imatrix").mkdir(exist_ok=True)
+        files[f"{name} imatrix"] = made(base, keep / "imatrix" / f"{name}.gguf", python, args.timeout, importances)
+    return files
+
+
+def write_importances(path: Path, base: Path, calibrate: Sequence[Path], context: int) -> None:
+    """The mean squares of the inputs of each tensor of `base` on texts, as llama.cpp takes them."""
+    subject = find(engine_options({"model": str(base)}), base.name)
+    source = subject.opened.source
+    assert isinstance(source, GgufSource)
+    weights = source.weights(subject.opened.description)
+    uses = {tensor: [use.name for use in weights.uses(tensor) if use.whole_rows] for tensor in source.file.tensors}
+    with calibration_on(subject, windows_of(subject, calibrate, context)) as calibration:
+        found = calibration.gather([name for names in uses.values() for name in names])
+    # The experts of a stack one after the other; else the weights of a tensor have the same inputs.
+    seen = {tensor: [found[name].squares for name in names if name in found] for tensor, names in uses.items()}
+    stacks = {tensor for tensor, names in uses.items() if ".experts." in "".join(names)}
+    arrays: dict[str, Any] = {t: np.concatenate(of) if t in stacks else of[0] for t, of in seen.items() if of}
+    np.savez(path, **arrays)
+
+
+def folders(args: argparse.Namespace, base: Path, keep: Path) -> dict[str, Path]:
+    """Folders of `args.methods` by Tidewheel, calibrated. Raises TidewheelError."""
+    model, found = keep / "checkpoint", {}
+    if args.methods and not model.exists():
+        write_checkpoint(model, base)
+    for name in args.methods:
+        found[name] = keep / name
+        if not (found[name] / "config.json").exists():
+            say(f"writing {name} with tidewheel quantize")
+            options = engine_options({"model": str(model)})
+            quantize(options, found[name], kind_of(name), args.calibrate, args.context)
+    return found
+
+
+def write_checkpoint(folder: Path, base: Path) -> None:
+    """The model of a GGUF file as a Hugging Face folder in float32, by transformers."""
+    import torch
+    from safetensors.torch import save_file
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    say(f"writing {folder} with transformers")
+    model = AutoModelForCausalLM.from_pretrained(base.parent, gguf_file=base.name, dtype=torch.float32)
+    folder.mkdir()
+    AutoTokenizer.from_pretrained(base.parent, gguf_file=base.name).save_pretrained(folder)
+    tied = ("lm_head.weight",) if model.config.tie_word_embeddings else ()
+    tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items() if name not in tied}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    config = {key: value for key, value in model.config.to_dict().items() if key != "quantization_config"}
+    (folder / "config.json").write_text(json.dumps({**config, "architectures": [type(model).__name__]}))
+
+
+def kind_of(name: str) -> Kind:
+    """A --type of tidewheel quantize. Raises RunError if there is none of that name."""
+    for kind in KINDS:
+        if kind == name:
+            return kind
+    raise RunError(f"tidewheel quantize has no type {name}; it has {', '.join(KINDS)}")
+
+
+def made(source: Path, target: Path, python: Path, timeout_s: float, importances: Path | None = None) -> Path:
     """The file of the type in its name, which llama.cpp makes of `source` if it is not there. Raises RunError."""
     if not target.exists():
         say(f"writing {target}")
-        command = [str(python), str(_MAKE_GGUF), str(source), str(target)]
+        given = [source, target] if importances is None else [source, target, importances]
+        command = [str(python), str(_MAKE_GGUF), *map(str, given)]
         run_script(command, environment_of(LLAMA_CPP, python, len(one_per_core())), timeout_s)
     return target
 
@@ -340,6 +427,11 @@ def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="virtual environment that has llama-cpp-python")  # fmt: skip
     add("--types", type=_names, default=TYPES, metavar="NAME,...", help="llama.cpp's file types to make and to compare")
     add("--quantizations", type=_names, default=QUANTIZATIONS, metavar="NAME,...", help="values of --quantization")
+    add("--calibrate", type=Path, nargs="+", default=(), metavar="FILE",
+        help="texts to calibrate on, others than those to score")  # fmt: skip
+    add("--calibrated", type=_names, default=CALIBRATED, metavar="NAME,...",
+        help="types of GGUF files that are written with the text")  # fmt: skip
+    add("--methods", type=_names, default=FOLDER_METHODS, metavar="NAME,...", help="the same of folders")
     add("--text", type=Path, nargs="+", metavar="FILE", help="texts to score; those of tidewheel eval if not given")
     add("--context", type=argument_type(positive_count), default=512, metavar="N", help="tokens of a window")
     add("--max-tokens", type=argument_type(positive_count), default=1024, metavar="N", help="of each text")

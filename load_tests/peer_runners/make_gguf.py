@@ -1,20 +1,26 @@
 """Writes a Hugging Face checkpoint or another GGUF file as GGUF, with llama.cpp's packages `gguf` and `llama_cpp`.
 
-usage: make_gguf.py MODEL FORMAT.gguf       FORMAT: BF16, F32 or a file type of llama.cpp's such as Q8_0
+usage: make_gguf.py MODEL FORMAT.gguf [IMPORTANCES.npz]
+
+FORMAT is BF16, F32 or a file type of llama.cpp's such as Q8_0. IMPORTANCES has the mean squares of inputs, by the names
+of tensors: a GGUF file is then converted as with an importance matrix.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import gguf
 import llama_cpp
 import numpy as np
 from gguf.constants import GGMLQuantizationType, TokenType
+from numpy.typing import NDArray
 
 _BASE = "BF16"
 Config = dict[str, Any]
@@ -25,7 +31,7 @@ def main() -> None:
     """Write the file; of a checkpoint, also the bfloat16 file next to it that others are converted from."""
     model, target = Path(sys.argv[1]), Path(sys.argv[2])
     if model.is_file():
-        quantize(model, target)
+        quantize(model, target, dict(np.load(sys.argv[3])) if len(sys.argv) > 3 else {})
         return
     base = target.with_name(f"{_BASE}.gguf")
     if not base.exists():
@@ -185,12 +191,18 @@ def interleave(weight: Any, num_heads: int) -> Any:
     return weight.reshape(num_heads, 2, rows // num_heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)
 
 
-def quantize(base: Path, target: Path) -> None:
+def quantize(base: Path, target: Path, importances: Mapping[str, NDArray[np.float32]] = MappingProxyType({})) -> None:
     """Convert a GGUF file with llama.cpp to the type in the name of `target`. Raises RuntimeError if this fails."""
+    entries = (llama_cpp.llama_model_imatrix_data * (len(importances) + 1))()  # the last one has no name
+    for entry, (name, squares) in zip(entries, importances.items(), strict=False):
+        entry.name, entry.size = name.encode(), squares.size
+        entry.data = squares.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
     options = llama_cpp.llama_model_quantize_default_params()
     options.allow_requantize = True  # a base that is quantized itself counts as exact
     name = "LLAMA_FTYPE_ALL_F32" if target.stem == "F32" else f"LLAMA_FTYPE_MOSTLY_{target.stem}"
     options.ftype = getattr(llama_cpp, name)
+    if importances:
+        options.imatrix = ctypes.cast(entries, ctypes.POINTER(llama_cpp.llama_model_imatrix_data))
     part = target.with_suffix(".part")
     if status := llama_cpp.llama_model_quantize(str(base).encode(), str(part).encode(), options):
         raise RuntimeError(f"llama_model_quantize to {target} returned {status}")

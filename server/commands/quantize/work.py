@@ -43,10 +43,10 @@ def quantize(options: EngineOptions, out: Path, kind: Kind, texts: Sequence[Path
     Raises TidewheelError.
     """
     subject = find(options, options.model)
-    windows = _windows(subject, texts, context)
+    windows = windows_of(subject, texts, context)
     with contextlib.ExitStack() as stack:
         write = _writer(subject, out, kind)
-        calibration = stack.enter_context(_calibration(subject, windows)) if windows else None
+        calibration = stack.enter_context(calibration_on(subject, windows)) if windows else None
         progress = stack.enter_context(_Progress("Quantizing", BYTES))
         return write(
             calibration=calibration, text_identity=_digest(windows), threads=_threads(), on_progress=progress.report
@@ -76,7 +76,8 @@ def _threads() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _windows(subject: Subject, texts: Sequence[Path], context: int) -> list[Windows]:
+def windows_of(subject: Subject, texts: Sequence[Path], context: int) -> list[Windows]:
+    """Texts to calibrate on, in the model's tokens. Raises TidewheelError."""
     if not texts:
         return []
     tokenizer, vocab_size = tokenizer_of(subject), subject.opened.spec.vocab_size
@@ -105,7 +106,8 @@ class _Progress(Progress):
 
 
 @contextlib.contextmanager
-def _calibration(subject: Subject, texts: Sequence[Windows]) -> Iterator[Calibration]:
+def calibration_on(subject: Subject, texts: Sequence[Windows]) -> Iterator[Calibration]:
+    """A context in which the model is loaded, for calibrations on texts. Raises TidewheelError."""
     windows = [window for text in texts for window in text.windows]
     longest = max(map(len, windows))
     require_memory([subject], longest)
