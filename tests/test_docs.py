@@ -35,7 +35,7 @@ FOLDERS = "deploy|docs|engine|load_tests|monitoring|native|requirements|server|t
 PATH = re.compile(rf"(?<![\w./-])(?:{FOLDERS})/[\w./*-]*[\w*/]".replace(".ci", r"\.ci"))
 VARIABLE = re.compile(r"\bTIDEWHEEL_([A-Z_]+[A-Z])\b")
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
-COMMANDS = ("serve", "bench", "eval", "chat", "complete", "run-batch", "inspect", "pull", "list", "rm")
+COMMANDS = ("serve", "bench", "eval", "quantize", "chat", "complete", "run-batch", "inspect", "pull", "list", "rm")
 DOCKER_OPTIONS = {"--gpus", "--net", "--privileged", "--runtime"}
 VLLM_FLAGS = {*vllm_flags(), *RENAMED, *CONVERTED}
 # Not in code, where brackets mean something else.

@@ -27,11 +27,12 @@ from ..models.spec import (
 )
 from ..options import EngineOptions
 from ..speculation.options import SpeculativeOptions
-from ..weights import source_at
+from ..weights import StoredSource, source_at
 from ..weights.contents import Contents
 from ..weights.dtypes import KvCacheDType
 from ..weights.hub import UnreachableError, cached_model, is_cached, local_model
 from ..weights.hub_headers import NoHeadersError, hub_headers
+from ..weights.measured_quality import mean_divergence
 from ..weights.quantization import Method
 from ..weights.quantized import method_in_words
 from .opened_model import OpenedModel, open_model
@@ -50,11 +51,15 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class WeightMemory:
-    """What all weights take on the device if they are kept like this. `chosen`: with the options that were given."""
+    """What all weights take on the device if they are kept like this. `chosen`: with the options that were given.
+
+    `divergence` is what that cost another model: see `mean_divergence`.
+    """
 
     kept_as: str
     bytes: int
     chosen: bool
+    divergence: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +248,7 @@ class _Look:
 
     def _weights(self, chosen: OpenedModel) -> Iterator[WeightMemory]:
         """As the options say, and as --dtype and --quantization could say otherwise."""
-        yield WeightMemory(chosen.kept_as, chosen.weight_bytes, True)
+        yield WeightMemory(chosen.kept_as, chosen.weight_bytes, True, _divergence(chosen))
         seen = {chosen.kept_as}
         methods: tuple[Method | None, ...] = (
             (None, *get_args(Method)) if chosen.device.capabilities.quantizes else (None,)
@@ -260,7 +265,17 @@ class _Look:
             other = open_model(options, self._source)
             if (kept_as := other.kept_as) not in seen:
                 seen.add(kept_as)
-                yield WeightMemory(kept_as, other.weight_bytes, False)
+                yield WeightMemory(kept_as, other.weight_bytes, False, _divergence(other))
+
+
+def _divergence(opened: OpenedModel) -> float | None:
+    """Of the file or folder's own format, or of what it is quantized to if it has floats."""
+    contents = opened.source.contents() if isinstance(opened.source, StoredSource) else None
+    stored = (contents.title if contents else None) or method_in_words(opened.source.config)
+    if opened.quantization is None:
+        return None if stored is None else mean_divergence(stored.split()[0])
+    in_floats = stored is None or stored.upper() in ("F32", "F16", "BF16")
+    return mean_divergence(opened.quantization.method) if in_floats else None
 
 
 def _stages(options: EngineOptions, opened: OpenedModel) -> list[StageMemory]:

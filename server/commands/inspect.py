@@ -17,6 +17,7 @@ from tidewheel.engine.loading.inspection import Inspection, KvMemory, Verdict, i
 from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.pipeline_options import PipelineOptions
 from tidewheel.engine.speculation.options import Eagle3, Mtp, SpeculativeOptions
+from tidewheel.engine.weights.measured_quality import MEASURED_ON
 
 from ..options.parser import OptionParser, add_option, build, read_given
 from .sizes import in_thousands
@@ -154,7 +155,10 @@ def _reasons(verdicts: Sequence[Verdict]) -> Iterator[str]:
 def _memory(found: Inspection) -> Iterator[tuple[str, str]]:
     for number, kept in enumerate(found.weights):
         chosen = f", on the {found.device} device with these options" if kept.chosen else ""
-        yield "weights take" if number == 0 else "", f"{in_bytes(kept.bytes)} as {kept.kept_as}{chosen}"
+        cost = "" if kept.divergence is None else f" (KL {kept.divergence:g})"
+        yield "weights take" if number == 0 else "", f"{in_bytes(kept.bytes)} as {kept.kept_as}{cost}{chosen}"
+    if any(kept.divergence is not None for kept in found.weights):
+        yield "", f"KL: nats a token that the format cost {MEASURED_ON}: docs/performance.md"
     if found.mtp_bytes is not None:
         use = '--speculative-config \'{"method": "mtp"}\''
         yield "MTP layer takes", f"{in_bytes(found.mtp_bytes)} of weights, with {use}"

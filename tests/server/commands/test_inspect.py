@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gguf
+import gguf_files
 import models_zoo
 import mtp_zoo
 import pytest
@@ -15,6 +17,7 @@ import pytest
 from tidewheel.engine.devices.coverage import DEVICES_WITH
 from tidewheel.engine.loading.opened_model import open_model
 from tidewheel.engine.options import EngineOptions
+from tidewheel.engine.weights.measured_quality import MEASURED_ON, mean_divergence
 from tidewheel.server.commands.cli import main
 from tidewheel.server.options.model import DEMO_MODEL
 
@@ -52,7 +55,12 @@ def test_it_says_what_serving_would_take(inspect: Inspect) -> None:
     found = inspect(DEMO_MODEL, "--quantization", "int4", "--kv-cache-dtype", "int8")
     opened = open_model(EngineOptions(model=str(DEMO_MODEL), device="cpu", quantization="int4", kv_cache_dtype="int8"))
     (chosen,) = [kept for kept in found["weights"] if kept["chosen"]]
-    assert chosen == {"kept_as": "int4", "bytes": opened.weight_bytes, "chosen": True}
+    assert chosen == {
+        "kept_as": "int4",
+        "bytes": opened.weight_bytes,
+        "chosen": True,
+        "divergence": mean_divergence("int4"),
+    }
     context = found["shape"]["context"]
     assert found["kv_cache"][-1]["tokens"] == context == opened.spec.max_positions
     assert found["kv_cache"][-1]["bytes"]["int8"] == context * opened.kv_bytes_per_token
@@ -60,6 +68,19 @@ def test_it_says_what_serving_would_take(inspect: Inspect) -> None:
     stored = found["contents"]["formats"]
     assert sum(kept["bytes"] for kept in stored) < (DEMO_MODEL / "model.safetensors").stat().st_size
     assert found["shape"]["parameters"] * 2 == sum(kept["bytes"] for kept in stored)
+
+
+def test_it_says_what_formats_cost_where_that_is_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(DEMO_MODEL)]) == 0
+    printed = capsys.readouterr().out
+    assert f" as int4 (KL {mean_divergence('int4'):g})\n" in printed
+    assert f"KL: nats a token that the format cost {MEASURED_ON}: docs/performance.md\n" in printed
+    kind = gguf.GGMLQuantizationType.Q8_0
+    path = tmp_path / "model.gguf"
+    gguf_files.write(path, models_zoo.model("llama"), models_zoo.train_tokenizer(), quantize=gguf_files.quantized(kind))
+    assert main(["quantize", str(path), str(tmp_path / "q4_0.gguf"), "--type", "q4_0"]) == 0
+    assert main(["inspect", str(tmp_path / "q4_0.gguf")]) == 0
+    assert f"(KL {mean_divergence('q4_0'):g}), on the cpu device" in capsys.readouterr().out
 
 
 def test_a_model_that_serving_refuses_is_described_and_the_error_quoted(
