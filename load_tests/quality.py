@@ -11,6 +11,7 @@ import argparse
 import itertools
 import json
 import math
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -26,14 +27,17 @@ from contest import RUNNERS, Contestant, RunError, environment_of, run_rounds, r
 from numpy.typing import NDArray
 from peer_runners.job import Job, Scenario
 from peers import LLAMA_CPP, TIDEWHEEL, interpreter, one_per_core, say
+from safetensors.numpy import save_file
 
 from tidewheel.engine.declaring.values import positive_count
 from tidewheel.engine.devices.executor import Executor
 from tidewheel.engine.errors import TidewheelError
 from tidewheel.engine.models.spec import tensor_shapes
+from tidewheel.engine.models.tensor_ref import TensorRef
 from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.quantizing.layouts import FOLDER_METHODS
 from tidewheel.engine.weights.gguf.source import GgufSource
+from tidewheel.engine.weights.tensor import to_float32
 from tidewheel.server.commands.bench import text
 from tidewheel.server.commands.eval.distributions import distributions
 from tidewheel.server.commands.eval.model import FLOAT32, Subject, find, find_reference, tokenizer_of
@@ -201,7 +205,7 @@ def compare(args: argparse.Namespace, keep: Path) -> Comparison:
         formats += [quality(of.name, name, bits, one) for of, one in zip((TIDEWHEEL, LLAMA_CPP), measured, strict=True)]
     for name, folder in written.items():
         say(f"scoring {name}")
-        bits, (one,) = texts.measure(engine_options({"model": str(folder)}))
+        bits, (one,) = texts.measure(engine_options({"model": str(folder), "tokenizer": str(base)}))
         formats.append(quality(TIDEWHEEL.name, name, bits, one))
     for name in args.quantizations:
         say(f"scoring {name}")
@@ -254,26 +258,26 @@ def folders(args: argparse.Namespace, base: Path, keep: Path) -> dict[str, Path]
         found[name] = keep / name
         if not (found[name] / "config.json").exists():
             say(f"writing {name} with tidewheel quantize")
-            options = engine_options({"model": str(model)})
+            options = engine_options({"model": str(model), "tokenizer": str(base)})
             quantize(options, found[name], kind_of(name), args.calibrate, args.context)
     return found
 
 
 def write_checkpoint(folder: Path, base: Path) -> None:
-    """The model of a GGUF file as a Hugging Face folder in float32, by transformers."""
-    import torch
-    from safetensors.torch import save_file
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    """The model of a GGUF file as a Hugging Face folder in float32, without a tokenizer.
 
-    say(f"writing {folder} with transformers")
-    model = AutoModelForCausalLM.from_pretrained(base.parent, gguf_file=base.name, dtype=torch.float32)
+    Raises RunError for a family whose tensors lie otherwise in folders than one by one.
+    """
+    opened = find(engine_options({"model": str(base)}), base.name).opened
+    say(f"writing {folder}")
+    tensors = {}
+    for name, ref in opened.description.tensors.items():
+        if ref != TensorRef(ref.name):
+            raise RunError(f"{base}: a folder of a {opened.spec.family} model cannot be written; leave --methods empty")
+        tensors[ref.name] = to_float32(opened.weights[name])
     folder.mkdir()
-    AutoTokenizer.from_pretrained(base.parent, gguf_file=base.name).save_pretrained(folder)
-    tied = ("lm_head.weight",) if model.config.tie_word_embeddings else ()
-    tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items() if name not in tied}
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    config = {key: value for key, value in model.config.to_dict().items() if key != "quantization_config"}
-    (folder / "config.json").write_text(json.dumps({**config, "architectures": [type(model).__name__]}))
+    (folder / "config.json").write_text(json.dumps(dict(opened.source.config)))
 
 
 def kind_of(name: str) -> Kind:
@@ -327,7 +331,7 @@ def with_speeds(
             model=str(base),
             vocab_size=vocab_size,
             weights=contestant.weights,
-            options="",
+            options=f"--tokenizer {shlex.quote(str(base))}" if file is not None and file.is_dir() else "",
             file=None if file is None else str(file),
             cache_gib=1,
             cpus=one_per_core(),

@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 import gguf
 import gguf_files
+import numpy as np
 import pytest
 import quality
 
@@ -63,6 +64,28 @@ def test_programs_are_compared_on_each_file(model: Path, tmp_path: Path, capsys:
     table = capsys.readouterr().out
     assert "tidewheel Q8_0" in table
     assert "llama-cpp-python Q8_0" in table
+
+
+def test_what_is_calibrated_is_compared_too(model: Path, tmp_path: Path) -> None:
+    target, other = tmp_path / "quality.json", tmp_path / "other.txt"
+    other.write_text("A cat looks at them from the wall, and yawns.\n" * 4)
+    calibrate = ["--calibrate", str(other), "--calibrated", "Q4_0", "--methods", "int8"]
+    nothing = ["--types", "", "--quantizations", ""]
+    assert compare(tmp_path, model, *nothing, *calibrate, "--json", str(target), "--keep", str(tmp_path)) == 0
+    formats = json.loads(target.read_text())["formats"]
+    assert [(of["program"], of["weights"]) for of in formats] == [
+        ("tidewheel", "Q4_0 calibrated"),
+        ("llama-cpp-python", "Q4_0 calibrated"),
+        ("tidewheel", "Q4_0 imatrix"),
+        ("llama-cpp-python", "Q4_0 imatrix"),
+        ("tidewheel", "int8"),
+    ]
+    written, _, theirs, _, folder = formats
+    assert theirs["from_model"] < 1e-3 < written["from_model"], "the stub's file is the model itself"
+    assert 0 < folder["from_model"] < written["from_model"]
+    importances = np.load(tmp_path / "importances.npz")
+    assert importances["blk.0.attn_q.weight"].shape == (64,)
+    assert "token_embd.weight" not in importances
 
 
 def test_a_peer_that_fails_is_named(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
