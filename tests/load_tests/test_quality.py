@@ -91,7 +91,7 @@ def test_what_is_calibrated_is_compared_too(model: Path, tmp_path: Path) -> None
 def test_a_peer_that_fails_is_named(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert compare(tmp_path, model, "--types", "Q8_0", "--quantizations", "", broken="yes") == 1
     error = capsys.readouterr().err
-    assert "llama.cpp gave too few logits" in error
+    assert "llama-cpp-python gave too few logits" in error
     assert "out of memory" in error
 
 
