@@ -199,7 +199,7 @@ void Executor::predict(const Step& step, std::span<const int> from) {
   require(predicts(), "this model has no layer that predicts tokens");
   const size_t tokens = step.token_ids.size();
   require(tokens == step.context_len.size() && tokens == step.logits_rows.size() && tokens <= size_t(shape_.max_num_seqs),
-          "one token of each sequence can be predicted behind, and not of more sequences than run");
+          "a prediction takes exactly one token of each sequence, of at most max_num_seqs sequences");
   check(step, false);
   adapters_.begin(step.adapters, step.query_start, step.logits_rows, shape_.max_num_seqs);
   attention_.tasks.build(step.query_start, step.context_len, step.block_tables, draft_head_->takes_prefixes());

@@ -204,7 +204,7 @@ def test_calls_of_asyncio(caplog: pytest.LogCaptureFixture) -> None:
 
     asyncio.run(main())
     assert [record.getMessage() for record in caplog.records] == [
-        "trace_headers has no effect: the server alone sends traces"
+        "trace_headers has no effect: only the server sends traces"
     ]
 
 

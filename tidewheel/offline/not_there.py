@@ -1,4 +1,4 @@
-"""What vLLM's classes have and these have not: an error that says what to do instead."""
+"""Names that vLLM's classes have and these lack: the error says what to use instead."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ _INSTEAD = {
     "there are no models that classify or reward; score() compares texts, best with a cross-encoder": "classify reward",
     "the model stays in memory; shutdown() frees it, and a new object loads it again": "sleep wake_up is_sleeping "
     "pause_generation resume_generation is_paused release_kv_cache_memory",
-    "the model is no torch module, and no worker processes run it; `tidewheel inspect` shows what it is": (
+    "the model is not a torch module, and no worker processes run it; `tidewheel inspect` describes it": (
         "collective_rpc apply_model model_executor engine_core get_world_size"
     ),
-    "a model's weights stay as they are; make a new object for others": "init_weight_transfer_engine "
+    "a model's weights cannot be changed; make a new object for others": "init_weight_transfer_engine "
     "start_weight_update update_weights finish_weight_update",
     "tidewheel bench --profile measures kernels": "start_profile stop_profile profile",
     "each RequestOutput has metrics, and `tidewheel serve` has more on /metrics": "get_metrics do_log_stats "
     "do_log_stats_with_interval logger_manager",
-    "the server alone sends traces": "is_tracing_enabled",
+    "only the server sends traces": "is_tracing_enabled",
     "use get_tokenizer()": "tokenizer",
     "use has_unfinished_requests()": "has_unfinished_requests_dp",
-    "give tokenizer= where the model is loaded; apply_chat_template of get_tokenizer() makes prompts": (
+    "pass tokenizer= when you load the model; apply_chat_template of get_tokenizer() makes prompts": (
         "set_tokenizer preprocess_chat preprocess_cmpl renderer input_preprocessor processor input_processor"
     ),
     "llm_engine takes requests one by one, and generate() a list": "enqueue enqueue_chat wait_for_completion",
-    "images and sound are not served, so nothing of them is cached": "reset_mm_cache reset_encoder_cache",
+    "images and sound are not supported, so there is no cache of them": "reset_mm_cache reset_encoder_cache",
     "name the adapter with lora_request; it is loaded when it is first named": "add_lora remove_lora list_loras "
     "pin_lora",
-    "there are no objects of options; give arguments where the model is loaded": "create_engine_config "
+    "there are no config objects; pass arguments when you load the model": "create_engine_config "
     "create_model_config create_speculative_config vllm_config get_vllm_config get_decoding_config "
     "get_scheduler_config get_parallel_config get_lora_config cache_config scheduler_config parallel_config "
     "lora_config",
@@ -46,11 +46,11 @@ _WHY = {name: why for why, names in _INSTEAD.items() for name in names.split()}
 
 
 class NotThereError(InvalidRequestError, AttributeError):
-    """Something that vLLM's object of this name has. It counts as missing: `hasattr` is False."""
+    """An attribute of vLLM's that this class lacks: `hasattr` is False."""
 
 
 class NamesOfVllm:
-    """Base of a class with names of vLLM's. Of those that it has not, the error says what to do instead."""
+    """Base of a class with vLLM's names. For those that it lacks, the error says what to use instead."""
 
     if not TYPE_CHECKING:
 

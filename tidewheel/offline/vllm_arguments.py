@@ -25,7 +25,7 @@ _ACCEPTED = {
 }
 _REFUSED = {
     "an LLM is one engine; `tidewheel serve` starts replicas (docs/scale-out.md)": "--data-parallel-size=",
-    "the server alone sends traces; leave it out": "--otlp-traces-endpoint=",
+    "only the server sends traces; leave it out": "--otlp-traces-endpoint=",
     "set HF_TOKEN": "--hf-token=",
     "the model stays in memory; shutdown() frees it": "--enable-sleep-mode",
     "runner='pooling' loads an embedding model or a cross-encoder; embedding_model loads one beside the model": (

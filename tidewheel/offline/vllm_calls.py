@@ -30,7 +30,7 @@ OF_STARTS = _by_name(
 _IDLE = _by_name(
     {
         "the chat template shows whether it reads texts or parts": "chat_template_content_format",
-        "the server alone sends traces": "trace_headers",
+        "only the server sends traces": "trace_headers",
         "it is between vLLM's server and its engine": "arrival_time data_parallel_rank prompt_text session_id kv_hints "
         "reasoning_ended reasoning_parser_kwargs",
         "beams run together as far as max_num_seqs allows": "concurrency_limit",

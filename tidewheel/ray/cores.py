@@ -1,4 +1,4 @@
-"""Cores of a node that only one replica computes on.
+"""Cores of a node that a single replica computes on.
 
 Ray counts cores and does not say which. So replicas of a node agree among themselves: a core belongs to the replica
 that holds the lock on its file. The kernel frees the lock when a replica ends, in any way.
@@ -29,7 +29,7 @@ class ClaimedCores:
         self._locks = list(locks)
 
     def bind(self) -> None:
-        """Let all threads of this process, and those that they start, run on these cores alone."""
+        """Restrict all threads of this process, and those that they start, to these cores."""
         for thread in os.listdir("/proc/self/task"):
             with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
                 os.sched_setaffinity(int(thread), self.cpus)
@@ -64,15 +64,15 @@ def claim_cores(
             return claimed
         if time.monotonic() >= deadline:
             raise TidewheelError(
-                f"a replica was given {count} CPUs (num_cpus), but so many of this node's {len(cpus)} are not free: "
-                "other replicas have them. Start Ray with no more --num-cpus than there are, or set bind_cores=false "
+                f"a replica was given {count} CPUs (num_cpus), but fewer of this node's {len(cpus)} are free: other "
+                "replicas use the rest. Start Ray with no more --num-cpus than the node has, or set bind_cores=false "
                 "to let replicas share cores"
             )
         time.sleep(_RETRY_S)
 
 
 def _try_claim(cpus: Sequence[int], count: int, folder: Path) -> ClaimedCores | None:
-    """One process tries at a time, or two could each hold half of what both want."""
+    """One process at a time, because two could each hold half of the cores that both need."""
     locks: dict[int, int] = {}
     with _locked(folder / "all"):
         for cpu in cpus:

@@ -25,7 +25,7 @@ AltUp::AltUp(const AltUpPlan& plan, const std::string& prefix, Context& context)
   const int count = plan.streams, hidden = context.hidden_size;
   require(count >= 2 && count <= kMaxStreams && plan.active >= 0 && plan.active < count,
           "there must be 2 to 16 streams, of which one is active");
-  require(plan.passive.size() == 1, "one residual block tells the other streams");
+  require(plan.passive.size() == 1, "exactly one residual block must update the other streams");
   Weights& weights = context.weights;
   weights.add_linear(prefix + "alt_up.router", router_, count, hidden, false);
   weights.add_norm(prefix + "alt_up.norm", norm_, plan.norm, hidden);

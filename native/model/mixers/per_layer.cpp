@@ -5,7 +5,7 @@ namespace tidewheel {
 PerLayer::PerLayer(const PerLayerPlan& plan, const std::string& prefix, Context& context) : context_(context), plan_(plan) {
   const PerLayerInputs& inputs = context.per_layer;
   require(plan.size > 0 && plan.size == inputs.size && plan.layer >= 0 && plan.layer < inputs.layers,
-          "a residual block wants what the embedding does not tell its layer");
+          "a residual block needs per-layer embeddings, which the embedding does not have for its layer");
   Weights& weights = context.weights;
   weights.add_linear(prefix + "per_layer_gate", gate_, plan.size, context.hidden_size, false);
   weights.add_linear(prefix + "per_layer_projection", projection_, context.hidden_size, plan.size, false);
