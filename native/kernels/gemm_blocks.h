@@ -47,7 +47,7 @@ class ExpandedRows {
     const uint8_t* codes = expanded.codes;
     F acc[ROWS];
 #pragma GCC unroll 16
-    for (int r = 0; r < ROWS; ++r) acc[r] = zero();
+    for (int r = 0; r < ROWS; ++r) acc[r] = begin_chunk<T.chunk_scales>(tile + r * kPanel);
     for (int g = 0; g < groups; ++g, ++group, codes += kRowGroup * kLanes) {
 #pragma GCC unroll 2
       for (int p = 0; p < kParts; ++p) {
@@ -66,7 +66,8 @@ class ExpandedRows {
         }
       }
     }
-    add_chunk<T.chunk_scales>(acc, group[-1].scale, tile);
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; ++r) end_chunk<T.chunk_scales>(acc[r], group[-1].scale[r], tile + r * kPanel);
   }
 
   using Multiply = void (*)(const Expanded&, const char*, int, float*);

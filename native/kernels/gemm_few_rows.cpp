@@ -16,17 +16,16 @@ void multiply_strip(const WeightFormat& format, const char* x, const char* chunk
   const auto* group = reinterpret_cast<const BlockRows<ROWS, kParts>*>(x);
   const size_t chunk_size = chunk_bytes(format, kChunkGroups);
   const int groups = row_groups(k);
-  F acc[ROWS];
 #pragma GCC unroll 8
-  for (int r = 0; r < ROWS; ++r) {
-    acc[r] = zero();
-    store(tile + r * kPanel, zero());
-  }
+  for (int r = 0; r < ROWS; ++r) store(tile + r * kPanel, zero());
   for (int begin = 0; begin < groups; begin += kChunkGroups, chunk += chunk_size) {
     const int count = groups - begin < kChunkGroups ? groups - begin : kChunkGroups;
     ScaleReader<KIND, T> scales(format, chunk, count);
     const uint8_t* planes = scales.planes();
     prefetch_lines(chunk + kAheadBytes, reinterpret_cast<const char*>(planes) - chunk);
+    F acc[ROWS];
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; ++r) acc[r] = begin_chunk<kChunkScales>(tile + r * kPanel);
     for (int g = 0; g < count; ++g, ++group) {
       prefetch_lines(reinterpret_cast<const char*>(planes) + kAheadBytes, T.vectors() * kVectorBytes);
       Bytes codes[kGroupQuads];
@@ -49,7 +48,8 @@ void multiply_strip(const WeightFormat& format, const char* x, const char* chunk
         }
       }
     }
-    add_chunk<kChunkScales>(acc, group[-1].scale, tile);
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; ++r) end_chunk<kChunkScales>(acc[r], group[-1].scale[r], tile + r * kPanel);
   }
 }
 

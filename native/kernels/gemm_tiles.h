@@ -96,16 +96,14 @@ template <bool CHUNK_SCALES>
 TW_INLINE F add_dots(F sum, F dots, F w, float scale) {
   return fma(dots, CHUNK_SCALES ? w : mul(w, set1(scale)), sum);
 }
-// An output takes up a chunk's sums, which begin again.
+// With a scale for the chunk, its sums begin at 0, and the output takes them up. Else they go on from the output.
 template <bool CHUNK_SCALES>
-TW_INLINE void add_chunk(F& sum, float scale, float* out) {
-  store(out, CHUNK_SCALES ? fma(sum, set1(scale), load(out)) : add(load(out), sum));
-  sum = zero();
+TW_INLINE F begin_chunk(const float* out) {
+  return CHUNK_SCALES ? zero() : load(out);
 }
-template <bool CHUNK_SCALES, int ROWS>
-TW_INLINE void add_chunk(F (&sums)[ROWS], const float (&scales)[ROWS], float* tile) {
-#pragma GCC unroll 16
-  for (int r = 0; r < ROWS; ++r) add_chunk<CHUNK_SCALES>(sums[r], scales[r], tile + r * kPanel);
+template <bool CHUNK_SCALES>
+TW_INLINE void end_chunk(F sum, float scale, float* out) {
+  store(out, CHUNK_SCALES ? fma(sum, set1(scale), load(out)) : sum);
 }
 
 // A group: its head, then its integers.

@@ -266,7 +266,7 @@ class ChunkProduct {
     };
     F acc[kTileHeight];
 #pragma GCC unroll 16
-    for (int r = 0; r < rows; ++r) acc[r] = zero();
+    for (int r = 0; r < rows; ++r) acc[r] = begin_chunk<T.chunk_scales>(tile + r * kPanel);
     for (int part = 0; part < kAhead && part < parts; ++part) begin(part);
     for (int part = 0; part < parts; ++part) {
       if (part + kAhead < parts) begin(part + kAhead);
@@ -284,7 +284,7 @@ class ChunkProduct {
       }
     }
 #pragma GCC unroll 16
-    for (int r = 0; r < rows; ++r) add_chunk<T.chunk_scales>(acc[r], reinterpret_cast<const float*>(x)[r], tile + r * kPanel);
+    for (int r = 0; r < rows; ++r) end_chunk<T.chunk_scales>(acc[r], reinterpret_cast<const float*>(x)[r], tile + r * kPanel);
   }
 
   alignas(64) int32_t dots_[4][kTileHeight * kLanes];
@@ -389,10 +389,7 @@ struct NibbleChunks {
     const int groups = row_groups(k), per_scale = format.group / kRowGroup;
     const auto* weight = reinterpret_cast<const uint8_t*>(strip);
     F acc[ROWS];
-    for (int r = 0; r < ROWS; ++r) {
-      acc[r] = zero();
-      store(tile + r * kPanel, zero());
-    }
+    for (int r = 0; r < ROWS; ++r) acc[r] = zero();
     for (int g = 0; g < groups;) {
       const auto* scales = reinterpret_cast<const f16*>(weight);
       prefetch_panel<ROWS>(weight);
@@ -421,8 +418,8 @@ struct NibbleChunks {
           }
         }
       }
-      if (g % kChunkGroups == 0 || g == groups) add_chunk<false>(acc, group[-1].scale, tile);
     }
+    for (int r = 0; r < ROWS; ++r) store(tile + r * kPanel, acc[r]);
   }
 };
 
