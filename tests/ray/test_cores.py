@@ -19,7 +19,7 @@ def test_no_core_is_given_twice(tmp_path: Path) -> None:
     first = claim_cores(1, tmp_path, available=CPUS)
     second = claim_cores(3, tmp_path, available=CPUS)
     assert sorted([*first.cpus, *second.cpus]) == CPUS
-    with pytest.raises(TidewheelError, match="not free"):
+    with pytest.raises(TidewheelError, match="fewer of this node's 4 are free"):
         claim_cores(1, tmp_path, wait_s=0.05, available=CPUS)
     second.release()
     assert claim_cores(3, tmp_path, wait_s=0, available=CPUS).cpus == second.cpus

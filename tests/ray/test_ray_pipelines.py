@@ -235,7 +235,7 @@ def test_the_stage_at_which_a_step_stays_is_named(
             found: list[list[list[int]]] = []
             asking = threading.Thread(target=lambda: found.append(answers_of(llm)))
             asking.start()
-            said = f"it is at pipeline stage {stage + 1} of 2 (layer {stage}), {place}"
+            said = f"waits for pipeline stage {stage + 1} of 2 (layer {stage}), {place}"
             try:
                 wait_until(lambda: any(said in record.getMessage() for record in caplog.records))
             finally:

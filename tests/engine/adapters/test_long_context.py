@@ -162,7 +162,7 @@ def test_models_whose_rope_is_another_are_refused(changed: dict[str, Any], words
 @pytest.mark.parametrize("model", ["gpt2", "bloom", "gemma3", "mamba2"])
 def test_models_without_one_rope_are_refused(model: str) -> None:
     config = open_source(str(models_zoo.folder(model))).config
-    with pytest.raises(ModelError, match="--long-lora-scaling-factors needs a model with one rope"):
+    with pytest.raises(ModelError, match="--long-lora-scaling-factors needs a model with one unscaled rope"):
         with_longer_contexts(describe(config), config, (2.0,), None)
 
 

@@ -350,8 +350,8 @@ def test_masks_that_do_not_fit_never_reach_a_kernel() -> None:
     for bits, index, message in (
         (good.bits[:, :1].copy(), good.index, "a bit for every token"),
         (good.bits, good.index[:1], "one entry a row"),
-        (good.bits, np.array([0, 1], np.int32), "not there"),
-        (good.bits, np.array([0, -2], np.int32), "not there"),
+        (good.bits, np.array([0, 1], np.int32), "a mask that does not exist"),
+        (good.bits, np.array([0, -2], np.int32), "a mask that does not exist"),
         (good.bits.astype(np.int32), good.index, "uint32"),
         (good.bits[0], good.index, "two-dimensional"),
     ):

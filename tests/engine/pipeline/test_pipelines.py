@@ -233,7 +233,7 @@ def test_the_stage_at_which_a_step_stays_is_named(
         found: list[Any] = []
         asking = threading.Thread(target=lambda: found.extend(llm.generate([[5, 6, 7]], short, use_tqdm=False)))
         asking.start()
-        said = f"it is at pipeline stage {stage + 1} of 2 (layer {stage}), process {pid}"
+        said = f"waits for pipeline stage {stage + 1} of 2 (layer {stage}), process {pid}"
         wait_until(lambda: any(said in record.getMessage() for record in caplog.records))
         os.kill(pid, signal.SIGCONT)
         asking.join()

@@ -174,7 +174,9 @@ def test_each_weight_has_a_format(quantization: Quantization | None, formats: di
         "layers.3.down.weight": formats["down"],
         "embed.positions": TensorFormat("float16"),
     }
-    assert {name: format_of(name, (64, 256), "float16", quantization, num_layers=16) for name in expected} == expected
+    assert {
+        name: format_of(name, (64, 256), "float16", quantization, num_layers=16, tied=True) for name in expected
+    } == expected
     for name in ("final_norm.weight", "layers.3.down.bias", "layers.3.q_norm.weight"):
         assert format_of(name, (64,), "float16", quantization) == TensorFormat("float32")
 

@@ -385,7 +385,7 @@ def test_the_key_is_asked_for_and_kept_for_the_tab_only(start_server: StartServe
     expect(page.get_by_role("textbox", name="API key")).to_be_focused()
     page.keyboard.type("wrong")
     page.keyboard.press("Enter")
-    expect(dialog).to_contain_text("does not take")
+    expect(dialog).to_contain_text("did not accept")
     page.get_by_role("button", name="Not now").click()
     send(page, "SAY(hello)YAS")
     expect(page.locator(".failure")).to_contain_text("API key")

@@ -318,7 +318,7 @@ def no_theta(writer: Any) -> None:
         (embedding, "qwen2", "has no tensor blk.0.attn_norm.weight, which the model needs"),
         (lambda writer: writer.add_vocab_size(3), "qwen2", "m.gguf is a vocabulary without weights, which --tokenizer"),
         (lambda writer: writer.add_tensor("x", np.zeros(4, np.float32)), "qwen2", "has no tensor token_embd.weight"),
-        (lambda writer: writer.add_type("adapter"), "qwen2", "m.gguf is an adapter, .* the language model itself"),
+        (lambda writer: writer.add_type("adapter"), "qwen2", "m.gguf is an adapter: .* the language model itself"),
         (lambda writer: writer.add_type("mmproj"), "clip", "m.gguf is a projector"),
         (lambda writer: writer.add_type("imatrix"), "qwen2", "m.gguf is an importance matrix"),
         (
@@ -434,7 +434,7 @@ def test_a_layer_for_drafts_is_read_where_it_is_asked_for(name: str, caplog: pyt
     described = [describe(source.config, None) for source in (file, checkpoint)]
     with caplog.at_level("INFO"):
         file.weights(described[0], file.config)
-    assert "layers that predict further tokens (MTP); --speculative-config" in caplog.text
+    assert "layers that predict further tokens (MTP) are not loaded; --speculative-config" in caplog.text
     ours, theirs = (
         source.weights(description.with_mtp(), source.config)
         for source, description in zip((file, checkpoint), described, strict=True)
