@@ -61,7 +61,8 @@ NOTES = (
 )
 _MAKE_GGUF = RUNNERS / "make_gguf.py"
 _LOGITS = {LLAMA_CPP.name: RUNNERS / "llama_cpp_logits.py", OPENVINO.name: RUNNERS / "openvino_logits.py"}
-_OPENVINO_TYPES = ("Q8_0", "Q6_K", "Q4_K_M", "Q4_1", "Q4_0")  # whose blocks it has readers for
+# It has no reader for Q5_0 and Q5_1, which K-quants have where inputs are no multiple of 256.
+_OPENVINO_TYPES = ("Q8_0", "Q6_K", "Q4_1", "Q4_0")
 _PEERS = {peer.name: peer for peer in (TIDEWHEEL, LLAMA_CPP, OPENVINO)}
 _FLOAT_BYTES = 4
 
@@ -261,11 +262,11 @@ def folders(args: argparse.Namespace, base: Path, keep: Path) -> dict[str, Path]
     if args.methods and not model.exists():
         write_checkpoint(model, base)
     for name in args.methods:
-        found[name] = keep / name
-        if not (found[name] / "config.json").exists():
+        found[f"{name} folder"] = target = keep / name
+        if not (target / "config.json").exists():
             say(f"writing {name} with tidewheel quantize")
             options = engine_options({"model": str(model), "tokenizer": str(base)})
-            quantize(options, found[name], kind_of(name), args.calibrate, args.context)
+            quantize(options, target, kind_of(name), args.calibrate, args.context)
     return found
 
 

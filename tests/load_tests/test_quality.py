@@ -78,7 +78,7 @@ def test_what_is_calibrated_is_compared_too(model: Path, tmp_path: Path) -> None
         ("llama-cpp-python", "Q4_0 calibrated"),
         ("tidewheel", "Q4_0 imatrix"),
         ("llama-cpp-python", "Q4_0 imatrix"),
-        ("tidewheel", "int8"),
+        ("tidewheel", "int8 folder"),
     ]
     written, _, theirs, _, folder = formats
     assert theirs["from_model"] < 1e-3 < written["from_model"], "the stub's file is the model itself"
