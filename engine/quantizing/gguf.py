@@ -18,7 +18,7 @@ from tidewheel import __version__
 from ..errors import ModelError
 from ..models import ModelDescription
 from ..weights.block_mix import BlockMix, block_kind
-from ..weights.block_types import BLOCK_TYPES, BlockKind, BlockType, dequantize
+from ..weights.block_types import KINDS, BlockKind, BlockType, dequantize
 from ..weights.dtypes import STORAGE
 from ..weights.gguf.file_types import file_type_number
 from ..weights.gguf.reader import GgufTensor, raw_metadata
@@ -32,7 +32,6 @@ from .partial_file import PartialFile
 from .report import Report, TensorReport
 from .statistics import Calibration, InputStatistics
 
-_KINDS = {kind.name.lower(): kind for kind in BLOCK_TYPES.values()}
 _PIECE_ELEMENTS = 1 << 24  # in memory at a time, as float32 and what it is quantized to
 _QUANTIZATION_VERSION = 2  # of the blocks' layouts, since 2023
 
@@ -48,7 +47,7 @@ class _Plan:
 
     @property
     def kind(self) -> BlockType:
-        return self.tensor.kind if self.block is None else _KINDS[self.block]
+        return self.tensor.kind if self.block is None else KINDS[self.block]
 
     @property
     def new(self) -> NewTensor:
@@ -121,7 +120,7 @@ def _plan(tensor: GgufTensor, weights: GgufWeights, description: ModelDescriptio
     block = block_kind(mix, uses[0].name, inputs, len(spec.layers), tied=spec.head.tied)
     if block is None:
         return _Plan(tensor, uses, note=f"its rows of {inputs} are no multiple of 32")
-    return _Plan(tensor, uses, None if _KINDS[block] is tensor.kind else block)
+    return _Plan(tensor, uses, None if KINDS[block] is tensor.kind else block)
 
 
 def _gather(calibration: Calibration | None, plans: Sequence[_Plan]) -> Mapping[str, InputStatistics]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from ..errors import ModelError
-from ..files.wording import reason
+from .whole_files import part_of, writing
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -31,7 +31,7 @@ class PartialFile:
 
     def __init__(self, path: Path, identity: str, size: int) -> None:
         self._path, self._size = path, size
-        self._part = path.with_name(path.name + ".part")
+        self._part = part_of(path)
         self._journal = path.with_name(path.name + ".journal")
         self._first = {"identity": identity, "size": size}
         self.done: dict[str, dict[str, Any]] = {}
@@ -44,15 +44,13 @@ class PartialFile:
             raise ModelError(f"there is no folder {path.parent} for {path.name}: make it first")
 
     def __enter__(self) -> Self:
-        try:
+        with writing(self._part):
             self._resume()
             self._file = os.open(self._part, os.O_RDWR | os.O_CREAT, 0o666)
             os.truncate(self._file, self._size)
             self._log = self._journal.open("a", encoding="utf-8")
             if not self._log.tell():
                 self._note([self._first])
-        except OSError as error:
-            raise self._fails(error) from error
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
@@ -84,7 +82,7 @@ class PartialFile:
     def write(self, start: int, pieces: Iterable[NDArray[Any] | bytes]) -> int:
         """Write bytes from `start` on; returns their CRC-32."""
         at, checksum = start, 0
-        try:
+        with writing(self._part):
             for piece in pieces:
                 view = memoryview(piece).cast("B")  # type: ignore[arg-type]  # numpy has buffers
                 checksum = zlib.crc32(view, checksum)
@@ -92,8 +90,6 @@ class PartialFile:
                     written = os.pwrite(self._file, view, at)
                     at, view = at + written, view[written:]
                     self._unsafe_bytes += written
-        except OSError as error:
-            raise self._fails(error) from error
         return checksum
 
     def complete(self, name: str, **facts: Any) -> None:
@@ -105,11 +101,9 @@ class PartialFile:
 
     def _save(self) -> None:
         """Wait for the disk, and then let the journal say what is on it."""
-        try:
+        with writing(self._part):
             os.fsync(self._file)
             self._note(self._unsafe)
-        except OSError as error:
-            raise self._fails(error) from error
         self._unsafe, self._unsafe_bytes = [], 0
 
     def verify(self, name: str, start: int, size: int, checksum: int) -> None:
@@ -130,17 +124,12 @@ class PartialFile:
 
     def finish(self) -> None:
         """Give it its name, and remove the journal."""
-        try:
+        with writing(self._part):
             os.fsync(self._file)
             self._part.rename(self._path)
             self._journal.unlink()
-        except OSError as error:
-            raise self._fails(error) from error
 
     def _note(self, entries: list[dict[str, Any]]) -> None:
         self._log.write("".join(json.dumps(entry) + "\n" for entry in entries))
         self._log.flush()
         os.fsync(self._log.fileno())
-
-    def _fails(self, error: OSError) -> ModelError:
-        return ModelError(f"{self._part} cannot be written: {reason(error)}")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from .block_types import BLOCK_TYPES, BlockKind
+from .block_types import KINDS, BlockKind
 
 BlockMethod = Literal["int4", "q4_k_m", "q5_k_m", "q6_k", "q8_0"]
 """The mixes that weights are quantized to while they are loaded."""
@@ -18,7 +18,6 @@ BlockMix = Literal[
 """The mixes that files are written in, from few bits to many."""
 BLOCK_MIXES: tuple[BlockMix, ...] = get_args(BlockMix)
 
-_ELEMENTS = {kind.name.lower(): kind.elements for kind in BLOCK_TYPES.values()}
 # Where inputs do not fill the super-blocks of a type, another takes its place: the same as in llama.cpp.
 _SMALLER: dict[BlockKind, BlockKind] = {
     "q2_k": "iq4_nl",
@@ -43,20 +42,13 @@ def _spread(layer: int, count: int) -> bool:
     return layer < eighth or layer >= 7 * count // 8 or (layer - eighth) % 3 == 2
 
 
-def _first_eighth(layer: int, count: int) -> bool:
-    return layer < count // 8
+def _first(layers: int) -> _Layers:
+    return lambda layer, _count: layer < layers
 
 
-def _first_sixteenth(layer: int, count: int) -> bool:
-    return layer < count // 16
-
-
-def _first_two(layer: int, _count: int) -> bool:
-    return layer < 2
-
-
-def _first_four(layer: int, _count: int) -> bool:
-    return layer < 4
+def _first_part(parts: int) -> _Layers:
+    """The first of as many equal parts."""
+    return lambda layer, count: layer < count // parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,19 +77,19 @@ _MIXES: dict[BlockMix, _Mix] = {
     "q3_k_m": _Mix(
         "q3_k",
         finer=(
-            (_V, "q5_k", _first_two),
+            (_V, "q5_k", _first(2)),
             (_V, "q4_k", _all),
-            (_DOWN, "q5_k", _first_sixteenth),
+            (_DOWN, "q5_k", _first_part(16)),
             (_DOWN, "q4_k", _spread),
             (_O, "q4_k", _all),
         ),
     ),
     "q3_k_l": _Mix("q3_k", finer=((_V, "q5_k", _all), (_DOWN, "q5_k", _all), (_O, "q5_k", _all))),
-    "iq4_xs": _Mix("iq4_xs", finer=((_V, "q5_k", _all), (_DOWN, "q5_k", _first_eighth))),
-    "iq4_nl": _Mix("iq4_nl", finer=((_V, "q5_k", _all), (_DOWN, "q5_k", _first_eighth))),
+    "iq4_xs": _Mix("iq4_xs", finer=((_V, "q5_k", _all), (_DOWN, "q5_k", _first_part(8)))),
+    "iq4_nl": _Mix("iq4_nl", finer=((_V, "q5_k", _all), (_DOWN, "q5_k", _first_part(8)))),
     "q4_0": _Mix("q4_0"),
     "q4_1": _Mix("q4_1"),
-    "q4_k_s": _Mix("q4_k", finer=((_V, "q5_k", _first_four), (_DOWN, "q5_k", _first_eighth))),
+    "q4_k_s": _Mix("q4_k", finer=((_V, "q5_k", _first(4)), (_DOWN, "q5_k", _first_part(8)))),
     "q4_k_m": _Mix("q4_k", finer=((_V, "q6_k", _spread), (_DOWN, "q6_k", _spread))),
     "int4": _Mix(
         "q4_k",
@@ -123,9 +115,9 @@ def block_kind(mix: BlockMix, name: str, inputs: int, num_layers: int, *, tied: 
     """
     types = _MIXES[mix]
     kind = _kind(types, name, num_layers, tied=tied)
-    if inputs % _ELEMENTS[kind]:
+    if inputs % KINDS[kind].elements:
         kind = types.smaller.get(kind, kind)
-    return None if inputs % _ELEMENTS[kind] else kind
+    return None if inputs % KINDS[kind].elements else kind
 
 
 def _kind(mix: _Mix, name: str, num_layers: int, *, tied: bool) -> BlockKind:

@@ -8,7 +8,7 @@ use, so that every number equals theirs to the bit.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -168,6 +168,11 @@ BLOCK_TYPES: dict[int, BlockType] = {
     30: BlockType("BF16", 1, 2),
     39: BlockType("MXFP4", 32, 17, _mxfp4, exponent=True),
 }
+
+KINDS: dict[BlockKind, BlockType] = {
+    kind: block for block in BLOCK_TYPES.values() for kind in get_args(BlockKind) if kind == block.name.lower()
+}
+"""The types that have blocks."""
 
 # Types that are refused, so that the error can name them.
 OTHER_TYPES: dict[int, str] = {

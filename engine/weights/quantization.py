@@ -10,7 +10,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, cast, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 from msgspec import Struct
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ..errors import ModelError
 from .block_mix import block_kind
-from .block_types import BLOCK_TYPES, BlockKind, BlockType
+from .block_types import KINDS, BlockKind, BlockType
 from .dtypes import STORAGE, DType
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ _GROUP_NUMBER_BYTES = 2  # a group's scale, and its zero point where it has one
 _CHANNEL_SCALE_BYTES = 4
 _FLOAT_SCALE_BYTES = 4
 _SMALL_FLOAT_BITS: dict[SmallFloat, int] = {"e4m3": 8, "nvfp4": 4, "table4": 4}
-_BLOCKS = {kind.name.lower(): kind for kind in BLOCK_TYPES.values() if kind.dequantize is not None}
 _EMBEDDINGS = ("embed.weight", "embed.per_layer", "head.weight")
 _BETWEEN_LATENTS = (".latent_k_up.weight", ".latent_v_up.weight")
 _ROUTERS = (".router.weight", ".shared_gate.weight")
@@ -99,12 +98,12 @@ class TensorFormat:
     @property
     def is_stored(self) -> bool:
         """Whether it is a quantized checkpoint's own."""
-        return self.kind == "grid" or self.kind in _BLOCKS or self.is_small_floats
+        return self.kind == "grid" or self.kind in KINDS or self.is_small_floats
 
     @property
     def block_kind(self) -> BlockKind | None:
         """The type of GGUF's blocks that it is; None: it is none."""
-        return cast(BlockKind, self.kind) if self.kind in _BLOCKS else None
+        return self.kind if self.kind in KINDS else None
 
     @property
     def is_small_floats(self) -> bool:
@@ -118,7 +117,8 @@ class TensorFormat:
             return parameters * STORAGE[self.kind].itemsize
         if self.kind == "int8-channel":
             return parameters + shape[0] * _CHANNEL_SCALE_BYTES
-        if (block := _BLOCKS.get(self.kind)) is not None:
+        if (kind := self.block_kind) is not None:
+            block = KINDS[kind]
             return parameters // block.elements * block.bytes
         groups = shape[0] * -(-shape[1] // self.group_size)
         if self.kind == "e4m3" or self.kind == "nvfp4" or self.kind == "table4":
@@ -164,9 +164,9 @@ def stays_in_floats(name: str) -> bool:
 def stored_as_blocks(kind: BlockType) -> TensorFormat:
     """The format of a tensor in blocks. Raises ValueError for plain floats."""
     name = kind.name.lower()
-    if name not in _BLOCKS:
+    if name not in KINDS:
         raise ValueError(f"{kind.name} has no blocks")
-    return TensorFormat(cast(BlockKind, name))
+    return TensorFormat(name)
 
 
 def format_of(

@@ -8,10 +8,9 @@ from numpy.typing import NDArray
 from tidewheel import _native
 
 from ..cancellation import Cancellation
-from .block_types import BLOCK_TYPES, BlockKind
+from .block_types import KINDS, BlockKind
 from .tensor import BlockTensor, DenseTensor
 
-_KINDS = {kind.name.lower(): kind for kind in BLOCK_TYPES.values()}
 _PIECE = 1 << 25  # elements between two looks at whether loading was cancelled
 
 
@@ -30,7 +29,7 @@ def quantize(
     little less error. The result is the same with any number of threads, on every processor. Raises ValueError for
     inputs that are no whole blocks and for numbers that are not finite, and LoadCancelledError.
     """
-    block, data = _KINDS[kind], tensor.data
+    block, data = KINDS[kind], tensor.data
     rows, inputs = data.shape
     blocks = np.empty((rows, inputs // block.elements * block.bytes), np.uint8)
     step = max(_PIECE // max(inputs, 1), 1)

@@ -39,7 +39,7 @@ def run(arguments: Sequence[str]) -> int:
     add("out", metavar="OUT", help="the file or folder to write; it must not exist")
     add("--type", required=True, choices=KINDS, metavar="TYPE",
         help=f"for a file one of {', '.join(BLOCK_MIXES)}; for a folder one of {', '.join(FOLDER_METHODS)}, the last "
-        "of which is compressed-tensors'")  # fmt: skip
+        "of which is in the format of compressed-tensors")  # fmt: skip
     add("--calibrate", nargs="+", action="extend", metavar="FILE",
         help="texts in UTF-8 that the model computes first: weights are then chosen for the least error of outputs on "
         "them, and not of the weights themselves")  # fmt: skip
