@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ..errors import EngineDeadError, InvalidRequestError, TidewheelError
 from ..machine.memory import release_free_memory, resident_bytes
+from ..sandboxing.sandbox import SandboxError
 from ..text.tokenizer import Tokenizer
 from .lookahead_costs import LookaheadCosts
-from .sandbox import GrammarError, GrammarSandbox, SafeGrammar, SandboxError
+from .sandbox import GrammarError, GrammarSandbox, SafeGrammar
 from .sandbox_process import COMPILE_STACK_BYTES, parser_limits
 from .source import matcher_error
 from .vocabulary import TokenTexts, make_vocabulary, token_texts

@@ -1,0 +1,1 @@
+"""Sandboxes: processes that do what clients may make fail, and that may crash without harm to the server."""
