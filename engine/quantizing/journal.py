@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -14,7 +13,7 @@ from ..files.folder import read_json
 from ..files.reading import is_there
 from ..files.wording import shown
 from .report import TensorReport
-from .whole_files import part_of, sha256_of, write_json, writing
+from .whole_files import lock, part_of, sha256_of, write_json, writing
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -50,10 +49,7 @@ class Journal:
         os.close(self._lock)
 
     def _begin(self) -> None:
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ModelError(f"{self._folder} is being written by another process: wait until it has ended") from error
+        lock(self._lock, self._folder)
         if is_there(self._path):
             self._read()
         elif any(path != part_of(self._path) for path in self._folder.iterdir()):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from ..errors import ModelError
-from .whole_files import part_of, writing
+from .whole_files import lock, part_of, writing
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -26,7 +26,7 @@ class PartialFile:
     """`path`, which gets that name when all of it is written and was read back; until then `.part` is added to it.
 
     Beside it lies a journal: a line of JSON with `identity`, and one for each region that is on the disk. A context
-    manager. All methods raise ModelError, naming the file, where it cannot be written.
+    manager, which keeps other processes out. All methods raise ModelError, naming the file, where it cannot be written.
     """
 
     def __init__(self, path: Path, identity: str, size: int) -> None:
@@ -38,19 +38,24 @@ class PartialFile:
         """What is known of each region that is complete."""
         self._unsafe: list[dict[str, Any]] = []
         self._unsafe_bytes = 0
-        if path.exists():
-            raise ModelError(f"{path} exists: give another name, or remove it")
+        self._refuse_to_overwrite()
         if not path.parent.is_dir():
             raise ModelError(f"there is no folder {path.parent} for {path.name}: make it first")
 
     def __enter__(self) -> Self:
         with writing(self._part):
-            self._resume()
             self._file = os.open(self._part, os.O_RDWR | os.O_CREAT, 0o666)
-            os.truncate(self._file, self._size)
-            self._log = self._journal.open("a", encoding="utf-8")
-            if not self._log.tell():
-                self._note([self._first])
+            try:
+                lock(self._file, self._part)
+                self._refuse_to_overwrite()  # another process may have completed it meanwhile
+                self._resume()
+                self._log = self._journal.open("a", encoding="utf-8")
+                if not self._log.tell():
+                    self._note([self._first])
+                os.truncate(self._file, self._size)
+            except BaseException:
+                os.close(self._file)
+                raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
@@ -61,14 +66,18 @@ class PartialFile:
             os.close(self._file)
             self._log.close()
 
+    def _refuse_to_overwrite(self) -> None:
+        if self._path.exists():
+            raise ModelError(f"{self._path} exists: give another name, or remove it")
+
     def _resume(self) -> None:
+        is_new = not os.fstat(self._file).st_size
         if not self._journal.exists():
-            if self._part.exists():
+            if not is_new:
                 raise ModelError(f"{self._part} exists, without its journal: remove it, or give another name")
             return
-        lines = self._journal.read_text(encoding="utf-8").splitlines(keepends=True)
-        entries = [json.loads(line) for line in lines if line.endswith("\n")]  # the last one may have been cut
-        if len(entries) < 2 or not self._part.exists():  # nothing is lost
+        entries = self._entries()
+        if is_new or len(entries) < 2:  # nothing is lost
             self._journal.unlink()
         elif entries[0] != self._first:
             raise ModelError(
@@ -78,6 +87,16 @@ class PartialFile:
         else:
             self._journal.write_text("".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8")
             self.done = {entry["name"]: entry for entry in entries[1:]}
+
+    def _entries(self) -> list[dict[str, Any]]:
+        try:
+            lines = self._journal.read_text(encoding="utf-8").splitlines(keepends=True)
+            entries = [json.loads(line) for line in lines if line.endswith("\n")]  # the last one may have been cut
+        except ValueError:
+            entries = [None]
+        if not all(isinstance(entry, dict) and (i == 0 or "name" in entry) for i, entry in enumerate(entries)):
+            raise ModelError(f"{self._journal} is damaged: remove it and {self._part.name}, and run again")
+        return entries
 
     def write(self, start: int, pieces: Iterable[NDArray[Any] | bytes]) -> int:
         """Write bytes from `start` on; returns their CRC-32."""

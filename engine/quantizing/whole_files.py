@@ -9,6 +9,7 @@ all tensors in memory as bytes, and none has numpy's bfloat16.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import math
@@ -110,6 +111,17 @@ def replacing(path: Path) -> Iterator[Path]:
     part = part_of(path)
     yield part
     os.replace(part, path)
+
+
+def lock(file: int, path: Path) -> None:
+    """Keep other processes out of `path`, which is open as the descriptor `file`, until that is closed.
+
+    Raises ModelError if another process has locked it.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise ModelError(f"{path} is being written by another process: wait until it has ended") from error
 
 
 def part_of(path: Path) -> Path:

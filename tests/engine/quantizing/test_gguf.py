@@ -191,6 +191,33 @@ def test_a_journal_that_was_cut_counts_as_far_as_it_goes(tmp_path: Path) -> None
     assert out.read_bytes() == (tmp_path / "whole.gguf").read_bytes()
 
 
+@pytest.mark.parametrize(
+    ("line", "damage"), [(0, b"{broken\n"), (3, b"{broken\n"), (3, b"\xff\n"), (3, b"7\n"), (3, b"{}\n")]
+)
+def test_a_damaged_journal_is_named(line: int, damage: bytes, tmp_path: Path) -> None:
+    path, out, journal = made("llama"), tmp_path / "out.gguf", tmp_path / "out.gguf.journal"
+    interrupted(path, out, after=6)
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join([*lines[:line], damage, *lines[line + 1 :]]))
+    told = r"out\.gguf\.journal is damaged: remove it and out\.gguf\.part, and run again"
+    with pytest.raises(ModelError, match=told):
+        quantized(path, out, "q4_1")
+    journal.unlink()
+    (tmp_path / "out.gguf.part").unlink()
+    quantized(path, out, "q4_1")
+
+
+def test_two_processes_do_not_write_the_same_file(tmp_path: Path) -> None:
+    path, out = made("llama"), tmp_path / "out.gguf"
+
+    def second(done: int, whole: int) -> None:
+        with pytest.raises(ModelError, match=r"out\.gguf\.part is being written by another process: wait until"):
+            quantized(path, out, "q4_1")
+
+    quantized(path, out, "q4_1", on_progress=second)
+    assert [file.name for file in tmp_path.iterdir()] == ["out.gguf"]
+
+
 def test_a_run_with_other_options_does_not_go_on(tmp_path: Path) -> None:
     path, out = made("llama"), tmp_path / "out.gguf"
     interrupted(path, out, after=3)
