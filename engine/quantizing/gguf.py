@@ -29,7 +29,7 @@ from ..weights.quantization import stays_in_floats
 from ..weights.quantizing import quantize
 from ..weights.tensor import DenseTensor, to_float32
 from .partial_file import PartialFile
-from .report import Report, TensorReport
+from .report import Report, TensorReport, relative_error
 from .statistics import Calibration, InputStatistics
 
 _PIECE_ELEMENTS = 1 << 24  # in memory at a time, as float32 and what it is quantized to
@@ -177,7 +177,7 @@ class _Errors:
 
     @property
     def relative(self) -> float:
-        return math.sqrt(self._error / self._whole) if self._whole else 0.0
+        return relative_error(self._error, self._whole)
 
 
 def _squares(matrix: NDArray[np.float32]) -> NDArray[np.float64]:

@@ -7,7 +7,6 @@ the error so far. Scales and zeros are chosen before, so groups stay as they are
 
 from __future__ import annotations
 
-import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..weights.dtypes import DType, bfloat16_bits
+from .report import relative_error
 from .statistics import InputStatistics
 
 Floats = NDArray[np.float32]
@@ -139,7 +139,7 @@ def round_matrix(
     scales, zeros = (np.concatenate([piece[i] for piece in found]) for i in (0, 1))
     if hessian is None:
         codes, lost, whole = (np.concatenate([piece[i] for piece in found]) for i in (2, 3, 4))
-        return RoundedMatrix(codes, scales, zeros, _relative(lost.sum(), whole.sum()))
+        return RoundedMatrix(codes, scales, zeros, relative_error(lost.sum(), whole.sum()))
     codes, error = _gptq(weight, grid, scales, zeros, hessian)
     return RoundedMatrix(codes, scales, zeros, error)
 
@@ -240,11 +240,7 @@ def _gptq(weight: Floats, grid: Grid, scales: Floats, zeros: Codes, hessian: Hes
         rows[start:stop] = errors
 
     round_rows(0, len(rows))
-    return codes, _relative(hessian.undamped(float(hessian.weights @ residuals), rows), whole)
-
-
-def _relative(lost: float, whole: float) -> float:
-    return math.sqrt(lost / whole) if whole > 0 else 0.0
+    return codes, relative_error(hessian.undamped(float(hessian.weights @ residuals), rows), whole)
 
 
 def _cholesky(matrix: NDArray[np.float64]) -> None:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+
+def relative_error(lost: float, whole: float) -> float:
+    """The root of a squared error over that of the square of what was rounded; 0 if that is 0."""
+    return math.sqrt(lost / whole) if whole > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
