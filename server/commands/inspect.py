@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +18,7 @@ from tidewheel.engine.pipeline_options import PipelineOptions
 from tidewheel.engine.speculation.options import Eagle3, Mtp, SpeculativeOptions
 from tidewheel.engine.weights.measured_quality import MEASURED_ON
 
-from ..options.parser import OptionParser, add_option, build, read_given
+from ..options.parser import OptionParser, build, read_asked
 from .sizes import in_thousands
 
 _OPTIONS = (
@@ -43,15 +42,8 @@ def run(arguments: Sequence[str]) -> int:
     declared = (*options_of(EngineOptions), *options_of(PipelineOptions))
     options = [option for option in declared if option.field in _OPTIONS]
     options += [option for option in options_of(SpeculativeOptions) if option.field == "speculative_config"]
-    group = parser.add_argument_group("as it would be served")
-    for option in options:
-        add_option(group, option)
-    mistakes = Mistakes()
-    parsed = parser.read(arguments, mistakes)
-    given = read_given(options, parsed, os.environ, mistakes)
-    asked = mistakes.attempt(_asked, parsed.get("model", ""), given)
-    parser.refuse(mistakes)
-    found = inspect_model(made(asked))
+    parsed, asked = read_asked(parser, "as it would be served", options, arguments, _asked)
+    found = inspect_model(asked)
     print(json.dumps(asdict(found), indent=2) if parsed["json"] else render(found))
     return 0 if found.refusal is None else 1
 

@@ -8,15 +8,18 @@ else it is the default.
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
-from tidewheel.engine.declaring.mistakes import Mistakes
+from tidewheel.engine.declaring.mistakes import Mistakes, made
 from tidewheel.engine.declaring.option import Option, Options, OptionsT, options_of
 from tidewheel.engine.declaring.values import switch
 
 from .hints import hint
 from .spelling import is_flag, spelled
+
+T = TypeVar("T")
 
 
 class OptionParser(argparse.ArgumentParser):
@@ -182,6 +185,29 @@ def read_given(
             except ValueError as error:
                 mistakes.add(f"${variable}: {error}")
     return given
+
+
+def read_asked(
+    parser: OptionParser,
+    title: str,
+    options: Sequence[Option],
+    arguments: Sequence[str],
+    ask: Callable[[str, Mapping[str, Any]], T],
+) -> tuple[dict[str, Any], T]:
+    """Read the command line of a command about one MODEL, for which the declared options are a group of this title.
+
+    Returns what was given, by name, and `ask` of the model and of these options' values. Prints all mistakes and exits
+    with 2, if there are any; an OptionError of `ask` is one.
+    """
+    group = parser.add_argument_group(title)
+    for option in options:
+        add_option(group, option)
+    mistakes = Mistakes()
+    parsed = parser.read(arguments, mistakes)
+    given = read_given(options, parsed, os.environ, mistakes)
+    asked = mistakes.attempt(ask, parsed.get("model", ""), given)
+    parser.refuse(mistakes)
+    return parsed, made(asked)
 
 
 def build(kind: type[OptionsT], given: Mapping[str, Any], **others: Any) -> OptionsT:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tidewheel.engine.declaring.mistakes import Mistakes, made
 from tidewheel.engine.declaring.option import options_of
 from tidewheel.engine.declaring.values import positive_count
 from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.quantizing.layouts import FOLDER_METHODS
 from tidewheel.engine.weights.block_mix import BLOCK_MIXES
 
-from ...options.parser import OptionParser, add_option, argument_type, build, read_given
+from ...options.parser import OptionParser, argument_type, build, read_asked
 from ..eval.windows import DEFAULT_CONTEXT
 from .report import render
 from .work import KINDS, quantize
@@ -47,18 +45,11 @@ def run(arguments: Sequence[str]) -> int:
         help=f"the length of the windows that the texts are cut into [{DEFAULT_CONTEXT}]")  # fmt: skip
     add("--json", action="store_true", help="print JSON")
     options = [option for option in options_of(EngineOptions) if option.field in _OPTIONS]
-    group = parser.add_argument_group("reading the model")
-    for option in options:
-        add_option(group, option)
-    mistakes = Mistakes()
-    parsed = parser.read(arguments, mistakes)
-    given = read_given(options, parsed, os.environ, mistakes)
-    asked = mistakes.attempt(_engine_options, parsed.get("model", ""), given)
-    parser.refuse(mistakes)
+    parsed, asked = read_asked(parser, "reading the model", options, arguments, _engine_options)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     texts = [Path(name) for name in parsed["calibrate"] or ()]
     context = parsed["context"] or DEFAULT_CONTEXT
-    report = quantize(made(asked), Path(parsed["out"]), parsed["type"], texts, context)
+    report = quantize(asked, Path(parsed["out"]), parsed["type"], texts, context)
     print(json.dumps(asdict(report), indent=2) if parsed["json"] else render(report, parsed["out"]), end="")
     return 0
 
