@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import models_zoo
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Type
+from harness import Harness, load, make_device
 from numpy.typing import NDArray
 from optional_packages import require_packages
 
@@ -21,7 +23,7 @@ from tidewheel.engine.models import describe
 from tidewheel.engine.quantizing.gguf import quantize_gguf
 from tidewheel.engine.quantizing.report import Report
 from tidewheel.engine.quantizing.statistics import InputStatistics
-from tidewheel.engine.weights.block_mix import BlockMix
+from tidewheel.engine.weights.block_mix import BLOCK_MIXES, BlockMix
 from tidewheel.engine.weights.gguf.source import GgufSource
 
 pytest.importorskip("tidewheel._native")
@@ -47,6 +49,16 @@ def made(name: str, kind: Type = Type.F32, **sizes: int) -> Path:
     model = models_zoo.build(models_zoo.Case(case.model_type, {**case.config, **sizes}))
     quantize = gguf_files.as_float32 if kind == Type.F32 else gguf_files.quantized(kind)
     return gguf_files.write(folder / "model.gguf", model, models_zoo.train_tokenizer(), quantize=quantize)
+
+
+@functools.cache
+def for_llama_cpp() -> Path:
+    """A file of whole super-blocks, whose embedding has a row for each token: llama.cpp refuses more."""
+    case, tokenizer = models_zoo.CASES["llama"], models_zoo.train_tokenizer()
+    sizes = {"hidden_size": 256, "intermediate_size": 512}
+    model = models_zoo.build(models_zoo.Case(case.model_type, {**case.config, **sizes}))
+    model.resize_token_embeddings(len(tokenizer))
+    return gguf_files.write(models_zoo.new_folder("llama-cpp-gguf") / "model.gguf", model, tokenizer)
 
 
 def quantized(path: Path, out: Path, mix: BlockMix, **options: Any) -> Report:
@@ -97,6 +109,22 @@ def test_the_gguf_package_reads_it(name: str, tmp_path: Path) -> None:
     source = GgufSource(out)
     weights = source.weights(describe(source.config))
     assert all(weights[weight] is not None for weight in weights)
+
+
+@pytest.mark.parametrize("mix", BLOCK_MIXES)
+def test_llama_cpp_computes_the_same(mix: BlockMix, tmp_path: Path) -> None:
+    pytest.importorskip("llama_cpp")
+    from peer_runners.llama_cpp_logits import write_logits
+
+    out = tmp_path / "out.gguf"
+    quantized(for_llama_cpp(), out, mix)
+    tokens, found = list(range(3, 60)), io.BytesIO()
+    write_logits(out, 1, [tokens], found)
+    ours = Harness(load(make_device("cpu"), out)).logits(tokens)
+    theirs = np.frombuffer(found.getvalue(), np.float32).reshape(ours.shape)
+    # Both round activations to 8 bits, each in its own way, and random weights make more of that than trained ones.
+    difference = np.sqrt(np.square(ours - theirs).mean() / np.square(theirs).mean())
+    assert difference < 0.1
 
 
 def test_types_are_mixed(tmp_path: Path) -> None:
