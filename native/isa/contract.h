@@ -191,7 +191,7 @@ concept MeasuredKernel = requires(int rounds) {
 static_assert(MicroKernel<FloatRows<float>> && MicroKernel<FloatRows<bf16>> && MicroKernel<FloatRows<f16>>);
 static_assert(MicroKernel<GroupRows<false, false>> && MicroKernel<GroupRows<true, false>>);
 static_assert(MicroKernel<GroupRows<true, true>> && MicroKernel<Int8ChannelRows>);
-static_assert(MicroKernel<ExpandedRows<ChunkTraits::of(WeightKind::kQ4K, kQ4KTraits)>>);
+static_assert(MicroKernel<ExpandedRows<ChunkTraits::of(kQ4KTraits)>>);
 static_assert(MeasuredKernel<FloatRows<float>> && MeasuredKernel<FloatRows<bf16>> && MeasuredKernel<Int8ChannelRows>);
 
 // attention_products.h: see Products in kernels/attention_parts.h.

@@ -106,11 +106,11 @@ constexpr int code_offset(const BlockTraits& traits) {
 
 // How a chunk is multiplied once it is expanded.
 struct ChunkTraits {
-  bool halves, shifts, chunk_scales;
+  bool halves, shifts;
   int short_quads = 0;
 
-  TW_INLINE constexpr ChunkTraits of(WeightKind kind, const BlockTraits& traits) {
-    return {traits.halves, traits.shifts, has_chunk_scales(kind), tidewheel::TW_ISA::short_quads(traits)};
+  TW_INLINE constexpr ChunkTraits of(const BlockTraits& traits) {
+    return {traits.halves, traits.shifts, tidewheel::TW_ISA::short_quads(traits)};
   }
   constexpr int parts() const { return halves ? 2 : 1; }
 };
@@ -246,8 +246,8 @@ TW_INLINE void load_group(const uint8_t*& planes, Bytes (&codes)[kGroupQuads]) {
 }
 
 // Packed rows: a group of 32 inputs after the other. The scale; for all its inputs, or those of each half, what brings
-// weights back to their zero: `code_offset` times the sum of the row's integers, negative, or with shifts that sum, in
-// float and without chunk scales times the scale; then the integers.
+// weights back to their zero: `code_offset` times the sum of the row's integers, negative, or with shifts that sum times
+// the scale, in float; then the integers.
 template <int ROWS, int PARTS>
 struct BlockRows {
   float scale[ROWS];

@@ -157,7 +157,7 @@ void with_micro_kernel(const WeightFormat& format, Body&& body) {
     default: break;
   }
   with_kind(format, [&]<WeightKind KIND, BlockTraits TRAITS>() {
-    call(ExpandedRows<ChunkTraits::of(KIND, TRAITS)>());
+    call(ExpandedRows<ChunkTraits::of(TRAITS)>());
   });
 }
 

@@ -47,7 +47,7 @@ class ExpandedRows {
     const uint8_t* codes = expanded.codes;
     F acc[ROWS];
 #pragma GCC unroll 16
-    for (int r = 0; r < ROWS; ++r) acc[r] = begin_chunk<T.chunk_scales>(tile + r * kPanel);
+    for (int r = 0; r < ROWS; ++r) acc[r] = load(tile + r * kPanel);
     for (int g = 0; g < groups; ++g, ++group, codes += kRowGroup * kLanes) {
 #pragma GCC unroll 2
       for (int p = 0; p < kParts; ++p) {
@@ -61,13 +61,13 @@ class ExpandedRows {
         if constexpr (T.shifts) shift = load(expanded.shifts[g * kParts + p]);
 #pragma GCC unroll 16
         for (int r = 0; r < ROWS; ++r) {
-          acc[r] = add_dots<T.chunk_scales>(acc[r], small_to_floats(dot[r]), w, group->scale[r]);
+          acc[r] = add_dots(acc[r], small_to_floats(dot[r]), w, group->scale[r]);
           if constexpr (T.shifts) acc[r] = fma(shift, set1(reinterpret_cast<const float*>(group->correction[p])[r]), acc[r]);
         }
       }
     }
 #pragma GCC unroll 16
-    for (int r = 0; r < ROWS; ++r) end_chunk<T.chunk_scales>(acc[r], group[-1].scale[r], tile + r * kPanel);
+    for (int r = 0; r < ROWS; ++r) store(tile + r * kPanel, acc[r]);
   }
 
   using Multiply = void (*)(const Expanded&, const char*, int, float*);

@@ -11,21 +11,18 @@ constexpr int kAheadBytes = 8192;
 
 template <WeightKind KIND, BlockTraits T, int ROWS>
 void multiply_strip(const WeightFormat& format, const char* x, const char* chunk, int k, float* tile) {
-  constexpr bool kChunkScales = has_chunk_scales(KIND);
   constexpr int kParts = T.halves ? 2 : 1;
   const auto* group = reinterpret_cast<const BlockRows<ROWS, kParts>*>(x);
   const size_t chunk_size = chunk_bytes(format, kChunkGroups);
   const int groups = row_groups(k);
+  F acc[ROWS];
 #pragma GCC unroll 8
-  for (int r = 0; r < ROWS; ++r) store(tile + r * kPanel, zero());
+  for (int r = 0; r < ROWS; ++r) acc[r] = zero();
   for (int begin = 0; begin < groups; begin += kChunkGroups, chunk += chunk_size) {
     const int count = groups - begin < kChunkGroups ? groups - begin : kChunkGroups;
     ScaleReader<KIND, T> scales(format, chunk, count);
     const uint8_t* planes = scales.planes();
     prefetch_lines(chunk + kAheadBytes, reinterpret_cast<const char*>(planes) - chunk);
-    F acc[ROWS];
-#pragma GCC unroll 8
-    for (int r = 0; r < ROWS; ++r) acc[r] = begin_chunk<kChunkScales>(tile + r * kPanel);
     for (int g = 0; g < count; ++g, ++group) {
       prefetch_lines(reinterpret_cast<const char*>(planes) + kAheadBytes, T.vectors() * kVectorBytes);
       Bytes codes[kGroupQuads];
@@ -40,7 +37,7 @@ void multiply_strip(const WeightFormat& format, const char* x, const char* chunk
         scales.next(w, shift);
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; ++r) {
-          acc[r] = add_dots<kChunkScales>(acc[r], small_to_floats(dot[r]), w, group->scale[r]);
+          acc[r] = add_dots(acc[r], small_to_floats(dot[r]), w, group->scale[r]);
           if constexpr (T.shifts) {
             const F sum = set1(reinterpret_cast<const float*>(group->correction[p])[r]);
             acc[r] = fma(shift, sum, acc[r]);
@@ -48,9 +45,9 @@ void multiply_strip(const WeightFormat& format, const char* x, const char* chunk
         }
       }
     }
-#pragma GCC unroll 8
-    for (int r = 0; r < ROWS; ++r) end_chunk<kChunkScales>(acc[r], group[-1].scale[r], tile + r * kPanel);
   }
+#pragma GCC unroll 8
+  for (int r = 0; r < ROWS; ++r) store(tile + r * kPanel, acc[r]);
 }
 
 using Multiply = void (*)(const WeightFormat&, const char*, const char*, int, float*);

@@ -91,20 +91,8 @@ struct FloatTile {
   }
 };
 
-// A chunk's sums take up a group's dot products times `w`, and times a row's scale unless that is the whole chunk's.
-template <bool CHUNK_SCALES>
-TW_INLINE F add_dots(F sum, F dots, F w, float scale) {
-  return fma(dots, CHUNK_SCALES ? w : mul(w, set1(scale)), sum);
-}
-// With a scale for the chunk, its sums begin at 0, and the output takes them up. Else they go on from the output.
-template <bool CHUNK_SCALES>
-TW_INLINE F begin_chunk(const float* out) {
-  return CHUNK_SCALES ? zero() : load(out);
-}
-template <bool CHUNK_SCALES>
-TW_INLINE void end_chunk(F sum, float scale, float* out) {
-  store(out, CHUNK_SCALES ? fma(sum, set1(scale), load(out)) : sum);
-}
+// Adds a group's dot products times the scales of weights and row.
+TW_INLINE F add_dots(F sum, F dots, F w, float scale) { return fma(dots, mul(w, set1(scale)), sum); }
 
 // A group: its head, then its integers.
 template <int ROWS>
@@ -259,7 +247,7 @@ struct GroupTile {
           multiply_group<ROWS, NIBBLES>(dot, weight, group->quads);
 #pragma GCC unroll 16
           for (int r = 0; r < ROWS; ++r) {
-            acc[r] = add_dots<false>(acc[r], small_to_floats(dot[r]), w, group->scale[r]);
+            acc[r] = add_dots(acc[r], small_to_floats(dot[r]), w, group->scale[r]);
             if constexpr (SHIFTS) acc[r] = fma(shift, set1(reinterpret_cast<const float*>(group->correction)[r]), acc[r]);
           }
         }

@@ -15,19 +15,20 @@ namespace tidewheel {
 constexpr int kPanel = 32;
 // Inputs of a group, whose products are added up in integers.
 constexpr int kRowGroup = 32;
-// Inputs of a chunk, whose products are added up before they are added to an output.
+// Inputs of a chunk: what is expanded at a time of weights that keep the bits of a quantized file.
 constexpr int kChunkInputs = 256, kChunkGroups = kChunkInputs / kRowGroup;
 
-// How a weight is stored. Quantized ones meet activations quantized to int8:
-// kInt8: a float16 scale for every 32 inputs of a column, likewise a scale for every 32 inputs of a row.
+// How a weight is stored. Quantized ones meet activations quantized to int8, with a scale for every 32 inputs of a row: an
+// activation that stands out costs those beside it their precision, and real models have many.
+// kInt8: a float16 scale for every 32 inputs of a column.
 // kInt8Channel: a float32 scale a column, and one a row.
 // kInt4: 4 bits an input, a float16 scale for every `group` inputs of a column, w = scale * (q - 8), or with zero
-// points also a float16 shift, w = scale * q + shift; rows as for kInt8.
+// points also a float16 shift, w = scale * q + shift.
 //
-// The kinds from kQ5_0 on keep the bits of a quantized file; their numbers are what the file means, exactly.
-// Activations are quantized as `has_chunk_scales` says. GGUF's types are known by their names,
-// https://github.com/ggml-org/ggml. (Q8_0 is kInt8, Q4_0 is kInt4, and Q4_1 kInt4 with zero points, all with groups of
-// 32.) kNvfp4: 4 bits (e2m1), an e4m3 scale for every 16 inputs, and a float32 divisor of the scales for a column.
+// The kinds from kQ5_0 on keep the bits of a quantized file; their numbers are what the file means, exactly. GGUF's types
+// are known by their names, https://github.com/ggml-org/ggml. (Q8_0 is kInt8, Q4_0 is kInt4, and Q4_1 kInt4 with zero
+// points, all with groups of 32.) kNvfp4: 4 bits (e2m1), an e4m3 scale for every 16 inputs, and a float32 divisor of the
+// scales for a column.
 // kGrid: `bits` an input, for every `group` inputs a scale of `scale_type`, w = scale * (q - zero), where `zero` is a
 // byte with zero points, else 2^(bits - 1).
 //
@@ -41,14 +42,6 @@ enum class WeightKind : int {
   kQ5_0, kQ5_1, kQ2K, kQ3K, kQ4K, kQ5K, kQ6K, kIq4Nl, kIq4Xs, kMxfp4, kNvfp4, kGrid,
   kE4m3, kTable4,
 };
-
-// Whether a row is quantized with a scale for every chunk, which saves a multiplication for each group, row and column:
-// where llama.cpp does so. Else it has a scale for every 32 inputs: an activation that stands out costs those beside it
-// their precision, and real models have many.
-constexpr bool has_chunk_scales(WeightKind kind) {
-  using enum WeightKind;
-  return (kind >= kQ2K && kind <= kQ6K) || kind == kIq4Xs;
-}
 
 struct WeightFormat {
   WeightKind kind = WeightKind::kFloat32;

@@ -11,9 +11,8 @@
 //
 // Rows, a tile of n: float weights [K / run][n][run], else a group of 32 inputs after the other:
 //   float scales [n], corrections [n], int8 [32 / run][n][run]; kInt8Channel: one such head, then int8 [K / run][n][run].
-// With chunk scales, all groups of a chunk have the same. The correction takes back what the offset of stored weights adds
-// to a dot product: -offset times the sum of the row's integers. With zero points it is that sum, in float and without
-// chunk scales times the scale, for the shift to be multiplied with.
+// The correction takes back what the offset of stored weights adds to a dot product: -offset times the sum of the row's
+// integers. With zero points it is that sum times the scale, in float, for the shift to be multiplied with.
 #pragma once
 
 #include "packing.h"

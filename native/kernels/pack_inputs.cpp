@@ -1,6 +1,4 @@
 // GEMM inputs: rows of float32 activations, normalized, and rounded or quantized as the weights need.
-#include <algorithm>
-
 #include "kernels/blocks.h"
 #include "kernels/table.h"
 
@@ -44,21 +42,6 @@ TW_INLINE Scale find_scale(const float* x, int count) {
   return {magnitude / 127.0f + hsum(poison), magnitude > 0.0f ? 127.0f / magnitude : 0.0f};
 }
 
-// Calls `body(group, scale, times)` for each group of a row: sums for shifts are multiplied with `times`.
-template <typename Body>
-void for_groups(WeightKind kind, const float* x, int groups, Body&& body) {
-  const bool chunk_scales = has_chunk_scales(kind);
-  Scale s = {};
-  for (int g = 0; g < groups; ++g, x += kRowGroup) {
-    if (!chunk_scales) {
-      s = find_scale(x, kRowGroup);
-    } else if (g % kChunkGroups == 0) {
-      s = find_scale(x, std::min(kChunkGroups, groups - g) * kRowGroup);
-    }
-    body(g, s, chunk_scales ? 1.0f : s.scale);
-  }
-}
-
 // Quantizes 32 values, the inputs from `begin` on, into row `r` of `n`; returns their sum.
 template <int RUN>
 TW_INLINE int quantize_group(const float* x, float inverse, int begin, int r, int n, char* quads) {
@@ -83,20 +66,20 @@ void quantize_blocks_row(const WeightFormat& format, const float* x, int k, int 
   const BlockTraits traits = traits_of(format);
   const int parts = traits.halves ? 2 : 1, offset = code_offset(traits);
   const int group_bytes = static_cast<int>(sizeof(float)) * (1 + parts) + kRowGroup, part = kRowGroup / parts;
-  for_groups(format.kind, x, row_groups(k), [&](int g, Scale s, float times) {
-    const float* from = x + g * kRowGroup;
+  for (int g = 0; g < row_groups(k); ++g, x += kRowGroup) {
+    const Scale s = find_scale(x, kRowGroup);
     char* group = tile + size_t(g) * n * group_bytes;
     std::memcpy(group + r * sizeof(float), &s.scale, sizeof(float));
     int8_t values[kRowGroup];
     for (int p = 0; p < parts; ++p) {
       I sum = set1_int(0);
       for (int i = p * part; i < (p + 1) * part; i += kLanes) {
-        const I rounded = round_to_int(mul(load(from + i), set1(s.inverse)));
+        const I rounded = round_to_int(mul(load(x + i), set1(s.inverse)));
         sum = add(sum, rounded);
         store(values + i, rounded);
       }
       const int total = hsum(sum), correction = -offset * total;
-      const float shift_sum = times * static_cast<float>(total);
+      const float shift_sum = s.scale * static_cast<float>(total);
       const void* place = traits.shifts ? static_cast<const void*>(&shift_sum) : &correction;
       std::memcpy(group + ((1 + p) * n + r) * sizeof(float), place, sizeof(float));
     }
@@ -104,7 +87,7 @@ void quantize_blocks_row(const WeightFormat& format, const float* x, int k, int 
     for (int i = 0; i < kRowGroup; i += kBlockRun) {
       std::memcpy(quads + place_in_tile(i, r, n, kBlockRun), values + i, kBlockRun);
     }
-  });
+  }
 }
 
 void put_head(char* head, int r, int n, float scale, const void* correction) {
@@ -129,13 +112,14 @@ void quantize_row(const WeightFormat& format, const float* x, int k, int r, int 
     put_head(tile, r, n, s.scale, &correction);
     return;
   }
-  for_groups(format.kind, x, groups, [&](int g, Scale s, float times) {
+  for (int g = 0; g < groups; ++g, x += kRowGroup) {
+    const Scale s = find_scale(x, kRowGroup);
     char* group = tile + size_t(g) * n * (kHeadBytes + kRowGroup);
-    const int sum = quantize_group<kGroupRun>(x + g * kRowGroup, s.inverse, 0, r, n, group + size_t(n) * kHeadBytes);
+    const int sum = quantize_group<kGroupRun>(x, s.inverse, 0, r, n, group + size_t(n) * kHeadBytes);
     const int correction = -offset * sum;
-    const float shift_sum = times * static_cast<float>(sum);
+    const float shift_sum = s.scale * static_cast<float>(sum);
     put_head(group, r, n, s.scale, format.zero_points ? static_cast<const void*>(&shift_sum) : &correction);
-  });
+  }
 }
 
 }  // namespace

@@ -78,7 +78,7 @@ class Random {
   std::normal_distribution<float> normal_;
 };
 
-// A row as a GEMM sees it: rounded, or quantized to int8 with the scale of its group, of its chunk or of the whole row.
+// A row as a GEMM sees it: rounded, or quantized to int8 with the scale of its group or of the whole row.
 inline std::vector<double> as_input(const WeightFormat& format, const float* x, int k) {
   std::vector<double> out(x, x + k);
   if (is_float(format) || format.kind > WeightKind::kGrid) {
@@ -88,7 +88,7 @@ inline std::vector<double> as_input(const WeightFormat& format, const float* x, 
     for (int i = 0; i < k; ++i) out[i] = rounded(type, x[i]);
     return out;
   }
-  const int group = format.kind == WeightKind::kInt8Channel ? k : has_chunk_scales(format.kind) ? kChunkInputs : kRowGroup;
+  const int group = format.kind == WeightKind::kInt8Channel ? k : kRowGroup;
   for (int begin = 0; begin < k; begin += group) {
     const int end = std::min(k, begin + group);
     float largest = 0;

@@ -266,7 +266,7 @@ class ChunkProduct {
     };
     F acc[kTileHeight];
 #pragma GCC unroll 16
-    for (int r = 0; r < rows; ++r) acc[r] = begin_chunk<T.chunk_scales>(tile + r * kPanel);
+    for (int r = 0; r < rows; ++r) acc[r] = load(tile + r * kPanel);
     for (int part = 0; part < kAhead && part < parts; ++part) begin(part);
     for (int part = 0; part < parts; ++part) {
       if (part + kAhead < parts) begin(part + kAhead);
@@ -279,12 +279,12 @@ class ChunkProduct {
       const int32_t* dots = dots_[part % 4];
 #pragma GCC unroll 16
       for (int r = 0; r < rows; ++r) {
-        acc[r] = add_dots<T.chunk_scales>(acc[r], to_floats(load_dots(dots + r * kLanes)), w, scales[r]);
+        acc[r] = add_dots(acc[r], to_floats(load_dots(dots + r * kLanes)), w, scales[r]);
         if constexpr (T.shifts) acc[r] = fma(shift, set1(sums[r]), acc[r]);
       }
     }
 #pragma GCC unroll 16
-    for (int r = 0; r < rows; ++r) end_chunk<T.chunk_scales>(acc[r], reinterpret_cast<const float*>(x)[r], tile + r * kPanel);
+    for (int r = 0; r < rows; ++r) store(tile + r * kPanel, acc[r]);
   }
 
   alignas(64) int32_t dots_[4][kTileHeight * kLanes];
@@ -410,7 +410,7 @@ struct NibbleChunks {
           }
 #pragma GCC unroll 4
           for (int r = 0; r < ROWS; ++r) {
-            acc[r] = add_dots<false>(acc[r], to_floats(dot[r]), w, group->scale[r]);
+            acc[r] = add_dots(acc[r], to_floats(dot[r]), w, group->scale[r]);
             if constexpr (SHIFTS) {
               const F sum = set1(reinterpret_cast<const float*>(group->correction[0])[r]);
               acc[r] = fma(load(scales + (2 + half) * kLanes), sum, acc[r]);
@@ -516,8 +516,7 @@ class Int8GroupRows {
 };
 
 template <bool SHIFTS>
-constexpr ChunkTraits kNibbleTraits = {
-    .halves = false, .shifts = SHIFTS, .chunk_scales = has_chunk_scales(WeightKind::kInt4)};
+constexpr ChunkTraits kNibbleTraits = {.halves = false, .shifts = SHIFTS};
 template <bool SHIFTS>
 using NibbleRows = ByChunks<NibbleChunks<SHIFTS>, kNibbleTraits<SHIFTS>>;
 template <bool NIBBLES, bool SHIFTS>

@@ -114,7 +114,7 @@ class GroupRows {
         if constexpr (SHIFTS) shift = load(expanded_[s].shifts[g]);
 #pragma GCC unroll 8
         for (int r = 0; r < kHeight; ++r) {
-          acc[r][s] = add_dots<false>(acc[r][s], to_floats(dot[r][s]), w, group->scale[first + r]);
+          acc[r][s] = add_dots(acc[r][s], to_floats(dot[r][s]), w, group->scale[first + r]);
           if constexpr (SHIFTS) {
             acc[r][s] = fma(shift, set1(reinterpret_cast<const float*>(group->correction)[first + r]), acc[r][s]);
           }
