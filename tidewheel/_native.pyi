@@ -412,6 +412,33 @@ def quantize(
     thorough: bool = False,
     isa: str = "auto",
 ) -> NDArray[np.uint8]: ...
+def search_grid(
+    rows: NDArray[np.float32],
+    importance: NDArray[np.float32],
+    bits: int,
+    symmetric: bool,
+    scale_type: str,
+    scales: NDArray[np.float32],
+    zeros: NDArray[np.uint8],
+    codes: NDArray[np.uint8],
+    errors: NDArray[np.float64],
+    squares: NDArray[np.float64],
+    threads: int = 1,
+    isa: str = "auto",
+) -> None: ...
+def round_inputs(
+    x: NDArray[np.float32],
+    originals: NDArray[np.float32],
+    factor: NDArray[np.float32],
+    groups: NDArray[np.int32],
+    scales: NDArray[np.float32],
+    zeros: NDArray[np.float32],
+    bits: int,
+    codes: NDArray[np.uint8],
+    residuals: NDArray[np.float64],
+    threads: int = 1,
+    isa: str = "auto",
+) -> None: ...
 def available_isa_levels() -> list[str]: ...
 def isa_note() -> str: ...
 def chosen_isa_level(isa: str = "auto") -> str: ...

@@ -7,14 +7,15 @@ the error so far. Scales and zeros are chosen before, so groups stay as they are
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..weights.dtypes import DType, bfloat16_bits
+from tidewheel import _native
+
+from ..weights.dtypes import DType
 from .report import relative_error
 from .statistics import InputStatistics
 
@@ -22,13 +23,9 @@ Floats = NDArray[np.float32]
 Codes = NDArray[np.uint8]
 
 DAMP = 0.01  # of the mean of the Hessian's diagonal is added to it
-_BLOCK = 64  # inputs that are rounded before BLAS takes their errors to others
-_FACTOR_BLOCK = 512
-_PIECE = 1 << 18  # weights of some rows, which stay in the processor's cache during a search
-_RANGES = np.linspace(1.0, 0.6, 17)  # parts of a group's range that scales are tried for
-_REFINEMENTS = 2
-_SMALLEST: dict[DType, float] = {"float16": 2.0**-24, "bfloat16": 2.0**-126, "float32": 2.0**-126}
-_LARGEST: dict[DType, float] = {"float16": 65504.0, "bfloat16": 3e38, "float32": 3e38}
+_BLOCK = 64  # inputs that are rounded before BLAS takes their errors to others; native code takes no more at once
+_STRIP = 64  # outputs that native code rounds together
+_FACTOR_BLOCK = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +119,7 @@ def round_matrix(
     hessian: Hessian | None = None,
     threads: int = 1,
 ) -> RoundedMatrix:
-    """Round a finite `weight [N, K]` to the grid, whose group size divides K.
+    """Round a finite `weight [N, K]` to the grid, whose group size divides K and is a multiple of 16.
 
     Scales are those with the least squared error, in which inputs count as the statistics say, and all the same without
     them. Inputs that were always 0 count a little too, because they need not be 0 in another text. With the `hessian`
@@ -132,88 +129,30 @@ def round_matrix(
     importance = np.ones(weight.shape[1], np.float32)
     if squares is not None and squares.any():
         importance = squares + np.float32(DAMP) * squares.mean()
-    with ThreadPoolExecutor(threads) as pool:
-        step = max(1, _PIECE // weight.shape[1])
-        pieces = [weight[start : start + step] for start in range(0, len(weight), step)]
-        found = list(pool.map(lambda piece: _search(piece, grid, importance), pieces))
-    scales, zeros = (np.concatenate([piece[i] for piece in found]) for i in (0, 1))
+    weight = np.ascontiguousarray(weight)
+    codes, scales = (
+        np.empty(weight.shape, np.uint8),
+        np.empty((len(weight), weight.shape[1] // grid.group_size), np.float32),
+    )
+    zeros, lost, whole = np.empty(scales.shape, np.uint8), np.empty(len(weight)), np.empty(len(weight))
+    _native.search_grid(
+        weight, importance, grid.bits, grid.symmetric, grid.scales, scales, zeros, codes, lost, whole, threads
+    )
     if hessian is None:
-        codes, lost, whole = (np.concatenate([piece[i] for piece in found]) for i in (2, 3, 4))
         return RoundedMatrix(codes, scales, zeros, relative_error(lost.sum(), whole.sum()))
-    codes, error = _gptq(weight, grid, scales, zeros, hessian)
+    codes, error = _gptq(weight, grid, scales, zeros, hessian, threads)
     return RoundedMatrix(codes, scales, zeros, error)
 
 
-def _search(
-    rows: Floats, grid: Grid, importance: Floats
-) -> tuple[Floats, Codes, Codes, NDArray[np.float64], NDArray[np.float64]]:
-    """Scales, zeros and the nearest codes of some rows, and for each row the squared error and the square of all."""
-    weight = rows.reshape(len(rows), -1, grid.group_size)
-    importance = importance.reshape(-1, grid.group_size)
-    low, high = np.minimum(weight.min(axis=-1), 0), np.maximum(weight.max(axis=-1), 0)
-    if grid.symmetric:
-        high = np.maximum(-low, high)
-        low = -high
-
-    def attempt(scales: Floats, zeros: Floats) -> tuple[Floats, Floats]:
-        steps = _steps(weight, scales, zeros, grid)
-        errors = steps * scales[..., np.newaxis]
-        errors -= weight
-        return steps, _weighted(errors, importance)
-
-    best_scales, best_zeros, best_steps, best = low, low, weight, np.full(low.shape, np.inf, np.float32)
-
-    def keep(scales: Floats, zeros: Floats) -> None:
-        nonlocal best_scales, best_zeros, best_steps, best
-        steps, error = attempt(scales, zeros)
-        better = error < best
-        best = np.where(better, error, best)
-        best_scales, best_zeros = np.where(better, scales, best_scales), np.where(better, zeros, best_zeros)
-        best_steps = np.where(better[..., np.newaxis], steps, best_steps)
-
-    for part in _RANGES.astype(np.float32):
-        scales = _storable((high - low) * (part / np.float32(grid.largest)), grid.scales)
-        zeros = np.clip(np.rint(-low * part / scales), 0, grid.largest)
-        keep(scales, np.full_like(zeros, grid.middle) if grid.symmetric else zeros)
-    for _ in range(_REFINEMENTS):  # the best scale of the codes so far
-        squares = _weighted(best_steps, importance)
-        fitted = (best_steps * weight * importance).sum(axis=-1) / np.where(squares > 0, squares, 1)
-        keep(_storable(np.where(squares > 0, fitted, best_scales), grid.scales), best_zeros)
-    codes = (best_steps + best_zeros[..., np.newaxis]).astype(np.uint8).reshape(rows.shape)
-    whole = _weighted(weight, importance).sum(axis=-1, dtype=np.float64)
-    return best_scales, best_zeros.astype(np.uint8), codes, best.sum(axis=-1, dtype=np.float64), whole
-
-
-def _steps(weight: Floats, scales: Floats, zeros: Floats, grid: Grid) -> Floats:
-    """The nearest codes less their zeros, for groups `[N, G, group_size]`."""
-    steps = weight / scales[..., np.newaxis]
-    np.rint(steps, out=steps)
-    low = -zeros[..., np.newaxis]
-    return np.clip(steps, low, low + np.float32(grid.largest), out=steps)
-
-
-def _weighted(values: Floats, importance: Floats) -> Floats:
-    squares = np.square(values)
-    squares *= importance
-    total: Floats = squares.sum(axis=-1)
-    return total
-
-
-def _storable(scales: Floats, dtype: DType) -> Floats:
-    """The scales as they are stored: above 0, because all are divided by."""
-    scales = np.clip(scales, _SMALLEST[dtype], _LARGEST[dtype], dtype=np.float32)
-    if dtype == "float16":
-        return scales.astype(np.float16).astype(np.float32)
-    if dtype == "bfloat16":
-        return (bfloat16_bits(scales).astype(np.uint32) << 16).view(np.float32)
-    return scales
-
-
-def _gptq(weight: Floats, grid: Grid, scales: Floats, zeros: Codes, hessian: Hessian) -> tuple[Codes, float]:
+def _gptq(
+    weight: Floats, grid: Grid, scales: Floats, zeros: Codes, hessian: Hessian, threads: int
+) -> tuple[Codes, float]:
     """The codes, and the error."""
-    codes, originals, residuals = np.empty(weight.shape, np.uint8), weight.T, np.empty(weight.shape[1])
+    originals, (outputs, inputs) = np.ascontiguousarray(weight.T), weight.shape
     rows = originals[hessian.order]  # one of each input: what is to be rounded, and once it is, the error
-    scale_of, zero_of = np.ascontiguousarray(scales.T), zeros.T.astype(np.float32)
+    codes, residuals = np.empty((inputs, outputs), np.uint8), np.empty(inputs)
+    groups = (hessian.order // grid.group_size).astype(np.int32)
+    scale_of, zero_of = np.ascontiguousarray(scales.T), np.ascontiguousarray(zeros.T, np.float32)
     whole = hessian.mean_square(rows)
 
     def round_rows(start: int, stop: int) -> None:
@@ -225,22 +164,19 @@ def _gptq(weight: Floats, grid: Grid, scales: Floats, zeros: Codes, hessian: Hes
             rows[middle:stop] += hessian.factor(start, middle, middle, stop).T @ rows[start:middle]
             round_rows(middle, stop)
             return
-        factor, inputs = hessian.factor(start, stop, start, stop), hessian.order[start:stop]
-        wanted, errors, block = rows[start:stop], originals[inputs], np.empty((stop - start, len(weight)), np.uint8)
-        for i, group in enumerate(inputs // grid.group_size):
-            wanted[i] += factor[:i, i] @ errors[:i]
-            steps = np.rint(wanted[i] / scale_of[group])
-            np.clip(steps, -zero_of[group], grid.largest - zero_of[group], out=steps)
-            block[i] = steps + zero_of[group]
-            steps *= scale_of[group]
-            errors[i] -= steps
-            wanted[i] -= steps
-        residuals[start:stop] = np.square(wanted).sum(axis=1, dtype=np.float64)
-        codes[:, inputs] = block.T
-        rows[start:stop] = errors
+        block = slice(start, stop)
+        squares = np.empty((-(-outputs // _STRIP), stop - start))
+        _native.round_inputs(
+            rows[block], originals[hessian.order[block]], hessian.factor(start, stop, start, stop), groups[block],
+            scale_of, zero_of, grid.bits, codes[block], squares, threads,
+        )  # fmt: skip
+        residuals[block] = squares.sum(axis=0)
 
-    round_rows(0, len(rows))
-    return codes, relative_error(hessian.undamped(float(hessian.weights @ residuals), rows), whole)
+    round_rows(0, inputs)
+    error = relative_error(hessian.undamped(float(hessian.weights @ residuals), rows), whole)
+    in_order = np.empty_like(codes)
+    in_order[hessian.order] = codes
+    return np.ascontiguousarray(in_order.T), error
 
 
 def _cholesky(matrix: NDArray[np.float64]) -> None:

@@ -397,6 +397,8 @@ struct AttentionKernels {
 };
 
 struct QuantizeArgs;  // quantize/quantize.h
+struct SearchGridArgs;  // quantize/grid.h
+struct RoundInputsArgs;
 
 struct Kernels {
   const char* name;
@@ -414,6 +416,8 @@ struct Kernels {
   void (*pack_blocks)(const WeightFormat&, const PackBlocksArgs&);
   // For GGUF's types but MXFP4.
   void (*quantize_blocks)(const QuantizeArgs&);
+  void (*search_grid)(const SearchGridArgs&);
+  void (*round_inputs)(const RoundInputsArgs&);
   // Column `row` of a packed weight, as float: the embedding of a tied head.
   void (*unpack_row)(const WeightFormat&, const void* weight, int k, int row, float* out);
   // row_begin is a multiple of tile_rows.

@@ -29,7 +29,7 @@ const Kernels kKernels = {
      sizeof(Cached<int8_t>::Query), sizeof(Cached<e4m3>::Query),
      sizeof(Cached<int4x2>::Query)},
     Cached<int8_t>::kStep,
-    tile_rows, row_block, row_bytes, panel_bytes, pack_weights, pack_blocks, quantize_blocks, unpack_row, pack_inputs, gemm, project, pack_lora_panel_inputs, normalize, add_normalized,
+    tile_rows, row_block, row_bytes, panel_bytes, pack_weights, pack_blocks, quantize_blocks, search_grid, round_inputs, unpack_row, pack_inputs, gemm, project, pack_lora_panel_inputs, normalize, add_normalized,
     store_qkv, attention_scratch_bytes,
     {
         {TW_FLOATS::attention<float, Cached<float>::Query, Cached<float>::kStep, kTileRows>,

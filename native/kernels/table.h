@@ -78,6 +78,8 @@ size_t panel_bytes(const WeightFormat& format, int k);
 void pack_weights(const WeightFormat& format, const PackWeightsArgs& args);
 void pack_blocks(const WeightFormat& format, const PackBlocksArgs& args);
 void quantize_blocks(const QuantizeArgs& args);
+void search_grid(const SearchGridArgs& args);
+void round_inputs(const RoundInputsArgs& args);
 void unpack_blocks_row(const WeightFormat& format, const void* weight, int k, int row, float* out);
 // The same for formats of widened.h.
 void pack_widened(const WeightFormat& format, const PackBlocksArgs& args);

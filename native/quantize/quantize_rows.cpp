@@ -1,15 +1,14 @@
 #include "quantize/quantize_rows.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <stdexcept>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "kernels/block_formats.h"
+#include "quantize/pieces.h"
 
 namespace tidewheel {
 namespace {
@@ -69,29 +68,24 @@ void quantize_rows(const Kernels& kernels, QuantizeArgs args, const float* impor
   }
   const int64_t row_blocks = args.cols / info.inputs, blocks = rows * row_blocks;
   const int64_t piece = kPieceInputs / info.inputs, pieces = (blocks + piece - 1) / piece;
-  std::atomic<int64_t> next{0}, bad_row{rows};
-  const auto work = [&] {
-    for (int64_t i; (i = next.fetch_add(1)) < pieces && bad_row.load() == rows;) {
-      QuantizeArgs part = args;
-      part.block_begin = i * piece;
-      part.block_end = std::min(blocks, part.block_begin + piece);
-      for (int64_t row = part.block_begin / row_blocks; row * row_blocks < part.block_end; ++row) {
-        const int64_t first = std::max(part.block_begin, row * row_blocks) - row * row_blocks;
-        const int64_t last = std::min(part.block_end - row * row_blocks, row_blocks);
-        const char* from = args.x + row * args.row_bytes + first * info.inputs * dtype_bytes(args.source_type);
-        if (is_finite(from, args.source_type, static_cast<int>((last - first) * info.inputs))) continue;
-        // Pieces are taken in their order, so that the first such row is found, whoever is faster.
-        for (int64_t known = bad_row.load(); row < known && !bad_row.compare_exchange_weak(known, row);) {
-        }
-        return;
+  std::atomic<int64_t> bad_row{rows};
+  for_pieces(pieces, threads, [&](int64_t i) {
+    if (bad_row.load() < rows) return;
+    QuantizeArgs part = args;
+    part.block_begin = i * piece;
+    part.block_end = std::min(blocks, part.block_begin + piece);
+    for (int64_t row = part.block_begin / row_blocks; row * row_blocks < part.block_end; ++row) {
+      const int64_t first = std::max(part.block_begin, row * row_blocks) - row * row_blocks;
+      const int64_t last = std::min(part.block_end - row * row_blocks, row_blocks);
+      const char* from = args.x + row * args.row_bytes + first * info.inputs * dtype_bytes(args.source_type);
+      if (is_finite(from, args.source_type, static_cast<int>((last - first) * info.inputs))) continue;
+      // Pieces are taken in their order, so that the first such row is found, whoever is faster.
+      for (int64_t known = bad_row.load(); row < known && !bad_row.compare_exchange_weak(known, row);) {
       }
-      kernels.quantize_blocks(part);
+      return;
     }
-  };
-  std::vector<std::thread> others;
-  for (int64_t i = 1; i < std::min<int64_t>(threads, pieces); ++i) others.emplace_back(work);
-  work();
-  for (std::thread& other : others) other.join();
+    kernels.quantize_blocks(part);
+  });
   if (bad_row < rows) {
     throw std::invalid_argument("row " + std::to_string(bad_row.load()) + " has numbers that are not finite");
   }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from tidewheel import _native
 from tidewheel.engine.quantizing.gptq import Grid, Hessian, RoundedMatrix, round_matrix
 from tidewheel.engine.quantizing.statistics import InputStatistics
+from tidewheel.engine.weights.dtypes import bfloat16_bits
 
 Floats = NDArray[np.float32]
 
@@ -113,6 +116,52 @@ def test_the_error_of_weights_is_measured(grid: Grid) -> None:
     assert matrix.error < (0.12 if grid.bits == 4 else 0.01)
 
 
+def by_trying(weight: Floats, grid: Grid, importance: Floats) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The scales, and the squared error of each group, in float64: of 17 parts of each group's range, the best one is
+    fitted to its codes, twice.
+    """
+    groups = weight.reshape(len(weight), -1, grid.group_size).astype(np.float64)
+    counts, largest = importance.reshape(-1, grid.group_size).astype(np.float64), 2**grid.bits - 1
+    low, high = np.minimum(groups.min(-1), 0), np.maximum(groups.max(-1), 0)
+    if grid.symmetric:
+        high = np.maximum(-low, high)
+        low = -high
+
+    def stored(scales: NDArray[np.float64]) -> NDArray[np.float64]:
+        if grid.scales == "float16":
+            return scales.astype(np.float16).astype(np.float64)
+        bits = bfloat16_bits(scales.astype(np.float32)).astype(np.uint32)
+        return (bits << 16).view(np.float32).astype(np.float64)
+
+    def steps(scales: NDArray[np.float64], zeros: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.clip(np.rint(groups / scales[..., None]), -zeros[..., None], largest - zeros[..., None])
+
+    best, best_zeros, least = np.ones(low.shape), np.zeros(low.shape), np.full(low.shape, np.inf)
+    for attempt in [*np.linspace(1, 0.6, 17), "fit", "fit"]:
+        if isinstance(attempt, str):
+            codes, zeros = steps(best, best_zeros), best_zeros
+            scales = stored((codes * groups * counts).sum(-1) / (codes**2 * counts).sum(-1))
+        else:
+            scales = stored((high - low) * attempt / largest)
+            zeros = np.clip(np.rint(-low * attempt / scales), 0, largest)
+            zeros = np.full(low.shape, 2.0 ** (grid.bits - 1)) if grid.symmetric else zeros
+        error = ((steps(scales, zeros) * scales[..., None] - groups) ** 2 * counts).sum(-1)
+        best, best_zeros = np.where(error < least, scales, best), np.where(error < least, zeros, best_zeros)
+        least = np.minimum(error, least)
+    return best, least
+
+
+@GRIDS
+def test_scales_are_the_best_of_many(grid: Grid) -> None:
+    weight, squares = weights(200), np.exp(weights(1)[0])
+    matrix = round_matrix(weight, grid, InputStatistics(100, squares))
+    importance = squares + np.float32(0.01) * squares.mean()
+    scales, errors = by_trying(weight, grid, importance)
+    assert (matrix.scales == scales).mean() > 0.99  # two that are as good as each other may change places
+    whole = (weight.astype(np.float64) ** 2 * importance).sum()
+    assert matrix.error == pytest.approx(np.sqrt(errors.sum() / whole), rel=1e-5)
+
+
 @GRIDS
 def test_large_inputs_count_more(grid: Grid) -> None:
     weight, inputs = weights(), correlated()
@@ -207,8 +256,37 @@ def test_a_gram_matrix_of_other_than_numbers_is_refused(bad: float) -> None:
 
 
 def test_threads_change_nothing() -> None:
-    weight = weights(700, 1024)
-    one, four = (round_matrix(weight, replace(ZEROS, group_size=128), threads=threads) for threads in (1, 4))
-    np.testing.assert_array_equal(one.codes, four.codes)
-    np.testing.assert_array_equal(one.scales, four.scales)
-    assert one.error == four.error
+    weight, grid, statistics = weights(700, 384), replace(ZEROS, group_size=128), statistics_of(correlated(400, 384))
+    assert statistics.gram is not None
+    for hessian in (None, Hessian(statistics.gram)):
+        one, four = (round_matrix(weight, grid, statistics, hessian, threads) for threads in (1, 4))
+        np.testing.assert_array_equal(one.codes, four.codes)
+        np.testing.assert_array_equal(one.scales, four.scales)
+        assert one.error == four.error
+
+
+@GRIDS
+@pytest.mark.parametrize("level", _native.available_isa_levels())
+def test_levels_store_the_same(level: str, grid: Grid, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, inputs = weights(75), correlated()
+    expected = by_gptq(weight, grid, inputs)
+    for name in ("search_grid", "round_inputs"):
+        monkeypatch.setattr(_native, name, partial(getattr(_native, name), isa=level))
+    found = by_gptq(weight, grid, inputs)
+    for part in ("codes", "scales", "zeros"):
+        np.testing.assert_array_equal(getattr(found, part), getattr(expected, part))
+    assert found.error == expected.error
+
+
+def test_arrays_that_do_not_fit_are_refused() -> None:
+    ones, codes, sums = np.ones((2, 48), np.float32), np.zeros((2, 48), np.uint8), np.zeros(2)
+    for groups, told in [(2, "multiple of 16"), (7, "multiple of 16"), (3, "shape of the matrix")]:
+        scales, zeros = np.ones((2, groups), np.float32), np.zeros((2, 1), np.uint8)
+        with pytest.raises(ValueError, match=told):
+            _native.search_grid(ones, ones[0], 4, True, "float16", scales, zeros, codes, sums, sums)
+    factor, residuals = np.ones((2, 2), np.float32), np.zeros((1, 2))
+    for group, last, told in [(1, ones, "no such group"), (0, ones[:, :9].copy(), "shape of the block")]:
+        with pytest.raises(ValueError, match=told):
+            _native.round_inputs(
+                ones, ones, factor, np.array([0, group], np.int32), ones[:1], last[:1], 4, codes, residuals
+            )
