@@ -14,6 +14,7 @@
 #include "kernels/block_formats.h"
 #include "model/executor.h"
 #include "model/draft.h"
+#include "model/tower.h"
 #include "plan_bindings.h"
 #include "quantize/bindings.h"
 #include "runtime/ceilings.h"
@@ -60,6 +61,24 @@ class ArrayReader {
     }
     held_.push_back(nb::cast(array));
     return {array.data(), array.size()};
+  }
+
+  template <typename T>
+  struct Matrix {
+    std::span<const T> values = {};
+    size_t columns = 0;
+  };
+
+  // Empty for None.
+  template <typename T>
+  Matrix<T> get_matrix(const char* name) {
+    if (object_.attr(name).is_none()) return {};
+    nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu> array;
+    if (!nb::try_cast(object_.attr(name), array, false)) {
+      throw std::invalid_argument(std::string(name) + " must be a contiguous two-dimensional array of its type");
+    }
+    held_.push_back(nb::cast(array));
+    return {{array.data(), array.size()}, array.shape(1)};
   }
 
   // Empty for None.
@@ -176,6 +195,15 @@ struct StepReader {
     step.state_slots = read.get_optional<int32_t>("state_slots");
     step.num_draft_tokens = read.get_optional<int32_t>("num_draft_tokens");
     step.adapters = read.get_optional<int32_t>("adapters");
+    const auto rope_positions = read.get_matrix<int32_t>("rope_positions");
+    if (!rope_positions.values.empty() && rope_positions.columns != step.token_ids.size()) {
+      throw std::invalid_argument("rope_positions must have a column for each of token_ids");
+    }
+    step.rope_positions = rope_positions.values;
+    const auto media = read.get_matrix<float>("media_rows");
+    step.media_rows = media.values, step.media_width = media.columns;
+    step.media_index = read.get_optional<int32_t>("media_index");
+    step.visible_until = read.get_optional<int32_t>("visible_until");
     step.logits_rows = read.get<int32_t>("logits_rows");
     step.block_tables.push_back(read_tables(batch.attr("block_tables"), step.context_len.size()));
     for (const nb::handle tables : window_tables) step.block_tables.push_back(read_tables(tables, step.context_len.size()));
@@ -352,7 +380,9 @@ struct BlockSource {
   }
 };
 
-void set_weights(Executor& executor, const std::vector<Tensor>& tensors, const std::vector<const BlockSource*>& matrices) {
+// Of an Executor or a Tower.
+template <typename Model>
+void set_weights(Model& model, const std::vector<Tensor>& tensors, const std::vector<const BlockSource*>& matrices) {
   std::vector<Source> sources;
   for (const auto& [name, array, dtype, swapped, mapped] : tensors) {
     Source& source = sources.emplace_back(name, array.data(), parse_dtype(dtype));
@@ -375,7 +405,7 @@ void set_weights(Executor& executor, const std::vector<Tensor>& tensors, const s
     source.owner = std::make_shared<BlockSource>(*matrix);
   }
   nb::gil_scoped_release release;
-  executor.set_weights(sources);
+  model.set_weights(sources);
 }
 
 using Matrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
@@ -433,6 +463,34 @@ std::shared_ptr<const Adapter> pack_adapter(const Executor& executor, const std:
   return executor.pack_adapter(type, std::move(content));
 }
 
+using RowsOut = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Positions = std::optional<nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>>;
+
+TowerPiece piece_of(size_t num_rows, const Array1<int32_t>& query_start, const Array1<int32_t>& lengths, int first,
+                    const Positions& positions) {
+  TowerPiece piece{{query_start.data(), query_start.size()}, {lengths.data(), lengths.size()}, first, {}};
+  if (positions) {
+    if (positions->shape(1) != num_rows) throw std::invalid_argument("positions must have one entry for each row on each axis");
+    piece.rope_positions = {positions->data(), positions->size()};
+  }
+  return piece;
+}
+
+void run_layer(Tower& tower, int layer, RowsOut rows, Array1<int32_t> query_start, Array1<int32_t> lengths, int first,
+               Positions positions, bool remembered) {
+  const TowerPiece piece = piece_of(rows.shape(0), query_start, lengths, first, positions);
+  const nb::gil_scoped_release release;
+  const std::span<float> floats{rows.data(), rows.size()};
+  remembered ? tower.finish(layer, piece, floats) : tower.run(layer, piece, floats);
+}
+
+void remember_layer(Tower& tower, int layer, Matrix rows, Array1<int32_t> query_start, Array1<int32_t> lengths, int first,
+                    Positions positions) {
+  const TowerPiece piece = piece_of(rows.shape(0), query_start, lengths, first, positions);
+  const nb::gil_scoped_release release;
+  tower.remember(layer, piece, {rows.data(), rows.size()});
+}
+
 nb::dict topology_dict(const Topology& topology) {
   nb::list processors;
   for (const Processor& p : topology.allowed) {
@@ -482,7 +540,7 @@ NB_MODULE(_native, m) {
                             beside ? beside->pool() : std::make_shared<ThreadPool>(groups));
       }, "plan"_a, "isa"_a, "cache_dtype"_a, "num_blocks"_a, "max_num_seqs"_a, "max_num_batched_tokens"_a, "groups"_a,
            "num_states"_a = 0, "max_lora_rank"_a = 0, "max_draft_tokens"_a = 0, "beside"_a.none() = nb::none())
-      .def("set_weights", &set_weights, "tensors"_a, "matrices"_a = std::vector<const BlockSource*>())
+      .def("set_weights", &set_weights<Executor>, "tensors"_a, "matrices"_a = std::vector<const BlockSource*>())
       .def("stop_loading", &Executor::stop_loading)
       .def("check_complete", &Executor::check_complete)
       .def("read_weights", &Executor::read_weights, "file"_a, "offset"_a, "checksum"_a,
@@ -550,6 +608,27 @@ NB_MODULE(_native, m) {
       .def_prop_ro("weight_bytes", &Executor::weight_bytes)
       .def_prop_ro("cache_bytes", &Executor::cache_bytes)
       .def_prop_ro("block_bytes", [](const Executor& self) { return self.cache().whole_block_bytes(); });
+
+  nb::class_<Tower>(m, "Tower")
+      .def("__init__", [](Tower* self, const TowerPlan& plan, const std::string& isa, const std::string& cache_dtype,
+                          int max_rows, int piece_rows, const Executor& beside) {
+        new (self) Tower(plan, choose_kernels(isa), parse_cache_type(cache_dtype), {max_rows, piece_rows}, beside.pool());
+      }, "plan"_a, "isa"_a, "cache_dtype"_a, "max_rows"_a, "piece_rows"_a, "beside"_a)
+      .def("set_weights", &set_weights<Tower>, "tensors"_a, "matrices"_a = std::vector<const BlockSource*>())
+      .def("stop_loading", &Tower::stop_loading)
+      .def("check_complete", &Tower::check_complete)
+      .def("project", [](Tower& self, const std::string& name, Matrix rows, RowsOut out) {
+        const nb::gil_scoped_release release;
+        self.project(name, {rows.data(), rows.size()}, {out.data(), out.size()});
+      }, "name"_a, "rows"_a, "out"_a)
+      .def("remember", &remember_layer, "layer"_a, "rows"_a, "query_start"_a, "lengths"_a, "first"_a, "positions"_a.none())
+      .def("run", &run_layer, "layer"_a, "rows"_a, "query_start"_a, "lengths"_a, "first"_a, "positions"_a.none(),
+           "remembered"_a)
+      .def("release_scratch", &Tower::release_scratch, nb::call_guard<nb::gil_scoped_release>())
+      .def_prop_ro("isa", [](const Tower& self) { return self.kernels().name; })
+      .def_prop_ro("num_blocks", &Tower::num_blocks)
+      .def_prop_ro("weight_bytes", &Tower::weight_bytes)
+      .def_prop_ro("scratch_bytes", &Tower::scratch_bytes);
 
   m.def("sample", &sample_logits, "isa"_a, "logits"_a, "sampling"_a, "token_ids"_a, "logprobs"_a.none(),
         "ranks"_a.none(), "top_ids"_a.none(), "top_logprobs"_a.none(),

@@ -15,7 +15,7 @@
 #include <utility>
 
 #include "kernels/block_formats.h"
-#include "model/plan.h"
+#include "model/tower_plan.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -96,7 +96,7 @@ const Words<Activation>& words(Activation) {
   static const Words<Activation> known = {
       "activation must be ",
       {{"silu", Activation::kSilu}, {"gelu", Activation::kGelu}, {"gelu_tanh", Activation::kGeluTanh},
-       {"relu", Activation::kRelu}, {"relu2", Activation::kRelu2}}};
+       {"gelu_quick", Activation::kGeluQuick}, {"relu", Activation::kRelu}, {"relu2", Activation::kRelu2}}};
   return known;
 }
 
@@ -190,6 +190,8 @@ void each_plan(auto&& visit) {
   visit("MtpPlan", MtpPlan());
   visit("Eagle3Plan", Eagle3Plan());
   visit("DecoderPlan", DecoderPlan());
+  visit("ProjectionPlan", ProjectionPlan());
+  visit("TowerPlan", TowerPlan());
 }
 
 // Python sets fields by keyword, and can read them. A field that it does not set keeps the struct's default.

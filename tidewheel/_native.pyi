@@ -84,6 +84,7 @@ class RopePlan(_Plan):
     inv_freq: Sequence[float]
     factor: float
     interleaved: bool
+    axes: Sequence[int]
 
 class TemperaturePlan(_Plan):
     beta: float
@@ -116,6 +117,7 @@ class AttentionPlan(_Plan):
     values_from_keys: bool
     shared_layer: int
     kv_scales: KvScales
+    two_way: bool
 
 class LatentAttentionPlan(_Plan):
     num_heads: int
@@ -133,7 +135,7 @@ class LatentAttentionPlan(_Plan):
 
 class MlpPlan(_Plan):
     intermediate_size: int
-    activation: Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
+    activation: Literal["silu", "gelu", "gelu_tanh", "gelu_quick", "relu", "relu2"]
     gated: bool
     bias: bool
     gate_scale: float
@@ -185,13 +187,13 @@ class ExpertsPlan(_Plan):
     num_experts: int
     experts_per_token: int
     intermediate_size: int
-    activation: Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
+    activation: Literal["silu", "gelu", "gelu_tanh", "gelu_quick", "relu", "relu2"]
     bias: bool
     swiglu_limit: float
     weighs_input: bool
     router: RouterPlan
     shared_size: int
-    shared_activation: Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
+    shared_activation: Literal["silu", "gelu", "gelu_tanh", "gelu_quick", "relu", "relu2"]
     shared_gate: bool
     gated: bool
     unpacked: bool
@@ -205,7 +207,7 @@ class ParallelPlan(_Plan):
 class PerLayerPlan(_Plan):
     layer: int
     size: int
-    activation: Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
+    activation: Literal["silu", "gelu", "gelu_tanh", "gelu_quick", "relu", "relu2"]
 
 class LaurelPlan(_Plan):
     rank: int
@@ -289,6 +291,21 @@ class DecoderPlan(_Plan):
     streams: StreamsPlan | None
     mtp: MtpPlan | None
     eagle3: Eagle3Plan | None
+    formats: Mapping[str, WeightFormat]
+    input_orders: Mapping[str, Sequence[int]]
+
+class ProjectionPlan(_Plan):
+    inputs: int
+    outputs: int
+    bias: bool
+    norm: NormPlan | None
+    activates: bool
+    activation: Literal["silu", "gelu", "gelu_tanh", "gelu_quick", "relu", "relu2"]
+
+class TowerPlan(_Plan):
+    hidden_size: int
+    layers: Sequence[Sequence[ResidualBlockPlan]]
+    projections: Mapping[str, ProjectionPlan]
     formats: Mapping[str, WeightFormat]
     input_orders: Mapping[str, Sequence[int]]
 
@@ -392,6 +409,43 @@ class Executor:
     def start_profile(self) -> None: ...
     def stop_profile(self) -> None: ...
     def profile(self) -> dict[str, tuple[int, float]]: ...
+
+class Tower:
+    isa: str
+    num_blocks: int
+    weight_bytes: int
+    scratch_bytes: int
+    def __init__(
+        self, plan: TowerPlan, isa: str, cache_dtype: str, max_rows: int, piece_rows: int, beside: Executor
+    ) -> None: ...
+    def set_weights(
+        self,
+        tensors: Sequence[tuple[str, NDArray[np.generic], str, bool, bool]],
+        matrices: Sequence[BlockSource] = (),
+    ) -> None: ...
+    def stop_loading(self) -> None: ...
+    def check_complete(self) -> None: ...
+    def project(self, name: str, rows: NDArray[np.float32], out: NDArray[np.float32]) -> None: ...
+    def remember(
+        self,
+        layer: int,
+        rows: NDArray[np.float32],
+        query_start: NDArray[np.int32],
+        lengths: NDArray[np.int32],
+        first: int,
+        positions: NDArray[np.int32] | None,
+    ) -> None: ...
+    def run(
+        self,
+        layer: int,
+        rows: NDArray[np.float32],
+        query_start: NDArray[np.int32],
+        lengths: NDArray[np.int32],
+        first: int,
+        positions: NDArray[np.int32] | None,
+        remembered: bool,
+    ) -> None: ...
+    def release_scratch(self) -> None: ...
 
 def sample(
     isa: str,

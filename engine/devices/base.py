@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..cancellation import Cancellation
-from ..models.spec import DecoderSpec, StageSpec
+from ..models.spec import DecoderSpec, StageSpec, TowerSpec
 from ..weights.dtypes import DType, KvCacheDType
 from ..weights.quantization import Quantization
 from ..weights.tensor import WeightSource
@@ -15,6 +15,7 @@ from .cache_split import GroupBytes
 from .executor import DraftExecutor, Executor
 from .limits import ExecutorLimits, ExecutorOptions
 from .load_plan import LoadPlan
+from .tower import TowerExecutor, TowerOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,8 @@ class Capabilities:
     ExecutorOptions.quantization says. `lora`: its executors have adapters. `draft_models`: it runs a draft model beside
     another one. `draft_heads`: its executors draft with a spec's `mtp` or `eagle3` layer. `stages`: a process can have
     some layers of a model. `kv_offload`: KV blocks can be kept elsewhere, for models that have only full attention.
-    `ceilings`: its executors measure the most that the device can do.
+    `ceilings`: its executors measure the most that the device can do. `media`: its executors take rows of media in
+    place of tokens, and it loads towers.
     """
 
     own_memory: bool = False
@@ -37,6 +39,7 @@ class Capabilities:
     stages: bool = False
     kv_offload: bool = False
     ceilings: bool = False
+    media: bool = False
 
 
 class Device(ABC):
@@ -114,6 +117,27 @@ class Device(ABC):
         """Load a draft model on the processors of `beside`, an executor of this device, which is idle meanwhile.
 
         `options` give it as many blocks as the other one's first cache group has. Raises what `load` raises.
+        """
+        raise NotImplementedError
+
+    def tower_bytes(self, spec: TowerSpec, weights: WeightSource, options: TowerOptions) -> int:
+        """About how many bytes a tower takes: its weights, and what it computes with while a segment is the largest.
+
+        Raises DeviceError for what cannot be.
+        """
+        raise NotImplementedError
+
+    def load_tower(
+        self,
+        spec: TowerSpec,
+        weights: WeightSource,
+        options: TowerOptions,
+        beside: Executor,
+        cancellation: Cancellation | None = None,
+    ) -> TowerExecutor:
+        """Load a tower on the processors of `beside`, an executor of this device, which is idle meanwhile.
+
+        `weights` have the names of `tower_shapes(spec)`. `beside` closes it. Raises what `load` raises.
         """
         raise NotImplementedError
 

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ..errors import DeviceError
+
 
 def _complete() -> None:
     pass
@@ -135,6 +137,12 @@ class StepBatch:
 
     A step that `is_async` has one token of each sequence: the token that the step before samples in the same row. That
     is not sampled yet, so `token_ids` has no meaning.
+
+    Rows of `media_rows` take the place of embeddings, unscaled: token t has row `media_index[t]`, or none if that is
+    -1. A row begins with the embedding; what is added to the token's row after the first layers follows, one hidden
+    size for each. `rope_positions` are the positions on rope's axes if they differ from `positions` for any token.
+    In layers that are `two_way`, token t sees the positions below `visible_until[t]`, which is above its own, does not
+    descend within a sequence, and is at most the sequence's `context_len`.
     """
 
     token_ids: NDArray[np.int32]  # [T]
@@ -149,6 +157,15 @@ class StepBatch:
     num_draft_tokens: NDArray[np.int32] | None = None  # [S]; at the end of each sequence's tokens; None: there are none
     is_async: bool = False
     adapters: NDArray[np.int32] | None = None  # [S]; numbers of LoRA adapters, -1: none; None: no sequence has one
+    media_rows: NDArray[np.float32] | None = None  # [M, (1 + layers) * hidden]
+    media_index: NDArray[np.int32] | None = None  # [T], with media_rows
+    rope_positions: NDArray[np.int32] | None = None  # [axes, T]
+    visible_until: NDArray[np.int32] | None = None  # [T]; None: all tokens see what is up to themselves
+
+    def refuse_media(self, device: str) -> None:
+        """Raises DeviceError, with the device's name, if a token has a row of media, or the places of media."""
+        if not (self.media_rows is None and self.rope_positions is None and self.visible_until is None):
+            raise DeviceError(f"the {device} device takes no media: take --device cpu")
 
 
 @dataclass(slots=True)

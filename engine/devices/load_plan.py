@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from msgspec import Struct
 
 from ..models.spec import DecoderSpec, tensor_shapes
+from ..models.spec.shapes import Shapes
 from ..weights.dtypes import DType
 from ..weights.quantization import Quantization, TensorFormat, format_of
 
@@ -34,7 +35,7 @@ def load_plan(
     why_packed: str | None = None,
 ) -> LoadPlan:
     """The plan for a spec whose matrices have these `formats`."""
-    return LoadPlan(formats, _weight_bytes(spec, formats, in_files), in_files, why_packed)
+    return LoadPlan(formats, weight_bytes(tensor_shapes(spec), formats, in_files), in_files, why_packed)
 
 
 def dense_plan(spec: DecoderSpec, dtype: DType, quantization: Quantization | None = None) -> LoadPlan:
@@ -47,6 +48,6 @@ def dense_plan(spec: DecoderSpec, dtype: DType, quantization: Quantization | Non
     return load_plan(spec, formats)
 
 
-def _weight_bytes(spec: DecoderSpec, formats: Mapping[str, TensorFormat], without: Collection[str]) -> int:
-    shapes = tensor_shapes(spec).items()
-    return sum(formats.get(name, _VECTOR).num_bytes(shape) for name, shape in shapes if name not in without)
+def weight_bytes(shapes: Shapes, formats: Mapping[str, TensorFormat], without: Collection[str] = ()) -> int:
+    """Bytes of the weights of these `shapes`, in their `formats` or float32."""
+    return sum(formats.get(name, _VECTOR).num_bytes(shape) for name, shape in shapes.items() if name not in without)

@@ -41,6 +41,7 @@ _FLOATS = {
     "out_logprobs",
     "out_top_logprobs",
     "rows",
+    "media_rows",
 }
 _BATCH = (
     "token_ids",
@@ -52,6 +53,10 @@ _BATCH = (
     "state_slots",
     "num_draft_tokens",
     "adapters",
+    "media_rows",
+    "media_index",
+    "rope_positions",
+    "visible_until",
 )
 _SAMPLING = tuple(field.name for field in fields(SamplingBatch) if field.name != "masks")
 _OUTPUT = tuple(field.name for field in fields(StepOutput))

@@ -111,10 +111,10 @@ struct Rows {
   int token(int row) const { return args.tokens ? args.tokens[row / group] : row / group; }
   int position(int row) const { return args.tokens ? args.positions[token(row)] : args.first_position + row / group; }
   // The row sees [begin, limit).
-  int limit(int row) const { return position(row) + 1; }
-  int begin(int row) const { return args.window ? std::max(limit(row) - args.window, 0) : 0; }
+  int limit(int row) const { return args.visible_until ? args.visible_until[row / group] : position(row) + 1; }
+  int begin(int row) const { return args.window ? std::max(position(row) + 1 - args.window, 0) : 0; }
   // The end of what the last row sees here.
-  int end() const { return args.tokens ? args.prefix_end : limit(count - 1); }
+  int end() const { return args.tokens ? args.prefix_end : args.end(); }
   // The result over a KV split that was computed with a common prefix.
   Partial in_prefix(int split) const {
     const PrefixResult& prefix = args.prefix;

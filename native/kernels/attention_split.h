@@ -1,4 +1,4 @@
-// Paged causal attention with grouped query heads: flash-style online softmax (https://arxiv.org/abs/2205.14135) over
+// Paged attention with grouped query heads: flash-style online softmax (https://arxiv.org/abs/2205.14135) over
 // KV splits and tiles that start at fixed absolute positions. K and V are always read back from the cache. A row's
 // arithmetic does not depend on the other rows of its task: tokens that it does not see get weight 0.
 #pragma once

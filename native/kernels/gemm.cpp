@@ -29,6 +29,8 @@ TW_INLINE F activate(F x, Activation activation) {
       const F tanh = sub(set1(1.0f), div(set1(2.0f), add(e, set1(1.0f))));
       return mul(mul(set1(0.5f), x), add(set1(1.0f), tanh));
     }
+    case Activation::kGeluQuick:
+      return div(x, add(set1(1.0f), exp(mul(set1(-1.702f), x))));
     case Activation::kRelu:
       return max(x, zero());
     case Activation::kRelu2: {

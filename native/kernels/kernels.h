@@ -83,7 +83,8 @@ constexpr int kAttentionTile = 128;
 constexpr int kKvSplit = 512;
 constexpr int kAttentionRows = 48;  // query rows (tokens x heads of a group) of one attention task, at most
 
-enum class Activation : int { kSilu = 0, kGelu = 1, kGeluTanh = 2, kRelu = 3, kRelu2 = 4 };  // kRelu2: relu(x)^2
+// kGeluQuick: x * sigmoid(1.702 x), kRelu2: relu(x)^2
+enum class Activation : int { kSilu = 0, kGelu = 1, kGeluTanh = 2, kRelu = 3, kRelu2 = 4, kGeluQuick = 5 };
 
 enum class Epilogue : int {
   kStore,       // y = x W^T + bias
@@ -221,6 +222,7 @@ struct Heads {
   int num_heads, num_kv_heads, head_dim;
   int value_dim = 0;     // of V; 0: head_dim
   int value_start = -1;  // V is not stored: it is K from this element on, an even number; -1: it is
+  bool operator==(const Heads&) const = default;
   int padded_dim() const { return (head_dim + 15) / 16 * 16; }
   int values() const { return value_dim ? value_dim : head_dim; }
   int padded_values() const { return (values() + 15) / 16 * 16; }
@@ -312,10 +314,14 @@ struct AttentionArgs {
   int prefix_end = 0;                  // with `tokens`
   float value_scale = 1;               // of the result: what v was divided by
   unsigned line_pairs = 0;             // 1: every second line of later blocks is prefetched, and the other one comes with it
+  // [num_tokens], without `tokens`: the end of what each token sees, after its own position and not before the last
+  // token's; null: its own position is the last one.
+  const int32_t* visible_until = nullptr;
 
-  // The splits that these tokens see.
+  // The end of what the last token sees, and the splits that these tokens see.
+  int end() const { return visible_until ? visible_until[num_tokens - 1] : first_position + num_tokens; }
   int split_begin() const { return window && first_position >= window ? (first_position + 1 - window) / kKvSplit : 0; }
-  int split_end() const { return (first_position + num_tokens - 1) / kKvSplit + 1; }
+  int split_end() const { return (end() - 1) / kKvSplit + 1; }
 };
 
 // Tokens that a convolution may be over, at most.

@@ -42,7 +42,8 @@ AttentionTasks::AttentionTasks(std::span<const Heads> layers, std::span<const st
 }
 
 void AttentionTasks::build(std::span<const int32_t> query_start, std::span<const int32_t> context_len,
-                           std::span<const BlockTables> block_tables, bool with_prefixes) {
+                           std::span<const BlockTables> block_tables, std::span<const int32_t> visible_until,
+                           bool with_prefixes) {
   tasks_.clear();
   units_.clear();
   split_.clear();
@@ -52,7 +53,8 @@ void AttentionTasks::build(std::span<const int32_t> query_start, std::span<const
     const int end = query_start[s + 1];
     for (int t = query_start[s]; t < end; t += tokens_per_task_) {
       const int next = std::min(t + tokens_per_task_, end);
-      tasks_.push_back({count(), static_cast<int>(s), t, next - t, context_len[s] - (end - next)});
+      const int context = visible_until.empty() ? context_len[s] - (end - next) : visible_until[next - 1];
+      tasks_.push_back({count(), static_cast<int>(s), t, next - t, context});
     }
   }
   find_prefixes(query_start, block_tables, with_prefixes);
@@ -92,6 +94,7 @@ void AttentionTasks::find_prefixes(std::span<const int32_t> query_start, std::sp
       if (!with_prefixes) break;
       // With more tokens, the sequence's own tasks already share each read of K and V.
       if (query_start[task.sequence + 1] - query_start[task.sequence] != task.num_tokens) continue;
+      // So all of its context is before the task or in it, even if tokens see beyond themselves.
       members_.push_back({task.index, task.token_begin, task.num_tokens, block_tables[group].of(task.sequence),
                           task.context - task.num_tokens});
     }

@@ -18,7 +18,7 @@ namespace tidewheel {
 struct AttentionTask {
   int index;            // of this task
   int sequence, token_begin, num_tokens;
-  int context;          // tokens that the task's last token sees
+  int context;          // tokens that the task's last token sees, in layers that are two-way
   // No other task needs its q, k and v, so they are prepared together with it. It is not split, has no common prefix,
   // and its token is the only one of its sequence.
   bool alone = false;
@@ -41,10 +41,11 @@ class AttentionTasks {
   AttentionTasks(std::span<const Heads> layers, std::span<const std::vector<int>> windows, int max_tokens,
                  int max_sequences, const Ownership& ownership);
 
-  // The arrays have the sizes [S + 1], [S] and [cache groups], as in Step. Without prefixes, each sequence's attention
-  // is computed on its own.
+  // The arrays have the sizes [S + 1], [S], [cache groups] and [T] or none, as in Step. Without prefixes, each
+  // sequence's attention is computed on its own.
   void build(std::span<const int32_t> query_start, std::span<const int32_t> context_len,
-             std::span<const BlockTables> block_tables, bool with_prefixes = true);
+             std::span<const BlockTables> block_tables, std::span<const int32_t> visible_until = {},
+             bool with_prefixes = true);
 
   int count() const { return static_cast<int>(tasks_.size()); }
   const AttentionTask& task(int index) const { return tasks_[index]; }

@@ -26,6 +26,7 @@ AttentionArgs of_prefix(AttentionArgs args, const CommonPrefix& prefix, std::spa
   args.positions = positions.data();
   args.prefix_end = prefix.end;
   args.prefix = {};
+  args.visible_until = nullptr;  // all tokens see all of the prefix
   return args;
 }
 

@@ -25,6 +25,11 @@ struct AttentionState {
   Ropes ropes;
   std::vector<KvCache> caches;  // [cache groups]
   AttentionTasks tasks;
+  // In a tower nothing of a layer is needed once the next one runs. So layers with the same heads have one layer of the
+  // cache, and the queries of all rows of a segment have memory of their own.
+  const bool is_tower = false;
+  size_t query_bytes = 0;  // of a row, in the layer with the most; for towers
+  Arena queries = {};      // [rows, query_bytes], for towers
 
   // The divisors for a layer's K and V with this type of cache. Throws std::invalid_argument.
   KvScales scales(const KvScales& wanted) const {

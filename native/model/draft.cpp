@@ -83,7 +83,8 @@ void check(const Executor& executor, const Step& known, const DraftTokens& wante
   require(known.query_start.size() == sequences + 1, "query_start must have one entry more than context_len");
   require(known.block_tables.size() == 1 && known.state_slots.empty(), "draft tokens need one cache group, and no recurrent layers");
   if (executor.predicts()) {
-    require(known.token_ids.size() == sequences && known.positions.size() == sequences,
+    require(known.token_ids.size() == sequences && known.positions.size() == sequences &&
+                known.query_start[sequences] == static_cast<int>(sequences),
             "a layer that predicts takes one token of each sequence");
     require(known.adapters.empty() || known.adapters.size() == sequences, "every sequence needs the number of an adapter, or -1");
     for (size_t s = 0; s < sequences; ++s) {
@@ -142,9 +143,19 @@ class OneEach {
       if (!known_.adapters.empty()) adapters_.push_back(known_.adapters[s]);
     }
     last_.assign(query_start_.begin(), query_start_.end() - 1);
+    const size_t axes = known_.rope_positions.size() / std::max<size_t>(known_.token_ids.size(), 1);
+    rope_positions_.resize(axes * count);
+    for (size_t axis = 0; axis < axes; ++axis) {
+      for (size_t j = 0; j < count; ++j) {
+        const int last = known_.query_start[sequences[j] + 1] - 1;
+        rope_positions_[axis * count + j] = known_.rope_positions[axis * known_.token_ids.size() + last] + offset;
+      }
+    }
     Step step = known_;
     step.token_ids = token_ids_, step.positions = positions_, step.query_start = query_start_;
     step.context_len = context_len_, step.logits_rows = last_, step.adapters = adapters_;
+    step.rope_positions = rope_positions_, step.visible_until = {};
+    step.media_rows = {}, step.media_width = 0, step.media_index = {};
     step.block_tables[0] = {tables_.data(), static_cast<int64_t>(stride_)};
     return step;
   }
@@ -152,7 +163,7 @@ class OneEach {
  private:
   const Step& known_;
   const size_t stride_;
-  std::vector<int32_t> token_ids_, positions_, query_start_, context_len_, tables_, last_, adapters_;
+  std::vector<int32_t> token_ids_, positions_, query_start_, context_len_, tables_, last_, adapters_, rope_positions_;
 };
 
 }  // namespace

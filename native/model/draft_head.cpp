@@ -52,7 +52,7 @@ void DraftHead::turn(Worker& worker, const Step& step) const {
   worker.share(static_cast<int64_t>(step.token_ids.size()), 4, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       const Adapter* const adapter = context_.adapters.of_token(t);
-      context_.attention.ropes.compute(static_cast<int>(t), step.positions[t], adapter ? adapter->rope_factor() : 1);
+      context_.attention.ropes.compute(step, static_cast<int>(t), adapter ? adapter->rope_factor() : 1);
     }
   });
 }

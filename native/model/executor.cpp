@@ -132,6 +132,11 @@ void Executor::check(const Step& step, bool with_states) const {
       require(step.positions[t] == context - (end - t), "positions must ascend by one up to context_len - 1");
     }
   }
+  require(step.rope_positions.size() % tokens == 0 &&
+              (step.rope_positions.empty() || step.rope_positions.size() / tokens >= size_t(attention_.ropes.axes())),
+          "rope_positions must have one row for each axis, and one entry for each of token_ids there");
+  check_media(step);
+  check_visible(step);
   if (with_states) states_.check(step);
   require(step.adapters.empty() || step.adapters.size() == sequences, "every sequence needs the number of an adapter, or -1");
   for (size_t r = 0; r < rows; ++r) {
@@ -140,6 +145,31 @@ void Executor::check(const Step& step, bool with_states) const {
   }
   sampler_.check(step.sampling, rows);
   require(plan_.has_head || rows == 0, "only the stage with the head gives logits");
+}
+
+void Executor::check_media(const Step& step) const {
+  if (step.media_width == 0 && step.media_index.empty()) return;
+  const size_t size = plan_.hidden_size, width = step.media_width;
+  require(width > 0 && width % size == 0 && width / size <= plan_.layers.size() + 1 && step.media_rows.size() % width == 0,
+          "a row of media has a hidden size for the embedding, and for each of the first layers whose output it changes");
+  require(!streams_ || width == size, "a layer over several streams cannot have a row of media added");
+  require(step.media_index.size() == step.token_ids.size(), "media_index must have one entry for each of token_ids");
+  const int rows = static_cast<int>(step.media_rows.size() / width);
+  for (const int32_t row : step.media_index) require(row >= -1 && row < rows, "media_index must lie within media_rows");
+}
+
+void Executor::check_visible(const Step& step) const {
+  if (step.visible_until.empty()) return;
+  require(step.visible_until.size() == step.token_ids.size(), "visible_until must have one entry for each of token_ids");
+  for (size_t s = 0; s < step.context_len.size(); ++s) {
+    int last = 0;
+    for (int t = step.query_start[s]; t < step.query_start[s + 1]; ++t) {
+      const int until = step.visible_until[t];
+      require(until > step.positions[t] && until >= last && until <= step.context_len[s],
+              "visible_until must be above the token's position, at most context_len, and not descend within a sequence");
+      last = until;
+    }
+  }
 }
 
 void Executor::check_room(const Step& step, int sequence, int context) const {
@@ -157,7 +187,7 @@ void Executor::step(const Step& step, const std::function<void()>& before_sampli
   const bool is_stage = !plan_.embeds || !plan_.has_head;
   require(step.rows.size() == (is_stage ? step.token_ids.size() * row_floats() : 0), "a stage needs a row for each token");
   adapters_.begin(step.adapters, step.query_start, step.logits_rows, shape_.max_num_seqs);
-  attention_.tasks.build(step.query_start, step.context_len, step.block_tables);
+  attention_.tasks.build(step.query_start, step.context_len, step.block_tables, step.visible_until);
   states_.begin(step);
   if (draft_head_) draft_head_->begin(step);
   const bool pause = before_sampling && !step.logits_rows.empty();
@@ -183,9 +213,16 @@ void Executor::forward(Worker& worker, const Step& step) {
     take_rows(worker, step);
   }
   profile_.end(worker, Phase::kEmbed);
-  for (size_t i = 0; i < residuals_.size(); ++i) {
-    if (draft_head_) draft_head_->watch(worker, step, static_cast<int>(i), hidden());
-    residuals_[i].run(worker, step, hidden(), hidden());
+  const size_t media_parts = step.media_width / plan_.hidden_size;
+  size_t i = 0;
+  for (size_t layer = 0; layer < plan_.layers.size(); ++layer) {
+    const size_t end = i + plan_.layers[layer].size();
+    const bool is_own = i < end;
+    for (; i < end; ++i) {
+      if (draft_head_) draft_head_->watch(worker, step, static_cast<int>(i), hidden());
+      residuals_[i].run(worker, step, hidden(), hidden());
+    }
+    if (is_own && layer + 1 < media_parts) take_media(worker, step, layer + 1);
   }
   if (draft_head_) {
     draft_head_->watch(worker, step, static_cast<int>(residuals_.size()), hidden());
@@ -202,7 +239,7 @@ void Executor::predict(const Step& step, std::span<const int> from) {
           "a prediction takes exactly one token of each sequence, of at most max_num_seqs sequences");
   check(step, false);
   adapters_.begin(step.adapters, step.query_start, step.logits_rows, shape_.max_num_seqs);
-  attention_.tasks.build(step.query_start, step.context_len, step.block_tables, draft_head_->takes_prefixes());
+  attention_.tasks.build(step.query_start, step.context_len, step.block_tables, {}, draft_head_->takes_prefixes());
   draft_head_->begin_prediction(step, from);
   pool_->run([&](Worker& worker) {
     profile_.begin(worker);
@@ -220,7 +257,7 @@ void Executor::take_rows(Worker& worker, const Step& step) {
       std::copy_n(row, width, hidden() + t * width);
       if (per_layer_size) std::copy_n(row + width, per_layer_size, workspace_.rows(context_.per_layer.rows) + t * per_layer_size);
       const Adapter* const adapter = adapters_.of_token(t);
-      attention_.ropes.compute(static_cast<int>(t), step.positions[t], adapter ? adapter->rope_factor() : 1);
+      attention_.ropes.compute(step, static_cast<int>(t), adapter ? adapter->rope_factor() : 1);
     }
   });
 }
@@ -258,7 +295,7 @@ void Executor::embed(Worker& worker, const Step& step) {
     for (int64_t t = begin; t < end; ++t) {
       const Adapter* const adapter = adapters_.of_token(t);
       embed_token(worker, step, t, rows + t * embedding.size);
-      attention_.ropes.compute(static_cast<int>(t), step.positions[t], adapter ? adapter->rope_factor() : 1);
+      attention_.ropes.compute(step, static_cast<int>(t), adapter ? adapter->rope_factor() : 1);
     }
   });
   const size_t size = plan_.hidden_size;
@@ -279,6 +316,24 @@ void Executor::embed(Worker& worker, const Step& step) {
       for (int64_t t = begin; t < end; ++t) kernels_.normalize(embedding_norm_, embedded() + t * size, plan_.hidden_size);
     });
   }
+  if (!step.media_index.empty()) take_media(worker, step, 0);
+}
+
+void Executor::take_media(Worker& worker, const Step& step, size_t part) {
+  const size_t size = plan_.hidden_size;
+  float* const rows = part == 0 ? embedded() : hidden();
+  worker.share(static_cast<int64_t>(step.token_ids.size()), 4, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      if (step.media_index[t] < 0) continue;
+      const float* from = step.media_rows.data() + step.media_index[t] * step.media_width + part * size;
+      float* to = rows + t * size;
+      if (part == 0) {
+        std::copy_n(from, size, to);
+      } else {
+        for (size_t h = 0; h < size; ++h) to[h] += from[h];
+      }
+    }
+  });
 }
 
 void Executor::tell_layers(Worker& worker, const Step& step) {
@@ -292,7 +347,8 @@ void Executor::tell_layers(Worker& worker, const Step& step) {
     float* own = reinterpret_cast<float*>(workspace_.scratch(worker));
     for (int64_t t = begin; t < end; ++t) {
       float* row = per_layer_values + t * buffer.stride;
-      look_up(per_layer_, step.token_ids[t] < plan.vocab_size ? step.token_ids[t] : 0, own);
+      const bool has_row = step.token_ids[t] < plan.vocab_size && (step.media_index.empty() || step.media_index[t] < 0);
+      look_up(per_layer_, has_row ? step.token_ids[t] : 0, own);
       for (int i = 0; i < width; i += plan.size) kernels_.normalize(per_layer_norm_, row + i, plan.size);
       for (int i = 0; i < width; ++i) row[i] = (row[i] + own[i] * plan.scale) * plan.sum_scale;
     }

@@ -110,6 +110,8 @@ class Executor {
 
  private:
   void check(const Step& step, bool with_states = true) const;
+  void check_media(const Step& step) const;
+  void check_visible(const Step& step) const;
   void check_block(int block, size_t group) const;
   void check_whole_blocks(std::span<const int32_t> blocks, size_t num_bytes) const;
   void forward(Worker& worker, const Step& step);
@@ -117,6 +119,8 @@ class Executor {
   // Writes a token's embedding row, with its adapter's update.
   void embed_token(const Worker& worker, const Step& step, int64_t token, float* row) const;
   void embed(Worker& worker, const Step& step);
+  // Copies part 0 of the media's rows to their tokens' rows, or adds another part.
+  void take_media(Worker& worker, const Step& step, size_t part);
   void make_draft_head(const Buffer<float>& fused);
   // For stages that do not embed or do not have the head: use the step's rows instead.
   void take_rows(Worker& worker, const Step& step);

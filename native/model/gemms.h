@@ -50,6 +50,7 @@ class Gemms {
   void allocate(const std::map<const Linear*, std::string>& matrices);
   // Gives that memory back until it is used again.
   void forget() { packed_.forget(); }
+  size_t bytes() const { return packed_.bytes(); }
 
   // Computes the product, including the updates of the step's adapters. Ends with a barrier. The output must not
   // overlap the rows. A matrix in several parts can be stored or added, but not activated.

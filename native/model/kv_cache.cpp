@@ -38,6 +38,10 @@ void KvCache::write_block(int group, int block, const char* from) const {
   for (const Layer& layer : part.layers) std::copy_n(from + layer.whole_offset, layer.bytes(), to + layer.offset);
 }
 
+void KvCache::forget() {
+  for (Part& part : parts_) part.memory.forget();
+}
+
 size_t KvCache::bytes() const {
   size_t total = 0;
   for (const Part& part : parts_) total += part.memory.bytes();

@@ -37,6 +37,8 @@ class KvCache {
   size_t whole_block_bytes() const { return whole_block_bytes_; }
 
   size_t bytes() const;
+  // Gives the memory back until it is used again. What was in the blocks is lost.
+  void forget();
   const Arena& memory(int group) const { return parts_[group].memory; }
 
  private:

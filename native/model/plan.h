@@ -32,8 +32,9 @@ struct RopePlan {
   std::vector<float> inv_freq;
   float factor = 1;
   bool interleaved = false;
+  std::vector<int> axes = {};  // for each of inv_freq, the axis whose positions it turns by; empty: there is only one
   void visit_fields(auto&& field) {
-    field("inv_freq", inv_freq), field("factor", factor), field("interleaved", interleaved);
+    field("inv_freq", inv_freq), field("factor", factor), field("interleaved", interleaved), field("axes", axes);
   }
 };
 
@@ -75,6 +76,7 @@ struct AttentionPlan {
   bool values_from_keys = false;    // values are the keys before norm and rope
   int shared_layer = -1;            // layer of its group's cache whose K and V it reads instead of its own; -1: none
   KvScales kv_scales = {};          // those of the layer whose K and V it reads
+  bool two_way = false;             // tokens see up to Step::visible_until
   // Python does not set these two: Eagle3 does.
   int input_size = 0;               // size of its input rows; 0: the hidden size
   bool skips_first = false;         // hide a sequence's first token; only for steps with one token each
@@ -86,7 +88,8 @@ struct AttentionPlan {
     field("sliding_window", sliding_window), field("cache_group", cache_group), field("softcap", softcap),
     field("alibi_slopes", alibi_slopes), field("sinks", sinks), field("output_gate", output_gate),
     field("query_temperature", query_temperature), field("v_norm", v_norm), field("values_from_keys", values_from_keys),
-    field("shared_layer", shared_layer), field("kv_scales", kv_scales);
+    field("shared_layer", shared_layer), field("kv_scales", kv_scales),
+    field("two_way", two_way);
   }
   Heads heads() const { return {num_heads, num_kv_heads, head_dim}; }
   int q_size() const { return num_heads * head_dim; }

@@ -51,6 +51,8 @@ class Workspace {
   void allocate(const Ownership& ownership);
   // Gives the memory back until it is used again. Nothing in it outlives a step.
   void forget();
+  // Of the activations, without scratch memory.
+  size_t bytes() const { return memory_.bytes(); }
 
   template <typename T>
   T* rows(const Buffer<T>& buffer) const {

@@ -139,6 +139,7 @@ class PlainDecoder {
       case Activation::kSilu: return x / (1 + std::exp(-x));
       case Activation::kGelu: return 0.5 * x * (1 + std::erf(x / std::sqrt(2.0)));
       case Activation::kGeluTanh: return 0.5 * x * (1 + std::tanh(0.7978845608 * (x + 0.044715 * x * x * x)));
+      case Activation::kGeluQuick: return x / (1 + std::exp(-1.702 * x));
       case Activation::kRelu: return std::max(x, 0.0);
       case Activation::kRelu2: return std::max(x, 0.0) * std::max(x, 0.0);
     }

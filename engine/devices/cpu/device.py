@@ -15,7 +15,7 @@ from ...errors import DeviceError
 from ...machine.cgroup import cpu_quota
 from ...machine.cpu_list import cpu_list
 from ...machine.huge_pages import huge_pages
-from ...models.spec import DecoderSpec, StageSpec
+from ...models.spec import DecoderSpec, StageSpec, TowerSpec
 from ...start_log import start_logger
 from ...weights.dtypes import DType, KvCacheDType
 from ...weights.packed_cache import BackgroundWrite, PackedCache
@@ -27,7 +27,9 @@ from ..executor import Executor
 from ..limits import ExecutorLimits, ExecutorOptions
 from ..load_plan import LoadPlan, load_plan
 from ..parallel_options import ParallelOptions
+from ..tower import TowerOptions
 from .executor import CpuExecutor
+from .formats import Formats, formats_of, tower_formats
 from .groups import (
     choose_groups,
     group_list,
@@ -37,8 +39,9 @@ from .groups import (
     shared_out,
     spanning_groups,
 )
-from .lowering import Formats, formats_of, lower
+from .lowering import lower
 from .options import CpuOptions
+from .tower import CpuTower, load_tower, tower_bytes
 from .unpacked_experts import PREPACK, unpacked_experts
 from .weights import set_weights
 
@@ -125,7 +128,7 @@ class CpuDevice(Device):
     name = "cpu"
     isa: str
     capabilities = Capabilities(
-        quantizes=True, lora=True, draft_models=True, draft_heads=True, stages=True, kv_offload=True
+        quantizes=True, lora=True, draft_models=True, draft_heads=True, stages=True, kv_offload=True, media=True
     )
 
     def __init__(
@@ -250,6 +253,32 @@ class CpuDevice(Device):
         draft = self._load(spec, weights, options, cancellation or Cancellation(), beside=beside.native)
         beside.close_with(draft)
         return draft
+
+    def tower_bytes(self, spec: TowerSpec, weights: WeightSource, options: TowerOptions) -> int:
+        """See Device. Some of it is only used while an image is encoded."""
+        return tower_bytes(spec, tower_formats(spec, options.dtype, options.quantization, weights), options)
+
+    def load_tower(
+        self,
+        spec: TowerSpec,
+        weights: WeightSource,
+        options: TowerOptions,
+        beside: Executor,
+        cancellation: Cancellation | None = None,
+    ) -> CpuTower:
+        """Pack the weights of a tower. Memory for a segment is reserved, and its pages appear with use."""
+        assert isinstance(beside, CpuExecutor)
+        formats = tower_formats(spec, options.dtype, options.quantization, weights)
+        try:
+            tower = load_tower(spec, weights, formats, options, beside.native, cancellation or Cancellation())
+        except _native.StoppedError as error:
+            raise LoadCancelledError from error
+        except ValueError as error:
+            raise DeviceError(f"the cpu device cannot load this tower: {error}") from error
+        except MemoryError as error:
+            raise DeviceError("not enough memory for the model's tower; lower --kv-cache-space") from error
+        beside.close_with(tower)
+        return tower
 
     def _load(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,14 @@ from ..limits import ExecutorLimits
 
 # Worth a core to pass on: fewer tokens are, in about the time that a thread takes to sleep and to wake.
 _YIELD_TOKENS = 8
+
+
+class _Beside(Protocol):
+    """What uses the threads of another executor: a draft model or a tower."""
+
+    def release_scratch(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class CpuExecutor(Executor):
@@ -42,7 +50,7 @@ class CpuExecutor(Executor):
         self._native: _native.Executor | None = native
         self._write = write
         self._pinned_thread: int | None = None
-        self._draft: CpuExecutor | None = None
+        self._beside: list[_Beside] = []
 
     @property
     def native(self) -> _native.Executor:
@@ -155,8 +163,8 @@ class CpuExecutor(Executor):
     def release_scratch(self) -> None:
         """Give the memory of activations back to the system, until the next step."""
         self.native.release_scratch()
-        if self._draft is not None:
-            self._draft.release_scratch()
+        for beside in self._beside:
+            beside.release_scratch()
 
     def load_lora(self, number: int, adapter: LoraAdapter) -> None:
         """Pack an adapter, from any thread. Raises DeviceError for one that the kernels cannot run."""
@@ -187,17 +195,17 @@ class CpuExecutor(Executor):
         if native is not None:
             native.reclaim_core()
 
-    def close_with(self, draft: CpuExecutor) -> None:
-        """Close a draft model with this one."""
-        self._draft = draft
+    def close_with(self, beside: _Beside) -> None:
+        """Close a draft model or a tower with this one."""
+        self._beside.append(beside)
 
     def close(self) -> None:
         """Free weights and cache and join the threads. Packed weights that are not written yet stay unwritten."""
         if self._write is not None:
             self._write.cancel()
         self._native = None
-        if self._draft is not None:
-            self._draft.close()
+        for beside in self._beside:
+            beside.close()
 
     def _pin_caller(self, native: _native.Executor) -> None:
         # The main thread is the program's own, and what it starts would inherit its place: it stays free.

@@ -1,11 +1,9 @@
-"""A DecoderSpec as the native runtime's plan."""
+"""A DecoderSpec or a TowerSpec as the native runtime's plan."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from copy import copy
-from typing import TypeAlias
+from dataclasses import replace
 
 from tidewheel import _native
 
@@ -32,76 +30,14 @@ from ...models.spec import (
     ShortConvSpec,
     StageSpec,
     StreamsSpec,
+    TowerSpec,
     mixers,
     stage_tensors,
     tensor_shapes,
+    tower_shapes,
 )
-from ...weights.dtypes import DType
 from ...weights.kv_scales import KvScale, KvScales
-from ...weights.quantization import GROUP_SIZES, Quantization, TensorFormat, format_of, is_router
-from ...weights.tensor import WeightSource
-
-Formats: TypeAlias = Mapping[str, TensorFormat]
-
-_CHUNK = 256  # inputs that a kernel expands at once
-_PIECE = 128  # of small floats
-_EXPERT = re.compile(r"(.+\.(?:experts\.\d+|shared))\.(gate|up)\.weight")
-_LOOKED_UP = ("embed.weight", "embed.positions", "embed.per_layer")
-
-
-def formats_of(
-    spec: DecoderSpec, dtype: DType, quantization: Quantization | None, weights: WeightSource | None = None
-) -> Formats:
-    """The formats of all matrices, by the names of their tensors.
-
-    Without a quantization, what is quantized in `weights` keeps its format where the kernels have it.
-    """
-    formats: dict[str, TensorFormat] = {}
-    for name, shape in tensor_shapes(spec).items():
-        if len(shape) == 2:
-            stored = None if weights is None or quantization is not None else weights.stored_format(name)
-            if stored is not None and why_not_kept(name, shape, stored) is not None:
-                stored = None
-            formats[name] = format_of(name, shape, dtype, quantization, stored, len(spec.layers), tied=spec.head.tied)
-    for name, format in list(formats.items()):
-        pair = interleaved_with(name)
-        if pair is not None and formats.get(pair, format) != format:
-            formats[name] = formats[pair] = TensorFormat(dtype)
-    return formats
-
-
-def interleaved_with(name: str) -> str | None:
-    """The weight that is packed into one matrix with an expert's gate or up, so that both must have one format."""
-    found = _EXPERT.fullmatch(name)
-    return None if found is None else f"{found[1]}.{'up' if found[2] == 'gate' else 'gate'}.weight"
-
-
-def why_not_kept(name: str, shape: tuple[int, ...], stored: TensorFormat) -> str | None:
-    """In words, why the kernels cannot compute with a quantized matrix as it is stored; None: they can."""
-    if is_router(name):
-        return "routers are kept in float32"
-    if stored.input_order is not None and name in _LOOKED_UP:
-        return "the inputs of an embedding cannot have an order of their own"
-    small = stored.is_small_floats and stored.kind != "nvfp4"
-    if small and small_float_group(stored.group_size, shape[1]) is None:
-        return f"their groups are of 32, 64 or a multiple of 128 inputs, or whole rows, not of {stored.group_size}"
-    if stored.kind == "grid" and grid_group(stored.group_size, shape[1]) is None:
-        return f"groups are of 32, 64, 128 or a multiple of 256 inputs, or whole rows, not of {stored.group_size}"
-    return None
-
-
-def grid_group(group_size: int, inputs: int) -> int | None:
-    """How many of the inputs share a scale as the kernels count; None if they have no such groups."""
-    if group_size in GROUP_SIZES or group_size % _CHUNK == 0:
-        return group_size
-    return -(-inputs // _CHUNK) * _CHUNK if group_size >= inputs else None
-
-
-def small_float_group(group_size: int, inputs: int) -> int | None:
-    """The same of floats of 8 bits, and of 4 bits by a table."""
-    if group_size in (32, 64) or group_size % _PIECE == 0:
-        return group_size
-    return -(-inputs // _PIECE) * _PIECE if group_size >= inputs else None
+from .formats import Formats, input_orders, plan_formats
 
 
 def lower(
@@ -123,7 +59,6 @@ def lower(
     stage = stage or StageSpec(0, len(spec.layers), len(spec.layers))
     context = _LayerContext(spec, stage, unpacked_experts, kv_scales)
     embedding, head = spec.embedding, spec.head
-    shapes = tensor_shapes(spec)
     own = {name: formats[name] for name in stage_tensors(spec, stage) if name in formats}
     return _native.DecoderPlan(
         vocab_size=spec.vocab_size,
@@ -151,26 +86,39 @@ def lower(
         streams=_streams(spec.streams),
         mtp=_mtp(spec.mtp, context, layer_draft_tokens) if stage.is_last else None,
         eagle3=_eagle3(spec.eagle3, context.unscaled(), layer_draft_tokens),
-        formats={name: _format(format, shapes[name][1]) for name, format in own.items()},
-        input_orders={
-            name: format.input_order.indices.tolist() for name, format in own.items() if format.input_order is not None
-        },
+        formats=plan_formats(own, tensor_shapes(spec)),
+        input_orders=input_orders(own),
     )
 
 
-def _format(format: TensorFormat, inputs: int) -> _native.WeightFormat:
-    if format.kind == "e4m3" or format.kind == "table4":
-        group = small_float_group(format.group_size, inputs)
-        if group is None:
-            raise ValueError(f"there are no kernels for {format}")
-        table, scales = list(format.table or ()), list(format.scale_table or ())
-        return _native.WeightFormat(format.kind, group, table=table, scale_table=scales, scale_run=format.scale_run)
-    if format.kind != "grid":
-        return _native.WeightFormat(format.kind, format.group_size, format.zero_points)
-    group = grid_group(format.group_size, inputs)
-    if group is None:
-        raise ValueError(f"there are no kernels for {format}")
-    return _native.WeightFormat("grid", group, format.zero_points, format.bits, format.scales)
+def lower_tower(spec: TowerSpec, formats: Formats) -> _native.TowerPlan:
+    """The plan of a tower. Raises ValueError for an unknown format."""
+    context = _TowerContext()
+    return _native.TowerPlan(
+        hidden_size=spec.hidden_size,
+        layers=[[_residual(_with_axes(residual), context) for residual in layer] for layer in spec.layers],
+        projections={
+            name: _native.ProjectionPlan(
+                inputs=projection.inputs,
+                outputs=projection.outputs,
+                bias=projection.bias,
+                norm=_norm(projection.norm),
+                activates=projection.activation is not None,
+                activation=projection.activation or "silu",
+            )
+            for name, projection in spec.projections
+        },
+        formats=plan_formats(formats, tower_shapes(spec)),
+        input_orders=input_orders(formats),
+    )
+
+
+def _with_axes(residual: ResidualBlockSpec) -> ResidualBlockSpec:
+    """Its rope by axes, if it has one. Without them it would turn by the places of rows in their segment."""
+    mixer = residual.mixer
+    if not isinstance(mixer, AttentionSpec) or mixer.rope is None or mixer.rope.axes:
+        return residual
+    return replace(residual, mixer=replace(mixer, rope=replace(mixer.rope, axes=(0,) * len(mixer.rope.inv_freq))))
 
 
 class _LayerContext:
@@ -214,6 +162,15 @@ class _LayerContext:
     def layer(self, index: int | None) -> int:
         """Which layer of its cache group a layer of the model is; -1 for None."""
         return -1 if index is None else self._layers[index]
+
+
+class _TowerContext(_LayerContext):
+    """That of a tower's layers, which have one cache group and nothing of each other."""
+
+    def __init__(self) -> None:
+        self.unpacked_experts = False
+        self._kv_scales, self._index = None, 0
+        self._windows, self._layers = [None], {}
 
 
 def _residual(residual: ResidualBlockSpec, context: _LayerContext) -> _native.ResidualBlockPlan:
@@ -295,6 +252,7 @@ def _attention(attention: AttentionSpec, context: _LayerContext) -> _native.Atte
         values_from_keys=attention.values_from_keys,
         shared_layer=context.layer(attention.kv_layer),
         kv_scales=_native.KvScales(k=scales.k, v=scales.v),
+        two_way=attention.two_way,
     )
 
 
@@ -443,7 +401,9 @@ def _rope(rope: RopeSpec | None) -> _native.RopePlan | None:
 
 
 def _rope_plan(rope: RopeSpec) -> _native.RopePlan:
-    return _native.RopePlan(inv_freq=rope.inv_freq, factor=rope.attention_factor, interleaved=rope.interleaved)
+    return _native.RopePlan(
+        inv_freq=rope.inv_freq, factor=rope.attention_factor, interleaved=rope.interleaved, axes=rope.axes
+    )
 
 
 def _norm(norm: NormSpec | None) -> _native.NormPlan | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Collection
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from ...weights.quantization import TensorFormat
 from ...weights.quantizing import quantize
 from ...weights.small_floats import SmallFloatTensor
 from ...weights.tensor import BlockTensor, DenseTensor, QuantizedTensor, WeightSource, WeightTensor
-from .lowering import Formats, grid_group, interleaved_with, small_float_group, why_not_kept
+from .formats import Formats, grid_group, interleaved_with, small_float_group, why_not_kept
 
 logger = logging.getLogger(__name__)
 
@@ -26,16 +27,18 @@ _BYTES_TOGETHER = 1 << 28  # of a mapped checkpoint: looked through, then packed
 
 
 def set_weights(
-    native: _native.Executor,
+    native: _native.Executor | _native.Tower,
     weights: WeightSource,
     formats: Formats,
     threads: int,
     cancellation: Cancellation,
     unpacked: frozenset[str] = frozenset(),
+    *,
+    without: Collection[str] = (),
 ) -> None:
     """Pack all weights with `threads` threads. A quantized matrix whose format is not the checkpoint's is dequantized,
     which is logged with the reason, and what is to be in blocks is quantized. Those that stay `unpacked` are only
-    looked through.
+    looked through. Those that are named in `without` are not read.
 
     Raises LoadCancelledError between two of the runtime's calls, and what `require_finite` raises.
     """
@@ -47,6 +50,8 @@ def set_weights(
     dequantized: Counter[str] = Counter()
     copied = 0
     for name in weights:
+        if name in without:
+            continue
         tensor = weights[name]
         format = formats.get(name)
         to_blocks = _block_kind(tensor, format)
@@ -96,7 +101,7 @@ def _num_bytes(tensor: WeightTensor) -> int:
     return tensor.data.nbytes if isinstance(tensor, DenseTensor | BlockTensor) else tensor.codes.nbytes
 
 
-def _pack(native: _native.Executor, tensors: dict[str, WeightTensor], threads: int) -> None:
+def _pack(native: _native.Executor | _native.Tower, tensors: dict[str, WeightTensor], threads: int) -> None:
     require_finite(list(tensors.values()), threads)
     floats, matrices = [], []
     for name, tensor in tensors.items():

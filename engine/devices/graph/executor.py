@@ -77,7 +77,8 @@ class GraphExecutor(Executor):
         launches.finish_warm_up()
 
     def start(self, batch: StepBatch) -> Pending:
-        """Ask the device for the step, and for copies of what it gives."""
+        """Ask the device for the step, and for copies of what it gives. Raises DeviceError for media."""
+        batch.refuse_media(self._adapter.name)
         self._adapter.enter()
         launches = self._loaded()
         launches.begin_step()

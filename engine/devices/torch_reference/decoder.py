@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 import numpy as np
 import torch
@@ -14,13 +15,7 @@ from ...weights.dtypes import DType
 from ...weights.tensor import WeightTensor
 from .mixers import KINDS, Parts, ResidualBlock, Tokens
 from .mixers.alt_up import narrowed, widened
-from .weights import Weights
-
-_DTYPES: dict[DType, torch.dtype] = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
+from .weights import DTYPES, Weights
 
 
 class TorchDecoder:
@@ -38,15 +33,14 @@ class TorchDecoder:
         lora_dtype: DType = "float32",
     ) -> None:
         self._spec = spec
-        self._weights = Weights(weights, _DTYPES[dtype], _DTYPES[lora_dtype])
+        self._weights = Weights(weights, DTYPES[dtype], DTYPES[lora_dtype])
         self.loras = self._weights.loras
         blocks = dict(zip(spec.windows(), num_blocks, strict=True))
         self._windows = list(blocks)
-        parts = Parts(self._weights, blocks, block_size, num_states, _DTYPES[kv_cache_dtype], KINDS)
-        self._residuals = [
-            ResidualBlock(residual, f"layers.{index}", parts)
+        parts = Parts(self._weights, blocks, block_size, num_states, DTYPES[kv_cache_dtype], KINDS)
+        self._layers = [
+            [ResidualBlock(residual, f"layers.{index}", parts) for residual in layer]
             for index, layer in enumerate(spec.layers)
-            for residual in layer
         ]
 
     @torch.inference_mode()
@@ -58,28 +52,44 @@ class TorchDecoder:
         logits_rows: NDArray[np.int32],
         state_slots: NDArray[np.int32] | None = None,
         adapters: NDArray[np.int32] | None = None,
+        *,
+        media: tuple[NDArray[np.int32], NDArray[np.float32]] | None = None,
+        rope_positions: NDArray[np.int32] | None = None,
+        visible_until: NDArray[np.int32] | None = None,
     ) -> NDArray[np.float32]:
         """The logits after the tokens in `logits_rows`, shape [R, vocab]. Writes the tokens' K and V first.
 
         `token_ids [T]`, `positions [T]`, and for each cache group `block_tables [T, max_blocks]` with each token's own
         row. `state_slots [T]` are the slots of recurrent state, if the model has any, and `adapters [T]` the numbers of
-        adapters, -1 for none. A token's earlier positions must be in the cache or in the call.
+        adapters, -1 for none. `media` are places `[N]` in T and their rows `[N, (1 + layers) * hidden]`. The rest is as
+        in StepBatch: `rope_positions [axes, T]`, `visible_until [T]`. What a token sees must be in the cache or in the
+        call.
         """
         self.loras.of_tokens = None if adapters is None else _indices(adapters)
         tables = map(_indices, block_tables)
         ids, places = _indices(token_ids), _indices(positions)
         x = self._embed(ids, places)
+        added: Sequence[Tensor] = ()
+        if media is not None:
+            in_place, parts = _indices(media[0]), torch.from_numpy(media[1])
+            x[in_place], *added = torch.split(parts, self._spec.hidden_size, dim=1)
+            ids[in_place] = 0
         tokens = Tokens(
             places,
             self.loras.rope_positions(places),
             None if state_slots is None else _indices(state_slots),
             dict(zip(self._windows, tables, strict=True)),
             self._per_layer(ids, x),
+            None if rope_positions is None else self.loras.rope_positions(_indices(rope_positions)),
+            None if visible_until is None else _indices(visible_until),
         )
         if streams := self._spec.streams:
             x = widened(streams, self._weights, x)
-        for residual in self._residuals:
-            x = residual(x, tokens)
+        for index, layer in enumerate(self._layers):
+            for residual in layer:
+                x = residual(x, tokens)
+            if index < len(added):
+                x[in_place] += added[index]
         rows = _indices(logits_rows)
         x = x[rows]
         if self.loras.of_tokens is not None:
@@ -90,14 +100,14 @@ class TorchDecoder:
     def copy_blocks(self, pairs: NDArray[np.int32], group: int) -> None:
         """Copy KV blocks in all layers of a cache group, `pairs[i] = (from, to)`, shape [N, 2]."""
         source, target = _indices(pairs).unbind(1)
-        for residual in self._residuals:
+        for residual in chain(*self._layers):
             residual.mixer.copy_blocks(source, target, self._windows[group])
 
     @torch.inference_mode()
     def copy_states(self, pairs: NDArray[np.int32]) -> None:
         """Copy recurrent state in all layers, `pairs[i] = (from, to)`, shape [N, 2], one after the other."""
         for source, target in pairs.tolist():
-            for residual in self._residuals:
+            for residual in chain(*self._layers):
                 residual.mixer.copy_state(source, target)
 
     def _embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:

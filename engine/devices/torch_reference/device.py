@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...cancellation import Cancellation
 from ...errors import DeviceError
 from ...install_hint import install_command
-from ...models.spec import DecoderSpec
+from ...models.spec import AttentionSpec, DecoderSpec, TowerSpec, mixers, tower_shapes
 from ...weights.dtypes import DType, KvCacheDType
 from ...weights.finite import read_finite
 from ...weights.quantization import Quantization
@@ -15,14 +15,15 @@ from ..cache_split import BLOCK_TOKENS, GroupBytes
 from ..executor import Executor
 from ..float_cache import float_cache_dtype, float_group_bytes
 from ..limits import ExecutorOptions
-from ..load_plan import LoadPlan, dense_plan
+from ..load_plan import LoadPlan, dense_plan, weight_bytes
+from ..tower import TowerExecutor, TowerOptions
 
 
 class TorchDevice(Device):
     """Runs on the CPU through torch, which is imported when a model is loaded."""
 
     name = "torch"
-    capabilities = Capabilities(lora=True)
+    capabilities = Capabilities(lora=True, media=True)
 
     def default_dtype(self, checkpoint: DType) -> DType:
         """What the checkpoint is stored as: torch computes with all of them."""
@@ -69,3 +70,29 @@ class TorchDevice(Device):
             spec, tensors, options.dtype, cached, blocks, BLOCK_TOKENS, limits.num_states, lora_dtype
         )
         return TorchExecutor(decoder, limits)
+
+    def tower_bytes(self, spec: TowerSpec, weights: WeightSource, options: TowerOptions) -> int:
+        """All weights in float32, and the scores of one layer."""
+        heads = [
+            mixer.num_heads for layer in spec.layers for mixer in mixers(layer) if isinstance(mixer, AttentionSpec)
+        ]
+        return weight_bytes(tower_shapes(spec), {}) + 4 * options.max_rows**2 * max(heads, default=0)
+
+    def load_tower(
+        self,
+        spec: TowerSpec,
+        weights: WeightSource,
+        options: TowerOptions,
+        beside: Executor,
+        cancellation: Cancellation | None = None,
+    ) -> TowerExecutor:
+        """Copy the weights. Raises DeviceError for a quantization."""
+        from .executor import TorchExecutor
+        from .tower import TorchTower
+
+        assert isinstance(beside, TorchExecutor)
+        if options.quantization is not None:
+            raise DeviceError("the torch device does not quantize weights: drop --quantization or take --device cpu")
+        tower = TorchTower(spec, weights, options, cancellation or Cancellation())
+        beside.close_with(tower)
+        return tower

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
@@ -14,6 +14,7 @@ from ..batch import StepBatch, StepOutput
 from ..executor import Executor, OnWait
 from ..limits import ExecutorLimits
 from ..sampling import sample_row
+from ..tower import TowerExecutor
 from .decoder import TorchDecoder
 
 
@@ -22,7 +23,8 @@ class TorchExecutor(Executor):
 
     It is 1, because torch picks its kernels, their blocking and the handling of their last lanes by the number of
     rows. So the last bits of a token would depend on the other tokens. Alone, a token is computed with the same shapes
-    in every batch, and its result is the same to the bit. Raising it trades that for speed.
+    in every batch, and its result is the same to the bit. Raising it trades that for speed. Tokens that see each other
+    go through it together, as in every batch.
     """
 
     tokens_per_pass = 1
@@ -30,6 +32,7 @@ class TorchExecutor(Executor):
     def __init__(self, decoder: TorchDecoder, limits: ExecutorLimits) -> None:
         self.limits = limits
         self._decoder: TorchDecoder | None = decoder
+        self._towers: list[TowerExecutor] = []
 
     def warm_up(self, progress: Callable[[int, int], None]) -> None:
         """Nothing: operations run as they are."""
@@ -41,8 +44,7 @@ class TorchExecutor(Executor):
     def _step(self, batch: StepBatch) -> StepOutput:
         decoder, output = self._loaded(), StepOutput.empty(batch.sampling)
         sequence = np.repeat(np.arange(len(batch.context_len)), np.diff(batch.query_start))
-        for start in range(0, len(batch.token_ids), self.tokens_per_pass):
-            stop = min(start + self.tokens_per_pass, len(batch.token_ids))
+        for start, stop in self._passes(batch):
             rows = np.flatnonzero((batch.logits_rows >= start) & (batch.logits_rows < stop))
             # Rows of one token share its logits, which are computed once.
             tokens, token_of = np.unique(batch.logits_rows[rows] - start, return_inverse=True)
@@ -53,12 +55,29 @@ class TorchExecutor(Executor):
                 tokens,
                 None if batch.state_slots is None else batch.state_slots[sequence[start:stop]],
                 None if batch.adapters is None else batch.adapters[sequence[start:stop]],
+                media=_media(batch, start, stop),
+                rope_positions=None if batch.rope_positions is None else batch.rope_positions[:, start:stop],
+                visible_until=None if batch.visible_until is None else batch.visible_until[start:stop],
             )
             if rows.size and batch.sampling.masks is not None:
                 batch.sampling.masks.wait()
             for row, token in zip(rows.tolist(), token_of.tolist(), strict=True):
                 sample_row(logits[token], batch.sampling, row, output)
         return output
+
+    def _passes(self, batch: StepBatch) -> Iterator[tuple[int, int]]:
+        """The tokens `[start, stop)` that go through the decoder together."""
+        count = len(batch.token_ids)
+        seen = np.arange(1, count + 1)  # in the batch, the end of what each token sees
+        if batch.visible_until is not None:
+            seen += batch.visible_until - batch.positions - 1
+        start = 0
+        while start < count:
+            stop = min(start + self.tokens_per_pass, count)
+            while (end := int(seen[start:stop].max())) > stop:
+                stop = end
+            yield start, stop
+            start = stop
 
     def copy_blocks(self, pairs: NDArray[np.int32], group: int = 0) -> None:
         """Copy KV blocks of a cache group, `pairs[i] = (from, to)`, shape [N, 2]."""
@@ -76,11 +95,26 @@ class TorchExecutor(Executor):
         """Forget an adapter."""
         self._loaded().loras.drop(number)
 
+    def close_with(self, tower: TowerExecutor) -> None:
+        """Close a tower with this one."""
+        self._towers.append(tower)
+
     def close(self) -> None:
         """Free weights and cache. Calling it twice is allowed."""
         self._decoder = None
+        for tower in self._towers:
+            tower.close()
 
     def _loaded(self) -> TorchDecoder:
         if self._decoder is None:
             raise DeviceError("this executor was closed")
         return self._decoder
+
+
+def _media(batch: StepBatch, start: int, stop: int) -> tuple[NDArray[np.int32], NDArray[np.float32]] | None:
+    """Which of the tokens `[start, stop)` have rows of media, and these rows."""
+    if batch.media_rows is None or batch.media_index is None:
+        return None
+    index = batch.media_index[start:stop]
+    places = np.flatnonzero(index >= 0)
+    return (places.astype(np.int32), batch.media_rows[index[places]]) if places.size else None

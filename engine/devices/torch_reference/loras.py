@@ -41,10 +41,10 @@ class Loras:
         self._rope_factors.pop(number, None)
 
     def rope_positions(self, positions: Tensor) -> Tensor:
-        """The positions `[T]` that ropes turn the tokens by, as their adapters stretch them."""
+        """The positions `[.., T]` that ropes turn the tokens by, as their adapters stretch them."""
         stretched = positions.float()
         for number, rows in self._rows():
-            stretched[rows] /= self._rope_factors[number]
+            stretched[..., rows] /= self._rope_factors[number]
         return stretched
 
     def add(self, name: str, x: Tensor, y: Tensor) -> Tensor:

@@ -9,9 +9,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...models.spec import NormSpec
+from ...weights.dtypes import DType
 from ...weights.quantization import is_router
 from ...weights.tensor import WeightTensor, to_float32
 from .loras import Loras
+
+DTYPES: dict[DType, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 
 
 class Weights:

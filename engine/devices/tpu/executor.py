@@ -81,7 +81,11 @@ class TpuExecutor(Executor):
             progress(done, len(sizes))
 
     def start(self, batch: StepBatch) -> TpuPending:
-        """Give the batch to the device: its K and V are written, and its rows sampled, while the caller goes on."""
+        """Give the batch to the device: its K and V are written, and its rows sampled, while the caller goes on.
+
+        Raises DeviceError for media.
+        """
+        batch.refuse_media("tpu")
         if batch.is_async and self._last is not None and self._last.samples_on_host:
             batch = replace(batch, token_ids=np.maximum(self._last.result().token_ids, 0), is_async=False)
         num_tokens = len(batch.token_ids)

@@ -30,6 +30,7 @@ from .stages import (
     stage_row_floats,
     stage_tensors,
 )
+from .tower import ProjectionSpec, TowerSpec, tower_shapes
 
 __all__ = [
     "Activation",
@@ -53,6 +54,7 @@ __all__ = [
     "ParallelSpec",
     "PerLayerEmbeddingSpec",
     "PerLayerSpec",
+    "ProjectionSpec",
     "ResidualBlockSpec",
     "RopeSpec",
     "RouterSpec",
@@ -60,6 +62,7 @@ __all__ = [
     "StageSpec",
     "StreamsSpec",
     "TemperatureSpec",
+    "TowerSpec",
     "held_bytes_of",
     "layer_bytes_of",
     "mixers",
@@ -68,4 +71,5 @@ __all__ = [
     "stage_row_floats",
     "stage_tensors",
     "tensor_shapes",
+    "tower_shapes",
 ]

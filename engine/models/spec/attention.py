@@ -16,11 +16,18 @@ class RopeSpec:
     The first `2 * len(inv_freq)` dimensions of a head are rotated in pairs: in halves, dimension i with
     `i + len(inv_freq)`, or `interleaved`, 2i with 2i + 1. The angle of pair i at position p is `p * inv_freq[i]`, and
     cosine and sine are multiplied by `attention_factor` (YaRN, LongRoPE). Every scaling scheme arrives as this table.
+    With `axes`, a token has several positions, and pair i turns by that of `axes[i]`: time, height and width, or the
+    row and column of a patch. Text has the same position on all of them.
     """
 
     inv_freq: tuple[float, ...]
     attention_factor: float = 1.0
     interleaved: bool = False
+    axes: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.axes and (len(self.axes) != len(self.inv_freq) or not 0 <= min(self.axes) <= max(self.axes) < 3):
+            raise ValueError("rope by axes needs one of three for each pair of dimensions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +81,10 @@ class AttentionSpec:
 
     `v_norm` normalizes each value head. With `values_from_keys` values have no projection: they are the keys before
     norm and rope. With a `kv_layer` a layer has no K and V of its own: it reads those of that earlier attention layer,
-    which has the same heads and window (https://arxiv.org/abs/2405.05254). Raises ValueError for numbers that do not
-    fit together.
+    which has the same heads and window (https://arxiv.org/abs/2405.05254).
+
+    Where attention is `two_way`, a token sees beyond itself: up to its `visible_until` of StepBatch, the end of its
+    image, or of all rows in a tower. Raises ValueError for numbers that do not fit together.
     """
 
     kind: ClassVar[str] = "attention"
@@ -99,6 +108,7 @@ class AttentionSpec:
     v_norm: NormSpec | None = None
     values_from_keys: bool = False
     kv_layer: int | None = None
+    two_way: bool = False
 
     def __post_init__(self) -> None:
         if self.kv_layer is not None and (self.v_norm is not None or self.values_from_keys):

@@ -7,12 +7,13 @@ from typing import ClassVar, Literal
 
 from .shapes import Shapes, linear, under
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "gelu_quick", "relu", "relu2"]
 
 
 @dataclass(frozen=True, slots=True)
 class MlpSpec:
-    """Gated: `down(act(gate_scale * gate(x)) * up(x))`. Plain: `down(act(up(x)))`. `relu2` is `relu(x)^2`.
+    """Gated: `down(act(gate_scale * gate(x)) * up(x))`. Plain: `down(act(up(x)))`. `relu2` is `relu(x)^2`,
+    and `gelu_quick` is `x * sigmoid(1.702 x)`.
 
     With a `cutoff`, a gated one takes of the gate's values only what they are above their mean and `cutoff` standard
     deviations, and 0 for the others (https://arxiv.org/abs/2506.06644). Raises ValueError for a scale or a cutoff

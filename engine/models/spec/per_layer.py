@@ -18,7 +18,7 @@ class PerLayerEmbeddingSpec:
     """All layers' inputs for a token, `[layers, size]`, made of its id and of its embedding x.
 
     `sum_scale * (norm(projection_scale * W x) + scale * table[id])`, the norm over each layer's `size` values. The
-    table is `[vocab_size, layers * size]`. Ids beyond it have row 0.
+    table is `[vocab_size, layers * size]`. Ids beyond it have row 0, and so have rows of media.
     """
 
     vocab_size: int

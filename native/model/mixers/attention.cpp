@@ -33,7 +33,8 @@ Attention::Attention(const AttentionPlan& plan, const std::string& prefix, Conte
           "attention must be of a cache group that has blocks");
   std::vector<Heads>& cached = state.heads[plan.cache_group];
   layer_ = shares() ? plan.shared_layer : static_cast<int>(cached.size());
-  if (!shares()) cached.push_back(heads_);
+  if (state.is_tower) layer_ = static_cast<int>(std::find(cached.begin(), cached.end(), heads_) - cached.begin());
+  if (size_t(layer_) == cached.size()) cached.push_back(heads_);
   state.divided.push_back(heads_);
   state.windows[plan.cache_group].push_back(plan.sliding_window);
   require(size_t(layer_) < cached.size() && cached[layer_].num_kv_heads == heads_.num_kv_heads &&
@@ -57,17 +58,17 @@ Attention::Attention(const AttentionPlan& plan, const std::string& prefix, Conte
 
   const size_t query_bytes = context.kernels.query_bytes[static_cast<int>(state.cache_type)];
   qkv_rows_ = context.workspace.add<float>(round_up(shares() ? q : std::max(all, q + 2 * kv), 16));
-  query_rows_ = context.workspace.add<char>(plan.num_heads * heads_.padded_dim() * query_bytes);
+  query_rows_.stride = plan.num_heads * heads_.padded_dim() * query_bytes;
+  state.query_bytes = std::max(state.query_bytes, query_rows_.stride);
+  if (!state.is_tower) query_rows_ = context.workspace.add<char>(query_rows_.stride);
   context.workspace.need_scratch(context.kernels.attention_scratch_bytes(heads_));
 }
 
 void Attention::run(Worker& worker, const Step& step, const Rows& input, const Output& output) const {
   const AttentionState& state = context_.attention;
-  context_.gemms.run(worker, qkv_, input, {Epilogue::kStore, qkv(0), qkv_rows_.stride});
-  context_.profile.end(worker, Phase::kQkv);
-  if (plan_.qk_norm && plan_.qk_norm_over == QkNormOver::kWhole) normalize_whole(worker, input.count);
+  if (!step.remembered) project(worker, input);
   const auto shared = state.tasks.shared_tasks();
-  if (!shared.empty()) {
+  if (!shared.empty() && !step.remembered) {
     const Range own = cache().heads(worker.group(), layer_);
     worker.share_in_group(own.size() ? static_cast<int64_t>(shared.size()) : 0, 1, [&](int64_t i, int64_t) {
       const AttentionTask& task = state.tasks.task(shared[i]);
@@ -82,11 +83,15 @@ void Attention::run(Worker& worker, const Step& step, const Rows& input, const O
   context_.profile.end(worker, Phase::kOut);
 }
 
-void Attention::remember(Worker& worker, const Step& step, const Rows& input) const {
-  const AttentionState& state = context_.attention;
+void Attention::project(Worker& worker, const Rows& input) const {
   context_.gemms.run(worker, qkv_, input, {Epilogue::kStore, qkv(0), qkv_rows_.stride});
   context_.profile.end(worker, Phase::kQkv);
   if (plan_.qk_norm && plan_.qk_norm_over == QkNormOver::kWhole) normalize_whole(worker, input.count);
+}
+
+void Attention::remember(Worker& worker, const Step& step, const Rows& input) const {
+  const AttentionState& state = context_.attention;
+  project(worker, input);
   const Range own = cache().heads(worker.group(), layer_);
   worker.share_in_group(own.size() && !shares() ? state.tasks.count() : 0, 1, [&](int64_t i, int64_t) {
     const AttentionTask& task = state.tasks.task(static_cast<int>(i));
@@ -137,7 +142,7 @@ void Attention::store(const Worker& worker, const Step& step, const AttentionTas
     args.rotary_pairs = static_cast<int>(plan_.rope->inv_freq.size());
     args.interleaved = plan_.rope->interleaved;
   }
-  args.q = queries(token);
+  args.q = queries(step, token);
   args.cache_heads = shares() ? nullptr : cache().head(worker.group(), layer_, block, kv_heads.begin);
   args.slot = position % kBlockTokens;
   context_.kernels.store_qkv(state.cache_type, args);
@@ -146,14 +151,14 @@ void Attention::store(const Worker& worker, const Step& step, const AttentionTas
 AttentionArgs Attention::arguments(const Worker& worker, const Step& step, const AttentionTask& task, int kv_head) const {
   const AttentionState& state = context_.attention;
   const size_t unit = context_.kernels.query_bytes[static_cast<int>(state.cache_type)];
-  return {heads_, kv_head, queries(task.token_begin), query_rows_.stride / unit, task.num_tokens,
+  return {heads_, kv_head, queries(step, task.token_begin), query_rows_.stride / unit, task.num_tokens,
           step.positions[task.token_begin], window(step, task), plan_.scale * scales_.k, plan_.softcap,
           plan_.alibi_slopes.empty() ? nullptr : plan_.alibi_slopes.data(), sinks_,
           cache().head(worker.group(), layer_, 0, kv_head), cache().block_bytes(worker.group()),
           block_table(step, task.sequence), context_.workspace.scratch(worker),
           qkv(task.token_begin), qkv_rows_.stride,  // its q, k and v are already stored
           {}, state.tasks.prefix_result(task, plan_.cache_group, plan_.sliding_window, heads_, kv_head),
-          nullptr, nullptr, 0, scales_.v, brings_line_pairs()};
+          nullptr, nullptr, 0, scales_.v, brings_line_pairs(), visible_until(step, task)};
 }
 
 void Attention::attend_to_prefixes(Worker& worker, const Step& step) const {
@@ -168,7 +173,7 @@ void Attention::attend_to_prefixes(Worker& worker, const Step& step) const {
     if (unit.split < prefix.first_split(plan_.sliding_window)) return;
     const int kv_head = own.begin + static_cast<int>(i % own.size());
     const AttentionArgs args = of_prefix(arguments(worker, step, state.tasks.task(prefix.task), kv_head), prefix,
-                                         prefixes.tokens(prefix), step.positions, queries(0));
+                                         prefixes.tokens(prefix), step.positions, queries(step, 0));
     context_.kernels.attention(state.cache_type).split(args, unit.split, state.tasks.partial(prefix, heads_, kv_head, unit.split));
   });
 }
@@ -193,10 +198,11 @@ void Attention::attend(Worker& worker, const Step& step) const {
                    (task_then.context + kBlockTokens - 1) / kBlockTokens, (next % kv_heads - i % kv_heads) * head_bytes};
     }
     const int split = unit_of_work.split - args.split_begin();
-    if (task.alone) store(worker, step, task, task.token_begin, {kv_head, kv_head + 1});
+    if (task.alone && !step.remembered) store(worker, step, task, task.token_begin, {kv_head, kv_head + 1});
     if (!task.split()) {
       context_.kernels.attention(state.cache_type).whole(args);
-    } else if (split >= 0 && !args.prefix.has_whole(unit_of_work.split)) {  // otherwise outside of the window, or done
+    } else if (split >= 0 && unit_of_work.split < args.split_end() && !args.prefix.has_whole(unit_of_work.split)) {
+      // Otherwise it is outside of what this layer sees, or done.
       context_.kernels.attention(state.cache_type).split(args, unit_of_work.split,
                                        state.tasks.partial(task, heads_, kv_head, split));
     }

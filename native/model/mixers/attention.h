@@ -1,4 +1,4 @@
-// Causal attention over the paged KV cache.
+// Attention over the paged KV cache.
 #pragma once
 
 #include "model/mixers/mixer.h"
@@ -16,11 +16,22 @@ class Attention final : public Mixer {
   const KvCache& cache() const { return context_.attention.caches[plan_.cache_group]; }
   const int32_t* block_table(const Step& step, int sequence) const { return step.block_tables[plan_.cache_group].of(sequence); }
   float* qkv(int token) const { return context_.workspace.rows(qkv_rows_) + token * qkv_rows_.stride; }
-  char* queries(int token) const { return context_.workspace.rows(query_rows_) + token * query_rows_.stride; }
+  char* queries(const Step& step, int token) const {
+    const AttentionState& state = context_.attention;
+    char* const first = state.is_tower ? state.queries.data() + step.first_query * query_rows_.stride
+                                       : context_.workspace.rows(query_rows_);
+    return first + token * query_rows_.stride;
+  }
   // To hide only the first token of its sequence from a single token: a window that begins after it.
   int window(const Step& step, const AttentionTask& task) const {
     return plan_.skips_first ? step.positions[task.token_begin] : plan_.sliding_window;
   }
+  // [num_tokens], or null.
+  const int32_t* visible_until(const Step& step, const AttentionTask& task) const {
+    return plan_.two_way && !step.visible_until.empty() ? step.visible_until.data() + task.token_begin : nullptr;
+  }
+  // Computes q, k and v.
+  void project(Worker& worker, const Rows& input) const;
   void normalize_whole(Worker& worker, int tokens) const;
   void gate(Worker& worker, int tokens) const;
   // Normalizes and rotates a token's q, k and v. Stores q as a query, and k and v in the cache.
@@ -39,7 +50,7 @@ class Attention final : public Mixer {
   Norm q_norm_, k_norm_, v_norm_;
   float* sinks_ = nullptr;
   Buffer<float> qkv_rows_;   // [T, q k v gate]; later attention's result replaces q
-  Buffer<char> query_rows_;  // [T, heads, padded_dim] queries
+  Buffer<char> query_rows_;  // [T, heads, padded_dim] queries; in a tower they lie elsewhere
 };
 
 }  // namespace tidewheel

@@ -188,7 +188,7 @@ void LatentAttention::attend(Worker& worker, const Step& step) const {
     const AttentionArgs args = arguments(worker, step, task, part);
     if (!task.split()) {
       context_.kernels.attention(state.cache_type).whole(args);
-    } else if (!args.prefix.has_whole(unit.split)) {
+    } else if (unit.split < args.split_end() && !args.prefix.has_whole(unit.split)) {
       context_.kernels.attention(state.cache_type).split(args, unit.split, state.tasks.partial(task, divided_, part, unit.split));
     }
   });

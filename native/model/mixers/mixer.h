@@ -19,7 +19,7 @@ class Mixer {
   virtual void run(Worker& worker, const Step& step, const Rows& input, const Output& output) const = 0;
 
   // Writes only what the mixer keeps of the tokens in the KV cache, as `run` does, and ends with a barrier. Does
-  // nothing for mixers that keep nothing there.
+  // nothing for mixers that keep nothing there. In a tower, it keeps the queries too: see Step::remembered.
   virtual void remember(Worker&, const Step&, const Rows&) const {}
 };
 

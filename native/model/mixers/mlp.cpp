@@ -12,6 +12,7 @@ float activate(Activation activation, float x) {
     case Activation::kSilu: return x / (1.0f + std::exp(-x));
     case Activation::kGelu: return 0.5f * x * (1.0f + std::erf(x * 0.70710678f));
     case Activation::kGeluTanh: return 0.5f * x * (1.0f + std::tanh(0.7978845608f * (x + 0.044715f * x * x * x)));
+    case Activation::kGeluQuick: return x / (1.0f + std::exp(-1.702f * x));
     case Activation::kRelu: return std::max(x, 0.0f);
     case Activation::kRelu2: return std::max(x, 0.0f) * std::max(x, 0.0f);
   }

@@ -83,6 +83,7 @@ def load(
     kv_cache_dtype: KvCacheDType = "float32",
     threads_bind: str | None = None,
     weights: Callable[[DecoderSpec], RandomWeights] = RandomWeights,
+    layer_draft_tokens: int = 0,
 ) -> Executor:
     """The model of `spec` on the device, with room in the cache for 6144 tokens."""
     device = make_device(device_id, threads_bind)
@@ -92,6 +93,7 @@ def load(
         max_model_len=spec.max_positions,
         **largest_step(device),
         kv_cache_dtype=kv_cache_dtype,
+        layer_draft_tokens=layer_draft_tokens,
     )
     return device.load(spec, weights(spec), options)
 

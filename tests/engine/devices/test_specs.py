@@ -100,6 +100,7 @@ SPECS = {
     "side by side, one norm": beside(LAYER_NORM, None, None),
     "side by side, two norms": beside(None, NORM, LAYER_NORM),
     "side by side, three norms": beside(NORM, NORM, LAYER_NORM),
+    "quick gelu": with_mlp(MlpSpec(96, "gelu_quick", gated=False, bias=True)),
     "squared relu": with_mlp(MlpSpec(96, "relu2", gated=False, bias=True)),
     "squared relu with a gate": with_mlp(replace(MLP, activation="relu2")),
     "scaled embedding": replace(twice(USUAL), embedding=EmbeddingSpec(64, scale=8.0)),

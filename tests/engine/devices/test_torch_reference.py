@@ -5,14 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import models_zoo
 import numpy as np
 import pytest
 from harness import Harness, load
+from logits import run_with_logits
 
+from tidewheel.engine.devices.batch import SamplingBatch, StepBatch
 from tidewheel.engine.devices.limits import ExecutorOptions
 from tidewheel.engine.devices.torch_reference import TorchDevice
 from tidewheel.engine.errors import DeviceError
@@ -25,6 +27,7 @@ from tidewheel.engine.models.spec import (
     HeadSpec,
     MixerSpec,
     ResidualBlockSpec,
+    RopeSpec,
     tensor_shapes,
 )
 from tidewheel.engine.weights import open_weights, read_config
@@ -85,6 +88,50 @@ def test_sinks_take_a_part_of_the_softmax_and_have_no_value() -> None:
     parts /= parts.sum(-1, keepdims=True)
     attended = np.einsum("qhk,khd->qhd", parts[..., :-1], v).reshape(5, 32)
     x = x + attended @ array["o.weight"].T
+    np.testing.assert_allclose(logits, x @ array["embed.weight"].T, rtol=1e-4, atol=1e-3)
+
+
+def test_tokens_see_their_image_and_turn_by_its_rows_and_columns() -> None:
+    pytest.importorskip("torch")
+    rope = RopeSpec((1.0, 0.5, 0.2, 0.1), axes=(1, 2, 0, 2))
+    attention = AttentionSpec(num_heads=2, num_kv_heads=2, head_dim=8, scale=0.1, rope=rope, two_way=True)
+    spec = model(replace(attention, sliding_window=4))
+    weights = MadeWeights(spec)
+    options = ExecutorOptions("float32", 1 << 20, max_model_len=64, max_num_seqs=8, max_num_batched_tokens=64)
+    # Two tokens of text, an image of two rows and three columns, and a token of text.
+    turned_by = np.array(
+        [[0, 1, 2, 2, 2, 2, 2, 2, 5], [0, 1, 2, 2, 2, 3, 3, 3, 5], [0, 1, 2, 3, 4, 2, 3, 4, 5]], np.int32
+    )
+    until = np.array([1, 2, 8, 8, 8, 8, 8, 8, 9], np.int32)
+    index = np.array([-1, -1, 5, 4, 3, 2, 1, 0, -1], np.int32)
+    media = np.random.default_rng(1).standard_normal((6, 32), np.float32)
+    tokens = np.array([3, 7, 9, 9, 9, 9, 9, 9, 12], np.int32)
+    batch = StepBatch(
+        token_ids=tokens,
+        positions=np.arange(9, dtype=np.int32),
+        query_start=np.array([0, 9], np.int32),
+        context_len=np.array([9], np.int32),
+        block_tables=np.array([[1]], np.int32),
+        logits_rows=np.arange(9, dtype=np.int32),
+        sampling=SamplingBatch.greedy(range(1, 10)),
+        media_rows=media,
+        media_index=index,
+        rope_positions=turned_by,
+        visible_until=until,
+    )
+    _, logits = run_with_logits(TorchDevice().load(spec, weights, options), batch)
+
+    array = {name.removeprefix("layers.0."): value.astype(np.float64) for name, value in weights.arrays.items()}
+    x, added = array["embed.weight"][tokens], np.zeros((9, 16))
+    x[index >= 0], added[index >= 0] = media[::-1, :16], media[::-1, 16:]
+    q, k, v = ((x @ array[f"{name}.weight"].T).reshape(9, 2, 8) for name in ("q", "k", "v"))
+    turn = np.exp(1j * turned_by[list(rope.axes)].T * np.array(rope.inv_freq))[:, None]
+    q, k = ((halves[..., :4] + 1j * halves[..., 4:]) * turn for halves in (q, k))
+    scores = np.einsum("qhd,khd->qhk", q, k.conj()).real * 0.1
+    key, query = np.arange(9), np.arange(9)[:, None]
+    parts = np.exp(np.where(((key < until[:, None]) & (key > query - 4))[:, None], scores, -np.inf))
+    parts /= parts.sum(-1, keepdims=True)
+    x = x + np.einsum("qhk,khd->qhd", parts, v).reshape(9, 16) @ array["o.weight"].T + added
     np.testing.assert_allclose(logits, x @ array["embed.weight"].T, rtol=1e-4, atol=1e-3)
 
 

@@ -1,6 +1,8 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <numeric>
+#include <utility>
 
 #include "cached.h"
 
@@ -15,7 +17,16 @@ struct Scoring {
   int window = 0;
   float softcap = 0;
   std::vector<float> slopes = {}, sinks = {};
+  std::vector<int32_t> until = {};  // the end of what each token of the sequence sees; empty: its own is the last one
 };
+
+// In spans of tokens every token sees the others, as in an image.
+std::vector<int32_t> two_way_in(int tokens, const std::vector<std::pair<int, int>>& spans) {
+  std::vector<int32_t> until(tokens);
+  std::iota(until.begin(), until.end(), 1);
+  for (const auto& [begin, end] : spans) std::fill(until.begin() + begin, until.begin() + end, end);
+  return until;
+}
 
 class Attention {
  public:
@@ -74,8 +85,9 @@ class Attention {
     if (in_integers()) round_to_bytes(q);
     double total = scoring_.sinks.empty() ? 0 : std::exp(double{scoring_.sinks[head]});
     const int first = scoring_.window ? std::max(0, token + 1 - scoring_.window) : 0;
+    const int end = scoring_.until.empty() ? token + 1 : scoring_.until[token];
     std::vector<double> weights;
-    for (int t = first; t <= token; ++t) {
+    for (int t = first; t < end; ++t) {
       const size_t place = size_t(t) * kv_heads + kv_head;
       double score = 0;
       for (int d = 0; d < dim; ++d) score += q[d] * contents.k[place * dim + d];
@@ -85,7 +97,7 @@ class Attention {
       weights.push_back(std::exp(score));
       total += weights.back();
     }
-    for (int t = first; t <= token; ++t) {
+    for (int t = first; t < end; ++t) {
       const size_t place = size_t(t) * kv_heads + kv_head;
       double weight = weights[t - first], doubt = 0;
       if (in_integers()) {
@@ -142,7 +154,7 @@ class Attention {
                          scoring_.sinks.empty() ? nullptr : scoring_.sinks.data(),
                          sequence_.cache.data() + kv_head * heads.head_bytes(sequence_.type), heads.block_bytes(sequence_.type),
                          sequence_.table.data(), scratch_.data(), out.data(), stride(), {}, {}, nullptr, nullptr, 0,
-                         scale(sequence_.v_scale)});
+                         scale(sequence_.v_scale), 0, scoring_.until.empty() ? nullptr : scoring_.until.data() + first});
     }
     return out;
   }
@@ -185,8 +197,12 @@ TEST_CASE("attention agrees with its definition, for every level, type, grouping
         // where the level multiplies that, and float's own.
         const double tolerance = sequence.unit() == 2 ? 0x1.1p-8 : 2e-5;
         const std::vector<float> alibi = slopes(heads.num_heads), sinks = random.normals(heads.num_heads, 4.0f);
+        // The spans cross the end of a tile, and of a KV split.
+        const std::vector<int32_t> until = two_way_in(sequence.tokens, {{120, 140}, {505, 700}, {1094, 1099}});
         for (const Scoring& scoring : {Scoring{}, Scoring{20}, Scoring{600}, Scoring{0, 5.0f}, Scoring{0, 0, alibi},
-                                       Scoring{300, 2.0f, alibi}, Scoring{0, 0, {}, sinks}, Scoring{20, 0, {}, sinks}}) {
+                                       Scoring{300, 2.0f, alibi}, Scoring{0, 0, {}, sinks}, Scoring{20, 0, {}, sinks},
+                                       Scoring{0, 0, {}, {}, until}, Scoring{20, 0, {}, sinks, until},
+                                       Scoring{300, 2.0f, alibi, {}, until}}) {
           CAPTURE(std::string(kernels->name));
           CAPTURE(std::string(name_of(type)));
           CAPTURE(heads.head_dim);
@@ -194,6 +210,7 @@ TEST_CASE("attention agrees with its definition, for every level, type, grouping
           CAPTURE(scoring.softcap);
           CAPTURE(scoring.slopes.size());
           CAPTURE(scoring.sinks.size());
+          CAPTURE(scoring.until.size());
           Attention attention(sequence, scoring);
           for (const int first : {0, 126, 509, 1093}) {
             if (turn++ % kStride != 0) continue;
@@ -221,7 +238,9 @@ TEST_CASE("a token's attention is the same to the bit alone, in any run of token
       const Heads heads{6, 2, 40};
       const CachedSequence sequence = random_sequence(*kernels, type, heads, 1560, random);
       const std::vector<Scoring> scorings = {
-          {}, {520}, {0, 3.0f, slopes(6)}, {0, 0, {}, random.normals(6, 4.0f)}};
+          {}, {520}, {0, 3.0f, slopes(6)}, {0, 0, {}, random.normals(6, 4.0f)},
+          {20, 0, {}, {}, two_way_in(1560, {{3, 9}, {1020, 1050}, {1550, 1560}})},
+          {0, 0, {}, {}, two_way_in(1560, {{3, 9}, {1010, 1140}, {1550, 1560}})}};
       for (size_t i = 0; i < scorings.size(); ++i) {
         // An emulated processor is given one for each type.
         if (kStride != 1 && i != static_cast<size_t>(type) % scorings.size()) continue;
@@ -243,6 +262,29 @@ TEST_CASE("a token's attention is the same to the bit alone, in any run of token
             CHECK(attention.at_once(first + t, 1) == expected);
             CHECK(attention.in_splits(first + t, 1) == expected);
           }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("tokens that see up to themselves get the bits of tokens without limits") {
+  Random random;
+  const Heads heads{6, 2, 40};
+  for (const Kernels* kernels : tested_kernels()) {
+    for (const CacheType type : kAllCacheTypes) {
+      CAPTURE(std::string(kernels->name));
+      CAPTURE(std::string(name_of(type)));
+      const CachedSequence sequence = random_sequence(*kernels, type, heads, 1040, random);
+      for (const int window : {0, 20}) {
+        const Scoring causal{window}, limited{window, 0, {}, {}, two_way_in(1040, {})};
+        const Scoring two_way{window, 0, {}, {}, two_way_in(1040, {{1016, 1032}})};
+        Attention a(sequence, causal), b(sequence, limited), c(sequence, two_way);
+        for (const int first : {0, 1016}) {
+          const auto expected = a.at_once(first, 16);
+          CHECK(b.at_once(first, 16) == expected);
+          CHECK(b.in_splits(first, 16) == expected);
+          CHECK((c.at_once(first, 16) == expected) == (first == 0));
         }
       }
     }

@@ -15,6 +15,7 @@ float activate(Activation activation, float x) {
     case Activation::kSilu: return x / (1 + std::exp(-x));
     case Activation::kGelu: return 0.5f * x * (1 + std::erf(x / std::sqrt(2.0f)));
     case Activation::kGeluTanh: return 0.5f * x * (1 + std::tanh(0.7978845608f * (x + 0.044715f * x * x * x)));
+    case Activation::kGeluQuick: return x / (1 + std::exp(-1.702f * x));
     case Activation::kRelu: return std::max(x, 0.0f);
     case Activation::kRelu2: return std::max(x, 0.0f) * std::max(x, 0.0f);
   }
@@ -186,8 +187,8 @@ TEST_CASE("gated and plain activations") {
       CAPTURE(name);
       const PackedWeight packed(*kernels, format, weight, 2 * width, k);
       const auto plain = packed.multiply(x, m);
-      for (const Activation activation : {Activation::kSilu, Activation::kGelu, Activation::kGeluTanh, Activation::kRelu,
-                                          Activation::kRelu2}) {
+      for (const Activation activation : {Activation::kSilu, Activation::kGelu, Activation::kGeluTanh, Activation::kGeluQuick,
+                                          Activation::kRelu, Activation::kRelu2}) {
         std::vector<float> gated(m * width), scaled(m * width), activated(m * 2 * width);
         packed.multiply(x, m, Epilogue::kGated, activation, nullptr, gated.data(), width);
         packed.multiply(x, m, Epilogue::kGated, activation, nullptr, scaled.data(), width, 0.3f);

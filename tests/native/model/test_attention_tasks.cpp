@@ -15,8 +15,9 @@ TEST_CASE("every token has one task, and every KV split of a task a place of its
   std::vector<int32_t> blocks(2 * 200'000);
   std::iota(blocks.begin(), blocks.end(), 0);  // none twice
   const BlockTables tables[] = {{blocks.data(), 200'000}};
-  const auto check = [&](const std::vector<int32_t>& query_start, const std::vector<int32_t>& context_len) {
-    shared.build(query_start, context_len, tables);
+  const auto check = [&](const std::vector<int32_t>& query_start, const std::vector<int32_t>& context_len,
+                         const std::vector<int32_t>& visible_until = {}) {
+    shared.build(query_start, context_len, tables, visible_until);
     std::vector<int> planned(query_start.back());
     std::vector<std::vector<int>> splits(query_start.back());
     std::vector<const float*> places;
@@ -24,7 +25,8 @@ TEST_CASE("every token has one task, and every KV split of a task a place of its
       const AttentionTask& task = shared.task(unit.task);
       CHECK(task.num_tokens * 3 <= kAttentionRows);
       const int after = query_start[task.sequence + 1] - task.token_begin - task.num_tokens;
-      CHECK(task.context == context_len[task.sequence] - after);
+      const int last_token = task.token_begin + task.num_tokens - 1;
+      CHECK(task.context == (visible_until.empty() ? context_len[task.sequence] - after : visible_until[last_token]));
       splits[task.token_begin].push_back(unit.split);
       if (unit.split == 0) {
         for (int t = 0; t < task.num_tokens; ++t) ++planned[task.token_begin + t];
@@ -57,4 +59,12 @@ TEST_CASE("every token has one task, and every KV split of a task a place of its
   CHECK(check({0, 256}, {4096}) == 0);            // tasks enough without
   CHECK(check({0, 6, 7}, {5000, 5001}) == 1);
   CHECK(check({0, 1, 2}, {100, 3'000'000}) == 0);  // more than there is room for
+  // Of three tasks, the first one sees all that the last one stores, which is another KV split.
+  std::vector<int32_t> until(40);
+  std::iota(until.begin(), until.end(), 1001);
+  CHECK(check({0, 40}, {1040}, until) == 2);
+  CHECK(shared.task(0).num_splits() == 2);
+  std::fill(until.begin(), until.end(), 1040);
+  CHECK(check({0, 40}, {1040}, until) == 2);
+  CHECK(shared.task(0).num_splits() == 3);
 }

@@ -15,6 +15,7 @@ _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
     "gelu": functional.gelu,
     "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+    "gelu_quick": lambda x: x * (1.702 * x).sigmoid(),
     "relu": functional.relu,
     "relu2": lambda x: functional.relu(x).square(),
 }

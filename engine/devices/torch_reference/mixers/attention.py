@@ -37,28 +37,29 @@ class Attention:
         if spec.kv_layer is None:
             k = self._weights.linear(f"{self._layer}.k", x)
             v = k if spec.values_from_keys else self._weights.linear(f"{self._layer}.v", x)
-            k = self._placed("k", k, tokens.rope_positions)
+            k = self._placed("k", k, tokens)
             v = self._weights.norm(f"{self._layer}.v_norm", spec.v_norm, v.view(k.shape))
             blocks = tables[torch.arange(T), positions // self._block_size]
             self._keys[blocks, positions % self._block_size] = k.to(self._keys.dtype)
             self._values[blocks, positions % self._block_size] = v.to(self._values.dtype)
-        q = self._placed("q", self._weights.linear(f"{self._layer}.q", x), tokens.rope_positions)
+        q = self._placed("q", self._weights.linear(f"{self._layer}.q", x), tokens)
         if spec.query_temperature:
             q = q * _temperature(spec.query_temperature, positions)[:, None, None]
         q = q.to(self._keys.dtype).float()
-        result = self._attend(q, positions, tables)
+        ends = positions + 1 if tokens.visible_until is None or not spec.two_way else tokens.visible_until
+        result = self._attend(q, positions, ends, tables)
         if spec.output_gate:
             result = result * torch.sigmoid(self._weights.linear(f"{self._layer}.q_gate", x))
         return self._weights.linear(f"{self._layer}.o", result)
 
-    def _placed(self, name: str, x: Tensor, positions: Tensor) -> Tensor:
+    def _placed(self, name: str, x: Tensor, tokens: Tokens) -> Tensor:
         """Queries or keys `[T, heads * D]`, normalized and rotated: `[T, heads, D]`."""
         spec = self._spec
         x = x.view(len(x), -1, spec.head_dim)
         if not spec.qk_norm_after_rope:
             x = self._norm(f"{name}_norm", x)
         if spec.rope:
-            x = rotate(spec.rope, x, positions)
+            x = rotate(spec.rope, x, tokens.turned_by(spec.rope))
         return self._norm(f"{name}_norm", x) if spec.qk_norm_after_rope else x
 
     def copy_blocks(self, source: Tensor, target: Tensor, window: int | None) -> None:
@@ -77,8 +78,8 @@ class Attention:
         each = self._spec.qk_norm_over == "each"
         return self._weights.norm(f"{self._layer}.{name}", self._spec.qk_norm, x.view(shape), each).view(x.shape)
 
-    def _attend(self, q: Tensor, positions: Tensor, tables: Tensor) -> Tensor:
-        """Softmax attention over the cache, tile by tile with a running maximum and sum.
+    def _attend(self, q: Tensor, positions: Tensor, ends: Tensor, tables: Tensor) -> Tensor:
+        """Softmax attention over the cache up to `ends [T]`, tile by tile with a running maximum and sum.
 
         The recurrence is from https://arxiv.org/abs/1805.02867. K and V always come from the cache, also those of this
         call, and the tiles start at fixed positions. So the chunks of a prompt make no difference. `q [T, H, D]`,
@@ -93,9 +94,9 @@ class Attention:
         total = torch.zeros(q.shape[:-1])
         result = torch.zeros(q.shape)
         first = 0 if window is None else max(0, int(positions.min()) - window + 1) // tile
-        for start in range(first * tile, int(positions.max()) + 1, tile):
+        for start in range(first * tile, int(ends.max()), tile):
             cached = start + torch.arange(tile)
-            visible = cached <= positions[:, None]
+            visible = cached < ends[:, None]
             if window is not None:
                 visible &= cached > positions[:, None] - window
             # Positions past the table's end are invisible; any block can stand in for theirs.
@@ -131,9 +132,12 @@ def _temperature(temperature: TemperatureSpec, positions: Tensor) -> Tensor:
 
 
 def rotate(rope: RopeSpec, x: Tensor, positions: Tensor) -> Tensor:
-    """Rope on `x [T, heads, D]`: each pair `(a, b)` of dimensions turns by `position * inv_freq`."""
+    """Rope on `x [T, heads, D]`: each pair `(a, b)` of dimensions turns by `position * inv_freq`.
+
+    `positions [T, pairs]`, or `[T, 1]`.
+    """
     half = len(rope.inv_freq)
-    angles = (positions.float()[:, None] * torch.tensor(rope.inv_freq))[:, None, :]
+    angles = (positions.float() * torch.tensor(rope.inv_freq))[:, None, :]
     cos, sin = angles.cos() * rope.attention_factor, angles.sin() * rope.attention_factor
     turned, rest = x[..., : 2 * half], x[..., 2 * half :]
     a, b = (turned[..., ::2], turned[..., 1::2]) if rope.interleaved else turned.chunk(2, dim=-1)

@@ -28,12 +28,13 @@ class LatentAttention:
         spec, positions = self._spec, tokens.positions
         latents, keys = torch.split(self._linear("kv_down", x), [spec.kv_rank, spec.rope_dim], dim=-1)
         latents = self._weights.norm(f"{self._layer}_kv_norm", spec.norm, latents)
-        keys = rotate(spec.rope, keys[:, None], tokens.rope_positions)[:, 0]
+        turned_by = tokens.turned_by(spec.rope)
+        keys = rotate(spec.rope, keys[:, None], turned_by)[:, 0]
         tables = tokens.block_tables[spec.cached.window]
         blocks, slots = tables[torch.arange(len(x)), positions // self._block_size], positions % self._block_size
         self._latents[blocks, slots] = latents.to(self._latents.dtype)
         self._keys[blocks, slots] = keys.to(self._keys.dtype)
-        queries = self._queries(x, tokens.rope_positions)
+        queries = self._queries(x, turned_by)
         seen = [self._attend(queries[t], tables[t], int(positions[t]) + 1) for t in range(len(x))]
         return self._linear("o", torch.stack(seen))
 

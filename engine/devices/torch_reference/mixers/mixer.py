@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ....errors import DeviceError
-from ....models.spec import MixerSpec
+from ....models.spec import MixerSpec, RopeSpec
 from ..weights import Weights
 
 
@@ -18,10 +18,11 @@ from ..weights import Weights
 class Tokens:
     """The tokens of a pass: `positions [T]`, and `block_tables [T, max_blocks]` with each token's own row.
 
-    Ropes turn by `rope_positions [T]`, which are not whole numbers where adapters stretch them.
-    There are tables for each cache group, by its window. `state_slots [T]` say where recurrent mixers keep the state of
-    each token's sequence; None if the model has none. `per_layer [T, layers, size]` is each layer's input for a token,
-    in models with per-layer embeddings.
+    Ropes turn by `rope_positions [T]`, or by `axis_positions [A, T]` where both they and the tokens have axes. Those
+    are not whole numbers where adapters stretch them. Where attention is two-way, a token sees the positions below its
+    `visible_until [T]`. There are tables for each cache group, by its window. `state_slots [T]` say where recurrent
+    mixers keep the state of each token's sequence; None if the model has none. `per_layer [T, layers, size]` is each
+    layer's input for a token, in models with per-layer embeddings.
     """
 
     positions: Tensor
@@ -29,6 +30,14 @@ class Tokens:
     state_slots: Tensor | None
     block_tables: Mapping[int | None, Tensor]
     per_layer: Tensor | None = None
+    axis_positions: Tensor | None = None
+    visible_until: Tensor | None = None
+
+    def turned_by(self, rope: RopeSpec) -> Tensor:
+        """The positions that each pair of dimensions turns by, `[T, pairs]`, or `[T, 1]` if they are the same."""
+        if self.axis_positions is None or not rope.axes:
+            return self.rope_positions[:, None]
+        return self.axis_positions[list(rope.axes)].T
 
 
 class Mixer(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -44,6 +45,8 @@ def activate(activation: Activation, x: Tensor) -> Tensor:
     """The activation function of every element."""
     if activation == "silu":
         return functional.silu(x)
+    if activation == "gelu_quick":
+        return x * torch.sigmoid(1.702 * x)
     if activation == "relu":
         return functional.relu(x)
     if activation == "relu2":

@@ -27,6 +27,8 @@ class Mlp:
         activation = self._spec.activation
         if activation == "silu":
             return jax.nn.silu(x)
+        if activation == "gelu_quick":
+            return x * jax.nn.sigmoid(1.702 * x)
         if activation == "relu":
             return jax.nn.relu(x)
         if activation == "relu2":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -11,12 +11,13 @@ from engine.devices.made_models import MLP, NORM, PLAIN, RandomWeights, decoder,
 
 from tidewheel.engine.devices.cache_split import BLOCK_TOKENS
 from tidewheel.engine.errors import DeviceError
-from tidewheel.engine.models.spec import ResidualBlockSpec
+from tidewheel.engine.models.spec import ProjectionSpec, ResidualBlockSpec, TowerSpec
 from tidewheel.engine.models.spec.shapes import Shapes
 from tidewheel.engine.weights.quantization import InputOrder, Quantization, TensorFormat
 
 _native = pytest.importorskip("tidewheel._native")
-from tidewheel.engine.devices.cpu.lowering import Formats, formats_of, lower, why_not_kept  # noqa: E402
+from tidewheel.engine.devices.cpu.formats import Formats, formats_of, tower_formats, why_not_kept  # noqa: E402
+from tidewheel.engine.devices.cpu.lowering import lower, lower_tower  # noqa: E402
 
 SPEC = decoder(PLAIN)
 INT4 = Quantization("int4-fast", 64, zero_points=True)
@@ -46,6 +47,24 @@ def test_every_matrix_has_a_format_and_no_vector(
         "layers.0.down.weight": down,
         "head.weight": head,
     }
+
+
+def test_of_a_tower_only_the_matrices_of_layers_are_quantized() -> None:
+    layer = (ResidualBlockSpec(replace(PLAIN, two_way=True), NORM), ResidualBlockSpec(MLP, NORM))
+    spec = TowerSpec(64, (layer,), (("patches", ProjectionSpec(48, 64, norm=NORM)),), (("positions", (9, 64)),))
+    stored = TensorFormat("grid", 32, bits=4)
+
+    class Stored(RandomWeights):
+        def stored_format(self, name: str) -> TensorFormat:
+            return stored
+
+    matrices = [f"layers.0.{name}.weight" for name in ("q", "k", "v", "o", "gate", "up", "down")]
+    floats = {"patches.weight": TensorFormat("bfloat16")}
+    for quantization, format in ((Quantization("int8"), TensorFormat("int8")), (None, stored)):
+        formats = tower_formats(spec, "bfloat16", quantization, Stored(SPEC))
+        assert formats == {**dict.fromkeys(matrices, format), **floats}
+        assert set(lower_tower(spec, formats).formats) == {*matrices, "patches.weight"}
+    assert set(tower_formats(spec, "float16", None).values()) == {TensorFormat("float16")}
 
 
 def test_what_the_kernels_lack_is_dequantized_with_a_reason() -> None:

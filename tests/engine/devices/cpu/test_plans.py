@@ -61,7 +61,7 @@ def test_a_wrong_field_is_named(plan: str, fields: dict[str, Any], said: str) ->
     ("plan", "field", "said"),
     [
         ("NormPlan", "kind", "a norm must be rms or layer, not none"),
-        ("MlpPlan", "activation", "activation must be silu, gelu, gelu_tanh, relu or relu2, not none"),
+        ("MlpPlan", "activation", "activation must be silu, gelu, gelu_tanh, gelu_quick, relu or relu2, not none"),
         ("AttentionPlan", "qk_norm_over", "queries and keys are normalized over head, each or whole, not none"),
     ],
 )

@@ -1,0 +1,208 @@
+"""A tower in the native runtime, on the threads of the model beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidewheel import _native
+
+from ...cancellation import Cancellation
+from ...errors import DeviceError
+from ...models.spec import AttentionSpec, TowerSpec, tower_shapes
+from ...weights.finite import require_finite
+from ...weights.tensor import WeightSource, to_float32
+from ..cache_split import BLOCK_TOKENS
+from ..load_plan import weight_bytes
+from ..tower import Rows, TowerExecutor, TowerOptions, check_segments, checked_positions, checked_rows
+from .formats import Formats
+from .lowering import lower_tower
+from .pace import Pace
+from .weights import set_weights
+
+_MOST_ROWS = 1024  # of a piece
+_FLOAT_BYTES = 4
+
+
+class CpuTower(TowerExecutor):
+    """A tower in the native runtime. Layers keep their queries, K and V in memory for a segment of `max_rows`."""
+
+    def __init__(
+        self, spec: TowerSpec, native: _native.Tower, tables: Mapping[str, Rows], max_rows: int, threads: int
+    ) -> None:
+        self.spec = spec
+        self._native: _native.Tower | None = native
+        self._tables = dict(tables)
+        self._max_rows = max_rows
+        self._is_between_turns = False
+        most = _piece_rows(max_rows)
+        self._projections = {
+            name: (projection, Pace(most, 2 * projection.inputs * projection.outputs, threads))
+            for name, projection in spec.projections
+        }
+        operations = 2 * max((_num_weights(spec, index) for index in range(len(spec.layers))), default=0)
+        self._run, self._remember, self._finish = (Pace(most, operations, threads) for _ in range(3))
+
+    @property
+    def native(self) -> _native.Tower:
+        """The runtime itself. Raises DeviceError after `close`."""
+        if self._native is None:
+            raise DeviceError("this tower was closed")
+        return self._native
+
+    def project(self, name: str, rows: Rows) -> Generator[None, None, Rows]:
+        """See TowerExecutor."""
+        native = self.native
+        if name not in self._projections:
+            raise ValueError(f"the tower has no projection {name}")
+        projection, pace = self._projections[name]
+        rows = checked_rows(rows, projection.inputs)
+        out = np.empty((len(rows), projection.outputs), np.float32)
+        begin = 0
+        while begin < len(rows):
+            end = begin + pace.next_piece(len(rows) - begin)
+            with pace.piece(end - begin):
+                native.project(name, rows[begin:end], out[begin:end])
+            yield
+            begin = end
+        return out
+
+    def layer(
+        self, index: int, rows: Rows, segments: NDArray[np.int32], positions: NDArray[np.int32] | None = None
+    ) -> Generator[None, None, Rows]:
+        """See TowerExecutor. Segments are computed together as long as they fit a piece."""
+        native = self.native
+        if self._is_between_turns:
+            raise RuntimeError("another layer is under way")
+        out = checked_rows(rows, self.spec.hidden_size).copy()
+        check_segments(segments, len(out), self._max_rows)
+        positions = checked_positions(self.spec, index, positions, len(out))
+        starts = np.asarray(segments, np.int32)
+        first = 0
+        while first + 1 < len(starts):
+            last = self._last_of_piece(starts, first, native.num_blocks)
+            begin, end = int(starts[first]), int(starts[last])
+            if end - begin > self._run.rows:
+                yield from self._in_turns(index, out[begin:end], _columns(positions, begin, end))
+            else:
+                with self._run.piece(end - begin):
+                    native.run(
+                        index,
+                        out[begin:end],
+                        starts[first : last + 1] - starts[first],
+                        np.diff(starts[first : last + 1]),
+                        0,
+                        _columns(positions, begin, end),
+                        False,
+                    )
+                yield
+            first = last
+        return out
+
+    def table(self, name: str) -> Rows:
+        """See TowerExecutor. Raises ValueError for a name that is not the spec's."""
+        if name not in self._tables:
+            raise ValueError(f"the tower has no table {name}")
+        return self._tables[name]
+
+    def release_scratch(self) -> None:
+        """Give all memory but that of the weights back to the system, until the next call.
+
+        A layer that is under way keeps it.
+        """
+        if self._native is not None and not self._is_between_turns:
+            self._native.release_scratch()
+
+    def close(self) -> None:
+        """Free the weights. Calling it twice is allowed."""
+        self._native = None
+        self._tables = {}
+
+    def _last_of_piece(self, starts: NDArray[np.int32], first: int, num_blocks: int) -> int:
+        """The end of the segments from `first` on that fit a piece; it has at least one, whether that fits or not."""
+        last, blocks = first, 0
+        while last + 1 < len(starts):
+            blocks += -(-int(starts[last + 1] - starts[last]) // BLOCK_TOKENS)
+            if last > first and (blocks > num_blocks or starts[last + 1] - starts[first] > self._run.rows):
+                break
+            last += 1
+        return last
+
+    def _in_turns(self, index: int, rows: Rows, positions: NDArray[np.int32] | None) -> Generator[None, None, None]:
+        """A segment that is longer than a piece, in place: first the queries, K and V of all rows, then the rest."""
+        native, lengths = self.native, np.array([len(rows)], np.int32)
+        self._is_between_turns = True
+        try:
+            for pace, remembered in ((self._remember, False), (self._finish, True)):
+                begin = 0
+                while begin < len(rows):
+                    end = begin + pace.next_piece(len(rows) - begin)
+                    here, columns = np.array([0, end - begin], np.int32), _columns(positions, begin, end)
+                    with pace.piece(end - begin):
+                        if remembered:
+                            native.run(index, rows[begin:end], here, lengths, begin, columns, True)
+                        else:
+                            native.remember(index, rows[begin:end], here, lengths, begin, columns)
+                    yield
+                    begin = end
+        finally:
+            self._is_between_turns = False
+
+
+def load_tower(
+    spec: TowerSpec,
+    weights: WeightSource,
+    formats: Formats,
+    options: TowerOptions,
+    beside: _native.Executor,
+    cancellation: Cancellation,
+) -> CpuTower:
+    """Pack the weights with matrices in these `formats`, to compute on the threads of `beside`.
+
+    Raises ValueError for what the kernels cannot compute, and what `set_weights` raises.
+    """
+    rows = options.max_rows
+    native = _native.Tower(lower_tower(spec, formats), beside.isa, options.dtype, rows, _piece_rows(rows), beside)
+    tables, threads = dict(spec.tables), beside.num_threads
+    with cancellation.calling(native.stop_loading):
+        set_weights(native, weights, formats, threads, cancellation, without=tables)
+    native.check_complete()
+    read = {}
+    for name in tables:
+        tensor = weights[name]
+        require_finite([tensor], threads)
+        read[name] = to_float32(tensor)
+    return CpuTower(spec, native, read, rows, threads)
+
+
+def tower_bytes(spec: TowerSpec, formats: Formats, options: TowerOptions) -> int:
+    """About how many bytes a tower takes with a segment of `max_rows`, which its caller has twice in float32."""
+    kept = 0  # queries, K and V
+    for layer in spec.layers:
+        for residual in layer:
+            if isinstance(mixer := residual.mixer, AttentionSpec):
+                block = _native.kv_bytes_per_block(
+                    mixer.num_kv_heads, mixer.head_dim, mixer.head_dim, False, options.dtype
+                )
+                a_row = block // BLOCK_TOKENS
+                kept = max(kept, a_row + a_row * mixer.num_heads // (2 * mixer.num_kv_heads))
+    widths = [2 * (projection.inputs + projection.outputs) for _, projection in spec.projections]
+    widths += [residual.mixer.activations + 2 * spec.hidden_size for layer in spec.layers for residual in layer]
+    piece = _piece_rows(options.max_rows) * max(widths, default=0) * _FLOAT_BYTES
+    image = options.max_rows * 2 * spec.hidden_size * _FLOAT_BYTES
+    return weight_bytes(tower_shapes(spec), formats) + options.max_rows * kept + piece + image
+
+
+def _piece_rows(max_rows: int) -> int:
+    return min(_MOST_ROWS, -(-max_rows // BLOCK_TOKENS) * BLOCK_TOKENS)
+
+
+def _num_weights(spec: TowerSpec, index: int) -> int:
+    return sum(prod(shape) for residual in spec.layers[index] for shape in residual.shapes(spec.hidden_size).values())
+
+
+def _columns(positions: NDArray[np.int32] | None, begin: int, end: int) -> NDArray[np.int32] | None:
+    return None if positions is None else np.ascontiguousarray(positions[:, begin:end])

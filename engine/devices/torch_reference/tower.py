@@ -1,0 +1,142 @@
+"""A tower in torch: the reference for all others."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ...cancellation import Cancellation
+from ...errors import DeviceError
+from ...models.spec import AttentionSpec, MlpSpec, TowerSpec
+from ...weights.finite import read_finite
+from ...weights.tensor import WeightSource, to_float32
+from ..tower import Rows, TowerExecutor, TowerOptions, check_segments, checked_positions, checked_rows
+from .mixers import Parts, ResidualBlock, Tokens
+from .mixers.attention import rotate
+from .mixers.mlp import Mlp, activate
+from .weights import DTYPES, Weights
+
+
+class _Attention:
+    """Softmax attention of all rows of a segment to all of them."""
+
+    def __init__(self, spec: AttentionSpec, layer: str, parts: Parts) -> None:
+        self._spec, self._layer, self._weights, self._dtype = spec, layer, parts.weights, parts.cache_dtype
+
+    def __call__(self, x: Tensor, tokens: Tokens) -> Tensor:
+        """The output for the rows `x [n, hidden]` of a segment, in the same shape."""
+        spec, weights = self._spec, self._weights
+        keys = weights.linear(f"{self._layer}.k", x)
+        values = keys if spec.values_from_keys else weights.linear(f"{self._layer}.v", x)
+        values = weights.norm(f"{self._layer}.v_norm", spec.v_norm, values.view(len(x), -1, spec.head_dim))
+        q = self._placed("q", weights.linear(f"{self._layer}.q", x), tokens)
+        k = self._placed("k", keys, tokens)
+        q, k, v = (heads.to(self._dtype).float() for heads in (q, k, values))
+        group = spec.num_heads // spec.num_kv_heads
+        k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+        scores = torch.einsum("nhd,mhd->hnm", q, k) * spec.scale
+        if spec.softcap is not None:
+            scores = spec.softcap * torch.tanh(scores / spec.softcap)
+        result = torch.einsum("hnm,mhd->nhd", scores.softmax(-1), v)
+        return weights.linear(f"{self._layer}.o", result.reshape(len(x), -1))
+
+    def copy_blocks(self, source: Tensor, target: Tensor, window: int | None) -> None:
+        """Nothing to copy."""
+
+    def copy_state(self, source: int, target: int) -> None:
+        """Nothing to copy."""
+
+    def _placed(self, name: str, x: Tensor, tokens: Tokens) -> Tensor:
+        """Queries or keys `[n, heads * D]`, normalized and rotated: `[n, heads, D]`."""
+        spec = self._spec
+        x = x.view(len(x), -1, spec.head_dim)
+        if not spec.qk_norm_after_rope:
+            x = self._norm(f"{self._layer}.{name}_norm", x)
+        if spec.rope is not None:
+            x = rotate(spec.rope, x, tokens.turned_by(spec.rope))
+        return self._norm(f"{self._layer}.{name}_norm", x) if spec.qk_norm_after_rope else x
+
+    def _norm(self, name: str, x: Tensor) -> Tensor:
+        shape = (len(x), -1) if self._spec.qk_norm_over == "whole" else x.shape
+        each = self._spec.qk_norm_over == "each"
+        return self._weights.norm(name, self._spec.qk_norm, x.view(shape), each).view(x.shape)
+
+
+_KINDS: dict[str, Any] = {AttentionSpec.kind: _Attention, MlpSpec.kind: Mlp}
+
+
+class TorchTower(TowerExecutor):
+    """A tower that computes segment by segment, and layer by layer."""
+
+    def __init__(
+        self, spec: TowerSpec, weights: WeightSource, options: TowerOptions, cancellation: Cancellation
+    ) -> None:
+        self.spec, self._max_rows = spec, options.max_rows
+        dtype = DTYPES[options.dtype]
+        tables = dict(spec.tables)
+        tensors = dict(read_finite(weights, cancellation))
+        self._tables = {name: to_float32(tensors.pop(name)) for name in tables}
+        self._weights: Weights | None = Weights(tensors.items(), dtype)
+        parts = Parts(self._weights, {}, 1, 0, dtype, _KINDS)
+        self._layers = [
+            [ResidualBlock(residual, f"layers.{index}", parts) for residual in layer]
+            for index, layer in enumerate(spec.layers)
+        ]
+
+    def project(self, name: str, rows: Rows) -> Generator[None, None, Rows]:
+        """See TowerExecutor."""
+        weights = self._loaded()
+        projection = dict(self.spec.projections).get(name)
+        if projection is None:
+            raise ValueError(f"the tower has no projection {name}")
+        rows = checked_rows(rows, projection.inputs)
+        with torch.inference_mode():
+            x = weights.norm(f"{name}.norm", projection.norm, torch.tensor(rows))
+            x = weights.linear(name, x)
+            if projection.activation is not None:
+                x = activate(projection.activation, x)
+        yield
+        return x.numpy()
+
+    def layer(
+        self, index: int, rows: Rows, segments: NDArray[np.int32], positions: NDArray[np.int32] | None = None
+    ) -> Generator[None, None, Rows]:
+        """See TowerExecutor."""
+        self._loaded()
+        rows = checked_rows(rows, self.spec.hidden_size)
+        check_segments(segments, len(rows), self._max_rows)
+        turned_by = checked_positions(self.spec, index, positions, len(rows))
+        if turned_by is None:
+            turned_by = np.zeros((1, len(rows)), np.int32)
+        out = np.empty_like(rows)
+        for begin, end in pairwise(segments.tolist()):
+            places = torch.tensor(turned_by[:, begin:end])
+            with torch.inference_mode():
+                x = torch.tensor(rows[begin:end])
+                for residual in self._layers[index]:
+                    x = residual(x, Tokens(places, places[0], None, {}, axis_positions=places))
+                out[begin:end] = x.numpy()
+            yield
+        return out
+
+    def table(self, name: str) -> Rows:
+        """See TowerExecutor. Raises ValueError for a name that is not the spec's."""
+        if name not in self._tables:
+            raise ValueError(f"the tower has no table {name}")
+        return self._tables[name]
+
+    def close(self) -> None:
+        """Free the weights. Calling it twice is allowed."""
+        self._weights = None
+        self._layers, self._tables = [], {}
+
+    def _loaded(self) -> Weights:
+        if self._weights is None:
+            raise DeviceError("this tower was closed")
+        return self._weights

@@ -1,0 +1,109 @@
+"""The contract of towers: TowerExecutor runs the parts of a TowerSpec, piece by piece."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..models.spec import AttentionSpec, LayerSpec, TowerSpec
+from ..weights.dtypes import DType
+from ..weights.quantization import Quantization
+
+Rows = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class TowerOptions:
+    """How a tower is loaded: its weights and K and V in `dtype`, or matrices of layers as `quantization` says.
+
+    `max_rows` is the most that a segment of a layer may have. Raises ValueError if that is none.
+    """
+
+    dtype: DType
+    max_rows: int
+    quantization: Quantization | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_rows < 1:
+            raise ValueError("a segment must have room for a row")
+
+
+class TowerExecutor(ABC):
+    """A tower's weights on a device, beside the model's executor and on its threads, which is idle meanwhile.
+
+    `project` and `layer` are generators: they yield after pieces of at most a few milliseconds of work, so that the
+    caller may do something else in between, but run no other part of the tower. Whatever the pieces, the bits of the
+    results are the same, and those of a segment depend on that segment alone. Everything is called on the engine
+    thread.
+    """
+
+    spec: TowerSpec
+
+    @abstractmethod
+    def project(self, name: str, rows: Rows) -> Generator[None, None, Rows]:
+        """The projection `name` of `rows [N, inputs]`: `[N, outputs]`, float32. Raises ValueError for other shapes."""
+
+    @abstractmethod
+    def layer(
+        self, index: int, rows: Rows, segments: NDArray[np.int32], positions: NDArray[np.int32] | None = None
+    ) -> Generator[None, None, Rows]:
+        """Layer `index` of `rows [N, hidden]`: as many rows.
+
+        Segment s owns rows `[segments[s], segments[s + 1])` and sees nothing else: `segments [S + 1]` begins with 0
+        and ends with N. `positions [A, N]` are those of each of rope's axes; without rope there are none. Raises
+        ValueError for arrays that do not fit, and for a segment of more than `max_rows`.
+        """
+
+    @abstractmethod
+    def table(self, name: str) -> Rows:
+        """One of the spec's tables, in float32."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free the weights. Calling it twice is allowed."""
+
+
+def checked_rows(rows: Rows, width: int) -> Rows:
+    """The rows, contiguous and in float32. Raises ValueError unless they are `[N, width]`."""
+    if rows.ndim != 2 or rows.shape[1] != width:
+        raise ValueError(f"rows must have the shape [N, {width}], not {list(rows.shape)}")
+    return np.ascontiguousarray(rows, np.float32)
+
+
+def check_segments(segments: NDArray[np.int32], num_rows: int, max_rows: int) -> None:
+    """Raises ValueError unless all of the rows are in segments, one behind the other, of 1 to `max_rows` each."""
+    if segments.ndim != 1 or len(segments) == 0 or segments[0] != 0 or segments[-1] != num_rows:
+        raise ValueError(f"segments must begin with 0 and end with the number of rows, {num_rows}")
+    lengths = np.diff(segments)
+    if lengths.min(initial=1) < 1:
+        raise ValueError("every segment must have a row")
+    if lengths.max(initial=0) > max_rows:
+        raise ValueError(f"a segment has {lengths.max()} rows, and there is room for {max_rows}")
+
+
+def checked_positions(
+    spec: TowerSpec, index: int, positions: NDArray[np.int32] | None, num_rows: int
+) -> NDArray[np.int32] | None:
+    """The positions for layer `index`; None if it turns nothing.
+
+    Raises ValueError for a layer that there is not, and unless each row has a position on each of the tower's axes.
+    """
+    if not 0 <= index < len(spec.layers):
+        raise ValueError(f"the tower has no layer {index}")
+    axes = [_num_axes(layer) for layer in spec.layers]
+    if axes[index] == 0:
+        return None
+    if positions is None or positions.ndim != 2 or positions.shape[1] != num_rows or len(positions) < max(axes):
+        shape = None if positions is None else list(positions.shape)
+        raise ValueError(f"positions must have the shape [{max(axes)}, {num_rows}], not {shape}")
+    return np.asarray(positions, np.int32)
+
+
+def _num_axes(layer: LayerSpec) -> int:
+    """How many axes the rope of a layer has; 0: it has no rope."""
+    ropes = [block.mixer.rope for block in layer if isinstance(block.mixer, AttentionSpec)]
+    return max((1 + max(rope.axes, default=0) for rope in ropes if rope is not None), default=0)

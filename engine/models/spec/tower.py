@@ -1,0 +1,76 @@
+"""A tower: what turns the patches of an image into embeddings, as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .attention import AttentionSpec
+from .mlp import Activation, MlpSpec
+from .norm import NormSpec
+from .residual_block import LayerSpec
+from .shapes import Shapes, linear, under
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectionSpec:
+    """`act(norm(x) W^T + bias)`, from rows of `inputs` to rows of `outputs`: of patches, or of a connector."""
+
+    inputs: int
+    outputs: int
+    bias: bool = False
+    norm: NormSpec | None = None
+    activation: Activation | None = None
+
+    def shapes(self) -> Shapes:
+        """The weights: those of the linear layer, and of a norm."""
+        shapes = linear(self.outputs, self.inputs, self.bias)
+        return shapes if self.norm is None else shapes | under("norm", self.norm.shapes(self.inputs))
+
+
+@dataclass(frozen=True, slots=True)
+class TowerSpec:
+    """The parts of a tower. What puts them in an order is its family's `Vision`.
+
+    `layers` compute rows of `hidden_size`; their attention is `two_way`: each row sees all rows of its segment.
+    `projections` are linear layers outside of them, by name, and `tables` small arrays that are added, joined or
+    normalized with, by name and shape: position embeddings, class embeddings, weights of norms between layers.
+
+    A layer has at most one attention, as its first residual block, and MLPs. Raises ValueError for any other, and for
+    attention that sees less than its segment, or knows of more than the rows and their positions on rope's axes.
+    """
+
+    hidden_size: int
+    layers: tuple[LayerSpec, ...]
+    projections: tuple[tuple[str, ProjectionSpec], ...] = ()
+    tables: tuple[tuple[str, tuple[int, ...]], ...] = ()
+
+    def __post_init__(self) -> None:
+        for layer in self.layers:
+            for index, residual in enumerate(layer):
+                mixer = residual.mixer
+                if isinstance(mixer, AttentionSpec):
+                    _check(mixer, index)
+                elif not isinstance(mixer, MlpSpec):
+                    raise ValueError(f"a tower's layers have attention and MLPs, not {mixer.kind}")
+
+
+def _check(attention: AttentionSpec, index: int) -> None:
+    if index:
+        raise ValueError("attention must be the first residual block of a tower's layer")
+    if not attention.two_way or attention.sliding_window is not None:
+        raise ValueError("a row of a tower sees all rows of its segment")
+    if attention.kv_layer is not None or attention.output_gate or attention.sinks:
+        raise ValueError("attention in a tower has neither another layer's K and V, nor an output gate, nor sinks")
+    if attention.alibi_slopes is not None or attention.query_temperature is not None:
+        raise ValueError("attention in a tower knows positions by rope alone")
+
+
+def tower_shapes(spec: TowerSpec) -> Shapes:
+    """The weights that `spec` needs: Tidewheel's name to shape, linear weights as `(out_features, in_features)`."""
+    shapes: Shapes = dict(spec.tables)
+    for name, projection in spec.projections:
+        shapes |= under(name, projection.shapes())
+    for i, layer in enumerate(spec.layers):
+        for residual in layer:
+            shapes |= under(f"layers.{i}", residual.shapes(spec.hidden_size))
+    return shapes

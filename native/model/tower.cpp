@@ -1,0 +1,186 @@
+#include "model/tower.h"
+
+#include <algorithm>
+
+#include "model/require.h"
+
+namespace tidewheel {
+namespace {
+
+int blocks_of(int rows) { return (rows + kBlockTokens - 1) / kBlockTokens; }
+
+}  // namespace
+
+Tower::Tower(TowerPlan plan, const Kernels& kernels, CacheType cache_type, TowerShape shape, std::shared_ptr<ThreadPool> pool)
+    : plan_(std::move(plan)), kernels_(kernels), shape_(shape), num_blocks_(blocks_of(std::max(shape.max_rows, shape.piece_rows))),
+      pool_(std::move(pool)), weights_(kernels, plan_.formats, plan_.input_orders),
+      workspace_(std::max(shape.piece_rows, 0)), adapters_(kernels, workspace_), gemms_(kernels, workspace_, adapters_, capture_),
+      attention_{cache_type, std::vector<std::vector<Heads>>(1), {}, std::vector<std::vector<int>>(1), {}, {}, {}, true},
+      context_{kernels, plan_.hidden_size, weights_, workspace_, gemms_, capture_, adapters_, attention_, states_, profile_} {
+  require(shape.max_rows > 0 && shape.piece_rows > 0 && plan_.hidden_size > 0, "rows and their size must be at least 1");
+  // Projections and layers never run together, so they use the same memory.
+  for (const auto& [name, projection] : plan_.projections) add_projection(name, projection);
+  hidden_ = workspace_.add<float>(plan_.hidden_size);
+  for (size_t i = 0; i < plan_.layers.size(); ++i) add_layer(plan_.layers[i], "layers." + std::to_string(i) + ".");
+
+  const Ownership& ownership = pool_->ownership();
+  weights_.place(ownership);
+  gemms_.allocate(weights_.matrices());
+  workspace_.allocate(ownership);
+  attention_.ropes.allocate(shape.piece_rows);
+  attention_.caches.emplace_back(attention_.heads[0], cache_type, num_blocks_, ownership);
+  attention_.queries = Arena(size_t(std::max(shape.max_rows, shape.piece_rows)) * attention_.query_bytes);
+  attention_.tasks = AttentionTasks(attention_.divided, attention_.windows, shape.piece_rows, shape.piece_rows, ownership);
+}
+
+void Tower::add_projection(const std::string& name, const ProjectionPlan& plan) {
+  require(plan.inputs > 0 && plan.outputs > 0, "a projection has inputs and outputs");
+  Projection& projection = projections_[name];
+  projection.plan = plan;
+  weights_.add_linear(name, projection.linear, plan.outputs, plan.inputs, plan.bias);
+  weights_.add_norm(name + ".norm", projection.norm, plan.norm, plan.inputs);
+  const Workspace::Turn turn(workspace_);
+  projection.input = workspace_.add<float>(plan.inputs);
+  projection.output = workspace_.add<float>(round_up(plan.outputs, kPanel));
+}
+
+void Tower::add_layer(const std::vector<ResidualBlockPlan>& layer, const std::string& prefix) {
+  std::deque<ResidualBlock>& residuals = layers_.emplace_back();
+  for (const ResidualBlockPlan& residual : layer) {
+    if (const AttentionPlan* attention = std::get_if<AttentionPlan>(&residual.mixer)) {
+      require(residuals.empty(), "attention must be the first part of a tower's layer");
+      require(attention->two_way && attention->cache_group == 0 && attention->sliding_window == 0 && attention->shared_layer < 0 &&
+                  !attention->output_gate,
+              "attention in a tower is two-way, and has neither a window, another layer's K and V nor an output gate");
+    } else {
+      require(std::holds_alternative<MlpPlan>(residual.mixer), "a tower's layers have only attention and MLPs");
+    }
+    residuals.emplace_back(residual, prefix, context_);
+  }
+}
+
+void Tower::project(const std::string& name, std::span<const float> rows, std::span<float> out) {
+  const auto found = projections_.find(name);
+  if (found == projections_.end()) fail("the tower has no projection " + name);
+  const Projection& projection = found->second;
+  const size_t inputs = projection.plan.inputs, outputs = projection.plan.outputs, count = rows.size() / inputs;
+  require(count > 0 && count <= size_t(shape_.piece_rows) && rows.size() == count * inputs && out.size() == count * outputs,
+          "a projection takes rows of its inputs, at most a piece of them, and gives as many rows of its outputs");
+  float* const input = workspace_.rows(projection.input);
+  float* const output = workspace_.rows(projection.output);
+  const auto copy = [&](Worker& worker, const float* from, size_t from_stride, float* to, size_t to_stride, size_t size) {
+    worker.share(static_cast<int64_t>(count), 4, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) std::copy_n(from + row * from_stride, size, to + row * to_stride);
+    });
+  };
+  const Epilogue epilogue = projection.plan.activates ? Epilogue::kActivation : Epilogue::kStore;
+  pool_->run([&](Worker& worker) {
+    copy(worker, rows.data(), inputs, input, projection.input.stride, inputs);
+    gemms_.run(worker, projection.linear, {input, projection.input.stride, static_cast<int>(count), nullptr, projection.norm},
+               {epilogue, output, projection.output.stride, 1, projection.plan.activation});
+    copy(worker, output, projection.output.stride, out.data(), outputs, outputs);
+  });
+}
+
+size_t Tower::check(int layer, const TowerPiece& piece, size_t num_floats, bool whole) const {
+  require(layer >= 0 && size_t(layer) < layers_.size(), "there is no such layer");
+  const size_t hidden = plan_.hidden_size, rows = num_floats / hidden, segments = piece.lengths.size();
+  require(rows > 0 && rows <= size_t(shape_.piece_rows) && rows * hidden == num_floats,
+          "a layer takes rows of the hidden size, at most a piece of them");
+  require(segments > 0 && piece.query_start.size() == segments + 1 && piece.query_start[0] == 0 &&
+              piece.query_start[segments] == static_cast<int>(rows),
+          "segments must begin with 0 and end with the number of rows");
+  require(piece.first >= 0 && (whole ? piece.first == 0 : segments == 1), "only a segment alone can be in several pieces");
+  int64_t blocks = 0;
+  for (size_t s = 0; s < segments; ++s) {
+    const int64_t count = int64_t{piece.query_start[s + 1]} - piece.query_start[s], length = piece.lengths[s];
+    require(count > 0 && piece.first + count <= length && (!whole || count == length) && length <= shape_.max_rows,
+            "segments must have rows, in ascending order, and not more of them than there is room for");
+    blocks += blocks_of(static_cast<int>(length));
+  }
+  require(blocks <= num_blocks_, "the segments take more blocks than there are");
+  const size_t positions = piece.rope_positions.size(), axes = attention_.ropes.axes();
+  require(positions % rows == 0 && (positions == 0 || positions / rows >= axes), "rope needs positions on each of its axes, one for each row");
+  return rows;
+}
+
+Step Tower::step_of(const TowerPiece& piece, size_t num_rows) {
+  const size_t segments = piece.lengths.size();
+  const int stride = blocks_of(*std::max_element(piece.lengths.begin(), piece.lengths.end()));
+  token_ids_.assign(num_rows, 0);
+  positions_.resize(num_rows), visible_until_.resize(num_rows);
+  block_tables_.assign(segments * stride, 0);
+  int block = 0;
+  for (size_t s = 0; s < segments; ++s) {
+    for (int row = piece.query_start[s]; row < piece.query_start[s + 1]; ++row) {
+      positions_[row] = piece.first + row - piece.query_start[s];
+      visible_until_[row] = piece.lengths[s];
+    }
+    for (int b = 0; b < blocks_of(piece.lengths[s]); ++b) block_tables_[s * stride + b] = block++;
+  }
+  Step step;
+  step.token_ids = token_ids_, step.positions = positions_;
+  step.query_start = piece.query_start, step.context_len = piece.lengths;
+  step.block_tables.push_back({block_tables_.data(), stride});
+  step.rope_positions = piece.rope_positions, step.visible_until = visible_until_;
+  step.first_query = piece.first;
+  attention_.tasks.build(step.query_start, step.context_len, step.block_tables, step.visible_until, false);
+  return step;
+}
+
+void Tower::take_rows(Worker& worker, const Step& step, const float* rows) const {
+  const size_t hidden_size = plan_.hidden_size;
+  worker.share(static_cast<int64_t>(step.token_ids.size()), 4, [&](int64_t begin, int64_t end) {
+    std::copy_n(rows + begin * hidden_size, (end - begin) * hidden_size, hidden() + begin * hidden_size);
+    if (step.remembered) return;  // queries and keys are rotated already
+    for (int64_t row = begin; row < end; ++row) attention_.ropes.compute(step, static_cast<int>(row));
+  });
+}
+
+void Tower::give_rows(Worker& worker, const Step& step, float* rows) const {
+  const size_t hidden_size = plan_.hidden_size;
+  worker.share(static_cast<int64_t>(step.token_ids.size()), 4, [&](int64_t begin, int64_t end) {
+    std::copy_n(hidden() + begin * hidden_size, (end - begin) * hidden_size, rows + begin * hidden_size);
+  });
+}
+
+void Tower::run_blocks(int layer, const Step& step, float* rows) {
+  pool_->run([&](Worker& worker) {
+    take_rows(worker, step, rows);
+    for (const ResidualBlock& residual : layers_[layer]) residual.run(worker, step, hidden(), hidden());
+    give_rows(worker, step, rows);
+  });
+}
+
+void Tower::run(int layer, const TowerPiece& piece, std::span<float> rows) {
+  const size_t count = check(layer, piece, rows.size(), true);
+  run_blocks(layer, step_of(piece, count), rows.data());
+}
+
+void Tower::remember(int layer, const TowerPiece& piece, std::span<const float> rows) {
+  const Step step = step_of(piece, check(layer, piece, rows.size(), false));
+  if (layers_[layer].empty()) return;
+  pool_->run([&](Worker& worker) {
+    take_rows(worker, step, rows.data());
+    layers_[layer].front().remember(worker, step, hidden());
+  });
+}
+
+void Tower::finish(int layer, const TowerPiece& piece, std::span<float> rows) {
+  Step step = step_of(piece, check(layer, piece, rows.size(), false));
+  step.remembered = true;
+  run_blocks(layer, step, rows.data());
+}
+
+void Tower::release_scratch() {
+  workspace_.forget();
+  gemms_.forget();
+  attention_.queries.forget();
+  attention_.caches[0].forget();
+}
+
+size_t Tower::scratch_bytes() const {
+  return workspace_.bytes() + gemms_.bytes() + attention_.queries.bytes() + attention_.caches[0].bytes();
+}
+
+}  // namespace tidewheel

@@ -1,0 +1,111 @@
+// Runs the parts of a tower on rows: its projections and its layers, each for a piece of an image's rows at a time.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "model/context.h"
+#include "model/residual_block.h"
+#include "model/step.h"
+#include "model/tower_plan.h"
+#include "runtime/thread_pool.h"
+
+namespace tidewheel {
+
+struct TowerShape {
+  int max_rows = 0;    // of a segment
+  int piece_rows = 0;  // of a call
+};
+
+// Rows of a layer that are computed together. A segment's rows see all of the segment. Either all segments are whole,
+// or there is one, of which the piece has the rows from `first` on.
+struct TowerPiece {
+  std::span<const int32_t> query_start;     // [S + 1]: the rows of each segment here
+  std::span<const int32_t> lengths;         // [S]: of the whole segments
+  int first = 0;
+  std::span<const int32_t> rope_positions;  // [axes, rows]; empty without rope
+};
+
+class Tower {
+ public:
+  // Uses the threads of an executor. The two must not run at the same time. Throws std::invalid_argument for a plan
+  // that the kernels cannot run, and std::bad_alloc if memory runs out.
+  Tower(TowerPlan plan, const Kernels& kernels, CacheType cache_type, TowerShape shape, std::shared_ptr<ThreadPool> pool);
+
+  // See Executor.
+  void set_weights(std::span<const Source> sources) {
+    const Pinned pinned = pool_->pinned_caller();
+    weights_.set(sources, *pool_, loading_stopped_);
+  }
+  void check_complete() const { weights_.check_complete(); }
+  void stop_loading() { loading_stopped_ = true; }
+
+  // All of these throw std::invalid_argument for arrays that do not fit, before anything is changed.
+  //
+  // The projection of `rows` [T, inputs] to `out` [T, outputs].
+  void project(const std::string& name, std::span<const float> rows, std::span<float> out);
+  // The layer of `rows` [T, hidden], in place. All segments of the piece must be whole.
+  void run(int layer, const TowerPiece& piece, std::span<float> rows);
+  // For a segment that is longer than a piece: `remember` all of its rows, piece by piece, then `finish` them. Between
+  // the two, no other layer may run. Neither computes anything twice.
+  void remember(int layer, const TowerPiece& piece, std::span<const float> rows);
+  void finish(int layer, const TowerPiece& piece, std::span<float> rows);
+
+  // Gives memory that only these calls need back to the system, until the next one.
+  void release_scratch();
+
+  // How many KV blocks the segments of a piece may take together. A block is of one segment.
+  int num_blocks() const { return num_blocks_; }
+  size_t weight_bytes() const { return weights_.packed().bytes(); }
+  // What a call may need beside the weights.
+  size_t scratch_bytes() const;
+  const Kernels& kernels() const { return kernels_; }
+
+ private:
+  struct Projection {
+    ProjectionPlan plan;
+    Linear linear;
+    Norm norm;
+    Buffer<float> input, output;
+  };
+
+  void add_projection(const std::string& name, const ProjectionPlan& plan);
+  void add_layer(const std::vector<ResidualBlockPlan>& layer, const std::string& prefix);
+  size_t check(int layer, const TowerPiece& piece, size_t num_floats, bool whole) const;
+  // The piece as a step, whose arrays are members.
+  Step step_of(const TowerPiece& piece, size_t num_rows);
+  void take_rows(Worker& worker, const Step& step, const float* rows) const;
+  void give_rows(Worker& worker, const Step& step, float* rows) const;
+  void run_blocks(int layer, const Step& step, float* rows);
+  float* hidden() const { return workspace_.rows(hidden_); }
+
+  const TowerPlan plan_;
+  const Kernels& kernels_;
+  const TowerShape shape_;
+  const int num_blocks_;
+  const std::shared_ptr<ThreadPool> pool_;
+  Weights weights_;
+  std::atomic<bool> loading_stopped_ = false;
+  Workspace workspace_;
+  StepAdapters adapters_;  // there are none
+  InputCapture capture_;
+  Gemms gemms_;
+  AttentionState attention_;
+  StateSlots states_;      // there are none
+  Profile profile_;
+  Context context_;
+
+  std::map<std::string, Projection> projections_;
+  std::vector<std::deque<ResidualBlock>> layers_;
+  Buffer<float> hidden_;  // [T, hidden]
+
+  // The arrays of a step.
+  std::vector<int32_t> token_ids_, positions_, visible_until_, block_tables_;
+};
+
+}  // namespace tidewheel

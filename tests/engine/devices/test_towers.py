@@ -1,0 +1,473 @@
+"""Towers: what the torch reference computes, in pieces of any size and in any company."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import itertools
+import os
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from engine.devices.made_models import MLP, PLAIN, RandomWeights, decoder, load
+from harness import Harness, device_ids, make_device, over_devices
+from numpy.typing import NDArray
+
+from tidewheel.engine.cancellation import Cancellation, LoadCancelledError
+from tidewheel.engine.devices.executor import Executor
+from tidewheel.engine.devices.tower import Rows, TowerExecutor, TowerOptions
+from tidewheel.engine.errors import DeviceError, ModelError
+from tidewheel.engine.models.spec import (
+    AttentionSpec,
+    LayerSpec,
+    MlpSpec,
+    NormSpec,
+    ProjectionSpec,
+    ResidualBlockSpec,
+    RopeSpec,
+    ShortConvSpec,
+    TowerSpec,
+    tower_shapes,
+)
+from tidewheel.engine.weights.dtypes import DType
+from tidewheel.engine.weights.quantization import Quantization, TensorFormat
+from tidewheel.engine.weights.quantizing import quantize
+from tidewheel.engine.weights.tensor import DenseTensor, WeightTensor
+
+torch = pytest.importorskip("torch")
+
+CPU_IDS = [device_id for device_id in device_ids() if device_id != "torch"]
+HIDDEN = 80
+LAYER_NORM = NormSpec("layer", 1e-6, bias=True)
+RMS = NormSpec("rms", 1e-6)
+GELU = MlpSpec(152, "gelu_tanh", gated=False, bias=True)
+SIGLIP = AttentionSpec(2, 2, 72, 72**-0.5, qkv_bias=True, out_bias=True, two_way=True)
+TWO_AXES = RopeSpec(tuple(100.0 ** (-i / 20) for i in range(20)) * 2, axes=(0,) * 20 + (1,) * 20)
+QWEN = AttentionSpec(2, 2, 80, 80**-0.5, qkv_bias=True, out_bias=True, rope=TWO_AXES, two_way=True)
+PIXTRAL = RopeSpec(tuple(50.0 ** (-i / 32) for i in range(32)), axes=(0, 1) * 16, interleaved=True)
+
+
+def tower(attention: AttentionSpec, mlp: MlpSpec, norm: NormSpec, **fields: Any) -> TowerSpec:
+    """Two layers, what comes before and behind them, and two tables."""
+    layer = (ResidualBlockSpec(attention, norm, **fields), ResidualBlockSpec(mlp, norm, **fields))
+    return TowerSpec(
+        HIDDEN,
+        (layer, layer),
+        (
+            ("patches", ProjectionSpec(75, HIDDEN)),
+            ("merger.up", ProjectionSpec(4 * HIDDEN, 150, bias=True, norm=LAYER_NORM, activation="gelu")),
+            ("merger.down", ProjectionSpec(150, 64, bias=True, norm=RMS)),
+        ),
+        (("positions", (6, 5, HIDDEN)), ("class", (HIDDEN,))),
+    )
+
+
+SPECS = {
+    "layer norm, MLP with biases": tower(SIGLIP, GELU, LAYER_NORM),
+    "quick GELU, heads of 64": tower(replace(SIGLIP, head_dim=64), replace(GELU, activation="gelu_quick"), LAYER_NORM),
+    "rope by rows and columns, gated MLP": tower(QWEN, replace(MLP, bias=True), RMS),
+    "interleaved rope, grouped heads": tower(
+        AttentionSpec(4, 2, 64, 0.125, rope=PIXTRAL, two_way=True), replace(MLP, activation="gelu_tanh"), RMS
+    ),
+    "rope of one axis": tower(replace(QWEN, rope=replace(TWO_AXES, axes=())), GELU, RMS),
+    "norms of queries, keys and values, post-norms": tower(
+        replace(QWEN, qk_norm=RMS, v_norm=NormSpec("rms", 1e-6, weight=False), scale=1.0), MLP, RMS, post_norm=RMS
+    ),
+    "norms over all heads": tower(replace(QWEN, qk_norm=LAYER_NORM, qk_norm_over="whole"), GELU, LAYER_NORM),
+    "norms after rope, capped scores": tower(
+        replace(QWEN, qk_norm=RMS, qk_norm_after_rope=True, softcap=3.0), GELU, RMS
+    ),
+}
+OF_LEVELS = {"layer norm, MLP with biases", "rope by rows and columns, gated MLP"}
+WINDOWS = [64, 64, 1, 17, 64, 3, 48, 16, 33]
+LONG = [700]  # longer than a KV split
+
+
+class TowerWeights(RandomWeights):
+    """Random weights, with norms near 1."""
+
+    def __init__(self, spec: TowerSpec) -> None:
+        self._shapes = tower_shapes(spec)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@contextmanager
+def loaded(
+    device_id: str,
+    spec: TowerSpec,
+    dtype: DType = "float32",
+    quantization: Quantization | None = None,
+    threads_bind: str | None = None,
+    max_rows: int = 1024,
+) -> Iterator[tuple[TowerExecutor, Executor]]:
+    """A tower, and the executor beside it."""
+    beside = load(device_id, decoder(PLAIN), threads_bind=threads_bind)
+    options = TowerOptions(dtype, max_rows, quantization)
+    try:
+        yield make_device(device_id).load_tower(spec, TowerWeights(spec), options, beside), beside
+    finally:
+        beside.close()
+
+
+def finished(work: Generator[None, None, Rows]) -> tuple[Rows, int]:
+    """What it returns, and in how many pieces."""
+    for pieces in itertools.count():
+        try:
+            next(work)
+        except StopIteration as end:
+            return end.value, pieces
+    raise AssertionError
+
+
+def result(work: Generator[None, None, Rows]) -> Rows:
+    return finished(work)[0]
+
+
+def made_rows(count: int, width: int = HIDDEN) -> Rows:
+    return np.random.default_rng(count).standard_normal((count, width), np.float32)
+
+
+def starts(lengths: Sequence[int]) -> NDArray[np.int32]:
+    return np.cumsum([0, *lengths], dtype=np.int32)
+
+
+def places(count: int) -> NDArray[np.int32]:
+    """The rows and columns of patches that are 13 to a row."""
+    return np.stack([np.arange(count) // 13, np.arange(count) % 13]).astype(np.int32)
+
+
+def layers(tower: TowerExecutor, lengths: Sequence[int]) -> Rows:
+    x = made_rows(sum(lengths))
+    for index in range(len(tower.spec.layers)):
+        x = result(tower.layer(index, x, starts(lengths), places(len(x))))
+    return x
+
+
+def assert_near(ours: Rows, expected: Rows) -> None:
+    np.testing.assert_allclose(ours, expected, atol=1e-4 * float(np.abs(expected).max()), rtol=0)
+
+
+@pytest.mark.parametrize(("device_id", "name"), over_devices(SPECS, levels=OF_LEVELS))
+def test_layers_compute_what_the_reference_computes(device_id: str, name: str) -> None:
+    with loaded("torch", SPECS[name]) as (reference, _), loaded(device_id, SPECS[name]) as (ours, _):
+        for lengths in (WINDOWS, LONG):
+            assert_near(layers(ours, lengths), layers(reference, lengths))
+
+
+@pytest.mark.parametrize(("device_id", "name"), over_devices(SPECS, levels=OF_LEVELS))
+def test_projections_compute_what_the_reference_computes(device_id: str, name: str) -> None:
+    with loaded("torch", SPECS[name]) as (reference, _), loaded(device_id, SPECS[name]) as (ours, _):
+        for projection, spec in SPECS[name].projections:
+            rows = made_rows(70, spec.inputs)
+            expected = result(reference.project(projection, rows))
+            assert_near(result(ours.project(projection, rows)), expected)
+            assert expected.shape == (70, spec.outputs)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_every_row_sees_all_of_its_segment_and_nothing_else(name: str) -> None:
+    with loaded("torch", SPECS[name]) as (reference, _):
+        rows, changed = made_rows(10), made_rows(10)
+        changed[6] += 1
+        before, after = (result(reference.layer(0, x, starts([4, 5, 1]), places(10))) for x in (rows, changed))
+        assert (before != after).any(axis=1).tolist() == [False] * 4 + [True] * 5 + [False]
+
+
+def small_pieces(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    """Make every piece have `rows`, as if more took too long."""
+    pace = importlib.import_module("tidewheel.engine.devices.cpu.pace")
+    monkeypatch.setattr(pace, "_LEAST_ROWS", rows)
+    monkeypatch.setattr(pace, "_SECONDS", 0)
+
+
+@pytest.mark.parametrize("device_id", CPU_IDS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("lengths", [WINDOWS, LONG], ids=["windows", "one long segment"])
+def test_pieces_change_nothing(
+    device_id: str, dtype: DType, lengths: Sequence[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = SPECS["rope by rows and columns, gated MLP"]
+    found, pieces = [], []
+    for rows in (1024, 96, 33, 1):
+        with monkeypatch.context() as patched:
+            small_pieces(patched, rows)
+            with loaded(device_id, spec, dtype) as (ours, _):
+                x = layers(ours, lengths)
+                up, count = finished(ours.project("merger.up", made_rows(70, 4 * HIDDEN)))
+                pieces.append(count + finished(ours.layer(0, x, starts(lengths), places(len(x))))[1])
+                found.append(np.append(x.ravel(), up.ravel()))
+    assert pieces[0] == 2 < pieces[1] < pieces[2] < pieces[3]
+    for other in found[1:]:
+        np.testing.assert_array_equal(other, found[0])
+
+
+@pytest.mark.parametrize("device_id", CPU_IDS[:1])
+@pytest.mark.parametrize("lengths", [WINDOWS, LONG], ids=["windows", "one long segment"])
+def test_threads_change_nothing(device_id: str, lengths: Sequence[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    if len(cores) < 2:
+        pytest.skip("needs two processors")
+    spec, found = SPECS["interleaved rope, grouped heads"], []
+    for threads in (f"{cores[0]}", f"{cores[0]}-{cores[1]}", f"{cores[0]}|{cores[1]}"):
+        for rows in (1024, 40):
+            with monkeypatch.context() as patched:
+                small_pieces(patched, rows)
+                with loaded(device_id, spec, threads_bind=threads) as (ours, _):
+                    found.append(layers(ours, lengths))
+    for other in found[1:]:
+        np.testing.assert_array_equal(other, found[0])
+
+
+@pytest.mark.parametrize("device_id", device_ids())
+def test_a_segment_depends_on_itself_alone(device_id: str) -> None:
+    spec = SPECS["rope by rows and columns, gated MLP"]
+    with loaded(device_id, spec) as (ours, _):
+        rows, where = made_rows(300), places(300)
+        together = result(ours.layer(0, rows, starts([100, 41, 7, 152]), where))
+        for begin, end in ((0, 100), (100, 141), (141, 148), (148, 300)):
+            alone = result(ours.layer(0, rows[begin:end], starts([end - begin]), where[:, begin:end]))
+            np.testing.assert_array_equal(alone, together[begin:end])
+
+
+@pytest.mark.parametrize("device_id", CPU_IDS[:1])
+def test_the_model_may_run_between_pieces(device_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_pieces(monkeypatch, 100)
+    with loaded(device_id, SPECS["layer norm, MLP with biases"]) as (ours, beside):
+        rows, tokens = layers(ours, LONG), [3, 1, 4, 1, 5]
+        logits = Harness(beside).logits(tokens)
+        x, pieces = made_rows(700), 0
+        for index in range(2):
+            work = ours.layer(index, x, starts(LONG))
+            while True:
+                try:
+                    next(work)
+                except StopIteration as end:
+                    x = end.value
+                    break
+                pieces += 1
+                np.testing.assert_array_equal(Harness(beside).logits(tokens), logits)
+                beside.release_scratch()
+        np.testing.assert_array_equal(x, rows)
+        assert pieces > 16
+
+
+@pytest.mark.parametrize("device_id", device_ids())
+def test_what_does_not_fit_is_refused(device_id: str) -> None:
+    with loaded(device_id, SPECS["rope by rows and columns, gated MLP"], max_rows=8) as (ours, _):
+        rows, where = made_rows(10), places(10)
+        for name, width in (("patches", HIDDEN), ("merger.up", HIDDEN), ("none", 75)):
+            with pytest.raises(ValueError, match=r"rows must have the shape|no projection"):
+                result(ours.project(name, made_rows(3, width)))
+        with pytest.raises(ValueError, match="shape"):
+            result(ours.project("patches", made_rows(1, 75)[0]))
+        with pytest.raises(ValueError, match="no layer 2"):
+            result(ours.layer(2, rows, starts([5, 5]), where))
+        with pytest.raises(ValueError, match="rows must have the shape"):
+            result(ours.layer(0, rows[:, :-1], starts([5, 5]), where))
+        for segments in (
+            starts([5, 4]),
+            starts([5, 6]),
+            starts([5, 5])[1:],
+            starts([5, 0, 5]),
+            starts([8, -2, 4]),
+            [[0]],
+        ):
+            with pytest.raises(ValueError, match="segment"):
+                result(ours.layer(0, rows, np.array(segments, np.int32), where))
+        with pytest.raises(ValueError, match="there is room for 8"):
+            result(ours.layer(0, rows, starts([9, 1]), where))
+        for positions in (None, where[:1], where[:, 1:], where[0]):
+            with pytest.raises(ValueError, match="positions must have the shape"):
+                result(ours.layer(0, rows, starts([5, 5]), positions))
+        with pytest.raises(ValueError, match="no table"):
+            ours.table("none")
+        assert len(result(ours.layer(0, rows[:0], starts([]), where[:, :0]))) == 0
+        assert result(ours.project("patches", made_rows(0, 75))).shape == (0, HIDDEN)
+
+
+@pytest.mark.parametrize("device_id", CPU_IDS[:1])
+def test_the_runtime_itself_refuses_pieces_that_do_not_fit(device_id: str) -> None:
+    with loaded(device_id, SPECS["rope by rows and columns, gated MLP"], max_rows=20) as (ours, _):
+        native, where = ours.native, places(10)  # type: ignore[attr-defined]
+        for count, begins, lengths, first, remembered in (
+            (10, [0, 9], [9], 0, False),  # rows of no segment
+            (10, [0, 10], [11], 0, False),  # a part of a segment, without the rest
+            (10, [0, 10], [10], 1, True),  # more than the segment has
+            (10, [0, 10], [21], 0, True),  # a segment without room
+            (10, [0, 10], [15], -1, True),
+            (10, [0, 5, 10], [5, 5], 0, True),  # only one segment is in several pieces
+            (10, [0, 6, 5, 10], [6, 5, 5], 0, False),
+            (10, [0, 4, 10], [10], 0, False),
+            (3, [0, 1, 2, 3], [1, 1, 1], 0, False),  # in three blocks
+            (33, [0, 33], [20], 0, True),  # more than a piece
+        ):
+            piece = np.array(begins, np.int32), np.array(lengths, np.int32), first, places(count), remembered
+            with pytest.raises(ValueError, match=r"segment|piece|layer"):
+                native.run(0, made_rows(count), *piece)
+        with pytest.raises(ValueError, match="no such layer"):
+            native.remember(2, made_rows(10), starts([10]), np.array([10], np.int32), 0, where)
+        for positions in (where[:, :5], where[:1]):
+            with pytest.raises(ValueError, match="positions"):
+                native.run(0, made_rows(10), starts([10]), np.array([10], np.int32), 0, positions, False)
+        with pytest.raises(ValueError, match="projection"):
+            native.project("patches", made_rows(2, 75), np.empty((3, HIDDEN), np.float32))
+
+
+@pytest.mark.parametrize("device_id", device_ids()[:2])
+def test_tables_are_given_as_they_are(device_id: str) -> None:
+    spec = SPECS["layer norm, MLP with biases"]
+    with loaded(device_id, spec, "bfloat16") as (ours, _):
+        for name, shape in spec.tables:
+            np.testing.assert_array_equal(ours.table(name), TowerWeights(spec)[name].data)
+            assert ours.table(name).shape == shape
+
+
+@pytest.mark.parametrize("device_id", device_ids()[:2])
+def test_a_tower_is_closed_with_the_model(device_id: str) -> None:
+    with loaded(device_id, SPECS["layer norm, MLP with biases"]) as (ours, _):
+        pass
+    with pytest.raises(DeviceError, match="closed"):
+        next(ours.project("patches", made_rows(1, 75)))
+    with pytest.raises(DeviceError, match="closed"):
+        next(ours.layer(0, made_rows(1), starts([1])))
+    ours.close()
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+@pytest.mark.parametrize("device_id", CPU_IDS[:1])
+def test_memory_is_given_back(device_id: str) -> None:
+    large = ProjectionSpec(2048, 8192)  # 64 MiB
+    layer = SPECS["layer norm, MLP with biases"].layers[0]
+    spec = TowerSpec(HIDDEN, (layer,), (("large", large),))
+    with loaded(device_id, spec, max_rows=40000) as (ours, beside):
+        gc.collect()
+        before = resident_bytes()
+        result(ours.layer(0, made_rows(3000), starts([3000])))
+        beside.release_scratch()
+        gc.collect()
+        assert resident_bytes() < before + 2**21
+        ours.close()
+        del ours
+        gc.collect()
+        assert resident_bytes() < before - 48 * 2**20
+
+
+@pytest.mark.parametrize("device_id", CPU_IDS[:1])
+@pytest.mark.parametrize(
+    ("dtype", "quantization", "error"),
+    [
+        ("bfloat16", None, 0.03),
+        ("float16", None, 0.01),
+        ("bfloat16", Quantization("int8"), 0.05),
+        ("float32", Quantization("int8-channel"), 0.05),
+        ("bfloat16", Quantization("q8_0"), 0.05),
+    ],
+    ids=str,
+)
+def test_formats_are_near_floats(device_id: str, dtype: DType, quantization: Quantization | None, error: float) -> None:
+    spec = SPECS["rope by rows and columns, gated MLP"]
+    with loaded(device_id, spec) as (floats, _), loaded(device_id, spec, dtype, quantization) as (ours, _):
+        expected, found = layers(floats, WINDOWS), layers(ours, WINDOWS)
+        assert 0 < np.linalg.norm(found - expected) < error * np.linalg.norm(expected)
+        assert ours.native.weight_bytes < floats.native.weight_bytes  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("device_id", CPU_IDS[:1])
+def test_what_a_file_has_in_blocks_stays_in_them(device_id: str) -> None:
+    class InBlocks(TowerWeights):
+        def stored_format(self, name: str) -> TensorFormat | None:
+            return None if isinstance(self[name], DenseTensor) else TensorFormat("q8_0")
+
+        def __getitem__(self, name: str) -> WeightTensor:  # type: ignore[override]
+            tensor = super().__getitem__(name)
+            is_matrix = name.endswith(".weight") and tensor.data.ndim == 2 and tensor.data.shape[1] % 32 == 0
+            return quantize(tensor, "q8_0", threads=1) if is_matrix else tensor
+
+    spec = SPECS["rope by rows and columns, gated MLP"]
+    loads, sizes = [], []
+    for own_device, weights in (
+        (device_id, InBlocks(spec)),
+        (device_id, TowerWeights(spec)),
+        ("torch", InBlocks(spec)),
+    ):
+        device, beside = make_device(own_device), load(own_device, decoder(PLAIN))
+        options = TowerOptions("float32", 1024)
+        ours = device.load_tower(spec, weights, options, beside)
+        sizes.append(device.tower_bytes(spec, weights, options))
+        loads.append(layers(ours, WINDOWS))
+        beside.close()
+    blocks, _, expected = loads
+    assert 0 < np.linalg.norm(blocks - expected) < 0.03 * np.linalg.norm(expected)
+    assert sizes[0] < sizes[1]
+
+
+@pytest.mark.parametrize("device_id", device_ids()[:2])
+def test_what_is_not_finite_is_refused(device_id: str) -> None:
+    class Infinite(TowerWeights):
+        def __getitem__(self, name: str) -> DenseTensor:
+            tensor = super().__getitem__(name)
+            if name == "positions":
+                tensor.data[0, 0, 0] = np.inf
+                return replace(tensor, origin="the positions")
+            return tensor
+
+    spec, beside = SPECS["layer norm, MLP with biases"], load(device_id, decoder(PLAIN))
+    with pytest.raises(ModelError, match="the positions has 1 value that is not finite"):
+        make_device(device_id).load_tower(spec, Infinite(spec), TowerOptions("float32", 8), beside)
+    beside.close()
+
+
+@pytest.mark.parametrize("device_id", device_ids()[:2])
+def test_a_load_can_be_cancelled(device_id: str) -> None:
+    spec, beside, cancellation = SPECS["layer norm, MLP with biases"], load(device_id, decoder(PLAIN)), Cancellation()
+    cancellation.cancel()
+    with pytest.raises(LoadCancelledError):
+        make_device(device_id).load_tower(spec, TowerWeights(spec), TowerOptions("float32", 8), beside, cancellation)
+    beside.close()
+
+
+def test_the_reference_does_not_quantize() -> None:
+    with (
+        pytest.raises(DeviceError, match="does not quantize"),
+        loaded("torch", SPECS["layer norm, MLP with biases"], quantization=Quantization("int8")),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("device_id", device_ids()[:2])
+def test_a_larger_segment_takes_more_memory(device_id: str) -> None:
+    device, spec = make_device(device_id), SPECS["layer norm, MLP with biases"]
+    some, more = (device.tower_bytes(spec, TowerWeights(spec), TowerOptions("float32", rows)) for rows in (2048, 4096))
+    weights = 4 * sum(int(np.prod(shape)) for shape in tower_shapes(spec).values())
+    assert weights + 2048 * 3 * 2 * 72 * 4 < some < more - 2048 * 3 * 2 * 72 * 4
+    with pytest.raises(ValueError, match="room"):
+        TowerOptions("float32", 0)
+
+
+@pytest.mark.parametrize(
+    ("layer", "match"),
+    [
+        ((ResidualBlockSpec(replace(QWEN, two_way=False)),), "sees all rows"),
+        ((ResidualBlockSpec(replace(QWEN, sliding_window=4)),), "sees all rows"),
+        ((ResidualBlockSpec(GELU), ResidualBlockSpec(QWEN)), "first residual block"),
+        ((ResidualBlockSpec(replace(QWEN, output_gate=True)),), "output gate"),
+        ((ResidualBlockSpec(replace(QWEN, sinks=True)),), "sinks"),
+        ((ResidualBlockSpec(replace(QWEN, rope=None, alibi_slopes=(1.0, 0.5))),), "rope alone"),
+        ((ResidualBlockSpec(ShortConvSpec(80, 3)),), "not short_conv"),
+    ],
+)
+def test_a_tower_has_no_other_layers(layer: LayerSpec, match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        TowerSpec(HIDDEN, (layer,))
