@@ -32,7 +32,7 @@ def describe(config: Mapping[str, Any], max_model_len: int | None = None) -> Mod
     name = architectures[0] if isinstance(architectures, list) and architectures else None
     if isinstance(name, str) and name in WRAPPERS and name not in FAMILIES:
         text = text_part(name, config)
-        return as_text_part(describe(text, max_model_len), text)
+        return as_text_part(name, describe(text, max_model_len), text)
     if not isinstance(name, str) or name not in FAMILIES:
         raise unsupported(name, config, [*SUPPORTED_ARCHITECTURES, *WRAPPERS])
     reader = ConfigReader(config)

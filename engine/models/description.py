@@ -34,7 +34,8 @@ class ModelDescription:
     `otherwise` has other places of weights, for checkpoints that do not have them where `tensors` says: the first place
     with the right shape counts. `architecture` is the decoder's own, as configs name it. `mtp` is the layer for drafts
     that such checkpoints may have; it is part of `spec` only if it is used. `skipped_layers` are layers of the
-    checkpoint that text does not pass, in order; the other layers are counted without them.
+    checkpoint that text does not pass, in order; the other layers are counted without them. `tower_tensors` are those
+    of the checkpoint that a tower beside the decoder has.
     """
 
     spec: DecoderSpec
@@ -46,6 +47,7 @@ class ModelDescription:
     architecture: str = ""
     mtp: MtpDescription | None = None
     skipped_layers: tuple[int, ...] = ()
+    tower_tensors: frozenset[str] = frozenset()
 
     def with_mtp(self) -> ModelDescription:
         """The same description with its layer for drafts in use. Raises ValueError if there is none."""

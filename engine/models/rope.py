@@ -36,6 +36,9 @@ _NEUTRAL_KEYS = {
     "partial_rotary_factor",
     "original_max_position_embeddings",
     "finetuned",
+    # Which positions a pair turns by; see `_axes`.
+    "mrope_section",
+    "mrope_interleaved",
 }
 
 
@@ -102,7 +105,28 @@ def rope_from_config(config: ConfigReader, head_dim: int, max_model_len: int | N
         raise ModelError(
             f"config.json: rope parameters {shown(parameters)} stretch the context beyond {MAX_INTEGER} tokens"
         )
-    return Rope(RopeSpec(inv_freq, attention_factor), longest)
+    return Rope(RopeSpec(inv_freq, attention_factor, axes=_axes(scaling, len(inv_freq))), longest)
+
+
+def _axes(scaling: ConfigReader, pairs: int) -> tuple[int, ...]:
+    """The axis that each pair turns by: time, height and width, by `mrope_section`, the number of pairs of each.
+
+    They follow each other or, with `mrope_interleaved`, take turns: of three pairs, the second is one of height and the
+    third one of width, as long as there are some. The rest are of time.
+    """
+    sections = scaling.raw("mrope_section")
+    if sections is None:
+        return ()
+    if (
+        not isinstance(sections, list | tuple)
+        or len(sections) != 3
+        or not all(type(size) is int and 0 <= size <= pairs for size in sections)
+        or sum(sections) != pairs
+    ):
+        raise scaling.error("mrope_section", f"three numbers whose sum is {pairs}, the pairs of dimensions in a head")
+    if not scaling.flag("mrope_interleaved", False):
+        return tuple(axis for axis, size in enumerate(sections) for _ in range(size))
+    return tuple(i % 3 if i < 3 * sections[i % 3] else 0 for i in range(pairs))
 
 
 def rope_type(config: Mapping[str, Any]) -> str:

@@ -18,8 +18,10 @@ class TensorRef:
     4. `rows` `(start, stop)`: keep rows `[start, stop)` of those that are left.
     5. `permute`: row i is row `permute[i]` of those that are left. It names each of them once.
     6. `transpose_each` `(rows, columns)`: the rows are matrices of that size, one below the other; transpose each.
-    7. `flat`: one dimension, with the elements row by row.
-    8. `stack`: the rows of these references follow.
+    7. `flat`: one dimension, with the elements row by row. Or `matrix`: two, with all elements of a row in a line, for
+       the kernel of a convolution over patches that lie side by side.
+    8. `scaled_by`: each row is multiplied by the element for it of the tensor with that name. Of towers alone.
+    9. `stack`: the rows of these references follow.
 
     Raises ValueError for steps that no tensor could take.
     """
@@ -33,6 +35,8 @@ class TensorRef:
     stack: tuple[TensorRef, ...] = ()
     index: int | None = None
     transpose_each: tuple[int, int] | None = None
+    matrix: bool = False
+    scaled_by: str = ""
 
     def __post_init__(self) -> None:
         if self.index is not None and self.index < 0:
@@ -41,6 +45,8 @@ class TensorRef:
             raise ValueError(f"{self.name}: rows {self.rows} are none")
         if self.each is not None and not 0 <= self.each[1] < self.each[2] <= self.each[0]:
             raise ValueError(f"{self.name}: each {self.each} takes no rows of a group")
+        if self.flat and self.matrix:
+            raise ValueError(f"{self.name}: flat or a matrix, not both")
         if self.transpose_each is not None and min(self.transpose_each) < 1:
             raise ValueError(f"{self.name}: transpose_each {self.transpose_each} is no size")
         if self.permute is not None:
@@ -81,12 +87,16 @@ class TensorRef:
             if rest != (columns,) or count % rows:
                 return None
             count, rest = count // rows * columns, (rows,)
+        if self.matrix:
+            return count, math.prod(rest)
         return (math.prod((count, *rest)),) if self.flat else (count, *rest)
 
     def needed(self, shape: tuple[int, ...]) -> str:
         """In words, the shape of the tensor that `shape` is to be taken from. Leaves out `stack`."""
         if self.flat:
             return f"{shape[0]} elements"
+        if self.matrix:
+            return f"{shape[0]} rows of {shape[1]} elements"
         if self.transpose_each is not None:
             rows, columns = self.transpose_each
             shape = (shape[0] // columns * rows, columns)

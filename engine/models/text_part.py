@@ -2,7 +2,7 @@
 
 Such a config has the language model's under `text_config`; the names of its tensors begin with where it lies. Text
 alone is computed as by the language model alone: rope by sections, for time, height and width, turns all sections by
-the same position then.
+the same position then. The sections are kept of models whose images have such positions here.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from ..errors import ModelError
 from ..files.wording import shown
 from .config import ConfigReader
 from .description import ModelDescription
+from .spec import AttentionSpec, ResidualBlockSpec
 from .text_models import TEXT_MODELS, WITHIN, not_served
 
 # Models whose layers see nothing but the embeddings of text, images and sound in one row.
@@ -121,6 +122,18 @@ _LLAVA = ("LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration", 
 _MINICPM_V = ("MiniCPMO", "MiniCPMV")
 _MINICPM_V_TEXT = {"2.5": "llama", "2.6": "qwen2", "4.0": "llama", "4.5": "qwen3"}  # by the version that a config says
 
+# Of models whose images are served, the sections of rope that a config may leave out, and whether they take turns.
+_SECTIONS = {
+    "qwen2_vl_text": ([16, 24, 24], False),
+    "qwen2_5_vl_text": ([16, 24, 24], False),
+    "qwen3_vl_text": ([24, 20, 20], True),
+    "qwen3_vl_moe_text": ([24, 20, 20], True),
+    "glm4v_text": ([8, 12, 12], False),
+    "glm4v_moe_text": ([8, 12, 12], False),
+}
+# Whose images' tokens see all of their image.
+_TWO_WAY = ("Gemma3ForConditionalGeneration",)
+
 _OWNER = "config.json: text_config"
 # Where the decoder of the language model may lie. Its head is beside it.
 _DECODERS = ("model.language_model.", "language_model.model.", "model.text_model.")
@@ -177,13 +190,18 @@ def text_part(architecture: str, config: Mapping[str, Any]) -> dict[str, Any]:
         made |= {"attention_bias": True, "mlp_bias": True}
     for field in ("rope_scaling", "rope_parameters"):
         if isinstance(made.get(field), dict):
-            made[field] = _without_sections(made[field])
+            made[field] = _rope(kind, made[field])
+    if kind in _SECTIONS:
+        _add_sections(kind, made)
     return made
 
 
-def as_text_part(description: ModelDescription, text: Mapping[str, Any]) -> ModelDescription:
+def as_text_part(architecture: str, description: ModelDescription, text: Mapping[str, Any]) -> ModelDescription:
     """The description of a model that lies in a checkpoint of a wrapper, by the `text_part` of whose config it is."""
     description = replace(description, text_part=True)
+    if architecture in _TWO_WAY:
+        layers = tuple(tuple(map(_two_way, layer)) for layer in description.spec.layers)
+        description = replace(description, spec=replace(description.spec, layers=layers))
     if text.get("model_type") != "mllama_text_model":
         return description
     # Without images, layers that look at them are skipped. Its embedding has rows for image tokens too.
@@ -193,6 +211,12 @@ def as_text_part(description: ModelDescription, text: Mapping[str, Any]) -> Mode
         tensors={**description.tensors, "embed.weight": embedding},
         skipped_layers=tuple(sorted({*text["cross_attention_layers"]})),
     )
+
+
+def _two_way(residual: ResidualBlockSpec) -> ResidualBlockSpec:
+    if not isinstance(residual.mixer, AttentionSpec):
+        return residual
+    return replace(residual, mixer=replace(residual.mixer, two_way=True))
 
 
 def _own_layers(text: Mapping[str, Any]) -> list[int]:
@@ -217,16 +241,29 @@ def _minicpm_v(config: Mapping[str, Any]) -> str:
     return _MINICPM_V_TEXT[version]
 
 
-def _without_sections(rope: Mapping[str, Any]) -> dict[str, Any]:
+def _rope(kind: str, rope: Mapping[str, Any]) -> dict[str, Any]:
+    """The rope settings without sections, if images of this kind of language model are not served."""
     sections = {"mrope_section", "mrope_interleaved", "xdrope_section"}
-    if not sections & rope.keys():
-        return dict(rope)
-    plain = {"mrope": "default", "xdrope": "dynamic"}
-    rest = {key: value for key, value in rope.items() if key not in sections}
+    plain = {"mrope": "default", "xdrope": "dynamic"} if sections & rope.keys() else {}
+    rest = {key: value for key, value in rope.items() if kind in _SECTIONS or key not in sections}
     for key in ("type", "rope_type"):
-        if isinstance(kind := rest.get(key), str):
-            rest[key] = plain.get(kind, kind)
+        if isinstance(name := rest.get(key), str):
+            rest[key] = plain.get(name, name)
     return rest
+
+
+def _add_sections(kind: str, text: dict[str, Any]) -> None:
+    """Say whether sections of rope take turns, and which there are if the config does not say it."""
+    sections, interleaved = _SECTIONS[kind]
+    field = next((name for name in ("rope_scaling", "rope_parameters") if text.get(name)), "rope_parameters")
+    rope = text.get(field) or {}
+    if not isinstance(rope, dict):
+        return  # an error that is found when it is read
+    heads = ConfigReader(text, _OWNER)
+    width = heads.integer("hidden_size") // heads.integer("num_attention_heads")
+    if 2 * sum(sections) == heads.integer("head_dim", width):
+        rope = {"mrope_section": sections, **rope}
+    text[field] = {**rope, "mrope_interleaved": interleaved}
 
 
 def text_name(name: str, description: ModelDescription) -> str | None:

@@ -248,8 +248,10 @@ def _text_part(checkpoint: Checkpoint, description: ModelDescription) -> Checkpo
             raise ModelError(f"{stored.path} has the language model's tensor {alone} twice, once as {shown(name)}")
         else:
             text[alone] = stored
-    if others:
-        logger.info("only the language model is served; %d tensors of %s are not loaded", len(others), parts_of(others))
+    tower = description.tower_tensors
+    if left := [name for name in others if name not in tower]:
+        served = "the language model and its vision tower are" if tower else "the language model is"
+        logger.info("only %s served; %d tensors of %s are not loaded", served, len(left), parts_of(left))
     return text
 
 
@@ -283,11 +285,15 @@ class CheckpointWeights:
         for name, shape in shapes.items():
             others = description.otherwise(name)
             parts = self._places[name] = [self._part(ref, others) for ref in sources[name].parts()]
-            dtype = _check(parts, shape)
+            dtype = check_parts(parts, shape)
             if dtype is not None:
                 bytes_by_dtype[dtype] += math.prod(shape) * STORAGE[dtype].itemsize
             where = [
-                (stored.place, ref.index, ref.transpose, ref.each, ref.rows, ref.permute, ref.flat, ref.transpose_each)
+                (
+                    stored.place,
+                    *(ref.index, ref.transpose, ref.each, ref.rows, ref.permute, ref.flat, ref.transpose_each),
+                    *([ref.matrix] if ref.matrix else []),
+                )
                 for stored, ref in parts
             ]
             places.append((name, shape, where))
@@ -391,7 +397,7 @@ def _find(checkpoint: Checkpoint, prefix: str, name: str) -> StoredTensor | None
     return checkpoint.get(name) or checkpoint.get(name.removeprefix(prefix))
 
 
-def _check(parts: list[Part], needed: tuple[int, ...]) -> DType | None:
+def check_parts(parts: list[Part], needed: tuple[int, ...]) -> DType | None:
     """The parts' dtype; None if one is quantized. Raises ModelError for a dtype that is not supported, or if the parts
     do not make the shape needed.
     """

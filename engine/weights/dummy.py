@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from ..models import ModelDescription
 from ..models.generation import GenerationConfig
-from ..models.spec import DecoderSpec, tensor_shapes
+from ..models.spec import DecoderSpec, TowerSpec, tensor_shapes, tower_shapes
+from ..models.tensor_ref import TensorRef
 from .dtypes import STORAGE, DType, bfloat16_bits, dtype_from_config
-from .source import ModelSource
+from .source import ModelSource, VisionSource
 from .tensor import DenseTensor, WeightSource
 
 if TYPE_CHECKING:
@@ -35,10 +36,10 @@ class DummyWeights:
     nothing.
     """
 
-    def __init__(self, spec: DecoderSpec, dtype: DType, seed: int = 0) -> None:
+    def __init__(self, spec: DecoderSpec | TowerSpec, dtype: DType, seed: int = 0) -> None:
         self.dtype: DType = dtype
         self.identity: str | None = None  # making them again costs less than keeping them
-        self._shapes = tensor_shapes(spec)
+        self._shapes = tower_shapes(spec) if isinstance(spec, TowerSpec) else tensor_shapes(spec)
         self._seed = seed
 
     @functools.cached_property
@@ -94,6 +95,14 @@ class DummySource:
     def weights(self, description: ModelDescription, config: Mapping[str, Any] | None = None) -> WeightSource:
         """Random weights. Raises ModelError for a dtype that is not known."""
         return DummyWeights(description.spec, dtype_from_config(self.config if config is None else config), self._seed)
+
+    def processor(self) -> Mapping[str, Any]:
+        """The source's own."""
+        return self._source.processor() if isinstance(self._source, VisionSource) else {}
+
+    def tower_weights(self, spec: TowerSpec, tensors: Mapping[str, Sequence[TensorRef]]) -> WeightSource:
+        """Random weights."""
+        return DummyWeights(spec, dtype_from_config(self.config), self._seed)
 
 
 def _as_dtype(values: NDArray[np.float32], dtype: DType) -> NDArray[Any]:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..files.folder import read_config, read_json_if_there
 from ..models import ModelDescription
 from ..models.generation import GenerationConfig, read_generation_config
+from ..models.spec import TowerSpec
+from ..models.tensor_ref import TensorRef
 from .checkpoint import open_checkpoint, open_weights
 from .contents import Contents, formats_in
 from .quantized import SETTINGS_FILES, layer_reader
 from .tensor import WeightSource
+from .tower import TowerWeights
 
 if TYPE_CHECKING:
     from ..text.tokenizer import Tokenizer
@@ -59,6 +62,20 @@ class FolderSource:
         """The folder's checkpoint."""
         reader = layer_reader(self.config if config is None else config)
         return open_weights(self.folder, description, reader, self._load_format)
+
+    def processor(self) -> dict[str, Any]:
+        """What `processor_config.json` and `preprocessor_config.json` say; the latter counts where both do."""
+        whole = read_json_if_there(self.folder / "processor_config.json")
+        images = whole.pop("image_processor", None)
+        return (
+            whole
+            | (images if isinstance(images, dict) else {})
+            | read_json_if_there(self.folder / "preprocessor_config.json")
+        )
+
+    def tower_weights(self, spec: TowerSpec, tensors: Mapping[str, Sequence[TensorRef]]) -> TowerWeights:
+        """The checkpoint's tensors of a tower."""
+        return TowerWeights(open_checkpoint(self.folder, self._load_format), spec, tensors)
 
     def contents(self) -> Contents:
         """What the checkpoint's files hold. Raises ModelError for files that are missing or corrupt."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ..models import ModelDescription
 from ..models.generation import GenerationConfig
+from ..models.spec import TowerSpec
+from ..models.tensor_ref import TensorRef
 from .contents import Contents
 from .tensor import WeightSource
 
@@ -44,3 +46,14 @@ class StoredSource(ModelSource, Protocol):
 
     def contents(self) -> Contents:
         """What the files hold."""
+
+
+@runtime_checkable
+class VisionSource(ModelSource, Protocol):
+    """One that may have a vision tower beside the decoder."""
+
+    def processor(self) -> Mapping[str, Any]:
+        """What the files say of how images are prepared, in the words of preprocessor_config.json; empty: nothing."""
+
+    def tower_weights(self, spec: TowerSpec, tensors: Mapping[str, Sequence[TensorRef]]) -> WeightSource:
+        """The tower's tensors; shapes are checked, data is not read. `tensors` are as for TowerWeights."""

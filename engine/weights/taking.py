@@ -63,6 +63,13 @@ def join(parts: Sequence[WeightTensor]) -> WeightTensor:
     return DenseTensor(np.concatenate([to_float32(part) for part in parts]), "float32", origin=origins)
 
 
+def scaled(tensor: WeightTensor, factors: WeightTensor) -> DenseTensor:
+    """The tensor with each row multiplied by the factor for it, in float32."""
+    data = to_float32(tensor)
+    by_row = to_float32(factors).reshape(-1, *[1] * (data.ndim - 1))
+    return DenseTensor(data * by_row, "float32", origin=f"{tensor.origin} * {factors.origin}")
+
+
 def rows_of(data: NDArray[Any], ref: TensorRef) -> NDArray[Any]:
     """What `ref` takes of an array that is transposed already; a view where that is possible."""
     if ref.each is not None:
@@ -76,6 +83,8 @@ def rows_of(data: NDArray[Any], ref: TensorRef) -> NDArray[Any]:
     if ref.transpose_each is not None:
         rows, columns = ref.transpose_each
         data = data.reshape(-1, rows, columns).transpose(0, 2, 1).reshape(-1, rows)
+    if ref.matrix:
+        return data.reshape(len(data), -1)
     return data.reshape(-1) if ref.flat else data
 
 

@@ -12,8 +12,6 @@ from ..tensor_ref import TensorRef
 from .expert_parts import QWEN_EXPERTS, expert_count, experts_per_token, shared_expert, sparse_layers
 from .parts import attention, gated_mlp
 
-_IGNORED_ROPE = ("mrope_section", "mrope_interleaved")  # of images: a text's three positions are one
-
 
 def typed_layers(config: ConfigReader, types: Sequence[str], default: Callable[[int], str]) -> list[str]:
     """Each layer's type, one of `types`; without `layer_types` the `default` of its index. Raises ModelError."""
@@ -58,14 +56,17 @@ def qwen_delta_net(config: ConfigReader) -> DeltaNetSpec:
 
 
 def qwen_attention(config: ConfigReader, norm: NormSpec, max_model_len: int | None) -> tuple[AttentionSpec, Rope]:
-    """The full attention of a Qwen3-Next: a quarter of each head turns, and sigmoid gates its output."""
+    """The full attention of a Qwen3-Next: a quarter of each head turns, and sigmoid gates its output.
+
+    Where a config has sections of rope, for images, they take turns.
+    """
     bias = config.flag("attention_bias", False)
     heads = attention(config.with_defaults(head_dim=256), qkv_bias=bias, out_bias=bias)
     config = config.with_defaults(partial_rotary_factor=0.25)
     for name in ("rope_scaling", "rope_parameters"):
         value = config.raw(name)
-        if isinstance(value, dict):
-            config = config.with_fields(**{name: {k: v for k, v in value.items() if k not in _IGNORED_ROPE}})
+        if isinstance(value, dict) and value:
+            config = config.with_fields(**{name: {**value, "mrope_interleaved": True}})
     rope = rope_from_config(config, heads.head_dim, max_model_len)
     return replace(heads, rope=rope.spec, qk_norm=norm, output_gate=True), rope
 

@@ -99,6 +99,20 @@ def test_longrope_may_scale_what_is_rotated_by_the_length() -> None:
     assert [rope(length, rope_scaling=scaling).spec.attention_factor for length in (512, 600)] == [1.2, 1.3]
 
 
+@pytest.mark.parametrize(("model", "sections"), [("qwen2_vl", [8, 12, 12]), ("qwen3_vl", [12, 10, 10])])
+def test_pairs_turn_by_the_axes_of_transformers(model: str, sections: list[int]) -> None:
+    torch = pytest.importorskip("torch")
+    module = pytest.importorskip(f"transformers.models.{model}.modeling_{model}")
+    name = {"qwen2_vl": "Qwen2VLRotaryEmbedding", "qwen3_vl": "Qwen3VLTextRotaryEmbedding"}[model]
+    embedding = getattr(module, name).__new__(getattr(module, name))
+    torch.nn.Module.__init__(embedding)
+    embedding.mrope_section = sections
+    axes = torch.arange(3.0)[:, None, None, None].expand(3, 1, 1, 32).clone()
+    expected = embedding.recomposition_frequencies(axes).reshape(-1)[:32]
+    scaling = {"rope_type": "default", "mrope_section": sections, "mrope_interleaved": model == "qwen3_vl"}
+    assert rope(rope_scaling=scaling).spec.axes == tuple(map(int, expected))
+
+
 @pytest.mark.parametrize(
     ("fields", "names"),
     [
@@ -110,6 +124,12 @@ def test_longrope_may_scale_what_is_rotated_by_the_length() -> None:
         ({"rope_scaling": {"type": "linear"}}, "factor is missing"),
         ({"rope_scaling": {"type": "linear", "factor": "4"}}, "factor must be a positive number"),
         ({"rope_scaling": {"type": "default", "mrope_section": [1, 2]}}, "mrope_section"),
+        ({"rope_scaling": {"type": "default", "mrope_section": [8, 12, 11]}}, "mrope_section"),
+        ({"rope_scaling": {"type": "default", "mrope_section": [8, 12.0, 12]}}, "mrope_section"),
+        (
+            {"rope_scaling": {"type": "default", "mrope_section": [8, 12, 12], "mrope_interleaved": 1}},
+            "mrope_interleaved",
+        ),
         ({"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 32}}, "long_factor is missing"),
         ({"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": []}}, "32 entries, got 8"),
         ({"rope_scaling": {"type": "longrope", "short_factor": "x"}}, "short_factor"),

@@ -16,6 +16,7 @@ from safetensors.numpy import save_file
 
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.models import describe
+from tidewheel.engine.models.spec import AttentionSpec, DecoderSpec, mixers
 
 TEXT = {**models_zoo._LLAMA, "vocab_size": models_zoo.VOCAB_SIZE, "rms_norm_eps": 1e-5}
 VISION = {
@@ -223,6 +224,52 @@ def test_phi_3_vision_has_images_below_its_decoder(tmp_path: Path) -> None:
     config = {**model.config.to_dict(), "architectures": ["Phi3VForCausalLM"]}
     (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
     assert_computes_as("phi3", tmp_path)
+
+
+def text_spec(model_type: str, architecture: str, **fields: Any) -> DecoderSpec:
+    text = {**TEXT, "model_type": model_type, "head_dim": 16, **fields}
+    return describe({"architectures": [architecture], "text_config": text}).spec
+
+
+def attentions(spec: DecoderSpec) -> list[AttentionSpec]:
+    return [mixer for layer in spec.layers for mixer in mixers(layer) if isinstance(mixer, AttentionSpec)]
+
+
+def test_layers_see_whole_images_only_where_there_are_some() -> None:
+    spec = text_spec("gemma3_text", "Gemma3ForConditionalGeneration")
+    assert all(attention.two_way for attention in attentions(spec))
+    alone = describe({**TEXT, "architectures": ["Gemma3ForCausalLM"], "head_dim": 16}).spec
+    assert not any(attention.two_way for attention in attentions(alone))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "architecture", "axes"),
+    [
+        ("qwen2_vl_text", "Qwen2VLForConditionalGeneration", (0, 0, 1, 1, 1, 2, 2, 2)),
+        ("qwen2_5_vl_text", "Qwen2_5_VLForConditionalGeneration", (0, 0, 1, 1, 1, 2, 2, 2)),
+        ("qwen3_vl_text", "Qwen3VLForConditionalGeneration", (0, 1, 2, 0, 1, 2, 0, 1)),
+        ("qwen3", "InternVLForConditionalGeneration", ()),  # which has no sections of its own
+        ("glm4v_text", "Glm4vForConditionalGeneration", (0, 0, 1, 2)),
+        ("qwen2_5_omni_text", "Qwen2_5OmniForConditionalGeneration", ()),
+    ],
+)
+def test_rope_has_axes_in_models_whose_images_have_rows_and_columns(
+    model_type: str, architecture: str, axes: tuple[int, ...]
+) -> None:
+    sections = [2, 3, 3] if axes[:2] != (0, 1) else [3, 3, 2]
+    rope: dict[str, Any] = {"rope_type": "default", "mrope_section": sections}
+    if model_type == "glm4v_text":
+        rope |= {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}
+    for attention in attentions(text_spec(model_type, architecture, rope_scaling=rope)):
+        assert attention.rope is not None
+        assert attention.rope.axes == axes
+
+
+def test_sections_that_a_config_leaves_out_are_the_usual_ones() -> None:
+    spec = text_spec("qwen3_vl_text", "Qwen3VLForConditionalGeneration", head_dim=128)
+    rope = attentions(spec)[0].rope
+    assert rope is not None
+    assert [rope.axes.count(axis) for axis in range(3)] == [24, 20, 20]
 
 
 def test_a_minicpm_v_of_an_unknown_version_is_refused() -> None:

@@ -20,7 +20,8 @@ from tidewheel.engine.models.spec import tensor_shapes
 from tidewheel.engine.models.tensor_ref import TensorRef
 from tidewheel.engine.weights import open_weights
 from tidewheel.engine.weights.finite import require_finite
-from tidewheel.engine.weights.tensor import WeightSource
+from tidewheel.engine.weights.taking import scaled
+from tidewheel.engine.weights.tensor import DenseTensor, WeightSource, to_float32
 
 FILE = "model.safetensors"
 ROWS, COLUMNS = 12, 8  # of layers.0.up.weight
@@ -200,3 +201,22 @@ def test_a_part_that_is_missing_is_named(tmp_path: Path) -> None:
 def test_steps_that_no_tensor_can_take_are_an_error(steps: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"^a: "):
         TensorRef("a", **steps)
+
+
+def test_a_kernel_of_a_convolution_is_a_matrix(tmp_path: Path) -> None:
+    kernel = np.arange(ROWS * COLUMNS, dtype=np.float32).reshape(ROWS, 2, 2, 2)
+    found = opened(tmp_path, TensorRef("conv", matrix=True), {"conv": kernel})["layers.0.up.weight"]
+    assert np.array_equal(to_float32(found), kernel.reshape(ROWS, COLUMNS))
+    with pytest.raises(ModelError, match=f"{ROWS} rows of {COLUMNS} elements"):
+        opened(tmp_path, TensorRef("conv", matrix=True), {"conv": kernel[:, :1]})
+    with pytest.raises(ValueError, match="not both"):
+        TensorRef("conv", flat=True, matrix=True)
+
+
+def test_rows_are_scaled_in_float32() -> None:
+    rows, factors = np.arange(12, dtype=np.float16).reshape(4, 3), np.array([0.1, -2, 0, 3], np.float32)
+    found = scaled(DenseTensor(rows, "float16"), DenseTensor(factors, "float32"))
+    assert found.dtype == "float32"
+    assert np.array_equal(found.data, rows.astype(np.float32) * factors[:, None])
+    bias = scaled(DenseTensor(factors, "float32"), DenseTensor(factors, "float32"))
+    assert np.array_equal(bias.data, factors * factors)

@@ -1,0 +1,132 @@
+"""GLM-4.1V, 4.5V and 4.6V (https://arxiv.org/abs/2507.01006)."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...devices.tower import Rows, TowerExecutor
+from ...models.spec import AttentionSpec, MlpSpec, NormSpec, ProjectionSpec, ResidualBlockSpec, TowerSpec, tower_shapes
+from ...models.tensor_ref import TensorRef
+from ..media import Media
+from ..processing import bicubic, gelu
+from .qwen_vl import Grid, QwenVision, grid_of, whole
+from .settings import activation, head_dim_of, require_entries, square
+from .towers import (
+    axial_rope,
+    conv,
+    embedded,
+    fused_qkv,
+    in_pieces,
+    in_places,
+    layers_run,
+    module_tensors,
+    norm_tables,
+    table_normalized,
+)
+
+_MERGER_NORM = NormSpec("layer", 1e-5, bias=True)
+
+
+def vision(architecture: str, config: Mapping[str, Any], processor: Mapping[str, Any]) -> Glm4vVision:
+    """The vision of any of them."""
+    return Glm4vVision(architecture, config, processor)
+
+
+class Glm4vVision(QwenVision):
+    """Images as Qwen2-VL's, but each of its frames counts. A block becomes an embedding by a convolution and an MLP."""
+
+    placeholder = "<|image|>"
+    slot = "<|image|>"
+
+    def __init__(self, architecture: str, config: Mapping[str, Any], processor: Mapping[str, Any]) -> None:
+        super().__init__(architecture, config, processor, patch_size=14, pixels=(112**2, 28**2 * 15000), counted=True)
+        tower = self.tower_config
+        hidden, heads = tower.integer("hidden_size", 1536), tower.integer("num_heads", 12)
+        size, outputs = head_dim_of(tower, hidden, heads), tower.integer("out_hidden_size", 4096)
+        if outputs != self.decoder_size:
+            raise tower.error("out_hidden_size", f"{self.decoder_size}, as wide as the language model")
+        self._norm = NormSpec("rms", tower.number("rms_norm_eps", 1e-5))
+        bias, act = tower.flag("attention_bias", False), activation(tower, "hidden_act", "silu")
+        attention = AttentionSpec(
+            heads, heads, size, size**-0.5, qkv_bias=bias, rope=axial_rope(tower, size), two_way=True
+        )
+        mlp = MlpSpec(outputs, act, gated=True)
+        layer = (ResidualBlockSpec(attention, self._norm), ResidualBlockSpec(mlp, self._norm))
+        self._side = square(tower, "image_size", 336) // self.patches.size
+        require_entries(tower, "image_size", self._side)
+        inner = tower.integer("intermediate_size", 13696)
+        projections = (
+            ("patches", ProjectionSpec(self.patches.inputs, hidden, bias=True)),
+            ("blocks", ProjectionSpec(hidden * self.merge**2, outputs, bias=True)),
+            ("merge", ProjectionSpec(outputs, outputs)),
+            ("merge_gate", ProjectionSpec(outputs, inner, activation=act)),
+            ("merge_up", ProjectionSpec(outputs, inner)),
+            ("connector", ProjectionSpec(inner, outputs)),
+        )
+        tables = (
+            ("positions", (self._side**2, hidden)),
+            *norm_tables("pre_norm", self._norm, hidden),
+            *norm_tables("post_norm", self._norm, hidden),
+            *norm_tables("merge_norm", _MERGER_NORM, outputs),
+        )
+        self.spec = TowerSpec(hidden, (layer,) * tower.with_defaults(depth=24).num_layers("depth"), projections, tables)
+        names = {
+            **conv("patch_embed.proj"),
+            **fused_qkv("attn.qkv", hidden),
+            "o": "attn.proj",
+            **{part: f"mlp.{part}_proj" for part in ("gate", "up", "down")},
+            "attention_norm": "norm1",
+            "mlp_norm": "norm2",
+            "positions": "embeddings.position_embedding.weight",
+            "pre_norm": "post_conv_layernorm",
+            "post_norm": "post_layernorm",
+            "blocks.weight": TensorRef("downsample.weight", matrix=True),
+            "blocks.bias": "downsample.bias",
+            "merge": "merger.proj",
+            "merge_norm": "merger.post_projection_norm",
+            "merge_gate": "merger.gate_proj",
+            "merge_up": "merger.up_proj",
+            "connector": "merger.down_proj",
+        }
+        self.tensors = in_places(
+            module_tensors(tower_shapes(self.spec), names, "blocks."), ("model.visual.", "visual.")
+        )
+
+    def embed(
+        self, media: Media, tower: TowerExecutor, places: tuple[NDArray[np.int32], NDArray[np.int32]]
+    ) -> Generator[None, None, Rows]:
+        rows = yield from embedded(tower, self.patches, media.tiles)
+        rows = yield from table_normalized(tower, "pre_norm", rows, self._norm)
+        table, grid = tower.table("positions"), grid_of(media.layout)
+
+        def placed(start: int, piece: Rows) -> Rows:
+            of_rows, of_columns = (of_axis[start : start + len(piece)] for of_axis in places)
+            return piece + bicubic(table, self._side, of_rows, of_columns, grid)
+
+        return (yield from in_pieces(rows, placed))
+
+    def through(
+        self, rows: Rows, positions: NDArray[np.int32], grid: Grid, tower: TowerExecutor
+    ) -> Generator[None, None, Rows]:
+        rows = yield from layers_run(tower, rows, whole(rows), positions)
+        rows = yield from table_normalized(tower, "post_norm", rows, self._norm)
+        # A block is joined channel by channel, each with its patches side by side.
+        blocks = rows.reshape(-1, self.merge**2, rows.shape[1]).transpose(0, 2, 1)
+        rows = yield from tower.project("blocks", np.ascontiguousarray(blocks).reshape(len(blocks), -1))
+        rows = yield from tower.project("merge", rows)
+        rows = yield from table_normalized(tower, "merge_norm", rows, _MERGER_NORM)
+        rows = yield from in_pieces(rows, lambda _, piece: gelu(piece))
+        gates = yield from tower.project("merge_gate", rows)
+        values = yield from tower.project("merge_up", rows)
+        return (yield from tower.project("connector", gates * values))
+
+    def size_of(self, height: int, width: int) -> tuple[int, int]:
+        factor = self.factor
+        if height < factor or width < factor:
+            scale = max(factor / height, factor / width)
+            height, width = int(height * scale), int(width * scale)
+        return super().size_of(height, width)

@@ -1,0 +1,76 @@
+"""Vision: how a family of models sees images. One file in `families` for each."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..devices.tower import Rows, TowerExecutor
+from ..models.spec import TowerSpec
+from ..models.tensor_ref import TensorRef
+from .media import Media
+
+
+@dataclass(frozen=True, slots=True)
+class Expansion:
+    """What stands for an image in a prompt: text with `len(counts)` slots, of which the i-th is `counts[i]` tokens.
+
+    A slot is the family's `slot` token, written once. The counts add up to the image's embeddings.
+    """
+
+    text: str
+    counts: tuple[int, ...]
+
+
+class Vision(ABC):
+    """How a model sees images: from pixels to rows in place of tokens. It has no weights; a TowerExecutor has them.
+
+    `tensors` has the keys of `tower_shapes(spec)`. `placeholder` is what the model's chat template writes for an image,
+    and `slot` the token that embeddings take the place of. With `two_way`, tokens of an image see all of that image.
+    `num_deepstack`: after each of that many first layers of the decoder something is added to an image's rows.
+    `settings` names everything that the pixels depend on, and `max_rows` is the most that a segment of a layer has.
+    """
+
+    spec: TowerSpec
+    tensors: Mapping[str, tuple[TensorRef, ...]]  # alternatives: the first that the checkpoint has counts
+    placeholder: str
+    slot: str
+    two_way: bool = False
+    num_deepstack: int = 0
+    settings: Hashable
+    max_rows: int
+
+    @abstractmethod
+    def process(self, image: NDArray[np.uint8]) -> tuple[tuple[NDArray[np.uint8], ...], Hashable]:
+        """Tiles and layout of an RGB image `[height, width, 3]`, as Media has them.
+
+        Raises ValueError for an image of a size that the model does not take. Runs in a process of its own, for
+        which the Vision is pickled.
+        """
+
+    @abstractmethod
+    def num_tokens(self, layout: Hashable) -> int:
+        """How many embeddings an image of this layout has."""
+
+    @abstractmethod
+    def expansion(self, layout: Hashable) -> Expansion:
+        """What takes the place of `placeholder` in the prompt's text."""
+
+    @abstractmethod
+    def encode(self, media: Media, tower: TowerExecutor) -> Generator[None, None, Rows]:
+        """The image's embeddings `[num_tokens, (1 + num_deepstack) * hidden]`, piece by piece: see TowerExecutor.
+
+        `hidden` is the decoder's. What is added after its layers comes behind the embedding, layer by layer.
+        """
+
+    def positions(self, layouts: Sequence[Hashable]) -> list[NDArray[np.int32]] | None:
+        """For rope by sections: for each image, the positions `[3, num_tokens]` (time, height, width) of its tokens.
+
+        They count from the image's first position. The text behind it goes on one after the largest of them. None:
+        images take positions as text does.
+        """
+        return None

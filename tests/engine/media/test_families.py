@@ -1,0 +1,368 @@
+"""Each family's images against transformers: pixels, embeddings, tokens and positions."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import torch
+from plain_tower import PlainTower, run, tower_weights
+from vision_zoo import (
+    CASES,
+    IMAGES,
+    VisionModel,
+    expanded,
+    features,
+    photo,
+    processed,
+    tokenizer_of,
+    vision_model,
+)
+
+from tidewheel.engine.errors import ModelError
+from tidewheel.engine.media.families import FAMILIES, vision_of
+from tidewheel.engine.media.media import Media
+from tidewheel.engine.media.processing import centre_crop, gelu, nearest, normalized
+from tidewheel.engine.media.vision import Vision
+from tidewheel.engine.models.families import FAMILIES as FAMILIES_OF_TEXT
+from tidewheel.engine.models.text_part import WRAPPERS
+
+GRIDS = ("qwen", "glm")  # whose images have rows and columns in the decoder
+SIZES = ((1, 1), (3, 9), (32, 32), (33, 31), (64, 64), (97, 61), (100, 300), (31, 200), (7, 8), (512, 100), (90, 91))
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Models so small gain nothing from more, and wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@functools.cache
+def made(name: str) -> VisionModel:
+    with TemporaryDirectory() as folder:
+        return vision_model(CASES[name], Path(folder))
+
+
+def seen_by(name: str) -> Vision:
+    vision = vision_of(made(name).config, made(name).settings)
+    assert vision is not None
+    return vision
+
+
+def media_of(vision: Vision, image: NDArray[np.uint8]) -> Media:
+    tiles, layout = vision.process(image)
+    assert all(tile.dtype == np.uint8 and tile.ndim == 3 and tile.shape[2] == 3 for tile in tiles)
+    hash(layout)
+    return Media(tiles, layout, vision.num_tokens(layout), b"", image.shape[1], image.shape[0])
+
+
+def images_of(name: str) -> Iterator[tuple[str, NDArray[np.uint8]]]:
+    for title, image in IMAGES.items():
+        nothing_left = name in ("mistral3", "pixtral", "lfm2-vl") and title == "tall"
+        # Of one embedding transformers makes as many as it has numbers, and fails.
+        if not nothing_left and not (name == "mistral3" and title == "a pixel"):
+            yield title, image
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_pixels_are_those_of_transformers(name: str) -> None:
+    vision: Any = seen_by(name)
+    for title, image in images_of(name):
+        inputs = processed(CASES[name], made(name), image)
+        expected = inputs["pixel_values"].numpy()
+        if "spatial_shapes" in inputs:
+            expected = expected[inputs["pixel_attention_mask"].bool().numpy()]
+        tiles = vision.process(image)[0]
+        patches = vision.patches if name.startswith(GRIDS) else vision._patches
+        if expected.ndim == 2:
+            ours = np.concatenate([*patches.pieces(tiles)])
+        else:
+            expected = expected.reshape(-1, *expected.shape[-3:])
+            ours = np.stack([patches.pixels.of(tile).transpose(2, 0, 1) for tile in tiles])
+        assert ours.shape == expected.shape, title
+        assert np.abs(ours - expected).max() <= 1e-5, title
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_embeddings_are_those_of_transformers(name: str) -> None:
+    vision = seen_by(name)
+    tower = PlainTower(vision, made(name).stored)
+    for title, image in images_of(name):
+        expected = features(CASES[name], made(name), processed(CASES[name], made(name), image))
+        media = media_of(vision, image)
+        ours = run(vision.encode(media, tower))
+        assert ours.shape == expected.shape == (media.num_tokens, (1 + vision.num_deepstack) * 32), title
+        assert ours.dtype == np.float32
+        assert np.abs(ours - expected).max() <= 1e-4 * max(1, np.abs(expected).max()), title
+    assert not tower.unused()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_prompt_has_the_tokens_that_transformers_gives_it(name: str) -> None:
+    case, vision, tokenizer = CASES[name], seen_by(name), tokenizer_of(CASES[name])
+    slot = tokenizer.token_to_id(vision.slot)
+    assert case.prompt.count(vision.placeholder) == 1
+    for height, width in SIZES:
+        image = photo(height, width)
+        layout = vision.process(image)[1]
+        expansion = vision.expansion(layout)
+        text = case.prompt.replace(vision.placeholder, expansion.text)
+        counts = iter(expansion.counts)
+        ours = [
+            token
+            for one in tokenizer.encode(text, add_special_tokens=False).ids
+            for token in [one] * (next(counts) if one == slot else 1)
+        ]
+        assert next(counts, None) is None
+        assert sum(expansion.counts) == vision.num_tokens(layout)
+        whole = expanded(case, processed(case, made(name), image))
+        expected = tokenizer.encode(case.prompt.replace(vision.placeholder, whole), add_special_tokens=False).ids
+        assert ours == expected, (height, width)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith(GRIDS)])
+def test_positions_are_those_of_transformers(name: str) -> None:
+    vision, model = seen_by(name), made(name).model
+    layouts = [vision.process(photo(*size))[1] for size in ((40, 60), (90, 30))]
+    sections: list[int] = [0] * 5
+    for layout in layouts:
+        sections += [1] * vision.num_tokens(layout) + [0] * 3
+    grids = torch.tensor([[1, *layout] for layout in layouts])  # type: ignore[misc]
+    expected, delta = model.model.get_rope_index(
+        torch.zeros((1, len(sections)), dtype=torch.long), torch.tensor([sections]), image_grid_thw=grids
+    )
+    found = vision.positions(layouts)
+    assert found is not None
+    ours, start = [np.tile(np.arange(5), (3, 1))], 5
+    for positions in found:
+        assert positions.dtype == np.int32
+        after = start + int(positions.max()) + 1
+        ours += [positions + start, np.tile(np.arange(after, after + 3), (3, 1))]
+        start = after + 3
+    joined = np.concatenate(ours, axis=1)
+    assert np.array_equal(joined, expected[:, 0].numpy())
+    assert int(delta) == start - len(sections)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_only_some_see_both_ways_or_have_positions_of_their_own(name: str) -> None:
+    vision = seen_by(name)
+    assert vision.two_way == (name == "gemma3")
+    assert (vision.positions([]) is None) == (not name.startswith(GRIDS))
+    assert vision.num_deepstack == (2 if name == "qwen3-vl" else 0)
+    hash(vision.settings)
+    copy = pickle.loads(pickle.dumps(vision))  # for the process that decodes images
+    assert copy.settings == vision.settings
+    assert np.array_equal(copy.process(IMAGES["photo"])[0][0], vision.process(IMAGES["photo"])[0][0])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bits_do_not_depend_on_other_images(name: str) -> None:
+    """What is computed outside of the tower's parts is computed row by row."""
+    vision = seen_by(name)
+    tower = PlainTower(vision, made(name).stored)
+    media = media_of(vision, IMAGES["photo"])
+    first = run(vision.encode(media, tower))
+    run(vision.encode(media_of(vision, IMAGES["large"]), tower))
+    assert np.array_equal(run(vision.encode(media, tower)), first)
+
+
+def renamed(name: str, stored: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The weights by the names that other versions of transformers give them."""
+    bare = {key.removeprefix("model."): tensor for key, tensor in stored.items()}
+    yield bare
+    yield {f"model.{key}": tensor for key, tensor in bare.items()}
+    if "vision_tower.encoder.layers.0.layer_norm1.weight" in bare:
+        inner = {key.replace("vision_tower.", "vision_tower.vision_model."): bare[key] for key in bare}
+        yield inner
+        yield {f"model.{key}": tensor for key, tensor in inner.items()}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_weights_are_found_by_other_names(name: str) -> None:
+    vision, stored = seen_by(name), made(name).stored
+    expected = tower_weights(vision, stored)
+    for other in renamed(name, stored):
+        found = tower_weights(vision, other)
+        assert all(torch.equal(found[key], expected[key]) for key in expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "settings", "says"),
+    [
+        ("smolvlm", {"scale_factor": 3}, {}, "scale_factor"),
+        ("smolvlm", {}, {"size": {"longest_edge": 10**5}}, "longest_edge"),
+        ("smolvlm", {}, {"size": {"height": 5, "width": 5}}, "longest_edge"),
+        ("smolvlm", {}, {"size": {"longest_edge": 4096}, "max_image_size": {"longest_edge": 8}}, "patches"),
+        ("smolvlm", {}, {"do_resize": False}, "do_resize"),
+        ("smolvlm", {}, {"image_std": [0, 1, 1]}, "image_std"),
+        ("smolvlm", {}, {"resample": 9}, "resample"),
+        ("smolvlm", {"vision_config": 3}, {}, "vision_config"),
+        ("llava", {}, {"crop_size": 48}, "crop_size"),
+        ("llava", {}, {"size": {"shortest_edge": 2**20}}, "shortest_edge"),
+        ("llava", {"vision_feature_layer": 9}, {}, "vision_feature_layer"),
+        ("llava", {"vision_feature_layer": 0}, {}, "vision_feature_layer"),
+        ("llava", {"vision_config": {"model_type": "dinov2"}}, {}, "model_type"),
+        ("llava-next", {"image_grid_pinpoints": [[32, 33]]}, {}, "image_grid_pinpoints"),
+        ("llava-next", {}, {"image_grid_pinpoints": [[32, 64]]}, "those of config.json"),
+        ("llava-next", {"vision_feature_select_strategy": "full"}, {}, "vision_feature_select_strategy"),
+        ("llava-onevision", {"vision_aspect_ratio": "anyres_max_"}, {}, "vision_aspect_ratio"),
+        ("llava-onevision", {}, {"size": {"height": 32, "width": 64}}, "size"),
+        ("pixtral", {"vision_feature_select_strategy": "default"}, {}, "vision_feature_select_strategy"),
+        ("pixtral", {}, {"size": {"longest_edge": 2**14}}, "patches"),
+        ("mistral3", {"spatial_merge_size": 99}, {}, "spatial_merge_size"),
+        ("qwen2-vl", {}, {"size": {"shortest_edge": 9, "longest_edge": 10**9}}, "patches"),
+        ("qwen2-vl", {}, {"size": {"shortest_edge": 10**6, "longest_edge": 9}}, "size"),
+        ("qwen2-vl", {}, {"patch_size": 14}, "patch_size"),
+        ("qwen2.5-vl", {"fullatt_block_indexes": [3]}, {}, "fullatt_block_indexes"),
+        ("qwen2.5-vl", {"window_size": 3}, {}, "window_size"),
+        ("qwen3-vl", {"deepstack_visual_indexes": [1, 0]}, {}, "deepstack_visual_indexes"),
+        ("qwen3-vl", {"num_position_embeddings": 24}, {}, "num_position_embeddings"),
+        ("qwen3-vl", {"num_position_embeddings": 2**30}, {}, "num_position_embeddings"),
+        ("qwen3-vl", {"out_hidden_size": 64}, {}, "out_hidden_size"),
+        ("qwen3-vl", {"num_heads": 16}, {}, "num_heads"),
+        ("glm4.1v", {"out_hidden_size": 64}, {}, "out_hidden_size"),
+        ("glm4.1v", {"image_size": 2**13}, {}, "image_size"),
+        ("lfm2-vl", {}, {"max_tiles": 10**6}, "max_tiles"),
+        ("lfm2-vl", {}, {"min_tiles": 1}, "min_tiles"),
+        ("lfm2-vl", {}, {"tile_size": 36}, "tile_size"),
+        ("lfm2-vl", {}, {"max_image_tokens": 10**6}, "patches"),
+        ("lfm2-vl", {"num_patches": 35}, {}, "num_patches"),
+        ("gemma3", {}, {"do_pan_and_scan": True}, "do_pan_and_scan"),
+        ("gemma3", {"mm_tokens_per_image": 9}, {}, "mm_tokens_per_image"),
+        ("gemma3", {}, {"size": {"height": 99, "width": 32}}, "height"),
+        ("internvl", {}, {"max_patches": 10**6}, "max_patches"),
+        ("internvl", {"downsample_ratio": 0.3}, {}, "downsample_ratio"),
+        ("internvl", {"use_mean_pooling": False}, {}, "use_mean_pooling"),
+    ],
+)
+def test_what_is_not_supported_is_refused(
+    name: str, config: dict[str, Any], settings: dict[str, Any], says: str
+) -> None:
+    """Fields of the tower's config are those that config.json has not on top."""
+    whole = made(name).config
+    tower = whole["vision_config"] | {key: value for key, value in config.items() if key in whole["vision_config"]}
+    changed = {**whole, "vision_config": tower, **config}
+    with pytest.raises(ModelError, match=says):
+        vision_of(changed, {**made(name).settings, **settings})
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_field_that_is_missing_means_what_transformers_takes_it_to_mean(name: str) -> None:
+    """Leave out one field of the tower's config after the other, and compare with transformers' default for it."""
+    import transformers
+
+    case, compared = CASES[name], set()
+    for missing in case.vision.keys() - {"model_type", "vision_use_head"}:
+        rest = {key: value for key, value in made(name).config["vision_config"].items() if key != missing}
+        config = getattr(transformers, case.config)(
+            vision_config=dict(rest), text_config=dict(case.text), **case.others
+        )
+        architectures = {"architectures": made(name).config["architectures"]}
+        complete = {**config.to_dict(), **architectures}
+        try:
+            meant = vision_of(complete, made(name).settings)
+        except ModelError:  # for a default that does not fit to the rest
+            with pytest.raises(ModelError):
+                vision_of({**complete, "vision_config": rest}, made(name).settings)
+            continue
+        described = vision_of({**complete, "vision_config": rest}, made(name).settings)
+        assert meant is not None
+        assert described is not None
+        assert (described.spec, described.settings) == (meant.spec, meant.settings), missing
+        compared.add(missing)
+    assert compared
+
+
+@pytest.mark.parametrize("name", ["qwen2-vl", "llava", "mistral3", "llava-next", "lfm2-vl"])
+def test_an_image_that_is_too_narrow_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="narrow"):
+        seen_by(name).process(np.zeros((1, 400, 3), np.uint8))
+
+
+def test_a_square_around_an_image_is_bounded() -> None:
+    vision = vision_of(
+        made("llava").config, {**made("llava").settings, "image_processor_type": "LlavaImageProcessor", "do_pad": True}
+    )
+    assert vision is not None
+    with pytest.raises(ValueError, match="more alike"):
+        vision.process(np.zeros((100, 20_000, 3), np.uint8))
+
+
+@pytest.mark.parametrize("title", ["photo", "portrait", "square", "wide"])
+def test_llava_pads_to_a_square_if_it_should(title: str) -> None:
+    from transformers import LlavaImageProcessorPil
+
+    processor = LlavaImageProcessorPil(**CASES["llava"].settings, do_pad=True)
+    vision: Any = vision_of(made("llava").config, {**processor.to_dict(), "resample": 3, "crop_size": 32, "size": 32})
+    (tile,) = vision.process(IMAGES[title])[0]
+    inputs = processor([IMAGES[title]], return_tensors="pt", input_data_format="channels_last")
+    expected = inputs["pixel_values"][0].numpy()
+    assert np.abs(vision._patches.pixels.of(tile).transpose(2, 0, 1) - expected).max() <= 1e-5
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_image_becomes_larger_than_the_settings_allow(name: str) -> None:
+    vision = seen_by(name)
+    for height, width in ((1, 190), (190, 1), (3000, 17), (2000, 2000)):
+        if name in ("mistral3", "pixtral", "llava-next", "llava-onevision", "lfm2-vl") and min(height, width) < 100:
+            continue
+        tiles = vision.process(np.zeros((height, width, 3), np.uint8))[0]
+        assert sum(tile.shape[0] * tile.shape[1] for tile in tiles) <= 128 * 128 + 32 * 32
+
+
+def test_other_models_have_no_images_here() -> None:
+    assert vision_of({"architectures": ["LlamaForCausalLM"]}, {}) is None
+    assert vision_of({}, {}) is None
+    assert all(name in WRAPPERS or name in FAMILIES_OF_TEXT for name in FAMILIES)
+
+
+# Not for each number: torch computes the bounds in vectors of the machine's width, and rounds some differently.
+@pytest.mark.parametrize("side", [16, 26, 27, 32])
+def test_the_nearest_entries_are_those_of_transformers(side: int) -> None:
+    boundaries = torch.arange(1 / side, 1.0, 1 / side)
+    for count in range(1, 80):
+        places = torch.arange(count, dtype=torch.float32) * (1.0 / torch.tensor(count))
+        expected = torch.bucketize(torch.clamp(places, max=1.0 - 1e-6), boundaries, right=True)
+        assert np.array_equal(nearest(side, count), expected.numpy()), count
+
+
+def test_gelu_is_that_of_torch() -> None:
+    x = np.linspace(-12, 12, 30_000, dtype=np.float32).reshape(-1, 3)
+    expected = torch.nn.functional.gelu(torch.from_numpy(x).double()).numpy()
+    assert np.abs(gelu(x) - expected).max() < 2e-6
+
+
+@pytest.mark.parametrize("eps", [1e-6, 1e-5])
+def test_a_row_is_normalized_by_itself(eps: float) -> None:
+    rng = np.random.default_rng(0)
+    rows, weight, bias = (rng.normal(size=shape).astype(np.float32) for shape in ((3000, 72), 72, 72))
+    expected = torch.nn.functional.layer_norm(
+        *map(torch.from_numpy, (rows,)), (72,), *map(torch.from_numpy, (weight, bias)), eps
+    )
+    ours = normalized(rows, eps, weight, bias)
+    assert np.abs(ours - expected.numpy()).max() < 1e-5
+    alone = np.concatenate([normalized(rows[i : i + 1], eps, weight, bias) for i in range(0, 3000, 37)])
+    assert np.array_equal(alone, ours[::37])
+
+
+@pytest.mark.parametrize("shape", [(40, 30), (20, 50), (10, 10), (21, 33), (32, 32)])
+def test_the_middle_is_cropped_as_by_transformers(shape: tuple[int, int]) -> None:
+    from transformers.image_transforms import center_crop
+
+    image = photo(*shape)
+    assert np.array_equal(centre_crop(image, 32, 32), center_crop(image, (32, 32), input_data_format="channels_last"))

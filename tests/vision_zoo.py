@@ -1,0 +1,502 @@
+"""Small random models that see images, one of each family, as transformers makes and processes them."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+from unittest.mock import MagicMock, patch
+
+import numpy as np
+import tokenizers
+import torch
+import transformers
+from numpy.typing import NDArray
+from PIL import Image as Pillow
+from safetensors.numpy import load_file
+from tokenizers import decoders, models, pre_tokenizers
+
+Image = NDArray[np.uint8]
+
+_TEXT = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_LLAMA, _QWEN2 = {**_TEXT, "model_type": "llama"}, {**_TEXT, "model_type": "qwen2"}
+_SIGLIP = {
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 3,
+    "image_size": 32,
+    "patch_size": 4,
+}
+_QWEN = {"depth": 3, "num_heads": 2, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2}
+_SECTIONS = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+_PIXTRAL = {
+    "model_type": "pixtral",
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "image_size": 48,
+    "patch_size": 4,
+}
+_QWEN_PIXELS = {"size": {"shortest_edge": 16 * 16, "longest_edge": 48 * 40}, "patch_size": 4, "merge_size": 2}
+_QWEN_TOKENS = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
+
+
+class VisionCase(NamedTuple):
+    """A family: its configs, its image processor, the class of its processor and the tokens that it knows."""
+
+    model: str
+    config: str
+    vision: Mapping[str, Any]
+    text: Mapping[str, Any]
+    image_processor: str
+    settings: Mapping[str, Any]
+    processor: str
+    attributes: Mapping[str, Any]  # of the processor, whose own making needs torchvision
+    tokens: tuple[str, ...]
+    prompt: str
+    others: Mapping[str, Any] = {}  # fields of the config
+
+
+def _smolvlm(model: str) -> VisionCase:
+    attributes = {
+        "fake_image_token": "<fake_token_around_image>",
+        "image_token": "<image>",
+        "global_image_token": "<global-img>",
+        "global_image_tag": "<global-img>",
+        "image_seq_len": 16,
+    }
+    cells = [f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)]
+    return VisionCase(
+        f"{model}ForConditionalGeneration",
+        f"{model}Config",
+        _SIGLIP,
+        _LLAMA,
+        f"{model}ImageProcessorPil",
+        {"size": {"longest_edge": 96}, "max_image_size": {"longest_edge": 32}},
+        f"{model}Processor",
+        attributes,
+        ("<fake_token_around_image>", "<image>", "<global-img>", *cells),
+        "User:<image>what is it",
+        {"scale_factor": 2},
+    )
+
+
+def _llava(tower: Mapping[str, Any] = {}, **others: Any) -> VisionCase:
+    return VisionCase(
+        "LlavaForConditionalGeneration",
+        "LlavaConfig",
+        {**_SIGLIP, "model_type": "clip_vision_model", **tower},
+        _LLAMA,
+        "CLIPImageProcessorPil",
+        {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}},
+        "LlavaProcessor",
+        {"image_token": "<image>", "patch_size": 4, "num_additional_image_tokens": int(not tower)}
+        | {"vision_feature_select_strategy": others.get("vision_feature_select_strategy", "default")},
+        ("<image>",),
+        "USER: <image>\nwhat",
+        others,
+    )
+
+
+def _next(name: str, vision: Mapping[str, Any], settings: Mapping[str, Any], **others: Any) -> VisionCase:
+    sizes = [[32, 64], [64, 32], [64, 64], [96, 32], [32, 96], [128, 128]]
+    strategy = others.get("vision_feature_select_strategy", "default")
+    attributes = {
+        "image_token": "<image>",
+        "patch_size": 4,
+        "num_additional_image_tokens": int(strategy == "default"),
+        "vision_feature_select_strategy": strategy,
+        "vision_aspect_ratio": others.get("vision_aspect_ratio"),
+        "num_image_tokens": 64,
+    }
+    return VisionCase(
+        f"{name}ForConditionalGeneration",
+        f"{name}Config",
+        {**_SIGLIP, **vision},
+        _LLAMA,
+        f"{name}ImageProcessorPil",
+        {"image_grid_pinpoints": sizes, **settings},
+        f"{name}Processor",
+        attributes,
+        ("<image>",),
+        "USER: <image>\nwhat",
+        {"image_grid_pinpoints": sizes, **others},
+    )
+
+
+def _qwen(
+    name: str, vision: Mapping[str, Any], text: Mapping[str, Any], settings: Mapping[str, Any] = {}
+) -> VisionCase:
+    return VisionCase(
+        f"{name}ForConditionalGeneration",
+        f"{name}Config",
+        {**_QWEN, **vision},
+        {**_TEXT, **text},
+        "Qwen2VLImageProcessorPil",
+        {**_QWEN_PIXELS, **settings},
+        "Qwen2VLProcessor" if name == "Qwen2VL" else "Qwen2_5_VLProcessor" if "2_5" in name else "Qwen3VLProcessor",
+        {"image_token": "<|image_pad|>"},
+        _QWEN_TOKENS,
+        "see <|vision_start|><|image_pad|><|vision_end|> and",
+        {"image_token_id": 301},
+    )
+
+
+_QWEN3 = {"hidden_size": 32, "out_hidden_size": 32, "intermediate_size": 48, "num_position_embeddings": 25}
+CASES: dict[str, VisionCase] = {
+    "smolvlm": _smolvlm("SmolVLM"),
+    "idefics3": _smolvlm("Idefics3"),
+    "llava": _llava(),
+    "llava-full-layers": _llava(vision_feature_layer=[-2, 1], vision_feature_select_strategy="full"),
+    "llava-siglip": _llava(
+        tower={"model_type": "siglip_vision_model", "vision_use_head": False},
+        vision_feature_select_strategy="full",
+        vision_feature_layer=-1,
+    ),
+    "llava-next": _next(
+        "LlavaNext",
+        {"model_type": "clip_vision_model"},
+        {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}},
+    ),
+    "llava-onevision": _next(
+        "LlavaOnevision",
+        {"model_type": "siglip_vision_model", "vision_use_head": False},
+        {"size": {"height": 32, "width": 32}},
+        vision_feature_select_strategy="full",
+        vision_aspect_ratio="anyres_max_3",
+    ),
+    "pixtral": VisionCase(
+        "LlavaForConditionalGeneration",
+        "LlavaConfig",
+        _PIXTRAL,
+        _LLAMA,
+        "PixtralImageProcessorPil",
+        {"size": {"longest_edge": 48}, "patch_size": {"height": 4, "width": 4}},
+        "PixtralProcessor",
+        {
+            "image_token": "[IMG]",
+            "image_break_token": "[IMG_BREAK]",
+            "image_end_token": "[IMG_END]",
+            "patch_size": 4,
+            "spatial_merge_size": 1,
+        },
+        ("[IMG]", "[IMG_BREAK]", "[IMG_END]", "[INST]"),
+        "[INST]see[IMG] it",
+        {"vision_feature_layer": -1, "vision_feature_select_strategy": "full"},
+    ),
+    "mistral3": VisionCase(
+        "Mistral3ForConditionalGeneration",
+        "Mistral3Config",
+        _PIXTRAL,
+        {**_TEXT, "model_type": "mistral", "rms_norm_eps": 1e-5},
+        "PixtralImageProcessorPil",
+        {"size": {"longest_edge": 48}, "patch_size": {"height": 8, "width": 8}},
+        "PixtralProcessor",
+        {
+            "image_token": "[IMG]",
+            "image_break_token": "[IMG_BREAK]",
+            "image_end_token": "[IMG_END]",
+            "patch_size": 4,
+            "spatial_merge_size": 2,
+        },
+        ("[IMG]", "[IMG_BREAK]", "[IMG_END]", "[INST]"),
+        "[INST]see[IMG] it",
+        {"spatial_merge_size": 2},
+    ),
+    "qwen2-vl": _qwen(
+        "Qwen2VL",
+        {"embed_dim": 32, "hidden_size": 32, "mlp_ratio": 2},
+        {"model_type": "qwen2_vl_text", "rope_parameters": _SECTIONS},
+    ),
+    "qwen2.5-vl": _qwen(
+        "Qwen2_5_VL",
+        {
+            "hidden_size": 32,
+            "out_hidden_size": 32,
+            "intermediate_size": 48,
+            "window_size": 16,
+            "fullatt_block_indexes": [1],
+        },
+        {"model_type": "qwen2_5_vl_text", "rope_parameters": _SECTIONS},
+    ),
+    "qwen3-vl": _qwen(
+        "Qwen3VL",
+        {**_QWEN3, "deepstack_visual_indexes": [0, 1]},
+        {"model_type": "qwen3_vl_text", "rope_parameters": _SECTIONS},
+        {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]},
+    ),
+    "qwen3.5": _qwen(
+        "Qwen3_5",
+        _QWEN3,
+        {
+            "model_type": "qwen3_5_text",
+            "layer_types": ["linear_attention", "full_attention"],
+            "linear_num_value_heads": 2,
+            "linear_num_key_heads": 2,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 8,
+        },
+    ),
+    "glm4.1v": VisionCase(
+        "Glm4vForConditionalGeneration",
+        "Glm4vConfig",
+        {
+            **_QWEN,
+            "hidden_size": 32,
+            "out_hidden_size": 32,
+            "intermediate_size": 48,
+            "image_size": 20,
+            "attention_bias": True,
+        },
+        {
+            **_TEXT,
+            "model_type": "glm4v_text",
+            "rope_parameters": {**_SECTIONS, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5},
+        },
+        "Glm4vImageProcessorPil",
+        {**_QWEN_PIXELS, "size": {"shortest_edge": 16 * 16, "longest_edge": 96 * 40}},
+        "Glm4vProcessor",
+        {"image_token": "<|image|>"},
+        ("<|begin_of_image|>", "<|image|>", "<|end_of_image|>"),
+        "see <|begin_of_image|><|image|><|end_of_image|> and",
+        {"image_token_id": 301},
+    ),
+    "lfm2-vl": VisionCase(
+        "Lfm2VlForConditionalGeneration",
+        "Lfm2VlConfig",
+        {**_SIGLIP, "model_type": "siglip2_vision_model", "vision_use_head": False, "num_patches": 36},
+        {**_TEXT, "model_type": "lfm2", "layer_types": ["full_attention", "conv"]},
+        "",
+        {"encoder_patch_size": 4, "tile_size": 32, "min_image_tokens": 4, "max_image_tokens": 16, "max_tiles": 6},
+        "Lfm2VlProcessor",
+        {
+            "image_token": "<image>",
+            "image_start_token": "<|image_start|>",
+            "image_end_token": "<|image_end|>",
+            "image_thumbnail_token": "<|img_thumbnail|>",
+        },
+        (
+            *("<image>", "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"),
+            *[f"<|img_row_{row}_col_{column}|>" for row in range(1, 7) for column in range(1, 7)],
+        ),
+        "see<image>what",
+        {"projector_hidden_size": 40, "image_token_id": 301},
+    ),
+    "gemma3": VisionCase(
+        "Gemma3ForConditionalGeneration",
+        "Gemma3Config",
+        {**_SIGLIP, "model_type": "siglip_vision_model", "vision_use_head": False},
+        {**_TEXT, "model_type": "gemma3_text"},
+        "Gemma3ImageProcessorPil",
+        {"size": {"height": 32, "width": 32}},
+        "Gemma3Processor",
+        {"full_image_sequence": "\n\n<start_of_image>" + "<image_soft_token>" * 16 + "<end_of_image>\n\n"},
+        ("<start_of_image>", "<image_soft_token>", "<end_of_image>"),
+        "look <start_of_image> here",
+        {"mm_tokens_per_image": 16},
+    ),
+    "internvl": VisionCase(
+        "InternVLForConditionalGeneration",
+        "InternVLConfig",
+        {**_SIGLIP, "image_size": [32, 32], "patch_size": [4, 4], "use_qk_norm": True, "attention_bias": True},
+        _QWEN2,
+        "GotOcr2ImageProcessorPil",
+        {"size": {"height": 32, "width": 32}, "max_patches": 6, "image_mean": [0.485, 0.456, 0.406]},
+        "InternVLProcessor",
+        {
+            "start_image_token": "<img>",
+            "image_token": "<IMG_CONTEXT>",
+            "end_image_token": "</img>",
+            "image_seq_length": 16,
+        },
+        ("<img>", "<IMG_CONTEXT>", "</img>"),
+        "see <IMG_CONTEXT>\nwhat",
+        {},
+    ),
+}
+
+
+def photo(height: int, width: int, seed: int = 0) -> Image:
+    """Smooth colours under noise."""
+    rng = np.random.default_rng(seed)
+    y, x = np.mgrid[0 : 1 : height * 1j, 0 : 1 : width * 1j]
+    waves = [np.sin(7 * y + 3 * x), np.cos(5 * x * y + 1), np.sin(9 * x - 4 * y)]
+    smooth = np.stack(waves, -1) * 90 + 128
+    return np.clip(smooth + rng.normal(0, 12, smooth.shape), 0, 255).astype(np.uint8)
+
+
+def line_art(height: int, width: int) -> Image:
+    """Black lines on white."""
+    image = np.full((height, width, 3), 255, np.uint8)
+    image[::7] = 0
+    image[:, ::5] = 0
+    np.fill_diagonal(image[:, :, 0], 128)
+    return image
+
+
+IMAGES: dict[str, Image] = {
+    "photo": photo(61, 97),
+    "portrait": photo(120, 37, 1),
+    "large": photo(300, 411, 2),
+    "line art": line_art(64, 90),
+    "square": photo(32, 32, 3),
+    "a pixel": np.full((1, 1, 3), 200, np.uint8),
+    "wide": photo(4, 120, 4),
+    "tall": photo(150, 3, 5),
+}
+
+
+class VisionModel(NamedTuple):
+    """A case as transformers has it, and its files."""
+
+    model: Any
+    image_processor: Any
+    config: dict[str, Any]
+    settings: dict[str, Any]
+    stored: dict[str, NDArray[np.float32]]
+
+
+def vision_model(case: VisionCase, folder: Path) -> VisionModel:
+    """A model of random weights, saved to `folder`."""
+    config = getattr(transformers, case.config)(
+        vision_config=dict(case.vision), text_config=dict(case.text), **case.others
+    )
+    config._attn_implementation = "eager"
+    model = getattr(transformers, case.model)(config).eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            vector = weight.ndim == 1
+            weight.copy_(torch.randn(weight.shape, generator=generator) * (0.2 if vector else 0.15))
+            weight += float(vector and "norm" in name and name.endswith("weight"))
+    model.save_pretrained(folder)
+    if case.image_processor:
+        image_processor = getattr(transformers, case.image_processor)(**case.settings)
+        image_processor.save_pretrained(folder)
+        settings = json.loads((folder / "preprocessor_config.json").read_text("utf-8"))
+    else:
+        image_processor, settings = _Lfm2Processor(case.settings), dict(case.settings)
+    written = json.loads((folder / "config.json").read_text("utf-8"))
+    return VisionModel(model, image_processor, written, settings, load_file(folder / "model.safetensors"))
+
+
+class _Lfm2Processor:
+    """That of LFM2-VL, which wants torchvision: its own code, but Pillow resizes."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        names = ("", ".transforms", ".transforms.v2", ".transforms.v2.functional")
+        with patch.dict(sys.modules, {f"torchvision{name}": MagicMock() for name in names}):
+            self._module = importlib.import_module("transformers.models.lfm2_vl.image_processing_lfm2_vl")
+        cls = self._module.Lfm2VlImageProcessor
+        self._processor = cls.__new__(cls)
+        names = ("downsample_factor", "min_tiles", "max_tiles", "use_thumbnail", "min_image_tokens")
+        names += ("max_image_tokens", "encoder_patch_size", "tile_size", "max_pixels_tolerance", "resample")
+        self._options = {name: settings.get(name, getattr(cls, name)) for name in names}
+
+    def __call__(self, images: list[Image], **ignored: Any) -> dict[str, Any]:
+        whole = torch.from_numpy(images[0].transpose(2, 0, 1).copy())[None]
+        with patch.object(self._module.TorchvisionBackend, "resize", _resized):
+            tiles, rows, columns, sizes = self._processor.resize_and_split(whole, **self._options)
+        size = self._options["encoder_patch_size"]
+        most = max(self._options["max_image_tokens"] * 4, (self._options["tile_size"] // size) ** 2)
+        patches, masks, shapes = [], [], []
+        for tile in tiles[0]:
+            values = (tile[None].double() / 255).float().sub(0.5).div(0.5)
+            padded, mask = self._module.pad_along_first_dim(self._module.convert_image_to_patches(values, size), most)
+            patches.append(padded)
+            masks.append(mask)
+            shapes.append([tile.shape[-2] // size, tile.shape[-1] // size])
+        return {
+            "pixel_values": torch.cat(patches),
+            "pixel_attention_mask": torch.stack(masks),
+            "spatial_shapes": torch.tensor(shapes),
+            "image_rows": rows,
+            "image_cols": columns,
+            "image_sizes": sizes,
+        }
+
+
+def _resized(processor: Any, images: torch.Tensor, size: Any, **options: Any) -> torch.Tensor:
+    pillow = Pillow.fromarray(images[0].numpy().transpose(1, 2, 0).copy())
+    resized = np.array(pillow.resize((size.width, size.height), Pillow.Resampling.BILINEAR))
+    return torch.from_numpy(resized.transpose(2, 0, 1).copy())[None]
+
+
+def processed(case: VisionCase, made: VisionModel, image: Image) -> dict[str, Any]:
+    """What the image processor gives for one image."""
+    options = {
+        "InternVLProcessor": {"crop_to_patches": True},
+        "SmolVLMProcessor": {"return_row_col_info": True},
+        "Idefics3Processor": {"return_row_col_info": True},
+    }
+    inputs: dict[str, Any] = made.image_processor(
+        [image], return_tensors="pt", input_data_format="channels_last", **options.get(case.processor, {})
+    )
+    return inputs
+
+
+def features(case: VisionCase, made: VisionModel, inputs: Mapping[str, Any]) -> NDArray[np.float32]:
+    """The image's embeddings, and what is added after layers of the decoder behind them."""
+    names = ("pixel_values", "pixel_attention_mask", "image_grid_thw", "spatial_shapes")
+    given = {name: inputs[name] for name in names if name in inputs}
+    if case.vision.get("model_type") == "pixtral" or "image_grid_pinpoints" in case.others:
+        given["image_sizes"] = inputs["image_sizes"]
+    with torch.no_grad():
+        outputs = made.model.get_image_features(**given, return_dict=True)
+    embeddings = outputs.pooler_output
+    if not isinstance(embeddings, torch.Tensor):
+        embeddings = torch.cat(list(embeddings))
+    embeddings = embeddings.reshape(-1, embeddings.shape[-1])
+    deepstack = [torch.cat(list(layer)) for layer in getattr(outputs, "deepstack_features", None) or []]
+    result: NDArray[np.float32] = torch.cat([embeddings, *deepstack], -1).float().numpy()
+    return result
+
+
+def tokenizer_of(case: VisionCase) -> tokenizers.Tokenizer:
+    """A tokenizer of bytes, with two newlines as one token, as real ones have it, and the family's own tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: i for i, token in enumerate([*alphabet, "ĊĊ"])}
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, [("Ċ", "Ċ")]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(case.tokens))
+    return tokenizer
+
+
+def expanded(case: VisionCase, inputs: Mapping[str, Any]) -> str:
+    """What transformers' processor puts in the place of the image, with a token for each embedding."""
+    cls = _processor_class(case.processor)
+    processor = cls.__new__(cls)
+    sizes = case.settings.get("image_grid_pinpoints")
+    vars(processor).update(case.attributes)
+    of_images = {"merge_size": 2, "downsample_factor": 2, "use_thumbnail": True, "image_grid_pinpoints": sizes}
+    processor.image_processor = SimpleNamespace(**{**of_images, **case.settings})
+    replaced: str = processor.replace_image_token(inputs, 0, use_image_special_tokens=True)
+    return replaced
+
+
+def _processor_class(name: str) -> Any:
+    if name != "PixtralProcessor":
+        return getattr(transformers, name)
+    # Its module wants torchvision, for a function that the module for Pillow has too.
+    module = "transformers.models.pixtral.image_processing_pixtral"
+    with patch.dict(sys.modules, {module: importlib.import_module(module.replace("processing_", "processing_pil_"))}):
+        return importlib.import_module("transformers.models.pixtral.processing_pixtral").PixtralProcessor
