@@ -16,7 +16,8 @@ Harm = Callable[[Path, random.Random], None]
 
 _SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP)
 _FILES_PAUSE_S, _PROCESSES_PAUSE_S = 0.05, 2.0
-_CHILDREN = ("sandbox_process", "template_worker")  # in the command lines of processes that may be killed at any time
+# In the command lines of processes that may be killed at any time.
+_CHILDREN = ("sandbox_process", "decoding_process", "template_worker")
 
 
 async def sabotage(pid: int, kv_folder: Path, rng: random.Random, stopped: asyncio.Event) -> None:

@@ -11,7 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 from .process import ANSWER, MESSAGE, READY, Outcome, receive
@@ -49,12 +50,19 @@ class Sandbox:
     May be used from several threads.
     """
 
-    def __init__(self, command: Callable[[], str], state: Callable[[], bytes], does: str) -> None:
+    def __init__(
+        self,
+        command: Callable[[], str],
+        state: Callable[[], bytes],
+        does: str,
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         """`command` calls `serve` (process.py), and `state` is what it prepares with. Both are asked for when the
-        process starts. `does` says in errors what "the process that ..." does.
+        process starts. `does` says in errors what "the process that ..." does. `environment` is added to its own.
         """
         self._command = command
         self._state = state
+        self._environment = environment
         self._name = f"the process that {does}"
         self._lock = threading.Lock()  # of the process
         self._process: subprocess.Popen[bytes] | None = None
@@ -132,7 +140,7 @@ class Sandbox:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-c", self._command(), str(theirs.fileno()), *path],
                 # One arena: each thread's own would take address space from what the work may have.
-                env={**environment, "MALLOC_ARENA_MAX": "1"},
+                env={**environment, **self._environment, "MALLOC_ARENA_MAX": "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],

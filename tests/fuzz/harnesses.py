@@ -16,6 +16,7 @@ from fuzz.connections import CONNECTIONS
 from fuzz.folders import FOLDERS, TEMPLATE
 from fuzz.grammars import GRAMMARS
 from fuzz.harness import Harness, written
+from fuzz.images import IMAGES
 from fuzz.request_heads import REQUEST_HARNESSES
 
 from tidewheel.engine.errors import InvalidRequestError, ModelError
@@ -261,6 +262,7 @@ HARNESSES: dict[str, Harness] = {
     ),
     **CONNECTIONS,
     **GRAMMARS,
+    **IMAGES,
     **REQUEST_HARNESSES,
     **FOLDERS,
 }  # fmt: skip

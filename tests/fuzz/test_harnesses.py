@@ -28,7 +28,7 @@ SLOW = ("tools-", "encoder-", "sentencepiece", "connection", "quantized", "gguf-
 QUICK = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 JSON_HARNESSES = [name for name, harness in HARNESSES.items() if harness.seeds[0].startswith((b'{"', b'[{"'))]
 # What takes long, as each has atheris look for new code; so similar ones share one harness.
-UNCOVERED = ("detokenize", "score", "json-counts")  # the last is numpy's work
+UNCOVERED = ("detokenize", "score", "json-counts", "image")  # the last two are numpy's and Pillow's work
 COVERED = [name for name in HARNESSES if not name.startswith("reasoning-") and name not in UNCOVERED]
 
 values = st.recursive(

@@ -98,7 +98,7 @@ def test_images_on_a_vendors_base_keep_its_torch(name: str, machine: str) -> Non
     assert not pins(name, machine).keys() & {"torch", "jax", "jaxlib", "triton"}
 
 
-@pytest.mark.parametrize("absent", ["llguidance", "uvloop", "hf-xet"])
+@pytest.mark.parametrize("absent", ["llguidance", "pillow", "uvloop", "hf-xet"])
 def test_what_has_no_wheels_for_ibm_z_is_not_installed_there(absent: str) -> None:
     assert absent in pins("server", "aarch64")
     assert absent not in pins("server", "s390x")

@@ -1,0 +1,66 @@
+"""A Vision without a model: an image is its own tile, and images of some widths misbehave."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Generator, Hashable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidewheel.engine.devices.tower import Rows, TowerExecutor
+from tidewheel.engine.media.media import Media
+from tidewheel.engine.media.vision import Expansion, Vision
+
+ABORTS, SLEEPS, SPINS, GROWS, OPENS, CONNECTS, FAILS, REFUSES, LEAVES = range(501, 510)
+MAX_SIDE = 2000
+
+
+class TinyVision(Vision):
+    placeholder = "<image>"
+    slot = "<pad>"
+
+    def __init__(self, settings: Hashable = "tiny") -> None:
+        self.settings = settings
+
+    def process(self, image: NDArray[np.uint8]) -> tuple[tuple[NDArray[np.uint8], ...], Hashable]:
+        height, width = image.shape[:2]
+        if max(height, width) > MAX_SIDE:
+            raise ValueError(f"a side of {max(height, width)} pixels is too long")
+        misbehave(width)
+        top = image[: height // 2]
+        return (image, top[:, ::-1]), (height, width)
+
+    def num_tokens(self, layout: Any) -> int:
+        return int(sum(self.expansion(layout).counts))
+
+    def expansion(self, layout: Any) -> Expansion:
+        height, width = layout
+        return Expansion("[<pad>|<pad>]", (height, width))
+
+    def encode(self, media: Media, tower: TowerExecutor) -> Generator[None, None, Rows]:
+        raise NotImplementedError
+
+
+def misbehave(width: int) -> None:
+    if width == ABORTS:
+        os.abort()
+    if width == SLEEPS:
+        time.sleep(100)
+    while width == SPINS:
+        pass
+    if width == GROWS:
+        np.ones(2**31, np.uint8)
+    if width == OPENS:
+        open("/dev/zero").close()
+    if width == CONNECTS:
+        socket.socket().close()
+    if width == FAILS:
+        raise RuntimeError("a mistake")
+    if width == REFUSES:
+        raise ValueError("it has an unlucky width")
+    if width == LEAVES:
+        os._exit(0)
