@@ -10,6 +10,7 @@ from .adapters.options import LoraOptions
 from .declaring.option import REQUIRED, Options, option
 from .declaring.values import above, at_least, count, json_object, number, number_or_none, whole_number
 from .devices import DEVICE_NAMES
+from .media.options import MediaOptions
 from .pipeline_options import PipelineOptions
 from .speculation.options import Eagle3, Mtp, SpeculativeOptions
 from .weights import LOAD_FORMATS
@@ -35,9 +36,9 @@ class EngineOptions(Options):
 
     `kv_cache_space` and `kv_offload_space` are in GiB, `max_step_ms` in milliseconds, `step_timeout` in seconds, the
     other maxima in tokens and sequences. `lora` says which adapters there are, `speculative` how tokens are drafted,
-    `pipeline` how layers are shared out to processes. `device_options` are options that single devices have, a group a
-    device (see `devices`): the group of the device that runs takes effect. Raises OptionError for a value that is out
-    of range.
+    `pipeline` how layers are shared out to processes, `media` which images requests may have. `device_options` are
+    options that single devices have, a group a device (see `devices`): the group of the device that runs takes effect.
+    Raises OptionError for a value that is out of range.
     """
 
     model: str = option(REQUIRED, "a folder, a .gguf file or a Hugging Face hub id, such as owner/name:Q4_K_M")
@@ -181,6 +182,7 @@ class EngineOptions(Options):
     lora: LoraOptions = field(default_factory=LoraOptions)
     speculative: SpeculativeOptions = field(default_factory=SpeculativeOptions)
     pipeline: PipelineOptions = field(default_factory=PipelineOptions)
+    media: MediaOptions = field(default_factory=MediaOptions)
     device_options: tuple[Options, ...] = ()
 
     def _contradictions(self) -> Iterator[str]:

@@ -24,6 +24,8 @@ from ..devices.executor import Executor
 from ..devices.limits import ExecutorLimits
 from ..errors import EngineDeadError
 from ..histogram import Histogram
+from ..media.encoder import MediaEncoder
+from ..media.prompt_media import PromptMedia
 from ..options import DEFAULT_MAX_LOGPROBS, logprobs_limit
 from ..scheduling.scheduler import Scheduler
 from ..sequences.beam_search import BeamSearch
@@ -42,6 +44,7 @@ from .watchdog import StepWatchdog
 if TYPE_CHECKING:
     from ..cache.tiers.folder import BlockFolder
     from ..cache.tiers.offload import OffloadStats
+    from ..media.loaded import LoadedVision
     from ..pipeline.stage_times import PipelineStats
 
 logger = logging.getLogger(__name__)
@@ -97,6 +100,7 @@ class Engine:
         step_timeout_s: float | None = None,
         loras: LoraRegistry | None = None,
         kv_folder: BlockFolder | None = None,
+        vision: LoadedVision | None = None,
         info: Mapping[str, str] | None = None,
         seed: int | None = None,
     ) -> None:
@@ -105,11 +109,12 @@ class Engine:
         Where adapters have longer contexts than the model, `own_context` is the model's; see `context_of`.
 
         `max_logprobs` is how many likeliest tokens a request may ask for at each place, -1 for the whole vocabulary.
-        `loras` are the adapters that requests may name. KV blocks that memory has no room for are kept in `kv_folder`,
-        which the engine closes; it takes an Executor. A `drafter` drafts tokens while at most `max_drafted` sequences
-        decode: this makes steps fewer and changes no token. While others run, prompts wait `scheduler_delay_factor`
-        times as long as the last step that began a prompt took. Stacks are written to stderr when a step takes longer
-        than `step_timeout_s`. With a `seed`, the n-th request without its own seed gets the same seed in every engine.
+        `loras` are the adapters that requests may name. With a `vision`, prompts may have images. KV blocks that memory
+        has no room for are kept in `kv_folder`, which the engine closes; it takes an Executor. A `drafter` drafts
+        tokens while at most `max_drafted` sequences decode: this makes steps fewer and changes no token. While others
+        run, prompts wait `scheduler_delay_factor` times as long as the last step that began a prompt took. Stacks are
+        written to stderr when a step takes longer than `step_timeout_s`. With a `seed`, the n-th request without its
+        own seed gets the same seed in every engine.
         """
         limits = executor.limits
         self.model_name = model_name
@@ -123,7 +128,9 @@ class Engine:
         self._own_context = own_context or self.max_model_len
         self.vocab_size = vocab_size
         self.max_logprobs = logprobs_limit(max_logprobs, vocab_size)
-        self._validator = RequestValidator(vocab_size, self.max_logprobs, limits)
+        self.media = None if vision is None else vision.reader
+        self._vision = None if vision is None else vision.vision
+        self._validator = RequestValidator(vocab_size, self.max_logprobs, limits, self._vision)
         self._eos_token_ids = frozenset(i for i in eos_token_ids if i < vocab_size)
         self.grammars = GrammarCompiler(tokenizer, vocab_size, self._eos_token_ids)
         self._block_size = limits.block_size
@@ -137,7 +144,12 @@ class Engine:
             delay_factor=scheduler_delay_factor,
         )
         self._streams = OpenStreams(self._abort, self._fail)
-        self._engine_loop = EngineLoop(self._scheduler, executor, MaskWriter(vocab_size), self._streams.deliver)
+        self._encoder: MediaEncoder[list[Sequence]] | None = None
+        if vision is not None:
+            self._encoder = MediaEncoder(vision.vision, vision.tower, vision.max_bytes)
+        self._engine_loop = EngineLoop(
+            self._scheduler, executor, MaskWriter(vocab_size), self._streams.deliver, self._encoder
+        )
         self._offload = None
         if kv_folder is not None:
             from ..cache.tiers.disk import DiskTier
@@ -187,6 +199,9 @@ class Engine:
         seed = self._seeds.getrandbits(64) if sampling.seed is None else sampling.seed % 2**64
         arrival = next(self._arrivals)
         constraint = self._constraint(request)
+        media = None
+        if request.media and self._vision is not None:
+            media = PromptMedia(request.media, len(prompt), self._vision)
         search = None
         if sampling.beam_width is not None:
             search = BeamSearch(sampling, self._eos_token_ids, self.vocab_size)
@@ -202,6 +217,7 @@ class Engine:
                 client=request.client,
                 cache_salt=request.cache_salt,
                 lora=request.lora,
+                media=media,
                 eos_ids=self._eos_token_ids,
                 max_length=context,
                 constraint=None if constraint is None else constraint.fresh(),
@@ -283,7 +299,7 @@ class Engine:
         stage_stats: Callable[[], PipelineStats] | None = getattr(self._executor, "stage_stats", None)
         return EngineStats(
             num_running=scheduler.num_running,
-            num_waiting=scheduler.num_waiting,
+            num_waiting=scheduler.num_waiting + (0 if self._encoder is None else len(self._encoder)),
             num_deferred=scheduler.num_deferred,
             kv_blocks_total=cache.num_blocks,
             kv_blocks_used=cache.num_used,
@@ -318,6 +334,8 @@ class Engine:
         """Refuse what is new, and tell the engine thread to end; whether there is one."""
         self._refusal = self._refusal or "the engine has been stopped"
         self.grammars.close()
+        if self.media is not None:
+            self.media.close()
         if self.loras is not None:
             self.loras.close()
         if self._has_started:
@@ -325,6 +343,8 @@ class Engine:
         else:
             if self._offload is not None:
                 self._offload.close(saving=False)
+            if self._encoder is not None:
+                self._encoder.close()
             self._executor.close()
         return self._has_started
 

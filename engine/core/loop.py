@@ -23,6 +23,8 @@ from ..devices.executor import Executor, Pending
 from ..errors import DeviceError
 from ..histogram import Histogram
 from ..machine.memory import release_free_memory
+from ..media.encoder import MediaEncoder
+from ..outputs import FinishReason
 from ..scheduling.async_scheduling import drop_ended
 from ..scheduling.batch_builder import BatchBuilders
 from ..scheduling.scheduler import Scheduler
@@ -34,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 _STEP_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _REST_AFTER_S = 1.0
+_ENCODING_SHARE = 0.25  # of --max-step-ms, between two steps
 _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
@@ -59,9 +62,15 @@ class EngineLoop:
     """Owns scheduler, builder and executor from `start` on. Other threads only leave messages."""
 
     def __init__(
-        self, scheduler: Scheduler, executor: Executor, masks: MaskWriter, deliver: Callable[[EngineCoreOutputs], None]
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        masks: MaskWriter,
+        deliver: Callable[[EngineCoreOutputs], None],
+        encoder: MediaEncoder[list[Sequence]] | None = None,
     ) -> None:
         """`deliver` is called on the engine thread, at most once a step and once for the messages before it.
+        Requests with media wait in the `encoder` before they are scheduled.
 
         `step_started` is when the step that runs began (`time.perf_counter`), None between steps.
         """
@@ -74,6 +83,7 @@ class EngineLoop:
         self._executor = executor
         self._masks = masks
         self._deliver = deliver
+        self._encoder = encoder
         self._overlapped: _Started | None = None  # the step after the one that is being ended
         self._in_flight: deque[_Started] = deque()  # of a device that runs several steps at a time
         self._last_ended = 0.0
@@ -143,12 +153,15 @@ class EngineLoop:
             self._masks.close()
             if self._scheduler.offload is not None:
                 self._scheduler.offload.close(saving=not has_failed)
+            if self._encoder is not None:
+                self._encoder.close()
             self._executor.close()
 
     def _take_messages(self) -> bool:
         """Act on all messages, waiting for some if there is nothing to run; False when told to stop."""
         scheduler = self._scheduler
-        if not scheduler.has_work and not (scheduler.offload is not None and scheduler.offload.save_idle()):
+        has_work = scheduler.has_work or (self._encoder is not None and len(self._encoder) > 0)
+        if not has_work and not (scheduler.offload is not None and scheduler.offload.save_idle()):
             self._wait_for_work()
         self._wake.clear()  # before the inbox is read: a message that comes later wakes again
         if not self._inbox:
@@ -160,12 +173,16 @@ class EngineLoop:
             if message is None:
                 finished += self._end_last_steps()
                 finished += [end for key in scheduler.unfinished for end in scheduler.abort(key)]
+                finished += self._drop_encoding(None)
                 running = False
                 break
             if callable(message):
                 message()
             elif isinstance(message, Abort):
                 finished += [end for key in message.keys for end in scheduler.abort(key)]
+                finished += self._drop_encoding({*message.keys})
+            elif self._encoder is not None and message[0].media is not None:
+                self._encoder.add(message, message[0].media, message[0].order)
             else:
                 scheduler.add(message)
         if finished:
@@ -210,6 +227,7 @@ class EngineLoop:
         self._executor.check()
         self._rests = False
         self.step_started = time.perf_counter()
+        self._encode()
         if self._scheduler.max_in_flight > 1:
             self._step_of_many()
             return
@@ -221,6 +239,34 @@ class EngineLoop:
         if self._overlapped is not None and not self._scheduler.has_work:
             self._overlapped.pending.wait()
             self._overlapped = None
+
+    def _encode(self) -> None:
+        """Encode media for a while, and let the requests run that have all of theirs."""
+        if self._encoder is None:
+            return
+        runs = self._scheduler.has_work
+        share_ms = self._scheduler.cost_model.max_step_ms * (_ENCODING_SHARE if runs else 1)
+        for encoded in self._encoder.work(time.perf_counter() + share_ms / 1e3, nothing_runs=not runs):
+            if encoded.error is None:
+                self._scheduler.add(encoded.prompt)
+            else:
+                ends = [Finished(s.key, FinishReason.ERROR, error=encoded.error) for s in encoded.prompt]
+                self._deliver(EngineCoreOutputs(finished=ends))
+
+    def _drop_encoding(self, keys: set[int] | None) -> list[Finished]:
+        """End choices whose media are being encoded: those of `keys`, or all."""
+        if self._encoder is None:
+            return []
+        finished: list[Finished] = []
+
+        def is_dropped(choices: list[Sequence]) -> bool:
+            ending = [s for s in choices if keys is None or s.key in keys]
+            finished.extend(Finished(s.key, FinishReason.ABORT) for s in ending)
+            choices[:] = [s for s in choices if s not in ending]
+            return not choices
+
+        self._encoder.drop(is_dropped)
+        return finished
 
     def _step_of_many(self) -> None:
         """Start as many steps as may be, and end the first of them."""

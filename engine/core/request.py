@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ..adapters.lora import Lora
 from ..constraints.constraint import TokenConstraints
 from ..errors import InvalidRequestError
+from ..media.media import MediaSpan
 from ..sampling_params import SamplingParams
 
 
@@ -29,6 +30,7 @@ class Request:
     lora: Lora | None = None  # the adapter; the caller keeps it in memory
     client: str = ""  # who it is for
     first_choice: int = 0  # the index of its first choice, if its choices are counted after those of other requests
+    media: tuple[MediaSpan, ...] = ()  # where images take the place of its tokens
 
     def __post_init__(self) -> None:
         if self.constraints is not None and self.sampling.beam_width is not None:

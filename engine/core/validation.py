@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from ..devices.limits import ExecutorLimits
 from ..errors import InvalidRequestError
+from ..media.vision import Vision
 from ..sampling_params import SamplingParams
 from .request import Request
 
@@ -21,11 +22,13 @@ class RequestValidator(Struct, frozen=True):
     vocab_size: int
     max_logprobs: int
     limits: ExecutorLimits
+    vision: Vision | None = None  # how the model sees images
 
     def check(self, request: Request, context: int) -> None:
         """Raise InvalidRequestError, naming the parameter, if the request can never be served."""
         self._check_prompt(request, context)
         self._check_token_ids(request)
+        self._check_media(request)
         self._check_logprobs(request.sampling)
         if request.sampling.beam_width is not None:
             self._check_beams(request, request.sampling.beam_width, context)
@@ -54,6 +57,22 @@ class RequestValidator(Struct, frozen=True):
             preface = constraints.preface
             if preface is not None and preface.opening_id is not None:
                 self._require_in_vocabulary((preface.opening_id,), "reasoning")
+
+    def _check_media(self, request: Request) -> None:
+        end = 0
+        for span in request.media:
+            if self.vision is None:
+                raise InvalidRequestError("this model reads text alone, and takes no images", "media")
+            if not end <= span.start < span.end <= len(request.prompt_token_ids):
+                raise InvalidRequestError("the images of a prompt must be in order, each in its own place", "media")
+            end = span.end
+            room = self.limits.max_num_batched_tokens - self.limits.max_num_seqs
+            if self.vision.two_way and span.length > max(room, 0):
+                raise InvalidRequestError(
+                    f"an image of {span.length} tokens must run in one step with up to {self.limits.max_num_seqs} "
+                    "answers: raise --max-num-batched-tokens",
+                    "media",
+                )
 
     def _check_logprobs(self, sampling: SamplingParams) -> None:
         for name, count in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):

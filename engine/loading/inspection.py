@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
+
 from ..devices import SERVING_DEVICES
 from ..devices.cache_split import BLOCK_TOKENS, CacheSplit, GroupBytes
 from ..devices.coverage import require_mixers
@@ -24,6 +26,7 @@ from ..models.spec import (
     MixerSpec,
     mixers,
     tensor_shapes,
+    tower_shapes,
 )
 from ..options import EngineOptions
 from ..speculation.options import SpeculativeOptions
@@ -38,6 +41,7 @@ from ..weights.quantized import method_in_words
 from .opened_model import OpenedModel, open_model
 
 _CONTEXTS = (4096, 32768)  # tokens
+_IMAGE_SIZES = ((512, 512), (1024, 768), (1920, 1080))  # width and height in pixels
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,17 @@ class StageMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class VisionMemory:
+    """A tower for images: its parameters, its bytes with what the largest image takes meanwhile, and how many tokens
+    images have, by their size in words.
+    """
+
+    parameters: int
+    bytes: int
+    tokens: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Shape:
     """A model's measures. `layers` counts them, `mixers` their parts by kind. `context` is in tokens.
 
@@ -123,6 +138,7 @@ class Inspection:
     refusal: str | None
     mtp_bytes: int | None = None
     stages: Sequence[StageMemory] = ()  # of a pipeline; none if all layers are in one process
+    vision: VisionMemory | None = None  # None: it takes no images
 
 
 @contextmanager
@@ -228,6 +244,7 @@ class _Look:
             refusal=self._refusal,
             mtp_bytes=None if opened is None else self._mtp_bytes(opened),
             stages=stages,
+            vision=None if opened is None else _vision(opened),
         )
 
     def _mtp_bytes(self, opened: OpenedModel) -> int | None:
@@ -266,6 +283,18 @@ class _Look:
             if (kept_as := other.kept_as) not in seen:
                 seen.add(kept_as)
                 yield WeightMemory(kept_as, other.weight_bytes, False, _divergence(other))
+
+
+def _vision(opened: OpenedModel) -> VisionMemory | None:
+    if opened.vision is None:
+        return None
+    vision = opened.vision.vision
+    images = {f"{width} x {height}": np.zeros((height, width, 3), np.uint8) for width, height in _IMAGE_SIZES}
+    return VisionMemory(
+        sum(math.prod(shape) for shape in tower_shapes(vision.spec).values()),
+        opened.tower_bytes,
+        {size: vision.num_tokens(vision.process(image)[1]) for size, image in images.items()},
+    )
 
 
 def _divergence(opened: OpenedModel) -> float | None:

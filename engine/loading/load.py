@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from ..cache.tiers.folder import BlockFolder
     from ..core.engine import Engine
     from ..devices.executor import DraftExecutor
+    from ..devices.tower import TowerExecutor
+    from ..media.loaded import LoadedVision
     from ..pipeline.executor import PipelineExecutor
     from ..pipeline.stages import StageHost
     from ..speculation.drafter import BatchDrafter, Drafter
@@ -81,6 +83,7 @@ class EngineLoad:
         self._kv_folder = self._open_kv_folder()
         self._cancellation = Cancellation()
         self._executor: Executor | None = None
+        self._tower: TowerExecutor | None = None
         self._drafter: Drafter | BatchDrafter | None = None
         self._failure: BaseException | None = None
         self._finished = False
@@ -150,6 +153,8 @@ class EngineLoad:
         if error is not None or not self._finished:
             self._cancellation.cancel()
             self._thread.join()
+            if self._tower is not None:
+                self._tower.close()
             if self._executor is not None:
                 self._executor.close()
             if self._kv_folder is not None:
@@ -192,6 +197,7 @@ class EngineLoad:
             step_timeout_s=options.step_timeout,
             loras=self._loras(executor),
             kv_folder=self._kv_folder,
+            vision=self._loaded_vision(tokenizer),
             seed=options.seed,
             info={
                 "device": model.device.name,
@@ -232,6 +238,13 @@ class EngineLoad:
                 "half of" if keeps_kv(model.kv_groups) else "all of",
             )
         return engine
+
+    def _loaded_vision(self, tokenizer: Tokenizer) -> LoadedVision | None:
+        """What takes images; None: nothing does."""
+        vision = self._model.vision
+        if vision is None or self._tower is None:
+            return None
+        return vision.loaded(self._tower, tokenizer, self._options)
 
     def _loras(self, executor: Executor) -> LoraRegistry | None:
         """The adapters, read from their files."""
@@ -281,6 +294,11 @@ class EngineLoad:
             if self._kv_folder is not None:
                 self._kv_folder.scan()
             self._executor = self._load_model()
+            if (vision := self._model.vision) is not None:
+                model = self._model
+                self._tower = vision.load(
+                    model.device, model.dtype, model.quantization, self._executor, self._cancellation
+                )
             asked = self._options.speculative.speculation
             if isinstance(asked, Mtp | Eagle3):
                 self._drafter = _layer_drafter(asked, self._drafting_layer(self._executor), self._max_model_len)

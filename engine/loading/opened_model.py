@@ -38,6 +38,7 @@ from ..weights.quantized import method_to_load_with
 from ..weights.tensor import WeightSource
 from .kv_cache_choice import KvCacheChoice, choose_kv_cache
 from .load_progress import LoadProgress, ReportedWeights
+from .vision import OpenedVision, find_vision, require_towers
 
 if TYPE_CHECKING:
     from ..adapters.long_context import LongContexts
@@ -72,13 +73,19 @@ class OpenedModel:
     kv_bytes_per_token: int
     kv_groups: Sequence[GroupBytes]
     description: ModelDescription
+    vision: OpenedVision | None = None  # None: it takes no images
     contexts: LongContexts | None = None  # None: all adapters have the model's own
     tokenizer_mode: str = "auto"
 
     @property
     def weight_bytes(self) -> int:
         """What the weights will take in memory."""
-        return self.plan.weight_bytes
+        return self.plan.weight_bytes + self.tower_bytes
+
+    @functools.cached_property
+    def tower_bytes(self) -> int:
+        """What a tower for images will take beside the decoder; 0: there is none."""
+        return 0 if self.vision is None else self.vision.num_bytes(self.device, self.dtype, self.quantization)
 
     @property
     def kv_cache_dtype(self) -> KvCacheDType:
@@ -261,6 +268,8 @@ def open_model(options: EngineOptions, source: ModelSource | None = None) -> Ope
         if description.mtp is None:
             raise no_mtp(f"a model of type {description.spec.family}")
         description = description.with_mtp()
+    if (vision := find_vision(options, source, config)) is not None:
+        description = replace(description, tower_tensors=vision.tensors)
     stored_weights = weights = source.weights(description, config)
     spec = description.spec
     if isinstance(asked, Eagle3):
@@ -287,7 +296,11 @@ def open_model(options: EngineOptions, source: ModelSource | None = None) -> Ope
         raise ModelError(
             f"--lora-resolver-cache-dir {adapters} {wrong}: name the folder that has the adapters' folders"
         )
-    for said in (*options.lora.without_effect(), *options.speculative.without_effect()):
+    images = options.media.allowed_local_media_path
+    if images is not None and not Path(images).is_dir():
+        raise ModelError(f"--allowed-local-media-path {images} is not a folder: name the one that has the images")
+    idle = (*options.lora.without_effect(), *options.speculative.without_effect(), *options.media.without_effect())
+    for said in idle:
         logger.warning("%s", said)
     dtype = device.default_dtype(weights.dtype) if options.dtype == "auto" else options.dtype
     contents = source.contents if isinstance(source, StoredSource) else None
@@ -323,6 +336,7 @@ def open_model(options: EngineOptions, source: ModelSource | None = None) -> Ope
         kv_bytes_per_token=device.kv_bytes_per_token(spec, kv_cache.dtype),
         kv_groups=device.kv_group_bytes(spec, kv_cache.dtype),
         description=description,
+        vision=require_towers(vision, spec, device, options),
         contexts=contexts,
         tokenizer_mode=options.tokenizer_mode,
     )

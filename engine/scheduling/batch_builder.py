@@ -16,6 +16,7 @@ from ..devices.batch import SamplingBatch, StepBatch, TokenMasks
 from ..devices.limits import ExecutorLimits
 from ..sequences.sampling_rows import sampling_batch, set_history
 from ..sequences.sequence import Sequence
+from .media_rows import media_of, rope_positions, visible_until
 from .rows import StepRows
 from .step import Step
 
@@ -96,6 +97,7 @@ class BatchBuilder:
             sampling = _sampling(rows, positions[logits_rows[: rows.num_sampled]] + 1)
         sampling.masks = masks
         first_tables, *window_tables = self._block_tables(sequences)
+        media_rows, media_index = media_of(rows)
         return StepBatch(
             token_ids=token_ids,
             positions=positions,
@@ -108,6 +110,10 @@ class BatchBuilder:
             state_slots=self._state_slots(sequences),
             num_draft_tokens=self._num_draft_tokens(rows),
             adapters=self._adapters(sequences),
+            media_rows=media_rows,
+            media_index=media_index,
+            rope_positions=rope_positions(rows, positions),
+            visible_until=visible_until(rows, positions),
         )
 
     def _with_drafts(self, decodes: StepBatch, rows: StepRows, masks: TokenMasks | None) -> StepBatch:
@@ -146,6 +152,7 @@ class BatchBuilder:
             state_slots=self._state_slots(sequences),
             num_draft_tokens=self._num_draft_tokens(rows),
             adapters=self._adapters(sequences),
+            rope_positions=rope_positions(rows, position),
         )
 
     def _shape_of(self, rows: StepRows) -> _Shape:
@@ -172,6 +179,7 @@ class BatchBuilder:
             batch.adapters = self._adapters(sequences)
             # The same array for two things: a token is sampled where the context ends.
             batch.sampling = sampling_batch([s.sampling for s in sequences], batch.context_len)
+            batch.rope_positions = rope_positions(step.rows, batch.positions, decodes_only=True)
             self._version = step.decode_version
             self._uses_history = any(sequence.sampling.uses_history for sequence in sequences)
         else:
@@ -179,6 +187,8 @@ class BatchBuilder:
             if sequences:
                 batch.positions += 1
                 batch.context_len += 1
+                if batch.rope_positions is not None:
+                    batch.rope_positions += 1
         batch.is_async = step.is_async
         if sequences and not step.is_async:
             batch.token_ids[:] = [sequence.last_token for sequence in sequences]

@@ -190,6 +190,8 @@ class Prompts:
         start = sequence.num_computed
         fitting = self._reachable(sequence, self._room.chunk_tokens(step, sequence, start, limit_ms))
         tokens = self._cache.chunk_tokens(sequence, fitting)
+        if sequence.media is not None:
+            tokens = sequence.media.uncut(start, tokens, tokens)
         complete = start + tokens == sequence.num_tokens
         if tokens:
             self._shares.compute(sequence, tokens, self._num_clients)

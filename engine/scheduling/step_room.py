@@ -37,7 +37,8 @@ class StepRoom:
         if _ALIGNED_BLOCKS * block_size <= fitting < left:
             # Ending at a block's end makes the block available to others at once; a small chunk would lose too much.
             fitting = (start + fitting) // block_size * block_size - start
-        return min(left, room, fitting)
+        tokens = min(left, room, fitting)
+        return tokens if sequence.media is None else sequence.media.uncut(start, tokens, min(left, room))
 
     def padded(self, step: Step) -> StepLoad:
         """The step's load on the device, including padding tokens."""

@@ -12,6 +12,7 @@ from ..adapters.lora import Lora
 from ..cache.identity import Digest, Identity
 from ..cache.snapshots import SnapshotPlan
 from ..constraints.constraint import SequenceConstraint
+from ..media.prompt_media import PromptMedia
 from ..sampling_params import SamplingParams
 from .beam_search import BeamSearch
 from .sampling_rows import SamplingRow
@@ -61,6 +62,7 @@ class Sequence:
         "key",
         "last_token",
         "max_length",
+        "media",
         "min_length",
         "num_blocks",
         "num_cached_tokens",
@@ -100,6 +102,7 @@ class Sequence:
         client: str = "",
         cache_salt: str | None = None,
         lora: Lora | None = None,
+        media: PromptMedia | None = None,
         eos_ids: frozenset[int] = frozenset(),
         max_length: int,
         constraint: SequenceConstraint | None = None,
@@ -111,7 +114,12 @@ class Sequence:
         self.priority = priority
         self.client = client
         self.order = (priority, arrival, index)
-        self.identity = Identity(salt=cache_salt, adapter=None if lora is None else lora.digest)
+        self.identity = Identity(
+            salt=cache_salt,
+            adapter=None if lora is None else lora.digest,
+            media=() if media is None else media.identity,
+        )
+        self.media = media
         self.adapter = -1 if lora is None else lora.number  # of the executor's
         self.constraint = constraint
         self.state = SequenceState.WAITING

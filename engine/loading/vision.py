@@ -1,0 +1,108 @@
+"""Whether a model takes images, and what that needs: see OpenedVision."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..cancellation import Cancellation
+from ..devices.base import Device
+from ..devices.executor import Executor
+from ..devices.tower import TowerExecutor, TowerOptions
+from ..errors import ModelError
+from ..models.spec import DecoderSpec
+from ..options import EngineOptions
+from ..weights.dtypes import DType
+from ..weights.quantization import Quantization
+from ..weights.source import ModelSource, VisionSource
+from ..weights.tensor import WeightSource
+
+if TYPE_CHECKING:
+    from ..media.loaded import LoadedVision
+    from ..media.vision import Vision
+    from ..text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+_GIB = 2**30
+
+
+@dataclass(frozen=True)
+class OpenedVision:
+    """How a model sees images, and the weights of its tower, which are not read yet."""
+
+    vision: Vision
+    weights: WeightSource
+    tensors: frozenset[str]  # of the checkpoint
+
+    def num_bytes(self, device: Device, dtype: DType, quantization: Quantization | None) -> int:
+        """About what the tower will take in memory."""
+        return device.tower_bytes(self.vision.spec, self.weights, self._options(dtype, quantization))
+
+    def load(
+        self,
+        device: Device,
+        dtype: DType,
+        quantization: Quantization | None,
+        beside: Executor,
+        cancellation: Cancellation,
+    ) -> TowerExecutor:
+        """Load the tower. Raises DeviceError, and LoadCancelledError soon after it was cancelled."""
+        options = self._options(dtype, quantization)
+        return device.load_tower(self.vision.spec, self.weights, options, beside, cancellation)
+
+    def _options(self, dtype: DType, quantization: Quantization | None) -> TowerOptions:
+        return TowerOptions(dtype, self.vision.max_rows, quantization)
+
+    def loaded(self, tower: TowerExecutor, tokenizer: Tokenizer, options: EngineOptions) -> LoadedVision:
+        """What an engine with that tower needs. Raises ModelError for a tokenizer without a token for images."""
+        from ..media.loaded import LoadedVision
+        from ..media.reader import MediaReader
+
+        slot_id = tokenizer.token_to_id(self.vision.slot)
+        if slot_id is None:
+            raise ModelError(
+                f"the tokenizer has no token {self.vision.slot}, which stands for images: take the model's own, or "
+                "serve text alone with --language-model-only"
+            )
+        max_bytes = int(options.media.mm_processor_cache_gb * _GIB)
+        reader = MediaReader(self.vision, slot_id, cache_bytes=max_bytes // 2)
+        return LoadedVision(self.vision, tower, reader, max_bytes // 2)
+
+
+def find_vision(options: EngineOptions, source: ModelSource, config: Mapping[str, Any]) -> OpenedVision | None:
+    """How the model sees images; None if it does not, if that is not wanted, or, with a warning, not possible."""
+    if not options.media.wants_vision or not isinstance(source, VisionSource):
+        return None
+    from ..media.families import vision_of
+
+    try:
+        vision = vision_of(config, {**source.processor(), **(options.media.mm_processor_kwargs or {})})
+        if vision is None:
+            return None
+        weights = source.tower_weights(vision.spec, vision.tensors)
+    except ModelError as error:
+        logger.warning("images are not taken, only text: %s", error)
+        return None
+    return OpenedVision(vision, weights, getattr(weights, "stored_names", frozenset()))
+
+
+def require_towers(
+    vision: OpenedVision | None, spec: DecoderSpec, device: Device, options: EngineOptions
+) -> OpenedVision | None:
+    """The same where the device can run towers beside this decoder; else None, and a warning that says what would."""
+    if vision is None:
+        return None
+    ropes = [attention.rope for attention in spec.attentions() if attention.rope is not None]
+    if vision.vision.positions([]) is not None and not all(rope.axes for rope in ropes):
+        logger.warning("images are not taken, only text: config.json has no mrope_section for the positions of images")
+        return None
+    if not device.capabilities.media:
+        logger.warning("images are not taken, only text: the %s device has no towers; take --device cpu", device.name)
+        return None
+    if options.pipeline.stages > 1:
+        logger.warning("images are not taken, only text: leave out --pipeline-parallel-size for them")
+        return None
+    return vision

@@ -1,0 +1,215 @@
+"""Whole models with images: prompts go on as in transformers, whatever runs beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import io
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("tidewheel._native")
+
+import torch
+from PIL import Image
+from vision_zoo import CASES, VisionCase, VisionModel, photo, processed, tokenizer_of, vision_model
+
+from tidewheel.engine.core.engine import Engine
+from tidewheel.engine.core.request import Request
+from tidewheel.engine.loading.load import load_engine
+from tidewheel.engine.options import EngineOptions
+from tidewheel.engine.sampling_params import SamplingParams
+
+NUM_TOKENS = 6
+PICTURES = [photo(61, 97, seed=7), photo(40, 30, seed=8)]
+
+
+class Model(NamedTuple):
+    case: VisionCase
+    made: VisionModel
+    folder: Path
+
+
+@functools.cache
+def model(name: str) -> Model:
+    """A case whose language model knows all tokens of its tokenizer."""
+    case = CASES[name]
+    tokenizer = tokenizer_of(case)
+    slot = next(token for token in case.tokens if token in _SLOTS)
+    fields = {field: tokenizer.token_to_id(slot) for field in ("image_token_id", "image_token_index")}
+    text = {**case.text, "vocab_size": tokenizer.get_vocab_size() + 1, "max_position_embeddings": 2048}
+    case = case._replace(text=text, others={**case.others, **fields})
+    folder = Path(_folders.name) / name
+    if name == "qwen3.5":
+        rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}
+        text["rope_parameters"] = {**rope, "mrope_section": [3, 3, 2], "mrope_interleaved": True}
+    made = vision_model(case, folder)
+    (folder / "preprocessor_config.json").write_text(json.dumps(made.settings))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return Model(case, made, folder)
+
+
+_folders = TemporaryDirectory()
+_PADDED = ("llava-next", "llava-onevision", "pixtral", "mistral3")  # whose images become one array
+_SLOTS = {"<|image|>", "<image>", "[IMG]", "<|image_pad|>", "<image_soft_token>", "<IMG_CONTEXT>"}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def engine_of(name: str, device: str = "cpu", **options: Any) -> Engine:
+    given = {"max_model_len": 2000, "max_num_seqs": 8, "max_num_batched_tokens": 2048, **options}
+    return load_engine(EngineOptions(str(model(name).folder), device=device, dtype="float32", **given))
+
+
+def file_of(image: NDArray[np.uint8]) -> bytes:
+    content = io.BytesIO()
+    Image.fromarray(image).save(content, "PNG")
+    return content.getvalue()
+
+
+async def asked(engine: Engine, text: str, images: Sequence[NDArray[np.uint8]], **fields: Any) -> Request:
+    """A request for that text, in which each placeholder is one of the images."""
+    reader, sampling = engine.media, SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True, logprobs=3)
+    assert reader is not None
+    media = [await reader.read(file_of(image), "image") for image in images]
+    expanded = reader.expand(text, media, "prompt")
+    ids, spans = reader.spread(engine.tokenizer.encode(expanded.text, add_special_tokens=False), expanded)
+    return Request("request", ids, fields.pop("sampling", sampling), media=spans, **fields)
+
+
+class Answer(NamedTuple):
+    token_ids: list[int]
+    logprobs: list[float]
+    num_cached: int
+
+
+async def answers(engine: Engine, requests: Sequence[Request]) -> list[Answer]:
+    async def one(request: Request) -> Answer:
+        stream = engine.submit(request)
+        outputs = [output async for output in stream]
+        ids = [token for output in outputs for token in output.token_ids]
+        logprobs = [entry.logprob for output in outputs for entry in output.logprobs or ()]
+        return Answer(ids, logprobs, stream.choices[0].num_cached_tokens or 0)
+
+    return await asyncio.gather(*map(one, requests))
+
+
+def expected(name: str, ids: Sequence[int], images: Sequence[NDArray[np.uint8]]) -> Answer:
+    """What transformers says, without a cache."""
+    made = model(name).made
+    inputs = _inputs(name, images)
+    slot = made.config.get("image_token_id", made.config.get("image_token_index"))
+    tokens, logprobs = [*ids], []
+    for _ in range(NUM_TOKENS):
+        row = torch.tensor([tokens])
+        kinds = (row == slot).long()
+        if name == "gemma3":
+            inputs["token_type_ids"] = kinds
+        if "image_grid_thw" in inputs:
+            inputs["mm_token_type_ids"] = kinds
+            made.model.model.rope_deltas = None
+        with torch.no_grad():
+            logits = made.model(input_ids=row, use_cache=False, **inputs).logits[0, -1]
+        found = torch.log_softmax(logits.float(), -1)
+        tokens.append(int(found.argmax()))
+        logprobs.append(float(found.max()))
+    return Answer(tokens[len(ids) :], logprobs, 0)
+
+
+def _inputs(name: str, images: Sequence[NDArray[np.uint8]]) -> dict[str, Any]:
+    """What the image processor gives for all images of a prompt."""
+    case, made, _ = model(name)
+    if name in _PADDED:
+        given = [made.image_processor([*images], return_tensors="pt", input_data_format="channels_last")]
+    else:
+        given = [processed(case, made, image) for image in images]
+    axis = 1 if name in ("smolvlm", "idefics3") else 0  # of images, behind that of prompts
+    fields = ("pixel_values", "pixel_attention_mask", "image_grid_thw", "image_sizes", "spatial_shapes")
+    found = {field: [one[field] for one in given] for field in fields if field in given[0]}
+    return {
+        field: torch.cat(values, axis) if isinstance(values[0], torch.Tensor) else [*chain(*values)]
+        for field, values in found.items()
+    }
+
+
+def text_with(name: str, count: int) -> str:
+    prompt = model(name).case.prompt
+    return "first: " + " then ".join([prompt] * count) + " done"
+
+
+@pytest.mark.parametrize("device", ["cpu", "torch"])
+@pytest.mark.parametrize("name", CASES)
+def test_prompts_with_images_go_on_as_in_transformers(name: str, device: str) -> None:
+    engine = engine_of(name, device)
+    # transformers gives OneVision only the whole image where there are several.
+    asking = [PICTURES[:1], PICTURES[:1] if name == "llava-onevision" else PICTURES]
+
+    async def ask() -> tuple[list[Request], list[Answer]]:
+        engine.start()
+        requests = [await asked(engine, text_with(name, len(images)), images) for images in asking]
+        beside = await asked(engine, "no image at all", [])
+        found = await answers(engine, [*requests, beside])
+        await engine.stop()
+        return requests, found
+
+    requests, found = asyncio.run(ask())
+    for request, answer, images in zip(requests, found[:-1], asking, strict=True):
+        wanted = expected(name, request.prompt_token_ids, images)
+        assert answer.token_ids == wanted.token_ids
+        assert answer.logprobs == pytest.approx(wanted.logprobs, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["smolvlm", "qwen2-vl", "qwen3-vl", "gemma3"])
+def test_nothing_beside_a_prompt_changes_its_bits(name: str) -> None:
+    """Not how it is cut, not what runs beside it, not what is cached."""
+
+    async def ask(engine: Engine) -> list[Answer]:
+        engine.start()
+        alone = await asked(engine, text_with(name, 2), PICTURES)
+        found = await answers(engine, [alone])
+        others = [await asked(engine, text_with(name, 1), [photo(50, 50 + i, seed=i)]) for i in range(4)]
+        text = [await asked(engine, f"text number {i} and more of it", []) for i in range(3)]
+        crowd = await answers(engine, [*others, replace(alone, cache_salt="other"), *text, replace(alone)])
+        found += [crowd[len(others)], crowd[-1]]
+        found += await answers(engine, [alone])
+        await engine.stop()
+        return found
+
+    whole = asyncio.run(ask(engine_of(name)))
+    cut = asyncio.run(ask(engine_of(name, max_num_batched_tokens=40 if name == "gemma3" else 24)))
+    assert len({(*answer.token_ids, *answer.logprobs) for answer in [*whole, *cut]}) == 1
+    assert whole[0].num_cached == 0
+    assert whole[-1].num_cached > 0
+
+
+def test_the_same_words_with_another_picture_share_what_is_before_it() -> None:
+    async def ask(engine: Engine) -> list[int]:
+        engine.start()
+        text = "words before the picture, forty of them at least" + text_with("llava", 1)
+        cached = []
+        for seed in (1, 2, 1):
+            (answer,) = await answers(engine, [await asked(engine, text, [photo(61, 97, seed=seed)])])
+            cached.append(answer.num_cached)
+        await engine.stop()
+        return cached
+
+    none, before, all_of_it = asyncio.run(ask(engine_of("llava")))
+    assert none == 0
+    assert 0 < before < all_of_it
