@@ -15,6 +15,7 @@ from starlette.middleware.cors import CORSMiddleware
 from tidewheel import __version__
 from tidewheel.engine.core.engine import Engine
 from tidewheel.engine.encoders.engine import EncoderEngine
+from tidewheel.engine.media.options import MediaOptions
 from tidewheel.engine.model_names import short_name
 from tidewheel.engine.start_log import start_logger
 from tidewheel.engine.text.tokenizer import Tokenizer
@@ -42,9 +43,11 @@ from .api.tokenize import TokenizeEndpoints
 from .api.web import WEB_PATHS, web_routes
 from .app_options import AppOptions
 from .app_resources import AppResources, find_resources
+from .chat.image_placeholders import ImagePlaceholders
 from .chat.model_template import ModelTemplate, model_template
 from .chat.path import ChatPath
 from .chat.rendering import PromptRenderer
+from .chat.request_images import request_images
 from .chat.request_templates import RequestTemplates
 from .completions.path import CompletionPath
 from .default_sampling import sampling_defaults_of
@@ -88,15 +91,19 @@ def build_app(
     *,
     resources: AppResources | None = None,
     read_template: ModelTemplate | None = None,
+    media: MediaOptions | None = None,
     shown_options: Mapping[str, Any] | None = None,
 ) -> Starlette:
     """The ASGI application. Its lifespan starts and stops the engines.
+
+    `media` says which images requests may have, where the model sees any.
 
     `resources` are what the options name, and `read_template` is their `template_of`, if these were read before.
     `shown_options` are for `/server_info`. Raises ModelError for an unusable template, or if two models have the same
     name, and TidewheelError for what cannot be found.
     """
     resources = resources or find_resources(options)
+    media = media or MediaOptions()
     encoder_engine = encoder_engine or EncoderEngine()
     tokenizer = engine.tokenizer
     loras = engine.loras
@@ -120,6 +127,7 @@ def build_app(
         paths=() if options.served_model_names or name == engine.model_name else (engine.model_name,),
         accepts_any=options.skip_model_name_validation,
         chat_sampling=sampling.of_chats,
+        sees_images=engine.media is not None,
     )
     default_max_tokens = int(defaults["max_tokens"]) if "max_tokens" in defaults else None
     if default_max_tokens is not None:
@@ -137,6 +145,8 @@ def build_app(
         options.default_chat_template_kwargs,
         request_templates,
         tools_as_text=formats.tools_as_text,
+        placeholders=None if engine.media is None else ImagePlaceholders(engine.media, tokenizer),
+        images_in_place=media.interleave_mm_strings,
     )
     metrics = ServerMetrics(engine, models.default, options.metrics_prefix)
     adapter_metrics = AdapterMetrics(engine, models.default, options.metrics_prefix)
@@ -169,14 +179,16 @@ def build_app(
     )
     store = _responses(options.max_stored_responses, resources.shared_store)
     notes = ParameterNotes(options.unknown_parameters)
+    images = request_images(engine, media, notes)
     state = AppState(
         engine=engine,
         models=models,
-        path=ChatPath(models, encoder, renderer, generations, defaults, formats, rules),
+        path=ChatPath(models, encoder, renderer, generations, defaults, formats, rules, images),
         completion_path=CompletionPath(models, encoder, generations, defaults, rules),
         encoder=encoder,
         encoders=encoders,
         renderer=renderer,
+        images=images,
         formats=formats,
         formatter=LogprobsFormatter(tokenizer),
         metrics=metrics,
@@ -218,6 +230,7 @@ def build_app(
             await engine.stop()
             await store.close()
             encoder.close()
+            images.close()
             if request_templates is not None:
                 request_templates.close()
             if resources.shared_store is not None:
@@ -249,7 +262,7 @@ def build_app(
     ]
     app = Starlette(
         routes=[*routes, *aliases(routes)],
-        middleware=_middleware(options, resources, engine.max_model_len),
+        middleware=_middleware(options, resources, engine),
         exception_handlers=exception_handlers(),
         lifespan=lifespan,
     )
@@ -289,7 +302,7 @@ def _open_paths(options: AppOptions) -> Set[str]:
     return open_paths
 
 
-def _middleware(options: AppOptions, resources: AppResources, max_model_len: int) -> list[Middleware]:
+def _middleware(options: AppOptions, resources: AppResources, engine: Engine) -> list[Middleware]:
     """All middleware, outermost first. A browser's preflight request carries no key, so CORS comes before keys."""
     middleware = [Middleware(Paced, open_paths=HEALTH_PATHS | METRICS_PATHS)]
     if options.allowed_origins:
@@ -317,8 +330,8 @@ def _middleware(options: AppOptions, resources: AppResources, max_model_len: int
         ),
         Middleware(PathNormalization),
         *hosts,
-        Middleware(BodyLimit, max_bytes=options.max_body_bytes),
-        Middleware(JsonLimits, max_values=values_limit(max_model_len)),
+        Middleware(BodyLimit, max_bytes=options.body_limit(has_images=engine.media is not None)),
+        Middleware(JsonLimits, max_values=values_limit(engine.max_model_len)),
         *resources.middleware,
     ]
     if resources.tracer is not None:

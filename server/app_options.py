@@ -19,6 +19,10 @@ from .host_names import check_host
 from .http.limits import AdmissionLimits
 from .stores.opening import check_store
 
+MAX_BODY = 16 * 2**20
+MAX_BODY_WITH_IMAGES = 32 * 2**20
+"""Bytes of a request's body by default, without and with images in it."""
+
 
 def check_api_key(key: str) -> str | None:
     """A key as it may be sent in a header."""
@@ -243,9 +247,9 @@ class AppOptions(Options):
         "name), or nothing",
         choices=("refuse", "warn", "ignore"),
     )
-    max_body_bytes: int = option(
-        16 * 2**20,
-        "largest request body in bytes, e.g. 32M",
+    max_body_bytes: int | None = option(
+        None,
+        "largest request body in bytes, e.g. 32M [16M; 32M for a model that sees images]",
         flag="--max-body-size",
         parse=count,
         check=at_least(1),
@@ -305,6 +309,10 @@ class AppOptions(Options):
         check=_check_path,
         metavar="PATHS",
     )
+
+    def body_limit(self, *, has_images: bool) -> int:
+        """The largest body of a request in bytes, by what it may have in it."""
+        return self.max_body_bytes or (MAX_BODY_WITH_IMAGES if has_images else MAX_BODY)
 
     def without_effect(self) -> Iterator[str]:
         """What to tell of the flags that were given and have no effect."""

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ExceptionHandler, Receive, Scope, Send
 
-from tidewheel.engine.errors import EngineDeadError, InvalidRequestError, shortened
+from tidewheel.engine.errors import BusyError, EngineDeadError, InvalidRequestError, shortened
 
 from .local_path import local_path
 
@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 REFUSAL = "refusal"
 """Where a request's state has the words of the error that it is answered with, for the log."""
 
+_RETRY_AFTER_S = 5
 _LONGEST_MESSAGE = 1000  # characters, including what it quotes
 
 
@@ -130,6 +131,9 @@ def as_api_error(failure: BaseException) -> ApiError:
         return failure
     if isinstance(failure, InvalidRequestError):
         return bad_request(str(failure), failure.param)
+    if isinstance(failure, BusyError):
+        headers = {"retry-after": str(_RETRY_AFTER_S)}
+        return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, str(failure), code="busy", headers=headers)
     if isinstance(failure, EngineDeadError):
         return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, str(failure), code="engine_unavailable")
     if isinstance(failure, RecursionError):
@@ -152,8 +156,8 @@ _ON_REQUEST = {
 
 
 _ELSEWHERE = {
-    "/audio/": "this server reads and writes text only; send the transcript of a speech server",
-    "/images/": "this server reads and writes text only",
+    "/audio/": "this server reads and writes no sound; send the transcript of a speech server",
+    "/images/": "this server writes text only; chat completions may have images for models that see them",
     "/moderations": "this server has no moderation or classification models; ask a chat model, or use "
     "--embedding-model with a cross-encoder",
     "/assistants": "use /v1/responses",
@@ -200,6 +204,7 @@ def exception_handlers() -> dict[int | type[Exception], ExceptionHandler]:
         ClientDisconnect: _on_client_gone,  # while its body was read
         ApiError: _on_failure,
         InvalidRequestError: _on_failure,
+        BusyError: _on_failure,
         EngineDeadError: _on_failure,
         RecursionError: _on_failure,
         Exception: _on_failure,

@@ -43,6 +43,7 @@ class ServedModels:
         paths: Collection[str] = (),
         accepts_any: bool = False,
         chat_sampling: Mapping[str, float | int] | None = None,
+        sees_images: bool = False,
     ) -> None:
         self._created = created = int(time.time())
         self._context_of = context_of
@@ -50,6 +51,7 @@ class ServedModels:
         self._shared = shared
         self._accepts_any = accepts_any
         self.chat_sampling = dict(chat_sampling or {})
+        self._modalities = ["text", *(["image"] if sees_images else [])]
         max_model_len = context_of(1.0)
         self.root = _root(source, names[0])
         self._cards = {
@@ -59,6 +61,7 @@ class ServedModels:
                 root=self.root,
                 max_model_len=max_model_len,
                 chat_sampling=self.chat_sampling or None,
+                input_modalities=self._modalities,
             )
             for name in names
         }
@@ -174,6 +177,7 @@ class ServedModels:
             root=name,
             parent=parent or self.default,
             chat_sampling=self.chat_sampling or None,
+            input_modalities=self._modalities,
             max_model_len=self._context_of((self._loras and self._loras.rope_factor(name)) or 1.0),
         )
 

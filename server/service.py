@@ -38,6 +38,7 @@ def build_engine_and_app(
         encoder_engine,
         resources=resources,
         read_template=template,
+        media=options.engine.media,
         shown_options=options.shown,
     )
     return engine, app

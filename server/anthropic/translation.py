@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..chat.sealed_reasoning import unseal_reasoning
 from ..chat.tool_results import UNSEEN_IMAGE
@@ -14,6 +14,7 @@ from ..protocol.messages import (
     AnyChoice,
     Block,
     CountTokensRequest,
+    FileSource,
     ForeignBlock,
     ImageBlock,
     InputMessage,
@@ -25,6 +26,7 @@ from ..protocol.messages import (
     ThinkingDisabled,
     ToolResultBlock,
     ToolUseBlock,
+    UrlSource,
 )
 from ..protocol.structured import JsonSchemaFormat, ResponseFormat
 from .tools import chat_tools
@@ -40,13 +42,16 @@ _FIELD_NAMES = {
 }
 
 
-def chat_request(body: CountTokensRequest) -> tuple[chat.ChatCompletionRequest, dict[str, str]]:
+def chat_request(
+    body: CountTokensRequest, *, sees_images: bool = False
+) -> tuple[chat.ChatCompletionRequest, dict[str, str]]:
     """The request for the chat path, and the names of its fields for `renamed_fields`.
 
-    Raises ApiError (400) for values that this server has no way to honour.
+    Without `sees_images` the model is told of the images in tools' results, and others are refused. Raises ApiError
+    (400) for values that this server has no way to honour.
     """
     body.check_supported()
-    conversation = _Conversation(body)
+    conversation = _Conversation(body, sees_images=sees_images)
     messages = conversation.messages
     if not body.messages:
         raise bad_request("messages is empty", "messages")
@@ -79,7 +84,7 @@ class _Conversation:
     told to the user's turn beside them, and not moved to the beginning, where they would change what is cached.
     """
 
-    def __init__(self, body: CountTokensRequest) -> None:
+    def __init__(self, body: CountTokensRequest, *, sees_images: bool) -> None:
         self.messages: list[chat.Message] = []
         self.names: dict[str, str] = {}
         self._reminders: list[chat.ContentPart] = []  # that wait for the user's turn
@@ -90,16 +95,21 @@ class _Conversation:
             if message.role == "system":
                 self._instruct(_instructions(message, f"{path}.content"), path)
             else:
-                for made in _messages(message, path):
+                for made in _messages(message, path, sees_images=sees_images):
                     self._add(made, path)
         self._remind(f"messages[{len(body.messages) - 1}]")
 
-    def _add(self, message: chat.Message, path: str) -> None:
+    def _add(self, made: _Made | chat.Message, path: str) -> None:
+        message, sources = (made, {}) if isinstance(made, chat.Message) else made
+        num_before = len(self._reminders) if message.role == "user" else 0
         if message.role == "user" and self._reminders:
             message.content = [*self._reminders, *_parts(message)]
             self._reminders = []
         self._remind(path)
-        self.names[f"messages[{len(self.messages)}]"] = path
+        number = len(self.messages)
+        self.names[f"messages[{number}]"] = path
+        for i, source in sources.items():
+            self.names[f"messages[{number}].content[{num_before + i}].image_url"] = source
         self.messages.append(message)
 
     def _instruct(self, text: str, path: str) -> None:
@@ -144,12 +154,20 @@ def _instructions(message: InputMessage, path: str) -> str:
     return _text(blocks, path)
 
 
-def _messages(message: InputMessage, path: str) -> list[chat.Message]:
+class _Made(NamedTuple):
+    """A message, and the paths of the sources of those parts that are images."""
+
+    message: chat.Message
+    sources: dict[int, str]
+
+
+def _messages(message: InputMessage, path: str, *, sees_images: bool) -> list[_Made]:
     """One turn's messages: each tool's result is one of its own."""
     if isinstance(message.content, str):
-        return [chat.Message(role=message.role, content=message.content)]
-    made: list[chat.Message] = []
+        return [_Made(chat.Message(role=message.role, content=message.content), {})]
+    made: list[_Made] = []
     parts: list[chat.ContentPart] = []
+    sources: dict[int, str] = {}
     calls: list[chat.PastToolCall] = []
     reasoning: list[str] = []
     for i, block in enumerate(message.content):
@@ -158,11 +176,14 @@ def _messages(message: InputMessage, path: str) -> list[chat.Message]:
             parts.append(chat.ContentPart("text", block.text))
         elif isinstance(block, ToolResultBlock):
             if parts:
-                made.append(chat.Message(role=message.role, content=parts))
-                parts = []
-            made.append(_tool_result(block, where))
+                made.append(_Made(chat.Message(role=message.role, content=parts), sources))
+                parts, sources = [], {}
+            made.append(_tool_result(block, where, sees_images=sees_images))
         elif isinstance(block, ImageBlock):
-            raise _no_image(where)
+            if not sees_images:
+                raise _no_image(where)
+            sources[len(parts)] = f"{where}.source"
+            parts.append(_image(block, where))
         elif isinstance(block, ForeignBlock):
             continue
         elif message.role != "assistant":
@@ -175,8 +196,16 @@ def _messages(message: InputMessage, path: str) -> list[chat.Message]:
     if parts or calls or reasoning or not made:
         last = chat.Message(role=message.role, content=parts, tool_calls=calls or None)
         last.reasoning_content = "".join(reasoning) or None
-        made.append(last)
+        made.append(_Made(last, sources))
     return made
+
+
+def _image(block: ImageBlock, path: str) -> chat.ContentPart:
+    source = block.source
+    if isinstance(source, FileSource):
+        raise unsupported(f"{path}.source.type", ": 'file'; no files of images are kept, so send base64 or url")
+    url = source.url if isinstance(source, UrlSource) else f"data:{source.media_type};base64,{source.data}"
+    return chat.ContentPart("image_url", image_url=url)
 
 
 def _thought(block: ThinkingBlock, path: str) -> str:
@@ -185,14 +214,24 @@ def _thought(block: ThinkingBlock, path: str) -> str:
     return unseal_reasoning(block.signature, f"{path}.signature")
 
 
-def _tool_result(block: ToolResultBlock, path: str) -> chat.Message:
+def _tool_result(block: ToolResultBlock, path: str, *, sees_images: bool) -> _Made:
     content = block.content or ""
+    # Templates have no place for the fact that a tool failed.
+    error = "Error: " if block.is_error else ""
+    if sees_images and not isinstance(content, str) and any(isinstance(part, ImageBlock) for part in content):
+        parts = [chat.ContentPart("text", error)] if error else []
+        sources = {}
+        for i, part in enumerate(content):
+            if isinstance(part, ImageBlock):
+                sources[len(parts)] = f"{path}.content[{i}].source"
+                parts.append(_image(part, f"{path}.content[{i}]"))
+            else:
+                parts.append(chat.ContentPart("text", part.text))
+        return _Made(chat.Message(role="tool", content=parts, tool_call_id=block.tool_use_id), sources)
     if not isinstance(content, str):
         content = [TextBlock(UNSEEN_IMAGE) if isinstance(part, ImageBlock) else part for part in content]
-    text = _text(content, f"{path}.content")
-    # Templates have no place for the fact that a tool failed.
-    said = f"Error: {text}" if block.is_error else text
-    return chat.Message(role="tool", content=said, tool_call_id=block.tool_use_id)
+    text = error + _text(content, f"{path}.content")
+    return _Made(chat.Message(role="tool", content=text, tool_call_id=block.tool_use_id), {})
 
 
 def _text(content: str | Sequence[TextBlock | ImageBlock], path: str) -> str:

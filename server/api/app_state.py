@@ -11,6 +11,7 @@ from tidewheel.engine.core.engine import Engine
 from ..chat.model_formats import ModelFormats
 from ..chat.path import ChatPath
 from ..chat.rendering import PromptRenderer
+from ..chat.request_images import RequestImages
 from ..completions.path import CompletionPath
 from ..encoders import ServedEncoders
 from ..generation.logprobs import LogprobsFormatter
@@ -34,6 +35,7 @@ class AppState(msgspec.Struct, frozen=True, kw_only=True):
     encoder: PromptEncoder
     encoders: ServedEncoders
     renderer: PromptRenderer
+    images: RequestImages
     formats: ModelFormats
     formatter: LogprobsFormatter
     metrics: ServerMetrics

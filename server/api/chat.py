@@ -65,7 +65,7 @@ class ChatEndpoint:
         timer = self._metrics.start_timer()
         raw = await whole_body(request)
         body = self._decode(raw)
-        run = await self._path.start(body, len(raw), timer, request.state.request_id)
+        run = await self._path.start(body, len(raw), timer, request.state.request_id, receive=request.receive)
         if body.stream:
             return _ChunkStream(run, body, self._formatter, self._fingerprint, self._role_in(body))
         answers = await run.whole(request.receive)

@@ -11,6 +11,7 @@ from ..anthropic.translation import chat_request
 from ..chat.field_names import renamed_fields
 from ..chat.run import NamedEventStream
 from ..openapi.document import operation
+from ..protocol.chat import ChatCompletionRequest
 from ..protocol.decode import BodyDecoder
 from ..protocol.errors import AnthropicErrorResponse
 from ..protocol.message_answers import MessageEvent, OutputMessage, TokenCount
@@ -48,11 +49,13 @@ class MessagesEndpoints:
         timer = self._metrics.start_timer()
         raw = await whole_body(request)
         body = self._decode(raw)
-        chat, names = await self._path.translated(len(raw), lambda: chat_request(body))
+        chat, names = await self._path.translated(len(raw), lambda: self._translated(body))
         if self._path.reads_reasoning:  # without that nothing is thinking
             chat.thinking_token_budget = body.thinking_budget
         with renamed_fields(names):
-            run = await self._path.start(chat, len(raw), timer, request.state.request_id, id_prefix="msg")
+            run = await self._path.start(
+                chat, len(raw), timer, request.state.request_id, id_prefix="msg", receive=request.receive
+            )
         thinking = body.thinking
         hides_thinking = isinstance(thinking, ThinkingEnabled | ThinkingAdaptive) and thinking.display == "omitted"
         most = run.max_tokens or body.max_tokens
@@ -67,6 +70,9 @@ class MessagesEndpoints:
             pass
         return json_response(builder.message)
 
+    def _translated(self, body: CountTokensRequest) -> tuple[ChatCompletionRequest, dict[str, str]]:
+        return chat_request(body, sees_images=self._path.sees_images)
+
     @operation(
         "Count a conversation's tokens",
         CountTokensRequest,
@@ -77,6 +83,6 @@ class MessagesEndpoints:
     async def _count_tokens(self, request: Request) -> Response:
         raw = await whole_body(request)
         body = self._decode_count(raw)
-        chat, names = await self._path.translated(len(raw), lambda: chat_request(body))
+        chat, names = await self._path.translated(len(raw), lambda: self._translated(body))
         with renamed_fields(names):
             return json_response(TokenCount(await self._path.count_tokens(chat, len(raw))))

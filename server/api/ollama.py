@@ -86,11 +86,12 @@ class OllamaEndpoints:
         raw = await whole_body(request)
         body = self._decode_chat(raw)
         model = await self._model(body)
-        chat = await self._path.translated(len(raw), lambda: chat_request(body, model))
+        sees = self._path.sees_images
+        chat, names = await self._path.translated(len(raw), lambda: chat_request(body, model, sees_images=sees))
         fill_in(chat, self._models.chat_sampling)
         if not body.messages:
             return json_response(loaded(self._named(body), "chat"))
-        with renamed_fields(FIELD_NAMES):
+        with renamed_fields(names):
             run = await self._run(request, body, chat, len(raw), timer)
         return await self._answered(request, run, body, chat, "chat")
 
@@ -109,7 +110,7 @@ class OllamaEndpoints:
         body = self._decode_generate(raw)
         model = await self._model(body)
         body.check_supported()
-        if not body.prompt and not body.suffix:
+        if not body.prompt and not body.suffix and not body.images:
             return json_response(loaded(self._named(body), "generate"))
         if body.continues_text:
             completion = completion_request(body, model, self._encoder.max_model_len)
@@ -117,7 +118,8 @@ class OllamaEndpoints:
             with renamed_fields(FIELD_NAMES):
                 run = await self._continued(request, completion, len(raw), timer)
             return await self._answered(request, run, body, completion, "generate")
-        chat, names = generate_request(body, model)
+        sees = self._path.sees_images
+        chat, names = await self._path.translated(len(raw), lambda: generate_request(body, model, sees_images=sees))
         fill_in(chat, self._models.chat_sampling)
         with renamed_fields(names):
             run = await self._run(request, body, chat, len(raw), timer)
@@ -138,8 +140,8 @@ class OllamaEndpoints:
                 "think",
             )
         if body.truncate:
-            chat.messages = await self._path.fitting_messages(chat, raw_size)
-        return await self._path.start(chat, raw_size, timer, request.state.request_id)
+            chat.messages = await self._path.fitting_messages(chat, raw_size, request.receive)
+        return await self._path.start(chat, raw_size, timer, request.state.request_id, receive=request.receive)
 
     async def _continued(
         self, request: Request, completion: CompletionRequest, raw_size: int, timer: RequestTimer

@@ -44,7 +44,7 @@ _REFUSED = {
     "/api/delete": ("DELETE", "downloaded models are deleted on the server's machine: use tidewheel rm"),
     "/api/blobs/{digest}": ("POST", "models are not created by this server: start it with the model's files"),
 }
-Capabilities = list[Literal["completion", "tools", "thinking", "insert", "embedding"]]
+Capabilities = list[Literal["completion", "tools", "thinking", "insert", "vision", "embedding"]]
 
 
 class OllamaModelEndpoints:
@@ -161,9 +161,10 @@ class OllamaModelEndpoints:
             "tools": self._formats.tool_calls is not None,
             "thinking": self._formats.reasoning is not None,
             "insert": self._fills,
+            "vision": self._engine.media is not None,
         }
         found: Capabilities = ["completion"]
-        return [*found, *(name for name in ("tools", "thinking", "insert") if has[name])]
+        return [*found, *(name for name in ("tools", "thinking", "insert", "vision") if has[name])]
 
 
 _OPTIONS = {"repetition_penalty": "repeat_penalty", "max_tokens": "num_predict"}

@@ -87,8 +87,10 @@ class ResponsesEndpoints:
         body = ask.body
         with renamed_fields(ask.names):
             if body.truncation == "auto":
-                ask.chat.messages = await self._path.fitting_messages(ask.chat, ask.size)
-            run = await self._path.start(ask.chat, ask.size, timer, request.state.request_id, id_prefix="resp")
+                ask.chat.messages = await self._path.fitting_messages(ask.chat, ask.size, request.receive)
+            run = await self._path.start(
+                ask.chat, ask.size, timer, request.state.request_id, id_prefix="resp", receive=request.receive
+            )
         encrypts_reasoning = ENCRYPTED_REASONING in (body.include or ())
         logprobs_of = partial(self._formatter.chat, ask.chat)
         builder = ResponseBuilder(
@@ -143,7 +145,7 @@ class ResponsesEndpoints:
             for item in items:
                 item.id = item.id or new_item_id(type(item))
             offered = OfferedTools(body.tools or ())
-            chat, names = chat_request(body, earlier, items, offered)
+            chat, names = chat_request(body, earlier, items, offered, sees_images=self._path.sees_images)
             kept = [*earlier, *items]
             return _Ask(body, kept, size + len(raw), size + held_bytes(raw), chat, names, offered)
 

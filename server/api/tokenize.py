@@ -6,6 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ..chat.request_prompts import counted
 from ..errors import bad_request
 from ..openapi.document import operation
 from ..protocol.decode import BodyDecoder
@@ -30,6 +31,7 @@ class TokenizeEndpoints:
         self._models = state.models
         self._encoder = state.encoder
         self._renderer = state.renderer
+        self._images = state.images
         self._shows_tokenizer = shows_tokenizer
         self._decode_tokenize = BodyDecoder(TokenizeRequest, notes=state.notes)
         self._decode_detokenize = BodyDecoder(DetokenizeRequest, notes=state.notes)
@@ -47,6 +49,7 @@ class TokenizeEndpoints:
         raw = await whole_body(request)
         body = self._decode_tokenize(raw)
         await self._models.resolve(body.model)
+        await self._images.read(body.messages or (), len(raw), self._encoder.max_counted)
         return await self._renderer.run(len(raw), body.chat_template, lambda: self._tokenized(body))
 
     def _tokenized(self, body: TokenizeRequest) -> Response:
@@ -70,9 +73,7 @@ class TokenizeEndpoints:
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
         )
-        if prompt.token_ids is not None:
-            return prompt.token_ids
-        return self._encoder.count(prompt.text, "messages", add_special_tokens=bool(body.add_special_tokens))
+        return counted(self._encoder, prompt, add_special_tokens=bool(body.add_special_tokens))
 
     @operation("Token ids to text", DetokenizeRequest, DetokenizeResponse, example={"tokens": [72, 105]}, waits=False)
     async def _detokenize(self, request: Request) -> Response:

@@ -29,7 +29,7 @@ _POLICY = "; ".join(
         "default-src 'none'",
         "script-src 'self'",
         "style-src 'self'",
-        "img-src 'self'",
+        "img-src 'self' data:",  # images that a person attaches to a message
         "font-src 'self'",
         "connect-src 'self'",
         "base-uri 'none'",

@@ -12,14 +12,19 @@ from tidewheel.engine.errors import quoted
 from ..errors import bad_request
 from ..protocol.chat import ContentPart, Message, PastToolCall, Tool
 from ..protocol.decode import unsupported
+from .image_placeholders import IMAGE, ReadImage
 from .tools.past_arguments import past_arguments
 
 
-def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The template's `messages`. Raises ApiError (400) naming the part that is not text."""
+def template_messages(messages: Sequence[Message], *, sees_images: bool = False) -> list[dict[str, Any]]:
+    """The template's `messages`. In the text of one with images, each has the mark IMAGE.
+
+    Raises ApiError (400) naming the part that the model cannot read; `sees_images` is for its words.
+    """
     if not messages:
         raise bad_request("messages is empty", "messages")
-    return [_template_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    reads = "text and images" if sees_images else "text"
+    return [_template_message(message, f"messages[{i}]", reads) for i, message in enumerate(messages)]
 
 
 def template_tools(tools: Sequence[Tool] | None) -> list[dict[str, Any]] | None:
@@ -27,7 +32,7 @@ def template_tools(tools: Sequence[Tool] | None) -> list[dict[str, Any]] | None:
     return [msgspec.to_builtins(tool) for tool in tools] if tools else None
 
 
-def _template_message(message: Message, path: str) -> dict[str, Any]:
+def _template_message(message: Message, path: str, reads: str) -> dict[str, Any]:
     if message.role == "function":
         raise unsupported(f"{path}.role", ": 'function' is deprecated; send role tool with a tool_call_id")
     if message.function_call is not None:
@@ -37,7 +42,7 @@ def _template_message(message: Message, path: str) -> dict[str, Any]:
     if message.content is None and not message.tool_calls and role != "assistant":
         raise bad_request(f"{path}.content is required", f"{path}.content", "missing_required_parameter")
     content = message.refusal if message.content is None else message.content
-    rendered: dict[str, Any] = {"role": role, "content": _text(content, f"{path}.content")}
+    rendered: dict[str, Any] = {"role": role, "content": _text(content, f"{path}.content", reads)}
     if message.name is not None:
         rendered["name"] = message.name
     if message.tool_call_id is not None:
@@ -52,14 +57,17 @@ def _template_message(message: Message, path: str) -> dict[str, Any]:
     return rendered
 
 
-def _text(content: str | list[ContentPart] | None, path: str) -> str:
+def _text(content: str | list[ContentPart] | None, path: str, reads: str) -> str:
     if isinstance(content, str):
         return content
     texts = []
     for i, part in enumerate(content or ()):
+        if isinstance(part, ReadImage):
+            texts.append(IMAGE)
+            continue
         text = part.refusal if part.type == "refusal" else part.text
         if part.type not in ("text", "refusal"):
-            raise unsupported(f"{path}[{i}].type", f": {quoted(part.type)}; this model reads text")
+            raise unsupported(f"{path}[{i}].type", f": {quoted(part.type)}; this model reads {reads}")
         if text is None:
             raise bad_request(f"{path}[{i}].{part.type} is required", f"{path}[{i}].{part.type}")
         texts.append(text)

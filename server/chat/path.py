@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
+from starlette.types import Receive
+
 from tidewheel.engine.constraints.constraint import TokenConstraints
 from tidewheel.engine.constraints.grammar import StructuredOutput
 from tidewheel.engine.sampling_params import SamplingParams
@@ -32,6 +34,7 @@ from ..telemetry.metrics import RequestTimer
 from .answer_parsers import AnswerParsers
 from .model_formats import ModelFormats
 from .rendering import PromptRenderer, RenderedPrompt
+from .request_images import RequestImages
 from .request_prompts import RequestPrompts
 from .run import ChatRun
 from .tools.tool_choice import RequestTools, request_tools
@@ -55,10 +58,13 @@ class ChatPath:
         defaults: Mapping[str, float | int],
         formats: ModelFormats,
         rules: RequestRules,
+        images: RequestImages,
     ) -> None:
         self._models = models
         self._encoder = encoder
-        self._prompts = RequestPrompts(encoder, renderer)
+        self._prompts = RequestPrompts(encoder, renderer, images)
+        self.sees_images = images.reader is not None
+        """Whether the model reads images."""
         self._generations = generations
         self._defaults = defaults
         self._rules = rules
@@ -81,17 +87,20 @@ class ChatPath:
         client_id: str,
         *,
         id_prefix: str = "chatcmpl",
+        receive: Receive | None = None,
     ) -> ChatRun:
         """Checks a request, renders and encodes its prompt, and submits it.
 
         `raw_size` is the body's size in bytes: large bodies are encoded in a thread. `client_id` names the request in
-        the log, and `id_prefix` begins the answer's id. Raises ApiError or InvalidRequestError for a request that
+        the log, and `id_prefix` begins the answer's id. With `receive`, ClientGone is raised if the client hangs up
+        while images are read. Raises ApiError or InvalidRequestError for a request that
         cannot be served. The error names the field of a chat completion's body, and nothing is left running.
         """
         model = await self._models.resolve(body.model)
         tools = self._checked_tools(body)
         sampling = self._sampling(body, tools)
-        prompt, token_ids = await self._prompts.encode(body, tools, raw_size, await self._models.context(model))
+        context = await self._models.context(model)
+        prompt, token_ids, media = await self._prompts.encode(body, tools, raw_size, context, receive)
         constraints = await self._constraints(body, tools, raw_size, prompt)
         lease = await self._models.lease(model)
         generation = self._generations.start(
@@ -105,6 +114,7 @@ class ChatPath:
             constraints=constraints,
             request_id=body.request_id,
             lora=lease,
+            media=media,
             shown_prompts=[prompt.text] if body.truncate_prompt_tokens is None else None,
         )
         answers = [self._parsers.answer(body, tools, prompt) for _ in generation.choices]
@@ -123,13 +133,15 @@ class ChatPath:
         model = await self._models.resolve(body.model)
         body.check_supported()
         tools = request_tools(body)
-        prompt, token_ids = await self._prompts.encode(body, tools, raw_size, await self._models.context(model))
+        prompt, token_ids, _ = await self._prompts.encode(body, tools, raw_size, await self._models.context(model))
         return model, prompt.text, token_ids
 
-    async def fitting_messages(self, body: ChatCompletionRequest, raw_size: int) -> list[Message]:
+    async def fitting_messages(
+        self, body: ChatCompletionRequest, raw_size: int, receive: Receive | None = None
+    ) -> list[Message]:
         """The request's messages. Oldest turns are dropped, as few as possible, until the prompt fits the context."""
         context = await self._models.context(await self._models.resolve(body.model))
-        return await self._prompts.fitting_messages(body, raw_size, context)
+        return await self._prompts.fitting_messages(body, raw_size, context, receive)
 
     def _checked_tools(self, body: ChatCompletionRequest) -> RequestTools:
         """The request's tools, after all checks that need no prompt."""

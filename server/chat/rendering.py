@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from tidewheel.engine.media.media import Media
+
 from ..errors import ApiError, bad_request
 from ..generation.prompt_encoding import INLINE_BYTES, PromptEncoder
 from ..protocol.chat import Message, Tool, check_parts
+from ..protocol.decode import unsupported
 from .harmony import is_harmony
 from .harmony_messages import harmony_messages, harmony_variables
+from .image_placeholders import IMAGE, ImagePlaceholders, PromptImages, images_of
 from .messages import template_messages, template_tools
 from .request_templates import RequestTemplates
-from .template_contents import left_out, with_parts, with_reasoning, without_user_text
+from .template_contents import (
+    IMAGE_PART,
+    IMAGE_URL_PART,
+    left_out,
+    with_images_of_tools,
+    with_parts,
+    with_placeholders,
+    with_reasoning,
+    without_user_text,
+)
 from .template_environment import TemplateTimeError, time_limit
 from .template_reading import TemplateReading
 from .templates import ChatTemplate
@@ -37,13 +51,14 @@ _MAX_TOOLS = 2**16  # bytes; mistral-common checks schemas in Python, and takes 
 
 class RenderedPrompt(NamedTuple):
     """A prompt's text, and whether the model continues the final message. Also the text of the final message, if it is
-    the assistant's, and the prompt's token ids, if they are not those of its text.
+    the assistant's, the prompt's token ids, if they are not those of its text, and its images, if it has any.
     """
 
     text: str
     continues: bool
     spoken: str
     token_ids: list[int] | None = None
+    images: PromptImages | None = None
 
 
 class PromptRenderer:
@@ -60,9 +75,16 @@ class PromptRenderer:
         request_templates: RequestTemplates | None = None,
         *,
         tools_as_text: bool = False,
+        placeholders: ImagePlaceholders | None = None,
+        images_in_place: bool = False,
     ) -> None:
-        """With `tools_as_text` messages tell of tools, which the template does not show."""
+        """With `tools_as_text` messages tell of tools, which the template does not show.
+
+        `placeholders` are for models that see images; `images_in_place` is as in `with_placeholders`.
+        """
         self._template = template
+        self._placeholders = placeholders
+        self._images_in_place = images_in_place
         self._tools_as_text = tools_as_text
         self._encoder = encoder
         self._variables = dict(variables or {})
@@ -101,24 +123,36 @@ class PromptRenderer:
         template: str | None = None,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool | None = None,
+        expands_images: bool = True,
     ) -> RenderedPrompt:
         """The prompt. With `continue_final_message` it ends where the text of the final message ends.
+
+        Without `expands_images` its text has placeholders for images, as the template writes them.
 
         Raises ApiError (400) naming the field that cannot be used, or with the template's own complaint.
         """
         self._encoder.tokenizer.require_text("messages")
         check_parts(len(messages), "messages")
-        rendered = template_messages(messages)
         context = {**self._variables, **(variables or {})}
+        media = images_of(messages)
+        if media:
+            assert self._placeholders is not None, "images are read only for a model that sees them"
+            messages, context = self._placeholders.without([*messages]), self._placeholders.without(context)
+            tools = None if tools is None else self._placeholders.without([*tools])
+        rendered = template_messages(messages, sees_images=self._placeholders is not None)
         final = rendered[-1]
         content: str = final["content"]
         spoken = content if final["role"] == "assistant" else ""
         if self._encoder.tokenizer.chat is not None:
+            if media:
+                raise unsupported(
+                    "messages", " with images: --tokenizer-mode mistral encodes text only; start the server without it"
+                )
             return self._encoded(rendered, tools, context, template, spoken, continues=bool(continue_final_message))
         if not continue_final_message:
             opens_turn = add_generation_prompt is not False
             text = self._text(template, rendered, messages, tools, add_generation_prompt=opens_turn, variables=context)
-            return RenderedPrompt(text, False, spoken)
+            return self._with_images(RenderedPrompt(text, False, spoken), media, expands=expands_images)
         if add_generation_prompt:
             raise bad_request(
                 "continue_final_message and add_generation_prompt exclude each other", "continue_final_message"
@@ -134,7 +168,19 @@ class PromptRenderer:
             raise bad_request(
                 "continue_final_message: the chat template leaves the final message out", "continue_final_message"
             )
-        return RenderedPrompt(text, True, spoken)
+        return self._with_images(RenderedPrompt(text, True, spoken), media, expands=expands_images)
+
+    def _with_images(self, prompt: RenderedPrompt, media: Sequence[Media], *, expands: bool) -> RenderedPrompt:
+        """The prompt with what stands for its images in place of placeholders, if that is wanted."""
+        if not media:
+            return prompt
+        placeholders = self._placeholders
+        assert placeholders is not None
+        spoken = placeholders.restored(prompt.spoken)
+        if not expands:
+            return prompt._replace(text=placeholders.restored(prompt.text), spoken=spoken)
+        images = placeholders.expanded(prompt.text, media)
+        return prompt._replace(text=images.text, spoken=spoken, images=images)
 
     def _encoded(
         self,
@@ -181,9 +227,10 @@ class PromptRenderer:
     ) -> str:
         """The prompt's text, with contents in the form in which the template shows the last user message."""
         offered, introduced = template_tools(tools), ""
+        num_images = sum(message["content"].count(IMAGE) for message in rendered)
         if self._template.is_harmony if source is None else is_harmony(source):
             options["variables"] = harmony_variables(options["variables"])
-            forms = [harmony_messages(rendered)]
+            forms: Iterable[list[dict[str, Any]]] = [harmony_messages(rendered)]
         else:
             # A request's template is not read here, which may take long: what it shows tells what it reads.
             reading = self._template.reading(bool(tools)) if source is None else TemplateReading()
@@ -192,27 +239,61 @@ class PromptRenderer:
             if self._tools_as_text and (source is None or "tools" not in source) and (offered or uses_tools(rendered)):
                 introduced, originals = introduction(offered) if offered else "", None
                 conversations = [with_tools(conversations[0], introduced, in_system=i) for i in (True, False)]
-            forms = [
-                form
-                for texts in conversations
-                for form in _in_order(texts, with_parts(texts, originals), parts_first=reading.parts)
-            ]
+            forms = self._forms(conversations, originals, parts_first=reading.parts)
         refusal: ApiError | None = None
         for i, form in enumerate(forms):
             try:
                 text = self._written(source, form, offered, **options)
             except ApiError as error:  # the template does not take this form, such as a system message
-                if i == 0 and not introduced:
+                if i == 0 and not introduced and not num_images:
                     raise
                 refusal = refusal or error
                 continue
+            num_shown = text.count(self._placeholders.text) if self._placeholders is not None and num_images else 0
+            if num_shown > num_images:
+                raise bad_request(
+                    f"messages has {num_images} images, and the chat template shows {num_shown} of them: perhaps "
+                    "parts of texts together are what stands for an image; leave that out",
+                    "messages",
+                )
+            if num_shown < num_images:
+                continue
             if introduced in text and self._shows_user(source, form, text, offered, **options):
                 return text
+        if refusal is None and num_images:
+            raise bad_request(
+                f"messages: the chat template does not show the {num_images} images of these messages; put them into "
+                "messages of the user, or use another template (--chat-template)",
+                "messages",
+            )
         raise refusal or bad_request(
             "messages: the chat template leaves out the last user message, so the model would not see it; use "
             "another template (--chat-template), or other roles",
             "messages",
         )
+
+    def _forms(
+        self,
+        conversations: Sequence[list[dict[str, Any]]],
+        messages: Sequence[Message] | None,
+        *,
+        parts_first: bool,
+    ) -> Iterator[list[dict[str, Any]]]:
+        """The forms of a conversation to try, of which the conversations are some with contents as texts.
+
+        Images are in parts if the template shows them so, because their placeholders have words around them there.
+        """
+        if self._placeholders is None or not any(IMAGE in message["content"] for message in conversations[0]):
+            for texts in conversations:
+                yield from _in_order(texts, with_parts(texts, messages), parts_first=parts_first)
+            return
+        moved = [with_images_of_tools(texts) for texts in conversations]
+        for image in (IMAGE_PART, IMAGE_URL_PART):
+            for texts, originals in (*zip(conversations, repeat(messages)), *zip(moved, repeat(None))):
+                some = with_parts(texts, originals, image=image, only_with_images=True)
+                yield from _in_order(some, with_parts(texts, originals, image=image), parts_first=parts_first)
+        for texts in (*conversations, *moved):
+            yield with_placeholders(texts, self._placeholders.text, in_place=self._images_in_place)
 
     def _shows_user(
         self,

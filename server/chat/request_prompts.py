@@ -2,31 +2,55 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import structs
+from starlette.types import Receive
 
+from tidewheel.engine.media.media import MediaSpan
+
+from ..errors import bad_request
 from ..generation.prompt_encoding import PromptEncoder
 from ..protocol.chat import ChatCompletionRequest, Message, check_parts
+from .image_placeholders import PromptImages
 from .rendering import PromptRenderer, RenderedPrompt
+from .request_images import RequestImages
 from .tools.tool_choice import RequestTools, request_tools
 from .truncation import drop_oldest_turns
 
 
-class RequestPrompts:
-    """Makes prompts. `raw_size` is the size of a request's body in bytes: large bodies are encoded in a thread."""
+class EncodedPrompt(NamedTuple):
+    """A prompt, its token ids, and where images take the place of them."""
 
-    def __init__(self, encoder: PromptEncoder, renderer: PromptRenderer) -> None:
+    prompt: RenderedPrompt
+    token_ids: list[int]
+    media: tuple[MediaSpan, ...] = ()
+
+
+class RequestPrompts:
+    """Makes prompts. `raw_size` is the size of a request's body in bytes: large bodies are encoded in a thread.
+
+    Images that a request has are read first.
+    """
+
+    def __init__(self, encoder: PromptEncoder, renderer: PromptRenderer, images: RequestImages) -> None:
         self._encoder = encoder
         self._renderer = renderer
+        self._images = images
 
     async def encode(
-        self, body: ChatCompletionRequest, tools: RequestTools, raw_size: int, context: int
-    ) -> tuple[RenderedPrompt, list[int]]:
+        self,
+        body: ChatCompletionRequest,
+        tools: RequestTools,
+        raw_size: int,
+        context: int,
+        receive: Receive | None = None,
+    ) -> EncodedPrompt:
         """A request's prompt and its token ids, within a context of `context` tokens. Raises ApiError (400) if the
-        prompt cannot be made.
+        prompt cannot be made, and ClientGone as RequestImages.read does.
         """
         encoder = self._encoder.within(context)
+        await self._images.read(body.messages, raw_size, context, receive)
         return await self._renderer.run(raw_size, body.chat_template, lambda: self._encoded(encoder, body, tools))
 
     async def count(self, body: ChatCompletionRequest, raw_size: int) -> int:
@@ -34,13 +58,14 @@ class RequestPrompts:
 
         def count() -> int:
             prompt, special = self.rendered(body, request_tools(body)), bool(body.add_special_tokens)
-            if prompt.token_ids is not None:
-                return len(prompt.token_ids)
-            return len(self._encoder.count(prompt.text, "messages", add_special_tokens=special))
+            return len(counted(self._encoder, prompt, add_special_tokens=special))
 
+        await self._images.read(body.messages, raw_size, self._encoder.max_counted)
         return await self._renderer.run(raw_size, body.chat_template, count)
 
-    async def fitting_messages(self, body: ChatCompletionRequest, raw_size: int, context: int) -> list[Message]:
+    async def fitting_messages(
+        self, body: ChatCompletionRequest, raw_size: int, context: int, receive: Receive | None = None
+    ) -> list[Message]:
         """The request's messages. Oldest turns are dropped, as few as possible, until the prompt fits the context."""
         check_parts(len(body.messages), "messages")
         encoder, tools = self._encoder.within(context), request_tools(body)
@@ -51,12 +76,19 @@ class RequestPrompts:
             prompt = self.rendered(structs.replace(body, messages=messages), tools)
             if prompt.token_ids is not None:
                 return len(prompt.token_ids) < encoder.max_model_len
-            return encoder.fits(prompt.text, add_special_tokens=bool(body.add_special_tokens))
+            room = encoder.max_model_len - (0 if prompt.images is None else prompt.images.num_more_tokens)
+            return room > 1 and encoder.within(room).fits(prompt.text, add_special_tokens=bool(body.add_special_tokens))
 
+        await self._images.read(body.messages, raw_size, receive=receive)
         return await self._renderer.run(raw_size, body.chat_template, lambda: drop_oldest_turns(body.messages, fits))
 
-    def rendered(self, body: ChatCompletionRequest, tools: RequestTools) -> RenderedPrompt:
-        """A request's prompt as text. Raises ApiError (400) if it cannot be made."""
+    def rendered(
+        self, body: ChatCompletionRequest, tools: RequestTools, *, expands_images: bool = True
+    ) -> RenderedPrompt:
+        """A request's prompt as text, of which images were read. Raises ApiError (400) if it cannot be made.
+
+        `expands_images` is as in PromptRenderer.
+        """
         variables: dict[str, Any] = dict(body.chat_template_kwargs or {})
         if body.enable_thinking is not None:
             variables.setdefault("enable_thinking", body.enable_thinking)
@@ -75,15 +107,17 @@ class RequestPrompts:
             template=body.chat_template,
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
+            expands_images=expands_images,
         )
 
-    def _encoded(
-        self, encoder: PromptEncoder, body: ChatCompletionRequest, tools: RequestTools
-    ) -> tuple[RenderedPrompt, list[int]]:
+    def _encoded(self, encoder: PromptEncoder, body: ChatCompletionRequest, tools: RequestTools) -> EncodedPrompt:
         prompt = self.rendered(body, tools)
         limit, side = body.truncate_prompt_tokens, body.truncation_side
+        media: tuple[MediaSpan, ...] = ()
         if prompt.token_ids is not None:
             token_ids = encoder.truncated(prompt.token_ids, limit, side)
+        elif prompt.images is not None:
+            token_ids, media = self._with_images(encoder, prompt, prompt.images, body)
         else:
             token_ids = encoder.encode(
                 prompt.text,
@@ -93,4 +127,25 @@ class RequestPrompts:
                 side=side,
             )
         encoder.check_prompt(token_ids, "messages")
-        return prompt, token_ids
+        return EncodedPrompt(prompt, token_ids, media)
+
+    def _with_images(
+        self, encoder: PromptEncoder, prompt: RenderedPrompt, images: PromptImages, body: ChatCompletionRequest
+    ) -> tuple[list[int], tuple[MediaSpan, ...]]:
+        special = bool(body.add_special_tokens)
+        token_ids, media = images.spread(encoder.encode(prompt.text, "messages", add_special_tokens=special))
+        if len(encoder.truncated(token_ids, body.truncate_prompt_tokens, None)) < len(token_ids):
+            raise bad_request(
+                f"truncate_prompt_tokens would cut a prompt of {len(token_ids)} tokens that has images: leave out the "
+                "oldest messages, or truncate_prompt_tokens",
+                "truncate_prompt_tokens",
+            )
+        return token_ids, media
+
+
+def counted(encoder: PromptEncoder, prompt: RenderedPrompt, *, add_special_tokens: bool) -> list[int]:
+    """The token ids of a conversation's prompt, which may be longer than the context. Raises ApiError (400)."""
+    if prompt.token_ids is not None:
+        return prompt.token_ids
+    token_ids = encoder.count(prompt.text, "messages", add_special_tokens=add_special_tokens)
+    return token_ids if prompt.images is None else prompt.images.spread(token_ids)[0]

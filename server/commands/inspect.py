@@ -151,6 +151,10 @@ def _memory(found: Inspection) -> Iterator[tuple[str, str]]:
         yield "weights take" if number == 0 else "", f"{in_bytes(kept.bytes)} as {kept.kept_as}{cost}{chosen}"
     if any(kept.divergence is not None for kept in found.weights):
         yield "", f"KL: nats a token that the format cost {MEASURED_ON}: docs/performance.md"
+    if (vision := found.vision) is not None:
+        tower = f"{in_thousands(vision.parameters)} parameters, a part of the weights with room for the largest image"
+        yield "images", f"{in_bytes(vision.bytes)} for a tower of {tower}"
+        yield "", f"tokens: {', '.join(f'{tokens} for {size} pixels' for size, tokens in vision.tokens.items())}"
     if found.mtp_bytes is not None:
         use = '--speculative-config \'{"method": "mtp"}\''
         yield "MTP layer takes", f"{in_bytes(found.mtp_bytes)} of weights, with {use}"

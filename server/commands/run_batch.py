@@ -137,7 +137,7 @@ async def _answer(batch: _Batch, total: int, done: Collection[str]) -> int:
         beside=downloads_of(batch.engine),
     )
     engine = load_engine(batch.engine)
-    app = build_app(engine, batch.app, encoders)
+    app = build_app(engine, batch.app, encoders, media=batch.engine.media)
     rows = (row for row in read_rows(batch.source) if row.custom_id not in done)
     num_errors, num_done = 0, len(done)
     with batch.target.open("ab", buffering=0) as target, AnswerProgress("request", total, num_done) as progress:

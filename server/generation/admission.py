@@ -10,6 +10,7 @@ from http import HTTPStatus
 from msgspec import Struct
 
 from tidewheel.engine.core.engine import Engine, EngineStats
+from tidewheel.engine.media.media import MediaSpan
 from tidewheel.engine.sampling_params import SamplingParams
 
 from ..errors import ApiError, bad_request
@@ -21,14 +22,18 @@ _FIRST_DRAFT = 256  # expected tokens of an answer before the first one has ende
 _LENGTH_WEIGHT = 0.05  # weight of the newest answer in the running mean of lengths
 _RATE_WINDOW_S = 30.0
 _LONGEST_RETRY_S = 60
+_MAX_MEDIA_BYTES = 2**30  # of the images of all requests together that have not ended
 
 
 class Demand(Struct, frozen=True):
-    """What a request will need: sequences, and the KV blocks that they end with if answers have the mean length."""
+    """What a request will need: sequences, the KV blocks that they end with if answers have the mean length, and bytes
+    of images.
+    """
 
     sequences: int
     blocks: int
     client: str = ""
+    media_bytes: int = 0
 
 
 class EndRate:
@@ -68,6 +73,7 @@ class Admission:
         self._metrics = metrics
         self._engine = engine
         self._demand = Demand(0, 0)
+        self._media_bytes = 0
         self._sequences: dict[str, int] = {}  # of each client that has any
         self._mean_length = float(_FIRST_DRAFT)
         self._rate = EndRate()  # of sequences
@@ -81,14 +87,19 @@ class Admission:
             if count is not None and count > self.limits.max_n:
                 raise bad_request(f"{name} must be at most {self.limits.max_n} (--max-n), got {count}", name)
 
-    def admit(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> Demand:
+    def admit(
+        self, prompts: Sequence[Sequence[int]], sampling: SamplingParams, media: Sequence[MediaSpan] = ()
+    ) -> Demand:
         """Admit a request, until `release` is called for it.
 
-        Raises ApiError: 429 with `retry-after` if too many sequences would wait, and 400 if that were so even without
-        other requests.
+        Raises ApiError: 429 with `retry-after` if too many sequences would wait, or if they would have too many images
+        in memory, and 400 if that were so even without other requests.
         """
         self.check_shape(len(prompts), n=sampling.num_sequences)
-        demand = self._expected(prompts, sampling)
+        demand = self._expected(prompts, sampling, media)
+        if self._media_bytes and self._media_bytes + demand.media_bytes > _MAX_MEDIA_BYTES:
+            self._metrics.rejected += 1
+            raise _too_many_images(self._rate.retry_after_s(1))
         total = Demand(self._demand.sequences + demand.sequences, self._demand.blocks + demand.blocks)
         if self.limits.max_queue is not None:
             waiting = self._waiting(total, self._engine.stats())
@@ -105,12 +116,14 @@ class Admission:
                 self._metrics.rejected += 1
                 raise _queue_full(self.limits.max_queue, self._rate.retry_after_s(excess))
         self._demand = total
+        self._media_bytes += demand.media_bytes
         self._sequences[demand.client] = self._sequences.get(demand.client, 0) + demand.sequences
         return demand
 
     def release(self, demand: Demand, lengths: Sequence[int]) -> None:
         """Forget a request that has ended. `lengths` are its answers' lengths, in tokens."""
         self._demand = Demand(self._demand.sequences - demand.sequences, self._demand.blocks - demand.blocks)
+        self._media_bytes -= demand.media_bytes
         self._sequences[demand.client] -= demand.sequences
         if not self._sequences[demand.client]:
             del self._sequences[demand.client]
@@ -118,7 +131,9 @@ class Admission:
         for length in lengths:
             self._mean_length += _LENGTH_WEIGHT * (length - self._mean_length)
 
-    def _expected(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> Demand:
+    def _expected(
+        self, prompts: Sequence[Sequence[int]], sampling: SamplingParams, media: Sequence[MediaSpan]
+    ) -> Demand:
         block_size = self._engine.limits.block_size
         blocks = 0
         for prompt in prompts:
@@ -127,7 +142,9 @@ class Admission:
             grown = math.ceil((len(prompt) + answer) / block_size)
             # Choices share the full blocks of their prompt.
             blocks += grown + (sampling.num_sequences - 1) * (grown - len(prompt) // block_size)
-        return Demand(len(prompts) * sampling.num_sequences, blocks, current_client())
+        images = {id(span.media): span.media for span in media}.values()
+        media_bytes = sum(tile.nbytes for image in images for tile in image.tiles)
+        return Demand(len(prompts) * sampling.num_sequences, blocks, current_client(), media_bytes)
 
     def _waiting(self, demand: Demand, stats: EngineStats | None = None) -> int:
         """How many sequences of `demand` do not fit. `stats` show how many blocks they save by sharing prefixes."""
@@ -165,6 +182,15 @@ def request_timeout() -> ApiError:
         HTTPStatus.GATEWAY_TIMEOUT,
         "the answer was not complete within this server's time limit (--request-timeout)",
         code="request_timeout",
+    )
+
+
+def _too_many_images(retry_after_s: int) -> ApiError:
+    return ApiError(
+        HTTPStatus.TOO_MANY_REQUESTS,
+        f"the server is busy: the images of other requests take {_MAX_MEDIA_BYTES >> 20} MiB already; try again later",
+        code="queue_full",
+        headers={"retry-after": str(retry_after_s)},
     )
 
 

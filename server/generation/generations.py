@@ -16,6 +16,7 @@ from tidewheel.engine.constraints.thinking_budget import ThinkingBudget
 from tidewheel.engine.core.engine import Engine
 from tidewheel.engine.core.request import Request
 from tidewheel.engine.core.stream import RequestStream, Sink
+from tidewheel.engine.media.media import MediaSpan
 from tidewheel.engine.outputs import FinishReason, RequestOutput
 from tidewheel.engine.sampling_params import SamplingParams
 
@@ -272,19 +273,21 @@ class Generations:
         constraints: TokenConstraints | None = None,
         request_id: str | None = None,
         lora: LoraLease | None = None,
+        media: tuple[MediaSpan, ...] = (),
         shows_prompt: bool = False,
         shown_prompts: Sequence[Shown] | None = None,
     ) -> Generation:
         """Submits one engine request a prompt. `kind` begins the id of the answer, as OpenAI's ids do.
 
-        `lora` is released when the generation is closed. `request_id` is the rest of that id, by default a new unique
+        `lora` is released when the generation is closed. `media` are the images of the prompts, each of which has all
+        of them. `request_id` is the rest of that id, by default a new unique
         one. `shows_prompt` says that each choice has the prompt's text or token ids. `shown_prompts` are the prompts as
         the log shows them, by default their token ids. Raises what `require_priority`, `bounded`, Admission.admit and
         Engine.submit raise; then nothing is left running.
         """
         try:
             require_priority(priority)
-            sampling, demand = self._admitted(kind, prompts, sampling, lora, shows_prompt=shows_prompt)
+            sampling, demand = self._admitted(kind, prompts, sampling, lora, media, shows_prompt=shows_prompt)
         except BaseException:
             _release(lora)
             raise
@@ -306,6 +309,7 @@ class Generations:
                     lora=None if lora is None else lora.lora,
                     first_choice=i * sampling.n,
                     client=current_client(),
+                    media=media,
                 )
                 streams.append(self._engine.submit(request))
         except BaseException:
@@ -360,6 +364,7 @@ class Generations:
         prompts: Sequence[Sequence[int]],
         sampling: SamplingParams,
         lora: LoraLease | None,
+        media: Sequence[MediaSpan],
         *,
         shows_prompt: bool,
     ) -> tuple[SamplingParams, Demand]:
@@ -372,7 +377,7 @@ class Generations:
             default_max_tokens=self._max_tokens,
             max_bytes=self.admission.limits.max_answer_bytes,
         )
-        return sampling, self.admission.admit(prompts, sampling)
+        return sampling, self.admission.admit(prompts, sampling, media)
 
 
 def _release(lora: LoraLease | None) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from ..protocol import chat
 from ..protocol.completions import CompletionRequest
+from ..protocol.decode import unsupported
 from ..protocol.ollama import (
     OllamaChatRequest,
     OllamaGenerateRequest,
@@ -32,24 +33,34 @@ FIELD_NAMES = {
 """The names that fields of chat completions and completions have here, for `renamed_fields`."""
 
 
-def chat_request(body: OllamaChatRequest, model: str | None) -> chat.ChatCompletionRequest:
-    """The request for the chat path. Raises ApiError (400) for values that this server has no way to honour."""
+def chat_request(
+    body: OllamaChatRequest, model: str | None, *, sees_images: bool
+) -> tuple[chat.ChatCompletionRequest, dict[str, str]]:
+    """The request for the chat path, and the names of its fields.
+
+    Raises ApiError (400) for values that this server has no way to honour, and for images if the model does not see
+    them.
+    """
     body.check_supported()
+    names = dict(FIELD_NAMES)
+    for i, message in enumerate(body.messages or ()):
+        names |= _named_images(message.images, f"messages[{i}]", f"messages[{i}].images", sees_images)
     request = _chat(body, model, _messages(body.messages or []))
     request.tools = [chat.Tool("function", tool.function) for tool in body.tools or ()] or None
-    return request
+    return request, names
 
 
 def generate_request(
-    body: OllamaGenerateRequest, model: str | None
+    body: OllamaGenerateRequest, model: str | None, *, sees_images: bool
 ) -> tuple[chat.ChatCompletionRequest, dict[str, str]]:
-    """The chat request of a prompt, and the names of its fields. Raises ApiError (400)."""
+    """The chat request of a prompt, and the names of its fields. Raises ApiError (400) as `chat_request` does."""
     body.check_supported()
-    messages = [chat.Message(role="user", content=body.prompt)]
+    messages = [chat.Message(role="user", content=_content(body.prompt, body.images))]
     names = {**FIELD_NAMES, "messages": "prompt", "messages[0]": "prompt"}
     if body.system:
         messages.insert(0, chat.Message(role="system", content=body.system))
         names |= {"messages[0]": "system", "messages[1]": "prompt"}
+    names |= _named_images(body.images, f"messages[{len(messages) - 1}]", "images", sees_images)
     return _chat(body, model, messages), names
 
 
@@ -96,7 +107,8 @@ def _messages(given: Sequence[OllamaMessage]) -> list[chat.Message]:
     messages: list[chat.Message] = []
     unanswered = _Unanswered(())
     for i, message in enumerate(given):
-        made = chat.Message(role=message.role, content=message.content or "", reasoning_content=message.thinking)
+        content = _content(message.content, message.images)
+        made = chat.Message(role=message.role, content=content, reasoning_content=message.thinking)
         if message.tool_calls:
             made.tool_calls = _calls(message, i)
             unanswered = _Unanswered(made.tool_calls)
@@ -105,6 +117,21 @@ def _messages(given: Sequence[OllamaMessage]) -> list[chat.Message]:
             made.tool_call_id = message.tool_call_id or unanswered.take(message.tool_name)
         messages.append(made)
     return messages
+
+
+def _content(text: str | None, images: Sequence[str] | None) -> str | list[chat.ContentPart]:
+    """What a message says, behind its images."""
+    if not images:
+        return text or ""
+    parts = [chat.ContentPart("image_url", image_url=f"data:image/any;base64,{image}") for image in images]
+    return [*parts, chat.ContentPart("text", text)] if text else parts
+
+
+def _named_images(images: Sequence[str] | None, message: str, param: str, sees_images: bool) -> dict[str, str]:
+    """The names of a message's images."""
+    if images and not sees_images:
+        raise unsupported(param, ": this model reads text")
+    return {f"{message}.content[{i}].image_url": f"{param}[{i}]" for i in range(len(images or ()))}
 
 
 def _calls(message: OllamaMessage, number: int) -> list[chat.PastToolCall]:

@@ -70,7 +70,12 @@ _MEANINGS = {
     "graphs are captured on devices that have them, unless --enforce-eager is given": "--cuda-graph --cuda-graphs "
     "--enable-cuda-graph --use-cuda-graph",
     "use --enable-log-requests, which is the default": "--log-requests",
-    "images are not served": "--mmproj -mm --mmproj-url",
+    "GGUF files are served without images; name a folder with safetensors for them": "--mmproj -mm --mmproj-url",
+    "--language-model-only": "--no-mmproj --no-mmproj-auto",
+    'set them for all requests with --mm-processor-kwargs, e.g. {"max_pixels": 1003520}': (
+        "--image-min-tokens --image-max-tokens"
+    ),
+    "--allowed-local-media-path": "--media-path",
 }
 _MEANT = {flag: meaning for meaning, flags in _MEANINGS.items() for flag in flags.split()}
 

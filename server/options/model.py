@@ -13,6 +13,7 @@ from tidewheel.engine.adapters.options import LoraOptions
 from tidewheel.engine.declaring.mistakes import Mistakes, made
 from tidewheel.engine.declaring.option import options_of
 from tidewheel.engine.devices import DEVICE_OPTIONS
+from tidewheel.engine.media.options import MediaOptions
 from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.pipeline_options import PipelineOptions
 from tidewheel.engine.speculation.options import SpeculativeOptions
@@ -25,11 +26,11 @@ DEMO_MODEL_NAME = "tidewheel-demo"
 DEMO_QUANTIZATION: Method = "int8-channel"  # as many of its held-out prompts are answered right as in bfloat16, sooner
 
 MODEL_OPTIONS = in_order_of_help(
-    (EngineOptions, LoraOptions, SpeculativeOptions, PipelineOptions, *DEVICE_OPTIONS),
+    (EngineOptions, LoraOptions, SpeculativeOptions, PipelineOptions, MediaOptions, *DEVICE_OPTIONS),
     "model cache_dir kv_cache_dtype threads_bind pipeline_parallel_size bucketing enable_lora speculative_config "
-    "seed".split(),
+    "limit_mm_per_prompt seed".split(),
 )
-"""The options of the engine, of adapters, drafts and pipelines, and of devices."""
+"""The options of the engine, of adapters, drafts, pipelines and images, and of devices."""
 
 _REMARKS = {
     "model": " [the embedded demo model]",
@@ -79,6 +80,7 @@ def engine_options(given: Mapping[str, Any]) -> EngineOptions:
         "lora": mistakes.attempt(build, LoraOptions, given),
         "speculative": mistakes.attempt(build, SpeculativeOptions, given),
         "pipeline": mistakes.attempt(build, PipelineOptions, given),
+        "media": mistakes.attempt(build, MediaOptions, given),
         "device_options": tuple(group for group in groups if group is not None),
     }
     # A group that cannot be made is left out here: its mistakes are reported with those of the others.

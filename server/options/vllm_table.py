@@ -13,9 +13,11 @@ WORKS = {
     "--disable-log-requests --disable-log-stats "
     "--disable-uvicorn-access-log --download-dir --enable-force-include-usage --enable-lora "
     "--enable-prefix-caching --enable-request-id-headers --enable-tokenizer-info-endpoint --h11-max-header-count "
-    "--h11-max-incomplete-event-size --host --log-level --long-lora-scaling-factors "
+    "--h11-max-incomplete-event-size --host --interleave-mm-strings "
+    "--language-model-only --log-level --long-lora-scaling-factors "
     "--lora-dtype --lora-modules --max-cpu-loras "
-    "--max-lora-rank --max-loras --max-model-len --max-num-batched-tokens --max-num-seqs --middleware --model "
+    "--max-lora-rank --max-loras --max-model-len --max-num-batched-tokens --max-num-seqs --middleware "
+    "--mm-processor-cache-gb --model "
     "--otlp-traces-endpoint --port --response-role --return-tokens-as-token-ids --revision --root-path "
     "--scheduler-delay-factor --seed --served-model-name --shutdown-timeout --ssl-ca-certs --ssl-cert-reqs "
     "--ssl-certfile --ssl-keyfile --enable-ssl-refresh "
@@ -49,6 +51,10 @@ WORKS = {
     "weights during loading": "--quantization",
     "`fp8` means `fp8_e4m3`; int8 and int4 also work": "--kv-cache-dtype",
     "with `--kv-cache-dtype fp8_e4m3` on a CPU; one scale for K and V of a layer": "--quantization-param-path",
+    "16 images by default; video and audio must be 0": "--limit-mm-per-prompt",
+    "for all requests": "--mm-processor-kwargs",
+    "without it, requests bring their images; vLLM fetches them from everywhere": "--allowed-media-domains",
+    "files of this folder, as `file:///...`": "--allowed-local-media-path",
     "accelerators only; on a CPU the log says that it has no effect": "--gpu-memory-utilization "
     "--device-memory-utilization --enforce-eager --max-seq-len-to-capture --max-context-len-to-capture",
     "in blocks of 16 tokens on a CPU; takes precedence over --kv-cache-space": "--num-gpu-blocks-override",
@@ -206,9 +212,18 @@ ACCEPTED = {
     "streams have no keep-alive events, only tokens": "--sse-keep-alive-interval=0",
     "system_fingerprint is made from the version and the model's name": "--fingerprint-mode=full "
     "--fingerprint-mode=hash",
-    "only the language model is served": "--language-model-only --skip-mm-profiling "
-    "--disable-mm-preprocessor-cache --mm-cache-preprocessor --limit-mm-per-prompt=0 "
-    "--mm-processor-cache-gb=0 --disable-chunked-mm-input",
+    "--mm-processor-cache-gb sets the memory for images that were processed; 0 keeps none": (
+        "--disable-mm-preprocessor-cache --mm-cache-preprocessor --mm-processor-cache-type= --mm-hasher-algorithm= "
+        "--mm-shm-cache-max-object-size-mb="
+    ),
+    "images are computed on the CPU, between steps": "--mm-encoder-tp-mode= --mm-encoder-attn-backend= "
+    "--mm-encoder-attn-dtype= --mm-tensor-ipc= --mm-processor-device= --mm-ipc-gpu-memory-gb= "
+    "--mm-device-do-normalize --enable-multimodal-encoder-data-parallel --skip-mm-profiling",
+    "prompts are computed in chunks, with images or without": "--disable-chunked-mm-input",
+    "the model computes images itself": "--image-input-type=pixel_values",
+    "the model's files say which token stands for an image": "--image-token-id=",
+    "images are resized as the model's processor does it": "--image-input-shape=",
+    "the number of an image's tokens follows from its size": "--image-feature-size=",
 }
 
 
@@ -341,15 +356,16 @@ NOT_YET = {
     "each adapter's own files name the layers that it changes": "--lora-target-modules=*",
     "drafting changes no token and no log-probability; leave it out": "--spec-decoding-acceptance-method= "
     "--typical-acceptance-sampler-posterior-threshold= --typical-acceptance-sampler-posterior-alpha=",
-    "images and sound are not served yet; requests are text only": "--limit-mm-per-prompt= "
-    "--mm-placeholder-str-override= --mm-processor-kwargs= "
-    "--mm-processor-cache-gb= --mm-processor-cache-type= --mm-hasher-algorithm= --mm-shm-cache-max-object-size-mb= "
-    "--mm-encoder-only --mm-encoder-tp-mode= --mm-encoder-attn-backend= --mm-encoder-attn-dtype= "
-    "--mm-encoder-fp8-scale-path= --mm-encoder-fp8-scale-save-path= --mm-encoder-fp8-scale-save-margin= "
-    "--mm-tensor-ipc= --mm-processor-device= --mm-ipc-gpu-memory-gb= --mm-device-do-normalize --enable-mm-embeds "
-    "--media-io-kwargs= --interleave-mm-strings --video-pruning-rate= --video-pruning-method= "
-    "--allowed-local-media-path= --allowed-media-domains=* --trust-request-mm-kwargs "
-    "--enable-multimodal-encoder-data-parallel --image-input-type= --image-token-id= --image-input-shape= "
-    "--image-feature-size= --image-processor= --image-processor-revision= --disable-image-processor --omni",
+    "video and sound are not served": "--video-pruning-rate= --video-pruning-method= --omni",
+    "the chat template and the model's files say what stands for an image": "--mm-placeholder-str-override=",
+    "images are decoded in one way, as RGB": "--media-io-kwargs=",
+    "requests bring images, not embeddings": "--enable-mm-embeds",
+    "the weights that compute images are stored as the checkpoint has them": "--mm-encoder-fp8-scale-path= "
+    "--mm-encoder-fp8-scale-save-path= --mm-encoder-fp8-scale-save-margin=",
+    "a server computes images and text": "--mm-encoder-only",
+    "--mm-processor-kwargs sets them for all requests": "--trust-request-mm-kwargs",
+    "the model computes images itself; use pixel_values, or leave it out": "--image-input-type=",
+    "the processor is that of the model's own files; leave it out": "--image-processor= --image-processor-revision=",
+    "images are sent as files, not as tensors; leave it out": "--disable-image-processor",
 }
 """Refused until the server has an option of that name."""

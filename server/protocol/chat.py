@@ -27,12 +27,23 @@ ReasoningEffort: TypeAlias = Annotated[str, documented(enum=REASONING_EFFORTS)]
 # Messages and tools may have members that are not here: clients send back what other servers gave them.
 
 
+class ImageUrl(msgspec.Struct):
+    """Where an image is: `data:image/png;base64,...`, or a URL that the server may fetch."""
+
+    url: str | None = None
+    detail: str | None = None
+
+
 class ContentPart(msgspec.Struct):
-    """A part of a message. Only text is served."""
+    """A part of a message: text, or an image for models that take them (`image_url` or `input_image`)."""
 
     type: str
     text: str | None = None
     refusal: str | None = None
+    image_url: ImageUrl | str | None = None
+    detail: str | None = None  # of an image whose image_url is a text
+    file_id: str | None = None
+    uuid: str | None = None  # vLLM's name for an image that it has
 
 
 class PastFunctionCall(msgspec.Struct):

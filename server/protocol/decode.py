@@ -68,6 +68,7 @@ _INSTEAD = {
     "logits_processors": "use logit_bias, allowed_token_ids or bad_words",
     "logprob_token_ids": "use logprobs",
     "messages": "send the texts in input",
+    "mm_processor_kwargs": "start the server with --mm-processor-kwargs",
     "output_dtype": "vectors are float32; encoding_format base64 is their bytes",
     "prediction": "leave it out: --speculative-config drafts from the prompt for all requests",
     "prompt_embeds": "send text or token ids",

@@ -42,8 +42,29 @@ class ToolUseBlock(msgspec.Struct, tag="tool_use", omit_defaults=True):
     toolset_name: Unsupported = None
 
 
+class Base64Source(msgspec.Struct, tag="base64"):
+    """An image's bytes."""
+
+    media_type: str
+    data: str
+
+
+class UrlSource(msgspec.Struct, tag="url"):
+    """Where the server may fetch an image."""
+
+    url: str
+
+
+class FileSource(msgspec.Struct, tag="file"):
+    """A file that a server keeps; this one keeps none of images."""
+
+    file_id: str
+
+
 class ImageBlock(msgspec.Struct, tag="image"):
-    """An image, which this server does not look at."""
+    """An image, for models that take them."""
+
+    source: Base64Source | UrlSource | FileSource
 
 
 class ToolResultBlock(msgspec.Struct, tag="tool_result"):

@@ -29,7 +29,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
     """One served name. `root` is the model behind it, `max_model_len` the context in tokens.
 
     An adapter has a `parent`. `chat_sampling` are fields for the requests of clients that people write to, where these
-    say nothing else: the model suggests no sampling.
+    say nothing else: the model suggests no sampling. `input_modalities` has "image" if messages may have images.
     """
 
     id: str
@@ -40,6 +40,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
     parent: str | None = None
     max_model_len: int
     chat_sampling: dict[str, float | int] | None = None
+    input_modalities: list[str] = msgspec.field(default_factory=lambda: ["text"])
     permission: list[ModelPermission] = []
 
     def __post_init__(self) -> None:

@@ -139,7 +139,7 @@ class OllamaMessage(msgspec.Struct, kw_only=True):
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
     thinking: str | None = None
-    images: Ignored = msgspec.field(default_factory=msgspec.Raw)
+    images: list[str] | None = None
     tool_calls: list[OllamaPastCall] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
@@ -161,15 +161,14 @@ class OllamaChatRequest(OllamaGenerationBody, kw_only=True):
     def check_supported(self) -> None:
         OllamaGenerationBody.check_supported(self)
         messages = self.messages or []
-        check_parts(len(messages) + sum(len(message.tool_calls or ()) for message in messages), "messages")
+        parts = sum(len(message.tool_calls or ()) + len(message.images or ()) for message in messages)
+        check_parts(len(messages) + parts, "messages")
         check_tool_count(len(self.tools or ()), "tools")
         check_tool_names([tool.function.name for tool in self.tools or ()])
-        for i, message in enumerate(messages):
-            _check_images(message.images, f"messages[{i}].images")
 
 
 class OllamaGenerateRequest(OllamaGenerationBody, kw_only=True):
-    """A body of `/api/generate`. Without a prompt, nothing is generated: clients load models so.
+    """A body of `/api/generate`. Without a prompt or images, nothing is generated: clients load models so.
 
     `raw` is a prompt that goes to the model as it is, `suffix` what comes after the answer.
     """
@@ -180,7 +179,7 @@ class OllamaGenerateRequest(OllamaGenerationBody, kw_only=True):
     raw: bool | None = None
     template: str | None = None
     context: list[int] | None = None
-    images: Ignored = msgspec.field(default_factory=msgspec.Raw)
+    images: list[str] | None = None
 
     width: Unsupported = None
     height: Unsupported = None
@@ -193,13 +192,15 @@ class OllamaGenerateRequest(OllamaGenerationBody, kw_only=True):
 
     def check_supported(self) -> None:
         OllamaGenerationBody.check_supported(self)
-        _check_images(self.images, "images")
+        check_parts(len(self.images or ()), "images")
         if self.template:
             raise unsupported("template", ": send raw with a prompt that you have made, or use --chat-template")
         if self.context:
             raise unsupported("context", ": send the conversation's messages to /api/chat")
         if self.system and self.continues_text:
             raise bad_request("system cannot be given with raw or suffix, which have no messages", "system")
+        if self.images and self.continues_text:
+            raise bad_request("images cannot be given with raw or suffix, which have no messages", "images")
         if self.think and self.continues_text:
             raise bad_request("think cannot be given with raw or suffix, which have no messages", "think")
 
@@ -227,8 +228,3 @@ class OllamaShowRequest(Body, kw_only=True):
 
     def without_effect(self) -> dict[str, str]:
         return {} if self.verbose is None else {"verbose": "a model's tensors and vocabulary are not listed"}
-
-
-def _check_images(images: Ignored, param: str) -> None:
-    if is_given(images) and bytes(images).split() != [b"[]"]:
-        raise unsupported(param, ": this model reads text")

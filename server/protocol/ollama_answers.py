@@ -132,7 +132,7 @@ class OllamaModelInfo(msgspec.Struct):
     template: str
     details: OllamaDetails
     model_info: dict[str, str | int]
-    capabilities: list[Literal["completion", "tools", "thinking", "insert", "embedding"]]
+    capabilities: list[Literal["completion", "tools", "thinking", "insert", "vision", "embedding"]]
     modified_at: str
 
 

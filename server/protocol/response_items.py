@@ -21,8 +21,12 @@ class InputText(msgspec.Struct, tag="input_text"):
     text: str
 
 
-class InputImage(msgspec.Struct, tag="input_image"):
-    """An image that a tool returned. The model only reads that there is one."""
+class InputImage(msgspec.Struct, tag="input_image", omit_defaults=True):
+    """An image, for models that take them. Of one in a tool's result, other models read that there is one."""
+
+    image_url: str | None = None
+    file_id: str | None = None
+    detail: str | None = None
 
 
 class OutputText(msgspec.Struct, tag="output_text"):
@@ -57,7 +61,7 @@ class Message(msgspec.Struct, tag="message", kw_only=True):
     id: str | Unset | None = UNSET
     status: Status | Unset | None = UNSET
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[InputText | OutputText | Refusal]
+    content: str | list[InputText | InputImage | OutputText | Refusal]
     phase: str | Unset | None = UNSET
 
 

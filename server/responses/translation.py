@@ -20,6 +20,7 @@ from ..protocol.response_items import (
     FunctionCall,
     FunctionCallOutput,
     InputImage,
+    InputText,
     Item,
     LocalShellCall,
     Message,
@@ -86,15 +87,21 @@ def prepare_body(body: Any) -> None:
 
 
 def chat_request(
-    body: ResponsesRequest, earlier: Sequence[Item], items: Sequence[Item], offered: OfferedTools
+    body: ResponsesRequest,
+    earlier: Sequence[Item],
+    items: Sequence[Item],
+    offered: OfferedTools,
+    *,
+    sees_images: bool,
 ) -> tuple[chat.ChatCompletionRequest, dict[str, str]]:
     """The request for the chat path, and the names of its fields for `renamed_fields`.
 
-    `items` are the body's input, `earlier` those of stored responses before it, and `offered` its tools. Raises
-    ApiError (400) for values that this server has no way to honour.
+    `items` are the body's input, `earlier` those of stored responses before it, and `offered` its tools. Without
+    `sees_images` the model is told of the images in tools' results, and others are refused. Raises ApiError (400) for
+    values that this server has no way to honour.
     """
     body.check_supported()
-    conversation = _Conversation()
+    conversation = _Conversation(sees_images=sees_images)
     if body.instructions is not None:
         conversation.add(chat.Message(role="system", content=body.instructions), "instructions")
     for item in earlier:
@@ -122,9 +129,10 @@ def chat_request(
 class _Conversation:
     """Combines items into turns. An assistant's message starts a new turn, unless the open one has only reasoning."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, sees_images: bool) -> None:
         self.messages: list[chat.Message] = []
         self.names: dict[str, str] = {}
+        self._sees_images = sees_images
         self._turn: chat.Message | None = None  # of the assistant; more may be added to it
         self._local_shells: dict[str, str] = {}  # their calls, by what results may name
 
@@ -148,7 +156,8 @@ class _Conversation:
             call_id = item.call_id or self._named_call(item, path)
             self.add(chat.Message(role="tool", content=result_of(item), tool_call_id=call_id), path)
         elif isinstance(item, FunctionCallOutput | CustomToolCallOutput):
-            content = item.output if isinstance(item.output, str) else _parts(item.output)
+            content = item.output if isinstance(item.output, str) else self._result(item.output)
+            self._name_parts(content, f"{path}.output")
             self.add(chat.Message(role="tool", content=content, tool_call_id=item.call_id), path)
         elif isinstance(item, ServerToolItem):
             pass
@@ -158,7 +167,24 @@ class _Conversation:
                 said = self._new_turn(path)
             said.content = _content(item)
         else:
-            self.add(chat.Message(role=item.role, content=_content(item)), path)
+            content = _content(item)
+            self._name_parts(content, f"{path}.content")
+            self.add(chat.Message(role=item.role, content=content), path)
+
+    def _result(self, output: Sequence[Any]) -> list[chat.ContentPart]:
+        if self._sees_images:
+            return _parts(output)
+        return _parts([InputText(UNSEEN_IMAGE) if isinstance(part, InputImage) else part for part in output])
+
+    def _name_parts(self, content: str | list[chat.ContentPart], path: str) -> None:
+        """Names the images among the parts of the message that is added next."""
+        for i, part in enumerate(content if isinstance(content, list) else ()):
+            if part.type != "input_image":
+                continue
+            if not self._sees_images:
+                raise unsupported(f"{path}[{i}].type", ": 'input_image'; this model reads text")
+            place = f"messages[{len(self.messages)}].content[{i}]"
+            self.names |= {f"{place}.image_url": f"{path}[{i}].image_url", f"{place}.file_id": f"{path}[{i}].file_id"}
 
     def _add_call(self, call_id: str, function: chat.PastFunctionCall, path: str) -> None:
         turn = self._turn or self._new_turn(path)
@@ -195,12 +221,15 @@ def _content(item: Message) -> str | list[chat.ContentPart]:
 
 
 def _parts(content: Sequence[Any]) -> list[chat.ContentPart]:
-    return [
-        chat.ContentPart("refusal", refusal=part.refusal)
-        if isinstance(part, Refusal)
-        else chat.ContentPart("text", UNSEEN_IMAGE if isinstance(part, InputImage) else part.text)
-        for part in content
-    ]
+    return [_part(part) for part in content]
+
+
+def _part(part: Any) -> chat.ContentPart:
+    if isinstance(part, Refusal):
+        return chat.ContentPart("refusal", refusal=part.refusal)
+    if isinstance(part, InputImage):
+        return chat.ContentPart("input_image", image_url=part.image_url, file_id=part.file_id, detail=part.detail)
+    return chat.ContentPart("text", part.text)
 
 
 def _response_format(text: TextConfig) -> structured.ResponseFormat | None:

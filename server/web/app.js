@@ -8,6 +8,7 @@ import { count } from "./format.js";
 import { Attachments } from "./files.js";
 import { HistoryList } from "./history-list.js";
 import { History, openStorage } from "./history.js";
+import { picture } from "./images.js";
 import { KeyDialog } from "./key-dialog.js";
 import { Models } from "./models.js";
 import { Operator } from "./operator.js";
@@ -60,7 +61,9 @@ const historyList = new HistoryList(
     drawers.uncover();
   },
 );
-const attachments = new Attachments(get("attachments"), showAttachment, (words) => toast.show(words));
+const attachments = new Attachments(
+  get("attachments"), showAttachment, () => models.seesImages, (words) => toast.show(words),
+);
 const drawers = new Drawers(get("app"), [get("main"), get("skip")], [
   { element: get("history"), toggle: get("history-toggle"), room: "(min-width: 56rem)" },
   { element: get("panel"), toggle: get("panel-toggle"), room: "(min-width: 76rem)" },
@@ -107,6 +110,13 @@ for (const kind of ["dragover", "dragleave", "drop"]) {
     if (kind === "drop") attachments.add(event.dataTransfer.files);
   });
 }
+prompt.addEventListener("paste", (event) => {
+  // Programs that copy tables or text add a picture of it.
+  const { files, types } = event.clipboardData;
+  if (!files.length || types.includes("text/plain")) return;
+  event.preventDefault();
+  attachments.add(files);
+});
 chooseTheme(get("theme"), local);
 get("new").addEventListener("click", () => {
   views.toChat();
@@ -137,14 +147,15 @@ async function load() {
 }
 
 function send() {
-  if (chat.busy || !chat.send(prompt.value, attachments.files)) return;
+  if (chat.busy || !chat.send(prompt.value, attachments.chosen)) return;
   attachments.clear();
   prompt.value = "";
   fitPrompt();
 }
 
-function showAttachment({ name }, remove) {
-  return h("li", {}, h("span", {}, name), iconButton("close", `Remove ${name}`, remove));
+function showAttachment(file, remove) {
+  const thumbnail = file.url ? [picture(file)] : [];
+  return h("li", {}, ...thumbnail, h("span", {}, file.name), iconButton("close", `Remove ${file.name}`, remove));
 }
 
 /** Sends a request by `act`, and moves the focus to where messages are written. Returns whether it was sent. */
@@ -184,6 +195,9 @@ function showModel() {
   get("empty-note").textContent = `${where} What you write goes to this server and nowhere else.`;
   get("suggestions").replaceChildren(...(id === DEMO_MODEL ? DEMO_PROMPTS : []).map((text) =>
     h("li", {}, h("button", { type: "button", onclick: () => ask(() => chat.send(text)) }, text))));
+  const attach = models.seesImages ? "Add images or text files" : "Add text files";
+  get("attach").setAttribute("aria-label", attach);
+  get("attach").title = attach;
   showContext();
 }
 

@@ -23,16 +23,16 @@ export class Chat {
   }
 
   /** Sends a message. Returns false while an answer is being written, and if the parameters are not valid. */
-  send(text, files) {
-    const said = text.trim() !== "" || files?.length > 0;
-    return said && this.#ask(() => this.#add({ role: "user", content: text, files }));
+  send(text, { files, images } = {}) {
+    const said = text.trim() !== "" || files?.length > 0 || images?.length > 0;
+    return said && this.#ask(() => this.#add({ role: "user", content: text, files, images }));
   }
 
   /** Sends `text` in a new branch, as an alternative to `message`. */
   edit(message, text) {
     return this.#has(message) && this.#ask(() => {
       this.#branchAt(message);
-      this.#add({ role: "user", content: text, files: message.files });
+      this.#add({ role: "user", content: text, files: message.files, images: message.images });
     });
   }
 

@@ -1,11 +1,12 @@
 // A conversation's state and its operations. Messages are plain objects, as they are stored:
-//   {role: "user", content, files?: [{name, text}]}
+//   {role: "user", content, files?: [{name, text}], images?: [{name, url}]}
 //   {role: "assistant", content, reasoning?, calls?: [{id, name, arguments}], stats?, error?, ended?}
 //   {role: "tool", content, call, name}
 // Each also has a `parent`: the index of the message that it follows, or -1 for the first. Messages with the same
 // parent are branches. The one shown contains `leaf`, the index of the last shown message.
 
 import { withFiles } from "./files.js";
+import { withImages } from "./images.js";
 
 const TITLE_LENGTH = 60;
 
@@ -31,7 +32,8 @@ export class Conversation {
   /** The name that the user gave it, or its first words. */
   get title() {
     const first = this.messages.find((message) => message.role === "user");
-    const words = (this.name || first?.content || first?.files?.[0].name || "").trim().replace(/\s+/g, " ");
+    const file = first?.files?.[0] ?? first?.images?.[0];
+    const words = (this.name || first?.content || file?.name || "").trim().replace(/\s+/g, " ");
     return words.length > TITLE_LENGTH ? `${words.slice(0, TITLE_LENGTH).trimEnd()}…` : words;
   }
 
@@ -92,7 +94,9 @@ export class Conversation {
   forRequest(system) {
     const messages = system.trim() ? [{ role: "system", content: system }] : [];
     for (const message of this.messages) {
-      if (message.role === "user") messages.push({ role: "user", content: withFiles(message) });
+      if (message.role === "user") {
+        messages.push({ role: "user", content: withImages(withFiles(message), message.images) });
+      }
       else if (message.role === "tool") {
         messages.push({ role: "tool", tool_call_id: message.call, content: message.content });
       } else if (message.content || usableCalls(message).length) messages.push(answerForRequest(message));

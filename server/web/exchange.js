@@ -1,6 +1,7 @@
 // Exports conversations to a file, and imports them with strict checks.
 
 import { Conversation } from "./conversation.js";
+import { isImageUrl } from "./images.js";
 
 const FORMAT = "tidewheel.conversations";
 const MAX_BYTES = 8_000_000;
@@ -50,6 +51,7 @@ function checkedMessage(value, i) {
   if (role === "tool") return { ...message, call: string(value.call), name: string(value.name) };
   if (role === "user") {
     if (value.files !== undefined) message.files = list(value.files, 10, (file) => strings(file, ["name", "text"]));
+    if (value.images !== undefined) message.images = list(value.images, 10, checkedImage);
     return message;
   }
   for (const name of ["reasoning", "error", "ended"]) if (value[name] !== undefined) message[name] = string(value[name]);
@@ -59,6 +61,11 @@ function checkedMessage(value, i) {
   if (value.stats !== undefined) message.stats = numbers(value.stats, ["tokens", "firstToken", "seconds"]);
   if (value.usage !== undefined) message.usage = numbers(value.usage, ["total_tokens"]);
   return message;
+}
+
+function checkedImage(value) {
+  const image = strings(value, ["name", "url"]);
+  return isImageUrl(image.url) ? image : fail();
 }
 
 function list(value, most, check) {

@@ -1,25 +1,32 @@
-// Text files attached to a message.
+// Files attached to a message: texts, and images for models that see them.
+
+import { readImage } from "./images.js";
 
 const MAX_FILES = 10;
 const MAX_BYTES = 256 * 1024; // of all files of a message
 const MAX_NAME = 100;
 
-/** The files chosen for the next message, shown in `list`. `onRefuse` gets the reason why files were refused. */
+/**
+ * The files chosen for the next message, shown in `list`. `takesImages` says whether the model sees images, and
+ * `onRefuse` gets the reason why files were refused.
+ */
 export class Attachments {
-  #files = [];
+  #files = []; // {name, text}, or {name, url} of images
   #adding = Promise.resolve(); // one file after another: each is counted before the next is accepted
   #list;
   #show;
+  #takesImages;
   #onRefuse;
 
   /** `show(file, remove)` creates a file's entry. */
-  constructor(list, show, onRefuse) {
+  constructor(list, show, takesImages, onRefuse) {
     this.#list = list;
     this.#show = show;
+    this.#takesImages = takesImages;
     this.#onRefuse = onRefuse;
   }
 
-  /** Adds text files. */
+  /** Adds texts and images. */
   add(chosen) {
     const files = [...chosen]; // the browser empties a list of dropped files when its event ends
     this.#adding = this.#adding.then(() => this.#add(files));
@@ -32,7 +39,12 @@ export class Attachments {
       try {
         const name = tidyName(file.name);
         if (this.#files.length >= MAX_FILES) throw new Error(`${name} was not added: a message can have ${MAX_FILES} files`);
-        const size = this.#files.reduce((sum, { text }) => sum + text.length, file.size);
+        if (file.type.startsWith("image/")) {
+          if (!this.#takesImages()) throw new Error(`${name} was not added: this model does not see images`);
+          this.#files.push(await readImage(file, name));
+          continue;
+        }
+        const size = this.#files.reduce((sum, { text = "" }) => sum + text.length, file.size);
         if (size > MAX_BYTES) throw new Error(`${name} is too large: the files of a message can have 256 KiB together`);
         this.#files.push({ name, text: await textOf(file, name) });
       } catch (error) {
@@ -43,9 +55,13 @@ export class Attachments {
     this.#draw();
   }
 
-  /** The chosen files; undefined if there are none. */
-  get files() {
-    return this.#files.length ? this.#files : undefined;
+  /** The chosen files as {files, images}; either is undefined if there are none. */
+  get chosen() {
+    const only = (field) => {
+      const found = this.#files.filter((file) => field in file);
+      return found.length ? found : undefined;
+    };
+    return { files: only("text"), images: only("url") };
   }
 
   clear() {

@@ -5,7 +5,7 @@ import { Conversation } from "./conversation.js";
 const INDEX = "tidewheel.conversations";
 const ITEM = "tidewheel.conversation.";
 const MAX_CONVERSATIONS = 100;
-const MAX_CHARACTERS = 2_000_000; // browsers allow a site about five million
+const MAX_CHARACTERS = 4_000_000; // browsers allow a site about five million
 
 /** `localStorage` or `sessionStorage`. If the browser allows neither, a storage that lasts while the page is open. */
 export function openStorage(name) {

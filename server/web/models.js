@@ -22,7 +22,12 @@ export class Models {
     });
   }
 
-  /** The selected model, {id, max_model_len}; undefined until the server has listed its models. */
+  /** Whether the selected model sees images. */
+  get seesImages() {
+    return this.current?.input_modalities?.includes("image") ?? false;
+  }
+
+  /** The selected model, {id, max_model_len, input_modalities}; undefined until the server has listed its models. */
   get current() {
     return this.#models.find(({ id }) => id === this.#select.value);
   }

@@ -3,6 +3,7 @@
 import { AnswerView } from "./answer-view.js";
 import { copyText, h, icon, iconButton, scrollable } from "./dom.js";
 import { forgetColours } from "./highlight.js";
+import { picture } from "./images.js";
 
 /**
  * `actions` are the reader's actions: edit(message, text), regenerate(message), choose(message), giveResults(results).
@@ -86,7 +87,8 @@ export class Transcript {
 }
 
 function userView(message, actions) {
-  const text = h("div", { class: "said" }, ...(message.files ?? []).map(fileView), message.content);
+  const pictures = (message.images ?? []).map(picture);
+  const text = h("div", { class: "said" }, ...pictures, ...(message.files ?? []).map(fileView), message.content);
   const copy = iconButton("copy", "Copy message", () => copyText(message.content, copy));
   const edit = iconButton("edit", "Edit message", () => {
     element.replaceChildren(editor(message, actions, () => {

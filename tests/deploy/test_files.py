@@ -253,4 +253,4 @@ def test_a_server_needs_no_memory_that_is_writable_and_executable(dummy_model: P
 def test_nginx_takes_bodies_as_large_as_the_server() -> None:
     conf = (ROOT / "deploy/nginx/tidewheel.conf").read_text()
     (size,) = re.findall(r"^\s*client_max_body_size (\w+);", conf, re.MULTILINE)
-    assert count(size.upper()) == AppOptions().max_body_bytes
+    assert count(size.upper()) == AppOptions().body_limit(has_images=True)

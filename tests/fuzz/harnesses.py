@@ -181,7 +181,7 @@ def understand_chat(request: ChatCompletionRequest) -> None:
 def understand_response(request: ResponsesRequest) -> None:
     items = [] if isinstance(request.input, str) or request.input is None else request.input
     given = [item for item in items if not isinstance(item, ItemReference)]
-    understand_chat(from_responses(request, [], given, OfferedTools(request.tools or ()))[0])
+    understand_chat(from_responses(request, [], given, OfferedTools(request.tools or ()), sees_images=False)[0])
 
 
 def tool_calls(name: str) -> Harness:

@@ -26,6 +26,7 @@ from server.scripted_engine import ScriptedEngine
 import tidewheel
 from tidewheel.engine.core.engine import Engine
 from tidewheel.engine.encoders.engine import EncoderEngine
+from tidewheel.engine.media.options import MediaOptions
 from tidewheel.server.app import build_app
 from tidewheel.server.app_options import AppOptions
 from tidewheel.server.commands import serve
@@ -79,7 +80,7 @@ def start_server() -> Iterator[StartServer]:
     """Starts servers, by the options of AppOptions; all stop when the module's tests are over.
 
     `engine` is an engine or the options of ScriptedEngine, `encoders` are embedding models to serve too,
-    `connections` the options of ConnectionLimits.
+    `connections` the options of ConnectionLimits, `media` which images requests may have.
     """
     running: list[tuple[uvicorn.Server, threading.Thread, httpx.Client]] = []
 
@@ -87,11 +88,12 @@ def start_server() -> Iterator[StartServer]:
         engine: Engine | dict[str, Any] | None = None,
         encoders: EncoderEngine | None = None,
         connections: dict[str, Any] | None = None,
+        media: MediaOptions | None = None,
         **options: Any,
     ) -> RunningServer:
         scripted = engine if isinstance(engine, Engine) else ScriptedEngine(**engine or {})
         app_options = AppOptions(**options)
-        app = build_app(scripted, app_options, encoders)
+        app = build_app(scripted, app_options, encoders, media=media)
         protocol = connection_class(ConnectionLimits(**connections or {}), direct_write=not app_options.middleware)
         config = uvicorn.Config(app, port=0, loop="uvloop", http=protocol, ws="none", log_config=None, lifespan="on")
         server = uvicorn.Server(config)

@@ -14,8 +14,10 @@ import re
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -193,8 +195,9 @@ class ScriptedEngine(Engine):
         specials: Sequence[str] = (),
         ends: Sequence[str] = (),
         is_led: bool = False,
+        media: Any = None,
     ) -> None:
-        """`ends` are the `specials` that end an answer, as <eos> does."""
+        """`ends` are the `specials` that end an answer, as <eos> does. `media` reads images, which nobody looks at."""
         self.executor = RecitingExecutor(step_s, num_blocks, is_led=is_led)
         special = {"bos_token": "<bos>", "eos_token": "<eos>"}
         super().__init__(
@@ -210,6 +213,7 @@ class ScriptedEngine(Engine):
             step_timeout_s=step_timeout_s,
             info={"device": "scripted", "kv_cache_dtype": "int32"},
         )
+        self.media = media
         self.requests: list[Request] = []
 
     def submit(self, request: Request) -> RequestStream:
@@ -218,7 +222,7 @@ class ScriptedEngine(Engine):
         if all(0 <= token < self.tokenizer.vocab_size for token in prompt):
             text = self.tokenizer.decode(prompt, skip_special_tokens=False)
             self.executor.learn(prompt, answer_to(text, lambda said: self.tokenizer.encode(said, False)))
-        return super().submit(request)
+        return super().submit(replace(request, media=()))
 
 
 class ScriptedLoad(contextlib.nullcontext):

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 _OBJECTS_OF_OPTIONS = "options are no objects; give them to LLM or EngineArgs as keyword arguments, which can be dicts"
 _NO_CLASSES = "there are no models that classify or reward; LLM.score() compares texts"
-_NO_IMAGES = "images, sound and video are not served; prompts are text"
+_NO_IMAGES = "prompts take images of PIL in multi_modal_data; vLLM's helpers for them, sound and video are not here"
 _NO_PROCESSORS = "SamplingParams has logit_bias, bad_words, allowed_token_ids and structured_outputs instead"
 _BUILT_IN = "kernels are built in and chosen at the start; `tidewheel devices` shows them"
 _ONE_PROCESS = "the model runs in this process; `with LLM(...)`, or its shutdown(), frees all of it"

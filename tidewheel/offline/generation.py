@@ -103,6 +103,7 @@ class Generator:
             prompt.cache_salt,
             constraints,
             lora=None if adapter is None else adapter.lora,
+            media=prompt.media,
         )
         stream = self.engine.submit(request)
         wanted = None if adapter is None else adapter.request

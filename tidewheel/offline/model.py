@@ -20,6 +20,7 @@ from tidewheel.engine.models.overrides import overridden
 from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.weights import open_source
 from tidewheel.server.app_resources import find_resources
+from tidewheel.server.chat.request_images import request_images
 from tidewheel.server.generation.prompt_encoding import PromptEncoder
 from tidewheel.server.options.replicas import ReplicaOptions
 
@@ -97,7 +98,13 @@ class OfflineModel:
         self._generator = Generator(engine)
         self.adapters = Adapters(engine)
         self._encoder = PromptEncoder(engine.tokenizer, engine.context_of(1.0))
-        self._prompts = Prompts(self._encoder, resources.chat_template or engine.tokenizer.chat_template)
+        media = options.engine.media
+        self._prompts = Prompts(
+            self._encoder,
+            resources.chat_template or engine.tokenizer.chat_template,
+            request_images(engine, media),
+            images_in_place=media.interleave_mm_strings,
+        )
         given = resources.sampling_defaults
         defaults = engine.generation_defaults if given is None else given
         self._defaults = {**defaults, **resources.sampling_overrides}

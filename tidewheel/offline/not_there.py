@@ -25,7 +25,8 @@ _INSTEAD = {
         "set_tokenizer preprocess_chat preprocess_cmpl renderer input_preprocessor processor input_processor"
     ),
     "llm_engine takes requests one by one, and generate() a list": "enqueue enqueue_chat wait_for_completion",
-    "images and sound are not supported, so there is no cache of them": "reset_mm_cache reset_encoder_cache",
+    "images are found in memory only by their content; mm_processor_cache_gb=0 keeps none": "reset_mm_cache "
+    "reset_encoder_cache",
     "name the adapter with lora_request; it is loaded when it is first named": "add_lora remove_lora list_loras "
     "pin_lora",
     "there are no config objects; pass arguments when you load the model": "create_engine_config "

@@ -41,7 +41,7 @@ _IDLE = _by_name(
 )
 _REFUSED = _by_name(
     {
-        "images, sound and video are not served; prompts are text": "mm_processor_kwargs",
+        "give it when you load the model, for all prompts": "mm_processor_kwargs",
         "a text is encoded as the model's tokenizer does it; prompts may be token ids": "tokenization_kwargs",
         "SamplingParams has structured_outputs": "guided_options_request",
         "prompt adapters are not served; LoRA adapters are, with lora_request": "prompt_adapter_request",

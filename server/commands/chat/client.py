@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import mimetypes
 import time
 from collections.abc import Callable, Iterator
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 from tidewheel.engine.errors import TidewheelError
+from tidewheel.engine.files.wording import reason
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 _TEXTS = ("content", "reasoning_content", "reasoning")
@@ -41,7 +45,8 @@ class ChatClient:
         self._model = model
         self._sampling: dict[str, Any] | None = None  # that the server wants from clients for people
         self._first = [{"role": "system", "content": system}] if system else []
-        self.messages: list[dict[str, str]] = list(self._first)
+        self.messages: list[dict[str, Any]] = list(self._first)
+        self._images: list[dict[str, Any]] = []  # that go with the next question
         self.tokens_per_second: float | None = None
         self.parameters: dict[str, Any] = {}
         """Fields of all further requests, such as `temperature`."""
@@ -49,6 +54,17 @@ class ChatClient:
     def reset(self) -> None:
         """Forgets the conversation, but not the system message."""
         self.messages = list(self._first)
+        self._images = []
+
+    def attach(self, path: Path) -> None:
+        """Sends an image with the next question. Raises ChatError if the file cannot be read."""
+        try:
+            data = path.expanduser().read_bytes()
+        except OSError as error:
+            raise ChatError(f"{path} cannot be read: {reason(error)}") from error
+        kind = mimetypes.guess_type(path.name)[0] or "image/png"  # servers look at the file itself
+        url = f"data:{kind};base64,{base64.b64encode(data).decode('ascii')}"
+        self._images.append({"type": "image_url", "image_url": {"url": url}})
 
     def instruct(self, system: str) -> None:
         """Begins again with another system message; an empty text means no system message."""
@@ -73,12 +89,15 @@ class ChatClient:
             return {str(model["id"]): model for model in _json(response.read()).get("data") or []}
 
     def ask(self, text: str, on_reasoning: Callable[[str], object] = lambda piece: None) -> Iterator[str]:
-        """The answer in pieces. An answer that is not read to its end is forgotten, with its question.
+        """The answer in pieces, to a text and the attached images. An answer that is not read to its end is forgotten,
+        with its question.
 
         Pieces of reasoning go to `on_reasoning`. Afterwards `tokens_per_second` is the rate after the first token.
         Raises ChatError.
         """
-        messages = [*self.messages, {"role": "user", "content": text}]
+        images, self._images = self._images, []
+        content = [*images, {"type": "text", "text": text}] if images else text
+        messages = [*self.messages, {"role": "user", "content": content}]
         answer = ""
         for choice in self._stream("/chat/completions", {"messages": messages}):
             delta = choice["delta"]
@@ -145,6 +164,10 @@ class CompletionClient(ChatClient):
     def __init__(self, url: str, *, model: str | None, api_key: str | None, max_tokens: int | None) -> None:
         super().__init__(url, model=model, system=None, api_key=api_key)
         self._limit = {} if max_tokens is None else {"max_tokens": max_tokens}
+
+    def attach(self, path: Path) -> None:
+        """Raises ChatError: texts have no images."""
+        raise ChatError("a text has no images; use tidewheel chat")
 
     def ask(self, text: str, on_reasoning: Callable[[str], object] = lambda piece: None) -> Iterator[str]:
         """The continuation of the text, in pieces. Raises ChatError."""

@@ -19,6 +19,7 @@ from .terminal import Screen, reader
 
 _HELP = """\
 /reset            forget the conversation
+/image FILE       send an image with the next message
 /set NAME VALUE   set a parameter, such as temperature 0.5; no value restores the default, /set shows all
 /set system TEXT  set the system message, and begin a new conversation
 /help             show this
@@ -30,6 +31,7 @@ examples:
   tidewheel chat Who are you?                one question
   tidewheel chat ./my-model                  a conversation with this model
   cat FILE | tidewheel chat "Summarize this" a question about a file
+  tidewheel chat --image FILE "What is this?" a question about an image
 """
 _COMMAND = re.compile(r"/[a-z?]\w*(?=\s|$)", re.IGNORECASE)  # and no path
 _OURS = ("messages", "prompt", "model", "stream", "stream_options", "n")
@@ -43,12 +45,22 @@ def chat(arguments: Sequence[str]) -> int:
     parser = _parser("chat", "MESSAGE", "Talk to a model", "ask this and exit; without it, start a conversation")
     parser.description = f"{parser.description}\n\n{_EXAMPLES}"
     parser.epilog = f"In the conversation:\n{_HELP}"
-    parser.add_argument("--system", "--system-prompt", metavar="TEXT", help="a system message to begin with")
-    return _run(
-        parser,
-        arguments,
-        lambda url, given: ChatClient(url, model=given.model, system=given.system, api_key=given.api_key),
+    parser.add_argument(
+        "--image",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="an image for the first message, if the model sees images; may be given several times",
     )
+    parser.add_argument("--system", "--system-prompt", metavar="TEXT", help="a system message to begin with")
+
+    def client_of(url: str, given: argparse.Namespace) -> ChatClient:
+        client = ChatClient(url, model=given.model, system=given.system, api_key=given.api_key)
+        for path in given.image:
+            client.attach(Path(path))
+        return client
+
+    return _run(parser, arguments, client_of)
 
 
 def complete(arguments: Sequence[str]) -> int:
@@ -196,6 +208,8 @@ def _converse(client: ChatClient, screen: Screen) -> None:
             return
         if command == "/reset":
             client.reset()
+        elif command == "/image":
+            screen.note(_attach(client, rest.strip()))
         elif command in ("/help", "/?"):
             screen.note(_HELP)
         elif command == "/set":
@@ -224,6 +238,17 @@ def _set(client: ChatClient, given: str) -> str:
         client.parameters.pop(name, None)
     values = ", ".join(f"{key} {json.dumps(one, ensure_ascii=False)}" for key, one in client.parameters.items())
     return values or "nothing is set: the model's defaults apply"
+
+
+def _attach(client: ChatClient, path: str) -> str:
+    """Attaches an image, and says so, or why not. A path that was dropped into the terminal may have quotes."""
+    if not path:
+        return "/image needs a file, such as /image photo.jpg"
+    try:
+        client.attach(Path(path.strip("'\"")))
+    except ChatError as error:
+        return str(error)
+    return "the image goes with the next message"
 
 
 def _is_command(line: str) -> bool:

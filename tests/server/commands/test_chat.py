@@ -24,6 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from samples import swept
 from server.conftest import RunningServer, StartServer
+from server.images import file, seeing
 
 from tidewheel.server.commands.chat.client import ChatClient, ChatError
 from tidewheel.server.commands.chat.wrapping import WordWrap
@@ -57,6 +58,36 @@ def test_a_stopped_answer_is_forgotten_and_ends_at_the_server(start_server: Star
     while slow.engine.stats().num_running:
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_images_go_with_the_next_message(
+    start_server: StartServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    template = (
+        "{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}{% else %}"
+        "{% for c in m.content %}{{ '<image>' if c.type == 'image' else c.text }}{% endfor %}{% endif %}{% endfor %}"
+    )
+    sighted = start_server(engine=seeing(template))
+    path = tmp_path / "photo.jpg"
+    path.write_bytes(file(3))
+
+    def prompt() -> str:
+        return sighted.engine.tokenizer.decode(list(sighted.engine.requests[-1].prompt_token_ids), False)
+
+    assert main(["chat", "--url", sighted.url, "--image", str(path), "--image", str(path), "SAY(two)YAS"]) == 0
+    assert capsys.readouterr().out == "two\n"
+    assert prompt() == "<user><img><pad><pad><pad></img><img><pad><pad><pad></img>SAY(two)YAS"
+    client = ChatClient(sighted.url, model=None, system=None, api_key=None)
+    client.attach(path)
+    assert "".join(client.ask("SAY(a)YAS")) == "a"
+    assert "".join(client.ask("SAY(b)YAS")) == "b"
+    assert prompt() == "<user><img><pad><pad><pad></img>SAY(a)YAS<assistant>a<user>SAY(b)YAS"
+    client.attach(path)
+    client.reset()
+    assert "".join(client.ask("SAY(c)YAS")) == "c"
+    assert prompt() == "<user>SAY(c)YAS"
+    with pytest.raises(ChatError, match=r"none.png cannot be read"):
+        client.attach(tmp_path / "none.png")
 
 
 def test_one_shot(server: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
@@ -230,6 +261,9 @@ def test_a_conversation_in_a_terminal(start_server: StartServer, tmp_path: Path,
         terminal.shown_until("> ")
         terminal.type("/set parameter temperature 0.25\r")
         terminal.shown_until("temperature 0.25")
+        terminal.shown_until("> ")
+        terminal.type("/image no-such.png\r")
+        terminal.shown_until("no-such.png cannot be read")
         terminal.shown_until("> ")
         terminal.type("/set stream false\r")
         terminal.shown_until("stream cannot be set")

@@ -15,6 +15,7 @@ from tidewheel.engine.devices import DEVICE_OPTIONS
 from tidewheel.engine.devices.cpu.options import CpuOptions
 from tidewheel.engine.devices.graph.options import GraphOptions
 from tidewheel.engine.encoders.options import EncoderOptions
+from tidewheel.engine.media.options import MediaOptions
 from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.pipeline_options import PipelineOptions
 from tidewheel.engine.speculation.options import SpeculativeOptions
@@ -32,6 +33,7 @@ OWNERS: tuple[type[Options], ...] = (
     LoraOptions,
     SpeculativeOptions,
     PipelineOptions,
+    MediaOptions,
     *DEVICE_OPTIONS,
     EncoderOptions,
     ConfigFileOptions,

@@ -125,9 +125,30 @@ def refusal(capsys: pytest.CaptureFixture[str], line: str, **environment: str) -
             "m --hf-overrides '{\"a\": 1}' --hf-overrides.b.c+ 2 --hf-overrides.b.c+=x,3",
             {"hf_overrides": {"a": 1, "b": {"c": [2, "x", 3]}}},
         ),
-        ('m --limit-mm-per-prompt \'{"image": 0, "video":0}\'', {}),
-        ("m --limit-mm-per-prompt.image 0", {}),
-        ("m --limit-mm-per-prompt image=0,video=0 --enable-log-deltas", {}),
+        ('m --limit-mm-per-prompt \'{"image": 0, "video":0}\'', {"limit_mm_per_prompt": {"image": 0, "video": 0}}),
+        ("m --limit-mm-per-prompt.image 4", {"limit_mm_per_prompt": {"image": 4}}),
+        ("m --limit-mm-per-prompt image=2,video=0", {"limit_mm_per_prompt": {"image": 2, "video": 0}}),
+        (
+            'm --limit-mm-per-prompt \'{"image": {"count": 5, "width": 512}, "audio": 0}\'',
+            {"limit_mm_per_prompt": {"image": 5, "audio": 0}},
+        ),
+        (
+            "m --allowed-media-domains a.org B.example.com --allowed-local-media-path /data --interleave-mm-strings",
+            {
+                "allowed_media_domains": ("a.org", "b.example.com"),
+                "allowed_local_media_path": "/data",
+                "interleave_mm_strings": True,
+            },
+        ),
+        (
+            "m --mm-processor-kwargs.max_pixels 1003520 --mm-processor-cache-gb 0 --language-model-only",
+            {"mm_processor_kwargs": {"max_pixels": 1003520}, "mm_processor_cache_gb": 0, "language_model_only": True},
+        ),
+        (
+            "m --image-input-type pixel_values --image-token-id 32000 --image-input-shape 1,3,336,336 "
+            "--image-feature-size 576 --enable-log-deltas",
+            {},
+        ),
         ("m --skip-model-name-validation --log-stats-interval 5", {"log_stats_interval": 5.0}),
         ("--kv-cache-memory-bytes 512M m", {"model": "m", "kv_cache_space": 0.5}),
         ("m --kv-cache-memory-bytes=1073741824", {"kv_cache_space": 1.0}),
@@ -147,8 +168,17 @@ def test_a_line_that_works(line: str, shown: dict[str, Any]) -> None:
         ("m --load-format tensorizer", "--load-format tensorizer is not supported: convert the model"),
         ("m --load-format=sharded_state", "--load-format sharded_state is not supported"),
         ("m --enable-prompt-adapter --prompt-adapters a=b c=d", "--prompt-adapters is not supported: such adapters"),
-        ("m --limit-mm-per-prompt '{\"image\": 2}'", "--limit-mm-per-prompt is not supported: images"),
-        ("m --limit-mm-per-prompt.image 2", "--limit-mm-per-prompt is not supported: images"),
+        ("m --limit-mm-per-prompt '{\"video\": 2}'", "--limit-mm-per-prompt: video is not served"),
+        ("m --limit-mm-per-prompt.image two", "must have numbers of at most 1024"),
+        ("m --limit-mm-per-prompt.picture 2", "must have numbers of at most 1024 for image, video and audio"),
+        ("m --limit-mm-per-prompt.image 2000", "must have numbers of at most 1024"),
+        ("m --image-input-type image_features", "--image-input-type is not supported: the model computes images"),
+        ("m --image-processor org/name", "--image-processor is not supported: the processor is that of the model's"),
+        ("m --disable-image-processor", "--disable-image-processor is not supported: images are sent as files"),
+        ("m --allowed-media-domains https://example.org/a", "must be a host's name such as images.example.org"),
+        ("m --allowed-local-media-path data", "--allowed-local-media-path must be an absolute path"),
+        ("m --image-fetch-timeout 0", "must be above 0"),
+        ("m --mmproj mmproj.gguf", "unknown option --mmproj (GGUF files are served without images"),
         ("m --kv-transfer-config '{\"kv_connector\": \"NixlConnector\"}'", "--kv-transfer-config is not supported"),
         ("m --cpu-offload-gb 10", "--cpu-offload-gb is not supported: weights stay in memory"),
         ("m --task embed", "--task is not supported: embedding models and cross-encoders are served"),
@@ -254,6 +284,7 @@ def test_a_line_as_people_run_it(
         if options.app.api_keys:
             shown["api_key"] = options.app.api_keys
         notes = [*options.notes, *options.app.without_effect(), *options.engine.lora.without_effect()]
+        notes += options.engine.media.without_effect()
         written = [f"{name}: {msgspec.json.encode(value).decode()}" for name, value in shown.items()]
         found = {"=": written, "~": notes, "!": []}
     for sign, lines in found.items():
@@ -312,6 +343,13 @@ def test_what_has_no_effect_is_a_line_in_the_log() -> None:
         "is compiled (docs/devices/buckets.md)",
         "--no-enable-prompt-adapter has no effect: it is never on",
     ]
+
+
+def test_vllms_variables_of_fetched_images_are_options() -> None:
+    shown = parse("m", VLLM_IMAGE_FETCH_TIMEOUT="7.5", VLLM_MEDIA_URL_ALLOW_REDIRECTS="0").shown
+    assert (shown["image_fetch_timeout"], shown["media_url_allow_redirects"]) == (7.5, False)
+    assert parse("m").engine.media.max_images == 16
+    assert not parse("m --limit-mm-per-prompt image=0").engine.media.wants_vision
 
 
 def test_every_flag_is_works_or_accepted_or_refused() -> None:
