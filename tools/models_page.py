@@ -17,6 +17,7 @@ from tidewheel.engine.devices import SERVING_DEVICES, get_device
 from tidewheel.engine.devices.base import Device
 from tidewheel.engine.devices.coverage import missing_kinds
 from tidewheel.engine.errors import DeviceError
+from tidewheel.engine.media.families import FAMILIES as VISION_FAMILIES
 from tidewheel.engine.models import SUPPORTED_ARCHITECTURES, describe
 from tidewheel.engine.models.families import family_of
 from tidewheel.engine.models.spec import DecoderSpec
@@ -73,12 +74,14 @@ def families(configs: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def wrappers(configs: Mapping[str, Mapping[str, Any]]) -> str:
-    """Models with other parts, from which only the language model is served."""
+    """Models with other parts: those that see images, and those of which only the language model is served."""
+    seeing = sorted(VISION_FAMILIES)
     names = (
-        "Tidewheel serves the language model of checkpoints that also take images or sound; requests are text only. "
-        f"These architectures are supported: {_code(sorted(WRAPPERS))}."
+        f"These models that take images [see them](media.md): {_code(seeing)}.",
+        "Of other checkpoints that take images or sound, the language model is served, and requests are text only: "
+        f"{_code(sorted({*WRAPPERS} - {*seeing}))}.",
     )
-    return "".join(f"{line}\n" for line in textwrap.wrap(names, 120))
+    return "\n".join("".join(f"{line}\n" for line in textwrap.wrap(text, 120)) for text in names)
 
 
 def methods(configs: Mapping[str, Mapping[str, Any]]) -> str:
