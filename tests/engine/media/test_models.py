@@ -6,7 +6,7 @@ import asyncio
 import functools
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -27,8 +27,13 @@ from vision_zoo import CASES, VisionCase, VisionModel, photo, processed, tokeniz
 
 from tidewheel.engine.core.engine import Engine
 from tidewheel.engine.core.request import Request
+from tidewheel.engine.core.stream import RequestStream
+from tidewheel.engine.devices.tower import Rows, TowerExecutor
 from tidewheel.engine.loading.load import load_engine
+from tidewheel.engine.media.families.llava import LlavaVision
+from tidewheel.engine.media.media import Media
 from tidewheel.engine.options import EngineOptions
+from tidewheel.engine.outputs import FinishReason, RequestOutput
 from tidewheel.engine.sampling_params import SamplingParams
 
 NUM_TOKENS = 6
@@ -176,7 +181,7 @@ def test_prompts_with_images_go_on_as_in_transformers(name: str, device: str) ->
         assert answer.logprobs == pytest.approx(wanted.logprobs, abs=1e-4)
 
 
-@pytest.mark.parametrize("name", ["smolvlm", "qwen2-vl", "qwen3-vl", "gemma3"])
+@pytest.mark.parametrize("name", ["smolvlm", "qwen2-vl", "qwen3-vl", "qwen3.5", "gemma3"])
 def test_nothing_beside_a_prompt_changes_its_bits(name: str) -> None:
     """Not how it is cut, not what runs beside it, not what is cached."""
 
@@ -213,3 +218,46 @@ def test_the_same_words_with_another_picture_share_what_is_before_it() -> None:
     none, before, all_of_it = asyncio.run(ask(engine_of("llava")))
     assert none == 0
     assert 0 < before < all_of_it
+
+
+def test_a_prompt_that_is_not_wanted_any_more_is_not_encoded() -> None:
+    async def ask(engine: Engine) -> tuple[int, list[Answer]]:
+        engine.start()
+        gone = await asked(engine, text_with("llava", 1), [photo(50, 50, seed=20)])
+        stays = await asked(engine, text_with("llava", 1), PICTURES[:1])
+        stream = engine.submit(gone)
+        stream.abort()
+        found = await answers(engine, [stays])
+        waiting = engine.stats().num_waiting
+        await engine.stop()
+        return waiting, found
+
+    waiting, (answer,) = asyncio.run(ask(engine_of("llava")))
+    assert waiting == 0
+    assert len(answer.token_ids) == NUM_TOKENS
+
+
+def test_an_image_that_cannot_be_encoded_fails_its_own_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ask(engine: Engine) -> tuple[list[RequestOutput], list[Answer]]:
+        engine.start()
+        broken = await asked(engine, text_with("llava", 1), [photo(50, 50, seed=21)])
+        whole = await asked(engine, text_with("llava", 1), PICTURES[:1])
+        encode = LlavaVision.encode
+
+        def failing(vision: LlavaVision, media: Media, tower: TowerExecutor) -> Generator[None, None, Rows]:
+            if media is broken.media[0].media:
+                raise MemoryError("none is left")
+            return (yield from encode(vision, media, tower))
+
+        monkeypatch.setattr(LlavaVision, "encode", failing)
+        ends, found = await asyncio.gather(_outputs(engine.submit(broken)), answers(engine, [whole]))
+        await engine.stop()
+        return ends, found
+
+    ends, (answer,) = asyncio.run(ask(engine_of("llava")))
+    assert ends[-1].finish_reason is FinishReason.ERROR
+    assert len(answer.token_ids) == NUM_TOKENS
+
+
+async def _outputs(stream: RequestStream) -> list[RequestOutput]:
+    return [output async for output in stream]
