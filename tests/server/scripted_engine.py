@@ -50,7 +50,7 @@ CHAT_TEMPLATE = (
 
 def impatient(seconds: float) -> dict[str, str]:
     """The environment of a server whose end waits so long for who does not read, and for a step."""
-    names = ("server.http.server:_ERROR_FRAMES_S", "server.http.server:_ABORT_S", "engine.engine:_LONGEST_STOP_S")
+    names = ("server.http.server:_ERROR_FRAMES_S", "server.http.server:_ABORT_S", "engine.core.engine:_LONGEST_STOP_S")
     return {SECONDS: json.dumps(dict.fromkeys(names, seconds))}
 
 
