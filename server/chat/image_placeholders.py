@@ -6,7 +6,6 @@ by a character that conversations do not contain, so that only the template's ow
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from itertools import compress
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -58,8 +57,10 @@ class PromptImages:
         self._reader = reader
         self._slot_id = slot_id
         self._expanded = expanded
-        found = re.findall(f"{re.escape(slot)}|{re.escape(_broken(slot))}", expanded.text)
-        self._is_own = [text == slot for text in found]
+        self._is_own: list[bool] = []
+        # No regular expression: it would take Python's lock for as long as a long text is.
+        for i, piece in enumerate(expanded.text.split(slot)):
+            self._is_own += [True] * (i > 0) + [False] * piece.count(_broken(slot))
         self.num_more_tokens = expanded.num_added_tokens
         """How many tokens `spread` adds."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -152,4 +151,10 @@ def _is_shown(part: ContentPart) -> bool:
 
 def _around_images(text: str) -> list[str]:
     """A text in pieces, of which some are IMAGE; line ends beside those only join the pieces."""
-    return re.split(f"\n?({IMAGE})\n?", text)
+    # No regular expression: it would take Python's lock for as long as a long text is.
+    first, *others = text.split(IMAGE)
+    pieces = [first]
+    for piece in others:
+        pieces[-1] = pieces[-1].removesuffix("\n")
+        pieces += (IMAGE, piece.removeprefix("\n"))
+    return pieces
