@@ -14,7 +14,7 @@ from ...models.tensor_ref import TensorRef
 from ..media import Media
 from ..processing import bicubic, gelu
 from .qwen_vl import Grid, QwenVision, grid_of, whole
-from .settings import activation, head_dim_of, require_entries, square
+from .settings import head_dim_of, require_entries, square
 from .towers import (
     axial_rope,
     conv,
@@ -50,7 +50,7 @@ class Glm4vVision(QwenVision):
         if outputs != self.decoder_size:
             raise tower.error("out_hidden_size", f"{self.decoder_size}, as wide as the language model")
         self._norm = NormSpec("rms", tower.number("rms_norm_eps", 1e-5))
-        bias, act = tower.flag("attention_bias", False), activation(tower, "hidden_act", "silu")
+        bias, act = tower.flag("attention_bias", False), tower.activation("hidden_act", "silu")
         attention = AttentionSpec(
             heads, heads, size, size**-0.5, qkv_bias=bias, rope=axial_rope(tower, size), two_way=True
         )

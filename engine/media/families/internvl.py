@@ -18,7 +18,6 @@ from .settings import (
     CLIP_MEAN,
     CLIP_STD,
     ProcessorSettings,
-    activation,
     decoder_size,
     head_dim_of,
     part_of,
@@ -71,7 +70,7 @@ class InternVision(Vision):
         tower.refuse("use_absolute_position_embeddings", True)
         layer = self._layer(tower, head_dim_of(tower, hidden, heads), heads)
         joined, outputs = hidden * self._merge**2, decoder_size(architecture, config)
-        act = activation(whole, "projector_hidden_act", "gelu")
+        act = whole.activation("projector_hidden_act", "gelu")
         norm = NormSpec("layer", 1e-5, bias=True)
         self.spec = TowerSpec(
             hidden,
@@ -120,7 +119,7 @@ class InternVision(Vision):
             two_way=True,
         )
         mlp = MlpSpec(
-            tower.integer("intermediate_size", 4096), activation(tower, "hidden_act", "gelu"), gated=False, bias=True
+            tower.integer("intermediate_size", 4096), tower.activation("hidden_act", "gelu"), gated=False, bias=True
         )
         return ResidualBlockSpec(attention, norm), ResidualBlockSpec(mlp, norm)
 

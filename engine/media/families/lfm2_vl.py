@@ -22,7 +22,6 @@ from .settings import (
     BILINEAR,
     HALF,
     ProcessorSettings,
-    activation,
     decoder_size,
     part_of,
     require_entries,
@@ -91,7 +90,7 @@ class Lfm2Vision(Vision):
         require_entries(tower, "num_patches", self._side if self._side**2 == entries else 0)
         self._norm = NormSpec("layer", tower.number("layer_norm_eps", 1e-6), bias=True)
         joined, inner = hidden * self._merge**2, whole.integer("projector_hidden_size", 2560)
-        bias, act = whole.flag("projector_bias", True), activation(whole, "projector_hidden_act", "gelu")
+        bias, act = whole.flag("projector_bias", True), whole.activation("projector_hidden_act", "gelu")
         norm = NormSpec("layer", 1e-5, bias=True) if whole.flag("projector_use_layernorm", True) else None
         self.spec = TowerSpec(
             hidden,

@@ -9,7 +9,6 @@ from ...errors import ModelError
 from ...models.config import ConfigReader
 from ...models.spec import ProjectionSpec, TowerSpec, tower_shapes
 from ...models.tensor_ref import TensorRef
-from .settings import activation
 from .towers import in_places, module_tensors
 
 Names = Mapping[str, str | TensorRef]
@@ -38,7 +37,7 @@ def projector(
 ) -> tuple[tuple[str, ProjectionSpec], ...]:
     """LLaVA's two linear layers between tower and language model."""
     bias = config.flag("multimodal_projector_bias", bias)
-    act = activation(config, "projector_hidden_act", "gelu")
+    act = config.activation("projector_hidden_act", "gelu")
     return (
         ("merge", ProjectionSpec(inputs, outputs, bias=bias, activation=act)),
         ("connector", ProjectionSpec(outputs, outputs, bias=bias)),

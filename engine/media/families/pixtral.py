@@ -21,7 +21,6 @@ from .settings import (
     CLIP_MEAN,
     CLIP_STD,
     ProcessorSettings,
-    activation,
     decoder_size,
     head_dim_of,
     part_of,
@@ -67,7 +66,7 @@ class PixtralVision(Vision):
         size = head_dim_of(tower, hidden, heads)
         rope = axial_rope(tower, size, alternating=True)
         attention = AttentionSpec(heads, heads, size, size**-0.5, rope=rope, two_way=True)
-        mlp = MlpSpec(tower.integer("intermediate_size", 4096), activation(tower, "hidden_act", "gelu"), gated=True)
+        mlp = MlpSpec(tower.integer("intermediate_size", 4096), tower.activation("hidden_act", "gelu"), gated=True)
         layer = (ResidualBlockSpec(attention, _NORM), ResidualBlockSpec(mlp, _NORM))
         depth = tower.with_defaults(num_hidden_layers=24).num_layers("num_hidden_layers")
         taken = feature_layers(whole, depth, -1 if merging else -2)

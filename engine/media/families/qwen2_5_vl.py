@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ...devices.tower import Rows, TowerExecutor
 from ...models.spec import AttentionSpec, MlpSpec, NormSpec, ProjectionSpec, ResidualBlockSpec, TowerSpec, tower_shapes
 from .qwen_vl import EPS, Grid, QwenVision, require_indices, whole
-from .settings import activation, head_dim_of
+from .settings import head_dim_of
 from .towers import axial_rope, conv, fused_qkv, in_places, module_tensors, norm_tables
 
 _NORM = NormSpec("rms", EPS)
@@ -34,7 +34,7 @@ class Qwen25Vision(QwenVision):
             heads, heads, size, size**-0.5, qkv_bias=True, out_bias=True, rope=axial_rope(tower, size), two_way=True
         )
         mlp = MlpSpec(
-            tower.integer("intermediate_size", 3420), activation(tower, "hidden_act", "silu"), gated=True, bias=True
+            tower.integer("intermediate_size", 3420), tower.activation("hidden_act", "silu"), gated=True, bias=True
         )
         layer = (ResidualBlockSpec(attention, _NORM), ResidualBlockSpec(mlp, _NORM))
         depth = tower.with_defaults(depth=32).num_layers("depth")

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ...devices.tower import Rows, TowerExecutor
 from ...models.spec import AttentionSpec, MlpSpec, NormSpec, ProjectionSpec, ResidualBlockSpec, TowerSpec, tower_shapes
 from .qwen_vl import EPS, Grid, QwenVision, whole
-from .settings import activation, head_dim_of
+from .settings import head_dim_of
 from .towers import axial_rope, conv, fused_qkv, in_places, layers_run, module_tensors, norm_tables
 
 _NORM = NormSpec("layer", EPS, bias=True)
@@ -33,7 +33,7 @@ class Qwen2Vision(QwenVision):
         rope = axial_rope(tower, size)
         attention = AttentionSpec(heads, heads, size, size**-0.5, qkv_bias=True, out_bias=True, rope=rope, two_way=True)
         inner = int(hidden * tower.number("mlp_ratio", 4))
-        mlp = MlpSpec(inner, activation(tower, "hidden_act", "quick_gelu"), gated=False, bias=True)
+        mlp = MlpSpec(inner, tower.activation("hidden_act", "quick_gelu"), gated=False, bias=True)
         layer = (ResidualBlockSpec(attention, _NORM), ResidualBlockSpec(mlp, _NORM))
         layers = (layer,) * tower.with_defaults(depth=32).num_layers("depth")
         patches = ("patches", ProjectionSpec(self.patches.inputs, hidden))

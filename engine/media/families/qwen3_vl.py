@@ -14,7 +14,7 @@ from ...models.spec import AttentionSpec, MlpSpec, NormSpec, ProjectionSpec, Res
 from ..media import Media
 from ..processing import bilinear
 from .qwen_vl import EPS, Grid, QwenVision, grid_of, require_indices, whole
-from .settings import activation, head_dim_of
+from .settings import head_dim_of
 from .towers import axial_rope, conv, embedded, fused_qkv, in_places, module_tensors, norm_tables
 
 _NORM = NormSpec("layer", EPS, bias=True)
@@ -38,7 +38,7 @@ class Qwen3Vision(QwenVision):
         attention = AttentionSpec(
             heads, heads, size, size**-0.5, qkv_bias=True, out_bias=True, rope=axial_rope(tower, size), two_way=True
         )
-        act = activation(tower, "hidden_act", "gelu_pytorch_tanh")
+        act = tower.activation("hidden_act", "gelu_pytorch_tanh")
         mlp = MlpSpec(tower.integer("intermediate_size", 4304), act, gated=False, bias=True)
         layer = (ResidualBlockSpec(attention, _NORM), ResidualBlockSpec(mlp, _NORM))
         depth = tower.with_defaults(depth=27).num_layers("depth")

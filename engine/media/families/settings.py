@@ -9,7 +9,6 @@ from typing import Any
 from ...errors import ModelError
 from ...models.config import ConfigReader
 from ...models.families.parts import MAX_HEAD_DIM
-from ...models.spec import Activation
 from ...models.text_part import text_part
 from ..processing import MAX_PATCHES, Pixels
 
@@ -121,11 +120,6 @@ def head_dim_of(config: ConfigReader, hidden_size: int, heads: int) -> int:
             f"{heads}, and at most {MAX_HEAD_DIM} times it"
         )
     return hidden_size // heads
-
-
-def activation(config: ConfigReader, name: str, default: str) -> Activation:
-    """An activation function under one of Hugging Face's names, quick_gelu too."""
-    return "gelu_quick" if (config.raw(name) or default) == "quick_gelu" else config.activation(name, default)
 
 
 def require_entries(config: ConfigReader, name: str, entries: int) -> None:

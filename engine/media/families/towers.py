@@ -14,7 +14,7 @@ from ...models.config import ConfigReader
 from ...models.spec import AttentionSpec, LayerSpec, MlpSpec, NormSpec, ResidualBlockSpec, RopeSpec
 from ...models.tensor_ref import TensorRef
 from ..processing import Image, Patches, normalized
-from .settings import activation, head_dim_of
+from .settings import head_dim_of
 
 _PIECE = 256  # rows at a time, of work that takes a millisecond or two
 Tensors = dict[str, TensorRef]
@@ -37,7 +37,7 @@ def plain_layer(config: ConfigReader, act: str, eps: float) -> LayerSpec:
     size = head_dim_of(config, hidden, heads)
     attention = AttentionSpec(heads, heads, size, size**-0.5, qkv_bias=True, out_bias=True, two_way=True)
     mlp = MlpSpec(
-        config.integer("intermediate_size", 3072), activation(config, "hidden_act", act), gated=False, bias=True
+        config.integer("intermediate_size", 3072), config.activation("hidden_act", act), gated=False, bias=True
     )
     norm = NormSpec("layer", config.number("layer_norm_eps", eps), bias=True)
     return ResidualBlockSpec(attention, norm), ResidualBlockSpec(mlp, norm)
