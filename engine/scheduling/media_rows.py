@@ -11,18 +11,20 @@ from .rows import StepRows
 
 def media_of(rows: StepRows) -> tuple[Rows | None, NDArray[np.int32] | None]:
     """The rows `[M, width]` of the media in a step's chunks, and which is each token's `[T]`; see StepBatch."""
-    found: list[Rows] = []
+    found = [
+        (chunk.tokens.start + place.start, part)
+        for chunk in rows.chunks
+        if chunk.sequence.media is not None
+        for place, part in chunk.sequence.media.within(chunk.start, chunk.end)
+    ]
+    if not found:
+        return None, None
     index = np.full(rows.num_tokens, -1, np.int32)
     count = 0
-    for chunk in rows.chunks:
-        if (media := chunk.sequence.media) is None:
-            continue
-        for place, part in media.within(chunk.start, chunk.end):
-            first = chunk.tokens.start + place.start
-            index[first : first + len(part)] = np.arange(count, count + len(part))
-            found.append(part)
-            count += len(part)
-    return (np.concatenate(found), index) if found else (None, None)
+    for first, part in found:
+        index[first : first + len(part)] = np.arange(count, count + len(part))
+        count += len(part)
+    return np.concatenate([part for _, part in found]), index
 
 
 def rope_positions(
