@@ -11,6 +11,7 @@ from pathlib import Path
 from .cgroup import memory_limits
 
 _ROOT = Path("/")
+_M_ARENA_MAX = -8  # of glibc's malloc.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,3 +107,14 @@ def release_free_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
     if trim is not None:
         trim(0)
+
+
+def share_heaps() -> None:
+    """Let all threads allocate from two heaps, unless the environment says how many. To be called before they start.
+
+    Otherwise glibc gives each thread its own, up to eight for each core, and what is free in one is of no use to
+    others: under a mix of requests, the process took 1.8 times as much memory.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None and "MALLOC_ARENA_MAX" not in os.environ:
+        mallopt(_M_ARENA_MAX, 2)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from tidewheel.engine.loading.downloads import downloads_of
 from tidewheel.engine.loading.load import EngineLoad, check_at_once
-from tidewheel.engine.machine.memory import release_free_memory
+from tidewheel.engine.machine.memory import release_free_memory, share_heaps
 from tidewheel.engine.model_names import short_name
 from tidewheel.engine.start_log import start_logger
 
@@ -52,6 +52,7 @@ def run(arguments: Sequence[str]) -> int:
     configure_logging(options.log.log_level, options.log.log_format, quiet_start=quiet_start)
     allow_many_connections()
     sys.setswitchinterval(_TURN_S)
+    share_heaps()
     for note in (*options.notes, *options.app.without_effect()):
         logger.info("%s", note)
     if stages_on_ray:

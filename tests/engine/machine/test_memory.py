@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 from tidewheel.engine.machine.memory import Memory, available_memory_bytes, read_memory
 
@@ -54,3 +60,33 @@ def test_an_overdrawn_group_has_nothing_left(tmp_path: Path) -> None:
 def test_a_system_that_does_not_say(tmp_path: Path) -> None:
     assert read_memory(tmp_path) == Memory(None, None, None, None)
     assert (available_memory_bytes() or 0) > MIB
+
+
+# Eight threads that allocate at the same time; then glibc says what heaps there are.
+_HEAPS = """
+import ctypes, threading
+from tidewheel.engine.machine.memory import share_heaps
+share_heaps()
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+meet = threading.Barrier(8)
+def allocate():
+    meet.wait()
+    libc.malloc(5000)
+    meet.wait()
+threads = [threading.Thread(target=allocate) for _ in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+libc.fdopen.restype = ctypes.c_void_p
+file = ctypes.c_void_p(libc.fdopen(1, b"w"))
+libc.malloc_info(0, file)
+libc.fflush(file)
+"""
+
+
+@pytest.mark.parametrize(("asked", "heaps"), [(None, 2), ("4", 4)])
+def test_threads_share_two_heaps_or_as_many_as_the_operator_says(asked: str | None, heaps: int) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "MALLOC_ARENA_MAX"}
+    environment |= {} if asked is None else {"MALLOC_ARENA_MAX": asked}
+    told = subprocess.run([sys.executable, "-c", _HEAPS], env=environment, capture_output=True, text=True, check=True)
+    assert len(re.findall(r"<heap nr=", told.stdout)) == heaps
