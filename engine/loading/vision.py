@@ -35,7 +35,12 @@ class OpenedVision:
 
     vision: Vision
     weights: WeightSource
-    tensors: frozenset[str]  # of the checkpoint
+
+    @property
+    def tensors(self) -> frozenset[str]:
+        """The names by which a checkpoint may have the tower's tensors."""
+        parts = [part for places in self.vision.tensors.values() for ref in places for part in ref.parts()]
+        return frozenset(name for part in parts for name in (part.name, part.scaled_by) if name)
 
     def num_bytes(self, device: Device, dtype: DType, quantization: Quantization | None) -> int:
         """About what the tower will take in memory."""
@@ -86,7 +91,7 @@ def find_vision(options: EngineOptions, source: ModelSource, config: Mapping[str
     except ModelError as error:
         logger.warning("images are not taken, only text: %s", error)
         return None
-    return OpenedVision(vision, weights, getattr(weights, "stored_names", frozenset()))
+    return OpenedVision(vision, weights)
 
 
 def require_towers(

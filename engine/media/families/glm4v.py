@@ -9,24 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...devices.tower import Rows, TowerExecutor
-from ...models.spec import AttentionSpec, MlpSpec, NormSpec, ProjectionSpec, ResidualBlockSpec, TowerSpec, tower_shapes
+from ...models.spec import AttentionSpec, MlpSpec, NormSpec, ProjectionSpec, ResidualBlockSpec, TowerSpec
 from ...models.tensor_ref import TensorRef
 from ..media import Media
 from ..processing import bicubic, gelu
-from .qwen_vl import Grid, QwenVision, grid_of, whole
-from .settings import head_dim_of, require_entries, square
-from .towers import (
-    axial_rope,
-    conv,
-    embedded,
-    fused_qkv,
-    in_pieces,
-    in_places,
-    layers_run,
-    module_tensors,
-    norm_tables,
-    table_normalized,
-)
+from .qwen_vl import GATED_MLP, Grid, QwenVision, grid_of, whole
+from .settings import head_dim_of, output_size, require_entries, square
+from .towers import axial_rope, embedded, in_pieces, layers_run, norm_tables, table_normalized
 
 _MERGER_NORM = NormSpec("layer", 1e-5, bias=True)
 
@@ -46,9 +35,8 @@ class Glm4vVision(QwenVision):
         super().__init__(architecture, config, processor, patch_size=14, pixels=(112**2, 28**2 * 15000), counted=True)
         tower = self.tower_config
         hidden, heads = tower.integer("hidden_size", 1536), tower.integer("num_heads", 12)
-        size, outputs = head_dim_of(tower, hidden, heads), tower.integer("out_hidden_size", 4096)
-        if outputs != self.decoder_size:
-            raise tower.error("out_hidden_size", f"{self.decoder_size}, as wide as the language model")
+        size = head_dim_of(tower, hidden, heads)
+        outputs = output_size(tower, "out_hidden_size", self.decoder_size, 4096)
         self._norm = NormSpec("rms", tower.number("rms_norm_eps", 1e-5))
         bias, act = tower.flag("attention_bias", False), tower.activation("hidden_act", "silu")
         attention = AttentionSpec(
@@ -75,12 +63,7 @@ class Glm4vVision(QwenVision):
         )
         self.spec = TowerSpec(hidden, (layer,) * tower.with_defaults(depth=24).num_layers("depth"), projections, tables)
         names = {
-            **conv("patch_embed.proj"),
-            **fused_qkv("attn.qkv", hidden),
-            "o": "attn.proj",
-            **{part: f"mlp.{part}_proj" for part in ("gate", "up", "down")},
-            "attention_norm": "norm1",
-            "mlp_norm": "norm2",
+            **GATED_MLP,
             "positions": "embeddings.position_embedding.weight",
             "pre_norm": "post_conv_layernorm",
             "post_norm": "post_layernorm",
@@ -92,9 +75,7 @@ class Glm4vVision(QwenVision):
             "merge_up": "merger.up_proj",
             "connector": "merger.down_proj",
         }
-        self.tensors = in_places(
-            module_tensors(tower_shapes(self.spec), names, "blocks."), ("model.visual.", "visual.")
-        )
+        self.tensors = self.tensors_of(names)
 
     def embed(
         self, media: Media, tower: TowerExecutor, places: tuple[NDArray[np.int32], NDArray[np.int32]]

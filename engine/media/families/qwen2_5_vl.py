@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...devices.tower import Rows, TowerExecutor
-from ...models.spec import AttentionSpec, MlpSpec, NormSpec, ProjectionSpec, ResidualBlockSpec, TowerSpec, tower_shapes
-from .qwen_vl import EPS, Grid, QwenVision, require_indices, whole
-from .settings import head_dim_of
-from .towers import axial_rope, conv, fused_qkv, in_places, module_tensors, norm_tables
+from ...models.spec import AttentionSpec, MlpSpec, NormSpec, ProjectionSpec, ResidualBlockSpec, TowerSpec
+from .qwen_vl import EPS, GATED_MLP, MERGER, Grid, QwenVision, require_indices, whole
+from .settings import head_dim_of, output_size
+from .towers import axial_rope, norm_tables
 
 _NORM = NormSpec("rms", EPS)
 
@@ -42,30 +42,13 @@ class Qwen25Vision(QwenVision):
         self._window = tower.integer("window_size", 112) // self.merge // self.patches.size  # in merged blocks
         if not self._window:
             raise tower.error("window_size", "at least the side of a merged block, in pixels")
-        outputs = tower.integer("out_hidden_size", 3584)
-        if outputs != self.decoder_size:
-            raise tower.error("out_hidden_size", f"{self.decoder_size}, as wide as the language model")
+        outputs = output_size(tower, "out_hidden_size", self.decoder_size, 3584)
         projections = (
             ("patches", ProjectionSpec(self.patches.inputs, hidden)),
             *self.merger(hidden, outputs),
         )
         self.spec = TowerSpec(hidden, (layer,) * depth, projections, norm_tables("merge_norm", _NORM, hidden))
-        names = {
-            **conv("patch_embed.proj"),
-            **fused_qkv("attn.qkv", hidden),
-            "o": "attn.proj",
-            "gate": "mlp.gate_proj",
-            "up": "mlp.up_proj",
-            "down": "mlp.down_proj",
-            "attention_norm": "norm1",
-            "mlp_norm": "norm2",
-            "merge_norm": "merger.ln_q",
-            "merge": "merger.mlp.0",
-            "connector": "merger.mlp.2",
-        }
-        self.tensors = in_places(
-            module_tensors(tower_shapes(self.spec), names, "blocks."), ("visual.", "model.visual.")
-        )
+        self.tensors = self.tensors_of({**MERGER, **GATED_MLP})
 
     def through(
         self, rows: Rows, positions: NDArray[np.int32], grid: Grid, tower: TowerExecutor

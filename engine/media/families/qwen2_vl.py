@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...devices.tower import Rows, TowerExecutor
-from ...models.spec import AttentionSpec, MlpSpec, NormSpec, ProjectionSpec, ResidualBlockSpec, TowerSpec, tower_shapes
-from .qwen_vl import EPS, Grid, QwenVision, whole
-from .settings import head_dim_of
-from .towers import axial_rope, conv, fused_qkv, in_places, layers_run, module_tensors, norm_tables
+from ...models.spec import AttentionSpec, MlpSpec, NormSpec, ProjectionSpec, ResidualBlockSpec, TowerSpec
+from .qwen_vl import EPS, MERGER, Grid, QwenVision, whole
+from .settings import head_dim_of, output_size
+from .towers import axial_rope, layers_run, norm_tables
 
 _NORM = NormSpec("layer", EPS, bias=True)
 
@@ -37,26 +37,10 @@ class Qwen2Vision(QwenVision):
         layer = (ResidualBlockSpec(attention, _NORM), ResidualBlockSpec(mlp, _NORM))
         layers = (layer,) * tower.with_defaults(depth=32).num_layers("depth")
         patches = ("patches", ProjectionSpec(self.patches.inputs, hidden))
-        outputs = tower.integer("hidden_size", 3584)
-        if outputs != self.decoder_size:
-            raise tower.error("hidden_size", f"{self.decoder_size}, as wide as the language model")
+        outputs = output_size(tower, "hidden_size", self.decoder_size, 3584)
         projections = (patches, *self.merger(hidden, outputs))
         self.spec = TowerSpec(hidden, layers, projections, norm_tables("merge_norm", _NORM, hidden))
-        names = {
-            **conv("patch_embed.proj"),
-            **fused_qkv("attn.qkv", hidden),
-            "o": "attn.proj",
-            "up": "mlp.fc1",
-            "down": "mlp.fc2",
-            "attention_norm": "norm1",
-            "mlp_norm": "norm2",
-            "merge_norm": "merger.ln_q",
-            "merge": "merger.mlp.0",
-            "connector": "merger.mlp.2",
-        }
-        self.tensors = in_places(
-            module_tensors(tower_shapes(self.spec), names, "blocks."), ("visual.", "model.visual.")
-        )
+        self.tensors = self.tensors_of({**MERGER, "up": "mlp.fc1", "down": "mlp.fc2"})
 
     def through(
         self, rows: Rows, positions: NDArray[np.int32], grid: Grid, tower: TowerExecutor

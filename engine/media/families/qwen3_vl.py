@@ -10,15 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...devices.tower import Rows, TowerExecutor
-from ...models.spec import AttentionSpec, MlpSpec, NormSpec, ProjectionSpec, ResidualBlockSpec, TowerSpec, tower_shapes
+from ...models.spec import AttentionSpec, MlpSpec, NormSpec, ProjectionSpec, ResidualBlockSpec, TowerSpec
 from ..media import Media
 from ..processing import bilinear
 from .qwen_vl import EPS, Grid, QwenVision, grid_of, require_indices, whole
-from .settings import head_dim_of
-from .towers import axial_rope, conv, embedded, fused_qkv, in_places, module_tensors, norm_tables
+from .settings import head_dim_of, output_size, require_entries
+from .towers import axial_rope, embedded, norm_tables
 
 _NORM = NormSpec("layer", EPS, bias=True)
-_MAX_SIDE = 2**10  # of the table of positions
 _MAX_DEEPSTACK = 16
 
 
@@ -50,11 +49,10 @@ class Qwen3Vision(QwenVision):
         self.num_deepstack = len(self._taken)
         entries = tower.integer("num_position_embeddings", 2304)
         self._side = math.isqrt(entries)
-        if self._side**2 != entries or self._side > _MAX_SIDE:
-            raise tower.error("num_position_embeddings", f"the square of a number of at most {_MAX_SIDE}")
-        outputs = tower.integer("out_hidden_size", 3584)
-        if outputs != self.decoder_size:
-            raise tower.error("out_hidden_size", f"{self.decoder_size}, as wide as the language model")
+        if self._side**2 != entries:
+            raise tower.error("num_position_embeddings", "the square of a number")
+        require_entries(tower, "num_position_embeddings", self._side)
+        outputs = output_size(tower, "out_hidden_size", self.decoder_size, 3584)
         joined = hidden * self.merge**2
         stacked = tuple(
             projection
@@ -72,13 +70,8 @@ class Qwen3Vision(QwenVision):
         tables = (("positions", (entries, hidden)), *norm_tables("merge_norm", _NORM, hidden))
         self.spec = TowerSpec(hidden, (layer,) * depth, projections, tables)
         names = {
-            **conv("patch_embed.proj"),
-            **fused_qkv("attn.qkv", hidden),
-            "o": "attn.proj",
             "up": "mlp.linear_fc1",
             "down": "mlp.linear_fc2",
-            "attention_norm": "norm1",
-            "mlp_norm": "norm2",
             "positions": "pos_embed.weight",
             "merge_norm": "merger.norm",
             "merge": "merger.linear_fc1",
@@ -91,9 +84,7 @@ class Qwen3Vision(QwenVision):
                 f"merge_{i}": f"{merger}.linear_fc1",
                 f"connector_{i}": f"{merger}.linear_fc2",
             }
-        self.tensors = in_places(
-            module_tensors(tower_shapes(self.spec), names, "blocks."), ("model.visual.", "visual.")
-        )
+        self.tensors = self.tensors_of(names)
 
     def embed(
         self, media: Media, tower: TowerExecutor, places: tuple[NDArray[np.int32], NDArray[np.int32]]

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from ...devices.tower import Rows, TowerExecutor
 from ...errors import ModelError
 from ...models.config import ConfigReader
-from ...models.spec import NormSpec, ProjectionSpec
+from ...models.spec import NormSpec, ProjectionSpec, tower_shapes
+from ...models.tensor_ref import TensorRef
 from ..media import Media
 from ..processing import Image, Patches, block_places, require_ratio, resize
 from ..vision import Expansion, Vision
@@ -28,13 +29,17 @@ from .settings import (
     rows_of_blocks,
     square,
 )
-from .towers import embedded, table_normalized
+from .towers import conv, embedded, fused_qkv, in_places, module_tensors, table_normalized
 
 EPS = 1e-6  # of all norms; configs do not say it
 _MAX_SIDE_PATCHES = 2**13
 _LEAST_FACTOR = 4  # pixels
 
 Grid = tuple[int, int]  # rows and columns of patches
+
+# Where checkpoints have some of the weights, for `tensors_of`.
+GATED_MLP = {part: f"mlp.{part}_proj" for part in ("gate", "up", "down")}
+MERGER = {"merge_norm": "merger.ln_q", "merge": "merger.mlp.0", "connector": "merger.mlp.2"}
 
 
 class QwenVision(Vision):
@@ -153,6 +158,18 @@ class QwenVision(Vision):
             ("merge", ProjectionSpec(joined, joined, bias=True, activation="gelu")),
             ("connector", ProjectionSpec(joined, outputs, bias=True)),
         )
+
+    def tensors_of(self, names: Mapping[str, str | TensorRef]) -> dict[str, tuple[TensorRef, ...]]:
+        """Where the weights of `spec` lie: `names` of modules as in `module_tensors`, beside those of all Qwen-VL."""
+        shared = {
+            **conv("patch_embed.proj"),
+            **fused_qkv("attn.qkv", self.spec.hidden_size),
+            "o": "attn.proj",
+            "attention_norm": "norm1",
+            "mlp_norm": "norm2",
+        }
+        tensors = module_tensors(tower_shapes(self.spec), {**shared, **names}, "blocks.")
+        return in_places(tensors, ("model.visual.", "visual."))
 
     def merged(self, rows: Rows, norm: NormSpec, tower: TowerExecutor) -> Generator[None, None, Rows]:
         """An embedding of each block of rows."""

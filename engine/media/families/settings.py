@@ -112,6 +112,14 @@ def decoder_size(architecture: str, config: Mapping[str, Any]) -> int:
     return ConfigReader(text, "config.json: text_config").integer("hidden_size")
 
 
+def output_size(tower: ConfigReader, name: str, decoder_size: int, default: int) -> int:
+    """The width of a tower's embeddings. Raises ModelError unless it is the language model's."""
+    size = tower.integer(name, default)
+    if size != decoder_size:
+        raise tower.error(name, f"{decoder_size}, as wide as the language model")
+    return size
+
+
 def head_dim_of(config: ConfigReader, hidden_size: int, heads: int) -> int:
     """The width of a tower's heads."""
     if hidden_size % heads or hidden_size // heads > MAX_HEAD_DIM:
