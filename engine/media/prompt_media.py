@@ -80,6 +80,16 @@ class PromptMedia:
         return np.concatenate((known, np.tile(behind, (3, 1))), axis=1)
 
 
+def positions_behind(
+    prompts: Sequence[PromptMedia | None], positions: NDArray[np.int32]
+) -> NDArray[np.int32] | None:
+    """The positions `[3, S]` of a token behind each prompt at `positions [S]`; None if they are counted as text is."""
+    deltas = [0 if media is None else media.delta for media in prompts]
+    if not any(deltas):
+        return None
+    return np.tile(positions + np.array(deltas, np.int32), (3, 1))
+
+
 def _positions(spans: Sequence[MediaSpan], relative: Sequence[NDArray[np.int32]], prompt_len: int) -> NDArray[np.int32]:
     positions = np.empty((3, prompt_len), np.int32)
     next_position, token = 0, 0

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..devices.batch import StepBatch, TokenMasks
 from ..devices.executor import DraftExecutor
+from ..media.prompt_media import positions_behind
 from ..sequences.sequence import Sequence
 from .draft_costs import DraftCosts, StepPrices
 from .draft_rows import DraftRows, first_tables
@@ -90,14 +91,16 @@ class MtpDrafter:
         """The last token of each sequence, and the row after it."""
         context_len = np.array([s.num_tokens for s in sequences], np.int32)
         starts = np.arange(len(sequences) + 1, dtype=np.int32)
+        positions = context_len - 1
         has_adapters = self._has_adapters and any(s.adapter >= 0 for s in sequences)
         return StepBatch(
             token_ids=np.array([s.last_token for s in sequences], np.int32),
-            positions=context_len - 1,
+            positions=positions,
             query_start=starts,
             context_len=context_len,
             block_tables=first_tables(sequences),
             logits_rows=starts[:-1],
             sampling=self._rows.sampling(sequences, context_len),
             adapters=np.array([s.adapter for s in sequences], np.int32) if has_adapters else None,
+            rope_positions=positions_behind([s.media for s in sequences], positions),
         )
