@@ -380,6 +380,23 @@ struct BlockSource {
   }
 };
 
+// The side of an Executor or a Tower of a cache of packed weights.
+template <typename Model>
+void bind_packed_weights(nb::class_<Model>& model) {
+  model
+      .def("read_weights", &Model::read_weights, "file"_a, "offset"_a, "checksum"_a,
+           nb::call_guard<nb::gil_scoped_release>())
+      .def("weights_checksum", [](const Model& self) { return self.weights().packed().checksum(); },
+           nb::call_guard<nb::gil_scoped_release>())
+      .def("packed_weights", [](const Model& self) {
+        nb::list runs;
+        for (const std::span<const char> run : self.weights().packed().spans()) {
+          runs.append(nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>>(run.data(), {run.size()}, nb::find(self)));
+        }
+        return runs;
+      });
+}
+
 // Of an Executor or a Tower.
 template <typename Model>
 void set_weights(Model& model, const std::vector<Tensor>& tensors, const std::vector<const BlockSource*>& matrices) {
@@ -530,7 +547,9 @@ NB_MODULE(_native, m) {
 
   nb::class_<Adapter>(m, "Adapter").def_prop_ro("num_bytes", &Adapter::bytes);
 
-  nb::class_<Executor>(m, "Executor")
+  nb::class_<Executor> executor(m, "Executor");
+  bind_packed_weights(executor);
+  executor
       .def("__init__", [](Executor* self, const DecoderPlan& plan, const std::string& isa, const std::string& cache_dtype,
                           const std::vector<int>& num_blocks, int max_num_seqs, int max_num_batched_tokens,
                           const std::vector<std::vector<int>>& groups, int num_states, int max_lora_rank,
@@ -543,17 +562,6 @@ NB_MODULE(_native, m) {
       .def("set_weights", &set_weights<Executor>, "tensors"_a, "matrices"_a = std::vector<const BlockSource*>())
       .def("stop_loading", &Executor::stop_loading)
       .def("check_complete", &Executor::check_complete)
-      .def("read_weights", &Executor::read_weights, "file"_a, "offset"_a, "checksum"_a,
-           nb::call_guard<nb::gil_scoped_release>())
-      .def("weights_checksum", [](const Executor& self) { return self.weights().packed().checksum(); },
-           nb::call_guard<nb::gil_scoped_release>())
-      .def("packed_weights", [](const Executor& self) {
-        nb::list runs;
-        for (const std::span<const char> run : self.weights().packed().spans()) {
-          runs.append(nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>>(run.data(), {run.size()}, nb::find(self)));
-        }
-        return runs;
-      })
       .def_prop_ro("vocab_size", &Executor::vocab_size)
       .def("step", &run_step, "batch"_a, "token_ids"_a, "logprobs"_a.none(), "ranks"_a.none(), "top_ids"_a.none(),
            "top_logprobs"_a.none(), "rows"_a.none() = nb::none(), "logits"_a.none() = nb::none())
@@ -609,7 +617,9 @@ NB_MODULE(_native, m) {
       .def_prop_ro("cache_bytes", &Executor::cache_bytes)
       .def_prop_ro("block_bytes", [](const Executor& self) { return self.cache().whole_block_bytes(); });
 
-  nb::class_<Tower>(m, "Tower")
+  nb::class_<Tower> tower(m, "Tower");
+  bind_packed_weights(tower);
+  tower
       .def("__init__", [](Tower* self, const TowerPlan& plan, const std::string& isa, const std::string& cache_dtype,
                           int max_rows, int piece_rows, const Executor& beside) {
         new (self) Tower(plan, choose_kernels(isa), parse_cache_type(cache_dtype), {max_rows, piece_rows}, beside.pool());

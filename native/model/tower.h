@@ -43,7 +43,12 @@ class Tower {
     weights_.set(sources, *pool_, loading_stopped_);
   }
   void check_complete() const { weights_.check_complete(); }
+  bool read_weights(int file, int64_t offset, uint64_t checksum) {
+    const Pinned pinned = pool_->pinned_caller();
+    return weights_.read_packed(file, offset, checksum, *pool_, loading_stopped_);
+  }
   void stop_loading() { loading_stopped_ = true; }
+  const Weights& weights() const { return weights_; }
 
   // All of these throw std::invalid_argument for arrays that do not fit, before anything is changed.
   //

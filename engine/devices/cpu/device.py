@@ -266,11 +266,15 @@ class CpuDevice(Device):
         beside: Executor,
         cancellation: Cancellation | None = None,
     ) -> CpuTower:
-        """Pack the weights of a tower. Memory for a segment is reserved, and its pages appear with use."""
+        """Pack the weights of a tower, or take them packed from `cache_dir`.
+
+        Memory for a segment is reserved, and its pages appear with use.
+        """
         assert isinstance(beside, CpuExecutor)
         formats = tower_formats(spec, options.dtype, options.quantization, weights)
         try:
-            tower = load_tower(spec, weights, formats, options, beside.native, cancellation or Cancellation())
+            cache = self._packed_cache(spec, formats, weights)
+            tower = load_tower(spec, weights, formats, options, beside.native, cancellation or Cancellation(), cache)
         except _native.StoppedError as error:
             raise LoadCancelledError from error
         except ValueError as error:
@@ -335,7 +339,7 @@ class CpuDevice(Device):
         return CpuExecutor(native, limits, write, yields_cores=yields_cores, lora_dtype=lora_dtype)
 
     def _packed_cache(
-        self, spec: DecoderSpec, formats: Formats, weights: WeightSource, stage: StageSpec | None
+        self, spec: DecoderSpec | TowerSpec, formats: Formats, weights: WeightSource, stage: StageSpec | None = None
     ) -> PackedCache | None:
         cache_dir = self._options.cache_dir
         if cache_dir is None or weights.identity is None:

@@ -14,6 +14,7 @@ from ...cancellation import Cancellation
 from ...errors import DeviceError
 from ...models.spec import AttentionSpec, TowerSpec, tower_shapes
 from ...weights.finite import require_finite
+from ...weights.packed_cache import BackgroundWrite, PackedCache
 from ...weights.tensor import WeightSource, to_float32
 from ..cache_split import BLOCK_TOKENS
 from ..load_plan import weight_bytes
@@ -31,9 +32,16 @@ class CpuTower(TowerExecutor):
     """A tower in the native runtime. Layers keep their queries, K and V in memory for a segment of `max_rows`."""
 
     def __init__(
-        self, spec: TowerSpec, native: _native.Tower, tables: Mapping[str, Rows], max_rows: int, threads: int
+        self,
+        spec: TowerSpec,
+        native: _native.Tower,
+        tables: Mapping[str, Rows],
+        max_rows: int,
+        threads: int,
+        write: BackgroundWrite | None = None,
     ) -> None:
         self.spec = spec
+        self._write = write
         self._native: _native.Tower | None = native
         self._tables = dict(tables)
         self._max_rows = max_rows
@@ -118,6 +126,8 @@ class CpuTower(TowerExecutor):
 
     def close(self) -> None:
         """Free the weights. Calling it twice is allowed."""
+        if self._write is not None:
+            self._write.cancel()
         self._native = None
         self._tables = {}
 
@@ -159,8 +169,11 @@ def load_tower(
     options: TowerOptions,
     beside: _native.Executor,
     cancellation: Cancellation,
+    cache: PackedCache | None = None,
 ) -> CpuTower:
     """Pack the weights with matrices in these `formats`, to compute on the threads of `beside`.
+
+    All but the tables are taken from a `cache` that has them, and kept there otherwise.
 
     Raises ValueError for what the kernels cannot compute, and what `set_weights` raises.
     """
@@ -168,14 +181,17 @@ def load_tower(
     native = _native.Tower(lower_tower(spec, formats), beside.isa, options.dtype, rows, _piece_rows(rows), beside)
     tables, threads = dict(spec.tables), beside.num_threads
     with cancellation.calling(native.stop_loading):
-        set_weights(native, weights, formats, threads, cancellation, without=tables)
+        cached = cache is not None and cache.read(native)
+        if not cached:
+            set_weights(native, weights, formats, threads, cancellation, without=tables)
     native.check_complete()
     read = {}
     for name in tables:
         tensor = weights[name]
         require_finite([tensor], threads)
         read[name] = to_float32(tensor)
-    return CpuTower(spec, native, read, rows, threads)
+    write = BackgroundWrite(cache, native) if cache is not None and not cached else None
+    return CpuTower(spec, native, read, rows, threads, write)
 
 
 def tower_bytes(spec: TowerSpec, formats: Formats, options: TowerOptions) -> int:

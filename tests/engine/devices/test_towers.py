@@ -6,6 +6,7 @@ import gc
 import importlib
 import itertools
 import os
+import threading
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,6 +20,7 @@ from harness import Harness, device_ids, make_device, over_devices
 from numpy.typing import NDArray
 
 from tidewheel.engine.cancellation import Cancellation, LoadCancelledError
+from tidewheel.engine.devices.cpu.options import CpuOptions
 from tidewheel.engine.devices.executor import Executor
 from tidewheel.engine.devices.tower import Rows, TowerExecutor, TowerOptions
 from tidewheel.engine.errors import DeviceError, ModelError
@@ -40,6 +42,8 @@ from tidewheel.engine.weights.quantizing import quantize
 from tidewheel.engine.weights.tensor import DenseTensor, WeightTensor
 
 torch = pytest.importorskip("torch")
+pytest.importorskip("tidewheel._native")
+from tidewheel.engine.devices.cpu.device import CpuDevice  # noqa: E402
 
 CPU_IDS = [device_id for device_id in device_ids() if device_id != "torch"]
 HIDDEN = 80
@@ -436,6 +440,37 @@ def test_a_load_can_be_cancelled(device_id: str) -> None:
     with pytest.raises(LoadCancelledError):
         make_device(device_id).load_tower(spec, TowerWeights(spec), TowerOptions("float32", 8), beside, cancellation)
     beside.close()
+
+
+def test_packed_weights_are_kept_for_the_next_start(tmp_path: Path) -> None:
+    """For this tower alone: another one, or other weights, are packed again."""
+    device_id, spec = CPU_IDS[0], SPECS["rope by rows and columns, gated MLP"]
+    device = CpuDevice(CpuOptions(cache_dir=str(tmp_path)), isa=make_device(device_id).isa)
+
+    class Stored(TowerWeights):
+        def __init__(self, identity: str) -> None:
+            super().__init__(spec)
+            self.identity = identity
+            self.read: list[str] = []
+
+        def __getitem__(self, name: str) -> DenseTensor:
+            self.read.append(name)
+            return super().__getitem__(name)
+
+    found, read = [], []
+    for identity, quantization in (("a", None), ("a", None), ("b", None), ("a", Quantization("int8"))):
+        weights, beside = Stored(identity), load(device_id, decoder(PLAIN))
+        ours = device.load_tower(spec, weights, TowerOptions("float32", 1024, quantization), beside)
+        for thread in threading.enumerate():
+            if thread.name == "packed-cache":  # which writes
+                thread.join()
+        found.append(layers(ours, WINDOWS))
+        read.append(set(weights.read))
+        beside.close()
+    tables = {name for name, _ in spec.tables}
+    assert read == [set(tower_shapes(spec)), tables, set(tower_shapes(spec)), set(tower_shapes(spec))]
+    assert np.array_equal(found[0], found[1])
+    assert len([*tmp_path.glob("*.packed")]) == 3
 
 
 def test_the_reference_does_not_quantize() -> None:
