@@ -56,7 +56,7 @@ _PIXTRAL = {
     "patch_size": 4,
 }
 _QWEN_PIXELS = {"size": {"shortest_edge": 16 * 16, "longest_edge": 48 * 40}, "patch_size": 4, "merge_size": 2}
-_QWEN_TOKENS = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
+_QWEN_TOKENS = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>")
 
 
 class VisionCase(NamedTuple):
@@ -275,7 +275,7 @@ CASES: dict[str, VisionCase] = {
         {**_QWEN_PIXELS, "size": {"shortest_edge": 16 * 16, "longest_edge": 96 * 40}},
         "Glm4vProcessor",
         {"image_token": "<|image|>"},
-        ("<|begin_of_image|>", "<|image|>", "<|end_of_image|>"),
+        ("<|begin_of_image|>", "<|image|>", "<|end_of_image|>", "<|begin_of_video|>", "<|video|>", "<|end_of_video|>"),
         "see <|begin_of_image|><|image|><|end_of_image|> and",
         {"image_token_id": 301},
     ),

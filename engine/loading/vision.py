@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..cancellation import Cancellation
+from ..declaring.option import OptionError
 from ..devices.base import Device
 from ..devices.executor import Executor
 from ..devices.tower import TowerExecutor, TowerOptions
 from ..errors import ModelError
+from ..media.options import MediaOptions
 from ..models.spec import DecoderSpec
 from ..options import EngineOptions
 from ..weights.dtypes import DType
@@ -21,6 +23,8 @@ from ..weights.tensor import WeightSource
 
 if TYPE_CHECKING:
     from ..media.loaded import LoadedVision
+    from ..media.media import Modality
+    from ..media.request_settings import RequestSettings
     from ..media.vision import Vision
     from ..text.tokenizer import Tokenizer
 
@@ -35,6 +39,7 @@ class OpenedVision:
 
     vision: Vision
     weights: WeightSource
+    for_requests: RequestSettings
 
     @property
     def tensors(self) -> frozenset[str]:
@@ -66,32 +71,67 @@ class OpenedVision:
         from ..media.loaded import LoadedVision
         from ..media.reader import MediaReader
 
-        slot_id = tokenizer.token_to_id(self.vision.slot)
-        if slot_id is None:
-            raise ModelError(
-                f"the tokenizer has no token {self.vision.slot}, which stands for images: take the model's own, or "
-                "serve text alone with --language-model-only"
-            )
-        max_bytes = int(options.media.mm_processor_cache_gb * _GIB)
-        reader = MediaReader(self.vision, slot_id, cache_bytes=max_bytes // 2)
-        return LoadedVision(self.vision, tower, reader, max_bytes // 2)
+        vision, media = self.vision, options.media
+        if vision.video is not None and tokenizer.token_to_id(vision.video.slot) is None:
+            logger.warning("videos are not taken: the tokenizer has no token %s", vision.video.slot)
+            vision.video = None
+        slot_ids: dict[Modality, int] = {}
+        for modality, marks in vision.marks.items():
+            slot_id = tokenizer.token_to_id(marks.slot)
+            if slot_id is None:
+                raise ModelError(
+                    f"the tokenizer has no token {marks.slot}, which stands for {modality}s: take the model's own, or "
+                    "serve text alone with --language-model-only"
+                )
+            slot_ids[modality] = slot_id
+        max_bytes = int(media.mm_processor_cache_gb * _GIB)
+        reader = MediaReader(
+            vision,
+            slot_ids,
+            settings=media.decoding,
+            for_requests=self.for_requests,
+            max_bytes=media.max_image_bytes,
+            cache_bytes=max_bytes // 2,
+        )
+        return LoadedVision(vision, tower, reader, max_bytes // 2)
 
 
 def find_vision(options: EngineOptions, source: ModelSource, config: Mapping[str, Any]) -> OpenedVision | None:
-    """How the model sees images; None if it does not, if that is not wanted, or, with a warning, not possible."""
+    """How the model sees images; None if it does not, if that is not wanted, or, with a warning, not possible.
+
+    Raises OptionError if the options bound the tokens of images, and the model's have no such bounds.
+    """
     if not options.media.wants_vision or not isinstance(source, VisionSource):
         return None
     from ..media.families import vision_of
+    from ..media.request_settings import RequestSettings, overridden
 
+    media = options.media
     try:
-        vision = vision_of(config, {**source.processor(), **(options.media.mm_processor_kwargs or {})})
+        processor = overridden(source.processor(), media.mm_processor_kwargs or {})
+        vision = vision_of(config, processor)
         if vision is None:
             return None
+        if media.image_min_tokens is not None or media.image_max_tokens is not None:
+            processor = overridden(processor, _fields_of_tokens(vision, media), videos=False)
+            vision = vision_of(config, processor)
+            assert vision is not None
         weights = source.tower_weights(vision.spec, vision.tensors)
     except ModelError as error:
         logger.warning("images are not taken, only text: %s", error)
         return None
-    return OpenedVision(vision, weights)
+    return OpenedVision(
+        vision, weights, RequestSettings(vision, lambda fields: vision_of(config, overridden(processor, fields)))
+    )
+
+
+def _fields_of_tokens(vision: Vision, options: MediaOptions) -> Mapping[str, Any]:
+    try:
+        return vision.fields_of_tokens(options.image_min_tokens, options.image_max_tokens)
+    except ValueError as error:
+        raise OptionError(
+            f"--image-min-tokens, --image-max-tokens: {error}; leave them out, or use --mm-processor-kwargs"
+        ) from error
 
 
 def require_towers(

@@ -21,11 +21,12 @@ import numpy as np
 from ..cancellation import Cancellation
 from ..sandboxing.process import Outcome
 from ..sandboxing.sandbox import LostError, Sandbox, ask
-from .decoding_process import COMMAND, FAILED, MAX_CPU_S, MAX_WALL_S
+from .decode_settings import DecodeSettings
+from .decoding_process import COMMAND, FAILED, MAX_CPU_S, MAX_WALL_S, task_of
 from .errors import ImageError
 from .formats import image_format
 from .layouts import layout_of
-from .media import Media
+from .media import Media, MediaFiles
 from .vision import Vision
 
 if TYPE_CHECKING:
@@ -52,30 +53,32 @@ class ImageDecoder:
     The process that forks them starts with the first image, and again after a crash. May be used from several threads.
     """
 
-    def __init__(self, vision: Vision, max_pixels: int) -> None:
-        """`vision` is pickled. Images with more than `max_pixels` are refused before their pixels are decoded."""
+    def __init__(self, vision: Vision, settings: DecodeSettings) -> None:
+        """`vision` is pickled. Images with too many pixels are refused before these are decoded."""
         self._vision = vision
         self._has_pillow = find_spec("PIL") is not None  # not there on every machine
         self._sandbox = Sandbox(
-            lambda: COMMAND, lambda: pickle.dumps((vision, max_pixels)), "decodes images", _HUGE_PAGES
+            lambda: COMMAND, lambda: pickle.dumps((vision, settings)), "decodes images", _HUGE_PAGES
         )
 
-    def require(self, data: bytes) -> None:
+    def require(self, sent: MediaFiles) -> None:
         """Raises ImageError for a file that need not be decoded to tell that it is no image, or if nothing can be."""
-        image_format(data)
+        for data in sent.files:
+            image_format(data, sent.modality)
         if not self._has_pillow:
             raise ImageError("this server has no Pillow, which decodes images; install it with: pip install pillow")
 
-    def decode(self, data: bytes, cancellation: Cancellation) -> Media:
-        """The image in a file, as the model's processor makes it. Its pixels cannot be changed.
+    def decode(self, sent: MediaFiles, cancellation: Cancellation, vision: Vision | None = None) -> Media:
+        """The image or the video in files, as the model's processor makes it. Its pixels cannot be changed.
 
-        Raises ImageError, SandboxError if no image can be decoded at the moment, and LoadCancelledError.
+        With a `vision`, its processor is taken: the model's own with other settings, which decide sizes alone. Raises
+        ImageError, SandboxError if no image can be decoded at the moment, and LoadCancelledError.
         """
 
         def decoded(connection: socket.socket) -> Media:
             with cancellation.calling(lambda: _shut(connection)):
                 try:
-                    return self._decoded(connection, data)
+                    return self._decoded(connection, sent, vision)
                 except (OSError, EOFError):
                     cancellation.check()
                     raise
@@ -86,8 +89,8 @@ class ImageDecoder:
         """End the processes. Those who wait get an error at once."""
         self._sandbox.close()
 
-    def _decoded(self, connection: socket.socket, data: bytes) -> Media:
-        answer = ask(connection, data, MAX_WALL_S, lambda: None)
+    def _decoded(self, connection: socket.socket, sent: MediaFiles, vision: Vision | None) -> Media:
+        answer = ask(connection, task_of(sent, vision), MAX_WALL_S, lambda: None)
         if answer.outcome == Outcome.ENDED:
             raise _error_of(answer.number)
         text = answer.content.decode(errors="replace")
@@ -102,8 +105,8 @@ class ImageDecoder:
             tiles = _received(connection, shapes)
         except (KeyError, RecursionError, TypeError, ValueError) as error:
             raise ImageError("its decoder has failed") from error
-        digest = _digest(tiles, layout, self._vision.settings)
-        return Media(tiles, layout, self._vision.num_tokens(layout), digest, width, height)
+        digest = _digest(tiles, layout, (vision or self._vision).settings)
+        return Media(tiles, layout, self._vision.num_tokens(layout), digest, width, height, sent.modality)
 
 
 def _shut(connection: socket.socket) -> None:

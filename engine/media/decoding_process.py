@@ -10,20 +10,23 @@ import json
 import pickle
 import resource
 import socket
+import struct
 import traceback
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..sandboxing.process import ANSWER, Outcome, bound_process, receive_message, serve
+from .decode_settings import DecodeSettings
 from .errors import ImageError
 from .layouts import plain_layout
+from .media import MediaFiles, Modality
 
 if TYPE_CHECKING:
     from .vision import Vision
 
-    Prepared = tuple[Vision, int]  # and the most pixels of an image
+    Prepared = tuple[Vision, DecodeSettings]
 
 MAX_CPU_S = 10  # the largest images that are allowed take one to three
 MAX_WALL_S = 60
@@ -31,9 +34,25 @@ _NICE = 5  # below the steps of all requests, but the first token of this one wa
 _BYTES_PER_PIXEL = 16  # Pillow has 4, twice while an image is turned; resizing has copies of its own
 _SPARE_BYTES = 256 * 2**20
 _MAX_TEXT = 4096
+_HEAD = struct.Struct("!Q")
 
 FAILED = 1  # the number that goes with REFUSED if the text is a traceback, because the mistake is ours
 COMMAND = "import sys; sys.path[:] = sys.argv[2:]; from tidewheel.engine.media.decoding_process import main; main()"
+
+
+class _Task(NamedTuple):
+    """What becomes of the files that follow it; without a vision, the model's own processes them."""
+
+    sizes: tuple[int, ...]
+    modality: Modality
+    fps: float
+    vision: Vision | None
+
+
+def task_of(sent: MediaFiles, vision: Vision | None) -> bytes:
+    """The message that has these files decoded; a `vision` takes the place of the model's own."""
+    head = pickle.dumps(_Task(tuple(map(len, sent.files)), sent.modality, sent.fps, vision))
+    return b"".join((_HEAD.pack(len(head)), head, *sent.files))
 
 
 def max_memory_bytes(max_pixels: int) -> int:
@@ -49,26 +68,34 @@ def main() -> None:
 def _prepared(state: bytes) -> Prepared:
     from .pixels import import_decoders  # the server imports this module too, and never Pillow
 
-    vision, max_pixels = pickle.loads(state)
+    vision, settings = pickle.loads(state)
     import_decoders()
     with contextlib.suppress(Exception):  # a model need not take such a small image
         vision.process(np.zeros((64, 64, 3), np.uint8))  # imports what it needs, once for all images
-    return vision, max_pixels
+    return vision, settings
 
 
 def _decode(connection: socket.socket, prepared: Prepared) -> None:
-    vision, max_pixels = prepared
-    data = receive_message(connection)
-    _bound_process(max_pixels)
+    vision, settings = prepared
+    message = receive_message(connection)
+    begin = _HEAD.size + _HEAD.unpack_from(message)[0]
+    task: _Task = pickle.loads(message[_HEAD.size : begin])  # from the server; what the client sent follows
+    files = []
+    for size in task.sizes:
+        files.append(message[begin : begin + size])
+        begin += size
+    del message
+    _bound_process(settings.max_pixels)
     tiles: tuple[NDArray[np.uint8], ...] = ()
     outcome, number = Outcome.REFUSED, 0
     try:
-        tiles, text = _decoded(vision, data, max_pixels)
+        sent = MediaFiles(tuple(files), task.modality, task.fps)
+        tiles, text = _decoded(task.vision or vision, sent, settings)
         outcome = Outcome.RESULT
     except ImageError as error:
         text = str(error)[:_MAX_TEXT]
     except MemoryError:
-        text = f"it takes more than {max_memory_bytes(max_pixels) >> 20} MiB of memory"
+        text = f"it takes more than {max_memory_bytes(settings.max_pixels) >> 20} MiB of memory"
     except Exception:
         text, number = traceback.format_exc()[-_MAX_TEXT:], FAILED
     content = text.encode(errors="replace")
@@ -82,14 +109,19 @@ def _bound_process(max_pixels: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))  # whatever an image makes a decoder do, it opens nothing
 
 
-def _decoded(vision: Vision, data: bytes, max_pixels: int) -> tuple[tuple[NDArray[np.uint8], ...], str]:
+def _decoded(vision: Vision, sent: MediaFiles, settings: DecodeSettings) -> tuple[tuple[NDArray[np.uint8], ...], str]:
     """The tiles, and in JSON the image's width and height, the tiles' shapes, and the layout."""
-    from .pixels import pixels_of
+    from .pixels import frames_of, pixels_of
 
-    pixels = pixels_of(data, max_pixels)
-    height, width = pixels.shape[:2]
     try:
-        tiles, layout = vision.process(pixels)
+        if sent.modality == "video":
+            frames = frames_of(sent, settings)
+            height, width = frames.height, frames.width
+            tiles, layout = vision.process_video(frames)
+        else:
+            pixels = pixels_of(sent.files[0], settings)
+            height, width = pixels.shape[:2]
+            tiles, layout = vision.process(pixels)
     except ValueError as error:
         raise ImageError(str(error)) from error
     for tile in tiles:

@@ -8,18 +8,18 @@ import binascii
 import re
 import socket
 import ssl
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import unquote, urljoin
 
 from ..errors import InvalidRequestError
 from .addresses import is_public_address
+from .decode_settings import DEFAULT_MAX_BYTES, MAX_FRAMES
 from .errors import FetchError
 from .http_client import Response, Target, get
 from .local_files import read_below
-from .reader import DEFAULT_MAX_BYTES
 
 T = TypeVar("T")
 
@@ -31,7 +31,8 @@ _SHORT = 2**16  # characters of base64 that are decoded on the event loop
 
 # Nothing that two parsers could read differently: no user, backslash, space or other alphabet.
 _HTTP = re.compile(r"(https?)://([a-z0-9._-]+|\[[0-9a-f:.]+\])(?::([0-9]{1,5}))?(?:([/?][!-\[\]-~]*))?", re.IGNORECASE)
-_DATA = re.compile(r"data:image/[\w.+-]+(?:;[\w.+-]+=[\w.+-]+)*;base64,", re.IGNORECASE | re.ASCII)
+_DATA = re.compile(r"data:(?:image|video)/[\w.+-]+(?:;[\w.+-]+=[\w.+-]+)*;base64,", re.IGNORECASE | re.ASCII)
+_FRAMES = re.compile(r"data:video/jpe?g;base64,", re.IGNORECASE)
 _FILE = re.compile(r"file://(?:localhost)?(/[^?#\0]*)", re.IGNORECASE)
 _NO_ADDRESS = "its host has no public address"
 
@@ -81,21 +82,50 @@ class MediaFetcher:
 
         Nobody has looked at the content yet: it need not be an image.
         """
+        return await self._fetched(self._content(url), param)
+
+    async def fetch_video(self, url: str, param: str) -> list[bytes]:
+        """The same of a video: one content, or that of each frame of a URL `data:video/jpeg;base64,FRAME,FRAME`."""
+        start = _FRAMES.match(url)
+        if start is None:
+            return [await self.fetch(url, param)]
+        return await self._fetched(self._in_thread(lambda: self._frames(url, start.end())), param)
+
+    async def fetch_frames(self, urls: Sequence[str], param: str) -> list[bytes]:
+        """The frames of a video that names each of them by a URL.
+
+        All of them together may take as long, and be as large, as an image.
+        """
+
+        async def fetched() -> list[bytes]:
+            frames: list[bytes] = []
+            for i, url in enumerate(urls):
+                frames.append(await self.fetch(url, f"{param}[{i}]"))
+                if sum(map(len, frames)) > self._max_bytes:
+                    raise FetchError(f"its frames have more than {self._max_bytes} bytes")
+            return frames
+
+        return await self._fetched(asyncio.wait_for(fetched(), self._timeout_s), param)
+
+    async def _fetched(self, content: Coroutine[Any, Any, T], param: str) -> T:
         try:
-            scheme = url[:8].partition(":")[0].lower()
-            if scheme == "data":
-                return await self._data(url)
-            if scheme in ("http", "https"):
-                async with self._room:
-                    return await asyncio.wait_for(self._http(url), self._timeout_s)
-            if scheme == "file":
-                return await self._file(url)
-            raise FetchError("it is no data:, https: or http: URL")
+            return await content
         except FetchError as error:
             raise InvalidRequestError(f"{param} cannot be fetched: {error}", param) from error
         except asyncio.TimeoutError as error:
             reason = f"it takes longer than {self._timeout_s:g} s (--image-fetch-timeout)"
             raise InvalidRequestError(f"{param} cannot be fetched: {reason}", param) from error
+
+    async def _content(self, url: str) -> bytes:
+        scheme = url[:8].partition(":")[0].lower()
+        if scheme == "data":
+            return await self._data(url)
+        if scheme in ("http", "https"):
+            async with self._room:
+                return await asyncio.wait_for(self._http(url), self._timeout_s)
+        if scheme == "file":
+            return await self._file(url)
+        raise FetchError("it is no data:, https: or http: URL")
 
     def close(self) -> None:
         """End the threads."""
@@ -115,6 +145,13 @@ class MediaFetcher:
         if len(url) - begin <= _SHORT:
             return _decoded(url, begin, self._max_bytes)
         return await self._in_thread(lambda: _decoded(url, begin, self._max_bytes))
+
+    def _frames(self, url: str, begin: int) -> list[bytes]:
+        if (len(url) - begin) // 2 > self._max_bytes:
+            raise FetchError(f"it has more than {self._max_bytes} bytes")
+        if (count := url.count(",", begin) + 1) > MAX_FRAMES:
+            raise FetchError(f"it has {count} frames, and {MAX_FRAMES} are the most")
+        return [_decoded(frame, 0, self._max_bytes) for frame in url[begin:].split(",")]
 
     async def _file(self, url: str) -> bytes:
         folder = self._local_path

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from .errors import ImageError
+from .media import Modality
 
 # What a client calls it does not count: a decoder is only given what begins as its format does.
 _DECODED = (
@@ -33,12 +34,18 @@ FORMATS = tuple(name for name, _ in _DECODED)
 """Pillow's names of the formats that are decoded."""
 
 
-def image_format(data: bytes) -> str:
-    """Which of FORMATS a file is in. Raises ImageError, which says what it is instead."""
+_TAKEN: dict[Modality, str] = {
+    "image": "images may be JPEG, PNG, GIF, WebP or BMP files",
+    "video": "videos are sent as their frames: a list of images, or an animated GIF, WebP or PNG file",
+}
+
+
+def image_format(data: bytes, wanted: Modality = "image") -> str:
+    """Which of FORMATS a file is in. Raises ImageError, which says what it is instead, and what is `wanted`."""
     for name, start in _DECODED:
         if start.match(data):
             return name
     if not data:
         raise ImageError("it is empty")
     found = next((name for name, start in _REFUSED if start.match(data)), "of no known format")
-    raise ImageError(f"it is {found}; images may be JPEG, PNG, GIF, WebP or BMP files")
+    raise ImageError(f"it is {found}; {_TAKEN[wanted]}")

@@ -1,22 +1,41 @@
-"""Media: an image as the model's processor made it, and where its embeddings stand in a prompt."""
+"""Media: an image or a video as the model's processor made it, and where its embeddings stand in a prompt."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+Modality: TypeAlias = Literal["image", "video"]
+
+
+@dataclass(frozen=True, slots=True)
+class MediaFiles:
+    """What a request sends for one medium: the bytes of a file, or of one for each frame of a video.
+
+    There are `fps` frames in a second if each has a file.
+    """
+
+    files: tuple[bytes, ...]
+    modality: Modality = "image"
+    fps: float = 1.0
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of all files."""
+        return sum(map(len, self.files))
+
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """An image that was decoded and resized for a model.
+    """An image or a video that was decoded and resized for a model.
 
-    `tiles` are its parts as the tower takes them, each `[height, width, 3]`, before rescaling and normalizing. `layout`
-    is what its family needs to know of their arrangement: tuples, named tuples of `engine/media`, numbers and texts.
-    `digest` names the content: tiles, their shapes and the processor's settings. `width` and `height` are of the image
-    as it was sent, upright.
+    `tiles` are parts of an image, or the frames of a video, as the tower takes them, each `[height, width, 3]`, before
+    rescaling and normalizing. `layout` is what its family needs to know of their arrangement: tuples, named tuples of
+    `engine/media`, numbers and texts. `digest` names the content: tiles, their shapes and the processor's settings.
+    `width` and `height` are of the image as it was sent, upright.
     """
 
     tiles: tuple[NDArray[np.uint8], ...]
@@ -25,6 +44,7 @@ class Media:
     digest: bytes
     width: int
     height: int
+    modality: Modality = "image"
 
 
 @dataclass(frozen=True, slots=True)

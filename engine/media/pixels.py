@@ -5,19 +5,25 @@ from __future__ import annotations
 import contextlib
 import io
 import warnings
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
+from .decode_settings import MAX_FRAMES, DecodeSettings
 from .errors import ImageError
 from .formats import FORMATS, image_format
+from .frames import Frames, sampled
+from .media import MediaFiles
 
 _STRIP_PIXELS = 2**17
+_MAX_S = 24 * 3600  # of a video, whose seconds some models count positions by
+_SHORTEST_S, _USUAL_S = 0.02, 0.1  # browsers show a picture of an animation for so long if it is to be shown for less
 
 
-def pixels_of(data: bytes, max_pixels: int) -> NDArray[np.uint8]:
-    """The pixels `[height, width, 3]` of a file: upright, in RGB, transparent ones on white, of the first picture.
+def pixels_of(data: bytes, settings: DecodeSettings) -> NDArray[np.uint8]:
+    """The pixels `[height, width, 3]` of a file: upright, in RGB, of the first picture.
 
     They are those of transformers' `convert_to_rgb(exif_transpose(image))`. Only gray values of 16 bits differ: there
     they are cut off at 255, which makes such images white, and here their upper 8 bits count, as for colors.
@@ -25,11 +31,76 @@ def pixels_of(data: bytes, max_pixels: int) -> NDArray[np.uint8]:
     Raises ImageError, and MemoryError. The size is checked before pixels are decoded, if `import_decoders` was called:
     otherwise Pillow has a limit of its own.
     """
-    try:
-        image = _opened(data, max_pixels)
+    with _readable():
+        image = _opened(data, settings.max_pixels)
         image.load()
         _turn_upright(image)
-        return _rgb(image)
+        return _rgb(image, settings.background)
+
+
+def frames_of(sent: MediaFiles, settings: DecodeSettings) -> Frames:
+    """The frames of a video that are taken: of an animation, or of a file for each of them, all of one size.
+
+    Raises as `pixels_of` does; so does the iterator of their pixels.
+    """
+    if len(sent.files) > 1:
+        return _frames_of_files(sent, settings)
+    (data,) = sent.files
+    with _readable():
+        image = _opened(data, settings.max_pixels)
+        count = getattr(image, "n_frames", 1)
+        if count > MAX_FRAMES:
+            raise ImageError(f"it has {count} frames, and {MAX_FRAMES} are the most")
+        shown = [_seconds_shown(image, index) for index in range(count)]
+        if sum(shown) > _MAX_S:
+            raise ImageError(f"it takes {sum(shown):.0f} s, and {_MAX_S} are the most")
+    chosen = sampled(count, sum(shown), settings.fps, settings.max_frames)
+    starts = np.concatenate([[0.0], np.cumsum(shown)])
+    seconds = tuple(float(starts[index]) for index in chosen)
+    return Frames(image.height, image.width, seconds, len(chosen) / sum(shown), _pictures(data, chosen, settings))
+
+
+def _frames_of_files(sent: MediaFiles, settings: DecodeSettings) -> Frames:
+    count = len(sent.files)
+    chosen = [int(index) for index in np.linspace(0, count - 1, min(count, settings.max_frames)).round()]
+    first = pixels_of(sent.files[0], settings)
+
+    def pixels() -> Iterator[NDArray[np.uint8]]:
+        yield first
+        for index in chosen[1:]:
+            image = pixels_of(sent.files[index], settings)
+            if image.shape != first.shape:
+                sizes = [f"{shape[1]} x {shape[0]}" for shape in (image.shape, first.shape)]
+                raise ImageError(f"frame {index} has {sizes[0]} pixels, and the first one {sizes[1]}")
+            yield image
+
+    seconds = tuple(index / sent.fps for index in chosen)
+    height, width = first.shape[:2]
+    return Frames(height, width, seconds, len(chosen) / count * sent.fps, pixels())
+
+
+def _seconds_shown(image: Image.Image, index: int) -> float:
+    image.seek(index)
+    image.load()  # WebP does not say it before
+    seconds = float(image.info.get("duration", 0)) / 1000
+    return seconds if seconds >= _SHORTEST_S else _USUAL_S
+
+
+def _pictures(data: bytes, chosen: Sequence[int], settings: DecodeSettings) -> Iterator[NDArray[np.uint8]]:
+    """Pictures of an animation. Each one may be a change of those before it, so all of these are decoded, too."""
+    with _readable():
+        image = _opened(data, settings.max_pixels)
+        for index in range(chosen[-1] + 1):
+            image.seek(index)
+            image.load()
+            if index in chosen:
+                yield _rgb(image, settings.background)
+
+
+@contextlib.contextmanager
+def _readable() -> Iterator[None]:
+    try:
+        yield
     except (ImageError, MemoryError):
         raise
     except Exception as error:  # Pillow raises what it happens to meet: SyntaxError, struct.error, TypeError and more
@@ -46,7 +117,7 @@ def import_decoders() -> None:
         with contextlib.suppress(KeyError, OSError, ImageError):  # Pillow was built without it
             sample = io.BytesIO()
             Image.new("RGB", (8, 8)).save(sample, name)
-            pixels_of(sample.getvalue(), 64)
+            pixels_of(sample.getvalue(), DecodeSettings(64))
 
 
 def _opened(data: bytes, max_pixels: int) -> Image.Image:
@@ -66,26 +137,27 @@ def _turn_upright(image: Image.Image) -> None:
         return
 
 
-def _rgb(image: Image.Image) -> NDArray[np.uint8]:
+def _rgb(image: Image.Image, background: tuple[int, int, int]) -> NDArray[np.uint8]:
     """Strip by strip: Pillow's copies of a whole image would take more time and memory."""
     width, height = image.size
     pixels = np.empty((height, width, 3), np.uint8)
     rows = max(1, _STRIP_PIXELS // width)
     for top in range(0, height, rows):
         strip = image.crop((0, top, width, min(top + rows, height)))
-        pixels[top : top + rows] = _rgb_strip(strip)
+        pixels[top : top + rows] = _rgb_strip(strip, background)
     return pixels
 
 
-def _rgb_strip(image: Image.Image) -> NDArray[np.uint8]:
+def _rgb_strip(image: Image.Image, background: tuple[int, int, int]) -> NDArray[np.uint8]:
     transparent = image.info.get("transparency")
     if image.mode.startswith("I;16"):
         gray = np.asarray(image)
         upper = (gray >> 8).astype(np.uint8)
+        colors = np.repeat(upper[..., None], 3, axis=2)
         if isinstance(transparent, int):
-            upper[gray == transparent] = 255
-        return np.repeat(upper[..., None], 3, axis=2)
+            colors[gray == transparent] = background
+        return colors
     if "A" in image.getbands() or transparent is not None:
         image = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, (255, 255, 255, 255)), image)
+        image = Image.alpha_composite(Image.new("RGBA", image.size, (*background, 255)), image)
     return np.asarray(image.convert("RGB"))

@@ -1,18 +1,19 @@
-"""Placeholders: the text and the tokens that stand for the images of a prompt."""
+"""Placeholders: the text and the tokens that stand for the media of a prompt."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..errors import InvalidRequestError, quoted
-from .media import Media, MediaSpan
+from .media import Media, MediaSpan, Modality
 from .vision import Vision
+from .words import occurrences
 
 
 class Slot(NamedTuple):
-    """A token of an expanded prompt, which stands for `length` embeddings of an image, from `first_row` on."""
+    """A token of an expanded prompt, which stands for `length` embeddings of a medium, from `first_row` on."""
 
     media: Media
     length: int
@@ -21,7 +22,7 @@ class Slot(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ExpandedPrompt:
-    """A prompt's text in which images have their slots, each written once, and what these stand for, in order.
+    """A prompt's text in which media have their slots, each written once, and what these stand for, in order.
 
     `param` is the request's field that the prompt is made of.
     """
@@ -37,45 +38,53 @@ class ExpandedPrompt:
 
 
 def expand(vision: Vision, text: str, media: Sequence[Media], param: str) -> ExpandedPrompt:
-    """The text with the expansions of `media` in place of the placeholders, in order.
+    """The text with the expansions of `media` in place of the placeholders, those of each kind in order.
 
-    Raises InvalidRequestError if there are more or fewer placeholders than images.
+    Raises InvalidRequestError if there are more or fewer placeholders than media.
     """
-    found = text.count(vision.placeholder)
-    if found > len(media):
-        raise _marker_in_text(vision.placeholder, param)
-    if found < len(media):
-        raise InvalidRequestError(
-            f"{param} has {len(media)} images, of which the model's chat template shows {found}: it may take them "
-            "only in messages of users",
-            param,
-        )
-    first, *others = text.split(vision.placeholder)
-    pieces, slots = [first], []
-    for image, after in zip(media, others, strict=True):
-        expansion = vision.expansion(image.layout)
+    places = []
+    for modality, marks in vision.marks.items():
+        given = [medium for medium in media if medium.modality == modality]
+        found = [*occurrences(text, marks.placeholder)]
+        if len(found) > len(given):
+            raise _marker_in_text(marks.placeholder, param)
+        if len(found) < len(given):
+            raise InvalidRequestError(
+                f"{param} has {len(given)} {modality}s, of which the model's chat template shows {len(found)}: it may "
+                "take them only in messages of users",
+                param,
+            )
+        places += [(at, at + len(marks.placeholder), medium) for at, medium in zip(found, given, strict=True)]
+    pieces: list[str] = []
+    slots, end = [], 0
+    for begin, after, medium in sorted(places, key=lambda place: place[0]):
+        expansion = vision.expansion(medium.layout)
         row = 0
         for length in expansion.counts:
-            slots.append(Slot(image, length, row))
+            slots.append(Slot(medium, length, row))
             row += length
-        pieces += (expansion.text, after)
+        pieces += (text[end:begin], expansion.text)
+        end = after
+    pieces.append(text[end:])
     return ExpandedPrompt("".join(pieces), tuple(slots), param)
 
 
 def spread(
-    vision: Vision, slot_id: int, token_ids: Sequence[int], expanded: ExpandedPrompt
+    vision: Vision, slot_ids: Mapping[Modality, int], token_ids: Sequence[int], expanded: ExpandedPrompt
 ) -> tuple[list[int], tuple[MediaSpan, ...]]:
     """The prompt's tokens, each slot as often as it has embeddings, and where these stand.
 
-    `token_ids` are those of the expanded text, and `slot_id` is the token of `vision.slot`. Raises InvalidRequestError
-    if it occurs elsewhere, too.
+    `token_ids` are those of the expanded text, and `slot_ids` the tokens of the slots of `vision.marks`. Raises
+    InvalidRequestError if one occurs elsewhere, too.
     """
-    if token_ids.count(slot_id) != len(expanded.slots):
-        raise _marker_in_text(vision.slot, expanded.param)
+    expected = [slot_ids[slot.media.modality] for slot in expanded.slots]
+    for modality, slot_id in slot_ids.items():
+        if token_ids.count(slot_id) != expected.count(slot_id):
+            raise _marker_in_text(vision.marks[modality].slot, expanded.param)
     ids: list[int] = []
     spans = []
     begin = 0
-    for slot in expanded.slots:
+    for slot, slot_id in zip(expanded.slots, expected, strict=True):
         at = token_ids.index(slot_id, begin)
         ids += token_ids[begin:at]
         if slot.length:

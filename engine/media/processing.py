@@ -40,6 +40,11 @@ def _require_pixels(image: Image, height: int, width: int) -> None:
 def require_ratio(image: Image, most: float = MAX_RATIO) -> None:
     """Raise ValueError for an image that is much longer than wide, or much wider than long."""
     height, width = image.shape[:2]
+    require_sides(height, width, most)
+
+
+def require_sides(height: int, width: int, most: float = MAX_RATIO) -> None:
+    """The same for an image of that height and width."""
     if max(height, width) > most * min(height, width):
         raise ValueError(
             f"an image of {width} x {height} pixels is too narrow: this model takes images whose longer side is at "
@@ -153,23 +158,29 @@ class Patches:
         """Rows and columns of patches."""
         return image.shape[0] // self.size, image.shape[1] // self.size
 
-    def pieces(self, images: Sequence[Image]) -> Iterator[Floats]:
-        """The patches of images `[N, inputs]`, some whole rows of blocks at a time."""
-        for image in images:
-            rows, columns = self.grid(image)
+    def pieces(self, images: Sequence[Image], together: int = 1) -> Iterator[Floats]:
+        """The patches of images `[N, inputs]`, some whole rows of blocks at a time.
+
+        With `together`, which then is `frames`, as many images one after the other have their patches in common.
+        """
+        for first in range(0, len(images), together):
+            frames = images[first : first + together]
+            rows, columns = self.grid(frames[0])
             step = max(_PIECE // (columns * self.merge), 1) * self.merge
             for start in range(0, rows, step):
-                yield self._of_rows(image, start, min(start + step, rows), columns)
+                yield self._of_rows(frames, start, min(start + step, rows), columns)
 
-    def _of_rows(self, image: Image, start: int, stop: int, columns: int) -> Floats:
+    def _of_rows(self, frames: Sequence[Image], start: int, stop: int, columns: int) -> Floats:
         size, merge = self.size, self.merge
-        values = self.pixels.of(image[start * size : stop * size, : columns * size])
-        blocks = values.reshape((stop - start) // merge, merge, size, columns // merge, merge, size, 3)
+        shape = ((stop - start) // merge, merge, size, columns // merge, merge, size, 3)
+        blocks = [
+            self.pixels.of(frame[start * size : stop * size, : columns * size]).reshape(shape) for frame in frames
+        ]
         if self.colours_last:
-            return np.ascontiguousarray(blocks.transpose(0, 3, 1, 4, 2, 5, 6)).reshape(-1, self.inputs)
-        blocks = blocks.transpose(0, 3, 1, 4, 6, 2, 5)[:, :, :, :, :, None]
-        shape = (*blocks.shape[:5], self.frames, size, size)
-        return np.ascontiguousarray(np.broadcast_to(blocks, shape)).reshape(-1, self.inputs)
+            return np.ascontiguousarray(blocks[0].transpose(0, 3, 1, 4, 2, 5, 6)).reshape(-1, self.inputs)
+        patches = np.stack([block.transpose(0, 3, 1, 4, 6, 2, 5) for block in blocks], axis=5)
+        whole = (*patches.shape[:5], self.frames, size, size)
+        return np.ascontiguousarray(np.broadcast_to(patches, whole)).reshape(-1, self.inputs)
 
 
 def block_places(rows: int, columns: int, merge: int = 1) -> tuple[NDArray[np.int32], NDArray[np.int32]]:

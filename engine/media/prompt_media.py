@@ -80,9 +80,7 @@ class PromptMedia:
         return np.concatenate((known, np.tile(behind, (3, 1))), axis=1)
 
 
-def positions_behind(
-    prompts: Sequence[PromptMedia | None], positions: NDArray[np.int32]
-) -> NDArray[np.int32] | None:
+def positions_behind(prompts: Sequence[PromptMedia | None], positions: NDArray[np.int32]) -> NDArray[np.int32] | None:
     """The positions `[3, S]` of a token behind each prompt at `positions [S]`; None if they are counted as text is."""
     deltas = [0 if media is None else media.delta for media in prompts]
     if not any(deltas):

@@ -1,97 +1,111 @@
-"""MediaReader: images of requests, from files to what the model's tower takes, and their places in prompts."""
+"""MediaReader: media of requests, from files to what the model's tower takes, and their places in prompts."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from ..cancellation import Cancellation
 from ..errors import BusyError, InvalidRequestError
 from ..sandboxing.sandbox import SandboxError
+from .decode_settings import DEFAULT_MAX_BYTES, DecodeSettings
 from .decoding import ImageDecoder
 from .errors import ImageError
-from .media import Media, MediaSpan
+from .media import Media, MediaFiles, MediaSpan, Modality
 from .media_cache import MediaCache
 from .placeholders import ExpandedPrompt, expand, spread
+from .request_settings import RequestSettings
 from .vision import Vision
 
-DEFAULT_MAX_PIXELS = 64 * 2**20  # a phone's photo has up to 50 million; decoding takes up to 16 bytes for each
-DEFAULT_MAX_BYTES = 20_000_000
 _MAX_WAITING_BYTES = 256 * 2**20
 _LEAST_BYTES = 2**16  # that an image counts as among those that wait: it also takes a thread's turn
 
 
 class MediaReader:
-    """Reads images on the event loop of its first `read`; decoding is done by other processes.
+    """Reads images and videos on the event loop of its first `read`; decoding is done by other processes.
 
-    `placeholder` is what the chat template writes for an image, and `slot` the token of its embeddings.
+    `marks` are what stands for them in prompts, for each kind that the model takes.
     """
 
     def __init__(
         self,
         vision: Vision,
-        slot_id: int,
+        slot_ids: Mapping[Modality, int],
         *,
-        max_pixels: int = DEFAULT_MAX_PIXELS,
+        settings: DecodeSettings | None = None,
+        for_requests: RequestSettings | None = None,
         max_bytes: int = DEFAULT_MAX_BYTES,
         cache_bytes: int = 0,
         max_decodes: int = 2,
     ) -> None:
-        """`slot_id` is the token id of `vision.slot`. At most `max_decodes` images are decoded at a time, the others
-        wait in the order of coming. Decoded images of `cache_bytes` together are kept.
+        """`slot_ids` are the token ids of the slots of `vision.marks`, and `for_requests` what requests may change.
+
+        At most `max_decodes` images are decoded at a time, the others wait in the order of coming. Decoded images of
+        `cache_bytes` together are kept.
         """
-        self.placeholder = vision.placeholder
-        self.slot = vision.slot
+        self.marks = vision.marks
         self._vision = vision
-        self._slot_id = slot_id
+        self._slot_ids = slot_ids
+        self._for_requests = for_requests or RequestSettings(vision)
         self._max_bytes = max_bytes
-        self._decoder = ImageDecoder(vision, max_pixels)
+        self._decoder = ImageDecoder(vision, settings or DecodeSettings())
         self._cache = MediaCache(cache_bytes)
         self._waiting_bytes = 0
         self._hashing = ThreadPoolExecutor(1, "image-hash")
         self._decoding = ThreadPoolExecutor(max_decodes, "image-decode")
 
-    async def read(self, data: bytes, param: str) -> Media:
-        """The image in a file. If the caller is cancelled, decoding ends too.
+    def check(self, fields: Mapping[str, Any], param: str) -> None:
+        """Raises InvalidRequestError, which names `param`, for settings of the processor that no request may have."""
+        self._for_requests.vision(fields, param)
 
-        Raises InvalidRequestError, which names `param`, if it cannot be read, whatever happens to its decoder. Raises
+    async def read(
+        self, sent: MediaFiles, param: str, fields: Mapping[str, Any] | None = None, fields_param: str = ""
+    ) -> Media:
+        """The image or the video in files. If the caller is cancelled, decoding ends too.
+
+        `fields` are settings of the processor that the request changes, in its field `fields_param`. Raises
+        InvalidRequestError, which names `param`, if it cannot be read, whatever happens to its decoder. Raises
         BusyError if too many other images wait, or if no image can be decoded at the moment.
         """
-        if len(data) > self._max_bytes:
+        vision = self._for_requests.vision(fields, fields_param) if fields else None
+        kind = "an image" if sent.modality == "image" else "a video"
+        if sent.num_bytes > self._max_bytes:
             raise InvalidRequestError(
-                f"{param} is an image of {len(data)} bytes; {self._max_bytes} are the most", param
+                f"{param} is {kind} of {sent.num_bytes} bytes; {self._max_bytes} are the most (--max-image-bytes)",
+                param,
             )
-        size = max(len(data), _LEAST_BYTES)
+        size = max(sent.num_bytes, _LEAST_BYTES)
         if self._waiting_bytes and self._waiting_bytes + size > _MAX_WAITING_BYTES:
             raise BusyError("too many other images are being decoded; try again later")
         self._waiting_bytes += size
         try:
-            return await self._read(data)
+            return await self._read(sent, vision)
         except ImageError as error:
-            raise InvalidRequestError(f"{param} cannot be read as an image: {error}", param) from error
+            raise InvalidRequestError(f"{param} cannot be read as {kind}: {error}", param) from error
         except SandboxError as error:
             raise BusyError(f"{param} cannot be decoded now: {error}") from error
         finally:
             self._waiting_bytes -= size
 
-    async def _read(self, data: bytes) -> Media:
-        self._decoder.require(data)
+    async def _read(self, sent: MediaFiles, vision: Vision | None) -> Media:
+        self._decoder.require(sent)
         loop = asyncio.get_running_loop()
-        key = await loop.run_in_executor(self._hashing, lambda: hashlib.sha256(data).digest())
+        key = await loop.run_in_executor(self._hashing, _key, sent, vision)
         if (known := self._cache.get(key)) is not None:
             return known
         cancellation = Cancellation()
         try:
-            return await loop.run_in_executor(self._decoding, self._decoded, key, data, cancellation)
+            return await loop.run_in_executor(self._decoding, self._decoded, key, sent, cancellation, vision)
         except asyncio.CancelledError:
             cancellation.cancel()
             raise
 
-    def _decoded(self, key: bytes, data: bytes, cancellation: Cancellation) -> Media:
+    def _decoded(self, key: bytes, sent: MediaFiles, cancellation: Cancellation, vision: Vision | None) -> Media:
         if (known := self._cache.get(key)) is None:  # it may have been decoded while this one waited
-            known = self._decoder.decode(data, cancellation)
+            known = self._decoder.decode(sent, cancellation, vision)
             self._cache.put(key, known)
         return known
 
@@ -107,10 +121,19 @@ class MediaReader:
 
         Raises InvalidRequestError if a text of the prompt has slots of its own.
         """
-        return spread(self._vision, self._slot_id, token_ids, expanded)
+        return spread(self._vision, self._slot_ids, token_ids, expanded)
 
     def close(self) -> None:
         """End the decoders. Those who wait get a BusyError."""
         self._decoder.close()
         self._hashing.shutdown(wait=False)
         self._decoding.shutdown(wait=False)
+
+
+def _key(sent: MediaFiles, vision: Vision | None) -> bytes:
+    """Names all that a decoded medium depends on."""
+    settings = None if vision is None else vision.settings
+    made = hashlib.sha256(repr((sent.modality, sent.fps, settings, [len(file) for file in sent.files])).encode())
+    for file in sent.files:
+        made.update(file)
+    return made.digest()

@@ -1,10 +1,11 @@
-"""Vision: how a family of models sees images. One file in `families` for each."""
+"""Vision: how a family of models sees images and videos. One file in `families` for each."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,14 +13,22 @@ from numpy.typing import NDArray
 from ..devices.tower import Rows, TowerExecutor
 from ..models.spec import TowerSpec
 from ..models.tensor_ref import TensorRef
-from .media import Media
+from .frames import Frames
+from .media import Media, Modality
+
+
+class Marks(NamedTuple):
+    """What the chat template writes for a medium, and the token that its embeddings take the place of."""
+
+    placeholder: str
+    slot: str
 
 
 @dataclass(frozen=True, slots=True)
 class Expansion:
     """What stands for an image in a prompt: text with `len(counts)` slots, of which the i-th is `counts[i]` tokens.
 
-    A slot is the family's `slot` token, written once. The counts add up to the image's embeddings.
+    A slot is the `slot` of the medium's marks, written once. The counts add up to the medium's embeddings.
     """
 
     text: str
@@ -33,6 +42,9 @@ class Vision(ABC):
     and `slot` the token that embeddings take the place of. With `two_way`, tokens of an image see all of that image.
     `num_deepstack`: after each of that many first layers of the decoder something is added to an image's rows.
     `settings` names everything that the pixels depend on, and `max_rows` is the most that a segment of a layer has.
+
+    With `video`, the model takes videos, too: those are what stands for them. `request_fields` are the settings of the
+    processor that a request may change: they decide sizes alone, so that the layout says all that follows from them.
     """
 
     spec: TowerSpec
@@ -43,6 +55,18 @@ class Vision(ABC):
     num_deepstack: int = 0
     settings: Hashable
     max_rows: int
+    video: Marks | None = None
+    request_fields: frozenset[str] = frozenset()
+
+    @property
+    def marks(self) -> Mapping[Modality, Marks]:
+        """What stands for media of each kind that the model takes."""
+        images: dict[Modality, Marks] = {"image": Marks(self.placeholder, self.slot)}
+        return images if self.video is None else {**images, "video": self.video}
+
+    def fields_of_tokens(self, least: int | None, most: int | None) -> Mapping[str, Any]:
+        """The settings of the processor with which an image has about so many tokens. Raises ValueError if none do."""
+        raise ValueError("the model's image processor does not count tokens")
 
     @abstractmethod
     def process(self, image: NDArray[np.uint8]) -> tuple[tuple[NDArray[np.uint8], ...], Hashable]:
@@ -51,6 +75,10 @@ class Vision(ABC):
         Raises ValueError for an image of a size that the model does not take. Runs in a process of its own, for
         which the Vision is pickled.
         """
+
+    def process_video(self, frames: Frames) -> tuple[tuple[NDArray[np.uint8], ...], Hashable]:
+        """The same of a video. Raises ValueError if the model takes none, or none of this size."""
+        raise ValueError("this model takes no videos")
 
     @abstractmethod
     def num_tokens(self, layout: Hashable) -> int:

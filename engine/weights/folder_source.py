@@ -64,13 +64,18 @@ class FolderSource:
         return open_weights(self.folder, description, reader, self._load_format)
 
     def processor(self) -> dict[str, Any]:
-        """What `processor_config.json` and `preprocessor_config.json` say; the latter counts where both do."""
+        """What `processor_config.json` and `preprocessor_config.json` say; the latter counts where both do.
+
+        `video_preprocessor_config.json` is its `video_processor`.
+        """
         whole = read_json_if_there(self.folder / "processor_config.json")
         images = whole.pop("image_processor", None)
+        videos = read_json_if_there(self.folder / "video_preprocessor_config.json")
         return (
             whole
             | (images if isinstance(images, dict) else {})
             | read_json_if_there(self.folder / "preprocessor_config.json")
+            | ({"video_processor": videos} if videos else {})
         )
 
     def tower_weights(self, spec: TowerSpec, tensors: Mapping[str, Sequence[TensorRef]]) -> TowerWeights:

@@ -12,12 +12,12 @@ from tidewheel.engine.errors import quoted
 from ..errors import bad_request
 from ..protocol.chat import ContentPart, Message, PastToolCall, Tool
 from ..protocol.decode import unsupported
-from .image_placeholders import IMAGE, ReadImage
+from .image_placeholders import ReadImage
 from .tools.past_arguments import past_arguments
 
 
 def template_messages(messages: Sequence[Message], *, sees_images: bool = False) -> list[dict[str, Any]]:
-    """The template's `messages`. In the text of one with images, each has the mark IMAGE.
+    """The template's `messages`. In the text of one with images or videos, each has its mark.
 
     Raises ApiError (400) naming the part that the model cannot read; `sees_images` is for its words.
     """
@@ -63,7 +63,7 @@ def _text(content: str | list[ContentPart] | None, path: str, reads: str) -> str
     texts = []
     for i, part in enumerate(content or ()):
         if isinstance(part, ReadImage):
-            texts.append(IMAGE)
+            texts.append(part.mark)
             continue
         text = part.refusal if part.type == "refusal" else part.text
         if part.type not in ("text", "refusal"):

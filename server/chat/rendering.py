@@ -17,12 +17,13 @@ from ..protocol.chat import Message, Tool, check_parts
 from ..protocol.decode import unsupported
 from .harmony import is_harmony
 from .harmony_messages import harmony_messages, harmony_variables
-from .image_placeholders import IMAGE, ImagePlaceholders, PromptImages, images_of
+from .image_placeholders import MARKS, ImagePlaceholders, PromptImages, images_of
 from .messages import template_messages, template_tools
 from .request_templates import RequestTemplates
 from .template_contents import (
     IMAGE_PART,
     IMAGE_URL_PART,
+    has_marks,
     left_out,
     with_images_of_tools,
     with_parts,
@@ -227,7 +228,7 @@ class PromptRenderer:
     ) -> str:
         """The prompt's text, with contents in the form in which the template shows the last user message."""
         offered, introduced = template_tools(tools), ""
-        num_images = sum(message["content"].count(IMAGE) for message in rendered)
+        num_images = sum(message["content"].count(mark) for message in rendered for mark in MARKS.values())
         if self._template.is_harmony if source is None else is_harmony(source):
             options["variables"] = harmony_variables(options["variables"])
             forms: Iterable[list[dict[str, Any]]] = [harmony_messages(rendered)]
@@ -249,7 +250,7 @@ class PromptRenderer:
                     raise
                 refusal = refusal or error
                 continue
-            num_shown = text.count(self._placeholders.text) if self._placeholders is not None and num_images else 0
+            num_shown = self._num_shown(text) if num_images else 0
             if num_shown > num_images:
                 raise bad_request(
                     f"messages has {num_images} images, and the chat template shows {num_shown} of them: perhaps "
@@ -283,7 +284,7 @@ class PromptRenderer:
 
         Images are in parts if the template shows them so, because their placeholders have words around them there.
         """
-        if self._placeholders is None or not any(IMAGE in message["content"] for message in conversations[0]):
+        if self._placeholders is None or not any(has_marks(message["content"]) for message in conversations[0]):
             for texts in conversations:
                 yield from _in_order(texts, with_parts(texts, messages), parts_first=parts_first)
             return
@@ -293,7 +294,12 @@ class PromptRenderer:
                 some = with_parts(texts, originals, image=image, only_with_images=True)
                 yield from _in_order(some, with_parts(texts, originals, image=image), parts_first=parts_first)
         for texts in (*conversations, *moved):
-            yield with_placeholders(texts, self._placeholders.text, in_place=self._images_in_place)
+            yield with_placeholders(texts, self._placeholders.texts, in_place=self._images_in_place)
+
+    def _num_shown(self, text: str) -> int:
+        """How many media a rendered text shows."""
+        texts = {} if self._placeholders is None else self._placeholders.texts
+        return sum(map(text.count, texts.values()))
 
     def _shows_user(
         self,

@@ -50,7 +50,7 @@ class RequestPrompts:
         prompt cannot be made, and ClientGone as RequestImages.read does.
         """
         encoder = self._encoder.within(context)
-        await self._images.read(body.messages, raw_size, context, receive)
+        await self._images.read(body.messages, raw_size, context, receive, settings=body.mm_processor_kwargs)
         return await self._renderer.run(raw_size, body.chat_template, lambda: self._encoded(encoder, body, tools))
 
     async def count(self, body: ChatCompletionRequest, raw_size: int) -> int:
@@ -60,7 +60,7 @@ class RequestPrompts:
             prompt, special = self.rendered(body, request_tools(body)), bool(body.add_special_tokens)
             return len(counted(self._encoder, prompt, add_special_tokens=special))
 
-        await self._images.read(body.messages, raw_size, self._encoder.max_counted)
+        await self._images.read(body.messages, raw_size, self._encoder.max_counted, settings=body.mm_processor_kwargs)
         return await self._renderer.run(raw_size, body.chat_template, count)
 
     async def fitting_messages(
@@ -79,7 +79,7 @@ class RequestPrompts:
             room = encoder.max_model_len - (0 if prompt.images is None else prompt.images.num_more_tokens)
             return room > 1 and encoder.within(room).fits(prompt.text, add_special_tokens=bool(body.add_special_tokens))
 
-        await self._images.read(body.messages, raw_size, receive=receive)
+        await self._images.read(body.messages, raw_size, receive=receive, settings=body.mm_processor_kwargs)
         return await self._renderer.run(raw_size, body.chat_template, lambda: drop_oldest_turns(body.messages, fits))
 
     def rendered(

@@ -72,9 +72,6 @@ _MEANINGS = {
     "use --enable-log-requests, which is the default": "--log-requests",
     "GGUF files are served without images; name a folder with safetensors for them": "--mmproj -mm --mmproj-url",
     "--language-model-only": "--no-mmproj --no-mmproj-auto",
-    'set them for all requests with --mm-processor-kwargs, e.g. {"max_pixels": 1003520}': (
-        "--image-min-tokens --image-max-tokens"
-    ),
     "--allowed-local-media-path": "--media-path",
 }
 _MEANT = {flag: meaning for meaning, flags in _MEANINGS.items() for flag in flags.split()}

@@ -30,7 +30,7 @@ MODEL_OPTIONS = in_order_of_help(
     "model cache_dir kv_cache_dtype threads_bind pipeline_parallel_size bucketing enable_lora speculative_config "
     "limit_mm_per_prompt seed".split(),
 )
-"""The options of the engine, of adapters, drafts, pipelines and images, and of devices."""
+"""The options of the engine, of adapters, drafts, pipelines, images and videos, and of devices."""
 
 _REMARKS = {
     "model": " [the embedded demo model]",

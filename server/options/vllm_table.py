@@ -51,8 +51,9 @@ WORKS = {
     "weights during loading": "--quantization",
     "`fp8` means `fp8_e4m3`; int8 and int4 also work": "--kv-cache-dtype",
     "with `--kv-cache-dtype fp8_e4m3` on a CPU; one scale for K and V of a layer": "--quantization-param-path",
-    "16 images by default; video and audio must be 0": "--limit-mm-per-prompt",
-    "for all requests": "--mm-processor-kwargs",
+    "16 images and 2 videos by default; audio must be 0": "--limit-mm-per-prompt",
+    "for all requests; those of a request take precedence": "--mm-processor-kwargs",
+    "`rgba_background_color` and `image_mode` (RGB) for images, `num_frames` and `fps` for videos": "--media-io-kwargs",
     "without it, requests bring their images; vLLM fetches them from everywhere": "--allowed-media-domains",
     "files of this folder, as `file:///...`": "--allowed-local-media-path",
     "accelerators only; on a CPU the log says that it has no effect": "--gpu-memory-utilization "
@@ -356,14 +357,14 @@ NOT_YET = {
     "each adapter's own files name the layers that it changes": "--lora-target-modules=*",
     "drafting changes no token and no log-probability; leave it out": "--spec-decoding-acceptance-method= "
     "--typical-acceptance-sampler-posterior-threshold= --typical-acceptance-sampler-posterior-alpha=",
-    "video and sound are not served": "--video-pruning-rate= --video-pruning-method= --omni",
+    "all frames of a video that are taken are computed, and sound is not served": "--video-pruning-rate= "
+    "--video-pruning-method= --omni",
     "the chat template and the model's files say what stands for an image": "--mm-placeholder-str-override=",
-    "images are decoded in one way, as RGB": "--media-io-kwargs=",
     "requests bring images, not embeddings": "--enable-mm-embeds",
     "the weights that compute images are stored as the checkpoint has them": "--mm-encoder-fp8-scale-path= "
     "--mm-encoder-fp8-scale-save-path= --mm-encoder-fp8-scale-save-margin=",
     "a server computes images and text": "--mm-encoder-only",
-    "--mm-processor-kwargs sets them for all requests": "--trust-request-mm-kwargs",
+    "requests may change sizes alone, within the room that the server has": "--trust-request-mm-kwargs",
     "the model computes images itself; use pixel_values, or leave it out": "--image-input-type=",
     "the processor is that of the model's own files; leave it out": "--image-processor= --image-processor-revision=",
     "images are sent as files, not as tensors; leave it out": "--disable-image-processor",

@@ -64,9 +64,8 @@ IDLE = {
     "Cohere's own API is not served": "VLLM_ENABLE_COHERE_API",
     "each request has the id that its client gave, or a random one": "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION",
     "beam search is always available": "VLLM_ALLOW_DEPRECATED_BEAM_SEARCH",
-    "video and sound are not served": "VLLM_VIDEO_* VLLM_AUDIO_* VLLM_MAX_AUDIO_*",
-    "images have their own limits (docs/security.md)": "VLLM_MAX_IMAGE_PIXELS VLLM_MAX_MEDIA_* "
-    "VLLM_MAX_EMBED_DECODE_BYTES",
+    "frames of videos come as images, and sound is not served": "VLLM_VIDEO_* VLLM_AUDIO_* VLLM_MAX_AUDIO_*",
+    "images have their own limits (docs/security.md)": "VLLM_MAX_MEDIA_* VLLM_MAX_EMBED_DECODE_BYTES",
     "an image is fetched once, and kept only as --mm-processor-cache-gb says": "VLLM_MEDIA_* VLLM_MM_*",
     "tidewheel inspect shows a model, tidewheel bench --profile measures kernels, and /metrics has the rest": (
         "VLLM_TRACE_FUNCTION VLLM_TORCH_PROFILER_* VLLM_TORCH_CUDA_PROFILE VLLM_PROFILER_* "

@@ -35,7 +35,10 @@ class ImageUrl(msgspec.Struct):
 
 
 class ContentPart(msgspec.Struct):
-    """A part of a message: text, or an image for models that take them (`image_url` or `input_image`)."""
+    """A part of a message: text, or for models that take them an image (`image_url`, `input_image`) or a video.
+
+    A video is `video_url`, or `video`: the URLs of its frames, of which `fps` are shown in a second.
+    """
 
     type: str
     text: str | None = None
@@ -44,6 +47,9 @@ class ContentPart(msgspec.Struct):
     detail: str | None = None  # of an image whose image_url is a text
     file_id: str | None = None
     uuid: str | None = None  # vLLM's name for an image that it has
+    video_url: ImageUrl | str | None = None
+    video: list[str] | str | None = None
+    fps: float | None = None
 
 
 class PastFunctionCall(msgspec.Struct):
@@ -157,6 +163,7 @@ class ChatCompletionRequest(GenerationBody, kw_only=True):
     add_special_tokens: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     reasoning_effort: ReasoningEffort | None = None
     enable_thinking: bool | None = None  # the template's variable, as chat_template_kwargs has it
@@ -173,7 +180,6 @@ class ChatCompletionRequest(GenerationBody, kw_only=True):
     function_call: Any = None
 
     audio: Unsupported = None
-    mm_processor_kwargs: Unsupported = None
     moderation: Unsupported = None
     prediction: Unsupported = None
     web_search_options: Unsupported = None

@@ -13,17 +13,32 @@ import numpy as np
 from fuzz.harness import Harness
 
 from tidewheel.engine.errors import InvalidRequestError
+from tidewheel.engine.media.decode_settings import DecodeSettings
 from tidewheel.engine.media.errors import ImageError
 from tidewheel.engine.media.fetching import MediaFetcher
+from tidewheel.engine.media.media import MediaFiles
 
 MAX_PIXELS = 2**20
 
 
 def image(data: bytes) -> None:
     with contextlib.suppress(ImageError):
-        height, width, colors = decoders()(data, MAX_PIXELS).shape
+        height, width, colors = decoders()(data, DecodeSettings(MAX_PIXELS)).shape
         assert 0 < height * width <= MAX_PIXELS
         assert colors == 3
+
+
+def video(data: bytes) -> None:
+    with contextlib.suppress(ImageError):
+        decoders()
+        from tidewheel.engine.media.pixels import frames_of
+
+        found = frames_of(MediaFiles((data,), "video"), DecodeSettings(MAX_PIXELS, max_frames=4))
+        pictures = [*found.pixels]
+        assert 0 < len(pictures) == len(found.seconds) <= 4
+        assert {picture.shape for picture in pictures} == {(found.height, found.width, 3)}
+        assert [*found.seconds] == sorted(found.seconds)
+        assert found.fps > 0
 
 
 @functools.cache
@@ -32,6 +47,21 @@ def decoders() -> Any:
 
     import_decoders()
     return pixels_of
+
+
+def video_seeds() -> list[bytes]:
+    from PIL import Image
+
+    seeds = []
+    pictures = [
+        Image.fromarray(colors) for colors in np.random.default_rng(0).integers(0, 256, (5, 9, 11, 4), np.uint8)
+    ]
+    for name, mode in (("GIF", "P"), ("PNG", "RGBA"), ("WEBP", "RGBA")):
+        first, *others = [picture.convert("RGB").convert(mode) for picture in pictures]
+        file = io.BytesIO()
+        first.save(file, name, save_all=True, append_images=others, duration=[200, 0, 900, 30, 100])
+        seeds.append(file.getvalue())
+    return seeds
 
 
 def image_seeds() -> list[bytes]:
@@ -84,3 +114,4 @@ URLS = [
 IMAGES = {"image-url": Harness(image_url, URLS)}
 if find_spec("PIL") is not None:  # not there on every machine
     IMAGES["image"] = Harness(image, image_seeds())
+    IMAGES["video"] = Harness(video, video_seeds())

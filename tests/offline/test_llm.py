@@ -435,9 +435,12 @@ def test_kinds_of_prompts(llm: LLM) -> None:
         ([-1], "not in the vocabulary"),
         ([5] * 2000, "context is 1000"),
         ({"text": "x"}, "prompt's text is not supported"),
-        ({"prompt": "x", "multi_modal_data": {"video": [1]}}, "multi_modal_data.video is not supported"),
-        ({"prompt": "x", "multi_modal_data": {"image": b"PNG"}}, "multi_modal_data.image is not supported"),
-        ({"prompt": "x", "mm_processor_kwargs": {"a": 1}}, "mm_processor_kwargs are not supported: give them when"),
+        ({"prompt": "x", "multi_modal_data": {"audio": [1]}}, "multi_modal_data.audio is not supported"),
+        (
+            {"prompt": "x", "multi_modal_data": {"image": b"PNG"}},
+            "multi_modal_data is not supported by this server",
+        ),
+        ({"prompt": "x", "mm_processor_kwargs": {"a": 1}}, "this prompt has no multi_modal_data"),
         ([1.5], "a text, a list of token ids"),
     ],
 )

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import base64
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tidewheel.engine.errors import InvalidRequestError
-from tidewheel.engine.media.media import Media, MediaSpan
+from tidewheel.engine.media.media import Media, MediaFiles, MediaSpan, Modality
 from tidewheel.engine.media.placeholders import ExpandedPrompt, expand, spread
-from tidewheel.engine.media.vision import Expansion
+from tidewheel.engine.media.vision import Expansion, Marks
 
 SIGN = b"an image of "
 
@@ -38,54 +38,96 @@ def part(num_tokens: int, name: str = "") -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url(num_tokens, name)}}
 
 
+def frames(*num_tokens: int) -> str:
+    """A URL of the frames of a video, each with so many tokens."""
+    return "data:video/jpeg;base64," + ",".join(map(sent, num_tokens))
+
+
 class CountingVision:
-    """Writes an image as its layout says: a number of tokens, between marks; with several tiles one slot for each."""
+    """Writes an image as its layout says: a number of tokens, between marks; with several tiles one slot for each.
 
-    def __init__(self, placeholder: str, slot: str, tiles: int) -> None:
-        self.placeholder, self.slot, self._tiles = placeholder, slot, tiles
+    A video has a slot for each frame, behind its time.
+    """
 
-    def expansion(self, num_tokens: int) -> Expansion:
-        return Expansion(f"<img>{self.slot * self._tiles}</img>", (num_tokens,) * self._tiles)
+    def __init__(self, marks: Mapping[Modality, Marks], tiles: int) -> None:
+        self.marks, self._tiles = marks, tiles
+
+    def expansion(self, layout: int | tuple[Any, ...]) -> Expansion:
+        if isinstance(layout, int):
+            return Expansion(f"<img>{self.marks['image'].slot * self._tiles}</img>", (layout,) * self._tiles)
+        fps, counts = layout
+        text = "".join(f"<{i / fps:g}>{self.marks['video'].slot}" for i in range(len(counts)))
+        return Expansion(text, counts)
 
 
 class CountingReader:
     """In place of a MediaReader."""
 
-    def __init__(self, slot_id: int, placeholder: str = "<image>", slot: str = "<pad>", tiles: int = 1) -> None:
-        self.placeholder, self.slot = placeholder, slot
-        self._slot_id, self._tiles = slot_id, tiles
-        self._vision: Any = CountingVision(placeholder, slot, tiles)
+    def __init__(
+        self,
+        slot_id: int,
+        placeholder: str = "<image>",
+        slot: str = "<pad>",
+        tiles: int = 1,
+        video: tuple[Marks, int] | None = None,
+    ) -> None:
+        self.marks: dict[Modality, Marks] = {"image": Marks(placeholder, slot)}
+        self._slot_ids: dict[Modality, int] = {"image": slot_id}
+        if video is not None:
+            self.marks["video"], self._slot_ids["video"] = video
+        self._tiles = tiles
+        self._vision: Any = CountingVision(self.marks, tiles)
         self.params: list[str] = []
+        self.settings: list[Any] = []
         self.gate = threading.Event()
         """Images are read once it is set."""
         self.gate.set()
         self.num_cancelled = 0
 
-    async def read(self, data: bytes, param: str) -> Media:
+    def check(self, fields: Mapping[str, Any], param: str) -> None:
+        if "max_pixels" not in fields:
+            raise InvalidRequestError(f"{param}: only max_pixels is supported", param)
+
+    async def read(
+        self, sent: MediaFiles, param: str, fields: Mapping[str, Any] | None = None, fields_param: str = ""
+    ) -> Media:
         self.params.append(param)
+        self.settings.append(fields)
         try:
             await asyncio.to_thread(self.gate.wait)
         except asyncio.CancelledError:
             self.num_cancelled += 1
             raise
-        if not data.startswith(SIGN):
+        if not all(data.startswith(SIGN) for data in sent.files):
             raise InvalidRequestError(f"{param} cannot be read as an image: it has another sign", param)
-        count, _, name = data[len(SIGN) :].decode().partition(" ")
+        said = [data[len(SIGN) :].decode().partition(" ") for data in sent.files]
+        counts, name = tuple(int(count) for count, _, _ in said), said[0][2].encode()
         tile = np.zeros((4, 4, 3), np.uint8)
-        return Media((tile,), int(count), int(count) * self._tiles, name.encode(), 4, 4)
+        if sent.modality == "video":
+            return Media((tile,), (sent.fps, counts), sum(counts), name, 4, 4, "video")
+        return Media((tile,), counts[0], counts[0] * self._tiles, name, 4, 4)
 
     def expand(self, text: str, media: Sequence[Media], param: str) -> ExpandedPrompt:
         return expand(self._vision, text, media, param)
 
     def spread(self, token_ids: Sequence[int], expanded: ExpandedPrompt) -> tuple[list[int], tuple[MediaSpan, ...]]:
-        return spread(self._vision, self._slot_id, token_ids, expanded)
+        return spread(self._vision, self._slot_ids, token_ids, expanded)
 
     def close(self) -> None:
         pass
 
 
-def seeing(template: str | None = None, *, slot: str = "<pad>", placeholder: str = "<image>", tiles: int = 1) -> Any:
-    """Options of a ScriptedEngine that sees images."""
-    specials = dict.fromkeys([slot, placeholder])
-    reader = CountingReader(260 + list(specials).index(slot), placeholder, slot, tiles)
+def seeing(
+    template: str | None = None,
+    *,
+    slot: str = "<pad>",
+    placeholder: str = "<image>",
+    tiles: int = 1,
+    video: Marks | None = None,
+) -> Any:
+    """Options of a ScriptedEngine that sees images, and with `video` videos."""
+    specials = dict.fromkeys([slot, placeholder, *(video or ())])
+    numbers = {token: 260 + i for i, token in enumerate(specials)}
+    videos = None if video is None else (video, numbers[video.slot])
+    reader = CountingReader(numbers[slot], placeholder, slot, tiles, videos)
     return {"media": reader, "specials": list(specials), **({} if template is None else {"template": template})}

@@ -96,7 +96,9 @@ class AsyncLLM(NamesOfVllm):
     ) -> AsyncGenerator[RequestOutput, None]:
         """The answers to a conversation as they grow, as `generate` gives them. `options` are as in LLM.chat."""
         params = sampling_params or self.get_default_sampling_params()
-        run = self._run(params, request_id, priority, lora_request, messages, without_vllms(options))
+        settings = options.pop("mm_processor_kwargs", None)
+        options = {**without_vllms(options), "mm_processor_kwargs": settings or None}
+        run = self._run(params, request_id, priority, lora_request, messages, options)
         async with contextlib.aclosing(run) as outputs:
             async for output in outputs:
                 yield output

@@ -119,13 +119,14 @@ class LLM(NamesOfVllm):
         continue_final_message: bool = False,
         tools: Sequence[dict[str, Any]] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
+        mm_processor_kwargs: dict[str, Any] | None = None,
         **of_vllm: Any,
     ) -> list[RequestOutput]:
         """The answers to a conversation, or to several. Answers are what the model wrote, including reasoning and tool
         calls.
 
-        `chat_template` is used instead of the model's own; the other arguments are as in `generate`. Raises
-        InvalidRequestError.
+        `chat_template` is used instead of the model's own, and `mm_processor_kwargs` instead of settings of its image
+        processor; the other arguments are as in `generate`. Raises InvalidRequestError.
         """
         take_none_but_vllms("LLM.chat", of_vllm)
         one = bool(messages) and isinstance(messages[0], dict)
@@ -136,6 +137,7 @@ class LLM(NamesOfVllm):
             "continue_final_message": continue_final_message or None,
             "tools": tools,
             "chat_template_kwargs": chat_template_kwargs,
+            "mm_processor_kwargs": mm_processor_kwargs or None,
         }
         params = sampling_params or self.get_default_sampling_params()
         return self._answers(

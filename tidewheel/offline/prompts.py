@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, TypeAlias, TypedDict, cast
 
@@ -11,13 +11,13 @@ import msgspec
 
 from tidewheel.engine.constraints.constraint import Preface
 from tidewheel.engine.errors import InvalidRequestError
-from tidewheel.engine.media.media import Media, MediaSpan
+from tidewheel.engine.media.media import Media, MediaFiles, MediaSpan
 from tidewheel.engine.text.tokenizer import ChatTemplate as TemplateSource
 from tidewheel.server.chat.answer_parsers import AnswerParsers
 from tidewheel.server.chat.image_placeholders import ImagePlaceholders, ReadImage
 from tidewheel.server.chat.model_template import model_template
 from tidewheel.server.chat.rendering import PromptRenderer, RenderedPrompt
-from tidewheel.server.chat.request_images import IMAGE_PARTS, RequestImages
+from tidewheel.server.chat.request_images import IMAGE_PARTS, VIDEO_PARTS, RequestImages
 from tidewheel.server.chat.request_prompts import RequestPrompts
 from tidewheel.server.chat.tools.tool_choice import request_tools
 from tidewheel.server.generation.prompt_encoding import PromptEncoder
@@ -26,14 +26,14 @@ from tidewheel.server.protocol.chat import ChatCompletionRequest, ContentPart
 from tidewheel.server.protocol.decode import BodyDecoder, ParameterNotes
 
 from .errors import engine_errors
-from .images import image_files, with_sent_images
+from .images import media_files, with_sent_images
 from .vllm_calls import say_once
 
 PromptType: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 """A text, token ids, or a dict: {"prompt": text} or {"prompt_token_ids": ids}, with a "cache_salt" if wanted.
 
-A text may have images: {"prompt": text, "multi_modal_data": {"image": image}}, with the model's placeholder in the text
-for each.
+A text may have images and videos: {"prompt": text, "multi_modal_data": {"image": image, "video": frames}}, with the
+model's placeholder in the text for each. "mm_processor_kwargs" are settings of the model's image processor for them.
 """
 
 
@@ -42,10 +42,11 @@ class _Salted(TypedDict, total=False):
 
 
 class TextPrompt(_Salted, total=False):
-    """A prompt that is a text, with the images that it has placeholders for."""
+    """A prompt that is a text, with the images and videos that it has placeholders for."""
 
     prompt: str
     multi_modal_data: Mapping[str, Any]
+    mm_processor_kwargs: Mapping[str, Any]
 
 
 class TokensPrompt(_Salted):
@@ -57,7 +58,7 @@ class TokensPrompt(_Salted):
 Conversation: TypeAlias = Sequence[Mapping[str, Any]]
 """Messages as OpenAI has them: dicts with a role and content."""
 
-_PROMPT_FIELDS = {"prompt", "prompt_token_ids", "cache_salt", "multi_modal_data"}
+_PROMPT_FIELDS = {"prompt", "prompt_token_ids", "cache_salt", "multi_modal_data", "mm_processor_kwargs"}
 _IDLE_FIELDS = {"multi_modal_uuids": "images are recognized by their content"}
 _NOTHING = Media((), None, 0, b"", 0, 0)
 _TEMPLATES = 16  # compiled chat templates that are kept
@@ -106,14 +107,18 @@ class Prompts:
         Raises InvalidRequestError.
         """
         given, salt = prompt, None
-        files: Sequence[bytes] = ()
+        files: Sequence[MediaFiles] = ()
+        settings: Mapping[str, Any] = {}
         if isinstance(prompt, Mapping):
             given, salt = from_dict(prompt)
-            files = image_files(prompt.get("multi_modal_data") or {}, "multi_modal_data")
+            files = media_files(prompt.get("multi_modal_data") or {}, "multi_modal_data")
+            settings = prompt.get("mm_processor_kwargs") or {}
         encoder = self._encoder.within(context)
         with engine_errors():
             if files:
-                return await self._with_images(encoder, given, files, salt, truncate_to, room)
+                return await self._with_images(encoder, given, files, settings, salt, truncate_to, room)
+            if settings:
+                raise InvalidRequestError("mm_processor_kwargs: this prompt has no multi_modal_data", "prompt")
             if isinstance(given, str):
                 text = given
                 ids = await encoder.run(
@@ -130,25 +135,27 @@ class Prompts:
         self,
         encoder: PromptEncoder,
         given: PromptType,
-        files: Sequence[bytes],
+        files: Sequence[MediaFiles],
+        settings: Mapping[str, Any],
         salt: str | None,
         truncate_to: int | None,
         room: int,
     ) -> EncodedPrompt:
         """A text that has placeholders for images. Raises ApiError and InvalidRequestError."""
-        media = await self._images.read_files(files, "multi_modal_data.image")
+        media = await self._images.read_files(files, "multi_modal_data", settings)
         placeholders = self._placeholders
         assert placeholders is not None
         if not isinstance(given, str):
             raise InvalidRequestError("a prompt with multi_modal_data must be a text", "prompt")
         text = given
-        num_places = text.count(placeholders.text)
-        if num_places != len(media):
-            raise InvalidRequestError(
-                f"the prompt has {num_places} times {placeholders.text!r}, which stands for an image, and {len(media)} "
-                "images in multi_modal_data: write it once for each, or use chat()",
-                "prompt",
-            )
+        for kind, placeholder in placeholders.texts.items():
+            num_places, num_given = text.count(placeholder), sum(medium.modality == kind for medium in media)
+            if num_places != num_given:
+                raise InvalidRequestError(
+                    f"the prompt has {num_places} times {placeholder!r}, which stands for the {kind}s, and {num_given} "
+                    f"{kind}s in multi_modal_data: write it once for each, or use chat()",
+                    "prompt",
+                )
 
         def encode() -> EncodedPrompt:
             images = placeholders.expanded(text, media)
@@ -227,10 +234,6 @@ def from_dict(prompt: Mapping[str, Any]) -> tuple[str | Sequence[int], str | Non
         if prompt.get(name) is not None:
             say_once(f"{name} has no effect: {why}")
     prompt = {name: value for name, value in prompt.items() if name not in _IDLE_FIELDS and value is not None}
-    if "mm_processor_kwargs" in prompt:
-        raise InvalidRequestError(
-            "a prompt's mm_processor_kwargs are not supported: give them when you load the model", "prompt"
-        )
     if unknown := [name for name in prompt if name not in _PROMPT_FIELDS]:
         raise InvalidRequestError(
             f"a prompt's {unknown[0]} is not supported: it may have {', '.join(sorted(_PROMPT_FIELDS))}", "prompt"
@@ -243,7 +246,9 @@ def from_dict(prompt: Mapping[str, Any]) -> tuple[str | Sequence[int], str | Non
 
 def _unread(part: ContentPart) -> ContentPart:
     """A part, with nothing in place of an image."""
-    return ReadImage(part.type, media=_NOTHING) if part.type in ("image", *IMAGE_PARTS) else part
+    if part.type in ("image", *IMAGE_PARTS):
+        return ReadImage(part.type, media=_NOTHING)
+    return ReadImage(part.type, media=replace(_NOTHING, modality="video")) if part.type in VIDEO_PARTS else part
 
 
 def _token_ids(given: object) -> list[int]:

@@ -41,7 +41,7 @@ _IDLE = _by_name(
 )
 _REFUSED = _by_name(
     {
-        "give it when you load the model, for all prompts": "mm_processor_kwargs",
+        "give it with a prompt's multi_modal_data, or to chat()": "mm_processor_kwargs",
         "a text is encoded as the model's tokenizer does it; prompts may be token ids": "tokenization_kwargs",
         "SamplingParams has structured_outputs": "guided_options_request",
         "prompt adapters are not served; LoRA adapters are, with lora_request": "prompt_adapter_request",

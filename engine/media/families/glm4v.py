@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,10 @@ from ...models.spec import AttentionSpec, MlpSpec, NormSpec, ProjectionSpec, Res
 from ...models.tensor_ref import TensorRef
 from ..media import Media
 from ..processing import bicubic, gelu
-from .qwen_vl import GATED_MLP, Grid, QwenVision, grid_of, whole
+from ..vision import Marks
+from .qwen_vl import GATED_MLP, Bounds, Grid, QwenVision, at_least_a_block, each_image, grid_of
 from .settings import head_dim_of, output_size, require_entries, square
-from .towers import axial_rope, embedded, in_pieces, layers_run, norm_tables, table_normalized
+from .towers import axial_rope, in_pieces, layers_run, norm_tables, table_normalized
 
 _MERGER_NORM = NormSpec("layer", 1e-5, bias=True)
 
@@ -30,9 +31,13 @@ class Glm4vVision(QwenVision):
 
     placeholder = "<|image|>"
     slot = "<|image|>"
+    video = Marks("<|video|>", "<|image|>")
+    video_pixels = Bounds(112**2, 28**2 * 2 * 30000)
+    steps_apart = True
 
     def __init__(self, architecture: str, config: Mapping[str, Any], processor: Mapping[str, Any]) -> None:
         super().__init__(architecture, config, processor, patch_size=14, pixels=(112**2, 28**2 * 15000), counted=True)
+        self._is_precise = architecture == "Glm46VForConditionalGeneration"  # of seconds
         tower = self.tower_config
         hidden, heads = tower.integer("hidden_size", 1536), tower.integer("num_heads", 12)
         size = head_dim_of(tower, hidden, heads)
@@ -62,7 +67,7 @@ class Glm4vVision(QwenVision):
             *norm_tables("merge_norm", _MERGER_NORM, outputs),
         )
         self.spec = TowerSpec(hidden, (layer,) * tower.with_defaults(depth=24).num_layers("depth"), projections, tables)
-        names = {
+        names: dict[str, str | TensorRef] = {
             **GATED_MLP,
             "positions": "embeddings.position_embedding.weight",
             "pre_norm": "post_conv_layernorm",
@@ -80,7 +85,7 @@ class Glm4vVision(QwenVision):
     def embed(
         self, media: Media, tower: TowerExecutor, places: tuple[NDArray[np.int32], NDArray[np.int32]]
     ) -> Generator[None, None, Rows]:
-        rows = yield from embedded(tower, self.patches, media.tiles)
+        rows = yield from self.patch_rows(media, tower)
         rows = yield from table_normalized(tower, "pre_norm", rows, self._norm)
         table, grid = tower.table("positions"), grid_of(media.layout)
 
@@ -93,7 +98,7 @@ class Glm4vVision(QwenVision):
     def through(
         self, rows: Rows, positions: NDArray[np.int32], grid: Grid, tower: TowerExecutor
     ) -> Generator[None, None, Rows]:
-        rows = yield from layers_run(tower, rows, whole(rows), positions)
+        rows = yield from layers_run(tower, rows, each_image(rows, grid), positions)
         rows = yield from table_normalized(tower, "post_norm", rows, self._norm)
         # A block is joined channel by channel, each with its patches side by side.
         blocks = rows.reshape(-1, self.merge**2, rows.shape[1]).transpose(0, 2, 1)
@@ -105,9 +110,12 @@ class Glm4vVision(QwenVision):
         values = yield from tower.project("merge_up", rows)
         return (yield from tower.project("connector", gates * values))
 
+    def time_of_step(self, seconds: Sequence[float]) -> float:
+        return seconds[0]
+
+    def text_of_step(self, seconds: float) -> str:
+        shown = f"{seconds:.1f} seconds" if self._is_precise else f"{int(seconds)}"
+        return f"<|begin_of_image|>{self.slot}<|end_of_image|>{shown}"
+
     def size_of(self, height: int, width: int) -> tuple[int, int]:
-        factor = self.factor
-        if height < factor or width < factor:
-            scale = max(factor / height, factor / width)
-            height, width = int(height * scale), int(width * scale)
-        return super().size_of(height, width)
+        return super().size_of(*at_least_a_block(height, width, self.factor))

@@ -46,6 +46,7 @@ class Idefics3Vision(Vision):
 
     placeholder = "<image>"
     slot = "<image>"
+    request_fields = frozenset({"size", "do_image_splitting"})
 
     def __init__(self, architecture: str, config: Mapping[str, Any], processor: Mapping[str, Any]) -> None:
         settings, tower = ProcessorSettings(processor), part_of(config, "vision_config")

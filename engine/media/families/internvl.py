@@ -43,6 +43,7 @@ class InternVision(Vision):
 
     placeholder = "<IMG_CONTEXT>"
     slot = "<IMG_CONTEXT>"
+    request_fields = frozenset({"min_patches", "max_patches"})
 
     def __init__(self, architecture: str, config: Mapping[str, Any], processor: Mapping[str, Any]) -> None:
         tower, settings, whole = part_of(config, "vision_config"), ProcessorSettings(processor), ConfigReader(config)

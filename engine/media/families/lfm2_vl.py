@@ -55,6 +55,7 @@ class Lfm2Vision(Vision):
 
     placeholder = "<image>"
     slot = "<image>"
+    request_fields = frozenset({"min_image_tokens", "max_image_tokens", "min_tiles", "max_tiles", "do_image_splitting"})
 
     def __init__(self, architecture: str, config: Mapping[str, Any], processor: Mapping[str, Any]) -> None:
         tower, settings, whole = part_of(config, "vision_config"), ProcessorSettings(processor), ConfigReader(config)
@@ -116,6 +117,10 @@ class Lfm2Vision(Vision):
             *(self._block, self._least, self._most, self._tolerance, self._tile, self._arrangements),
             *(self._thumbnail, self._resample, self._patches.pixels),
         )
+
+    def fields_of_tokens(self, least: int | None, most: int | None) -> Mapping[str, Any]:
+        most = max(self._most, least or 0) if most is None else most
+        return {"min_image_tokens": min(self._least, most) if least is None else least, "max_image_tokens": most}
 
     def process(self, image: Image) -> tuple[tuple[Image, ...], Hashable]:
         height, width = image.shape[:2]

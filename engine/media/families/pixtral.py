@@ -47,6 +47,7 @@ class PixtralVision(Vision):
 
     placeholder = "[IMG]"
     slot = "[IMG]"
+    request_fields = frozenset({"size"})
 
     def __init__(self, architecture: str, config: Mapping[str, Any], processor: Mapping[str, Any]) -> None:
         tower, settings, whole = part_of(config, "vision_config"), ProcessorSettings(processor), ConfigReader(config)

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from ...devices.tower import Rows, TowerExecutor
 from ...models.spec import AttentionSpec, MlpSpec, NormSpec, ProjectionSpec, ResidualBlockSpec, TowerSpec
-from .qwen_vl import EPS, MERGER, Grid, QwenVision, whole
+from ..vision import Marks
+from .qwen_vl import EPS, MERGER, VIDEO_PAD, Grid, QwenVision, each_image
 from .settings import head_dim_of, output_size
 from .towers import axial_rope, layers_run, norm_tables
 
@@ -24,6 +25,8 @@ def vision(architecture: str, config: Mapping[str, Any], processor: Mapping[str,
 
 class Qwen2Vision(QwenVision):
     """The tower of Qwen2-VL: LayerNorm, plain MLPs, all of an image in one segment."""
+
+    video = Marks(VIDEO_PAD, VIDEO_PAD)
 
     def __init__(self, architecture: str, config: Mapping[str, Any], processor: Mapping[str, Any]) -> None:
         super().__init__(architecture, config, processor, patch_size=14)
@@ -45,5 +48,5 @@ class Qwen2Vision(QwenVision):
     def through(
         self, rows: Rows, positions: NDArray[np.int32], grid: Grid, tower: TowerExecutor
     ) -> Generator[None, None, Rows]:
-        rows = yield from layers_run(tower, rows, whole(rows), positions)
+        rows = yield from layers_run(tower, rows, each_image(rows, grid), positions)
         return (yield from self.merged(rows, _NORM, tower))

@@ -13,9 +13,10 @@ from ...devices.tower import Rows, TowerExecutor
 from ...models.spec import AttentionSpec, MlpSpec, NormSpec, ProjectionSpec, ResidualBlockSpec, TowerSpec
 from ..media import Media
 from ..processing import bilinear
-from .qwen_vl import EPS, Grid, QwenVision, grid_of, require_indices, whole
+from ..vision import Marks
+from .qwen_vl import EPS, VIDEO_PAD, Bounds, Grid, QwenVision, each_image, grid_of, require_indices
 from .settings import head_dim_of, output_size, require_entries
-from .towers import axial_rope, embedded, norm_tables
+from .towers import axial_rope, norm_tables
 
 _NORM = NormSpec("layer", EPS, bias=True)
 _MAX_DEEPSTACK = 16
@@ -28,6 +29,10 @@ def vision(architecture: str, config: Mapping[str, Any], processor: Mapping[str,
 
 class Qwen3Vision(QwenVision):
     """The tower of Qwen3-VL: a table of positions beside rope, and embeddings taken after several layers."""
+
+    video = Marks(f"<|vision_start|>{VIDEO_PAD}<|vision_end|>", VIDEO_PAD)
+    video_pixels = Bounds(128 * 32**2, 768 * 32**2)
+    steps_apart = True
 
     def __init__(self, architecture: str, config: Mapping[str, Any], processor: Mapping[str, Any]) -> None:
         super().__init__(architecture, config, processor, patch_size=16)
@@ -94,12 +99,12 @@ class Qwen3Vision(QwenVision):
         def add(start: int, stop: int) -> Rows:
             return bilinear(table, self._side, places[0][start:stop], places[1][start:stop], grid)
 
-        return (yield from embedded(tower, self.patches, media.tiles, add))
+        return (yield from self.patch_rows(media, tower, add))
 
     def through(
         self, rows: Rows, positions: NDArray[np.int32], grid: Grid, tower: TowerExecutor
     ) -> Generator[None, None, Rows]:
-        segments, taken = whole(rows), []
+        segments, taken = each_image(rows, grid), []
         for index in range(len(tower.spec.layers)):
             rows = yield from tower.layer(index, rows, segments, positions)
             if index in self._taken:

@@ -114,10 +114,14 @@ def embedded(
     patches: Patches,
     images: Sequence[Image],
     add: Callable[[int, int], Rows] | None = None,
+    together: int = 1,
 ) -> Generator[None, None, Rows]:
-    """The patches of the images as rows of the tower, some at a time. `add` gives what is added to rows of a range."""
+    """The patches of the images as rows of the tower, some at a time. `add` gives what is added to rows of a range.
+
+    `together` is as in Patches.
+    """
     pieces, start = [], 0
-    for piece in patches.pieces(images):
+    for piece in patches.pieces(images, together):
         rows = yield from tower.project("patches", piece)
         if add is not None:
             rows = rows + add(start, start + len(rows))

@@ -25,32 +25,33 @@ from waiting import wait_until  # noqa: E402
 from engine.media import tiny_vision  # noqa: E402
 from tidewheel.engine.cancellation import Cancellation, LoadCancelledError  # noqa: E402
 from tidewheel.engine.media import decoding  # noqa: E402
+from tidewheel.engine.media.decode_settings import DecodeSettings  # noqa: E402
 from tidewheel.engine.media.decoding import ImageDecoder  # noqa: E402
 from tidewheel.engine.media.decoding_process import COMMAND  # noqa: E402
 from tidewheel.engine.media.errors import ImageError  # noqa: E402
-from tidewheel.engine.media.media import Media  # noqa: E402
+from tidewheel.engine.media.media import Media, MediaFiles  # noqa: E402
 from tidewheel.engine.sandboxing.sandbox import SandboxError  # noqa: E402
 
-MAX_PIXELS = 2**22
+SETTINGS = DecodeSettings(2**22)
 HAS_PROC = Path("/proc/self/task").is_dir()
 
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[ImageDecoder]:
-    made = ImageDecoder(TinyVision(), MAX_PIXELS)
+    made = ImageDecoder(TinyVision(), SETTINGS)
     yield made
     made.close()
 
 
 @pytest.fixture
 def one() -> Iterator[ImageDecoder]:
-    made = ImageDecoder(TinyVision(), MAX_PIXELS)
+    made = ImageDecoder(TinyVision(), SETTINGS)
     yield made
     made.close()
 
 
 def decode(decoder: ImageDecoder, data: bytes) -> Media:
-    return decoder.decode(data, Cancellation())
+    return decoder.decode(MediaFiles((data,)), Cancellation())
 
 
 def of_width(width: int) -> bytes:
@@ -114,7 +115,7 @@ def test_the_digest_depends_on_pixels_shape_and_settings_alone(shared: ImageDeco
     assert first == digest(saved(image, "BMP"))
     black = {digest(saved(image.resize(size).point(lambda _: 0), "PNG")) for size in [(40, 20), (20, 40), (80, 10)]}
     assert len({first, *black}) == 4
-    other = ImageDecoder(TinyVision("other settings"), MAX_PIXELS)
+    other = ImageDecoder(TinyVision("other settings"), SETTINGS)
     assert digest(saved(image, "PNG"), other) != first
     other.close()
 
@@ -226,7 +227,7 @@ def test_a_decoder_ends_when_nobody_waits_for_it_any_more(one: ImageDecoder) -> 
     (process,) = decoders() - before
     cancellation = Cancellation()
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(one.decode, of_width(tiny_vision.SLEEPS), cancellation)
+        waiting = pool.submit(one.decode, MediaFiles((of_width(tiny_vision.SLEEPS),)), cancellation)
         wait_until(lambda: len(descendants(process)) == 2)
         cancellation.cancel()
         with pytest.raises(LoadCancelledError):
@@ -258,6 +259,6 @@ def test_several_threads_decode_at_once(shared: ImageDecoder) -> None:
 
 def test_without_pillow_images_are_refused_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoding, "find_spec", lambda name: None)
-    decoder = ImageDecoder(TinyVision(), MAX_PIXELS)
+    decoder = ImageDecoder(TinyVision(), SETTINGS)
     with pytest.raises(ImageError, match=r"no Pillow.*pip install pillow"):
-        decoder.require(png())
+        decoder.require(MediaFiles((png(),)))

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import os
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -558,3 +558,60 @@ def test_without_a_folder_no_file_is_read(folder: Path) -> None:
 @pytest.mark.parametrize("url", ["file://other.test/a.png", "file:a.png", "file://a.png", "file:///a?b", "file:///a#b"])
 def test_other_file_urls_are_refused(folder: Path, url: str) -> None:
     assert "a file: URL has an absolute path" in refusal(MediaFetcher(allowed_local_path=str(folder)), url)
+
+
+# Frames of videos.
+
+
+def frames_of(*urls: str, answers: Sequence[bytes] = (), **options: Any) -> list[bytes] | str:
+    """The frames that URLs name, or why they are not read; with a single one, what a video's URL names."""
+
+    async def ask() -> list[bytes]:
+        async with serving(*answers) as server:
+            fetcher = MediaFetcher(
+                allowed_domains=[f"images.test:{server.port}"],
+                resolve=Names(),
+                is_allowed_address=lambda address: True,
+                **options,
+            )
+            named = [url.replace("PORT", str(server.port)) for url in urls]
+            try:
+                if len(named) > 1:
+                    return await fetcher.fetch_frames(named, WHERE)
+                return await fetcher.fetch_video(named[0], WHERE)
+            finally:
+                fetcher.close()
+
+    try:
+        return asyncio.run(ask())
+    except InvalidRequestError as error:
+        return str(error)
+
+
+def data_of(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
+def test_the_frames_of_a_data_url_are_told_apart() -> None:
+    frames = [b"one", b"", b"three" * 1000]
+    url = "data:video/jpeg;base64," + ",".join(map(data_of, frames))
+    assert frames_of(url) == frames
+    assert frames_of(url.replace("jpeg", "JPG")) == frames
+    assert frames_of(f"data:video/mp4;base64,{data_of(b'mp4')}") == [b"mp4"]
+    assert frames_of(f"data:image/gif;base64,{data_of(b'gif')}") == [b"gif"]
+    assert frames_of("data:video/jpeg;base64,YQ==,!!") == f"{WHERE} cannot be fetched: its base64 is not valid"
+    assert "it has more than 3000 bytes" in frames_of(url, max_bytes=3000)
+    assert "it has 769 frames, and 768 are the most" in frames_of("data:video/jpeg;base64," + "," * 768)
+
+
+def test_frames_are_fetched_together() -> None:
+    """Within the size and the time of one image."""
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: 400\r\n\r\n" + bytes(400)
+    urls = ["http://images.test:PORT/a.png"] * 2
+    assert frames_of(*urls, f"data:image/png;base64,{data_of(b'c')}", answers=[answer] * 2) == [bytes(400)] * 2 + [b"c"]
+    assert "its frames have more than 700 bytes" in frames_of(*urls, answers=[answer] * 2, max_bytes=700)
+    assert "takes longer than 0.2 s" in frames_of(*urls, answers=[answer, b"wait"], timeout_s=0.2)
+    assert frames_of(urls[0], "http://elsewhere.test/a.png", answers=[answer]) == (
+        f"{WHERE}[1] cannot be fetched: its host is not among those that this server fetches from "
+        "(--allowed-media-domains)"
+    )

@@ -31,7 +31,7 @@ from tidewheel.engine.core.stream import RequestStream
 from tidewheel.engine.devices.tower import Rows, TowerExecutor
 from tidewheel.engine.loading.load import load_engine
 from tidewheel.engine.media.families.llava import LlavaVision
-from tidewheel.engine.media.media import Media
+from tidewheel.engine.media.media import Media, MediaFiles
 from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.outputs import FinishReason, RequestOutput
 from tidewheel.engine.sampling_params import SamplingParams
@@ -54,6 +54,8 @@ def model(name: str) -> Model:
     slot = next(token for token in case.tokens if token in _SLOTS)
     fields = {field: tokenizer.token_to_id(slot) for field in ("image_token_id", "image_token_index")}
     text = {**case.text, "vocab_size": tokenizer.get_vocab_size() + 1, "max_position_embeddings": 2048}
+    if "<|video_pad|>" in case.tokens:
+        fields["video_token_id"] = tokenizer.token_to_id("<|video_pad|>")
     case = case._replace(text=text, others={**case.others, **fields})
     folder = Path(_folders.name) / name
     if name == "qwen3.5":
@@ -93,7 +95,7 @@ async def asked(engine: Engine, text: str, images: Sequence[NDArray[np.uint8]], 
     """A request for that text, in which each placeholder is one of the images."""
     reader, sampling = engine.media, SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True, logprobs=3)
     assert reader is not None
-    media = [await reader.read(file_of(image), "image") for image in images]
+    media = [await reader.read(MediaFiles((file_of(image),)), "image") for image in images]
     expanded = reader.expand(text, media, "prompt")
     ids, spans = reader.spread(engine.tokenizer.encode(expanded.text, add_special_tokens=False), expanded)
     return Request("request", ids, fields.pop("sampling", sampling), media=spans, **fields)

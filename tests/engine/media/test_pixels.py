@@ -17,10 +17,12 @@ from PIL import Image, ImageOps  # noqa: E402
 from transformers.image_transforms import convert_to_rgb  # noqa: E402
 from transformers.image_utils import load_image  # noqa: E402
 
+from tidewheel.engine.media.decode_settings import DecodeSettings  # noqa: E402
 from tidewheel.engine.media.errors import ImageError  # noqa: E402
 from tidewheel.engine.media.pixels import import_decoders, pixels_of  # noqa: E402
 
 MAX_PIXELS = 2**20
+SETTINGS = DecodeSettings(MAX_PIXELS)
 RGB = colors()
 CLEAR = colors(channels=4)
 OPAQUE = {
@@ -72,7 +74,7 @@ def seen_by_transformers(data: bytes) -> NDArray[Any]:
 
 @pytest.mark.parametrize("kind", OPAQUE)
 def test_files_have_the_pixels_that_transformers_loads(kind: str) -> None:
-    pixels = pixels_of(OPAQUE[kind], MAX_PIXELS)
+    pixels = pixels_of(OPAQUE[kind], SETTINGS)
     assert pixels.dtype == np.uint8
     np.testing.assert_array_equal(pixels, np.asarray(load_image(Image.open(io.BytesIO(OPAQUE[kind])))))
     np.testing.assert_array_equal(pixels, seen_by_transformers(OPAQUE[kind]))
@@ -80,14 +82,14 @@ def test_files_have_the_pixels_that_transformers_loads(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", TRANSPARENT)
 def test_what_is_transparent_is_on_white(kind: str) -> None:
-    pixels = pixels_of(TRANSPARENT[kind], MAX_PIXELS)
+    pixels = pixels_of(TRANSPARENT[kind], SETTINGS)
     np.testing.assert_array_equal(pixels, seen_by_transformers(TRANSPARENT[kind]))
     assert (pixels != np.asarray(Image.open(io.BytesIO(TRANSPARENT[kind])).convert("RGB"))).any()
 
 
 def test_clear_pixels_are_white() -> None:
     image = Image.new("RGBA", (4, 4), (0, 0, 0, 0))
-    assert (pixels_of(saved(image, "PNG"), 16) == 255).all()
+    assert (pixels_of(saved(image, "PNG"), DecodeSettings(16)) == 255).all()
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -96,7 +98,7 @@ def test_photos_are_turned_upright(name: str, orientation: int) -> None:
     exif = Image.Exif()
     exif[0x112] = orientation
     data = saved(RGB, name, exif=exif)
-    pixels = pixels_of(data, MAX_PIXELS)
+    pixels = pixels_of(data, SETTINGS)
     assert pixels.shape == ((37, 23, 3) if orientation > 4 else (23, 37, 3))
     np.testing.assert_array_equal(pixels, np.asarray(load_image(Image.open(io.BytesIO(data)))))
 
@@ -107,12 +109,12 @@ def test_damaged_notes_of_a_camera_do_not_count() -> None:
     data = saved(RGB, "JPEG", exif=exif)
     at = data.index(b"Exif\0\0") + 10
     damaged = data[:at] + b"\xff" * 8 + data[at + 8 :]
-    np.testing.assert_array_equal(pixels_of(damaged, MAX_PIXELS), pixels_of(saved(RGB, "JPEG"), MAX_PIXELS))
+    np.testing.assert_array_equal(pixels_of(damaged, SETTINGS), pixels_of(saved(RGB, "JPEG"), SETTINGS))
 
 
 def test_gray_of_16_bits_is_not_cut_off_as_white() -> None:
     values = np.linspace(0, 65535, 23 * 37, dtype=np.uint16).reshape(23, 37)
-    pixels = pixels_of(saved(Image.fromarray(values), "PNG"), MAX_PIXELS)
+    pixels = pixels_of(saved(Image.fromarray(values), "PNG"), SETTINGS)
     np.testing.assert_array_equal(pixels, np.repeat((values >> 8)[..., None], 3, axis=2))
 
 
@@ -122,7 +124,7 @@ def test_a_transparent_gray_of_16_bits_is_white() -> None:
     data = saved(Image.fromarray(values), "PNG")
     at = data.index(b"IDAT") - 4
     data = data[:at] + png_chunk(b"tRNS", b"\x12\x35") + data[at:]
-    pixels = pixels_of(data, MAX_PIXELS)
+    pixels = pixels_of(data, SETTINGS)
     assert (pixels[1, 2] == 255).all()
     assert (pixels[0] == 0x12).all()
 
@@ -133,7 +135,7 @@ def test_truncated_files_are_refused(kind: str) -> None:
     if kind.startswith(("moving", "two")):  # the first picture may be complete
         data = data[: len(data) // 4]
     with pytest.raises(ImageError, match="damaged or incomplete"):
-        pixels_of(data[: len(data) // 2], MAX_PIXELS)
+        pixels_of(data[: len(data) // 2], SETTINGS)
 
 
 @pytest.mark.parametrize(
@@ -159,26 +161,26 @@ def test_truncated_files_are_refused(kind: str) -> None:
 )
 def test_other_files_are_refused_by_name(data: bytes, what: str) -> None:
     with pytest.raises(ImageError, match=what):
-        pixels_of(data, MAX_PIXELS)
+        pixels_of(data, SETTINGS)
 
 
 def test_a_file_counts_as_what_it_begins_as() -> None:
     """What comes after an image is not looked at, and what has another beginning is not looked for."""
     polyglot = png() + b"%PDF-1.7" + saved(RGB, "TIFF")
-    np.testing.assert_array_equal(pixels_of(polyglot, MAX_PIXELS), np.asarray(RGB))
+    np.testing.assert_array_equal(pixels_of(polyglot, SETTINGS), np.asarray(RGB))
     with pytest.raises(ImageError, match="a PDF file"):
-        pixels_of(b"%PDF-1.7\n" + png(), MAX_PIXELS)
+        pixels_of(b"%PDF-1.7\n" + png(), SETTINGS)
 
 
 @pytest.mark.parametrize(("width", "height"), [(20_000, 20_000), (1025, 1024), (1, 2**20 + 1), (2**31 - 1, 2**31 - 1)])
 def test_large_sizes_are_refused_before_pixels_are_decoded(width: int, height: int) -> None:
     """The rows are not even there."""
     with pytest.raises(ImageError, match=f"it has {width} x {height} pixels, and 1048576 are the most"):
-        pixels_of(png_of(width, height, b""), MAX_PIXELS)
+        pixels_of(png_of(width, height, b""), SETTINGS)
 
 
 def test_a_size_of_nothing_is_refused() -> None:
     with pytest.raises(ImageError):
-        pixels_of(png_of(0, 5, zeros(5)), MAX_PIXELS)
+        pixels_of(png_of(0, 5, zeros(5)), SETTINGS)
     with pytest.raises(ImageError):
-        pixels_of(b"GIF89a" + bytes(7) + b";", MAX_PIXELS)
+        pixels_of(b"GIF89a" + bytes(7) + b";", SETTINGS)

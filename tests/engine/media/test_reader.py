@@ -21,35 +21,36 @@ from engine.media.tiny_vision import SLEEPS, TinyVision  # noqa: E402
 
 from tidewheel.engine.errors import BusyError, InvalidRequestError  # noqa: E402
 from tidewheel.engine.media import reader as reader_module  # noqa: E402
-from tidewheel.engine.media.media import Media, MediaSpan  # noqa: E402
+from tidewheel.engine.media.media import Media, MediaFiles, MediaSpan, Modality  # noqa: E402
 from tidewheel.engine.media.reader import MediaReader  # noqa: E402
 
 SLOT = 7
+SLOTS: dict[Modality, int] = {"image": SLOT}
 WHERE = "messages[0].content[1]"
 
 
 @pytest.fixture(scope="module")
 def keeping() -> Iterator[MediaReader]:
-    made = MediaReader(TinyVision(), SLOT, cache_bytes=200_000)
+    made = MediaReader(TinyVision(), SLOTS, cache_bytes=200_000)
     yield made
     made.close()
 
 
 @pytest.fixture(scope="module")
 def reader() -> Iterator[MediaReader]:
-    made = MediaReader(TinyVision(), SLOT, max_bytes=50_000, max_decodes=1)
+    made = MediaReader(TinyVision(), SLOTS, max_bytes=50_000, max_decodes=1)
     yield made
     made.close()
 
 
 def read(reader: MediaReader, data: bytes) -> Media:
-    return asyncio.run(reader.read(data, WHERE))
+    return asyncio.run(reader.read(MediaFiles((data,)), WHERE))
 
 
 def test_an_image_is_read(reader: MediaReader) -> None:
     media = read(reader, png())
     np.testing.assert_array_equal(media.tiles[0], np.asarray(colors()))
-    assert (reader.placeholder, reader.slot) == ("<image>", "<pad>")
+    assert reader.marks == {"image": ("<image>", "<pad>")}
 
 
 @pytest.mark.parametrize(
@@ -100,7 +101,7 @@ def test_images_wait_in_the_order_of_coming(reader: MediaReader) -> None:
         done: list[int] = []
 
         async def one(i: int) -> None:
-            await reader.read(png(500 - 100 * i, 100 - i), WHERE)
+            await reader.read(MediaFiles((png(500 - 100 * i, 100 - i),)), WHERE)
             done.append(i)
 
         await asyncio.gather(*map(one, range(5)))
@@ -113,7 +114,9 @@ def test_only_so_much_may_wait(reader: MediaReader, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(reader_module, "_MAX_WAITING_BYTES", 3 * 2**16)
 
     async def crowd() -> list[Any]:
-        return await asyncio.gather(*(reader.read(png(seed=i), WHERE) for i in range(5)), return_exceptions=True)
+        return await asyncio.gather(
+            *(reader.read(MediaFiles((png(seed=i),)), WHERE) for i in range(5)), return_exceptions=True
+        )
 
     results = asyncio.run(crowd())
     assert [type(result) for result in results] == [Media] * 3 + [BusyError] * 2
@@ -122,8 +125,8 @@ def test_only_so_much_may_wait(reader: MediaReader, monkeypatch: pytest.MonkeyPa
 
 def test_who_goes_leaves_the_place_to_the_next(reader: MediaReader) -> None:
     async def crowd() -> None:
-        gone = [asyncio.create_task(reader.read(png(SLEEPS, 8 + i), WHERE)) for i in range(3)]
-        stays = asyncio.create_task(reader.read(png(), WHERE))
+        gone = [asyncio.create_task(reader.read(MediaFiles((png(SLEEPS, 8 + i),)), WHERE)) for i in range(3)]
+        stays = asyncio.create_task(reader.read(MediaFiles((png(),)), WHERE))
         await asyncio.sleep(0.5)
         for task in gone:
             task.cancel()
@@ -137,9 +140,9 @@ def test_who_goes_leaves_the_place_to_the_next(reader: MediaReader) -> None:
 
 def test_closing_ends_those_who_wait() -> None:
     async def crowd() -> list[Any]:
-        reader = MediaReader(TinyVision(), SLOT, max_decodes=1)
-        await reader.read(png(), WHERE)
-        waiting = [asyncio.create_task(reader.read(png(SLEEPS, 8 + i), WHERE)) for i in range(3)]
+        reader = MediaReader(TinyVision(), SLOTS, max_decodes=1)
+        await reader.read(MediaFiles((png(),)), WHERE)
+        waiting = [asyncio.create_task(reader.read(MediaFiles((png(SLEEPS, 8 + i),)), WHERE)) for i in range(3)]
         await asyncio.sleep(0.5)
         reader.close()
         return await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 20)

@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidewheel.engine.devices.tower import Rows, TowerExecutor
+from tidewheel.engine.media.frames import Frames
 from tidewheel.engine.media.media import Media
-from tidewheel.engine.media.vision import Expansion, Vision
+from tidewheel.engine.media.vision import Expansion, Marks, Vision
 
 ABORTS, SLEEPS, SPINS, GROWS, OPENS, CONNECTS, FAILS, REFUSES, LEAVES = range(501, 510)
 MAX_SIDE = 2000
@@ -43,6 +44,21 @@ class TinyVision(Vision):
 
     def encode(self, media: Media, tower: TowerExecutor) -> Generator[None, None, Rows]:
         raise NotImplementedError
+
+
+class TinyVideos(TinyVision):
+    """A frame is its own tile."""
+
+    video = Marks("<video>", "<frame>")
+
+    def process_video(self, frames: Frames) -> tuple[tuple[NDArray[np.uint8], ...], Hashable]:
+        misbehave(frames.width)
+        return tuple(frames.pixels), ("video", frames.seconds)
+
+    def expansion(self, layout: Any) -> Expansion:
+        if layout[0] != "video":
+            return super().expansion(layout)
+        return Expansion("".join(f"{second:g}:<frame>" for second in layout[1]), (2,) * len(layout[1]))
 
 
 def misbehave(width: int) -> None:

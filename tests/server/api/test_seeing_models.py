@@ -27,6 +27,7 @@ CHAT = "/v1/chat/completions"
 TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}]{% if m.content is string %}{{ m.content }}{% else %}"
     "{% for c in m.content %}{% if c.type == 'image' or 'image' in c %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% elif c.type == 'video' %}<|vision_start|><|video_pad|><|vision_end|>"
     "{% else %}{{ c.text }}{% endif %}{% endfor %}{% endif %}{% endfor %}"
 )
 
@@ -52,7 +53,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     case = CASES["qwen2-vl"]
     tokenizer = tokenizer_of(case)
     text = {**case.text, "vocab_size": tokenizer.get_vocab_size() + 1}
-    others = {**case.others, "image_token_id": tokenizer.token_to_id("<|image_pad|>")}
+    others = {f"{kind}_token_id": tokenizer.token_to_id(f"<|{kind}_pad|>") for kind in ("image", "video")}
     vision_model(case._replace(text=text, others=others), made)
     tokenizer.save(str(made / "tokenizer.json"))
     (made / "chat_template.jinja").write_text(TEMPLATE)
@@ -153,6 +154,49 @@ def refused(server: RunningServer, *content: Any) -> str:
     error = response.json()["error"]
     assert error["param"].startswith("messages[0].content[0].image_url")
     return str(error["message"])
+
+
+def test_videos_are_the_same_by_all_doors(sighted: RunningServer, folder: Path) -> None:
+    frames = [encoded(seed) for seed in (1, 2, 3)]
+    content = io.BytesIO()
+    pictures = [Image.open(io.BytesIO(frame)) for frame in frames]
+    pictures[0].save(content, "PNG", save_all=True, append_images=pictures[1:], duration=1000)
+    urls = [part(frame)["image_url"]["url"] for frame in frames]
+    in_one = {"url": "data:video/jpeg;base64," + ",".join(map(base64_of, frames))}
+    animation = {"url": f"data:image/png;base64,{base64_of(content.getvalue())}"}
+    forms: list[dict[str, Any]] = [
+        {"type": "video_url", "video_url": in_one},
+        {"type": "video", "video": urls, "fps": 1},
+        {"type": "video_url", "video_url": animation},
+    ]
+    answers = [ask(sighted, form, text("what?")) for form in forms]
+    logprobs, answer = answers[0]
+    assert all(found == logprobs for found, _ in answers)
+    assert ask(sighted, {"type": "video", "video": urls[::-1]}, text("what?"))[0] != logprobs
+    num_tokens = answer["usage"]["prompt_tokens"]
+    assert num_tokens > ask(sighted, part(frames[0]), text("what?"))[1]["usage"]["prompt_tokens"] + 10
+    smaller = ask(sighted, forms[0], text("what?"), mm_processor_kwargs={"max_pixels": 700})[1]["usage"]
+    assert smaller["prompt_tokens"] < num_tokens - 10
+    with LLM(str(folder), device="cpu", dtype="float32", max_model_len=400, kv_cache_space=0.05) as llm:
+        params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
+        said = [{"role": "user", "content": [{"type": "video", "video": pictures, "fps": 1}, text("what?")]}]
+        (by_chat,) = llm.chat(said, params, use_tqdm=False, chat_template=TEMPLATE)
+        prompt = llm.get_tokenizer().apply_chat_template(said, tokenize=False, chat_template=TEMPLATE)
+        asked = {"prompt": prompt, "multi_modal_data": {"video": pictures}}
+        (by_prompt,) = llm.generate(asked, params, use_tqdm=False)
+        (by_smaller,) = llm.generate({**asked, "mm_processor_kwargs": {"max_pixels": 700}}, params, use_tqdm=False)
+    spoken = answer["choices"][0]["message"]["content"]
+    assert [output.outputs[0].text for output in (by_chat, by_prompt)] == [spoken, spoken]
+    assert len(by_prompt.prompt_token_ids) == num_tokens
+    assert len(by_smaller.prompt_token_ids) == smaller["prompt_tokens"]
+
+
+def test_a_video_file_is_refused_with_what_to_do(sighted: RunningServer) -> None:
+    file = base64_of(b"\0\0\0\x20ftypisom" + bytes(40))
+    said = [{"type": "video_url", "video_url": {"url": f"data:video/mp4;base64,{file}"}}]
+    response = sighted.post(CHAT, {"messages": [{"role": "user", "content": said}]})
+    assert response.status_code == 400
+    assert "videos are sent as their frames: a list of images" in response.json()["error"]["message"]
 
 
 def test_other_formats_are_read(sighted: RunningServer) -> None:

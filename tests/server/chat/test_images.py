@@ -9,10 +9,11 @@ from typing import Any
 import httpx
 import pytest
 from server.conftest import RunningServer, StartServer
-from server.images import part, seeing, sent, url
+from server.images import frames, part, seeing, sent, url
 
 from tidewheel.engine.errors import BusyError
 from tidewheel.engine.media.options import MediaOptions
+from tidewheel.engine.media.vision import Marks
 
 PATH = "/v1/chat/completions"
 PAD = 260  # the slot's token
@@ -265,11 +266,97 @@ def test_tokens_are_counted_with_images(start_server: StartServer) -> None:
     assert longer["count"] == len("[user]a<v><img></img></v>") + 1000
 
 
-def test_processor_settings_are_the_servers(start_server: StartServer) -> None:
+def test_a_request_may_change_settings_of_the_processor(start_server: StartServer) -> None:
     server = start_server(engine=seeing(QWEN))
-    error = refused(server, said(1), mm_processor_kwargs={"max_pixels": 1})
+    rendered(server, said(1, "SAY(x)YAS", 2), mm_processor_kwargs={"max_pixels": 1})
+    rendered(server, said(1))
+    assert server.engine.media.settings == [{"max_pixels": 1}] * 2 + [None]
+    error = refused(server, said(1), mm_processor_kwargs={"mean": 1})
     assert error["param"] == "mm_processor_kwargs"
-    assert "--mm-processor-kwargs" in error["message"]
+    assert "only max_pixels" in error["message"]
+
+
+def test_a_model_without_eyes_has_no_processor(server: RunningServer) -> None:
+    error = refused(server, user("a"), mm_processor_kwargs={"max_pixels": 1})
+    assert error["param"] == "mm_processor_kwargs"
+    assert "this model reads text" in error["message"]
+
+
+VIDEO = Marks("<vid>", "<frame>")
+WITH_VIDEO = QWEN.replace("{% elif 'text'", "{% elif c.type == 'video' %}<vid>{% elif 'text'")
+
+
+def shown(**video: Any) -> dict[str, Any]:
+    return user([{"type": "text", "text": "a"}, video, {"type": "text", "text": "b"}, part(2)])
+
+
+@pytest.mark.parametrize(
+    ("video", "times"),
+    [
+        ({"type": "video_url", "video_url": {"url": frames(3, 4)}}, "<0>{0}<1>{0}"),
+        ({"type": "video_url", "video_url": frames(3, 4), "fps": 4}, "<0>{0}<0.25>{0}"),
+        ({"type": "video", "video": [url(3), url(4)]}, "<0>{0}<0.5>{0}"),
+        ({"type": "video", "video": url(7)}, "<0>{0}"),
+    ],
+    ids=["vllm", "with fps", "qwen", "an animation"],
+)
+def test_videos_stand_in_their_places(start_server: StartServer, video: dict[str, Any], times: str) -> None:
+    server = start_server(engine=seeing(WITH_VIDEO, video=VIDEO))
+    text, ids = rendered(server, shown(**video))
+    assert text == f"[user]a{times.format('<frame>')}b<v><img><pad></img></v>"
+    assert (ids.count(263), ids.count(PAD)) == (7, 2)
+    texts = start_server(engine=seeing(TEXTS, video=VIDEO))
+    assert rendered(texts, shown(**video))[0] == f"[user]{times.format('<frame>')}\n<img><pad></img>\na\nb"
+
+
+@pytest.mark.parametrize(
+    ("video", "param", "complaint"),
+    [
+        ({"type": "video_url"}, "video_url", "is required"),
+        ({"type": "video", "video": []}, "video", "is required"),
+        ({"type": "video", "video": [url(1), ""]}, "video", "is required"),
+        ({"type": "video", "video": [url(1)] * 769}, "video", "has 769 frames; 768 are the most"),
+        ({"type": "video_url", "video_url": frames(*[1] * 769)}, "video_url", "has 769 frames, and 768 are the most"),
+        ({"type": "video", "video": [url(1), url(1)], "fps": 0}, "video", "fps must be from 0.01 to 1000, got 0"),
+        ({"type": "video", "video": [url(1), "data:image/png;base64,abc"]}, "video", "cannot be read as an image"),
+        ({"type": "video_url", "video_url": "https://a.org/a.mp4"}, "video_url", "--allowed-media-domains"),
+    ],
+)
+def test_videos_that_cannot_be_read(
+    start_server: StartServer, video: dict[str, Any], param: str, complaint: str
+) -> None:
+    server = start_server(engine=seeing(WITH_VIDEO, video=VIDEO))
+    error = refused(server, shown(**video))
+    assert error["param"].startswith(f"messages[0].content[1].{param}")
+    assert complaint in error["message"]
+
+
+def test_there_are_so_many_videos(start_server: StartServer) -> None:
+    media = MediaOptions(limit_mm_per_prompt={"video": 1})
+    server = start_server(engine=seeing(WITH_VIDEO, video=VIDEO), media=media)
+    video = {"type": "video_url", "video_url": {"url": frames(3)}}
+    rendered(server, shown(**video))
+    assert "2 videos; this server takes at most 1" in refused(server, shown(**video), shown(**video))["message"]
+
+
+def test_a_model_that_sees_no_videos_refuses_them(start_server: StartServer) -> None:
+    server = start_server(engine=seeing(QWEN))
+    error = refused(server, shown(type="video_url", video_url=frames(3)))
+    assert error["param"] == "messages[0].content[1].type"
+    assert "'video_url'; this model reads text and images" in error["message"]
+
+
+@pytest.mark.parametrize("word", ["<vid>", "<frame>", "\U0010fffcvideo\U0010fffc", "<frame><pad>"])
+def test_a_text_that_looks_like_a_video_is_a_text(start_server: StartServer, word: str) -> None:
+    server = start_server(engine=seeing(WITH_VIDEO, video=VIDEO))
+    messages = [user(f"what is {word}?"), shown(type="video_url", video_url=frames(3, 2))]
+    assert server.post(PATH, {"messages": messages}).status_code == 200
+    request = server.engine.requests[-1]
+    assert [(span.media.modality, span.length) for span in request.media] == [("video", 3), ("video", 2), ("image", 2)]
+    for span in request.media:
+        token = {"video": 263, "image": PAD}[span.media.modality]
+        assert list(request.prompt_token_ids[span.start : span.end]) == [token] * span.length
+    assert list(request.prompt_token_ids).count(263) == 5 + word.count("<frame>")
 
 
 def test_a_model_without_eyes_refuses_by_name(server: RunningServer) -> None:
@@ -367,7 +454,7 @@ def test_images_of_requests_that_run_are_bounded(start_server: StartServer, monk
 def test_a_busy_decoder_is_no_fault_of_the_request(start_server: StartServer, monkeypatch: pytest.MonkeyPatch) -> None:
     server = start_server(engine=seeing(QWEN))
 
-    async def busy(data: bytes, param: str) -> None:
+    async def busy(*given: Any) -> None:
         raise BusyError("too many other images are being decoded; try again later")
 
     monkeypatch.setattr(server.engine.media, "read", busy)

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tidewheel.engine.media.decode_settings import MAX_FRAMES, DecodeSettings
 from tidewheel.server.options.serve import SERVE_OPTIONS, ServeOptions, parse_options
 from tidewheel.server.options.variables import KNOWN
 from tidewheel.server.options.vllm_flags import CONVERTED, vllm_flags
@@ -168,7 +169,14 @@ def test_a_line_that_works(line: str, shown: dict[str, Any]) -> None:
         ("m --load-format tensorizer", "--load-format tensorizer is not supported: convert the model"),
         ("m --load-format=sharded_state", "--load-format sharded_state is not supported"),
         ("m --enable-prompt-adapter --prompt-adapters a=b c=d", "--prompt-adapters is not supported: such adapters"),
-        ("m --limit-mm-per-prompt '{\"video\": 2}'", "--limit-mm-per-prompt: video is not served"),
+        ("m --limit-mm-per-prompt '{\"audio\": 2}'", "--limit-mm-per-prompt: audio is not served"),
+        ("m --media-io-kwargs '{\"audio\": {}}'", "must have objects for image and video"),
+        ("m --media-io-kwargs.video.backend opencv", "must have no video.backend: what is supported for video is"),
+        ("m --media-io-kwargs.image.image_mode L", "must have RGB as image.image_mode"),
+        ("m --media-io-kwargs '{\"image\": {\"rgba_background_color\": [1, 2]}}'", "three numbers from 0 to 255"),
+        ("m --media-io-kwargs.video.num_frames 0", "must have a number from 1 to 768, or -1 for as many as there are,"),
+        ("m --media-io-kwargs.video.fps 0", "must have a number from 0.01 to 1000 as video.fps"),
+        ("m --image-min-tokens 9 --image-max-tokens 8", "--image-min-tokens must be at most --image-max-tokens"),
         ("m --limit-mm-per-prompt.image two", "must have numbers of at most 1024"),
         ("m --limit-mm-per-prompt.picture 2", "must have numbers of at most 1024 for image, video and audio"),
         ("m --limit-mm-per-prompt.image 2000", "must have numbers of at most 1024"),
@@ -348,8 +356,19 @@ def test_what_has_no_effect_is_a_line_in_the_log() -> None:
 def test_vllms_variables_of_fetched_images_are_options() -> None:
     shown = parse("m", VLLM_IMAGE_FETCH_TIMEOUT="7.5", VLLM_MEDIA_URL_ALLOW_REDIRECTS="0").shown
     assert (shown["image_fetch_timeout"], shown["media_url_allow_redirects"]) == (7.5, False)
-    assert parse("m").engine.media.max_images == 16
+    assert parse("m").engine.media.limits == {"image": 16, "video": 2}
+    assert parse("m --limit-mm-per-prompt video=0").engine.media.limits == {"image": 16, "video": 0}
     assert not parse("m --limit-mm-per-prompt image=0").engine.media.wants_vision
+
+
+def test_how_media_are_decoded_is_an_option() -> None:
+    assert parse("m").engine.media.decoding == DecodeSettings()
+    line = "m --media-io-kwargs.video.num_frames -1 --media-io-kwargs.image.rgba_background_color=[1,2,3]"
+    media = parse(line, VLLM_MAX_IMAGE_PIXELS="1000").engine.media
+    assert media.decoding == DecodeSettings(1000, (1, 2, 3), MAX_FRAMES, 2.0)
+    assert media.frames_per_second is None
+    media = parse('m --media-io-kwargs \'{"video": {"fps": 4}}\' --max-image-pixels 2k').engine.media
+    assert (media.decoding, media.frames_per_second) == (DecodeSettings(2000, fps=4.0), 4)
 
 
 def test_every_flag_is_works_or_accepted_or_refused() -> None:

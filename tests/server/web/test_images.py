@@ -16,6 +16,8 @@ from server.conftest import RunningServer, StartServer
 from server.images import CountingReader, file, seeing
 from server.web.conftest import OpenPage, last_answer, send, until_idle
 
+from tidewheel.engine.media.media import MediaFiles
+
 ROOM: dict[str, Any] = {"viewport": {"width": 1000, "height": 800}}
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}{% else %}"
@@ -38,9 +40,9 @@ class KeepingReader(CountingReader):
         super().__init__(260)
         self.files: list[bytes] = []
 
-    async def read(self, data: bytes, param: str) -> Any:
-        self.files.append(data)
-        return await super().read(file(3), param)
+    async def read(self, sent: MediaFiles, param: str, *settings: Any) -> Any:
+        self.files += sent.files
+        return await super().read(MediaFiles((file(3),)), param, *settings)
 
 
 @pytest.fixture(scope="module")
