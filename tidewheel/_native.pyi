@@ -118,6 +118,7 @@ class AttentionPlan(_Plan):
     shared_layer: int
     kv_scales: KvScales
     two_way: bool
+    clipped: bool
 
 class LatentAttentionPlan(_Plan):
     num_heads: int
@@ -140,6 +141,7 @@ class MlpPlan(_Plan):
     bias: bool
     gate_scale: float
     cutoff: float | None
+    clipped: bool
 
 class DeltaNetPlan(_Plan):
     num_key_heads: int

@@ -77,6 +77,7 @@ struct AttentionPlan {
   int shared_layer = -1;            // layer of its group's cache whose K and V it reads instead of its own; -1: none
   KvScales kv_scales = {};          // those of the layer whose K and V it reads
   bool two_way = false;             // tokens see up to Step::visible_until
+  bool clipped = false;             // see ClippedLinear; only in towers
   // Python does not set these two: Eagle3 does.
   int input_size = 0;               // size of its input rows; 0: the hidden size
   bool skips_first = false;         // hide a sequence's first token; only for steps with one token each
@@ -89,7 +90,7 @@ struct AttentionPlan {
     field("alibi_slopes", alibi_slopes), field("sinks", sinks), field("output_gate", output_gate),
     field("query_temperature", query_temperature), field("v_norm", v_norm), field("values_from_keys", values_from_keys),
     field("shared_layer", shared_layer), field("kv_scales", kv_scales),
-    field("two_way", two_way);
+    field("two_way", two_way), field("clipped", clipped);
   }
   Heads heads() const { return {num_heads, num_kv_heads, head_dim}; }
   int q_size() const { return num_heads * head_dim; }
@@ -129,9 +130,10 @@ struct MlpPlan {
   bool gated = false, bias = false;
   float gate_scale = 1;  // factor for the activation's input, if gated
   std::optional<float> cutoff = {};  // for a gate's values, in standard deviations above their mean
+  bool clipped = false;              // see ClippedLinear; only in towers
   void visit_fields(auto&& field) {
     field("intermediate_size", intermediate_size), field("activation", activation), field("gated", gated),
-    field("bias", bias), field("gate_scale", gate_scale), field("cutoff", cutoff);
+    field("bias", bias), field("gate_scale", gate_scale), field("cutoff", cutoff), field("clipped", clipped);
   }
 };
 

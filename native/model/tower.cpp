@@ -7,6 +7,9 @@
 namespace tidewheel {
 namespace {
 
+// Otherwise results are added before they could be clipped.
+constexpr const char* kNoPostNorm = "behind clipped linear layers there must be a norm";
+
 int blocks_of(int rows) { return (rows + kBlockTokens - 1) / kBlockTokens; }
 
 }  // namespace
@@ -49,11 +52,14 @@ void Tower::add_layer(const std::vector<ResidualBlockPlan>& layer, const std::st
   for (const ResidualBlockPlan& residual : layer) {
     if (const AttentionPlan* attention = std::get_if<AttentionPlan>(&residual.mixer)) {
       require(residuals.empty(), "attention must be the first part of a tower's layer");
+      require(!attention->clipped || residual.post_norm, kNoPostNorm);
       require(attention->two_way && attention->cache_group == 0 && attention->sliding_window == 0 && attention->shared_layer < 0 &&
                   !attention->output_gate,
               "attention in a tower is two-way, and has neither a window, another layer's K and V nor an output gate");
     } else {
-      require(std::holds_alternative<MlpPlan>(residual.mixer), "a tower's layers have only attention and MLPs");
+      const MlpPlan* mlp = std::get_if<MlpPlan>(&residual.mixer);
+      require(mlp != nullptr, "a tower's layers have only attention and MLPs");
+      require(!mlp->clipped || residual.post_norm, kNoPostNorm);
     }
     residuals.emplace_back(residual, prefix, context_);
   }

@@ -253,6 +253,7 @@ def _attention(attention: AttentionSpec, context: _LayerContext) -> _native.Atte
         shared_layer=context.layer(attention.kv_layer),
         kv_scales=_native.KvScales(k=scales.k, v=scales.v),
         two_way=attention.two_way,
+        clipped=attention.clipped,
     )
 
 
@@ -311,6 +312,7 @@ def _mlp(mlp: MlpSpec) -> _native.MlpPlan:
         bias=mlp.bias,
         gate_scale=mlp.gate_scale,
         cutoff=mlp.cutoff,
+        clipped=mlp.clipped,
     )
 
 

@@ -46,8 +46,11 @@ class Weights:
 
     def linear(self, name: str, x: Tensor) -> Tensor:
         """`x W^T`, with the bias if there is one, and what adapters add. `x [T, in_features]`, returns
-        `[T, out_features]`.
+        `[T, out_features]`. Both are clipped if there are bounds.
         """
+        bounds = self._tensors.get(f"{name}.bounds")
+        if bounds is not None:
+            return self.product(name, x.clamp(bounds[0], bounds[1])).clamp(bounds[2], bounds[3])
         return self.loras.add(name, x, self.product(name, x, self._tensors.get(f"{name}.bias")))
 
     def product(self, name: str, x: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -84,7 +84,8 @@ class AttentionSpec:
     which has the same heads and window (https://arxiv.org/abs/2405.05254).
 
     Where attention is `two_way`, a token sees beyond itself: up to its `visible_until` of StepBatch, the end of its
-    image, or of all rows in a tower. Raises ValueError for numbers that do not fit together.
+    image, or of all rows in a tower. With `clipped` the inputs and outputs of each matrix have bounds. Raises
+    ValueError for numbers that do not fit together.
     """
 
     kind: ClassVar[str] = "attention"
@@ -109,12 +110,15 @@ class AttentionSpec:
     values_from_keys: bool = False
     kv_layer: int | None = None
     two_way: bool = False
+    clipped: bool = False
 
     def __post_init__(self) -> None:
         if self.kv_layer is not None and (self.v_norm is not None or self.values_from_keys):
             raise ValueError("attention that reads another layer's K and V has no values of its own")
         if self.output_gate and (self.kv_layer is not None or self.values_from_keys):
             raise ValueError("an output gate goes with K and V that have projections of their own")
+        if self.clipped and (self.qkv_bias or self.out_bias or self.values_from_keys or self.output_gate):
+            raise ValueError("clipped attention has neither biases, nor an output gate, nor keys as values")
         if self.values_from_keys and self.qk_norm_over == "whole":
             raise ValueError("values cannot be taken from keys that are normalized over their whole width")
         if self.scale <= 0 or (self.softcap is not None and self.softcap <= 0):
@@ -139,7 +143,7 @@ class AttentionSpec:
     @property
     def activations(self) -> int:
         """How many values a token takes: queries, keys, values and gates, and the queries once more."""
-        return 2 * (self.q_size + self.kv_size) + (self.q_size if self.output_gate else 0)
+        return 2 * (self.q_size + self.kv_size) + self.q_size * (self.output_gate + self.clipped)
 
     @property
     def cached(self) -> KvShape | None:
@@ -162,8 +166,8 @@ class AttentionSpec:
         """The weights: q, k, v, o and a gate, the norms of queries, keys and values, the sinks `[num_heads]`."""
         shapes: Shapes = {}
         for name, size in self.projections.items():
-            shapes |= under(name, linear(size, hidden_size, self.qkv_bias))
-        shapes |= under("o", linear(hidden_size, self.q_size, self.out_bias))
+            shapes |= under(name, linear(size, hidden_size, self.qkv_bias, self.clipped))
+        shapes |= under("o", linear(hidden_size, self.q_size, self.out_bias, self.clipped))
         if self.qk_norm:
             shared = self.qk_norm_over == "head"
             shapes |= under("q_norm", self.qk_norm.shapes(self.head_dim if shared else self.q_size))

@@ -13,6 +13,7 @@ from .eagle3 import Eagle3Spec
 from .latent_attention import LatentAttentionSpec
 from .layers import mixers
 from .mamba2 import Mamba2Spec
+from .mlp import MlpSpec
 from .mtp import MtpSpec
 from .norm import NormSpec
 from .per_layer import PerLayerEmbeddingSpec, PerLayerSpec
@@ -88,6 +89,8 @@ class DecoderSpec:
                     raise ValueError(
                         f"layer {index} needs {mixer.streams} streams, which the embedding does not produce"
                     )
+                if isinstance(mixer, AttentionSpec | MlpSpec) and mixer.clipped:
+                    raise ValueError(f"layer {index} is clipped, which only those of towers are")
                 if isinstance(mixer, AttentionSpec) and mixer.kv_layer is not None:
                     self._require_kv(index, mixer, mixer.kv_layer)
                 if isinstance(mixer, PerLayerSpec) and (

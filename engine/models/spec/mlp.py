@@ -16,8 +16,9 @@ class MlpSpec:
     and `gelu_quick` is `x * sigmoid(1.702 x)`.
 
     With a `cutoff`, a gated one takes of the gate's values only what they are above their mean and `cutoff` standard
-    deviations, and 0 for the others (https://arxiv.org/abs/2506.06644). Raises ValueError for a scale or a cutoff
-    without a gate.
+    deviations, and 0 for the others (https://arxiv.org/abs/2506.06644). With `clipped` the
+    inputs and outputs of each matrix have bounds. Raises ValueError for a scale or a cutoff without a gate, and for
+    bounds beside either of them, biases, or no gate.
     """
 
     kind: ClassVar[str] = "mlp"
@@ -28,20 +29,24 @@ class MlpSpec:
     bias: bool = False
     gate_scale: float = 1.0
     cutoff: float | None = None
+    clipped: bool = False
 
     def __post_init__(self) -> None:
         if self.gate_scale != 1 and not self.gated:
             raise ValueError("an MLP without a gate has no scale of it")
         if self.cutoff is not None and not self.gated:
             raise ValueError("only the values of a gate are cut off")
+        if self.clipped and (not self.gated or self.bias or self.gate_scale != 1 or self.cutoff is not None):
+            raise ValueError("a clipped MLP has a gate, which is neither scaled nor cut off, and no biases")
 
     @property
     def activations(self) -> int:
         """How many values a token takes between the matrices."""
-        return self.intermediate_size * (2 if self.gated else 1)
+        return self.intermediate_size * (1 + self.gated + self.clipped)
 
     def shapes(self, hidden_size: int) -> Shapes:
         """The weights: up and down, and a gate."""
-        shapes = under("gate", linear(self.intermediate_size, hidden_size, self.bias)) if self.gated else {}
-        shapes |= under("up", linear(self.intermediate_size, hidden_size, self.bias))
-        return shapes | under("down", linear(hidden_size, self.intermediate_size, self.bias))
+        gate = under("gate", linear(self.intermediate_size, hidden_size, self.bias, self.clipped))
+        shapes = gate if self.gated else {}
+        shapes |= under("up", linear(self.intermediate_size, hidden_size, self.bias, self.clipped))
+        return shapes | under("down", linear(hidden_size, self.intermediate_size, self.bias, self.clipped))

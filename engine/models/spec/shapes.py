@@ -8,11 +8,16 @@ from typing import TypeAlias
 Shapes: TypeAlias = dict[str, tuple[int, ...]]
 
 
-def linear(out_features: int, in_features: int, bias: bool) -> Shapes:
-    """The weights of a linear layer, the matrix as `(out_features, in_features)`."""
+def linear(out_features: int, in_features: int, bias: bool, clipped: bool = False) -> Shapes:
+    """The weights of a linear layer, the matrix as `(out_features, in_features)`.
+
+    If it is `clipped`, its bounds are the least and the greatest input, then those of outputs.
+    """
     shapes: Shapes = {"weight": (out_features, in_features)}
     if bias:
         shapes["bias"] = (out_features,)
+    if clipped:
+        shapes["bounds"] = (4,)
     return shapes
 
 

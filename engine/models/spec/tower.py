@@ -48,6 +48,8 @@ class TowerSpec:
         for layer in self.layers:
             for index, residual in enumerate(layer):
                 mixer = residual.mixer
+                if isinstance(mixer, AttentionSpec | MlpSpec) and mixer.clipped and residual.post_norm is None:
+                    raise ValueError("behind clipped matrices there must be a norm")
                 if isinstance(mixer, AttentionSpec):
                     _check(mixer, index)
                 elif not isinstance(mixer, MlpSpec):

@@ -46,11 +46,15 @@ Attention::Attention(const AttentionPlan& plan, const std::string& prefix, Conte
   const int q = plan.q_size(), kv = plan.kv_size(), hidden = plan.input_size ? plan.input_size : context.hidden_size;
   require(!plan.output_gate || (!shares() && !plan.values_from_keys), "an output gate is behind projections of q, k and v");
   const int all = shares() ? q : plan.values_from_keys ? q + kv : q + 2 * kv + (plan.output_gate ? q : 0);
-  weights.add_linear(prefix + "q", qkv_, q, hidden, plan.qkv_bias, {all, q, 0, 0});
-  if (!shares()) weights.add_linear(prefix + "k", qkv_, kv, hidden, plan.qkv_bias, {all, kv, 0, q});
-  if (all >= q + 2 * kv) weights.add_linear(prefix + "v", qkv_, kv, hidden, plan.qkv_bias, {all, kv, 0, q + kv});
-  if (plan.output_gate) weights.add_linear(prefix + "q_gate", qkv_, q, hidden, plan.qkv_bias, {all, q, 0, q + 2 * kv});
-  weights.add_linear(prefix + "o", out_, context.hidden_size, q, plan.out_bias);
+  if (plan.clipped) {
+    add_clipped(prefix, context);
+  } else {
+    weights.add_linear(prefix + "q", qkv_, q, hidden, plan.qkv_bias, {all, q, 0, 0});
+    if (!shares()) weights.add_linear(prefix + "k", qkv_, kv, hidden, plan.qkv_bias, {all, kv, 0, q});
+    if (all >= q + 2 * kv) weights.add_linear(prefix + "v", qkv_, kv, hidden, plan.qkv_bias, {all, kv, 0, q + kv});
+    if (plan.output_gate) weights.add_linear(prefix + "q_gate", qkv_, q, hidden, plan.qkv_bias, {all, q, 0, q + 2 * kv});
+    weights.add_linear(prefix + "o", out_, context.hidden_size, q, plan.out_bias);
+  }
   weights.add_norm(prefix + "q_norm", q_norm_, plan.qk_norm, plan.q_norm_size());
   if (!shares()) weights.add_norm(prefix + "k_norm", k_norm_, plan.qk_norm, plan.k_norm_size());
   weights.add_norm(prefix + "v_norm", v_norm_, plan.v_norm, plan.head_dim);
@@ -62,6 +66,17 @@ Attention::Attention(const AttentionPlan& plan, const std::string& prefix, Conte
   state.query_bytes = std::max(state.query_bytes, query_rows_.stride);
   if (!state.is_tower) query_rows_ = context.workspace.add<char>(query_rows_.stride);
   context.workspace.need_scratch(context.kernels.attention_scratch_bytes(heads_));
+}
+
+void Attention::add_clipped(const std::string& prefix, Context& context) {
+  const int q = plan_.q_size(), kv = plan_.kv_size(), hidden = context.hidden_size;
+  require(context.attention.is_tower && !plan_.qkv_bias && !plan_.out_bias && !plan_.values_from_keys,
+          "only in a tower linear layers are clipped, and they have no biases");
+  clipped_q_.add(prefix + "q", q, hidden, context);
+  clipped_k_.add(prefix + "k", kv, hidden, context);
+  clipped_v_.add(prefix + "v", kv, hidden, context);
+  clipped_out_.add(prefix + "o", hidden, q, context);
+  clipped_ = context.workspace.add<float>(std::max(hidden, q));
 }
 
 void Attention::run(Worker& worker, const Step& step, const Rows& input, const Output& output) const {
@@ -79,12 +94,24 @@ void Attention::run(Worker& worker, const Step& step, const Rows& input, const O
   attend(worker, step);
   if (plan_.output_gate) gate(worker, input.count);
   context_.profile.end(worker, Phase::kAttention);
-  context_.gemms.run(worker, out_, {qkv(0), qkv_rows_.stride, input.count}, output);
+  const Rows results{qkv(0), qkv_rows_.stride, input.count};
+  if (plan_.clipped) {
+    clipped_out_.run(worker, results, clipped_, output);
+  } else {
+    context_.gemms.run(worker, out_, results, output);
+  }
   context_.profile.end(worker, Phase::kOut);
 }
 
 void Attention::project(Worker& worker, const Rows& input) const {
-  context_.gemms.run(worker, qkv_, input, {Epilogue::kStore, qkv(0), qkv_rows_.stride});
+  if (plan_.clipped) {
+    const int q = plan_.q_size(), kv = plan_.kv_size();
+    clipped_q_.run(worker, input, clipped_, {Epilogue::kStore, qkv(0), qkv_rows_.stride});
+    clipped_k_.run(worker, input, clipped_, {Epilogue::kStore, qkv(0) + q, qkv_rows_.stride});
+    clipped_v_.run(worker, input, clipped_, {Epilogue::kStore, qkv(0) + q + kv, qkv_rows_.stride});
+  } else {
+    context_.gemms.run(worker, qkv_, input, {Epilogue::kStore, qkv(0), qkv_rows_.stride});
+  }
   context_.profile.end(worker, Phase::kQkv);
   if (plan_.qk_norm && plan_.qk_norm_over == QkNormOver::kWhole) normalize_whole(worker, input.count);
 }

@@ -1,6 +1,7 @@
 // Attention over the paged KV cache.
 #pragma once
 
+#include "model/clipped_linear.h"
 #include "model/mixers/mixer.h"
 
 namespace tidewheel {
@@ -30,6 +31,7 @@ class Attention final : public Mixer {
   const int32_t* visible_until(const Step& step, const AttentionTask& task) const {
     return plan_.two_way && !step.visible_until.empty() ? step.visible_until.data() + task.token_begin : nullptr;
   }
+  void add_clipped(const std::string& prefix, Context& context);
   // Computes q, k and v.
   void project(Worker& worker, const Rows& input) const;
   void normalize_whole(Worker& worker, int tokens) const;
@@ -47,6 +49,8 @@ class Attention final : public Mixer {
   int layer_;         // in its group's cache: its own layer, or the one that it shares
   int rope_table_ = -1;
   Linear qkv_, out_;
+  ClippedLinear clipped_q_, clipped_k_, clipped_v_, clipped_out_;  // instead of these, if it is clipped
+  Buffer<float> clipped_;                                          // [T, inputs of any of them]
   Norm q_norm_, k_norm_, v_norm_;
   float* sinks_ = nullptr;
   Buffer<float> qkv_rows_;   // [T, q k v gate]; later attention's result replaces q

@@ -38,6 +38,17 @@ float sum(int size, Term&& term) {
 Mlp::Mlp(const MlpPlan& plan, const std::string& prefix, Context& context) : context_(context), plan_(plan) {
   const int size = plan.intermediate_size, hidden = context.hidden_size;
   Weights& weights = context.weights;
+  activated_ = context.workspace.add<float>(round_up(size, kPanel));
+  if (plan.clipped) {
+    require(context.attention.is_tower && plan.gated && !plan.bias && !plan.cutoff && plan.gate_scale == 1,
+            "only in a tower an MLP is clipped; it has a gate that is not scaled, and no biases");
+    clipped_gate_.add(prefix + "gate", size, hidden, context);
+    clipped_up_.add(prefix + "up", size, hidden, context);
+    clipped_down_.add(prefix + "down", hidden, size, context);
+    upper_ = context.workspace.add<float>(size);
+    clipped_ = context.workspace.add<float>(std::max(size, hidden));
+    return;
+  }
   require(!plan.cutoff || plan.gated, "only the values of a gate are cut off");
   interleaved_ = plan.gated && !plan.cutoff && weights.agree(prefix + "gate.weight", prefix + "up.weight");
   if (interleaved_) {
@@ -49,7 +60,6 @@ Mlp::Mlp(const MlpPlan& plan, const std::string& prefix, Context& context) : con
     weights.add_linear(prefix + "up", up_, size, hidden, plan.bias);
   }
   weights.add_linear(prefix + "down", down_, hidden, size, plan.bias);
-  activated_ = context.workspace.add<float>(round_up(size, kPanel));
   if (plan.gated && !interleaved_) upper_ = context.workspace.add<float>(size);
 }
 
@@ -83,7 +93,39 @@ void Mlp::multiply_gate(float* gate, const float* up) const {
   for (int i = 0; i < size; ++i) gate[i] = gate[i] > least ? activate(plan_.activation, gate[i] - least) * up[i] : 0.0f;
 }
 
+void Mlp::run_clipped(Worker& worker, const Rows& input, const Output& output) const {
+  float* activated = context_.workspace.rows(activated_);
+  float* upper = context_.workspace.rows(upper_);
+  clipped_gate_.run(worker, input, clipped_, {Epilogue::kStore, activated, activated_.stride});
+  clipped_up_.run(worker, input, clipped_, {Epilogue::kStore, upper, upper_.stride});
+  worker.share(input.count, 4, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      multiply_activated(activated + row * activated_.stride, upper + row * upper_.stride);
+    }
+  });
+  context_.profile.end(worker, Phase::kUp);
+  clipped_down_.run(worker, {upper, upper_.stride, input.count}, clipped_, output);
+  context_.profile.end(worker, Phase::kDown);
+}
+
+// Activations that are x * sigmoid(f(x)) have a kernel. With tanh, GELU is one: (1 + tanh(z)) / 2 = sigmoid(2 z).
+void Mlp::multiply_activated(float* gate, float* up) const {
+  const int size = plan_.intermediate_size;
+  const auto multiply = [&](auto&& inner) {
+    for (int i = 0; i < size; ++i) up[i] *= gate[i], gate[i] = inner(gate[i]);
+    context_.kernels.multiply_gate(Gate::kSigmoid, gate, size, up);
+  };
+  switch (plan_.activation) {
+    case Activation::kSilu: return multiply([](float x) { return x; });
+    case Activation::kGeluTanh: return multiply([](float x) { return 1.5957691216f * (x + 0.044715f * x * x * x); });
+    case Activation::kGeluQuick: return multiply([](float x) { return 1.702f * x; });
+    default:
+      for (int i = 0; i < size; ++i) up[i] *= activate(plan_.activation, gate[i]);
+  }
+}
+
 void Mlp::run(Worker& worker, const Step&, const Rows& input, const Output& output) const {
+  if (plan_.clipped) return run_clipped(worker, input, output);
   float* activated = context_.workspace.rows(activated_);
   const Epilogue epilogue = plan_.gated ? Epilogue::kGated : Epilogue::kActivation;
   if (plan_.gated && !interleaved_) {

@@ -82,6 +82,15 @@ SPECS = {
     "norms of queries, keys and values, post-norms": tower(
         replace(QWEN, qk_norm=RMS, v_norm=NormSpec("rms", 1e-6, weight=False), scale=1.0), MLP, RMS, post_norm=RMS
     ),
+    "clipped matrices": tower(
+        AttentionSpec(4, 2, 40, 40**-0.5, clipped=True, two_way=True), replace(MLP, clipped=True), RMS, post_norm=RMS
+    ),
+    "clipped matrices, GELU": tower(
+        replace(QWEN, qkv_bias=False, out_bias=False, clipped=True),
+        replace(MLP, activation="gelu_tanh", clipped=True),
+        RMS,
+        post_norm=RMS,
+    ),
     "norms over all heads": tower(replace(QWEN, qk_norm=LAYER_NORM, qk_norm_over="whole"), GELU, LAYER_NORM),
     "norms after rope, capped scores": tower(
         replace(QWEN, qk_norm=RMS, qk_norm_after_rope=True, softcap=3.0), GELU, RMS
@@ -93,10 +102,16 @@ LONG = [700]  # longer than a KV split
 
 
 class TowerWeights(RandomWeights):
-    """Random weights, with norms near 1."""
+    """Random weights, and bounds that some values exceed."""
 
     def __init__(self, spec: TowerSpec) -> None:
         self._shapes = tower_shapes(spec)
+
+    def __getitem__(self, name: str) -> DenseTensor:
+        if not name.endswith(".bounds"):
+            return super().__getitem__(name)
+        size = 0.5 + np.random.default_rng(len(name)).random(4, np.float32)
+        return DenseTensor(size * np.array([-1, 1, -1, 1], np.float32), "float32")
 
 
 @pytest.fixture(scope="module", autouse=True)
