@@ -22,7 +22,9 @@ Stored = Mapping[str, NDArray[np.float32]]
 
 
 def taken(stored: Stored, ref: TensorRef) -> NDArray[np.float32]:
-    """What a reference takes of a tensor in `stored`, in the shape that it promises."""
+    """What a reference takes of tensors in `stored`, in the shape that it promises."""
+    if ref.stack:
+        return np.concatenate([taken(stored, part) for part in ref.parts()])
     whole = stored[ref.name]
     part = whole if ref.index is None else whole[ref.index]
     rows = cast("NDArray[np.float32]", rows_of(part.T if ref.transpose else part, ref))
@@ -80,6 +82,7 @@ class PlainTower(TowerExecutor):
             else:
                 assert isinstance(residual.mixer, MlpSpec)
                 out = self._mlp(prefix, residual.mixer, inner)
+            out = self._norm(f"{prefix}{residual.mixer.kind}_post_norm", residual.post_norm, out)
             x = x + residual.scale * out
         return _numpy(x)
 
@@ -99,25 +102,30 @@ class PlainTower(TowerExecutor):
         self.used.add(name)
         return self._weights[name]
 
-    def _linear(self, name: str, x: torch.Tensor, bias: bool) -> torch.Tensor:
-        return functional.linear(x, self._weight(f"{name}.weight"), self._weight(f"{name}.bias") if bias else None)
+    def _linear(self, name: str, x: torch.Tensor, bias: bool, clipped: bool = False) -> torch.Tensor:
+        least, most = -math.inf, math.inf
+        if clipped:
+            *of_inputs, least, most = self._weight(f"{name}.bounds").tolist()
+            x = x.clamp(*of_inputs)
+        x = functional.linear(x, self._weight(f"{name}.weight"), self._weight(f"{name}.bias") if bias else None)
+        return x.clamp(least, most)
 
     def _norm(self, name: str, spec: NormSpec | None, x: torch.Tensor) -> torch.Tensor:
         if spec is None:
             return x
-        weight = self._weight(f"{name}.weight") + float(spec.unit_offset)
+        weight = self._weight(f"{name}.weight") + float(spec.unit_offset) if spec.weight else torch.ones(())
         if spec.kind == "layer":
             bias = self._weight(f"{name}.bias") if spec.bias else None
             return functional.layer_norm(x, x.shape[-1:], weight, bias, spec.eps)
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + spec.eps) * weight
 
     def _mlp(self, prefix: str, spec: MlpSpec, x: torch.Tensor) -> torch.Tensor:
-        inner = self._linear(f"{prefix}up", x, spec.bias)
+        inner = self._linear(f"{prefix}up", x, spec.bias, spec.clipped)
         if spec.gated:
-            inner = _activated(spec.activation, self._linear(f"{prefix}gate", x, spec.bias)) * inner
+            inner = _activated(spec.activation, self._linear(f"{prefix}gate", x, spec.bias, spec.clipped)) * inner
         else:
             inner = _activated(spec.activation, inner)
-        return self._linear(f"{prefix}down", inner, spec.bias)
+        return self._linear(f"{prefix}down", inner, spec.bias, spec.clipped)
 
     def _attention(
         self,
@@ -129,11 +137,14 @@ class PlainTower(TowerExecutor):
     ) -> torch.Tensor:
         heads = {}
         for name in ("q", "k", "v"):
-            part = self._linear(f"{prefix}{name}", x, spec.qkv_bias)
-            if name != "v" and spec.qk_norm is not None:
-                assert spec.qk_norm_over == "whole"
-                part = self._norm(f"{prefix}{name}_norm", spec.qk_norm, part)
-            heads[name] = part.reshape(len(x), spec.num_heads, spec.head_dim).transpose(0, 1)
+            part = self._linear(f"{prefix}{name}", x, spec.qkv_bias, spec.clipped)
+            norm = spec.v_norm if name == "v" else spec.qk_norm
+            if spec.qk_norm_over == "whole":
+                part = self._norm(f"{prefix}{name}_norm", norm, part)
+            part = part.reshape(len(x), -1, spec.head_dim).transpose(0, 1)
+            if spec.qk_norm_over != "whole":
+                part = self._norm(f"{prefix}{name}_norm", norm, part)
+            heads[name] = part.repeat_interleave(spec.num_heads // len(part), 0)
         if spec.rope is not None:
             assert positions is not None
             heads |= {name: _rotated(spec.rope, heads[name], positions) for name in ("q", "k")}
@@ -143,7 +154,7 @@ class PlainTower(TowerExecutor):
             q, k, v = (heads[name][:, start:stop] for name in ("q", "k", "v"))
             scores = torch.softmax(q @ k.transpose(1, 2) * spec.scale, -1)
             outputs.append((scores @ v).transpose(0, 1).reshape(stop - start, -1))
-        return self._linear(f"{prefix}o", torch.cat(outputs), spec.out_bias)
+        return self._linear(f"{prefix}o", torch.cat(outputs), spec.out_bias, spec.clipped)
 
 
 def run(generator: Generator[None, None, Any]) -> Any:
@@ -159,6 +170,9 @@ def _rotated(rope: RopeSpec, heads: torch.Tensor, positions: NDArray[np.int32]) 
     places = torch.from_numpy(positions[list(rope.axes)]).float()  # [pairs, N]
     angles = (places * torch.tensor(rope.inv_freq)[:, None]).T
     cos, sin = angles.cos(), angles.sin()
+    if rope.interleaved:
+        first, second = heads[..., 0::2], heads[..., 1::2]
+        return torch.stack([first * cos - second * sin, second * cos + first * sin], -1).flatten(-2)
     first, second = heads.split(len(rope.inv_freq), -1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import sys
 from collections.abc import Mapping
@@ -160,6 +161,32 @@ def _qwen(
     )
 
 
+def _gemma4(vision: Mapping[str, Any], text: Mapping[str, Any], name: str = "Gemma4") -> VisionCase:
+    sizes = {"patch_size": 4, "pooling_kernel_size": 2}
+    heads = {"global_head_dim": 24, "layer_types": ["sliding_attention", "full_attention"]}
+    return VisionCase(
+        f"{name}ForConditionalGeneration",
+        f"{name}Config",
+        {**sizes, **vision},
+        {**_TEXT, **heads, **text},
+        "Gemma4ImageProcessorPil" if name == "Gemma4" else "",
+        {**sizes, "max_soft_tokens": 70},
+        f"{name}Processor",
+        {"boi_token": "<|image>", "image_token": "<|image|>", "eoi_token": "<image|>"},
+        ("<|image|>", "<|image>", "<image|>"),
+        "look <|image|> here",
+    )
+
+
+_GEMMA4 = {
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "position_embedding_size": 150,
+}
 _QWEN3 = {"hidden_size": 32, "out_hidden_size": 32, "intermediate_size": 48, "num_position_embeddings": 25}
 CASES: dict[str, VisionCase] = {
     "smolvlm": _smolvlm("SmolVLM"),
@@ -313,6 +340,29 @@ CASES: dict[str, VisionCase] = {
         "look <start_of_image> here",
         {"mm_tokens_per_image": 16},
     ),
+    "gemma4": _gemma4(
+        {**_GEMMA4, "standardize": True},
+        {
+            "model_type": "gemma4_text",
+            "hidden_size_per_layer_input": 0,
+            "sliding_window": 24,
+            "use_bidirectional_attention": "vision",
+        },
+    ),
+    "gemma4-e2b": _gemma4(
+        {**_GEMMA4, "use_clipped_linears": True},
+        {
+            "model_type": "gemma4_text",
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": 512,
+            "sliding_window": 24,
+        },
+    ),
+    "gemma4-unified": _gemma4(
+        {"mm_embed_dim": 24, "output_proj_dims": 24, "mm_posemb_size": 80},
+        {"model_type": "gemma4_unified_text", "sliding_window": 24},
+        "Gemma4Unified",
+    ),
     "internvl": VisionCase(
         "InternVLForConditionalGeneration",
         "InternVLConfig",
@@ -387,24 +437,81 @@ def vision_model(case: VisionCase, folder: Path) -> VisionModel:
             vector = weight.ndim == 1
             weight.copy_(torch.randn(weight.shape, generator=generator) * (0.2 if vector else 0.15))
             weight += float(vector and "norm" in name and name.endswith("weight"))
+        for name, buffer in model.named_buffers():
+            if name.endswith(("std_bias", "std_scale", "_min", "_max")):  # which begin as nothing, or infinite
+                size = 0.3 + torch.rand(buffer.shape, generator=generator)
+                buffer.copy_(-size if name.endswith("_min") else size)
     model.save_pretrained(folder)
     if case.image_processor:
         image_processor = getattr(transformers, case.image_processor)(**case.settings)
         image_processor.save_pretrained(folder)
         settings = json.loads((folder / "preprocessor_config.json").read_text("utf-8"))
     else:
-        image_processor, settings = _Lfm2Processor(case.settings), dict(case.settings)
+        made = _Lfm2Processor if case.processor == "Lfm2VlProcessor" else _TorchvisionProcessor
+        image_processor, settings = made(case), dict(case.settings)
     written = json.loads((folder / "config.json").read_text("utf-8"))
     return VisionModel(model, image_processor, written, settings, load_file(folder / "model.safetensors"))
+
+
+def _wanting_torchvision(model: str) -> Any:
+    """The module of an image processor."""
+    names = ("", ".transforms", ".transforms.v2", ".transforms.v2.functional")
+    with patch.dict(sys.modules, {f"torchvision{name}": MagicMock() for name in names}):
+        return importlib.import_module(f"transformers.models.{model}.image_processing_{model}")
+
+
+class _TorchvisionProcessor:
+    """One that wants torchvision: its own code, but Pillow resizes, and what else torchvision does is written here."""
+
+    def __init__(self, case: VisionCase) -> None:
+        model = {"Gemma4UnifiedProcessor": "gemma4_unified"}[case.processor]
+        self._module = _wanting_torchvision(model)
+        cls = getattr(self._module, case.processor.replace("Processor", "ImageProcessor"))
+        self._processor = cls.__new__(cls)
+        fields = inspect.signature(cls._preprocess).parameters.keys() - {"self", "images", "kwargs", "return_tensors"}
+        self._options = {name: case.settings.get(name, getattr(cls, name, None)) for name in fields}
+        if "size" in fields:
+            self._options["size"] = self._module.SizeDict(**self._options["size"])
+
+    def __call__(self, images: list[Image], **ignored: Any) -> dict[str, Any]:
+        image = torch.from_numpy(images[0].transpose(2, 0, 1).copy())
+        parts = {"resize": _resized, "normalize": _normalized, "rescale_and_normalize": _rescaled}
+        functional = SimpleNamespace(resize=_resized_to, pad=_padded)
+        with (
+            patch.multiple(self._module.TorchvisionBackend, **parts),
+            patch.object(self._module, "tvF", functional),
+        ):
+            inputs = dict(self._processor._preprocess([image], return_tensors="pt", **self._options))
+        return {**inputs, "pixel_values": inputs["pixel_values"].float()}
+
+
+def _normalized(processor: Any, images: torch.Tensor, mean: Any, std: Any, **options: Any) -> torch.Tensor:
+    mean, std = (torch.tensor(values, dtype=images.dtype)[:, None, None] for values in (mean, std))
+    return images.sub(mean).div(std)
+
+
+def _rescaled(processor: Any, images: torch.Tensor, rescales: bool, factor: float, *others: Any) -> torch.Tensor:
+    return (images.double() * factor).float()
+
+
+def _resized_to(image: torch.Tensor, size: list[int], **options: Any) -> torch.Tensor:
+    pillow = Pillow.fromarray(image.numpy().transpose(1, 2, 0).copy())
+    resized = np.array(pillow.resize((size[1], size[0]), Pillow.Resampling.BICUBIC))
+    return torch.from_numpy(resized.transpose(2, 0, 1).copy())
+
+
+def _padded(images: torch.Tensor, padding: list[int], fill: list[int]) -> torch.Tensor:
+    assert not any(fill)
+    left, top, right, bottom = map(int, padding)
+    return torch.nn.functional.pad(images, (left, right, top, bottom))
 
 
 class _Lfm2Processor:
     """That of LFM2-VL, which wants torchvision: its own code, but Pillow resizes."""
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
-        names = ("", ".transforms", ".transforms.v2", ".transforms.v2.functional")
-        with patch.dict(sys.modules, {f"torchvision{name}": MagicMock() for name in names}):
-            self._module = importlib.import_module("transformers.models.lfm2_vl.image_processing_lfm2_vl")
+    def __init__(self, case: VisionCase) -> None:
+        settings = case.settings
+        self._module = _wanting_torchvision("lfm2_vl")
         cls = self._module.Lfm2VlImageProcessor
         self._processor = cls.__new__(cls)
         names = ("downsample_factor", "min_tiles", "max_tiles", "use_thumbnail", "min_image_tokens")
@@ -436,7 +543,7 @@ class _Lfm2Processor:
 
 def _resized(processor: Any, images: torch.Tensor, size: Any, **options: Any) -> torch.Tensor:
     pillow = Pillow.fromarray(images[0].numpy().transpose(1, 2, 0).copy())
-    resized = np.array(pillow.resize((size.width, size.height), Pillow.Resampling.BILINEAR))
+    resized = np.array(pillow.resize((int(size.width), int(size.height)), Pillow.Resampling.BILINEAR))
     return torch.from_numpy(resized.transpose(2, 0, 1).copy())[None]
 
 
@@ -455,13 +562,13 @@ def processed(case: VisionCase, made: VisionModel, image: Image) -> dict[str, An
 
 def features(case: VisionCase, made: VisionModel, inputs: Mapping[str, Any]) -> NDArray[np.float32]:
     """The image's embeddings, and what is added after layers of the decoder behind them."""
-    names = ("pixel_values", "pixel_attention_mask", "image_grid_thw", "spatial_shapes")
+    names = ("pixel_values", "pixel_attention_mask", "image_grid_thw", "spatial_shapes", "image_position_ids")
     given = {name: inputs[name] for name in names if name in inputs}
     if case.vision.get("model_type") == "pixtral" or "image_grid_pinpoints" in case.others:
         given["image_sizes"] = inputs["image_sizes"]
     with torch.no_grad():
         outputs = made.model.get_image_features(**given, return_dict=True)
-    embeddings = outputs.pooler_output
+        embeddings = outputs.pooler_output
     if not isinstance(embeddings, torch.Tensor):
         embeddings = torch.cat(list(embeddings))
     embeddings = embeddings.reshape(-1, embeddings.shape[-1])

@@ -299,6 +299,21 @@ def joined_blocks(rows: Floats, grid: tuple[int, int], merge: int) -> Floats:
     return np.ascontiguousarray(blocks).reshape((height // merge) * (width // merge), -1)
 
 
+def block_means(rows: Floats, grid: tuple[int, int], merge: int) -> Floats:
+    """The mean of each block of `merge` x `merge` patches, summed in one order: `[blocks, width]`, row by row.
+
+    `rows [rows * columns, width]` are row by row too. What is left at the right and at the bottom is in no block.
+    """
+    height, width = grid[0] // merge, grid[1] // merge
+    used = rows.reshape(*grid, -1)[: height * merge, : width * merge]
+    blocks = used.reshape(height, merge, width, merge, -1)
+    total = np.zeros((height, width, rows.shape[1]), np.float32)
+    for row in range(merge):
+        for column in range(merge):
+            total += blocks[:, row, :, column]
+    return total.reshape(height * width, -1) / np.float32(merge**2)
+
+
 def normalized(rows: Floats, eps: float, weight: Floats, bias: Floats | None = None) -> Floats:
     """LayerNorm of rows, or RMSNorm if there is no bias: each row by itself, summed in float64."""
     values = np.ascontiguousarray(rows, np.float64)

@@ -18,8 +18,8 @@ class TensorRef:
     4. `rows` `(start, stop)`: keep rows `[start, stop)` of those that are left.
     5. `permute`: row i is row `permute[i]` of those that are left. It names each of them once.
     6. `transpose_each` `(rows, columns)`: the rows are matrices of that size, one below the other; transpose each.
-    7. `flat`: one dimension, with the elements row by row. Or `matrix`: two, with all elements of a row in a line, for
-       the kernel of a convolution over patches that lie side by side.
+    7. `flat`: one dimension, with the elements row by row; a number alone is one of them. Or `matrix`: two, with all
+       elements of a row in a line, for the kernel of a convolution over patches that lie side by side.
     8. `scaled_by`: each row is multiplied by the element for it of the tensor with that name. Of towers alone.
     9. `stack`: the rows of these references follow.
 
@@ -69,7 +69,9 @@ class TensorRef:
             stored = stored[1:]
         rest = (stored[::-1] if self.transpose else stored)[1:]
         if not stored:
-            return None if self.rows or self.each or self.permute or self.transpose_each else ()
+            if self.rows or self.each or self.permute or self.transpose_each:
+                return None
+            return (1,) if self.flat else ()
         count = stored[-1] if self.transpose else stored[0]
         if self.each is not None:
             size, start, stop = self.each

@@ -43,6 +43,7 @@ _GEMMA4_UNIFIED = {
     "max_position_embeddings": 262144,
     "sliding_window": 1024,
     "hidden_size_per_layer_input": 0,
+    "use_bidirectional_attention": "vision",
 }
 _MLLAMA = {
     **_MISTRAL,

@@ -131,8 +131,9 @@ _SECTIONS = {
     "glm4v_text": ([8, 12, 12], False),
     "glm4v_moe_text": ([8, 12, 12], False),
 }
-# Whose images' tokens see all of their image.
-_TWO_WAY = ("Gemma3ForConditionalGeneration",)
+# Whose images' tokens see all of their image, in all layers or, if the config says so, in those with a window alone.
+_TWO_WAY = "Gemma3ForConditionalGeneration"
+_TWO_WAY_IN_WINDOWS = ("Gemma4ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration")
 
 _OWNER = "config.json: text_config"
 # Where the decoder of the language model may lie. Its head is beside it.
@@ -149,6 +150,7 @@ _OTHERS = (
     "model.connector.",
     "model.audio_tower.",
     "model.embed_vision.",
+    "model.vision_embedder.",
     "model.embed_audio.",
     "model.embed_tokens_extend.",
     "model.image_newline",
@@ -199,8 +201,11 @@ def text_part(architecture: str, config: Mapping[str, Any]) -> dict[str, Any]:
 def as_text_part(architecture: str, description: ModelDescription, text: Mapping[str, Any]) -> ModelDescription:
     """The description of a model that lies in a checkpoint of a wrapper, by the `text_part` of whose config it is."""
     description = replace(description, text_part=True)
-    if architecture in _TWO_WAY:
-        layers = tuple(tuple(map(_two_way, layer)) for layer in description.spec.layers)
+    if two_way(architecture, text):
+        layers = tuple(
+            tuple(_seeing_both_ways(residual, architecture != _TWO_WAY) for residual in layer)
+            for layer in description.spec.layers
+        )
         description = replace(description, spec=replace(description.spec, layers=layers))
     if text.get("model_type") != "mllama_text_model":
         return description
@@ -213,10 +218,18 @@ def as_text_part(architecture: str, description: ModelDescription, text: Mapping
     )
 
 
-def _two_way(residual: ResidualBlockSpec) -> ResidualBlockSpec:
-    if not isinstance(residual.mixer, AttentionSpec):
+def two_way(architecture: str, text: Mapping[str, Any]) -> bool:
+    """Whether tokens of an image see all of their image, in a model with this `text_part`."""
+    if architecture in _TWO_WAY_IN_WINDOWS:
+        return text.get("use_bidirectional_attention") == "vision"
+    return architecture == _TWO_WAY
+
+
+def _seeing_both_ways(residual: ResidualBlockSpec, in_windows: bool) -> ResidualBlockSpec:
+    mixer = residual.mixer
+    if not isinstance(mixer, AttentionSpec) or (in_windows and mixer.sliding_window is None):
         return residual
-    return replace(residual, mixer=replace(residual.mixer, two_way=True))
+    return replace(residual, mixer=replace(mixer, two_way=True))
 
 
 def _own_layers(text: Mapping[str, Any]) -> list[int]:

@@ -36,6 +36,8 @@ def vision_of(config: Mapping[str, Any], processor: Mapping[str, Any]) -> Vision
 # By architecture, the module that describes its vision. It is imported when a model has that architecture.
 FAMILIES: Mapping[str, str] = {
     "Gemma3ForConditionalGeneration": "gemma3",
+    "Gemma4ForConditionalGeneration": "gemma4",
+    "Gemma4UnifiedForConditionalGeneration": "gemma4_unified",
     "Glm46VForConditionalGeneration": "glm4v",
     "Glm4vForConditionalGeneration": "glm4v",
     "Glm4vMoeForConditionalGeneration": "glm4v",

@@ -6,14 +6,12 @@ import math
 from collections.abc import Generator, Hashable, Mapping
 from typing import Any
 
-import numpy as np
-
 from ...devices.tower import Rows, TowerExecutor
 from ...models.config import ConfigReader
 from ...models.spec import NormSpec, ProjectionSpec, TowerSpec, tower_shapes
 from ...models.tensor_ref import TensorRef
 from ..media import Media
-from ..processing import Image, Patches, resize
+from ..processing import Image, Patches, block_means, resize
 from ..vision import Expansion, Vision
 from .settings import BILINEAR, HALF, ProcessorSettings, decoder_size, part_of, require_patches, side, square
 from .towers import (
@@ -110,15 +108,5 @@ class Gemma3Vision(Vision):
         rows = yield from embedded(tower, self._patches, media.tiles, lambda start, stop: positions[start:stop])
         rows = yield from layers_run(tower, rows, even_segments(1, len(rows)))
         rows = yield from table_normalized(tower, "post_norm", rows, self._norm)
-        return (yield from tower.project("connector", self._means(rows)))
-
-    def _means(self, rows: Rows) -> Rows:
-        """The mean of each block of patches, summed in one order."""
-        used = self._tokens * self._block
-        grid = rows.reshape(self._grid, self._grid, -1)[:used, :used]
-        blocks = grid.reshape(self._tokens, self._block, self._tokens, self._block, -1)
-        total = np.zeros((self._tokens, self._tokens, rows.shape[1]), np.float32)
-        for row in range(self._block):
-            for column in range(self._block):
-                total += blocks[:, row, :, column]
-        return total.reshape(self._tokens**2, -1) / np.float32(self._block**2)
+        means = block_means(rows, (self._grid, self._grid), self._block)
+        return (yield from tower.project("connector", means))

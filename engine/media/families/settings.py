@@ -30,10 +30,10 @@ class ProcessorSettings(ConfigReader):
         self.refuse("do_resize", True)
         self.refuse("do_rescale", True)
 
-    def pixels(self, mean: tuple[float, ...], std: tuple[float, ...]) -> Pixels:
-        """How levels of a colour become numbers; `mean` and `std` where the settings have none."""
+    def pixels(self, mean: tuple[float, ...], std: tuple[float, ...], *, normalizes: bool = True) -> Pixels:
+        """How levels of a colour become numbers; these where the settings do not say it."""
         factor = self.number("rescale_factor", 1 / 255)
-        if not self.flag("do_normalize", True):
+        if not self.flag("do_normalize", normalizes):
             return Pixels(factor, (0.0,) * 3, (1.0,) * 3)
         return Pixels(factor, self._colours("image_mean", mean, 0.0), self._colours("image_std", std, 1e-6))
 

@@ -93,7 +93,8 @@ def in_places(tensors: Mapping[str, TensorRef], *prefixes: Sequence[str]) -> dic
 
 def _named(ref: TensorRef, before: str, after: str = "") -> TensorRef:
     factors = f"{before}{ref.scaled_by}" if ref.scaled_by else ""
-    return replace(ref, name=f"{before}{ref.name}{after}", scaled_by=factors)
+    stack = tuple(_named(part, before, after) for part in ref.stack)
+    return replace(ref, name=f"{before}{ref.name}{after}", scaled_by=factors, stack=stack)
 
 
 def fused_qkv(name: str, size: int) -> dict[str, TensorRef]:

@@ -7,7 +7,7 @@ import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -80,12 +80,16 @@ def images_of(name: str) -> Iterator[tuple[str, NDArray[np.uint8]]]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_pixels_are_those_of_transformers(name: str) -> None:
-    vision: Any = seen_by(name)
+    case, vision = CASES[name], cast(Any, seen_by(name))
     for title, image in images_of(name):
-        inputs = processed(CASES[name], made(name), image)
+        inputs = processed(case, made(name), image)
         expected = inputs["pixel_values"].numpy()
         if "spatial_shapes" in inputs:
             expected = expected[inputs["pixel_attention_mask"].bool().numpy()]
+        if "image_position_ids" in inputs:
+            expected = expected[(inputs["image_position_ids"] != -1).all(-1).numpy()]
+        if case.model == "Gemma4ForConditionalGeneration":  # which does this itself
+            expected = 2 * (expected - 0.5)
         tiles = vision.process(image)[0]
         patches = vision.patches if name.startswith(GRIDS) else vision._patches
         if expected.ndim == 2:
@@ -161,7 +165,7 @@ def test_positions_are_those_of_transformers(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_only_some_see_both_ways_or_have_positions_of_their_own(name: str) -> None:
     vision = seen_by(name)
-    assert vision.two_way == (name == "gemma3")
+    assert vision.two_way == (name in ("gemma3", "gemma4", "gemma4-unified"))
     assert (vision.positions([]) is None) == (not name.startswith(GRIDS))
     assert vision.num_deepstack == (2 if name == "qwen3-vl" else 0)
     hash(vision.settings)
@@ -245,6 +249,17 @@ def test_weights_are_found_by_other_names(name: str) -> None:
         ("gemma3", {}, {"do_pan_and_scan": True}, "do_pan_and_scan"),
         ("gemma3", {"mm_tokens_per_image": 9}, {}, "mm_tokens_per_image"),
         ("gemma3", {}, {"size": {"height": 99, "width": 32}}, "height"),
+        ("gemma4", {}, {"max_soft_tokens": 71}, "max_soft_tokens"),
+        ("gemma4", {}, {"patch_size": 16}, "patch_size"),
+        ("gemma4", {"pooling_kernel_size": 17}, {"pooling_kernel_size": 17}, "pooling_kernel_size"),
+        ("gemma4", {"position_embedding_size": 139}, {}, "position_embedding_size"),
+        ("gemma4", {"num_key_value_heads": 3}, {}, "num_key_value_heads"),
+        ("gemma4", {"num_attention_heads": 2**20}, {}, "num_attention_heads"),
+        ("gemma4", {"attention_bias": True}, {}, "attention_bias"),
+        ("gemma4-e2b", {"text_config": {**CASES["gemma4-e2b"].text, "pad_token_id": 3}}, {}, "pad_token_id"),
+        ("gemma4-unified", {"mm_posemb_size": 69}, {}, "mm_posemb_size"),
+        ("gemma4-unified", {"output_proj_dims": 32}, {}, "output_proj_dims"),
+        ("gemma4-unified", {}, {"max_soft_tokens": 140}, "mm_posemb_size"),
         ("internvl", {}, {"max_patches": 10**6}, "max_patches"),
         ("internvl", {"downsample_ratio": 0.3}, {}, "downsample_ratio"),
         ("internvl", {"use_mean_pooling": False}, {}, "use_mean_pooling"),

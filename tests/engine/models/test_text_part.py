@@ -238,6 +238,14 @@ def attentions(spec: DecoderSpec) -> list[AttentionSpec]:
 def test_layers_see_whole_images_only_where_there_are_some() -> None:
     spec = text_spec("gemma3_text", "Gemma3ForConditionalGeneration")
     assert all(attention.two_way for attention in attentions(spec))
+    for model_type, name in (("gemma4_text", "Gemma4"), ("gemma4_unified_text", "Gemma4Unified")):
+        fields: dict[str, Any] = {"layer_types": ["sliding_attention", "full_attention"], "num_hidden_layers": 2}
+        fields["hidden_size_per_layer_input"] = 0
+        for seen in ("vision", None):
+            architecture = f"{name}ForConditionalGeneration"
+            spec = text_spec(model_type, architecture, use_bidirectional_attention=seen, **fields)
+            both_ways = [i for i, attention in enumerate(attentions(spec)) if attention.two_way]
+            assert both_ways == ([0] if seen else [])
     alone = describe({**TEXT, "architectures": ["Gemma3ForCausalLM"], "head_dim": 16}).spec
     assert not any(attention.two_way for attention in attentions(alone))
 

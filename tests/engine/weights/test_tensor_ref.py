@@ -213,6 +213,16 @@ def test_a_kernel_of_a_convolution_is_a_matrix(tmp_path: Path) -> None:
         TensorRef("conv", flat=True, matrix=True)
 
 
+def test_numbers_alone_make_a_vector(tmp_path: Path) -> None:
+    numbers = {f"n{i}": np.array(i, np.float32) for i in range(ROWS)}
+    first, *others = (TensorRef(name, flat=True) for name in numbers)
+    ref = dataclasses.replace(first, stack=tuple(others))
+    found = opened(tmp_path, ref, numbers, "bias")["layers.0.up.bias"]
+    np.testing.assert_array_equal(to_float32(found), np.arange(ROWS), strict=False)
+    with pytest.raises(ModelError, match=r"tensor n0 has shape \(\)"):
+        opened(tmp_path, dataclasses.replace(ref, flat=False), numbers, "bias")
+
+
 def test_rows_are_scaled_in_float32() -> None:
     rows, factors = np.arange(12, dtype=np.float16).reshape(4, 3), np.array([0.1, -2, 0, 3], np.float32)
     found = scaled(DenseTensor(rows, "float16"), DenseTensor(factors, "float32"))
