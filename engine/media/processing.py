@@ -193,14 +193,20 @@ def block_places(rows: int, columns: int, merge: int = 1) -> tuple[NDArray[np.in
 Indices = NDArray[np.int32]
 
 
-def bilinear(table: Floats, side: int, rows: Indices, columns: Indices, grid: tuple[int, int]) -> Floats:
+def bilinear(
+    table: Floats, side: int, rows: Indices, columns: Indices, grid: tuple[int, int], *, corners: bool = True
+) -> Floats:
     """A square table of positions `[side * side, hidden]` at rows and columns of a grid whose corners lie on its own.
 
-    Shape: `[N, hidden]`, for as many rows and columns.
+    Or at the middles of the grid's cells, without `corners`; the table goes on as at its border. Shape: `[N, hidden]`,
+    for as many rows and columns.
     """
 
     def taps(index: Indices, size: int) -> list[tuple[Indices, Floats]]:
-        place = index.astype(np.float32) * np.float32(side - 1) / np.float32(max(size - 1, 1))
+        if corners:
+            place = index.astype(np.float32) * np.float32(side - 1) / np.float32(max(size - 1, 1))
+        else:
+            place = _middles(index, side, size).clip(0, side - 1)
         first = place.astype(np.int32)
         above = place - first.astype(np.float32)
         return [(first, np.float32(1) - above), (np.minimum(first + 1, side - 1), above)]
@@ -212,7 +218,7 @@ def bicubic(table: Floats, side: int, rows: Indices, columns: Indices, grid: tup
     """The same at the middles of a grid's cells, by Keys' kernel with a = -0.75; the table goes on as at its border."""
 
     def taps(index: Indices, size: int) -> list[tuple[Indices, Floats]]:
-        place = (index.astype(np.float32) + np.float32(0.5)) * np.float32(side) / np.float32(size) - np.float32(0.5)
+        place = _middles(index, side, size)
         first = np.floor(place).astype(np.int32)
         found = []
         for offset in range(-1, 3):
@@ -224,6 +230,11 @@ def bicubic(table: Floats, side: int, rows: Indices, columns: Indices, grid: tup
         return found
 
     return _weighted(table, side, taps(rows, grid[0]), taps(columns, grid[1]))
+
+
+def _middles(index: Indices, side: int, size: int) -> Floats:
+    """Where the middles of cells lie along a side of a table."""
+    return (index.astype(np.float32) + np.float32(0.5)) * np.float32(side) / np.float32(size) - np.float32(0.5)
 
 
 def antialiased(table: Floats, side: int, grid: tuple[int, int]) -> Floats:

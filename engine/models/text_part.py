@@ -128,6 +128,7 @@ _SECTIONS = {
     "qwen2_5_vl_text": ([16, 24, 24], False),
     "qwen3_vl_text": ([24, 20, 20], True),
     "qwen3_vl_moe_text": ([24, 20, 20], True),
+    "paddleocr_vl_text": ([16, 24, 24], False),
     "glm4v_text": ([8, 12, 12], False),
     "glm4v_moe_text": ([8, 12, 12], False),
 }
@@ -148,6 +149,7 @@ _OTHERS = (
     "model.visual.",
     "model.multi_modal_projector.",
     "model.connector.",
+    "model.projector.",
     "model.audio_tower.",
     "model.embed_vision.",
     "model.vision_embedder.",

@@ -48,6 +48,7 @@ FAMILIES: Mapping[str, str] = {
     "LlavaNextForConditionalGeneration": "llava_next",
     "LlavaOnevisionForConditionalGeneration": "llava_next",
     "Mistral3ForConditionalGeneration": "pixtral",
+    "PaddleOCRVLForConditionalGeneration": "paddleocr_vl",
     "Qwen2VLForConditionalGeneration": "qwen2_vl",
     "Qwen2_5_VLForConditionalGeneration": "qwen2_5_vl",
     "Qwen3VLForConditionalGeneration": "qwen3_vl",

@@ -69,8 +69,9 @@ class Clip(NamedTuple):
 class QwenVision(Vision):
     """An image keeps its aspect ratio: its sides become multiples of a merged block, its area stays within bounds.
 
-    `pixels` are these bounds where the settings have none; each frame is `counted`, or one of them. The layout is the
-    rows and columns of patches. Patches come block by block; a block becomes one embedding.
+    `pixels` are these bounds where the settings have none; each frame is `counted`, or one of them. A patch has as many
+    `frames`, or as the config says. The layout is the rows and columns of patches. Patches come block by block; a block
+    becomes one embedding.
 
     A video is as many images as it has steps. Its bounds are `video_pixels`. With `steps_apart` these are of all its
     frames, and each step is an image beside a text that says when it is shown; else they are of a frame. Its layout is
@@ -91,6 +92,7 @@ class QwenVision(Vision):
         patch_size: int,
         pixels: tuple[int, int] = (56**2, 28**2 * 1280),
         counted: bool = False,
+        frames: int | None = None,
     ) -> None:
         self.tower_config = part_of(config, "vision_config")
         self.decoder_size = decoder_size(architecture, config)
@@ -101,13 +103,14 @@ class QwenVision(Vision):
         videos = settings if of_video is None else ProcessorSettings(of_video)
         tower = self.tower_config
         patch, merge = square(tower, "patch_size", patch_size), tower.integer("spatial_merge_size", 2)
-        frames = tower.integer("temporal_patch_size", 2)
+        default_frames = frames or 2
+        frames = frames or tower.integer("temporal_patch_size", default_frames)
         tower.refuse("in_channels", 3)
         tower.refuse("in_chans", 3)
         for name, ours, default in (
             ("patch_size", patch, 14),
             ("merge_size", merge, 2),
-            ("temporal_patch_size", frames, 2),
+            ("temporal_patch_size", frames, default_frames),
         ):
             if settings.integer(name, default) != ours or videos.integer(name, ours) != ours:
                 raise settings.error(name, f"{ours}, as the vision_config of config.json has it")

@@ -33,12 +33,12 @@ from vision_zoo import (
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.media.families import FAMILIES, vision_of
 from tidewheel.engine.media.media import Media
-from tidewheel.engine.media.processing import centre_crop, gelu, nearest, normalized
+from tidewheel.engine.media.processing import block_places, centre_crop, gelu, nearest, normalized
 from tidewheel.engine.media.vision import Vision
 from tidewheel.engine.models.families import FAMILIES as FAMILIES_OF_TEXT
 from tidewheel.engine.models.text_part import WRAPPERS
 
-GRIDS = ("qwen", "glm")  # whose images have rows and columns in the decoder
+GRIDS = ("qwen", "glm", "paddle")  # whose images have rows and columns in the decoder
 SIZES = ((1, 1), (3, 9), (32, 32), (33, 31), (64, 64), (97, 61), (100, 300), (31, 200), (7, 8), (512, 100), (90, 91))
 
 
@@ -92,6 +92,10 @@ def test_pixels_are_those_of_transformers(name: str) -> None:
             expected = 2 * (expected - 0.5)
         tiles = vision.process(image)[0]
         patches = vision.patches if name.startswith(GRIDS) else vision._patches
+        if name == "paddleocr-vl":  # whose patches are row by row
+            expected = expected.reshape(len(expected), -1)
+            rows, columns = block_places(*patches.grid(tiles[0]), patches.merge)
+            expected = expected[rows * (columns.max() + 1) + columns]
         if expected.ndim == 2:
             ours = np.concatenate([*patches.pieces(tiles)])
         else:
@@ -260,6 +264,8 @@ def test_weights_are_found_by_other_names(name: str) -> None:
         ("gemma4-unified", {"mm_posemb_size": 69}, {}, "mm_posemb_size"),
         ("gemma4-unified", {"output_proj_dims": 32}, {}, "output_proj_dims"),
         ("gemma4-unified", {}, {"max_soft_tokens": 140}, "mm_posemb_size"),
+        ("paddleocr-vl", {}, {"temporal_patch_size": 2}, "temporal_patch_size"),
+        ("paddleocr-vl", {"image_size": 2**13}, {}, "image_size"),
         ("internvl", {}, {"max_patches": 10**6}, "max_patches"),
         ("internvl", {"downsample_ratio": 0.3}, {}, "downsample_ratio"),
         ("internvl", {"use_mean_pooling": False}, {}, "use_mean_pooling"),

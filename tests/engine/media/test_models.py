@@ -70,6 +70,7 @@ def model(name: str) -> Model:
 _folders = TemporaryDirectory()
 _PADDED = ("llava-next", "llava-onevision", "pixtral", "mistral3")  # whose images become one array
 _SLOTS = {"<|image|>", "<image>", "[IMG]", "<|image_pad|>", "<image_soft_token>", "<IMG_CONTEXT>"}
+_SLOTS |= {"<|IMAGE_PLACEHOLDER|>"}
 
 
 @pytest.fixture(autouse=True)

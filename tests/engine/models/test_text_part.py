@@ -258,6 +258,7 @@ def test_layers_see_whole_images_only_where_there_are_some() -> None:
         ("qwen3_vl_text", "Qwen3VLForConditionalGeneration", (0, 1, 2, 0, 1, 2, 0, 1)),
         ("qwen3", "InternVLForConditionalGeneration", ()),  # which has no sections of its own
         ("glm4v_text", "Glm4vForConditionalGeneration", (0, 0, 1, 2)),
+        ("paddleocr_vl_text", "PaddleOCRVLForConditionalGeneration", (0, 0, 1, 1, 1, 2, 2, 2)),
         ("qwen2_5_omni_text", "Qwen2_5OmniForConditionalGeneration", ()),
     ],
 )
