@@ -376,6 +376,38 @@ CASES: dict[str, VisionCase] = {
         "see <|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|> and",
         {"image_token_id": 301},
     ),
+    "llama4": VisionCase(
+        "Llama4ForConditionalGeneration",
+        "Llama4Config",
+        {
+            "hidden_size": 32,
+            "intermediate_size": 128,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 2,
+            "image_size": 32,
+            "patch_size": 4,
+            "projector_input_dim": 40,
+            "projector_output_dim": 40,
+            "vision_output_dim": 40,
+        },
+        {
+            **_TEXT,
+            "model_type": "llama4_text",
+            "intermediate_size_mlp": 48,
+            "num_local_experts": 2,
+            "interleave_moe_layer_step": 2,
+            "no_rope_layers": [1, 0],
+        },
+        "",
+        {"size": {"height": 32, "width": 32}, "max_patches": 6},
+        "Llama4Processor",
+        {"patch_size": 4, "downsample_ratio": 4},
+        (
+            *("<|patch|>", "<|image|>", "<|image_start|>", "<|image_end|>"),
+            *("<|tile_x_separator|>", "<|tile_y_separator|>"),
+        ),
+        "here: <|image|>",
+    ),
     "internvl": VisionCase(
         "InternVLForConditionalGeneration",
         "InternVLConfig",
@@ -477,7 +509,7 @@ class _TorchvisionProcessor:
     """One that wants torchvision: its own code, but Pillow resizes, and what else torchvision does is written here."""
 
     def __init__(self, case: VisionCase) -> None:
-        model = {"Gemma4UnifiedProcessor": "gemma4_unified"}[case.processor]
+        model = {"Llama4Processor": "llama4", "Gemma4UnifiedProcessor": "gemma4_unified"}[case.processor]
         self._module = _wanting_torchvision(model)
         cls = getattr(self._module, case.processor.replace("Processor", "ImageProcessor"))
         self._processor = cls.__new__(cls)
@@ -582,6 +614,8 @@ def features(case: VisionCase, made: VisionModel, inputs: Mapping[str, Any]) -> 
     with torch.no_grad():
         outputs = made.model.get_image_features(**given, return_dict=True)
         embeddings = outputs.pooler_output
+        if case.processor == "Llama4Processor":
+            embeddings = made.model.multi_modal_projector(outputs.last_hidden_state)
     if not isinstance(embeddings, torch.Tensor):
         embeddings = torch.cat(list(embeddings))
     embeddings = embeddings.reshape(-1, embeddings.shape[-1])

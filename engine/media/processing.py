@@ -9,6 +9,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from ..weights.dtypes import bfloat16_bits
+
 Image = NDArray[np.uint8]  # [height, width, 3]
 Floats = NDArray[np.float32]
 
@@ -77,6 +79,14 @@ def padded_to_square(image: Image, colour: Sequence[int]) -> Image:
     return square
 
 
+def padded_behind(image: Image, height: int, width: int) -> Image:
+    """The image with black at the right and below. Raises ValueError for one of too many pixels."""
+    _require_pixels(image, height, width)
+    padded = np.zeros((height, width, 3), np.uint8)
+    padded[: image.shape[0], : image.shape[1]] = image
+    return padded
+
+
 def cut(image: Image, rows: int, columns: int) -> tuple[Image, ...]:
     """The image in `rows` x `columns` equal parts, row by row."""
     height, width = image.shape[0] // rows, image.shape[1] // columns
@@ -115,23 +125,36 @@ def nearest_arrangement(among: Sequence[tuple[int, int]], height: int, width: in
 
 @dataclass(frozen=True)
 class Pixels:
-    """How a level of a colour becomes a number: `(level * factor - mean) / std`, colour by colour."""
+    """How a level of a colour becomes a number: `(level * factor - mean) / std`, colour by colour.
+
+    With `bfloat16` each of the three steps is rounded to it.
+    """
 
     factor: float
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    bfloat16: bool = False
 
     @cached_property
     def table(self) -> Floats:
         """The number of each level `[256, 3]`, rounded where transformers rounds it."""
-        levels = (np.arange(256, dtype=np.float64) * self.factor).astype(np.float32)
         mean, std = (np.array(values, np.float32) for values in (self.mean, self.std))
-        table: Floats = (levels[:, None] - mean) / std
+        table: Floats
+        if self.bfloat16:
+            levels = _to_bfloat16(np.arange(256, dtype=np.float32) * np.float32(self.factor))
+            table = _to_bfloat16(_to_bfloat16(levels[:, None] - _to_bfloat16(mean)) / _to_bfloat16(std))
+            return table
+        levels = (np.arange(256, dtype=np.float64) * self.factor).astype(np.float32)
+        table = (levels[:, None] - mean) / std
         return table
 
     def of(self, image: Image) -> Floats:
         """The numbers of an image, `[height, width, 3]`."""
         return self.table[image, np.arange(3)]
+
+
+def _to_bfloat16(values: Floats) -> Floats:
+    return (bfloat16_bits(values).astype(np.uint32) << 16).view(np.float32)
 
 
 @dataclass(frozen=True)

@@ -132,26 +132,27 @@ def embedded(
 
 
 def embedded_behind_class(
-    tower: TowerExecutor, patches: Patches, images: Sequence[Image]
+    tower: TowerExecutor, patches: Patches, images: Sequence[Image], *, last: bool = False
 ) -> Generator[None, None, Rows]:
-    """The same, of images with as many patches each, with the table `class` before those of each image.
+    """The same, of images with as many patches each, with the table `class` before those of each image, or as `last`.
 
-    The table `positions` has an entry for it and each patch.
+    The table `positions` has an entry for it and each patch, in this order.
     """
     positions = tower.table("positions")
-    count, begin = len(positions) - 1, positions[:1] + tower.table("class").reshape(1, -1)
+    count = len(positions) - 1
+    own, first = (count, 0) if last else (0, 1)
+    of_class = positions[own : own + 1] + tower.table("class").reshape(1, -1)
     rows = yield from embedded(
-        tower, patches, images, lambda start, stop: positions[1 + np.arange(start, stop) % count]
+        tower, patches, images, lambda start, stop: positions[first + np.arange(start, stop) % count]
     )
-    tiles = rows.reshape(len(images), count, -1)
-    return np.concatenate([np.broadcast_to(begin, (len(images), *begin.shape)), tiles], axis=1).reshape(
-        -1, rows.shape[1]
-    )
+    parts = [np.broadcast_to(of_class, (len(images), *of_class.shape)), rows.reshape(len(images), count, -1)]
+    return np.concatenate(parts[::-1] if last else parts, axis=1).reshape(-1, rows.shape[1])
 
 
-def without_class(rows: Rows, images: int) -> Rows:
+def without_class(rows: Rows, images: int, *, last: bool = False) -> Rows:
     """The rows of the patches of as many images."""
-    return rows.reshape(images, -1, rows.shape[1])[:, 1:].reshape(-1, rows.shape[1])
+    by_image = rows.reshape(images, -1, rows.shape[1])
+    return (by_image[:, :-1] if last else by_image[:, 1:]).reshape(-1, rows.shape[1])
 
 
 def even_segments(count: int, size: int) -> NDArray[np.int32]:
