@@ -492,7 +492,7 @@ def vision_model(case: VisionCase, folder: Path) -> VisionModel:
         image_processor.save_pretrained(folder)
         settings = json.loads((folder / "preprocessor_config.json").read_text("utf-8"))
     else:
-        made = _Lfm2Processor if case.processor == "Lfm2VlProcessor" else _TorchvisionProcessor
+        made = _Lfm2Processor if case.processor == "Lfm2VlProcessor" else TorchvisionProcessor
         image_processor, settings = made(case), dict(case.settings)
     written = json.loads((folder / "config.json").read_text("utf-8"))
     return VisionModel(model, image_processor, written, settings, load_file(folder / "model.safetensors"))
@@ -505,7 +505,7 @@ def _wanting_torchvision(model: str) -> Any:
         return importlib.import_module(f"transformers.models.{model}.image_processing_{model}")
 
 
-class _TorchvisionProcessor:
+class TorchvisionProcessor:
     """One that wants torchvision: its own code, but Pillow resizes, and what else torchvision does is written here."""
 
     def __init__(self, case: VisionCase) -> None:

@@ -21,6 +21,7 @@ from plain_tower import PlainTower, run, tower_weights
 from vision_zoo import (
     CASES,
     IMAGES,
+    TorchvisionProcessor,
     VisionModel,
     expanded,
     features,
@@ -340,6 +341,18 @@ def test_llava_pads_to_a_square_if_it_should(title: str) -> None:
     inputs = processor([IMAGES[title]], return_tensors="pt", input_data_format="channels_last")
     expected = inputs["pixel_values"][0].numpy()
     assert np.abs(vision._patches.pixels.of(tile).transpose(2, 0, 1) - expected).max() <= 1e-5
+
+
+@pytest.mark.parametrize("title", ["square", "wide", "a pixel"])
+def test_llama_4_fills_the_largest_canvas_if_it_should(title: str) -> None:
+    case = CASES["llama4"]._replace(settings={**CASES["llama4"].settings, "resize_to_max_canvas": True})
+    vision: Any = vision_of(made("llama4").config, dict(case.settings))
+    tiles = vision.process(IMAGES[title])[0]
+    expected = TorchvisionProcessor(case)([IMAGES[title]])["pixel_values"].numpy()
+    ours = np.stack([vision._patches.pixels.of(tile).transpose(2, 0, 1) for tile in tiles])
+    assert ours.shape == expected.shape
+    assert np.abs(ours - expected).max() <= 1e-5
+    assert len(tiles) > len(cast(Any, seen_by("llama4")).process(IMAGES[title])[0])
 
 
 @pytest.mark.parametrize("name", CASES)
