@@ -185,7 +185,7 @@ _GEMMA4 = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 8,
-    "position_embedding_size": 150,
+    "position_embedding_size": 300,
 }
 _QWEN3 = {"hidden_size": 32, "out_hidden_size": 32, "intermediate_size": 48, "num_position_embeddings": 25}
 CASES: dict[str, VisionCase] = {
@@ -359,7 +359,7 @@ CASES: dict[str, VisionCase] = {
         },
     ),
     "gemma4-unified": _gemma4(
-        {"mm_embed_dim": 24, "output_proj_dims": 24, "mm_posemb_size": 80},
+        {"mm_embed_dim": 24, "output_proj_dims": 24, "mm_posemb_size": 150},
         {"model_type": "gemma4_unified_text", "sliding_window": 24},
         "Gemma4Unified",
     ),

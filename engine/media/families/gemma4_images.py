@@ -25,6 +25,7 @@ class Gemma4Images(Vision):
 
     placeholder = "<|image|>"
     slot = "<|image|>"
+    request_fields = frozenset({"max_soft_tokens"})
 
     def __init__(self, architecture: str, config: Mapping[str, Any], processor: Mapping[str, Any]) -> None:
         self.tower_config, self.processor = part_of(config, "vision_config"), ProcessorSettings(processor)
@@ -45,6 +46,12 @@ class Gemma4Images(Vision):
             self.text_config.refuse("pad_token_id", 0)  # whose per-layer embeddings tokens of images have
         self._resample = settings.resample(BICUBIC)
         self.sizes = self.patch, self.merge, self.most_tokens, self._resample
+
+    def fields_of_tokens(self, least: int | None, most: int | None) -> Mapping[str, Any]:
+        fitting = [budget for budget in _BUDGETS if (least or 0) <= budget <= (most or budget)]
+        if not fitting:
+            raise ValueError(f"the model's images have at most {', '.join(map(str, _BUDGETS))} tokens, and none fits")
+        return {"max_soft_tokens": min(fitting, key=lambda budget: abs(budget - self.most_tokens))}
 
     def process(self, image: Image) -> tuple[tuple[Image, ...], Hashable]:
         rows, columns = self._blocks(*image.shape[:2])

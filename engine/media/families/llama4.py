@@ -57,6 +57,7 @@ class Llama4Vision(Vision):
 
     placeholder = "<|image|>"
     slot = "<|patch|>"
+    request_fields = frozenset({"max_patches", "resize_to_max_canvas"})
 
     def __init__(self, architecture: str, config: Mapping[str, Any], processor: Mapping[str, Any]) -> None:
         tower, settings = part_of(config, "vision_config"), ProcessorSettings(processor)

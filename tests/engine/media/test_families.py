@@ -264,7 +264,7 @@ def test_weights_are_found_by_other_names(name: str) -> None:
         ("gemma4-e2b", {"text_config": {**CASES["gemma4-e2b"].text, "pad_token_id": 3}}, {}, "pad_token_id"),
         ("gemma4-unified", {"mm_posemb_size": 69}, {}, "mm_posemb_size"),
         ("gemma4-unified", {"output_proj_dims": 32}, {}, "output_proj_dims"),
-        ("gemma4-unified", {}, {"max_soft_tokens": 140}, "mm_posemb_size"),
+        ("gemma4-unified", {}, {"max_soft_tokens": 280}, "mm_posemb_size"),
         ("paddleocr-vl", {}, {"temporal_patch_size": 2}, "temporal_patch_size"),
         ("paddleocr-vl", {"image_size": 2**13}, {}, "image_size"),
         ("llama4", {}, {"max_patches": 10**6}, "max_patches"),

@@ -61,6 +61,7 @@ def tokens(vision: Vision, height: int = 60, width: int = 90) -> int:
         ("internvl", {"max_patches": 2}),
         ("lfm2-vl", {"max_tiles": 2}),
         ("pixtral", {"size": {"longest_edge": 24}}),
+        ("llama4", {"max_patches": 2}),
     ],
 )
 def test_other_families_have_settings_of_their_own(name: str, fields: dict[str, Any]) -> None:
@@ -73,7 +74,7 @@ def test_other_families_have_settings_of_their_own(name: str, fields: dict[str, 
     assert len(run(usual.encode(media, PlainTower(usual, made(name).stored)))) == media.num_tokens
 
 
-@pytest.mark.parametrize("name", ["qwen2-vl", "qwen3-vl", "glm4.1v"])
+@pytest.mark.parametrize("name", ["qwen2-vl", "qwen3-vl", "glm4.1v", "paddleocr-vl"])
 def test_a_request_may_have_smaller_images(name: str) -> None:
     settings = settings_of(name)
     usual, smaller = tokens(seen_by(name)), settings.vision({"max_pixels": 700}, PARAM)
@@ -81,6 +82,14 @@ def test_a_request_may_have_smaller_images(name: str) -> None:
     by_size = settings.vision({"size": {"shortest_edge": 256, "longest_edge": 700}}, PARAM)
     assert by_size.settings == smaller.settings
     assert settings.vision({"max_pixels": 700}, PARAM) is smaller
+
+
+def test_a_request_may_have_a_smaller_budget_of_tokens() -> None:
+    config, processor = made("gemma4").config, {**made("gemma4").settings, "max_soft_tokens": 140}
+    usual = vision_of(config, processor)
+    assert usual is not None
+    settings = RequestSettings(usual, lambda fields: vision_of(config, overridden(processor, fields)))
+    assert tokens(settings.vision({"max_soft_tokens": 70}, PARAM)) <= 70 < tokens(usual) <= 140
 
 
 def test_a_size_takes_the_place_of_numbers_of_pixels() -> None:
@@ -112,6 +121,8 @@ def test_settings_of_images_alone_leave_those_of_videos() -> None:
         ("qwen2-vl", {"min_pixels": 10**6}, "least number of pixels"),
         ("qwen2-vl", {"max_pixels": 10**6}, "this server has room for"),
         ("qwen2-vl", {"max_pixels": 10**9}, "patches"),
+        ("gemma4", {"max_soft_tokens": 140}, "this server has room for"),
+        ("gemma4", {"max_soft_tokens": 99}, "one of 70, 140, 280, 560, 1120"),
         ("gemma3", {"max_pixels": 10}, "has no settings for this model"),
         ("llava", {"size": 8}, "has no settings for this model"),
     ],
@@ -149,7 +160,8 @@ def test_an_image_of_other_settings_is_another_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "least", "most"), [("qwen2-vl", None, 9), ("qwen2-vl", 16, None), ("glm4.1v", 4, 9), ("lfm2-vl", 5, 9)]
+    ("name", "least", "most"),
+    [("qwen2-vl", None, 9), ("qwen2-vl", 16, None), ("glm4.1v", 4, 9), ("lfm2-vl", 5, 9), ("gemma4", 100, None)],
 )
 def test_images_have_as_many_tokens_as_options_say(name: str, least: int | None, most: int | None) -> None:
     vision = seen_by(name, **seen_by(name).fields_of_tokens(least, most))
@@ -175,3 +187,5 @@ def test_a_model_is_loaded_with_the_settings_of_options() -> None:
 def test_images_of_one_size_have_as_many_tokens_as_they_have() -> None:
     with pytest.raises(OptionError, match="--image-max-tokens: the model's image processor does not count tokens"):
         found("gemma3", image_max_tokens=4)
+    with pytest.raises(OptionError, match="at most 70, 140, 280, 560, 1120 tokens, and none fits"):
+        found("gemma4", image_max_tokens=69)
