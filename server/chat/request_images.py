@@ -72,13 +72,15 @@ class RequestImages:
         receive: Receive | None = None,
         *,
         settings: Mapping[str, Any] | None = None,
+        fps: float | None = None,
     ) -> None:
         """Puts a ReadImage in place of each part that is an image or a video. Those of a request are read one by one.
 
-        `settings` are those of the model's processor that the request changes. `raw_size` is the size of the request's
-        body in bytes. With a `context`, its images may not have more tokens. With `receive`, reading ends, and
-        ClientGone is raised, if the client hangs up. Raises ApiError or InvalidRequestError (400) for what cannot be
-        read, and ApiError (503) while too many bytes of others' images are in memory.
+        `settings` are those of the model's processor that the request changes, and `fps` is how many frames of a video
+        are shown in a second, if its part does not say it. `raw_size` is the size of the request's body in bytes. With
+        a `context`, its images may not have more tokens. With `receive`, reading ends, and ClientGone is raised, if the
+        client hangs up. Raises ApiError or InvalidRequestError (400) for what cannot be read, and ApiError (503) while
+        too many bytes of others' images are in memory.
         """
         if self.reader is None:
             if settings:
@@ -97,7 +99,7 @@ class RequestImages:
             raise _too_many_images()
         self._held += held
         try:
-            reading = self._read(self.reader, found, context, settings)
+            reading = self._read(self.reader, found, context, settings, fps)
             await (reading if receive is None else _unless_gone(reading, receive))
         finally:
             self._held -= held
@@ -133,12 +135,17 @@ class RequestImages:
                 )
 
     async def _read(
-        self, reader: MediaReader, found: Sequence[_Found], context: int | None, settings: Mapping[str, Any] | None
+        self,
+        reader: MediaReader,
+        found: Sequence[_Found],
+        context: int | None,
+        settings: Mapping[str, Any] | None,
+        fps: float | None,
     ) -> None:
         num_tokens = 0
         for parts, at, param in found:
             part = parts[at]
-            media = await reader.read(await self._files(part, param), param, settings, "mm_processor_kwargs")
+            media = await reader.read(await self._files(part, param, fps), param, settings, "mm_processor_kwargs")
             num_tokens += media.num_tokens
             if context is not None and num_tokens > context:
                 raise bad_request(
@@ -149,7 +156,7 @@ class RequestImages:
                 )
             parts[at] = ReadImage(part.type, media=media)
 
-    async def _files(self, part: ContentPart, param: str) -> MediaFiles:
+    async def _files(self, part: ContentPart, param: str, fps: float | None) -> MediaFiles:
         """What a part names. Raises ApiError or InvalidRequestError."""
         fetcher = self._fetcher
         assert fetcher is not None
@@ -161,8 +168,8 @@ class RequestImages:
             raise bad_request(f"{param} is required", param, "missing_required_parameter")
         if len(urls) > MAX_FRAMES:
             raise bad_request(f"{param} has {len(urls)} frames; {MAX_FRAMES} are the most", param)
-        usual = self._fps or _USUAL_FPS[part.type]
-        fps = usual if part.fps is None else part.fps
+        said = (part.fps, fps, self._fps, _USUAL_FPS[part.type])
+        fps = next(one for one in said if one is not None)
         if not LEAST_FPS <= fps <= MOST_FPS:
             raise bad_request(f"fps must be from {LEAST_FPS:g} to {MOST_FPS:g}, got {fps:g}", param)
         named = [url for url in urls if url]

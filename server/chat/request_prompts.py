@@ -50,7 +50,7 @@ class RequestPrompts:
         prompt cannot be made, and ClientGone as RequestImages.read does.
         """
         encoder = self._encoder.within(context)
-        await self._images.read(body.messages, raw_size, context, receive, settings=body.mm_processor_kwargs)
+        await self._read_media(body, raw_size, context, receive)
         return await self._renderer.run(raw_size, body.chat_template, lambda: self._encoded(encoder, body, tools))
 
     async def count(self, body: ChatCompletionRequest, raw_size: int) -> int:
@@ -60,7 +60,7 @@ class RequestPrompts:
             prompt, special = self.rendered(body, request_tools(body)), bool(body.add_special_tokens)
             return len(counted(self._encoder, prompt, add_special_tokens=special))
 
-        await self._images.read(body.messages, raw_size, self._encoder.max_counted, settings=body.mm_processor_kwargs)
+        await self._read_media(body, raw_size, self._encoder.max_counted)
         return await self._renderer.run(raw_size, body.chat_template, count)
 
     async def fitting_messages(
@@ -79,7 +79,7 @@ class RequestPrompts:
             room = encoder.max_model_len - (0 if prompt.images is None else prompt.images.num_more_tokens)
             return room > 1 and encoder.within(room).fits(prompt.text, add_special_tokens=bool(body.add_special_tokens))
 
-        await self._images.read(body.messages, raw_size, receive=receive, settings=body.mm_processor_kwargs)
+        await self._read_media(body, raw_size, None, receive)
         return await self._renderer.run(raw_size, body.chat_template, lambda: drop_oldest_turns(body.messages, fits))
 
     def rendered(
@@ -109,6 +109,12 @@ class RequestPrompts:
             continue_final_message=body.continue_final_message,
             expands_images=expands_images,
         )
+
+    async def _read_media(
+        self, body: ChatCompletionRequest, raw_size: int, context: int | None, receive: Receive | None = None
+    ) -> None:
+        settings, fps = body.mm_processor_kwargs, body.frames_per_second
+        await self._images.read(body.messages, raw_size, context, receive, settings=settings, fps=fps)
 
     def _encoded(self, encoder: PromptEncoder, body: ChatCompletionRequest, tools: RequestTools) -> EncodedPrompt:
         prompt = self.rendered(body, tools)

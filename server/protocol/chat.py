@@ -164,6 +164,7 @@ class ChatCompletionRequest(GenerationBody, kw_only=True):
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
+    media_io_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     reasoning_effort: ReasoningEffort | None = None
     enable_thinking: bool | None = None  # the template's variable, as chat_template_kwargs has it
@@ -219,6 +220,26 @@ class ChatCompletionRequest(GenerationBody, kw_only=True):
             raise bad_request("thinking_token_budget must be at least 0, or -1 for no limit", "thinking_token_budget")
         self._check_messages()
         self._check_tools()
+
+    @property
+    def frames_per_second(self) -> float | None:
+        """How fast a video is whose frames are sent one by one, of `media_io_kwargs`; None: it does not say it.
+
+        Raises ApiError (400) for anything else there.
+        """
+        given = self.media_io_kwargs or {}
+        video = given.get("video") or {}
+        fps = video.get("fps") if isinstance(video, dict) else None
+        if given.keys() - {"video"} or not isinstance(video, dict) or video.keys() - {"fps"}:
+            raise bad_request(
+                "media_io_kwargs of a request may have video.fps alone; set others for all requests with "
+                "--media-io-kwargs",
+                "media_io_kwargs",
+                "unsupported_parameter",
+            )
+        if fps is not None and type(fps) not in (int, float):
+            raise bad_request("media_io_kwargs: video.fps must be a number", "media_io_kwargs")
+        return fps
 
     def without_effect(self) -> dict[str, str]:
         idle = GenerationBody.without_effect(self)

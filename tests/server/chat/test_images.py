@@ -283,6 +283,7 @@ def test_a_model_without_eyes_has_no_processor(server: RunningServer) -> None:
 
 
 VIDEO = Marks("<vid>", "<frame>")
+FOUR = {"video": {"fps": 4}}
 WITH_VIDEO = QWEN.replace("{% elif 'text'", "{% elif c.type == 'video' %}<vid>{% elif 'text'")
 
 
@@ -307,6 +308,17 @@ def test_videos_stand_in_their_places(start_server: StartServer, video: dict[str
     assert (ids.count(263), ids.count(PAD)) == (7, 2)
     texts = start_server(engine=seeing(TEXTS, video=VIDEO))
     assert rendered(texts, shown(**video))[0] == f"[user]{times.format('<frame>')}\n<img><pad></img>\na\nb"
+
+
+def test_a_request_may_say_how_fast_frames_are(start_server: StartServer) -> None:
+    server = start_server(engine=seeing(WITH_VIDEO, video=VIDEO), media=MediaOptions(media_io_kwargs=FOUR))
+    video = {"type": "video_url", "video_url": frames(3, 4)}
+    assert "<0.25><frame>" in rendered(server, shown(**video))[0]
+    assert "<0.5><frame>" in rendered(server, shown(**video), media_io_kwargs={"video": {"fps": 2}})[0]
+    assert "<2><frame>" in rendered(server, shown(**video, fps=0.5), media_io_kwargs={"video": {"fps": 2}})[0]
+    for given in ({"video": {"num_frames": 2}}, {"image": {}}, {"video": {"fps": "2"}}, {"video": 2}):
+        error = refused(server, shown(**video), media_io_kwargs=given)
+        assert (error["param"], "video.fps" in error["message"]) == ("media_io_kwargs", True)
 
 
 @pytest.mark.parametrize(
