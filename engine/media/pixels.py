@@ -70,8 +70,7 @@ def _frames_of_files(sent: MediaFiles, settings: DecodeSettings) -> Frames:
         for index in chosen[1:]:
             image = pixels_of(sent.files[index], settings)
             if image.shape != first.shape:
-                sizes = [f"{shape[1]} x {shape[0]}" for shape in (image.shape, first.shape)]
-                raise ImageError(f"frame {index} has {sizes[0]} pixels, and the first one {sizes[1]}")
+                raise _other_size(index, image.shape[1::-1], first.shape[1::-1])
             yield image
 
     seconds = tuple(index / sent.fps for index in chosen)
@@ -80,8 +79,7 @@ def _frames_of_files(sent: MediaFiles, settings: DecodeSettings) -> Frames:
 
 
 def _seconds_shown(image: Image.Image, index: int) -> float:
-    image.seek(index)
-    image.load()  # WebP does not say it before
+    _show(image, index)  # WebP does not say it before
     seconds = float(image.info.get("duration", 0)) / 1000
     return seconds if seconds >= _SHORTEST_S else _USUAL_S
 
@@ -91,10 +89,22 @@ def _pictures(data: bytes, chosen: Sequence[int], settings: DecodeSettings) -> I
     with _readable():
         image = _opened(data, settings.max_pixels)
         for index in range(chosen[-1] + 1):
-            image.seek(index)
-            image.load()
+            _show(image, index)
             if index in chosen:
                 yield _rgb(image, settings.background)
+
+
+def _show(image: Image.Image, index: int) -> None:
+    """Decode a picture of an animation. It may not be larger than the first one, whose size was checked."""
+    size = image.size
+    image.seek(index)
+    if image.size != size:
+        raise _other_size(index, image.size, size)
+    image.load()
+
+
+def _other_size(index: int, size: Sequence[int], first: Sequence[int]) -> ImageError:
+    return ImageError(f"frame {index} has {size[0]} x {size[1]} pixels, and the first one {first[0]} x {first[1]}")
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -92,10 +93,19 @@ def test_files_are_frames() -> None:
     np.testing.assert_array_equal([*found.pixels][1], np.asarray(PICTURES[2]))
 
 
+def with_a_larger_picture() -> bytes:
+    """A GIF whose second picture is wider than it says of all of them, and than any may be."""
+    data = bytearray(animation("GIF", PICTURES[:2]))
+    at = data.rindex(struct.pack("<BHHHH", 0x2C, 0, 0, 40, 30)) + 5
+    data[at : at + 2] = struct.pack("<H", 60_000)
+    return bytes(data)
+
+
 @pytest.mark.parametrize(
     ("files", "reason"),
     [
         ((png(40, 30), png(30, 40)), "frame 1 has 30 x 40 pixels, and the first one 40 x 30"),
+        ((with_a_larger_picture(),), "frame 1 has 60000 x 30 pixels, and the first one 40 x 30"),
         ((png(40, 30), b"GIF89a"), "damaged or incomplete"),
         ((png(300, 300), png(300, 300)), "300 x 300 pixels, and 65536 are the most"),
         ((animation("GIF")[:-200],), "damaged or incomplete"),
