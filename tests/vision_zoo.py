@@ -6,7 +6,7 @@ import importlib
 import inspect
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ import torch
 import transformers
 from numpy.typing import NDArray
 from PIL import Image as Pillow
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from tokenizers import decoders, models, pre_tokenizers
 
 Image = NDArray[np.uint8]
@@ -74,6 +74,11 @@ class VisionCase(NamedTuple):
     tokens: tuple[str, ...]
     prompt: str
     others: Mapping[str, Any] = {}  # fields of the config
+    published: Callable[[VisionModel], VisionModel] | None = None  # the model in a format that transformers has not
+
+
+_CELLS = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
+_IDEFICS_TOKENS = ("<fake_token_around_image>", "<image>", "<global-img>", *_CELLS)
 
 
 def _smolvlm(model: str) -> VisionCase:
@@ -84,7 +89,6 @@ def _smolvlm(model: str) -> VisionCase:
         "global_image_tag": "<global-img>",
         "image_seq_len": 16,
     }
-    cells = [f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)]
     return VisionCase(
         f"{model}ForConditionalGeneration",
         f"{model}Config",
@@ -94,7 +98,7 @@ def _smolvlm(model: str) -> VisionCase:
         {"size": {"longest_edge": 96}, "max_image_size": {"longest_edge": 32}},
         f"{model}Processor",
         attributes,
-        ("<fake_token_around_image>", "<image>", "<global-img>", *cells),
+        _IDEFICS_TOKENS,
         "User:<image>what is it",
         {"scale_factor": 2},
     )
@@ -117,9 +121,15 @@ def _llava(tower: Mapping[str, Any] = {}, **others: Any) -> VisionCase:
     )
 
 
-def _next(name: str, vision: Mapping[str, Any], settings: Mapping[str, Any], **others: Any) -> VisionCase:
-    sizes = [[32, 64], [64, 32], [64, 64], [96, 32], [32, 96], [128, 128]]
-    strategy = others.get("vision_feature_select_strategy", "default")
+def _next(
+    name: str,
+    vision: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    text: Mapping[str, Any] = _LLAMA,
+    pinpoints: Sequence[list[int]] = ([32, 64], [64, 32], [64, 64], [96, 32], [32, 96], [128, 128]),
+    **others: Any,
+) -> VisionCase:
+    sizes, strategy = [*pinpoints], others.get("vision_feature_select_strategy", "default")
     attributes = {
         "image_token": "<image>",
         "patch_size": 4,
@@ -132,7 +142,7 @@ def _next(name: str, vision: Mapping[str, Any], settings: Mapping[str, Any], **o
         f"{name}ForConditionalGeneration",
         f"{name}Config",
         {**_SIGLIP, **vision},
-        _LLAMA,
+        text,
         f"{name}ImageProcessorPil",
         {"image_grid_pinpoints": sizes, **settings},
         f"{name}Processor",
@@ -187,6 +197,78 @@ _GEMMA4 = {
     "head_dim": 8,
     "position_embedding_size": 300,
 }
+
+
+def _as_internvl_chat(made: VisionModel) -> VisionModel:
+    """InternVL as first published: other names, and q, k and v in one matrix."""
+    text = made.config["text_config"] | {"architectures": ["Qwen2ForCausalLM"], "tie_word_embeddings": True}
+    tower = {**made.config["vision_config"], "model_type": "intern_vit_6b", "image_size": 32, "patch_size": 4}
+    tower |= {"qk_normalization": tower.pop("use_qk_norm"), "qkv_bias": tower.pop("attention_bias")}
+    config = {
+        "architectures": ["InternVLChatModel"],
+        "model_type": "internvl_chat",
+        "vision_config": tower,
+        "llm_config": text,
+        "downsample_ratio": 0.5,
+        "ps_version": "v2",
+        "select_layer": -1,
+        "force_image_size": 32,
+        "dynamic_image_size": True,
+        "use_thumbnail": True,
+        "min_dynamic_patch": 1,
+        "max_dynamic_patch": made.settings["max_patches"],
+    }
+    renamed = (
+        ("embeddings.cls_token", "embeddings.class_embedding"),
+        ("embeddings.position_embeddings", "embeddings.position_embedding"),
+        ("embeddings.patch_embeddings.projection", "embeddings.patch_embedding"),
+        ("encoder.layer.", "encoder.layers."),
+        ("attention.projection_layer", "attn.proj"),
+        ("attention.q_norm", "attn.q_norm"),
+        ("attention.k_norm", "attn.k_norm"),
+        ("layernorm_before", "norm1"),
+        ("layernorm_after", "norm2"),
+        ("lambda_", "ls"),
+        ("multi_modal_projector.layer_norm", "mlp1.0"),
+        ("multi_modal_projector.linear_1", "mlp1.1"),
+        ("multi_modal_projector.linear_2", "mlp1.3"),
+        ("language_model.model.", "language_model."),
+        ("language_model.", "language_model.model."),
+        ("vision_tower.", "vision_model."),
+    )
+    stored = {}
+    for name, tensor in made.stored.items():
+        name = name.removeprefix("model.")
+        for old, new in renamed:
+            name = name.replace(old, new)
+        stored[name] = tensor
+    for name in [name for name in stored if ".attention.q_proj." in name]:
+        parts = [stored.pop(name.replace("q_proj", f"{part}_proj")) for part in "qkv"]
+        stored[name.replace("attention.q_proj", "attn.qkv")] = np.concatenate(parts)
+    settings = {"size": 32, "crop_size": 32, "do_center_crop": True, "image_mean": made.settings["image_mean"]}
+    settings |= {"image_std": made.settings["image_std"], "feature_extractor_type": "CLIPFeatureExtractor"}
+    return made._replace(config=config, settings=settings, stored=stored)
+
+
+_INTERNVL = VisionCase(
+    "InternVLForConditionalGeneration",
+    "InternVLConfig",
+    {**_SIGLIP, "image_size": [32, 32], "patch_size": [4, 4], "use_qk_norm": True, "attention_bias": True},
+    _QWEN2,
+    "GotOcr2ImageProcessorPil",
+    {"size": {"height": 32, "width": 32}, "max_patches": 6, "image_mean": [0.485, 0.456, 0.406]},
+    "InternVLProcessor",
+    {
+        "start_image_token": "<img>",
+        "image_token": "<IMG_CONTEXT>",
+        "end_image_token": "</img>",
+        "image_seq_length": 16,
+    },
+    ("<img>", "<IMG_CONTEXT>", "</img>"),
+    "see <IMG_CONTEXT>\nwhat",
+)
+
+
 _QWEN3 = {"hidden_size": 32, "out_hidden_size": 32, "intermediate_size": 48, "num_position_embeddings": 25}
 CASES: dict[str, VisionCase] = {
     "smolvlm": _smolvlm("SmolVLM"),
@@ -408,24 +490,8 @@ CASES: dict[str, VisionCase] = {
         ),
         "here: <|image|>",
     ),
-    "internvl": VisionCase(
-        "InternVLForConditionalGeneration",
-        "InternVLConfig",
-        {**_SIGLIP, "image_size": [32, 32], "patch_size": [4, 4], "use_qk_norm": True, "attention_bias": True},
-        _QWEN2,
-        "GotOcr2ImageProcessorPil",
-        {"size": {"height": 32, "width": 32}, "max_patches": 6, "image_mean": [0.485, 0.456, 0.406]},
-        "InternVLProcessor",
-        {
-            "start_image_token": "<img>",
-            "image_token": "<IMG_CONTEXT>",
-            "end_image_token": "</img>",
-            "image_seq_length": 16,
-        },
-        ("<img>", "<IMG_CONTEXT>", "</img>"),
-        "see <IMG_CONTEXT>\nwhat",
-        {},
-    ),
+    "internvl": _INTERNVL,
+    "internvl-chat": _INTERNVL._replace(prompt="see <image>\nwhat", published=_as_internvl_chat),
 }
 
 
@@ -492,10 +558,17 @@ def vision_model(case: VisionCase, folder: Path) -> VisionModel:
         image_processor.save_pretrained(folder)
         settings = json.loads((folder / "preprocessor_config.json").read_text("utf-8"))
     else:
-        made = _Lfm2Processor if case.processor == "Lfm2VlProcessor" else TorchvisionProcessor
-        image_processor, settings = made(case), dict(case.settings)
+        make: dict[str, Any] = {"Lfm2VlProcessor": _Lfm2Processor}
+        image_processor, settings = make.get(case.processor, TorchvisionProcessor)(case), dict(case.settings)
     written = json.loads((folder / "config.json").read_text("utf-8"))
-    return VisionModel(model, image_processor, written, settings, load_file(folder / "model.safetensors"))
+    made = VisionModel(model, image_processor, written, settings, load_file(folder / "model.safetensors"))
+    if case.published is None:
+        return made
+    made = case.published(made)
+    (folder / "config.json").write_text(json.dumps(made.config), "utf-8")
+    (folder / "preprocessor_config.json").write_text(json.dumps(made.settings), "utf-8")
+    save_file(made.stored, folder / "model.safetensors")
+    return made
 
 
 def _wanting_torchvision(model: str) -> Any:
@@ -637,14 +710,20 @@ def tokenizer_of(case: VisionCase) -> tokenizers.Tokenizer:
 
 def expanded(case: VisionCase, inputs: Mapping[str, Any]) -> str:
     """What transformers' processor puts in the place of the image, with a token for each embedding."""
+    processor = processor_of(case)
+    replaced: str = processor.replace_image_token(inputs, 0, use_image_special_tokens=True)
+    return replaced
+
+
+def processor_of(case: VisionCase) -> Any:
+    """transformers' processor, without a tokenizer."""
     cls = _processor_class(case.processor)
     processor = cls.__new__(cls)
     sizes = case.settings.get("image_grid_pinpoints")
     vars(processor).update(case.attributes)
     of_images = {"merge_size": 2, "downsample_factor": 2, "use_thumbnail": True, "image_grid_pinpoints": sizes}
     processor.image_processor = SimpleNamespace(**{**of_images, **case.settings})
-    replaced: str = processor.replace_image_token(inputs, 0, use_image_special_tokens=True)
-    return replaced
+    return processor
 
 
 def _processor_class(name: str) -> Any:

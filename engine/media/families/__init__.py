@@ -42,6 +42,7 @@ FAMILIES: Mapping[str, str] = {
     "Glm4vForConditionalGeneration": "glm4v",
     "Glm4vMoeForConditionalGeneration": "glm4v",
     "Idefics3ForConditionalGeneration": "idefics3",
+    "InternVLChatModel": "internvl_chat",
     "InternVLForConditionalGeneration": "internvl",
     "Lfm2VlForConditionalGeneration": "lfm2_vl",
     "Llama4ForConditionalGeneration": "llama4",

@@ -27,7 +27,7 @@ from .settings import (
 )
 from .towers import conv, embedded_behind_class, even_segments, layers_run, without_class
 
-_MAX_TILES = 256
+MAX_TILES = 256
 
 
 def vision(architecture: str, config: Mapping[str, Any], processor: Mapping[str, Any]) -> InternVision:
@@ -58,8 +58,8 @@ class InternVision(Vision):
         if not self._merge or not self._grid or self._grid % self._merge:
             raise whole.error("downsample_ratio", f"1 / n, with a number n that divides {self._grid} patches")
         self._least, self._most = settings.integer("min_patches", 1), settings.integer("max_patches", 12)
-        if not self._least <= self._most <= _MAX_TILES:
-            raise settings.error("max_patches", f"from min_patches to {_MAX_TILES}")
+        if not self._least <= self._most <= MAX_TILES:
+            raise settings.error("max_patches", f"from min_patches to {MAX_TILES}")
         require_patches((self._most + 1) * self._grid**2, "an image of max_patches tiles")
         self.max_rows = self._grid**2 + 1
         self._arrangements = arrangements(self._least, self._most)

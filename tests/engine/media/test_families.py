@@ -37,8 +37,11 @@ from tidewheel.engine.media.media import Media
 from tidewheel.engine.media.processing import block_places, centre_crop, gelu, nearest, normalized
 from tidewheel.engine.media.vision import Vision
 from tidewheel.engine.models.families import FAMILIES as FAMILIES_OF_TEXT
+from tidewheel.engine.models.spec import AttentionSpec
 from tidewheel.engine.models.text_part import WRAPPERS
 
+IN_TRANSFORMERS = [name for name, case in CASES.items() if case.published is None]
+NARROW = ("mistral3", "pixtral", "llava-next", "llava-onevision", "lfm2-vl")
 GRIDS = ("qwen", "glm", "paddle")  # whose images have rows and columns in the decoder
 SIZES = ((1, 1), (3, 9), (32, 32), (33, 31), (64, 64), (97, 61), (100, 300), (31, 200), (7, 8), (512, 100), (90, 91))
 
@@ -201,7 +204,7 @@ def renamed(name: str, stored: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield {f"model.{key}": tensor for key, tensor in inner.items()}
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", IN_TRANSFORMERS)
 def test_weights_are_found_by_other_names(name: str) -> None:
     vision, stored = seen_by(name), made(name).stored
     expected = tower_weights(vision, stored)
@@ -276,6 +279,10 @@ def test_weights_are_found_by_other_names(name: str) -> None:
         ("internvl", {}, {"max_patches": 10**6}, "max_patches"),
         ("internvl", {"downsample_ratio": 0.3}, {}, "downsample_ratio"),
         ("internvl", {"use_mean_pooling": False}, {}, "use_mean_pooling"),
+        ("internvl-chat", {"ps_version": "v1"}, {}, "ps_version"),
+        ("internvl-chat", {"force_image_size": 64}, {}, "force_image_size"),
+        ("internvl-chat", {"use_thumbnail": False}, {}, "use_thumbnail"),
+        ("internvl-chat", {}, {"max_dynamic_patch": 10**6}, "max_dynamic_patch"),
     ],
 )
 def test_what_is_not_supported_is_refused(
@@ -289,7 +296,7 @@ def test_what_is_not_supported_is_refused(
         vision_of(changed, {**made(name).settings, **settings})
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", IN_TRANSFORMERS)
 def test_a_field_that_is_missing_means_what_transformers_takes_it_to_mean(name: str) -> None:
     """Leave out one field of the tower's config after the other, and compare with transformers' default for it."""
     import transformers
@@ -314,6 +321,23 @@ def test_a_field_that_is_missing_means_what_transformers_takes_it_to_mean(name: 
         assert (described.spec, described.settings) == (meant.spec, meant.settings), missing
         compared.add(missing)
     assert compared
+
+
+def test_internvl_as_published_has_settings_of_its_own() -> None:
+    config, image = made("internvl-chat").config, photo(40, 90)
+    tower = config["vision_config"]
+    rest = {key: tower[key] for key in tower.keys() - {"norm_type", "qk_normalization", "qkv_bias", "hidden_act"}}
+    vision = vision_of({**config, "vision_config": {**rest, "hidden_act": None}}, {})
+    assert vision is not None
+    attention, norm = vision.spec.layers[0][0].mixer, vision.spec.layers[0][0].norm
+    assert isinstance(attention, AttentionSpec)
+    assert attention.qk_norm is not None
+    assert not attention.qkv_bias
+    assert norm is not None
+    assert norm.kind == "rms"
+    assert np.array_equal(vision.process(image)[0][-1], seen_by("internvl-chat").process(image)[0][-1])
+    for fewer in ({"max_dynamic_patch": 1}, {"dynamic_image_size": False}):
+        assert vision_of(config, fewer).process(image)[1] == 1  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("name", ["qwen2-vl", "llava", "mistral3", "llava-next", "lfm2-vl"])
@@ -359,7 +383,7 @@ def test_llama_4_fills_the_largest_canvas_if_it_should(title: str) -> None:
 def test_no_image_becomes_larger_than_the_settings_allow(name: str) -> None:
     vision = seen_by(name)
     for height, width in ((1, 190), (190, 1), (3000, 17), (2000, 2000)):
-        if name in ("mistral3", "pixtral", "llava-next", "llava-onevision", "lfm2-vl") and min(height, width) < 100:
+        if name in NARROW and min(height, width) < 100:
             continue
         tiles = vision.process(np.zeros((height, width, 3), np.uint8))[0]
         assert sum(tile.shape[0] * tile.shape[1] for tile in tiles) <= 128 * 128 + 32 * 32
