@@ -37,6 +37,13 @@ _TEXT = {
     "eos_token_id": 2,
 }
 _LLAMA, _QWEN2 = {**_TEXT, "model_type": "llama"}, {**_TEXT, "model_type": "qwen2"}
+_GRANITE = {
+    **_TEXT,
+    "embedding_multiplier": 3.0,
+    "logits_scaling": 0.5,
+    "residual_multiplier": 0.5,
+    "attention_multiplier": 0.2,
+}
 _SIGLIP = {
     "hidden_size": 24,
     "intermediate_size": 40,
@@ -291,6 +298,33 @@ CASES: dict[str, VisionCase] = {
         {"size": {"height": 32, "width": 32}},
         vision_feature_select_strategy="full",
         vision_aspect_ratio="anyres_max_3",
+    ),
+    "granite-vision": _next(
+        "LlavaNext",
+        {"model_type": "siglip_vision_model", "vision_use_head": False},
+        {"size": {"height": 32, "width": 32}, "crop_size": {"height": 32, "width": 32}},
+        {**_GRANITE, "model_type": "granite", "logits_scaling": 1.0},  # which transformers forgets here
+        [[32, 32], [32, 64], [64, 32]],
+        vision_feature_layer=[-3, -2, -1],
+        vision_feature_select_strategy="full",
+    ),
+    "granite-docling": VisionCase(
+        "GraniteDoclingForConditionalGeneration",
+        "GraniteDoclingConfig",
+        {**_SIGLIP, "out_hidden_size": 32, "scale_factor": 2, "deepstack_visual_indexes": [0, 2]},
+        {**_GRANITE, "model_type": "granite_docling_text"},
+        "GraniteDoclingImageProcessorPil",
+        {"size": {"height": 32, "width": 32}, "max_patches": 6},
+        "GraniteDoclingProcessor",
+        {
+            "fake_image_token": "<fake_token_around_image>",
+            "image_token": "<image>",
+            "global_image_tag": "<global-img>",
+            "image_seq_len": 16,
+        },
+        _IDEFICS_TOKENS,
+        "User:<image>what is it",
+        {"image_token_id": 301},
     ),
     "pixtral": VisionCase(
         "LlavaForConditionalGeneration",

@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Iterator
 from itertools import count
 from typing import Generic, TypeVar
 
+import numpy as np
 from msgspec import Struct
 
 from ..devices.tower import Rows, TowerExecutor
@@ -128,6 +129,9 @@ class MediaEncoder(Generic[T]):
             rows: Rows = end.value
         self._current = None
         self.encoded_total += 1
+        if self._vision.embedding_multiplier != 1:
+            embeddings = rows[:, : rows.shape[1] // (1 + self._vision.num_deepstack)]
+            embeddings *= np.float32(self._vision.embedding_multiplier)
         rows.flags.writeable = False
         entry.media.embeddings[media.digest] = rows
         self._keep(media.digest, rows)

@@ -41,6 +41,7 @@ class Vision(ABC):
     `tensors` has the keys of `tower_shapes(spec)`. `placeholder` is what the model's chat template writes for an image,
     and `slot` the token that embeddings take the place of. With `two_way`, tokens of an image see all of that image.
     `num_deepstack`: after each of that many first layers of the decoder something is added to an image's rows.
+    The decoder multiplies embeddings by `embedding_multiplier`, those of images too.
     `settings` names everything that the pixels depend on, and `max_rows` is the most that a segment of a layer has.
 
     With `video`, the model takes videos, too: those are what stands for them. `request_fields` are the settings of the
@@ -53,6 +54,7 @@ class Vision(ABC):
     slot: str
     two_way: bool = False
     num_deepstack: int = 0
+    embedding_multiplier: float = 1.0
     settings: Hashable
     max_rows: int
     video: Marks | None = None

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any, Protocol, cast
 
 from ..vision import Vision
+from .settings import embedding_multiplier
 
 __all__ = ["FAMILIES", "vision_of"]
 
@@ -30,7 +31,9 @@ def vision_of(config: Mapping[str, Any], processor: Mapping[str, Any]) -> Vision
     if not isinstance(name, str) or name not in FAMILIES:
         return None
     family = cast(_Family, import_module(f".{FAMILIES[name]}", __package__))
-    return family.vision(name, config, processor)
+    vision = family.vision(name, config, processor)
+    vision.embedding_multiplier = embedding_multiplier(config)
+    return vision
 
 
 # By architecture, the module that describes its vision. It is imported when a model has that architecture.
@@ -41,6 +44,7 @@ FAMILIES: Mapping[str, str] = {
     "Glm46VForConditionalGeneration": "glm4v",
     "Glm4vForConditionalGeneration": "glm4v",
     "Glm4vMoeForConditionalGeneration": "glm4v",
+    "GraniteDoclingForConditionalGeneration": "granite_docling",
     "Idefics3ForConditionalGeneration": "idefics3",
     "InternVLChatModel": "internvl_chat",
     "InternVLForConditionalGeneration": "internvl",

@@ -9,6 +9,7 @@ from typing import Any
 from ...errors import ModelError
 from ...models.config import ConfigReader
 from ...models.families.parts import MAX_HEAD_DIM
+from ...models.text_models import TEXT_MODELS
 from ...models.text_part import text_part
 from ..processing import MAX_PATCHES, Pixels
 
@@ -118,6 +119,16 @@ def output_size(tower: ConfigReader, name: str, decoder_size: int, default: int)
     if size != decoder_size:
         raise tower.error(name, f"{decoder_size}, as wide as the language model")
     return size
+
+
+def embedding_multiplier(config: Mapping[str, Any]) -> float:
+    """What the language model multiplies all embeddings by that it is given: Granite's is not 1."""
+    text = config.get("text_config")
+    kind = text.get("model_type") if isinstance(text, Mapping) else None
+    architecture, defaults = TEXT_MODELS.get(str(kind), ("", {}))
+    if not isinstance(text, Mapping) or architecture != "GraniteForCausalLM":
+        return 1.0
+    return ConfigReader({**defaults, **text}, "config.json: text_config").number("embedding_multiplier", 1.0)
 
 
 def head_dim_of(config: ConfigReader, hidden_size: int, heads: int) -> int:

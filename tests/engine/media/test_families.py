@@ -41,7 +41,8 @@ from tidewheel.engine.models.spec import AttentionSpec
 from tidewheel.engine.models.text_part import WRAPPERS
 
 IN_TRANSFORMERS = [name for name, case in CASES.items() if case.published is None]
-NARROW = ("mistral3", "pixtral", "llava-next", "llava-onevision", "lfm2-vl")
+NARROW = ("mistral3", "pixtral", "llava-next", "llava-onevision", "granite-vision", "lfm2-vl")
+_GRANITE = {"model_type": "granite", "hidden_size": 32}
 GRIDS = ("qwen", "glm", "paddle")  # whose images have rows and columns in the decoder
 SIZES = ((1, 1), (3, 9), (32, 32), (33, 31), (64, 64), (97, 61), (100, 300), (31, 200), (7, 8), (512, 100), (90, 91))
 
@@ -175,7 +176,8 @@ def test_only_some_see_both_ways_or_have_positions_of_their_own(name: str) -> No
     vision = seen_by(name)
     assert vision.two_way == (name in ("gemma3", "gemma4", "gemma4-unified"))
     assert (vision.positions([]) is None) == (not name.startswith(GRIDS))
-    assert vision.num_deepstack == (2 if name == "qwen3-vl" else 0)
+    assert vision.num_deepstack == (2 if name in ("qwen3-vl", "granite-docling") else 0)
+    assert vision.embedding_multiplier == (3 if name.startswith("granite") else 1)
     hash(vision.settings)
     copy = pickle.loads(pickle.dumps(vision))  # for the process that decodes images
     assert copy.settings == vision.settings
@@ -276,6 +278,15 @@ def test_weights_are_found_by_other_names(name: str) -> None:
         ("llama4", {"pixel_shuffle_ratio": 100.0}, {}, "pixel_shuffle_ratio"),
         ("llama4", {"projector_output_dim": 32}, {}, "projector_output_dim"),
         ("llama4", {"intermediate_size": 64}, {}, "intermediate_size"),
+        ("granite-vision", {"text_config": {**_GRANITE, "embedding_multiplier": 0}}, {}, "embedding_multiplier"),
+        ("granite-docling", {"scale_factor": 3}, {}, "scale_factor"),
+        ("granite-docling", {"out_hidden_size": 64}, {}, "out_hidden_size"),
+        ("granite-docling", {"deepstack_visual_indexes": [2, 0]}, {}, "deepstack_visual_indexes"),
+        ("granite-docling", {}, {"max_patches": 10**6}, "max_patches"),
+        ("granite-docling", {}, {"size": {"height": 64, "width": 32}}, "height"),
+        ("granite-docling", {}, {"fine_route": True}, "fine_route"),
+        ("granite-docling", {}, {"dense_max_patches": 10**6}, "dense_max_patches"),
+        ("granite-docling", {}, {"dense_max_scale": "x"}, "dense_max_scale"),
         ("internvl", {}, {"max_patches": 10**6}, "max_patches"),
         ("internvl", {"downsample_ratio": 0.3}, {}, "downsample_ratio"),
         ("internvl", {"use_mean_pooling": False}, {}, "use_mean_pooling"),
@@ -302,7 +313,8 @@ def test_a_field_that_is_missing_means_what_transformers_takes_it_to_mean(name: 
     import transformers
 
     case, compared = CASES[name], set()
-    for missing in case.vision.keys() - {"model_type", "vision_use_head"}:
+    needed = {"out_hidden_size"} if name == "granite-docling" else set()
+    for missing in case.vision.keys() - {"model_type", "vision_use_head"} - needed:
         rest = {key: value for key, value in made(name).config["vision_config"].items() if key != missing}
         config = getattr(transformers, case.config)(
             vision_config=dict(rest), text_config=dict(case.text), **case.others

@@ -75,7 +75,7 @@ def slot_of(case: VisionCase) -> int | None:
 
 _folders = TemporaryDirectory()
 # Whose images become one array.
-_PADDED = ("llava-next", "llava-onevision", "pixtral", "mistral3")
+_PADDED = ("llava-next", "llava-onevision", "granite-vision", "granite-docling", "pixtral", "mistral3")
 _SLOTS = {"<|image|>", "<image>", "[IMG]", "<|image_pad|>", "<image_soft_token>", "<IMG_CONTEXT>"}
 _SLOTS |= {"<|patch|>", "<|IMAGE_PLACEHOLDER|>"}
 
@@ -184,7 +184,7 @@ def text_with(name: str, count: int) -> str:
 
 
 # Whose towers the torch reference computes for another case, too.
-_ALIKE = ("internvl-chat",)
+_ALIKE = ("granite-vision", "internvl-chat")
 _RUNS = [
     pytest.param(name, device, marks=[pytest.mark.sweep] * (device == "torch" and name in _ALIKE))
     for name in CASES
