@@ -44,6 +44,14 @@ _GRANITE = {
     "residual_multiplier": 0.5,
     "attention_multiplier": 0.2,
 }
+_QWEN3_5 = {
+    "model_type": "qwen3_5_text",
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_value_heads": 2,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
 _SIGLIP = {
     "hidden_size": 24,
     "intermediate_size": 40,
@@ -276,6 +284,36 @@ _INTERNVL = VisionCase(
 )
 
 
+_MINICPM = VisionCase(
+    "MiniCPMV4_6ForConditionalGeneration",
+    "MiniCPMV4_6Config",
+    {**_SIGLIP, "image_size": 36, "model_type": "minicpmv4_6_vision"},
+    {**_TEXT, **_QWEN3_5},
+    "MiniCPMV4_6ImageProcessorPil",
+    {"scale_resolution": 32, "patch_size": 4, "max_slice_nums": 4},
+    "MiniCPMV4_6Processor",
+    {
+        "image_token": "<|image_pad|>",
+        "image_start_token": "<image>",
+        "image_end_token": "</image>",
+        "slice_start_token": "<slice>",
+        "slice_end_token": "</slice>",
+        "image_id_start_token": "<image_id>",
+        "image_id_end_token": "</image_id>",
+        "slice_mode": True,
+    },
+    ("<|image_pad|>", "<image>", "</image>", "<slice>", "</slice>", "<image_id>", "</image_id>"),
+    "see <|image_pad|>what",
+    {"insert_layer_id": 1, "image_token_id": 301},
+)
+# Tokens with places on a canvas, by their numbers in `tokenizer_of`.
+_CANVAS_IDS = {
+    "image_start_id": 258,
+    "image_end_id": 259,
+    "slice_start_id": 260,
+    "slice_end_id": 261,
+    "newline_id": sorted(pre_tokenizers.ByteLevel.alphabet()).index("Ċ"),
+}
 _QWEN3 = {"hidden_size": 32, "out_hidden_size": 32, "intermediate_size": 48, "num_position_embeddings": 25}
 CASES: dict[str, VisionCase] = {
     "smolvlm": _smolvlm("SmolVLM"),
@@ -389,14 +427,7 @@ CASES: dict[str, VisionCase] = {
     "qwen3.5": _qwen(
         "Qwen3_5",
         _QWEN3,
-        {
-            "model_type": "qwen3_5_text",
-            "layer_types": ["linear_attention", "full_attention"],
-            "linear_num_value_heads": 2,
-            "linear_num_key_heads": 2,
-            "linear_key_head_dim": 8,
-            "linear_value_head_dim": 8,
-        },
+        _QWEN3_5,
     ),
     "glm4.1v": VisionCase(
         "Glm4vForConditionalGeneration",
@@ -442,6 +473,14 @@ CASES: dict[str, VisionCase] = {
         ),
         "see<image>what",
         {"projector_hidden_size": 40, "image_token_id": 301},
+    ),
+    "minicpm-v4.6": _MINICPM,
+    "minicpm-v4.7": _MINICPM._replace(
+        model="MiniCPMV4_7ForConditionalGeneration",
+        config="MiniCPMV4_7Config",
+        vision={**_MINICPM.vision, "model_type": "minicpmv4_7_vision", "intermediate_size": 36},
+        processor="MiniCPMV4_7Processor",
+        others={**_MINICPM.others, **_CANVAS_IDS},
     ),
     "gemma3": VisionCase(
         "Gemma3ForConditionalGeneration",
@@ -715,6 +754,7 @@ def processed(case: VisionCase, made: VisionModel, image: Image) -> dict[str, An
 def features(case: VisionCase, made: VisionModel, inputs: Mapping[str, Any]) -> NDArray[np.float32]:
     """The image's embeddings, and what is added after layers of the decoder behind them."""
     names = ("pixel_values", "pixel_attention_mask", "image_grid_thw", "spatial_shapes", "image_position_ids")
+    names += ("target_sizes",)
     given = {name: inputs[name] for name in names if name in inputs}
     if case.vision.get("model_type") == "pixtral" or "image_grid_pinpoints" in case.others:
         given["image_sizes"] = inputs["image_sizes"]
@@ -745,7 +785,7 @@ def tokenizer_of(case: VisionCase) -> tokenizers.Tokenizer:
 def expanded(case: VisionCase, inputs: Mapping[str, Any]) -> str:
     """What transformers' processor puts in the place of the image, with a token for each embedding."""
     processor = processor_of(case)
-    replaced: str = processor.replace_image_token(inputs, 0, use_image_special_tokens=True)
+    replaced: str = processor.replace_image_token(inputs, 0, use_image_special_tokens=True, image_token_divisor=16)
     return replaced
 
 

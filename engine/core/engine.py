@@ -201,7 +201,7 @@ class Engine:
         constraint = self._constraint(request)
         media = None
         if request.media and self._vision is not None:
-            media = PromptMedia(request.media, len(prompt), self._vision)
+            media = PromptMedia(request.media, prompt, self._vision)
         search = None
         if sampling.beam_width is not None:
             search = BeamSearch(sampling, self._eos_token_ids, self.vocab_size)

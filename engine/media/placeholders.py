@@ -57,13 +57,13 @@ def expand(vision: Vision, text: str, media: Sequence[Media], param: str) -> Exp
         places += [(at, at + len(marks.placeholder), medium) for at, medium in zip(found, given, strict=True)]
     pieces: list[str] = []
     slots, end = [], 0
-    for begin, after, medium in sorted(places, key=lambda place: place[0]):
+    for number, (begin, after, medium) in enumerate(sorted(places, key=lambda place: place[0])):
         expansion = vision.expansion(medium.layout)
         row = 0
         for length in expansion.counts:
             slots.append(Slot(medium, length, row))
             row += length
-        pieces += (text[end:begin], expansion.text)
+        pieces += (text[end:begin], vision.numbering.format(number), expansion.text)
         end = after
     pieces.append(text[end:])
     return ExpandedPrompt("".join(pieces), tuple(slots), param)

@@ -320,9 +320,14 @@ def resized_bilinear(plane: Floats, rows: int, columns: int) -> Floats:
 
 def nearest(side: int, count: int) -> NDArray[np.int64]:
     """Of `count` patches in a line, the entries of a table with `side` of them that lie nearest below."""
-    bounds = (np.float64(1 / side) + np.arange(max(side - 1, 0), dtype=np.float64) * (1 / side)).astype(np.float32)
     places = np.arange(count, dtype=np.float32) * (np.float32(1) / np.float32(count))
-    entries: NDArray[np.int64] = np.searchsorted(bounds, np.minimum(places, np.float32(1 - 1e-6)), side="right")
+    return nearest_below(side, np.minimum(places, np.float32(1 - 1e-6)))
+
+
+def nearest_below(side: int, places: Floats) -> NDArray[np.int64]:
+    """The same for places from 0 to 1 along that line."""
+    bounds = (np.float64(1 / side) + np.arange(max(side - 1, 0), dtype=np.float64) * (1 / side)).astype(np.float32)
+    entries: NDArray[np.int64] = np.searchsorted(bounds, places, side="right")
     return entries
 
 

@@ -20,16 +20,13 @@ class PromptMedia:
     `embeddings` are by digest. `two_way`: tokens of a span see all of it, so a step runs it as a whole.
     """
 
-    def __init__(self, spans: Sequence[MediaSpan], prompt_len: int, vision: Vision) -> None:
+    def __init__(self, spans: Sequence[MediaSpan], token_ids: NDArray[np.int32], vision: Vision) -> None:
         self.spans = tuple(spans)
         self.two_way = vision.two_way
         self.embeddings: dict[bytes, Rows] = {}
-        self.rope: NDArray[np.int32] | None = None
-        self.delta = 0
-        relative = vision.positions([span.media.layout for span in self.spans])
-        if relative is not None:
-            self.rope = _positions(self.spans, relative, prompt_len)
-            self.delta = int(self.rope.max()) + 1 - prompt_len
+        self.rope = vision.prompt_positions(self.spans, token_ids)
+        self.delta = 0 if self.rope is None else int(self.rope.max()) + 1 - len(token_ids)
+        self._around = vision.places_tokens_around
 
     @property
     def media(self) -> Iterator[Media]:
@@ -39,10 +36,15 @@ class PromptMedia:
     @property
     def identity(self) -> tuple[tuple[int, bytes], ...]:
         """What they add to the identity of the prompt's KV blocks."""
-        return tuple(
+        named = [
             (span.start, span.media.digest + span.first_row.to_bytes(4, "little") + span.length.to_bytes(4, "little"))
             for span in self.spans
-        )
+        ]
+        if not self._around or self.rope is None:
+            return tuple(named)
+        # A prompt that goes on could give the tokens after its end other places than an answer's have.
+        ends = [(self.rope.shape[1], b"end")] if self.rope[:, -1].min() < self.rope.max() else []
+        return (*((start - 1, digest) for start, digest in named), *ends)
 
     def uncut(self, start: int, num_tokens: int, room: int) -> int:
         """How many of the next `num_tokens` tokens from position `start` on a step may have, without a cut in a span.
@@ -86,17 +88,3 @@ def positions_behind(prompts: Sequence[PromptMedia | None], positions: NDArray[n
     if not any(deltas):
         return None
     return np.tile(positions + np.array(deltas, np.int32), (3, 1))
-
-
-def _positions(spans: Sequence[MediaSpan], relative: Sequence[NDArray[np.int32]], prompt_len: int) -> NDArray[np.int32]:
-    positions = np.empty((3, prompt_len), np.int32)
-    next_position, token = 0, 0
-    for span, counted in zip(spans, relative, strict=True):
-        text = span.start - token
-        positions[:, token : span.start] = np.arange(next_position, next_position + text)
-        own = counted[:, span.first_row : span.first_row + span.length]
-        positions[:, span.start : span.end] = own + (next_position + text)
-        next_position += text + int(own.max()) + 1
-        token = span.end
-    positions[:, token:] = np.arange(next_position, next_position + prompt_len - token)
-    return positions

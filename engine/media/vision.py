@@ -14,7 +14,7 @@ from ..devices.tower import Rows, TowerExecutor
 from ..models.spec import TowerSpec
 from ..models.tensor_ref import TensorRef
 from .frames import Frames
-from .media import Media, Modality
+from .media import Media, MediaSpan, Modality
 
 
 class Marks(NamedTuple):
@@ -40,8 +40,10 @@ class Vision(ABC):
 
     `tensors` has the keys of `tower_shapes(spec)`. `placeholder` is what the model's chat template writes for an image,
     and `slot` the token that embeddings take the place of. With `two_way`, tokens of an image see all of that image.
+    `numbering` is written before an image's expansion, with its number in the prompt, from 0, in place of {}.
     `num_deepstack`: after each of that many first layers of the decoder something is added to an image's rows.
-    The decoder multiplies embeddings by `embedding_multiplier`, those of images too.
+    The decoder multiplies embeddings by `embedding_multiplier`, those of images too. With `places_tokens_around`, the
+    token before a slot has a position of its own, and so may some behind it.
     `settings` names everything that the pixels depend on, and `max_rows` is the most that a segment of a layer has.
 
     With `video`, the model takes videos, too: those are what stands for them. `request_fields` are the settings of the
@@ -52,9 +54,11 @@ class Vision(ABC):
     tensors: Mapping[str, tuple[TensorRef, ...]]  # alternatives: the first that the checkpoint has counts
     placeholder: str
     slot: str
+    numbering: str = ""
     two_way: bool = False
     num_deepstack: int = 0
     embedding_multiplier: float = 1.0
+    places_tokens_around: bool = False
     settings: Hashable
     max_rows: int
     video: Marks | None = None
@@ -104,3 +108,20 @@ class Vision(ABC):
         images take positions as text does.
         """
         return None
+
+    def prompt_positions(self, spans: Sequence[MediaSpan], token_ids: NDArray[np.int32]) -> NDArray[np.int32] | None:
+        """The same for all tokens of a prompt, `[3, T]`, given its media in order: a span for each image."""
+        relative = self.positions([span.media.layout for span in spans])
+        if relative is None:
+            return None
+        positions = np.empty((3, len(token_ids)), np.int32)
+        next_position, token = 0, 0
+        for span, counted in zip(spans, relative, strict=True):
+            text = span.start - token
+            positions[:, token : span.start] = np.arange(next_position, next_position + text)
+            own = counted[:, span.first_row : span.first_row + span.length]
+            positions[:, span.start : span.end] = own + (next_position + text)
+            next_position += text + int(own.max()) + 1
+            token = span.end
+        positions[:, token:] = np.arange(next_position, next_position + len(token_ids) - token)
+        return positions

@@ -132,6 +132,7 @@ _SECTIONS = {
     "glm4v_text": ([8, 12, 12], False),
     "glm4v_moe_text": ([8, 12, 12], False),
 }
+_WITH_SECTIONS = {*_SECTIONS, "qwen3_5_text"}  # that may have sections; the latter's family knows the rest
 # Whose images' tokens see all of their image, in all layers or, if the config says so, in those with a window alone.
 _TWO_WAY = "Gemma3ForConditionalGeneration"
 _TWO_WAY_IN_WINDOWS = ("Gemma4ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration")
@@ -260,7 +261,7 @@ def _rope(kind: str, rope: Mapping[str, Any]) -> dict[str, Any]:
     """The rope settings without sections, if images of this kind of language model are not served."""
     sections = {"mrope_section", "mrope_interleaved", "xdrope_section"}
     plain = {"mrope": "default", "xdrope": "dynamic"} if sections & rope.keys() else {}
-    rest = {key: value for key, value in rope.items() if kind in _SECTIONS or key not in sections}
+    rest = {key: value for key, value in rope.items() if kind in _WITH_SECTIONS or key not in sections}
     for key in ("type", "rope_type"):
         if isinstance(name := rest.get(key), str):
             rest[key] = plain.get(name, name)

@@ -53,6 +53,8 @@ FAMILIES: Mapping[str, str] = {
     "LlavaForConditionalGeneration": "llava",
     "LlavaNextForConditionalGeneration": "llava_next",
     "LlavaOnevisionForConditionalGeneration": "llava_next",
+    "MiniCPMV4_6ForConditionalGeneration": "minicpmv",
+    "MiniCPMV4_7ForConditionalGeneration": "minicpmv4_7",
     "Mistral3ForConditionalGeneration": "pixtral",
     "PaddleOCRVLForConditionalGeneration": "paddleocr_vl",
     "Qwen2VLForConditionalGeneration": "qwen2_vl",

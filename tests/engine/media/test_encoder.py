@@ -54,7 +54,7 @@ def prompt_of(*media: Media) -> PromptMedia:
     for one in media:
         spans.append(MediaSpan(one, start, one.num_tokens))
         start += one.num_tokens
-    return PromptMedia(spans, start, StripesVision())
+    return PromptMedia(spans, np.zeros(start, np.int32), StripesVision())
 
 
 def encoder_of(tower: Tower, max_bytes: int = 1 << 20) -> MediaEncoder[str]:

@@ -27,6 +27,7 @@ from vision_zoo import (
     features,
     photo,
     processed,
+    processor_of,
     tokenizer_of,
     vision_model,
 )
@@ -34,7 +35,9 @@ from vision_zoo import (
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.media.families import FAMILIES, vision_of
 from tidewheel.engine.media.media import Media
+from tidewheel.engine.media.placeholders import expand, spread
 from tidewheel.engine.media.processing import block_places, centre_crop, gelu, nearest, normalized
+from tidewheel.engine.media.prompt_media import PromptMedia
 from tidewheel.engine.media.vision import Vision
 from tidewheel.engine.models.families import FAMILIES as FAMILIES_OF_TEXT
 from tidewheel.engine.models.spec import AttentionSpec
@@ -42,6 +45,7 @@ from tidewheel.engine.models.text_part import WRAPPERS
 
 IN_TRANSFORMERS = [name for name, case in CASES.items() if case.published is None]
 NARROW = ("mistral3", "pixtral", "llava-next", "llava-onevision", "granite-vision", "lfm2-vl")
+NARROW += ("minicpm-v4.6", "minicpm-v4.7")
 _GRANITE = {"model_type": "granite", "hidden_size": 32}
 GRIDS = ("qwen", "glm", "paddle")  # whose images have rows and columns in the decoder
 SIZES = ((1, 1), (3, 9), (32, 32), (33, 31), (64, 64), (97, 61), (100, 300), (31, 200), (7, 8), (512, 100), (90, 91))
@@ -101,7 +105,10 @@ def test_pixels_are_those_of_transformers(name: str) -> None:
             expected = expected.reshape(len(expected), -1)
             rows, columns = block_places(*patches.grid(tiles[0]), patches.merge)
             expected = expected[rows * (columns.max() + 1) + columns]
-        if expected.ndim == 2:
+        if "target_sizes" in inputs:  # all patches side by side
+            expected = expected.reshape(3, patches.size, -1, patches.size).transpose(2, 0, 1, 3)
+        if expected.ndim == 2 or expected.shape[-1] == patches.size:
+            expected = expected.reshape(len(expected), -1)
             ours = np.concatenate([*patches.pieces(tiles)])
         else:
             expected = expected.reshape(-1, *expected.shape[-3:])
@@ -171,11 +178,98 @@ def test_positions_are_those_of_transformers(name: str) -> None:
     assert int(delta) == start - len(sections)
 
 
+@pytest.mark.parametrize("numbered", [True, False])
+def test_positions_on_a_canvas_are_those_of_transformers(numbered: bool) -> None:
+    """Of images with slices and without, with line breaks and nothing at all between them, first and last."""
+    name = "minicpm-v4.7"
+    tokenizer = tokenizer_of(CASES[name])
+    vision = vision_of(made(name).config, {**made(name).settings, "use_image_id": numbered})
+    assert vision is not None
+    slot = tokenizer.token_to_id(vision.slot)
+    assert slot is not None
+    pictures = [photo(*size) for size in ((30, 30), (90, 91), (30, 120), (97, 21), (64, 300), (16, 48))]
+    media = [media_of(vision, picture) for picture in pictures]
+    assert len({(layout.rows, layout.columns) for layout in (one.layout for one in media)}) > 3
+    text = "{}{}\n{}\nthree {}\n\n{}\nfive{}".format(*[vision.placeholder] * 6)
+    for prompt in (text, f"{text}\n", f"{text} and more", f"before\n{text}\n\n what"):
+        expanded = expand(vision, prompt, media, "prompt")
+        ids = tokenizer.encode(expanded.text, add_special_tokens=False).ids
+        ids, spans = spread(vision, {"image": slot}, ids, expanded)
+        kinds = torch.tensor([ids]) == slot
+        grids = [grid for one in media for grid in sizes_of(vision, one)]
+        expected, delta = made(name).model.model.get_rope_index(
+            torch.tensor([ids]), mm_token_type_ids=kinds.int(), target_sizes=torch.tensor(grids)
+        )
+        ours = PromptMedia(spans, np.array(ids, np.int32), vision)
+        assert ours.rope is not None
+        assert np.array_equal(ours.rope, expected[:, 0].numpy())
+        assert ours.delta == int(delta)
+        named = {position for position, _ in ours.identity}
+        assert named >= {span.start - 1 for span in spans}
+        assert (len(ids) in named) == (not prompt[-1].isalpha())
+
+
+def sizes_of(vision: Any, media: Media) -> list[tuple[int, int]]:
+    """Rows and columns of the patches of each tile."""
+    return [vision._patches.grid(tile) for tile in media.tiles]
+
+
+def test_pages_that_would_become_small_have_more_tiles() -> None:
+    from transformers import GraniteDoclingImageProcessorPil
+
+    sizes = [(60, 200), (60, 60), (100, 180), (20, 300), (400, 700), (33, 64), (500, 90)]
+    rules: list[dict[str, float]] = [
+        {"dense_max_patches": 12, "dense_max_scale": 0.7},
+        {"dense_max_patches": 12, "dense_min_aspect": 1.5, "dense_max_aspect": 4.0},
+        {"dense_max_patches": 12, "dense_max_scale": 0.7, "dense_min_aspect": 1.5},
+        {"dense_max_patches": 12},
+        {"dense_max_scale": 0.7},
+    ]
+    found = set()
+    for rule in rules:
+        vision = vision_of(made("granite-docling").config, {**made("granite-docling").settings, **rule})
+        assert vision is not None
+        processor = GraniteDoclingImageProcessorPil(**CASES["granite-docling"].settings, **rule)
+        grids = [vision.process(photo(*size))[1] for size in sizes]
+        assert grids == [processor.get_tile_grid(*size) for size in sizes]
+        found.add(tuple(grids))
+    assert len(found) > 2
+
+
+def test_images_of_a_prompt_are_numbered_if_the_model_wants_it() -> None:
+    case, vision = CASES["minicpm-v4.6"], seen_by("minicpm-v4.6")
+    prompt, media = f"a{vision.placeholder}b{vision.placeholder}c", media_of(vision, IMAGES["photo"])
+    expansions = [vision.expansion(media.layout).text] * 2
+    numbered = processor_of(case)._prepend_local_ids([prompt], expansions, vision.placeholder)
+    assert expand(vision, prompt, [media] * 2, "prompt").text == f"a{numbered[0]}b{numbered[1]}c"
+    plain = vision_of(made("minicpm-v4.6").config, {**made("minicpm-v4.6").settings, "use_image_id": False})
+    assert plain is not None
+    assert expand(plain, prompt, [media] * 2, "prompt").text == f"a{expansions[0]}b{expansions[1]}c"
+
+
+def test_minicpm_merges_patches_once_if_it_should() -> None:
+    name, image = "minicpm-v4.6", IMAGES["photo"]
+    settings = {**made(name).settings, "downsample_mode": "4x"}
+    vision = vision_of(made(name).config, settings)
+    assert vision is not None
+    inputs = made(name).image_processor(
+        [image], return_tensors="pt", input_data_format="channels_last", downsample_mode="4x"
+    )
+    media = media_of(vision, image)
+    assert sizes_of(vision, media) == [tuple(size) for size in inputs["target_sizes"].tolist()]
+    with torch.no_grad():
+        outputs = made(name).model.get_image_features(
+            inputs["pixel_values"], target_sizes=inputs["target_sizes"], downsample_mode="4x"
+        )
+    ours = run(vision.encode(media, PlainTower(vision, made(name).stored)))
+    assert np.abs(ours - torch.cat(outputs.pooler_output).numpy()).max() <= 1e-4
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_only_some_see_both_ways_or_have_positions_of_their_own(name: str) -> None:
     vision = seen_by(name)
     assert vision.two_way == (name in ("gemma3", "gemma4", "gemma4-unified"))
-    assert (vision.positions([]) is None) == (not name.startswith(GRIDS))
+    assert (vision.positions([]) is None) == (not name.startswith((*GRIDS, "minicpm-v4.7")))
     assert vision.num_deepstack == (2 if name in ("qwen3-vl", "granite-docling") else 0)
     assert vision.embedding_multiplier == (3 if name.startswith("granite") else 1)
     hash(vision.settings)
@@ -200,7 +294,7 @@ def renamed(name: str, stored: dict[str, Any]) -> Iterator[dict[str, Any]]:
     bare = {key.removeprefix("model."): tensor for key, tensor in stored.items()}
     yield bare
     yield {f"model.{key}": tensor for key, tensor in bare.items()}
-    if "vision_tower.encoder.layers.0.layer_norm1.weight" in bare:
+    if "vision_tower.encoder.layers.0.layer_norm1.weight" in bare and not name.startswith("minicpm"):
         inner = {key.replace("vision_tower.", "vision_tower.vision_model."): bare[key] for key in bare}
         yield inner
         yield {f"model.{key}": tensor for key, tensor in inner.items()}
@@ -287,6 +381,15 @@ def test_weights_are_found_by_other_names(name: str) -> None:
         ("granite-docling", {}, {"fine_route": True}, "fine_route"),
         ("granite-docling", {}, {"dense_max_patches": 10**6}, "dense_max_patches"),
         ("granite-docling", {}, {"dense_max_scale": "x"}, "dense_max_scale"),
+        ("minicpm-v4.6", {"insert_layer_id": 3}, {}, "insert_layer_id"),
+        ("minicpm-v4.6", {"merge_kernel_size": [3, 3]}, {}, "merge_kernel_size"),
+        ("minicpm-v4.6", {"window_kernel_size": 2}, {}, "window_kernel_size"),
+        ("minicpm-v4.6", {"image_size": 2**13}, {}, "image_size"),
+        ("minicpm-v4.6", {}, {"patch_size": 14}, "patch_size"),
+        ("minicpm-v4.6", {}, {"max_slice_nums": 10**6}, "max_slice_nums"),
+        ("minicpm-v4.6", {}, {"scale_resolution": 2**12}, "patches"),
+        ("minicpm-v4.6", {}, {"downsample_mode": "8x"}, "downsample_mode"),
+        ("minicpm-v4.7", {"newline_id": None}, {}, "newline_id"),
         ("internvl", {}, {"max_patches": 10**6}, "max_patches"),
         ("internvl", {"downsample_ratio": 0.3}, {}, "downsample_ratio"),
         ("internvl", {"use_mean_pooling": False}, {}, "use_mean_pooling"),
@@ -352,7 +455,7 @@ def test_internvl_as_published_has_settings_of_its_own() -> None:
         assert vision_of(config, fewer).process(image)[1] == 1  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("name", ["qwen2-vl", "llava", "mistral3", "llava-next", "lfm2-vl"])
+@pytest.mark.parametrize("name", ["qwen2-vl", "llava", "mistral3", "llava-next", "lfm2-vl", "minicpm-v4.6"])
 def test_an_image_that_is_too_narrow_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="narrow"):
         seen_by(name).process(np.zeros((1, 400, 3), np.uint8))

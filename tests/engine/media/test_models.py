@@ -59,7 +59,7 @@ def model(name: str) -> Model:
         fields["video_token_id"] = tokenizer.token_to_id("<|video_pad|>")
     case = case._replace(text=text, others={**case.others, **fields})
     folder = Path(_folders.name) / name
-    if name == "qwen3.5":
+    if name in ("qwen3.5", "minicpm-v4.7"):
         rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}
         text["rope_parameters"] = {**rope, "mrope_section": [3, 3, 2], "mrope_interleaved": True}
     made = vision_model(case, folder)
@@ -76,6 +76,7 @@ def slot_of(case: VisionCase) -> int | None:
 _folders = TemporaryDirectory()
 # Whose images become one array.
 _PADDED = ("llava-next", "llava-onevision", "granite-vision", "granite-docling", "pixtral", "mistral3")
+_PADDED += ("minicpm-v4.6", "minicpm-v4.7")
 _SLOTS = {"<|image|>", "<image>", "[IMG]", "<|image_pad|>", "<image_soft_token>", "<IMG_CONTEXT>"}
 _SLOTS |= {"<|patch|>", "<|IMAGE_PLACEHOLDER|>"}
 
@@ -140,7 +141,7 @@ def expected(name: str, ids: tuple[int, ...], num_pictures: int) -> Answer:
             inputs["token_type_ids"] = kinds
         if name.startswith("gemma4"):
             inputs["mm_token_type_ids"] = kinds
-        if name.startswith(("qwen", "glm", "paddle")):
+        if name.startswith(("qwen", "glm", "paddle", "minicpm-v4.7")):
             inputs["mm_token_type_ids"] = kinds
             made.model.model.rope_deltas = None
         if name == "gemma4-unified":  # whose forward alone has other masks than generation, and than the original model
@@ -170,7 +171,7 @@ def _inputs(name: str, images: Sequence[NDArray[np.uint8]]) -> dict[str, Any]:
         given = [processed(case, made, image) for image in images]
     axis = 1 if name in ("smolvlm", "idefics3") else 0  # of images, behind that of prompts
     fields = ("pixel_values", "pixel_attention_mask", "image_grid_thw", "image_sizes", "spatial_shapes")
-    fields += ("image_position_ids",)
+    fields += ("image_position_ids", "target_sizes")
     found = {field: [one[field] for one in given] for field in fields if field in given[0]}
     return {
         field: torch.cat(values, axis) if isinstance(values[0], torch.Tensor) else [*chain(*values)]
@@ -184,7 +185,7 @@ def text_with(name: str, count: int) -> str:
 
 
 # Whose towers the torch reference computes for another case, too.
-_ALIKE = ("granite-vision", "internvl-chat")
+_ALIKE = ("granite-vision", "internvl-chat", "minicpm-v4.6")
 _RUNS = [
     pytest.param(name, device, marks=[pytest.mark.sweep] * (device == "torch" and name in _ALIKE))
     for name in CASES
@@ -213,7 +214,7 @@ def test_prompts_with_images_go_on_as_in_transformers(name: str, device: str) ->
         assert answer.logprobs == pytest.approx(wanted.logprobs, abs=1e-4)
 
 
-@pytest.mark.parametrize("name", ["smolvlm", "qwen2-vl", "qwen3-vl", "qwen3.5", "gemma3", "gemma4"])
+@pytest.mark.parametrize("name", ["smolvlm", "qwen2-vl", "qwen3-vl", "qwen3.5", "gemma3", "gemma4", "minicpm-v4.7"])
 def test_nothing_beside_a_prompt_changes_its_bits(name: str) -> None:
     """Not how it is cut, not what runs beside it, not what is cached."""
 

@@ -16,7 +16,7 @@ def prompt(*, two_way: bool = False, axes: bool = False) -> PromptMedia:
     """Two tokens, an image of six in two spans, a token, the same image again, three tokens."""
     media = picture(6)
     spans = [MediaSpan(media, 2, 4), MediaSpan(media, 7, 2, first_row=4), MediaSpan(media, 10, 6)]
-    made = PromptMedia(spans, 19, StripesVision(two_way=two_way, axes=axes))
+    made = PromptMedia(spans, np.zeros(19, np.int32), StripesVision(two_way=two_way, axes=axes))
     made.embeddings[media.digest] = np.arange(6 * WIDTH, dtype=np.float32).reshape(6, WIDTH)
     return made
 
@@ -75,7 +75,7 @@ def test_tokens_of_a_span_see_all_of_it() -> None:
 
 def test_positions_count_on_behind_the_largest_of_an_image() -> None:
     media = picture(6)  # 2 rows of 3
-    made = PromptMedia([MediaSpan(media, 2, 6)], 10, StripesVision(axes=True))
+    made = PromptMedia([MediaSpan(media, 2, 6)], np.zeros(10, np.int32), StripesVision(axes=True))
     assert made.rope is not None
     assert made.rope.tolist() == [
         [0, 1, 2, 2, 2, 2, 2, 2, 5, 6],

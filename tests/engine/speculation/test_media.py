@@ -48,7 +48,7 @@ def sequence(key: int, *, with_image: bool) -> Sequence:
     media = None
     if with_image:
         image = Media((), (SIDE, SIDE), SIDE**2, b"", SIDE, SIDE)
-        media = PromptMedia([MediaSpan(image, 10, SIDE**2)], PROMPT_LEN, GridVision())
+        media = PromptMedia([MediaSpan(image, 10, SIDE**2)], np.zeros(PROMPT_LEN, np.int32), GridVision())
     made = Sequence(key, np.arange(PROMPT_LEN, dtype=np.int32), SamplingParams(), seed=0, max_length=200, media=media)
     made.block_tables = np.zeros((1, 4), np.int32)
     for token in (7, 8):

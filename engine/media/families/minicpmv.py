@@ -1,0 +1,267 @@
+"""MiniCPM-V 4.6 (https://github.com/OpenBMB/MiniCPM-V): SigLIP over an overview and slices, patches merged twice."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Hashable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...devices.tower import Rows, TowerExecutor
+from ...models.config import ConfigReader
+from ...models.spec import NormSpec, ProjectionSpec, TowerSpec, tower_shapes
+from ..media import Media
+from ..processing import (
+    MAX_PATCHES,
+    Image,
+    Indices,
+    Patches,
+    block_places,
+    cut,
+    joined_blocks,
+    nearest_below,
+    require_ratio,
+    resize,
+)
+from ..vision import Expansion, Vision
+from .settings import (
+    BICUBIC,
+    HALF,
+    ProcessorSettings,
+    decoder_size,
+    part_of,
+    require_entries,
+    require_patches,
+    rows_of_blocks,
+    side,
+    square,
+)
+from .towers import (
+    MODULES,
+    conv,
+    embedded,
+    even_segments,
+    in_pieces,
+    in_places,
+    module_tensors,
+    norm_tables,
+    plain_layer,
+    table_normalized,
+)
+
+_MAX_SLICES = 256
+_MERGE = 2  # patches along a side of what either step merges
+_EPS = 1e-6  # of the norm before the connector
+
+Grid = tuple[int, int]  # rows and columns
+
+
+class Slices(NamedTuple):
+    """Rows and columns of slices, 0 and 0 without any, and of the patches of the overview and of the last tile."""
+
+    rows: int
+    columns: int
+    overview: Grid
+    last: Grid
+
+
+def vision(architecture: str, config: Mapping[str, Any], processor: Mapping[str, Any]) -> MiniCpmVision:
+    """The vision of MiniCPM-V 4.6."""
+    return MiniCpmVision(architecture, config, processor)
+
+
+class MiniCpmVision(Vision):
+    """A small image keeps its ratio. Of a large one there is an overview, and slices of it in full detail, row by row.
+
+    Blocks of patches become one within the tower, unless four times as many tokens are wanted, and again behind it.
+    """
+
+    placeholder = "<|image_pad|>"
+    slot = "<|image_pad|>"
+
+    def __init__(self, architecture: str, config: Mapping[str, Any], processor: Mapping[str, Any]) -> None:
+        tower, settings, whole = part_of(config, "vision_config"), ProcessorSettings(processor), ConfigReader(config)
+        hidden, patch = tower.integer("hidden_size", 768), square(tower, "patch_size", 16)
+        if settings.integer("patch_size", 14) != patch:
+            raise settings.error("patch_size", f"{patch}, as the vision_config of config.json has it")
+        whole.refuse("merge_kernel_size", [_MERGE, _MERGE])
+        tower.refuse("window_kernel_size", [_MERGE, _MERGE])
+        whole.refuse("merger_times", 1)
+        whole.refuse("drop_vision_last_layer", False)
+        mode = settings.raw("downsample_mode") or whole.raw("downsample_mode") or "16x"
+        if mode not in ("4x", "16x"):
+            raise settings.error("downsample_mode", "4x or 16x")
+        depth = tower.with_defaults(num_hidden_layers=12).num_layers("num_hidden_layers")
+        inserted = whole.raw("insert_layer_id")
+        inserted = 6 if inserted is None else inserted
+        if type(inserted) is not int or not 0 <= inserted < depth:
+            raise whole.error("insert_layer_id", f"a number of a layer, below {depth}")
+        self._merged_after = inserted if mode == "16x" else None
+        self._merge = _MERGE * (_MERGE if mode == "16x" else 1)
+        self._block = patch * self._merge
+        self._slice = side(settings, "scale_resolution", 448)
+        most = settings.integer("max_slice_nums", 9)
+        if most > _MAX_SLICES:
+            raise settings.error("max_slice_nums", f"at most {_MAX_SLICES}")
+        self._most = most if settings.flag("slice_mode", True) else 1
+        self.max_rows = rows_of_blocks(math.ceil(self._slice / self._block) ** 2, self._merge)
+        require_patches((self._most + 1) * (self._slice // patch) ** 2, "an image of max_slice_nums slices")
+        self._resample = settings.resample(BICUBIC)
+        self._patches = Patches(settings.pixels(HALF, HALF), patch)
+        self.numbering = "<image_id>{}</image_id>" if settings.flag("use_image_id", True) else ""
+        self._side = square(tower, "image_size", 224) // patch  # of the table of positions
+        require_entries(tower, "image_size", self._side)
+        layer = plain_layer(tower, "gelu_pytorch_tanh", 1e-6)
+        self._norm = NormSpec("layer", tower.number("layer_norm_eps", 1e-6), bias=True)
+        joined, layers = hidden * _MERGE**2, (layer,) * depth
+        connector_norm = NormSpec("layer", _EPS, bias=True)
+        projections = [
+            ("patches", ProjectionSpec(self._patches.inputs, hidden, bias=True)),
+            ("merge", ProjectionSpec(joined, joined, bias=True, norm=connector_norm, activation="gelu")),
+            ("connector", ProjectionSpec(joined, decoder_size(architecture, config), bias=True)),
+        ]
+        if self._merged_after is not None:
+            inner = tower.integer("intermediate_size", 3072) * _MERGE**2
+            layers += (layer[:1],)  # the attention within blocks, which the others' numbers go around
+            projections += [
+                ("block_up", ProjectionSpec(joined, inner, bias=True, norm=self._norm, activation="gelu_tanh")),
+                ("block_down", ProjectionSpec(inner, hidden, bias=True)),
+            ]
+        self.spec = TowerSpec(
+            hidden,
+            layers,
+            tuple(projections),
+            (("positions", (self._side**2, hidden)), *norm_tables("post_norm", self._norm, hidden)),
+        )
+        names = {
+            **MODULES,
+            **conv("embeddings.patch_embedding"),
+            "positions": "embeddings.position_embedding.weight",
+            "post_norm": "post_layernorm",
+            "block_up.norm": "vit_merger.pre_norm",
+            "block_up": "vit_merger.linear_1",
+            "block_down": "vit_merger.linear_2",
+        }
+        of_connector = {"merge.norm": "mlp.0.pre_norm", "merge": "mlp.0.linear_1", "connector": "mlp.0.linear_2"}
+        shapes, within = tower_shapes(self.spec), f"layers.{depth}."
+        connector = [name for name in shapes if name.startswith(("merge.", "connector."))]
+        of_tower = [name for name in shapes if name not in connector and not name.startswith(within)]
+        of_blocks = module_tensors(
+            [name.removeprefix(within) for name in shapes if name.startswith(within)],
+            {name: f"vit_merger.{module}" for name, module in MODULES.items()},
+        )
+        tensors = module_tensors(of_tower, names, "encoder.layers.")
+        tensors |= {f"{within}{name}": ref for name, ref in of_blocks.items()}
+        self.tensors = {
+            **in_places(tensors, ("model.", ""), ("vision_tower.",)),
+            **in_places(module_tensors(connector, of_connector), ("model.", ""), ("merger.",)),
+        }
+        self.settings = (
+            *("minicpm-v", self._block, self._slice, self._most, self._merge),
+            *(self._resample, self._patches.pixels),
+        )
+
+    def process(self, image: Image) -> tuple[tuple[Image, ...], Hashable]:
+        require_ratio(image)
+        height, width = image.shape[:2]
+        rows, columns = self._slicing(height, width)
+        tiles: tuple[Image, ...] = (resize(image, *self._size(height, width), self._resample),)
+        if rows:
+            high, wide = self._size(_multiple(height, rows) / rows, _multiple(width, columns) / columns)
+            tiles += cut(resize(image, high * rows, wide * columns, self._resample), rows, columns)
+        grids = [self._patches.grid(tile) for tile in tiles]
+        if max(map(math.prod, grids)) > self.max_rows or sum(map(math.prod, grids)) > MAX_PATCHES:
+            raise ValueError(f"an image of {width} x {height} pixels is too narrow for this model")
+        return tiles, Slices(rows, columns, grids[0], grids[-1])
+
+    def _slicing(self, height: int, width: int) -> Grid:
+        """Rows and columns of slices: about as many as it takes, of those whose ratio is nearest to the image's."""
+        wanted = min(math.ceil(height * width / self._slice**2), self._most)
+        best, least = (0, 0), math.inf
+        for count in range(wanted - 1, wanted + 2) if wanted > 1 else ():
+            for rows in range(1, count + 1) if 1 < count <= self._most else ():
+                if count % rows == 0:
+                    error = abs(math.log(width / height) - math.log(count // rows / rows))
+                    if error < least or (error == least and rows > best[0]):
+                        best, least = (rows, count // rows), error
+        return best
+
+    def _size(self, height: float, width: float) -> Grid:
+        """The size with about the area of a slice, its sides multiples of a block, half to even."""
+        ratio = width / height
+        height = int(self._slice / math.sqrt(ratio))
+        return _multiple(height, self._block), _multiple(int(height * ratio), self._block)
+
+    def num_tokens(self, layout: Hashable) -> int:
+        return sum(self._counts(layout))
+
+    def _counts(self, layout: Hashable) -> tuple[int, ...]:
+        assert isinstance(layout, Slices)
+        grids = (layout.overview, *[layout.last] * (layout.rows * layout.columns))
+        return tuple(rows * columns // self._merge**2 for rows, columns in grids)
+
+    def expansion(self, layout: Hashable) -> Expansion:
+        assert isinstance(layout, Slices)
+        row = f"<slice>{self.slot}</slice>" * layout.columns
+        return Expansion(f"<image>{self.slot}</image>" + "\n".join([row] * layout.rows), self._counts(layout))
+
+    def encode(self, media: Media, tower: TowerExecutor) -> Generator[None, None, Rows]:
+        layout = media.layout
+        assert isinstance(layout, Slices)
+        grids = [self._patches.grid(tile) for tile in media.tiles]
+        table, pieces = tower.table("positions"), []
+        for tile, grid in zip(media.tiles, grids, strict=True):
+            down, across = (
+                nearest_below(self._side, np.arange(count, dtype=np.float32) / np.float32(count)) for count in grid
+            )
+            rows = yield from embedded(tower, self._patches, (tile,))
+            pieces.append(rows + table[(down[:, None] * self._side + across).reshape(-1)])
+        rows = np.concatenate(pieces)
+        for index in range(len(tower.spec.layers) - (self._merged_after is not None)):
+            rows = yield from tower.layer(index, rows, _bounds(grids))
+            if index == self._merged_after:
+                rows = yield from self._merged(rows, grids, tower)
+                grids = [(height // _MERGE, width // _MERGE) for height, width in grids]
+        rows = yield from table_normalized(tower, "post_norm", rows, self._norm)
+        bounds = _bounds(grids)
+        joined = np.concatenate(
+            [joined_blocks(rows[bounds[i] : bounds[i + 1]], grid, _MERGE) for i, grid in enumerate(grids)]
+        )
+        rows = yield from tower.project("merge", joined)
+        return (yield from tower.project("connector", rows))
+
+    def _merged(self, rows: Rows, grids: list[Grid], tower: TowerExecutor) -> Generator[None, None, Rows]:
+        """A row of each block: its patches see each other, and their mean is added to what they become together."""
+        bounds = _bounds(grids)
+        order = np.concatenate([start + _block_order(*grid) for start, grid in zip(bounds[:-1], grids, strict=True)])
+        size = _MERGE**2
+        rows = yield from tower.layer(len(tower.spec.layers) - 1, rows[order], even_segments(len(rows) // size, size))
+        joined = rows.reshape(-1, size * rows.shape[1])
+        inner = yield from tower.project("block_up", joined)
+        outer = yield from tower.project("block_down", inner)
+        parts = rows.reshape(-1, size, rows.shape[1])
+        return (yield from in_pieces(outer, lambda start, piece: piece + _mean(parts[start : start + len(piece)])))
+
+
+def _bounds(grids: list[Grid]) -> Indices:
+    return np.cumsum([0, *(height * width for height, width in grids)]).astype(np.int32)
+
+
+def _block_order(height: int, width: int) -> Indices:
+    """The number that each patch has in a grid, block by block."""
+    rows, columns = block_places(height, width, _MERGE)
+    return rows * np.int32(width) + columns
+
+
+def _mean(parts: Rows) -> Rows:
+    """Of the second axis, summed one after the other."""
+    total = parts[:, 0]
+    for i in range(1, parts.shape[1]):
+        total = total + parts[:, i]
+    result: Rows = total / np.float32(parts.shape[1])
+    return result
+
+
+def _multiple(length: float, of: int) -> int:
+    return max(round(length / of) * of, of)
