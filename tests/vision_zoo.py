@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -51,6 +52,21 @@ _QWEN3_5 = {
     "linear_num_key_heads": 2,
     "linear_key_head_dim": 8,
     "linear_value_head_dim": 8,
+}
+_DEEPSEEK = {
+    **_TEXT,
+    "model_type": "deepseek_v3",
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "kv_lora_rank": 16,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 8,
+    "first_k_dense_replace": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "n_routed_experts": 8,
 }
 _SIGLIP = {
     "hidden_size": 24,
@@ -284,6 +300,45 @@ _INTERNVL = VisionCase(
 )
 
 
+def _as_kimi_vl(made: VisionModel) -> VisionModel:
+    """Kimi-VL: Kimi K2.5 by other names, with q, k and v in one matrix, the pairs that rope turns side by side."""
+    renamed = (
+        ("language_model.", "language_model.model."),
+        ("lm_head", "language_model.lm_head"),
+        ("mm_projector.", "multi_modal_projector."),
+        ("projector.in_proj", "projector.linear_1"),
+        ("projector.out_proj", "projector.linear_2"),
+        ("vision_tower.layers.", "vision_tower.encoder.blocks."),
+        ("vision_tower.final", "vision_tower.encoder.final"),
+        ("pos_emb.position_embeddings", "pos_emb.weight"),
+        ("attn.proj.", "wo."),
+    )
+    changed = {"norm1": "norm0", "norm2": "norm1", "fc1": "fc0", "fc2": "fc1"}
+    stored = {}
+    for name, tensor in made.model.state_dict().items():
+        name = name.removeprefix("model.")
+        for old, new in renamed:
+            name = name.replace(old, new)
+        if ".blocks." in name:
+            name = ".".join(changed.get(part, part) for part in name.split("."))
+        stored[name] = tensor.numpy()
+    for name in [name for name in stored if ".blocks." in name and ".q_proj." in name]:
+        parts = [stored.pop(name.replace("q_proj", f"{part}_proj")) for part in "qkv"]
+        heads = [part.reshape(2, 2, 8, -1).swapaxes(1, 2).reshape(part.shape) for part in parts[:2]]
+        stored[name.replace("attn.q_proj", "wqkv")] = np.concatenate([*heads, parts[2]])
+    tower = {**made.config["vision_config"], "model_type": "moonvit"}
+    tower |= {f"init_{name}": tower.pop(name) for name in ("pos_emb_height", "pos_emb_width")}
+    config = {
+        "architectures": ["KimiVLForConditionalGeneration"],
+        "model_type": "kimi_vl",
+        "vision_config": tower,
+        "text_config": made.config["text_config"],
+        "tie_word_embeddings": made.config["tie_word_embeddings"],
+        "media_placeholder_token_id": made.config["image_token_id"],
+    }
+    return made._replace(config=config, stored=stored)
+
+
 _MINICPM = VisionCase(
     "MiniCPMV4_6ForConditionalGeneration",
     "MiniCPMV4_6Config",
@@ -482,6 +537,28 @@ CASES: dict[str, VisionCase] = {
         processor="MiniCPMV4_7Processor",
         others={**_MINICPM.others, **_CANVAS_IDS},
     ),
+    "kimi-vl": VisionCase(
+        "Kimi_K25ForConditionalGeneration",
+        "Kimi_K25Config",
+        {
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 2,
+            "patch_size": 4,
+            "pos_emb_height": 9,
+            "pos_emb_width": 9,
+        },
+        _DEEPSEEK,
+        "",
+        {"patch_size": 4, "in_token_limit": 60, "pad_input": True, "merge_kernel_size": [2, 2]},
+        "Kimi_K25Processor",
+        {"image_token": "<|media_pad|>"},
+        ("<|media_start|>", "<|media_content|>", "<|media_pad|>", "<|media_end|>"),
+        "see <|media_start|>image<|media_content|><|media_pad|><|media_end|>what",
+        {"projection_hidden_size": 32, "image_token_id": 301},
+        _as_kimi_vl,
+    ),
     "gemma3": VisionCase(
         "Gemma3ForConditionalGeneration",
         "Gemma3Config",
@@ -631,7 +708,7 @@ def vision_model(case: VisionCase, folder: Path) -> VisionModel:
         image_processor.save_pretrained(folder)
         settings = json.loads((folder / "preprocessor_config.json").read_text("utf-8"))
     else:
-        make: dict[str, Any] = {"Lfm2VlProcessor": _Lfm2Processor}
+        make: dict[str, Any] = {"Lfm2VlProcessor": _Lfm2Processor, "Kimi_K25Processor": _KimiProcessor}
         image_processor, settings = make.get(case.processor, TorchvisionProcessor)(case), dict(case.settings)
     written = json.loads((folder / "config.json").read_text("utf-8"))
     made = VisionModel(model, image_processor, written, settings, load_file(folder / "model.safetensors"))
@@ -729,6 +806,29 @@ class _Lfm2Processor:
             "image_rows": rows,
             "image_cols": columns,
             "image_sizes": sizes,
+        }
+
+
+class _KimiProcessor:
+    """That of Kimi-VL, which is not in transformers: an image shrinks to a number of patches, and black is added."""
+
+    def __init__(self, case: VisionCase) -> None:
+        self._patch, self._most = case.settings["patch_size"], case.settings["in_token_limit"]
+
+    def __call__(self, images: list[Image], **ignored: Any) -> dict[str, Any]:
+        image, patch = Pillow.fromarray(images[0]), self._patch
+        count = (image.width // patch) * (image.height // patch)
+        if count > self._most:
+            scale = math.sqrt(self._most / count)
+            image = image.resize((int(image.width * scale), int(image.height * scale)), Pillow.Resampling.BICUBIC)
+        rows, columns = (2 * math.ceil(size / (2 * patch)) for size in (image.height, image.width))
+        padded = Pillow.new("RGB", (columns * patch, rows * patch))
+        padded.paste(image, (0, 0))
+        values = torch.from_numpy(np.array(padded)).permute(2, 0, 1).float().div(255).sub(0.5).div(0.5)
+        patches = values.unfold(1, patch, patch).unfold(2, patch, patch).permute(1, 2, 0, 3, 4)
+        return {
+            "pixel_values": patches.reshape(-1, 3, patch, patch),
+            "image_grid_thw": torch.tensor([[1, rows, columns]]),
         }
 
 

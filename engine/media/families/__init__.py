@@ -48,6 +48,7 @@ FAMILIES: Mapping[str, str] = {
     "Idefics3ForConditionalGeneration": "idefics3",
     "InternVLChatModel": "internvl_chat",
     "InternVLForConditionalGeneration": "internvl",
+    "KimiVLForConditionalGeneration": "kimi_vl",
     "Lfm2VlForConditionalGeneration": "lfm2_vl",
     "Llama4ForConditionalGeneration": "llama4",
     "LlavaForConditionalGeneration": "llava",

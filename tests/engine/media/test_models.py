@@ -77,7 +77,7 @@ _folders = TemporaryDirectory()
 # Whose images become one array.
 _PADDED = ("llava-next", "llava-onevision", "granite-vision", "granite-docling", "pixtral", "mistral3")
 _PADDED += ("minicpm-v4.6", "minicpm-v4.7")
-_SLOTS = {"<|image|>", "<image>", "[IMG]", "<|image_pad|>", "<image_soft_token>", "<IMG_CONTEXT>"}
+_SLOTS = {"<|image|>", "<image>", "[IMG]", "<|image_pad|>", "<image_soft_token>", "<IMG_CONTEXT>", "<|media_pad|>"}
 _SLOTS |= {"<|patch|>", "<|IMAGE_PLACEHOLDER|>"}
 
 
