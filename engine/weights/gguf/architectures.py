@@ -9,7 +9,7 @@ from ...files.wording import shown
 from ...models.config import MAX_LAYERS
 from . import config_fields, experts, gemmas, hybrids, latents, names
 from .architecture import GgufArchitecture, anyhow
-from .config import Config, norm_eps
+from .config import Config, norm_eps, rope_by_sections
 from .fields import Fields
 from .reader import GgufFile
 
@@ -82,6 +82,7 @@ ARCHITECTURES: dict[str, GgufArchitecture | _Variants] = {
         norms_plus_one=True,
         fields=hybrids.qwen35,
         vectors=hybrids.DELTA_NET_TENSORS,
+        rope=rope_by_sections(interleaved=True),
     ),
     "qwen35moe": GgufArchitecture(
         "Qwen3_5MoeForCausalLM",
@@ -90,6 +91,7 @@ ARCHITECTURES: dict[str, GgufArchitecture | _Variants] = {
         fields=hybrids.qwen35_moe,
         serves=anyhow,
         vectors=hybrids.DELTA_NET_TENSORS,
+        rope=rope_by_sections(interleaved=True),
     ),
     "qwen3next": GgufArchitecture(
         "Qwen3NextForCausalLM",
@@ -160,12 +162,18 @@ ARCHITECTURES: dict[str, GgufArchitecture | _Variants] = {
     ),
     "gpt-oss": GgufArchitecture("GptOssForCausalLM", names.POST_ATTENTION_NORM, fields=experts.gpt_oss, serves=anyhow),
     "glm4moe": GgufArchitecture(
-        "Glm4MoeForCausalLM", names.POST_ATTENTION_NORM, fields=experts.glm4_moe, serves=anyhow
+        "Glm4MoeForCausalLM",
+        names.POST_ATTENTION_NORM,
+        fields=experts.glm4_moe,
+        serves=anyhow,
+        rope=rope_by_sections(interleaved=False),
     ),
     "ernie4_5-moe": GgufArchitecture("Ernie4_5_MoeForCausalLM", fields=experts.ernie4_5_moe, serves=anyhow),
-    "qwen2vl": GgufArchitecture("Qwen2ForCausalLM"),
-    "qwen3vl": GgufArchitecture("Qwen3ForCausalLM"),
-    "qwen3vlmoe": GgufArchitecture("Qwen3MoeForCausalLM", fields=experts.qwen3_moe, serves=anyhow),
+    "qwen2vl": GgufArchitecture("Qwen2ForCausalLM", rope=rope_by_sections(interleaved=False)),
+    "qwen3vl": GgufArchitecture("Qwen3ForCausalLM", rope=rope_by_sections(interleaved=True)),
+    "qwen3vlmoe": GgufArchitecture(
+        "Qwen3MoeForCausalLM", fields=experts.qwen3_moe, serves=anyhow, rope=rope_by_sections(interleaved=True)
+    ),
     "paddleocr": GgufArchitecture("LlamaForCausalLM", fields=config_fields.llama),
     "olmo2": (
         GgufArchitecture("Olmo2ForCausalLM", names.POST_NORMS, serves=config_fields.has_no_window),
@@ -174,7 +182,9 @@ ARCHITECTURES: dict[str, GgufArchitecture | _Variants] = {
         ),
     ),
     "exaone4": GgufArchitecture("Exaone4ForCausalLM", names.POST_NORMS, fields=config_fields.exaone4),
-    "glm4": GgufArchitecture("Glm4ForCausalLM", names.GLM_NORMS, fields=config_fields.glm4),
+    "glm4": GgufArchitecture(
+        "Glm4ForCausalLM", names.GLM_NORMS, fields=config_fields.glm4, rope=rope_by_sections(interleaved=False)
+    ),
     "ernie4_5": GgufArchitecture("Ernie4_5ForCausalLM", fields=config_fields.ernie),
     "hunyuan-dense": GgufArchitecture("HunYuanDenseV1ForCausalLM", names.HUNYUAN, fields=config_fields.hunyuan),
     "hunyuan_vl": GgufArchitecture("HunYuanDenseV1ForCausalLM", names.HUNYUAN, fields=config_fields.hunyuan_vl),

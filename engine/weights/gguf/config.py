@@ -85,6 +85,23 @@ def plain_rope(file: GgufFile, fields: Fields, config: Config) -> Config:
     return rope
 
 
+def rope_by_sections(*, interleaved: bool) -> Callable[[GgufFile, Fields, Config], Config]:
+    """The same of models that see images: pairs turn by time, height or width. Sections of these follow each other or,
+    `interleaved`, take turns. Files whose sections are not of all pairs are of models that see nothing.
+    """
+
+    def rope(file: GgufFile, fields: Fields, config: Config) -> Config:
+        given = plain_rope(file, fields, config)
+        sections = fields.raw("rope.dimension_sections")
+        pairs = fields.integer("rope.dimension_count", config["head_dim"]) // 2
+        if not isinstance(sections, np.ndarray) or sections.dtype.kind not in "iu" or sections[:3].sum() != pairs:
+            return given
+        axes = {"mrope_section": sections[:3].tolist(), "mrope_interleaved": interleaved}
+        return {**given, "rope_scaling": {"rope_type": "default", **(given.get("rope_scaling") or {}), **axes}}
+
+    return rope
+
+
 def _yarn(fields: Fields) -> Config:
     factor = fields.number("rope.scaling.factor")
     scaling: Config = {
