@@ -14,6 +14,7 @@ from ..speculation.options import DraftModel, Eagle3
 from ..weights import source_at
 from ..weights.hub_headers import hub_headers
 from ..weights.hub_room import Download, check_room, not_cached
+from .downloads import download_of
 from .opened_model import OpenedModel, open_model
 
 logger = logging.getLogger(__name__)
@@ -36,12 +37,15 @@ def check_before_download(
     with ExitStack() as stack:
         try:
             headers = {
-                download: stack.enter_context(hub_headers(download.model, download.revision)) for download in missing
+                download: stack.enter_context(
+                    hub_headers(download.model, download.revision, with_mmproj=download.with_mmproj)
+                )
+                for download in missing
             }
         except ModelError as error:
             logger.debug("%s cannot be checked before it is downloaded: %s", options.model, error)
             return
-        of_model = headers.get(Download(options.model, options.revision))
+        of_model = headers.get(download_of(options))
         seen = _with_draft_at(options, headers)
         try:
             with _unlogged():

@@ -14,10 +14,15 @@ def downloads_of(options: EngineOptions) -> list[Download]:
     """The hub ids whose weights are needed, the model's own first. Raises ModelError for a path that is not there."""
     if options.load_format == "dummy":
         return []
-    wanted, asked = [Download(options.model, options.revision)], options.speculative.speculation
+    wanted, asked = [download_of(options)], options.speculative.speculation
     if isinstance(asked, DraftModel | Eagle3):
         wanted.append(Download(asked.model, asked.revision))
     return [download for download in wanted if local_model(download.model, ".gguf") is None]
+
+
+def download_of(options: EngineOptions) -> Download:
+    """The model itself."""
+    return Download(options.model, options.revision, with_mmproj=options.media.wants_mmproj)
 
 
 def with_adapters_here(options: EngineOptions) -> EngineOptions:

@@ -178,7 +178,8 @@ def _headers(options: EngineOptions) -> Iterator[tuple[Path, bool]]:
         path, whole = local_model(options.model, ".gguf"), True
         if path is None:
             try:
-                path, whole = stack.enter_context(hub_headers(options.model, options.revision)), False
+                headers = hub_headers(options.model, options.revision, with_mmproj=options.media.wants_mmproj)
+                path, whole = stack.enter_context(headers), False
             except UnreachableError:
                 path = cached_model(options.model, options.revision, options.download_dir)
             except NoHeadersError:

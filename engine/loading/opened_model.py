@@ -26,6 +26,7 @@ from ..models import ModelDescription, describe
 from ..models.overrides import idle_fields, overridden
 from ..models.rope import BY_LENGTH, rope_type
 from ..models.spec import DecoderSpec, tensor_shapes
+from ..models.text_part import seeing_both_ways
 from ..options import EngineOptions
 from ..speculation.options import Eagle3, Mtp
 from ..weights import ModelSource, StoredSource, open_source
@@ -243,7 +244,14 @@ def open_model(options: EngineOptions, source: ModelSource | None = None) -> Ope
     require(options.device)  # before weights are downloaded for nothing
     if source is None:
         seed = options.seed or 0
-        source = open_source(options.model, options.revision, options.download_dir, options.load_format, seed)
+        source = open_source(
+            options.model,
+            options.revision,
+            options.download_dir,
+            options.load_format,
+            seed,
+            with_mmproj=options.media.wants_mmproj,
+        )
     config = overridden(source.config, options.hf_overrides, options.rope_scaling, options.rope_theta)
     contexts = None
     if options.lora.enable_lora and options.lora.long_lora_scaling_factors:
@@ -270,6 +278,8 @@ def open_model(options: EngineOptions, source: ModelSource | None = None) -> Ope
         description = description.with_mtp()
     if (vision := find_vision(options, source, config)) is not None:
         description = replace(description, tower_tensors=vision.tensors)
+        if vision.vision.two_way and not description.text_part:  # a file's config does not tell what it sees
+            description = seeing_both_ways(description)
     stored_weights = weights = source.weights(description, config)
     spec = description.spec
     if isinstance(asked, Eagle3):

@@ -18,7 +18,7 @@ from ..models.spec import DecoderSpec
 from ..options import EngineOptions
 from ..weights.dtypes import DType
 from ..weights.quantization import Quantization
-from ..weights.source import ModelSource, VisionSource
+from ..weights.source import ModelSource, TowerSource, VisionSource
 from ..weights.tensor import WeightSource
 
 if TYPE_CHECKING:
@@ -35,11 +35,15 @@ _GIB = 2**30
 
 @dataclass(frozen=True)
 class OpenedVision:
-    """How a model sees images, and the weights of its tower, which are not read yet."""
+    """How a model sees images, and the weights of its tower, which are not read yet.
+
+    One that `is_found` is left out where it cannot be used: see TowerSource.
+    """
 
     vision: Vision
     weights: WeightSource
     for_requests: RequestSettings
+    is_found: bool = False
 
     @property
     def tensors(self) -> frozenset[str]:
@@ -66,8 +70,12 @@ class OpenedVision:
     def _options(self, dtype: DType, quantization: Quantization | None) -> TowerOptions:
         return TowerOptions(dtype, self.vision.max_rows, quantization)
 
-    def loaded(self, tower: TowerExecutor, tokenizer: Tokenizer, options: EngineOptions) -> LoadedVision:
-        """What an engine with that tower needs. Raises ModelError for a tokenizer without a token for images."""
+    def loaded(self, tower: TowerExecutor, tokenizer: Tokenizer, options: EngineOptions) -> LoadedVision | None:
+        """What an engine with that tower needs.
+
+        Raises ModelError for a tokenizer without a token for images; for a tower that `is_found` it is None, and a
+        warning.
+        """
         from ..media.loaded import LoadedVision
         from ..media.reader import MediaReader
 
@@ -79,10 +87,12 @@ class OpenedVision:
         for modality, marks in vision.marks.items():
             slot_id = tokenizer.token_to_id(marks.slot)
             if slot_id is None:
-                raise ModelError(
-                    f"the tokenizer has no token {marks.slot}, which stands for {modality}s: take the model's own, or "
-                    "serve text alone with --language-model-only"
-                )
+                said = f"the tokenizer has no token {marks.slot}, which stands for {modality}s: take the model's own"
+                if not self.is_found:
+                    raise ModelError(f"{said}, or serve text alone with --language-model-only")
+                logger.warning("images are not taken, only text: %s", said)
+                tower.close()
+                return None
             slot_ids[modality] = slot_id
         max_bytes = int(media.mm_processor_cache_gb * _GIB)
         reader = MediaReader(
@@ -99,16 +109,30 @@ class OpenedVision:
 def find_vision(options: EngineOptions, source: ModelSource, config: Mapping[str, Any]) -> OpenedVision | None:
     """How the model sees images; None if it does not, if that is not wanted, or, with a warning, not possible.
 
-    Raises OptionError if the options bound the tokens of images, and the model's have no such bounds.
+    Raises OptionError if the options bound the tokens of images, and the model's have no such bounds. Raises ModelError
+    if the tower is in a file that the options name, which cannot be used.
     """
-    if not options.media.wants_vision or not isinstance(source, VisionSource):
+    media = options.media
+    if not media.wants_vision or not isinstance(source, VisionSource):
         return None
+    try:
+        tower = source.tower(media.mmproj)
+        return None if tower is None else _vision_in(tower, config, media)
+    except ModelError as error:
+        if media.mmproj is not None:
+            raise
+        logger.warning("images are not taken, only text: %s", error)
+        return None
+
+
+def _vision_in(tower: TowerSource, config: Mapping[str, Any], media: MediaOptions) -> OpenedVision | None:
+    """How the model sees with that tower. Raises as `find_vision`, and ModelError for one that is not supported."""
     from ..media.families import vision_of
     from ..media.request_settings import RequestSettings, overridden
 
-    media = options.media
+    config = tower.vision_config(config)
     try:
-        processor = overridden(source.processor(), media.mm_processor_kwargs or {})
+        processor = overridden(tower.processor(), media.mm_processor_kwargs or {})
         vision = vision_of(config, processor)
         if vision is None:
             return None
@@ -116,13 +140,11 @@ def find_vision(options: EngineOptions, source: ModelSource, config: Mapping[str
             processor = overridden(processor, _fields_of_tokens(vision, media), videos=False)
             vision = vision_of(config, processor)
             assert vision is not None
-        weights = source.tower_weights(vision.spec, vision.tensors)
     except ModelError as error:
-        logger.warning("images are not taken, only text: %s", error)
-        return None
-    return OpenedVision(
-        vision, weights, RequestSettings(vision, lambda fields: vision_of(config, overridden(processor, fields)))
-    )
+        raise ModelError(f"{tower.origin}{error}") from error
+    weights = tower.tower_weights(vision.spec, vision.tensors)
+    changed = RequestSettings(vision, lambda fields: vision_of(config, overridden(processor, fields)))
+    return OpenedVision(vision, weights, changed, tower.is_found)
 
 
 def _fields_of_tokens(vision: Vision, options: MediaOptions) -> Mapping[str, Any]:
@@ -142,7 +164,7 @@ def require_towers(
         return None
     ropes = [attention.rope for attention in spec.attentions() if attention.rope is not None]
     if vision.vision.positions([]) is not None and not all(rope.axes for rope in ropes):
-        logger.warning("images are not taken, only text: config.json has no mrope_section for the positions of images")
+        logger.warning("images are not taken, only text: the model's rope has no sections for the positions of images")
         return None
     if not device.capabilities.media:
         logger.warning("images are not taken, only text: the %s device has no towers; take --device cpu", device.name)

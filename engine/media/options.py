@@ -209,7 +209,18 @@ class MediaOptions(Options):
         "keep images in their places among a message's texts for chat templates that take contents as texts; otherwise "
         "they come before the texts",
     )
-    language_model_only: bool = option(False, "load only the language model of a model that takes images")
+    language_model_only: bool = option(
+        False,
+        "load only the language model of a model that takes images",
+        flag_aliases=("--no-mmproj",),
+    )
+    mmproj: str | None = option(
+        None,
+        "the GGUF file of a GGUF model's vision tower [an mmproj file beside the model, or in its repository]",
+        parse=lambda text: text or None,
+        metavar="FILE",
+        flag_aliases=("-mm",),
+    )
 
     @property
     def limits(self) -> dict[Modality, int]:
@@ -238,6 +249,11 @@ class MediaOptions(Options):
         fps: float | None = (self.media_io_kwargs or {}).get("video", {}).get("fps")
         return fps
 
+    @property
+    def wants_mmproj(self) -> bool:
+        """Whether a GGUF model is to have the tower that its repository has for it."""
+        return self.wants_vision and self.mmproj is None
+
     def _contradictions(self) -> Iterator[str]:
         if (self.limit_mm_per_prompt or {}).get("audio"):
             yield "--limit-mm-per-prompt: audio is not served; leave it out, or set it to 0"
@@ -257,6 +273,7 @@ class MediaOptions(Options):
 
 
 _OF_IMAGES = (
+    "mmproj",
     "mm_processor_kwargs",
     "media_io_kwargs",
     "image_min_tokens",

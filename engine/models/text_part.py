@@ -205,11 +205,7 @@ def as_text_part(architecture: str, description: ModelDescription, text: Mapping
     """The description of a model that lies in a checkpoint of a wrapper, by the `text_part` of whose config it is."""
     description = replace(description, text_part=True)
     if two_way(architecture, text):
-        layers = tuple(
-            tuple(_seeing_both_ways(residual, architecture != _TWO_WAY) for residual in layer)
-            for layer in description.spec.layers
-        )
-        description = replace(description, spec=replace(description.spec, layers=layers))
+        description = seeing_both_ways(description, in_windows=architecture != _TWO_WAY)
     if text.get("model_type") != "mllama_text_model":
         return description
     # Without images, layers that look at them are skipped. Its embedding has rows for image tokens too.
@@ -226,6 +222,14 @@ def two_way(architecture: str, text: Mapping[str, Any]) -> bool:
     if architecture in _TWO_WAY_IN_WINDOWS:
         return text.get("use_bidirectional_attention") == "vision"
     return architecture == _TWO_WAY
+
+
+def seeing_both_ways(description: ModelDescription, *, in_windows: bool = False) -> ModelDescription:
+    """The same model with layers in which an image's tokens see all of that image: all, or those with a window."""
+    layers = tuple(
+        tuple(_seeing_both_ways(residual, in_windows) for residual in layer) for layer in description.spec.layers
+    )
+    return replace(description, spec=replace(description.spec, layers=layers))
 
 
 def _seeing_both_ways(residual: ResidualBlockSpec, in_windows: bool) -> ResidualBlockSpec:

@@ -38,17 +38,21 @@ def open_source(
     download_dir: str | Path | None = None,
     load_format: str = "auto",
     seed: int = 0,
+    *,
+    with_mmproj: bool = False,
 ) -> ModelSource:
     """The model of that name: a `.gguf` file, a folder, or a hub id ("owner/name"), downloaded if need be.
 
     `load_format` is one of LOAD_FORMATS: auto reads what is there, safetensors, pt (PyTorch's) and gguf one kind of
-    checkpoint, dummy makes random weights from `seed` and needs no weight files. Raises ModelError if there is no such
-    model or format.
+    checkpoint, dummy makes random weights from `seed` and needs no weight files. `with_mmproj`: what lets a GGUF model
+    of the hub see is downloaded, too. Raises ModelError if there is no such model or format.
     """
     if load_format not in LOAD_FORMATS:
         raise ModelError(f"load format {load_format!r} is not known; known are {', '.join(LOAD_FORMATS)}")
     dummy = load_format == "dummy"
-    path = resolve(model, revision, download_dir, with_weights=not dummy, load_format=load_format)
+    path = resolve(
+        model, revision, download_dir, with_weights=not dummy, load_format=load_format, with_mmproj=with_mmproj
+    )
     source = source_at(path, load_format)
     return DummySource(source, seed) if dummy else source
 

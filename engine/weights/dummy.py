@@ -16,7 +16,7 @@ from ..models.generation import GenerationConfig
 from ..models.spec import DecoderSpec, TowerSpec, tensor_shapes, tower_shapes
 from ..models.tensor_ref import TensorRef
 from .dtypes import STORAGE, DType, bfloat16_bits, dtype_from_config
-from .source import ModelSource, VisionSource
+from .source import ModelSource, TowerSource, VisionSource
 from .tensor import DenseTensor, WeightSource
 
 if TYPE_CHECKING:
@@ -96,13 +96,27 @@ class DummySource:
         """Random weights. Raises ModelError for a dtype that is not known."""
         return DummyWeights(description.spec, dtype_from_config(self.config if config is None else config), self._seed)
 
+    def tower(self, mmproj: str | None = None) -> TowerSource | None:
+        """The source's own, with random weights."""
+        tower = self._source.tower(mmproj) if isinstance(self._source, VisionSource) else None
+        return None if tower is None else _DummyTower(tower, dtype_from_config(self.config), self._seed)
+
+
+class _DummyTower:
+    """Another tower with random weights."""
+
+    def __init__(self, tower: TowerSource, dtype: DType, seed: int) -> None:
+        self._tower, self._dtype, self._seed = tower, dtype, seed
+        self.origin, self.is_found = tower.origin, tower.is_found
+
+    def vision_config(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        return self._tower.vision_config(config)
+
     def processor(self) -> Mapping[str, Any]:
-        """The source's own."""
-        return self._source.processor() if isinstance(self._source, VisionSource) else {}
+        return self._tower.processor()
 
     def tower_weights(self, spec: TowerSpec, tensors: Mapping[str, Sequence[TensorRef]]) -> WeightSource:
-        """Random weights."""
-        return DummyWeights(spec, dtype_from_config(self.config), self._seed)
+        return DummyWeights(spec, self._dtype, self._seed)
 
 
 def _as_dtype(values: NDArray[np.float32], dtype: DType) -> NDArray[Any]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..errors import ModelError
 from ..files.folder import read_config, read_json_if_there
 from ..models import ModelDescription
 from ..models.generation import GenerationConfig, read_generation_config
@@ -25,8 +26,10 @@ if TYPE_CHECKING:
 class FolderSource:
     """A ModelSource over a folder. One that is only asked for its tokenizer needs no other file.
 
-    `load_format` is as for `open_checkpoint`.
+    `load_format` is as for `open_checkpoint`. It is a TowerSource, too.
     """
+
+    origin, is_found = "", False
 
     def __init__(self, folder: Path, load_format: str = "auto") -> None:
         self.folder = folder
@@ -62,6 +65,18 @@ class FolderSource:
         """The folder's checkpoint."""
         reader = layer_reader(self.config if config is None else config)
         return open_weights(self.folder, description, reader, self._load_format)
+
+    def tower(self, mmproj: str | None = None) -> FolderSource:
+        """The folder. Raises ModelError if a GGUF file is to have the tower."""
+        if mmproj is not None:
+            raise ModelError(
+                f"--mmproj {mmproj}: {self.folder} has safetensors, whose tower lies among them; leave it out"
+            )
+        return self
+
+    def vision_config(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The same config, which has both."""
+        return config
 
     def processor(self) -> dict[str, Any]:
         """What `processor_config.json` and `preprocessor_config.json` say; the latter counts where both do.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 from ..errors import ModelError
 from ..files.reading import is_there
 from ..files.wording import one_line, shown
-from .gguf.choosing import choose_gguf, choose_gguf_in, is_gguf
+from .gguf.choosing import choose_gguf, choose_gguf_in, choose_mmproj, is_gguf
 from .hub_client import longest_wait_s, prepare_client
 from .pickles import PYTORCH_FILES, PYTORCH_INDEX, may_be_plain, pickles_in, refused_repository
 
@@ -42,6 +42,8 @@ def resolve(
     download_dir: str | Path | None = None,
     with_weights: bool = True,
     load_format: str = "auto",
+    *,
+    with_mmproj: bool = False,
 ) -> Path:
     """The folder of a model, downloaded if need be, with progress bars on stderr; or a `.gguf` file, if it is one.
 
@@ -49,7 +51,8 @@ def resolve(
     models, and "folder:Q4_K_M" one of a folder's (see `choose_gguf`). A repository that has no safetensors is looked
     through for GGUF. `download_dir` is the cache's folder in place of huggingface_hub's own. Without `with_weights`
     only the small files are downloaded, for dummy weights. The load formats `safetensors` and `pt` are for that kind
-    of weights alone. The hub's variables are honoured: HF_ENDPOINT, HF_HUB_OFFLINE, HF_HOME, HF_TOKEN and the rest.
+    of weights alone. `with_mmproj`: with a GGUF model comes the file that makes it see, if the repository has one (see
+    `choose_mmproj`). The hub's variables are honoured: HF_ENDPOINT, HF_HUB_OFFLINE, HF_HOME, HF_TOKEN and the rest.
 
     Raises ModelError if the model is not there or cannot be had.
     """
@@ -57,7 +60,7 @@ def resolve(
         return local
     repository, wanted = split_name(model)
     if wanted is not None:
-        return _gguf(repository, revision, download_dir, wanted)
+        return _gguf(repository, revision, download_dir, wanted, with_mmproj=with_mmproj)
     if load_format == "pt":
         return download(model, revision, download_dir, _WANTED + PYTORCH_FILES, _UNWANTED)
     folder = download(model, revision, download_dir, _WANTED + _WEIGHTS if with_weights else _WANTED, _UNWANTED)
@@ -71,7 +74,7 @@ def resolve(
         if with_weights and may_be_plain(names):
             return download(model, revision, download_dir, _WANTED + PYTORCH_FILES, _UNWANTED)
         return folder
-    return _gguf(model, revision, download_dir, None, names)
+    return _gguf(model, revision, download_dir, None, names, with_mmproj=with_mmproj)
 
 
 def cached_model(model: str, revision: str | None = None, download_dir: str | Path | None = None) -> Path:
@@ -97,12 +100,17 @@ def download_model(model: str, revision: str | None = None, download_dir: str | 
     repository, _ = split_name(model)
     names = repository_files(repository, revision, download_dir)
     if not _is_encoder(model, revision, names):
-        return resolve(model, revision, download_dir)
+        return resolve(model, revision, download_dir, with_mmproj=True)
     return download(model, revision, download_dir, _ENCODER_WANTED, _ENCODER_UNWANTED)
 
 
 def wanted_files(
-    model: str, revision: str | None, names: Sequence[str], *, is_encoder: bool | None = False
+    model: str,
+    revision: str | None,
+    names: Sequence[str],
+    *,
+    is_encoder: bool | None = False,
+    with_mmproj: bool = False,
 ) -> list[str]:
     """The files of a repository that `resolve` or `resolve_encoder` downloads; None: that `download_model` downloads.
 
@@ -114,14 +122,14 @@ def wanted_files(
     if _is_encoder(model, revision, names) if is_encoder is None else is_encoder:
         return list(filter_repo_objects(names, allow_patterns=_ENCODER_WANTED, ignore_patterns=_ENCODER_UNWANTED))
     if wanted is not None:
-        return choose_gguf(repository, names, wanted)
+        return _gguf_files(repository, names, wanted, with_mmproj=with_mmproj or is_encoder is None)
     found = list(filter_repo_objects(names, allow_patterns=_WANTED + _WEIGHTS, ignore_patterns=_UNWANTED))
     if any(name.endswith(".safetensors") for name in found):
         return found
     refuse_pickles(model, revision, names)
     if may_be_plain(names):
         return list(filter_repo_objects(names, allow_patterns=_WANTED + PYTORCH_FILES, ignore_patterns=_UNWANTED))
-    return [*found, *choose_gguf(repository, names)]
+    return [*found, *_gguf_files(repository, names, None, with_mmproj=with_mmproj or is_encoder is None)]
 
 
 def _is_encoder(model: str, revision: str | None, names: Sequence[str]) -> bool:
@@ -236,11 +244,13 @@ def _gguf(
     download_dir: str | Path | None,
     wanted: str | None,
     names: list[str] | None = None,
+    *,
+    with_mmproj: bool,
 ) -> Path:
     """The first file of one of a repository's GGUF models, downloaded with its other parts."""
     if names is None:
         names = repository_files(repository, revision, download_dir)
-    chosen = choose_gguf(repository, names, wanted)
+    chosen = _gguf_files(repository, names, wanted, with_mmproj=with_mmproj)
     if wanted is None:
         logger.info("%s has GGUF files only: taking %s; %s:NAME chooses another", repository, chosen[0], repository)
     folder = download(repository, revision, download_dir, [glob.escape(name) for name in chosen], [])
@@ -248,6 +258,13 @@ def _gguf(
         if not is_there(folder / name):
             raise ModelError(f"{repository}: {name} is not in the cache, and cannot be downloaded now")
     return folder / chosen[0]
+
+
+def _gguf_files(repository: str, names: Sequence[str], wanted: str | None, *, with_mmproj: bool) -> list[str]:
+    """The files of a GGUF model, its first part first, and the one that makes it see last."""
+    chosen = choose_gguf(repository, names, wanted)
+    mmproj = choose_mmproj(names, chosen[0]) if with_mmproj else None
+    return chosen if mmproj is None else [*chosen, mmproj]
 
 
 def download(

@@ -10,14 +10,14 @@ import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import ModelError
 from ..files.reading import MAX_JSON_BYTES
-from .gguf.choosing import choose_gguf
+from .gguf.choosing import choose_gguf, choose_mmproj
 from .gguf.config import CONFIG_TENSORS
 from .gguf.reader import GgufFile, read_gguf
 from .hub import hub_errors, refuse_pickles, repository_info, split_name
@@ -47,16 +47,17 @@ class NoHeadersError(ModelError):
 
 
 @contextmanager
-def hub_headers(model: str, revision: str | None = None) -> Iterator[Path]:
+def hub_headers(model: str, revision: str | None = None, *, with_mmproj: bool = False) -> Iterator[Path]:
     """A folder, or a GGUF file, that lasts as long as the context, for the model of a hub id (see `hub.resolve`).
 
-    A few MB at most are fetched for each file. Raises ModelError if the hub has no such model, NoHeadersError if only
-    all of it would do; UnreachableError if the hub cannot be asked.
+    `with_mmproj`: beside a GGUF model lies what makes it see, if the repository has that. A few MB at most are fetched
+    for each file. Raises ModelError if the hub has no such model, NoHeadersError if only all of it would do;
+    UnreachableError if the hub cannot be asked.
     """
     repository, wanted = split_name(model)
     with tempfile.TemporaryDirectory(prefix="tidewheel-") as folder:
         with hub_errors(repository, revision):
-            path = _fetch(_Repository(repository, revision), wanted, Path(folder))
+            path = _fetch(_Repository(repository, revision), wanted, Path(folder), with_mmproj=with_mmproj)
         yield path
 
 
@@ -89,7 +90,7 @@ class _Repository:
         return content, int(size)
 
 
-def _fetch(repository: _Repository, wanted: str | None, folder: Path) -> Path:
+def _fetch(repository: _Repository, wanted: str | None, folder: Path, *, with_mmproj: bool) -> Path:
     weights = [name for name in repository.files if _is_checkpoint(name)]
     graphs = [n for n in repository.files if n.startswith(_GRAPHS) and "/" not in n.removeprefix("onnx/")]
     if wanted is not None or not (weights or graphs):
@@ -103,6 +104,9 @@ def _fetch(repository: _Repository, wanted: str | None, folder: Path) -> Path:
         parts = choose_gguf(repository.name, repository.files, wanted)
         for part in parts:
             _gguf(repository, part, folder / Path(part).name)
+        if with_mmproj and (mmproj := choose_mmproj(repository.files, parts[0])) is not None:
+            with suppress(ModelError):  # what reads it says what is wrong
+                _gguf(repository, mmproj, folder / Path(mmproj).name)
         return folder / Path(parts[0]).name
     for name in repository.files:
         if name in _CONFIGS or (graphs and _is_of_an_encoder(name)):

@@ -22,11 +22,15 @@ _GIB = 2**30
 
 
 class Download(Struct, frozen=True):
-    """A hub id whose files will be downloaded; `is_encoder` None leaves it to the files whether it is one in ONNX."""
+    """A hub id whose files will be downloaded; `is_encoder` None leaves it to the files whether it is one in ONNX.
+
+    `with_mmproj`: a GGUF model comes with what makes it see.
+    """
 
     model: str
     revision: str | None = None
     is_encoder: bool | None = False
+    with_mmproj: bool = False
 
 
 def not_cached(downloads: Sequence[Download], download_dir: str | Path | None = None) -> list[Download]:
@@ -76,7 +80,13 @@ def _missing(download: Download, cache: Path) -> Iterator[tuple[Path, int]]:
     repository, _ = split_name(download.model)
     info = repository_info(repository, download.revision, with_sizes=True)
     files = {file.rfilename: file for file in info.siblings or []}
-    wanted = wanted_files(download.model, download.revision, [*files], is_encoder=download.is_encoder)
+    wanted = wanted_files(
+        download.model,
+        download.revision,
+        [*files],
+        is_encoder=download.is_encoder,
+        with_mmproj=download.with_mmproj,
+    )
     yield from _lacking(repository, [files[name] for name in wanted], cache)
 
 

@@ -48,12 +48,32 @@ class StoredSource(ModelSource, Protocol):
         """What the files hold."""
 
 
-@runtime_checkable
-class VisionSource(ModelSource, Protocol):
-    """One that may have a vision tower beside the decoder."""
+class TowerSource(Protocol):
+    """A vision tower beside the decoder. All methods raise ModelError, naming the file.
+
+    `origin` comes before what is wrong with the config, if it is not a config.json. One that `is_found` lies in a file
+    that nobody named: without it, the model is served as well.
+    """
+
+    origin: str
+    is_found: bool
+
+    def vision_config(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The config of the tower and its language model in the words of config.json, given the language model's."""
 
     def processor(self) -> Mapping[str, Any]:
         """What the files say of how images are prepared, in the words of preprocessor_config.json; empty: nothing."""
 
     def tower_weights(self, spec: TowerSpec, tensors: Mapping[str, Sequence[TensorRef]]) -> WeightSource:
         """The tower's tensors; shapes are checked, data is not read. `tensors` are as for TowerWeights."""
+
+
+@runtime_checkable
+class VisionSource(ModelSource, Protocol):
+    """One that may have a vision tower beside the decoder."""
+
+    def tower(self, mmproj: str | None = None) -> TowerSource | None:
+        """The tower; None: there is certainly none.
+
+        `mmproj` names the GGUF file that has it. Raises ModelError if that cannot be, and for a file that is broken.
+        """

@@ -13,6 +13,7 @@ from tidewheel.engine.declaring.option import options_of
 from tidewheel.engine.encoders.inspection import EncoderInspection
 from tidewheel.engine.files.wording import in_bytes
 from tidewheel.engine.loading.inspection import Inspection, KvMemory, Verdict, inspect_model
+from tidewheel.engine.media.options import MediaOptions
 from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.pipeline_options import PipelineOptions
 from tidewheel.engine.speculation.options import Eagle3, Mtp, SpeculativeOptions
@@ -24,7 +25,7 @@ from .sizes import in_thousands
 _OPTIONS = (
     "revision", "download_dir", "tokenizer", "skip_tokenizer_init", "device", "dtype", "quantization",
     "quantization_group_size", "quantization_zero_points", "kv_cache_dtype", "max_model_len", "pipeline_parallel_size",
-    "pipeline_split",
+    "pipeline_split", "language_model_only", "mmproj",
 )  # fmt: skip
 
 
@@ -39,7 +40,7 @@ def run(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("model", metavar="MODEL", help="a folder, a .gguf file or a hub id, such as owner/name:Q4_K_M")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    declared = (*options_of(EngineOptions), *options_of(PipelineOptions))
+    declared = (*options_of(EngineOptions), *options_of(PipelineOptions), *options_of(MediaOptions))
     options = [option for option in declared if option.field in _OPTIONS]
     options += [option for option in options_of(SpeculativeOptions) if option.field == "speculative_config"]
     parsed, asked = read_asked(parser, "as it would be served", options, arguments, _asked)
@@ -52,14 +53,14 @@ def _asked(model: str, given: Mapping[str, Any]) -> EngineOptions:
     """The options of what was given, by name. Raises OptionError."""
     mistakes = Mistakes()
     speculative = mistakes.attempt(build, SpeculativeOptions, given)
-    pipeline = mistakes.attempt(build, PipelineOptions, given)
+    pipeline, media = mistakes.attempt(build, PipelineOptions, given), mistakes.attempt(build, MediaOptions, given)
     layer = speculative.speculation if speculative else None
     if not (isinstance(layer, Mtp | None) or (isinstance(layer, Eagle3) and Path(layer.model).is_dir())):
         mistakes.add(
             "--speculative-config: inspect counts only the model's own layer (mtp) or one in a folder (eagle3); "
             "leave the option out"
         )
-    groups = {"pipeline": pipeline, "speculative": speculative}
+    groups = {"pipeline": pipeline, "media": media, "speculative": speculative}
     others: dict[str, Any] = {name: group for name, group in groups.items() if group is not None}
     options = mistakes.attempt(lambda: build(EngineOptions, given, model=model, **others))
     mistakes.raise_any()

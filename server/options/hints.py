@@ -70,8 +70,8 @@ _MEANINGS = {
     "graphs are captured on devices that have them, unless --enforce-eager is given": "--cuda-graph --cuda-graphs "
     "--enable-cuda-graph --use-cuda-graph",
     "use --enable-log-requests, which is the default": "--log-requests",
-    "GGUF files are served without images; name a folder with safetensors for them": "--mmproj -mm --mmproj-url",
-    "--language-model-only": "--no-mmproj --no-mmproj-auto",
+    "download the file and name it with --mmproj": "--mmproj-url -mmu",
+    "--language-model-only": "--no-mmproj-auto",
     "--allowed-local-media-path": "--media-path",
 }
 _MEANT = {flag: meaning for meaning, flags in _MEANINGS.items() for flag in flags.split()}

@@ -136,7 +136,8 @@ def add_option(group: argparse._ArgumentGroup, option: Option, remark: str = "")
         group.add_argument(*flags, action=action, **shared)
         if not option.given_default:  # as all of vLLM's switches
             off = {**shared, "help": argparse.SUPPRESS}
-            group.add_argument(*(flag.replace("--", "--no-", 1) for flag in flags), action="store_false", **off)
+            opposites = (flag.replace("--", "--no-", 1) for flag in flags if not flag.startswith("--no-"))
+            group.add_argument(*opposites, action="store_false", **off)
         return
     shared |= {"type": argument_type(option.read), "choices": declared.choices, "metavar": declared.metavar}
     if option.takes_several:

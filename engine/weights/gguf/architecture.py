@@ -136,5 +136,10 @@ class GgufArchitecture(NamedTuple):
         if not self.rotated_pairs or module not in ("q", "k"):
             return None
         heads = config["num_attention_heads" if module == "q" else "num_key_value_heads"]
-        rows = np.arange(heads * config["head_dim"]).reshape(heads, -1, 2)
-        return tuple(rows.swapaxes(1, 2).reshape(-1).tolist())
+        return rotated_rows(heads, heads * config["head_dim"])
+
+
+def rotated_rows(heads: int, count: int) -> tuple[int, ...]:
+    """Of `count` rows of q or k in halves of each head, the row that each is in files where pairs are neighbours."""
+    rows = np.arange(count).reshape(heads, -1, 2)
+    return tuple(rows.swapaxes(1, 2).reshape(-1).tolist())

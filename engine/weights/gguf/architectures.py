@@ -174,7 +174,9 @@ ARCHITECTURES: dict[str, GgufArchitecture | _Variants] = {
     "qwen3vlmoe": GgufArchitecture(
         "Qwen3MoeForCausalLM", fields=experts.qwen3_moe, serves=anyhow, rope=rope_by_sections(interleaved=True)
     ),
-    "paddleocr": GgufArchitecture("LlamaForCausalLM", fields=config_fields.llama),
+    "paddleocr": GgufArchitecture(
+        "LlamaForCausalLM", fields=config_fields.llama, rope=rope_by_sections(interleaved=False)
+    ),
     "olmo2": (
         GgufArchitecture("Olmo2ForCausalLM", names.POST_NORMS, serves=config_fields.has_no_window),
         GgufArchitecture(

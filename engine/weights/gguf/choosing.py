@@ -1,11 +1,14 @@
-"""Which GGUF files to take, of a folder or of a repository: `folder:Q4_K_M`, `owner/name:Q4_K_M`."""
+"""Which GGUF files to take, of a folder or of a repository: `folder:Q4_K_M`, `owner/name:Q4_K_M`.
+
+And which file has the projector that makes a model see: an mmproj file.
+"""
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
 
 from ...errors import ModelError
 from ...files.wording import shown
@@ -20,7 +23,8 @@ _LABEL = re.compile(
     re.IGNORECASE,
 )
 _SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})")
-_NOT_MODELS = ("mmproj", "imatrix")  # image projectors, and what quantizers measured
+_MMPROJ = "mmproj"  # in the name of a projector for images
+_NOT_MODELS = (_MMPROJ, "imatrix")  # the latter is what quantizers measured
 _DRAFTS_ONLY = "mtp-"  # what llama.cpp's converter calls a file with a model's layer for drafts alone
 _MAX_LISTED = 30
 
@@ -41,7 +45,8 @@ def find_gguf(folder: Path) -> Path | None:
     """
     if any(folder.glob("*.safetensors")):
         return None
-    files = [path for path in sorted(folder.glob("*.gguf")) if not path.name.startswith(("mmproj", _DRAFTS_ONLY))]
+    found = [path for path in sorted(folder.glob("*.gguf")) if not path.name.startswith(_DRAFTS_ONLY)]
+    files = [path for path in found if not _is_mmproj(path)]
     models = [path for path in files if (split := _SPLIT.fullmatch(path.stem)) is None or int(split[2]) == 1]
     if len(models) > 1:
         names = ", ".join(path.name for path in models[:10])
@@ -89,6 +94,54 @@ def models_in(names: Iterable[str]) -> dict[str, list[str]]:
     """The files of each GGUF model among these names, by what `choose_gguf` takes for it."""
     models = _models(names)
     return dict(zip(_tags(models), models.values(), strict=True))
+
+
+def choose_mmproj(names: Iterable[str], model: str) -> str | None:
+    """The projector for the model, as `names` of files and the model's have folders; None if there is none.
+
+    It lies beside the model, or in a folder around it: the nearest counts. Of several, one that has the model's name
+    goes first, then that whose bits are nearest to the model's, in bfloat16 rather than float16.
+    """
+    folder = PurePosixPath(model).parent
+    around = [folder, *folder.parents]
+    found = [path for path in map(PurePosixPath, names) if _is_mmproj(path) and path.parent in around]
+    own, bits = _own_name(model), _bits(model)
+
+    def rank(path: PurePosixPath) -> tuple[int, bool, int, str]:
+        name = _own_name(path.name)
+        is_named = bool(name) and (name in own or own in name)
+        return around.index(path.parent), not is_named, abs(_bits(path.name) - bits), path.name
+
+    return str(min(found, key=rank)) if found else None
+
+
+def find_mmproj(model: Path) -> Path | None:
+    """The projector beside a model's file; in the hub's cache, in the model's repository. None if there is none."""
+    snapshot = next((folder for folder in model.parents if folder.parent.name == "snapshots"), model.parent)
+    around = [model.parent, *model.parent.parents]
+    folders = around[: around.index(snapshot) + 1]
+    names = [path.relative_to(snapshot).as_posix() for folder in folders for path in folder.glob("*.*")]
+    chosen = choose_mmproj(names, model.relative_to(snapshot).as_posix())
+    return None if chosen is None else snapshot / chosen
+
+
+def _is_mmproj(path: PurePath) -> bool:
+    return path.suffix.lower() == ".gguf" and _MMPROJ in path.name.lower()
+
+
+def _own_name(file: str) -> str:
+    """The model's name in a file's, in small letters."""
+    stem = PurePosixPath(file).name[: -len(".gguf")]
+    split = _SPLIT.fullmatch(stem)
+    name = _LABEL.sub("", split[1] if split else stem).lower().replace(_MMPROJ, "")
+    return name.strip("-._")
+
+
+def _bits(file: str) -> int:
+    """How many bits a file's name says that most weights have; 16 if it does not."""
+    label = _label(file[: -len(".gguf")]) or ""
+    found = re.search(r"\d+", label)
+    return int(found[0]) if found else 16
 
 
 def _models(names: Iterable[str]) -> dict[str, list[str]]:

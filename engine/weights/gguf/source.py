@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,14 +15,19 @@ from ...models import ModelDescription, describe
 from ...models.generation import GenerationConfig
 from ..contents import Contents, formats_in
 from .architectures import architecture_of, config_of
+from .choosing import find_mmproj
 from .fields import Fields
 from .file_types import file_type_of
 from .generation import generation_of
 from .reader import MAX_TENSORS, GgufFile, GgufTensor, read_gguf
+from .vision.clip_file import PATCHES
+from .vision.tower import GgufTower
 from .weights import GgufWeights
 
 if TYPE_CHECKING:
     from ...text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 _SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _MAX_SPLITS = 1000
@@ -82,6 +88,26 @@ class GgufSource:
                 "--hf-overrides: a GGUF file contains how its tensors are quantized; leave quantization_config out"
             )
         return GgufWeights(self.file.tensors, architecture_of(self.file), self.config, description)
+
+    def tower(self, mmproj: str | None = None) -> GgufTower | None:
+        """What lets the model see: that file, the one beside the model, or the model's own tensors for it.
+
+        Raises ModelError for a file that is broken, not supported, or made for another model.
+        """
+        path = find_mmproj(self._path) if mmproj is None else Path(mmproj).expanduser()
+        if path is None and PATCHES not in self.file.tensors:
+            return None
+        if path is not None and mmproj is None:
+            logger.info("Images are taken with %s", path)
+        tower = GgufTower(self.file if path is None else read_gguf(path), is_found=mmproj is None)
+        fields = Fields(self.file, Fields(self.file).text("general.architecture") + ".")
+        wanted = fields.optional_integer("n_deepstack_layers")
+        if wanted is not None and wanted != tower.num_deepstack:
+            raise ModelError(
+                f"{path or self._path} takes features after {tower.num_deepstack} layers, and {self._path.name} adds "
+                f"those of {wanted}: they are of different models"
+            )
+        return tower
 
     def contents(self) -> Contents:
         """What the files hold. Raises ModelError for files that are missing or corrupt."""

@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 _LAYER = re.compile(r"blk\.(\d{1,6})\.")
 _LAYER_NUMBER = re.compile(r"\.layers\.(\d{1,6})\.")
 _MTP_LAYER = re.compile(r"mtp\.layers\.(\d{1,6})\.(.+)")
+_OF_OTHER_PARTS = ("v.", "a.", "mm.")  # of files that have towers for images and sound, too
 _FEW_BLOCKS = 64  # one of them has a scale that is not 0, except in rare tensors
 _MAGNITUDE = 0x7FFF  # of the bits of a half
 FLOATS: dict[str, DType] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -99,7 +100,7 @@ class GgufWeights:
         if drafts:
             unasked = description.mtp is not None and description.spec.mtp is None
             logger.info("%s", not_loaded(len(drafts), usable=unasked))
-        left = tensors.keys() - used - drafts
+        left = {name for name in tensors.keys() - used - drafts if not name.startswith(_OF_OTHER_PARTS)}
         if unknown := sorted(name for name in left if not _is_unused(architecture, name, config)):
             raise ModelError(
                 f"{tensors[unknown[0]].origin} does not belong to this architecture: the file contains an "
@@ -121,25 +122,21 @@ class GgufWeights:
     def __getitem__(self, name: str) -> WeightTensor:
         stored, ref = self._places[name]
         if stored.kind.dequantize is not None and stored.name not in self._with_scales:
-            _require_scales(self._tensors[stored.name])
+            require_scales(self._tensors[stored.name])
             self._with_scales.add(stored.name)
         if _stays_in_blocks(stored, ref):
-            return take_blocks(stored.data.reshape(*stored.shape[:-1], -1), stored.kind, ref, stored.origin)
-        whole, mapped = elements_of(stored)
-        dtype = FLOATS.get(stored.kind.name, "float32")
-        whole = whole.reshape(stored.shape)
-        data = rows_of(whole.T if ref.transpose else whole, ref)
+            return blocks_of(stored, ref)
+        tensor = floats_of(stored, ref)
         if (
             self._architecture.norms_plus_one
             and name.endswith("norm.weight")
             and not name.endswith("delta_head_norm.weight")
         ):
-            if dtype != "float32":
-                raise ModelError(f"{stored.origin} is stored as {stored.kind.name}, but a norm must be F32")
-            data = data.astype(np.float32) - np.float32(1)
+            return without_one(tensor, stored)
         if name.endswith(".A_log"):
-            return DenseTensor(log_of_decays(data.astype(np.float32), stored.origin), "float32", origin=stored.origin)
-        return DenseTensor(data, dtype, mapped and np.may_share_memory(data, whole), stored.origin)
+            decays = log_of_decays(tensor.data.astype(np.float32), stored.origin)
+            return DenseTensor(decays, "float32", origin=stored.origin)
+        return tensor
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
@@ -154,7 +151,28 @@ def _stays_in_blocks(stored: GgufTensor, ref: TensorRef) -> bool:
     )
 
 
-def _require_scales(stored: GgufTensor) -> None:
+def blocks_of(stored: GgufTensor, ref: TensorRef) -> WeightTensor:
+    """What `ref` takes of a matrix in blocks, as it is."""
+    return take_blocks(stored.data.reshape(*stored.shape[:-1], -1), stored.kind, ref, stored.origin)
+
+
+def floats_of(stored: GgufTensor, ref: TensorRef) -> DenseTensor:
+    """What `ref` takes of a tensor, of one in blocks as float32."""
+    whole, mapped = elements_of(stored)
+    whole = whole.reshape(stored.shape)
+    data = rows_of(whole.T if ref.transpose else whole, ref)
+    dtype = FLOATS.get(stored.kind.name, "float32")
+    return DenseTensor(data, dtype, mapped and np.may_share_memory(data, whole), stored.origin)
+
+
+def without_one(norm: DenseTensor, stored: GgufTensor) -> DenseTensor:
+    """The weight of a norm to which files have 1 added. Raises ModelError unless it is in float32."""
+    if norm.dtype != "float32":
+        raise ModelError(f"{stored.origin} is stored as {stored.kind.name}, but a norm must be F32")
+    return DenseTensor(norm.data.astype(np.float32) - np.float32(1), "float32", origin=stored.origin)
+
+
+def require_scales(stored: GgufTensor) -> None:
     """Raises ModelError if all blocks' scales are 0, in a stack all experts' too: they were never written."""
     blocks = stored.data.reshape(-1, stored.kind.bytes)
     for some in (blocks[:_FEW_BLOCKS], blocks):

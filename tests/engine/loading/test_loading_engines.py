@@ -183,7 +183,7 @@ class OneFile:
 
 def test_a_model_may_be_something_else_than_a_folder(device: ScriptedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     source = OneFile(GenerationConfig(eos_token_ids=(7,), top_k=3, origin="model.one"))
-    monkeypatch.setattr(opened_model, "open_source", lambda *args: source)
+    monkeypatch.setattr(opened_model, "open_source", lambda *args, **named: source)
     device.may_finish.set()
     engine = load_engine(EngineOptions("model.one"))
     assert engine.tokenizer is source.tokenizer_of_the_file

@@ -14,7 +14,8 @@ from fake_hub import COMMITS, TOKEN, fake_hub, hub_environment, with_hub
 
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.weights import resolve
-from tidewheel.engine.weights.hub import resolve_encoder
+from tidewheel.engine.weights.gguf.choosing import find_mmproj
+from tidewheel.engine.weights.hub import resolve_encoder, wanted_files
 
 FILES = {
     "config.json": b'{"architectures": []}',
@@ -224,6 +225,20 @@ def test_of_gguf_files_those_of_one_quantization_are_downloaded(
     for offline in (True, False):
         with with_hub(NOWHERE, tmp_path, offline=offline):
             assert (resolve("own/gguf:Q8_0"), resolve("own/gguf")) == (eight, default)
+
+
+def test_what_makes_a_gguf_model_see_comes_with_it(hub: str, tmp_path: Path) -> None:
+    with with_hub(hub, tmp_path):
+        path = resolve("own/gguf:Q6_K", with_mmproj=True)
+    assert (path.read_bytes(), path.parent.name) == (b"first", "Q6_K")
+    mmproj = find_mmproj(path)
+    assert mmproj is not None
+    assert (mmproj.read_bytes(), mmproj.parent) == (b"images", path.parents[1])
+    with with_hub(NOWHERE, tmp_path, offline=True):
+        assert resolve("own/gguf:Q6_K", with_mmproj=True) == path
+    for options in ({"with_mmproj": True}, {"is_encoder": None}):  # the latter is what is pulled
+        wanted = wanted_files("own/gguf:Q8_0", None, [*GGUF], **options)
+        assert wanted == ["model-Q8_0.gguf", "mmproj-F16.gguf"]
 
 
 @pytest.mark.parametrize(

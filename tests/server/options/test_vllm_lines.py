@@ -186,7 +186,7 @@ def test_a_line_that_works(line: str, shown: dict[str, Any]) -> None:
         ("m --allowed-media-domains https://example.org/a", "must be a host's name such as images.example.org"),
         ("m --allowed-local-media-path data", "--allowed-local-media-path must be an absolute path"),
         ("m --image-fetch-timeout 0", "must be above 0"),
-        ("m --mmproj mmproj.gguf", "unknown option --mmproj (GGUF files are served without images"),
+        ("m --mmproj-url https://x/y.gguf", "unknown option --mmproj-url (download the file and name it with --mmproj"),
         ("m --kv-transfer-config '{\"kv_connector\": \"NixlConnector\"}'", "--kv-transfer-config is not supported"),
         ("m --cpu-offload-gb 10", "--cpu-offload-gb is not supported: weights stay in memory"),
         ("m --task embed", "--task is not supported: embedding models and cross-encoders are served"),

@@ -234,7 +234,7 @@ def test_scales_that_are_all_zero_are_refused(tmp_path: Path) -> None:
 
 def test_a_stack_of_experts_is_looked_through_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[str] = []
-    monkeypatch.setattr(gguf_weights, "_require_scales", lambda stored: looked.append(stored.name))
+    monkeypatch.setattr(gguf_weights, "require_scales", lambda stored: looked.append(stored.name))
     quantize = gguf_files.quantized(gguf.GGMLQuantizationType.Q4_0)
     source = open_source(str(gguf_files.zoo_file(tmp_path / "m.gguf", "olmoe", quantize)))
     weights = source.weights(describe(source.config))
