@@ -493,12 +493,18 @@ TowerPiece piece_of(size_t num_rows, const Array1<int32_t>& query_start, const A
   return piece;
 }
 
-void run_layer(Tower& tower, int layer, RowsOut rows, Array1<int32_t> query_start, Array1<int32_t> lengths, int first,
-               Positions positions, bool remembered) {
+void run_layers(Tower& tower, int layer, int end, RowsOut rows, Array1<int32_t> query_start, Array1<int32_t> lengths,
+                Positions positions) {
+  const TowerPiece piece = piece_of(rows.shape(0), query_start, lengths, 0, positions);
+  const nb::gil_scoped_release release;
+  tower.run(layer, end, piece, {rows.data(), rows.size()});
+}
+
+void finish_layer(Tower& tower, int layer, RowsOut rows, Array1<int32_t> query_start, Array1<int32_t> lengths, int first,
+                  Positions positions) {
   const TowerPiece piece = piece_of(rows.shape(0), query_start, lengths, first, positions);
   const nb::gil_scoped_release release;
-  const std::span<float> floats{rows.data(), rows.size()};
-  remembered ? tower.finish(layer, piece, floats) : tower.run(layer, piece, floats);
+  tower.finish(layer, piece, {rows.data(), rows.size()});
 }
 
 void remember_layer(Tower& tower, int layer, Matrix rows, Array1<int32_t> query_start, Array1<int32_t> lengths, int first,
@@ -621,9 +627,11 @@ NB_MODULE(_native, m) {
   bind_packed_weights(tower);
   tower
       .def("__init__", [](Tower* self, const TowerPlan& plan, const std::string& isa, const std::string& cache_dtype,
-                          int max_rows, int piece_rows, const Executor& beside) {
-        new (self) Tower(plan, choose_kernels(isa), parse_cache_type(cache_dtype), {max_rows, piece_rows}, beside.pool());
-      }, "plan"_a, "isa"_a, "cache_dtype"_a, "max_rows"_a, "piece_rows"_a, "beside"_a)
+                          int max_rows, int piece_rows, const Executor* beside, const std::vector<std::vector<int>>& groups) {
+        new (self) Tower(plan, choose_kernels(isa), parse_cache_type(cache_dtype), {max_rows, piece_rows},
+                         beside ? beside->pool() : std::make_shared<ThreadPool>(groups));
+      }, "plan"_a, "isa"_a, "cache_dtype"_a, "max_rows"_a, "piece_rows"_a, "beside"_a.none(),
+           "groups"_a = std::vector<std::vector<int>>())
       .def("set_weights", &set_weights<Tower>, "tensors"_a, "matrices"_a = std::vector<const BlockSource*>())
       .def("stop_loading", &Tower::stop_loading)
       .def("check_complete", &Tower::check_complete)
@@ -632,8 +640,8 @@ NB_MODULE(_native, m) {
         self.project(name, {rows.data(), rows.size()}, {out.data(), out.size()});
       }, "name"_a, "rows"_a, "out"_a)
       .def("remember", &remember_layer, "layer"_a, "rows"_a, "query_start"_a, "lengths"_a, "first"_a, "positions"_a.none())
-      .def("run", &run_layer, "layer"_a, "rows"_a, "query_start"_a, "lengths"_a, "first"_a, "positions"_a.none(),
-           "remembered"_a)
+      .def("run", &run_layers, "layer"_a, "end"_a, "rows"_a, "query_start"_a, "lengths"_a, "positions"_a.none())
+      .def("finish", &finish_layer, "layer"_a, "rows"_a, "query_start"_a, "lengths"_a, "first"_a, "positions"_a.none())
       .def("release_scratch", &Tower::release_scratch, nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("isa", [](const Tower& self) { return self.kernels().name; })
       .def_prop_ro("num_blocks", &Tower::num_blocks)

@@ -110,6 +110,7 @@ class AttentionPlan(_Plan):
     cache_group: int
     softcap: float
     alibi_slopes: Sequence[float]
+    bias_span: int
     sinks: bool
     output_gate: bool
     query_temperature: TemperaturePlan | None
@@ -139,6 +140,7 @@ class MlpPlan(_Plan):
     activation: Literal["silu", "gelu", "gelu_tanh", "gelu_quick", "relu", "relu2"]
     gated: bool
     bias: bool
+    down_bias: bool
     gate_scale: float
     cutoff: float | None
     clipped: bool
@@ -418,7 +420,14 @@ class Tower:
     weight_bytes: int
     scratch_bytes: int
     def __init__(
-        self, plan: TowerPlan, isa: str, cache_dtype: str, max_rows: int, piece_rows: int, beside: Executor
+        self,
+        plan: TowerPlan,
+        isa: str,
+        cache_dtype: str,
+        max_rows: int,
+        piece_rows: int,
+        beside: Executor | None,
+        groups: Sequence[Sequence[int]] = (),
     ) -> None: ...
     def set_weights(
         self,
@@ -443,12 +452,20 @@ class Tower:
     def run(
         self,
         layer: int,
+        end: int,
+        rows: NDArray[np.float32],
+        query_start: NDArray[np.int32],
+        lengths: NDArray[np.int32],
+        positions: NDArray[np.int32] | None,
+    ) -> None: ...
+    def finish(
+        self,
+        layer: int,
         rows: NDArray[np.float32],
         query_start: NDArray[np.int32],
         lengths: NDArray[np.int32],
         first: int,
         positions: NDArray[np.int32] | None,
-        remembered: bool,
     ) -> None: ...
     def release_scratch(self) -> None: ...
 

@@ -132,10 +132,10 @@ class Device(ABC):
         spec: TowerSpec,
         weights: WeightSource,
         options: TowerOptions,
-        beside: Executor,
+        beside: Executor | None = None,
         cancellation: Cancellation | None = None,
     ) -> TowerExecutor:
-        """Load a tower on the processors of `beside`, an executor of this device, which is idle meanwhile.
+        """Load a tower on the processors of `beside`, an executor of this device, which is idle meanwhile, or alone.
 
         `weights` have the names of `tower_shapes(spec)`. `beside` closes it. Raises what `load` raises.
         """

@@ -20,25 +20,29 @@ Rows = NDArray[np.float32]
 class TowerOptions:
     """How a tower is loaded: its weights and K and V in `dtype`, or matrices of layers as `quantization` says.
 
-    `max_rows` is the most that a segment of a layer may have. Raises ValueError if that is none.
+    `max_rows` is the most that a segment of a layer may have. Without an executor beside it, a tower has `threads` of
+    its own. Raises ValueError if either is none.
     """
 
     dtype: DType
     max_rows: int
     quantization: Quantization | None = None
+    threads: int = 1
 
     def __post_init__(self) -> None:
         if self.max_rows < 1:
             raise ValueError("a segment must have room for a row")
+        if self.threads < 1:
+            raise ValueError("a tower needs a thread")
 
 
 class TowerExecutor(ABC):
     """A tower's weights on a device, beside the model's executor and on its threads, which is idle meanwhile.
 
-    `project` and `layer` are generators: they yield after pieces of at most a few milliseconds of work, so that the
-    caller may do something else in between, but run no other part of the tower. Whatever the pieces, the bits of the
-    results are the same, and those of a segment depend on that segment alone. Everything is called on the engine
-    thread.
+    `project`, `layer` and `layers` are generators: they yield after pieces of at most a few milliseconds of work, so
+    that the caller may do something else in between, but run no other part of the tower. Whatever the pieces, the bits
+    of the results are the same, and those of a segment depend on that segment alone. Everything is called on the engine
+    thread. A tower on threads of its own has larger pieces, and is called by one thread at a time.
     """
 
     spec: TowerSpec
@@ -57,6 +61,14 @@ class TowerExecutor(ABC):
         and ends with N. `positions [A, N]` are those of each of rope's axes; without rope there are none. Raises
         ValueError for arrays that do not fit, and for a segment of more than `max_rows`.
         """
+
+    def layers(
+        self, rows: Rows, segments: NDArray[np.int32], positions: NDArray[np.int32] | None = None
+    ) -> Generator[None, None, Rows]:
+        """All layers, one after the other: see `layer`."""
+        for index in range(len(self.spec.layers)):
+            rows = yield from self.layer(index, rows, segments, positions)
+        return rows
 
     @abstractmethod
     def table(self, name: str) -> Rows:
@@ -86,16 +98,16 @@ def check_segments(segments: NDArray[np.int32], num_rows: int, max_rows: int) ->
 
 
 def checked_positions(
-    spec: TowerSpec, index: int, positions: NDArray[np.int32] | None, num_rows: int
+    spec: TowerSpec, index: int | None, positions: NDArray[np.int32] | None, num_rows: int
 ) -> NDArray[np.int32] | None:
-    """The positions for layer `index`; None if it turns nothing.
+    """The positions for layer `index`, or for all layers; None if nothing is turned.
 
     Raises ValueError for a layer that there is not, and unless each row has a position on each of the tower's axes.
     """
-    if not 0 <= index < len(spec.layers):
+    if index is not None and not 0 <= index < len(spec.layers):
         raise ValueError(f"the tower has no layer {index}")
     axes = [_num_axes(layer) for layer in spec.layers]
-    if axes[index] == 0:
+    if max(axes) == 0 or (index is not None and axes[index] == 0):
         return None
     if positions is None or positions.ndim != 2 or positions.shape[1] != num_rows or len(positions) < max(axes):
         shape = None if positions is None else list(positions.shape)

@@ -24,7 +24,7 @@ class KvSplit {
  public:
   KvSplit(const AttentionArgs& args, Scratch& scratch)
       : args_(args), rows_(args), products_(args, rows_, scratch), scale_(args.scale * kLoadedUnit<T>),
-        adjusts_(P::kAdjusts || args.softcap != 0 || args.alibi_slopes) {}
+        adjusts_(P::kAdjusts || args.softcap != 0 || args.alibi_slopes || args.distance_bias) {}
 
   void run(int split, Partial result) {
     result_ = result;
@@ -80,7 +80,7 @@ class KvSplit {
     for (; v < end; v += kFew) products_.template score_vectors<ROWS, kFew>(row, v);
   }
 
-  // Adjusts one row's scores before `scale` is applied: softcap, ALiBi, and what the products adjust.
+  // Adjusts one row's scores before `scale` is applied: softcap, positions, and what the products adjust.
   F adjusted(F x, int row, int tile, int t) const {
     x = products_.adjusted(x, row, t);
     if (args_.softcap != 0) {
@@ -90,7 +90,13 @@ class KvSplit {
     if (args_.alibi_slopes) {
       const int distance = tile * kAttentionTile + t - rows_.position(row);
       const F distances = add(set1(static_cast<float>(distance)), load(kEdges.index));
-      x = fma(set1(args_.alibi_slopes[rows_.head(row)] / scale_), distances, x);
+      x = fma(set1(args_.alibi_slopes[rows_.head(row)] / scale_), min(distances, sub(zero(), distances)), x);
+    }
+    if (args_.distance_bias) {
+      // Lanes before and behind the span read the padding, which repeats its edges.
+      const int span = args_.bias_span, distance = tile * kAttentionTile + t - rows_.position(row);
+      const float* const biases = args_.distance_bias + size_t(rows_.head(row)) * distance_biases(span);
+      x = fma(load(biases + std::clamp(distance, -span - kBiasPadding, span) + span + kBiasPadding), set1(1.0f / scale_), x);
     }
     return x;
   }

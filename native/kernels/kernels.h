@@ -285,6 +285,11 @@ struct PrefixResult {
   bool has_part(int split) const { return split >= split_begin && split * kKvSplit < end; }
 };
 
+// The number of biases by distance in a row of `distance_bias`: from -span to span, and behind both ends the last one once
+// more, so that a vector can be read from any distance on.
+constexpr int kBiasPadding = 16, kMaxBiasSpan = 1 << 16;
+constexpr int distance_biases(int span) { return 2 * (span + kBiasPadding) + 1; }
+
 // All query heads of one KV head for a few consecutive tokens of one sequence.
 //
 // Or, for `attention_split`, for tokens of several sequences that have the same K and V up to `prefix_end`, where a
@@ -299,7 +304,7 @@ struct AttentionArgs {
   int window;               // 0: unlimited
   float scale;              // above 0; what k was divided by is a part of it
   float softcap;            // score = softcap * tanh(score / softcap); 0: none
-  const float* alibi_slopes;  // [heads], or null: score += slope * (key position - query position)
+  const float* alibi_slopes;  // [heads], or null: score -= slope * |key position - query position|
   const float* sinks;       // [heads], or null: scores of no token, which take part in the softmax and have no value
   const char* cache_head;   // this layer's and KV head's part of block 0
   size_t block_stride;      // bytes from there to its part of block 1
@@ -317,6 +322,9 @@ struct AttentionArgs {
   // [num_tokens], without `tokens`: the end of what each token sees, after its own position and not before the last
   // token's; null: its own position is the last one.
   const int32_t* visible_until = nullptr;
+  // [heads, distance_biases(bias_span)], or null: score += the one of key position - query position
+  const float* distance_bias = nullptr;
+  int bias_span = 0;
 
   // The end of what the last token sees, and the splits that these tokens see.
   int end() const { return visible_until ? visible_until[num_tokens - 1] : first_position + num_tokens; }

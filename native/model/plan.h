@@ -69,6 +69,7 @@ struct AttentionPlan {
   int cache_group = 0;              // the group whose blocks hold its K and V
   float softcap = 0;                // of the scores; 0: none
   std::vector<float> alibi_slopes;  // one for each query head; empty: none
+  int bias_span = 0;                // a learned bias for each distance up to this, and for those beyond; 0: none
   bool sinks = false;
   bool output_gate = false;         // a head's output is multiplied by sigmoid(q_gate x)
   std::optional<TemperaturePlan> query_temperature;
@@ -87,7 +88,8 @@ struct AttentionPlan {
     field("scale", scale), field("qkv_bias", qkv_bias), field("out_bias", out_bias), field("qk_norm", qk_norm),
     field("qk_norm_over", qk_norm_over), field("qk_norm_after_rope", qk_norm_after_rope), field("rope", rope),
     field("sliding_window", sliding_window), field("cache_group", cache_group), field("softcap", softcap),
-    field("alibi_slopes", alibi_slopes), field("sinks", sinks), field("output_gate", output_gate),
+    field("alibi_slopes", alibi_slopes), field("bias_span", bias_span), field("sinks", sinks),
+    field("output_gate", output_gate),
     field("query_temperature", query_temperature), field("v_norm", v_norm), field("values_from_keys", values_from_keys),
     field("shared_layer", shared_layer), field("kv_scales", kv_scales),
     field("two_way", two_way), field("clipped", clipped);
@@ -128,12 +130,14 @@ struct MlpPlan {
   int intermediate_size = 0;
   Activation activation = Activation::kSilu;
   bool gated = false, bias = false;
+  bool down_bias = false;  // down has one, even if the others have none
   float gate_scale = 1;  // factor for the activation's input, if gated
   std::optional<float> cutoff = {};  // for a gate's values, in standard deviations above their mean
   bool clipped = false;              // see ClippedLinear; only in towers
   void visit_fields(auto&& field) {
     field("intermediate_size", intermediate_size), field("activation", activation), field("gated", gated),
-    field("bias", bias), field("gate_scale", gate_scale), field("cutoff", cutoff), field("clipped", clipped);
+    field("bias", bias), field("down_bias", down_bias), field("gate_scale", gate_scale), field("cutoff", cutoff),
+    field("clipped", clipped);
   }
 };
 

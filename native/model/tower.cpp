@@ -49,13 +49,15 @@ void Tower::add_projection(const std::string& name, const ProjectionPlan& plan) 
 
 void Tower::add_layer(const std::vector<ResidualBlockPlan>& layer, const std::string& prefix) {
   std::deque<ResidualBlock>& residuals = layers_.emplace_back();
+  windows_.push_back(0);
   for (const ResidualBlockPlan& residual : layer) {
     if (const AttentionPlan* attention = std::get_if<AttentionPlan>(&residual.mixer)) {
       require(residuals.empty(), "attention must be the first part of a tower's layer");
       require(!attention->clipped || residual.post_norm, kNoPostNorm);
-      require(attention->two_way && attention->cache_group == 0 && attention->sliding_window == 0 && attention->shared_layer < 0 &&
+      require(attention->two_way && attention->cache_group == 0 && attention->sliding_window >= 0 && attention->shared_layer < 0 &&
                   !attention->output_gate,
-              "attention in a tower is two-way, and has neither a window, another layer's K and V nor an output gate");
+              "attention in a tower is two-way, and has neither another layer's K and V nor an output gate");
+      windows_.back() = attention->sliding_window;
     } else {
       const MlpPlan* mlp = std::get_if<MlpPlan>(&residual.mixer);
       require(mlp != nullptr, "a tower's layers have only attention and MLPs");
@@ -110,7 +112,7 @@ size_t Tower::check(int layer, const TowerPiece& piece, size_t num_floats, bool 
   return rows;
 }
 
-Step Tower::step_of(const TowerPiece& piece, size_t num_rows) {
+Step Tower::step_of(const TowerPiece& piece, size_t num_rows, int window) {
   const size_t segments = piece.lengths.size();
   const int stride = blocks_of(*std::max_element(piece.lengths.begin(), piece.lengths.end()));
   token_ids_.assign(num_rows, 0);
@@ -119,8 +121,9 @@ Step Tower::step_of(const TowerPiece& piece, size_t num_rows) {
   int block = 0;
   for (size_t s = 0; s < segments; ++s) {
     for (int row = piece.query_start[s]; row < piece.query_start[s + 1]; ++row) {
-      positions_[row] = piece.first + row - piece.query_start[s];
-      visible_until_[row] = piece.lengths[s];
+      const int position = piece.first + row - piece.query_start[s];
+      positions_[row] = position;
+      visible_until_[row] = window && window < piece.lengths[s] - position ? position + window : piece.lengths[s];
     }
     for (int b = 0; b < blocks_of(piece.lengths[s]); ++b) block_tables_[s * stride + b] = block++;
   }
@@ -150,21 +153,30 @@ void Tower::give_rows(Worker& worker, const Step& step, float* rows) const {
   });
 }
 
-void Tower::run_blocks(int layer, const Step& step, float* rows) {
+void Tower::run_blocks(int layer, int end, const Step& step, float* rows) {
   pool_->run([&](Worker& worker) {
     take_rows(worker, step, rows);
-    for (const ResidualBlock& residual : layers_[layer]) residual.run(worker, step, hidden(), hidden());
+    for (int i = layer; i < end; ++i) {
+      for (const ResidualBlock& residual : layers_[i]) residual.run(worker, step, hidden(), hidden());
+    }
     give_rows(worker, step, rows);
   });
 }
 
-void Tower::run(int layer, const TowerPiece& piece, std::span<float> rows) {
+void Tower::run(int layer, int end, const TowerPiece& piece, std::span<float> rows) {
   const size_t count = check(layer, piece, rows.size(), true);
-  run_blocks(layer, step_of(piece, count), rows.data());
+  require(end > layer && size_t(end) <= layers_.size(), "there are no such layers");
+  // A step is for one window.
+  for (int next; layer < end; layer = next) {
+    next = static_cast<int>(std::find_if(windows_.begin() + layer, windows_.begin() + end,
+                                         [&](int window) { return window != windows_[layer]; }) - windows_.begin());
+    run_blocks(layer, next, step_of(piece, count, windows_[layer]), rows.data());
+  }
 }
 
 void Tower::remember(int layer, const TowerPiece& piece, std::span<const float> rows) {
-  const Step step = step_of(piece, check(layer, piece, rows.size(), false));
+  const size_t count = check(layer, piece, rows.size(), false);
+  const Step step = step_of(piece, count, windows_[layer]);
   if (layers_[layer].empty()) return;
   pool_->run([&](Worker& worker) {
     take_rows(worker, step, rows.data());
@@ -173,9 +185,10 @@ void Tower::remember(int layer, const TowerPiece& piece, std::span<const float> 
 }
 
 void Tower::finish(int layer, const TowerPiece& piece, std::span<float> rows) {
-  Step step = step_of(piece, check(layer, piece, rows.size(), false));
+  const size_t count = check(layer, piece, rows.size(), false);
+  Step step = step_of(piece, count, windows_[layer]);
   step.remembered = true;
-  run_blocks(layer, step, rows.data());
+  run_blocks(layer, layer + 1, step, rows.data());
 }
 
 void Tower::release_scratch() {

@@ -33,7 +33,7 @@ struct TowerPiece {
 
 class Tower {
  public:
-  // Uses the threads of an executor. The two must not run at the same time. Throws std::invalid_argument for a plan
+  // Uses the threads of `pool`, which may be an executor's. The two must not run at the same time. Throws std::invalid_argument for a plan
   // that the kernels cannot run, and std::bad_alloc if memory runs out.
   Tower(TowerPlan plan, const Kernels& kernels, CacheType cache_type, TowerShape shape, std::shared_ptr<ThreadPool> pool);
 
@@ -54,8 +54,8 @@ class Tower {
   //
   // The projection of `rows` [T, inputs] to `out` [T, outputs].
   void project(const std::string& name, std::span<const float> rows, std::span<float> out);
-  // The layer of `rows` [T, hidden], in place. All segments of the piece must be whole.
-  void run(int layer, const TowerPiece& piece, std::span<float> rows);
+  // The layers of `rows` [T, hidden] from `layer` to `end`, in place. All segments of the piece must be whole.
+  void run(int layer, int end, const TowerPiece& piece, std::span<float> rows);
   // For a segment that is longer than a piece: `remember` all of its rows, piece by piece, then `finish` them. Between
   // the two, no other layer may run. Neither computes anything twice.
   void remember(int layer, const TowerPiece& piece, std::span<const float> rows);
@@ -82,11 +82,11 @@ class Tower {
   void add_projection(const std::string& name, const ProjectionPlan& plan);
   void add_layer(const std::vector<ResidualBlockPlan>& layer, const std::string& prefix);
   size_t check(int layer, const TowerPiece& piece, size_t num_floats, bool whole) const;
-  // The piece as a step, whose arrays are members.
-  Step step_of(const TowerPiece& piece, size_t num_rows);
+  // The piece as a step of layers with this window, whose arrays are members.
+  Step step_of(const TowerPiece& piece, size_t num_rows, int window);
   void take_rows(Worker& worker, const Step& step, const float* rows) const;
   void give_rows(Worker& worker, const Step& step, float* rows) const;
-  void run_blocks(int layer, const Step& step, float* rows);
+  void run_blocks(int layer, int end, const Step& step, float* rows);
   float* hidden() const { return workspace_.rows(hidden_); }
 
   const TowerPlan plan_;
@@ -107,6 +107,7 @@ class Tower {
 
   std::map<std::string, Projection> projections_;
   std::vector<std::deque<ResidualBlock>> layers_;
+  std::vector<int> windows_;  // of each layer, see AttentionPlan; 0: its rows see all of their segment
   Buffer<float> hidden_;  // [T, hidden]
 
   // The arrays of a step.

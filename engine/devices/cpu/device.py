@@ -119,6 +119,13 @@ def _report_unpacked(unpacked: frozenset[str], reason: str | None, cache_dir: st
         logger.warning("--cache-dir has no effect with %s=0: it would store packed experts", PREPACK)
 
 
+def own_threads(count: int) -> list[list[int]]:
+    """The processors for as many threads, at most one for each core, by group."""
+    topology = _native.topology()
+    cores = len(topology["cores"])
+    return choose_groups("auto", topology, None, cores - min(count, cores))
+
+
 _MIN_DRAFT_TOKENS, _MAX_DRAFT_TOKENS = 4, 64  # that a recurrent state can go back
 
 
@@ -263,25 +270,27 @@ class CpuDevice(Device):
         spec: TowerSpec,
         weights: WeightSource,
         options: TowerOptions,
-        beside: Executor,
+        beside: Executor | None = None,
         cancellation: Cancellation | None = None,
     ) -> CpuTower:
         """Pack the weights of a tower, or take them packed from `cache_dir`.
 
         Memory for a segment is reserved, and its pages appear with use.
         """
-        assert isinstance(beside, CpuExecutor)
+        assert beside is None or isinstance(beside, CpuExecutor)
         formats = tower_formats(spec, options.dtype, options.quantization, weights)
+        threads = (self.isa, own_threads(options.threads)) if beside is None else beside.native
         try:
             cache = self._packed_cache(spec, formats, weights)
-            tower = load_tower(spec, weights, formats, options, beside.native, cancellation or Cancellation(), cache)
+            tower = load_tower(spec, weights, formats, options, threads, cancellation or Cancellation(), cache)
         except _native.StoppedError as error:
             raise LoadCancelledError from error
         except ValueError as error:
             raise DeviceError(f"the cpu device cannot load this tower: {error}") from error
         except MemoryError as error:
             raise DeviceError("not enough memory for the model's tower; lower --kv-cache-space") from error
-        beside.close_with(tower)
+        if beside is not None:
+            beside.close_with(tower)
         return tower
 
     def _load(

@@ -170,7 +170,11 @@ class _TowerContext(_LayerContext):
     def __init__(self) -> None:
         self.unpacked_experts = False
         self._kv_scales, self._index = None, 0
-        self._windows, self._layers = [None], {}
+        self._layers = {}
+
+    def group(self, window: int | None) -> int:
+        """The only one."""
+        return 0
 
 
 def _residual(residual: ResidualBlockSpec, context: _LayerContext) -> _native.ResidualBlockPlan:
@@ -241,6 +245,7 @@ def _attention(attention: AttentionSpec, context: _LayerContext) -> _native.Atte
         rope=_rope(attention.rope),
         sliding_window=attention.sliding_window or 0,
         cache_group=context.group(attention.sliding_window),
+        bias_span=attention.bias_span or 0,
         softcap=attention.softcap or 0.0,
         alibi_slopes=attention.alibi_slopes or (),
         sinks=attention.sinks,
@@ -313,6 +318,7 @@ def _mlp(mlp: MlpSpec) -> _native.MlpPlan:
         gate_scale=mlp.gate_scale,
         cutoff=mlp.cutoff,
         clipped=mlp.clipped,
+        down_bias=mlp.down_bias,
     )
 
 

@@ -14,12 +14,14 @@ _OPERATIONS_PER_SECOND = 20e9  # of a thread, until a piece was measured
 class Pace:
     """How many `rows` of one kind of work take a few milliseconds, from 32 to `most`.
 
-    A row takes about `operations`, which `threads` share. Once pieces have run, the time that they took decides.
+    A row takes about `operations`, which `threads` share. Once pieces have run, the time that they took decides. They
+    should take other `seconds` where these are given.
     """
 
-    def __init__(self, most: int, operations: int, threads: int) -> None:
+    def __init__(self, most: int, operations: int, threads: int, seconds: float | None = None) -> None:
         self._most = most
-        self.rows = self._between(_SECONDS * _OPERATIONS_PER_SECOND * threads / max(operations, 1))
+        self._seconds = _SECONDS if seconds is None else seconds
+        self.rows = self._between(self._seconds * _OPERATIONS_PER_SECOND * threads / max(operations, 1))
 
     def next_piece(self, left: int) -> int:
         """How many of the rows that are left the next piece has, if all of them have about as many."""
@@ -30,7 +32,7 @@ class Pace:
         """Measure a piece. The next one has at most twice as many rows as it should have had, and at least half."""
         start = perf_counter()
         yield
-        wanted = rows * _SECONDS / max(perf_counter() - start, 1e-9)
+        wanted = rows * self._seconds / max(perf_counter() - start, 1e-9)
         self.rows = self._between(min(max(wanted, self.rows / 2), self.rows * 2))
 
     def _between(self, rows: float) -> int:

@@ -1,4 +1,4 @@
-"""A tower in the native runtime, on the threads of the model beside it."""
+"""A tower in the native runtime, on the threads of the model beside it or on its own."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from .pace import Pace
 from .weights import set_weights
 
 _MOST_ROWS = 1024  # of a piece
+_SECONDS_ALONE = 0.1  # that a piece takes where no model waits for the threads
 _FLOAT_BYTES = 4
 
 
@@ -39,6 +40,8 @@ class CpuTower(TowerExecutor):
         max_rows: int,
         threads: int,
         write: BackgroundWrite | None = None,
+        *,
+        alone: bool = False,
     ) -> None:
         self.spec = spec
         self._write = write
@@ -46,13 +49,15 @@ class CpuTower(TowerExecutor):
         self._tables = dict(tables)
         self._max_rows = max_rows
         self._is_between_turns = False
-        most = _piece_rows(max_rows)
+        most, seconds = _piece_rows(max_rows, alone=alone), _SECONDS_ALONE if alone else None
         self._projections = {
-            name: (projection, Pace(most, 2 * projection.inputs * projection.outputs, threads))
+            name: (projection, Pace(most, 2 * projection.inputs * projection.outputs, threads, seconds))
             for name, projection in spec.projections
         }
-        operations = 2 * max((_num_weights(spec, index) for index in range(len(spec.layers))), default=0)
-        self._run, self._remember, self._finish = (Pace(most, operations, threads) for _ in range(3))
+        operations = [2 * _num_weights(spec, index) for index in range(len(spec.layers))]
+        largest = max(operations, default=0)
+        self._run, self._remember, self._finish = (Pace(most, largest, threads, seconds) for _ in range(3))
+        self._all = Pace(most, sum(operations), threads, seconds)
 
     @property
     def native(self) -> _native.Tower:
@@ -99,15 +104,31 @@ class CpuTower(TowerExecutor):
                 with self._run.piece(end - begin):
                     native.run(
                         index,
+                        index + 1,
                         out[begin:end],
                         starts[first : last + 1] - starts[first],
                         np.diff(starts[first : last + 1]),
-                        0,
                         _columns(positions, begin, end),
-                        False,
                     )
                 yield
             first = last
+        return out
+
+    def layers(
+        self, rows: Rows, segments: NDArray[np.int32], positions: NDArray[np.int32] | None = None
+    ) -> Generator[None, None, Rows]:
+        """See TowerExecutor. A few rows go through all layers in one piece."""
+        native, count, starts = self.native, len(self.spec.layers), np.asarray(segments, np.int32)
+        if not count or not 0 < len(rows) <= self._all.rows or _num_blocks(starts) > native.num_blocks:
+            return (yield from super().layers(rows, segments, positions))
+        if self._is_between_turns:
+            raise RuntimeError("another layer is under way")
+        out = checked_rows(rows, self.spec.hidden_size).copy()
+        check_segments(starts, len(out), self._max_rows)
+        positions = checked_positions(self.spec, None, positions, len(out))
+        with self._all.piece(len(out)):
+            native.run(0, count, out, starts, np.diff(starts), positions)
+        yield
         return out
 
     def table(self, name: str) -> Rows:
@@ -152,10 +173,8 @@ class CpuTower(TowerExecutor):
                     end = begin + pace.next_piece(len(rows) - begin)
                     here, columns = np.array([0, end - begin], np.int32), _columns(positions, begin, end)
                     with pace.piece(end - begin):
-                        if remembered:
-                            native.run(index, rows[begin:end], here, lengths, begin, columns, True)
-                        else:
-                            native.remember(index, rows[begin:end], here, lengths, begin, columns)
+                        compute = native.finish if remembered else native.remember
+                        compute(index, rows[begin:end], here, lengths, begin, columns)
                     yield
                     begin = end
         finally:
@@ -167,19 +186,23 @@ def load_tower(
     weights: WeightSource,
     formats: Formats,
     options: TowerOptions,
-    beside: _native.Executor,
+    on: _native.Executor | tuple[str, list[list[int]]],
     cancellation: Cancellation,
     cache: PackedCache | None = None,
 ) -> CpuTower:
-    """Pack the weights with matrices in these `formats`, to compute on the threads of `beside`.
+    """Pack the weights with matrices in these `formats`, to compute on the threads of an executor, or with an
+    instruction set level on processors of its own.
 
     All but the tables are taken from a `cache` that has them, and kept there otherwise.
 
     Raises ValueError for what the kernels cannot compute, and what `set_weights` raises.
     """
-    rows = options.max_rows
-    native = _native.Tower(lower_tower(spec, formats), beside.isa, options.dtype, rows, _piece_rows(rows), beside)
-    tables, threads = dict(spec.tables), beside.num_threads
+    rows, alone = options.max_rows, isinstance(on, tuple)
+    isa, beside, groups = (on[0], None, on[1]) if isinstance(on, tuple) else (on.isa, on, [])
+    threads = sum(map(len, groups)) if beside is None else beside.num_threads
+    piece = _piece_rows(rows, alone=alone)
+    native = _native.Tower(lower_tower(spec, formats), isa, options.dtype, rows, piece, beside, groups)
+    tables = dict(spec.tables)
     with cancellation.calling(native.stop_loading):
         cached = cache is not None and cache.read(native)
         if not cached:
@@ -191,7 +214,7 @@ def load_tower(
         require_finite([tensor], threads)
         read[name] = to_float32(tensor)
     write = BackgroundWrite(cache, native) if cache is not None and not cached else None
-    return CpuTower(spec, native, read, rows, threads, write)
+    return CpuTower(spec, native, read, rows, threads, write, alone=alone)
 
 
 def tower_bytes(spec: TowerSpec, formats: Formats, options: TowerOptions) -> int:
@@ -212,8 +235,13 @@ def tower_bytes(spec: TowerSpec, formats: Formats, options: TowerOptions) -> int
     return weight_bytes(tower_shapes(spec), formats) + options.max_rows * kept + piece + image
 
 
-def _piece_rows(max_rows: int) -> int:
-    return min(_MOST_ROWS, -(-max_rows // BLOCK_TOKENS) * BLOCK_TOKENS)
+def _piece_rows(max_rows: int, *, alone: bool = False) -> int:
+    """At most a segment; alone, where many segments come at once, always as many."""
+    return _MOST_ROWS if alone else min(_MOST_ROWS, -(-max_rows // BLOCK_TOKENS) * BLOCK_TOKENS)
+
+
+def _num_blocks(starts: NDArray[np.int32]) -> int:
+    return int((-(-np.diff(starts) // BLOCK_TOKENS)).sum())
 
 
 def _num_weights(spec: TowerSpec, index: int) -> int:

@@ -83,16 +83,17 @@ class TorchDevice(Device):
         spec: TowerSpec,
         weights: WeightSource,
         options: TowerOptions,
-        beside: Executor,
+        beside: Executor | None = None,
         cancellation: Cancellation | None = None,
     ) -> TowerExecutor:
         """Copy the weights. Raises DeviceError for a quantization."""
         from .executor import TorchExecutor
         from .tower import TorchTower
 
-        assert isinstance(beside, TorchExecutor)
+        assert beside is None or isinstance(beside, TorchExecutor)
         if options.quantization is not None:
             raise DeviceError("the torch device does not quantize weights: drop --quantization or take --device cpu")
         tower = TorchTower(spec, weights, options, cancellation or Cancellation())
-        beside.close_with(tower)
+        if beside is not None:
+            beside.close_with(tower)
         return tower

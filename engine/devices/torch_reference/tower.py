@@ -24,7 +24,7 @@ from .weights import DTYPES, Weights
 
 
 class _Attention:
-    """Softmax attention of all rows of a segment to all of them."""
+    """Softmax attention of all rows of a segment to all of them, or to those that are near."""
 
     def __init__(self, spec: AttentionSpec, layer: str, parts: Parts) -> None:
         self._spec, self._layer, self._weights, self._dtype = spec, layer, parts.weights, parts.cache_dtype
@@ -43,8 +43,23 @@ class _Attention:
         scores = torch.einsum("nhd,mhd->hnm", q, k) * spec.scale
         if spec.softcap is not None:
             scores = spec.softcap * torch.tanh(scores / spec.softcap)
+        scores = self._by_distance(scores)
         result = torch.einsum("hnm,mhd->nhd", scores.softmax(-1), v)
         return weights.linear(f"{self._layer}.o", result.reshape(len(x), -1))
+
+    def _by_distance(self, scores: Tensor) -> Tensor:
+        """The scores `[heads, n, n]`, with what depends on how far a key is from its query."""
+        spec, places = self._spec, torch.arange(scores.shape[-1])
+        distances = places - places[:, None]
+        if spec.alibi_slopes is not None:
+            scores = scores - torch.tensor(spec.alibi_slopes)[:, None, None] * distances.abs()
+        if spec.bias_span is not None:
+            biases = self._weights[f"{self._layer}.distance_bias"].view(spec.num_heads, -1)
+            reach = biases.shape[1] // 2
+            scores = scores + biases[:, distances.clamp(-reach, reach) + reach]
+        if spec.sliding_window is not None:
+            scores = scores.masked_fill(distances.abs() >= spec.sliding_window, -torch.inf)
+        return scores
 
     def copy_blocks(self, source: Tensor, target: Tensor, window: int | None) -> None:
         """Nothing to copy."""

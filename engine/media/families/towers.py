@@ -184,6 +184,4 @@ def layers_run(
     tower: TowerExecutor, rows: Rows, segments: NDArray[np.int32], positions: NDArray[np.int32] | None = None
 ) -> Generator[None, None, Rows]:
     """All layers of a tower, one after the other."""
-    for index in range(len(tower.spec.layers)):
-        rows = yield from tower.layer(index, rows, segments, positions)
-    return rows
+    return (yield from tower.layers(rows, segments, positions))

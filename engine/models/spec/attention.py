@@ -8,6 +8,8 @@ from typing import ClassVar, Literal
 from .norm import NormSpec
 from .shapes import Shapes, linear, under
 
+_PADDING = 16  # so that the kernels can read a vector of biases from any distance on
+
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
@@ -65,6 +67,11 @@ class KvShape:
         return self.num_heads * (self.key_dim + (0 if self.values_in_keys else self.value_dim))
 
 
+def bias_distances(span: int) -> list[int]:
+    """The distances of a head's biases as devices have them: from -span to span, the first and last 16 times more."""
+    return [min(max(distance, -span), span) for distance in range(-span - _PADDING, span + _PADDING + 1)]
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
     """Causal attention. `num_kv_heads` divides `num_heads`; each KV head serves that many query heads in order.
@@ -73,19 +80,20 @@ class AttentionSpec:
     `qk_norm` normalizes queries and keys: each `head` on its own, with the same weights for all or with those of `each`
     head, or over the `whole` width all heads of a token together. That is before rope, or `qk_norm_after_rope`. Then
     `query_temperature` scales the queries. A score is `q.k * scale`, then `softcap * tanh(score / softcap)` if
-    there is a cap (https://arxiv.org/abs/2408.00118), then `score + alibi_slopes[head] * (key position - query
-    position)` if there are slopes, one a query head (https://arxiv.org/abs/2108.12409). With neither rope nor slopes a
-    layer knows no positions (NoPE). `sinks`: each query head has a learned score that belongs to no token. It is a part
-    of the softmax and has no value (https://arxiv.org/abs/2508.10925). With an `output_gate`, a head's result is
-    multiplied by `sigmoid(q_gate x)`.
+    there is a cap (https://arxiv.org/abs/2408.00118), then `score - alibi_slopes[head] * abs(key position - query
+    position)` if there are slopes, one a query head (https://arxiv.org/abs/2108.12409). With a `bias_span`, which only
+    towers may have, a head has a learned bias for each difference of these positions from `-bias_span` to `bias_span`.
+    It is added to the score; beyond them the last one counts. With none of these a layer knows no positions (NoPE).
+    `sinks`: each query head has a learned score that belongs to no token. It is a part of the softmax and has no value
+    (https://arxiv.org/abs/2508.10925). With an `output_gate`, a head's result is multiplied by `sigmoid(q_gate x)`.
 
     `v_norm` normalizes each value head. With `values_from_keys` values have no projection: they are the keys before
     norm and rope. With a `kv_layer` a layer has no K and V of its own: it reads those of that earlier attention layer,
     which has the same heads and window (https://arxiv.org/abs/2405.05254).
 
     Where attention is `two_way`, a token sees beyond itself: up to its `visible_until` of StepBatch, the end of its
-    image, or of all rows in a tower. With `clipped` the inputs and outputs of each matrix have bounds. Raises
-    ValueError for numbers that do not fit together.
+    image, or of all rows in a tower, where a `sliding_window` reaches as far ahead as back. With `clipped` the inputs
+    and outputs of each matrix have bounds. Raises ValueError for numbers that do not fit together.
     """
 
     kind: ClassVar[str] = "attention"
@@ -111,6 +119,7 @@ class AttentionSpec:
     kv_layer: int | None = None
     two_way: bool = False
     clipped: bool = False
+    bias_span: int | None = None
 
     def __post_init__(self) -> None:
         if self.kv_layer is not None and (self.v_norm is not None or self.values_from_keys):
@@ -125,6 +134,8 @@ class AttentionSpec:
             raise ValueError("the scores' scale and softcap must be above 0")
         if self.alibi_slopes is not None and len(self.alibi_slopes) != self.num_heads:
             raise ValueError(f"{self.num_heads} query heads need as many ALiBi slopes, not {len(self.alibi_slopes)}")
+        if self.bias_span is not None and self.bias_span < 1:
+            raise ValueError("biases by distance need a span")
         if self.alibi_slopes is not None and self.rope is not None:
             raise ValueError("positions are given by rope or by ALiBi, not by both")
         if self.qk_norm_after_rope and (self.rope is None or self.qk_norm is None or self.qk_norm_over == "whole"):
@@ -163,7 +174,9 @@ class AttentionSpec:
         return sizes
 
     def shapes(self, hidden_size: int) -> Shapes:
-        """The weights: q, k, v, o and a gate, the norms of queries, keys and values, the sinks `[num_heads]`."""
+        """The weights: q, k, v, o and a gate, the norms of queries, keys and values, the sinks `[num_heads]`, and the
+        biases by distance, head by head, in one row.
+        """
         shapes: Shapes = {}
         for name, size in self.projections.items():
             shapes |= under(name, linear(size, hidden_size, self.qkv_bias, self.clipped))
@@ -177,6 +190,8 @@ class AttentionSpec:
             shapes |= under("v_norm", self.v_norm.shapes(self.head_dim))
         if self.sinks:
             shapes["sinks"] = (self.num_heads,)
+        if self.bias_span is not None:
+            shapes["distance_bias"] = (self.num_heads * len(bias_distances(self.bias_span)),)
         if self.output_gate:
             shapes |= under("q_gate", linear(self.q_size, hidden_size, self.qkv_bias))
         return shapes

@@ -31,12 +31,13 @@ class ProjectionSpec:
 class TowerSpec:
     """The parts of a tower. What puts them in an order is its family's `Vision`.
 
-    `layers` compute rows of `hidden_size`; their attention is `two_way`: each row sees all rows of its segment.
-    `projections` are linear layers outside of them, by name, and `tables` small arrays that are added, joined or
-    normalized with, by name and shape: position embeddings, class embeddings, weights of norms between layers.
+    `layers` compute rows of `hidden_size`; their attention is `two_way`: each row sees all rows of its segment, or
+    those less than a `sliding_window` away. `projections` are linear layers outside of them, by name, and `tables`
+    small arrays that are added, joined or normalized with, by name and shape: position embeddings, class embeddings,
+    weights of norms between layers.
 
     A layer has at most one attention, as its first residual block, and MLPs. Raises ValueError for any other, and for
-    attention that sees less than its segment, or knows of more than the rows and their positions on rope's axes.
+    attention that has what only decoders have.
     """
 
     hidden_size: int
@@ -59,12 +60,12 @@ class TowerSpec:
 def _check(attention: AttentionSpec, index: int) -> None:
     if index:
         raise ValueError("attention must be the first residual block of a tower's layer")
-    if not attention.two_way or attention.sliding_window is not None:
-        raise ValueError("a row of a tower sees all rows of its segment")
+    if not attention.two_way:
+        raise ValueError("a row of a tower sees what is before and behind it")
     if attention.kv_layer is not None or attention.output_gate or attention.sinks:
         raise ValueError("attention in a tower has neither another layer's K and V, nor an output gate, nor sinks")
-    if attention.alibi_slopes is not None or attention.query_temperature is not None:
-        raise ValueError("attention in a tower knows positions by rope alone")
+    if attention.query_temperature is not None:
+        raise ValueError("attention in a tower has no temperature by position")
 
 
 def tower_shapes(spec: TowerSpec) -> Shapes:

@@ -24,6 +24,7 @@ Attention::Attention(const AttentionPlan& plan, const std::string& prefix, Conte
   require(plan.scale > 0 && plan.softcap >= 0, "the scores' scale must be above 0, and their cap at least 0");
   require(plan.alibi_slopes.empty() || plan.alibi_slopes.size() == size_t(plan.num_heads),
           "ALiBi needs a slope for each query head");
+  require(plan.bias_span >= 0 && plan.bias_span <= kMaxBiasSpan, "biases by distance have a span");
   require(!plan.qk_norm_after_rope || (plan.rope && plan.qk_norm && plan.qk_norm_over != QkNormOver::kWhole),
           "only rotated heads can be normalized after rope, each on its own");
   require(!plan.query_temperature || (plan.query_temperature->length > 0 && plan.query_temperature->offset >= 0),
@@ -59,6 +60,7 @@ Attention::Attention(const AttentionPlan& plan, const std::string& prefix, Conte
   if (!shares()) weights.add_norm(prefix + "k_norm", k_norm_, plan.qk_norm, plan.k_norm_size());
   weights.add_norm(prefix + "v_norm", v_norm_, plan.v_norm, plan.head_dim);
   if (plan.sinks) weights.add_vector(prefix + "sinks", sinks_, plan.num_heads);
+  if (plan.bias_span) weights.add_vector(prefix + "distance_bias", distance_bias_, plan.num_heads * distance_biases(plan.bias_span));
 
   const size_t query_bytes = context.kernels.query_bytes[static_cast<int>(state.cache_type)];
   qkv_rows_ = context.workspace.add<float>(round_up(shares() ? q : std::max(all, q + 2 * kv), 16));
@@ -185,7 +187,7 @@ AttentionArgs Attention::arguments(const Worker& worker, const Step& step, const
           block_table(step, task.sequence), context_.workspace.scratch(worker),
           qkv(task.token_begin), qkv_rows_.stride,  // its q, k and v are already stored
           {}, state.tasks.prefix_result(task, plan_.cache_group, plan_.sliding_window, heads_, kv_head),
-          nullptr, nullptr, 0, scales_.v, brings_line_pairs(), visible_until(step, task)};
+          nullptr, nullptr, 0, scales_.v, brings_line_pairs(), visible_until(step, task), distance_bias_, plan_.bias_span};
 }
 
 void Attention::attend_to_prefixes(Worker& worker, const Step& step) const {

@@ -53,6 +53,7 @@ class Attention final : public Mixer {
   Buffer<float> clipped_;                                          // [T, inputs of any of them]
   Norm q_norm_, k_norm_, v_norm_;
   float* sinks_ = nullptr;
+  float* distance_bias_ = nullptr;
   Buffer<float> qkv_rows_;   // [T, q k v gate]; later attention's result replaces q
   Buffer<char> query_rows_;  // [T, heads, padded_dim] queries; in a tower they lie elsewhere
 };

@@ -59,7 +59,7 @@ Mlp::Mlp(const MlpPlan& plan, const std::string& prefix, Context& context) : con
     if (plan.gated) weights.add_linear(prefix + "gate", gate_, size, hidden, plan.bias);
     weights.add_linear(prefix + "up", up_, size, hidden, plan.bias);
   }
-  weights.add_linear(prefix + "down", down_, hidden, size, plan.bias);
+  weights.add_linear(prefix + "down", down_, hidden, size, plan.bias || plan.down_bias);
   if (plan.gated && !interleaved_) upper_ = context.workspace.add<float>(size);
 }
 

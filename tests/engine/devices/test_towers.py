@@ -33,6 +33,7 @@ from tidewheel.engine.models.spec import (
     ResidualBlockSpec,
     RopeSpec,
     ShortConvSpec,
+    TemperatureSpec,
     TowerSpec,
     tower_shapes,
 )
@@ -56,7 +57,7 @@ QWEN = AttentionSpec(2, 2, 80, 80**-0.5, qkv_bias=True, out_bias=True, rope=TWO_
 PIXTRAL = RopeSpec(tuple(50.0 ** (-i / 32) for i in range(32)), axes=(0, 1) * 16, interleaved=True)
 
 
-def tower(attention: AttentionSpec, mlp: MlpSpec, norm: NormSpec, **fields: Any) -> TowerSpec:
+def tower(attention: AttentionSpec, mlp: MlpSpec, norm: NormSpec | None, **fields: Any) -> TowerSpec:
     """Two layers, what comes before and behind them, and two tables."""
     layer = (ResidualBlockSpec(attention, norm, **fields), ResidualBlockSpec(mlp, norm, **fields))
     return TowerSpec(
@@ -95,8 +96,16 @@ SPECS = {
     "norms after rope, capped scores": tower(
         replace(QWEN, qk_norm=RMS, qk_norm_after_rope=True, softcap=3.0), GELU, RMS
     ),
+    "windows, norms of sums": tower(
+        replace(QWEN, sliding_window=9), replace(MLP, down_bias=True), None, sum_norm=LAYER_NORM
+    ),
+    "ALiBi": tower(replace(SIGLIP, alibi_slopes=(0.5, 0.03)), GELU, LAYER_NORM),
+    "biases by distance": tower(replace(SIGLIP, bias_span=30), GELU, LAYER_NORM),
+    "ALiBi and biases in windows": tower(
+        replace(SIGLIP, alibi_slopes=(0.5, 0.03), bias_span=3, sliding_window=130), GELU, LAYER_NORM
+    ),
 }
-OF_LEVELS = {"layer norm, MLP with biases", "rope by rows and columns, gated MLP"}
+OF_LEVELS = {"layer norm, MLP with biases", "rope by rows and columns, gated MLP", "ALiBi and biases in windows"}
 WINDOWS = [64, 64, 1, 17, 64, 3, 48, 16, 33]
 LONG = [700]  # longer than a KV split
 
@@ -108,10 +117,14 @@ class TowerWeights(RandomWeights):
         self._shapes = tower_shapes(spec)
 
     def __getitem__(self, name: str) -> DenseTensor:
-        if not name.endswith(".bounds"):
-            return super().__getitem__(name)
-        size = 0.5 + np.random.default_rng(len(name)).random(4, np.float32)
-        return DenseTensor(size * np.array([-1, 1, -1, 1], np.float32), "float32")
+        if name.endswith(".bounds"):
+            size = 0.5 + np.random.default_rng(len(name)).random(4, np.float32)
+            return DenseTensor(size * np.array([-1, 1, -1, 1], np.float32), "float32")
+        tensor = super().__getitem__(name)
+        if name.endswith("distance_bias"):  # which repeats the bias of the largest distance on both sides
+            rows = tensor.data.reshape(2, -1)
+            rows[:, :16], rows[:, -16:] = rows[:, 16:17], rows[:, -17:-16]
+        return tensor
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -192,13 +205,21 @@ def test_projections_compute_what_the_reference_computes(device_id: str, name: s
             assert expected.shape == (70, spec.outputs)
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", [name for name, spec in SPECS.items() if "windows" not in name])
 def test_every_row_sees_all_of_its_segment_and_nothing_else(name: str) -> None:
     with loaded("torch", SPECS[name]) as (reference, _):
         rows, changed = made_rows(10), made_rows(10)
         changed[6] += 1
         before, after = (result(reference.layer(0, x, starts([4, 5, 1]), places(10))) for x in (rows, changed))
         assert (before != after).any(axis=1).tolist() == [False] * 4 + [True] * 5 + [False]
+
+
+def test_in_a_window_a_row_sees_as_far_ahead_as_back() -> None:
+    with loaded("torch", SPECS["windows, norms of sums"]) as (reference, _):
+        rows, changed = made_rows(60), made_rows(60)
+        changed[30] += 1
+        before, after = (result(reference.layer(0, x, starts([50, 10]), places(60))) for x in (rows, changed))
+        assert np.flatnonzero((before != after).any(axis=1)).tolist() == [*range(22, 39)]
 
 
 def small_pieces(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
@@ -244,6 +265,23 @@ def test_threads_change_nothing(device_id: str, lengths: Sequence[int], monkeypa
                     found.append(layers(ours, lengths))
     for other in found[1:]:
         np.testing.assert_array_equal(other, found[0])
+
+
+@pytest.mark.parametrize("device_id", device_ids()[:2])
+def test_a_tower_may_be_alone_and_run_all_layers_at_once(device_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("windows, norms of sums", "ALiBi and biases in windows"):
+        spec = SPECS[name]
+        mixed = replace(spec, layers=(spec.layers[0], SPECS["layer norm, MLP with biases"].layers[0], spec.layers[1]))
+        device, weights = make_device(device_id), TowerWeights(mixed)
+        with loaded(device_id, mixed) as (beside, _):
+            for threads in (1, 2):
+                alone = device.load_tower(mixed, weights, TowerOptions("float32", 1024, threads=threads))
+                for lengths in (WINDOWS, LONG, [5], [2] * 80):
+                    rows, where = made_rows(sum(lengths)), places(sum(lengths))
+                    for _ in range(2):  # a piece of the second may have more rows
+                        found = result(alone.layers(rows, starts(lengths), where))
+                        np.testing.assert_array_equal(found, layers(beside, lengths))
+                alone.close()
 
 
 @pytest.mark.parametrize("device_id", device_ids())
@@ -329,14 +367,17 @@ def test_the_runtime_itself_refuses_pieces_that_do_not_fit(device_id: str) -> No
             (3, [0, 1, 2, 3], [1, 1, 1], 0, False),  # in three blocks
             (33, [0, 33], [20], 0, True),  # more than a piece
         ):
-            piece = np.array(begins, np.int32), np.array(lengths, np.int32), first, places(count), remembered
+            piece, there = (made_rows(count), np.array(begins, np.int32), np.array(lengths, np.int32)), places(count)
             with pytest.raises(ValueError, match=r"segment|piece|layer"):
-                native.run(0, made_rows(count), *piece)
+                native.finish(0, *piece, first, there) if remembered else native.run(0, 1, *piece, there)
+        for layer, end in ((0, 3), (1, 1), (-1, 1)):
+            with pytest.raises(ValueError, match="no such layer"):
+                native.run(layer, end, made_rows(10), starts([10]), np.array([10], np.int32), where)
         with pytest.raises(ValueError, match="no such layer"):
             native.remember(2, made_rows(10), starts([10]), np.array([10], np.int32), 0, where)
         for positions in (where[:, :5], where[:1]):
             with pytest.raises(ValueError, match="positions"):
-                native.run(0, made_rows(10), starts([10]), np.array([10], np.int32), 0, positions, False)
+                native.run(0, 1, made_rows(10), starts([10]), np.array([10], np.int32), positions)
         with pytest.raises(ValueError, match="projection"):
             native.project("patches", made_rows(2, 75), np.empty((3, HIDDEN), np.float32))
 
@@ -509,12 +550,11 @@ def test_a_larger_segment_takes_more_memory(device_id: str) -> None:
 @pytest.mark.parametrize(
     ("layer", "match"),
     [
-        ((ResidualBlockSpec(replace(QWEN, two_way=False)),), "sees all rows"),
-        ((ResidualBlockSpec(replace(QWEN, sliding_window=4)),), "sees all rows"),
+        ((ResidualBlockSpec(replace(QWEN, two_way=False)),), "before and behind"),
         ((ResidualBlockSpec(GELU), ResidualBlockSpec(QWEN)), "first residual block"),
         ((ResidualBlockSpec(replace(QWEN, output_gate=True)),), "output gate"),
         ((ResidualBlockSpec(replace(QWEN, sinks=True)),), "sinks"),
-        ((ResidualBlockSpec(replace(QWEN, rope=None, alibi_slopes=(1.0, 0.5))),), "rope alone"),
+        ((ResidualBlockSpec(replace(QWEN, query_temperature=TemperatureSpec(0.1, 8))),), "temperature"),
         ((ResidualBlockSpec(ShortConvSpec(80, 3)),), "not short_conv"),
     ],
 )

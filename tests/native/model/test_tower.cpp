@@ -69,7 +69,7 @@ struct SmallTower {
       }
     };
     if (piece_rows >= count) {
-      each_piece([&](const TowerPiece& piece, std::span<float> part) { tower->run(0, piece, part); });
+      each_piece([&](const TowerPiece& piece, std::span<float> part) { tower->run(0, 1, piece, part); });
     } else {
       each_piece([&](const TowerPiece& piece, std::span<float> part) { tower->remember(0, piece, part); });
       each_piece([&](const TowerPiece& piece, std::span<float> part) { tower->finish(0, piece, part); });

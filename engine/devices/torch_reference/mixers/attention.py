@@ -110,7 +110,7 @@ class Attention:
                 scores = spec.softcap * torch.tanh(scores / spec.softcap)
             if spec.alibi_slopes is not None:
                 slopes = torch.tensor(spec.alibi_slopes).view(spec.num_kv_heads, -1, 1)
-                scores = scores + slopes * (cached - positions[:, None])[:, None, None, :]
+                scores = scores - slopes * (cached - positions[:, None]).abs()[:, None, None, :]
             scores = scores.masked_fill(~visible[:, None, None, :], -torch.inf)
             # Finite even where a token sees nothing of this tile, so that no difference of infinities arises.
             new_largest = torch.maximum(largest, scores.amax(-1)).clamp(min=torch.finfo(torch.float32).min)
