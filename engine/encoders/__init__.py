@@ -1,1 +1,1 @@
-"""Encoders: embedding models and cross-encoders in ONNX, run in batches beside the chat model. Never sees HTTP."""
+"""Encoders: embedding models and cross-encoders, run in batches beside the chat model. Never sees HTTP."""

@@ -47,11 +47,13 @@ class Item:
         return self.job.inputs[self.index]
 
 
-def choose_batch(lengths: Sequence[int], anchor: int, max_tokens: int = MAX_BATCH_TOKENS) -> tuple[int, int]:
+def choose_batch(
+    lengths: Sequence[int], anchor: int, max_tokens: int = MAX_BATCH_TOKENS, *, pads: bool = True
+) -> tuple[int, int]:
     """The slice of sorted `lengths` around `anchor` to run as one batch, as (start, end).
 
-    The slice grows towards the nearer length, while the batch, padded to its longest input, has at most `max_tokens`
-    tokens and little padding. An input with more tokens than that runs alone.
+    The slice grows towards the nearer length, while the batch, padded to its longest input if it `pads`, has at most
+    `max_tokens` tokens and little padding. An input with more tokens than that runs alone.
     """
     start, end, total = anchor, anchor + 1, lengths[anchor]
     while True:
@@ -61,8 +63,8 @@ def choose_batch(lengths: Sequence[int], anchor: int, max_tokens: int = MAX_BATC
         if end < len(lengths):
             sides.append((lengths[end] - lengths[end - 1], start, end + 1))
         for _, new_start, new_end in sorted(sides):
-            padded = (new_end - new_start) * lengths[new_end - 1]
             real = total + (lengths[new_start] if new_start < start else lengths[new_end - 1])
+            padded = (new_end - new_start) * lengths[new_end - 1] if pads else real
             if padded <= max_tokens and padded - real <= max(_FREE_PADDING, _MAX_PADDING * real):
                 start, end, total = new_start, new_end, real
                 break
@@ -127,7 +129,7 @@ class BatchQueue:
         if item.job.encoder.takes_batches:
             first = max(anchor - MAX_BATCH_TOKENS, 0)  # no batch reaches further: an input has a token or more
             near = [other.length for other in waiting[first : anchor + MAX_BATCH_TOKENS]]
-            start, end = (first + i for i in choose_batch(near, anchor - first))
+            start, end = (first + i for i in choose_batch(near, anchor - first, pads=item.job.encoder.pads))
         batch = waiting[start:end]
         del waiting[start:end]
         for other in batch:

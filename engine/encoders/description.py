@@ -13,6 +13,8 @@ from ..errors import ModelError
 from ..files.folder import read_config, read_json, read_json_array, read_json_if_there
 from ..files.reading import is_there, require_file, require_no_special_files
 from ..files.wording import shown
+from .families import FAMILIES, encoder_model
+from .model import EncoderModel
 from .pooling import POOLING_MODES
 
 logger = logging.getLogger(__name__)
@@ -39,11 +41,15 @@ _NO_LIMIT = 10**6  # tokenizers without a limit say 10**30
 class EncoderDescription:
     """An encoder's files, its limits in tokens, and how its output becomes an answer.
 
-    `pooling` are the modes of an embedding model. `foreign_modules` are its modules that Tidewheel cannot compute. If
-    there are any, the graph must output the finished embedding. `sigmoid` is a cross-encoder's activation.
+    Either there is a `model`, whose safetensors lie in `folder`, or a `graph` in ONNX. `pooling` are the modes of an
+    embedding model, and `dense_folders` those of its Dense modules behind the pooling, which a `model` needs.
+    `foreign_modules` are its modules that Tidewheel cannot compute. If there are any, the graph must output the
+    finished embedding. `sigmoid` is a cross-encoder's activation.
     """
 
-    graph: Path
+    folder: Path
+    model: EncoderModel | None
+    graph: Path | None
     tokenizer_folder: Path
     is_cross_encoder: bool
     max_length: int
@@ -52,6 +58,7 @@ class EncoderDescription:
     lower_case: bool = False
     pooling: tuple[str, ...] = ()
     pools_prompt: bool = True
+    dense_folders: tuple[Path, ...] = ()
     foreign_modules: tuple[str, ...] = ()
     normalize: bool = False
     prompts: Mapping[str, str] = field(default_factory=dict)
@@ -63,22 +70,25 @@ def describe_encoder(folder: Path) -> EncoderDescription:
     """Read a model folder. Raises ModelError, which names the file and what it should contain."""
     modules = _Modules(folder)
     config = read_config(modules.transformer_folder)
-    graph = next((path for name in GRAPHS if is_there(path := folder / name)), None)
-    if graph is None:
-        raise ModelError(
-            f"{folder} has no onnx/model.onnx: sentence-transformers writes one with "
-            "SentenceTransformer(MODEL, backend='onnx').save_pretrained(FOLDER), or CrossEncoder for a reranker"
-        )
-    require_file(graph, _MAX_GRAPH_BYTES)
-    require_no_special_files(graph.parent)  # the graph may name any file in its folder as its weights
-    for beside in graph.parent.glob(f"{graph.name}?data"):  # as they are most often named
-        require_file(beside)
     is_cross_encoder = str(config["architectures"][0]).endswith("ForSequenceClassification")
+    graph = graph_in(folder)
+    model = _native_model(modules, config, graph, is_cross_encoder=is_cross_encoder)
+    if model is not None:
+        graph = None
+    elif graph is None:
+        raise _no_graph(folder, modules, config)
+    else:
+        require_file(graph, _MAX_GRAPH_BYTES)
+        require_no_special_files(graph.parent)  # the graph may name any file in its folder as its weights
+        for beside in graph.parent.glob(f"{graph.name}?data"):  # as they are most often named
+            require_file(beside)
     shared: dict[str, Any] = {
+        "folder": modules.transformer_folder,
+        "model": model,
         "graph": graph,
         "tokenizer_folder": modules.transformer_folder,
         "is_cross_encoder": is_cross_encoder,
-        "max_length": _max_length(modules, config),
+        "max_length": _max_length(modules, config, None if model is None else model.max_length),
         "vocab_size": _integer(config, "vocab_size"),
         "pad_token_id": _integer(config, "pad_token_id"),
         "lower_case": bool(modules.transformer_config.get("do_lower_case")),
@@ -111,15 +121,71 @@ def describe_encoder(folder: Path) -> EncoderDescription:
         **shared,
         pooling=modules.pooling,
         pools_prompt=modules.pools_prompt,
-        foreign_modules=modules.foreign,
+        dense_folders=() if model is None else modules.dense,
+        foreign_modules=modules.foreign if model is None else (),
         normalize=modules.normalize,
         prompts=prompts,
         default_prompt_name=default,
     )
 
 
+def graph_in(folder: Path) -> Path | None:
+    """The ONNX graph of a model folder, if it has one."""
+    return next((path for name in GRAPHS if is_there(path := folder / name)), None)
+
+
+def is_native(folder: Path) -> bool:
+    """Whether the model whose small files are in this folder would run from safetensors, if it has any."""
+    try:
+        modules = _Modules(folder)
+        return not modules.uncomputed and encoder_model(read_config(modules.transformer_folder)) is not None
+    except ModelError:
+        return False
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether a folder has safetensors."""
+    return folder.is_dir() and any(folder.glob("*.safetensors"))
+
+
+def _native_model(
+    modules: _Modules, config: Mapping[str, Any], graph: Path | None, *, is_cross_encoder: bool
+) -> EncoderModel | None:
+    """How our own kernels compute the model; None if they cannot. If there is a graph, that runs instead."""
+    if not has_weights(modules.transformer_folder):
+        return None
+    try:
+        model = encoder_model(config)
+        if model is not None and modules.uncomputed and not is_cross_encoder:
+            raise ModelError(f"modules.json has modules that are not supported: {', '.join(modules.uncomputed)}")
+    except ModelError as error:
+        if graph is None:
+            raise
+        logger.warning("%s is run in place of the safetensors: %s", graph, error)
+        return None
+    if model is None and graph is not None:
+        logger.info("%s is run: %s has no kernels here", graph, config["architectures"][0])
+    return model
+
+
+def _no_graph(folder: Path, modules: _Modules, config: Mapping[str, Any]) -> ModelError:
+    lacks = "no safetensors and no onnx/model.onnx"
+    if has_weights(modules.transformer_folder):
+        known = ", ".join(sorted(FAMILIES))
+        name = shown(config["architectures"][0])
+        lacks = f"no onnx/model.onnx, and {name} does not run from its safetensors (these do: {known})"
+    return ModelError(
+        f"{folder} has {lacks}: sentence-transformers writes one with "
+        "SentenceTransformer(MODEL, backend='onnx').save_pretrained(FOLDER), or CrossEncoder for a reranker"
+    )
+
+
 class _Modules:
-    """The modules in `modules.json`: a transformer, and those that make one vector of its output."""
+    """The modules in `modules.json`: a transformer, and those that make one vector of its output.
+
+    `foreign` are those that only an ONNX graph computes, and `uncomputed` those of them that are no Dense modules
+    behind the pooling. The folders of these are in `dense`.
+    """
 
     def __init__(self, folder: Path) -> None:
         path = folder / "modules.json"
@@ -128,6 +194,9 @@ class _Modules:
         self.pools_prompt = True
         self.normalize = False
         foreign: list[str] = []
+        uncomputed: list[str] = []
+        dense: list[Path] = []
+        is_pooled = False
         for i, module in enumerate(read_json_array(path) if is_there(path) else []):
             if not isinstance(module, dict) or not isinstance(module.get("type"), str):
                 raise ModelError(f"{path}: entry {i} does not name the module's type")
@@ -138,18 +207,24 @@ class _Modules:
                 raise ModelError(
                     f"{path}: the first module is a {shown(kind)}; only models of a Transformer are served"
                 )
-            self.normalize = kind == "Normalize"
+            was_normalized, self.normalize = self.normalize, kind == "Normalize"
             if i == 0:
                 self.transformer_folder = place
             elif kind == "Pooling" and not self.pooling:
                 self._read_pooling(place / "config.json")
+                is_pooled = True
             elif kind not in ("Normalize", "Dropout"):
                 foreign.append(kind)
+                if kind == "Dense" and is_pooled and not was_normalized:
+                    dense.append(place)
+                else:
+                    uncomputed.append(kind)
         if not is_there(path):
             self.pooling = ("mean",)
         elif not self.pooling:
             foreign.append("no Pooling")
-        self.foreign = tuple(foreign)
+            uncomputed.append("no Pooling")
+        self.foreign, self.uncomputed, self.dense = tuple(foreign), tuple(uncomputed), tuple(dense)
         self.transformer_config = self._transformer_config()
 
     def _transformer_config(self) -> dict[str, Any]:
@@ -175,15 +250,19 @@ def _integer(config: Mapping[str, Any], name: str) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
-def _max_length(modules: _Modules, config: Mapping[str, Any]) -> int:
-    """The longest input in tokens, by sentence-transformers' file or else by the tokenizer, within the positions."""
+def _max_length(modules: _Modules, config: Mapping[str, Any], longest: int | None) -> int:
+    """The longest input in tokens, by sentence-transformers' file or else by the tokenizer, within the positions, and
+    within `longest`.
+    """
     folder = modules.transformer_folder
     tokenizer_config = read_json_if_there(folder / "tokenizer_config.json")
     said = modules.transformer_config.get("max_seq_length") or tokenizer_config.get("model_max_length")
     positions = _integer(config, "max_position_embeddings")
     if positions and str(config.get("model_type")) in _POSITIONS_AFTER_PADDING:
         positions -= (_integer(config, "pad_token_id") or 0) + 1
-    limits = [int(limit) for limit in (said, positions) if isinstance(limit, int | float) and 1 <= limit < _NO_LIMIT]
+    limits = [
+        int(limit) for limit in (said, positions, longest) if isinstance(limit, int | float) and 1 <= limit < _NO_LIMIT
+    ]
     if not limits:
         raise ModelError(
             f"{folder} does not say how long an input may be: add max_seq_length to sentence_bert_config.json"

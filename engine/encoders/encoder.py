@@ -14,19 +14,21 @@ from ..errors import InvalidRequestError, ModelError, quoted
 from ..files.wording import one_line
 from ..model_names import short_name
 from .description import EncoderDescription
-from .graph import OnnxGraph
+from .graph import LOGITS, POOLED_OUTPUT, TOKEN_OUTPUTS, EncoderGraph
 from .pooling import Floats, cosines, normalized, pool
 from .tokenization import EncoderInput, EncoderTokenizer
 
 logger = logging.getLogger(__name__)
 
-_TOKEN_OUTPUTS = ("token_embeddings", "last_hidden_state")
-_POOLED_OUTPUT = "sentence_embedding"
-_LOGITS = "logits"
 _QUERY_PROMPTS = ("query",)
 _DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 # The largest effect of rounding on a vector, as a share of its largest component, also with half precision inside.
 _ROUNDING = 2e-3
+
+
+def padding_id(description: EncoderDescription, tokenizer: EncoderTokenizer) -> int:
+    """The id of the token that inputs are padded with."""
+    return next(i for i in (description.pad_token_id, tokenizer.pad_token_id, 0) if i is not None)
 
 
 class ScorePlan(Struct, frozen=True):
@@ -46,11 +48,11 @@ class Encoder(ABC):
 
     `name` is its name in the API, `source` the folder or hub id that it came from, which
     `is_named_by_source` tells to be what the name was made of. `takes_batches` is False if the
-    graph's results depend on the other inputs of a batch.
+    graph's results depend on the other inputs of a batch, and `pads` is True if it pads these to the longest one.
     """
 
     def __init__(
-        self, name: str, source: str, description: EncoderDescription, tokenizer: EncoderTokenizer, graph: OnnxGraph
+        self, name: str, source: str, description: EncoderDescription, tokenizer: EncoderTokenizer, graph: EncoderGraph
     ) -> None:
         self.name = name
         self.source = source
@@ -58,9 +60,9 @@ class Encoder(ABC):
         self.tokenizer = tokenizer
         self.max_length = description.max_length
         self.vocab_size = description.vocab_size or tokenizer.vocab_size
-        pads = (description.pad_token_id, tokenizer.pad_token_id, 0)
-        self._pad_token_id = next(i for i in pads if i is not None)
+        self._pad_token_id = padding_id(description, tokenizer)
         self._graph = graph
+        self.pads = graph.pads
         self._output = self._choose_output(description)
         self.width, self.takes_batches = self._probe()
 
@@ -72,16 +74,7 @@ class Encoder(ABC):
 
     def run(self, inputs: Sequence[EncoderInput]) -> Floats:
         """The rows of a batch: pooled vectors before they are normalized, or scores. Shape [len(inputs), width]."""
-        lengths = np.array([len(item) for item in inputs])
-        ids = np.full((len(inputs), lengths.max()), self._pad_token_id, np.int64)
-        types = np.zeros_like(ids)
-        for row, item in enumerate(inputs):
-            ids[row, : len(item)] = item.token_ids
-            if item.type_ids is not None:
-                types[row, : len(item)] = item.type_ids
-        mask = (np.arange(ids.shape[1]) < lengths[:, None]).astype(np.int64)
-        values = self._graph.run(self._output, {"input_ids": ids, "attention_mask": mask, "token_type_ids": types})
-        return self._rows(values, lengths, np.array([item.prompt_length for item in inputs]))
+        return self._rows(self._graph.run(self._output, inputs), inputs)
 
     def check(self, item: EncoderInput, param: str) -> None:
         """Raises InvalidRequestError for an input that the graph cannot take."""
@@ -102,7 +95,7 @@ class Encoder(ABC):
     def _choose_output(self, description: EncoderDescription) -> str: ...
 
     @abstractmethod
-    def _rows(self, values: Floats, lengths: NDArray[np.int64], prompt_lengths: NDArray[np.int64]) -> Floats: ...
+    def _rows(self, values: Sequence[Floats], inputs: Sequence[EncoderInput]) -> Floats: ...
 
     def _probe(self) -> tuple[int, bool]:
         """The width of a row, and whether batches are safe. Runs a short input alone, and padded beside a long one."""
@@ -135,7 +128,7 @@ class Embedder(Encoder):
     """A model that turns a text into a vector."""
 
     def __init__(
-        self, name: str, source: str, description: EncoderDescription, tokenizer: EncoderTokenizer, graph: OnnxGraph
+        self, name: str, source: str, description: EncoderDescription, tokenizer: EncoderTokenizer, graph: EncoderGraph
     ) -> None:
         self.prompts = description.prompts
         self.default_prompt_name = description.default_prompt_name
@@ -179,7 +172,7 @@ class Embedder(Encoder):
                 f"dimensions must be between 1 and {self.width}, the number that {self.name} has, got {dimensions}",
                 "dimensions",
             )
-        if normalize is False and self._normalizes and self._output == _POOLED_OUTPUT:
+        if normalize is False and self._normalizes and self._output == POOLED_OUTPUT:
             raise InvalidRequestError(
                 f"normalize must not be false, because the graph of {self.name} normalizes its vectors", "normalize"
             )
@@ -209,31 +202,34 @@ class Embedder(Encoder):
     def _choose_output(self, description: EncoderDescription) -> str:
         outputs = self._graph.outputs
         if not description.foreign_modules:
-            tokens = next((name for name in _TOKEN_OUTPUTS if name in outputs), None)
+            tokens = next((name for name in TOKEN_OUTPUTS if name in outputs), None)
             if tokens is not None:
                 return tokens
-        if _POOLED_OUTPUT not in outputs:
+        if POOLED_OUTPUT not in outputs:
             if description.foreign_modules:
                 raise ModelError(
                     f"{self.source} has modules that are not supported outside of the graph "
-                    f"({', '.join(description.foreign_modules)}), and {self._graph.path} has no output {_POOLED_OUTPUT}"
+                    f"({', '.join(description.foreign_modules)}), and {self._graph.path} has no output {POOLED_OUTPUT}"
                 )
-            raise self._missing((*_TOKEN_OUTPUTS, _POOLED_OUTPUT))
+            raise self._missing((*TOKEN_OUTPUTS, POOLED_OUTPUT))
         if not self._pools_prompt and any(self.prompts.values()):
             raise ModelError(
-                f"{self.source} leaves its prompts out of pooling, but {_POOLED_OUTPUT} of its graph does not"
+                f"{self.source} leaves its prompts out of pooling, but {POOLED_OUTPUT} of its graph does not"
             )
-        return _POOLED_OUTPUT
+        return POOLED_OUTPUT
 
-    def _rows(self, values: Floats, lengths: NDArray[np.int64], prompt_lengths: NDArray[np.int64]) -> Floats:
-        return values if self._output == _POOLED_OUTPUT else pool(values, lengths, prompt_lengths, self._pooling)
+    def _rows(self, values: Sequence[Floats], inputs: Sequence[EncoderInput]) -> Floats:
+        if self._output == POOLED_OUTPUT:
+            return np.stack(values)
+        pooled = [pool(tokens, item.prompt_length, self._pooling) for tokens, item in zip(values, inputs, strict=True)]
+        return self._graph.after_pooling(np.stack(pooled))
 
 
 class CrossEncoder(Encoder):
     """A model that reads two texts together and scores how well the second answers the first."""
 
     def __init__(
-        self, name: str, source: str, description: EncoderDescription, tokenizer: EncoderTokenizer, graph: OnnxGraph
+        self, name: str, source: str, description: EncoderDescription, tokenizer: EncoderTokenizer, graph: EncoderGraph
     ) -> None:
         self._sigmoid = description.sigmoid
         super().__init__(name, source, description, tokenizer, graph)
@@ -255,13 +251,14 @@ class CrossEncoder(Encoder):
         return ScorePlan(inputs, [(1, i) for i in range(len(inputs))], lambda rows: rows[:, 0].astype(float))
 
     def _choose_output(self, description: EncoderDescription) -> str:
-        if _LOGITS not in self._graph.outputs:
-            raise self._missing([_LOGITS])
-        return _LOGITS
+        if LOGITS not in self._graph.outputs:
+            raise self._missing([LOGITS])
+        return LOGITS
 
-    def _rows(self, values: Floats, lengths: NDArray[np.int64], prompt_lengths: NDArray[np.int64]) -> Floats:
+    def _rows(self, values: Sequence[Floats], inputs: Sequence[EncoderInput]) -> Floats:
+        logits = np.stack(values)
         if not self._sigmoid:
-            return values
+            return logits
         with np.errstate(over="ignore"):
-            scores: Floats = (1 / (1 + np.exp(-values.astype(np.float64)))).astype(np.float32)
+            scores: Floats = (1 / (1 + np.exp(-logits.astype(np.float64)))).astype(np.float32)
         return scores

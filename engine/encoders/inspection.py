@@ -1,4 +1,4 @@
-"""Tells what an encoder in ONNX is, and whether it would be served beside the chat model. The graph is not opened."""
+"""Tells what an encoder is, and whether it would be served beside the chat model. A graph is not opened."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 from ..errors import DeviceError, ModelError
 from ..files.folder import read_config, read_json_if_there
-from ..files.reading import is_there
-from .description import GRAPHS, EncoderDescription, describe_encoder
-from .graph import import_onnxruntime
+from .description import EncoderDescription, describe_encoder, graph_in, has_weights
+from .families import FAMILIES
+from .onnx_graph import import_onnxruntime
 from .tokenization import EncoderTokenizer
 
 _GENERATES = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
@@ -22,14 +22,15 @@ _WIDTHS = ("hidden_size", "dim", "d_model", "n_embd")  # what families call the 
 class EncoderInspection:
     """All that is known of an encoder. If it is refused, fields that cannot be known are None or empty.
 
-    `bytes` is the size of the graph and its weights, `files`. `width` is how many numbers a vector has, if the config
-    says it; a cross-encoder gives a score. `pooling` are the modes that make one vector of the tokens' vectors, and
-    `in_graph` the modules that the graph itself must compute. `max_length` is in tokens. `refusal` is the error that
-    serving it with --embedding-model would give.
+    `bytes` is the size of the `files`: of the graph and its weights, or of safetensors if it `is_native`. `width` is
+    how many numbers a vector has, if the config says it; a cross-encoder gives a score. `pooling` are the modes that
+    make one vector of the tokens' vectors, and `in_graph` the modules that the graph itself must compute. `max_length`
+    is in tokens. `refusal` is the error that serving it with --embedding-model would give.
     """
 
     model: str
     architecture: str | None
+    is_native: bool
     files: Sequence[str]
     bytes: int
     is_cross_encoder: bool | None
@@ -46,14 +47,16 @@ class EncoderInspection:
 
 
 def is_encoder(path: Path) -> bool:
-    """Whether it is a folder with an encoder's graph. A model that generates text is never an encoder."""
-    if not path.is_dir() or _graph_in(path) is None:
+    """Whether it is a folder with an encoder's graph, or safetensors of one. A model that generates text is none."""
+    if not path.is_dir():
         return False
     try:
         architecture = _architecture(read_json_if_there(path / "config.json"))
     except ModelError:
         return False
-    return architecture is None or not any(task in architecture for task in _GENERATES)
+    if architecture in FAMILIES and has_weights(path):
+        return True
+    return graph_in(path) is not None and not any(task in (architecture or "") for task in _GENERATES)
 
 
 def inspect_encoder(model: str, path: Path, *, whole: bool) -> EncoderInspection:
@@ -68,14 +71,20 @@ def inspect_encoder(model: str, path: Path, *, whole: bool) -> EncoderInspection
             EncoderTokenizer.load(
                 description.tokenizer_folder, lower_case=description.lower_case, pairs=description.is_cross_encoder
             )
-        import_onnxruntime()
+        if description.graph is not None:
+            import_onnxruntime()
     except (ModelError, DeviceError) as error:
         refusal = str(error) if Path(model).expanduser() == path else str(error).replace(str(path), model)
-    graph = _graph_in(path)
-    files = [] if graph is None else sorted(file for file in graph.parent.glob(f"{graph.name}*") if file.is_file())
+    is_native = description is not None and description.model is not None
+    graph, files = graph_in(path), []
+    if description is not None and is_native:
+        files = sorted(description.folder.glob("*.safetensors"))
+    elif graph is not None:
+        files = sorted(file for file in graph.parent.glob(f"{graph.name}*") if file.is_file())
     return EncoderInspection(
         model=model,
         architecture=_architecture(config),
+        is_native=is_native,
         files=[str(file.relative_to(path)) for file in files],
         bytes=sum(file.stat().st_size for file in files),
         is_cross_encoder=None if description is None else description.is_cross_encoder,
@@ -92,17 +101,13 @@ def inspect_encoder(model: str, path: Path, *, whole: bool) -> EncoderInspection
     )
 
 
-def _graph_in(path: Path) -> Path | None:
-    return next((graph for name in GRAPHS if is_there(graph := path / name)), None)
-
-
 def _architecture(config: Mapping[str, Any]) -> str | None:
     names = config.get("architectures")
     return str(names[0]) if isinstance(names, list) and names else None
 
 
 def _width(description: EncoderDescription, config: Mapping[str, Any]) -> int | None:
-    if description.is_cross_encoder or description.foreign_modules:
+    if description.is_cross_encoder or description.foreign_modules or description.dense_folders:
         return None
     sizes = [config[name] for name in _WIDTHS if isinstance(config.get(name), int)]
     return sizes[0] * len(description.pooling) if sizes else None

@@ -12,12 +12,13 @@ from ..model_names import short_name
 from ..start_log import start_logger
 from ..weights.hub import local_model, resolve_encoder
 from ..weights.hub_room import Download, check_room, not_cached
-from .description import describe_encoder
-from .encoder import CrossEncoder, Embedder, Encoder
+from .description import EncoderDescription, describe_encoder, is_native
+from .encoder import CrossEncoder, Embedder, Encoder, padding_id
 from .engine import EncoderEngine
-from .graph import OnnxGraph, import_onnxruntime
+from .graph import EncoderGraph
 from .loop import lower_thread_priority
-from .options import EncoderOptions
+from .onnx_graph import OnnxGraph, import_onnxruntime
+from .options import EncoderDType, EncoderOptions
 from .tokenization import EncoderTokenizer
 
 
@@ -26,17 +27,18 @@ def load_encoders(
     names: Sequence[str] = (),
     *,
     threads: int = EncoderOptions.threads,
+    dtype: EncoderDType = EncoderOptions.dtype,
     download_dir: str | Path | None = None,
     beside: Sequence[Download] = (),
 ) -> EncoderEngine:
     """Load encoders, each from a folder or a hub id, under `names` or their own. The engine is not started yet.
 
-    What will be downloaded afterwards, `beside` them, must fit on the disk, too. Raises DeviceError without
-    onnxruntime, and ModelError, which says what to change, if a model cannot be served.
+    `dtype` is for safetensors; an ONNX graph has its own. What will be downloaded afterwards, `beside` them, must fit
+    on the disk, too. Raises DeviceError if a model needs onnxruntime and it is not there, and ModelError, which says
+    what to change, if a model cannot be served.
     """
     if not models:
         return EncoderEngine()
-    import_onnxruntime()  # before anything is downloaded
     encoders = [Download(model, is_encoder=True) for model in models if local_model(model) is None]
     if missing := not_cached(encoders, download_dir):
         check_room([*missing, *not_cached(beside, download_dir)], download_dir)
@@ -44,27 +46,56 @@ def load_encoders(
     with ThreadPoolExecutor(1, initializer=lower_thread_priority) as loader:
         return EncoderEngine(
             [
-                loader.submit(_load, model, name, threads, download_dir).result()
+                loader.submit(_load, model, name, threads, dtype, download_dir).result()
                 for model, name in zip(models, names or map(short_name, models), strict=True)
             ]
         )
 
 
-def _load(model: str, name: str, threads: int, download_dir: str | Path | None) -> Encoder:
+def _load(model: str, name: str, threads: int, dtype: EncoderDType, download_dir: str | Path | None) -> Encoder:
     started = time.perf_counter()
-    description = describe_encoder(resolve_encoder(model, download_dir))
+    description = describe_encoder(resolve_encoder(model, download_dir, is_native=_is_native))
     if is_there(path := description.tokenizer_folder / "tokenizer.json"):
         require_file(path, MAX_TOKENIZER_BYTES)
     tokenizer = EncoderTokenizer.load(
         description.tokenizer_folder, lower_case=description.lower_case, pairs=description.is_cross_encoder
     )
     kind = CrossEncoder if description.is_cross_encoder else Embedder
-    encoder = kind(name, model, description, tokenizer, OnnxGraph(description.graph, threads))
+    graph, runs_in = _graph(description, padding_id(description, tokenizer), threads, dtype)
+    encoder = kind(name, model, description, tokenizer, graph)
     start_logger.info(
-        "Loaded %s (%s, up to %d tokens) in %.2f s",
+        "Loaded %s (%s, up to %d tokens, %s) in %.2f s",
         model,
         "cross-encoder" if description.is_cross_encoder else f"embeddings of {encoder.width} numbers",
         encoder.max_length,
+        runs_in,
         time.perf_counter() - started,
     )
     return encoder
+
+
+def _is_native(folder: Path) -> bool:
+    native = is_native(folder)
+    if not native:
+        import_onnxruntime()  # before a graph is downloaded
+    return native
+
+
+def _graph(
+    description: EncoderDescription, pad_token_id: int, threads: int, dtype: EncoderDType
+) -> tuple[EncoderGraph, str]:
+    """What computes the model, and in what, for the log."""
+    if description.model is not None:
+        from .native_graph import load_native
+
+        graph = load_native(
+            description.folder,
+            description.model,
+            description.max_length,
+            description.dense_folders,
+            dtype=dtype,
+            threads=threads,
+        )
+        return graph, f"in {graph.dtype}"
+    assert description.graph is not None
+    return OnnxGraph(description.graph, threads, pad_token_id), "in ONNX Runtime"

@@ -107,7 +107,8 @@ class EncoderLoop:
         counts = self.counts[encoder]
         counts.batches += 1
         counts.tokens += sum(lengths)
-        counts.padding += max(lengths) * len(lengths) - sum(lengths)
+        if encoder.pads:
+            counts.padding += max(lengths) * len(lengths) - sum(lengths)
         ended: list[Job] = []
         for i, item in enumerate(batch):
             job = item.job

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from ..declaring.option import Options, option
 from ..declaring.values import at_least, count
 from ..model_names import short_name
+
+EncoderDType = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +19,7 @@ class EncoderOptions(Options):
 
     models: Sequence[str] = option(
         (),
-        "embedding models and cross-encoders in ONNX to serve too: folders or hub ids",
+        "embedding models and cross-encoders to serve too: folders or hub ids",
         flag="--embedding-model",
         metavar="MODEL",
     )
@@ -33,6 +36,14 @@ class EncoderOptions(Options):
         parse=count,
         check=at_least(1),
         metavar="N",
+    )
+
+    dtype: EncoderDType = option(
+        "auto",
+        "what embedding models in safetensors are kept in: auto keeps the checkpoint's own type; bfloat16 and int8 are "
+        "smaller and faster",
+        flag="--embedding-dtype",
+        metavar="DTYPE",
     )
 
     def _contradictions(self) -> Iterator[str]:

@@ -10,16 +10,13 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float32]
 
 
-def pool(tokens: Floats, lengths: NDArray[np.int64], prompt_lengths: NDArray[np.int64], modes: Sequence[str]) -> Floats:
-    """The pooled vectors of a batch. The vectors of several modes are concatenated.
+def pool(tokens: Floats, prompt_length: int, modes: Sequence[str]) -> Floats:
+    """The pooled vector of a text. The vectors of several modes are concatenated, `[len(modes) * hidden]`.
 
-    `tokens` are the token embeddings [B, T, hidden]. Row b has `lengths[b]` real ones; the first `prompt_lengths[b]` of
-    these are left out. Shape [B, len(modes) * hidden].
+    `tokens` are its token embeddings `[T, hidden]`, of which the first `prompt_length` are left out.
     """
-    positions = np.arange(tokens.shape[1])
-    starts = np.minimum(prompt_lengths, lengths - 1)  # a text that is only a prompt keeps its last token
-    mask = (positions >= starts[:, None]) & (positions < lengths[:, None])
-    return np.concatenate([POOLING_MODES[mode](tokens, mask) for mode in modes], axis=1)
+    first = min(prompt_length, len(tokens) - 1)  # a text that is only a prompt keeps its last token
+    return np.concatenate([POOLING_MODES[mode](tokens[first:], first) for mode in modes])
 
 
 def normalized(vectors: Floats) -> Floats:
@@ -36,47 +33,28 @@ def cosines(first: Floats, second: Floats) -> NDArray[np.float64]:
     return cosine
 
 
-def _first(tokens: Floats, mask: NDArray[np.bool_]) -> Floats:
-    vectors: Floats = tokens[np.arange(len(tokens)), mask.argmax(axis=1)]
-    return vectors
-
-
-def _last(tokens: Floats, mask: NDArray[np.bool_]) -> Floats:
-    last = mask.shape[1] - 1 - mask[:, ::-1].argmax(axis=1)
-    vectors: Floats = tokens[np.arange(len(tokens)), last]
-    return vectors
-
-
-def _largest(tokens: Floats, mask: NDArray[np.bool_]) -> Floats:
-    vectors: Floats = np.where(mask[:, :, None], tokens, -np.inf).max(axis=1).astype(np.float32)
-    return vectors
-
-
 def _weighted(tokens: Floats, weights: Floats) -> Floats:
-    vectors: Floats = np.einsum("bt,bth->bh", weights, tokens)  # a matmul would wake the threads of numpy's BLAS
-    return vectors
+    vector: Floats = np.einsum("t,th->h", weights, tokens)  # a matmul would wake the threads of numpy's BLAS
+    return vector
 
 
-def _mean(tokens: Floats, mask: NDArray[np.bool_]) -> Floats:
-    return _weighted(tokens, mask / mask.sum(axis=1, keepdims=True, dtype=np.float32))
+def _mean(tokens: Floats, divisor: float) -> Floats:
+    return _weighted(tokens, np.full(len(tokens), 1 / divisor, np.float32))
 
 
-def _mean_sqrt_len(tokens: Floats, mask: NDArray[np.bool_]) -> Floats:
-    return _weighted(tokens, mask / np.sqrt(mask.sum(axis=1, keepdims=True, dtype=np.float32)))
-
-
-def _position_weighted_mean(tokens: Floats, mask: NDArray[np.bool_]) -> Floats:
+def _position_weighted_mean(tokens: Floats, first: int) -> Floats:
     """Weights tokens by their position in the text, from 1: later ones count more (SGPT, arXiv 2202.08904)."""
-    weights = mask * np.arange(1, mask.shape[1] + 1, dtype=np.float32)
-    return _weighted(tokens, weights / weights.sum(axis=1, keepdims=True))
+    weights = np.arange(first + 1, first + 1 + len(tokens), dtype=np.float32)
+    return _weighted(tokens, weights / weights.sum())
 
 
-POOLING_MODES: dict[str, Callable[[Floats, NDArray[np.bool_]], Floats]] = {
-    "cls": _first,
-    "max": _largest,
-    "mean": _mean,
-    "mean_sqrt_len_tokens": _mean_sqrt_len,
+POOLING_MODES: dict[str, Callable[[Floats, int], Floats]] = {
+    "cls": lambda tokens, first: tokens[0],
+    "max": lambda tokens, first: tokens.max(axis=0),
+    "mean": lambda tokens, first: _mean(tokens, len(tokens)),
+    "mean_sqrt_len_tokens": lambda tokens, first: _mean(tokens, len(tokens) ** 0.5),
     "weightedmean": _position_weighted_mean,
-    "lasttoken": _last,
+    "lasttoken": lambda tokens, first: tokens[-1],
 }
-"""The modes, by sentence-transformers' names, in the order in which it concatenates them."""
+"""The modes, by sentence-transformers' names, in the order in which it concatenates them: functions of the tokens that
+count, and of how many come before them."""

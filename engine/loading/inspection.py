@@ -158,7 +158,8 @@ def opened_headers(options: EngineOptions) -> Iterator[OpenedModel]:
 def inspect_model(options: EngineOptions) -> Inspection | EncoderInspection:
     """Look at the model that the options name; nothing is loaded, and of a hub id only headers are fetched.
 
-    A folder with the ONNX graph of a model that does not generate text is looked at as an encoder.
+    A folder with an encoder's safetensors, or with the ONNX graph of a model that does not generate text, is looked at
+    as an encoder.
 
     Raises ModelError if there is no such model, or nothing at all can be said of it.
     """

@@ -16,7 +16,8 @@ class TensorRef:
     3. `each` `(size, start, stop)`: the rows are groups of `size`; keep rows `[start, stop)` of every group. For
        matrices that hold queries, keys and values head by head.
     4. `rows` `(start, stop)`: keep rows `[start, stop)` of those that are left.
-    5. `permute`: row i is row `permute[i]` of those that are left. It names each of them once.
+    5. `permute`: row i is row `permute[i]` of those that are left. It names each of them once. `columns`: column i of
+       a matrix is column `columns[i]`, which may be taken more than once.
     6. `transpose_each` `(rows, columns)`: the rows are matrices of that size, one below the other; transpose each.
     7. `flat`: one dimension, with the elements row by row; a number alone is one of them. Or `matrix`: two, with all
        elements of a row in a line, for the kernel of a convolution over patches that lie side by side.
@@ -37,6 +38,7 @@ class TensorRef:
     transpose_each: tuple[int, int] | None = None
     matrix: bool = False
     scaled_by: str = ""
+    columns: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.index is not None and self.index < 0:
@@ -84,6 +86,10 @@ class TensorRef:
             count = self.rows[1] - self.rows[0]
         if self.permute is not None and len(self.permute) != count:
             return None
+        if self.columns is not None:
+            if len(rest) != 1 or not 0 <= min(self.columns) <= max(self.columns) < rest[0]:
+                return None
+            rest = (len(self.columns),)
         if self.transpose_each is not None:
             rows, columns = self.transpose_each
             if rest != (columns,) or count % rows:

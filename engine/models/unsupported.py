@@ -97,7 +97,7 @@ def _other_task(name: str, config: Mapping[str, Any]) -> str | None:
     if config.get("is_encoder_decoder") is True:
         return "it has an encoder that reads the prompt, and only decoder-only models are supported"
     if not any(task in name for task in _TASKS) and name.endswith(("Model", "Classification", "MaskedLM")):
-        return "it does not generate text; --embedding-model serves embedding and reranking models in ONNX"
+        return "it does not generate text; --embedding-model serves embedding and reranking models"
     return None
 
 

@@ -7,7 +7,7 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -34,6 +34,8 @@ _UNWANTED = ["*/*", "consolidated*.safetensors"]
 # An encoder in ONNX has its modules in subfolders; large ones keep their weights beside the graph.
 _ENCODER_WANTED = ["*.json", "onnx/model.onnx*", "model.onnx*"]
 _ENCODER_UNWANTED = ["openvino/*"]
+_NATIVE_ENCODER_WANTED = ["*.json", "*.safetensors"]
+_NATIVE_ENCODER_UNWANTED = [*_ENCODER_UNWANTED, "onnx/*", "consolidated*.safetensors"]
 
 
 def resolve(
@@ -87,9 +89,19 @@ def cached_model(model: str, revision: str | None = None, download_dir: str | Pa
     return folder / choose_gguf(repository, names, wanted)[0]
 
 
-def resolve_encoder(model: str, download_dir: str | Path | None = None) -> Path:
-    """As `resolve`, for an encoder in ONNX."""
-    return local_model(model) or download(model, None, download_dir, _ENCODER_WANTED, _ENCODER_UNWANTED)
+def resolve_encoder(
+    model: str, download_dir: str | Path | None = None, *, is_native: Callable[[Path], bool] | None = None
+) -> Path:
+    """As `resolve`, for an encoder: its ONNX graph, or its safetensors, if it has any and `is_native` says of the
+    folder of its small files that these can be computed with.
+    """
+    if (local := local_model(model)) is not None:
+        return local
+    if is_native is not None and is_native(download(model, None, download_dir, ["*.json"], _ENCODER_UNWANTED)):
+        folder = download(model, None, download_dir, _NATIVE_ENCODER_WANTED, _NATIVE_ENCODER_UNWANTED)
+        if any(folder.rglob("*.safetensors")):
+            return folder
+    return download(model, None, download_dir, _ENCODER_WANTED, _ENCODER_UNWANTED)
 
 
 def download_model(model: str, revision: str | None = None, download_dir: str | Path | None = None) -> Path:
@@ -120,7 +132,10 @@ def wanted_files(
 
     repository, wanted = split_name(model)
     if _is_encoder(model, revision, names) if is_encoder is None else is_encoder:
-        return list(filter_repo_objects(names, allow_patterns=_ENCODER_WANTED, ignore_patterns=_ENCODER_UNWANTED))
+        wanted_here, unwanted = _ENCODER_WANTED, _ENCODER_UNWANTED
+        if any(name.endswith(".safetensors") and "/" not in name for name in names):  # as large as a graph, in any case
+            wanted_here, unwanted = _NATIVE_ENCODER_WANTED, _NATIVE_ENCODER_UNWANTED
+        return list(filter_repo_objects(names, allow_patterns=wanted_here, ignore_patterns=unwanted))
     if wanted is not None:
         return _gguf_files(repository, names, wanted, with_mmproj=with_mmproj or is_encoder is None)
     found = list(filter_repo_objects(names, allow_patterns=_WANTED + _WEIGHTS, ignore_patterns=_UNWANTED))
@@ -315,7 +330,7 @@ def is_cached(
         folder = cached_folder(repository, revision, download_dir)
         names = files_in(folder)
         if is_encoder:
-            return any(name.endswith(".onnx") for name in names)
+            return any(name.endswith((".onnx", ".safetensors")) for name in names)
         if wanted is not None or any(name.lower().endswith(".gguf") for name in names):
             return all((folder / name).exists() for name in choose_gguf(repository, names, wanted))
         has_safetensors = any(name.endswith(".safetensors") and "/" not in name for name in names)

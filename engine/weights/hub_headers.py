@@ -108,8 +108,9 @@ def _fetch(repository: _Repository, wanted: str | None, folder: Path, *, with_mm
             with suppress(ModelError):  # what reads it says what is wrong
                 _gguf(repository, mmproj, folder / Path(mmproj).name)
         return folder / Path(parts[0]).name
+    may_be_encoder = bool(graphs) or "modules.json" in repository.files
     for name in repository.files:
-        if name in _CONFIGS or (graphs and _is_of_an_encoder(name)):
+        if name in _CONFIGS or (may_be_encoder and _is_of_an_encoder(name)):
             content, size = repository.read(name, 0, MAX_JSON_BYTES)
             if size > len(content):
                 raise ModelError(f"{repository.name}: {name} has {size} bytes, more than a file of its kind may have")

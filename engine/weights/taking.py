@@ -80,6 +80,8 @@ def rows_of(data: NDArray[Any], ref: TensorRef) -> NDArray[Any]:
         data = data[ref.rows[0] : ref.rows[1]]
     if ref.permute is not None:
         data = data[list(ref.permute)]
+    if ref.columns is not None:
+        data = data[:, list(ref.columns)]
     if ref.transpose_each is not None:
         rows, columns = ref.transpose_each
         data = data.reshape(-1, rows, columns).transpose(0, 2, 1).reshape(-1, rows)

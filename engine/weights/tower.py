@@ -1,4 +1,4 @@
-"""The weights of a tower that lie beside a language model in one checkpoint."""
+"""The weights of a tower in a checkpoint, where a language model may lie beside it."""
 
 from __future__ import annotations
 
@@ -60,4 +60,4 @@ def _parts(checkpoint: Checkpoint, name: str, places: Sequence[TensorRef]) -> li
         parts = [*ref.parts()]
         if all(part.name in checkpoint and (part.scaled_by or part.name) in checkpoint for part in parts):
             return [(checkpoint[part.name], part) for part in parts]
-    raise ModelError(f"the checkpoint has no tensor {places[0].name}, which images need ({name})")
+    raise ModelError(f"the checkpoint has no tensor {places[0].name}, which is needed ({name})")

@@ -77,7 +77,8 @@ def render(found: Inspection | EncoderInspection) -> str:
 def _encoder(found: EncoderInspection) -> Iterator[tuple[str, str]]:
     yield "model", found.model
     named = found.files[0] if len(found.files) == 1 else f"{len(found.files)} files"
-    yield "checkpoint", f"ONNX: {named}, {in_bytes(found.bytes)}"
+    kind = "safetensors" if found.is_native else "ONNX"
+    yield "checkpoint", f"{kind}: {named}, {in_bytes(found.bytes)}"
     kind = {None: "", True: " (cross-encoder)", False: " (embedding model)"}[found.is_cross_encoder]
     yield "architecture", f"{found.architecture or 'unknown'}{kind}"
     if found.is_cross_encoder:

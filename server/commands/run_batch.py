@@ -133,6 +133,7 @@ async def _answer(batch: _Batch, total: int, done: Collection[str]) -> int:
         batch.encoders.models,
         batch.encoders.names,
         threads=batch.encoders.threads,
+        dtype=batch.encoders.dtype,
         download_dir=batch.engine.download_dir,
         beside=downloads_of(batch.engine),
     )

@@ -131,6 +131,7 @@ def load_encoders_of(options: ServeOptions) -> EncoderEngine | None:
         options.encoders.models,
         options.encoders.names,
         threads=options.encoders.threads,
+        dtype=options.encoders.dtype,
         download_dir=options.engine.download_dir,
         beside=downloads_of(options.engine),
     )

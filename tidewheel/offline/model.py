@@ -84,6 +84,7 @@ class OfflineModel:
             options.encoders.models,
             options.encoders.names,
             threads=options.encoders.threads,
+            dtype=options.encoders.dtype,
             download_dir=None if options.engine is None else options.engine.download_dir,
             beside=() if options.engine is None else downloads_of(options.engine),
         )

@@ -18,8 +18,8 @@ LENGTHS = st.lists(st.integers(1, 600), min_size=1, max_size=40)
 class FakeEncoder:
     width = 1
 
-    def __init__(self, takes_batches: bool = True) -> None:
-        self.takes_batches = takes_batches
+    def __init__(self, takes_batches: bool = True, pads: bool = True) -> None:
+        self.takes_batches, self.pads = takes_batches, pads
 
 
 def job(encoder: FakeEncoder, lengths: Sequence[int], client: str = "") -> Job:
@@ -62,6 +62,12 @@ def test_every_input_runs_once_and_batches_are_of_one_encoder(jobs: list[tuple[i
     for batch in batches:
         assert len({id(item.job.encoder) for item in batch}) == 1
         assert len(batch) == 1 or len(batch) * max(item.length for item in batch) <= MAX_BATCH_TOKENS
+
+
+def test_without_padding_texts_of_any_lengths_fill_a_batch() -> None:
+    queue = BatchQueue()
+    queue.add(job(FakeEncoder(pads=False), [1000, 3, 20, 600, 400]))
+    assert [sorted(item.length for item in batch) for batch in drain(queue)] == [[1000], [3, 20, 400, 600]]
 
 
 def test_an_encoder_without_batches_runs_inputs_alone() -> None:

@@ -132,4 +132,4 @@ def test_files_that_would_keep_a_start_waiting_or_lack_their_content_are_refused
 def test_without_onnxruntime_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
     with pytest.raises(DeviceError, match=r"pip install 'onnxruntime>="):
-        load_encoders(["a/model"])
+        load_encoders([str(zoo.folder("bert"))])

@@ -130,7 +130,7 @@ def test_a_missing_field_means_what_transformers_takes_it_to_mean(name: str) -> 
             "need bidirectional attention",
         ),
         ({"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}, "it has an encoder that reads"),
-        ({"architectures": ["BertModel"]}, "--embedding-model serves embedding and reranking models in ONNX"),
+        ({"architectures": ["BertModel"]}, "--embedding-model serves embedding and reranking models"),
         ({}, 'without architectures .* add the name of the model\'s class, such as "architectures"'),
         ({"architectures": [7]}, "without architectures"),
     ],

@@ -1,0 +1,65 @@
+"""How families of encoders compute, one file each: `model`, from a model's config to its EncoderModel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, Protocol, cast
+
+from ...models.config import ConfigReader
+from ..model import EncoderModel
+
+__all__ = ["FAMILIES", "encoder_model"]
+
+
+class _Family(Protocol):
+    """What the module of a family has."""
+
+    def model(self, architecture: str, config: ConfigReader) -> EncoderModel:
+        """The encoder of one of its architectures."""
+        ...
+
+
+def encoder_model(config: Mapping[str, Any]) -> EncoderModel | None:
+    """The encoder of a config.json; None if its architecture has none here.
+
+    Raises ModelError, naming the field, for what is not supported.
+    """
+    architectures = config.get("architectures")
+    name = architectures[0] if isinstance(architectures, list) and architectures else None
+    if not isinstance(name, str) or name not in FAMILIES:
+        return None
+    return cast(_Family, import_module(f".{FAMILIES[name]}", __package__)).model(name, ConfigReader(config))
+
+
+# By architecture, the module that describes it. It is imported when a model has that architecture.
+FAMILIES: Mapping[str, str] = {
+    "BertForMaskedLM": "bert",
+    "BertForSequenceClassification": "bert",
+    "BertModel": "bert",
+    "CamembertForSequenceClassification": "roberta",
+    "CamembertModel": "roberta",
+    "DistilBertForMaskedLM": "distilbert",
+    "DistilBertForSequenceClassification": "distilbert",
+    "DistilBertModel": "distilbert",
+    "Gemma3TextModel": "gemma3",
+    "GteForSequenceClassification": "gte",
+    "GteModel": "gte",
+    "JinaBertForMaskedLM": "jina_bert",
+    "JinaBertModel": "jina_bert",
+    "ModernBertForMaskedLM": "modernbert",
+    "ModernBertForSequenceClassification": "modernbert",
+    "ModernBertModel": "modernbert",
+    "MPNetForMaskedLM": "mpnet",
+    "MPNetForSequenceClassification": "mpnet",
+    "MPNetModel": "mpnet",
+    "NewForSequenceClassification": "gte",
+    "NewModel": "gte",
+    "NomicBertModel": "nomic_bert",
+    "RobertaForMaskedLM": "roberta",
+    "RobertaForSequenceClassification": "roberta",
+    "RobertaModel": "roberta",
+    "XLMRobertaForMaskedLM": "roberta",
+    "XLMRobertaForSequenceClassification": "roberta",
+    "XLMRobertaModel": "roberta",
+}

@@ -1,0 +1,149 @@
+"""Parts of encoders that several families share: layers, heads, and the places of their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Literal
+
+from ...errors import ModelError
+from ...media.families.towers import in_places, module_tensors, norm_tables
+from ...models.config import ConfigReader
+from ...models.families.parts import attention
+from ...models.spec import (
+    Activation,
+    AttentionSpec,
+    LayerSpec,
+    MlpSpec,
+    NormSpec,
+    ProjectionSpec,
+    ResidualBlockSpec,
+    TowerSpec,
+    tower_shapes,
+)
+from ...models.tensor_ref import TensorRef
+from ..model import EmbeddingSpec, EncoderModel, HeadSpec
+
+Modules = Mapping[str, str | TensorRef]
+_TABLES = {"words": "word_embeddings", "positions": "position_embeddings", "types": "token_type_embeddings"}
+# Where BERT has its weights.
+EMBEDDINGS: Modules = {name: f"embeddings.{module}.weight" for name, module in _TABLES.items()} | {
+    "embedding_norm": "embeddings.LayerNorm"
+}
+BERT_LAYER: Modules = {
+    "q": "attention.self.query",
+    "k": "attention.self.key",
+    "v": "attention.self.value",
+    "o": "attention.output.dense",
+    "attention_sum_norm": "attention.output.LayerNorm",
+    "up": "intermediate.dense",
+    "down": "output.dense",
+    "mlp_sum_norm": "output.LayerNorm",
+}
+# RoBERTa's head, which MPNet has too.
+CLASSIFIER: Modules = {"head.dense": "classifier.dense", "head.out": "classifier.out_proj"}
+_OLD_NAMES = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+
+
+def two_way(config: ConfigReader, *, bias: bool) -> AttentionSpec:
+    """Attention to all tokens of a text, without positions. All of its matrices have a `bias`, or none."""
+    return replace(attention(config, qkv_bias=bias, out_bias=bias), two_way=True)
+
+
+def layer_norm(config: ConfigReader, name: str = "layer_norm_eps", eps: float = 1e-12) -> NormSpec:
+    """LayerNorm with a bias."""
+    return NormSpec("layer", config.number(name, eps), bias=True)
+
+
+def plain_mlp(config: ConfigReader) -> MlpSpec:
+    """BERT's."""
+    return MlpSpec(config.integer("intermediate_size"), config.activation("hidden_act", "gelu"), gated=False, bias=True)
+
+
+def post_norm_layer(attention: AttentionSpec, mlp: MlpSpec, norm: NormSpec) -> LayerSpec:
+    """A layer that normalizes the sums, as BERT's do."""
+    return ResidualBlockSpec(attention, sum_norm=norm), ResidualBlockSpec(mlp, sum_norm=norm)
+
+
+def num_labels(config: ConfigReader) -> int:
+    """How many labels a classifier has."""
+    labels = config.raw("id2label")
+    return len(labels) if isinstance(labels, dict) and labels else config.integer("num_labels", 2)
+
+
+def head(
+    architecture: str,
+    config: ConfigReader,
+    activation: Activation | Literal["tanh"],
+    pooling: Literal["cls", "mean"] = "cls",
+    norm: NormSpec | None = None,
+) -> HeadSpec | None:
+    """The head of an architecture that classifies texts; None for any other."""
+    if not architecture.endswith("ForSequenceClassification"):
+        return None
+    return HeadSpec(num_labels(config), activation, pooling, norm)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where a checkpoint has the weights: `modules` by their names here, those of a layer behind `layers` and its
+    number, and any of the `prefixes` before all of that.
+    """
+
+    modules: Modules
+    layers: str
+    prefixes: tuple[str, ...] = ("",)
+
+    def places(self, names: Iterable[str]) -> dict[str, tuple[TensorRef, ...]]:
+        """Each weight's places, also under the names that TensorFlow gave norms."""
+        places = in_places(module_tensors(names, self.modules, self.layers), self.prefixes)
+        return {name: (*refs, *chain.from_iterable(map(_old_named, refs))) for name, refs in places.items()}
+
+
+def encoder(
+    hidden_size: int,
+    layers: Sequence[LayerSpec],
+    embedding: EmbeddingSpec,
+    layouts: Sequence[Layout],
+    *,
+    head: HeadSpec | None = None,
+    head_bias: bool = True,
+    final_norm: NormSpec | None = None,
+    max_length: int | None = None,
+) -> EncoderModel:
+    """An encoder whose weights lie in one of the layouts. Learned positions bound its length, too."""
+    norms = {"embedding_norm": embedding.norm, "final_norm": final_norm, "head.norm": head and head.norm}
+    tower = TowerSpec(
+        hidden_size,
+        tuple(layers),
+        () if head is None else _projections(head, hidden_size, head_bias),
+        tuple(chain.from_iterable(norm_tables(name, norm, hidden_size) for name, norm in norms.items() if norm)),
+    )
+    if 0 < embedding.num_positions <= embedding.first_position:
+        raise ModelError("config.json: max_position_embeddings must be larger than the first position")
+    names = [*tower_shapes(tower), *embedding.tables]
+    places = [layout.places(names) for layout in layouts]
+    lengths = [max_length, embedding.num_positions - embedding.first_position if embedding.num_positions else None]
+    return EncoderModel(
+        tower=tower,
+        embedding=embedding,
+        tensors={name: tuple(chain.from_iterable(one[name] for one in places)) for name in names},
+        max_length=min((length for length in lengths if length is not None), default=None),
+        final_norm=final_norm,
+        head=head,
+    )
+
+
+def _projections(head: HeadSpec, size: int, bias: bool) -> tuple[tuple[str, ProjectionSpec], ...]:
+    activation = None if head.activation == "tanh" else head.activation
+    return (
+        ("head.dense", ProjectionSpec(size, size, bias=bias, activation=activation)),
+        ("head.out", ProjectionSpec(size, head.num_labels, bias=True)),
+    )
+
+
+def _old_named(ref: TensorRef) -> Iterator[TensorRef]:
+    for new, old in _OLD_NAMES.items():
+        if ref.name.endswith(new):
+            yield replace(ref, name=ref.name.removesuffix(new) + old)

@@ -1,0 +1,45 @@
+"""RoBERTa (https://arxiv.org/abs/1907.11692), XLM-RoBERTa and CamemBERT: BERT with positions after the padding's id."""
+
+from __future__ import annotations
+
+from ...models.config import ConfigReader
+from ..model import EmbeddingSpec, EncoderModel
+from .parts import (
+    BERT_LAYER,
+    CLASSIFIER,
+    EMBEDDINGS,
+    Layout,
+    encoder,
+    head,
+    layer_norm,
+    plain_mlp,
+    post_norm_layer,
+    two_way,
+)
+
+
+def model(architecture: str, config: ConfigReader) -> EncoderModel:
+    """Any of them."""
+    config.refuse("position_embedding_type", "absolute")
+    config.refuse("is_decoder", False)
+    config.refuse("lora_adaptations")  # Jina's XLM-R, which also has rope
+    norm = layer_norm(config, eps=1e-5)
+    padding = config.raw("pad_token_id")
+    if padding is None or isinstance(padding, bool) or not isinstance(padding, int) or padding < 0:
+        raise config.error("pad_token_id", "an integer from 0 on: positions begin after it")
+    embedding = EmbeddingSpec(
+        config.integer("vocab_size"),
+        num_positions=config.integer("max_position_embeddings"),
+        num_types=config.integer("type_vocab_size", 2),
+        first_position=padding + 1,
+        padding_id=padding,
+        norm=norm,
+    )
+    return encoder(
+        config.integer("hidden_size"),
+        (post_norm_layer(two_way(config, bias=True), plain_mlp(config), norm),)
+        * config.num_layers("num_hidden_layers"),
+        embedding,
+        [Layout({**EMBEDDINGS, **BERT_LAYER, **CLASSIFIER}, "encoder.layer.", ("", "roberta."))],
+        head=head(architecture, config, "tanh"),
+    )

@@ -1,0 +1,223 @@
+"""NativeGraph: an encoder from safetensors, computed by our own kernels on the CPU."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..devices.cpu.device import CpuDevice
+from ..devices.tower import Rows, TowerExecutor, TowerOptions
+from ..errors import DeviceError, ModelError
+from ..files.folder import read_json
+from ..media.processing import normalized
+from ..models.config import ConfigReader
+from ..models.spec import NormSpec, ProjectionSpec, TowerSpec
+from ..models.tensor_ref import TensorRef
+from ..weights.checkpoint import open_checkpoint
+from ..weights.dtypes import DType
+from ..weights.finite import require_finite
+from ..weights.quantization import Quantization
+from ..weights.tensor import DenseTensor, to_float32
+from ..weights.tower import TowerWeights
+from .graph import LOGITS, TOKEN_OUTPUTS, EncoderGraph
+from .model import EncoderModel
+from .options import EncoderDType
+from .pooling import Floats, pool
+from .tokenization import EncoderInput
+
+_OF_A_LAYER = re.compile(r"layers?\.(\d{1,9})\.")
+# The activations of a Dense module, by the last part of their names in torch.
+_DENSE_ACTIVATIONS: Mapping[str, Literal["gelu", "relu", "silu", "tanh"] | None] = {
+    "GELU": "gelu",
+    "Identity": None,
+    "ReLU": "relu",
+    "SiLU": "silu",
+    "Tanh": "tanh",
+}
+
+
+class NativeGraph(EncoderGraph):
+    """The texts of a batch lie behind each other, without padding. A text's bits do not depend on the others.
+
+    The tables of words, positions and types stay in the checkpoint's mapped files, of which rows are copied.
+    """
+
+    pads = False
+
+    def __init__(
+        self,
+        path: Path,
+        model: EncoderModel,
+        tower: TowerExecutor,
+        tables: Mapping[str, DenseTensor],
+        dense: Sequence[str | None],
+        dtype: str,
+    ) -> None:
+        """`dtype` is what most of it is kept in, for people. `dense` has an entry for each Dense module behind the
+        pooling, the tower's projections `dense.0` and so on: the activation that the projection itself does not have.
+        """
+        self.path, self.dtype = path, dtype
+        self.outputs = (TOKEN_OUTPUTS[-1],) if model.head is None else (LOGITS,)
+        self._model, self._tower, self._tables, self._dense = model, tower, tables, dense
+        self._interrupted = threading.Event()
+
+    def run(self, output: str, inputs: Sequence[EncoderInput]) -> Sequence[Floats]:
+        """See EncoderGraph."""
+        starts = np.zeros(len(inputs) + 1, np.int32)
+        np.cumsum([len(item) for item in inputs], out=starts[1:])
+        places = np.arange(starts[-1], dtype=np.int32) - np.repeat(starts[:-1], np.diff(starts))
+        rows = self._embedded(inputs, starts, places)
+        rows = self._finished(self._tower.layers(rows, starts, places[None]))
+        rows = self._normalized("final_norm", self._model.final_norm, rows)
+        texts = [rows[start:stop] for start, stop in pairwise(starts.tolist())]
+        return texts if output != LOGITS else self._logits(texts)
+
+    def after_pooling(self, vectors: Floats) -> Floats:
+        """The Dense modules, one after the other."""
+        for index, activation in enumerate(self._dense):
+            vectors = self._projected(f"dense.{index}", vectors, activation)
+        return vectors
+
+    def interrupt(self) -> None:
+        """See EncoderGraph."""
+        self._interrupted.set()
+
+    def _embedded(self, inputs: Sequence[EncoderInput], starts: NDArray[np.int32], places: NDArray[np.int32]) -> Rows:
+        embedding = self._model.embedding
+        ids = np.concatenate([np.asarray(item.token_ids, np.int64) for item in inputs])
+        rows = self._looked_up("words", ids)
+        if embedding.scale != 1:
+            rows *= np.float32(embedding.scale)
+        if embedding.num_positions:
+            if embedding.padding_id is not None:
+                counted = ids != embedding.padding_id
+                numbers = np.cumsum(counted, dtype=np.int32)
+                before = np.concatenate([np.zeros(1, np.int32), numbers])[starts[:-1]]
+                places = np.where(counted, numbers - np.repeat(before, np.diff(starts)) - 1, -1)
+            rows += self._looked_up("positions", places + embedding.first_position)
+        if embedding.num_types:
+            rows += self._looked_up("types", self._types(inputs))
+        return self._normalized("embedding_norm", embedding.norm, rows)
+
+    def _types(self, inputs: Sequence[EncoderInput]) -> NDArray[np.int64]:
+        """Of each token; one row for all if all are the same."""
+        count = self._model.embedding.num_types
+        if count == 1 or all(item.type_ids is None for item in inputs):
+            return np.zeros(1, np.int64)
+        types = [np.zeros(len(item), np.int64) if item.type_ids is None else item.type_ids for item in inputs]
+        joined = np.concatenate(types)
+        if joined.max(initial=0) >= count:
+            raise ModelError(f"the tokenizer gives the token type {joined.max()}, and {self.path} has {count} types")
+        return joined
+
+    def _looked_up(self, name: str, numbers: NDArray[np.integer]) -> Rows:
+        table = self._tables[name]
+        return to_float32(replace(table, data=table.data[numbers]))
+
+    def _logits(self, texts: Sequence[Rows]) -> Sequence[Floats]:
+        head = self._model.head
+        assert head is not None
+        rows = np.stack([text[0] if head.pooling == "cls" else pool(text, 0, ("mean",)) for text in texts])
+        rows = self._projected("head.dense", rows, head.activation)
+        rows = self._normalized("head.norm", head.norm, rows)
+        return list(self._projected("head.out", rows, None))
+
+    def _projected(self, name: str, rows: Rows, activation: str | None) -> Rows:
+        rows = self._finished(self._tower.project(name, rows))
+        return np.tanh(rows) if activation == "tanh" else rows
+
+    def _normalized(self, name: str, norm: NormSpec | None, rows: Rows) -> Rows:
+        if norm is None:
+            return rows
+        weight = self._tower.table(f"{name}.weight")
+        if norm.unit_offset:
+            weight = weight + 1
+        if norm.kind == "rms":
+            return normalized(rows, norm.eps, weight)
+        bias = self._tower.table(f"{name}.bias") if norm.bias else np.zeros_like(weight)
+        return normalized(rows, norm.eps, weight, bias)
+
+    def _finished(self, work: Generator[None, None, Rows]) -> Rows:
+        while True:
+            if self._interrupted.is_set():
+                raise DeviceError("this encoder was stopped")
+            try:
+                next(work)
+            except StopIteration as end:
+                rows: Rows = end.value
+                return rows
+
+
+def load_native(
+    folder: Path,
+    model: EncoderModel,
+    max_length: int,
+    dense_folders: Sequence[Path],
+    *,
+    dtype: EncoderDType,
+    threads: int,
+) -> NativeGraph:
+    """The encoder whose safetensors lie in `folder`, with its Dense modules, for texts of at most `max_length` tokens.
+
+    `auto` keeps the dtype of the checkpoint. Raises ModelError and DeviceError for what cannot be loaded.
+    """
+    checkpoint, tensors = open_checkpoint(folder), dict(model.tensors)
+    activations: list[str | None] = []
+    projections = list(model.tower.projections)
+    for index, own in enumerate(dense_folders):
+        projection, activation = _dense(own / "config.json")
+        for name, stored in open_checkpoint(own).items():
+            checkpoint[f"dense.{index}.{name}"] = stored
+        for kind in ("weight", "bias"):
+            tensors[f"dense.{index}.{kind}"] = (TensorRef(f"dense.{index}.linear.{kind}"),)
+        projections.append((f"dense.{index}", projection))
+        activations.append(activation)
+    spec = replace(model.tower, projections=tuple(projections))
+    rows = tuple((name, (count, spec.hidden_size)) for name, count in model.embedding.tables.items())
+    looked_up = TowerWeights(checkpoint, TowerSpec(spec.hidden_size, (), tables=rows), tensors)
+    tables: dict[str, DenseTensor] = {}
+    for name in looked_up:
+        table = looked_up[name]
+        assert isinstance(table, DenseTensor)
+        require_finite([table], threads)
+        tables[name] = table
+    weights, device = TowerWeights(checkpoint, spec, tensors), CpuDevice()
+    _refuse_unused(folder, checkpoint, weights.stored_names, len(spec.layers))
+    quantization = Quantization("int8") if dtype == "int8" else None
+    chosen: DType = device.default_dtype(weights.dtype) if dtype == "auto" else "bfloat16" if dtype == "int8" else dtype
+    tower = device.load_tower(spec, weights, TowerOptions(chosen, max_length, quantization, threads))
+    return NativeGraph(folder, model, tower, tables, activations, chosen if quantization is None else dtype)
+
+
+def _refuse_unused(folder: Path, checkpoint: Iterable[str], used: Collection[str], num_layers: int) -> None:
+    """Raises ModelError if a layer has a weight that the architecture does not have: it would give other vectors."""
+    for name in checkpoint:
+        layer = _OF_A_LAYER.search(name)
+        if layer and int(layer[1]) < num_layers and name.endswith((".weight", ".bias")) and name not in used:
+            raise ModelError(
+                f"{folder}: layers of this architecture have no tensor {name}: the model is of another kind"
+            )
+
+
+def _dense(path: Path) -> tuple[ProjectionSpec, str | None]:
+    """A Dense module, and the activation that its projection does not have. It is tanh where the config is silent."""
+    config = ConfigReader(read_json(path), str(path))
+    name = str(config.raw("activation_function") or "Tanh").rpartition(".")[2]
+    if name not in _DENSE_ACTIVATIONS:
+        raise config.error("activation_function", "one of torch's " + ", ".join(_DENSE_ACTIVATIONS))
+    activation = _DENSE_ACTIVATIONS[name]
+    spec = ProjectionSpec(
+        config.integer("in_features"),
+        config.integer("out_features"),
+        bias=config.flag("bias", True),
+        activation=None if activation == "tanh" else activation,
+    )
+    return spec, activation
