@@ -39,13 +39,15 @@ class TowerOptions:
 class TowerExecutor(ABC):
     """A tower's weights on a device, beside the model's executor and on its threads, which is idle meanwhile.
 
-    `project`, `layer` and `layers` are generators: they yield after pieces of at most a few milliseconds of work, so
-    that the caller may do something else in between, but run no other part of the tower. Whatever the pieces, the bits
-    of the results are the same, and those of a segment depend on that segment alone. Everything is called on the engine
-    thread. A tower on threads of its own has larger pieces, and is called by one thread at a time.
+    `project`, `layer` and `layers` are generators: they yield after pieces of about `piece_s` seconds of work, so that
+    the caller may do something else in between, but run no other part of the tower. The caller may change `piece_s`
+    between any two pieces. Whatever the pieces, the bits of the results are the same, and those of a segment depend on
+    that segment alone. Everything is called on the engine thread. A tower on threads of its own is called by one thread
+    at a time.
     """
 
     spec: TowerSpec
+    piece_s: float = 0.005
 
     @abstractmethod
     def project(self, name: str, rows: Rows) -> Generator[None, None, Rows]:

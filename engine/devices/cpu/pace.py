@@ -6,34 +6,36 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
 
-_SECONDS = 0.005  # that a piece should take: about as long as a step of a small model
 _LEAST_ROWS = 32  # fewer would take longer to read the weights than to compute
 _OPERATIONS_PER_SECOND = 20e9  # of a thread, until a piece was measured
 
 
 class Pace:
-    """How many `rows` of one kind of work take a few milliseconds, from 32 to `most`.
+    """How many rows of one kind of work take so many seconds, from 32 to `most`.
 
-    A row takes about `operations`, which `threads` share. Once pieces have run, the time that they took decides. They
-    should take other `seconds` where these are given.
+    A row takes about `operations`, which `threads` share. Once pieces have run, the time that they took decides.
     """
 
-    def __init__(self, most: int, operations: int, threads: int, seconds: float | None = None) -> None:
+    def __init__(self, most: int, operations: int, threads: int) -> None:
         self._most = most
-        self._seconds = _SECONDS if seconds is None else seconds
-        self.rows = self._between(self._seconds * _OPERATIONS_PER_SECOND * threads / max(operations, 1))
+        self._row_s = max(operations, 1) / (_OPERATIONS_PER_SECOND * threads)
 
-    def next_piece(self, left: int) -> int:
+    def rows(self, seconds: float) -> int:
+        """The rows of a piece that should take that long."""
+        return round(min(max(seconds / self._row_s, _LEAST_ROWS), self._most))
+
+    def next_piece(self, left: int, seconds: float) -> int:
         """How many of the rows that are left the next piece has, if all of them have about as many."""
-        return -(-left // -(-left // self.rows))
+        return -(-left // -(-left // self.rows(seconds)))
 
     @contextmanager
     def piece(self, rows: int) -> Iterator[None]:
-        """Measure a piece. The next one has at most twice as many rows as it should have had, and at least half."""
+        """Measure a piece of so many rows.
+
+        A row is taken for twice as fast as before at most, and for a tenth slower: most pieces that took much longer
+        than the others were held up by other processes, and smaller ones would be so as often and as long.
+        """
         start = perf_counter()
         yield
-        wanted = rows * self._seconds / max(perf_counter() - start, 1e-9)
-        self.rows = self._between(min(max(wanted, self.rows / 2), self.rows * 2))
-
-    def _between(self, rows: float) -> int:
-        return round(min(max(rows, _LEAST_ROWS), self._most))
+        measured = (perf_counter() - start) / rows
+        self._row_s = max(min(max(measured, self._row_s / 2), self._row_s * 1.1), 1e-12)

@@ -49,15 +49,17 @@ class CpuTower(TowerExecutor):
         self._tables = dict(tables)
         self._max_rows = max_rows
         self._is_between_turns = False
-        most, seconds = _piece_rows(max_rows, alone=alone), _SECONDS_ALONE if alone else None
+        if alone:
+            self.piece_s = _SECONDS_ALONE
+        most = _piece_rows(max_rows, alone=alone)
         self._projections = {
-            name: (projection, Pace(most, 2 * projection.inputs * projection.outputs, threads, seconds))
+            name: (projection, Pace(most, 2 * projection.inputs * projection.outputs, threads))
             for name, projection in spec.projections
         }
         operations = [2 * _num_weights(spec, index) for index in range(len(spec.layers))]
         largest = max(operations, default=0)
-        self._run, self._remember, self._finish = (Pace(most, largest, threads, seconds) for _ in range(3))
-        self._all = Pace(most, sum(operations), threads, seconds)
+        self._run, self._remember, self._finish = (Pace(most, largest, threads) for _ in range(3))
+        self._all = Pace(most, sum(operations), threads)
 
     @property
     def native(self) -> _native.Tower:
@@ -76,7 +78,7 @@ class CpuTower(TowerExecutor):
         out = np.empty((len(rows), projection.outputs), np.float32)
         begin = 0
         while begin < len(rows):
-            end = begin + pace.next_piece(len(rows) - begin)
+            end = begin + pace.next_piece(len(rows) - begin, self.piece_s)
             with pace.piece(end - begin):
                 native.project(name, rows[begin:end], out[begin:end])
             yield
@@ -98,7 +100,7 @@ class CpuTower(TowerExecutor):
         while first + 1 < len(starts):
             last = self._last_of_piece(starts, first, native.num_blocks)
             begin, end = int(starts[first]), int(starts[last])
-            if end - begin > self._run.rows:
+            if end - begin > self._run.rows(self.piece_s):
                 yield from self._in_turns(index, out[begin:end], _columns(positions, begin, end))
             else:
                 with self._run.piece(end - begin):
@@ -119,7 +121,7 @@ class CpuTower(TowerExecutor):
     ) -> Generator[None, None, Rows]:
         """See TowerExecutor. A few rows go through all layers in one piece."""
         native, count, starts = self.native, len(self.spec.layers), np.asarray(segments, np.int32)
-        if not count or not 0 < len(rows) <= self._all.rows or _num_blocks(starts) > native.num_blocks:
+        if not count or not 0 < len(rows) <= self._all.rows(self.piece_s) or _num_blocks(starts) > native.num_blocks:
             return (yield from super().layers(rows, segments, positions))
         if self._is_between_turns:
             raise RuntimeError("another layer is under way")
@@ -154,10 +156,10 @@ class CpuTower(TowerExecutor):
 
     def _last_of_piece(self, starts: NDArray[np.int32], first: int, num_blocks: int) -> int:
         """The end of the segments from `first` on that fit a piece; it has at least one, whether that fits or not."""
-        last, blocks = first, 0
+        last, blocks, most = first, 0, self._run.rows(self.piece_s)
         while last + 1 < len(starts):
             blocks += -(-int(starts[last + 1] - starts[last]) // BLOCK_TOKENS)
-            if last > first and (blocks > num_blocks or starts[last + 1] - starts[first] > self._run.rows):
+            if last > first and (blocks > num_blocks or starts[last + 1] - starts[first] > most):
                 break
             last += 1
         return last
@@ -170,7 +172,7 @@ class CpuTower(TowerExecutor):
             for pace, remembered in ((self._remember, False), (self._finish, True)):
                 begin = 0
                 while begin < len(rows):
-                    end = begin + pace.next_piece(len(rows) - begin)
+                    end = begin + pace.next_piece(len(rows) - begin, self.piece_s)
                     here, columns = np.array([0, end - begin], np.int32), _columns(positions, begin, end)
                     with pace.piece(end - begin):
                         compute = native.finish if remembered else native.remember

@@ -226,7 +226,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     """Make every piece have `rows`, as if more took too long."""
     pace = importlib.import_module("tidewheel.engine.devices.cpu.pace")
     monkeypatch.setattr(pace, "_LEAST_ROWS", rows)
-    monkeypatch.setattr(pace, "_SECONDS", 0)
+    monkeypatch.setattr(TowerExecutor, "piece_s", 0.0)
 
 
 @pytest.mark.parametrize("device_id", CPU_IDS)

@@ -22,7 +22,7 @@ class Tower(TowerExecutor):
     def __init__(self) -> None:
         self.spec = StripesVision().spec
         self.pieces = 0
-        self.piece_s = 0.0
+        self.sleep_s = 0.0
         self.closed = False
 
     def project(self, name: str, rows: Rows) -> Generator[None, None, Rows]:
@@ -30,7 +30,7 @@ class Tower(TowerExecutor):
             raise MemoryError("too little memory")
         for _ in rows:
             self.pieces += 1
-            time.sleep(self.piece_s)
+            time.sleep(self.sleep_s)
             yield
         return np.repeat(rows[:, :1], WIDTH, axis=1)
 
@@ -87,7 +87,7 @@ def test_a_higher_priority_goes_first_although_another_was_begun(tower: Tower) -
 def test_work_ends_with_its_time_and_goes_on_where_it_was(tower: Tower) -> None:
     encoder = encoder_of(tower)
     encoder.add("one", prompt_of(picture(100)), (0, 1, 0))
-    tower.piece_s = 0.001
+    tower.sleep_s = 0.001
     turns = 0
     while len(encoder):
         assert turns < 10_000
@@ -125,6 +125,15 @@ def test_no_more_is_encoded_than_running_prompts_may_hold(tower: Tower) -> None:
     del running
     gc.collect()
     assert work(encoder, nothing_runs=False) == ["next"]
+
+
+def test_pieces_are_short_while_others_run(tower: Tower) -> None:
+    encoder, found = encoder_of(tower), []
+    for nothing_runs in (False, True, False):
+        encoder.add("one", prompt_of(picture(2)), (0, 1, 0))
+        work(encoder, nothing_runs=nothing_runs)
+        found.append(tower.piece_s)
+    assert 0 < found[0] == found[2] <= 0.005 < found[1] <= 0.1
 
 
 def test_one_runs_however_large_it_is_if_nothing_else_does(tower: Tower) -> None:
