@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from peer_runners.job import Arrivals, Job, Scenario
+from peer_runners.pictures_job import Look, PicturesJob
 
 from tidewheel.server.commands.bench.engine_runs import common_rate
 from tidewheel.server.commands.bench.spread import Spread
@@ -35,7 +36,7 @@ class Peer:
     """A program to measure. `formats` are the weights that it is measured with by default.
 
     It reads Hugging Face folders, GGUF files, or both. `preload` are libraries that its makers recommend for
-    LD_PRELOAD. Those that are found are put there.
+    LD_PRELOAD. Those that are found are put there. `verb` is what its runner does: run prompts, or see pictures.
     """
 
     name: str
@@ -43,11 +44,12 @@ class Peer:
     reads_folders: bool = False
     reads_gguf: bool = False
     preload: tuple[str, ...] = ()
+    verb: str = "run"
 
     @property
     def runner(self) -> Path:
         """The script that its own interpreter runs."""
-        return RUNNERS / f"run_{self.name.replace('-', '_')}.py"
+        return RUNNERS / f"{self.verb}_{self.name.replace('-', '_')}.py"
 
     def reads(self, weights: str) -> bool:
         """Whether it can read weights in this format. Names in capitals are types of GGUF files."""
@@ -56,9 +58,10 @@ class Peer:
 
 @dataclass
 class Contestant:
-    """A peer with one format of weights, and its measurements: one figure per round for each scenario.
+    """A peer with one format of weights, and its measurements: the figures of all rounds for each scenario.
 
-    Figures are tokens a second; that of READY is in seconds. `python` is None for a peer that is not installed.
+    Those of a Scenario are tokens a second, one a round; that of READY is in seconds. `python` is None for a peer that
+    is not installed.
     """
 
     peer: Peer
@@ -95,7 +98,7 @@ class Contestant:
 
 def run_rounds(
     contestants: Sequence[Contestant],
-    job_for: Callable[[Contestant], Job],
+    job_for: Callable[[Contestant], Job | PicturesJob],
     rounds: int,
     timeout_s: float,
     say: Callable[[str], None],
@@ -153,7 +156,7 @@ def rate(scenario: Scenario, started: float, arrivals: list[Arrivals]) -> float:
     return decoded
 
 
-def _run(contestant: Contestant, python: Path, job: Job, timeout_s: float) -> None:
+def _run(contestant: Contestant, python: Path, job: Job | PicturesJob, timeout_s: float) -> None:
     scenarios = {scenario.name: scenario for scenario in job.scenarios}
     command = [str(python), str(contestant.peer.runner)]
     environment = environment_of(contestant.peer, python, len(job.cpus))
@@ -173,9 +176,17 @@ def _run(contestant: Contestant, python: Path, job: Job, timeout_s: float) -> No
                 contestant.fail(f"{scenario.name}: {_last_line(said['error'])}")
                 continue
             try:
-                contestant.add(scenario.name, rate(scenario, said["started"], said["arrivals"]))
+                for figure in _figures(scenario, said):
+                    contestant.add(scenario.name, figure)
             except RunError as error:
                 contestant.fail(str(error))
+
+
+def _figures(scenario: Scenario | Look, said: Mapping[str, Any]) -> list[float]:
+    if isinstance(scenario, Scenario):
+        return [rate(scenario, said["started"], said["arrivals"])]
+    figures: list[float] = said["figures"]
+    return figures
 
 
 @contextlib.contextmanager

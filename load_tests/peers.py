@@ -10,14 +10,16 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import pictures
 from contest import READY, RUNNERS, Contestant, Peer, RunError, environment_of, preloads, run_rounds, run_script
 from peer_runners.job import STEP_TOKENS, Job, Scenario
 from shapes import SHAPES, make
 from standings import Ratio, figures_table, ratios, ratios_table
+from vision_shapes import VISION_SHAPES
 
 from tidewheel.engine.declaring.values import positive_count
 from tidewheel.engine.errors import TidewheelError
@@ -47,6 +49,7 @@ NOTES = (
 _SYSTEM_CPUS = Path("/sys/devices/system/cpu")
 _BYTES_PER_VALUE = 2  # of K and V; smaller types leave some of the cache unused
 _GIB = 2**30
+_VISION = "vision"
 
 
 @dataclass(frozen=True)
@@ -88,17 +91,26 @@ class Entry:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run from the command line; 1 where a model cannot be read or nothing could be measured of it."""
     args = parse_args(arguments)
-    results = []
+    results: list[Result | pictures.Result] = []
+    pythons = {peer: interpreter(getattr(args, _attribute(peer))) for peer in PEERS}
+    pythons = {TIDEWHEEL: interpreter(args.tidewheel) or Path(sys.executable), **pythons}
     with tempfile.TemporaryDirectory() as temporary:
         keep = args.keep or Path(temporary)
         for model in [*args.model, *args.models]:
             try:
-                results.append(contest(args, prepare(model, keep)))
+                if model in VISION_SHAPES:
+                    seen = pictures.contest(args, str(model), keep, pythons)
+                    shown = pictures.report(seen)
+                    results.append(seen)
+                else:
+                    run = contest(args, prepare(model, keep), pythons)
+                    shown = report(run)
+                    results.append(run)
             except (TidewheelError, RunError) as error:
                 sys.stderr.write(f"peers: {error}\n")
                 return 1
             if args.json != "-":
-                sys.stdout.write(report(results[-1]))
+                sys.stdout.write(shown)
                 sys.stdout.flush()
     document = json.dumps([asdict(result) for result in results], indent=2, default=str) + "\n"
     if args.json == "-":
@@ -117,15 +129,13 @@ def prepare(model: Path | str, keep: Path) -> Entry:
     return Entry(model, make(model, keep / f"{model}-checkpoint"), keep / model, shape=model)
 
 
-def contest(args: argparse.Namespace, entry: Entry) -> Result:
+def contest(args: argparse.Namespace, entry: Entry, pythons: Mapping[Peer, Path | None]) -> Result:
     """Let all named peers take part. Raises RunError if there is nothing to measure."""
     spec = describe(read_config(entry.folder)).spec
     asked = scenarios_of(args)
     scenarios = [s for s in asked if s.prompt_tokens + s.new_tokens < spec.max_positions]
     if not scenarios:
         raise RunError(f"nothing fits in the model's context of {spec.max_positions} tokens")
-    pythons = {peer: interpreter(getattr(args, _attribute(peer))) for peer in PEERS}
-    pythons[TIDEWHEEL] = interpreter(args.tidewheel) or Path(sys.executable)
     contestants = [
         Contestant(peer, weights, pythons[peer])
         for peer in (TIDEWHEEL, *PEERS)
@@ -241,13 +251,17 @@ def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("model", type=Path, nargs="*", metavar="MODEL", help="Hugging Face model folders")
     add("--models", type=argument_type(_shapes), default=[], metavar="NAME,...",
-        help=f"models to make with random weights, of {', '.join(SHAPES)}")  # fmt: skip
+        help=f"models to make with random weights, of {', '.join(SHAPES)}, or {', '.join(VISION_SHAPES)}, which are "
+        f"asked about pictures; {_VISION}: all of the latter")  # fmt: skip
     for peer in (TIDEWHEEL, *PEERS):
         default = "; this interpreter's if not given" if peer is TIDEWHEEL else ""
         add(f"--{peer.name}", type=Path, metavar="VENV", help=f"virtual environment that has {peer.name}{default}")
         add(f"--{peer.name}-formats", type=_names, metavar="NAME,...",
             help=f"formats of its weights; {','.join(peer.formats)} or those of --models if not given")  # fmt: skip
     add("--options", default="", metavar="TEXT", help="Tidewheel's, such as '--device graph-cpu --enforce-eager'")
+    add("--llama-cpp-sources", type=Path, metavar="FOLDER",
+        help="llama.cpp's sources, whose converter writes models that see pictures as GGUF")  # fmt: skip
+    add("--pictures", type=argument_type(positive_count), default=3, metavar="N", help="how many are asked about")
     add("--keep", type=Path, metavar="FOLDER", help="keeps what is made, GGUF files and models, for the next time")
     add("--rounds", type=argument_type(positive_count), default=1, metavar="N", help="times that each takes its turn")
     add("--prefill", type=argument_type(parse_prefills), default=(Prefill(4, 512), Prefill(1, 4096)),
@@ -297,10 +311,11 @@ def _names(text: str) -> list[str]:
 
 
 def _shapes(text: str) -> list[str]:
-    names = _names(text)
+    names = [name for given in _names(text) for name in (VISION_SHAPES if given == _VISION else (given,))]
+    known = (*SHAPES, *VISION_SHAPES, _VISION)
     for name in names:
-        if name not in SHAPES:
-            raise ValueError(f"{name} is none of {', '.join(SHAPES)}")
+        if name not in known:
+            raise ValueError(f"{name} is none of {', '.join(known)}")
     return names
 
 

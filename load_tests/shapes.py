@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_VOCAB_SIZE = 49152
+VOCAB_SIZE = 49152
 _BOS, _EOS, _PAD = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 _TRAINED_CHARACTERS = 20_000_000
 _GROUP = 128  # inputs that share a scale in a GPTQ checkpoint
@@ -67,7 +67,7 @@ def make(name: str, folder: Path) -> Path:
     shape = SHAPES[name]
     torch.manual_seed(0)
     config = AutoConfig.for_model(
-        shape.family, vocab_size=_VOCAB_SIZE, max_position_embeddings=8192, tie_word_embeddings=True,
+        shape.family, vocab_size=VOCAB_SIZE, max_position_embeddings=8192, tie_word_embeddings=True,
         bos_token_id=1, eos_token_id=2, pad_token_id=0, **shape.config,
     )  # fmt: skip
     model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
@@ -80,7 +80,7 @@ def make(name: str, folder: Path) -> Path:
         _save_gptq(model, part)
     else:
         model.save_pretrained(part)
-    _tokenizer().save_pretrained(part)
+    tokenizer().save_pretrained(part)
     part.rename(folder)
     return folder
 
@@ -105,8 +105,8 @@ def _save_gptq(model: Any, folder: Path) -> None:
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def _tokenizer() -> Any:
-    """A byte-level BPE, trained on Python's standard library."""
+def tokenizer(*special_tokens: str) -> Any:
+    """A byte-level BPE, trained on Python's standard library. Further special tokens have the ids from 3 on."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -114,8 +114,8 @@ def _tokenizer() -> Any:
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=_VOCAB_SIZE,
-        special_tokens=[_PAD, _BOS, _EOS],
+        vocab_size=VOCAB_SIZE,
+        special_tokens=[_PAD, _BOS, _EOS, *special_tokens],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from contest import READY, Contestant
@@ -29,7 +29,12 @@ class Ratio:
     ratio: float
 
 
-def ratios(own: Sequence[Contestant], peers: Sequence[Contestant], scenarios: Sequence[str]) -> list[Ratio]:
+def ratios(
+    own: Sequence[Contestant],
+    peers: Sequence[Contestant],
+    scenarios: Sequence[str],
+    less_is_better: Collection[str] = (READY,),
+) -> list[Ratio]:
     """Each of Tidewheel's formats against the best peer, wherever both have a figure."""
     found = []
     for contestant in own:
@@ -41,8 +46,9 @@ def ratios(own: Sequence[Contestant], peers: Sequence[Contestant], scenarios: Se
                 theirs = {r.name: s.median for r in rivals if (s := r.spread(scenario)) is not None}
                 if mine is None or not theirs:
                     continue
-                best = (min if scenario == READY else max)(theirs, key=lambda name: theirs[name])
-                ratio = theirs[best] / mine.median if scenario == READY else mine.median / theirs[best]
+                is_less = scenario in less_is_better
+                best = (min if is_less else max)(theirs, key=lambda name: theirs[name])
+                ratio = theirs[best] / mine.median if is_less else mine.median / theirs[best]
                 found.append(Ratio(contestant.weights, against, scenario, best, ratio))
     return found
 

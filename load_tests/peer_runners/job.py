@@ -94,17 +94,22 @@ class AdaptedPeer(Peer, Protocol):
         ...
 
 
-def run(load: Callable[[Job], Peer]) -> None:
-    """Run the job from standard input. `load` imports its peer's library, which may count its processors then."""
+def begin() -> tuple[dict[str, Any], Callable[..., None]]:
+    """The job from standard input, and what writes a line of JSON for the driver. Call this once, before all else."""
     lines = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is not for the driver
-    given = json.load(sys.stdin)
-    job = Job(**{**given, "scenarios": [Scenario(**scenario) for scenario in given["scenarios"]]})
-    os.sched_setaffinity(0, job.cpus)
 
     def say(**values: Any) -> None:
         print(json.dumps(values), file=lines, flush=True)
 
+    return json.load(sys.stdin), say
+
+
+def run(load: Callable[[Job], Peer]) -> None:
+    """Run the job from standard input. `load` imports its peer's library, which may count its processors then."""
+    given, say = begin()
+    job = Job(**{**given, "scenarios": [Scenario(**scenario) for scenario in given["scenarios"]]})
+    os.sched_setaffinity(0, job.cpus)
     peer = load(job)
     say(ready=True, version=peer.version)
     for scenario in job.scenarios:
