@@ -37,6 +37,8 @@ class TowerWeights:
         self.identity: str | None = json.dumps(
             [(name, [(stored.place, repr(ref)) for stored, ref in parts]) for name, parts in self._places.items()]
         )
+        refs = [ref for parts in self._places.values() for _, ref in parts]
+        self.stored_names = frozenset(name for ref in refs for name in (ref.name, ref.scaled_by) if name)
 
     def __getitem__(self, name: str) -> WeightTensor:
         return join([self._taken(stored, ref) for stored, ref in self._places[name]])
