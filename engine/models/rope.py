@@ -130,7 +130,9 @@ def _axes(scaling: ConfigReader, pairs: int) -> tuple[int, ...]:
 
 
 def rope_type(config: Mapping[str, Any]) -> str:
-    """What a config calls its scheme; "several" if it has one for each type of layer."""
+    """What a config, or that of the language model in it, calls its scheme; "several": one for each type of layer."""
+    if isinstance(text := config.get("text_config"), Mapping):
+        config = text
     for name in ("rope_scaling", "rope_parameters"):
         value = config.get(name)
         if isinstance(value, dict) and value:

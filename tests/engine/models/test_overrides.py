@@ -13,6 +13,7 @@ from tidewheel.engine.errors import ModelError
 from tidewheel.engine.loading.opened_model import open_model
 from tidewheel.engine.models import describe
 from tidewheel.engine.models.overrides import idle_fields, overridden
+from tidewheel.engine.models.rope import rope_type
 from tidewheel.engine.options import EngineOptions
 from tidewheel.server.options.model import DEMO_MODEL
 
@@ -57,6 +58,7 @@ def test_the_rope_of_a_language_model_within_another() -> None:
     changed = overridden({"text_config": LLAMA, "vision_config": {}}, None, YARN, None)
     assert changed["text_config"]["rope_scaling"] == YARN
     assert "rope_scaling" not in changed
+    assert rope_type(changed) == YARN["rope_type"]
 
 
 def test_ropes_by_layer_are_refused() -> None:
