@@ -80,8 +80,11 @@ class Llama(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the final hidden states, cast to the working type of the layers."""
-        length = tokens.shape[1]
-        x: Tensor = self.embedding(tokens)
+        return self.states(self.embedding(tokens))
+
+    def states(self, x: Tensor) -> Tensor:
+        """Return the final hidden states of embeddings ``[rows, length, hidden]``."""
+        length = x.shape[1]
         kind = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
         cos, sin = self.get_buffer("cos")[:length].to(kind), self.get_buffer("sin")[:length].to(kind)
         future = torch.full((length, length), float("-inf"), dtype=kind, device=x.device).triu(1)
@@ -93,8 +96,27 @@ class Llama(nn.Module):
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Return the mean cross-entropy over the targets that are not negative."""
         wanted = targets >= 0
-        logits = functional.linear(self(tokens)[wanted], self.embedding.weight)
-        return functional.cross_entropy(logits.float(), targets[wanted])
+        return functional.cross_entropy(self.logits(self(tokens)[wanted]), targets[wanted])
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits, in float32, of final hidden states."""
+        return functional.linear(hidden, self.embedding.weight).float()
+
+    def load_hugging_face_weights(self, weights: dict[str, Tensor]) -> None:
+        """Take the weights of such a folder."""
+        with torch.no_grad():
+            self.embedding.weight.copy_(weights["model.embed_tokens.weight"])
+            self.norm.weight.copy_(weights["model.norm.weight"])
+            for number, block in enumerate(self.blocks):
+                assert isinstance(block, Block)
+                at = f"model.layers.{number}."
+                block.qkv.weight.copy_(torch.cat([weights[f"{at}self_attn.{name}_proj.weight"] for name in "qkv"]))
+                block.out.weight.copy_(weights[at + "self_attn.o_proj.weight"])
+                gate_up = [weights[f"{at}mlp.{name}_proj.weight"] for name in ("gate", "up")]
+                block.gate_up.weight.copy_(torch.cat(gate_up))
+                block.down.weight.copy_(weights[at + "mlp.down_proj.weight"])
+                block.attention_norm.weight.copy_(weights[at + "input_layernorm.weight"])
+                block.mlp_norm.weight.copy_(weights[at + "post_attention_layernorm.weight"])
 
     def hugging_face_weights(self) -> dict[str, Tensor]:
         """Return the weights in bfloat16 under the names of ``LlamaForCausalLM`` (the tied head is left out)."""

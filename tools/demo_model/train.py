@@ -32,7 +32,7 @@ DEMO = Path(__file__).parents[2] / "server" / "demo"
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKUP = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<tools>", "</tools>")
 END_OF_TEXT, _, END_OF_TURN = range(3)
-_LETTERS = re.compile(f"{LETTERS_ON}([a-z]*){LETTERS_OFF}")
+_LETTERS = re.compile(f"{LETTERS_ON}([A-Za-z]*){LETTERS_OFF}")
 
 
 def train_tokenizer(seed: int, shape: Shape) -> Tokenizer:
