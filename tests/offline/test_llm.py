@@ -240,9 +240,9 @@ def test_log_probabilities(llm: LLM) -> None:
 
 def test_tokens_are_those_of_transformers() -> None:
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForImageTextToText
 
-    reference = AutoModelForCausalLM.from_pretrained(DEMO_MODEL, dtype=torch.float32)
+    reference = AutoModelForImageTextToText.from_pretrained(DEMO_MODEL, dtype=torch.float32)
     with LLM(str(DEMO_MODEL), dtype="float", max_num_seqs=4) as llm:
         outputs = generate(llm, PROMPTS, SamplingParams(temperature=0, max_tokens=12, ignore_eos=True))
     for output in outputs:

@@ -12,7 +12,9 @@ CHAT_TEMPLATE = r"""
 {%- if content is string -%}
 {{- content -}}
 {%- elif content is iterable and content is not mapping -%}
-{%- for part in content -%}{%- if part.text is string -%}{{- part.text -}}{%- endif -%}{%- endfor -%}
+{%- for part in content -%}
+{%- if part.type == 'image' -%}{{- '<image>' -}}{%- elif part.text is string -%}{{- part.text -}}{%- endif -%}
+{%- endfor -%}
 {%- endif -%}
 {%- endmacro -%}
 {%- set has_system = messages and messages[0].role in ['system', 'developer'] -%}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
 from .corpus import SKILLS, Conversation, Exchange, held_out_set, plain
 
@@ -83,7 +83,9 @@ def evaluate(options: argparse.Namespace) -> int:
     """Print the table and the JSON line; return the exit status."""
     torch.set_num_threads(options.threads)
     tokenizer = AutoTokenizer.from_pretrained(options.model, padding_side="left")
-    model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.bfloat16).to(options.device).eval()
+    sees = AutoConfig.from_pretrained(options.model).model_type == "llava"
+    kind = AutoModelForImageTextToText if sees else AutoModelForCausalLM  # train.py alone writes one without eyes
+    model = kind.from_pretrained(options.model, dtype=torch.bfloat16).to(options.device).eval()
     skills = tuple(options.skills.split(",")) if options.skills else SKILLS
     report: dict[str, dict[str, float]] = {}
     print(f"{'skill':<14}{'right':>7}{'asked':>7}{'accuracy':>10}")

@@ -26,8 +26,9 @@ pytest.importorskip("tidewheel._native")
 
 MAIN = Path(tidewheel.__file__).with_name("__main__.py")
 WEIGHTS = "model.safetensors"
+JSON_FILES = [f"{name}config.json" for name in ("", "generation_", "preprocessor_", "tokenizer_")]
 INDEX = "model.safetensors.index.json"
-NORM = "model.norm.weight"
+NORM = "language_model.model.norm.weight"
 Change = Callable[[Path], object]
 Fails = Callable[..., str]
 
@@ -37,7 +38,7 @@ def folder(tmp_path: Path) -> Path:
     """The embedded model; its weights are a link."""
     made = tmp_path / "model"
     made.mkdir()
-    for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
+    for name in (*JSON_FILES, "tokenizer.json"):
         shutil.copyfile(DEMO_MODEL / name, made / name)
     (made / WEIGHTS).symlink_to(DEMO_MODEL / WEIGHTS)
     return made
@@ -70,6 +71,16 @@ def fields(name: str, **values: Any) -> Change:
     def change(folder: Path) -> None:
         known = json.loads((folder / name).read_text())
         (folder / name).write_text(json.dumps(known | values))
+
+    return change
+
+
+def text_fields(**values: Any) -> Change:
+    """Fields of the language model."""
+
+    def change(folder: Path) -> None:
+        known = json.loads((folder / "config.json").read_text())
+        fields("config.json", text_config=known["text_config"] | values)(folder)
 
     return change
 
@@ -123,9 +134,9 @@ def poisoned(tensor: str, value: float) -> Change:
 
 
 BAD: dict[str, tuple[Change, str]] = {
-    "head_dim": (fields("config.json", head_dim=10**9), "config.json: a head has 1000000000 dimensions, more than"),
-    "hidden_size": (fields("config.json", hidden_size=2**30, head_dim=64), "which does not fit config.json"),
-    "positions": (fields("config.json", max_position_embeddings=10**12), "max_position_embeddings must be a positive"),
+    "head_dim": (text_fields(head_dim=10**9), "config.json: a head has 1000000000 dimensions, more than"),
+    "hidden_size": (text_fields(hidden_size=2**30, head_dim=64), "which does not fit config.json"),
+    "positions": (text_fields(max_position_embeddings=10**12), "max_position_embeddings must be a positive"),
     "temperature": (
         fields("generation_config.json", temperature=float("nan")),
         "generation_config.json: temperature must be between 0 and 100, got nan",
@@ -153,7 +164,7 @@ BAD: dict[str, tuple[Change, str]] = {
         "the chat template 'default' has more than 262144 characters",
     ),
     "nan": (
-        poisoned("model.layers.3.mlp.up_proj.weight", float("nan")),
+        poisoned("language_model.model.layers.3.mlp.up_proj.weight", float("nan")),
         "model.safetensors: tensor model.layers.3.mlp.up_proj.weight has 1 value that is not finite (infinite or NaN)",
     ),
 }
@@ -180,17 +191,17 @@ def test_the_command_ends_with_that_line(folder: Path) -> None:
 
 
 def test_weights_that_would_be_rounded_to_numbers_are_refused_too(folder: Path, fails: Fails) -> None:
-    poisoned("model.embed_tokens.weight", float("inf"))(folder)
+    poisoned("language_model.model.embed_tokens.weight", float("inf"))(folder)
     assert "tensor model.embed_tokens.weight has 1 value" in fails(str(folder), "--quantization", "int8-channel")
 
 
 def test_random_weights_that_no_machine_could_hold_are_refused_before_they_are_made(folder: Path, fails: Fails) -> None:
-    fields("config.json", hidden_size=2**30)(folder)
+    text_fields(hidden_size=2**30)(folder)
     assert "do not fit into" in fails(str(folder), "--load-format", "dummy")
 
 
 def test_a_step_that_no_machine_has_the_memory_for_is_refused(folder: Path, fails: Fails) -> None:
-    fields("config.json", hidden_size=2, intermediate_size=2**27, num_hidden_layers=1)(folder)
+    text_fields(hidden_size=2, intermediate_size=2**27, num_hidden_layers=1)(folder)
     said = fails(str(folder), "--load-format", "dummy", "--max-num-batched-tokens", "65536")
     assert "a step of 65536 tokens takes" in said
     assert "lower --max-num-batched-tokens" in said

@@ -68,11 +68,12 @@ def test_ropes_by_layer_are_refused() -> None:
 
 
 def test_fields_that_change_nothing_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
-    same = {"architectures": ["LlamaForCausalLM"], "quantization_config": None, "model_type": "llama"}
-    used = {**same, "rope_theta": 7e5, "rope_parameters": {"rope_type": "linear", "factor": 2.0}}
+    rope = {"rope_theta": 7e5, "rope_parameters": {"rope_type": "linear", "factor": 2.0}}
+    used = {"architectures": ["LlavaForConditionalGeneration"], "quantization_config": None, "text_config": rope}
     open_model(EngineOptions(str(DEMO_MODEL), device="cpu", hf_overrides=used))
     assert "--hf-overrides" not in caplog.text
-    open_model(EngineOptions(str(DEMO_MODEL), device="cpu", hf_overrides={**used, "nope": 1, "num_hidden_layer": 2}))
+    idle = {**used, "nope": 1, "num_hidden_layer": 2}
+    open_model(EngineOptions(str(DEMO_MODEL), device="cpu", hf_overrides=idle))
     assert caplog.text.count("--hf-overrides: 'nope', 'num_hidden_layer' would change nothing") == 1
     nested = {"text_config": LLAMA, "rope_scaling": {"factor": 2.0}}
     fields = {"text_config": {"nope": 1, "vocab_size": 64, "head_dim": 8}, "rope_scaling": {"factor": 3.0}}
@@ -100,7 +101,7 @@ def test_a_rope_that_needs_a_longer_context_is_told_of(
 
 
 def test_without_a_sliding_window_the_context_is_as_long_as_the_window() -> None:
-    windowed = {"architectures": ["MistralForCausalLM"], "sliding_window": 64}
+    windowed = {"text_config": {"model_type": "mistral", "sliding_window": 64}}
     options = EngineOptions(str(DEMO_MODEL), device="cpu", hf_overrides=windowed)
     assert open_model(options).spec.max_positions == 2048
     assert open_model(replace(options, disable_sliding_window=True, max_model_len=64)).spec.max_positions == 64

@@ -76,9 +76,9 @@ def of_transformers(ids: list[int]) -> NDArray[np.float64]:
 
 @functools.cache
 def _built_in() -> Any:
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForImageTextToText
 
-    return AutoModelForCausalLM.from_pretrained(DEMO_MODEL, dtype=torch.float32)
+    return AutoModelForImageTextToText.from_pretrained(DEMO_MODEL, dtype=torch.float32)
 
 
 def nll(logprobs: NDArray[np.float64], ids: list[int]) -> list[float]:

@@ -12,13 +12,16 @@ FOLDER = Path(__file__).parents[3] / "server" / "demo"
 
 def test_weights_are_small_bfloat16_and_complete() -> None:
     data = (FOLDER / "model.safetensors").read_bytes()
-    assert len(data) <= 12_000_000
+    assert len(data) <= 13_000_000
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     header.pop("__metadata__", None)
     assert {entry["dtype"] for entry in header.values()} == {"BF16"}
-    config = json.loads((FOLDER / "config.json").read_text())
-    assert len(header) == 2 + 9 * config["num_hidden_layers"]
-    assert header["model.embed_tokens.weight"]["shape"] == [config["vocab_size"], config["hidden_size"]]
+    whole = json.loads((FOLDER / "config.json").read_text())
+    config, vision = whole["text_config"], whole["vision_config"]
+    assert sum(name.startswith("language_model.") for name in header) == 2 + 9 * config["num_hidden_layers"]
+    assert sum(name.startswith("vision_tower.") for name in header) == 5 + 16 * vision["num_hidden_layers"]
+    embedding = header["language_model.model.embed_tokens.weight"]
+    assert embedding["shape"] == [config["vocab_size"], config["hidden_size"]]
 
 
 def test_tokenizer_keeps_digits_single_and_round_trips() -> None:
@@ -27,7 +30,9 @@ def test_tokenizer_keeps_digits_single_and_round_trips() -> None:
     assert tokenizer.encode("4738").tokens == ["4", "7", "3", "8"]
     text = 'Grüße, 47 + 38?\n<tool_call>\n{"name": "f"}\n</tool_call>'
     assert tokenizer.decode(tokenizer.encode(text).ids) == text
-    config = json.loads((FOLDER / "config.json").read_text())
+    whole = json.loads((FOLDER / "config.json").read_text())
+    config = whole["text_config"]
+    assert tokenizer.token_to_id("<image>") == whole["image_token_index"]
     assert tokenizer.get_vocab_size() <= config["vocab_size"]
     assert tokenizer.token_to_id("<|im_end|>") == config["eos_token_id"]
 

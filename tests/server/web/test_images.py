@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageDraw
 from playwright.sync_api import Page, expect
-from server.conftest import RunningServer, StartServer
+from server.conftest import RunningServer, ServerProcess, StartServer
 from server.images import CountingReader, file, seeing
 from server.web.conftest import OpenPage, last_answer, send, until_idle
 
@@ -113,6 +113,20 @@ def test_images_are_pasted_and_dropped(sighted: RunningServer, open_page: OpenPa
     page.get_by_role("button", name="Send").click()
     until_idle(page)
     assert prompt_of(sighted) == "<user>" + "<img><pad><pad><pad></img>" * 2
+
+
+def test_the_built_in_model_says_what_was_pasted(demo_server: ServerProcess, open_page: OpenPage) -> None:
+    page = open_page(demo_server.url, **ROOM)
+    expect(page.get_by_role("button", name="Add images or text files")).to_be_visible()
+    picture = Image.new("RGB", (300, 300), (250, 250, 250))
+    ImageDraw.Draw(picture).ellipse((80, 80, 220, 220), fill=(220, 20, 30))
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG")
+    page.evaluate(GIVE, ["paste", base64.b64encode(buffer.getvalue()).decode()])
+    expect(page.locator("#attachments img")).to_have_count(1)
+    send(page, "What is in this picture?")
+    until_idle(page)
+    expect(last_answer(page)).to_have_text("I see a red circle.")
 
 
 def test_a_large_image_is_shrunk(sighted: RunningServer, open_page: OpenPage) -> None:
