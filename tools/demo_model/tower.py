@@ -119,16 +119,16 @@ class Tower(nn.Module):
         }
 
     def hugging_face_weights(self) -> dict[str, Tensor]:
-        """Return the weights in bfloat16 under the names of ``LlavaForConditionalGeneration``."""
+        """Return the weights in bfloat16 under the names of ``LlavaForConditionalGeneration``.
+
+        The norm behind SigLIP's layers is not computed, because features are taken before it.
+        """
         shape, at = self.shape, "vision_tower.vision_model."
         convolution = self.patches.weight.view(shape.hidden, 3, shape.patch, shape.patch)
         named = {
             at + "embeddings.patch_embedding.weight": convolution,
             at + "embeddings.patch_embedding.bias": self.patches.bias,
             at + "embeddings.position_embedding.weight": self.positions,
-            # Not computed, because features are taken before it; but a SigLIP has it.
-            at + "post_layernorm.weight": torch.ones(shape.hidden),
-            at + "post_layernorm.bias": torch.zeros(shape.hidden),
         }
         modules: dict[str, nn.Module] = {
             "multi_modal_projector.linear_1": self.merge,

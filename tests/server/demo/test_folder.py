@@ -19,7 +19,7 @@ def test_weights_are_small_bfloat16_and_complete() -> None:
     whole = json.loads((FOLDER / "config.json").read_text())
     config, vision = whole["text_config"], whole["vision_config"]
     assert sum(name.startswith("language_model.") for name in header) == 2 + 9 * config["num_hidden_layers"]
-    assert sum(name.startswith("vision_tower.") for name in header) == 5 + 16 * vision["num_hidden_layers"]
+    assert sum(name.startswith("vision_tower.") for name in header) == 3 + 16 * vision["num_hidden_layers"]
     embedding = header["language_model.model.embed_tokens.weight"]
     assert embedding["shape"] == [config["vocab_size"], config["hidden_size"]]
 

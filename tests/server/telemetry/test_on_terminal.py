@@ -39,7 +39,7 @@ def shown_on_terminal(port: int, environment: Mapping[str, str], *arguments: str
 
 def test_a_terminal_shows_what_is_served_and_where(unused_port: int) -> None:
     shown = shown_on_terminal(unused_port, {"TERM": "xterm", "NO_COLOR": ""})
-    for words in ("Tidewheel ", "tidewheel-demo (llama, int8-channel", "cpu, ", " kernels", "KV cache", "2048 tokens"):
+    for words in ("Tidewheel ", "tidewheel-demo (llava, int8-channel", "cpu, ", " kernels", "KV cache", "2048 tokens"):
         assert words in shown
     assert f"http://127.0.0.1:{unused_port}/\r\n" in shown
     assert "\x1b[2m" in shown
