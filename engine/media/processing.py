@@ -149,7 +149,7 @@ class Pixels:
         return table
 
     def of(self, image: Image) -> Floats:
-        """The numbers of an image, `[height, width, 3]`."""
+        """The numbers of an image or of several, `[..., height, width, 3]`."""
         return self.table[image, np.arange(3)]
 
 
@@ -196,14 +196,16 @@ class Patches:
     def _of_rows(self, frames: Sequence[Image], start: int, stop: int, columns: int) -> Floats:
         size, merge = self.size, self.merge
         shape = ((stop - start) // merge, merge, size, columns // merge, merge, size, 3)
-        blocks = [
-            self.pixels.of(frame[start * size : stop * size, : columns * size]).reshape(shape) for frame in frames
-        ]
+        blocks = [frame[start * size : stop * size, : columns * size].reshape(shape) for frame in frames]
         if self.colours_last:
-            return np.ascontiguousarray(blocks[0].transpose(0, 3, 1, 4, 2, 5, 6)).reshape(-1, self.inputs)
-        patches = np.stack([block.transpose(0, 3, 1, 4, 6, 2, 5) for block in blocks], axis=5)
-        whole = (*patches.shape[:5], self.frames, size, size)
-        return np.ascontiguousarray(np.broadcast_to(patches, whole)).reshape(-1, self.inputs)
+            levels = np.ascontiguousarray(blocks[0].transpose(0, 3, 1, 4, 2, 5, 6)).reshape(-1, size, size, 3)
+            return self.pixels.of(levels).reshape(-1, self.inputs)
+        planes = [block.transpose(0, 3, 1, 4, 6, 2, 5).reshape(-1, 3, size**2) for block in blocks]
+        levels = np.stack(planes, axis=2)
+        values = np.empty((len(levels), 3, self.frames, size**2), np.float32)
+        for colour in range(3):  # three times as fast as all at once
+            values[:, colour] = self.pixels.table[:, colour].take(levels[:, colour])
+        return values.reshape(-1, self.inputs)
 
 
 def block_places(rows: int, columns: int, merge: int = 1) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
@@ -355,9 +357,8 @@ def block_means(rows: Floats, grid: tuple[int, int], merge: int) -> Floats:
 
 def normalized(rows: Floats, eps: float, weight: Floats, bias: Floats | None = None) -> Floats:
     """LayerNorm of rows, or RMSNorm if there is no bias: each row by itself, summed in float64."""
-    values = np.ascontiguousarray(rows, np.float64)
     if bias is not None:
-        values = values - values.mean(-1, keepdims=True)
-    values = values / np.sqrt((values * values).mean(-1, keepdims=True) + eps) * weight
-    result: Floats = (values if bias is None else values + bias).astype(np.float32)
-    return result
+        rows = rows - rows.mean(-1, dtype=np.float64, keepdims=True).astype(np.float32)
+    scales = 1 / np.sqrt((rows * rows).mean(-1, dtype=np.float64, keepdims=True) + eps)
+    result: Floats = rows * scales.astype(np.float32) * weight
+    return result if bias is None else result + bias
