@@ -66,7 +66,13 @@ class PlainTower(TowerExecutor):
         return _numpy(x if spec.activation is None else _activated(spec.activation, x))
 
     def layer(
-        self, index: int, rows: Rows, segments: NDArray[np.int32], positions: NDArray[np.int32] | None = None
+        self,
+        index: int,
+        rows: Rows,
+        segments: NDArray[np.int32],
+        positions: NDArray[np.int32] | None = None,
+        *,
+        in_place: bool = False,
     ) -> Generator[None, None, Rows]:
         assert rows.dtype == np.float32
         assert segments.dtype == np.int32

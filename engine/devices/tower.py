@@ -55,9 +55,15 @@ class TowerExecutor(ABC):
 
     @abstractmethod
     def layer(
-        self, index: int, rows: Rows, segments: NDArray[np.int32], positions: NDArray[np.int32] | None = None
+        self,
+        index: int,
+        rows: Rows,
+        segments: NDArray[np.int32],
+        positions: NDArray[np.int32] | None = None,
+        *,
+        in_place: bool = False,
     ) -> Generator[None, None, Rows]:
-        """Layer `index` of `rows [N, hidden]`: as many rows.
+        """Layer `index` of `rows [N, hidden]`: as many rows. With `in_place` they may lie where `rows` do.
 
         Segment s owns rows `[segments[s], segments[s + 1])` and sees nothing else: `segments [S + 1]` begins with 0
         and ends with N. `positions [A, N]` are those of each of rope's axes; without rope there are none. Raises
@@ -69,7 +75,7 @@ class TowerExecutor(ABC):
     ) -> Generator[None, None, Rows]:
         """All layers, one after the other: see `layer`."""
         for index in range(len(self.spec.layers)):
-            rows = yield from self.layer(index, rows, segments, positions)
+            rows = yield from self.layer(index, rows, segments, positions, in_place=index > 0)
         return rows
 
     @abstractmethod

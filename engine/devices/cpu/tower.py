@@ -86,13 +86,21 @@ class CpuTower(TowerExecutor):
         return out
 
     def layer(
-        self, index: int, rows: Rows, segments: NDArray[np.int32], positions: NDArray[np.int32] | None = None
+        self,
+        index: int,
+        rows: Rows,
+        segments: NDArray[np.int32],
+        positions: NDArray[np.int32] | None = None,
+        *,
+        in_place: bool = False,
     ) -> Generator[None, None, Rows]:
         """See TowerExecutor. Segments are computed together as long as they fit a piece."""
         native = self.native
         if self._is_between_turns:
             raise RuntimeError("another layer is under way")
-        out = checked_rows(rows, self.spec.hidden_size).copy()
+        out = checked_rows(rows, self.spec.hidden_size)
+        if not in_place:
+            out = out.copy()
         check_segments(segments, len(out), self._max_rows)
         positions = checked_positions(self.spec, index, positions, len(out))
         starts = np.asarray(segments, np.int32)

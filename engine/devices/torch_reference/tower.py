@@ -120,7 +120,13 @@ class TorchTower(TowerExecutor):
         return x.numpy()
 
     def layer(
-        self, index: int, rows: Rows, segments: NDArray[np.int32], positions: NDArray[np.int32] | None = None
+        self,
+        index: int,
+        rows: Rows,
+        segments: NDArray[np.int32],
+        positions: NDArray[np.int32] | None = None,
+        *,
+        in_place: bool = False,
     ) -> Generator[None, None, Rows]:
         """See TowerExecutor."""
         self._loaded()

@@ -124,7 +124,7 @@ class PixtralVision(Vision):
         rows = yield from table_normalized(tower, "pre_norm", rows, _NORM)
         segments, positions = even_segments(1, len(rows)), np.stack(block_places(*grid))
         for index in range(len(tower.spec.layers)):
-            rows = yield from tower.layer(index, rows, segments, positions)
+            rows = yield from tower.layer(index, rows, segments, positions, in_place=True)
         if self._norm is not None:
             rows = yield from table_normalized(tower, "merge_norm", rows, self._norm)
             blocks = joined_blocks(rows, grid, self._merge).reshape(-1, self._merge**2, rows.shape[1])

@@ -70,7 +70,7 @@ class Qwen25Vision(QwenVision):
         windows = np.concatenate([[0], np.cumsum(lengths * block)]).astype(np.int32)
         for index in range(len(tower.spec.layers)):
             segments = each_image(rows, grid) if index in self._whole_layers else windows
-            rows = yield from tower.layer(index, rows, segments, positions)
+            rows = yield from tower.layer(index, rows, segments, positions, in_place=True)
         merged = yield from self.merged(rows, _NORM, tower)
         embeddings = np.empty_like(merged)
         embeddings[order] = merged

@@ -106,7 +106,7 @@ class Qwen3Vision(QwenVision):
     ) -> Generator[None, None, Rows]:
         segments, taken = each_image(rows, grid), []
         for index in range(len(tower.spec.layers)):
-            rows = yield from tower.layer(index, rows, segments, positions)
+            rows = yield from tower.layer(index, rows, segments, positions, in_place=True)
             if index in self._taken:
                 i = self._taken.index(index)
                 joined = yield from tower.project(f"merge_{i}", rows.reshape(-1, rows.shape[1] * self.merge**2))

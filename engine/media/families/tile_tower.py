@@ -83,7 +83,7 @@ class TileTower:
         segments = even_segments(len(tiles), len(rows) // len(tiles))
         after = {0: rows}
         for index in range(len(self.layers)):
-            rows = yield from tower.layer(index, rows, segments)
+            rows = yield from tower.layer(index, rows, segments, in_place=index not in self._taken)
             if index + 1 in self._taken:
                 after[index + 1] = rows
         taken = np.concatenate([after[index] for index in self._taken], axis=1)

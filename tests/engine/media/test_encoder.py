@@ -34,7 +34,9 @@ class Tower(TowerExecutor):
             yield
         return np.repeat(rows[:, :1], WIDTH, axis=1)
 
-    def layer(self, index: int, rows: Rows, segments: object, positions: object = None) -> Generator[None, None, Rows]:
+    def layer(
+        self, index: int, rows: Rows, segments: object, positions: object = None, *, in_place: bool = False
+    ) -> Generator[None, None, Rows]:
         raise NotImplementedError
 
     def table(self, name: str) -> Rows:
