@@ -17,6 +17,7 @@ import pictures_job as pictures
 
 if TYPE_CHECKING:
     from tidewheel.engine.devices.tower import TowerExecutor
+    from tidewheel.engine.media.media import Media
     from tidewheel.engine.weights.dtypes import DType
 
 _REPEATS = 3  # of decoding the large picture
@@ -61,7 +62,7 @@ class Tidewheel:
         started = time.perf_counter()
         reader = self._engine.media
         assert reader is not None
-        media = [await reader.read(data, "picture")]
+        media = [await self._read(data)]
         expanded = reader.expand(self._job.prompt(question), media, "prompt")
         ids = self._engine.tokenizer.encode(expanded.text, add_special_tokens=False)
         prompt, spans = reader.spread(ids, expanded)
@@ -71,6 +72,12 @@ class Tidewheel:
             async for _ in self._engine.submit(Request("picture", prompt, sampling, media=spans))
         ]
         return arrivals[0]
+
+    async def _read(self, data: bytes) -> Media:
+        from tidewheel.engine.media.media import MediaFiles
+
+        assert self._engine.media is not None
+        return await self._engine.media.read(MediaFiles((data,)), "picture")
 
     def others(self) -> Iterator[tuple[str, Callable[[], pictures.Figures]]]:
         """The tower alone, which the idle engine leaves its threads, and the large picture."""
@@ -84,8 +91,7 @@ class Tidewheel:
         from tidewheel import _native
         from tidewheel.engine.devices.cpu.ceilings import compute_ceiling
 
-        reader, encoder = self._engine.media, self._engine._encoder
-        assert reader is not None
+        encoder = self._engine._encoder
         assert encoder is not None
         is_dtype = self._job.weights in job.DTYPES
         dtype = cast("DType", self._job.weights if is_dtype else "bfloat16")
@@ -98,7 +104,7 @@ class Tidewheel:
         tower, found, before = _counting(encoder._tower), [], ceiling()
         os.sched_setaffinity(0, self._job.cpus[:1])  # as the engine's thread is, which computes there
         for path in self._job.pictures[1:]:
-            media = self._loop.run_until_complete(reader.read(Path(path).read_bytes(), "picture"))
+            media = self._loop.run_until_complete(self._read(Path(path).read_bytes()))
             operations, started = tower.operations, time.perf_counter()
             for _ in encoder._vision.encode(media, tower):
                 pass
@@ -113,10 +119,8 @@ class Tidewheel:
         from PIL import Image
 
         data = Path(self._job.large).read_bytes() + bytes([turn])  # another file, of the same picture
-        reader = self._engine.media
-        assert reader is not None
         started = time.perf_counter()
-        self._loop.run_until_complete(reader.read(data, "picture"))
+        self._loop.run_until_complete(self._read(data))
         own = time.perf_counter() - started
         started = time.perf_counter()
         image = Image.open(io.BytesIO(data)).convert("RGB")
