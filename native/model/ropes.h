@@ -17,6 +17,7 @@ class Ropes {
   // Throws std::bad_alloc.
   void allocate(int max_tokens);
 
+  bool empty() const { return tables_.empty(); }
   // How many axes a step's rope_positions must have.
   int axes() const { return axes_; }
   // Computes the entries of the step's token in all tables, with its angles divided by `factor`: see

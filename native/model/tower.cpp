@@ -23,7 +23,6 @@ Tower::Tower(TowerPlan plan, const Kernels& kernels, CacheType cache_type, Tower
   require(shape.max_rows > 0 && shape.piece_rows > 0 && plan_.hidden_size > 0, "rows and their size must be at least 1");
   // Projections and layers never run together, so they use the same memory.
   for (const auto& [name, projection] : plan_.projections) add_projection(name, projection);
-  hidden_ = workspace_.add<float>(plan_.hidden_size);
   for (size_t i = 0; i < plan_.layers.size(); ++i) add_layer(plan_.layers[i], "layers." + std::to_string(i) + ".");
 
   const Ownership& ownership = pool_->ownership();
@@ -137,29 +136,19 @@ Step Tower::step_of(const TowerPiece& piece, size_t num_rows, int window) {
   return step;
 }
 
-void Tower::take_rows(Worker& worker, const Step& step, const float* rows) const {
-  const size_t hidden_size = plan_.hidden_size;
+void Tower::compute_ropes(Worker& worker, const Step& step) const {
+  if (attention_.ropes.empty()) return;
   worker.share(static_cast<int64_t>(step.token_ids.size()), 4, [&](int64_t begin, int64_t end) {
-    std::copy_n(rows + begin * hidden_size, (end - begin) * hidden_size, hidden() + begin * hidden_size);
-    if (step.remembered) return;  // queries and keys are rotated already
     for (int64_t row = begin; row < end; ++row) attention_.ropes.compute(step, static_cast<int>(row));
-  });
-}
-
-void Tower::give_rows(Worker& worker, const Step& step, float* rows) const {
-  const size_t hidden_size = plan_.hidden_size;
-  worker.share(static_cast<int64_t>(step.token_ids.size()), 4, [&](int64_t begin, int64_t end) {
-    std::copy_n(hidden() + begin * hidden_size, (end - begin) * hidden_size, rows + begin * hidden_size);
   });
 }
 
 void Tower::run_blocks(int layer, int end, const Step& step, float* rows) {
   pool_->run([&](Worker& worker) {
-    take_rows(worker, step, rows);
+    if (!step.remembered) compute_ropes(worker, step);  // otherwise queries and keys are rotated already
     for (int i = layer; i < end; ++i) {
-      for (const ResidualBlock& residual : layers_[i]) residual.run(worker, step, hidden(), hidden());
+      for (const ResidualBlock& residual : layers_[i]) residual.run(worker, step, rows, rows);
     }
-    give_rows(worker, step, rows);
   });
 }
 
@@ -179,8 +168,8 @@ void Tower::remember(int layer, const TowerPiece& piece, std::span<const float> 
   const Step step = step_of(piece, count, windows_[layer]);
   if (layers_[layer].empty()) return;
   pool_->run([&](Worker& worker) {
-    take_rows(worker, step, rows.data());
-    layers_[layer].front().remember(worker, step, hidden());
+    compute_ropes(worker, step);
+    layers_[layer].front().remember(worker, step, rows.data());
   });
 }
 

@@ -84,10 +84,8 @@ class Tower {
   size_t check(int layer, const TowerPiece& piece, size_t num_floats, bool whole) const;
   // The piece as a step of layers with this window, whose arrays are members.
   Step step_of(const TowerPiece& piece, size_t num_rows, int window);
-  void take_rows(Worker& worker, const Step& step, const float* rows) const;
-  void give_rows(Worker& worker, const Step& step, float* rows) const;
+  void compute_ropes(Worker& worker, const Step& step) const;
   void run_blocks(int layer, int end, const Step& step, float* rows);
-  float* hidden() const { return workspace_.rows(hidden_); }
 
   const TowerPlan plan_;
   const Kernels& kernels_;
@@ -108,7 +106,6 @@ class Tower {
   std::map<std::string, Projection> projections_;
   std::vector<std::deque<ResidualBlock>> layers_;
   std::vector<int> windows_;  // of each layer, see AttentionPlan; 0: its rows see all of their segment
-  Buffer<float> hidden_;  // [T, hidden]
 
   // The arrays of a step.
   std::vector<int32_t> token_ids_, positions_, visible_until_, block_tables_;

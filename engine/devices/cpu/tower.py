@@ -239,7 +239,7 @@ def tower_bytes(spec: TowerSpec, formats: Formats, options: TowerOptions) -> int
                 a_row = block // BLOCK_TOKENS
                 kept = max(kept, a_row + a_row * mixer.num_heads // (2 * mixer.num_kv_heads))
     widths = [2 * (projection.inputs + projection.outputs) for _, projection in spec.projections]
-    widths += [residual.mixer.activations + 2 * spec.hidden_size for layer in spec.layers for residual in layer]
+    widths += [residual.mixer.activations + spec.hidden_size for layer in spec.layers for residual in layer]
     piece = _piece_rows(options.max_rows) * max(widths, default=0) * _FLOAT_BYTES
     image = options.max_rows * 2 * spec.hidden_size * _FLOAT_BYTES
     return weight_bytes(tower_shapes(spec), formats) + options.max_rows * kept + piece + image
