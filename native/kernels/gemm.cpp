@@ -24,11 +24,9 @@ TW_INLINE F activate(F x, Activation activation) {
       const F erfc = mul(mul(p, t), exp(mul(mul(x, x), set1(-0.5f))));
       return sub(max(x, zero()), mul(mul(size, set1(0.5f)), erfc));
     }
-    case Activation::kGeluTanh: {  // https://arxiv.org/abs/1606.08415, tanh y = 1 - 2 / (e^2y + 1)
+    case Activation::kGeluTanh: {  // https://arxiv.org/abs/1606.08415, (1 + tanh y) / 2 = 1 / (1 + e^-2y)
       const F cubic = fma(mul(mul(x, x), x), set1(0.044715f), x);
-      const F e = exp(mul(cubic, set1(2.0f * 0.7978845608f)));
-      const F tanh = sub(set1(1.0f), div(set1(2.0f), add(e, set1(1.0f))));
-      return mul(mul(set1(0.5f), x), add(set1(1.0f), tanh));
+      return div(x, add(set1(1.0f), exp(mul(cubic, set1(-2.0f * 0.7978845608f)))));
     }
     case Activation::kGeluQuick:
       return div(x, add(set1(1.0f), exp(mul(set1(-1.702f), x))));
