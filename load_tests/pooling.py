@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -157,4 +156,4 @@ def report(work: Work, theirs: Callable[..., Rows], ours: dict[str, Callable[...
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
