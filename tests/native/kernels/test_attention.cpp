@@ -93,7 +93,7 @@ class Attention {
       for (int d = 0; d < dim; ++d) score += q[d] * contents.k[place * dim + d];
       score *= double{kScale};
       if (scoring_.softcap != 0) score = scoring_.softcap * std::tanh(score / scoring_.softcap);
-      if (!scoring_.slopes.empty()) score += scoring_.slopes[head] * double(t - token);
+      if (!scoring_.slopes.empty()) score -= scoring_.slopes[head] * std::abs(double(t - token));
       weights.push_back(std::exp(score));
       total += weights.back();
     }
