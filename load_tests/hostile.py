@@ -12,7 +12,7 @@ from typing import Any
 
 from attack import CHAT, COMPLETIONS, REFUSED, SERVED_OR_REFUSED, TOO_LARGE, Attack, Kinds, Wire, new_word
 
-_OVER_LIMIT = 17 * 2**20  # bytes, more than the default of --max-body-size
+_OVER_LIMIT = 33 * 2**20  # bytes, more than the default of --max-body-size with a model that sees
 _ASK: Mapping[str, Any] = {"prompt": "a", "max_tokens": 2}
 
 

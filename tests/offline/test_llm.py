@@ -438,7 +438,7 @@ def test_kinds_of_prompts(llm: LLM) -> None:
         ({"prompt": "x", "multi_modal_data": {"audio": [1]}}, "multi_modal_data.audio is not supported"),
         (
             {"prompt": "x", "multi_modal_data": {"image": b"PNG"}},
-            "multi_modal_data is not supported by this server",
+            "cannot be read as an image: it is of no known format",
         ),
         ({"prompt": "x", "mm_processor_kwargs": {"a": 1}}, "this prompt has no multi_modal_data"),
         ([1.5], "a text, a list of token ids"),

@@ -199,9 +199,7 @@ def test_calls_of_asyncio(caplog: pytest.LogCaptureFixture) -> None:
                     "Hi", ONE, trace_headers={"traceparent": "0"}, data_parallel_rank=None
                 ):
                     assert output.outputs[0].token_ids
-            with pytest.raises(
-                InvalidRequestError, match="mm_processor_kwargs is not supported by this server: this model reads text"
-            ):
+            with pytest.raises(InvalidRequestError, match="mm_processor_kwargs has no settings for this model"):
                 await anext(llm.chat(HI, ONE, mm_processor_kwargs={"a": 1}))
 
     asyncio.run(main())

@@ -323,7 +323,7 @@ def test_a_charts_scale_holds_the_figure_above_it(server: RunningServer, open_pa
 def test_what_is_served_is_said(demo_server: ServerProcess, open_page: OpenPage) -> None:
     page = open_page(f"{demo_server.url}/#server", **WIDE)
     facts = page.locator("#facts")
-    for words in ("llama", "int8-channel", "cpu", "2,048 tokens", "MiB", "prefix caching is on", "hermes"):
+    for words in ("llava", "int8-channel", "cpu", "2,048 tokens", "MiB", "prefix caching is on", "hermes"):
         expect(facts).to_contain_text(words)
 
 
