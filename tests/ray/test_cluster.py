@@ -145,5 +145,5 @@ def test_stages_on_nodes_give_the_bits_of_one_process(connected: None, monkeypat
 
 
 def test_a_replica_that_dies_breaks_its_own_streams_alone(server: Server, replicas: ReplicasClient) -> None:
-    replica = server.replicas()[0]  # before they begin: finding it may take longer than their answers
-    lose_a_replica(replicas.http, replica.kill, streams=16, length=100)
+    replica = server.replicas()[0]  # before they begin, and answers are long: calls to the cluster may take seconds
+    lose_a_replica(replicas.http, replica.kill, streams=16, length=300)
