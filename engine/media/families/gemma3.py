@@ -13,7 +13,7 @@ from ...models.tensor_ref import TensorRef
 from ..media import Media
 from ..processing import Image, Patches, block_means, resize
 from ..vision import Expansion, Vision
-from .settings import BILINEAR, HALF, ProcessorSettings, decoder_size, part_of, require_patches, side, square
+from .settings import BILINEAR, HALF, ProcessorSettings, decoder_size, part_of, require_patches, require_size, square
 from .towers import (
     MODULES,
     conv,
@@ -46,10 +46,7 @@ class Gemma3Vision(Vision):
         tower.refuse("model_type", "siglip_vision_model")
         hidden, patch = tower.integer("hidden_size", 768), square(tower, "patch_size", 16)
         self._side = square(tower, "image_size", 224)
-        size = settings.part("size")
-        for name in ("height", "width"):
-            if side(size, name, 224) != self._side:
-                raise size.error(name, f"{self._side}, the image_size of vision_config in config.json")
+        require_size(settings, self._side, 224)
         self._grid = self._side // patch
         tokens = ConfigReader(config).integer("mm_tokens_per_image", 256)
         self._tokens = math.isqrt(tokens)  # along a side

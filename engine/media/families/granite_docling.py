@@ -22,7 +22,7 @@ from .settings import (
     output_size,
     part_of,
     require_patches,
-    side,
+    require_size,
     square,
 )
 from .towers import (
@@ -64,10 +64,7 @@ class GraniteDoclingVision(Vision):
         hidden = tower.integer("hidden_size", 768)
         outputs = output_size(tower, "out_hidden_size", decoder_size(architecture, config), 1024)
         patch, self._tile = square(tower, "patch_size", 16), square(tower, "image_size", 512)
-        size = settings.part("size")
-        for name in ("height", "width"):
-            if side(size, name, 512) != self._tile:
-                raise size.error(name, f"{self._tile}, the image_size of vision_config in config.json")
+        require_size(settings, self._tile, 512)
         self._grid, self._scale = self._tile // patch, tower.integer("scale_factor", 4)
         if not self._grid or self._grid % self._scale:
             raise tower.error("scale_factor", f"a number that divides {self._grid} patches")

@@ -22,7 +22,7 @@ from .settings import (
     head_dim_of,
     part_of,
     require_patches,
-    side,
+    require_size,
     square,
 )
 from .towers import conv, embedded_behind_class, even_segments, layers_run, without_class
@@ -49,10 +49,7 @@ class InternVision(Vision):
         tower, settings, whole = part_of(config, "vision_config"), ProcessorSettings(processor), ConfigReader(config)
         hidden, heads = tower.integer("hidden_size", 1024), tower.integer("num_attention_heads", 16)
         patch, self._side = square(tower, "patch_size", 14), square(tower, "image_size", 448)
-        size = settings.part("size")
-        for name in ("height", "width"):
-            if side(size, name, 384) != self._side:
-                raise size.error(name, f"{self._side}, the image_size of vision_config in config.json")
+        require_size(settings, self._side, 384)
         self._grid = self._side // patch
         self._merge = int(1 / whole.number("downsample_ratio", 0.5))
         if not self._merge or not self._grid or self._grid % self._merge:

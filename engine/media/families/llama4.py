@@ -25,7 +25,7 @@ from .settings import (
     head_dim_of,
     part_of,
     require_patches,
-    side,
+    require_size,
     square,
 )
 from .towers import (
@@ -63,10 +63,7 @@ class Llama4Vision(Vision):
         tower, settings = part_of(config, "vision_config"), ProcessorSettings(processor)
         hidden, heads = tower.integer("hidden_size", 768), tower.integer("num_attention_heads", 16)
         patch, self._side = square(tower, "patch_size", 14), square(tower, "image_size", 448)
-        size = settings.part("size")
-        for name in ("height", "width"):
-            if side(size, name, 336) != self._side:
-                raise size.error(name, f"{self._side}, the image_size of vision_config in config.json")
+        require_size(settings, self._side, 336)
         self._grid = self._side // patch
         ratio = tower.number("pixel_shuffle_ratio", 0.5)
         self._merge = round(1 / ratio)

@@ -77,6 +77,14 @@ class ProcessorSettings(ConfigReader):
         return side(part, field, default)
 
 
+def require_size(settings: ProcessorSettings, tower_side: int, default: int) -> None:
+    """Raise ModelError unless images get the size that the tower has; `default` where the settings have none."""
+    size = settings.part("size")
+    for name in ("height", "width"):
+        if side(size, name, default) != tower_side:
+            raise size.error(name, f"{tower_side}, the image_size of vision_config in config.json")
+
+
 def side(config: ConfigReader, name: str, default: int | None = None) -> int:
     """A number of pixels along a side. Raises ModelError, naming the field, for one that is no such number."""
     value = config.integer(name, default)
