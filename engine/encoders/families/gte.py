@@ -12,22 +12,10 @@ from ...models.rope import rope_from_config
 from ...models.spec import MlpSpec, RopeSpec
 from ...models.tensor_ref import TensorRef
 from ..model import EmbeddingSpec, EncoderModel
-from .parts import EMBEDDINGS, Layout, encoder, head, layer_norm, post_norm_layer, two_way
+from .parts import EMBEDDINGS, GATED_LAYER, Layout, encoder, head, layer_norm, post_norm_layer, two_way
 
 _HEAD = {"head.dense": "pooler.dense", "head.out": "classifier"}
-_MODULES = {
-    **EMBEDDINGS,
-    "q": "self_attn.q_proj",
-    "k": "self_attn.k_proj",
-    "v": "self_attn.v_proj",
-    "o": "self_attn.o_proj",
-    "attention_sum_norm": "post_attention_layernorm",
-    "gate": "mlp.gate_proj",
-    "up": "mlp.up_proj",
-    "down": "mlp.down_proj",
-    "mlp_sum_norm": "post_mlp_layernorm",
-    **_HEAD,
-}
+_MODULES = {**EMBEDDINGS, **GATED_LAYER, **_HEAD}
 
 
 def model(architecture: str, config: ConfigReader) -> EncoderModel:

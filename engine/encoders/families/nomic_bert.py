@@ -9,7 +9,7 @@ from ...models.config import ConfigReader
 from ...models.rope import rope_from_config
 from ...models.spec import MlpSpec
 from ..model import EmbeddingSpec, EncoderModel
-from .parts import EMBEDDINGS, Layout, encoder, layer_norm, post_norm_layer, two_way
+from .parts import EMBEDDINGS, GATED_LAYER, Layout, encoder, layer_norm, post_norm_layer, two_way
 
 # As the model's own code has them, and as transformers has them since 5.4.
 _OWN_FIELDS = {
@@ -21,18 +21,7 @@ _OWN_FIELDS = {
     "rope_theta": "rotary_emb_base",
 }
 _ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu"}
-_MODULES = {
-    **EMBEDDINGS,
-    "q": "self_attn.q_proj",
-    "k": "self_attn.k_proj",
-    "v": "self_attn.v_proj",
-    "o": "self_attn.o_proj",
-    "attention_sum_norm": "post_attention_layernorm",
-    "gate": "mlp.gate_proj",
-    "up": "mlp.up_proj",
-    "down": "mlp.down_proj",
-    "mlp_sum_norm": "post_mlp_layernorm",
-}
+_MODULES = {**EMBEDDINGS, **GATED_LAYER}
 
 
 def model(architecture: str, config: ConfigReader) -> EncoderModel:

@@ -41,6 +41,18 @@ BERT_LAYER: Modules = {
     "down": "output.dense",
     "mlp_sum_norm": "output.LayerNorm",
 }
+# Where transformers has those of a layer with rope and a gated MLP.
+GATED_LAYER: Modules = {
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "o": "self_attn.o_proj",
+    "attention_sum_norm": "post_attention_layernorm",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+    "mlp_sum_norm": "post_mlp_layernorm",
+}
 # RoBERTa's head, which MPNet has too.
 CLASSIFIER: Modules = {"head.dense": "classifier.dense", "head.out": "classifier.out_proj"}
 _OLD_NAMES = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
