@@ -75,15 +75,21 @@ def decoders(command: str = COMMAND) -> set[int]:
     return mine
 
 
-def descendants(leader: int) -> set[int]:
-    """The processes of a session that live, but its leader."""
-    found = set()
+def descendants(leader: int) -> dict[int, int]:
+    """The processes of a session that live, but its leader, and their parents."""
+    found = {}
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            state, _, _, session = (process / "stat").read_text().rpartition(")")[2].split()[:4]
+            state, parent, _, session = (process / "stat").read_text().rpartition(")")[2].split()[:4]
             if int(session) == leader and state != "Z":
-                found.add(int(process.name))
-    return found - {leader}
+                found[int(process.name)] = int(parent)
+    found.pop(leader, None)
+    return found
+
+
+def workers(leader: int) -> set[int]:
+    """Those of them that decode. Their parents wait for them, and for a moment longer than they live."""
+    return {process for process, parent in descendants(leader).items() if parent != leader}
 
 
 def test_an_image_comes_back_as_the_model_takes_it(shared: ImageDecoder) -> None:
@@ -208,13 +214,15 @@ def test_a_decoder_that_is_killed_is_tried_once_more(one: ImageDecoder) -> None:
     before = decoders()
     decode(one, png())
     (process,) = decoders() - before
+    wait_until(lambda: not descendants(process))
+    killed: set[int] = set()
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(decode, one, of_width(tiny_vision.SLEEPS))
         for _ in range(2):
-            wait_until(lambda: len(descendants(process)) == 2)  # one that waits for the other
-            killed = max(descendants(process))
-            os.kill(killed, signal.SIGKILL)
-            wait_until(lambda killed=killed: killed not in descendants(process))
+            wait_until(lambda: workers(process) - killed)
+            (worker,) = workers(process) - killed
+            os.kill(worker, signal.SIGKILL)
+            killed.add(worker)
         with pytest.raises(SandboxError, match=r"was killed.*try again later"):
             waiting.result()
     assert decode(one, png()).width == 37
@@ -228,7 +236,7 @@ def test_a_decoder_ends_when_nobody_waits_for_it_any_more(one: ImageDecoder) -> 
     cancellation = Cancellation()
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(one.decode, MediaFiles((of_width(tiny_vision.SLEEPS),)), cancellation)
-        wait_until(lambda: len(descendants(process)) == 2)
+        wait_until(lambda: workers(process))
         cancellation.cancel()
         with pytest.raises(LoadCancelledError):
             waiting.result(timeout=5)
