@@ -8,13 +8,12 @@ import time
 from collections.abc import Iterable, Sequence
 from http import HTTPStatus
 
-import numpy as np
 from msgspec import Struct
-from numpy.typing import NDArray
 from starlette.requests import Request
 
-from tidewheel.engine.encoders.encoder import CrossEncoder, Embedder, Encoder
-from tidewheel.engine.encoders.engine import EncoderEngine
+from tidewheel.engine.encoders.encoder import Embedder, Encoder
+from tidewheel.engine.encoders.engine import EncoderEngine, Results
+from tidewheel.engine.encoders.tasks import Task
 from tidewheel.engine.encoders.tokenization import EncoderInput
 from tidewheel.engine.errors import quoted
 
@@ -32,12 +31,17 @@ logger = logging.getLogger("tidewheel.requests")
 
 
 class EncoderAnswer(Struct, frozen=True):
-    """The result of an encoder: one row for each input."""
+    """What an encoder has made of a request's inputs: a result for each."""
 
     id: str
     created: int
-    rows: NDArray[np.float32]
+    results: Results
     usage: InputUsage
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the results."""
+        return sum(result.nbytes for result in self.results)
 
 
 class ServedEncoders:
@@ -73,16 +77,24 @@ class ServedEncoders:
     def scorer(self, name: str | None) -> Encoder:
         """The model of a name, for None the first cross-encoder or else the first of all. Raises ApiError (404)."""
         encoders = self._engine.encoders.values()
-        return self._find(name, sorted(encoders, key=lambda one: not isinstance(one, CrossEncoder)))
+        return self._find(name, sorted(encoders, key=lambda one: not one.is_cross_encoder))
 
     async def run(
-        self, request: Request, kind: str, encoder: Encoder, inputs: Sequence[EncoderInput], given: Sequence[Shown]
+        self,
+        request: Request,
+        kind: str,
+        encoder: Encoder,
+        task: Task,
+        inputs: Sequence[EncoderInput],
+        given: Sequence[Shown],
     ) -> EncoderAnswer:
-        """The rows of inputs that were checked. `kind` begins the answer's id, and `given` are the texts, for the log.
+        """A task's results of inputs that were checked. `kind` begins the answer's id, and `given` are the texts, for
+        the log.
 
-        Raises ApiError if they cannot be had, too much waits or it takes too long, and ClientGone if the client hangs
-        up, which takes them from the queue.
+        Raises ApiError or InvalidRequestError if they cannot be had, too much waits or it takes too long, and
+        ClientGone if the client hangs up, which takes them from the queue.
         """
+        encoder.check_size(task, inputs)
         try:
             held = self._engine.backlogs()
             check_backlog(sum(held.values()), self._limits.max_queue, self._rate, held=held, count=len(inputs))
@@ -93,7 +105,7 @@ class ServedEncoders:
         answer_id, tokens = f"{kind}-{new_id()}", sum(map(len, inputs))
         if self._texts is not None:
             self._texts.log_prompts(answer_id, request.state.request_id, given)
-        future = self._engine.submit(encoder, inputs, current_client())
+        future = self._engine.submit(encoder, task, inputs, current_client())
 
         def leave() -> None:
             future.cancel()
@@ -106,7 +118,7 @@ class ServedEncoders:
             if not future.done():
                 raise request_timeout()
             outcome = "error"
-            rows = future.result()
+            results = future.result()
             outcome = "stop"
             self._rate.add(len(inputs))
         finally:
@@ -129,7 +141,7 @@ class ServedEncoders:
                     fields,
                     extra={"fields": fields},
                 )
-        return EncoderAnswer(answer_id, int(time.time()), rows, InputUsage(tokens, tokens))
+        return EncoderAnswer(answer_id, int(time.time()), results, InputUsage(tokens, tokens))
 
     def _find(self, name: str | None, fitting: Iterable[Encoder]) -> Encoder:
         encoder = next(iter(fitting), None) if name is None else self._named(name)
@@ -164,7 +176,7 @@ def truncation(encoder: Encoder, truncate_prompt_tokens: int | None) -> int | No
 def check_input(encoder: Encoder, item: EncoderInput, param: str) -> None:
     """Raises ApiError or InvalidRequestError (400) for an input that the encoder cannot take."""
     if item.is_too_long or len(item) > encoder.max_length:
-        beside = " with what it is scored against" if isinstance(encoder, CrossEncoder) else ""
+        beside = " with what it is scored against" if encoder.is_cross_encoder else ""
         counted = "far more" if item.is_too_long else len(item)  # such a text is not read to its end
         raise bad_request(
             f"{param} has {counted} tokens{beside}, and {encoder.name} takes {encoder.max_length}: shorten it, or "

@@ -171,6 +171,13 @@ CASES: dict[str, Case] = {
         outputs=("logits",),
         classifies=True,
     ),
+    # Tells three labels apart.
+    "bert-classes": Case(
+        "bert",
+        {**_SIZES, "id2label": {0: "calm", 1: "rough", 2: "stormy"}},
+        outputs=("logits",),
+        classifies=True,
+    ),
 }
 
 _root = Path(tempfile.mkdtemp(prefix="tidewheel-encoders-"))

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .encoder import Encoder
+from .pooling import Floats
+from .tasks import Task
 from .tokenization import EncoderInput
 
 MAX_BATCH_TOKENS = 1024
@@ -18,18 +19,25 @@ MAX_BATCH_TOKENS = 1024
 # Padding takes as long as text. Small batches of similar lengths were 10% faster than full ones with 20% padding.
 _MAX_PADDING = 0.05  # of the real tokens
 _FREE_PADDING = 16  # tokens
+_NO_RESULT: Floats = np.empty(0, np.float32)
 
 
 class Job:
-    """One request: its inputs, and their results as rows, [len(inputs), width]. `client` is who it is for."""
+    """One request: its inputs, and their `results`, as the task says. `client` is who it is for."""
 
-    def __init__(self, encoder: Encoder, inputs: Sequence[EncoderInput], client: str = "") -> None:
+    def __init__(self, encoder: Encoder, task: Task, inputs: Sequence[EncoderInput], client: str = "") -> None:
         self.encoder = encoder
+        self.task = task
         self.client = client
         self.inputs = inputs
-        self.rows: NDArray[np.float32] = np.empty((len(inputs), encoder.width), np.float32)
+        self.results: list[Floats] = [_NO_RESULT] * len(inputs)
         self.num_unfinished = len(inputs)
         self.failure: Exception | None = None
+
+    @property
+    def kind(self) -> tuple[Encoder, Task]:
+        """What inputs must have in common to run together."""
+        return self.encoder, self.task
 
 
 @dataclass(slots=True, eq=False)
@@ -75,13 +83,13 @@ def choose_batch(
 class BatchQueue:
     """The waiting inputs. Each batch is formed around an input of one job. Clients take turns, and so do the jobs of a
     client. So a small job does not wait for all of a large one, nor for all jobs of another client. The batch is filled
-    with inputs of similar length from any job.
+    with inputs of similar length from any job of the same encoder and task.
     """
 
     def __init__(self) -> None:
         # Each client's jobs, those first whose turn comes first.
         self._turns: dict[str, deque[tuple[Job, list[Item]]]] = {}
-        self._waiting: dict[Encoder, list[Item]] = {}  # sorted by length
+        self._waiting: dict[tuple[Encoder, Task], list[Item]] = {}  # sorted by length
 
     def __bool__(self) -> bool:
         return any(self._waiting.values())
@@ -89,7 +97,7 @@ class BatchQueue:
     def add(self, job: Job) -> None:
         """Queue a job's inputs."""
         items = sorted((Item(job, i, len(item)) for i, item in enumerate(job.inputs)), key=_length)
-        waiting = self._waiting.setdefault(job.encoder, [])
+        waiting = self._waiting.setdefault(job.kind, [])
         for item in items:
             insort(waiting, item, key=_length)
         self._turns.setdefault(job.client, deque()).append((job, items))
@@ -100,14 +108,14 @@ class BatchQueue:
             self._turns[job.client] = jobs
         else:
             self._turns.pop(job.client, None)
-        self._waiting[job.encoder] = [item for item in self._waiting.get(job.encoder, ()) if item.job is not job]
+        self._waiting[job.kind] = [item for item in self._waiting.get(job.kind, ()) if item.job is not job]
 
     def num_waiting(self, encoder: Encoder) -> int:
         """How many inputs wait for an encoder. May be called from any thread."""
-        return len(self._waiting.get(encoder, ()))
+        return sum(len(self._waiting.get((encoder, task), ())) for task in encoder.tasks)
 
     def next_batch(self) -> list[Item]:
-        """Take the inputs to run next, all for one encoder. Empty if nothing waits."""
+        """Take the inputs to run next, all for one encoder and task. Empty if nothing waits."""
         while self._turns:
             client = next(iter(self._turns))
             jobs = self._turns.pop(client)
@@ -123,7 +131,7 @@ class BatchQueue:
         return []
 
     def _around(self, item: Item) -> list[Item]:
-        waiting = self._waiting[item.job.encoder]
+        waiting = self._waiting[item.job.kind]
         anchor = waiting.index(item, bisect_left(waiting, item.length, key=_length))
         start, end = anchor, anchor + 1
         if item.job.encoder.takes_batches:

@@ -13,9 +13,11 @@ from ..errors import ModelError
 from ..files.folder import read_config, read_json, read_json_array, read_json_if_there
 from ..files.reading import is_there, require_file, require_no_special_files
 from ..files.wording import shown
+from .classification import ClassActivation, activation_of, labels_of
 from .families import FAMILIES, encoder_model
 from .model import EncoderModel
 from .pooling import POOLING_MODES
+from .tasks import Task
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +31,6 @@ _MODE_FLAGS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-_ACTIVATIONS = {"Sigmoid": True, "Identity": False}
 # Their positions start after the padding token's id, so the limit is smaller by that number.
 _POSITIONS_AFTER_PADDING = frozenset(
     "camembert data2vec-text longformer mpnet roberta roberta-prelayernorm xlm-roberta xlm-roberta-xl xmod".split()
@@ -44,14 +45,14 @@ class EncoderDescription:
     Either there is a `model`, whose safetensors lie in `folder`, or a `graph` in ONNX. `pooling` are the modes of an
     embedding model, and `dense_folders` those of its Dense modules behind the pooling, which a `model` needs.
     `foreign_modules` are its modules that Tidewheel cannot compute. If there are any, the graph must output the
-    finished embedding. `sigmoid` is a cross-encoder's activation.
+    finished embedding. `task` is the main one. A classifier has `labels`, and an `activation` unless it gives logits.
     """
 
     folder: Path
     model: EncoderModel | None
     graph: Path | None
     tokenizer_folder: Path
-    is_cross_encoder: bool
+    task: Task
     max_length: int
     vocab_size: int | None
     pad_token_id: int | None
@@ -63,16 +64,17 @@ class EncoderDescription:
     normalize: bool = False
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt_name: str | None = None
-    sigmoid: bool = True
+    labels: tuple[str, ...] = ()
+    activation: ClassActivation | None = None
 
 
 def describe_encoder(folder: Path) -> EncoderDescription:
     """Read a model folder. Raises ModelError, which names the file and what it should contain."""
     modules = _Modules(folder)
     config = read_config(modules.transformer_folder)
-    is_cross_encoder = str(config["architectures"][0]).endswith("ForSequenceClassification")
+    classifies = str(config["architectures"][0]).endswith("ForSequenceClassification")
     graph = graph_in(folder)
-    model = _native_model(modules, config, graph, is_cross_encoder=is_cross_encoder)
+    model = _native_model(modules, config, graph, classifies=classifies)
     if model is not None:
         graph = None
     elif graph is None:
@@ -87,7 +89,7 @@ def describe_encoder(folder: Path) -> EncoderDescription:
         "model": model,
         "graph": graph,
         "tokenizer_folder": modules.transformer_folder,
-        "is_cross_encoder": is_cross_encoder,
+        "task": "classify" if classifies else "embed",
         "max_length": _max_length(modules, config, None if model is None else model.max_length),
         "vocab_size": _integer(config, "vocab_size"),
         "pad_token_id": _integer(config, "pad_token_id"),
@@ -95,16 +97,17 @@ def describe_encoder(folder: Path) -> EncoderDescription:
     }
     settings_path = folder / "config_sentence_transformers.json"
     settings = read_json_if_there(settings_path)
-    if is_cross_encoder:
+    if classifies:
         if settings.get("default_prompt_name") is not None:
-            raise ModelError(f"{settings_path} has a default prompt, which is not supported in a cross-encoder")
+            raise ModelError(f"{settings_path} has a default prompt, which is not supported in a classifier")
         path = modules.transformer_folder / "config.json"
-        return EncoderDescription(**shared, sigmoid=_cross_encoder_sigmoid(path, config, settings_path, settings))
+        labels = labels_of(path, config)
+        activation = activation_of(path, config, settings_path, settings, num_labels=len(labels))
+        return EncoderDescription(**shared, labels=labels, activation=activation)
     model_type = settings.get("model_type", "SentenceTransformer")
     if model_type != "SentenceTransformer":
         raise ModelError(
-            f"{settings_path}: the model is a {shown(model_type)}; of these only sequence classifiers with one label "
-            "are served"
+            f"{settings_path}: the model is a {shown(model_type)}; of these only sequence classifiers are served"
         )
     if not is_there(folder / "modules.json"):
         logger.info(
@@ -149,14 +152,14 @@ def has_weights(folder: Path) -> bool:
 
 
 def _native_model(
-    modules: _Modules, config: Mapping[str, Any], graph: Path | None, *, is_cross_encoder: bool
+    modules: _Modules, config: Mapping[str, Any], graph: Path | None, *, classifies: bool
 ) -> EncoderModel | None:
     """How our own kernels compute the model; None if they cannot. If there is a graph, that runs instead."""
     if not has_weights(modules.transformer_folder):
         return None
     try:
         model = encoder_model(config)
-        if model is not None and modules.uncomputed and not is_cross_encoder:
+        if model is not None and modules.uncomputed and not classifies:
             raise ModelError(f"modules.json has modules that are not supported: {', '.join(modules.uncomputed)}")
     except ModelError as error:
         if graph is None:
@@ -275,29 +278,3 @@ def _prompts(path: Path, settings: Mapping[str, Any]) -> dict[str, str]:
     if not isinstance(prompts, dict):
         raise ModelError(f"{path}: prompts must be an object of texts by name")
     return {name: prompt for name, prompt in prompts.items() if isinstance(prompt, str)}
-
-
-def _cross_encoder_sigmoid(
-    path: Path, config: Mapping[str, Any], settings_path: Path, settings: Mapping[str, Any]
-) -> bool:
-    """Whether a cross-encoder's logit goes through a sigmoid. Raises ModelError if the model is not for scoring."""
-    labels = config.get("id2label")
-    num_labels = len(labels) if isinstance(labels, dict) else config.get("num_labels", 2)
-    if num_labels != 1:
-        raise ModelError(
-            f"{path} has {shown(num_labels)} labels; only cross-encoders with one label, the score, are supported"
-        )
-    own = config.get("sentence_transformers")
-    name = settings.get("activation_fn")
-    if name:
-        path = settings_path
-    else:
-        name = (
-            (own.get("activation_fn") if isinstance(own, dict) else None)
-            or config.get("sbert_ce_default_activation_function")
-            or "Sigmoid"
-        )
-    sigmoid = _ACTIVATIONS.get(str(name).rpartition(".")[2])
-    if sigmoid is None:
-        raise ModelError(f"{path} has the activation {shown(name)}; known are {', '.join(_ACTIVATIONS)}")
-    return sigmoid

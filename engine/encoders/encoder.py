@@ -1,10 +1,10 @@
-"""Encoder: a model that reads a text in one pass. An Embedder returns vectors, a CrossEncoder scores pairs of texts."""
+"""Encoder: a model that reads a text in one pass. An Embedder gives vectors, a Classifier the logits of labels."""
 
 from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 from msgspec import Struct
@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 from ..errors import InvalidRequestError, ModelError, quoted
 from ..files.wording import one_line
 from ..model_names import short_name
+from .classification import activated
 from .description import EncoderDescription
 from .graph import LOGITS, POOLED_OUTPUT, TOKEN_OUTPUTS, EncoderGraph
 from .pooling import Floats, cosines, normalized, pool
+from .tasks import OF_TOKENS, Task
 from .tokenization import EncoderInput, EncoderTokenizer
 
 logger = logging.getLogger(__name__)
@@ -24,6 +26,9 @@ _QUERY_PROMPTS = ("query",)
 _DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 # The largest effect of rounding on a vector, as a share of its largest component, also with half precision inside.
 _ROUNDING = 2e-3
+
+MAX_RESULT_BYTES = 64 * 2**20
+"""Of one request. 2048 vectors of 8192 numbers."""
 
 
 def padding_id(description: EncoderDescription, tokenizer: EncoderTokenizer) -> int:
@@ -34,13 +39,15 @@ def padding_id(description: EncoderDescription, tokenizer: EncoderTokenizer) -> 
 class ScorePlan(Struct, frozen=True):
     """What an encoder must compute to score pairs, and how to get the scores from the result.
 
-    `sources[i]` says which text `inputs[i]` is: (0, index of a query) or (1, index of a document). For a pair it is the
-    document's. `scores` takes the rows of the inputs and returns one number for each pair.
+    `task` is what to run the inputs for. `sources[i]` says which text `inputs[i]` is: (0, index of a query) or (1,
+    index of a document). For a pair it is the document's. `scores` takes the results and returns one number for each
+    pair.
     """
 
+    task: Task
     inputs: list[EncoderInput]
     sources: list[tuple[int, int]]
-    scores: Callable[[Floats], NDArray[np.float64]]
+    scores: Callable[[Sequence[Floats]], NDArray[np.float64]]
 
 
 class Encoder(ABC):
@@ -49,7 +56,10 @@ class Encoder(ABC):
     `name` is its name in the API, `source` the folder or hub id that it came from, which
     `is_named_by_source` tells to be what the name was made of. `takes_batches` is False if the
     graph's results depend on the other inputs of a batch, and `pads` is True if it pads these to the longest one.
+    `task` is its main one of its `tasks`, and `widths` are the sizes of their rows. `labels` are a classifier's.
     """
+
+    labels: tuple[str, ...] = ()
 
     def __init__(
         self, name: str, source: str, description: EncoderDescription, tokenizer: EncoderTokenizer, graph: EncoderGraph
@@ -63,18 +73,53 @@ class Encoder(ABC):
         self._pad_token_id = padding_id(description, tokenizer)
         self._graph = graph
         self.pads = graph.pads
-        self._output = self._choose_output(description)
-        self.width, self.takes_batches = self._probe()
+        self.task = description.task
+        self._outputs = self._choose_outputs(description)
+        self.tasks = frozenset(self._outputs)
+        self.widths, self.takes_batches = self._probe()
+
+    @property
+    def width(self) -> int:
+        """How many numbers a row of its main task has."""
+        return self.widths[self.task]
+
+    @property
+    def is_cross_encoder(self) -> bool:
+        """Whether it reads two texts together to score how well the second answers the first."""
+        return "classify" in self.tasks and len(self.labels) == 1
 
     @abstractmethod
     def plan_scores(
-        self, queries: Sequence[str], documents: Sequence[str], *, truncate_to: int | None = None
+        self,
+        queries: Sequence[str],
+        documents: Sequence[str],
+        *,
+        truncate_to: int | None = None,
+        use_activation: bool | None = None,
     ) -> ScorePlan:
-        """How to score each document against the query of the same index, or all against a single one."""
+        """How to score each document against the query of the same index, or all against a single one.
 
-    def run(self, inputs: Sequence[EncoderInput]) -> Floats:
-        """The rows of a batch: pooled vectors before they are normalized, or scores. Shape [len(inputs), width]."""
-        return self._rows(self._graph.run(self._output, inputs), inputs)
+        `use_activation` False leaves a cross-encoder's scores logits. Raises InvalidRequestError if it has no scores.
+        """
+
+    def run(self, task: Task, inputs: Sequence[EncoderInput]) -> list[Floats]:
+        """The result of each input of a batch, as Task says. `task` must be one of the encoder's."""
+        return self._results(task, self._graph.run(self._outputs[task], inputs), inputs)
+
+    def check_size(self, task: Task, inputs: Sequence[EncoderInput]) -> None:
+        """Raises InvalidRequestError if the results of a request's inputs would take too much memory."""
+        size = sum(self.result_numbers(task, item) for item in inputs) * np.dtype(np.float32).itemsize
+        if size > MAX_RESULT_BYTES:
+            raise InvalidRequestError(
+                f"the answer would have {size // 2**20} MiB of numbers, and at most {MAX_RESULT_BYTES // 2**20} MiB "
+                "are given at once: send fewer or shorter texts in a request"
+            )
+
+    def result_numbers(self, task: Task, item: EncoderInput) -> int:
+        """How many numbers the result of an input has at most."""
+        if task == "sparse":
+            return 2 * self.vocab_size
+        return self.widths[task] * (len(item) if task in OF_TOKENS else 1)
 
     def check(self, item: EncoderInput, param: str) -> None:
         """Raises InvalidRequestError for an input that the graph cannot take."""
@@ -92,20 +137,22 @@ class Encoder(ABC):
         self._graph.interrupt()
 
     @abstractmethod
-    def _choose_output(self, description: EncoderDescription) -> str: ...
+    def _choose_outputs(self, description: EncoderDescription) -> Mapping[Task, str]:
+        """The graph's output that each of the encoder's tasks needs."""
 
     @abstractmethod
-    def _rows(self, values: Sequence[Floats], inputs: Sequence[EncoderInput]) -> Floats: ...
+    def _results(self, task: Task, values: Sequence[Floats], inputs: Sequence[EncoderInput]) -> list[Floats]:
+        """The results of a task from the values of its output."""
 
-    def _probe(self) -> tuple[int, bool]:
-        """The width of a row, and whether batches are safe. Runs a short input alone, and padded beside a long one."""
+    def _probe(self) -> tuple[dict[Task, int], bool]:
+        """The widths, and whether batches are safe. Runs a short input alone, and padded beside a long one."""
         ids = [i for i in range(1, 64) if i < self.vocab_size and i != self._pad_token_id]
         short, long = (EncoderInput(ids[start : start + min(n, self.max_length)]) for start, n in ((0, 3), (3, 12)))
         try:
-            alone, beside = self.run([short])[0], self.run([short, long])[0]
-            if not np.isfinite(alone).all():
+            results = {task: self.run(task, [short])[0] for task in self.tasks}
+            if not all(np.isfinite(result).all() for result in results.values()):
                 raise ValueError("it gives values that are not finite (infinite or NaN)")
-            width = len(alone)
+            alone, beside = results[self.task], self.run(self.task, [short, long])[0]
             safe = bool(np.abs(alone - beside).max() <= _ROUNDING * np.abs(alone).max() + 1e-5)
         except Exception as error:  # onnxruntime's exceptions have no common base class
             raise ModelError(f"{self._graph.path} does not run: {one_line(error)}") from error
@@ -116,7 +163,7 @@ class Encoder(ABC):
                 self.name,
                 self._graph.path,
             )
-        return width, safe
+        return {task: result.shape[-1] for task, result in results.items()}, safe
 
     def _missing(self, wanted: Iterable[str]) -> ModelError:
         return ModelError(
@@ -165,28 +212,37 @@ class Embedder(Encoder):
             item = EncoderInput(item.token_ids, item.type_ids, self.tokenizer.prompt_length(prompt))
         return item
 
-    def check_vectors(self, *, dimensions: int | None, normalize: bool | None) -> None:
+    def check_vectors(self, *, task: Task = "embed", dimensions: int | None, normalize: bool | None) -> None:
         """Raises InvalidRequestError for too many dimensions, or if normalizing cannot be turned off."""
-        if dimensions is not None and not 1 <= dimensions <= self.width:
+        width = self.widths[task]
+        if dimensions is not None and not 1 <= dimensions <= width:
             raise InvalidRequestError(
-                f"dimensions must be between 1 and {self.width}, the number that {self.name} has, got {dimensions}",
+                f"dimensions must be between 1 and {width}, the number that {self.name} has, got {dimensions}",
                 "dimensions",
             )
-        if normalize is False and self._normalizes and self._output == POOLED_OUTPUT:
+        if normalize is False and self._normalizes and self._outputs[task] == POOLED_OUTPUT:
             raise InvalidRequestError(
                 f"normalize must not be false, because the graph of {self.name} normalizes its vectors", "normalize"
             )
 
-    def vectors(self, rows: Floats, *, dimensions: int | None = None, normalize: bool | None = None) -> Floats:
-        """The embeddings of rows from `run`, shape [N, dimensions]. If `normalize` is not given, the model decides.
+    def vectors(
+        self, rows: Floats | Sequence[Floats], *, dimensions: int | None = None, normalize: bool | None = None
+    ) -> Floats:
+        """The embeddings of N results of `embed`, or of the N tokens of one result of `token_embed`: [N, dimensions].
 
-        `dimensions` keeps only the first components (Matryoshka, arXiv 2205.13147).
+        If `normalize` is not given, the model decides. `dimensions` keeps only the first components (Matryoshka, arXiv
+        2205.13147).
         """
-        vectors = rows[:, :dimensions]
+        vectors: Floats = np.asarray(rows)[:, :dimensions]
         return normalized(vectors) if normalize or (normalize is None and self._normalizes) else vectors
 
     def plan_scores(
-        self, queries: Sequence[str], documents: Sequence[str], *, truncate_to: int | None = None
+        self,
+        queries: Sequence[str],
+        documents: Sequence[str],
+        *,
+        truncate_to: int | None = None,
+        use_activation: bool | None = None,
     ) -> ScorePlan:
         """See Encoder. A score is the cosine of two vectors. Each text follows its prompt, if the model has one."""
         query_prompt, document_prompt = self._prompt_among(_QUERY_PROMPTS), self._prompt_among(_DOCUMENT_PROMPTS)
@@ -194,17 +250,16 @@ class Embedder(Encoder):
         inputs += [self.encode(text, prompt_name=document_prompt, truncate_to=truncate_to) for text in documents]
         n = len(queries)
         sources = [*((0, i) for i in range(n)), *((1, i) for i in range(len(documents)))]
-        return ScorePlan(inputs, sources, lambda rows: cosines(rows[:n], rows[n:]))
+        return ScorePlan("embed", inputs, sources, lambda rows: cosines(np.stack(rows[:n]), np.stack(rows[n:])))
 
     def _prompt_among(self, names: Sequence[str]) -> str | None:
         return next((name for name in names if name in self.prompts), None)
 
-    def _choose_output(self, description: EncoderDescription) -> str:
+    def _choose_outputs(self, description: EncoderDescription) -> Mapping[Task, str]:
         outputs = self._graph.outputs
-        if not description.foreign_modules:
-            tokens = next((name for name in TOKEN_OUTPUTS if name in outputs), None)
-            if tokens is not None:
-                return tokens
+        tokens = next((name for name in TOKEN_OUTPUTS if name in outputs), None)
+        if tokens is not None and not description.foreign_modules:
+            return {"embed": tokens, "token_embed": tokens}
         if POOLED_OUTPUT not in outputs:
             if description.foreign_modules:
                 raise ModelError(
@@ -216,30 +271,64 @@ class Embedder(Encoder):
             raise ModelError(
                 f"{self.source} leaves its prompts out of pooling, but {POOLED_OUTPUT} of its graph does not"
             )
-        return POOLED_OUTPUT
+        found: dict[Task, str] = {"embed": POOLED_OUTPUT}
+        return found if tokens is None else {**found, "token_embed": tokens}
 
-    def _rows(self, values: Sequence[Floats], inputs: Sequence[EncoderInput]) -> Floats:
-        if self._output == POOLED_OUTPUT:
-            return np.stack(values)
+    def _results(self, task: Task, values: Sequence[Floats], inputs: Sequence[EncoderInput]) -> list[Floats]:
+        if task == "token_embed" or self._outputs[task] == POOLED_OUTPUT:
+            return [*values]
         pooled = [pool(tokens, item.prompt_length, self._pooling) for tokens, item in zip(values, inputs, strict=True)]
-        return self._graph.after_pooling(np.stack(pooled))
+        return [*self._graph.after_pooling(np.stack(pooled))]
 
 
-class CrossEncoder(Encoder):
-    """A model that reads two texts together and scores how well the second answers the first."""
+class Classifier(Encoder):
+    """A model that gives a text, or two texts that it reads together, the logits of its labels.
+
+    With one label it is a cross-encoder: the logit of a pair says how well the second text answers the first.
+    """
 
     def __init__(
         self, name: str, source: str, description: EncoderDescription, tokenizer: EncoderTokenizer, graph: EncoderGraph
     ) -> None:
-        self._sigmoid = description.sigmoid
+        self.labels = description.labels
+        self.activation = description.activation
         super().__init__(name, source, description, tokenizer, graph)
-        if self.width != 1:
-            raise ModelError(f"{graph.path} gives {self.width} logits; only cross-encoders with one are served")
+        if self.width != len(self.labels):
+            raise ModelError(f"{graph.path} gives {self.width} logits, and config.json names {len(self.labels)} labels")
+
+    def encode(
+        self,
+        text: str,
+        pair: str | None = None,
+        *,
+        add_special_tokens: bool = True,
+        truncate_to: int | None = None,
+    ) -> EncoderInput:
+        """The input for a text, or for two texts that are read together."""
+        return self.tokenizer.encode(
+            text, pair, add_special_tokens=add_special_tokens, truncate_to=truncate_to, at_most=self.max_length
+        )
+
+    def probabilities(self, logits: Floats | Sequence[Floats], use_activation: bool | None = None) -> Floats:
+        """What results of `run` say of the labels, [N, labels]: probabilities, unless the model or the call says no."""
+        rows: Floats = np.asarray(logits)
+        return rows if use_activation is False else activated(rows, self.activation)
 
     def plan_scores(
-        self, queries: Sequence[str], documents: Sequence[str], *, truncate_to: int | None = None
+        self,
+        queries: Sequence[str],
+        documents: Sequence[str],
+        *,
+        truncate_to: int | None = None,
+        use_activation: bool | None = None,
     ) -> ScorePlan:
         """See Encoder. A score is the logit, or its sigmoid if the model says so."""
+        if not self.is_cross_encoder:
+            raise InvalidRequestError(
+                f"{self.name} tells {len(self.labels)} labels apart and gives pairs of texts no score: classify texts "
+                "with it",
+                "model",
+            )
         tokenizer, limit = self.tokenizer, self.max_length
         firsts = [tokenizer.part(query, truncate_to, limit) for query in queries]
         if len(queries) == 1:
@@ -248,17 +337,17 @@ class CrossEncoder(Encoder):
             tokenizer.join([first, tokenizer.part(document, truncate_to, limit)], truncate_to=truncate_to)
             for first, document in zip(firsts, documents, strict=True)
         ]
-        return ScorePlan(inputs, [(1, i) for i in range(len(inputs))], lambda rows: rows[:, 0].astype(float))
+        return ScorePlan(
+            "classify",
+            inputs,
+            [(1, i) for i in range(len(inputs))],
+            lambda logits: self.probabilities(logits, use_activation)[:, 0].astype(np.float64),
+        )
 
-    def _choose_output(self, description: EncoderDescription) -> str:
+    def _choose_outputs(self, description: EncoderDescription) -> Mapping[Task, str]:
         if LOGITS not in self._graph.outputs:
             raise self._missing([LOGITS])
-        return LOGITS
+        return {"classify": LOGITS}
 
-    def _rows(self, values: Sequence[Floats], inputs: Sequence[EncoderInput]) -> Floats:
-        logits = np.stack(values)
-        if not self._sigmoid:
-            return logits
-        with np.errstate(over="ignore"):
-            scores: Floats = (1 / (1 + np.exp(-logits.astype(np.float64)))).astype(np.float32)
-        return scores
+    def _results(self, task: Task, values: Sequence[Floats], inputs: Sequence[EncoderInput]) -> list[Floats]:
+        return [*values]

@@ -1,4 +1,4 @@
-"""EncoderEngine: what the server talks to. `submit` inputs, await their rows."""
+"""EncoderEngine: what the server talks to. `submit` inputs, await their results."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 from msgspec import Struct
-from numpy.typing import NDArray
 
 from ..errors import EngineDeadError
 from .batching import Job
 from .encoder import Encoder
 from .loop import EncoderLoop
+from .pooling import Floats
+from .tasks import Task
 from .tokenization import EncoderInput
 
 logger = logging.getLogger(__name__)
 
-Rows = NDArray[np.float32]
+Results = list[Floats]
 
 
 class EncoderStats(Struct, frozen=True):
@@ -42,7 +42,7 @@ class EncoderEngine:
         self.encoders: Mapping[str, Encoder] = {encoder.name: encoder for encoder in encoders}
         self._encoder_loop = EncoderLoop(encoders, self._post)
         self._event_loop: asyncio.AbstractEventLoop | None = None
-        self._futures: dict[Job, asyncio.Future[Rows]] = {}
+        self._futures: dict[Job, asyncio.Future[Results]] = {}
         self._idle = asyncio.Event()
         self._idle.set()
         self._refusal: str | None = None
@@ -53,16 +53,18 @@ class EncoderEngine:
         if self.encoders:
             self._encoder_loop.start()
 
-    def submit(self, encoder: Encoder, inputs: Sequence[EncoderInput], client: str = "") -> asyncio.Future[Rows]:
+    def submit(
+        self, encoder: Encoder, task: Task, inputs: Sequence[EncoderInput], client: str = ""
+    ) -> asyncio.Future[Results]:
         """Queue at least one input. All must have passed `encoder.check`. Requests of different clients take turns.
 
-        The future's result is their rows, [len(inputs), width]. Cancelling it removes them from the queue. Raises
-        EngineDeadError if nothing can run.
+        `task` is one of the encoder's. The future's result has a result for each input. Cancelling it removes them from
+        the queue. Raises EngineDeadError if nothing can run.
         """
         if self._refusal is not None or self._event_loop is None:
             raise EngineDeadError(self._refusal or "the encoders have not been started")
-        job = Job(encoder, inputs, client)
-        future: asyncio.Future[Rows] = self._event_loop.create_future()
+        job = Job(encoder, task, inputs, client)
+        future: asyncio.Future[Results] = self._event_loop.create_future()
         self._futures[job] = future
         self._idle.clear()
         future.add_done_callback(lambda done: self._forget(job, done))
@@ -127,7 +129,7 @@ class EncoderEngine:
             if future is None or future.done():
                 continue  # nothing waits for it any more
             if job.failure is None:
-                future.set_result(job.rows)
+                future.set_result(job.results)
             else:
                 future.set_exception(job.failure)
         if death is not None:
@@ -135,7 +137,7 @@ class EncoderEngine:
             self._refusal = f"the encoders have failed: {death}"
             self._fail_all(self._refusal)
 
-    def _forget(self, job: Job, future: asyncio.Future[Rows]) -> None:
+    def _forget(self, job: Job, future: asyncio.Future[Results]) -> None:
         del self._futures[job]
         if future.cancelled():
             self._encoder_loop.abort(job)

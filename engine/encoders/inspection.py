@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import DeviceError, ModelError
 from ..files.folder import read_config, read_json_if_there
+from .classification import ClassActivation
 from .description import EncoderDescription, describe_encoder, graph_in, has_weights
 from .families import FAMILIES
 from .onnx_graph import import_onnxruntime
@@ -23,9 +24,10 @@ class EncoderInspection:
     """All that is known of an encoder. If it is refused, fields that cannot be known are None or empty.
 
     `bytes` is the size of the `files`: of the graph and its weights, or of safetensors if it `is_native`. `width` is
-    how many numbers a vector has, if the config says it; a cross-encoder gives a score. `pooling` are the modes that
-    make one vector of the tokens' vectors, and `in_graph` the modules that the graph itself must compute. `max_length`
-    is in tokens. `refusal` is the error that serving it with --embedding-model would give.
+    how many numbers a vector has, if the config says it. A classifier has `labels`, and a cross-encoder only one, for
+    which it gives a score. `pooling` are the modes that make one vector of the tokens' vectors, and `in_graph` the
+    modules that the graph itself must compute. `max_length` is in tokens. `refusal` is the error that serving it with
+    --embedding-model would give.
     """
 
     model: str
@@ -34,11 +36,12 @@ class EncoderInspection:
     files: Sequence[str]
     bytes: int
     is_cross_encoder: bool | None
+    labels: Sequence[str]
     width: int | None
     pooling: Sequence[str]
     in_graph: Sequence[str]
     normalize: bool
-    sigmoid: bool
+    activation: ClassActivation | None
     prompts: Mapping[str, str]
     default_prompt_name: str | None
     max_length: int | None
@@ -69,7 +72,7 @@ def inspect_encoder(model: str, path: Path, *, whole: bool) -> EncoderInspection
         config = read_config(description.tokenizer_folder)
         if whole:
             EncoderTokenizer.load(
-                description.tokenizer_folder, lower_case=description.lower_case, pairs=description.is_cross_encoder
+                description.tokenizer_folder, lower_case=description.lower_case, pairs=bool(description.labels)
             )
         if description.graph is not None:
             import_onnxruntime()
@@ -87,12 +90,13 @@ def inspect_encoder(model: str, path: Path, *, whole: bool) -> EncoderInspection
         is_native=is_native,
         files=[str(file.relative_to(path)) for file in files],
         bytes=sum(file.stat().st_size for file in files),
-        is_cross_encoder=None if description is None else description.is_cross_encoder,
+        is_cross_encoder=None if description is None else len(description.labels) == 1,
+        labels=() if description is None else description.labels,
         width=None if description is None else _width(description, config),
         pooling=() if description is None else description.pooling,
         in_graph=() if description is None else description.foreign_modules,
         normalize=description is not None and description.normalize,
-        sigmoid=description is not None and description.is_cross_encoder and description.sigmoid,
+        activation=None if description is None else description.activation,
         prompts={} if description is None else dict(description.prompts),
         default_prompt_name=None if description is None else description.default_prompt_name,
         max_length=None if description is None else description.max_length,
@@ -107,7 +111,7 @@ def _architecture(config: Mapping[str, Any]) -> str | None:
 
 
 def _width(description: EncoderDescription, config: Mapping[str, Any]) -> int | None:
-    if description.is_cross_encoder or description.foreign_modules or description.dense_folders:
+    if description.labels or description.foreign_modules or description.dense_folders:
         return None
     sizes = [config[name] for name in _WIDTHS if isinstance(config.get(name), int)]
     return sizes[0] * len(description.pooling) if sizes else None

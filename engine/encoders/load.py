@@ -13,7 +13,7 @@ from ..start_log import start_logger
 from ..weights.hub import local_model, resolve_encoder
 from ..weights.hub_room import Download, check_room, not_cached
 from .description import EncoderDescription, describe_encoder, is_native
-from .encoder import CrossEncoder, Embedder, Encoder, padding_id
+from .encoder import Classifier, Embedder, Encoder, padding_id
 from .engine import EncoderEngine
 from .graph import EncoderGraph
 from .loop import lower_thread_priority
@@ -58,20 +58,26 @@ def _load(model: str, name: str, threads: int, dtype: EncoderDType, download_dir
     if is_there(path := description.tokenizer_folder / "tokenizer.json"):
         require_file(path, MAX_TOKENIZER_BYTES)
     tokenizer = EncoderTokenizer.load(
-        description.tokenizer_folder, lower_case=description.lower_case, pairs=description.is_cross_encoder
+        description.tokenizer_folder, lower_case=description.lower_case, pairs=bool(description.labels)
     )
-    kind = CrossEncoder if description.is_cross_encoder else Embedder
+    kind = Classifier if description.task == "classify" else Embedder
     graph, runs_in = _graph(description, padding_id(description, tokenizer), threads, dtype)
     encoder = kind(name, model, description, tokenizer, graph)
     start_logger.info(
         "Loaded %s (%s, up to %d tokens, %s) in %.2f s",
         model,
-        "cross-encoder" if description.is_cross_encoder else f"embeddings of {encoder.width} numbers",
+        _what(encoder),
         encoder.max_length,
         runs_in,
         time.perf_counter() - started,
     )
     return encoder
+
+
+def _what(encoder: Encoder) -> str:
+    if encoder.is_cross_encoder:
+        return "cross-encoder"
+    return f"{len(encoder.labels)} labels" if encoder.labels else f"embeddings of {encoder.width} numbers"
 
 
 def _is_native(folder: Path) -> bool:

@@ -95,9 +95,9 @@ class EncoderLoop:
 
     def _run_batch(self, batch: list[Item]) -> list[Job]:
         """Run inputs, and return the jobs that are finished then."""
-        encoder = batch[0].job.encoder
+        encoder, task = batch[0].job.kind
         try:
-            rows = encoder.run([item.input for item in batch])
+            results = encoder.run(task, [item.input for item in batch])
         except Exception as failure:
             if len(batch) == 1:
                 return self._fail(batch[0], failure)
@@ -110,14 +110,14 @@ class EncoderLoop:
         if encoder.pads:
             counts.padding += max(lengths) * len(lengths) - sum(lengths)
         ended: list[Job] = []
-        for i, item in enumerate(batch):
+        for item, result in zip(batch, results, strict=True):
             job = item.job
             if job.failure is not None:
                 continue
-            if not np.isfinite(rows[i]).all():
+            if not np.isfinite(result).all():
                 ended += self._fail(item, TidewheelError("the model gave values that are not finite"))
                 continue
-            job.rows[item.index] = rows[i]
+            job.results[item.index] = result.copy()  # a view would keep the whole batch
             job.num_unfinished -= 1
             if not job.num_unfinished:
                 ended.append(job)

@@ -44,19 +44,19 @@ class EmbeddingsEndpoint:
         raw = await whole_body(request)
         body = self._decode(raw)
         model, answer = await embed(request, self._encoders, self._worker, body, len(raw))
-        return await self._worker.run(answer.rows.nbytes, lambda: _response(model, body, answer))
+        return await self._worker.run(answer.nbytes, lambda: _response(model, body, answer))
 
 
 async def embed(
     request: Request, encoders: ServedEncoders, worker: PromptEncoder, body: EmbeddingRequest, raw_size: int
 ) -> tuple[Embedder, EncoderAnswer]:
-    """The model that a body asks for, and its rows of the body's inputs. Raises ApiError or InvalidRequestError."""
+    """The model that a body asks for, and its results of the body's inputs. Raises ApiError or InvalidRequestError."""
     model = encoders.embedder(body.model)
     model.check_vectors(dimensions=body.dimensions, normalize=body.normalize)
     given = body.inputs()
     # Multiplied by their number, because short texts cost time too.
     inputs = await worker.run(raw_size * len(given), lambda: _inputs(model, body, given))
-    return model, await encoders.run(request, "embd", model, inputs, given)
+    return model, await encoders.run(request, "embd", model, "embed", inputs, given)
 
 
 def _inputs(model: Embedder, body: EmbeddingRequest, given: Sequence[str | list[int]]) -> list[EncoderInput]:
@@ -78,7 +78,7 @@ def _inputs(model: Embedder, body: EmbeddingRequest, given: Sequence[str | list[
 
 
 def _response(model: Embedder, body: EmbeddingRequest, answer: EncoderAnswer) -> Response:
-    vectors = model.vectors(answer.rows, dimensions=body.dimensions, normalize=body.normalize)
+    vectors = model.vectors(answer.results, dimensions=body.dimensions, normalize=body.normalize)
     write = _base64 if body.encoding_format == "base64" else numbers
     data = [Embedding(index=i, embedding=write(vector)) for i, vector in enumerate(vectors)]
     return json_response(

@@ -200,13 +200,13 @@ class OllamaEmbeddings:
         model, answer = await embed(request, self._encoders, self._worker, wanted, len(raw))
 
         def made() -> Response:
-            vectors = model.vectors(answer.rows, dimensions=body.dimensions, normalize=True)
+            vectors = model.vectors(answer.results, dimensions=body.dimensions, normalize=True)
             took = nanoseconds(time.perf_counter() - started)
             listed = [numbers(vector) for vector in vectors]
             tokens = answer.usage.prompt_tokens
             return json_response(OllamaEmbedAnswer(body.model or tagged(model.name), listed, took, 1, tokens))
 
-        return await self._worker.run(answer.rows.nbytes, made)
+        return await self._worker.run(answer.nbytes, made)
 
     @operation(
         "A text to a vector, in Ollama's older shapes",
@@ -221,7 +221,7 @@ class OllamaEmbeddings:
         wanted = self._wanted(body, body.prompt, cuts=True)
         with renamed_fields({"input": "prompt"}):
             model, answer = await embed(request, self._encoders, self._worker, wanted, len(raw))
-        return json_response(OllamaEmbeddingsAnswer(numbers(model.vectors(answer.rows)[0])))
+        return json_response(OllamaEmbeddingsAnswer(numbers(model.vectors(answer.results)[0])))
 
     def _wanted(self, body: OllamaBody, texts: str | list[str], *, cuts: bool) -> EmbeddingRequest:
         given: list[str | int | list[int]] | str = texts if isinstance(texts, str) else [*texts]

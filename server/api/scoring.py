@@ -63,8 +63,8 @@ class ScoringEndpoints:
         limit = body.truncate_prompt_tokens
         # A cross-encoder reads a single query once with each document.
         plan = await self._worker.run(len(raw) * len(documents), lambda: _plan(model, queries, documents, names, limit))
-        answer = await self._encoders.run(request, "score", model, plan.inputs, [*queries, *documents])
-        return await self._worker.run(answer.rows.nbytes, lambda: _scores(model, plan, answer))
+        answer = await self._encoders.run(request, "score", model, plan.task, plan.inputs, [*queries, *documents])
+        return await self._worker.run(answer.nbytes, lambda: _scores(model, plan, answer))
 
     @operation(
         "Put documents in the order of a query",
@@ -82,9 +82,9 @@ class ScoringEndpoints:
         plan = await self._worker.run(
             len(raw) * len(documents), lambda: _plan(model, [body.query], documents, names, limit)
         )
-        answer = await self._encoders.run(request, "rerank", model, plan.inputs, [body.query, *documents])
+        answer = await self._encoders.run(request, "rerank", model, plan.task, plan.inputs, [body.query, *documents])
         shown = None if body.return_documents is False else documents
-        return await self._worker.run(answer.rows.nbytes, lambda: _ranking(model, plan, answer, top, shown))
+        return await self._worker.run(answer.nbytes, lambda: _ranking(model, plan, answer, top, shown))
 
 
 def _plan(
@@ -105,7 +105,7 @@ def _names(param: str, given: str | list[str]) -> list[str]:
 
 
 def _scores(model: Encoder, plan: ScorePlan, answer: EncoderAnswer) -> Response:
-    data = [Score(index=i, score=score) for i, score in enumerate(plan.scores(answer.rows).tolist())]
+    data = [Score(index=i, score=score) for i, score in enumerate(plan.scores(answer.results).tolist())]
     return json_response(
         ScoreList(id=answer.id, created=answer.created, model=model.name, data=data, usage=answer.usage)
     )
@@ -114,7 +114,7 @@ def _scores(model: Encoder, plan: ScorePlan, answer: EncoderAnswer) -> Response:
 def _ranking(
     model: Encoder, plan: ScorePlan, answer: EncoderAnswer, top: int, documents: Sequence[str] | None
 ) -> Response:
-    scores = plan.scores(answer.rows)
+    scores = plan.scores(answer.results)
     best = np.argsort(-scores, kind="stable")[:top].tolist()  # stable: equal ones stay in order
     results = [
         RerankResult(

@@ -80,9 +80,13 @@ def _encoder(found: EncoderInspection) -> Iterator[tuple[str, str]]:
     kind = "safetensors" if found.is_native else "ONNX"
     yield "checkpoint", f"{kind}: {named}, {in_bytes(found.bytes)}"
     kind = {None: "", True: " (cross-encoder)", False: " (embedding model)"}[found.is_cross_encoder]
+    if found.labels and not found.is_cross_encoder:
+        kind = " (classifier)"
     yield "architecture", f"{found.architecture or 'unknown'}{kind}"
     if found.is_cross_encoder:
-        yield "gives", "a score of a query and a document" + (", through a sigmoid" if found.sigmoid else "")
+        yield "gives", "a score of a query and a document" + (", through a sigmoid" if found.activation else "")
+    elif found.labels:
+        yield "gives", f"{len(found.labels)} labels, {'logits' if found.activation is None else found.activation}"
     elif found.is_cross_encoder is not None:
         size = "vectors" if found.width is None else f"vectors of {found.width} numbers"
         pooled = f", the tokens' pooled by {', '.join(found.pooling)}" if found.pooling else ""

@@ -79,7 +79,7 @@ def use_encoder(folder: Path) -> None:
             encoder.check(item, "input")
     except InvalidRequestError:
         return
-    plan.scores(np.ones((len(plan.inputs), encoder.width), np.float32))
+    plan.scores([np.ones(encoder.width, np.float32)] * len(plan.inputs))
 
 
 EMBEDDER: dict[str, Any] = {

@@ -6,11 +6,9 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-
-from tidewheel.engine.encoders.encoder import CrossEncoder, Embedder, Encoder, ScorePlan
-from tidewheel.engine.encoders.engine import EncoderEngine
+from tidewheel.engine.encoders.encoder import Embedder, Encoder, ScorePlan
+from tidewheel.engine.encoders.engine import EncoderEngine, Results
+from tidewheel.engine.encoders.tasks import Task
 from tidewheel.engine.encoders.tokenization import EncoderInput
 from tidewheel.engine.errors import InvalidRequestError
 from tidewheel.server.encoders import check_input, truncation
@@ -58,7 +56,7 @@ class Pooler:
         normalize: bool | None = None,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
         """The vectors of texts, or of token ids, as arrays. Raises InvalidRequestError."""
-        encoder = self._find(model, Embedder, "embeddings")
+        encoder = self._find(model, "embeddings", lambda one: isinstance(one, Embedder))
         assert isinstance(encoder, Embedder)
         encoder.check_vectors(dimensions=dimensions, normalize=normalize)
         with engine_errors():
@@ -69,8 +67,10 @@ class Pooler:
                 return encoder.encode(text, truncate_to=limit) if isinstance(text, str) else EncoderInput(text[:limit])
 
             inputs = await self._checked(encoder, texts, encode)
-        rows = await self._run(encoder, inputs, done)
-        vectors = encoder.vectors(rows, dimensions=dimensions, normalize=normalize)
+        if not inputs:
+            return []
+        results = await self._run(encoder, "embed", inputs, done)
+        vectors = encoder.vectors(results, dimensions=dimensions, normalize=normalize)
         return [
             PoolingRequestOutput(str(i), PoolingOutput(vector), one.token_ids)
             for i, (vector, one) in enumerate(zip(vectors, inputs, strict=True))
@@ -90,7 +90,7 @@ class Pooler:
             raise InvalidRequestError(
                 f"data_1 must have one text, or as many as data_2, got {len(queries)} and {len(documents)}", "data_1"
             )
-        encoder = self._find(model, CrossEncoder, "scores")
+        encoder = self._find(model, "scores", lambda one: one.is_cross_encoder or "embed" in one.tasks)
         names = ("data_1", "data_2")
         with engine_errors():
             limit = truncation(encoder, truncate_prompt_tokens)
@@ -102,7 +102,7 @@ class Pooler:
                 return plan
 
             plan = await asyncio.to_thread(planned)
-        scores = plan.scores(await self._run(encoder, plan.inputs, done)).tolist()
+        scores = plan.scores(await self._run(encoder, plan.task, plan.inputs, done)).tolist()
         read = {i: one.token_ids for one, (side, i) in zip(plan.inputs, plan.sources, strict=True) if side == 1}
         return [ScoringRequestOutput(str(i), ScoringOutput(score), read[i]) for i, score in enumerate(scores)]
 
@@ -118,12 +118,10 @@ class Pooler:
         return await asyncio.to_thread(encoded)
 
     async def _run(
-        self, encoder: Encoder, inputs: Sequence[EncoderInput], done: Callable[[int], object]
-    ) -> NDArray[np.float32]:
-        if not inputs:
-            return np.empty((0, encoder.width), np.float32)
+        self, encoder: Encoder, task: Task, inputs: Sequence[EncoderInput], done: Callable[[int], object]
+    ) -> Results:
         parts = [inputs[start : start + _INPUTS_AT_ONCE] for start in range(0, len(inputs), _INPUTS_AT_ONCE)]
-        futures = [self._engine.submit(encoder, part) for part in parts]
+        futures = [self._engine.submit(encoder, task, part) for part in parts]
         try:
             for part, future in zip(parts, futures, strict=True):
                 await future
@@ -131,16 +129,13 @@ class Pooler:
         finally:
             for future in futures:
                 future.cancel()
-        return np.concatenate([future.result() for future in futures])
+        return [result for future in futures for result in future.result()]
 
-    def _find(self, name: str | None, kind: type[Encoder], what: str) -> Encoder:
-        """The encoder of a name; without one the first of its kind, for scores also an embedding model."""
+    def _find(self, name: str | None, what: str, fits: Callable[[Encoder], bool]) -> Encoder:
+        """The encoder of a name, or else a fitting one: the first cross-encoder for scores, or the first of all."""
         encoders = self._engine.encoders
-        if name is None:
-            fitting = sorted(encoders.values(), key=lambda one: not isinstance(one, kind))
-        else:
-            fitting = [encoders[name]] if name in encoders else []
-        if fitting and (kind is CrossEncoder or isinstance(fitting[0], kind)):
+        named = [one for one in encoders.values() if name in (None, one.name)]
+        if fitting := sorted(filter(fits, named), key=lambda one: not one.is_cross_encoder):
             return fitting[0]
         loaded = f"; there are {', '.join(encoders)}" if encoders else ""
         raise InvalidRequestError(

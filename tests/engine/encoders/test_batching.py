@@ -10,20 +10,22 @@ from hypothesis import strategies as st
 
 from tidewheel.engine.encoders.batching import MAX_BATCH_TOKENS, BatchQueue, Item, Job, choose_batch
 from tidewheel.engine.encoders.encoder import Encoder
+from tidewheel.engine.encoders.tasks import Task
 from tidewheel.engine.encoders.tokenization import EncoderInput
 
 LENGTHS = st.lists(st.integers(1, 600), min_size=1, max_size=40)
+TASKS: tuple[Task, ...] = ("embed", "token_embed")
 
 
 class FakeEncoder:
-    width = 1
+    tasks = frozenset(TASKS)
 
     def __init__(self, takes_batches: bool = True, pads: bool = True) -> None:
         self.takes_batches, self.pads = takes_batches, pads
 
 
-def job(encoder: FakeEncoder, lengths: Sequence[int], client: str = "") -> Job:
-    return Job(cast(Encoder, encoder), [EncoderInput([0] * length) for length in lengths], client)
+def job(encoder: FakeEncoder, lengths: Sequence[int], client: str = "", task: Task = "embed") -> Job:
+    return Job(cast(Encoder, encoder), task, [EncoderInput([0] * length) for length in lengths], client)
 
 
 def drain(queue: BatchQueue) -> list[list[Item]]:
@@ -50,17 +52,21 @@ def test_equal_lengths_fill_a_batch() -> None:
     assert choose_batch([64] * 100, 50, 1024)[1] - choose_batch([64] * 100, 50, 1024)[0] == 16
 
 
-@given(st.lists(st.tuples(st.integers(0, 1), LENGTHS), max_size=6))
-def test_every_input_runs_once_and_batches_are_of_one_encoder(jobs: list[tuple[int, list[int]]]) -> None:
+@given(st.lists(st.tuples(st.integers(0, 1), st.sampled_from(TASKS), LENGTHS), max_size=6))
+def test_every_input_runs_once_and_batches_are_of_one_encoder_and_task(
+    jobs: list[tuple[int, Task, list[int]]],
+) -> None:
     encoders, queue = [FakeEncoder(), FakeEncoder()], BatchQueue()
-    added = [job(encoders[which], lengths) for which, lengths in jobs]
+    added = [job(encoders[which], lengths, task=task) for which, task, lengths in jobs]
     for one in added:
         queue.add(one)
+    waiting = sum(queue.num_waiting(cast(Encoder, encoder)) for encoder in encoders)
+    assert waiting == sum(len(one.inputs) for one in added)
     batches = drain(queue)
     seen = sorted((added.index(item.job), item.index) for batch in batches for item in batch)
     assert seen == [(i, j) for i, one in enumerate(added) for j in range(len(one.inputs))]
     for batch in batches:
-        assert len({id(item.job.encoder) for item in batch}) == 1
+        assert len({(id(item.job.encoder), item.job.task) for item in batch}) == 1
         assert len(batch) == 1 or len(batch) * max(item.length for item in batch) <= MAX_BATCH_TOKENS
 
 

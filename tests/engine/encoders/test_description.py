@@ -9,6 +9,7 @@ from typing import Any
 import encoder_zoo as zoo
 import pytest
 
+from tidewheel.engine.encoders.classification import activation_of, labels_of
 from tidewheel.engine.encoders.description import describe_encoder
 from tidewheel.engine.encoders.load import load_encoders
 from tidewheel.engine.errors import DeviceError, ModelError
@@ -42,18 +43,49 @@ def test_the_longest_input(name: str, files: dict[str, Any], length: int, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("name", "settings", "sigmoid"),
+    ("name", "settings", "activation"),
     [
-        ("bert-cross", {}, True),
-        ("bert-cross", {"activation_fn": "torch.nn.modules.linear.Identity"}, False),
-        ("roberta-cross", None, False),
+        ("bert-cross", {}, "sigmoid"),
+        ("bert-cross", {"activation_fn": "torch.nn.modules.linear.Identity"}, None),
+        ("roberta-cross", None, None),
     ],
 )
-def test_activations(name: str, settings: dict[str, Any] | None, sigmoid: bool, tmp_path: Path) -> None:
+def test_activations(name: str, settings: dict[str, Any] | None, activation: str | None, tmp_path: Path) -> None:
     files = {} if settings is None else {"config_sentence_transformers": settings}
     description = describe_encoder(zoo.changed(name, tmp_path / "model", **files))
-    assert description.is_cross_encoder
-    assert description.sigmoid == sigmoid
+    assert (description.task, description.labels) == ("classify", ("LABEL_0",))
+    assert description.activation == activation
+
+
+IDENTITY = {"activation_fn": "torch.nn.modules.linear.Identity"}
+
+
+@pytest.mark.parametrize(
+    ("num_labels", "config", "activation"),
+    [
+        (1, {}, "sigmoid"),
+        (1, {"problem_type": "regression"}, None),
+        (1, {"problem_type": "single_label_classification"}, "sigmoid"),
+        (1, {"problem_type": "regression", "sentence_transformers": {"activation_fn": "torch.nn.Sigmoid"}}, "sigmoid"),
+        (3, {}, "softmax"),
+        (3, {"sentence_transformers": IDENTITY}, "softmax"),
+        (3, {"sentence_transformers": {"activation_fn": "torch.nn.Sigmoid"}}, "sigmoid"),
+        (3, {"problem_type": "multi_label_classification"}, "sigmoid"),
+        (3, {"problem_type": "regression"}, None),
+    ],
+)
+def test_what_makes_probabilities(num_labels: int, config: dict[str, Any], activation: str | None) -> None:
+    path = Path("config.json")
+    assert activation_of(path, config, path, {}, num_labels=num_labels) == activation
+
+
+def test_labels_are_in_the_order_of_their_numbers() -> None:
+    path = Path("config.json")
+    assert labels_of(path, {"id2label": {"10": "k", **{str(i): f"l{i}" for i in range(10)}}})[10] == "k"
+    assert labels_of(path, {}) == ("LABEL_0", "LABEL_1")
+    for config in ({"id2label": {"1": "a"}}, {"id2label": {"a": "a"}}, {"num_labels": 10**9}, {"num_labels": "2"}):
+        with pytest.raises(ModelError, match=r"id2label must be|num_labels must be"):
+            labels_of(path, config)
 
 
 BERT = {"architectures": ["BertModel"], "model_type": "bert"}
@@ -79,11 +111,10 @@ RANKER = {"architectures": ["BertForSequenceClassification"], "max_position_embe
         ({"config_sentence_transformers": {"prompts": [1]}}, "prompts must be an object"),
         ({"config_sentence_transformers": {"default_prompt_name": "query"}}, "default prompt 'query'"),
         ({"config_sentence_transformers": {"model_type": "SparseEncoder"}}, "is a 'SparseEncoder'"),
-        ({"config": {**RANKER, "id2label": {"0": "a", "1": "b"}}}, "2 labels"),
-        ({"config": {**RANKER}}, "2 labels"),
+        ({"config": {**RANKER, "id2label": {"1": "a", "2": "b"}}}, "the keys of id2label must be"),
         (
             {"config": {**RANKER, "num_labels": 1, "sentence_transformers": {"activation_fn": "torch.nn.Tanh"}}},
-            "'torch.nn.Tanh'; known are Sigmoid, Identity",
+            "'torch.nn.Tanh'; known are Identity, Sigmoid, Softmax",
         ),
         (
             {

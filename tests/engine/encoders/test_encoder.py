@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidewheel.engine.encoders.encoder import CrossEncoder, Embedder, Encoder
+from tidewheel.engine.encoders.encoder import MAX_RESULT_BYTES, Classifier, Embedder, Encoder
 from tidewheel.engine.encoders.load import load_encoders
 from tidewheel.engine.encoders.tokenization import EncoderInput
 from tidewheel.engine.errors import InvalidRequestError, ModelError
@@ -41,8 +41,8 @@ def test_embeddings_are_transformers(name: str) -> None:
     prompt = encoder.prompts[encoder.default_prompt_name] if encoder.default_prompt_name else ""
     inputs = [encoder.encode(text) for text in texts]
     wanted = zoo.reference(name, texts, prompt=prompt)
-    np.testing.assert_allclose(encoder.vectors(encoder.run(inputs)), wanted, **TOLERANCE)
-    alone = np.concatenate([encoder.vectors(encoder.run([item])) for item in inputs])
+    np.testing.assert_allclose(encoder.vectors(encoder.run("embed", inputs)), wanted, **TOLERANCE)
+    alone = np.concatenate([encoder.vectors(encoder.run("embed", [item])) for item in inputs])
     np.testing.assert_allclose(alone, wanted, **TOLERANCE)
     assert encoder.takes_batches
 
@@ -50,14 +50,28 @@ def test_embeddings_are_transformers(name: str) -> None:
 @pytest.mark.parametrize("name", ["bert-cross", "roberta-cross"])
 def test_scores_are_transformers(name: str) -> None:
     encoder = load(name)
-    assert isinstance(encoder, CrossEncoder)
+    assert isinstance(encoder, Classifier)
     queries, documents = zoo.texts(8, seed=1, most=5), zoo.texts(8, seed=2, most=9)
     logits = zoo.reference(name, list(zip(queries, documents, strict=True)))[:, 0]
     wanted = 1 / (1 + np.exp(-logits)) if name == "bert-cross" else logits
     plan = encoder.plan_scores(queries, documents)
-    np.testing.assert_allclose(plan.scores(encoder.run(plan.inputs)), wanted, **TOLERANCE)
+    np.testing.assert_allclose(plan.scores(encoder.run(plan.task, plan.inputs)), wanted, **TOLERANCE)
     one_query = encoder.plan_scores(queries[:1], documents)
-    np.testing.assert_allclose(one_query.scores(encoder.run(one_query.inputs)[:1]), wanted[:1], **TOLERANCE)
+    scores = one_query.scores(encoder.run(one_query.task, one_query.inputs))
+    np.testing.assert_allclose(scores[:1], wanted[:1], **TOLERANCE)
+
+
+def test_several_labels_are_told_apart() -> None:
+    encoder, texts = load("bert-classes"), zoo.texts(6, most=8)
+    assert isinstance(encoder, Classifier)
+    assert (encoder.labels, encoder.tasks) == (("calm", "rough", "stormy"), {"classify"})
+    logits = encoder.run("classify", [encoder.encode(text) for text in texts])
+    wanted = zoo.reference("bert-classes", texts)
+    np.testing.assert_allclose(encoder.probabilities(logits, use_activation=False), wanted, **TOLERANCE)
+    powers = np.exp(wanted)
+    np.testing.assert_allclose(encoder.probabilities(logits), powers / powers.sum(axis=1, keepdims=True), **TOLERANCE)
+    with pytest.raises(InvalidRequestError, match="tells 3 labels apart"):
+        encoder.plan_scores(["the wheel"], texts)
 
 
 @settings(deadline=None, max_examples=10)
@@ -66,7 +80,7 @@ def test_a_batch_does_not_change_its_rows(order: list[int], count: int) -> None:
     encoder = embedder("bert")
     texts = zoo.texts(8, seed=3)
     chosen = order[:count]
-    got = encoder.vectors(encoder.run([encoder.encode(texts[i]) for i in chosen]))
+    got = encoder.vectors(encoder.run("embed", [encoder.encode(texts[i]) for i in chosen]))
     np.testing.assert_allclose(got, zoo.reference("bert", texts)[chosen], **TOLERANCE)
 
 
@@ -74,7 +88,7 @@ def test_a_batch_does_not_change_its_rows(order: list[int], count: int) -> None:
 @pytest.mark.parametrize("prompt", ["query", "passage", "plain"])
 def test_prompts(name: str, prompt: str) -> None:
     encoder, texts = embedder(name), zoo.texts(5, most=8)
-    got = encoder.vectors(encoder.run([encoder.encode(text, prompt_name=prompt) for text in texts]))
+    got = encoder.vectors(encoder.run("embed", [encoder.encode(text, prompt_name=prompt) for text in texts]))
     np.testing.assert_allclose(got, zoo.reference(name, texts, prompt=zoo.PROMPTS[prompt]), **TOLERANCE)
     with pytest.raises(InvalidRequestError, match="query, passage, plain") as refused:
         encoder.encode("the tide", prompt_name="other")
@@ -86,7 +100,8 @@ def test_scores_of_an_embedding_model_are_cosines_behind_its_prompts() -> None:
     plan = encoder.plan_scores(["the wheel turns"], texts)
     query = zoo.reference("bert-prompts", ["the wheel turns"], prompt=zoo.PROMPTS["query"])
     documents = zoo.reference("bert-prompts", texts, prompt=zoo.PROMPTS["passage"])
-    np.testing.assert_allclose(plan.scores(encoder.run(plan.inputs)), (documents @ query.T)[:, 0], **TOLERANCE)
+    scores = plan.scores(encoder.run(plan.task, plan.inputs))
+    np.testing.assert_allclose(scores, (documents @ query.T)[:, 0], **TOLERANCE)
     assert plan.sources == [(0, 0), (1, 0), (1, 1), (1, 2), (1, 3)]
 
 
@@ -95,19 +110,20 @@ def test_long_inputs_are_cut_as_transformers_cuts_them() -> None:
     item = encoder.encode(text, truncate_to=encoder.max_length)
     assert len(item) == encoder.max_length == 64
     np.testing.assert_allclose(
-        encoder.vectors(encoder.run([item])), zoo.reference("bert", [text], max_length=64), **TOLERANCE
+        encoder.vectors(encoder.run("embed", [item])), zoo.reference("bert", [text], max_length=64), **TOLERANCE
     )
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta-cls", "distilbert-all", "mpnet-plain", "bert-cross"])
 def test_the_longest_input_fits_the_positions(name: str) -> None:
     encoder = load(name)
-    assert np.isfinite(encoder.run([EncoderInput([5] * encoder.max_length), EncoderInput([5])])).all()
+    results = encoder.run(encoder.task, [EncoderInput([5] * encoder.max_length), EncoderInput([5])])
+    assert np.isfinite(np.stack(results)).all()
 
 
 def test_dimensions_are_cut_and_normalized_again() -> None:
     encoder = embedder("bert")
-    rows = encoder.run([encoder.encode(text) for text in zoo.texts(3)])
+    rows = encoder.run("embed", [encoder.encode(text) for text in zoo.texts(3)])
     whole, cut = encoder.vectors(rows), encoder.vectors(rows, dimensions=8)
     assert cut.shape == (3, 8)
     np.testing.assert_allclose(np.linalg.norm(cut, axis=1), 1, rtol=1e-5)
@@ -117,6 +133,26 @@ def test_dimensions_are_cut_and_normalized_again() -> None:
         with pytest.raises(InvalidRequestError, match="between 1 and 32") as refused:
             encoder.check_vectors(dimensions=dimensions, normalize=None)
         assert refused.value.param == "dimensions"
+
+
+def test_vectors_of_tokens_pool_to_that_of_the_text() -> None:
+    encoder = embedder("bert")
+    inputs = [encoder.encode(text) for text in zoo.texts(4)]
+    of_tokens = encoder.run("token_embed", inputs)
+    assert [len(rows) for rows in of_tokens] == [len(item) for item in inputs]
+    means = np.stack([rows.mean(axis=0) for rows in of_tokens])
+    np.testing.assert_allclose(means, encoder.run("embed", inputs), **TOLERANCE)
+    np.testing.assert_allclose(np.linalg.norm(encoder.vectors(of_tokens[0]), axis=1), 1, rtol=1e-5)
+
+
+def test_answers_of_too_many_numbers_are_refused() -> None:
+    encoder = embedder("bert")
+    text = EncoderInput([5] * 64)
+    per_text = 64 * 32 * 4
+    encoder.check_size("embed", [text] * 10_000)
+    encoder.check_size("token_embed", [text] * (MAX_RESULT_BYTES // per_text))
+    with pytest.raises(InvalidRequestError, match="at most 64 MiB"):
+        encoder.check_size("token_embed", [text] * (MAX_RESULT_BYTES // per_text + 1))
 
 
 def test_a_graph_that_normalizes_cannot_leave_it_out() -> None:

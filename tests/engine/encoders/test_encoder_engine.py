@@ -12,11 +12,12 @@ from contextlib import asynccontextmanager
 import encoder_zoo as zoo
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from tidewheel.engine.encoders.encoder import Embedder
 from tidewheel.engine.encoders.engine import EncoderEngine
 from tidewheel.engine.encoders.load import load_encoders
+from tidewheel.engine.encoders.pooling import Floats
+from tidewheel.engine.encoders.tasks import Task
 from tidewheel.engine.encoders.tokenization import EncoderInput
 from tidewheel.engine.errors import EngineDeadError, TidewheelError
 
@@ -30,7 +31,7 @@ class Gated(Embedder):
     gate: threading.Event
     batches: list[int]
 
-    def run(self, inputs: Sequence[EncoderInput]) -> NDArray[np.float32]:
+    def run(self, task: Task, inputs: Sequence[EncoderInput]) -> list[Floats]:
         self.entered.set()
         self.gate.wait(20)
         self.batches.append(len(inputs))
@@ -39,11 +40,11 @@ class Gated(Embedder):
             raise RuntimeError("a broken token")
         if FATAL in tokens:
             raise SystemExit("a fatal token")
-        rows = super().run(inputs)
-        for row, item in enumerate(inputs):
-            if NOT_FINITE in item.token_ids:
-                rows[row] = np.inf
-        return rows
+        results = super().run(task, inputs)
+        return [
+            np.full_like(result, np.inf) if NOT_FINITE in item.token_ids else result
+            for result, item in zip(results, inputs, strict=True)
+        ]
 
 
 @asynccontextmanager
@@ -78,13 +79,13 @@ async def until(condition: Callable[[], bool]) -> None:
 def test_requests_that_arrive_meanwhile_form_the_next_batch() -> None:
     async def test() -> None:
         async with running() as (engine, encoder):
-            first = engine.submit(encoder, inputs(20))
+            first = engine.submit(encoder, "embed", inputs(20))
             await until(encoder.entered.is_set)
-            futures = [engine.submit(encoder, inputs(20 + i)) for i in range(8)]
+            futures = [engine.submit(encoder, "embed", inputs(20 + i)) for i in range(8)]
             encoder.gate.set()
             rows = await asyncio.gather(first, *futures)
             assert encoder.batches == [1, 8]
-            alone = [encoder.run(inputs(20 + i)) for i in range(8)]
+            alone = [encoder.run("embed", inputs(20 + i)) for i in range(8)]
             np.testing.assert_allclose(np.concatenate(rows[1:]), np.concatenate(alone), rtol=1e-4, atol=1e-5)
             stats = engine.stats()["it"]
             assert (stats.batches_total, stats.tokens_total, stats.padding_total) == (2, 54, 0)
@@ -96,13 +97,14 @@ def test_an_input_that_fails_takes_no_other_request_with_it() -> None:
     async def test() -> None:
         async with running() as (engine, encoder):
             futures = [
-                engine.submit(encoder, inputs(*tokens)) for tokens in ((20,), (21, BROKEN), (22,), (NOT_FINITE,))
+                engine.submit(encoder, "embed", inputs(*tokens))
+                for tokens in ((20,), (21, BROKEN), (22,), (NOT_FINITE,))
             ]
             encoder.gate.set()
             await asyncio.wait(futures)
             good, broken, also_good, not_finite = futures
-            np.testing.assert_allclose(good.result(), encoder.run(inputs(20)), rtol=1e-4, atol=1e-5)
-            np.testing.assert_allclose(also_good.result(), encoder.run(inputs(22)), rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(good.result(), encoder.run("embed", inputs(20)), rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(also_good.result(), encoder.run("embed", inputs(22)), rtol=1e-4, atol=1e-5)
             assert isinstance(broken.exception(), RuntimeError)
             assert isinstance(not_finite.exception(), TidewheelError)
             assert engine.stats()["it"].inputs_waiting == 0
@@ -113,10 +115,10 @@ def test_an_input_that_fails_takes_no_other_request_with_it() -> None:
 def test_a_cancelled_request_leaves_the_queue() -> None:
     async def test() -> None:
         async with running() as (engine, encoder):
-            first = engine.submit(encoder, inputs(20))
+            first = engine.submit(encoder, "embed", inputs(20))
             await until(encoder.entered.is_set)
-            gone = engine.submit(encoder, inputs(*[21] * 1000, length=60))
-            last = engine.submit(encoder, inputs(22))
+            gone = engine.submit(encoder, "embed", inputs(*[21] * 1000, length=60))
+            last = engine.submit(encoder, "embed", inputs(22))
             gone.cancel()
             await asyncio.sleep(0)
             encoder.gate.set()
@@ -129,16 +131,16 @@ def test_a_cancelled_request_leaves_the_queue() -> None:
 def test_draining_waits_and_then_gives_up() -> None:
     async def test() -> None:
         async with running() as (engine, encoder):
-            future = engine.submit(encoder, inputs(20))
+            future = engine.submit(encoder, "embed", inputs(20))
             drain = asyncio.create_task(engine.drain(20))
             await asyncio.sleep(0)
             with pytest.raises(EngineDeadError, match="shutting down"):
-                engine.submit(encoder, inputs(20))
+                engine.submit(encoder, "embed", inputs(20))
             encoder.gate.set()
             await drain
             assert future.done()
         async with running() as (engine, encoder):
-            future = engine.submit(encoder, inputs(20))
+            future = engine.submit(encoder, "embed", inputs(20))
             await engine.drain(0.01)
             with pytest.raises(EngineDeadError, match="stopped before"):
                 await future
@@ -160,7 +162,7 @@ def test_stopping_interrupts_a_batch() -> None:
         engine = load_encoders([str(zoo.folder("bert"))], ["it"])
         engine.start()
         encoder = engine.encoders["it"]
-        future = engine.submit(encoder, inputs(*[20] * 5000, length=64))
+        future = engine.submit(encoder, "embed", inputs(*[20] * 5000, length=64))
         await until(lambda: engine.stats()["it"].batches_total > 0)
         await engine.stop()
         with pytest.raises(EngineDeadError):
@@ -174,13 +176,13 @@ def test_stopping_interrupts_a_batch() -> None:
 def test_a_dead_thread_leaves_nobody_waiting() -> None:
     async def test() -> None:
         async with running() as (engine, encoder):
-            futures = [engine.submit(encoder, inputs(token)) for token in (FATAL, 20)]
+            futures = [engine.submit(encoder, "embed", inputs(token)) for token in (FATAL, 20)]
             encoder.gate.set()
             for future in futures:
                 with pytest.raises(EngineDeadError, match="a fatal token"):
                     await future
             with pytest.raises(EngineDeadError, match="a fatal token"):
-                engine.submit(encoder, inputs(20))
+                engine.submit(encoder, "embed", inputs(20))
             assert isinstance(engine.failure, SystemExit)
 
     run(test)

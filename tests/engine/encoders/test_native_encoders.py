@@ -22,7 +22,7 @@ from samples import sample
 from system_tools import say_skipped
 
 from tidewheel.engine.encoders.description import describe_encoder
-from tidewheel.engine.encoders.encoder import Embedder, Encoder
+from tidewheel.engine.encoders.encoder import Classifier, Embedder, Encoder
 from tidewheel.engine.encoders.families import FAMILIES
 from tidewheel.engine.encoders.load import load_encoders
 from tidewheel.engine.encoders.options import EncoderDType
@@ -79,11 +79,11 @@ def test_embeddings_are_transformers_alone_and_together(name: str) -> None:
     prompt = encoder.prompts[encoder.default_prompt_name] if encoder.default_prompt_name else ""
     texts, limit = texts_of(name), encoder.max_length
     inputs = [encoder.encode(text, truncate_to=limit) for text in texts]
-    together = encoder.run(inputs)
+    together = encoder.run("embed", inputs)
     assert_near(encoder.vectors(together), zoo.reference(name, texts, prompt=prompt, max_length=limit))
     for row, item in zip(together, inputs, strict=True):
-        np.testing.assert_array_equal(encoder.run([item])[0], row)
-    np.testing.assert_array_equal(encoder.run(inputs[::-1]), together[::-1])
+        np.testing.assert_array_equal(encoder.run("embed", [item])[0], row)
+    np.testing.assert_array_equal(encoder.run("embed", inputs[::-1]), together[::-1])
     assert encoder.takes_batches
     assert not encoder.pads
 
@@ -95,7 +95,14 @@ def test_scores_are_transformers(name: str) -> None:
     logits = zoo.reference(name, list(zip(queries, documents, strict=True)))[:, 0]
     wanted = logits if name == "roberta-cross" else 1 / (1 + np.exp(-logits))
     plan = encoder.plan_scores(queries, documents)
-    np.testing.assert_allclose(plan.scores(encoder.run(plan.inputs)), wanted, atol=1e-4)
+    np.testing.assert_allclose(plan.scores(encoder.run(plan.task, plan.inputs)), wanted, atol=1e-4)
+
+
+def test_labels_are_transformers() -> None:
+    encoder, texts = load(zoo.native_folder("bert-classes")), zoo.texts(6, most=9)
+    assert isinstance(encoder, Classifier)
+    logits = np.stack(encoder.run("classify", [encoder.encode(text) for text in texts]))
+    np.testing.assert_allclose(logits, zoo.reference("bert-classes", texts), atol=1e-4)
 
 
 def test_every_architecture_is_tested() -> None:
@@ -109,16 +116,16 @@ def test_threads_and_batches_change_no_bit(name: str, dtype: EncoderDType) -> No
     folder, texts = zoo.native_folder(name), texts_of(name) * 12
     one, two = embedder(folder, dtype), embedder(folder, dtype, threads=2)
     inputs = [one.encode(text, truncate_to=one.max_length) for text in texts]
-    rows = one.run(inputs)
-    np.testing.assert_array_equal(two.run(inputs), rows)
-    np.testing.assert_array_equal(one.run(inputs[:3]), rows[:3])
+    rows = one.run("embed", inputs)
+    np.testing.assert_array_equal(two.run("embed", inputs), rows)
+    np.testing.assert_array_equal(one.run("embed", inputs[:3]), rows[:3])
 
 
 @pytest.mark.parametrize(("dtype", "most"), [("bfloat16", 1e-4), ("float16", 1e-5), ("int8", 1e-3)])
 def test_smaller_types_are_near(dtype: EncoderDType, most: float) -> None:
     exact, ours = embedder(zoo.native_folder("bert")), embedder(zoo.native_folder("bert"), dtype)
     inputs = [exact.encode(text) for text in zoo.texts(12)]
-    found = distances(ours.run(inputs), exact.run(inputs))
+    found = distances(np.stack(ours.run("embed", inputs)), np.stack(exact.run("embed", inputs)))
     assert 0 < found.max() < most
 
 
@@ -192,7 +199,7 @@ def test_old_names_of_norms_and_a_prefix_are_found(tmp_path: Path) -> None:
 
     old = embedder(with_tensors(zoo.native_folder("bert"), tmp_path / "model", change))
     inputs = [old.encode(text) for text in zoo.texts(3)]
-    np.testing.assert_array_equal(old.run(inputs), embedder(zoo.native_folder("bert")).run(inputs))
+    np.testing.assert_array_equal(old.run("embed", inputs), embedder(zoo.native_folder("bert")).run("embed", inputs))
 
 
 @pytest.mark.parametrize("name", ["nomic_bert", "gte"])
@@ -218,7 +225,7 @@ def test_the_fields_of_a_models_own_code_and_transformers_names_are_read(name: s
     (folder / "config.json").write_text(json.dumps(config))
     ours, theirs = embedder(folder), embedder(zoo.native_folder(name))
     inputs = [ours.encode(text) for text in zoo.texts(3)]
-    np.testing.assert_array_equal(ours.run(inputs), theirs.run(inputs))
+    np.testing.assert_array_equal(ours.run("embed", inputs), theirs.run("embed", inputs))
 
 
 def test_ntk_scaling_of_gte(tmp_path: Path) -> None:
@@ -294,7 +301,7 @@ def test_jina_bert(tmp_path: Path) -> None:
     encoder = embedder(folder)
     inputs = [encoder.encode(text) for text in texts_of("bert")]
     wanted = np.stack([jina_reference(tensors, list(item.token_ids)) for item in inputs])
-    assert_near(encoder.run(inputs), wanted)
+    assert_near(np.stack(encoder.run("embed", inputs)), wanted)
 
 
 def test_dense_modules_follow_the_pooling(tmp_path: Path) -> None:
@@ -316,8 +323,8 @@ def test_dense_modules_follow_the_pooling(tmp_path: Path) -> None:
         save_file(tensors, folder / place / "model.safetensors")
     encoder, plain = embedder(folder), embedder(zoo.native_folder("bert"))
     inputs = [encoder.encode(text) for text in zoo.texts(4)]
-    wanted = np.tanh(plain.run(inputs) @ first.T @ second.T + bias)
-    np.testing.assert_allclose(encoder.run(inputs), wanted, atol=1e-5)
+    wanted = np.tanh(np.stack(plain.run("embed", inputs)) @ first.T @ second.T + bias)
+    np.testing.assert_allclose(encoder.run("embed", inputs), wanted, atol=1e-5)
     assert encoder.width == 24
 
 
@@ -333,7 +340,7 @@ def test_the_table_of_words_stays_in_its_file(tmp_path: Path) -> None:
     small, before = embedder(zoo.native_folder("distilbert")), own_bytes()
     encoder = embedder(folder)
     inputs = [encoder.encode(text) for text in zoo.texts(4)]
-    np.testing.assert_array_equal(encoder.run(inputs), small.run(inputs))
+    np.testing.assert_array_equal(encoder.run("embed", inputs), small.run("embed", inputs))
     assert own_bytes() < before + (16 << 20)
 
 
@@ -347,13 +354,13 @@ def test_a_stopped_encoder_computes_nothing() -> None:
     encoder = load(zoo.native_folder("bert"))
     encoder.interrupt()
     with pytest.raises(DeviceError, match="stopped"):
-        encoder.run([EncoderInput([5, 6])])
+        encoder.run("embed", [EncoderInput([5, 6])])
 
 
 def test_a_tokenizer_with_more_types_than_the_model_is_said() -> None:
     encoder = load(zoo.native_folder("bert"))
     with pytest.raises(ModelError, match="token type 2"):
-        encoder.run([EncoderInput([5, 6], [0, 2])])
+        encoder.run("embed", [EncoderInput([5, 6], [0, 2])])
 
 
 def test_a_padding_token_in_a_text_has_roberta_s_place() -> None:
@@ -362,7 +369,7 @@ def test_a_padding_token_in_a_text_has_roberta_s_place() -> None:
     ids = [0, 7, pad, 9, 2]
     with torch.no_grad():
         wanted = zoo.model("xlm-roberta")(torch.tensor([ids]), torch.ones(1, 5))[0].mean(1).numpy()
-    assert_near(encoder.run([EncoderInput(ids)]), wanted)
+    assert_near(np.stack(encoder.run("embed", [EncoderInput(ids)])), wanted)
 
 
 def minilm() -> Path:
@@ -382,6 +389,6 @@ def test_a_real_model_ranks_what_belongs_together() -> None:
         ("Who wrote the letter?", "It was signed by the author's elder sister."),
         ("Why is the sky blue?", "Air scatters light of short waves more than that of long ones."),
     ]
-    rows = encoder.vectors(encoder.run([encoder.encode(text) for pair in pairs for text in pair]))
+    rows = encoder.vectors(encoder.run("embed", [encoder.encode(text) for pair in pairs for text in pair]))
     scores = rows[::2] @ rows[1::2].T
     assert scores.argmax(1).tolist() == [0, 1, 2, 3]

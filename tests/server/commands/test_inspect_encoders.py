@@ -43,7 +43,8 @@ def test_it_says_what_is_served(inspect: Inspect, name: str) -> None:
     assert found["files"] == [encoder_zoo.CASES[name].graph]
     assert found["bytes"] == (folder / encoder_zoo.CASES[name].graph).stat().st_size
     assert (found["max_length"], found["vocab_size"]) == (served.max_length, served.vocab_size)
-    assert found["is_cross_encoder"] == (not isinstance(served, Embedder))
+    assert found["is_cross_encoder"] == served.is_cross_encoder
+    assert tuple(found["labels"]) == served.labels
     if isinstance(served, Embedder):
         assert found["width"] == (None if found["in_graph"] else served.width)
         assert (found["prompts"], found["default_prompt_name"]) == (served.prompts, served.default_prompt_name)
@@ -67,8 +68,8 @@ def test_a_refusal_is_that_of_serving(inspect: Inspect, tmp_path: Path) -> None:
     folder = tmp_path / "broken"
     shutil.copytree(encoder_zoo.folder("bert-cross"), folder)
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "id2label": {"0": "a", "1": "b"}}))
-    assert "has 2 labels" in inspect(folder, code=1)["refusal"]
+    (folder / "config.json").write_text(json.dumps({**config, "id2label": {"0": "a", "2": "b"}}))
+    assert "the keys of id2label" in inspect(folder, code=1)["refusal"]
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer.json").unlink()
     assert "tokenizer.json" in inspect(folder, code=1)["refusal"]
