@@ -151,7 +151,7 @@ def gated_encoders(monkeypatch: pytest.MonkeyPatch) -> tuple[EncoderEngine, thre
     folders = [str(encoder_zoo.folder(name)) for name in ("bert", "bert-cross")]
     encoders, opened = load_encoders(folders, ["embed", "rank"]), threading.Event()
     for encoder in encoders.encoders.values():
-        monkeypatch.setattr(encoder, "run", lambda inputs, run=encoder.run: opened.wait() and run(inputs))
+        monkeypatch.setattr(encoder, "run", lambda *asked, run=encoder.run: opened.wait() and run(*asked))
     return encoders, opened
 
 
