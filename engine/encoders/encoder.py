@@ -27,8 +27,8 @@ _DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 # The largest effect of rounding on a vector, as a share of its largest component, also with half precision inside.
 _ROUNDING = 2e-3
 
-MAX_RESULT_BYTES = 64 * 2**20
-"""Of one request. 2048 vectors of 8192 numbers."""
+MAX_RESULT_BYTES = 32 * 2**20
+"""Of one request. 2048 vectors of 4096 numbers, or of the tokens of one text: 8192 of 1024."""
 
 
 def padding_id(description: EncoderDescription, tokenizer: EncoderTokenizer) -> int:
@@ -101,6 +101,44 @@ class Encoder(ABC):
 
         `use_activation` False leaves a cross-encoder's scores logits. Raises InvalidRequestError if it has no scores.
         """
+
+    def encode(
+        self,
+        text: str,
+        *,
+        prompt_name: str | None = None,
+        add_special_tokens: bool = True,
+        truncate_to: int | None = None,
+    ) -> EncoderInput:
+        """The input for a text. Raises InvalidRequestError if the model has no prompt of that name."""
+        if prompt_name is not None:
+            raise InvalidRequestError(f"{self.name} has no prompts", "prompt_name")
+        return self.tokenizer.encode(
+            text, add_special_tokens=add_special_tokens, truncate_to=truncate_to, at_most=self.max_length
+        )
+
+    def check_task(
+        self, task: Task, *, dimensions: int | None = None, use_activation: bool | None = None, param: str = "task"
+    ) -> None:
+        """Raises InvalidRequestError if the model does not do a task with these options of `finished`."""
+        if task not in self.tasks:
+            raise InvalidRequestError(f"{self.name} does not do {task}; it does {', '.join(sorted(self.tasks))}", param)
+        if dimensions is not None:
+            raise InvalidRequestError(f"dimensions are of vectors, and {task} of {self.name} gives none", "dimensions")
+
+    def finished(
+        self,
+        task: Task,
+        results: Sequence[Floats],
+        *,
+        dimensions: int | None = None,
+        use_activation: bool | None = None,
+    ) -> list[Floats]:
+        """What a request for a task is answered with: vectors that are cut and normalized, probabilities of labels.
+
+        `use_activation` False leaves vectors unnormalized and gives logits; None is as the model says.
+        """
+        return [*results]
 
     def run(self, task: Task, inputs: Sequence[EncoderInput]) -> list[Floats]:
         """The result of each input of a batch, as Task says. `task` must be one of the encoder's."""
@@ -212,18 +250,34 @@ class Embedder(Encoder):
             item = EncoderInput(item.token_ids, item.type_ids, self.tokenizer.prompt_length(prompt))
         return item
 
-    def check_vectors(self, *, task: Task = "embed", dimensions: int | None, normalize: bool | None) -> None:
-        """Raises InvalidRequestError for too many dimensions, or if normalizing cannot be turned off."""
+    def check_task(
+        self, task: Task, *, dimensions: int | None = None, use_activation: bool | None = None, param: str = "task"
+    ) -> None:
+        """See Encoder. Also for too many dimensions, or if normalizing cannot be turned off."""
+        super().check_task(task, param=param)
         width = self.widths[task]
         if dimensions is not None and not 1 <= dimensions <= width:
             raise InvalidRequestError(
                 f"dimensions must be between 1 and {width}, the number that {self.name} has, got {dimensions}",
                 "dimensions",
             )
-        if normalize is False and self._normalizes and self._outputs[task] == POOLED_OUTPUT:
+        if use_activation is False and self._normalizes and self._outputs[task] == POOLED_OUTPUT:
             raise InvalidRequestError(
                 f"normalize must not be false, because the graph of {self.name} normalizes its vectors", "normalize"
             )
+
+    def finished(
+        self,
+        task: Task,
+        results: Sequence[Floats],
+        *,
+        dimensions: int | None = None,
+        use_activation: bool | None = None,
+    ) -> list[Floats]:
+        """See Encoder."""
+        if task == "token_embed":
+            return [self.vectors(rows, dimensions=dimensions, normalize=use_activation) for rows in results]
+        return [*self.vectors(results, dimensions=dimensions, normalize=use_activation)]
 
     def vectors(
         self, rows: Floats | Sequence[Floats], *, dimensions: int | None = None, normalize: bool | None = None
@@ -299,18 +353,35 @@ class Classifier(Encoder):
     def encode(
         self,
         text: str,
-        pair: str | None = None,
         *,
+        pair: str | None = None,
+        prompt_name: str | None = None,
         add_special_tokens: bool = True,
         truncate_to: int | None = None,
     ) -> EncoderInput:
-        """The input for a text, or for two texts that are read together."""
-        return self.tokenizer.encode(
-            text, pair, add_special_tokens=add_special_tokens, truncate_to=truncate_to, at_most=self.max_length
-        )
+        """See Encoder. With a `pair`, for two texts that are read together."""
+        if pair is None:
+            return super().encode(
+                text, prompt_name=prompt_name, add_special_tokens=add_special_tokens, truncate_to=truncate_to
+            )
+        return self.tokenizer.encode(text, pair, truncate_to=truncate_to, at_most=self.max_length)
+
+    def finished(
+        self,
+        task: Task,
+        results: Sequence[Floats],
+        *,
+        dimensions: int | None = None,
+        use_activation: bool | None = None,
+    ) -> list[Floats]:
+        """See Encoder."""
+        return [self.probabilities(result, use_activation) for result in results]
 
     def probabilities(self, logits: Floats | Sequence[Floats], use_activation: bool | None = None) -> Floats:
-        """What results of `run` say of the labels, [N, labels]: probabilities, unless the model or the call says no."""
+        """What results of `run` say of the labels: probabilities, unless the model or the call says no.
+
+        `logits` are `[labels]` of one text, or `[N, labels]` of its tokens or of several texts.
+        """
         rows: Floats = np.asarray(logits)
         return rows if use_activation is False else activated(rows, self.activation)
 

@@ -52,7 +52,7 @@ async def embed(
 ) -> tuple[Embedder, EncoderAnswer]:
     """The model that a body asks for, and its results of the body's inputs. Raises ApiError or InvalidRequestError."""
     model = encoders.embedder(body.model)
-    model.check_vectors(dimensions=body.dimensions, normalize=body.normalize)
+    model.check_task("embed", dimensions=body.dimensions, use_activation=body.normalize)
     given = body.inputs()
     # Multiplied by their number, because short texts cost time too.
     inputs = await worker.run(raw_size * len(given), lambda: _inputs(model, body, given))

@@ -58,7 +58,7 @@ class Pooler:
         """The vectors of texts, or of token ids, as arrays. Raises InvalidRequestError."""
         encoder = self._find(model, "embeddings", lambda one: isinstance(one, Embedder))
         assert isinstance(encoder, Embedder)
-        encoder.check_vectors(dimensions=dimensions, normalize=normalize)
+        encoder.check_task("embed", dimensions=dimensions, use_activation=normalize)
         with engine_errors():
             limit = truncation(encoder, truncate_prompt_tokens)
 

@@ -70,6 +70,14 @@ def test_several_labels_are_told_apart() -> None:
     np.testing.assert_allclose(encoder.probabilities(logits, use_activation=False), wanted, **TOLERANCE)
     powers = np.exp(wanted)
     np.testing.assert_allclose(encoder.probabilities(logits), powers / powers.sum(axis=1, keepdims=True), **TOLERANCE)
+    (one,) = encoder.finished("classify", logits[:1])
+    np.testing.assert_allclose(one.sum(), 1, rtol=1e-6)
+    for task, options, said in (
+        ("embed", {}, "does not do embed; it does classify"),
+        ("classify", {"dimensions": 2}, "none"),
+    ):
+        with pytest.raises(InvalidRequestError, match=said):
+            encoder.check_task(task, **options)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequestError, match="tells 3 labels apart"):
         encoder.plan_scores(["the wheel"], texts)
 
@@ -131,7 +139,7 @@ def test_dimensions_are_cut_and_normalized_again() -> None:
     np.testing.assert_array_equal(encoder.vectors(rows, normalize=False), rows)
     for dimensions in (0, 33):
         with pytest.raises(InvalidRequestError, match="between 1 and 32") as refused:
-            encoder.check_vectors(dimensions=dimensions, normalize=None)
+            encoder.check_task("embed", dimensions=dimensions)
         assert refused.value.param == "dimensions"
 
 
@@ -149,17 +157,17 @@ def test_answers_of_too_many_numbers_are_refused() -> None:
     encoder = embedder("bert")
     text = EncoderInput([5] * 64)
     per_text = 64 * 32 * 4
-    encoder.check_size("embed", [text] * 10_000)
+    encoder.check_size("embed", [text] * 2048)
     encoder.check_size("token_embed", [text] * (MAX_RESULT_BYTES // per_text))
-    with pytest.raises(InvalidRequestError, match="at most 64 MiB"):
+    with pytest.raises(InvalidRequestError, match="at most 32 MiB"):
         encoder.check_size("token_embed", [text] * (MAX_RESULT_BYTES // per_text + 1))
 
 
 def test_a_graph_that_normalizes_cannot_leave_it_out() -> None:
     encoder = embedder("bert-dense")
-    encoder.check_vectors(dimensions=8, normalize=True)
+    encoder.check_task("embed", dimensions=8, use_activation=True)
     with pytest.raises(InvalidRequestError) as refused:
-        encoder.check_vectors(dimensions=None, normalize=False)
+        encoder.check_task("embed", use_activation=False)
     assert refused.value.param == "normalize"
 
 
