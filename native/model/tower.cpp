@@ -48,15 +48,14 @@ void Tower::add_projection(const std::string& name, const ProjectionPlan& plan) 
 
 void Tower::add_layer(const std::vector<ResidualBlockPlan>& layer, const std::string& prefix) {
   std::deque<ResidualBlock>& residuals = layers_.emplace_back();
-  windows_.push_back(0);
+  reaches_.push_back(0);
   for (const ResidualBlockPlan& residual : layer) {
     if (const AttentionPlan* attention = std::get_if<AttentionPlan>(&residual.mixer)) {
       require(residuals.empty(), "attention must be the first part of a tower's layer");
       require(!attention->clipped || residual.post_norm, kNoPostNorm);
-      require(attention->two_way && attention->cache_group == 0 && attention->sliding_window >= 0 && attention->shared_layer < 0 &&
-                  !attention->output_gate,
-              "attention in a tower is two-way, and has neither another layer's K and V nor an output gate");
-      windows_.back() = attention->sliding_window;
+      require(attention->cache_group == 0 && attention->sliding_window >= 0 && attention->shared_layer < 0 && !attention->output_gate,
+              "attention in a tower has neither another layer's K and V nor an output gate");
+      reaches_.back() = attention->two_way ? attention->sliding_window : 1;
     } else {
       const MlpPlan* mlp = std::get_if<MlpPlan>(&residual.mixer);
       require(mlp != nullptr, "a tower's layers have only attention and MLPs");
@@ -111,7 +110,7 @@ size_t Tower::check(int layer, const TowerPiece& piece, size_t num_floats, bool 
   return rows;
 }
 
-Step Tower::step_of(const TowerPiece& piece, size_t num_rows, int window) {
+Step Tower::step_of(const TowerPiece& piece, size_t num_rows, int reach) {
   const size_t segments = piece.lengths.size();
   const int stride = blocks_of(*std::max_element(piece.lengths.begin(), piece.lengths.end()));
   token_ids_.assign(num_rows, 0);
@@ -122,7 +121,7 @@ Step Tower::step_of(const TowerPiece& piece, size_t num_rows, int window) {
     for (int row = piece.query_start[s]; row < piece.query_start[s + 1]; ++row) {
       const int position = piece.first + row - piece.query_start[s];
       positions_[row] = position;
-      visible_until_[row] = window && window < piece.lengths[s] - position ? position + window : piece.lengths[s];
+      visible_until_[row] = reach && reach < piece.lengths[s] - position ? position + reach : piece.lengths[s];
     }
     for (int b = 0; b < blocks_of(piece.lengths[s]); ++b) block_tables_[s * stride + b] = block++;
   }
@@ -155,17 +154,17 @@ void Tower::run_blocks(int layer, int end, const Step& step, float* rows) {
 void Tower::run(int layer, int end, const TowerPiece& piece, std::span<float> rows) {
   const size_t count = check(layer, piece, rows.size(), true);
   require(end > layer && size_t(end) <= layers_.size(), "there are no such layers");
-  // A step is for one window.
+  // A step is for one reach.
   for (int next; layer < end; layer = next) {
-    next = static_cast<int>(std::find_if(windows_.begin() + layer, windows_.begin() + end,
-                                         [&](int window) { return window != windows_[layer]; }) - windows_.begin());
-    run_blocks(layer, next, step_of(piece, count, windows_[layer]), rows.data());
+    next = static_cast<int>(std::find_if(reaches_.begin() + layer, reaches_.begin() + end,
+                                         [&](int reach) { return reach != reaches_[layer]; }) - reaches_.begin());
+    run_blocks(layer, next, step_of(piece, count, reaches_[layer]), rows.data());
   }
 }
 
 void Tower::remember(int layer, const TowerPiece& piece, std::span<const float> rows) {
   const size_t count = check(layer, piece, rows.size(), false);
-  const Step step = step_of(piece, count, windows_[layer]);
+  const Step step = step_of(piece, count, reaches_[layer]);
   if (layers_[layer].empty()) return;
   pool_->run([&](Worker& worker) {
     compute_ropes(worker, step);
@@ -175,7 +174,7 @@ void Tower::remember(int layer, const TowerPiece& piece, std::span<const float> 
 
 void Tower::finish(int layer, const TowerPiece& piece, std::span<float> rows) {
   const size_t count = check(layer, piece, rows.size(), false);
-  Step step = step_of(piece, count, windows_[layer]);
+  Step step = step_of(piece, count, reaches_[layer]);
   step.remembered = true;
   run_blocks(layer, layer + 1, step, rows.data());
 }

@@ -22,7 +22,7 @@ struct TowerShape {
   int piece_rows = 0;  // of a call
 };
 
-// Rows of a layer that are computed together. A segment's rows see all of the segment. Either all segments are whole,
+// Rows of a layer that are computed together. A segment's rows see nothing but their segment. Either all segments are whole,
 // or there is one, of which the piece has the rows from `first` on.
 struct TowerPiece {
   std::span<const int32_t> query_start;     // [S + 1]: the rows of each segment here
@@ -82,8 +82,8 @@ class Tower {
   void add_projection(const std::string& name, const ProjectionPlan& plan);
   void add_layer(const std::vector<ResidualBlockPlan>& layer, const std::string& prefix);
   size_t check(int layer, const TowerPiece& piece, size_t num_floats, bool whole) const;
-  // The piece as a step of layers with this window, whose arrays are members.
-  Step step_of(const TowerPiece& piece, size_t num_rows, int window);
+  // The piece as a step of layers with this reach, whose arrays are members.
+  Step step_of(const TowerPiece& piece, size_t num_rows, int reach);
   void compute_ropes(Worker& worker, const Step& step) const;
   void run_blocks(int layer, int end, const Step& step, float* rows);
 
@@ -105,7 +105,7 @@ class Tower {
 
   std::map<std::string, Projection> projections_;
   std::vector<std::deque<ResidualBlock>> layers_;
-  std::vector<int> windows_;  // of each layer, see AttentionPlan; 0: its rows see all of their segment
+  std::vector<int> reaches_;  // of each layer: a row sees itself and what is less far ahead; 0: to its segment's end
 
   // The arrays of a step.
   std::vector<int32_t> token_ids_, positions_, visible_until_, block_tables_;

@@ -18,13 +18,13 @@ from ...weights.finite import read_finite
 from ...weights.tensor import WeightSource, to_float32
 from ..tower import Rows, TowerExecutor, TowerOptions, check_segments, checked_positions, checked_rows
 from .mixers import Parts, ResidualBlock, Tokens
-from .mixers.attention import rotate
+from .mixers.attention import rotate, temperature_at
 from .mixers.mlp import Mlp, activate
 from .weights import DTYPES, Weights
 
 
 class _Attention:
-    """Softmax attention of all rows of a segment to all of them, or to those that are near."""
+    """Softmax attention of all rows of a segment to all of them, to those before them, or to those that are near."""
 
     def __init__(self, spec: AttentionSpec, layer: str, parts: Parts) -> None:
         self._spec, self._layer, self._weights, self._dtype = spec, layer, parts.weights, parts.cache_dtype
@@ -37,6 +37,8 @@ class _Attention:
         values = weights.norm(f"{self._layer}.v_norm", spec.v_norm, values.view(len(x), -1, spec.head_dim))
         q = self._placed("q", weights.linear(f"{self._layer}.q", x), tokens)
         k = self._placed("k", keys, tokens)
+        if spec.query_temperature is not None:
+            q = q * temperature_at(spec.query_temperature, torch.arange(len(x)))[:, None, None]
         q, k, v = (heads.to(self._dtype).float() for heads in (q, k, values))
         group = spec.num_heads // spec.num_kv_heads
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
@@ -57,6 +59,8 @@ class _Attention:
             biases = self._weights[f"{self._layer}.distance_bias"].view(spec.num_heads, -1)
             reach = biases.shape[1] // 2
             scores = scores + biases[:, distances.clamp(-reach, reach) + reach]
+        if not spec.two_way:
+            scores = scores.masked_fill(distances > 0, -torch.inf)
         if spec.sliding_window is not None:
             scores = scores.masked_fill(distances.abs() >= spec.sliding_window, -torch.inf)
         return scores

@@ -92,8 +92,8 @@ class AttentionSpec:
     which has the same heads and window (https://arxiv.org/abs/2405.05254).
 
     Where attention is `two_way`, a token sees beyond itself: up to its `visible_until` of StepBatch, the end of its
-    image, or of all rows in a tower, where a `sliding_window` reaches as far ahead as back. With `clipped` the inputs
-    and outputs of each matrix have bounds. Raises ValueError for numbers that do not fit together.
+    image, or that of its segment in a tower, where a `sliding_window` reaches as far ahead as back. With `clipped` the
+    inputs and outputs of each matrix have bounds. Raises ValueError for numbers that do not fit together.
     """
 
     kind: ClassVar[str] = "attention"

@@ -31,10 +31,10 @@ class ProjectionSpec:
 class TowerSpec:
     """The parts of a tower. What puts them in an order is its family's `Vision`.
 
-    `layers` compute rows of `hidden_size`; their attention is `two_way`: each row sees all rows of its segment, or
-    those less than a `sliding_window` away. `projections` are linear layers outside of them, by name, and `tables`
-    small arrays that are added, joined or normalized with, by name and shape: position embeddings, class embeddings,
-    weights of norms between layers.
+    `layers` compute rows of `hidden_size`. Where attention is `two_way`, each row sees all rows of its segment, or
+    those less than a `sliding_window` away, otherwise only itself and those before it. `projections` are linear layers
+    outside of them, by name, and `tables` small arrays that are added, joined or normalized with, by name and shape:
+    position embeddings, class embeddings, weights of norms between layers.
 
     A layer has at most one attention, as its first residual block, and MLPs. Raises ValueError for any other, and for
     attention that has what only decoders have.
@@ -60,12 +60,8 @@ class TowerSpec:
 def _check(attention: AttentionSpec, index: int) -> None:
     if index:
         raise ValueError("attention must be the first residual block of a tower's layer")
-    if not attention.two_way:
-        raise ValueError("a row of a tower sees what is before and behind it")
     if attention.kv_layer is not None or attention.output_gate or attention.sinks:
         raise ValueError("attention in a tower has neither another layer's K and V, nor an output gate, nor sinks")
-    if attention.query_temperature is not None:
-        raise ValueError("attention in a tower has no temperature by position")
 
 
 def tower_shapes(spec: TowerSpec) -> Shapes:

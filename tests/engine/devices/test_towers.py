@@ -54,6 +54,7 @@ GELU = MlpSpec(152, "gelu_tanh", gated=False, bias=True)
 SIGLIP = AttentionSpec(2, 2, 72, 72**-0.5, qkv_bias=True, out_bias=True, two_way=True)
 TWO_AXES = RopeSpec(tuple(100.0 ** (-i / 20) for i in range(20)) * 2, axes=(0,) * 20 + (1,) * 20)
 QWEN = AttentionSpec(2, 2, 80, 80**-0.5, qkv_bias=True, out_bias=True, rope=TWO_AXES, two_way=True)
+ONE_AXIS = RopeSpec(tuple(100.0 ** (-i / 32) for i in range(32)))
 PIXTRAL = RopeSpec(tuple(50.0 ** (-i / 32) for i in range(32)), axes=(0, 1) * 16, interleaved=True)
 
 
@@ -104,8 +105,19 @@ SPECS = {
     "ALiBi and biases in windows": tower(
         replace(SIGLIP, alibi_slopes=(0.5, 0.03), bias_span=3, sliding_window=130), GELU, LAYER_NORM
     ),
+    "causal, norms of heads": tower(AttentionSpec(4, 2, 64, 0.125, rope=ONE_AXIS, qk_norm=RMS), MLP, RMS),
+    "causal in windows": tower(
+        AttentionSpec(4, 1, 64, 0.125, rope=ONE_AXIS, sliding_window=130, query_temperature=TemperatureSpec(0.1, 8)),
+        MLP,
+        RMS,
+    ),
 }
-OF_LEVELS = {"layer norm, MLP with biases", "rope by rows and columns, gated MLP", "ALiBi and biases in windows"}
+OF_LEVELS = {
+    "layer norm, MLP with biases",
+    "rope by rows and columns, gated MLP",
+    "ALiBi and biases in windows",
+    "causal in windows",
+}
 WINDOWS = [64, 64, 1, 17, 64, 3, 48, 16, 33]
 LONG = [700]  # longer than a KV split
 
@@ -205,7 +217,7 @@ def test_projections_compute_what_the_reference_computes(device_id: str, name: s
             assert expected.shape == (70, spec.outputs)
 
 
-@pytest.mark.parametrize("name", [name for name, spec in SPECS.items() if "windows" not in name])
+@pytest.mark.parametrize("name", [name for name in SPECS if "windows" not in name and "causal" not in name])
 def test_every_row_sees_all_of_its_segment_and_nothing_else(name: str) -> None:
     with loaded("torch", SPECS[name]) as (reference, _):
         rows, changed = made_rows(10), made_rows(10)
@@ -222,6 +234,15 @@ def test_in_a_window_a_row_sees_as_far_ahead_as_back() -> None:
         assert np.flatnonzero((before != after).any(axis=1)).tolist() == [*range(22, 39)]
 
 
+def test_where_attention_is_causal_a_row_sees_itself_and_those_before_it() -> None:
+    for name, last in (("causal, norms of heads", 200), ("causal in windows", 160)):
+        with loaded("torch", SPECS[name]) as (reference, _):
+            rows, changed = made_rows(210), made_rows(210)
+            changed[30] += 1
+            before, after = (result(reference.layer(0, x, starts([200, 10]), places(210))) for x in (rows, changed))
+            assert np.flatnonzero((before != after).any(axis=1)).tolist() == [*range(30, last)]
+
+
 def small_pieces(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     """Make every piece have `rows`, as if more took too long."""
     pace = importlib.import_module("tidewheel.engine.devices.cpu.pace")
@@ -235,7 +256,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
 def test_pieces_change_nothing(
     device_id: str, dtype: DType, lengths: Sequence[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = SPECS["rope by rows and columns, gated MLP"]
+    spec = SPECS["causal in windows" if lengths is LONG else "rope by rows and columns, gated MLP"]
     found, pieces = [], []
     for rows in (1024, 96, 33, 1):
         with monkeypatch.context() as patched:
@@ -269,7 +290,7 @@ def test_threads_change_nothing(device_id: str, lengths: Sequence[int], monkeypa
 
 @pytest.mark.parametrize("device_id", device_ids()[:2])
 def test_a_tower_may_be_alone_and_run_all_layers_at_once(device_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("windows, norms of sums", "ALiBi and biases in windows"):
+    for name in ("windows, norms of sums", "ALiBi and biases in windows", "causal in windows"):
         spec = SPECS[name]
         mixed = replace(spec, layers=(spec.layers[0], SPECS["layer norm, MLP with biases"].layers[0], spec.layers[1]))
         device, weights = make_device(device_id), TowerWeights(mixed)
@@ -550,11 +571,9 @@ def test_a_larger_segment_takes_more_memory(device_id: str) -> None:
 @pytest.mark.parametrize(
     ("layer", "match"),
     [
-        ((ResidualBlockSpec(replace(QWEN, two_way=False)),), "before and behind"),
         ((ResidualBlockSpec(GELU), ResidualBlockSpec(QWEN)), "first residual block"),
         ((ResidualBlockSpec(replace(QWEN, output_gate=True)),), "output gate"),
         ((ResidualBlockSpec(replace(QWEN, sinks=True)),), "sinks"),
-        ((ResidualBlockSpec(replace(QWEN, query_temperature=TemperatureSpec(0.1, 8))),), "temperature"),
         ((ResidualBlockSpec(ShortConvSpec(80, 3)),), "not short_conv"),
     ],
 )

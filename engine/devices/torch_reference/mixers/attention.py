@@ -44,7 +44,7 @@ class Attention:
             self._values[blocks, positions % self._block_size] = v.to(self._values.dtype)
         q = self._placed("q", self._weights.linear(f"{self._layer}.q", x), tokens)
         if spec.query_temperature:
-            q = q * _temperature(spec.query_temperature, positions)[:, None, None]
+            q = q * temperature_at(spec.query_temperature, positions)[:, None, None]
         q = q.to(self._keys.dtype).float()
         ends = positions + 1 if tokens.visible_until is None or not spec.two_way else tokens.visible_until
         result = self._attend(q, positions, ends, tables)
@@ -125,7 +125,7 @@ class Attention:
         return (result / total[..., None]).view(T, H * D)
 
 
-def _temperature(temperature: TemperatureSpec, positions: Tensor) -> Tensor:
+def temperature_at(temperature: TemperatureSpec, positions: Tensor) -> Tensor:
     """What queries at `positions [T]` are multiplied by."""
     steps = (positions + temperature.offset) // temperature.length
     return 1 + temperature.beta * torch.log(1 + steps.float())
