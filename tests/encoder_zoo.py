@@ -26,7 +26,8 @@ HIDDEN = 32
 class Case:
     """An encoder to make: transformers' name of the family and its config's fields, and the folder's other files.
 
-    `files` are JSON files by name, `outputs` the graph's; sentence_embedding is a Dense layer over the mean.
+    `files` are JSON files by name, `outputs` the graph's; sentence_embedding is a Dense layer over the mean. The config
+    may name another `architecture` than that of the weights.
     """
 
     model_type: str
@@ -35,6 +36,7 @@ class Case:
     outputs: tuple[str, ...] = ("last_hidden_state",)
     classifies: bool = False
     graph: str = "onnx/model.onnx"
+    architecture: str = ""
 
 
 _SIZES = {
@@ -82,6 +84,9 @@ _MODERN = {
     "sep_token_id": None,
 }
 _MEAN = {**modules("Pooling", "Normalize"), **pooling(pooling_mode="mean")}
+_LAST = {**modules("Pooling", "Normalize"), **pooling(pooling_mode="lasttoken")}
+_DECODER = {**_SIZES, "num_key_value_heads": 1, "head_dim": 16}
+PROMPTS = {"query": "the query : ", "passage": "corn ", "plain": ""}
 
 # Models that are saved as safetensors alone.
 NATIVE: dict[str, Case] = {
@@ -105,9 +110,16 @@ NATIVE: dict[str, Case] = {
         classifies=True,
     ),
     "gemma": Case("gemma3_text", _GEMMA, _MEAN),
+    # As Qwen3-Embedding and E5-Mistral have it.
+    "qwen3": Case(
+        "qwen3",
+        _DECODER,
+        {**_LAST, "config_sentence_transformers.json": {"prompts": PROMPTS, "default_prompt_name": "query"}},
+        architecture="Qwen3ForCausalLM",
+    ),
+    "mistral": Case("mistral", {**_DECODER, "sliding_window": 8}, _LAST),
+    "llama-cross": Case("llama", {**_DECODER, "num_labels": 1}, classifies=True),
 }
-
-PROMPTS = {"query": "the query : ", "passage": "corn ", "plain": ""}
 
 CASES: dict[str, Case] = {
     # As all-MiniLM and bge have it.
@@ -192,7 +204,6 @@ def case_of(name: str) -> Case:
 @functools.cache
 def model(name: str) -> Any:
     """The transformers model of CASES[name], with weights large enough to tell texts apart."""
-    import torch
     from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 
     case = case_of(name)
@@ -200,6 +211,14 @@ def model(name: str) -> Any:
     config = AutoConfig.for_model(case.model_type, **known, **case.config)
     factory = AutoModelForSequenceClassification if case.classifies else AutoModel
     made = factory.from_config(config, attn_implementation="eager").eval()
+    fill(made)
+    return made
+
+
+def fill(made: Any) -> None:
+    """Give a transformers model random weights."""
+    import torch
+
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for key, weight in made.named_parameters():
@@ -208,7 +227,6 @@ def model(name: str) -> Any:
                 weight.copy_(0.2 * noise + (1.0 if "norm" in key.lower() and key.endswith("weight") else 0.0))
             else:
                 weight.copy_(noise / weight.shape[-1] ** 0.5)
-    return made
 
 
 @functools.cache
@@ -271,7 +289,7 @@ def _write_files(name: str, path: Path) -> None:
     config = json.loads((path / "config.json").read_text())
     # Transformers halves Gemma's window whenever it makes a config.
     config |= {key: value for key, value in case.config.items() if key == "sliding_window"}
-    architecture = type(model(name)).__name__
+    architecture = case.architecture or type(model(name)).__name__
     (path / "config.json").write_text(json.dumps({**config, "architectures": [architecture]}))
     tokenizer(name).save_pretrained(path)
     for file, content in case.files.items():

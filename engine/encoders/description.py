@@ -13,9 +13,13 @@ from ..errors import ModelError
 from ..files.folder import read_config, read_json, read_json_array, read_json_if_there
 from ..files.reading import is_there, require_file, require_no_special_files
 from ..files.wording import shown
+from ..models.overrides import overridden
 from .classification import ClassActivation, activation_of, labels_of
+from .conversion import Conversion, conversion, pair_template
 from .families import FAMILIES, encoder_model
-from .model import EncoderModel
+from .model import AnswerTokens, EncoderModel
+from .options import Convert
+from .pair_template import PairTemplate
 from .pooling import POOLING_MODES
 from .tasks import Task
 
@@ -46,6 +50,7 @@ class EncoderDescription:
     embedding model, and `dense_folders` those of its Dense modules behind the pooling, which a `model` needs.
     `foreign_modules` are its modules that Tidewheel cannot compute. If there are any, the graph must output the
     finished embedding. `task` is the main one. A classifier has `labels`, and an `activation` unless it gives logits.
+    It may read pairs of texts in a `pair_template`.
     """
 
     folder: Path
@@ -66,15 +71,20 @@ class EncoderDescription:
     default_prompt_name: str | None = None
     labels: tuple[str, ...] = ()
     activation: ClassActivation | None = None
+    pair_template: PairTemplate | None = None
 
 
-def describe_encoder(folder: Path) -> EncoderDescription:
-    """Read a model folder. Raises ModelError, which names the file and what it should contain."""
+def describe_encoder(
+    folder: Path, overrides: Mapping[str, Any] | None = None, convert: Convert = "auto"
+) -> EncoderDescription:
+    """Read a model folder, whose config has `overrides` in place of its own fields.
+
+    Raises ModelError, which names the file and what it should contain.
+    """
     modules = _Modules(folder)
-    config = read_config(modules.transformer_folder)
-    classifies = str(config["architectures"][0]).endswith("ForSequenceClassification")
     graph = graph_in(folder)
-    model = _native_model(modules, config, graph, classifies=classifies)
+    converted, model = _native_model(modules, graph, overrides, convert)
+    config, classifies = converted.config, converted.classifies
     if model is not None:
         graph = None
     elif graph is None:
@@ -98,35 +108,34 @@ def describe_encoder(folder: Path) -> EncoderDescription:
     settings_path = folder / "config_sentence_transformers.json"
     settings = read_json_if_there(settings_path)
     if classifies:
-        if settings.get("default_prompt_name") is not None:
+        prompts, default = _prompts(settings_path, settings)
+        instruction = None if default is None else prompts[default]
+        template = pair_template(modules.transformer_folder, converted, instruction, listed=modules.listed)
+        if template is None and default is not None:
             raise ModelError(f"{settings_path} has a default prompt, which is not supported in a classifier")
         path = modules.transformer_folder / "config.json"
         labels = labels_of(path, config)
         activation = activation_of(path, config, settings_path, settings, num_labels=len(labels))
-        return EncoderDescription(**shared, labels=labels, activation=activation)
+        return EncoderDescription(**shared, labels=labels, activation=activation, pair_template=template)
     model_type = settings.get("model_type", "SentenceTransformer")
     if model_type != "SentenceTransformer":
         raise ModelError(
             f"{settings_path}: the model is a {shown(model_type)}; of these only sequence classifiers are served"
         )
-    if not is_there(folder / "modules.json"):
-        logger.info(
-            "%s has no modules.json: its vectors are the means of its tokens' vectors, as in sentence-transformers",
-            folder,
-        )
-    prompts = _prompts(settings_path, settings)
-    default = settings.get("default_prompt_name")
-    if default is not None and not (isinstance(default, str) and default in prompts):
-        raise ModelError(
-            f"{settings_path}: the default prompt {shown(default)} is not one of its prompts {shown(sorted(prompts))}"
-        )
+    pooling, normalize = modules.pooling, modules.normalize
+    if not modules.listed:
+        if model is not None and model.pooling is not None:
+            pooling, normalize = (model.pooling,), True
+        how = f"{pooling[0]}{', and normalized' * normalize}"
+        logger.info("%s has no modules.json: a text's vector is pooled by %s", folder, how)
+    prompts, default = _prompts(settings_path, settings)
     return EncoderDescription(
         **shared,
-        pooling=modules.pooling,
+        pooling=pooling,
         pools_prompt=modules.pools_prompt,
         dense_folders=() if model is None else modules.dense,
         foreign_modules=modules.foreign if model is None else (),
-        normalize=modules.normalize,
+        normalize=normalize,
         prompts=prompts,
         default_prompt_name=default,
     )
@@ -137,11 +146,12 @@ def graph_in(folder: Path) -> Path | None:
     return next((path for name in GRAPHS if is_there(path := folder / name)), None)
 
 
-def is_native(folder: Path) -> bool:
+def is_native(folder: Path, overrides: Mapping[str, Any] | None = None, convert: Convert = "auto") -> bool:
     """Whether the model whose small files are in this folder would run from safetensors, if it has any."""
     try:
         modules = _Modules(folder)
-        return not modules.uncomputed and encoder_model(read_config(modules.transformer_folder)) is not None
+        converted = _converted(modules, overrides, convert)
+        return (converted.classifies or not modules.uncomputed) and _computed(converted) is not None
     except ModelError:
         return False
 
@@ -152,23 +162,40 @@ def has_weights(folder: Path) -> bool:
 
 
 def _native_model(
-    modules: _Modules, config: Mapping[str, Any], graph: Path | None, *, classifies: bool
-) -> EncoderModel | None:
-    """How our own kernels compute the model; None if they cannot. If there is a graph, that runs instead."""
+    modules: _Modules, graph: Path | None, overrides: Mapping[str, Any] | None, convert: Convert
+) -> tuple[Conversion, EncoderModel | None]:
+    """What the model is served as, and how our own kernels compute it; None if they cannot. If there is a graph, that
+    runs instead.
+    """
+    as_it_is = Conversion(_config(modules, overrides))
     if not has_weights(modules.transformer_folder):
-        return None
+        return as_it_is, None
     try:
-        model = encoder_model(config)
-        if model is not None and modules.uncomputed and not classifies:
+        converted = _converted(modules, overrides, convert)
+        model = _computed(converted)
+        if model is not None and modules.uncomputed and not converted.classifies:
             raise ModelError(f"modules.json has modules that are not supported: {', '.join(modules.uncomputed)}")
     except ModelError as error:
         if graph is None:
             raise
         logger.warning("%s is run in place of the safetensors: %s", graph, error)
-        return None
+        return as_it_is, None
     if model is None and graph is not None:
-        logger.info("%s is run: %s has no kernels here", graph, config["architectures"][0])
-    return model
+        logger.info("%s is run: %s has no kernels here", graph, converted.config["architectures"][0])
+    return converted, model
+
+
+def _config(modules: _Modules, overrides: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    return overridden(read_config(modules.transformer_folder), overrides, None, None)
+
+
+def _converted(modules: _Modules, overrides: Mapping[str, Any] | None, convert: Convert) -> Conversion:
+    config = _config(modules, overrides)
+    return conversion(modules.transformer_folder, config, convert, listed=modules.listed, answer=modules.answer)
+
+
+def _computed(converted: Conversion) -> EncoderModel | None:
+    return encoder_model(converted.config, converts=converted.converts, answer=converted.answer)
 
 
 def _no_graph(folder: Path, modules: _Modules, config: Mapping[str, Any]) -> ModelError:
@@ -187,7 +214,7 @@ class _Modules:
     """The modules in `modules.json`: a transformer, and those that make one vector of its output.
 
     `foreign` are those that only an ONNX graph computes, and `uncomputed` those of them that are no Dense modules
-    behind the pooling. The folders of these are in `dense`.
+    behind the pooling. The folders of these are in `dense`. `answer` is a reranker's. `listed`: there is such a file.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -196,11 +223,13 @@ class _Modules:
         self.pooling: tuple[str, ...] = ()
         self.pools_prompt = True
         self.normalize = False
+        self.answer: AnswerTokens | None = None
+        self.listed = is_there(path)
         foreign: list[str] = []
         uncomputed: list[str] = []
         dense: list[Path] = []
         is_pooled = False
-        for i, module in enumerate(read_json_array(path) if is_there(path) else []):
+        for i, module in enumerate(read_json_array(path) if self.listed else []):
             if not isinstance(module, dict) or not isinstance(module.get("type"), str):
                 raise ModelError(f"{path}: entry {i} does not name the module's type")
             kind, place = module["type"].rpartition(".")[2], folder / str(module.get("path", ""))
@@ -216,13 +245,15 @@ class _Modules:
             elif kind == "Pooling" and not self.pooling:
                 self._read_pooling(place / "config.json")
                 is_pooled = True
+            elif kind == "LogitScore":
+                self.answer = _answer_in(place / "config.json")
             elif kind not in ("Normalize", "Dropout"):
                 foreign.append(kind)
                 if kind == "Dense" and is_pooled and not was_normalized:
                     dense.append(place)
                 else:
                     uncomputed.append(kind)
-        if not is_there(path):
+        if not self.listed:
             self.pooling = ("mean",)
         elif not self.pooling:
             foreign.append("no Pooling")
@@ -273,8 +304,24 @@ def _max_length(modules: _Modules, config: Mapping[str, Any], longest: int | Non
     return min(limits)
 
 
-def _prompts(path: Path, settings: Mapping[str, Any]) -> dict[str, str]:
-    prompts = settings.get("prompts") or {}
-    if not isinstance(prompts, dict):
+def _answer_in(path: Path) -> AnswerTokens:
+    """The tokens of a LogitScore module."""
+    config = read_json(path)
+    true, false = _integer(config, "true_token_id"), _integer(config, "false_token_id")
+    if true is None or (false is None and config.get("false_token_id") is not None):
+        raise ModelError(f"{path}: true_token_id must be a token's id, and false_token_id another one or null")
+    return AnswerTokens(true, false)
+
+
+def _prompts(path: Path, settings: Mapping[str, Any]) -> tuple[dict[str, str], str | None]:
+    """The prompts by name, and the default one's name."""
+    given = settings.get("prompts") or {}
+    if not isinstance(given, dict):
         raise ModelError(f"{path}: prompts must be an object of texts by name")
-    return {name: prompt for name, prompt in prompts.items() if isinstance(prompt, str)}
+    prompts = {name: prompt for name, prompt in given.items() if isinstance(prompt, str)}
+    default = settings.get("default_prompt_name")
+    if default is not None and not (isinstance(default, str) and default in prompts):
+        raise ModelError(
+            f"{path}: the default prompt {shown(default)} is not one of its prompts {shown(sorted(prompts))}"
+        )
+    return prompts, default

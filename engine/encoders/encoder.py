@@ -346,6 +346,7 @@ class Classifier(Encoder):
     ) -> None:
         self.labels = description.labels
         self.activation = description.activation
+        self._template = description.pair_template
         super().__init__(name, source, description, tokenizer, graph)
         if self.width != len(self.labels):
             raise ModelError(f"{graph.path} gives {self.width} logits, and config.json names {len(self.labels)} labels")
@@ -364,6 +365,8 @@ class Classifier(Encoder):
             return super().encode(
                 text, prompt_name=prompt_name, add_special_tokens=add_special_tokens, truncate_to=truncate_to
             )
+        if self._template is not None:
+            return self._template.encode(self.tokenizer, text, pair, truncate_to=truncate_to, at_most=self.max_length)
         return self.tokenizer.encode(text, pair, truncate_to=truncate_to, at_most=self.max_length)
 
     def finished(
@@ -401,13 +404,16 @@ class Classifier(Encoder):
                 "model",
             )
         tokenizer, limit = self.tokenizer, self.max_length
-        firsts = [tokenizer.part(query, truncate_to, limit) for query in queries]
-        if len(queries) == 1:
-            firsts *= len(documents)
-        inputs = [
-            tokenizer.join([first, tokenizer.part(document, truncate_to, limit)], truncate_to=truncate_to)
-            for first, document in zip(firsts, documents, strict=True)
-        ]
+        times = len(documents) if len(queries) == 1 else 1
+        if self._template is not None:
+            pairs = zip([*queries] * times, documents, strict=True)
+            inputs = [self.encode(query, document, truncate_to=truncate_to) for query, document in pairs]
+        else:
+            firsts = [tokenizer.part(query, truncate_to, limit) for query in queries] * times
+            inputs = [
+                tokenizer.join([first, tokenizer.part(document, truncate_to, limit)], truncate_to=truncate_to)
+                for first, document in zip(firsts, documents, strict=True)
+            ]
         return ScorePlan(
             "classify",
             inputs,

@@ -9,7 +9,9 @@ from typing import Any
 
 from ..errors import DeviceError, ModelError
 from ..files.folder import read_config, read_json_if_there
+from ..files.reading import is_there
 from .classification import ClassActivation
+from .conversion import says_it_encodes
 from .description import EncoderDescription, describe_encoder, graph_in, has_weights
 from .families import FAMILIES
 from .onnx_graph import import_onnxruntime
@@ -54,10 +56,12 @@ def is_encoder(path: Path) -> bool:
     if not path.is_dir():
         return False
     try:
-        architecture = _architecture(read_json_if_there(path / "config.json"))
+        config = read_json_if_there(path / "config.json")
     except ModelError:
         return False
-    if architecture in FAMILIES and has_weights(path):
+    architecture = _architecture(config)
+    says = architecture in FAMILIES or says_it_encodes(config, listed=is_there(path / "modules.json"))
+    if says and has_weights(path):
         return True
     return graph_in(path) is not None and not any(task in (architecture or "") for task in _GENERATES)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from ..files.reading import MAX_TOKENIZER_BYTES, is_there, require_file
 from ..model_names import short_name
@@ -18,7 +19,7 @@ from .engine import EncoderEngine
 from .graph import EncoderGraph
 from .loop import lower_thread_priority
 from .onnx_graph import OnnxGraph, import_onnxruntime
-from .options import EncoderDType, EncoderOptions
+from .options import Convert, EncoderDType, EncoderOptions
 from .tokenization import EncoderTokenizer
 
 
@@ -30,11 +31,14 @@ def load_encoders(
     dtype: EncoderDType = EncoderOptions.dtype,
     download_dir: str | Path | None = None,
     beside: Sequence[Download] = (),
+    overrides: Mapping[str, Any] | None = None,
+    convert: Convert = "auto",
 ) -> EncoderEngine:
     """Load encoders, each from a folder or a hub id, under `names` or their own. The engine is not started yet.
 
     `dtype` is for safetensors; an ONNX graph has its own. What will be downloaded afterwards, `beside` them, must fit
-    on the disk, too. Raises DeviceError if a model needs onnxruntime and it is not there, and ModelError, which says
+    on the disk, too. Each config has `overrides` in place of its own fields, and `convert` says what decoders are
+    served as. Raises DeviceError if a model needs onnxruntime and it is not there, and ModelError, which says
     what to change, if a model cannot be served.
     """
     if not models:
@@ -46,15 +50,24 @@ def load_encoders(
     with ThreadPoolExecutor(1, initializer=lower_thread_priority) as loader:
         return EncoderEngine(
             [
-                loader.submit(_load, model, name, threads, dtype, download_dir).result()
+                loader.submit(_load, model, name, threads, dtype, download_dir, overrides, convert).result()
                 for model, name in zip(models, names or map(short_name, models), strict=True)
             ]
         )
 
 
-def _load(model: str, name: str, threads: int, dtype: EncoderDType, download_dir: str | Path | None) -> Encoder:
+def _load(
+    model: str,
+    name: str,
+    threads: int,
+    dtype: EncoderDType,
+    download_dir: str | Path | None,
+    overrides: Mapping[str, Any] | None,
+    convert: Convert,
+) -> Encoder:
     started = time.perf_counter()
-    description = describe_encoder(resolve_encoder(model, download_dir, is_native=_is_native))
+    folder = resolve_encoder(model, download_dir, is_native=lambda path: _is_native(path, overrides, convert))
+    description = describe_encoder(folder, overrides, convert)
     if is_there(path := description.tokenizer_folder / "tokenizer.json"):
         require_file(path, MAX_TOKENIZER_BYTES)
     tokenizer = EncoderTokenizer.load(
@@ -80,8 +93,8 @@ def _what(encoder: Encoder) -> str:
     return f"{len(encoder.labels)} labels" if encoder.labels else f"embeddings of {encoder.width} numbers"
 
 
-def _is_native(folder: Path) -> bool:
-    native = is_native(folder)
+def _is_native(folder: Path, overrides: Mapping[str, Any] | None, convert: Convert) -> bool:
+    native = is_native(folder, overrides, convert)
     if not native:
         import_onnxruntime()  # before a graph is downloaded
     return native

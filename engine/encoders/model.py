@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ..models.spec import Activation, NormSpec, TowerSpec
 from ..models.tensor_ref import TensorRef
@@ -35,15 +35,24 @@ class EmbeddingSpec:
 
 @dataclass(frozen=True, slots=True)
 class HeadSpec:
-    """What classifies a text: `out(norm(act(dense(x))))`, where x is the first token's row, or the mean of all rows.
+    """What classifies a text: `out(norm(act(dense(x))))`, where x is the first or last token's row, or the mean of all.
 
-    `dense` and `out` are the tower's projections `head.dense` and `head.out`, `norm` its tables `head.norm`.
+    `dense` and `out` are the tower's projections `head.dense` and `head.out`, `norm` its tables `head.norm`. Without
+    an activation there is no `dense`. The last token is the last one that is not `padding_id`.
     """
 
     num_labels: int
-    activation: Activation | Literal["tanh"]
-    pooling: Literal["cls", "mean"] = "cls"
+    activation: Activation | Literal["tanh"] | None
+    pooling: Literal["cls", "mean", "last"] = "cls"
     norm: NormSpec | None = None
+    padding_id: int | None = None
+
+
+class AnswerTokens(NamedTuple):
+    """A reranker that answers with a token: its score is the logit of `true`, less that of `false` if there is one."""
+
+    true: int
+    false: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +61,9 @@ class EncoderModel:
 
     The tower has the weights of `embedding.norm` and `final_norm` as the tables `embedding_norm` and `final_norm`.
     `tensors` has the keys of `tower_shapes(tower)` and of `embedding.tables`, each with the places where it may lie:
-    the first that is there counts. A text has at most `max_length` tokens; None: the config does not bound it.
+    the first that is there counts. A text has at most `max_length` tokens; None: the config does not bound it. Where
+    no modules.json says what a text's vector is, it is the mean of its tokens' vectors, or what `pooling` says of them,
+    normalized.
     """
 
     tower: TowerSpec
@@ -61,3 +72,4 @@ class EncoderModel:
     max_length: int | None = None
     final_norm: NormSpec | None = None
     head: HeadSpec | None = None
+    pooling: Literal["cls", "mean", "lasttoken"] | None = None

@@ -78,7 +78,7 @@ class NativeGraph(EncoderGraph):
         rows = self._finished(self._tower.layers(rows, starts, places[None]))
         rows = self._normalized("final_norm", self._model.final_norm, rows)
         texts = [rows[start:stop] for start, stop in pairwise(starts.tolist())]
-        return texts if output != LOGITS else self._logits(texts)
+        return texts if output != LOGITS else self._logits(texts, inputs)
 
     def after_pooling(self, vectors: Floats) -> Floats:
         """The Dense modules, one after the other."""
@@ -122,11 +122,15 @@ class NativeGraph(EncoderGraph):
         table = self._tables[name]
         return to_float32(replace(table, data=table.data[numbers]))
 
-    def _logits(self, texts: Sequence[Rows]) -> Sequence[Floats]:
+    def _logits(self, texts: Sequence[Rows], inputs: Sequence[EncoderInput]) -> Sequence[Floats]:
         head = self._model.head
         assert head is not None
-        rows = np.stack([text[0] if head.pooling == "cls" else pool(text, 0, ("mean",)) for text in texts])
-        rows = self._projected("head.dense", rows, head.activation)
+        if head.pooling == "last":
+            rows = np.stack([text[_last(item, head.padding_id)] for text, item in zip(texts, inputs, strict=True)])
+        else:
+            rows = np.stack([pool(text, 0, (head.pooling,)) for text in texts])
+        if head.activation is not None:
+            rows = self._projected("head.dense", rows, head.activation)
         rows = self._normalized("head.norm", head.norm, rows)
         return list(self._projected("head.out", rows, None))
 
@@ -205,6 +209,11 @@ def _refuse_unused(folder: Path, checkpoint: Iterable[str], used: Collection[str
             raise ModelError(
                 f"{folder}: layers of this architecture have no tensor {name}: the model is of another kind"
             )
+
+
+def _last(item: EncoderInput, padding_id: int | None) -> int:
+    """The place of the last token that is not padding, as transformers finds it; 0 if there is none."""
+    return next((place for place in reversed(range(len(item))) if item.token_ids[place] != padding_id), 0)
 
 
 def _dense(path: Path) -> tuple[ProjectionSpec, str | None]:

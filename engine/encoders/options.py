@@ -10,6 +10,10 @@ from ..declaring.option import Options, option
 from ..declaring.values import at_least, count
 from ..model_names import short_name
 
+Convert = Literal["auto", "none", "embed", "classify"]
+"""What a decoder is served as, in vLLM's words: `embed` and `classify` make an encoder of it, `none` only takes what is
+one, and `auto` does what its files say."""
+
 EncoderDType = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 
 

@@ -11,7 +11,8 @@ import tokenizers
 from msgspec import Struct
 
 from ..errors import InvalidRequestError, ModelError
-from ..files.folder import read_json
+from ..files.folder import read_json_if_there
+from ..text.added_tokens import special_tokens, text_of
 from ..text.long_texts import MARGIN, encode_at_most, encode_part
 from ..text.tokenizer_backends import encoding_of, reading_tokenizer
 
@@ -41,8 +42,17 @@ class Part(NamedTuple):
 class EncoderTokenizer:
     """A model folder's `tokenizer.json`. Safe to use from several threads."""
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer, *, lower_case: bool = False, has_type_ids: bool = True) -> None:
-        """`lower_case` is for tokenizers that expect lower case. Without `has_type_ids`, all type ids are 0."""
+    def __init__(
+        self,
+        tokenizer: tokenizers.Tokenizer,
+        *,
+        lower_case: bool = False,
+        has_type_ids: bool = True,
+        end: int | None = None,
+    ) -> None:
+        """`lower_case` is for tokenizers that expect lower case. Without `has_type_ids`, all type ids are 0. `end` is a
+        special token that inputs end in, although tokenizer.json does not say so.
+        """
         self.pad_token_id: int | None = (tokenizer.padding or {}).get("pad_id")
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -51,6 +61,7 @@ class EncoderTokenizer:
             tokenizer.normalizer = tokenizers.normalizers.Sequence([tokenizers.normalizers.Lowercase(), *own])
         self._tokenizer = tokenizer
         self._has_type_ids = has_type_ids
+        self._end = [] if end is None or tokenizer.encode("a").ids[-1:] == [end] else [end]
         self.vocab_size: int = tokenizer.get_vocab_size(with_added_tokens=True)
         self._special = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
 
@@ -63,12 +74,14 @@ class EncoderTokenizer:
                 f"{folder} has no tokenizer.json: transformers writes one with "
                 "AutoTokenizer.from_pretrained(MODEL).save_pretrained(FOLDER)"
             )
-        config_path = folder / "tokenizer_config.json"
-        names = (read_json(config_path) if config_path.exists() else {}).get("model_input_names")
+        config = read_json_if_there(folder / "tokenizer_config.json")
+        names = config.get("model_input_names")
         has_type_ids = not isinstance(names, list) or "token_type_ids" in names
         with reading_tokenizer(path):
             tokenizer = tokenizers.Tokenizer.from_file(str(path))
-            made = cls(tokenizer, lower_case=lower_case, has_type_ids=has_type_ids)
+            eos = text_of(special_tokens(folder, config).get("eos_token"))
+            end = tokenizer.token_to_id(eos) if eos is not None and config.get("add_eos_token") is True else None
+            made = cls(tokenizer, lower_case=lower_case, has_type_ids=has_type_ids, end=end)
             made.encode("a", "a" if pairs else None)
             return made
 
@@ -108,12 +121,16 @@ class EncoderTokenizer:
         if len(given) < len(parts):
             return EncoderInput((), is_too_long=True)
         encodings = [part.encoding for part in given]
-        special = self._tokenizer.num_special_tokens_to_add(len(parts) > 1) if add_special_tokens else 0
+        end = self._end if add_special_tokens else []
+        special = len(end)
+        if add_special_tokens:
+            special += self._tokenizer.num_special_tokens_to_add(len(parts) > 1)
         if truncate_to is not None and sum(part.num_tokens for part in given) + special > truncate_to:
             encodings = _cut(given, truncate_to, special)
         second = encodings[1] if len(encodings) > 1 else None
         encoding = self._tokenizer.post_process(encodings[0], second, add_special_tokens)
-        return EncoderInput(encoding.ids, encoding.type_ids if self._has_type_ids else None)
+        ids, types = encoding.ids + end, encoding.type_ids + [0] * len(end)
+        return EncoderInput(ids, types if self._has_type_ids else None)
 
     def prompt_length(self, prompt: str) -> int:
         """How many tokens a prompt takes at the beginning of a text, including special ones."""

@@ -22,7 +22,8 @@ class TensorRef:
     7. `flat`: one dimension, with the elements row by row; a number alone is one of them. Or `matrix`: two, with all
        elements of a row in a line, for the kernel of a convolution over patches that lie side by side.
     8. `scaled_by`: each row is multiplied by the element for it of the tensor with that name. Of towers alone.
-    9. `stack`: the rows of these references follow.
+    9. `minus_rows` `(start, stop)`: these rows, taken as `rows` are, are subtracted in float32. Of towers alone.
+    10. `stack`: the rows of these references follow.
 
     Raises ValueError for steps that no tensor could take.
     """
@@ -39,6 +40,7 @@ class TensorRef:
     matrix: bool = False
     scaled_by: str = ""
     columns: tuple[int, ...] | None = None
+    minus_rows: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         if self.index is not None and self.index < 0:
@@ -81,7 +83,7 @@ class TensorRef:
                 return None
             count = count // size * (stop - start)
         if self.rows is not None:
-            if count < self.rows[1]:
+            if count < max(self.rows[1], self.minus_rows[1] if self.minus_rows else 0):
                 return None
             count = self.rows[1] - self.rows[0]
         if self.permute is not None and len(self.permute) != count:

@@ -221,6 +221,12 @@ def _token_text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
+def chat_templates(folder: Path) -> list[str]:
+    """All chat templates of a model folder. Raises ModelError for files that are broken."""
+    found = _chat_template(folder, read_json_if_there(folder / "tokenizer_config.json"))
+    return [found] if isinstance(found, str) else [*(found or {}).values()]
+
+
 def _chat_template(folder: Path, config: Mapping[str, Any]) -> ChatTemplate | None:
     """The chat templates. Files of their own win over the configs, as in transformers."""
     templates = _listed(config, folder / "tokenizer_config.json")

@@ -34,7 +34,7 @@ _UNWANTED = ["*/*", "consolidated*.safetensors"]
 # An encoder in ONNX has its modules in subfolders; large ones keep their weights beside the graph.
 _ENCODER_WANTED = ["*.json", "onnx/model.onnx*", "model.onnx*"]
 _ENCODER_UNWANTED = ["openvino/*"]
-_NATIVE_ENCODER_WANTED = ["*.json", "*.safetensors"]
+_NATIVE_ENCODER_WANTED = ["*.json", "*.jinja", "*.safetensors"]
 _NATIVE_ENCODER_UNWANTED = [*_ENCODER_UNWANTED, "onnx/*", "consolidated*.safetensors"]
 
 

@@ -63,6 +63,11 @@ def join(parts: Sequence[WeightTensor]) -> WeightTensor:
     return DenseTensor(np.concatenate([to_float32(part) for part in parts]), "float32", origin=origins)
 
 
+def difference(tensor: WeightTensor, less: WeightTensor) -> DenseTensor:
+    """The one less the other, which has its shape, in float32."""
+    return DenseTensor(to_float32(tensor) - to_float32(less), "float32", origin=f"{tensor.origin} - {less.origin}")
+
+
 def scaled(tensor: WeightTensor, factors: WeightTensor) -> DenseTensor:
     """The tensor with each row multiplied by the factor for it, in float32."""
     data = to_float32(tensor)

@@ -6,6 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from ..errors import ModelError
 from ..models.spec import TowerSpec, tower_shapes
@@ -14,7 +15,7 @@ from .checkpoint import check_parts
 from .dtypes import STORAGE, DType
 from .quantization import TensorFormat
 from .stored import Checkpoint, StoredMatrix, StoredTensor
-from .taking import Part, join, scaled, take
+from .taking import Part, difference, join, scaled, take
 from .tensor import WeightTensor
 
 
@@ -45,6 +46,8 @@ class TowerWeights:
 
     def _taken(self, stored: StoredTensor | StoredMatrix, ref: TensorRef) -> WeightTensor:
         tensor = take(stored, ref)
+        if ref.minus_rows is not None:
+            return difference(tensor, take(stored, replace(ref, rows=ref.minus_rows)))
         if not ref.scaled_by:
             return tensor
         return scaled(tensor, take(self._checkpoint[ref.scaled_by], TensorRef(ref.scaled_by)))

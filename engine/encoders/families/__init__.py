@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any, Protocol, cast
 
 from ...models.config import ConfigReader
-from ..model import EncoderModel
+from ..model import AnswerTokens, EncoderModel
 
 __all__ = ["FAMILIES", "encoder_model"]
 
@@ -20,15 +20,25 @@ class _Family(Protocol):
         ...
 
 
-def encoder_model(config: Mapping[str, Any]) -> EncoderModel | None:
+def encoder_model(
+    config: Mapping[str, Any], *, converts: bool = False, answer: AnswerTokens | None = None
+) -> EncoderModel | None:
     """The encoder of a config.json; None if its architecture has none here.
 
-    Raises ModelError, naming the field, for what is not supported.
+    A decoder that generates text is one only if it `converts`, or for a reranker whose scores are its `answer`. Raises
+    ModelError, naming the field, for what is not supported.
     """
     architectures = config.get("architectures")
     name = architectures[0] if isinstance(architectures, list) and architectures else None
-    if not isinstance(name, str) or name not in FAMILIES:
+    if not isinstance(name, str):
         return None
+    if name not in FAMILIES:
+        from . import decoder
+
+        found = decoder.decoder_of(name)
+        if found is None or (found.use == "generates" and not converts and answer is None):
+            return None
+        return decoder.model(name, ConfigReader(config), answer)
     return cast(_Family, import_module(f".{FAMILIES[name]}", __package__)).model(name, ConfigReader(config))
 
 

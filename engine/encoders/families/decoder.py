@@ -1,0 +1,180 @@
+"""Decoders as encoders: their layers are a tower's, and a text's last token has seen all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import Literal, NamedTuple
+
+from ...errors import ModelError
+from ...media.families.towers import norm_tables
+from ...models import ModelDescription
+from ...models.config import ConfigReader
+from ...models.families import FAMILIES as DECODERS
+from ...models.families import family_of
+from ...models.spec import (
+    AttentionSpec,
+    DecoderSpec,
+    LayerSpec,
+    MlpSpec,
+    ProjectionSpec,
+    TowerSpec,
+    tower_shapes,
+)
+from ...models.tensor_ref import TensorRef
+from ..model import AnswerTokens, EmbeddingSpec, EncoderModel, HeadSpec
+from .parts import num_labels
+
+Use = Literal["generates", "bare", "classifies"]
+_GENERATES = ("ForCausalLM", "LMHeadModel")
+# What the names of a family's other architectures end in. The first that fits counts.
+_USES: Mapping[str, Use] = {
+    **dict.fromkeys(_GENERATES, "generates"),
+    "ForSequenceClassification": "classifies",
+    "Model": "bare",
+}
+_BIDIRECTIONAL = "Bidirectional"
+_POOLING: Mapping[str, Literal["cls", "mean", "last"]] = {"avg": "mean", "cls": "cls", "last": "last"}
+# Whose bare decoder or classifier has a name of its own.
+_TEXT_MODELS = {"Gemma3Text": "Gemma3"}
+
+
+class _Decoder(NamedTuple):
+    architecture: str  # that generates text
+    use: Use
+    two_way: bool
+
+
+@lru_cache
+def decoder_of(architecture: str) -> _Decoder | None:
+    """The decoder in an architecture: one that generates text, is bare, or classifies. None: there is none here."""
+    for ending, use in _USES.items():
+        if not architecture.endswith(ending):
+            continue
+        own = architecture.removesuffix(ending)
+        family = own.removesuffix(_BIDIRECTIONAL)
+        family = _TEXT_MODELS.get(family, family)
+        found = next((family + head for head in _GENERATES if family + head in DECODERS), None)
+        return None if found is None else _Decoder(found, use, own.endswith(_BIDIRECTIONAL))
+    return None
+
+
+def model(architecture: str, config: ConfigReader, answer: AnswerTokens | None = None) -> EncoderModel:
+    """A decoder without its head, with the head of a classifier, or with the rows of its own head for `answer`.
+
+    Attention is causal unless the architecture or `is_causal` says otherwise. Raises ModelError, naming it, for what
+    only decoders with a KV cache compute here.
+    """
+    decoder = decoder_of(architecture)
+    assert decoder is not None
+    config.refuse("quantization_config")
+    config.refuse("use_bidirectional_attention", False)
+    two_way = decoder.two_way or not config.flag("is_causal", True)
+    pooling = _pooling(config) if decoder.two_way else "last"
+    own = config.with_fields(architectures=[decoder.architecture], is_causal=None)
+    described = family_of(decoder.architecture).describe(decoder.architecture, own, None)
+    spec = described.spec
+    _refuse(architecture, spec)
+    head, places = None, tuple[TensorRef, ...]()
+    if answer is not None:
+        head, places = HeadSpec(1, None, "last"), _rows_of_head(described, answer)
+    elif decoder.use == "classifies":
+        padding = config.raw("pad_token_id")
+        head = HeadSpec(num_labels(config), None, pooling, padding_id=padding if isinstance(padding, int) else None)
+        places = (TensorRef("score.weight"),)
+    norms = {"embedding_norm": spec.embedding.norm, "final_norm": spec.final_norm}
+    tower = TowerSpec(
+        spec.hidden_size,
+        tuple(_seeing(layer, two_way) for layer in spec.layers),
+        () if head is None else (("head.out", ProjectionSpec(spec.hidden_size, head.num_labels)),),
+        tuple(table for name, norm in norms.items() if norm for table in norm_tables(name, norm, spec.hidden_size)),
+    )
+    count, offset = spec.embedding.num_positions, spec.embedding.position_offset
+    embedding = EmbeddingSpec(
+        spec.vocab_size,
+        num_positions=count + offset if count else 0,
+        first_position=offset,
+        scale=spec.embedding.scale,
+        norm=spec.embedding.norm,
+    )
+    return EncoderModel(
+        tower=tower,
+        embedding=embedding,
+        tensors=_tensors(described, [*tower_shapes(tower), *embedding.tables]) | {"head.out.weight": places},
+        final_norm=spec.final_norm,
+        max_length=spec.max_positions,
+        head=head,
+        pooling="lasttoken" if pooling == "last" else pooling,
+    )
+
+
+def _pooling(config: ConfigReader) -> Literal["cls", "mean", "last"]:
+    """What NVIDIA's models say of themselves."""
+    config.refuse("temperature", 1)
+    name = config.raw("pooling")
+    if name is not None and name not in _POOLING:
+        raise config.error("pooling", "one of " + ", ".join(_POOLING))
+    return _POOLING["avg" if name is None else name]
+
+
+def _rows_of_head(described: ModelDescription, answer: AnswerTokens) -> tuple[TensorRef, ...]:
+    """Where the head may lie, and the row of it, or the difference of two, that gives the score."""
+    spec = described.spec
+    if spec.head.bias or spec.head.softcap is not None or spec.head.divisor != 1:
+        raise ModelError("config.json: a reranker's head must have neither a bias, nor a cap, nor a divisor")
+    for token in answer:
+        if token is not None and not 0 <= token < spec.vocab_size:
+            raise ModelError(f"a reranker's answer has token {token}, but the vocabulary has {spec.vocab_size}")
+    whole = described.tensors["embed.weight" if spec.head.tied else "head.weight"]
+    places = [TensorRef(described.head_name), *_places(described, whole)] if spec.head.tied else [whole]
+    rows = [None if token is None else (token, token + 1) for token in answer]
+    return tuple(replace(place, rows=rows[0], minus_rows=rows[1]) for place in places)
+
+
+def _tensors(described: ModelDescription, names: Iterable[str]) -> dict[str, tuple[TensorRef, ...]]:
+    """Where the weights may lie that a tower calls otherwise than a decoder."""
+    decoders = {"words": "embed.weight", "positions": "embed.positions"}
+    tensors = {}
+    for name in names:
+        own = decoders.get(name) or name.replace("embedding_norm.", "embed.norm.")
+        if own in described.tensors:
+            tensors[name] = (*_places(described, described.tensors[own]), *described.otherwise(own))
+    if described.spec.head.tied:
+        tensors["words"] += (TensorRef(described.head_name),)
+    return tensors
+
+
+def _refuse(architecture: str, spec: DecoderSpec) -> None:
+    """Raises ModelError if something in it is not computed by towers."""
+    lacks = None
+    if spec.streams is not None or spec.embedding.per_layer is not None:
+        lacks = "an input for each of its layers"
+    elif spec.embedding.size != spec.hidden_size:
+        lacks = "embeddings that are narrower than its layers"
+    for layer in spec.layers:
+        for index, residual in enumerate(layer):
+            mixer = residual.mixer
+            if not isinstance(mixer, MlpSpec) and (index or not isinstance(mixer, AttentionSpec)):
+                lacks = lacks or f"layers of the kind {mixer.kind}"
+            elif isinstance(mixer, AttentionSpec) and (mixer.kv_layer is not None or mixer.output_gate or mixer.sinks):
+                lacks = lacks or "attention with an output gate, with sinks, or with another layer's K and V"
+    if lacks:
+        raise ModelError(f"{architecture} cannot embed or classify here, because it has {lacks}")
+
+
+def _seeing(layer: LayerSpec, two_way: bool) -> LayerSpec:
+    attention, *others = layer
+    if not isinstance(attention.mixer, AttentionSpec):
+        return layer
+    return replace(attention, mixer=replace(attention.mixer, two_way=two_way)), *others
+
+
+def _places(described: ModelDescription, ref: TensorRef) -> tuple[TensorRef, ...]:
+    """Where a weight may lie: in a whole model, or in a bare decoder."""
+    return ref, _without(ref, described.base_prefix)
+
+
+def _without(ref: TensorRef, prefix: str) -> TensorRef:
+    stack = tuple(_without(other, prefix) for other in ref.stack)
+    return replace(ref, name=ref.name.removeprefix(prefix), stack=stack)

@@ -1,0 +1,246 @@
+"""Decoders that embed, classify, or score pairs by their answer, as transformers computes it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import encoder_zoo as zoo
+import numpy as np
+import pytest
+import torch
+from optional_packages import require_packages
+
+from tidewheel.engine.encoders.description import describe_encoder
+from tidewheel.engine.encoders.encoder import Classifier, Embedder, Encoder
+from tidewheel.engine.encoders.families.decoder import decoder_of
+from tidewheel.engine.encoders.inspection import is_encoder
+from tidewheel.engine.encoders.load import load_encoders
+from tidewheel.engine.encoders.options import Convert
+from tidewheel.engine.encoders.tokenization import EncoderInput
+from tidewheel.engine.errors import InvalidRequestError, ModelError
+
+pytest.importorskip("tidewheel._native")
+require_packages("transformers")
+
+SIZES = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 64,
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+TOKENS = ["<|pad|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "yes", "no"]
+
+
+def made(tmp_path: Path, kind: str, factory: str = "AutoModel", **config: Any) -> tuple[Path, Any]:
+    """A folder with a random model of a kind of decoder and a tokenizer of bytes, and the model."""
+    import transformers
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    vocabulary = {token: i for i, token in enumerate([*TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet())])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.add_special_tokens(TOKENS[:3])
+    tokenizer.add_tokens(TOKENS[3:])
+    fields = {**SIZES, "vocab_size": len(vocabulary), **config}
+    made_config = transformers.AutoConfig.for_model(kind, **fields)
+    model = getattr(transformers, factory).from_config(made_config, attn_implementation="eager").eval()
+    zoo.fill(model)
+    model.save_pretrained(tmp_path)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    edit(tmp_path / "tokenizer_config.json", model_max_length=400, eos_token="<|im_end|>")
+    return tmp_path, model
+
+
+def edit(path: Path, **fields: Any) -> None:
+    """Set fields of a JSON file, which may not be there yet."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({**(json.loads(path.read_text()) if path.exists() else {}), **fields}))
+
+
+def load(folder: Path, convert: Convert = "auto", **overrides: Any) -> Encoder:
+    return load_encoders([str(folder)], ["it"], convert=convert, overrides=overrides).encoders["it"]
+
+
+def hidden(model: Any, ids: list[int]) -> Any:
+    """The vectors of tokens of the model without its head."""
+    with torch.no_grad():
+        return model.base_model(torch.tensor([ids]))[0][0].numpy()
+
+
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [
+        ("qwen2", {"is_causal": False}),  # as gte-Qwen2's
+        ("gemma2", {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}),
+        ("llama", {"tie_word_embeddings": True}),
+    ],
+)
+def test_any_decoder_of_attention_and_mlps_can_embed(kind: str, config: dict[str, Any], tmp_path: Path) -> None:
+    folder, model = made(tmp_path, kind, "AutoModelForCausalLM", **config)
+    with pytest.raises(ModelError, match="--convert embed"):
+        load(folder)
+    encoder = load(folder, "embed")
+    assert isinstance(encoder, Embedder)
+    inputs = [encoder.encode(text) for text in ("turns", "a tide turns the wheel and grinds corn " * 4)]
+    ours = encoder.vectors(encoder.run("embed", inputs))
+    for vector, item in zip(ours, inputs, strict=True):
+        wanted = hidden(model, [*item.token_ids])[-1]
+        np.testing.assert_allclose(vector, wanted / np.linalg.norm(wanted), atol=1e-5)
+
+
+def test_attention_of_bidirectional_models_is_that_of_their_architecture(tmp_path: Path) -> None:
+    folder, model = made(tmp_path, "llama", is_causal=False)
+    edit(folder / "config.json", architectures=["LlamaBidirectionalModel"], is_causal=None, pooling="avg")
+    encoder = load(folder)
+    assert isinstance(encoder, Embedder)
+    item = encoder.encode("the wheel turns")
+    wanted = hidden(model, [*item.token_ids]).mean(0)
+    ours = encoder.vectors(encoder.run("embed", [item]))[0]
+    np.testing.assert_allclose(ours, wanted / np.linalg.norm(wanted), atol=1e-5)
+    edit(folder / "config.json", architectures=["LlamaModel"])
+    causal = load(folder).run("token_embed", [item])[0]
+    assert np.abs(causal - hidden(model, [*item.token_ids])).max() > 0.01
+
+
+def test_a_classifier_reads_the_last_token_that_is_no_padding(tmp_path: Path) -> None:
+    folder, model = made(tmp_path, "qwen3", "AutoModelForSequenceClassification", num_labels=3)
+    encoder = load(folder)
+    assert isinstance(encoder, Classifier)
+    assert len(encoder.labels) == 3
+    ids = encoder.encode("grinds corn").token_ids
+    inputs = [EncoderInput(ids), EncoderInput([*ids, 0, 0]), EncoderInput([0, 0])]
+    for logits, item in zip(encoder.run("classify", inputs), inputs, strict=True):
+        with torch.no_grad():
+            wanted = model(torch.tensor([item.token_ids])).logits[0].numpy()
+        np.testing.assert_allclose(logits, wanted, atol=1e-4)
+
+
+def test_a_classifier_can_embed(tmp_path: Path) -> None:
+    folder, model = made(tmp_path, "mistral", "AutoModelForSequenceClassification", num_labels=1, sliding_window=4)
+    encoder = load(folder, "embed")
+    item = encoder.tokenizer.encode("the wheel turns")
+    wanted = hidden(model, [*item.token_ids])[-1]
+    np.testing.assert_allclose(encoder.run("embed", [item])[0], wanted, atol=1e-4)
+
+
+def prompt(query: str, document: str, instruction: str) -> str:
+    """What Qwen3-Reranker's model card says to ask."""
+    return (
+        "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+        'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+        f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}<|im_end|>\n"
+        "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    )
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_reranker_scores_by_its_answer(tied: bool, tmp_path: Path) -> None:
+    folder, model = made(tmp_path, "qwen3", "AutoModelForCausalLM", tie_word_embeddings=tied)
+    query, documents = "what turns the wheel", ["the tide", "corn is ground by it", ""]
+    backend = load(folder, "embed").tokenizer
+
+    def wanted(instruction: str) -> list[float]:
+        logits = []
+        for document in documents:
+            ids = backend.encode(prompt(query, document, instruction)).token_ids
+            with torch.no_grad():
+                row = model(torch.tensor([ids])).logits[0, -1]
+            logits.append(float(row[TOKENS.index("yes")] - row[TOKENS.index("no")]))
+        return logits
+
+    # As vLLM has it, with --hf-overrides.
+    asked = {"classifier_from_token": ["no", "yes"], "is_original_qwen3_reranker": True}
+    encoder = load(folder, architectures=["Qwen3ForSequenceClassification"], **asked)
+    assert encoder.is_cross_encoder
+    by_default = wanted("Given a web search query, retrieve relevant passages that answer the query")
+    plan = encoder.plan_scores([query], documents)
+    found = plan.scores(encoder.run(plan.task, plan.inputs))
+    np.testing.assert_allclose(found, 1 / (1 + np.exp(-np.array(by_default))), atol=1e-4)
+    # As sentence-transformers has it.
+    modules = zoo.modules("LogitScore")["modules.json"]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    edit(folder / "1_LogitScore" / "config.json", true_token_id=TOKENS.index("yes"), false_token_id=TOKENS.index("no"))
+    prompts = {"find": "Find corn"}
+    edit(folder / "config_sentence_transformers.json", prompts=prompts, default_prompt_name="find")
+    with pytest.raises(ModelError, match="no chat template"):
+        load(folder)
+    edit(folder / "tokenizer_config.json", chat_template=prompt("{{ q }}", "{{ d }}", "{{ i }}"))
+    encoder = load(folder)
+    plan = encoder.plan_scores([query], documents, use_activation=False)
+    np.testing.assert_allclose(plan.scores(encoder.run(plan.task, plan.inputs)), wanted("Find corn"), atol=1e-4)
+
+
+def test_cutting_a_pair_keeps_what_is_behind_the_document(tmp_path: Path) -> None:
+    folder, _ = made(tmp_path / "qwen3-reranker-tiny", "qwen3", "AutoModelForCausalLM")
+    encoder = load(folder)
+    assert isinstance(encoder, Classifier)
+    whole, cut = (encoder.encode("wheel", "corn " * 20, truncate_to=size).token_ids for size in (None, 320))
+    assert len(whole) > len(cut) == 320
+    end = encoder.tokenizer.encode(prompt("", "", "").partition("<Document>: ")[2], add_special_tokens=False).token_ids
+    assert cut == [*whole[: 320 - len(end)], *end]
+    with pytest.raises(InvalidRequestError, match="behind a document"):
+        encoder.encode("wheel", "corn", truncate_to=len(end))
+    assert encoder.encode("wheel", "corn " * 2000).is_too_long
+
+
+def test_texts_end_in_eos_where_the_tokenizer_is_told_so(tmp_path: Path) -> None:
+    folder, _ = made(tmp_path, "qwen2")
+    plain = load(folder).tokenizer.encode("corn")
+    edit(folder / "tokenizer_config.json", add_eos_token=True)
+    tokenizer = load(folder).tokenizer
+    assert tokenizer.encode("corn").token_ids == [*plain.token_ids, TOKENS.index("<|im_end|>")]
+    assert tokenizer.encode("corn", truncate_to=3).token_ids == [*plain.token_ids[:2], TOKENS.index("<|im_end|>")]
+    assert tokenizer.encode("corn", add_special_tokens=False).token_ids == plain.token_ids
+
+
+def test_what_cannot_be_served_is_refused_by_its_name(tmp_path: Path) -> None:
+    folder, _ = made(tmp_path, "qwen2")
+    config = folder / "config.json"
+    original = json.loads(config.read_text())
+
+    def refused(match: str, convert: Convert = "auto", **fields: Any) -> None:
+        config.write_text(json.dumps({**original, **fields}))
+        with pytest.raises(ModelError, match=match):
+            describe_encoder(folder, convert=convert)
+
+    refused("no classifier's head", "classify")
+    refused("generates text", "none", architectures=["Qwen2ForCausalLM"])
+    refused("two tokens", classifier_from_token=["yes"])
+    refused("does not have both tokens", classifier_from_token=["yes", "perhaps"])
+    refused("quantization_config", quantization_config={"quant_method": "awq"})
+    refused("is_causal", is_causal="maybe")
+    refused("pooling must be", architectures=["LlamaBidirectionalModel"], pooling="max")
+    refused(
+        "layers of the kind experts",
+        architectures=["MixtralModel"],
+        num_local_experts=2,
+        num_experts_per_tok=1,
+    )
+    edit(folder / "1_LogitScore" / "config.json", true_token_id=10**6, false_token_id=None)
+    (folder / "modules.json").write_text(json.dumps(zoo.modules("LogitScore")["modules.json"]))
+    refused("token 1000000")
+
+
+def test_a_folder_says_whether_it_is_an_encoder(tmp_path: Path) -> None:
+    folder, _ = made(tmp_path, "qwen2")
+    assert is_encoder(folder)
+    edit(folder / "config.json", architectures=["Qwen2ForCausalLM"])
+    assert not is_encoder(folder)
+    (folder / "modules.json").write_text(json.dumps(zoo.modules("Pooling")["modules.json"]))
+    assert is_encoder(folder)
+
+
+def test_architectures_are_found_by_their_names() -> None:
+    assert decoder_of("Qwen3Model") == ("Qwen3ForCausalLM", "bare", False)
+    assert decoder_of("GPT2ForSequenceClassification") == ("GPT2LMHeadModel", "classifies", False)
+    assert decoder_of("LlamaBidirectionalForSequenceClassification") == ("LlamaForCausalLM", "classifies", True)
+    assert decoder_of("Gemma3TextForSequenceClassification") == ("Gemma3ForCausalLM", "classifies", False)
+    assert decoder_of("BertModel") is None
