@@ -34,33 +34,45 @@ TYPES = {
     "paddleocr-vl": "paddleocr",
     "lfm2-vl": "lfm2",
     "gemma3": "gemma3",
+    "gemma4": "gemma4v",
+    "gemma4-e2b": "gemma4v",
     "internvl": "internvl",
+    "kimi-vl": "kimivl",
+    "llama4": "llama4",
 }
 """The cases of the zoo that there are files of, and the types of their projectors."""
 
 _TEXT = {"qwen2-vl": "qwen2vl", "qwen2.5-vl": "qwen2vl", "qwen3-vl": "qwen3vl"}  # architectures with their own names
-_LAYER = re.compile(r".*\b(?:layers?|blocks)\.(\d+)\.(.+)\.(weight|bias)")
+_LAYER = re.compile(
+    r".*\b(?:layers?|blocks)\.(\d+)\.(.+?)(?:\.linear)?\.(weight|bias|input_min|input_max|output_min|output_max)"
+)
 _IN_LAYER = {
-    "ln1": "norm1 layer_norm1 attention_norm layernorm_before",
-    "ln2": "norm2 layer_norm2 ffn_norm layernorm_after",
+    "ln1": "norm0 norm1 layer_norm1 attention_norm layernorm_before input_layernorm",
+    "ln2": "norm2 layer_norm2 ffn_norm layernorm_after pre_feedforward_layernorm",
+    "attn_post_norm": "post_attention_layernorm",
+    "ffn_post_norm": "post_feedforward_layernorm",
     "attn_qkv": "attn.qkv",
     "attn_q": "self_attn.q_proj attention.q_proj",
     "attn_k": "self_attn.k_proj attention.k_proj",
     "attn_v": "self_attn.v_proj attention.v_proj",
-    "attn_q_norm": "attention.q_norm",
-    "attn_k_norm": "attention.k_norm",
-    "attn_out": "attn.proj self_attn.out_proj attention.o_proj attention.projection_layer",
+    "attn_q_norm": "attention.q_norm self_attn.q_norm",
+    "attn_k_norm": "attention.k_norm self_attn.k_norm",
+    "attn_out": "wo attn.proj self_attn.out_proj self_attn.o_proj attention.o_proj attention.projection_layer",
     "ffn_gate": "mlp.gate_proj feed_forward.gate_proj",
     "ffn_up": "mlp.fc1 mlp.linear_fc1 mlp.up_proj feed_forward.up_proj",
     "ffn_down": "mlp.fc2 mlp.linear_fc2 mlp.down_proj feed_forward.down_proj",
 }
 _MODULES = {theirs: ours for ours, several in _IN_LAYER.items() for theirs in several.split()}
+_OF_KIMI = {"norm1": "ln2", "mlp.fc0": "ffn_up", "mlp.fc1": "ffn_down"}  # which counts from 0
 _TOP = {
-    "v.patch_embd": r"patch_embed\.proj|embeddings\.patch_embedding|patch_conv|patch_embeddings\.projection",
-    "v.position_embd": r"position_embeddings?|pos_embed",
+    "v.patch_embd": r"patch_embed\.proj|embeddings\.patch_embedding|patch_conv|patch_embeddings\.projection"
+    r"|patch_embedder\.input_proj|patch_embedding\.linear",
+    "v.position_embd": r"position_embeddings?|pos_embed|pos_emb|position_embedding_table|positional_embedding_vlm",
     "v.class_embd": r"class_embedding|cls_token",
-    "v.pre_ln": r"pre_layrnorm|ln_pre",
-    "v.post_ln": r"post_layernorm|merger\.ln_q|merger\.norm",
+    "v.pre_ln": r"pre_layrnorm|ln_pre|layernorm_pre",
+    "v.post_ln": r"post_layernorm|merger\.ln_q|merger\.norm|layernorm_post|final_layernorm",
+    "v.std_bias": r"std_bias",
+    "v.std_scale": r"std_scale",
     "v.norm_embd": r"post_conv_layernorm",
     "v.image_newline": r"image_newline",
     "mm.model.fc": r"modality_projection\.proj|merger\.proj",
@@ -71,7 +83,9 @@ _TOP = {
     "mm.up": r"merger\.up_proj",
     "mm.down": r"merger\.down_proj",
     "mm.patch_merger": r"downsample|patch_merger\.merging_layer",
-    "mm.input_projection": r"mm_input_projection",
+    "mm.input_projection": r"mm_input_projection|embedding_projection",
+    "mm.model.mlp.1": r"vision_adapter\.mlp\.fc1",
+    "mm.model.mlp.2": r"vision_adapter\.mlp\.fc2",
     "mm.soft_emb_norm": r"mm_soft_emb_norm",
 }
 _PROJECTOR = re.compile(r".*(?:projector|mlp_AR)\.(linear_[12]|norm|layer_norm|pre_norm)\.(weight|bias)")
@@ -80,6 +94,8 @@ _LLAVA_LIKE = {
     "mlp": {"linear_1": "mm.0", "linear_2": "mm.2"},
     "pixtral": {"linear_1": "mm.1", "linear_2": "mm.2", "norm": "mm.input_norm"},
     "paddleocr": {"linear_1": "mm.1", "linear_2": "mm.2", "pre_norm": "mm.input_norm"},
+    "kimivl": {"linear_1": "mm.1", "linear_2": "mm.2", "pre_norm": "mm.input_norm"},
+    "llama4": {"linear_1": "mm.model.fc"},
     "lfm2": {"linear_1": "mm.1", "linear_2": "mm.2", "layer_norm": "mm.input_norm"},
     "internvl": {"linear_1": "mm.model.mlp.1", "linear_2": "mm.model.mlp.3", "layer_norm": "mm.model.mlp.0"},
 }
@@ -151,9 +167,10 @@ def _write_fields(writer: Any, name: str, made: VisionModel) -> None:
     size, hidden = first("patch_size"), first("embed_dim", "hidden_size")
     size = size[0] if isinstance(size, list) else size
     side = vision.get("image_size", 5 * size)
+    side = 3 * size if kind == "gemma4v" else side  # any number
     depth = first("num_hidden_layers", "depth")
     writer.add_bool("clip.has_vision_encoder", True)
-    writer.add_string("clip.projector_type", kind)
+    writer.add_string("clip.vision.projector_type" if kind == "gemma4v" else "clip.projector_type", kind)
     numbers = {
         "image_size": side[0] if isinstance(side, list) else side,
         "patch_size": size,
@@ -169,7 +186,7 @@ def _write_fields(writer: Any, name: str, made: VisionModel) -> None:
     scale = {"idefics3": "scale_factor", "lfm2": "downsample_factor"}.get(kind)
     if scale is not None:
         numbers["projector.scale_factor"] = made.config[scale]
-    elif kind in ("gemma3", "internvl"):
+    elif kind in ("gemma3", "internvl", "gemma4v", "kimivl", "llama4"):
         numbers["projector.scale_factor"] = 2
     if kind == "idefics3":
         numbers["preproc_image_size"] = settings["size"]["longest_edge"]
@@ -192,7 +209,7 @@ def _write_fields(writer: Any, name: str, made: VisionModel) -> None:
     if "image_grid_pinpoints" in made.config:
         edges = [edge for size in made.config["image_grid_pinpoints"] for edge in size]
         writer.add_array("clip.vision.image_grid_pinpoints", edges)
-    act = vision.get("hidden_act", "quick_gelu")
+    act = "gelu" if kind in ("kimivl", "llama4") else vision.get("hidden_act", "quick_gelu")
     if act == "silu":
         writer.add_bool("clip.use_silu", True)
     elif act != "quick_gelu":
@@ -218,14 +235,18 @@ def _tensors(name: str, made: VisionModel) -> Iterator[tuple[str, Array]]:
             yield f"v.blk.{found[1]}.ls{found[2]}.weight", data
             continue
         found = _LAYER.fullmatch(original)
-        if found is not None and found[2] in _MODULES:
+        if found is not None and found[2] == "wqkv":
+            for part, one in zip("qkv", np.split(data, 3), strict=True):
+                yield f"v.blk.{found[1]}.attn_{part}.{found[3]}", one
+            continue
+        if found is not None and found[2] in {**_MODULES, **_OF_KIMI}:
             yield from _of_layer(kind, vision, found, data)
             continue
         yield from _outside(kind, original, data, vision)
 
 
 def _of_layer(kind: str, vision: dict[str, Any], found: re.Match[str], data: Array) -> Iterator[tuple[str, Array]]:
-    layer, module, end = found[1], _MODULES[found[2]], found[3]
+    layer, module, end = found[1], {**_MODULES, **(_OF_KIMI if kind == "kimivl" else {})}[found[2]], found[3]
     if module == "attn_qkv" and kind.startswith("qwen2"):
         for part, one in zip("qkv", np.split(data, 3), strict=True):
             yield f"v.blk.{layer}.attn_{part}.{end}", one
@@ -251,7 +272,9 @@ def _outside(kind: str, original: str, data: Array, vision: dict[str, Any]) -> I
     if stored == "v.patch_embd" and end == ".weight" and data.ndim == 5:
         yield "v.patch_embd.weight", data[:, :, 0]
         yield "v.patch_embd.weight.1", data[:, :, 1]
-    elif stored == "v.patch_embd" and data.ndim == 2 and end == ".weight":
+    elif stored == "v.position_embd" and kind == "kimivl":
+        yield f"{stored}{end}", data.reshape(-1, data.shape[-1])
+    elif stored == "v.patch_embd" and data.ndim == 2 and end == ".weight" and kind != "llama4":
         size = vision["patch_size"]
         yield "v.patch_embd.weight", data.reshape(-1, size, size, 3).transpose(0, 3, 1, 2)
     elif stored == "mm.soft_emb_norm":

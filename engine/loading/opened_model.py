@@ -279,7 +279,8 @@ def open_model(options: EngineOptions, source: ModelSource | None = None) -> Ope
     if (vision := find_vision(options, source, config)) is not None:
         description = replace(description, tower_tensors=vision.tensors)
         if vision.vision.two_way and not description.text_part:  # a file's config does not tell what it sees
-            description = seeing_both_ways(description)
+            in_windows = config.get("use_bidirectional_attention") == "vision"
+            description = seeing_both_ways(description, in_windows=in_windows)
     stored_weights = weights = source.weights(description, config)
     spec = description.spec
     if isinstance(asked, Eagle3):

@@ -173,9 +173,12 @@ def gemma4(file: GgufFile, fields: Fields, config: Config) -> Config:
         "top_k_experts": fields.integer("expert_used_count", 1),
         "moe_intermediate_size": fields.integer("expert_feed_forward_length", config["intermediate_size"]),
     }
+    per_layer = fields.optional_integer("embedding_length_per_layer_input") or 0
     return (routed if experts else {}) | {
+        # Files do not say it: all but E2B and E4B, which have embeddings for each layer.
+        "use_bidirectional_attention": None if per_layer else "vision",
         "attention_k_eq_v": bool(full) and not has_qkv(file.tensors, full[0], "v"),
-        "hidden_size_per_layer_input": fields.optional_integer("embedding_length_per_layer_input") or 0,
+        "hidden_size_per_layer_input": per_layer,
         "vocab_size_per_layer_input": config["vocab_size"] if table is None else table.shape[0],
         "final_logit_softcapping": fields.optional_number("final_logit_softcapping") or None,
     }

@@ -50,9 +50,12 @@ class ClipFile:
             raise ModelError(f"{self.path} has no tensor {name}, which images need")
         return self.tensors[name]
 
-    def rows(self, name: str) -> int:
-        """How many rows it has."""
-        return self.tensor(name).shape[0]
+    def rows(self, name: str, axis: int = 0) -> int:
+        """How many rows it has, or how much along another axis."""
+        tensor = self.tensor(name)
+        if axis >= len(tensor.shape):
+            raise ModelError(f"{tensor.origin} has shape {tensor.shape}, but images need {axis + 1} axes or more")
+        return tensor.shape[axis]
 
     def activation(self, gelu: str = "gelu") -> str:
         """The activation of the tower's MLPs. `gelu` says which one files of this kind mean by that."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from ....models.tensor_ref import TensorRef
@@ -15,14 +16,16 @@ from .clip_file import SECOND_FRAME, ClipFile, Words
 _MOST_TOKENS = 4096  # of an image, as in llama.cpp: files of Qwen's do not say it
 _NEWLINES = ("v.image_newline", "model.image_newline")
 _SIGLIP_GELU = "gelu_pytorch_tanh"
+_POSITIONS = "v.position_embd.weight"
 
 
 class Projector(NamedTuple):
     """A file in the words of config.json and preprocessor_config.json.
 
-    `names` are the tensors outside of layers, by Tidewheel's names of modules or of whole weights. `rotated_pairs`: in
-    the rows of q and k, the two of a rotated pair are neighbours. `colours_last`: a patch's three colours of a pixel
-    are neighbours in the model's own checkpoints, as they never are in files.
+    `names` are the tensors outside of layers, by Tidewheel's names of modules or of whole weights, and `in_layers`
+    those in a layer that have other names than usual. `rotated_pairs`: in the rows of q and k, the two of a rotated
+    pair are neighbours, as they are not in the model's own checkpoints. `colours_last`: a patch's three colours of a
+    pixel are neighbours in these, as they never are in files.
     """
 
     config: Words
@@ -30,6 +33,7 @@ class Projector(NamedTuple):
     names: Mapping[str, str | TensorRef]
     rotated_pairs: bool = False
     colours_last: bool = False
+    in_layers: Mapping[str, str] = MappingProxyType({})
 
 
 def _qwen(clip: ClipFile, architecture: str, vision: Words, least: int, names: Mapping[str, str] = {}) -> Projector:
@@ -70,7 +74,7 @@ def _qwen3(clip: ClipFile) -> Projector:
         names |= {f"merge_{i}.norm": f"{merger}.norm", f"merge_{i}": f"{merger}.fc1", f"connector_{i}": f"{merger}.fc2"}
     vision = {
         "out_hidden_size": clip.rows("mm.2.weight"),
-        "num_position_embeddings": clip.rows("v.position_embd.weight"),
+        "num_position_embeddings": clip.rows(_POSITIONS),
         "deepstack_visual_indexes": taken,
     }
     architecture = "Qwen3VLForConditionalGeneration" if taken else "Qwen3_5ForConditionalGeneration"
@@ -79,7 +83,7 @@ def _qwen3(clip: ClipFile) -> Projector:
 
 def _paddleocr(clip: ClipFile) -> Projector:
     """PaddleOCR-VL. The image_size of its files is not that of the table of positions."""
-    vision = {"image_size": math.isqrt(clip.rows("v.position_embd.weight")) * clip.patch}
+    vision = {"image_size": math.isqrt(clip.rows(_POSITIONS)) * clip.patch}
     names = {"merge_norm": "mm.input_norm", "merge": "mm.1", "connector": "mm.2"}
     return _qwen(clip, "PaddleOCRVLForConditionalGeneration", vision, 384**2, names)
 
@@ -133,6 +137,34 @@ def _gemma3(clip: ClipFile) -> Projector:
     )
 
 
+def _gemma4(clip: ClipFile) -> Projector:
+    """Gemma 4. The image_size and the activation of its files are not those of the model."""
+    head_dim = clip.rows("v.blk.0.attn_q.weight") // clip.fields.integer("attention.head_count")
+    merge = clip.fields.integer("projector.scale_factor", 3)
+    vision = {
+        **clip.tower(),
+        "hidden_activation": _SIGLIP_GELU,
+        "head_dim": head_dim,
+        "num_key_value_heads": clip.rows("v.blk.0.attn_k.weight") // max(head_dim, 1),
+        "pooling_kernel_size": merge,
+        "position_embedding_size": clip.rows(_POSITIONS, 1),
+        "use_clipped_linears": "v.blk.0.attn_q.input_min" in clip.tensors,
+        "standardize": "v.std_bias" in clip.tensors,
+    }
+    return Projector(
+        {"architectures": ["Gemma4ForConditionalGeneration"], "vision_config": vision},
+        clip.processor(patch_size=clip.patch, pooling_kernel_size=merge, do_normalize=True),
+        {
+            "columns": _POSITIONS,
+            "rows": _POSITIONS,
+            "std_bias": "v.std_bias",
+            "std_scale": "v.std_scale",
+            "connector": "mm.input_projection",
+        },
+        colours_last=True,
+    )
+
+
 def _idefics3(clip: ClipFile) -> Projector:
     edge = clip.fields.integer("preproc_image_size", 4 * clip.side)
     scale = clip.fields.integer("projector.scale_factor")
@@ -144,6 +176,47 @@ def _idefics3(clip: ClipFile) -> Projector:
         },
         clip.processor(size={"longest_edge": edge}, max_image_size={"longest_edge": clip.side}),
         {"connector": "mm.model.fc"},
+    )
+
+
+def _kimi(clip: ClipFile) -> Projector:
+    """Kimi-VL. The rows of q and k are in the order of its checkpoints, so they are turned as in these."""
+    merge = clip.fields.integer("projector.scale_factor", 2)
+    side = math.isqrt(clip.rows(_POSITIONS))
+    vision = {
+        **clip.tower(),
+        "merge_kernel_size": [merge, merge],
+        "init_pos_emb_height": side,
+        "init_pos_emb_width": side,
+    }
+    return Projector(
+        {"architectures": ["KimiVLForConditionalGeneration"], "vision_config": vision},
+        clip.processor(patch_size=clip.patch, merge_kernel_size=[merge, merge], pad_input=True),
+        {
+            "positions": TensorRef(_POSITIONS, flat=True),  # row by row, in one dimension less
+            "merge_norm": "mm.input_norm",
+            "merge": "mm.1",
+            "connector": "mm.2",
+        },
+    )
+
+
+def _llama4(clip: ClipFile) -> Projector:
+    inner, outer = clip.rows("mm.model.mlp.1.weight"), clip.rows("mm.model.mlp.2.weight")
+    vision = {
+        **clip.tower(),
+        "pixel_shuffle_ratio": 1 / clip.fields.integer("projector.scale_factor"),
+        "projector_input_dim": inner,
+        "projector_output_dim": outer,
+        "vision_output_dim": outer,
+    }
+    # Converters since Gemma 4 give a norm of these models the name of one of Gemma's.
+    renamed = {} if "v.blk.0.ln2.weight" in clip.tensors else {"mlp_norm": "attn_post_norm"}
+    return Projector(
+        {"architectures": ["Llama4ForConditionalGeneration"], "vision_config": vision},
+        clip.processor(size={"height": clip.side, "width": clip.side}),
+        {"merge": "mm.model.mlp.1", "adapter": "mm.model.mlp.2", "connector": "mm.model.fc"},
+        in_layers=renamed,
     )
 
 
@@ -215,7 +288,7 @@ def _lfm2(clip: ClipFile) -> Projector:
     return Projector(
         {
             "architectures": ["Lfm2VlForConditionalGeneration"],
-            "vision_config": {**clip.tower(_SIGLIP_GELU), "num_patches": clip.rows("v.position_embd.weight")},
+            "vision_config": {**clip.tower(_SIGLIP_GELU), "num_patches": clip.rows(_POSITIONS)},
             "downsample_factor": factor,
             "projector_hidden_size": clip.rows("mm.1.weight"),
             "projector_bias": "mm.1.bias" in clip.tensors,
@@ -229,10 +302,13 @@ def _lfm2(clip: ClipFile) -> Projector:
 
 PROJECTORS: Mapping[str, Callable[[ClipFile], Projector]] = {
     "gemma3": _gemma3,
+    "gemma4v": _gemma4,
     "glm4v": _glm4v,
     "idefics3": _idefics3,
     "internvl": _internvl,
+    "kimivl": _kimi,
     "lfm2": _lfm2,
+    "llama4": _llama4,
     "mlp": _mlp,
     "paddleocr": _paddleocr,
     "pixtral": _pixtral,

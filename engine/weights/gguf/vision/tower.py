@@ -47,5 +47,5 @@ class GgufTower:
         return self._projector.processor
 
     def tower_weights(self, spec: TowerSpec, tensors: Mapping[str, Sequence[TensorRef]]) -> GgufTowerWeights:
-        """The file's tensors, which have names of their own, whatever the checkpoint calls them."""
-        return GgufTowerWeights(self._clip, self._projector, spec)
+        """The file's tensors, which have names of their own, but rows in the order of the checkpoint's `tensors`."""
+        return GgufTowerWeights(self._clip, self._projector, spec, tensors)

@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ from ....models.spec import AttentionSpec, TowerSpec, tower_shapes
 from ....models.tensor_ref import TensorRef
 from ...dtypes import DType
 from ...quantization import TensorFormat, stored_as_blocks
-from ...taking import scaled
+from ...taking import join, scaled
 from ...tensor import DenseTensor, WeightTensor, to_float32
 from ..architecture import rotated_rows
 from ..reader import GgufTensor
@@ -28,7 +28,7 @@ from ..weights import FLOATS, blocks_of, floats_of, require_scales, without_one
 from .clip_file import PATCHES, SECOND_FRAME, ClipFile
 from .projectors import Projector
 
-_LAYER = re.compile(r"layers\.(\d+)\.(.+)\.(weight|bias)")
+_LAYER = re.compile(r"layers\.(\d+)\.(.+)\.(weight|bias|bounds)")
 _IN_LAYER = {
     "q": "attn_q",
     "k": "attn_k",
@@ -37,10 +37,12 @@ _IN_LAYER = {
     "k_norm": "attn_k_norm",
     "o": "attn_out",
     "attention_norm": "ln1",
+    "attention_post_norm": "attn_post_norm",
     "up": "ffn_up",
     "gate": "ffn_gate",
     "down": "ffn_down",
     "mlp_norm": "ln2",
+    "mlp_post_norm": "ffn_post_norm",
 }
 _FUSED = ("q", "k", "v")  # which may lie in one matrix
 _SWAPPED = {"up": "ffn_down", "down": "ffn_up"}
@@ -62,6 +64,11 @@ class _Place(NamedTuple):
     stored: GgufTensor
     ref: TensorRef
     factors: GgufTensor | None = None  # one for each row
+    others: tuple[GgufTensor, ...] = ()  # whose elements follow
+
+    @property
+    def tensors(self) -> list[GgufTensor]:
+        return [tensor for tensor in (self.stored, self.factors, *self.others) if tensor is not None]
 
 
 class GgufTowerWeights:
@@ -70,16 +77,21 @@ class GgufTowerWeights:
     All names and shapes are checked on construction. Raises ModelError, naming the file and the tensor.
     """
 
-    def __init__(self, clip: ClipFile, projector: Projector, spec: TowerSpec) -> None:
-        self._clip, self._projector, self._spec = clip, projector, spec
+    def __init__(
+        self, clip: ClipFile, projector: Projector, spec: TowerSpec, tensors: Mapping[str, Sequence[TensorRef]]
+    ) -> None:
+        self._clip, self._projector, self._spec, self._in_checkpoint = clip, projector, spec, tensors
         self._shapes = tower_shapes(spec)
         self._places: dict[str, _Place] = {}
         count: Counter[DType] = Counter()
         used: set[str] = set()
         for name, shape in self._shapes.items():
-            place = self._patches(shape) if name == "patches.weight" else self._place(name, shape)
+            if name == "patches.weight":
+                place = self._patches(shape)
+            else:
+                place = self._bounds(name) if name.endswith(".bounds") else self._place(name, shape)
             self._places[name] = place
-            used |= {tensor.name for tensor in (place.stored, place.factors) if tensor is not None}
+            used |= {tensor.name for tensor in place.tensors}
             count[FLOATS.get(place.stored.kind.name, "bfloat16")] += math.prod(shape)
         if len(self._kernels()) > 1:
             used.add(SECOND_FRAME)
@@ -90,8 +102,7 @@ class GgufTowerWeights:
             )
         self.dtype: DType = count.most_common(1)[0][0]
         places = [
-            (name, place.stored.place, repr(place.ref), place.factors and place.factors.place)
-            for name, place in self._places.items()
+            (name, repr(place.ref), [tensor.place for tensor in place.tensors]) for name, place in self._places.items()
         ]
         kernels = [stored.place for stored in self._kernels()]
         self.identity: str | None = json.dumps(["gguf tower", projector.colours_last, kernels, places])
@@ -104,7 +115,9 @@ class GgufTowerWeights:
     def __getitem__(self, name: str) -> WeightTensor:
         if name == "patches.weight":
             return self._convolution()
-        stored, ref, factors = self._places[name]
+        stored, ref, factors, others = self._places[name]
+        if others:
+            return join([floats_of(one, TensorRef(one.name, flat=True)) for one in (stored, *others)])
         if stored.kind.dequantize is not None:
             require_scales(stored)
         if self._stays_in_blocks(name):
@@ -120,7 +133,7 @@ class GgufTowerWeights:
         return iter(self._places)
 
     def _stays_in_blocks(self, name: str) -> bool:
-        stored, _, factors = self._places[name]
+        stored, _, factors, _ = self._places[name]
         is_matrix = len(self._shapes[name]) == 2 and _LAYER.fullmatch(name) is not None
         return stored.kind.dequantize is not None and is_matrix and factors is None
 
@@ -134,6 +147,10 @@ class GgufTowerWeights:
             if self._projector.rotated_pairs and found[2] in ("q", "k"):
                 ref = replace(ref, permute=rotated_rows(self._num_heads(), shape[0]))
         stored = self._clip.tensor(ref.name)
+        if ref.index is not None and len(stored.shape) > 1 and ref.index < stored.shape[0]:
+            stored, ref = stored.at(ref.index), replace(ref, index=None)
+        if ref.flat and math.prod(stored.shape) == math.prod(shape):
+            stored, ref = replace(stored, shape=shape), replace(ref, flat=False)
         if not (ref.matrix or ref.rows) and _without_ones(stored.shape) == _without_ones(shape):
             stored = replace(stored, shape=shape)
         if ref.shape(stored.shape) != shape:
@@ -148,14 +165,31 @@ class GgufTowerWeights:
             names = {**_OUTSIDE, **self._projector.names}
             module, _, kind = name.rpartition(".")
             place = names.get(name) or f"{names[module]}.{kind}"
-            return place if isinstance(place, TensorRef) else TensorRef(place)
+            own = self._in_checkpoint[name][0]
+            # Tables are joined as in checkpoints.
+            return place if isinstance(place, TensorRef) else TensorRef(place, index=own.index, rows=own.rows)
         layer, module, kind = found.groups()
-        in_layer = {**_IN_LAYER, **(_SWAPPED if self._clip.is_mlp_swapped else {})}
-        stored, fused = f"v.blk.{layer}.{in_layer[module]}.{kind}", f"v.blk.{layer}.attn_qkv.{kind}"
+        stored, fused = f"{self._module(layer, module)}.{kind}", f"v.blk.{layer}.attn_qkv.{kind}"
+        order = self._in_checkpoint[name][0].permute  # rows are in the order that checkpoints have
         if module in _FUSED and stored not in self._clip.tensors and fused in self._clip.tensors:
             start = _FUSED.index(module) * shape[0]
-            return TensorRef(fused, rows=(start, start + shape[0]))
-        return TensorRef(stored)
+            return TensorRef(fused, rows=(start, start + shape[0]), permute=order)
+        return TensorRef(stored, permute=order)
+
+    def _module(self, layer: str, module: str) -> str:
+        swapped = _SWAPPED if self._clip.is_mlp_swapped else {}
+        return f"v.blk.{layer}.{({**_IN_LAYER, **swapped, **self._projector.in_layers})[module]}"
+
+    def _bounds(self, name: str) -> _Place:
+        """Where the numbers lie that the inputs and outputs of a matrix are kept between."""
+        found = _LAYER.fullmatch(name)
+        assert found is not None
+        module, parts = self._module(found[1], found[2]), self._in_checkpoint[name][0].parts()
+        first, *others = (self._clip.tensor(f"{module}.{part.name.rpartition('.')[2]}") for part in parts)
+        for stored in (first, *others):
+            if math.prod(stored.shape) != 1:
+                raise ModelError(f"{stored.origin} has shape {stored.shape}, but images need one number")
+        return _Place(first, TensorRef(first.name, flat=True), others=tuple(others))
 
     def _num_heads(self) -> int:
         attention = self._spec.layers[0][0].mixer
@@ -170,13 +204,17 @@ class GgufTowerWeights:
         kernels, size = self._kernels(), self._clip.patch
         for stored in kernels:
             needed = (shape[0], 3, size, size)
-            if stored.shape != needed or len(kernels) * 3 * size**2 != shape[1]:
+            if stored.shape not in (needed, (shape[0], 3 * size**2)) or len(kernels) * 3 * size**2 != shape[1]:
                 raise ModelError(f"{stored.origin} has shape {stored.shape}, but images need {needed}")
         return _Place(kernels[0], TensorRef(PATCHES))
 
     def _convolution(self) -> DenseTensor:
         """Its rows as the family's pixels lie: colour, frame, row and column, or the colour last."""
-        frames = [to_float32(floats_of(stored, TensorRef(stored.name))) for stored in self._kernels()]
+        size = self._clip.patch
+        frames = [
+            to_float32(floats_of(stored, TensorRef(stored.name))).reshape(-1, 3, size, size)
+            for stored in self._kernels()
+        ]
         rows = np.stack(frames, axis=2)
         if self._projector.colours_last:
             rows = rows.transpose(0, 2, 3, 4, 1)

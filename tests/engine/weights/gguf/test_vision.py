@@ -48,7 +48,15 @@ from tidewheel.engine.weights.tensor import BlockTensor, WeightSource, to_float3
 
 FOLDERS = TemporaryDirectory()
 # What files do not say: settings of the processor that models share.
-UNSAID = {"lfm2-vl": ("tile_size", "min_image_tokens", "max_image_tokens", "max_tiles")}
+UNSAID = {
+    "lfm2-vl": ("tile_size", "min_image_tokens", "max_image_tokens", "max_tiles"),
+    "gemma4": ("max_soft_tokens",),
+    "gemma4-e2b": ("max_soft_tokens",),
+    "kimi-vl": ("in_token_limit",),
+    "llama4": ("max_patches",),
+}
+# All of these, as an option.
+SAID = {"gemma4": {"max_soft_tokens": 70}}
 SIZES = [(61, 97), (120, 37)]
 
 
@@ -57,8 +65,9 @@ def case_of(name: str) -> VisionCase:
     """A case whose language model knows all tokens of its tokenizer."""
     case = CASES[name]
     # GGUF files have not all fields of a config.
-    fields = {"layer_types": ["sliding_attention", "full_attention"], "query_pre_attn_scalar": 16}
-    text = {**case.text, **(fields if name == "gemma3" else {})}
+    layers = {"layer_types": ["sliding_attention", "full_attention"]}
+    fields = {"gemma3": {**layers, "query_pre_attn_scalar": 16}}
+    text = {**case.text, **fields.get(name, {})}
     return case._replace(text={**text, "vocab_size": tokenizer_of(case).get_vocab_size() + 1})
 
 
@@ -105,11 +114,9 @@ def test_a_file_is_the_tower_of_its_checkpoint(name: str, tmp_path: Path) -> Non
     (vision, weights), checkpoint = file_vision(path, said), checkpoint_vision(name)
     assert vision.spec == checkpoint.spec
     assert vision.num_deepstack == checkpoint.num_deepstack
-    assert (vision.placeholder, vision.slot, vision.two_way) == (
-        checkpoint.placeholder,
-        checkpoint.slot,
-        checkpoint.two_way,
-    )
+    assert (vision.placeholder, vision.slot) == (checkpoint.placeholder, checkpoint.slot)
+    if name != "gemma4":  # whose language model says it
+        assert vision.two_way == checkpoint.two_way
     if name not in ("llava", "llava-siglip"):  # whose files are of models that saw images in a frame
         assert in_float32(vision.settings) == in_float32(checkpoint.settings)
     expected = expected_weights(name)
@@ -231,24 +238,27 @@ def opened(path: Path, **media: Any) -> Any:
     return open_model(EngineOptions(str(path), device="cpu", media=MediaOptions(**media)))
 
 
-@pytest.mark.parametrize("name", ["llava", "qwen2-vl", "qwen3-vl", "gemma3"])
+@pytest.mark.parametrize("name", ["llava", "qwen2-vl", "qwen3-vl", "gemma3", "gemma4"])
 def test_a_model_takes_the_file_beside_it(name: str, tmp_path: Path) -> None:
-    path = text_file(tmp_path, name)
-    assert opened(path).vision is None
+    path, said = text_file(tmp_path, name), {"mm_processor_kwargs": SAID.get(name)}
+    assert opened(path, **said).vision is None
     mmproj = write_mmproj(tmp_path / "mmproj-F32.gguf", name, made(name))
-    model = opened(path)
+    model = opened(path, **said)
     assert model.vision.vision.spec == checkpoint_vision(name).spec
-    assert all(attention.two_way == (name == "gemma3") for attention in model.spec.attentions())
+    both_ways = [attention.two_way for attention in model.spec.attentions()]
+    assert both_ways == {"gemma3": [True] * 2, "gemma4": [True, False]}.get(name, [False] * 2)
     assert all(bool(attention.rope.axes) == name.startswith("qwen") for attention in model.spec.attentions())
     assert opened(path, language_model_only=True).vision is None
     elsewhere = mmproj.rename(tmp_path / "tower.bin")
     assert opened(path).vision is None
-    assert opened(path, mmproj=str(elsewhere)).vision.vision.settings == model.vision.vision.settings
+    assert opened(path, mmproj=str(elsewhere), **said).vision.vision.settings == model.vision.vision.settings
 
 
 async def answered(path: Path, name: str) -> tuple[list[int], list[float]]:
     """Tokens and their log probabilities, after two pictures."""
-    engine = load_engine(EngineOptions(str(path), device="cpu", dtype="float32", max_model_len=400, max_num_seqs=2))
+    options = {"dtype": "float32", "max_model_len": 400, "max_num_seqs": 2}
+    media = MediaOptions(mm_processor_kwargs=SAID.get(name))
+    engine = load_engine(EngineOptions(str(path), device="cpu", media=media, **options))
     assert engine.media is not None
     pictures = []
     for seed, size in enumerate(SIZES):
@@ -265,7 +275,7 @@ async def answered(path: Path, name: str) -> tuple[list[int], list[float]]:
     return tokens, [entry.logprob for output in outputs for entry in output.logprobs or ()]
 
 
-@pytest.mark.parametrize("name", ["smolvlm", "qwen2-vl", "qwen3-vl", "gemma3"])
+@pytest.mark.parametrize("name", ["smolvlm", "qwen2-vl", "qwen3-vl", "gemma3", "gemma4"])
 def test_prompts_go_on_as_with_the_checkpoint(name: str, tmp_path: Path) -> None:
     path = text_file(tmp_path, name)
     write_mmproj(tmp_path / "mmproj-F32.gguf", name, made(name))
@@ -357,6 +367,24 @@ def test_a_broken_file_leaves_the_text_unless_it_was_named(
     assert str(mmproj) in caplog.text
     with pytest.raises(ModelError, match=says):
         opened(path, mmproj=str(mmproj))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "says"),
+    [
+        ("gemma4", with_tensor("v.position_embd.weight", 24), "v.position_embd.weight has shape .* 2 axes"),
+        ("gemma4-e2b", with_tensor("v.blk.2.ffn_up.input_max", 2), "v.blk.2.ffn_up.input_max has shape"),
+        ("gemma4-e2b", without("v.blk.2.attn_out.output_min"), "has no tensor v.blk.2.attn_out.output_min"),
+        ("kimi-vl", with_tensor("v.position_embd.weight", 80, 32), "v.position_embd.weight has shape"),
+        ("llama4", with_tensor("v.patch_embd.weight", 32, 40), "v.patch_embd.weight has shape"),
+    ],
+)
+def test_what_only_some_files_have_is_checked(
+    name: str, change: Callable[[Any], None], says: str, tmp_path: Path
+) -> None:
+    path = write_mmproj(tmp_path / "mmproj.gguf", name, made(name), change=change)
+    with pytest.raises(ModelError, match=says):
+        file_vision(path, {key: made(name).settings[key] for key in UNSAID[name]})
 
 
 def test_a_tokenizer_without_the_token_for_images_leaves_the_text(
