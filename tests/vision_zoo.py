@@ -78,6 +78,7 @@ _SIGLIP = {
 }
 _QWEN = {"depth": 3, "num_heads": 2, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2}
 _SECTIONS = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+_CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 _PIXTRAL = {
     "model_type": "pixtral",
     "hidden_size": 32,
@@ -337,6 +338,88 @@ def _as_kimi_vl(made: VisionModel) -> VisionModel:
         "media_placeholder_token_id": made.config["image_token_id"],
     }
     return made._replace(config=config, stored=stored)
+
+
+def _as_phi3v(made: VisionModel) -> VisionModel:
+    """Phi-3.5-vision, which is not in transformers: LLaVA's tower and language model, with what is between them."""
+    generator = torch.Generator().manual_seed(1)
+    sizes = {"img_projection.0": (32, 96), "img_projection.2": (32, 32)}
+    between = {"glb_GN": torch.randn((1, 1, 96), generator=generator)}
+    between["sub_GN"] = torch.randn((1, 1, 1, 96), generator=generator)
+    for name, size in sizes.items():
+        between[f"{name}.weight"] = torch.randn(size, generator=generator) * 0.15
+        between[f"{name}.bias"] = torch.randn(size[0], generator=generator) * 0.2
+    inner = made.model.model
+    stored = {f"model.{name}": tensor for name, tensor in inner.language_model.state_dict().items()}
+    stored["lm_head.weight"] = made.model.lm_head.weight.detach()
+    prefix = "model.vision_embed_tokens."
+    tower = inner.vision_tower.state_dict()
+    begin = "" if any(name.startswith("vision_model.") for name in tower) else "vision_model."
+    stored |= {f"{prefix}img_processor.{begin}{name}": tensor for name, tensor in tower.items()}
+    stored |= {f"{prefix}{name}": tensor for name, tensor in between.items()}
+    named = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "image_size", "patch_size")
+    of_tower = {name: made.config["vision_config"][name] for name in named}
+    config = {
+        **{name: value for name, value in made.config["text_config"].items() if name != "layer_types"},
+        "architectures": ["Phi3VForCausalLM"],
+        "model_type": "phi3_v",
+        "img_processor": {**of_tower, "name": "clip_vision_model", "image_dim_out": 24, "num_img_tokens": 16},
+        "embd_layer": {
+            "embedding_cls": "image",
+            "hd_transform_order": "sub_glb",
+            "projection_cls": "mlp",
+            "use_hd_transform": True,
+            "with_learnable_separator": True,
+        },
+    }
+    arrays = {
+        name: np.ascontiguousarray(tensor.numpy()) for name, tensor in stored.items() if tensor.is_floating_point()
+    }
+    reference = _PhiModel(made.model, between)
+    return made._replace(model=reference, config=config, stored=arrays)
+
+
+class _PhiModel:
+    """Its forward pass, by the published formulas, around CLIP and a language model of transformers."""
+
+    def __init__(self, llava: Any, between: Mapping[str, torch.Tensor]) -> None:
+        self._llava, self._between = llava, between
+
+    def __call__(self, input_ids: torch.Tensor, pixel_values: Any, **ignored: Any) -> Any:
+        inner = self._llava.model
+        embeddings = inner.language_model.embed_tokens(input_ids)
+        places = input_ids[0] == self._llava.config.image_token_index
+        rows = [row for one in pixel_values for row in self._features(one)]
+        embeddings[0, places] = torch.stack(rows)
+        states = inner.language_model(inputs_embeds=embeddings, use_cache=False).last_hidden_state
+        return SimpleNamespace(logits=self._llava.lm_head(states))
+
+    def get_image_features(self, pixel_values: Any, **ignored: Any) -> Any:
+        return SimpleNamespace(pooler_output=[self._features(one) for one in pixel_values])
+
+    def _features(self, image: torch.Tensor) -> torch.Tensor:
+        """Of the numbers of a padded image [3, height, width]."""
+        rows, columns = image.shape[1] // 32, image.shape[2] // 32
+        whole = torch.nn.functional.interpolate(image[None], size=(32, 32), mode="bicubic")
+        tiles = image.reshape(3, rows, 32, columns, 32).permute(1, 3, 0, 2, 4).reshape(-1, 3, 32, 32)
+        lines = [*self._lines(tiles, rows, columns), self._between["glb_GN"][0], *self._lines(whole, 1, 1)]
+        joined = torch.cat(lines)
+        for name in ("img_projection.0", "img_projection.2"):
+            joined = joined if name.endswith("0") else torch.nn.functional.gelu(joined)
+            joined = torch.nn.functional.linear(joined, *(self._between[f"{name}.{end}"] for end in ("weight", "bias")))
+        return joined
+
+    def _lines(self, tiles: torch.Tensor, rows: int, columns: int) -> list[torch.Tensor]:
+        """Each row of joined patches [columns * 4 + 1, 96], the last of which is learned."""
+        states = self._llava.model.vision_tower(tiles, output_hidden_states=True).hidden_states[-2][:, 1:]
+        grid = states.reshape(rows, columns, 8, 8, 24).permute(0, 2, 1, 3, 4).reshape(rows * 8, columns * 8, 24)
+        return [
+            torch.cat(
+                [grid[y : y + 2, x : x + 2].reshape(1, -1) for x in range(0, columns * 8, 2)]
+                + [self._between["sub_GN"][0, 0]]
+            )
+            for y in range(0, rows * 8, 2)
+        ]
 
 
 _MINICPM = VisionCase(
@@ -640,6 +723,15 @@ CASES: dict[str, VisionCase] = {
         ),
         "here: <|image|>",
     ),
+    "phi3-vision": _llava()._replace(
+        text={**_TEXT, "model_type": "phi3", "hidden_act": "silu"},
+        image_processor="",
+        settings={"num_crops": 6, "num_img_tokens": 16},
+        processor="Phi3VProcessor",
+        tokens=("<|image|>", "<s>"),
+        prompt="see <|image|>\nwhat",
+        published=_as_phi3v,
+    ),
     "internvl": _INTERNVL,
     "internvl-chat": _INTERNVL._replace(prompt="see <image>\nwhat", published=_as_internvl_chat),
 }
@@ -709,6 +801,7 @@ def vision_model(case: VisionCase, folder: Path) -> VisionModel:
         settings = json.loads((folder / "preprocessor_config.json").read_text("utf-8"))
     else:
         make: dict[str, Any] = {"Lfm2VlProcessor": _Lfm2Processor, "Kimi_K25Processor": _KimiProcessor}
+        make["Phi3VProcessor"] = _PhiProcessor
         image_processor, settings = make.get(case.processor, TorchvisionProcessor)(case), dict(case.settings)
     written = json.loads((folder / "config.json").read_text("utf-8"))
     made = VisionModel(model, image_processor, written, settings, load_file(folder / "model.safetensors"))
@@ -809,6 +902,29 @@ class _Lfm2Processor:
         }
 
 
+class _PhiProcessor:
+    """That of Phi-3.5-vision, which is not in transformers, for tiles of 32 pixels."""
+
+    def __init__(self, case: VisionCase) -> None:
+        self._most = case.settings["num_crops"]
+
+    def __call__(self, images: list[Image], **ignored: Any) -> dict[str, Any]:
+        image = Pillow.fromarray(images[0])
+        is_tall = image.width < image.height
+        image = image.transpose(Pillow.Transpose.TRANSPOSE) if is_tall else image
+        ratio, scale = image.width / image.height, 1
+        while scale * np.ceil(scale / ratio) <= self._most:
+            scale += 1
+        width = (scale - 1) * 32
+        image = image.resize((width, int(width / ratio)), Pillow.Resampling.BILINEAR)
+        padded = Pillow.new("RGB", (width, math.ceil(image.height / 32) * 32), (255, 255, 255))
+        padded.paste(image, (0, (padded.height - image.height) // 2))
+        padded = padded.transpose(Pillow.Transpose.TRANSPOSE) if is_tall else padded
+        mean, std = (torch.tensor(of)[:, None, None] for of in (_CLIP_MEAN, _CLIP_STD))
+        values = torch.from_numpy(np.array(padded)).permute(2, 0, 1).float().div(255).sub(mean).div(std)
+        return {"pixel_values": [values], "image_sizes": [list(values.shape[1:])]}
+
+
 class _KimiProcessor:
     """That of Kimi-VL, which is not in transformers: an image shrinks to a number of patches, and black is added."""
 
@@ -884,6 +1000,9 @@ def tokenizer_of(case: VisionCase) -> tokenizers.Tokenizer:
 
 def expanded(case: VisionCase, inputs: Mapping[str, Any]) -> str:
     """What transformers' processor puts in the place of the image, with a token for each embedding."""
+    if case.processor == "Phi3VProcessor":  # which is not there
+        height, width = (side // 32 for side in inputs["image_sizes"][0])
+        return "<|image|>" * ((height * width + 1) * 16 + 1 + (height + 1) * 4) + "<s>"
     processor = processor_of(case)
     replaced: str = processor.replace_image_token(inputs, 0, use_image_special_tokens=True, image_token_divisor=16)
     return replaced

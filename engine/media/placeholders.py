@@ -45,7 +45,9 @@ def expand(vision: Vision, text: str, media: Sequence[Media], param: str) -> Exp
     places = []
     for modality, marks in vision.marks.items():
         given = [medium for medium in media if medium.modality == modality]
-        found = [*occurrences(text, marks.placeholder)]
+        found = [(at, at + len(marks.placeholder)) for at in occurrences(text, marks.placeholder)]
+        if not found and vision.numbered and modality == "image":
+            found = _numbered_places(text, vision.numbered, len(given))
         if len(found) > len(given):
             raise _marker_in_text(marks.placeholder, param)
         if len(found) < len(given):
@@ -54,7 +56,7 @@ def expand(vision: Vision, text: str, media: Sequence[Media], param: str) -> Exp
                 "take them only in messages of users",
                 param,
             )
-        places += [(at, at + len(marks.placeholder), medium) for at, medium in zip(found, given, strict=True)]
+        places += [(*place, medium) for place, medium in zip(found, given, strict=True)]
     pieces: list[str] = []
     slots, end = [], 0
     for number, (begin, after, medium) in enumerate(sorted(places, key=lambda place: place[0])):
@@ -93,6 +95,20 @@ def spread(
         begin = at + 1
     ids += token_ids[begin:]
     return ids, tuple(spans)
+
+
+def _numbered_places(text: str, numbered: str, count: int) -> list[tuple[int, int]]:
+    """Where the marks with the numbers 1 to `count` begin and end, as far as they follow each other in this order."""
+    found: list[tuple[int, int]] = []
+    end = 0
+    for number in range(1, count + 1):
+        mark = numbered.format(number)
+        at = text.find(mark, end)
+        if at < 0:
+            break
+        end = at + len(mark)
+        found.append((at, end))
+    return found
 
 
 def _marker_in_text(marker: str, param: str) -> InvalidRequestError:

@@ -18,6 +18,7 @@ MAX_PATCHES = 2**16  # of an image
 MAX_RATIO = 200  # of the sides, where one side decides the size of the other
 _MAX_PIXELS = 2**27  # of an image on its way
 _PIECE = 512  # rows at a time
+_FEW_ROWS = 16
 
 
 def resize(image: Image, height: int, width: int, resample: int) -> Image:
@@ -241,20 +242,38 @@ def bilinear(
 
 def bicubic(table: Floats, side: int, rows: Indices, columns: Indices, grid: tuple[int, int]) -> Floats:
     """The same at the middles of a grid's cells, by Keys' kernel with a = -0.75; the table goes on as at its border."""
+    return _weighted(table, side, _cubic_taps(rows, side, grid[0]), _cubic_taps(columns, side, grid[1]))
 
-    def taps(index: Indices, size: int) -> list[tuple[Indices, Floats]]:
-        place = _middles(index, side, size)
-        first = np.floor(place).astype(np.int32)
-        found = []
-        for offset in range(-1, 3):
-            far = np.abs(place - (first + offset).astype(np.float32))
-            near_weight = (np.float32(1.25) * far - np.float32(2.25)) * far * far + np.float32(1)
-            far_weight = np.float32(-0.75) * (((far - np.float32(5)) * far + np.float32(8)) * far - np.float32(4))
-            weight = np.where(far <= 1, near_weight, far_weight)
-            found.append((np.clip(first + offset, 0, side - 1), weight))
-        return found
 
-    return _weighted(table, side, taps(rows, grid[0]), taps(columns, grid[1]))
+def _cubic_taps(index: Indices, side: int, size: int) -> list[tuple[Indices, Floats]]:
+    """Of each cell, the four entries along a side of a table that count, and their weights."""
+    place = _middles(index, side, size)
+    first = np.floor(place).astype(np.int32)
+    found = []
+    for offset in range(-1, 3):
+        far = np.abs(place - (first + offset).astype(np.float32))
+        near_weight = (np.float32(1.25) * far - np.float32(2.25)) * far * far + np.float32(1)
+        far_weight = np.float32(-0.75) * (((far - np.float32(5)) * far + np.float32(8)) * far - np.float32(4))
+        weight = np.where(far <= 1, near_weight, far_weight)
+        found.append((np.clip(first + offset, 0, side - 1), weight))
+    return found
+
+
+def resized_bicubic(pixels: Pixels, image: Image, height: int, width: int) -> Iterator[Floats]:
+    """The numbers of an image in another size, `[height, width, 3]`, some rows at a time.
+
+    By the same kernel, which sees four pixels along a side of an image that shrinks, too.
+    """
+    columns = _cubic_taps(np.arange(width, dtype=np.int32), image.shape[1], width)
+    for start in range(0, height, _FEW_ROWS):
+        index = np.arange(start, min(start + _FEW_ROWS, height), dtype=np.int32)
+        rows = np.zeros((len(index), image.shape[1], 3), np.float32)
+        for row, weight in _cubic_taps(index, image.shape[0], height):
+            rows += pixels.of(image[row]) * weight[:, None, None]
+        result = np.zeros((len(index), width, 3), np.float32)
+        for column, weight in columns:
+            result += rows[:, column] * weight[:, None]
+        yield result
 
 
 def _middles(index: Indices, side: int, size: int) -> Floats:

@@ -40,7 +40,8 @@ class Vision(ABC):
 
     `tensors` has the keys of `tower_shapes(spec)`. `placeholder` is what the model's chat template writes for an image,
     and `slot` the token that embeddings take the place of. With `two_way`, tokens of an image see all of that image.
-    `numbering` is written before an image's expansion, with its number in the prompt, from 0, in place of {}.
+    `numbering` is written before an image's expansion, with its number in the prompt, from 0, in place of {}. A prompt
+    without placeholders may have `numbered` instead, with the images' numbers from 1, in their order.
     `num_deepstack`: after each of that many first layers of the decoder something is added to an image's rows.
     The decoder multiplies embeddings by `embedding_multiplier`, those of images too. With `places_tokens_around`, the
     token before a slot has a position of its own, and so may some behind it.
@@ -55,6 +56,7 @@ class Vision(ABC):
     placeholder: str
     slot: str
     numbering: str = ""
+    numbered: str = ""
     two_way: bool = False
     num_deepstack: int = 0
     embedding_multiplier: float = 1.0

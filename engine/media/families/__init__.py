@@ -58,6 +58,7 @@ FAMILIES: Mapping[str, str] = {
     "MiniCPMV4_7ForConditionalGeneration": "minicpmv4_7",
     "Mistral3ForConditionalGeneration": "pixtral",
     "PaddleOCRVLForConditionalGeneration": "paddleocr_vl",
+    "Phi3VForCausalLM": "phi3v",
     "Qwen2VLForConditionalGeneration": "qwen2_vl",
     "Qwen2_5_VLForConditionalGeneration": "qwen2_5_vl",
     "Qwen3VLForConditionalGeneration": "qwen3_vl",

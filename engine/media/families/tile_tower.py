@@ -70,15 +70,18 @@ class TileTower:
             )
             self.names |= {"class": "embeddings.class_embedding", "pre_norm": "pre_layrnorm"}
 
-    def features(self, tower: TowerExecutor, tiles: Sequence[Image]) -> Generator[None, None, Rows]:
-        """The features of tiles `[tiles * tokens, width]`."""
+    def features(
+        self, tower: TowerExecutor, tiles: Sequence[Image], patches: Patches | None = None
+    ) -> Generator[None, None, Rows]:
+        """The features of tiles `[tiles * tokens, width]`, cut as `patches` cuts them, if given."""
+        patches = patches or self.patches
         if self._has_class:
-            rows = yield from embedded_behind_class(tower, self.patches, tiles)
+            rows = yield from embedded_behind_class(tower, patches, tiles)
             rows = yield from table_normalized(tower, "pre_norm", rows, self._norm)
         else:
             positions = tower.table("positions")
             rows = yield from embedded(
-                tower, self.patches, tiles, lambda start, stop: positions[np.arange(start, stop) % len(positions)]
+                tower, patches, tiles, lambda start, stop: positions[np.arange(start, stop) % len(positions)]
             )
         segments = even_segments(len(tiles), len(rows) // len(tiles))
         after = {0: rows}

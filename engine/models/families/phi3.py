@@ -18,7 +18,7 @@ from .parts import attention, decoder, gated_mlp, pre_norm_layers, uniform_layer
 _MULTIMODAL = ("Phi3VForCausalLM", "Phi4MMForCausalLM", "Phi4MultimodalForCausalLM")
 ARCHITECTURES = {
     "Phi3ForCausalLM": Listing("Phi-3, Phi-3.5 and Phi-4, dense, text only", refused="biases"),
-    "Phi3VForCausalLM": Listing("Phi-3-vision and Phi-3.5-vision: their text part"),
+    "Phi3VForCausalLM": Listing("Phi-3-vision and Phi-3.5-vision"),
     **dict.fromkeys(
         _MULTIMODAL[1:], Listing("Phi-4-multimodal: its text part, without the adapters for images and sound")
     ),

@@ -32,7 +32,7 @@ from vision_zoo import (
     vision_model,
 )
 
-from tidewheel.engine.errors import ModelError
+from tidewheel.engine.errors import InvalidRequestError, ModelError
 from tidewheel.engine.media.families import FAMILIES, vision_of
 from tidewheel.engine.media.media import Media
 from tidewheel.engine.media.placeholders import expand, spread
@@ -45,7 +45,7 @@ from tidewheel.engine.models.text_part import WRAPPERS
 
 IN_TRANSFORMERS = [name for name, case in CASES.items() if case.published is None]
 NARROW = ("mistral3", "pixtral", "llava-next", "llava-onevision", "granite-vision", "lfm2-vl")
-NARROW += ("minicpm-v4.6", "minicpm-v4.7")
+NARROW += ("minicpm-v4.6", "minicpm-v4.7", "phi3-vision")
 _GRANITE = {"model_type": "granite", "hidden_size": 32}
 GRIDS = ("qwen", "glm", "paddle")  # whose images have rows and columns in the decoder
 SIZES = ((1, 1), (3, 9), (32, 32), (33, 31), (64, 64), (97, 61), (100, 300), (31, 200), (7, 8), (512, 100), (90, 91))
@@ -92,6 +92,10 @@ def test_pixels_are_those_of_transformers(name: str) -> None:
     case, vision = CASES[name], cast(Any, seen_by(name))
     for title, image in images_of(name):
         inputs = processed(case, made(name), image)
+        if name == "phi3-vision":  # whose image is in one piece there
+            inputs["pixel_values"] = torch.stack(
+                [row for rows in inputs["pixel_values"][0].split(32, 1) for row in rows.split(32, 2)]
+            )
         expected = inputs["pixel_values"].numpy()
         if "spatial_shapes" in inputs:
             expected = expected[inputs["pixel_attention_mask"].bool().numpy()]
@@ -247,6 +251,18 @@ def test_images_of_a_prompt_are_numbered_if_the_model_wants_it() -> None:
     assert expand(plain, prompt, [media] * 2, "prompt").text == f"a{expansions[0]}b{expansions[1]}c"
 
 
+def test_images_of_a_prompt_may_have_numbers_in_it() -> None:
+    vision = seen_by("phi3-vision")
+    first, second = (media_of(vision, photo(*size)) for size in ((32, 32), (32, 64)))
+    texts = [vision.expansion(media.layout).text for media in (first, second)]
+    expanded = expand(vision, "a<|image_1|>b<|image_2|>c<|image_3|>", [first, second], "prompt")
+    assert expanded.text == f"a{texts[0]}b{texts[1]}c<|image_3|>"
+    assert [slot.media for slot in expanded.slots] == [first, second]
+    assert expand(vision, "a<|image|>b<|image_1|>", [first], "prompt").text == f"a{texts[0]}b<|image_1|>"
+    with pytest.raises(InvalidRequestError, match="shows 1"):
+        expand(vision, "a<|image_2|>b<|image_1|>c", [first, second], "prompt")
+
+
 def test_minicpm_merges_patches_once_if_it_should() -> None:
     name, image = "minicpm-v4.6", IMAGES["photo"]
     settings = {**made(name).settings, "downsample_mode": "4x"}
@@ -395,6 +411,10 @@ def test_weights_are_found_by_other_names(name: str) -> None:
         ("kimi-vl", {"init_pos_emb_width": 8}, {}, "init_pos_emb_width"),
         ("kimi-vl", {}, {"in_token_limit": 10**6}, "patches"),
         ("kimi-vl", {}, {"pad_input": False}, "pad_input"),
+        ("phi3-vision", {"embd_layer": {"use_hd_transform": False}}, {}, "use_hd_transform"),
+        ("phi3-vision", {"img_processor": {"patch_size": 13}}, {}, "patch_size"),
+        ("phi3-vision", {}, {"num_img_tokens": 144}, "num_img_tokens"),
+        ("phi3-vision", {}, {"num_crops": 10**6}, "num_crops"),
         ("internvl", {}, {"max_patches": 10**6}, "max_patches"),
         ("internvl", {"downsample_ratio": 0.3}, {}, "downsample_ratio"),
         ("internvl", {"use_mean_pooling": False}, {}, "use_mean_pooling"),
@@ -409,7 +429,8 @@ def test_what_is_not_supported_is_refused(
 ) -> None:
     """Fields of the tower's config are those that config.json has not on top."""
     whole = made(name).config
-    tower = whole["vision_config"] | {key: value for key, value in config.items() if key in whole["vision_config"]}
+    tower = whole.get("vision_config", {})
+    tower = tower | {key: value for key, value in config.items() if key in tower}
     changed = {**whole, "vision_config": tower, **config}
     with pytest.raises(ModelError, match=says):
         vision_of(changed, {**made(name).settings, **settings})
@@ -460,7 +481,10 @@ def test_internvl_as_published_has_settings_of_its_own() -> None:
         assert vision_of(config, fewer).process(image)[1] == 1  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("name", ["qwen2-vl", "llava", "mistral3", "llava-next", "lfm2-vl", "minicpm-v4.6"])
+NARROW_FOR = ("qwen2-vl", "llava", "mistral3", "llava-next", "lfm2-vl", "minicpm-v4.6", "phi3-vision")
+
+
+@pytest.mark.parametrize("name", NARROW_FOR)
 def test_an_image_that_is_too_narrow_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="narrow"):
         seen_by(name).process(np.zeros((1, 400, 3), np.uint8))
