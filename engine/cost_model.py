@@ -71,11 +71,14 @@ class CostModel:
     does not wear out what is known about prompts. Because a fit extrapolates badly, prefill beside decodes starts small
     and at most doubles from what has been seen to fit. Shared machines become slower for a few steps, which no fit
     learns in time. So after a step that took longer than expected, the next ones get less to do at once.
+
+    `spent_ms` of the next step's time are gone before it begins: something else has computed.
     """
 
     def __init__(self, max_step_ms: float) -> None:
         self.max_step_ms = max_step_ms
         self.last_ms = 0.0
+        self.spent_ms = 0.0
         self._decode = Fit(len(_DECODE_UNITS), _DECODE_FORGET)
         self._prefill = Fit(len(_PREFILL_UNITS), _PREFILL_FORGET)
         self._proven_chunk = _FIRST_CHUNK
@@ -133,7 +136,8 @@ class CostModel:
         Prefill gets the time that decodes leave, and at least a quarter of theirs, so that prompts advance however
         many sequences decode.
         """
-        return max(self.max_step_ms / self._slowness, _MIN_PREFILL_SHARE * self._decode_ms(decodes))
+        left_ms = max(self.max_step_ms - self.spent_ms, 0.0)
+        return max(left_ms / self._slowness, _MIN_PREFILL_SHARE * self._decode_ms(decodes))
 
     def chunk_tokens(self, load: StepLoad, context: int, limit_ms: float, *, scored: bool = False) -> int:
         """How many tokens of a prompt with `context` computed ones fit beside `load` in `limit_ms`.

@@ -343,9 +343,7 @@ class Engine:
         else:
             if self._offload is not None:
                 self._offload.close(saving=False)
-            if self._encoder is not None:
-                self._encoder.close()
-            self._executor.close()
+            self._engine_loop.close()
         return self._has_started
 
     def _end_stop(self) -> None:

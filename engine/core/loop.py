@@ -28,6 +28,7 @@ from ..outputs import FinishReason
 from ..scheduling.async_scheduling import drop_ended
 from ..scheduling.batch_builder import BatchBuilders
 from ..scheduling.scheduler import Scheduler
+from ..scheduling.side_work import SideWork, SideWorkTurns
 from ..scheduling.step import Finished, Step
 from ..sequences.sequence import Sequence
 from .engine_core_outputs import EngineCoreOutputs, outputs_of
@@ -36,7 +37,6 @@ logger = logging.getLogger(__name__)
 
 _STEP_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _REST_AFTER_S = 1.0
-_ENCODING_SHARE = 0.25  # of --max-step-ms, between two steps
 _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
@@ -84,6 +84,9 @@ class EngineLoop:
         self._masks = masks
         self._deliver = deliver
         self._encoder = encoder
+        self._side_work = SideWorkTurns(scheduler.cost_model.max_step_ms)
+        if encoder is not None:
+            self._side_work.add(encoder)
         self._overlapped: _Started | None = None  # the step after the one that is being ended
         self._in_flight: deque[_Started] = deque()  # of a device that runs several steps at a time
         self._last_ended = 0.0
@@ -96,6 +99,10 @@ class EngineLoop:
     def is_alive(self) -> bool:
         """Whether the thread runs."""
         return self._thread.is_alive()
+
+    def add_side_work(self, work: SideWork) -> None:
+        """Have this computed, too, between the steps. Call it before `start`."""
+        self._side_work.add(work)
 
     def start(self) -> None:
         """Start the thread."""
@@ -115,9 +122,14 @@ class EngineLoop:
         self._post(function)
 
     def stop(self) -> None:
-        """Abort everything, close the executor, and end the thread."""
+        """Abort everything, close the executor and side work, and end the thread."""
         self._post(None)
         self._executor.stop_restarting()
+
+    def close(self) -> None:
+        """Close the executor and side work of a loop that was not started."""
+        self._side_work.close()
+        self._executor.close()
 
     def wake(self) -> None:
         """Have the thread look at what it waits for, from any thread."""
@@ -134,8 +146,9 @@ class EngineLoop:
         self._wake.set()
 
     def _run(self) -> None:
-        has_failed = True
+        ended_by: BaseException | None = None
         try:
+            self._executor.pin_caller()
             while self._take_messages():
                 try:
                     self._step()
@@ -144,23 +157,22 @@ class EngineLoop:
                         raise
                     self._restart(failure)
                 self.step_started = None
-            has_failed = False
         except BaseException as failure:  # of any kind: no stream may be left waiting
+            ended_by = failure
             logger.exception("The engine has failed")
             self._deliver(EngineCoreOutputs(failure=failure))
         finally:
             self.step_started = None
             self._masks.close()
             if self._scheduler.offload is not None:
-                self._scheduler.offload.close(saving=not has_failed)
-            if self._encoder is not None:
-                self._encoder.close()
+                self._scheduler.offload.close(saving=ended_by is None)
+            self._side_work.close(ended_by)
             self._executor.close()
 
     def _take_messages(self) -> bool:
         """Act on all messages, waiting for some if there is nothing to run; False when told to stop."""
         scheduler = self._scheduler
-        has_work = scheduler.has_work or (self._encoder is not None and len(self._encoder) > 0)
+        has_work = scheduler.has_work or self._side_work.is_waiting
         if not has_work and not (scheduler.offload is not None and scheduler.offload.save_idle()):
             self._wait_for_work()
         self._wake.clear()  # before the inbox is read: a message that comes later wakes again
@@ -227,7 +239,7 @@ class EngineLoop:
         self._executor.check()
         self._rests = False
         self.step_started = time.perf_counter()
-        self._encode()
+        self._work_beside()
         if self._scheduler.max_in_flight > 1:
             self._step_of_many()
             return
@@ -240,13 +252,11 @@ class EngineLoop:
             self._overlapped.pending.wait()
             self._overlapped = None
 
-    def _encode(self) -> None:
-        """Encode media for a while, and let the requests run that have all of theirs."""
-        if self._encoder is None:
-            return
-        runs = self._scheduler.has_work
-        share_ms = self._scheduler.cost_model.max_step_ms * (_ENCODING_SHARE if runs else 1)
-        for encoded in self._encoder.work(time.perf_counter() + share_ms / 1e3, nothing_runs=not runs):
+    def _work_beside(self) -> None:
+        """Do side work for a while, and let the requests run that have the embeddings of all their media."""
+        spent_s = self._side_work.run(nothing_runs=not self._scheduler.has_work)
+        self._scheduler.cost_model.spent_ms = spent_s * 1e3
+        for encoded in () if self._encoder is None else self._encoder.take_encoded():
             if encoded.error is None:
                 self._scheduler.add(encoded.prompt)
             else:
@@ -285,6 +295,8 @@ class EngineLoop:
             if scheduler.has_work and not self._in_flight:
                 if offload is None or (until := offload.waits_until) is None:
                     raise RuntimeError("no sequence can run although some are unfinished")
+                if self._side_work.is_waiting:
+                    return None
                 self.step_started = None
                 self._wake.wait(max(until - time.perf_counter(), 0.0))
             return None

@@ -99,6 +99,10 @@ class Executor(ABC):
         Steps may have been started that are never waited for.
         """
 
+    def pin_caller(self) -> None:
+        """Give the calling thread the processor from which steps, and what is beside them, are run."""
+        return
+
     def yield_core(self, num_tokens: int) -> Callable[[], None] | None:
         """Leave a core to another thread of this process, which is about to pass on a step's `num_tokens` tokens.
 

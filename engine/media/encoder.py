@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import heapq
 import logging
-import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from itertools import count
 from typing import Generic, TypeVar
 
@@ -15,6 +14,7 @@ import numpy as np
 from msgspec import Struct
 
 from ..devices.tower import Rows, TowerExecutor
+from ..scheduling.side_work import SideWork
 from .media import Media
 from .prompt_media import PromptMedia
 from .vision import Vision
@@ -22,10 +22,6 @@ from .vision import Vision
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-# Of a piece of a tower's work: about as long as a step of a small model; and where nothing waits for the next step.
-# Longer pieces read the weights less often.
-_PIECE_S, _ALONE_PIECE_S = 0.005, 0.04
 
 
 class Encoded(Struct, Generic[T], frozen=True):
@@ -41,7 +37,7 @@ class _Waiting(Struct, Generic[T]):
     is_wanted: bool = True
 
 
-class MediaEncoder(Generic[T]):
+class MediaEncoder(SideWork, Generic[T]):
     """Prompts of type T wait here for their media's embeddings, the first by their order first.
 
     Embeddings are kept by content in `max_bytes`, least recently used first to go, so that the next question about a
@@ -58,6 +54,7 @@ class MediaEncoder(Generic[T]):
         self._kept: OrderedDict[bytes, Rows] = OrderedDict()
         self._kept_bytes = 0
         self._in_use: weakref.WeakSet[PromptMedia] = weakref.WeakSet()
+        self._encoded: list[Encoded[T]] = []
         self._current: tuple[_Waiting[T], Media, Generator[None, None, Rows]] | None = None
 
     def __len__(self) -> int:
@@ -77,36 +74,52 @@ class MediaEncoder(Generic[T]):
             self._current = None
         return [entry.prompt for entry in dropped]
 
-    def work(self, until: float, *, nothing_runs: bool) -> Iterator[Encoded[T]]:
-        """Encode until then (`time.perf_counter`), and give the prompts that need wait no longer."""
-        self._tower.piece_s = _ALONE_PIECE_S if nothing_runs else _PIECE_S
-        while self._heap:
-            entry = self._heap[0][-1]
-            if not entry.is_wanted:
-                heapq.heappop(self._heap)
-                continue
-            missing = self._missing(entry.media)
-            if missing is None:
-                heapq.heappop(self._heap)
-                self._in_use.add(entry.media)
-                yield Encoded(entry.prompt)
-                continue
-            if time.perf_counter() >= until or (not nothing_runs and self._bytes_in_use() >= self._max_bytes):
-                return
-            try:
-                self._encode(entry, missing, until)
-            except Exception as error:  # of this picture; others go on
-                logger.exception("An image could not be encoded")
-                self._current = None
-                heapq.heappop(self._heap)
-                yield Encoded(entry.prompt, f"an image could not be encoded: {error}")
+    @property
+    def is_waiting(self) -> bool:
+        """See SideWork."""
+        return any(entry.is_wanted for _, _, entry in self._heap)
 
-    def close(self) -> None:
+    def run_piece(self, piece_s: float, *, nothing_runs: bool) -> bool:
+        """See SideWork."""
+        self._tower.piece_s = piece_s
+        found = self._first()
+        if found is None or (not nothing_runs and self._bytes_in_use() >= self._max_bytes):
+            return False
+        entry, missing = found
+        try:
+            self._encode(entry, missing)
+        except Exception as error:  # of this picture; others go on
+            logger.exception("An image could not be encoded")
+            self._current = None
+            heapq.heappop(self._heap)
+            self._encoded.append(Encoded(entry.prompt, f"an image could not be encoded: {error}"))
+        self._first()
+        return True
+
+    def take_encoded(self) -> list[Encoded[T]]:
+        """The prompts that need wait no longer since the last call, in their order."""
+        encoded, self._encoded = self._encoded, []
+        return encoded
+
+    def close(self, failure: BaseException | None = None) -> None:
         """Free the tower and all embeddings."""
         self._heap.clear()
         self._current = None
         self._kept.clear()
         self._tower.close()
+
+    def _first(self) -> tuple[_Waiting[T], Media] | None:
+        """The first prompt that waits, and its first medium without embeddings. Those before it that have all go."""
+        while self._heap:
+            entry = self._heap[0][-1]
+            if entry.is_wanted:
+                missing = self._missing(entry.media)
+                if missing is not None:
+                    return entry, missing
+                self._in_use.add(entry.media)
+                self._encoded.append(Encoded(entry.prompt))
+            heapq.heappop(self._heap)
+        return None
 
     def _missing(self, prompt: PromptMedia) -> Media | None:
         """The first medium without embeddings, after those that are kept were given to the prompt."""
@@ -121,15 +134,12 @@ class MediaEncoder(Generic[T]):
             prompt.embeddings[media.digest] = rows
         return None
 
-    def _encode(self, entry: _Waiting[T], media: Media, until: float) -> None:
+    def _encode(self, entry: _Waiting[T], media: Media) -> None:
         if self._current is None or self._current[1].digest != media.digest:
             self._current = (entry, media, self._vision.encode(media, self._tower))
-        pieces = self._current[2]
         try:
-            while True:
-                next(pieces)
-                if time.perf_counter() >= until:
-                    return
+            next(self._current[2])
+            return
         except StopIteration as end:
             rows: Rows = end.value
         self._current = None

@@ -70,8 +70,7 @@ class CpuExecutor(Executor):
         return OnWait(partial(self._step, batch))
 
     def _step(self, batch: StepBatch) -> StepOutput:
-        native = self.native
-        self._pin_caller(native)
+        self.pin_caller()
         output = StepOutput.empty(batch.sampling)
         self.run_into(output, batch)
         return output
@@ -99,7 +98,7 @@ class CpuExecutor(Executor):
         to compute them with a small model. Raises ValueError for arrays that do not fit.
         """
         native = self.native
-        self._pin_caller(native)
+        self.pin_caller()
         output = StepOutput.empty(batch.sampling)
         logits = np.empty((len(batch.logits_rows), native.vocab_size), np.float32)
         outputs = (output.token_ids, output.logprobs, output.ranks, output.top_ids, output.top_logprobs)
@@ -131,7 +130,7 @@ class CpuExecutor(Executor):
         Raises ValueError for arrays that do not fit.
         """
         native = self.native
-        self._pin_caller(native)
+        self.pin_caller()
         tokens = np.empty((len(counts), int(counts.max(initial=0))), np.int32)
         native.draft(batch, counts, min_probability, tokens)
         return tokens
@@ -183,6 +182,15 @@ class CpuExecutor(Executor):
         """Free an adapter."""
         self.native.set_adapter(number, None)
 
+    def pin_caller(self) -> None:
+        """See Executor. It is worker 0's. The main thread is left as it is."""
+        # It is the program's own, and what it starts would inherit its place.
+        thread = threading.get_ident()
+        if thread != self._pinned_thread:
+            self._pinned_thread = thread
+            if threading.current_thread() is not threading.main_thread():
+                self.native.pin_caller()
+
     def yield_core(self, num_tokens: int) -> Callable[[], None] | None:
         """Leave the last worker's processor to the thread that passes many tokens on, until it is done."""
         if not self._yields_cores or num_tokens < _YIELD_TOKENS:
@@ -206,14 +214,6 @@ class CpuExecutor(Executor):
         self._native = None
         for beside in self._beside:
             beside.close()
-
-    def _pin_caller(self, native: _native.Executor) -> None:
-        # The main thread is the program's own, and what it starts would inherit its place: it stays free.
-        thread = threading.get_ident()
-        if thread != self._pinned_thread:
-            self._pinned_thread = thread
-            if threading.current_thread() is not threading.main_thread():
-                native.pin_caller()
 
 
 def _in_order(data: NDArray[Any]) -> NDArray[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Generator
 
 import numpy as np
@@ -22,7 +21,6 @@ class Tower(TowerExecutor):
     def __init__(self) -> None:
         self.spec = StripesVision().spec
         self.pieces = 0
-        self.sleep_s = 0.0
         self.closed = False
 
     def project(self, name: str, rows: Rows) -> Generator[None, None, Rows]:
@@ -30,7 +28,6 @@ class Tower(TowerExecutor):
             raise MemoryError("too little memory")
         for _ in rows:
             self.pieces += 1
-            time.sleep(self.sleep_s)
             yield
         return np.repeat(rows[:, :1], WIDTH, axis=1)
 
@@ -64,7 +61,9 @@ def encoder_of(tower: Tower, max_bytes: int = 1 << 20) -> MediaEncoder[str]:
 
 
 def work(encoder: MediaEncoder[str], *, nothing_runs: bool = True) -> list[str]:
-    return [encoded.prompt for encoded in encoder.work(time.perf_counter() + 60, nothing_runs=nothing_runs)]
+    while encoder.run_piece(1.0, nothing_runs=nothing_runs):
+        pass
+    return [encoded.prompt for encoded in encoder.take_encoded()]
 
 
 def test_prompts_are_given_in_order_with_embeddings(tower: Tower) -> None:
@@ -80,24 +79,22 @@ def test_prompts_are_given_in_order_with_embeddings(tower: Tower) -> None:
 def test_a_higher_priority_goes_first_although_another_was_begun(tower: Tower) -> None:
     encoder = encoder_of(tower)
     encoder.add("begun", prompt_of(picture(50)), (0, 1, 0))
-    assert [*encoder.work(0.0, nothing_runs=True)] == []
-    next(encoder.work(time.perf_counter(), nothing_runs=True), None)
+    assert encoder.run_piece(1.0, nothing_runs=True)
     encoder.add("urgent", prompt_of(picture(3, seed=1)), (-1, 2, 0))
     assert work(encoder) == ["urgent", "begun"]
 
 
-def test_work_ends_with_its_time_and_goes_on_where_it_was(tower: Tower) -> None:
+def test_a_call_runs_one_piece_and_the_next_goes_on_there(tower: Tower) -> None:
     encoder = encoder_of(tower)
     encoder.add("one", prompt_of(picture(100)), (0, 1, 0))
-    tower.sleep_s = 0.001
-    turns = 0
-    while len(encoder):
-        assert turns < 10_000
-        turns += 1
-        given = [*encoder.work(time.perf_counter() + 0.0005, nothing_runs=True)]
-    assert [encoded.prompt for encoded in given] == ["one"]
-    assert tower.pieces == 100
-    assert turns >= 100
+    for piece in range(1, 101):
+        assert encoder.is_waiting
+        assert not encoder.take_encoded()
+        assert encoder.run_piece(1.0, nothing_runs=True)
+        assert tower.pieces == piece
+    assert encoder.run_piece(1.0, nothing_runs=True)  # the generator's end
+    assert [encoded.prompt for encoded in encoder.take_encoded()] == ["one"]
+    assert not encoder.is_waiting
 
 
 def test_the_same_picture_is_encoded_once(tower: Tower) -> None:
@@ -129,15 +126,6 @@ def test_no_more_is_encoded_than_running_prompts_may_hold(tower: Tower) -> None:
     assert work(encoder, nothing_runs=False) == ["next"]
 
 
-def test_pieces_are_short_while_others_run(tower: Tower) -> None:
-    encoder, found = encoder_of(tower), []
-    for nothing_runs in (False, True, False):
-        encoder.add("one", prompt_of(picture(2)), (0, 1, 0))
-        work(encoder, nothing_runs=nothing_runs)
-        found.append(tower.piece_s)
-    assert 0 < found[0] == found[2] <= 0.005 < found[1] <= 0.1
-
-
 def test_one_runs_however_large_it_is_if_nothing_else_does(tower: Tower) -> None:
     encoder = encoder_of(tower, 1)
     encoder.add("large", prompt_of(picture(10), picture(9, seed=1)), (0, 1, 0))
@@ -148,8 +136,9 @@ def test_a_failure_ends_its_own_prompt_alone(tower: Tower) -> None:
     encoder = encoder_of(tower)
     encoder.add("broken", prompt_of(picture(13)), (0, 1, 0))
     encoder.add("whole", prompt_of(picture(5)), (0, 2, 0))
-    ends = [*encoder.work(time.perf_counter() + 60, nothing_runs=True)]
-    assert [(end.prompt, end.error) for end in ends] == [
+    while encoder.run_piece(1.0, nothing_runs=True):
+        pass
+    assert [(end.prompt, end.error) for end in encoder.take_encoded()] == [
         ("broken", "an image could not be encoded: too little memory"),
         ("whole", None),
     ]
