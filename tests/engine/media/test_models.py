@@ -184,7 +184,7 @@ def text_with(name: str, count: int) -> str:
     return "first: " + " then ".join([prompt] * count) + " done"
 
 
-# The torch reference computes parts of towers in tests/engine/devices/test_towers.py: here those that are unlike others.
+# The torch reference computes parts of towers in tests/engine/devices/test_towers.py; here, those unlike others.
 _IN_TORCH = ("gemma3", "gemma4", "llama4", "qwen2.5-vl", "qwen3-vl", "smolvlm")
 _RUNS = [
     pytest.param(name, device, marks=[pytest.mark.sweep] * (device == "torch" and name not in _IN_TORCH))
