@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Mapping, Set
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
-from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 
 from tidewheel import __version__
 from tidewheel.engine.core.engine import Engine
@@ -21,26 +19,23 @@ from tidewheel.engine.start_log import start_logger
 from tidewheel.engine.text.tokenizer import Tokenizer
 
 from .api.adapters import adapter_routes
-from .api.aliases import aliases
 from .api.app_state import AppState
 from .api.chat import ChatEndpoint
 from .api.completions import CompletionsEndpoint
-from .api.docs import DOCS_PATHS, docs_routes
-from .api.embeddings import EmbeddingsEndpoint
+from .api.encoder_routes import encoder_routes
 from .api.health import health_routes
 from .api.infill import InfillEndpoint
 from .api.messages import MessagesEndpoints
 from .api.metrics import metrics_routes
 from .api.models import models_routes
-from .api.ollama import OllamaEmbeddings, OllamaEndpoints
-from .api.ollama_models import OllamaModelEndpoints
+from .api.ollama import OllamaEndpoints
+from .api.ollama_models import OllamaChatModel, OllamaModelEndpoints
 from .api.operations import operations_routes
 from .api.render import RenderEndpoints
 from .api.responses import ResponsesEndpoints
-from .api.scoring import ScoringEndpoints
 from .api.stored_responses import StoredResponsesEndpoints
 from .api.tokenize import TokenizeEndpoints
-from .api.web import WEB_PATHS, web_routes
+from .app_frame import app_of
 from .app_options import AppOptions
 from .app_resources import AppResources, find_resources
 from .chat.image_placeholders import ImagePlaceholders
@@ -52,20 +47,12 @@ from .chat.request_templates import RequestTemplates
 from .completions.path import CompletionPath
 from .default_sampling import sampling_defaults_of
 from .encoders import ServedEncoders
-from .errors import exception_handlers
 from .garbage import collect_seldom
 from .generation.admission import Admission
 from .generation.generations import Generations
 from .generation.logprobs import LogprobsFormatter
 from .generation.prompt_encoding import PromptEncoder
-from .http.auth import HEALTH_PATHS, METRICS_PATHS, ApiKeyAuth
-from .http.clients import NameClient
-from .http.hosts import AllowedHosts
-from .http.json_limits import JsonLimits, values_limit
-from .http.middleware import BodyLimit, JsonOnly, RequestId
-from .http.path_normalization import PathNormalization
-from .http.routes_by_path import RoutesByPath
-from .pace import Paced
+from .http.json_limits import values_limit
 from .protocol.decode import ParameterNotes
 from .protocol.rules import RequestRules
 from .responses.store import Responses, ResponseStore
@@ -77,7 +64,6 @@ from .telemetry.metrics import ServerMetrics
 from .telemetry.reports import RequestReports
 from .telemetry.text_log import TextLog
 from .telemetry.throughput import log_throughput
-from .telemetry.tracing import TraceContext
 
 if TYPE_CHECKING:
     from .api.batches import Batches
@@ -245,35 +231,28 @@ def build_app(
         *MessagesEndpoints(state).routes(),
         *CompletionsEndpoint(state).routes(),
         *OllamaEndpoints(state).routes(),
-        *OllamaEmbeddings(state).routes(),
-        *OllamaModelEndpoints(state).routes(),
+        *OllamaModelEndpoints(
+            state, OllamaChatModel(engine, formats, fills=state.completion_path.fill is not None)
+        ).routes(),
         *models_routes(models),
         *adapter_routes(loras, models, shared_adapters, notes=notes),
         *RenderEndpoints(state).routes(),
         *InfillEndpoint(state).routes(),
         *TokenizeEndpoints(state, shows_tokenizer=options.enable_tokenizer_info_endpoint).routes(),
-        *EmbeddingsEndpoint(state).routes(),
-        *ScoringEndpoints(state).routes(),
+        *encoder_routes(state),
         *(() if batches is None else batches.routes),
         *health_routes(engine, encoder_engine),
         *metrics_routes(metrics, encoder_metrics, named=[adapter_metrics]),
         *operations_routes(engine, models.root, formats, shown_options or {}),
-        *(web_routes() if options.web_ui else ()),
     ]
-    app = Starlette(
-        routes=[*routes, *aliases(routes)],
-        middleware=_middleware(options, resources, engine),
-        exception_handlers=exception_handlers(),
-        lifespan=lifespan,
+    return app_of(
+        routes,
+        options,
+        resources,
+        lifespan,
+        max_values=values_limit(engine.max_model_len),
+        has_images=engine.media is not None,
     )
-    if options.docs:
-        app.router.routes += docs_routes(
-            app.routes,
-            _open_paths(options) if resources.keys else None,
-            refuses_unknown=options.unknown_parameters == "refuse",
-        )
-    app.router.middleware_stack = RoutesByPath(app.routes, app.router.middleware_stack)
-    return app
 
 
 def _responses(most: int, shared: SharedStore | None) -> Responses:
@@ -288,54 +267,3 @@ def _responses(most: int, shared: SharedStore | None) -> Responses:
 def template_of(tokenizer: Tokenizer, options: AppOptions, resources: AppResources) -> ModelTemplate:
     """The chat template to serve a model with. Raises ModelError if it cannot be used."""
     return model_template(tokenizer, resources.chat_template, options.tool_call_parser, options.reasoning_parser)
-
-
-def _open_paths(options: AppOptions) -> Set[str]:
-    """What needs no API key."""
-    open_paths = frozenset() if options.protect_health else HEALTH_PATHS
-    if not options.protect_metrics:
-        open_paths |= METRICS_PATHS
-    if options.web_ui:
-        open_paths |= WEB_PATHS
-    if options.docs:
-        open_paths |= DOCS_PATHS
-    return open_paths
-
-
-def _middleware(options: AppOptions, resources: AppResources, engine: Engine) -> list[Middleware]:
-    """All middleware, outermost first. A browser's preflight request carries no key, so CORS comes before keys."""
-    middleware = [Middleware(Paced, open_paths=HEALTH_PATHS | METRICS_PATHS)]
-    if options.allowed_origins:
-        cors = Middleware(
-            CORSMiddleware,
-            allow_origins=options.allowed_origins,
-            allow_credentials=options.allow_credentials,
-            allow_methods=options.allowed_methods,
-            allow_headers=options.allowed_headers,
-            expose_headers=("x-request-id", "retry-after"),
-        )
-        middleware.append(cors)
-    hosts = []
-    if options.allowed_hosts and "*" not in options.allowed_hosts:
-        # Probes and Prometheus ask by the addresses of single machines.
-        hosts = [Middleware(AllowedHosts, allowed=options.allowed_hosts, open_paths=HEALTH_PATHS | METRICS_PATHS)]
-    middleware += [
-        Middleware(
-            RequestId,
-            root_path=(options.root_path or "").rstrip("/"),
-            send_header=options.request_id_headers,
-            access_log=options.log_access,
-            unlogged_paths=(WEB_PATHS | DOCS_PATHS) - {"/", "/docs", "/openapi.json"},
-            unlogged_successes=frozenset(options.disable_access_log_for_endpoints),
-        ),
-        Middleware(PathNormalization),
-        *hosts,
-        Middleware(BodyLimit, max_bytes=options.body_limit(has_images=engine.media is not None)),
-        Middleware(JsonLimits, max_values=values_limit(engine.max_model_len)),
-        *resources.middleware,
-    ]
-    if resources.tracer is not None:
-        middleware.append(Middleware(TraceContext))
-    if resources.keys:
-        middleware.append(Middleware(ApiKeyAuth, keys=resources.keys, open_paths=_open_paths(options)))
-    return [*middleware, Middleware(NameClient), Middleware(JsonOnly)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
 
 from msgspec import Struct
@@ -45,7 +45,11 @@ class EncoderAnswer(Struct, frozen=True):
 
 
 class ServedEncoders:
-    """The encoders that requests may ask for. There may be none."""
+    """The encoders that requests may ask for. There may be none.
+
+    `aliases` are more names of encoders, each with the first one. With `accepts_any`, a name that nothing is served
+    under means the same as none.
+    """
 
     def __init__(
         self,
@@ -55,8 +59,12 @@ class ServedEncoders:
         *,
         log_requests: bool,
         texts: TextLog | None = None,
+        aliases: Mapping[str, str] | None = None,
+        accepts_any: bool = False,
     ) -> None:
         self._engine = engine
+        self._aliases = aliases or {}
+        self._accepts_any = accepts_any
         self._metrics = metrics
         self._limits = limits
         self._log_requests = log_requests
@@ -78,6 +86,11 @@ class ServedEncoders:
         """The model of a name, for None the first cross-encoder or else the first of all. Raises ApiError (404)."""
         encoders = self._engine.encoders.values()
         return self._find(name, sorted(encoders, key=lambda one: not one.is_cross_encoder))
+
+    def info(self, name: str) -> Mapping[str, str]:
+        """What is known of a served encoder, see Encoder."""
+        encoder = self._named(name)
+        return {} if encoder is None else encoder.info
 
     async def run(
         self,
@@ -144,7 +157,9 @@ class ServedEncoders:
         return EncoderAnswer(answer_id, int(time.time()), results, InputUsage(tokens, tokens))
 
     def _find(self, name: str | None, fitting: Iterable[Encoder]) -> Encoder:
-        encoder = next(iter(fitting), None) if name is None else self._named(name)
+        encoder = None if name is None else self._named(name)
+        if encoder is None and (name is None or self._accepts_any):
+            encoder = next(iter(fitting), None)
         if encoder is not None:
             return encoder
         served = ", ".join(self._engine.encoders)
@@ -157,7 +172,7 @@ class ServedEncoders:
     def _named(self, name: str) -> Encoder | None:
         encoders = self._engine.encoders
         paths = (one for one in encoders.values() if one.source == name and one.is_named_by_source)
-        return encoders.get(name) or next(paths, None)
+        return encoders.get(self._aliases.get(name, name)) or next(paths, None)
 
 
 def truncation(encoder: Encoder, truncate_prompt_tokens: int | None) -> int | None:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from http import HTTPStatus
 
 from tidewheel.engine.adapters.options import LoraModule
 from tidewheel.engine.adapters.registry import LoraLease, LoraRegistry, UnknownLoraError
 from tidewheel.engine.encoders.encoder import Encoder
-from tidewheel.engine.errors import BusyError, ModelError, TidewheelError, quoted, shortened
+from tidewheel.engine.errors import BusyError, ModelError, TidewheelError, quoted
 
 from .errors import ApiError, bad_request
+from .model_cards import ModelCards, root_of
 from .protocol.models import ModelCard
 from .shared_adapters import SharedAdapters
 
-_MAX_NAMED = 16  # of the models that are served, in an error
 _RETRY_AFTER_S = 10  # for an adapter that cannot be downloaded yet
 
 
-class ServedModels:
+class ServedModels(ModelCards):
     """The names that the chat model is served under. Answers always have the first one.
 
     Models are found by their paths too: `paths`, and the sources of encoders that are named by them. With
@@ -45,41 +43,32 @@ class ServedModels:
         chat_sampling: Mapping[str, float | int] | None = None,
         sees_images: bool = False,
     ) -> None:
-        self._created = created = int(time.time())
+        super().__init__(encoders)
         self._context_of = context_of
         self._loras = loras
         self._shared = shared
         self._accepts_any = accepts_any
         self.chat_sampling = dict(chat_sampling or {})
         self._modalities = ["text", *(["image"] if sees_images else [])]
-        max_model_len = context_of(1.0)
-        self.root = _root(source, names[0])
-        self._cards = {
+        if taken := self._encoder_names & {*names}:
+            raise ModelError(
+                f"{taken.pop()} names the chat model and an embedding model: use --served-embedding-model-name"
+            )
+        own = {
             name: ModelCard(
                 id=name,
-                created=created,
-                root=self.root,
-                max_model_len=max_model_len,
+                created=self._created,
+                root=root_of(source, names[0]),
+                max_model_len=context_of(1.0),
                 chat_sampling=self.chat_sampling or None,
                 input_modalities=self._modalities,
             )
             for name in names
         }
-        self._encoder_names = {encoder.name for encoder in encoders}
-        if taken := self._encoder_names & self._cards.keys():
-            raise ModelError(
-                f"{taken.pop()} names the chat model and an embedding model: use --served-embedding-model-name"
-            )
-        for one in encoders:
-            self._cards[one.name] = ModelCard(
-                id=one.name, created=created, root=_root(one.source, one.name), max_model_len=one.max_length
-            )
+        self._cards = {**own, **self._cards}
         self.default = names[0]
         self._names = {*names, *paths}
-        self._paths = {
-            **{one.source: one.name for one in encoders if one.is_named_by_source},
-            **dict.fromkeys(paths, self.default),
-        }
+        self._paths |= dict.fromkeys(paths, self.default)
         for module in [] if loras is None else loras.modules:
             self.check_new(module.name)
 
@@ -102,10 +91,6 @@ class ServedModels:
                 f"the model {quoted(name)} generates no text; use it with /v1/embeddings or /v1/score", "model"
             )
         return card.id
-
-    def generates(self, name: str) -> bool:
-        """Whether a served name is the chat model's, and not an encoder's."""
-        return name not in self._encoder_names
 
     async def lease(self, name: str) -> LoraLease | None:
         """The adapter of a name that `resolve` gave, in memory until it is released; None for the model itself.
@@ -146,17 +131,13 @@ class ServedModels:
 
     @property
     def cards(self) -> list[ModelCard]:
-        """The descriptions of all models for clients."""
+        """See ModelCards."""
         return [*self._cards.values(), *(self._lora_card(one.name, one.base_model_name) for one in self._lora_modules)]
 
     def card(self, name: str) -> ModelCard:
-        """The description of one model for clients. Raises ApiError (404) for one that is not served."""
-        if name in self._cards:
-            return self._cards[name]
-        if not self._serves(name):
-            if name in self._paths:
-                return self._cards[self._paths[name]]
-            raise self._not_served(name)
+        """See ModelCards. Adapters have one, too."""
+        if name in self._cards or not self._serves(name):
+            return super().card(name)
         parents = {module.name: module.base_model_name for module in self._lora_modules}
         return self._lora_card(name, parents.get(name))
 
@@ -176,18 +157,9 @@ class ServedModels:
             created=self._created,
             root=name,
             parent=parent or self.default,
-            chat_sampling=self.chat_sampling or None,
+            chat_sampling=dict(self.chat_sampling) or None,
             input_modalities=self._modalities,
             max_model_len=self._context_of((self._loras and self._loras.rope_factor(name)) or 1.0),
-        )
-
-    def _not_served(self, name: str) -> ApiError:
-        served = ", ".join(shortened(card.id) for card in self.cards[:_MAX_NAMED])
-        return ApiError(
-            HTTPStatus.NOT_FOUND,
-            f"the model {quoted(name)} is not served here; served: {served}",
-            param="model",
-            code="model_not_found",
         )
 
 
@@ -199,8 +171,3 @@ def too_many_downloads(error: BusyError) -> ApiError:
         code="too_many_downloads",
         headers={"retry-after": str(_RETRY_AFTER_S)},
     )
-
-
-def _root(source: str, name: str) -> str:
-    """A model's source for clients. A folder is left out: it says more of the machine than of the model."""
-    return name if os.path.isabs(source) or os.path.exists(source) else source

@@ -1,11 +1,10 @@
-"""The server of a loaded model: its application in uvicorn, with limits on connections."""
+"""The server of a loaded model."""
 
 from __future__ import annotations
 
 import ssl
 from collections.abc import Callable
 
-import uvicorn
 from starlette.applications import Starlette
 
 from tidewheel.engine.core.engine import Engine
@@ -14,12 +13,10 @@ from tidewheel.engine.loading.load import EngineLoad
 
 from .app import build_app, template_of
 from .app_resources import AppResources
-from .http.connections import connection_class
 from .http.event_loop import choose_loop
 from .http.server import Server
 from .options.serve import ServeOptions
-
-_BACKLOG = 2048
+from .server_of import server_of
 
 
 def build_engine_and_app(
@@ -55,18 +52,4 @@ def build_server(
     encoder_engine = encoder_engine or EncoderEngine()
     loop = choose_loop()
     engine, app = build_engine_and_app(load, encoder_engine, options, resources)
-    config = uvicorn.Config(
-        app,
-        loop=loop,
-        http=connection_class(options.http.limits, direct_write=not resources.middleware),
-        ws="none",
-        lifespan="on",
-        interface="asgi3",
-        log_config=None,
-        access_log=False,  # the application's own names the request
-        backlog=_BACKLOG,
-        timeout_keep_alive=options.http.keep_alive_timeout_s,
-        server_header=False,
-    )
-    config.load()
-    return Server(config, engine, encoder_engine, options.http.shutdown_timeout, tls)
+    return server_of(app, engine, encoder_engine, loop, options, resources, tls)

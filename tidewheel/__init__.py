@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from .offline.llm_engine import LLMEngine
     from .offline.lora_request import LoRARequest
     from .offline.outputs import (
+        ClassificationOutput,
+        ClassificationRequestOutput,
         CompletionOutput,
         EmbeddingOutput,
         EmbeddingRequestOutput,
@@ -47,6 +49,8 @@ __all__ = [
     "AsyncLLM",
     "AsyncLLMEngine",
     "BeamSearchParams",
+    "ClassificationOutput",
+    "ClassificationRequestOutput",
     "CompletionOutput",
     "EmbeddingOutput",
     "EmbeddingRequestOutput",
@@ -77,6 +81,8 @@ _MODULES = {
     "offline.llm_engine": ("LLMEngine",),
     "offline.lora_request": ("LoRARequest",),
     "offline.outputs": (
+        "ClassificationOutput",
+        "ClassificationRequestOutput",
         "CompletionOutput",
         "EmbeddingOutput",
         "EmbeddingRequestOutput",

@@ -16,6 +16,7 @@ from ..files.wording import shown
 from ..models.overrides import overridden
 from .classification import ClassActivation, activation_of, labels_of
 from .conversion import Conversion, conversion, pair_template
+from .detection import graph_in
 from .families import FAMILIES, encoder_model
 from .model import AnswerTokens, EncoderModel
 from .options import Convert
@@ -25,7 +26,6 @@ from .tasks import Task
 
 logger = logging.getLogger(__name__)
 
-GRAPHS = ("onnx/model.onnx", "model.onnx")
 _MAX_GRAPH_BYTES = 2**31 - 1  # protobuf's limit; larger models keep their weights in other files
 _MODE_FLAGS = {
     "pooling_mode_cls_token": "cls",
@@ -50,7 +50,9 @@ class EncoderDescription:
     embedding model, and `dense_folders` those of its Dense modules behind the pooling, which a `model` needs.
     `foreign_modules` are its modules that Tidewheel cannot compute. If there are any, the graph must output the
     finished embedding. `task` is the main one. A classifier has `labels`, and an `activation` unless it gives logits.
-    It may read pairs of texts in a `pair_template`.
+    It may read pairs of texts in a `pair_template`. `architecture` is the config's `model_type`. `dimensions` are those
+    of a vector that requests get without asking for a number. `matryoshka` are the numbers that the model was trained
+    for; True: any, False: none but the whole, None: nothing is said, and any is taken.
     """
 
     folder: Path
@@ -61,12 +63,15 @@ class EncoderDescription:
     max_length: int
     vocab_size: int | None
     pad_token_id: int | None
+    architecture: str = ""
     lower_case: bool = False
     pooling: tuple[str, ...] = ()
     pools_prompt: bool = True
     dense_folders: tuple[Path, ...] = ()
     foreign_modules: tuple[str, ...] = ()
     normalize: bool = False
+    dimensions: int | None = None
+    matryoshka: tuple[int, ...] | bool | None = None
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt_name: str | None = None
     labels: tuple[str, ...] = ()
@@ -103,6 +108,7 @@ def describe_encoder(
         "max_length": _max_length(modules, config, None if model is None else model.max_length),
         "vocab_size": _integer(config, "vocab_size"),
         "pad_token_id": _integer(config, "pad_token_id"),
+        "architecture": str(config.get("model_type") or ""),
         "lower_case": bool(modules.transformer_config.get("do_lower_case")),
     }
     settings_path = folder / "config_sentence_transformers.json"
@@ -131,6 +137,7 @@ def describe_encoder(
     prompts, default = _prompts(settings_path, settings)
     return EncoderDescription(
         **shared,
+        matryoshka=_matryoshka(modules.transformer_folder / "config.json", config),
         pooling=pooling,
         pools_prompt=modules.pools_prompt,
         dense_folders=() if model is None else modules.dense,
@@ -139,11 +146,6 @@ def describe_encoder(
         prompts=prompts,
         default_prompt_name=default,
     )
-
-
-def graph_in(folder: Path) -> Path | None:
-    """The ONNX graph of a model folder, if it has one."""
-    return next((path for name in GRAPHS if is_there(path := folder / name)), None)
 
 
 def is_native(folder: Path, overrides: Mapping[str, Any] | None = None, convert: Convert = "auto") -> bool:
@@ -311,6 +313,16 @@ def _answer_in(path: Path) -> AnswerTokens:
     if true is None or (false is None and config.get("false_token_id") is not None):
         raise ModelError(f"{path}: true_token_id must be a token's id, and false_token_id another one or null")
     return AnswerTokens(true, false)
+
+
+def _matryoshka(path: Path, config: Mapping[str, Any]) -> tuple[int, ...] | bool | None:
+    """What a config says of cut vectors, in vLLM's words."""
+    sizes, is_one = config.get("matryoshka_dimensions"), config.get("is_matryoshka")
+    if sizes is None or sizes == []:
+        return is_one if isinstance(is_one, bool) else None
+    if not isinstance(sizes, list) or not all(isinstance(size, int) and size > 0 for size in sizes):
+        raise ModelError(f"{path}: matryoshka_dimensions must be a list of numbers, got {shown(sizes)}")
+    return tuple(sorted(sizes))
 
 
 def _prompts(path: Path, settings: Mapping[str, Any]) -> tuple[dict[str, str], str | None]:

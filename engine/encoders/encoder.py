@@ -53,10 +53,10 @@ class ScorePlan(Struct, frozen=True):
 class Encoder(ABC):
     """A loaded encoder. All methods may be called from any thread, but `run` only from one thread at a time.
 
-    `name` is its name in the API, `source` the folder or hub id that it came from, which
-    `is_named_by_source` tells to be what the name was made of. `takes_batches` is False if the
-    graph's results depend on the other inputs of a batch, and `pads` is True if it pads these to the longest one.
-    `task` is its main one of its `tasks`, and `widths` are the sizes of their rows. `labels` are a classifier's.
+    `name` is its name in the API, `source` the folder or hub id that it came from, which `is_named_by_source` tells to
+    be what the name was made of. `info` is what people are told of it. `takes_batches` is False if the graph's results
+    depend on the other inputs of a batch, and `pads` is True if it pads these to the longest one. `task` is its main
+    one of its `tasks`, and `widths` are the sizes of their rows. `labels` are a classifier's.
     """
 
     labels: tuple[str, ...] = ()
@@ -77,6 +77,7 @@ class Encoder(ABC):
         self._outputs = self._choose_outputs(description)
         self.tasks = frozenset(self._outputs)
         self.widths, self.takes_batches = self._probe()
+        self.info: Mapping[str, str] = {**graph.info, "architecture": description.architecture}
 
     @property
     def width(self) -> int:
@@ -174,6 +175,10 @@ class Encoder(ABC):
         """End a running `run`. The encoder cannot be used afterwards."""
         self._graph.interrupt()
 
+    def close(self) -> None:
+        """Free the weights. Nothing runs any more. Calling it twice is allowed."""
+        self._graph.close()
+
     @abstractmethod
     def _choose_outputs(self, description: EncoderDescription) -> Mapping[Task, str]:
         """The graph's output that each of the encoder's tasks needs."""
@@ -220,7 +225,14 @@ class Embedder(Encoder):
         self._pooling = description.pooling
         self._pools_prompt = description.pools_prompt
         self._normalizes = description.normalize
+        self._dimensions = description.dimensions
+        self._matryoshka = description.matryoshka
         super().__init__(name, source, description, tokenizer, graph)
+        self.info = {**self.info, "width": str(self._dimensions or self.width)}
+        try:
+            self.check_task("embed", dimensions=self._dimensions, use_activation=description.normalize)
+        except InvalidRequestError as error:
+            raise ModelError(f"--pooler-config: {error}") from error
 
     def encode(
         self,
@@ -261,9 +273,24 @@ class Embedder(Encoder):
                 f"dimensions must be between 1 and {width}, the number that {self.name} has, got {dimensions}",
                 "dimensions",
             )
+        if dimensions not in (None, width):
+            self._check_cut(dimensions)
         if use_activation is False and self._normalizes and self._outputs[task] == POOLED_OUTPUT:
             raise InvalidRequestError(
                 f"normalize must not be false, because the graph of {self.name} normalizes its vectors", "normalize"
+            )
+
+    def _check_cut(self, dimensions: int) -> None:
+        """Raises InvalidRequestError for a number that the model's config rules out, as vLLM does."""
+        if self._matryoshka is False:
+            raise InvalidRequestError(
+                f"dimensions must be left out: the config of {self.name} says that its vectors cannot be cut",
+                "dimensions",
+            )
+        if isinstance(self._matryoshka, tuple) and dimensions not in self._matryoshka:
+            sizes = ", ".join(map(str, self._matryoshka))
+            raise InvalidRequestError(
+                f"dimensions must be one of {sizes}, which {self.name} was trained for, got {dimensions}", "dimensions"
             )
 
     def finished(
@@ -287,7 +314,7 @@ class Embedder(Encoder):
         If `normalize` is not given, the model decides. `dimensions` keeps only the first components (Matryoshka, arXiv
         2205.13147).
         """
-        vectors: Floats = np.asarray(rows)[:, :dimensions]
+        vectors: Floats = np.asarray(rows)[:, : dimensions or self._dimensions]
         return normalized(vectors) if normalize or (normalize is None and self._normalizes) else vectors
 
     def plan_scores(

@@ -37,10 +37,11 @@ class EncoderEngine:
     One thread runs all of them, so that together they take no more of the machine than one alone.
     """
 
-    def __init__(self, encoders: Sequence[Encoder] = ()) -> None:
+    def __init__(self, encoders: Sequence[Encoder] = (), *, has_priority: bool = False) -> None:
+        """The thread has a lower priority than others, unless it `has_priority`: there is no chat model."""
         self.failure: BaseException | None = None
         self.encoders: Mapping[str, Encoder] = {encoder.name: encoder for encoder in encoders}
-        self._encoder_loop = EncoderLoop(encoders, self._post)
+        self._encoder_loop = EncoderLoop(encoders, self._post, has_priority=has_priority)
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._futures: dict[Job, asyncio.Future[Results]] = {}
         self._idle = asyncio.Event()
@@ -90,9 +91,11 @@ class EncoderEngine:
         await asyncio.get_running_loop().run_in_executor(None, self.close)
 
     def close(self) -> None:
-        """End the thread, where no event loop runs any more because the program ends."""
+        """End the thread and free the weights, where no event loop runs any more because the program ends."""
         self._encoder_loop.stop()
         self._encoder_loop.join()
+        for encoder in self.encoders.values():
+            encoder.close()
 
     @property
     def backlog(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from .pooling import Floats
@@ -24,6 +24,7 @@ class EncoderGraph(ABC):
     path: Path
     outputs: tuple[str, ...]
     pads: bool
+    info: Mapping[str, str] = {}
 
     @abstractmethod
     def run(self, output: str, inputs: Sequence[EncoderInput]) -> Sequence[Floats]:
@@ -36,3 +37,6 @@ class EncoderGraph(ABC):
     @abstractmethod
     def interrupt(self) -> None:
         """Make a run in another thread fail, and all later runs."""
+
+    def close(self) -> None:  # noqa: B027 - what is freed with the object has nothing to do
+        """Free the weights. Nothing runs any more. Calling it twice is allowed."""

@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DeviceError, ModelError
-from ..files.folder import read_config, read_json_if_there
-from ..files.reading import is_there
+from ..files.folder import read_config
 from .classification import ClassActivation
-from .conversion import says_it_encodes
-from .description import EncoderDescription, describe_encoder, graph_in, has_weights
-from .families import FAMILIES
+from .description import EncoderDescription, describe_encoder
+from .detection import graph_in
+from .native_graph import planned_weights
 from .onnx_graph import import_onnxruntime
+from .tasks import Task
 from .tokenization import EncoderTokenizer
 
-_GENERATES = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 _WIDTHS = ("hidden_size", "dim", "d_model", "n_embd")  # what families call the size of a token's vector
 
 
@@ -25,11 +24,13 @@ _WIDTHS = ("hidden_size", "dim", "d_model", "n_embd")  # what families call the 
 class EncoderInspection:
     """All that is known of an encoder. If it is refused, fields that cannot be known are None or empty.
 
-    `bytes` is the size of the `files`: of the graph and its weights, or of safetensors if it `is_native`. `width` is
-    how many numbers a vector has, if the config says it. A classifier has `labels`, and a cross-encoder only one, for
-    which it gives a score. `pooling` are the modes that make one vector of the tokens' vectors, and `in_graph` the
-    modules that the graph itself must compute. `max_length` is in tokens. `refusal` is the error that serving it with
-    --embedding-model would give.
+    `bytes` is the size of the `files`: of the graph and its weights, or of safetensors if it `is_native`. Then `dtype`
+    is what its weights are kept in, and `memory_bytes` about what they take with the longest text. `tasks` are what
+    requests can ask for, as far as that is known before a graph is opened. `width` is how many numbers a vector has, if
+    the config says it, and `matryoshka` what it says of cut ones, as in EncoderDescription. A classifier has `labels`,
+    and a cross-encoder only one, for which it gives a score. `pooling` are the modes that make one vector of the
+    tokens' vectors, and `in_graph` the modules that the graph itself must compute. `max_length` is in tokens. `refusal`
+    is the error that serving it would give.
     """
 
     model: str
@@ -37,9 +38,13 @@ class EncoderInspection:
     is_native: bool
     files: Sequence[str]
     bytes: int
+    dtype: str | None
+    memory_bytes: int | None
+    tasks: Sequence[Task]
     is_cross_encoder: bool | None
     labels: Sequence[str]
     width: int | None
+    matryoshka: Sequence[int] | bool | None
     pooling: Sequence[str]
     in_graph: Sequence[str]
     normalize: bool
@@ -51,26 +56,13 @@ class EncoderInspection:
     refusal: str | None
 
 
-def is_encoder(path: Path) -> bool:
-    """Whether it is a folder with an encoder's graph, or safetensors of one. A model that generates text is none."""
-    if not path.is_dir():
-        return False
-    try:
-        config = read_json_if_there(path / "config.json")
-    except ModelError:
-        return False
-    architecture = _architecture(config)
-    says = architecture in FAMILIES or says_it_encodes(config, listed=is_there(path / "modules.json"))
-    if says and has_weights(path):
-        return True
-    return graph_in(path) is not None and not any(task in (architecture or "") for task in _GENERATES)
-
-
 def inspect_encoder(model: str, path: Path, *, whole: bool) -> EncoderInspection:
     """Look at the encoder in a folder, which `model` names. If it is not `whole`, it has no tokenizer."""
     refusal: str | None = None
     config: dict[str, Any] = {}
     description: EncoderDescription | None = None
+    dtype: str | None = None
+    memory_bytes: int | None = None
     try:
         description = describe_encoder(path)
         config = read_config(description.tokenizer_folder)
@@ -80,6 +72,8 @@ def inspect_encoder(model: str, path: Path, *, whole: bool) -> EncoderInspection
             )
         if description.graph is not None:
             import_onnxruntime()
+        if description.model is not None:
+            dtype, memory_bytes = planned_weights(description.folder, description.model, description.max_length)
     except (ModelError, DeviceError) as error:
         refusal = str(error) if Path(model).expanduser() == path else str(error).replace(str(path), model)
     is_native = description is not None and description.model is not None
@@ -94,9 +88,13 @@ def inspect_encoder(model: str, path: Path, *, whole: bool) -> EncoderInspection
         is_native=is_native,
         files=[str(file.relative_to(path)) for file in files],
         bytes=sum(file.stat().st_size for file in files),
+        dtype=dtype,
+        memory_bytes=memory_bytes,
+        tasks=() if description is None else tasks_of(description),
         is_cross_encoder=None if description is None else len(description.labels) == 1,
         labels=() if description is None else description.labels,
         width=None if description is None else _width(description, config),
+        matryoshka=None if description is None else description.matryoshka,
         pooling=() if description is None else description.pooling,
         in_graph=() if description is None else description.foreign_modules,
         normalize=description is not None and description.normalize,
@@ -107,6 +105,13 @@ def inspect_encoder(model: str, path: Path, *, whole: bool) -> EncoderInspection
         vocab_size=None if description is None else description.vocab_size,
         refusal=refusal,
     )
+
+
+def tasks_of(description: EncoderDescription) -> Sequence[Task]:
+    """What requests can ask such an encoder for, the main task first."""
+    if description.task != "embed" or description.model is None:
+        return (description.task,)
+    return ("embed", "token_embed")
 
 
 def _architecture(config: Mapping[str, Any]) -> str | None:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
+from ..devices.cpu.device import default_threads
+from ..errors import ModelError
 from ..files.reading import MAX_TOKENIZER_BYTES, is_there, require_file
+from ..loading.downloads import downloads_of
 from ..model_names import short_name
+from ..options import EngineOptions
 from ..start_log import start_logger
 from ..weights.hub import local_model, resolve_encoder
 from ..weights.hub_room import Download, check_room, not_cached
@@ -20,61 +27,98 @@ from .graph import EncoderGraph
 from .loop import lower_thread_priority
 from .onnx_graph import OnnxGraph, import_onnxruntime
 from .options import Convert, EncoderDType, EncoderOptions
+from .pooler_config import with_pooler_config
+from .settings import EncoderSettings, settings_of, without_effect
 from .tokenization import EncoderTokenizer
+
+logger = logging.getLogger(__name__)
 
 
 def load_encoders(
     models: Sequence[str],
     names: Sequence[str] = (),
     *,
-    threads: int = EncoderOptions.threads,
+    threads: int | None = 1,
     dtype: EncoderDType = EncoderOptions.dtype,
     download_dir: str | Path | None = None,
     beside: Sequence[Download] = (),
     overrides: Mapping[str, Any] | None = None,
     convert: Convert = "auto",
+    first: EncoderSettings | None = None,
 ) -> EncoderEngine:
     """Load encoders, each from a folder or a hub id, under `names` or their own. The engine is not started yet.
 
     `dtype` is for safetensors; an ONNX graph has its own. What will be downloaded afterwards, `beside` them, must fit
     on the disk, too. Each config has `overrides` in place of its own fields, and `convert` says what decoders are
-    served as. Raises DeviceError if a model needs onnxruntime and it is not there, and ModelError, which says
-    what to change, if a model cannot be served.
+    served as. With settings of the `first`, it is the model that a command is for, and there is no chat model: the
+    encoders' threads, for which None means all cores, have no lower priority. Raises DeviceError if a model needs
+    onnxruntime and it is not there, and ModelError, which says what to change, if a model cannot be served.
     """
     if not models:
         return EncoderEngine()
+    others = EncoderSettings(dtype=dtype, convert=convert, hf_overrides=overrides)
     encoders = [Download(model, is_encoder=True) for model in models if local_model(model) is None]
     if missing := not_cached(encoders, download_dir):
         check_room([*missing, *not_cached(beside, download_dir)], download_dir)
+    num_threads = threads or (1 if first is None else default_threads())
+    lowered = lower_thread_priority if first is None else None
     # The threads that a graph computes with are started here and inherit this one's priority.
-    with ThreadPoolExecutor(1, initializer=lower_thread_priority) as loader:
+    with ThreadPoolExecutor(1, initializer=lowered) as loader:
         return EncoderEngine(
             [
-                loader.submit(_load, model, name, threads, dtype, download_dir, overrides, convert).result()
-                for model, name in zip(models, names or map(short_name, models), strict=True)
-            ]
+                loader.submit(_load, model, name, num_threads, settings, download_dir).result()
+                for model, name, settings in zip(
+                    models, names or map(short_name, models), chain([first or others], repeat(others)), strict=False
+                )
+            ],
+            has_priority=first is not None,
         )
 
 
-def _load(
-    model: str,
-    name: str,
-    threads: int,
-    dtype: EncoderDType,
-    download_dir: str | Path | None,
-    overrides: Mapping[str, Any] | None,
-    convert: Convert,
-) -> Encoder:
+def load_encoders_beside(engine: EngineOptions, encoders: EncoderOptions) -> EncoderEngine:
+    """Load the encoders beside the MODEL of these options, which is not loaded yet. Raises as `load_encoders`."""
+    return load_encoders(
+        encoders.models,
+        encoders.names,
+        threads=encoders.threads,
+        dtype=encoders.dtype,
+        download_dir=engine.download_dir,
+        beside=downloads_of(engine),
+    )
+
+
+def load_model_alone(engine: EngineOptions, encoders: EncoderOptions, names: Sequence[str] = ()) -> EncoderEngine:
+    """Load the MODEL of a command as an encoder, and the other encoders. `names` are those of MODEL, the first first.
+
+    Raises as `load_encoders`, and OptionError for options that an encoder cannot have.
+    """
+    settings = settings_of(engine, encoders)
+    for note in without_effect(engine):
+        logger.info("%s", note)
+    return load_encoders(
+        (engine.model, *encoders.models),
+        ([*names, short_name(engine.model)][0], *(encoders.names or map(short_name, encoders.models))),
+        threads=encoders.threads,
+        dtype=encoders.dtype,
+        download_dir=engine.download_dir,
+        first=settings,
+    )
+
+
+def _load(model: str, name: str, threads: int, settings: EncoderSettings, download_dir: str | Path | None) -> Encoder:
     started = time.perf_counter()
-    folder = resolve_encoder(model, download_dir, is_native=lambda path: _is_native(path, overrides, convert))
-    description = describe_encoder(folder, overrides, convert)
+    overrides, convert = settings.hf_overrides, settings.convert
+    folder = resolve_encoder(
+        model, download_dir, revision=settings.revision, is_native=lambda path: _is_native(path, overrides, convert)
+    )
+    description = _as_asked(describe_encoder(folder, overrides, convert), settings)
     if is_there(path := description.tokenizer_folder / "tokenizer.json"):
         require_file(path, MAX_TOKENIZER_BYTES)
     tokenizer = EncoderTokenizer.load(
         description.tokenizer_folder, lower_case=description.lower_case, pairs=bool(description.labels)
     )
     kind = Classifier if description.task == "classify" else Embedder
-    graph, runs_in = _graph(description, padding_id(description, tokenizer), threads, dtype)
+    graph, runs_in = _graph(description, padding_id(description, tokenizer), threads, settings.dtype)
     encoder = kind(name, model, description, tokenizer, graph)
     start_logger.info(
         "Loaded %s (%s, up to %d tokens, %s) in %.2f s",
@@ -91,6 +135,25 @@ def _what(encoder: Encoder) -> str:
     if encoder.is_cross_encoder:
         return "cross-encoder"
     return f"{len(encoder.labels)} labels" if encoder.labels else f"embeddings of {encoder.width} numbers"
+
+
+def _as_asked(description: EncoderDescription, settings: EncoderSettings) -> EncoderDescription:
+    """The encoder as the settings change it. Raises ModelError for what it cannot be."""
+    if settings.pooler is not None:
+        description = with_pooler_config(description, settings.pooler)
+    if (longest := settings.max_length) is not None:
+        if longest > description.max_length:
+            raise ModelError(
+                f"--max-model-len {longest} is more than the {description.max_length} tokens that the model takes"
+            )
+        description = replace(description, max_length=longest)
+    wanted = {"embed": False, "classify": True}.get(settings.convert)
+    if wanted is not None and wanted != bool(description.labels):
+        found = "classifies" if description.labels else "gives embeddings"
+        raise ModelError(
+            f"--convert {settings.convert} does not fit {description.folder}, which {found}: leave --convert out"
+        )
+    return description
 
 
 def _is_native(folder: Path, overrides: Mapping[str, Any] | None, convert: Convert) -> bool:
@@ -115,6 +178,6 @@ def _graph(
             dtype=dtype,
             threads=threads,
         )
-        return graph, f"in {graph.dtype}"
+        return graph, f"in {graph.info['weights']}"
     assert description.graph is not None
     return OnnxGraph(description.graph, threads, pad_token_id), "in ONNX Runtime"

@@ -33,8 +33,18 @@ class EncoderCounts:
 class EncoderLoop:
     """Owns the queue and runs all encoders, from `start` on. Other threads only leave messages."""
 
-    def __init__(self, encoders: Sequence[Encoder], deliver: Callable[[list[Job], BaseException | None], None]) -> None:
-        """`deliver` is called on the encoder thread, with finished jobs or with the error that has ended the thread."""
+    def __init__(
+        self,
+        encoders: Sequence[Encoder],
+        deliver: Callable[[list[Job], BaseException | None], None],
+        *,
+        has_priority: bool = False,
+    ) -> None:
+        """`deliver` is called on the encoder thread, with finished jobs or with the error that has ended the thread.
+
+        Unless it `has_priority`, the thread gives way to a chat model's.
+        """
+        self._has_priority = has_priority
         self.counts = {encoder: EncoderCounts() for encoder in encoders}
         self.queue = BatchQueue()
         self._deliver = deliver
@@ -71,7 +81,8 @@ class EncoderLoop:
 
     def _run(self) -> None:
         try:
-            lower_thread_priority()
+            if not self._has_priority:
+                lower_thread_priority()
             while self._take_messages():
                 batch = self.queue.next_batch()
                 if batch and (ended := self._run_batch(batch)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
@@ -19,7 +20,7 @@ from ..errors import DeviceError, ModelError
 from ..files.folder import read_json
 from ..media.processing import normalized
 from ..models.config import ConfigReader
-from ..models.spec import NormSpec, ProjectionSpec, TowerSpec
+from ..models.spec import NormSpec, ProjectionSpec, TowerSpec, tower_shapes
 from ..models.tensor_ref import TensorRef
 from ..weights.checkpoint import open_checkpoint
 from ..weights.dtypes import DType
@@ -59,12 +60,12 @@ class NativeGraph(EncoderGraph):
         tower: TowerExecutor,
         tables: Mapping[str, DenseTensor],
         dense: Sequence[str | None],
-        dtype: str,
+        info: Mapping[str, str],
     ) -> None:
-        """`dtype` is what most of it is kept in, for people. `dense` has an entry for each Dense module behind the
+        """`info` is as in EncoderGraph. `dense` has an entry for each Dense module behind the
         pooling, the tower's projections `dense.0` and so on: the activation that the projection itself does not have.
         """
-        self.path, self.dtype = path, dtype
+        self.path, self.info = path, info
         self.outputs = (TOKEN_OUTPUTS[-1],) if model.head is None else (LOGITS,)
         self._model, self._tower, self._tables, self._dense = model, tower, tables, dense
         self._interrupted = threading.Event()
@@ -89,6 +90,10 @@ class NativeGraph(EncoderGraph):
     def interrupt(self) -> None:
         """See EncoderGraph."""
         self._interrupted.set()
+
+    def close(self) -> None:
+        """See EncoderGraph."""
+        self._tower.close()
 
     def _embedded(self, inputs: Sequence[EncoderInput], starts: NDArray[np.int32], places: NDArray[np.int32]) -> Rows:
         embedding = self._model.embedding
@@ -197,8 +202,33 @@ def load_native(
     _refuse_unused(folder, checkpoint, weights.stored_names, len(spec.layers))
     quantization = Quantization("int8") if dtype == "int8" else None
     chosen: DType = device.default_dtype(weights.dtype) if dtype == "auto" else "bfloat16" if dtype == "int8" else dtype
-    tower = device.load_tower(spec, weights, TowerOptions(chosen, max_length, quantization, threads))
-    return NativeGraph(folder, model, tower, tables, activations, chosen if quantization is None else dtype)
+    options = TowerOptions(chosen, max_length, quantization, threads)
+    tower = device.load_tower(spec, weights, options)
+    kept_as = chosen if quantization is None else dtype
+    info = {
+        "format": "safetensors",
+        "device": device.name,
+        "isa": device.isa,
+        "dtype": chosen,
+        "weights": kept_as,
+        "weight_bytes": str(device.tower_bytes(spec, weights, options)),
+        "parameters": str(_num_parameters(spec, model)),
+    }
+    return NativeGraph(folder, model, tower, tables, activations, info)
+
+
+def planned_weights(folder: Path, model: EncoderModel, max_length: int) -> tuple[DType, int]:
+    """What the weights would be kept in, as `load_native` does it with the dtype auto, and about how many bytes they
+    would take with a text of `max_length` tokens, without Dense modules. Raises ModelError.
+    """
+    weights, device = TowerWeights(open_checkpoint(folder), model.tower, model.tensors), CpuDevice()
+    dtype = device.default_dtype(weights.dtype)
+    return dtype, device.tower_bytes(model.tower, weights, TowerOptions(dtype, max_length))
+
+
+def _num_parameters(spec: TowerSpec, model: EncoderModel) -> int:
+    looked_up = sum(model.embedding.tables.values()) * spec.hidden_size
+    return looked_up + sum(math.prod(shape) for shape in tower_shapes(spec).values())
 
 
 def _refuse_unused(folder: Path, checkpoint: Iterable[str], used: Collection[str], num_layers: int) -> None:

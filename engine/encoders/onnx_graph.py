@@ -47,6 +47,8 @@ class OnnxGraph(EncoderGraph):
         self._run_options = onnxruntime.RunOptions()
         self._run_options.log_severity_level = _FATAL_ONLY
         self.path = path
+        weights = [path, *path.parent.glob(f"{path.name}?data")]
+        self.info = {"format": "onnx", "device": "cpu", "weight_bytes": str(sum(p.stat().st_size for p in weights))}
         self._pad_token_id = pad_token_id
         self._types = {name: self._input_type(name, kind, shape) for name, kind, shape in inputs}
         if "input_ids" not in self._types:

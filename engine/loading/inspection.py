@@ -15,7 +15,8 @@ import numpy as np
 from ..devices import SERVING_DEVICES
 from ..devices.cache_split import BLOCK_TOKENS, CacheSplit, GroupBytes
 from ..devices.coverage import require_mixers
-from ..encoders.inspection import EncoderInspection, inspect_encoder, is_encoder
+from ..encoders.detection import is_encoder
+from ..encoders.inspection import EncoderInspection, inspect_encoder
 from ..errors import DeviceError, ModelError
 from ..models import describe
 from ..models.spec import (

@@ -34,6 +34,7 @@ _UNWANTED = ["*/*", "consolidated*.safetensors"]
 # An encoder in ONNX has its modules in subfolders; large ones keep their weights beside the graph.
 _ENCODER_WANTED = ["*.json", "onnx/model.onnx*", "model.onnx*"]
 _ENCODER_UNWANTED = ["openvino/*"]
+_MODULES = "modules.json"
 _NATIVE_ENCODER_WANTED = ["*.json", "*.jinja", "*.safetensors"]
 _NATIVE_ENCODER_UNWANTED = [*_ENCODER_UNWANTED, "onnx/*", "consolidated*.safetensors"]
 
@@ -90,22 +91,32 @@ def cached_model(model: str, revision: str | None = None, download_dir: str | Pa
 
 
 def resolve_encoder(
-    model: str, download_dir: str | Path | None = None, *, is_native: Callable[[Path], bool] | None = None
+    model: str,
+    download_dir: str | Path | None = None,
+    *,
+    revision: str | None = None,
+    is_native: Callable[[Path], bool] | None = None,
 ) -> Path:
     """As `resolve`, for an encoder: its ONNX graph, or its safetensors, if it has any and `is_native` says of the
     folder of its small files that these can be computed with.
     """
     if (local := local_model(model)) is not None:
         return local
-    if is_native is not None and is_native(download(model, None, download_dir, ["*.json"], _ENCODER_UNWANTED)):
-        folder = download(model, None, download_dir, _NATIVE_ENCODER_WANTED, _NATIVE_ENCODER_UNWANTED)
+    if is_native is not None and is_native(download(model, revision, download_dir, ["*.json"], _ENCODER_UNWANTED)):
+        folder = download(model, revision, download_dir, _NATIVE_ENCODER_WANTED, _NATIVE_ENCODER_UNWANTED)
         if any(folder.rglob("*.safetensors")):
             return folder
-    return download(model, None, download_dir, _ENCODER_WANTED, _ENCODER_UNWANTED)
+    return download(model, revision, download_dir, _ENCODER_WANTED, _ENCODER_UNWANTED)
 
 
-def download_model(model: str, revision: str | None = None, download_dir: str | Path | None = None) -> Path:
-    """As `resolve` for a hub id; it also takes encoders in ONNX.
+def download_model(
+    model: str,
+    revision: str | None = None,
+    download_dir: str | Path | None = None,
+    *,
+    is_native: Callable[[Path], bool] | None = None,
+) -> Path:
+    """As `resolve` for a hub id; encoders are downloaded as `resolve_encoder` does it.
 
     Raises ModelError for a repository of neither, before anything of it is downloaded.
     """
@@ -113,7 +124,7 @@ def download_model(model: str, revision: str | None = None, download_dir: str | 
     names = repository_files(repository, revision, download_dir)
     if not _is_encoder(model, revision, names):
         return resolve(model, revision, download_dir, with_mmproj=True)
-    return download(model, revision, download_dir, _ENCODER_WANTED, _ENCODER_UNWANTED)
+    return resolve_encoder(model, download_dir, revision=revision, is_native=is_native)
 
 
 def wanted_files(
@@ -148,8 +159,13 @@ def wanted_files(
 
 
 def _is_encoder(model: str, revision: str | None, names: Sequence[str]) -> bool:
-    """Whether a repository has an encoder in ONNX and no other model. Raises ModelError if it has neither."""
+    """Whether a repository has an encoder in ONNX and no other model, or the modules of one, which lie in subfolders.
+
+    Raises ModelError if it has no model at all.
+    """
     _, wanted = split_name(model)
+    if wanted is None and _MODULES in names and any(name.endswith((".safetensors", ".onnx")) for name in names):
+        return True
     if wanted is not None or any(name.lower().endswith((".safetensors", ".gguf")) for name in names):
         return False
     if not any(name.endswith(".onnx") for name in names):

@@ -12,7 +12,6 @@ from starlette.routing import Route
 
 from ..errors import bad_request
 from ..openapi.document import declared, operation
-from ..protocol.chat import ChatCompletionRequest
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -38,14 +37,14 @@ def aliases(routes: Sequence[Route]) -> list[Route]:
 
 
 def _invocations(handlers: dict[str, Any]) -> Handler:
-    chat = declared(Route("/", handlers["/v1/chat/completions"]))
-    assert chat is not None
+    described = (declared(Route("/", handlers[path])) for _, path in _KINDS)
+    first = next(found for found in described if found is not None)  # without a chat model, those of chats are not
 
     @operation(
         "Answer what SageMaker sends: a body of chat completions, completions, embeddings, score or rerank",
-        ChatCompletionRequest,
+        first.request,
         response=Any,
-        example=chat.example,
+        example=first.example,
     )
     async def invocations(request: Request) -> Response:
         handler: Handler = handlers[_kind(await request.body())]

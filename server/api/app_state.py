@@ -1,10 +1,8 @@
-"""AppState: what the endpoints of an application share."""
+"""What the endpoints of an application share: EncoderState, and AppState where there is a chat model."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-
-import msgspec
 
 from tidewheel.engine.core.engine import Engine
 
@@ -13,19 +11,17 @@ from ..chat.path import ChatPath
 from ..chat.rendering import PromptRenderer
 from ..chat.request_images import RequestImages
 from ..completions.path import CompletionPath
-from ..encoders import ServedEncoders
 from ..generation.logprobs import LogprobsFormatter
 from ..generation.prompt_encoding import PromptEncoder
-from ..protocol.decode import ParameterNotes
 from ..served_models import ServedModels
 from ..telemetry.metrics import ServerMetrics
+from .encoder_state import EncoderState
 
 
-class AppState(msgspec.Struct, frozen=True, kw_only=True):
+class AppState(EncoderState, frozen=True, kw_only=True):
     """An endpoint keeps the parts that it needs.
 
-    `defaults` are the sampling parameters that the model itself asks for. `notes` says what becomes of fields that are
-    not known.
+    `defaults` are the sampling parameters that the model itself asks for.
     """
 
     engine: Engine
@@ -33,7 +29,6 @@ class AppState(msgspec.Struct, frozen=True, kw_only=True):
     path: ChatPath
     completion_path: CompletionPath
     encoder: PromptEncoder
-    encoders: ServedEncoders
     renderer: PromptRenderer
     images: RequestImages
     formats: ModelFormats
@@ -41,4 +36,3 @@ class AppState(msgspec.Struct, frozen=True, kw_only=True):
     metrics: ServerMetrics
     defaults: Mapping[str, float | int]
     fingerprint: str
-    notes: ParameterNotes

@@ -18,19 +18,19 @@ from tidewheel.engine.encoders.encoder import Embedder
 from tidewheel.engine.encoders.tokenization import EncoderInput
 
 from ..encoders import EncoderAnswer, ServedEncoders, check_input, truncation
-from ..generation.prompt_encoding import PromptEncoder
 from ..openapi.document import operation
 from ..protocol.decode import BodyDecoder
 from ..protocol.embeddings import Embedding, EmbeddingList, EmbeddingRequest
-from .app_state import AppState
+from ..text_threads import TextThreads
 from .body import whole_body
+from .encoder_state import EncoderState
 from .json_response import json_response
 
 
 class EmbeddingsEndpoint:
     """Vectors of texts. Long texts and answers are handled in the prompt encoder's threads."""
 
-    def __init__(self, state: AppState) -> None:
+    def __init__(self, state: EncoderState) -> None:
         self._encoders = state.encoders
         self._worker = state.encoder
         self._decode = BodyDecoder(EmbeddingRequest, notes=state.notes)
@@ -48,7 +48,7 @@ class EmbeddingsEndpoint:
 
 
 async def embed(
-    request: Request, encoders: ServedEncoders, worker: PromptEncoder, body: EmbeddingRequest, raw_size: int
+    request: Request, encoders: ServedEncoders, worker: TextThreads, body: EmbeddingRequest, raw_size: int
 ) -> tuple[Embedder, EncoderAnswer]:
     """The model that a body asks for, and its results of the body's inputs. Raises ApiError or InvalidRequestError."""
     model = encoders.embedder(body.model)

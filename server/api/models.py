@@ -6,13 +6,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ..model_cards import ModelCards
 from ..openapi.document import operation
 from ..protocol.models import ModelCard, ModelList
-from ..served_models import ServedModels
 from .json_response import json_response
 
 
-def models_routes(models: ServedModels) -> list[Route]:
+def models_routes(models: ModelCards) -> list[Route]:
     """The endpoints that list the models."""
 
     @operation("List the served models", response=ModelList)

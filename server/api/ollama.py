@@ -1,8 +1,7 @@
-"""Ollama's `/api/chat`, `/api/generate`, `/api/embed` and `/api/embeddings`."""
+"""Ollama's `/api/chat` and `/api/generate`."""
 
 from __future__ import annotations
 
-import time
 from typing import Literal
 
 from starlette.requests import Request
@@ -14,26 +13,20 @@ from ..chat.field_names import renamed_fields
 from ..chat.run import ChatRun
 from ..default_sampling import fill_in
 from ..errors import bad_request
-from ..ollama.answers import AnswerBuilder, LineStream, loaded, nanoseconds
+from ..ollama.answers import AnswerBuilder, LineStream, loaded
 from ..ollama.names import tagged, untagged
 from ..ollama.translation import FIELD_NAMES, chat_request, completion_request, generate_request
 from ..openapi.document import operation
 from ..protocol.chat import ChatCompletionRequest
 from ..protocol.completions import CompletionRequest
 from ..protocol.decode import BodyDecoder
-from ..protocol.embeddings import EmbeddingRequest
 from ..protocol.ollama import (
-    OllamaBody,
     OllamaChatRequest,
-    OllamaEmbeddingsRequest,
-    OllamaEmbedRequest,
     OllamaGenerateRequest,
     OllamaGenerationBody,
 )
 from ..protocol.ollama_answers import (
     OllamaChatAnswer,
-    OllamaEmbedAnswer,
-    OllamaEmbeddingsAnswer,
     OllamaError,
     OllamaGenerateAnswer,
 )
@@ -41,7 +34,6 @@ from ..protocol.sampling import GenerationBody
 from ..telemetry.metrics import RequestTimer
 from .app_state import AppState
 from .body import whole_body
-from .embeddings import embed, numbers
 from .json_response import json_response
 
 Kind = Literal["chat", "generate"]
@@ -165,65 +157,3 @@ class OllamaEndpoints:
 
     def _named(self, body: OllamaGenerationBody) -> str:
         return tagged(self._models.default) if body.model is None else body.model
-
-
-class OllamaEmbeddings:
-    """Vectors of texts in Ollama's shapes. Long texts and answers are handled in the prompt encoder's threads."""
-
-    def __init__(self, state: AppState) -> None:
-        self._models = state.models
-        self._encoders = state.encoders
-        self._worker = state.encoder
-        self._decode_embed = BodyDecoder(OllamaEmbedRequest, notes=state.notes)
-        self._decode_embeddings = BodyDecoder(OllamaEmbeddingsRequest, notes=state.notes)
-
-    def routes(self) -> list[Route]:
-        """The endpoints."""
-        return [
-            Route("/api/embed", self._embed, methods=["POST"]),
-            Route("/api/embeddings", self._embeddings, methods=["POST"]),
-        ]
-
-    @operation(
-        "Texts to vectors of length 1, in Ollama's shapes",
-        OllamaEmbedRequest,
-        OllamaEmbedAnswer,
-        error=OllamaError,
-        example={"input": ["high tide", "low tide"]},
-    )
-    async def _embed(self, request: Request) -> Response:
-        started = time.perf_counter()
-        raw = await whole_body(request)
-        body = self._decode_embed(raw)
-        wanted = self._wanted(body, body.input, cuts=body.truncate is not False)
-        wanted.dimensions, wanted.normalize = body.dimensions, True
-        model, answer = await embed(request, self._encoders, self._worker, wanted, len(raw))
-
-        def made() -> Response:
-            vectors = model.vectors(answer.results, dimensions=body.dimensions, normalize=True)
-            took = nanoseconds(time.perf_counter() - started)
-            listed = [numbers(vector) for vector in vectors]
-            tokens = answer.usage.prompt_tokens
-            return json_response(OllamaEmbedAnswer(body.model or tagged(model.name), listed, took, 1, tokens))
-
-        return await self._worker.run(answer.nbytes, made)
-
-    @operation(
-        "A text to a vector, in Ollama's older shapes",
-        OllamaEmbeddingsRequest,
-        OllamaEmbeddingsAnswer,
-        error=OllamaError,
-        example={"prompt": "high tide"},
-    )
-    async def _embeddings(self, request: Request) -> Response:
-        raw = await whole_body(request)
-        body = self._decode_embeddings(raw)
-        wanted = self._wanted(body, body.prompt, cuts=True)
-        with renamed_fields({"input": "prompt"}):
-            model, answer = await embed(request, self._encoders, self._worker, wanted, len(raw))
-        return json_response(OllamaEmbeddingsAnswer(numbers(model.vectors(answer.results)[0])))
-
-    def _wanted(self, body: OllamaBody, texts: str | list[str], *, cuts: bool) -> EmbeddingRequest:
-        given: list[str | int | list[int]] | str = texts if isinstance(texts, str) else [*texts]
-        model = untagged(body.model, [card.id for card in self._models.cards])
-        return EmbeddingRequest(model=model, input=given, truncate_prompt_tokens=-1 if cuts else None)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime, timezone
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from ..errors import bad_request
-from ..ollama.answers import rfc3339
 from ..ollama.names import tagged, untagged
+from ..ollama.times import rfc3339
 from ..openapi.document import operation
 from ..protocol.decode import BodyDecoder
 from ..protocol.models import ModelCard
@@ -28,9 +28,14 @@ from ..protocol.ollama_answers import (
     OllamaRunningModels,
     OllamaVersion,
 )
-from .app_state import AppState
 from .body import whole_body
+from .encoder_state import EncoderState
 from .json_response import json_response
+
+if TYPE_CHECKING:
+    from tidewheel.engine.core.engine import Engine
+
+    from ..chat.model_formats import ModelFormats
 
 API_VERSION = "0.13.0"
 """The version of Ollama's API that is spoken. Clients refuse servers that are too old for them."""
@@ -50,11 +55,10 @@ Capabilities = list[Literal["completion", "tools", "thinking", "insert", "vision
 class OllamaModelEndpoints:
     """Tells of the served models."""
 
-    def __init__(self, state: AppState) -> None:
+    def __init__(self, state: EncoderState, chat: OllamaChatModel | None = None) -> None:
         self._models = state.models
-        self._engine = state.engine
-        self._formats = state.formats
-        self._fills = state.completion_path.fill is not None
+        self._encoders = state.encoders
+        self._chat = chat
         self._decode_show = BodyDecoder(OllamaShowRequest, notes=state.notes)
 
     def routes(self) -> list[Route]:
@@ -94,7 +98,7 @@ class OllamaModelEndpoints:
                 digest=_digest(card),
                 details=self._details(card),
                 expires_at=_NEVER,
-                size_vram=0 if self._info.get("device") == "cpu" else self._size(card),
+                size_vram=0 if self._info(card).get("device") == "cpu" else self._size(card),
                 context_length=card.max_model_len,
             )
             for card in self._models.cards
@@ -114,57 +118,71 @@ class OllamaModelEndpoints:
         await self._models.refresh()
         asked = untagged(body.model or body.name, [card.id for card in self._models.cards])
         card = self._models.card(asked or self._models.default)
-        generates = self._models.generates(card.id)
-        defaults = {**self._models.chat_sampling, **self._engine.generation_defaults} if generates else {}
+        chat = self._chat if self._models.generates(card.id) else None
+        defaults = {} if chat is None else {**self._models.chat_sampling, **chat.engine.generation_defaults}
         return json_response(
             OllamaModelInfo(
                 modelfile=f"# served by Tidewheel\nFROM {card.root}\n",
                 parameters="\n".join(f"{_OPTIONS.get(name, name)} {value}" for name, value in defaults.items()),
-                template=_template(self._engine.tokenizer.chat_template) if generates else "",
+                template="" if chat is None else _template(chat.engine.tokenizer.chat_template),
                 details=self._details(card),
                 model_info=self._model_info(card),
-                capabilities=self._capabilities() if generates else ["embedding"],
+                capabilities=["embedding"] if chat is None else chat.capabilities,
                 modified_at=_created(card),
             )
         )
 
-    @property
-    def _info(self) -> Mapping[str, str]:
-        return self._engine.info
+    def _info(self, card: ModelCard) -> Mapping[str, str]:
+        """What its engine says of a model."""
+        if self._chat is not None and self._models.generates(card.id):
+            return self._chat.info
+        return self._encoders.info(card.id)
 
     def _size(self, card: ModelCard) -> int:
-        return int(self._info.get("weight_bytes", 0)) if self._models.generates(card.id) else 0
+        return int(self._info(card).get("weight_bytes", 0))
 
     def _details(self, card: ModelCard) -> OllamaDetails:
-        if not self._models.generates(card.id):
-            return OllamaDetails("", "onnx", "", [], "", "")
-        info, family = self._info, self._info.get("architecture", "")
-        format_name = "gguf" if self._engine.model_name.endswith(".gguf") else "safetensors"
-        level = info.get("quantization") or info.get("dtype", "")
-        families = [family] if family else []
-        return OllamaDetails("", format_name, family, families, _in_short(int(info.get("parameters", 0))), level)
+        info = self._info(card)
+        family, level = info.get("architecture", ""), info.get("quantization") or info.get("dtype", "")
+        parameters = _in_short(int(info.get("parameters", 0)))
+        return OllamaDetails("", info.get("format", ""), family, [family] if family else [], parameters, level)
 
     def _model_info(self, card: ModelCard) -> dict[str, str | int]:
         """Under the names that GGUF files have them."""
-        family = self._details(card).family or "model"
+        info = self._info(card)
+        family = info.get("architecture") or "model"
         known: dict[str, str | int] = {
             "general.architecture": family,
             "general.basename": card.id,
             f"{family}.context_length": card.max_model_len,
         }
-        if self._models.generates(card.id):
-            known["general.parameter_count"] = int(self._info.get("parameters", 0))
+        if "width" in info:
+            known[f"{family}.embedding_length"] = int(info["width"])
+        if "parameters" in info:
+            known["general.parameter_count"] = int(info["parameters"])
         return known
 
-    def _capabilities(self) -> Capabilities:
+
+class OllamaChatModel:
+    """What is told of the model that generates. `fills` says that it fills in the middle of texts."""
+
+    def __init__(self, engine: Engine, formats: ModelFormats, *, fills: bool) -> None:
+        self.engine = engine
         has = {
-            "tools": self._formats.tool_calls is not None,
-            "thinking": self._formats.reasoning is not None,
-            "insert": self._fills,
-            "vision": self._engine.media is not None,
+            "tools": formats.tool_calls is not None,
+            "thinking": formats.reasoning is not None,
+            "insert": fills,
+            "vision": engine.media is not None,
         }
         found: Capabilities = ["completion"]
-        return [*found, *(name for name in ("tools", "thinking", "insert", "vision") if has[name])]
+        found += [name for name in ("tools", "thinking", "insert", "vision") if has[name]]
+        self.capabilities = found
+
+    @property
+    def info(self) -> Mapping[str, str]:
+        """What the engine says, and the format of the files."""
+        is_gguf = self.engine.model_name.endswith(".gguf")
+        return {**self.engine.info, "format": "gguf" if is_gguf else "safetensors"}
 
 
 _OPTIONS = {"repetition_penalty": "repeat_penalty", "max_tokens": "num_predict"}

@@ -12,6 +12,7 @@ from starlette.routing import Route
 
 from tidewheel import __version__
 from tidewheel.engine.core.engine import Engine
+from tidewheel.engine.encoders.engine import EncoderEngine
 
 from ..chat.model_formats import ModelFormats
 from ..http.api_keys import current_tenant
@@ -29,23 +30,29 @@ class Load(msgspec.Struct):
     kv_cache_usage: float
 
 
-class ServerInfo(msgspec.Struct):
+class ServerInfo(msgspec.Struct, kw_only=True):
     """What is served, with which software, and the options it was started with, without secrets.
 
     `options` are for keys that may administer; others get none.
+    """
+
+    version: str = __version__
+    model: str
+    max_model_len: int
+    engine: Mapping[str, str]
+    options: Mapping[str, Any]
+
+
+class ChatServerInfo(ServerInfo, kw_only=True):
+    """The same of a server with a chat model.
 
     `tool_call_parser` and `reasoning_parser` name the parsers in use, None where there is none.
     """
 
-    version: str
-    model: str
-    max_model_len: int
     kv_cache_blocks: int
     kv_cache_block_size: int
-    engine: Mapping[str, str]
     tool_call_parser: str | None
     reasoning_parser: str | None
-    options: Mapping[str, Any]
 
 
 def operations_routes(engine: Engine, model: str, formats: ModelFormats, options: Mapping[str, Any]) -> list[Route]:
@@ -58,12 +65,11 @@ def operations_routes(engine: Engine, model: str, formats: ModelFormats, options
         usage = stats.kv_blocks_used / stats.kv_blocks_total
         return json_response(Load(busy, stats.num_running, stats.num_waiting, usage))
 
-    @operation("What is served, and with which options", response=ServerInfo)
+    @operation("What is served, and with which options", response=ChatServerInfo)
     async def server_info(request: Request) -> Response:
         limits = engine.limits
         return json_response(
-            ServerInfo(
-                version=__version__,
+            ChatServerInfo(
                 model=model,
                 max_model_len=engine.max_model_len,
                 kv_cache_blocks=limits.num_blocks,
@@ -71,7 +77,7 @@ def operations_routes(engine: Engine, model: str, formats: ModelFormats, options
                 engine=engine.info,
                 tool_call_parser=formats.tool_calls,
                 reasoning_parser=formats.reasoning,
-                options=options if current_tenant().administers else {},
+                options=_shown(options),
             )
         )
 
@@ -86,3 +92,26 @@ def operations_routes(engine: Engine, model: str, formats: ModelFormats, options
         Route("/server_info", server_info),
         Route("/reset_prefix_cache", reset_prefix_cache, methods=["POST"]),
     ]
+
+
+def encoder_operations_routes(engine: EncoderEngine, model: str, options: Mapping[str, Any]) -> list[Route]:
+    """The endpoints of a server of encoders alone, whose texts do not fill a cache."""
+
+    @operation("How busy the server is", response=Load)
+    async def load(request: Request) -> Response:
+        waiting = sum(figures.inputs_waiting for figures in engine.stats().values())
+        busy = max(engine.backlog, waiting)
+        return json_response(Load(busy, busy - waiting, waiting, 0.0))
+
+    @operation("What is served, and with which options", response=ServerInfo)
+    async def server_info(request: Request) -> Response:
+        first = next(iter(engine.encoders.values()))
+        return json_response(
+            ServerInfo(model=model, max_model_len=first.max_length, engine=first.info, options=_shown(options))
+        )
+
+    return [Route("/load", load), Route("/server_info", server_info)]
+
+
+def _shown(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    return options if current_tenant().administers else {}

@@ -24,8 +24,8 @@ from ..protocol.scoring import (
     ScoreList,
     ScoreRequest,
 )
-from .app_state import AppState
 from .body import whole_body
+from .encoder_state import EncoderState
 from .json_response import json_response
 
 _SCORE_PATHS = ("/v1/score", "/score")
@@ -35,7 +35,7 @@ _RERANK_PATHS = ("/v1/rerank", "/v2/rerank", "/rerank")
 class ScoringEndpoints:
     """Scores how well texts match. Long texts are handled in the prompt encoder's threads."""
 
-    def __init__(self, state: AppState) -> None:
+    def __init__(self, state: EncoderState) -> None:
         self._encoders = state.encoders
         self._worker = state.encoder
         self._decode_score = BodyDecoder(ScoreRequest, notes=state.notes)

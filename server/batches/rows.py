@@ -20,7 +20,10 @@ from ..ids import new_id
 from ..protocol.decode import unsupported
 from ..rests import Rests
 
-URLS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/score")
+URLS = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/score", "/v1/rerank"),
+    *("/score", "/rerank", "/v2/rerank"),  # the same as above, by the names that clients know
+)
 MAX_LINE_BYTES = 256 * 2**20  # of a request, or of an answer
 _MAX_ID = 512  # characters
 _PIECE = 2**16  # bytes of a request that are looked at together

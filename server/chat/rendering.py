@@ -12,9 +12,10 @@ import msgspec
 from tidewheel.engine.media.media import Media
 
 from ..errors import ApiError, bad_request
-from ..generation.prompt_encoding import INLINE_BYTES, PromptEncoder
+from ..generation.prompt_encoding import PromptEncoder
 from ..protocol.chat import Message, Tool, check_parts
 from ..protocol.decode import unsupported
+from ..text_threads import INLINE_BYTES
 from .harmony import is_harmony
 from .harmony_messages import harmony_messages, harmony_variables
 from .image_placeholders import MARKS, ImagePlaceholders, PromptImages, images_of

@@ -13,6 +13,7 @@ from typing import Any
 
 from tidewheel.engine.declaring.mistakes import Mistakes
 from tidewheel.engine.declaring.option import options_of
+from tidewheel.engine.encoders.description import is_native
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.files.wording import in_bytes
 from tidewheel.engine.options import EngineOptions
@@ -39,7 +40,7 @@ def pull(arguments: Sequence[str]) -> int:
     logging.getLogger("tidewheel").setLevel(logging.INFO)
     revision, folder = given.get("revision"), given.get("download_dir")
     check_room([Download(model, revision, is_encoder=None)], folder)
-    path = download_model(model, revision, folder)
+    path = download_model(model, revision, folder, is_native=is_native)
     print(path)
     return 0
 

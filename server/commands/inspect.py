@@ -29,6 +29,9 @@ _OPTIONS = (
 )  # fmt: skip
 
 
+_MAX_LABELS = 16  # are shown
+
+
 def run(arguments: Sequence[str]) -> int:
     """The `inspect` command. Raises ModelError if nothing can be said of the model."""
     parser = OptionParser(
@@ -91,6 +94,16 @@ def _encoder(found: EncoderInspection) -> Iterator[tuple[str, str]]:
         size = "vectors" if found.width is None else f"vectors of {found.width} numbers"
         pooled = f", the tokens' pooled by {', '.join(found.pooling)}" if found.pooling else ""
         yield "gives", f"{size}{pooled}{', normalized' if found.normalize else ''}"
+    if found.labels and not found.is_cross_encoder:
+        shown = ", ".join(found.labels[:_MAX_LABELS])
+        more = len(found.labels) - _MAX_LABELS
+        yield "labels", shown + (f" and {more} more" if more > 0 else "")
+    if found.matryoshka is False:
+        yield "dimensions", "vectors cannot be cut, the config says"
+    elif found.matryoshka is not None and found.matryoshka is not True:
+        yield "dimensions", f"vectors may be cut to {', '.join(map(str, found.matryoshka))} numbers"
+    if found.tasks:
+        yield "tasks", ", ".join(found.tasks)
     if found.in_graph:
         yield (
             "",
@@ -103,8 +116,12 @@ def _encoder(found: EncoderInspection) -> Iterator[tuple[str, str]]:
         yield "context", f"{found.max_length} tokens"
     if found.vocab_size is not None:
         yield "vocabulary", f"{found.vocab_size} tokens"
-    yield "served", "yes, with --embedding-model" if found.refusal is None else f"no: {found.refusal}"
-    yield "weights take", f"about {in_bytes(found.bytes)}, on the processor"
+    served = "yes, alone, or beside a chat model with --embedding-model"
+    yield "served", served if found.refusal is None else f"no: {found.refusal}"
+    if found.memory_bytes is None:
+        yield "weights take", f"about {in_bytes(found.bytes)}, on the processor"
+    else:
+        yield "weights take", f"about {in_bytes(found.memory_bytes)} as {found.dtype}, on the processor"
 
 
 def _what_it_is(found: Inspection) -> Iterator[tuple[str, str]]:

@@ -12,12 +12,12 @@ from typing import Any
 
 from tidewheel.engine.declaring.mistakes import Mistakes, made
 from tidewheel.engine.declaring.option import options_of
-from tidewheel.engine.encoders.load import load_encoders
+from tidewheel.engine.encoders.load import load_encoders_beside, load_model_alone
 from tidewheel.engine.encoders.options import EncoderOptions
+from tidewheel.engine.encoders.settings import pools
 from tidewheel.engine.errors import TidewheelError
 from tidewheel.engine.files.reading import require_file
 from tidewheel.engine.files.wording import reason
-from tidewheel.engine.loading.downloads import downloads_of
 from tidewheel.engine.loading.load import load_engine
 from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.progress import AnswerProgress
@@ -38,7 +38,8 @@ _OWNERS = (AppOptions, EncoderOptions, LogOptions)
 _NAMES = (
     "served_model_name chat_template trust_request_chat_template default_chat_template_kwargs generation_config "
     "override_generation_config response_role return_tokens_as_token_ids enable_auto_tool_choice tool_call_parser "
-    "reasoning_parser unknown_parameters embedding_model served_embedding_model_name embedding_threads log_level "
+    "reasoning_parser unknown_parameters runner convert task pooler_config embedding_model "
+    "served_embedding_model_name embedding_threads embedding_dtype log_level "
     "log_format"
 ).split()
 _OPTIONS = [option for owner in _OWNERS for option in options_of(owner) if option.name in _NAMES]
@@ -128,17 +129,16 @@ async def _answer(batch: _Batch, total: int, done: Collection[str]) -> int:
     from ..app import build_app
     from ..batches.app_client import AppClient
     from ..batches.run import run_rows
+    from ..encoder_app import CONCURRENT_ROWS, build_encoder_app
 
-    encoders = load_encoders(
-        batch.encoders.models,
-        batch.encoders.names,
-        threads=batch.encoders.threads,
-        dtype=batch.encoders.dtype,
-        download_dir=batch.engine.download_dir,
-        beside=downloads_of(batch.engine),
-    )
-    engine = load_engine(batch.engine)
-    app = build_app(engine, batch.app, encoders, media=batch.engine.media)
+    if pools(batch.engine, batch.encoders):
+        app = build_encoder_app(load_model_alone(batch.engine, batch.encoders, batch.app.served_model_names), batch.app)
+        concurrency = CONCURRENT_ROWS
+    else:
+        encoders = load_encoders_beside(batch.engine, batch.encoders)
+        engine = load_engine(batch.engine)
+        app = build_app(engine, batch.app, encoders, media=batch.engine.media)
+        concurrency = _WAITING * engine.limits.max_num_seqs
     rows = (row for row in read_rows(batch.source) if row.custom_id not in done)
     num_errors, num_done = 0, len(done)
     with batch.target.open("ab", buffering=0) as target, AnswerProgress("request", total, num_done) as progress:
@@ -156,7 +156,6 @@ async def _answer(batch: _Batch, total: int, done: Collection[str]) -> int:
             progress.report(1)
 
         async with app.router.lifespan_context(app):
-            concurrency = _WAITING * engine.limits.max_num_seqs
             await run_rows(rows, AppClient(app).post, write, concurrency=concurrency)
     return num_errors
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tidewheel.engine.loading.downloads import downloads_of
+from tidewheel.engine.encoders.settings import pools
+from tidewheel.engine.errors import ModelError
 from tidewheel.engine.loading.load import EngineLoad, check_at_once
 from tidewheel.engine.machine.memory import release_free_memory, share_heaps
 from tidewheel.engine.model_names import short_name
@@ -55,6 +57,11 @@ def run(arguments: Sequence[str]) -> int:
     share_heaps()
     for note in (*options.notes, *options.app.without_effect()):
         logger.info("%s", note)
+    if on_ray and pools(options.engine, options.encoders):
+        raise ModelError(
+            f"{options.engine.model} is an encoder, and replicas and stages on Ray are for models that generate: start "
+            "one server for each replica, without --distributed-executor-backend ray"
+        )
     if stages_on_ray:
         from tidewheel.ray.pipeline import stage_host
 
@@ -75,17 +82,17 @@ def _serve(options: ServeOptions, host: StageHost | None, *, shows_banner: bool)
     with open_listener(options.http.host, options.http.port, options.http.uds) as listener:
         server, encoders = _load_server(options, host, resources, tls)
         release_free_memory()  # what loading took
-        served = [
-            *(options.app.served_model_names or [short_name(options.engine.model)]),
-            *(encoders.encoders if encoders else ()),
-        ]
+        engine, others = server.engine, list(encoders.encoders.values()) if encoders else []
+        # The model that the command is for.
+        info, length = (others[0].info, others[0].max_length) if engine is None else (engine.info, engine.max_model_len)
+        own = options.app.served_model_names or [short_name(options.engine.model)]
+        served = [*own, *(one.name for one in (others[1:] if engine is None else others))]
         address = printable_address(listener, tls=tls is not None)
         start_logger.info("Serving %s on %s", ", ".join(served), address)
         if shows_banner:
             from ..telemetry.banner import banner
 
-            shown = banner(served, server.engine.info, server.engine.max_model_len, address, page=options.app.web_ui)
-            print(shown, file=sys.stderr)
+            print(banner(served, info, length, address, page=options.app.web_ui), file=sys.stderr)
         server.run([listener])
     return server.end()
 
@@ -97,6 +104,8 @@ def _load_server(
     tls: Callable[[], ssl.SSLContext] | None,
 ) -> tuple[Server, EncoderEngine | None]:
     """The server, and the embedding models in it. What loading took, such as a mapped file, is freed with its frame."""
+    if pools(options.engine, options.encoders):
+        return _load_encoder_server(options, resources, tls)
     check_at_once(options.engine, host)
     with without_collections():
         # Before the chat model, which takes its KV cache's share of the memory that is left.
@@ -105,6 +114,20 @@ def _load_server(
             from ..service import build_server
 
             return build_server(load, encoders, options, resources, tls), encoders
+
+
+def _load_encoder_server(
+    options: ServeOptions, resources: AppResources, tls: Callable[[], ssl.SSLContext] | None
+) -> tuple[Server, EncoderEngine]:
+    """The server of a model that is an encoder. No chat model is loaded."""
+    from tidewheel.engine.encoders.load import load_model_alone
+
+    with without_collections(), ThreadPoolExecutor(1, "weights") as loader:
+        # The server is imported meanwhile.
+        loaded = loader.submit(load_model_alone, options.engine, options.encoders, options.app.served_model_names)
+        from ..encoder_service import build_encoder_server
+
+        return build_encoder_server(loaded.result, options, resources, tls)
 
 
 def _tls(options: HttpOptions) -> Callable[[], ssl.SSLContext] | None:
@@ -125,13 +148,6 @@ def load_encoders_of(options: ServeOptions) -> EncoderEngine | None:
     """The engine of the embedding and reranking models, if there are any. Raises TidewheelError."""
     if not options.encoders.models:
         return None
-    from tidewheel.engine.encoders.load import load_encoders
+    from tidewheel.engine.encoders.load import load_encoders_beside
 
-    return load_encoders(
-        options.encoders.models,
-        options.encoders.names,
-        threads=options.encoders.threads,
-        dtype=options.encoders.dtype,
-        download_dir=options.engine.download_dir,
-        beside=downloads_of(options.engine),
-    )
+    return load_encoders_beside(options.engine, options.encoders)

@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TypeVar
 
 from tidewheel.engine.text.long_texts import encode_at_most, encode_part, max_characters
 from tidewheel.engine.text.tokenizer import Tokenizer
 
 from ..errors import ApiError, bad_request
+from ..text_threads import TextThreads
 
-T = TypeVar("T")
-
-INLINE_BYTES = 4096  # encoding this much takes some hundred microseconds
 _MIN_COUNTED = 2**17  # tokens of a text that `/tokenize` accepts, even if the context is shorter
 
 
-class PromptEncoder:
+class PromptEncoder(TextThreads):
     """Encodes and checks prompts for one tokenizer and context.
 
     `max_counted` is the limit in tokens for texts that need not fit into the context.
     """
 
     def __init__(self, tokenizer: Tokenizer, max_model_len: int) -> None:
+        super().__init__()
         self.tokenizer = tokenizer
         self.max_model_len = max_model_len
         self.max_counted = max(2 * max_model_len, _MIN_COUNTED)
         self._vocab_size = tokenizer.vocab_size
-        # Two threads: one huge prompt does not delay all other long ones. Not more, because the engine needs the cores.
-        self._threads = ThreadPoolExecutor(2, "prompt-encoder")
 
     def within(self, context: int) -> PromptEncoder:
         """One for a context of `context` tokens, with the same tokenizer and threads."""
@@ -41,16 +35,6 @@ class PromptEncoder:
         other = copy.copy(self)
         other.max_model_len = context
         return other
-
-    async def run(self, size_bytes: int, work: Callable[[], T]) -> T:
-        """The result of `work`, which runs at once if its input is small, and in a thread otherwise."""
-        if size_bytes <= INLINE_BYTES:
-            return work()
-        return await self.run_in_thread(work)
-
-    async def run_in_thread(self, work: Callable[[], T]) -> T:
-        """The result of `work`, which runs in a thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def encode(
         self,
@@ -119,10 +103,6 @@ class PromptEncoder:
         """Raises ApiError (400) for a token id that the tokenizer cannot decode."""
         if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self._vocab_size):
             raise bad_request(f"{param}: token ids must be between 0 and {self._vocab_size - 1}", param)
-
-    def close(self) -> None:
-        """End the threads."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _kept(self, limit: int | None, room: int) -> int | None:
         if limit is None:

@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import ssl
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from types import FrameType
 from typing import cast
@@ -39,15 +39,18 @@ class Server(uvicorn.Server):
     def __init__(
         self,
         config: uvicorn.Config,
-        engine: Engine,
+        engine: Engine | None,
         encoder_engine: EncoderEngine,
         shutdown_timeout_s: float,
         tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
-        """`tls` gives the context of each new connection."""
+        """`engine` is the chat model's, if there is one. `tls` gives the context of each new connection."""
         super().__init__(config)
         self._tls = tls
-        self._engines = (engine, encoder_engine)
+        self.engine = engine
+        self._engines: Sequence[Engine | EncoderEngine] = (
+            [encoder_engine] if engine is None else [engine, encoder_engine]
+        )
         self._shutdown_timeout_s = shutdown_timeout_s
         self._acceptors: list[Acceptor] = []
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -60,8 +63,8 @@ class Server(uvicorn.Server):
         return next((engine.failure for engine in self._engines if engine.failure is not None), None)
 
     async def on_tick(self, counter: int) -> bool:
-        if counter >= _WARM_UP_TICK:
-            self._engines[0].warm_up()
+        if counter >= _WARM_UP_TICK and self.engine is not None:
+            self.engine.warm_up()
         return await super().on_tick(counter) or self.failure is not None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -78,11 +81,6 @@ class Server(uvicorn.Server):
         for listener in sockets or ():
             acceptor = Acceptor(listener, make_protocol, self._tls, self.config.backlog, connections)
             self._acceptors.append(acceptor)
-
-    @property
-    def engine(self) -> Engine:
-        """The engine of the chat model."""
-        return self._engines[0]
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for acceptor in self._acceptors:
@@ -121,8 +119,8 @@ class Server(uvicorn.Server):
         If an engine thread is still running, in a step or after a second Ctrl-C, the process exits here. Otherwise the
         interpreter would shut down under the thread.
         """
-        engine = self._engines[0]
-        if engine.is_alive:
+        engine = self.engine
+        if engine is not None and engine.is_alive:
             logging.shutdown()
             os._exit(_INTERRUPTED if self.force_exit else int(engine.stats().stalled_steps_total > 0))
         if self.failure is not None:

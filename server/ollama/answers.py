@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from datetime import datetime, timezone
 from typing import Any, Literal, TypeAlias, cast
 
 from msgspec import UNSET
@@ -26,18 +25,9 @@ from ..protocol.ollama_answers import (
     OllamaToolCall,
 )
 from ..protocol.sampling import GenerationBody
+from .times import nanoseconds, rfc3339
 
 Answer: TypeAlias = OllamaChatAnswer | OllamaGenerateAnswer
-
-
-def rfc3339(moment: datetime | None = None) -> str:
-    """A moment, by default now, as Ollama writes it."""
-    return (moment or datetime.now(timezone.utc)).isoformat().replace("+00:00", "Z")
-
-
-def nanoseconds(seconds: float) -> int:
-    """At least 1: clients divide by durations."""
-    return max(int(seconds * 1e9), 1)
 
 
 class AnswerBuilder:

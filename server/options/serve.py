@@ -34,7 +34,7 @@ _OWNERS = (
     ReplicaOptions,
 )
 _RUNS = (
-    "config host root_path ssl_certfile middleware embedding_model generation_config max_queue unknown_parameters "
+    "config host root_path ssl_certfile middleware runner generation_config max_queue unknown_parameters "
     "max_answer_size max_header_size request_timeout read_timeout shutdown_timeout metrics_prefix log_level "
     "disable_log_requests distributed_executor_backend"
 ).split()

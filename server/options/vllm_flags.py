@@ -132,7 +132,8 @@ def _in_full(arguments: Sequence[str]) -> Iterator[str]:
     """Short flags by their long names, and flags of one meaning under the name that they have here."""
     for argument in arguments:
         name, equals, value = long_form(argument).partition("=")
-        yield RENAMED.get(name.replace("_", "-"), name) + equals + value
+        head, dot, path = name.partition(".")
+        yield RENAMED.get(head.replace("_", "-"), head) + dot + path + equals + value
 
 
 def _following(rest: Sequence[str], takes: int) -> list[str]:

@@ -46,6 +46,12 @@ WORKS = {
         "--tokenizer-mode"
     ),
     "tool calls are found without it": "--enable-auto-tool-choice",
+    "`auto` sees by the files whether a model embeds, classifies or scores (docs/pooling.md)": "--runner",
+    "`embed` and `classify`": "--convert",
+    "what it stands for: --runner and --convert": "--task",
+    "`pooling_type` (CLS, LAST and MEAN), `use_activation` and `dimensions` (docs/pooling.md)": (
+        "--pooler-config --override-pooler-config"
+    ),
     "`auto` finds the format in the chat template": "--tool-call-parser --reasoning-parser",
     "gptq, awq, compressed-tensors, fp8, bitsandbytes and mxfp4 are detected without it; int8 and int4 quantize the "
     "weights during loading": "--quantization",
@@ -110,6 +116,7 @@ RENAMED = {
     "--max-num-queued-reqs": "--max-queue",
     "--model-tag": "--model",
     "--no-enable-log-requests": "--disable-log-requests",
+    "--override-pooler-config": "--pooler-config",
     "--spec-method": "--speculative-config.method",
     "--spec-model": "--speculative-model",
     "--spec-tokens": "--num-speculative-tokens",
@@ -182,8 +189,6 @@ ACCEPTED = {
     "--use-tqdm-on-load --weights-load-device= --pt-load-map-location= --model-loader-extra-config= "
     "--safetensors-load-strategy= "
     "--safetensors-prefetch-num-threads= --safetensors-prefetch-block-size= --ignore-patterns=*",
-    "the task of a model is detected in its config": "--task=auto --task=generate --runner=auto --runner=generate "
-    "--convert=auto --convert=none",
     "--kv-offload FOLDER keeps KV blocks on disk": "--kv-offloading-size=0 --kv-offloading-backend=native",
     "weights and KV cache stay in the memory that they were loaded into": "--cpu-offload-gb=0 "
     "--offload-backend= --offload-group-size= --offload-num-in-group= --offload-prefetch-step= --offload-params=* "
@@ -275,9 +280,12 @@ REFUSED = {
             "alpamayo2_super cohere deepseek_v32 deepseek_v4 grok2 hy_v3 inkling kimi_audio kimi_k3 qwen_vl",
         )
     ),
-    "embedding models and cross-encoders are served beside the model, with --embedding-model": "--task= --runner= "
-    "--convert= --pooling-type= --pooling-norm --pooling-softmax --pooling-step-tag-id= "
-    "--pooling-returned-token-ids=* --pooler-config= --override-pooler-config= --io-processor-plugin=",
+    "--pooler-config has a field for it": "--pooling-type= --pooling-norm --pooling-softmax",
+    'scores are not picked at single tokens: requests to /pooling have "task": "token_classify", and their answers all '
+    "tokens": "--pooling-step-tag-id= --pooling-returned-token-ids=*",
+    "reward models need no conversion: leave it out": "--convert=reward",
+    "--speculative-config names a draft model": "--runner=draft",
+    "plug-ins are not run: requests are texts or token ids": "--io-processor-plugin=",
     "marlin is a kernel of vLLM's: use gptq_marlin or awq_marlin, or leave it out, and the format is found in the "
     "checkpoint": "--quantization=marlin",
     "this is a kernel of vLLM's: leave it out, and the format is found in the checkpoint": _of(

@@ -291,19 +291,19 @@ def test_vectors_as_arrays(llm: LLM) -> None:
     assert output.outputs.hidden_size == 3
     with pytest.raises(InvalidRequestError, match="one PoolingParams for all prompts"):
         llm.encode(prompts, [params], use_tqdm=False)  # type: ignore[arg-type]
-    with pytest.raises(InvalidRequestError, match="task='classify' is not supported: embeddings are task='embed'"):
-        llm.encode(prompts, pooling_task="classify")
+    with pytest.raises(InvalidRequestError, match="there is no model for classes of tokens"):
+        llm.encode(prompts, pooling_task="token_classify")
 
 
 @pytest.mark.parametrize(
     ("fields", "complaint"),
     [
-        ({"task": "token_embed"}, "task='token_embed' is not supported"),
-        ({"softmax": True}, "softmax is not supported"),
-        ({"step_tag_id": 0}, "step_tag_id is not supported: models that classify"),
-        ({"late_interaction_params": ["q"]}, "late_interaction_params is not supported: .*LLM.score compares"),
+        ({"task": "cluster"}, "task='cluster' is not known: it must be one of embed, "),
+        ({"softmax": True, "activation": False}, "use_activation contradicts"),
+        ({"step_tag_id": 0}, "step_tag_id is not supported: answers have all tokens"),
+        ({"late_interaction_params": ["q"]}, "late_interaction_params is not supported: .*token_embed"),
         ({"output_kind": RequestOutputKind.DELTA}, "output_kind must be RequestOutputKind.FINAL_ONLY, got .*DELTA"),
-        ({"normalize": True, "use_activation": False}, "contradict each other"),
+        ({"normalize": True, "use_activation": False}, "use_activation contradicts normalize"),
     ],
     ids=str,
 )
@@ -531,7 +531,7 @@ def test_an_answer_that_cannot_go_on_says_so_and_leaves_the_others(llm: LLM) -> 
         ({"tensor_parallelism": 2}, TypeError, "tensor_parallelism"),
         ({"max_num_seqs": 0}, OptionError, "at least 1"),
         ({"max_model_len": "much"}, OptionError, "max_model_len"),
-        ({"runner": "draft"}, OptionError, "runner must be one of"),
+        ({"runner": "draft"}, OptionError, "speculative_config names a draft model"),
         ({"runner": "pooling"}, OptionError, "needs a model"),
         ({"enforce_eager": "false"}, OptionError, "enforce_eager must be True or False"),
         ({"lora_modules": [5]}, OptionError, "lora_modules: must be NAME=PATH"),

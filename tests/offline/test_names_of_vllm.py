@@ -19,7 +19,7 @@ VLLM_ALL = (
     "ServerArgs TextPrompt TokensPrompt __version__ __version_tuple__ initialize_cluster initialize_ray_cluster"
 ).split()
 REFUSED = {
-    *("ClassificationOutput", "ClassificationRequestOutput", "ModelRegistry", "PromptInputs", "PromptStrictInputs"),
+    *("ModelRegistry", "PromptInputs", "PromptStrictInputs"),
     *("ServerArgs", "initialize_cluster", "initialize_ray_cluster"),
 }
 WORKS = {
@@ -32,7 +32,8 @@ WORKS = {
     "inputs.data": "TextPrompt TokensPrompt",
     "logprobs": "Logprob",
     "lora.request": "LoRARequest",
-    "outputs": "CompletionOutput EmbeddingRequestOutput PoolingRequestOutput RequestOutput ScoringRequestOutput",
+    "outputs": "ClassificationRequestOutput CompletionOutput EmbeddingRequestOutput PoolingRequestOutput RequestOutput "
+    "ScoringRequestOutput",
     "pooling_params": "PoolingParams",
     "sampling_params": "BeamSearchParams GuidedDecodingParams RequestOutputKind SamplingParams StructuredOutputsParams",
     "sequence": "Logprob RequestMetrics",
@@ -57,7 +58,6 @@ from tidewheel.logger import init_logger
 from tidewheel.lora.models import LoRAModel
 from tidewheel.model_executor.models.registry import ModelRegistry
 from tidewheel.multimodal import MultiModalDataDict
-from tidewheel.outputs import ClassificationRequestOutput
 from tidewheel.platforms import current_platform
 from tidewheel.sampling_params import LogitsProcessor
 from tidewheel.transformers_utils.tokenizer import get_tokenizer

@@ -100,7 +100,8 @@ def test_what_has_no_effect_is_a_line_in_the_log(caplog: pytest.LogCaptureFixtur
             "^4 things are wrong:\n  hf_token is .*\n  max_loras: must be .*\n  max_lora_rank: must be .*\n"
             "  --quantization-zero-points needs --quantization int4-fast$",
         ),
-        ({"task": "classify"}, "task='classify' is not supported: .*generate, embed"),
+        ({"task": "cluster"}, "task: must be one of .*classify"),
+        ({"model": "m", "pooler_config": {"pooling_type": "STEP"}}, "must not have the pooling_type STEP"),
         ({"task": "embed", "runner": "generate"}, "contradict each other"),
     ],
     ids=str,
@@ -110,7 +111,7 @@ def test_what_is_not_supported(options: dict[str, Any], complaint: str) -> None:
         LLM(**options)
 
 
-@pytest.mark.parametrize("name", sorted({*vllm_flags()} - {"--task", "--runner"}))
+@pytest.mark.parametrize("name", sorted(vllm_flags()))
 def test_every_flag_of_the_server_is_an_argument(name: str) -> None:
     argument = name.removeprefix("--").replace("-", "_")
     for flag in vllm_flags()[name]:
@@ -135,7 +136,8 @@ def test_a_task_that_generates(task: str, runner: str) -> None:
 def test_a_task_that_embeds(caplog: pytest.LogCaptureFixture) -> None:
     with LLM(str(zoo.folder("bert")), task="embed", max_model_len=64) as llm:
         assert llm.embed("the tide", use_tqdm=False)[0].outputs.hidden_size
-    assert "max_model_len has no effect: runner='pooling' loads encoders alone" in caplog.text
+        with pytest.raises(InvalidRequestError, match=r"has 66 tokens, and .* takes 64"):
+            llm.embed([[5] * 66], use_tqdm=False)
 
 
 HI: list[dict[str, Any]] = [{"role": "user", "content": "Hi"}]

@@ -31,6 +31,7 @@ from tidewheel.server.app import build_app
 from tidewheel.server.app_options import AppOptions
 from tidewheel.server.commands import serve
 from tidewheel.server.commands.cli import main
+from tidewheel.server.encoder_app import build_encoder_app
 from tidewheel.server.http.connections import connection_class
 from tidewheel.server.http.limits import ConnectionLimits
 
@@ -80,7 +81,8 @@ def start_server() -> Iterator[StartServer]:
     """Starts servers, by the options of AppOptions; all stop when the module's tests are over.
 
     `engine` is an engine or the options of ScriptedEngine, `encoders` are embedding models to serve too,
-    `connections` the options of ConnectionLimits, `media` which images requests may have.
+    `connections` the options of ConnectionLimits, `media` which images requests may have. Without `chat` there are only
+    encoders.
     """
     running: list[tuple[uvicorn.Server, threading.Thread, httpx.Client]] = []
 
@@ -89,11 +91,17 @@ def start_server() -> Iterator[StartServer]:
         encoders: EncoderEngine | None = None,
         connections: dict[str, Any] | None = None,
         media: MediaOptions | None = None,
+        chat: bool = True,
         **options: Any,
     ) -> RunningServer:
-        scripted = engine if isinstance(engine, Engine) else ScriptedEngine(**engine or {})
         app_options = AppOptions(**options)
-        app = build_app(scripted, app_options, encoders, media=media)
+        scripted: Engine | None = None
+        if not chat:
+            assert encoders is not None
+            app = build_encoder_app(encoders, app_options)
+        else:
+            scripted = engine if isinstance(engine, Engine) else ScriptedEngine(**engine or {})
+            app = build_app(scripted, app_options, encoders, media=media)
         protocol = connection_class(ConnectionLimits(**connections or {}), direct_write=not app_options.middleware)
         config = uvicorn.Config(app, port=0, loop="uvloop", http=protocol, ws="none", log_config=None, lifespan="on")
         server = uvicorn.Server(config)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 _OUTPUTS = (
-    "CompletionOutput EmbeddingOutput EmbeddingRequestOutput PoolingOutput PoolingRequestOutput RequestOutput "
-    "ScoringOutput ScoringRequestOutput"
+    "ClassificationOutput ClassificationRequestOutput CompletionOutput EmbeddingOutput EmbeddingRequestOutput "
+    "PoolingOutput PoolingRequestOutput RequestOutput ScoringOutput ScoringRequestOutput"
 )
 _PARAMS = "BeamSearchParams GuidedDecodingParams RequestOutputKind SamplingParams StructuredOutputsParams"
 _PROMPTS = "PromptType TextPrompt TokensPrompt"

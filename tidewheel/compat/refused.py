@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import NoReturn
 
 _OBJECTS_OF_OPTIONS = "options are no objects; give them to LLM or EngineArgs as keyword arguments, which can be dicts"
-_NO_CLASSES = "there are no models that classify or reward; LLM.score() compares texts"
 _NO_IMAGES = "prompts take images of PIL in multi_modal_data; vLLM's helpers for them, sound and video are not here"
 _NO_PROCESSORS = "SamplingParams has logit_bias, bad_words, allowed_token_ids and structured_outputs instead"
 _BUILT_IN = "kernels are built in and chosen at the start; `tidewheel devices` shows them"
@@ -20,10 +19,9 @@ _OWN_MODELS = "models are described in Tidewheel's own code, and no others are r
 
 _NAMES = {
     _OWN_MODELS: "ModelRegistry",
-    _NO_CLASSES: "ClassificationOutput ClassificationRequestOutput",
     _NO_PROCESSORS: "LogitsProcessor",
     _ONE_PROCESS: "destroy_model_parallel destroy_distributed_environment cleanup_dist_env_and_memory",
-    "an embedding model's files say how it pools; PoolingParams has dimensions and normalize": "PoolerConfig",
+    "give pooler_config a dict with the same keys": "PoolerConfig",
     "a prompt is a text or token ids: TextPrompt or TokensPrompt": "EmbedsPrompt ExplicitEncoderDecoderPrompt",
     "PromptType is its name now": "PromptInputs PromptStrictInputs SingletonPrompt",
     "EngineArgs is its name now": "ServerArgs",

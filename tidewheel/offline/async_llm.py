@@ -21,6 +21,7 @@ from .model import ModelConfig, OfflineModel
 from .not_there import NamesOfVllm
 from .options import offline_options
 from .outputs import (
+    ClassificationRequestOutput,
     EmbeddingRequestOutput,
     PoolingOutput,
     PoolingRequestOutput,
@@ -107,8 +108,16 @@ class AsyncLLM(NamesOfVllm):
         """The vectors of texts. `options` are as in LLM.embed."""
         self._start()
         options = without_vllms(options)
+        options["use_activation"] = options.pop("normalize", None)
         wanted = pooling_options(options.pop("pooling_params", None), **options)
         return await self._model.pooler.embed(prompts, lambda count: None, **wanted)
+
+    async def classify(self, prompts: Sequence[Text], **options: Any) -> list[ClassificationRequestOutput]:
+        """The probabilities of texts' labels. `options` are as in LLM.classify."""
+        self._start()
+        options = without_vllms(options)
+        wanted = pooling_options(options.pop("pooling_params", None), **options)
+        return await self._model.pooler.classify(prompts, lambda count: None, **wanted)
 
     async def encode(
         self,
@@ -117,7 +126,7 @@ class AsyncLLM(NamesOfVllm):
         request_id: str | None = None,
         **of_vllm: Any,
     ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
-        """The vector of one text, as LLM.encode gives it: a single output."""
+        """What the task of the parameters makes of one text, as LLM.encode gives it: a single output."""
         take_none_but_vllms("AsyncLLM.encode", of_vllm)
         self._start()
         options = pooling_options(pooling_params)

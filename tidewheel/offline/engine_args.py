@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tidewheel.server.options.parser import add_option
 
 from .not_there import NamesOfVllm
-from .options import OFFLINE_OPTIONS, RUNNERS, OfflineOptions, no_such_option, offline_options
+from .options import OFFLINE_OPTIONS, OfflineOptions, no_such_option, offline_options
 from .vllm_arguments import vllm_arguments
 
 T = TypeVar("T")
 
-_OF_VLLM: Mapping[str, int] = {**vllm_arguments(OFFLINE_OPTIONS), "runner": 1}
+_OF_VLLM: Mapping[str, int] = vllm_arguments(OFFLINE_OPTIONS)
 _PARSER = TypeVar("_PARSER", bound=argparse.ArgumentParser)
 
 
 def _with_a_field_for_each_argument(kind: type[T]) -> type[T]:
-    names = dict.fromkeys(["model", "runner", *OFFLINE_OPTIONS, *_OF_VLLM])
+    names = dict.fromkeys(["model", *OFFLINE_OPTIONS, *_OF_VLLM])
     kind.__annotations__ = dict.fromkeys(names, Any)
     for name in names:
         setattr(kind, name, None)
@@ -77,13 +77,10 @@ class EngineArgs(NamesOfVllm):
             flag = "--" + name.replace("_", "-")
             if flag in taken:
                 continue
-            choices = RUNNERS if name == "runner" else None
-            shown = "what the model is for: pooling is an embedding model or a cross-encoder"
-            described = shown if choices else argparse.SUPPRESS
             if not takes:
-                group.add_argument(flag, action=argparse.BooleanOptionalAction, help=described)
+                group.add_argument(flag, action=argparse.BooleanOptionalAction, help=argparse.SUPPRESS)
             else:
-                group.add_argument(flag, nargs=None if takes == 1 else "*", choices=choices, help=described)
+                group.add_argument(flag, nargs=None if takes == 1 else "*", help=argparse.SUPPRESS)
             added.append(name)
         parser.set_defaults(**dict.fromkeys(added))
         return parser

@@ -20,6 +20,7 @@ from .options import offline_options
 from .outputs import (
     BeamSearchOutput,
     BeamSearchSequence,
+    ClassificationRequestOutput,
     EmbeddingRequestOutput,
     PoolingOutput,
     PoolingRequestOutput,
@@ -40,8 +41,8 @@ class LLM(NamesOfVllm):
 
     `model` is a folder, a .gguf file or a Hugging Face hub id; None is the embedded demo model. `options` are options
     of `tidewheel serve` by their Python names (`max_model_len=4096`): all for the engine, devices and embedding models,
-    and `chat_template` and `generation_config`. With `runner="pooling"` the model is an embedding model or a
-    cross-encoder, and nothing else is loaded.
+    and `chat_template` and `generation_config`. If the model is for embeddings, classes or scores, which `runner` and
+    `convert` may say too, nothing that generates is loaded.
 
     As a context manager, or with `shutdown`, it frees its threads and memory. Raises TidewheelError if the model cannot
     be loaded, TypeError for an option that does not exist.
@@ -192,7 +193,7 @@ class LLM(NamesOfVllm):
             pooling_params,
             truncate_prompt_tokens=truncate_prompt_tokens,
             dimensions=dimensions,
-            normalize=normalize,
+            use_activation=normalize,
             model=model,
         )
         texts = _listed(prompts)
@@ -210,13 +211,58 @@ class LLM(NamesOfVllm):
         model: str | None = None,
         **of_vllm: Any,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
-        """As `embed`, but vectors are numpy arrays. `pooling_task` is `task` in PoolingParams."""
+        """What a task makes of texts, or of token ids, as numpy arrays.
+
+        `pooling_task` is `task` in PoolingParams: embed, token_embed, classify, token_classify or sparse; without one
+        it is what the model is for. The rest is as in `embed`. Raises InvalidRequestError.
+        """
         take_none_but_vllms("LLM.encode", of_vllm)
-        PoolingParams(task=pooling_task)
-        options = pooling_options(pooling_params, truncate_prompt_tokens=truncate_prompt_tokens, model=model)
+        task = PoolingParams(task=pooling_task).given()
+        options = pooling_options(pooling_params, truncate_prompt_tokens=truncate_prompt_tokens, model=model, **task)
         texts = _listed(prompts)
         with progress(len(texts), "text", use_tqdm) as done:
             return self._running.run(self._model.pooler.encode(texts, done, **options))
+
+    def classify(
+        self,
+        prompts: Text | Sequence[Text],
+        *,
+        use_tqdm: UseTqdm = True,
+        pooling_params: PoolingParams | None = None,
+        truncate_prompt_tokens: int | None = None,
+        model: str | None = None,
+        **of_vllm: Any,
+    ) -> list[ClassificationRequestOutput]:
+        """The probabilities of texts' labels. The arguments are as in `encode`. Raises InvalidRequestError."""
+        take_none_but_vllms("LLM.classify", of_vllm)
+        options = pooling_options(pooling_params, truncate_prompt_tokens=truncate_prompt_tokens, model=model)
+        texts = _listed(prompts)
+        with progress(len(texts), "text", use_tqdm) as done:
+            return self._running.run(self._model.pooler.classify(texts, done, **options))
+
+    def reward(
+        self,
+        prompts: Text | Sequence[Text],
+        *,
+        use_tqdm: UseTqdm = True,
+        pooling_params: PoolingParams | None = None,
+        truncate_prompt_tokens: int | None = None,
+        model: str | None = None,
+        **of_vllm: Any,
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """What a reward model says of each token: `encode` with the task token_classify, as in vLLM.
+
+        A model with a reward for a whole text classifies it: use `classify`. Raises InvalidRequestError.
+        """
+        return self.encode(
+            prompts,
+            pooling_params,
+            use_tqdm=use_tqdm,
+            pooling_task="token_classify",
+            truncate_prompt_tokens=truncate_prompt_tokens,
+            model=model,
+            **of_vllm,
+        )
 
     def score(
         self,

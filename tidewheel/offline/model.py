@@ -12,9 +12,9 @@ from itertools import repeat
 from typing import Any, TypeAlias, cast
 
 from tidewheel.engine.core.engine import Engine
-from tidewheel.engine.encoders.load import load_encoders
+from tidewheel.engine.encoders.load import load_encoders_beside, load_model_alone
+from tidewheel.engine.encoders.settings import pools
 from tidewheel.engine.errors import InvalidRequestError
-from tidewheel.engine.loading.downloads import downloads_of
 from tidewheel.engine.loading.load import check_at_once, load_engine
 from tidewheel.engine.models.overrides import overridden
 from tidewheel.engine.options import EngineOptions
@@ -77,22 +77,17 @@ class OfflineModel:
         for note in options.notes:
             logger.warning("%s", note)
         resources = find_resources(options.app)
-        if options.engine is not None and options.replicas.distributed_executor_backend != "ray":
-            check_at_once(options.engine)
-        # First, because a chat model's cache takes a share of the memory that is left.
-        self.encoders = load_encoders(
-            options.encoders.models,
-            options.encoders.names,
-            threads=options.encoders.threads,
-            dtype=options.encoders.dtype,
-            download_dir=None if options.engine is None else options.engine.download_dir,
-            beside=() if options.engine is None else downloads_of(options.engine),
-        )
-        self.pooler = Pooler(self.encoders)
         self.engine: Engine | None = None
         self._cluster = ExitStack()  # a connection to Ray, if stages are there
-        if options.engine is None:
+        if pools(options.engine, options.encoders):
+            self.encoders = load_model_alone(options.engine, options.encoders)
+            self.pooler = Pooler(self.encoders)
             return
+        if options.replicas.distributed_executor_backend != "ray":
+            check_at_once(options.engine)
+        # First, because a chat model's cache takes a share of the memory that is left.
+        self.encoders = load_encoders_beside(options.engine, options.encoders)
+        self.pooler = Pooler(self.encoders)
         self.engine = engine = self._load(options.engine, options.replicas)
         self._name = options.engine.model
         self._read_config = cache(partial(_config, options.engine))
@@ -148,7 +143,9 @@ class OfflineModel:
     def generator(self) -> Generator:
         """What runs prompts. Raises InvalidRequestError if there is no model that generates."""
         if self.engine is None:
-            raise InvalidRequestError("this LLM generates no text: it was made with runner='pooling'", "runner")
+            raise InvalidRequestError(
+                "this LLM generates no text: its model is an encoder (runner='pooling')", "runner"
+            )
         return self._generator
 
     def model_config(self) -> ModelConfig:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, NoReturn
 from tidewheel.engine.errors import InvalidRequestError
 
 _INSTEAD = {
-    "there are no models that classify or reward; score() compares texts, best with a cross-encoder": "classify reward",
+    "encode() gives it, with PoolingParams(task='token_classify')": "reward",
+    "LLM and AsyncLLM have it": "classify",
     "the model stays in memory; shutdown() frees it, and a new object loads it again": "sleep wake_up is_sleeping "
     "pause_generation resume_generation is_paused release_kv_cache_memory",
     "the model is not a torch module, and no worker processes run it; `tidewheel inspect` describes it": (

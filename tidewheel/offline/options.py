@@ -18,9 +18,7 @@ from tidewheel.server.options.model import MODEL_OPTIONS, engine_options
 from tidewheel.server.options.parser import build
 from tidewheel.server.options.replicas import ReplicaOptions
 
-from .vllm_arguments import runner_of, take_vllm_arguments
-
-RUNNERS = ("auto", "generate", "pooling")
+from .vllm_arguments import take_vllm_arguments
 
 _ENCODER_OPTIONS = options_of(EncoderOptions)
 _OF_PROMPTS = ("chat_template", "generation_config", "override_generation_config")
@@ -35,12 +33,12 @@ OFFLINE_OPTIONS: Mapping[str, Option] = {
 
 @dataclass(frozen=True, kw_only=True)
 class OfflineOptions:
-    """The options of an LLM. `engine` is None for one that runs only encoders.
+    """The options of an LLM. If the model is an encoder, `engine` says how to load it.
 
     `notes` are for the log: what was given and has no effect.
     """
 
-    engine: EngineOptions | None
+    engine: EngineOptions
     encoders: EncoderOptions
     app: AppOptions
     replicas: ReplicaOptions
@@ -50,14 +48,11 @@ class OfflineOptions:
 def offline_options(model: str | None, runner: str | None, given: Mapping[str, Any]) -> OfflineOptions:
     """The options of keyword arguments; an argument that is None counts as left out. `model` None is the embedded one.
 
-    With the runner "pooling", the model is an encoder. vLLM's arguments without effect are `notes`. Raises TypeError
-    for an argument that does not exist, OptionError for all values that cannot be used or are not supported.
+    vLLM's arguments without effect are `notes`. Raises TypeError for an argument that does not exist, OptionError for
+    all values that cannot be used or are not supported.
     """
-    wanted = {name: value for name, value in given.items() if value is not None}
-    runner = runner_of(runner or "auto", wanted.pop("task", None))
-    if runner not in RUNNERS:
-        raise OptionError(f"runner must be one of {', '.join(RUNNERS)}, got {runner!r}")
-    mistakes, engine = Mistakes(), None
+    wanted = {name: value for name, value in {"runner": runner, **given}.items() if value is not None}
+    mistakes = Mistakes()
     ours, notes = take_vllm_arguments(wanted, OFFLINE_OPTIONS, mistakes)
     read = {}
     for name, value in ours.items():
@@ -65,25 +60,20 @@ def offline_options(model: str | None, runner: str | None, given: Mapping[str, A
             read[name] = _read(name, value)
         except OptionError as error:
             mistakes.add_all(error)
-    if runner != "pooling":
-        named = {} if model is None else {"model": model}
-        engine = mistakes.attempt(engine_options, {**read, **named})
-    elif model is None:
-        mistakes.add("runner='pooling' needs a model: an embedding model's folder or hub id")
-    else:
-        of_encoders = {option.name for option in _ENCODER_OPTIONS}
-        idle = [name for name in read if name not in of_encoders]
-        notes += [f"{name} has no effect: runner='pooling' loads encoders alone" for name in idle]
-        read["embedding_model"] = (model, *read.get("embedding_model", ()))
+    engine = mistakes.attempt(engine_options, read if model is None else {**read, "model": model})
     encoders, app = mistakes.attempt(build, EncoderOptions, read), mistakes.attempt(build, AppOptions, read)
     replicas = mistakes.attempt(build, ReplicaOptions, read)
-    if read.get("distributed_executor_backend") == "ray" and (engine is None or engine.pipeline.stages == 1):
+    if model is None and encoders is not None and encoders.meant_runner == "pooling":
+        mistakes.add("runner='pooling' needs a model: an embedding model's folder or hub id")
+    if read.get("distributed_executor_backend") == "ray" and engine is not None and engine.pipeline.stages == 1:
         mistakes.add(
             "distributed_executor_backend='ray' places the stages of a pipeline, so it needs pipeline_parallel_size of "
             "2 or more; `tidewheel serve` starts replicas (docs/scale-out.md)"
         )
     mistakes.raise_any()
-    return OfflineOptions(engine=engine, encoders=made(encoders), app=made(app), replicas=made(replicas), notes=notes)
+    return OfflineOptions(
+        engine=made(engine), encoders=made(encoders), app=made(app), replicas=made(replicas), notes=notes
+    )
 
 
 def no_such_option(owner: str, name: str) -> TypeError:

@@ -1,4 +1,4 @@
-"""The results, in vLLM's shapes: answers, embeddings and scores."""
+"""The results, in vLLM's shapes: answers, embeddings, classes and scores."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class BeamSearchOutput:
 
 @dataclass(slots=True, eq=False)
 class PoolingOutput:
-    """An input's vector as an array, shape [dimensions] float32."""
+    """What was made of an input, float32: `[dimensions]` or `[labels]`; `[tokens, ...]` for a task of tokens."""
 
     data: NDArray[np.float32]
 
@@ -128,6 +128,18 @@ class EmbeddingOutput:
     def hidden_size(self) -> int:
         """How many numbers it has."""
         return len(self.embedding)
+
+
+@dataclass(slots=True)
+class ClassificationOutput:
+    """The probabilities of a text's labels."""
+
+    probs: list[float]
+
+    @property
+    def num_classes(self) -> int:
+        """How many labels there are."""
+        return len(self.probs)
 
 
 @dataclass(slots=True)
@@ -148,4 +160,5 @@ class PoolingRequestOutput(Generic[T]):
 
 
 EmbeddingRequestOutput: TypeAlias = PoolingRequestOutput[EmbeddingOutput]
+ClassificationRequestOutput: TypeAlias = PoolingRequestOutput[ClassificationOutput]
 ScoringRequestOutput: TypeAlias = PoolingRequestOutput[ScoringOutput]

@@ -1,4 +1,4 @@
-"""Embeddings and scores of texts, by encoders. Used on the event loop."""
+"""Embeddings, classes and scores of texts, by encoders. Used on the event loop."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from tidewheel.engine.encoders.encoder import Embedder, Encoder, ScorePlan
+from tidewheel.engine.encoders.encoder import Encoder, ScorePlan
 from tidewheel.engine.encoders.engine import EncoderEngine, Results
 from tidewheel.engine.encoders.tasks import Task
 from tidewheel.engine.encoders.tokenization import EncoderInput
@@ -15,6 +15,8 @@ from tidewheel.server.encoders import check_input, truncation
 
 from .errors import engine_errors
 from .outputs import (
+    ClassificationOutput,
+    ClassificationRequestOutput,
     EmbeddingOutput,
     EmbeddingRequestOutput,
     PoolingOutput,
@@ -28,6 +30,13 @@ Text: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 """A text, token ids, or a dict as a prompt."""
 
 _INPUTS_AT_ONCE = 256  # inputs after which progress is shown
+_WHAT: Mapping[Task, str] = {
+    "embed": "embeddings",
+    "token_embed": "embeddings of tokens",
+    "classify": "classes",
+    "token_classify": "classes of tokens",
+    "sparse": "sparse vectors",
+}
 
 
 class Pooler:
@@ -42,7 +51,18 @@ class Pooler:
         """As `encode`, with vectors that are lists."""
         return [
             EmbeddingRequestOutput(one.request_id, EmbeddingOutput(one.outputs.data.tolist()), one.prompt_token_ids)
-            for one in await self.encode(texts, done, **options)
+            for one in await self.encode(texts, done, **{**options, "pooling_task": "embed"})
+        ]
+
+    async def classify(
+        self, texts: Sequence[Text], done: Callable[[int], object], **options: Any
+    ) -> list[ClassificationRequestOutput]:
+        """As `encode`, with probabilities that are lists."""
+        return [
+            ClassificationRequestOutput(
+                one.request_id, ClassificationOutput(one.outputs.data.tolist()), one.prompt_token_ids
+            )
+            for one in await self.encode(texts, done, **{**options, "pooling_task": "classify"})
         ]
 
     async def encode(
@@ -50,15 +70,21 @@ class Pooler:
         texts: Sequence[Text],
         done: Callable[[int], object],
         *,
+        pooling_task: Task | None = None,
         model: str | None = None,
         truncate_prompt_tokens: int | None = None,
         dimensions: int | None = None,
-        normalize: bool | None = None,
+        use_activation: bool | None = None,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
-        """The vectors of texts, or of token ids, as arrays. Raises InvalidRequestError."""
-        encoder = self._find(model, "embeddings", lambda one: isinstance(one, Embedder))
-        assert isinstance(encoder, Embedder)
-        encoder.check_task("embed", dimensions=dimensions, use_activation=normalize)
+        """What a task makes of texts, or of token ids, as arrays. Raises InvalidRequestError.
+
+        Without a task it is the first model's own. `use_activation` says whether vectors get the length 1, and logits
+        become probabilities; None: as the model does it.
+        """
+        what = "this" if pooling_task is None else _WHAT[pooling_task]
+        encoder = self._find(model, what, lambda one: pooling_task is None or pooling_task in one.tasks)
+        task = pooling_task or encoder.task
+        encoder.check_task(task, dimensions=dimensions, use_activation=use_activation)
         with engine_errors():
             limit = truncation(encoder, truncate_prompt_tokens)
 
@@ -69,11 +95,11 @@ class Pooler:
             inputs = await self._checked(encoder, texts, encode)
         if not inputs:
             return []
-        results = await self._run(encoder, "embed", inputs, done)
-        vectors = encoder.vectors(results, dimensions=dimensions, normalize=normalize)
+        results = await self._run(encoder, task, inputs, done)
+        answers = encoder.finished(task, results, dimensions=dimensions, use_activation=use_activation)
         return [
-            PoolingRequestOutput(str(i), PoolingOutput(vector), one.token_ids)
-            for i, (vector, one) in enumerate(zip(vectors, inputs, strict=True))
+            PoolingRequestOutput(str(i), PoolingOutput(answer), one.token_ids)
+            for i, (answer, one) in enumerate(zip(answers, inputs, strict=True))
         ]
 
     async def score(

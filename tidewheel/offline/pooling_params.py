@@ -1,22 +1,23 @@
-"""PoolingParams: how to make a vector of a text, in vLLM's names."""
+"""PoolingParams: what to make of a text, in vLLM's names."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
+from tidewheel.engine.encoders.tasks import Task
 from tidewheel.engine.errors import InvalidRequestError
 
 from .params import RequestOutputKind
 from .vllm_calls import check_fields
 
-_TASKS = (None, "embed", "encode")
+_TASKS = (None, "encode", *get_args(Task))
+_NO_STEPS = "answers have all tokens: ask for task='token_classify', and take those that you want"
 _NOT_SERVED = {
-    **dict.fromkeys(
-        ("activation", "softmax", "step_tag_id", "returned_token_ids", "extra_kwargs"),
-        "models that classify are not served",
-    ),
-    "late_interaction_params": "models with a vector for each token are not served; LLM.score compares texts",
+    "step_tag_id": _NO_STEPS,
+    "returned_token_ids": _NO_STEPS,
+    "extra_kwargs": "there are no plug-ins",
+    "late_interaction_params": "ask for task='token_embed', which gives a vector for each token, or use LLM.score",
 }
 _IDLE = {
     "requires_token_ids": "an encoder is always given token ids",
@@ -26,11 +27,12 @@ _IDLE = {
 
 @dataclass(kw_only=True)
 class PoolingParams:
-    """How to make a vector. `truncate_prompt_tokens` -1 cuts inputs to what the model takes.
+    """What to make of a text. `truncate_prompt_tokens` -1 cuts inputs to what the model takes.
 
-    `dimensions` is how many numbers to keep. Newer versions of vLLM call `normalize` `use_activation`. `task` may only
-    be embed, and `output_kind` only FINAL_ONLY. The others are for models that classify, reward or interact late and
-    are not served, or have no effect, as the log says once. Raises InvalidRequestError, which names the field.
+    `task` is what is asked for; None is what the model is for. `dimensions` is how many numbers of a vector to keep.
+    `use_activation` says whether vectors get the length 1, and logits become probabilities; versions of vLLM call it
+    `normalize`, `softmax` or `activation`. `output_kind` may only be FINAL_ONLY. The others are not supported, or have
+    no effect, as the log says once. Raises InvalidRequestError, which names the field.
     """
 
     truncate_prompt_tokens: int | None = None
@@ -38,8 +40,8 @@ class PoolingParams:
     normalize: bool | None = None
     use_activation: bool | None = None
     task: str | None = None
-    activation: None = None
-    softmax: None = None
+    activation: bool | None = None
+    softmax: bool | None = None
     step_tag_id: None = None
     returned_token_ids: None = None
     extra_kwargs: None = None
@@ -55,7 +57,7 @@ class PoolingParams:
     def __post_init__(self) -> None:
         if self.task not in _TASKS:
             raise InvalidRequestError(
-                f"task={self.task!r} is not supported: embeddings are task='embed', and LLM.score gives scores", "task"
+                f"task={self.task!r} is not known: it must be one of {', '.join(get_args(Task))}", "task"
             )
         check_fields(self, _NOT_SERVED, _IDLE)
         if self.output_kind is not RequestOutputKind.FINAL_ONLY:
@@ -64,14 +66,22 @@ class PoolingParams:
                 "output",
                 "output_kind",
             )
-        if None not in (self.normalize, self.use_activation) and self.normalize != self.use_activation:
-            raise InvalidRequestError("normalize and use_activation contradict each other: give one", "normalize")
+        if len({self.use_activation, self.normalize, self.activation, self.softmax} - {None}) > 1:
+            raise InvalidRequestError(
+                "use_activation contradicts normalize, softmax or activation, which are older names for it: give one",
+                "use_activation",
+            )
 
     def given(self) -> dict[str, Any]:
-        """The fields that were given, by their names in LLM.embed."""
-        normalize = self.use_activation if self.normalize is None else self.normalize
-        wanted = {"truncate_prompt_tokens": self.truncate_prompt_tokens, "dimensions": self.dimensions}
-        return {name: value for name, value in {**wanted, "normalize": normalize}.items() if value is not None}
+        """The fields that were given, by their names in LLM.encode."""
+        names = (self.use_activation, self.normalize, self.activation, self.softmax)
+        wanted = {
+            "pooling_task": None if self.task == "encode" else self.task,
+            "truncate_prompt_tokens": self.truncate_prompt_tokens,
+            "dimensions": self.dimensions,
+            "use_activation": next((value for value in names if value is not None), None),
+        }
+        return {name: value for name, value in wanted.items() if value is not None}
 
 
 def pooling_options(params: PoolingParams | None, **given: Any) -> dict[str, Any]:

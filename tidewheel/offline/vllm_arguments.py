@@ -9,7 +9,6 @@ from functools import cache
 from typing import Any
 
 from tidewheel.engine.declaring.mistakes import Mistakes
-from tidewheel.engine.declaring.option import OptionError
 from tidewheel.server.options.vllm_flags import CONVERTED, VllmFlag, fitting, flags_of, vllm_flags
 from tidewheel.server.options.vllm_table import RENAMED
 
@@ -28,26 +27,10 @@ _REFUSED = {
     "only the server sends traces; leave it out": "--otlp-traces-endpoint=",
     "set HF_TOKEN": "--hf-token=",
     "the model stays in memory; shutdown() frees it": "--enable-sleep-mode",
-    "runner='pooling' loads an embedding model or a cross-encoder; embedding_model loads one beside the model": (
-        "--convert= --pooler-config= --override-pooler-config="
-    ),
 }
 """Arguments that have another answer without a server, written as in the table; these go first."""
 
-_TASKS = {"auto": "auto", "generate": "generate", "embed": "pooling", "embedding": "pooling", "score": "pooling"}
 _FLAG = re.compile(r"--([a-z][a-z-]*[a-z])")
-
-
-def runner_of(runner: str, task: Any) -> str:
-    """The runner of vLLM's older argument `task`. Raises OptionError."""
-    if task is None:
-        return runner
-    if task not in _TASKS:
-        raise OptionError(f"task={task!r} is not supported: it must be one of {', '.join(_TASKS)}")
-    meant = _TASKS[task]
-    if "auto" not in (runner, meant) and runner != meant:
-        raise OptionError(f"task={task!r} and runner={runner!r} contradict each other: leave task out")
-    return runner if meant == "auto" else meant
 
 
 def take_vllm_arguments(

@@ -119,6 +119,11 @@ def _report_unpacked(unpacked: frozenset[str], reason: str | None, cache_dir: st
         logger.warning("--cache-dir has no effect with %s=0: it would store packed experts", PREPACK)
 
 
+def default_threads() -> int:
+    """How many threads a model has that is alone on the machine."""
+    return sum(map(len, _chosen(CpuOptions())))
+
+
 def own_threads(count: int) -> list[list[int]]:
     """The processors for as many threads, at most one for each core, by group."""
     topology = _native.topology()

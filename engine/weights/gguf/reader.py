@@ -191,6 +191,20 @@ def raw_metadata(path: Path) -> dict[str, bytes]:
         return raw
 
 
+def first_metadata(path: Path) -> Metadata:
+    """The metadata before the tokenizer's, which take nearly all of the time. Raises as `read_gguf`."""
+    require_file(path)
+    with path.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        cursor, metadata = _Cursor(path, content, _MAX_METADATA_BYTES), Metadata()
+        _, num_keys = _header(cursor, MAX_TENSORS)
+        for _ in range(num_keys):
+            key = cursor.text("a key", _MAX_NAME)
+            if key.startswith("tokenizer."):
+                break
+            metadata[key] = _value(cursor, cursor.u32("a key's type"), key)
+        return metadata
+
+
 def read_gguf_copy(path: Path) -> GgufFile:
     """Like `read_gguf`, but of a copy in memory, for an adapter that may be written meanwhile. Raises ModelError."""
     with FileCopy(path) as copy:

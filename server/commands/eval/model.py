@@ -8,7 +8,7 @@ from pathlib import Path
 from tidewheel.engine.adapters.options import LoraOptions
 from tidewheel.engine.devices.cache_split import max_states
 from tidewheel.engine.devices.executor import Executor
-from tidewheel.engine.encoders.inspection import is_encoder
+from tidewheel.engine.encoders.detection import is_encoder
 from tidewheel.engine.errors import DeviceError, ModelError, TidewheelError
 from tidewheel.engine.files.wording import in_bytes, shown
 from tidewheel.engine.loading.load_progress import WarmUpProgress

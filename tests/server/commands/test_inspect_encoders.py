@@ -53,7 +53,7 @@ def test_it_says_what_is_served(inspect: Inspect, name: str) -> None:
 def test_it_is_said_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     said = {
         "bert-instructor": ("vectors of 32 numbers, the tokens' pooled by weightedmean\n", "the default is query"),
-        "bert": ("pooled by mean, normalized", "BertModel (embedding model)", "yes, with --embedding-model"),
+        "bert": ("pooled by mean, normalized", "BertModel (embedding model)", "yes, alone, or beside a chat model"),
         "bert-dense": ("the graph must contain the whole model, because Tidewheel does not compute Dense",),
         "bert-cross": ("BertForSequenceClassification (cross-encoder)", "a score of a query and a document, through a"),
         "roberta-cross": ("a score of a query and a document\n",),

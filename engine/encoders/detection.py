@@ -1,0 +1,72 @@
+"""Tells encoders from models that generate, by their names in config.json and GGUF, before any weights are read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..errors import ModelError
+from ..files.folder import read_json_if_there
+from ..files.reading import is_there
+from ..weights.gguf.choosing import find_gguf, is_gguf
+from ..weights.gguf.reader import first_metadata
+from ..weights.hub import download, local_model, split_name
+from .families import FAMILIES
+
+GRAPHS = ("onnx/model.onnx", "model.onnx")
+_GENERATES = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
+_CLASSIFIES = ("ForSequenceClassification", "ForTokenClassification", "RewardModel")
+_GGUF_ENCODERS = frozenset(
+    "bert eurobert gemma-embedding jina-bert-v2 jina-bert-v3 modern-bert neo-bert nomic-bert nomic-bert-moe".split()
+)
+_SMALL_FILES = ["config.json", "modules.json"]
+
+
+def is_pooling_model(model: str, revision: str | None = None, download_dir: str | Path | None = None) -> bool:
+    """Whether a folder, a GGUF file or a hub id is for embeddings, classes or scores, and generates no text.
+
+    Of a hub id, two small files are looked at; a GGUF file of the hub counts as one that generates. Raises ModelError
+    for a model that is not there.
+    """
+    local = local_model(model, ".gguf")
+    if local is not None:
+        return is_encoder(local)
+    repository, wanted = split_name(model)
+    return wanted is None and is_encoder(download(repository, revision, download_dir, _SMALL_FILES, []))
+
+
+def is_encoder(path: Path) -> bool:
+    """The same of a folder or a GGUF file. What cannot be read counts as one that generates."""
+    try:
+        if path.is_dir():
+            return _is_encoder_folder(path)
+        return is_gguf(path) and _is_encoder_gguf(path)
+    except (ModelError, OSError):
+        return False
+
+
+def graph_in(folder: Path) -> Path | None:
+    """The ONNX graph of a model folder, if it has one."""
+    return next((path for name in GRAPHS if is_there(path := folder / name)), None)
+
+
+def _is_encoder_folder(path: Path) -> bool:
+    config = read_json_if_there(path / "config.json")
+    names = config.get("architectures")
+    architecture = str(names[0]) if isinstance(names, list) and names else ""
+    listed = is_there(path / "modules.json")
+    if architecture in FAMILIES or architecture.endswith(_CLASSIFIES) or listed or config.get("classifier_from_token"):
+        return True
+    if architecture and not any(task in architecture for task in _GENERATES):
+        from .conversion import says_it_encodes  # which models that generate need not wait for
+
+        if says_it_encodes(config, listed=listed):
+            return True
+    if not config and (gguf := find_gguf(path)) is not None:
+        return _is_encoder_gguf(gguf)
+    return graph_in(path) is not None and not any(task in architecture for task in _GENERATES)
+
+
+def _is_encoder_gguf(path: Path) -> bool:
+    metadata = first_metadata(path)
+    architecture = metadata.get("general.architecture")
+    return architecture in _GGUF_ENCODERS or bool(metadata.get(f"{architecture}.pooling_type"))

@@ -1,0 +1,110 @@
+"""The application of a server that has encoders and no chat model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from starlette.applications import Starlette
+
+from tidewheel.engine.encoders.engine import EncoderEngine
+
+from .api.encoder_routes import encoder_routes
+from .api.encoder_state import EncoderState
+from .api.health import health_routes
+from .api.metrics import metrics_routes
+from .api.models import models_routes
+from .api.no_chat import no_chat_routes
+from .api.ollama_models import OllamaModelEndpoints
+from .api.operations import encoder_operations_routes
+from .app_frame import app_of
+from .app_options import AppOptions
+from .app_resources import AppResources, find_resources
+from .encoders import ServedEncoders
+from .garbage import collect_seldom
+from .http.json_limits import MIN_VALUES
+from .model_cards import ModelCards
+from .protocol.decode import ParameterNotes
+from .telemetry.encoder_metrics import EncoderMetrics
+from .telemetry.text_log import TextLog
+from .text_threads import TextThreads
+
+if TYPE_CHECKING:
+    from .api.batches import Batches
+
+CONCURRENT_ROWS = 32
+"""Requests of a batch that run at a time: the texts of a request run together anyway."""
+
+
+def build_encoder_app(
+    engine: EncoderEngine,
+    options: AppOptions,
+    *,
+    resources: AppResources | None = None,
+    shown_options: Mapping[str, Any] | None = None,
+) -> Starlette:
+    """The ASGI application. Its lifespan starts and stops the engine.
+
+    The first encoder has all names of --served-model-name, if there are any. `resources` and `shown_options` are as in
+    `build_app`. Raises TidewheelError for what cannot be found.
+    """
+    resources = resources or find_resources(options)
+    first = next(iter(engine.encoders))
+    aliases = {name: first for name in options.served_model_names if name != first}
+    metrics = EncoderMetrics(engine, options.metrics_prefix)
+    models = ModelCards(engine.encoders.values(), aliases)
+    texts = TextLog(options.max_log_len, logs_answers=options.enable_log_outputs) if options.log_requests else None
+    threads = TextThreads()
+    notes = ParameterNotes(options.unknown_parameters)
+    state = EncoderState(
+        models=models,
+        encoders=ServedEncoders(
+            engine,
+            metrics,
+            options.admission,
+            log_requests=options.log_requests,
+            texts=texts,
+            aliases=aliases,
+            accepts_any=options.skip_model_name_validation,
+        ),
+        encoder=threads,
+        notes=notes,
+    )
+    batches: Batches | None = None
+    if options.batch_dir is not None:
+        from .api.batches import Batches  # which few servers need
+
+        batches = Batches(options.batch_dir, CONCURRENT_ROWS, MIN_VALUES, notes, resources.keys.tenant_of)
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        engine.start()
+        if batches is not None:
+            batches.start(app)
+        collections = asyncio.create_task(collect_seldom())
+        try:
+            yield
+        finally:
+            collections.cancel()
+            if batches is not None:
+                await batches.stop()
+            await engine.stop()
+            threads.close()
+            if resources.shared_store is not None:
+                await resources.shared_store.close()
+            if resources.tracer is not None:
+                await asyncio.to_thread(resources.tracer.close)
+
+    routes = [
+        *encoder_routes(state),
+        *OllamaModelEndpoints(state).routes(),
+        *models_routes(models),
+        *(() if batches is None else batches.routes),
+        *health_routes(engine),
+        *metrics_routes(metrics, named=[]),
+        *encoder_operations_routes(engine, models.root, shown_options or {}),
+        *no_chat_routes(first),
+    ]
+    return app_of(routes, options, resources, lifespan, max_values=MIN_VALUES)

@@ -1,0 +1,178 @@
+"""A server whose model is an encoder: nothing generates, and all else works as beside a chat model."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import encoder_zoo as zoo
+import httpx
+import numpy as np
+import pytest
+from cores import one_core
+from server.conftest import RefusedStart, RunningServer, ServerProcess, StartServer
+from server.scripted_engine import ScriptedEngine
+from starlette.routing import Route
+
+from tidewheel.engine.encoders.load import load_encoders, load_model_alone
+from tidewheel.engine.encoders.options import EncoderOptions
+from tidewheel.engine.errors import InvalidRequestError, ModelError
+from tidewheel.engine.options import EngineOptions
+from tidewheel.server.app import build_app
+from tidewheel.server.app_options import AppOptions
+from tidewheel.server.encoder_app import build_encoder_app
+
+EMBEDDINGS = "/v1/embeddings"
+
+
+@pytest.fixture(scope="module")
+def server(start_server: StartServer) -> RunningServer:
+    encoders = load_encoders([str(zoo.folder("bert")), str(zoo.folder("bert-cross"))], ["embed", "rank"])
+    return start_server(encoders=encoders, chat=False, served_model_names=["embed", "alias"])
+
+
+def test_its_endpoints_work_under_all_its_names(server: RunningServer) -> None:
+    listed = server.http.get("/v1/models").json()["data"]
+    assert [card["id"] for card in listed] == ["embed", "rank", "alias"]
+    vectors = [
+        server.post(EMBEDDINGS, {"input": "the tide", **model}).json()["data"]
+        for model in ({}, {"model": "embed"}, {"model": "alias"})
+    ]
+    assert vectors[0] == vectors[1] == vectors[2]
+    assert server.post(EMBEDDINGS, {"input": "a", "model": "alias"}).json()["model"] == "embed"
+    assert server.post("/v1/score", {"text_1": "a", "text_2": "b"}).json()["model"] == "rank"
+    assert server.post("/api/embed", {"input": "the tide", "model": "embed:latest"}).json()["embeddings"]
+    refused = server.post(EMBEDDINGS, {"input": "a", "model": "other"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
+
+
+def test_any_name_is_answered_if_names_are_not_checked(start_server: StartServer) -> None:
+    encoders = load_encoders([str(zoo.folder("bert"))], ["embed"])
+    server = start_server(encoders=encoders, chat=False, skip_model_name_validation=True)
+    assert server.post(EMBEDDINGS, {"input": "a", "model": "other"}).json()["model"] == "embed"
+
+
+def test_what_generates_says_that_there_is_no_chat_model(server: RunningServer) -> None:
+    said = "this server has no chat model, and {} needs one: 'embed' is for "
+    for path in ("/v1/chat/completions", "/completions", "/v1/responses", "/tokenize"):
+        answer = server.post(path, {})
+        assert answer.status_code == 404
+        assert answer.json()["error"]["message"].startswith(said.format(path))
+        assert answer.json()["error"]["code"] == "no_chat_model"
+    anthropic, ollama = server.post("/v1/messages", {}), server.post("/api/chat", {})
+    assert (anthropic.status_code, anthropic.json()["error"]["type"]) == (404, "not_found_error")
+    assert anthropic.json()["error"]["message"].startswith(said.format("/v1/messages"))
+    assert (ollama.status_code, ollama.json()["error"][:33]) == (404, said.format("/api/chat")[:33])
+
+
+def test_it_has_every_path_that_a_chat_model_s_server_has() -> None:
+    encoders = load_encoders([str(zoo.folder("bert"))], ["embed"])
+    alone, beside = (
+        {(route.path, *sorted(route.methods or ())) for route in app.routes if isinstance(route, Route)}
+        for app in (build_encoder_app(encoders, AppOptions()), build_app(ScriptedEngine(), AppOptions(), encoders))
+    )
+    assert alone == beside
+
+
+def test_ollama_s_clients_see_what_it_is(server: RunningServer) -> None:
+    tags = server.http.get("/api/tags").json()["models"]
+    assert tags[0]["name"] == "embed:latest"
+    assert (tags[0]["details"]["format"], tags[0]["details"]["family"], tags[0]["size"] > 0) == ("onnx", "bert", True)
+    shown = server.post("/api/show", {}).json()
+    assert shown["capabilities"] == ["embedding"]
+    width = len(server.post(EMBEDDINGS, {"input": "a"}).json()["data"][0]["embedding"])
+    assert shown["model_info"]["bert.embedding_length"] == width
+
+
+def test_it_is_watched_like_other_servers(server: RunningServer) -> None:
+    assert server.http.get("/health").json() == {"status": "ok"}
+    assert 'encoder_batches_total{model_name="embed"}' in server.http.get("/metrics").text
+    assert server.http.get("/load").json()["server_load"] == 0
+    info = server.http.get("/server_info").json()
+    assert (info["model"], info["engine"]["architecture"]) == ("embed", "bert")
+    assert server.http.get("/").status_code == 200
+    assert "/v1/embeddings" in server.http.get("/openapi.json").json()["paths"]
+    body = {"input": "a"}
+    assert server.post("/invocations", body).json()["data"] == server.post(EMBEDDINGS, body).json()["data"]
+
+
+def alone(folder: Path, **options: object) -> dict[str, object]:
+    """What is known of an encoder that is loaded with options of a command."""
+    own = {name: options.pop(name) for name in ("pooler_config", "convert") if name in options}
+    engine = EngineOptions(model=str(folder), **options)  # type: ignore[arg-type]
+    loaded = load_model_alone(engine, EncoderOptions(threads=1, **own), ["it"])  # type: ignore[arg-type]
+    encoder = loaded.encoders["it"]
+    results = encoder.run(encoder.task, [encoder.encode("the tide is high")])
+    return {"encoder": encoder, "row": encoder.finished(encoder.task, results)[0]}
+
+
+def test_options_of_the_command_are_the_encoder_s() -> None:
+    folder = zoo.native_folder("bert")
+    plain = alone(folder)
+    cut = alone(folder, pooler_config={"pooling_type": "CLS", "use_activation": False, "dimensions": 4})
+    assert cut["row"].shape == (4,)  # type: ignore[attr-defined]
+    assert not np.allclose(cut["row"], plain["row"][:4])  # type: ignore[index,arg-type]
+    assert not np.isclose(np.linalg.norm(cut["row"]), 1)  # type: ignore[arg-type]
+    assert alone(folder, max_model_len=12)["encoder"].max_length == 12  # type: ignore[attr-defined]
+    assert alone(folder, quantization="int8")["encoder"].info["weights"] == "int8"  # type: ignore[attr-defined]
+    assert alone(folder, dtype="bfloat16")["encoder"].info["weights"] == "bfloat16"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"convert": "classify"}, "--convert classify does not fit .*, which gives embeddings"),
+        ({"max_model_len": 10**6}, "--max-model-len 1000000 is more than the"),
+        ({"pooler_config": {"dimensions": 10**6}}, "--pooler-config: dimensions must be between 1 and"),
+    ],
+    ids=str,
+)
+def test_what_an_encoder_cannot_be(options: dict[str, object], said: str) -> None:
+    with pytest.raises(ModelError, match=said):
+        alone(zoo.native_folder("bert"), **options)
+
+
+def test_what_only_a_chat_model_has_is_refused(refused_start: RefusedStart) -> None:
+    flags = ("--tokenizer", "x", "--quantization", "fp8", "--enable-lora", "--device", "cuda")
+    code, said = refused_start(str(zoo.native_folder("bert")), *flags)
+    assert code == 1
+    for sentence in (
+        "--tokenizer and --enable-lora are for models that generate: leave them out",
+        "--quantization fp8 is for models that generate: encoders have int8",
+        "--device cuda runs no encoders: leave it out, and they run on the processor",
+    ):
+        assert sentence in said
+
+
+def test_dimensions_that_the_model_was_not_trained_for() -> None:
+    def check(dimensions: int, **config: object) -> None:
+        encoder = alone(zoo.native_folder("bert"), hf_overrides=config)["encoder"]
+        encoder.check_task("embed", dimensions=dimensions)  # type: ignore[attr-defined]
+
+    check(5)
+    check(5, is_matryoshka=True)
+    check(8, matryoshka_dimensions=[8, 4])
+    with pytest.raises(InvalidRequestError, match="dimensions must be one of 4, 8, which it was trained for, got 5"):
+        check(5, matryoshka_dimensions=[8, 4])
+    with pytest.raises(InvalidRequestError, match="dimensions must be left out: the config of it says"):
+        check(5, is_matryoshka=False)
+    with pytest.raises(ModelError, match="matryoshka_dimensions must be a list of numbers"):
+        check(5, matryoshka_dimensions=[8, "4"])
+
+
+def test_the_command_finds_out_and_ends_well() -> None:
+    """The real command: no runner is given, and SIGTERM ends it with nothing left."""
+    process = ServerProcess(
+        str(zoo.native_folder("bert")), "--embedding-threads", "1", "--max-num-seqs", "4", "--threads-bind", one_core()
+    )
+    try:
+        answer = httpx.post(process.url + EMBEDDINGS, content=json.dumps({"input": "a"}), trust_env=False,
+            headers={"content-type": "application/json"})  # fmt: skip
+        assert answer.status_code == 200
+        process.process.send_signal(signal.SIGTERM)
+        assert process.process.wait(20) == 0
+    finally:
+        process.stop()
+    assert "--max-num-seqs has no effect: the model is an encoder" in process.log
+    assert "nanobind" not in process.log
