@@ -15,7 +15,7 @@ from optional_packages import require_packages
 from tidewheel.engine.encoders.description import describe_encoder
 from tidewheel.engine.encoders.encoder import Classifier, Embedder, Encoder
 from tidewheel.engine.encoders.families.decoder import decoder_of
-from tidewheel.engine.encoders.inspection import is_encoder
+from tidewheel.engine.encoders.detection import is_encoder
 from tidewheel.engine.encoders.load import load_encoders
 from tidewheel.engine.encoders.options import Convert
 from tidewheel.engine.encoders.tokenization import EncoderInput
