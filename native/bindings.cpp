@@ -634,6 +634,7 @@ NB_MODULE(_native, m) {
            "groups"_a = std::vector<std::vector<int>>())
       .def("set_weights", &set_weights<Tower>, "tensors"_a, "matrices"_a = std::vector<const BlockSource*>())
       .def("stop_loading", &Tower::stop_loading)
+      .def("use_threads_of", [](Tower& self, const Executor& executor) { return self.use_threads_of(executor.pool()); }, "executor"_a)
       .def("check_complete", &Tower::check_complete)
       .def("project", [](Tower& self, const std::string& name, Matrix rows, RowsOut out) {
         const nb::gil_scoped_release release;

@@ -196,6 +196,7 @@ def build_app(
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        encoder_engine.run_beside(engine)
         engine.start()
         encoder_engine.start()
         if batches is not None:

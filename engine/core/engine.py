@@ -28,6 +28,7 @@ from ..media.encoder import MediaEncoder
 from ..media.prompt_media import PromptMedia
 from ..options import DEFAULT_MAX_LOGPROBS, logprobs_limit
 from ..scheduling.scheduler import Scheduler
+from ..scheduling.side_work import SideWork
 from ..sequences.beam_search import BeamSearch
 from ..sequences.sequence import Sequence
 from ..speculation.drafter import BatchDrafter, Drafter
@@ -277,6 +278,18 @@ class Engine:
     def is_alive(self) -> bool:
         """Whether the engine thread runs."""
         return self._engine_loop.is_alive
+
+    def lend_threads(self, take: Callable[[Executor], bool]) -> bool:
+        """Offer the executor's threads to what will compute between the steps; whether it took them."""
+        return take(self._executor)
+
+    def add_side_work(self, work: SideWork) -> None:
+        """Have this computed, too, between the steps. Call it before `start`."""
+        self._engine_loop.add_side_work(work)
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Call `function` on the engine thread before the next step."""
+        self._engine_loop.call(function)
 
     @property
     def limits(self) -> ExecutorLimits:

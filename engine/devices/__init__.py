@@ -19,7 +19,7 @@ from .tpu.options import TpuOptions
 if TYPE_CHECKING:
     from .base import Device
 
-__all__ = ["DEVICE_NAMES", "DEVICE_OPTIONS", "SERVING_DEVICES", "check_options", "get_device", "require"]
+__all__ = ["DEVICE_NAMES", "DEVICE_OPTIONS", "SERVING_DEVICES", "check_options", "get_device", "means_cpu", "require"]
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ def check_options(name: str, options: Iterable[Options], num_stages: int = 1) ->
     `--device auto` means, so nothing is checked then.
     """
     require(name)
-    if name == "cpu" or (name == "auto" and not any(map(is_there, ACCELERATORS))):
+    if means_cpu(name):
         from .cpu.device import check_groups
 
         given = [*options]
@@ -87,6 +87,11 @@ def check_options(name: str, options: Iterable[Options], num_stages: int = 1) ->
             next((group for group in given if isinstance(group, ParallelOptions)), ParallelOptions()),
             num_stages,
         )
+
+
+def means_cpu(name: str) -> bool:
+    """Whether `--device name` means the CPU, whatever the model."""
+    return name == "cpu" or (name == "auto" and not any(map(is_there, ACCELERATORS)))
 
 
 def _automatic(weight_bytes: int) -> str:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ..models.spec import AttentionSpec, LayerSpec, TowerSpec
 from ..weights.dtypes import DType
 from ..weights.quantization import Quantization
+from .executor import Executor
 
 Rows = NDArray[np.float32]
 
@@ -21,18 +22,18 @@ class TowerOptions:
     """How a tower is loaded: its weights and K and V in `dtype`, or matrices of layers as `quantization` says.
 
     `max_rows` is the most that a segment of a layer may have. Without an executor beside it, a tower has `threads` of
-    its own. Raises ValueError if either is none.
+    its own; None: as many as an executor would have. Raises ValueError if either is 0.
     """
 
     dtype: DType
     max_rows: int
     quantization: Quantization | None = None
-    threads: int = 1
+    threads: int | None = 1
 
     def __post_init__(self) -> None:
         if self.max_rows < 1:
             raise ValueError("a segment must have room for a row")
-        if self.threads < 1:
+        if self.threads is not None and self.threads < 1:
             raise ValueError("a tower needs a thread")
 
 
@@ -40,10 +41,10 @@ class TowerExecutor(ABC):
     """A tower's weights on a device, beside the model's executor and on its threads, which is idle meanwhile.
 
     `project`, `layer` and `layers` are generators: they yield after pieces of about `piece_s` seconds of work, so that
-    the caller may do something else in between, but run no other part of the tower. The caller may change `piece_s`
-    between any two pieces. Whatever the pieces, the bits of the results are the same, and those of a segment depend on
-    that segment alone. Everything is called on the engine thread. A tower on threads of its own is called by one thread
-    at a time.
+    the caller may do something else in between, and run other rows unless the tower `is_within_layer`. The caller may
+    change `piece_s` between any two pieces. Whatever the pieces, the bits of the results are the same, and those of a
+    segment depend on that segment alone. Everything is called on the engine thread. A tower on threads of its own is
+    called by one thread at a time.
     """
 
     spec: TowerSpec
@@ -77,6 +78,18 @@ class TowerExecutor(ABC):
         for index in range(len(self.spec.layers)):
             rows = yield from self.layer(index, rows, segments, positions, in_place=index > 0)
         return rows
+
+    @property
+    def is_within_layer(self) -> bool:
+        """Whether a layer is under way that keeps a segment on the device, so that no other rows can be computed."""
+        return False
+
+    def share_threads(self, beside: Executor) -> bool:
+        """Move a tower with threads of its own to those of `beside`, which closes it; whether that can be.
+
+        Both must be idle.
+        """
+        return False
 
     @abstractmethod
     def table(self, name: str) -> Rows:

@@ -16,6 +16,8 @@ from .tokenization import EncoderInput
 
 MAX_BATCH_TOKENS = 1024
 """Padding included. On a CPU, larger batches are not more efficient, and the next input would wait longer."""
+SHORT_TOKENS = 64
+"""A request of so many tokens at most may go between two pieces of a longer batch: it takes about as long as one."""
 # Padding takes as long as text. Small batches of similar lengths were 10% faster than full ones with 20% padding.
 _MAX_PADDING = 0.05  # of the real tokens
 _FREE_PADDING = 16  # tokens
@@ -32,6 +34,7 @@ class Job:
         self.inputs = inputs
         self.results: list[Floats] = [_NO_RESULT] * len(inputs)
         self.num_unfinished = len(inputs)
+        self.num_tokens = sum(map(len, inputs))
         self.failure: Exception | None = None
 
     @property
@@ -126,18 +129,29 @@ class BatchQueue:
                 if own:
                     jobs.rotate(-1)
                     self._turns[client] = jobs  # behind all others
-                    return self._around(own[-1])
+                    return self._around(own[-1], MAX_BATCH_TOKENS)
                 jobs.popleft()
         return []
 
-    def _around(self, item: Item) -> list[Item]:
+    def next_short(self, without: Encoder | None) -> list[Item]:
+        """Take what is left of the first job of few tokens that is not for the encoder `without`, if there is one."""
+        for jobs in self._turns.values():
+            for job, own in jobs:
+                if job.num_tokens <= SHORT_TOKENS and job.encoder is not without:
+                    while own and own[-1].taken:
+                        own.pop()
+                    if own:
+                        return self._around(own[-1], SHORT_TOKENS)
+        return []
+
+    def _around(self, item: Item, max_tokens: int) -> list[Item]:
         waiting = self._waiting[item.job.kind]
         anchor = waiting.index(item, bisect_left(waiting, item.length, key=_length))
         start, end = anchor, anchor + 1
         if item.job.encoder.takes_batches:
-            first = max(anchor - MAX_BATCH_TOKENS, 0)  # no batch reaches further: an input has a token or more
-            near = [other.length for other in waiting[first : anchor + MAX_BATCH_TOKENS]]
-            start, end = (first + i for i in choose_batch(near, anchor - first, pads=item.job.encoder.pads))
+            first = max(anchor - max_tokens, 0)  # no batch reaches further: an input has a token or more
+            near = [other.length for other in waiting[first : anchor + max_tokens]]
+            start, end = (first + i for i in choose_batch(near, anchor - first, max_tokens, pads=item.job.encoder.pads))
         batch = waiting[start:end]
         del waiting[start:end]
         for other in batch:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from ..devices.executor import Executor
 from ..errors import InvalidRequestError, ModelError, quoted
 from ..files.wording import one_line
 from ..model_names import short_name
@@ -144,6 +145,24 @@ class Encoder(ABC):
     def run(self, task: Task, inputs: Sequence[EncoderInput]) -> list[Floats]:
         """The result of each input of a batch, as Task says. `task` must be one of the encoder's."""
         return self._results(task, self._graph.run(self._outputs[task], inputs), inputs)
+
+    def pieces(self, task: Task, inputs: Sequence[EncoderInput]) -> Generator[None, None, list[Floats]]:
+        """`run` in pieces: see EncoderGraph."""
+        values = yield from self._graph.pieces(self._outputs[task], inputs)
+        return self._results(task, values, inputs)
+
+    def set_piece(self, seconds: float) -> None:
+        """How long a piece takes from now on, about."""
+        self._graph.set_piece(seconds)
+
+    @property
+    def is_within_layer(self) -> bool:
+        """Whether nothing else can be run until the next piece has: see TowerExecutor."""
+        return self._graph.is_within_layer
+
+    def share_threads(self, beside: Executor) -> bool:
+        """Compute on the threads of a chat model from now on, while it is idle; whether that can be."""
+        return self._graph.share_threads(beside)
 
     def check_size(self, task: Task, inputs: Sequence[EncoderInput]) -> None:
         """Raises InvalidRequestError if the results of a request's inputs would take too much memory."""

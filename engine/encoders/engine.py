@@ -5,17 +5,24 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from ..errors import EngineDeadError
+from ..start_log import start_logger
 from .batching import Job
 from .encoder import Encoder
 from .loop import EncoderLoop
 from .pooling import Floats
 from .tasks import Task
 from .tokenization import EncoderInput
+from .work import EncoderWork
+
+if TYPE_CHECKING:
+    from ..core.engine import Engine
 
 logger = logging.getLogger(__name__)
 
@@ -34,24 +41,41 @@ class EncoderStats(Struct, frozen=True):
 class EncoderEngine:
     """Runs encoders, by their names in the API. Call everything except `stats` on the event loop's thread.
 
-    One thread runs all of them, so that together they take no more of the machine than one alone.
+    Those that can compute between the steps of a chat model, on its threads. One thread of low priority runs all
+    others, so that together they take no more of the machine than one alone.
     """
 
     def __init__(self, encoders: Sequence[Encoder] = (), *, has_priority: bool = False) -> None:
         """The thread has a lower priority than others, unless it `has_priority`: there is no chat model."""
         self.failure: BaseException | None = None
         self.encoders: Mapping[str, Encoder] = {encoder.name: encoder for encoder in encoders}
-        self._encoder_loop = EncoderLoop(encoders, self._post, has_priority=has_priority)
+        self._alone = EncoderWork(encoders, self._post)
+        self._encoder_loop = EncoderLoop(self._alone, has_priority=has_priority)
+        self._beside = EncoderWork((), self._post)
+        self._call_beside: Callable[[Callable[[], None]], None] | None = None
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._futures: dict[Job, asyncio.Future[Results]] = {}
         self._idle = asyncio.Event()
         self._idle.set()
         self._refusal: str | None = None
 
+    def run_beside(self, engine: Engine) -> None:
+        """Let encoders compute between the steps of a chat model where they can. Neither has been started."""
+        sharing = [encoder for encoder in self.encoders.values() if engine.lend_threads(encoder.share_threads)]
+        if not sharing:
+            return
+        self._beside = EncoderWork(sharing, self._post)
+        for encoder in sharing:
+            del self._alone.counts[encoder]
+        self._call_beside = engine.call
+        engine.add_side_work(self._beside)
+        names = ", ".join(encoder.name for encoder in sharing)
+        start_logger.info("Between the steps of the chat model, on its threads, run: %s", names)
+
     def start(self) -> None:
-        """Start the thread, if there are encoders. Results are delivered on the running event loop."""
+        """Start the thread, if there are encoders for it. Results are delivered on the running event loop."""
         self._event_loop = asyncio.get_running_loop()
-        if self.encoders:
+        if self._alone.counts:
             self._encoder_loop.start()
 
     def submit(
@@ -69,7 +93,8 @@ class EncoderEngine:
         self._futures[job] = future
         self._idle.clear()
         future.add_done_callback(lambda done: self._forget(job, done))
-        self._encoder_loop.add(job)
+        work, call = self._runner(encoder)
+        call(partial(work.add, job))
         return future
 
     async def drain(self, timeout_s: float) -> None:
@@ -92,6 +117,8 @@ class EncoderEngine:
 
     def close(self) -> None:
         """End the thread and free the weights, where no event loop runs any more because the program ends."""
+        if self._call_beside is not None:
+            self._call_beside(self._beside.close)
         self._encoder_loop.stop()
         self._encoder_loop.join()
         for encoder in self.encoders.values():
@@ -112,14 +139,25 @@ class EncoderEngine:
 
     def stats(self) -> Mapping[str, EncoderStats]:
         """Figures for metrics, by the encoders' names. May be called from any thread."""
-        queue = self._encoder_loop.queue
-        return {
-            encoder.name: EncoderStats(queue.num_waiting(encoder), counts.batches, counts.tokens, counts.padding)
-            for encoder, counts in self._encoder_loop.counts.items()
-        }
+        return {name: self._stats(encoder) for name, encoder in self.encoders.items()}
+
+    def _stats(self, encoder: Encoder) -> EncoderStats:
+        work, _ = self._runner(encoder)
+        counts = work.counts[encoder]
+        return EncoderStats(work.queue.num_waiting(encoder), counts.batches, counts.tokens, counts.padding)
+
+    def _runner(self, encoder: Encoder) -> tuple[EncoderWork, Callable[[Callable[[], None]], None]]:
+        """What runs an encoder, and what calls functions on its thread."""
+        if self._call_beside is not None and encoder in self._beside.counts:
+            return self._beside, self._call_beside
+        return self._alone, self._encoder_loop.call
+
+    def _abort(self, job: Job) -> None:
+        work, call = self._runner(job.encoder)
+        call(partial(work.abort, job))
 
     def _post(self, ended: list[Job], death: BaseException | None) -> None:
-        """Pass finished jobs from the encoder thread to the event loop."""
+        """Pass finished jobs from the thread that ran them to the event loop."""
         assert self._event_loop is not None
         try:
             self._event_loop.call_soon_threadsafe(self._distribute, ended, death)
@@ -143,7 +181,7 @@ class EncoderEngine:
     def _forget(self, job: Job, future: asyncio.Future[Results]) -> None:
         del self._futures[job]
         if future.cancelled():
-            self._encoder_loop.abort(job)
+            self._abort(job)
         if not self._futures:
             self._idle.set()
 
@@ -151,4 +189,4 @@ class EncoderEngine:
         for job, future in self._futures.items():
             if not future.done():
                 future.set_exception(EngineDeadError(reason))
-                self._encoder_loop.abort(job)
+                self._abort(job)

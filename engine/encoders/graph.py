@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 
+from ..devices.executor import Executor
 from .pooling import Floats
 from .tokenization import EncoderInput
 
@@ -29,6 +30,27 @@ class EncoderGraph(ABC):
     @abstractmethod
     def run(self, output: str, inputs: Sequence[EncoderInput]) -> Sequence[Floats]:
         """One of the outputs for each input: `[tokens, width]` for an output of tokens, else `[width]`."""
+
+    def pieces(self, output: str, inputs: Sequence[EncoderInput]) -> Generator[None, None, Sequence[Floats]]:
+        """`run`, but it yields after each piece of work, if there are several.
+
+        In between, `run` and other `pieces` may be called unless the graph `is_within_layer`.
+        """
+        yield from ()
+        return self.run(output, inputs)
+
+    def set_piece(self, seconds: float) -> None:
+        """How long a piece takes from now on, about."""
+        return
+
+    @property
+    def is_within_layer(self) -> bool:
+        """See TowerExecutor."""
+        return False
+
+    def share_threads(self, beside: Executor) -> bool:
+        """Compute on the threads of a chat model, which is idle meanwhile; whether that can be."""
+        return False
 
     def after_pooling(self, vectors: Floats) -> Floats:
         """What the model's modules behind the pooling make of pooled vectors `[N, width]`."""

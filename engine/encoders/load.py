@@ -11,7 +11,7 @@ from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
-from ..devices.cpu.device import default_threads
+from ..devices.cpu.device import CpuDevice, default_threads
 from ..errors import ModelError
 from ..files.reading import MAX_TOKENIZER_BYTES, is_there, require_file
 from ..loading.downloads import downloads_of
@@ -29,6 +29,7 @@ from .onnx_graph import OnnxGraph, import_onnxruntime
 from .options import Convert, EncoderDType, EncoderOptions
 from .pooler_config import with_pooler_config
 from .settings import EncoderSettings, settings_of, without_effect
+from .sharing import shared_device
 from .tokenization import EncoderTokenizer
 
 logger = logging.getLogger(__name__)
@@ -45,14 +46,16 @@ def load_encoders(
     overrides: Mapping[str, Any] | None = None,
     convert: Convert = "auto",
     first: EncoderSettings | None = None,
+    device: CpuDevice | None = None,
 ) -> EncoderEngine:
     """Load encoders, each from a folder or a hub id, under `names` or their own. The engine is not started yet.
 
     `dtype` is for safetensors; an ONNX graph has its own. What will be downloaded afterwards, `beside` them, must fit
     on the disk, too. Each config has `overrides` in place of its own fields, and `convert` says what decoders are
     served as. With settings of the `first`, it is the model that a command is for, and there is no chat model: the
-    encoders' threads, for which None means all cores, have no lower priority. Raises DeviceError if a model needs
-    onnxruntime and it is not there, and ModelError, which says what to change, if a model cannot be served.
+    encoders' threads, for which None means all cores, have no lower priority. With a `device` (see `shared_device`)
+    those that can use the chat model's threads later get as many. Raises DeviceError if a model needs onnxruntime and
+    it is not there, and ModelError, which says what to change, if a model cannot be served.
     """
     if not models:
         return EncoderEngine()
@@ -66,7 +69,7 @@ def load_encoders(
     with ThreadPoolExecutor(1, initializer=lowered) as loader:
         return EncoderEngine(
             [
-                loader.submit(_load, model, name, num_threads, settings, download_dir).result()
+                loader.submit(_load, model, name, num_threads, settings, download_dir, device).result()
                 for model, name, settings in zip(
                     models, names or map(short_name, models), chain([first or others], repeat(others)), strict=False
                 )
@@ -76,7 +79,15 @@ def load_encoders(
 
 
 def load_encoders_beside(engine: EngineOptions, encoders: EncoderOptions) -> EncoderEngine:
-    """Load the encoders beside the MODEL of these options, which is not loaded yet. Raises as `load_encoders`."""
+    """Load the encoders beside the MODEL of these options, which is not loaded yet. Raises as `load_encoders`.
+
+    Those that will run between its steps are loaded so that they can. That they have no other threads is logged.
+    """
+    device = shared_device(engine)
+    if encoders.threads is not None and device is not None:
+        logger.info(
+            "--embedding-threads is for ONNX graphs alone: others run between the chat model's steps, on its threads"
+        )
     return load_encoders(
         encoders.models,
         encoders.names,
@@ -84,6 +95,7 @@ def load_encoders_beside(engine: EngineOptions, encoders: EncoderOptions) -> Enc
         dtype=encoders.dtype,
         download_dir=engine.download_dir,
         beside=downloads_of(engine),
+        device=device,
     )
 
 
@@ -105,7 +117,14 @@ def load_model_alone(engine: EngineOptions, encoders: EncoderOptions, names: Seq
     )
 
 
-def _load(model: str, name: str, threads: int, settings: EncoderSettings, download_dir: str | Path | None) -> Encoder:
+def _load(
+    model: str,
+    name: str,
+    threads: int,
+    settings: EncoderSettings,
+    download_dir: str | Path | None,
+    device: CpuDevice | None,
+) -> Encoder:
     started = time.perf_counter()
     overrides, convert = settings.hf_overrides, settings.convert
     folder = resolve_encoder(
@@ -118,7 +137,7 @@ def _load(model: str, name: str, threads: int, settings: EncoderSettings, downlo
         description.tokenizer_folder, lower_case=description.lower_case, pairs=bool(description.labels)
     )
     kind = Classifier if description.task == "classify" else Embedder
-    graph, runs_in = _graph(description, padding_id(description, tokenizer), threads, settings.dtype)
+    graph, runs_in = _graph(description, padding_id(description, tokenizer), threads, settings.dtype, device)
     encoder = kind(name, model, description, tokenizer, graph)
     start_logger.info(
         "Loaded %s (%s, up to %d tokens, %s) in %.2f s",
@@ -164,7 +183,11 @@ def _is_native(folder: Path, overrides: Mapping[str, Any] | None, convert: Conve
 
 
 def _graph(
-    description: EncoderDescription, pad_token_id: int, threads: int, dtype: EncoderDType
+    description: EncoderDescription,
+    pad_token_id: int,
+    threads: int,
+    dtype: EncoderDType,
+    device: CpuDevice | None,
 ) -> tuple[EncoderGraph, str]:
     """What computes the model, and in what, for the log."""
     if description.model is not None:
@@ -175,8 +198,9 @@ def _graph(
             description.model,
             description.max_length,
             description.dense_folders,
+            device or CpuDevice(),
             dtype=dtype,
-            threads=threads,
+            threads=None if device is not None else threads,
         )
         return graph, f"in {graph.info['weights']}"
     assert description.graph is not None

@@ -9,12 +9,13 @@ from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..devices.cpu.device import CpuDevice
+from ..devices.executor import Executor
 from ..devices.tower import Rows, TowerExecutor, TowerOptions
 from ..errors import DeviceError, ModelError
 from ..files.folder import read_json
@@ -33,6 +34,8 @@ from .model import EncoderModel
 from .options import EncoderDType
 from .pooling import Floats, pool
 from .tokenization import EncoderInput
+
+T = TypeVar("T")
 
 _OF_A_LAYER = re.compile(r"layers?\.(\d{1,9})\.")
 # The activations of a Dense module, by the last part of their names in torch.
@@ -72,14 +75,31 @@ class NativeGraph(EncoderGraph):
 
     def run(self, output: str, inputs: Sequence[EncoderInput]) -> Sequence[Floats]:
         """See EncoderGraph."""
+        return self._finished(self.pieces(output, inputs))
+
+    def pieces(self, output: str, inputs: Sequence[EncoderInput]) -> Generator[None, None, Sequence[Floats]]:
+        """See EncoderGraph. Only layers are cut; the rest is short."""
         starts = np.zeros(len(inputs) + 1, np.int32)
         np.cumsum([len(item) for item in inputs], out=starts[1:])
         places = np.arange(starts[-1], dtype=np.int32) - np.repeat(starts[:-1], np.diff(starts))
         rows = self._embedded(inputs, starts, places)
-        rows = self._finished(self._tower.layers(rows, starts, places[None]))
+        rows = yield from self._tower.layers(rows, starts, places[None])
         rows = self._normalized("final_norm", self._model.final_norm, rows)
         texts = [rows[start:stop] for start, stop in pairwise(starts.tolist())]
         return texts if output != LOGITS else self._logits(texts, inputs)
+
+    def set_piece(self, seconds: float) -> None:
+        """See EncoderGraph."""
+        self._tower.piece_s = seconds
+
+    @property
+    def is_within_layer(self) -> bool:
+        """See EncoderGraph."""
+        return self._tower.is_within_layer
+
+    def share_threads(self, beside: Executor) -> bool:
+        """See EncoderGraph."""
+        return self._tower.share_threads(beside)
 
     def after_pooling(self, vectors: Floats) -> Floats:
         """The Dense modules, one after the other."""
@@ -154,15 +174,15 @@ class NativeGraph(EncoderGraph):
         bias = self._tower.table(f"{name}.bias") if norm.bias else np.zeros_like(weight)
         return normalized(rows, norm.eps, weight, bias)
 
-    def _finished(self, work: Generator[None, None, Rows]) -> Rows:
+    def _finished(self, work: Generator[None, None, T]) -> T:
         while True:
             if self._interrupted.is_set():
                 raise DeviceError("this encoder was stopped")
             try:
                 next(work)
             except StopIteration as end:
-                rows: Rows = end.value
-                return rows
+                result: T = end.value
+                return result
 
 
 def load_native(
@@ -170,13 +190,15 @@ def load_native(
     model: EncoderModel,
     max_length: int,
     dense_folders: Sequence[Path],
+    device: CpuDevice,
     *,
     dtype: EncoderDType,
-    threads: int,
+    threads: int | None,
 ) -> NativeGraph:
     """The encoder whose safetensors lie in `folder`, with its Dense modules, for texts of at most `max_length` tokens.
 
-    `auto` keeps the dtype of the checkpoint. Raises ModelError and DeviceError for what cannot be loaded.
+    It has as many `threads`, or as many as a chat model on the `device`. `auto` keeps the dtype of the checkpoint.
+    Raises ModelError and DeviceError for what cannot be loaded.
     """
     checkpoint, tensors = open_checkpoint(folder), dict(model.tensors)
     activations: list[str | None] = []
@@ -196,9 +218,9 @@ def load_native(
     for name in looked_up:
         table = looked_up[name]
         assert isinstance(table, DenseTensor)
-        require_finite([table], threads)
+        require_finite([table], threads or 1)
         tables[name] = table
-    weights, device = TowerWeights(checkpoint, spec, tensors), CpuDevice()
+    weights = TowerWeights(checkpoint, spec, tensors)
     _refuse_unused(folder, checkpoint, weights.stored_names, len(spec.layers))
     quantization = Quantization("int8") if dtype == "int8" else None
     chosen: DType = device.default_dtype(weights.dtype) if dtype == "auto" else "bfloat16" if dtype == "int8" else dtype

@@ -74,8 +74,8 @@ class EncoderOptions(Options):
     )
     threads: int | None = option(
         None,
-        "threads for all embedding models together; beside a chat model, at a lower priority than its own [1 beside a "
-        "chat model, else all cores]",
+        "threads for embedding models that cannot run between the steps of a chat model; beside one, at a lower "
+        "priority [1 beside a chat model, else all cores]",
         flag="--embedding-threads",
         parse=count,
         check=at_least(1),

@@ -35,6 +35,12 @@ Tower::Tower(TowerPlan plan, const Kernels& kernels, CacheType cache_type, Tower
   attention_.tasks = AttentionTasks(attention_.divided, attention_.windows, shape.piece_rows, shape.piece_rows, ownership);
 }
 
+bool Tower::use_threads_of(std::shared_ptr<ThreadPool> pool) {
+  if (pool->ownership() != pool_->ownership()) return false;
+  pool_ = std::move(pool);
+  return true;
+}
+
 void Tower::add_projection(const std::string& name, const ProjectionPlan& plan) {
   require(plan.inputs > 0 && plan.outputs > 0, "a projection has inputs and outputs");
   Projection& projection = projections_[name];

@@ -48,6 +48,9 @@ class Tower {
     return weights_.read_packed(file, offset, checksum, *pool_, loading_stopped_);
   }
   void stop_loading() { loading_stopped_ = true; }
+  // Uses the threads of another pool from now on. False if it has others than as many in each group: the weights lie
+  // where their group reads them.
+  bool use_threads_of(std::shared_ptr<ThreadPool> pool);
   const Weights& weights() const { return weights_; }
 
   // All of these throw std::invalid_argument for arrays that do not fit, before anything is changed.
@@ -91,7 +94,7 @@ class Tower {
   const Kernels& kernels_;
   const TowerShape shape_;
   const int num_blocks_;
-  const std::shared_ptr<ThreadPool> pool_;
+  std::shared_ptr<ThreadPool> pool_;
   Weights weights_;
   std::atomic<bool> loading_stopped_ = false;
   Workspace workspace_;

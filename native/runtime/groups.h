@@ -20,6 +20,8 @@ class Ownership {
     for (const int count : workers) before_.push_back(before_.back() + count);
   }
 
+  bool operator==(const Ownership&) const = default;
+
   int groups() const { return static_cast<int>(before_.size()) - 1; }
   int workers() const { return before_.back(); }
   int workers(int group) const { return before_[group + 1] - before_[group]; }

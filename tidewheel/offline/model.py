@@ -118,6 +118,7 @@ class OfflineModel:
     def start(self) -> None:
         """Start the engines' threads; they deliver to the running event loop."""
         if self.engine is not None:
+            self.encoders.run_beside(self.engine)
             self.engine.start()
         self.encoders.start()
 

@@ -284,7 +284,8 @@ class CpuDevice(Device):
         """
         assert beside is None or isinstance(beside, CpuExecutor)
         formats = tower_formats(spec, options.dtype, options.quantization, weights)
-        threads = (self.isa, own_threads(options.threads)) if beside is None else beside.native
+        groups = _groups(self._options, self._num_groups) if options.threads is None else own_threads(options.threads)
+        threads = (self.isa, groups) if beside is None else beside.native
         try:
             cache = self._packed_cache(spec, formats, weights)
             tower = load_tower(spec, weights, formats, options, threads, cancellation or Cancellation(), cache)

@@ -17,8 +17,10 @@ from ...weights.finite import require_finite
 from ...weights.packed_cache import BackgroundWrite, PackedCache
 from ...weights.tensor import WeightSource, to_float32
 from ..cache_split import BLOCK_TOKENS
+from ..executor import Executor
 from ..load_plan import weight_bytes
 from ..tower import Rows, TowerExecutor, TowerOptions, check_segments, checked_positions, checked_rows
+from .executor import CpuExecutor
 from .formats import Formats
 from .lowering import lower_tower
 from .pace import Pace
@@ -140,6 +142,18 @@ class CpuTower(TowerExecutor):
             native.run(0, count, out, starts, np.diff(starts), positions)
         yield
         return out
+
+    @property
+    def is_within_layer(self) -> bool:
+        """See TowerExecutor."""
+        return self._is_between_turns
+
+    def share_threads(self, beside: Executor) -> bool:
+        """See TowerExecutor. The executor must have as many threads in as many groups."""
+        if not isinstance(beside, CpuExecutor) or not self.native.use_threads_of(beside.native):
+            return False
+        beside.close_with(self)
+        return True
 
     def table(self, name: str) -> Rows:
         """See TowerExecutor. Raises ValueError for a name that is not the spec's."""

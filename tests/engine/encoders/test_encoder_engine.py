@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
 from contextlib import asynccontextmanager
 
 import encoder_zoo as zoo
@@ -31,7 +31,7 @@ class Gated(Embedder):
     gate: threading.Event
     batches: list[int]
 
-    def run(self, task: Task, inputs: Sequence[EncoderInput]) -> list[Floats]:
+    def pieces(self, task: Task, inputs: Sequence[EncoderInput]) -> Generator[None, None, list[Floats]]:
         self.entered.set()
         self.gate.wait(20)
         self.batches.append(len(inputs))
@@ -40,7 +40,7 @@ class Gated(Embedder):
             raise RuntimeError("a broken token")
         if FATAL in tokens:
             raise SystemExit("a fatal token")
-        results = super().run(task, inputs)
+        results = yield from super().pieces(task, inputs)
         return [
             np.full_like(result, np.inf) if NOT_FINITE in item.token_ids else result
             for result, item in zip(results, inputs, strict=True)
