@@ -240,6 +240,8 @@ class EngineLoop:
         self._rests = False
         self.step_started = time.perf_counter()
         self._work_beside()
+        if not (self._scheduler.has_work or self._in_flight):
+            return
         if self._scheduler.max_in_flight > 1:
             self._step_of_many()
             return

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 # read the weights less often.
 _PIECE_S, _ALONE_PIECE_S = 0.005, 0.04
 _SHARE = 0.25  # of --max-step-ms, between two steps
+_ALONE_TURN_S = 0.01  # after which the piece that runs is the last one, where no sequence waits
 
 
 class SideWork(ABC):
@@ -54,16 +55,17 @@ class SideWorkTurns:
         return any(work.is_waiting for work in self._used_s)
 
     def run(self, *, nothing_runs: bool) -> float:
-        """Compute what waits until the time is over, or for one piece if `nothing_runs`. Returns the seconds it took.
+        """Compute what waits, in pieces, until the time is over. Returns the seconds that it took.
 
-        Whoever comes while nothing runs waits for that piece at most.
+        Whoever comes while `nothing_runs` waits for about one of the longer pieces.
         """
+        turn_s = _ALONE_TURN_S if nothing_runs else self._share_s
         started = now = time.perf_counter()
         while (work := self._run_piece(nothing_runs=nothing_runs)) is not None:
             ended = time.perf_counter()
             self._used_s[work] += ended - now
             now = ended
-            if nothing_runs or now - started >= self._share_s:
+            if now - started >= turn_s:
                 break
         return now - started
 
