@@ -20,6 +20,7 @@ Rows = NDArray[np.float32]
 @dataclass(frozen=True, slots=True)
 class TowerOptions:
     """How a tower is loaded: its weights and K and V in `dtype`, or matrices of layers as `quantization` says.
+    Without one, matrices that are quantized keep their format, unless `keeps_quantized` is False.
 
     `max_rows` is the most that a segment of a layer may have. Without an executor beside it, a tower has `threads` of
     its own; None: as many as an executor would have. Raises ValueError if either is 0.
@@ -29,6 +30,7 @@ class TowerOptions:
     max_rows: int
     quantization: Quantization | None = None
     threads: int | None = 1
+    keeps_quantized: bool = True
 
     def __post_init__(self) -> None:
         if self.max_rows < 1:

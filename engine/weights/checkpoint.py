@@ -42,7 +42,7 @@ from .quantized import ExpertReader, LayerReader, LayerTensors
 from .safetensors_faults import fault_in, tensor_at_fault
 from .safetensors_header import MAX_HEADER_BYTES, tensors_in
 from .stored import FLOATS, Checkpoint, StoredMatrix, StoredTensor
-from .taking import Part, join, origin, take
+from .taking import Part, format_of_parts, join, origin, take
 from .tensor import WeightTensor
 
 logger = logging.getLogger(__name__)
@@ -310,12 +310,8 @@ class CheckpointWeights:
         return self._places[name]
 
     def stored_format(self, name: str) -> TensorFormat | None:
-        """The format of a quantized matrix. None for floats, and for parts that are not quantized in one way."""
-        formats = {
-            stored.stored_format() if isinstance(stored, StoredMatrix) and ref.transpose_each is None else None
-            for stored, ref in self._places[name]
-        }
-        return formats.pop() if len(formats) == 1 else None
+        """See `format_of_parts`."""
+        return format_of_parts(self._places[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -67,3 +67,6 @@ class StoredMatrix(Struct, frozen=True):
 
 
 Checkpoint = dict[str, StoredTensor]
+"""Tensors by their names."""
+Stored = Mapping[str, StoredTensor | StoredMatrix]
+"""One whose matrices may be quantized."""

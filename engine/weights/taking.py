@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ..models.tensor_ref import TensorRef
 from .block_types import BlockType
 from .dtypes import STORAGE
+from .quantization import TensorFormat
 from .small_floats import SmallFloatTensor
 from .stored import FLOATS, StoredMatrix, StoredTensor
 from .tensor import BlockTensor, DenseTensor, QuantizedTensor, WeightTensor, to_float32
@@ -41,6 +42,15 @@ def take(stored: StoredTensor | StoredMatrix, ref: TensorRef) -> WeightTensor:
     one = whole if ref.index is None else whole[ref.index]
     data = rows_of(one.T if ref.transpose else one, ref)
     return DenseTensor(data, dtype, mapped and np.may_share_memory(data, whole), origin(stored, ref))
+
+
+def format_of_parts(parts: Sequence[Part]) -> TensorFormat | None:
+    """The format of a quantized matrix. None for floats, and for parts that are not quantized in one way."""
+    formats = {
+        stored.stored_format() if isinstance(stored, StoredMatrix) and ref.transpose_each is None else None
+        for stored, ref in parts
+    }
+    return formats.pop() if len(formats) == 1 else None
 
 
 def join(parts: Sequence[WeightTensor]) -> WeightTensor:
@@ -108,7 +118,8 @@ def _take_rows(tensor: WeightTensor, ref: TensorRef) -> WeightTensor:
     if isinstance(tensor, DenseTensor):
         return replace(tensor, data=rows_of(tensor.data, ref))
     if isinstance(tensor, BlockTensor):
-        return replace(take_blocks(tensor.data, tensor.kind, ref, str(tensor.origin)), mapped=False)
+        taken = take_blocks(tensor.data, tensor.kind, ref, str(tensor.origin))
+        return replace(taken, mapped=tensor.mapped and taken.mapped)
     codes = rows_of(tensor.codes, ref)
     if isinstance(tensor, SmallFloatTensor):
         return replace(

@@ -283,7 +283,7 @@ class CpuDevice(Device):
         Memory for a segment is reserved, and its pages appear with use.
         """
         assert beside is None or isinstance(beside, CpuExecutor)
-        formats = tower_formats(spec, options.dtype, options.quantization, weights)
+        formats = tower_formats(spec, options.dtype, options.quantization, weights if options.keeps_quantized else None)
         groups = _groups(self._options, self._num_groups) if options.threads is None else own_threads(options.threads)
         threads = (self.isa, groups) if beside is None else beside.native
         try:

@@ -94,7 +94,7 @@ def _reason(name: str, weights: WeightSource, tensor: QuantizedTensor | BlockTen
     pair = interleaved_with(name)
     if pair is not None and pair in weights and weights.stored_format(pair) != stored:
         return "gate and up of an expert are stored in different ways"
-    return "--quantization converts them"
+    return "--quantization or --embedding-dtype converts them"
 
 
 def _num_bytes(tensor: WeightTensor) -> int:

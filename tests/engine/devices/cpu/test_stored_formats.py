@@ -111,7 +111,10 @@ def test_quantization_still_converts_and_says_so(caplog: pytest.LogCaptureFixtur
     spec = decoder()
     with caplog.at_level(logging.INFO):
         executor = load(spec, StoredWeights(spec, "q6_k", "gptq-4"), quantization=Quantization("int8"))
-    assert "15 quantized matrices are dequantized as they are read: --quantization converts them" in caplog.text
+    assert (
+        "15 quantized matrices are dequantized as they are read: --quantization or --embedding-dtype converts"
+        in caplog.text
+    )
     floats = load(spec, StoredWeights(spec, "q6_k", "gptq-4", dequantized=True), quantization=Quantization("int8"))
     np.testing.assert_array_equal(logits(executor), logits(floats))
 
