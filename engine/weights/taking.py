@@ -45,9 +45,13 @@ def take(stored: StoredTensor | StoredMatrix, ref: TensorRef) -> WeightTensor:
 
 
 def format_of_parts(parts: Sequence[Part]) -> TensorFormat | None:
-    """The format of a quantized matrix. None for floats, and for parts that are not quantized in one way."""
+    """The format of a quantized matrix. None for floats, for parts that are not quantized in one way, and for what is
+    computed of them.
+    """
     formats = {
-        stored.stored_format() if isinstance(stored, StoredMatrix) and ref.transpose_each is None else None
+        stored.stored_format()
+        if isinstance(stored, StoredMatrix) and not (ref.transpose_each or ref.minus_rows or ref.scaled_by)
+        else None
         for stored, ref in parts
     }
     return formats.pop() if len(formats) == 1 else None
