@@ -453,7 +453,7 @@ class Classifier(Encoder):
         times = len(documents) if len(queries) == 1 else 1
         if self._template is not None:
             pairs = zip([*queries] * times, documents, strict=True)
-            inputs = [self.encode(query, document, truncate_to=truncate_to) for query, document in pairs]
+            inputs = [self.encode(query, pair=document, truncate_to=truncate_to) for query, document in pairs]
         else:
             firsts = [tokenizer.part(query, truncate_to, limit) for query in queries] * times
             inputs = [

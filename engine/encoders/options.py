@@ -13,6 +13,9 @@ from .pooler_config import check_pooler_config
 
 Runner = Literal["auto", "generate", "pooling"]
 Convert = Literal["auto", "none", "embed", "classify"]
+"""What a decoder is served as, in vLLM's words: `embed` and `classify` make an encoder of it, `none` only takes what is
+one, and `auto` does what its files say."""
+
 _TASKS: Mapping[str, tuple[Runner, Convert]] = {
     "auto": ("auto", "auto"),
     "generate": ("generate", "none"),
@@ -23,10 +26,6 @@ _TASKS: Mapping[str, tuple[Runner, Convert]] = {
     "reward": ("pooling", "auto"),
 }
 """What vLLM's older option stands for."""
-
-Convert = Literal["auto", "none", "embed", "classify"]
-"""What a decoder is served as, in vLLM's words: `embed` and `classify` make an encoder of it, `none` only takes what is
-one, and `auto` does what its files say."""
 
 EncoderDType = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 
