@@ -10,13 +10,15 @@ import tokenizers
 from msgspec import Struct
 
 from ..errors import ModelError
+from ..files.folder import read_json_if_there
 from ..files.wording import shown
+from ..text.added_tokens import special_tokens, text_of
 from ..text.tokenizer import chat_templates
 from ..text.tokenizer_backends import reading_tokenizer
 from .families.decoder import decoder_of
 from .model import AnswerTokens
 from .options import Convert
-from .pair_template import PairTemplate, is_qwen3_template, qwen3_template
+from .pair_template import PairTemplate, has_pair_roles, qwen3_template, read_template
 
 _QWEN3_RERANKER = "qwen3-reranker"
 _QWEN3_TOKENS = ("no", "yes")
@@ -77,24 +79,30 @@ def conversion(
     return Conversion(config, converts=True)
 
 
-def pair_template(folder: Path, made: Conversion, instruction: str | None, *, listed: bool) -> PairTemplate | None:
+def pair_template(
+    folder: Path, made: Conversion, instruction: str | None, variables: Mapping[str, Any], *, listed: bool
+) -> PairTemplate | None:
     """The template for pairs that a reranker was trained with; None: it reads two texts as they are.
 
-    Raises ModelError if it must have one that is not known.
+    `variables` are those of its chat template. Raises ModelError if it must have one that is not there.
     """
     config = made.config
     if decoder_of(str(config["architectures"][0])) is None or not made.classifies:
         return None
-    if (
-        _is_named_reranker(folder, config)
-        or config.get("is_original_qwen3_reranker")
-        or any(map(is_qwen3_template, chat_templates(folder)))
-    ):
+    for template in chat_templates(folder):
+        if has_pair_roles(template):
+            named = special_tokens(folder, read_json_if_there(folder / "tokenizer_config.json"))
+            tokens = {name: text_of(token) for name, token in named.items() if name.endswith("_token")}
+            try:
+                return read_template(template, {**tokens, **variables}, instruction)
+            except ModelError as error:
+                raise ModelError(f"{folder}: {error}") from error
+    if _is_named_reranker(folder, config) or config.get("is_original_qwen3_reranker"):
         return qwen3_template(instruction)
     if made.answer is not None and listed:
         raise ModelError(
-            f"{folder} is a reranker that answers with a token, but it has no chat template for a query and a document "
-            "that is known here: only that of Qwen3-Reranker is"
+            f"{folder} is a reranker that answers with a token, but it has no chat template with the roles query and "
+            "document: put one into chat_template.jinja"
         )
     return None
 

@@ -116,7 +116,9 @@ def describe_encoder(
     if classifies:
         prompts, default = _prompts(settings_path, settings)
         instruction = None if default is None else prompts[default]
-        template = pair_template(modules.transformer_folder, converted, instruction, listed=modules.listed)
+        template = pair_template(
+            modules.transformer_folder, converted, instruction, modules.template_variables, listed=modules.listed
+        )
         if template is None and default is not None:
             raise ModelError(f"{settings_path} has a default prompt, which is not supported in a classifier")
         path = modules.transformer_folder / "config.json"
@@ -262,6 +264,13 @@ class _Modules:
             uncomputed.append("no Pooling")
         self.foreign, self.uncomputed, self.dense = tuple(foreign), tuple(uncomputed), tuple(dense)
         self.transformer_config = self._transformer_config()
+
+    @property
+    def template_variables(self) -> Mapping[str, Any]:
+        """What sentence-transformers gives the chat template beside messages."""
+        options = self.transformer_config.get("processing_kwargs")
+        given = options.get("chat_template") if isinstance(options, dict) else None
+        return given if isinstance(given, dict) else {}
 
     def _transformer_config(self) -> dict[str, Any]:
         """`sentence_bert_config.json`, which older versions named after the architecture."""

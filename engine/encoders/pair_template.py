@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
 from msgspec import Struct
 
-from ..errors import InvalidRequestError
+from ..errors import InvalidRequestError, ModelError
 from .tokenization import EncoderInput, EncoderTokenizer
 
 _JUDGE = "Judge whether the Document meets the requirements based on the Query and the Instruct provided."
+_COMMAND = "import sys; sys.path[:] = sys.argv[1:]; from tidewheel.engine.encoders.template_process import main; main()"
+_CPU_S = 5  # also for the imports
+_ALL_S = 60.0  # on a slow machine
 _QWEN3_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 
 
 class PairTemplate(Struct, frozen=True):
-    """`before`, a query, `between`, a document, `after`. The last begins with a special token."""
+    """`before`, a query, `between`, a document, `after`. The last begins where a token does."""
 
     before: str
     between: str
@@ -44,9 +55,48 @@ class PairTemplate(Struct, frozen=True):
         return EncoderInput([*part.encoding.ids, *end])
 
 
-def is_qwen3_template(template: str) -> bool:
-    """Whether a chat template is Qwen3-Reranker's (https://arxiv.org/abs/2506.05176)."""
-    return _JUDGE in template
+def has_pair_roles(template: str) -> bool:
+    """Whether a chat template has messages of a query and a document, as sentence-transformers and vLLM write them."""
+    return all(re.search(f"""["']{role}["']""", template) for role in ("query", "document"))
+
+
+def read_template(source: str, variables: Mapping[str, Any], instruction: str | None) -> PairTemplate:
+    """What a chat template writes around a query and a document, behind an instruction in a system message.
+
+    It is rendered once, in a process of its own. Raises ModelError for a template that does not write both.
+    """
+    marks = ("\ue000", "\ue001")  # which no template has
+    complaint = "it does not write the messages of a query and a document, once each and in this order"
+    for structured in (False, True):
+        said = {"system": instruction, "query": marks[0], "document": marks[1]}
+        messages = [
+            {"role": role, "content": [{"type": "text", "text": text}] if structured else text}
+            for role, text in said.items()
+            if text is not None
+        ]
+        text = _rendered(source, {**variables, "messages": messages})
+        parts = re.split("|".join(marks), text)
+        if len(parts) == 3 and text.index(marks[0]) < text.index(marks[1]) and parts[2]:
+            return PairTemplate(*parts)
+    raise ModelError(f"the chat template cannot be used for reranking: {complaint}")
+
+
+def _rendered(source: str, variables: Mapping[str, Any]) -> str:
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-c", _COMMAND, *sys.path],
+            input=json.dumps({"template": source, "variables": variables, "seconds": _CPU_S}),
+            capture_output=True,
+            text=True,
+            timeout=_ALL_S,
+            env={name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ},
+        )
+        answer = json.loads(done.stdout)
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        raise ModelError("the chat template could not be rendered: it may take too much time or memory") from error
+    if "error" in answer:
+        raise ModelError(f"the chat template cannot be used for reranking: {answer['error']}")
+    return str(answer["text"])
 
 
 def qwen3_template(instruction: str | None = None) -> PairTemplate:

@@ -18,6 +18,7 @@ from tidewheel.engine.encoders.encoder import Classifier, Embedder, Encoder
 from tidewheel.engine.encoders.families.decoder import decoder_of
 from tidewheel.engine.encoders.load import load_encoders
 from tidewheel.engine.encoders.options import Convert
+from tidewheel.engine.encoders.pair_template import PairTemplate, read_template
 from tidewheel.engine.encoders.tokenization import EncoderInput
 from tidewheel.engine.errors import InvalidRequestError, ModelError
 
@@ -37,6 +38,9 @@ SIZES = {
     "eos_token_id": 2,
 }
 TOKENS = ["<|pad|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "yes", "no"]
+
+
+ROLE = '{{ messages | selectattr("role", "eq", "%s") | map(attribute="content") | first }}'
 
 
 def made(tmp_path: Path, kind: str, factory: str = "AutoModel", **config: Any) -> tuple[Path, Any]:
@@ -141,6 +145,14 @@ def prompt(query: str, document: str, instruction: str) -> str:
     )
 
 
+TEMPLATE = (
+    prompt(ROLE % "query", ROLE % "document", ROLE % "system").replace(
+        "<|im_end|>\n<|im_start|>assistant", ("<|im_end|>\n{% if add_generation_prompt %}{{ '<|im_start|>assistant' }}")
+    )
+    + "{% endif %}"
+)
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_reranker_scores_by_its_answer(tied: bool, tmp_path: Path) -> None:
     folder, model = made(tmp_path, "qwen3", "AutoModelForCausalLM", tie_word_embeddings=tied)
@@ -172,10 +184,20 @@ def test_a_reranker_scores_by_its_answer(tied: bool, tmp_path: Path) -> None:
     edit(folder / "config_sentence_transformers.json", prompts=prompts, default_prompt_name="find")
     with pytest.raises(ModelError, match="no chat template"):
         load(folder)
-    edit(folder / "tokenizer_config.json", chat_template=prompt("{{ q }}", "{{ d }}", "{{ i }}"))
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    edit(folder / "sentence_bert_config.json", processing_kwargs={"chat_template": {"add_generation_prompt": True}})
     encoder = load(folder)
     plan = encoder.plan_scores([query], documents, use_activation=False)
     np.testing.assert_allclose(plan.scores(encoder.run(plan.task, plan.inputs)), wanted("Find corn"), atol=1e-4)
+
+
+def test_a_template_must_write_a_query_and_then_a_document() -> None:
+    contents = "{{ messages[0].content[0].text }} or {{ messages[1].content[0].text }}{{ eos_token }}"
+    assert read_template(contents, {"eos_token": "!"}, None) == PairTemplate("", " or ", "!")
+    with pytest.raises(ModelError, match="once each and in this order"):
+        read_template("{% for m in messages | reverse %}{{ m.content }}{% endfor %}", {}, None)
+    with pytest.raises(ModelError, match="only pairs"):
+        read_template("{{ raise_exception('only pairs') }}", {}, "Find corn")
 
 
 def test_cutting_a_pair_keeps_what_is_behind_the_document(tmp_path: Path) -> None:
