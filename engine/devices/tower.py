@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..models.spec import AttentionSpec, LayerSpec, TowerSpec
+from ..models.spec import AttentionSpec, LayerSpec, TowerSpec, mixers
 from ..weights.dtypes import DType
 from ..weights.quantization import Quantization
 from .executor import Executor
@@ -140,5 +140,5 @@ def checked_positions(
 
 def _num_axes(layer: LayerSpec) -> int:
     """How many axes the rope of a layer has; 0: it has no rope."""
-    ropes = [block.mixer.rope for block in layer if isinstance(block.mixer, AttentionSpec)]
+    ropes = [mixer.rope for mixer in mixers(layer) if isinstance(mixer, AttentionSpec)]
     return max((1 + max(rope.axes, default=0) for rope in ropes if rope is not None), default=0)

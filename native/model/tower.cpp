@@ -56,18 +56,26 @@ void Tower::add_layer(const std::vector<ResidualBlockPlan>& layer, const std::st
   std::deque<ResidualBlock>& residuals = layers_.emplace_back();
   reaches_.push_back(0);
   for (const ResidualBlockPlan& residual : layer) {
-    if (const AttentionPlan* attention = std::get_if<AttentionPlan>(&residual.mixer)) {
-      require(residuals.empty(), "attention must be the first part of a tower's layer");
-      require(!attention->clipped || residual.post_norm, kNoPostNorm);
-      require(attention->cache_group == 0 && attention->sliding_window >= 0 && attention->shared_layer < 0 && !attention->output_gate,
-              "attention in a tower has neither another layer's K and V nor an output gate");
-      reaches_.back() = attention->two_way ? attention->sliding_window : 1;
+    if (const ParallelPlan* parallel = std::get_if<ParallelPlan>(&residual.mixer)) {
+      for (const ResidualBlockPlan& part : parallel->residuals) add_part(part, residuals.empty() && &part == &parallel->residuals.front());
     } else {
-      const MlpPlan* mlp = std::get_if<MlpPlan>(&residual.mixer);
-      require(mlp != nullptr, "a tower's layers have only attention and MLPs");
-      require(!mlp->clipped || residual.post_norm, kNoPostNorm);
+      add_part(residual, residuals.empty());
     }
     residuals.emplace_back(residual, prefix, context_);
+  }
+}
+
+void Tower::add_part(const ResidualBlockPlan& residual, bool is_first) {
+  if (const AttentionPlan* attention = std::get_if<AttentionPlan>(&residual.mixer)) {
+    require(is_first, "attention must be the first part of a tower's layer");
+    require(!attention->clipped || residual.post_norm, kNoPostNorm);
+    require(attention->cache_group == 0 && attention->sliding_window >= 0 && attention->shared_layer < 0 && !attention->output_gate,
+            "attention in a tower has neither another layer's K and V nor an output gate");
+    reaches_.back() = attention->two_way ? attention->sliding_window : 1;
+  } else {
+    const MlpPlan* mlp = std::get_if<MlpPlan>(&residual.mixer);
+    require(mlp != nullptr, "a tower's layers have only attention and MLPs");
+    require(!mlp->clipped || residual.post_norm, kNoPostNorm);
   }
 }
 

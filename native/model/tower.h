@@ -84,6 +84,8 @@ class Tower {
 
   void add_projection(const std::string& name, const ProjectionPlan& plan);
   void add_layer(const std::vector<ResidualBlockPlan>& layer, const std::string& prefix);
+  // Looks at a residual block of the last layer, which may be the first of it, or beside others.
+  void add_part(const ResidualBlockPlan& residual, bool is_first);
   size_t check(int layer, const TowerPiece& piece, size_t num_floats, bool whole) const;
   // The piece as a step of layers with this reach, whose arrays are members.
   Step step_of(const TowerPiece& piece, size_t num_rows, int reach);

@@ -116,6 +116,8 @@ def lower_tower(spec: TowerSpec, formats: Formats) -> _native.TowerPlan:
 def _with_axes(residual: ResidualBlockSpec) -> ResidualBlockSpec:
     """Its rope by axes, if it has one. Without them it would turn by the places of rows in their segment."""
     mixer = residual.mixer
+    if isinstance(mixer, ParallelSpec):
+        return replace(residual, mixer=ParallelSpec(tuple(map(_with_axes, mixer.residuals))))
     if not isinstance(mixer, AttentionSpec) or mixer.rope is None or mixer.rope.axes:
         return residual
     return replace(residual, mixer=replace(mixer, rope=replace(mixer.rope, axes=(0,) * len(mixer.rope.inv_freq))))

@@ -12,7 +12,7 @@ from tidewheel import _native
 
 from ...cancellation import Cancellation
 from ...errors import DeviceError
-from ...models.spec import AttentionSpec, TowerSpec, tower_shapes
+from ...models.spec import AttentionSpec, TowerSpec, mixers, tower_shapes
 from ...weights.finite import require_finite
 from ...weights.packed_cache import BackgroundWrite, PackedCache
 from ...weights.tensor import WeightSource, to_float32
@@ -245,8 +245,8 @@ def tower_bytes(spec: TowerSpec, formats: Formats, options: TowerOptions) -> int
     """About how many bytes a tower takes with a segment of `max_rows`, which its caller has twice in float32."""
     kept = 0  # queries, K and V
     for layer in spec.layers:
-        for residual in layer:
-            if isinstance(mixer := residual.mixer, AttentionSpec):
+        for mixer in mixers(layer):
+            if isinstance(mixer, AttentionSpec):
                 block = _native.kv_bytes_per_block(
                     mixer.num_kv_heads, mixer.head_dim, mixer.head_dim, False, options.dtype
                 )

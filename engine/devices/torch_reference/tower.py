@@ -13,13 +13,14 @@ from torch import Tensor
 
 from ...cancellation import Cancellation
 from ...errors import DeviceError
-from ...models.spec import AttentionSpec, MlpSpec, TowerSpec
+from ...models.spec import AttentionSpec, MlpSpec, ParallelSpec, TowerSpec
 from ...weights.finite import read_finite
 from ...weights.tensor import WeightSource, to_float32
 from ..tower import Rows, TowerExecutor, TowerOptions, check_segments, checked_positions, checked_rows
 from .mixers import Parts, ResidualBlock, Tokens
 from .mixers.attention import rotate, temperature_at
 from .mixers.mlp import Mlp, activate
+from .mixers.parallel import Parallel
 from .weights import DTYPES, Weights
 
 
@@ -87,7 +88,7 @@ class _Attention:
         return self._weights.norm(name, self._spec.qk_norm, x.view(shape), each).view(x.shape)
 
 
-_KINDS: dict[str, Any] = {AttentionSpec.kind: _Attention, MlpSpec.kind: Mlp}
+_KINDS: dict[str, Any] = {AttentionSpec.kind: _Attention, MlpSpec.kind: Mlp, ParallelSpec.kind: Parallel}
 
 
 class TorchTower(TowerExecutor):

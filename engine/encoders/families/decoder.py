@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
+from itertools import chain
 from typing import Literal, NamedTuple
 
 from ...errors import ModelError
@@ -16,10 +17,12 @@ from ...models.families import family_of
 from ...models.spec import (
     AttentionSpec,
     DecoderSpec,
-    LayerSpec,
     MlpSpec,
+    ParallelSpec,
     ProjectionSpec,
+    ResidualBlockSpec,
     TowerSpec,
+    mixers,
     tower_shapes,
 )
 from ...models.tensor_ref import TensorRef
@@ -86,7 +89,7 @@ def model(architecture: str, config: ConfigReader, answer: AnswerTokens | None =
     norms = {"embedding_norm": spec.embedding.norm, "final_norm": spec.final_norm}
     tower = TowerSpec(
         spec.hidden_size,
-        tuple(_seeing(layer, two_way) for layer in spec.layers),
+        tuple(tuple(_seeing(residual, two_way) for residual in layer) for layer in spec.layers),
         () if head is None else (("head.out", ProjectionSpec(spec.hidden_size, head.num_labels)),),
         tuple(table for name, norm in norms.items() if norm for table in norm_tables(name, norm, spec.hidden_size)),
     )
@@ -152,22 +155,23 @@ def _refuse(architecture: str, spec: DecoderSpec) -> None:
         lacks = "an input for each of its layers"
     elif spec.embedding.size != spec.hidden_size:
         lacks = "embeddings that are narrower than its layers"
-    for layer in spec.layers:
-        for index, residual in enumerate(layer):
-            mixer = residual.mixer
-            if not isinstance(mixer, MlpSpec) and (index or not isinstance(mixer, AttentionSpec)):
-                lacks = lacks or f"layers of the kind {mixer.kind}"
-            elif isinstance(mixer, AttentionSpec) and (mixer.kv_layer is not None or mixer.output_gate or mixer.sinks):
-                lacks = lacks or "attention with an output gate, with sinks, or with another layer's K and V"
+    for mixer in chain.from_iterable(map(mixers, spec.layers)):
+        if not isinstance(mixer, AttentionSpec | MlpSpec):
+            lacks = lacks or f"layers of the kind {mixer.kind}"
+        elif isinstance(mixer, AttentionSpec) and (mixer.kv_layer is not None or mixer.output_gate or mixer.sinks):
+            lacks = lacks or "attention with an output gate, with sinks, or with another layer's K and V"
     if lacks:
         raise ModelError(f"{architecture} cannot embed or classify here, because it has {lacks}")
 
 
-def _seeing(layer: LayerSpec, two_way: bool) -> LayerSpec:
-    attention, *others = layer
-    if not isinstance(attention.mixer, AttentionSpec):
-        return layer
-    return replace(attention, mixer=replace(attention.mixer, two_way=two_way)), *others
+def _seeing(residual: ResidualBlockSpec, two_way: bool) -> ResidualBlockSpec:
+    """The residual block with attention in both directions, or causal attention."""
+    mixer = residual.mixer
+    if isinstance(mixer, ParallelSpec):
+        mixer = ParallelSpec(tuple(_seeing(part, two_way) for part in mixer.residuals))
+    elif isinstance(mixer, AttentionSpec):
+        mixer = replace(mixer, two_way=two_way)
+    return replace(residual, mixer=mixer)
 
 
 def _places(described: ModelDescription, ref: TensorRef) -> tuple[TensorRef, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from .attention import AttentionSpec
 from .mlp import Activation, MlpSpec
 from .norm import NormSpec
-from .residual_block import LayerSpec
+from .residual_block import LayerSpec, ParallelSpec, ResidualBlockSpec
 from .shapes import Shapes, linear, under
 
 
@@ -36,8 +36,8 @@ class TowerSpec:
     outside of them, by name, and `tables` small arrays that are added, joined or normalized with, by name and shape:
     position embeddings, class embeddings, weights of norms between layers.
 
-    A layer has at most one attention, as its first residual block, and MLPs. Raises ValueError for any other, and for
-    attention that has what only decoders have.
+    A layer has at most one attention, as its first residual block or the first of several side by side, and MLPs.
+    Raises ValueError for any other, and for attention that has what only decoders have.
     """
 
     hidden_size: int
@@ -49,18 +49,22 @@ class TowerSpec:
         for layer in self.layers:
             for index, residual in enumerate(layer):
                 mixer = residual.mixer
-                if isinstance(mixer, AttentionSpec | MlpSpec) and mixer.clipped and residual.post_norm is None:
-                    raise ValueError("behind clipped matrices there must be a norm")
-                if isinstance(mixer, AttentionSpec):
-                    _check(mixer, index)
-                elif not isinstance(mixer, MlpSpec):
-                    raise ValueError(f"a tower's layers have attention and MLPs, not {mixer.kind}")
+                beside = mixer.residuals if isinstance(mixer, ParallelSpec) else (residual,)
+                for number, part in enumerate(beside):
+                    _check(part, is_first=index == number == 0)
 
 
-def _check(attention: AttentionSpec, index: int) -> None:
-    if index:
+def _check(residual: ResidualBlockSpec, *, is_first: bool) -> None:
+    mixer = residual.mixer
+    if not isinstance(mixer, AttentionSpec | MlpSpec):
+        raise ValueError(f"a tower's layers have attention and MLPs, not {mixer.kind}")
+    if mixer.clipped and residual.post_norm is None:
+        raise ValueError("behind clipped matrices there must be a norm")
+    if not isinstance(mixer, AttentionSpec):
+        return
+    if not is_first:
         raise ValueError("attention must be the first residual block of a tower's layer")
-    if attention.kv_layer is not None or attention.output_gate or attention.sinks:
+    if mixer.kv_layer is not None or mixer.output_gate or mixer.sinks:
         raise ValueError("attention in a tower has neither another layer's K and V, nor an output gate, nor sinks")
 
 

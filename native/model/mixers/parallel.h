@@ -11,8 +11,12 @@ class Parallel final : public Mixer {
  public:
   Parallel(const ParallelPlan& plan, const std::string& prefix, Context& context);
   void run(Worker& worker, const Step& step, const Rows& input, const Output& output) const override;
+  // That of the first residual block.
+  void remember(Worker& worker, const Step& step, const Rows& input) const override;
 
  private:
+  // Copies the input, normalized, and clears `cleared`, if there is one. Returns the copy.
+  const float* take(Worker& worker, const Rows& input, float* cleared) const;
   const Context& context_;
   Buffer<float> input_;  // [T, hidden]: a copy, because the residual blocks may add to the rows that they were given
   std::deque<ResidualBlock> residuals_;

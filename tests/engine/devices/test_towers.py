@@ -29,6 +29,7 @@ from tidewheel.engine.models.spec import (
     LayerSpec,
     MlpSpec,
     NormSpec,
+    ParallelSpec,
     ProjectionSpec,
     ResidualBlockSpec,
     RopeSpec,
@@ -56,6 +57,12 @@ TWO_AXES = RopeSpec(tuple(100.0 ** (-i / 20) for i in range(20)) * 2, axes=(0,) 
 QWEN = AttentionSpec(2, 2, 80, 80**-0.5, qkv_bias=True, out_bias=True, rope=TWO_AXES, two_way=True)
 ONE_AXIS = RopeSpec(tuple(100.0 ** (-i / 32) for i in range(32)))
 PIXTRAL = RopeSpec(tuple(50.0 ** (-i / 32) for i in range(32)), axes=(0, 1) * 16, interleaved=True)
+
+
+WINDOWED = AttentionSpec(4, 1, 64, 0.125, rope=ONE_AXIS, sliding_window=130, query_temperature=TemperatureSpec(0.1, 8))
+BESIDE = ResidualBlockSpec(
+    ParallelSpec((ResidualBlockSpec(replace(QWEN, two_way=False)), ResidualBlockSpec(GELU, RMS))), RMS
+)
 
 
 def tower(attention: AttentionSpec, mlp: MlpSpec, norm: NormSpec | None, **fields: Any) -> TowerSpec:
@@ -106,10 +113,8 @@ SPECS = {
         replace(SIGLIP, alibi_slopes=(0.5, 0.03), bias_span=3, sliding_window=130), GELU, LAYER_NORM
     ),
     "causal, norms of heads": tower(AttentionSpec(4, 2, 64, 0.125, rope=ONE_AXIS, qk_norm=RMS), MLP, RMS),
-    "causal in windows": tower(
-        AttentionSpec(4, 1, 64, 0.125, rope=ONE_AXIS, sliding_window=130, query_temperature=TemperatureSpec(0.1, 8)),
-        MLP,
-        RMS,
+    "causal in windows": replace(
+        tower(WINDOWED, MLP, RMS), layers=((ResidualBlockSpec(WINDOWED, RMS), ResidualBlockSpec(MLP, RMS)), (BESIDE,))
     ),
 }
 OF_LEVELS = {
