@@ -48,6 +48,7 @@ class EncoderDescription:
 
     Either there is a `model`, whose safetensors lie in `folder`, or a `graph` in ONNX. `pooling` are the modes of an
     embedding model, and `dense_folders` those of its Dense modules behind the pooling, which a `model` needs.
+    `is_pooled_as_asked`: the pooling or the normalizing is not that of its files, but was asked for.
     `foreign_modules` are its modules that Tidewheel cannot compute. If there are any, the graph must output the
     finished embedding. `task` is the main one. A classifier has `labels`, and an `activation` unless it gives logits.
     It may read pairs of texts in a `pair_template`. `architecture` is the config's `model_type`. `dimensions` are those
@@ -66,6 +67,7 @@ class EncoderDescription:
     architecture: str = ""
     lower_case: bool = False
     pooling: tuple[str, ...] = ()
+    is_pooled_as_asked: bool = False
     pools_prompt: bool = True
     dense_folders: tuple[Path, ...] = ()
     foreign_modules: tuple[str, ...] = ()

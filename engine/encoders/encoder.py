@@ -248,6 +248,10 @@ class Embedder(Encoder):
         self._matryoshka = description.matryoshka
         super().__init__(name, source, description, tokenizer, graph)
         self.info = {**self.info, "width": str(self._dimensions or self.width)}
+        if description.is_pooled_as_asked and self._outputs["embed"] == POOLED_OUTPUT:
+            raise ModelError(
+                f"{graph.path} pools the tokens itself: leave pooling_type and use_activation out of --pooler-config"
+            )
         try:
             self.check_task("embed", dimensions=self._dimensions, use_activation=description.normalize)
         except InvalidRequestError as error:

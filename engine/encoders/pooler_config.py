@@ -77,9 +77,8 @@ def with_pooler_config(description: EncoderDescription, given: Mapping[str, Any]
             usual: ClassActivation = "sigmoid" if len(description.labels) == 1 else "softmax"
             changes["activation"] = (description.activation or usual) if activates else None
         return replace(description, **changes)
+    changes["is_pooled_as_asked"] = kind is not None or activates is not None
     if kind is not None:
-        if description.foreign_modules:
-            raise ModelError(f"{description.folder} pools in its ONNX graph: leave pooling_type out of --pooler-config")
         changes["pooling"] = (_POOLING[str(kind).upper()],)
     if activates is not None:
         changes["normalize"] = activates

@@ -133,6 +133,11 @@ def test_what_an_encoder_cannot_be(options: dict[str, object], said: str) -> Non
         alone(zoo.native_folder("bert"), **options)
 
 
+def test_a_graph_that_pools_cannot_pool_in_another_way() -> None:
+    with pytest.raises(ModelError, match="pools the tokens itself: leave pooling_type and use_activation out"):
+        alone(zoo.folder("bert-dense"), pooler_config={"pooling_type": "CLS"})
+
+
 def test_what_only_a_chat_model_has_is_refused(refused_start: RefusedStart) -> None:
     flags = ("--tokenizer", "x", "--quantization", "fp8", "--enable-lora", "--device", "cuda")
     code, said = refused_start(str(zoo.native_folder("bert")), *flags)
