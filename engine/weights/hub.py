@@ -116,7 +116,7 @@ def download_model(
     *,
     is_native: Callable[[Path], bool] | None = None,
 ) -> Path:
-    """As `resolve` for a hub id; encoders are downloaded as `resolve_encoder` does it.
+    """As `resolve` for a hub id; encoders are downloaded as `resolve_encoder` does it, without a graph in any case.
 
     Raises ModelError for a repository of neither, before anything of it is downloaded.
     """
@@ -124,7 +124,8 @@ def download_model(
     names = repository_files(repository, revision, download_dir)
     if not _is_encoder(model, revision, names):
         return resolve(model, revision, download_dir, with_mmproj=True)
-    return resolve_encoder(model, download_dir, revision=revision, is_native=is_native)
+    has_graph = any(name.endswith(".onnx") for name in names)
+    return resolve_encoder(model, download_dir, revision=revision, is_native=is_native if has_graph else lambda _: True)
 
 
 def wanted_files(

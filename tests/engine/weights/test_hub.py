@@ -15,7 +15,7 @@ from fake_hub import COMMITS, TOKEN, fake_hub, hub_environment, with_hub
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.weights import resolve
 from tidewheel.engine.weights.gguf.choosing import find_mmproj
-from tidewheel.engine.weights.hub import resolve_encoder, wanted_files
+from tidewheel.engine.weights.hub import download_model, resolve_encoder, wanted_files
 
 FILES = {
     "config.json": b'{"architectures": []}',
@@ -43,6 +43,15 @@ GGUF = {
     "Q6_K/model-Q6_K-00002-of-00002.gguf": b"second",
     "mmproj-F16.gguf": b"images",
 }
+MODULES = {
+    "config.json": b"{}",
+    "modules.json": b"[]",
+    "model.safetensors": b"weights",
+    "pytorch_model.bin": b"pickle",
+    "1_Pooling/config.json": b"{}",
+    "2_Dense/model.safetensors": b"weights",
+    "openvino/openvino_config.json": b"{}",
+}
 NOWHERE = "http://127.0.0.1:9"
 ALONE = {"README.md": b"words", "a-Q8_0.gguf": b"eight bits"}
 OTHER_GGUF = {"a-Q5_K_M.gguf": b"", "b-Q5_K_M.gguf": b"", "c-IQ4_XS.gguf": b""}
@@ -50,7 +59,13 @@ OTHER_GGUF = {"a-Q5_K_M.gguf": b"", "b-Q5_K_M.gguf": b"", "c-IQ4_XS.gguf": b""}
 
 @pytest.fixture(scope="module")
 def hub() -> Iterator[str]:
-    repositories = {"own/model": FILES, "own/gguf": GGUF, "own/others": OTHER_GGUF, "own/alone": ALONE}
+    repositories = {
+        "own/model": FILES,
+        "own/gguf": GGUF,
+        "own/others": OTHER_GGUF,
+        "own/alone": ALONE,
+        "own/modules": MODULES,
+    }
     with fake_hub(repositories) as running:
         yield running.endpoint
 
@@ -153,6 +168,14 @@ def test_of_an_encoder_the_graph_and_its_configs_are_downloaded(hub: str, tmp_pa
         assert resolve_encoder(str(tmp_path)) == tmp_path
         with pytest.raises(ModelError, match="own/none is neither a folder here nor a model"):
             resolve_encoder("own/none")
+
+
+def test_modules_lie_in_folders_of_their_own(hub: str, tmp_path: Path) -> None:
+    modules = {"config.json", "modules.json", "model.safetensors", "1_Pooling/config.json", "2_Dense/model.safetensors"}
+    with with_hub(hub, tmp_path):
+        folder = download_model("own/modules")
+    assert {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} == modules
+    assert {*wanted_files("own/modules", None, [*MODULES], is_encoder=None)} == modules
 
 
 def test_what_cannot_be_had_is_refused_with_the_reason(hub: str, tmp_path: Path) -> None:
