@@ -396,9 +396,32 @@ def test_the_config_of_a_model_is_an_object(llm: LLM) -> None:
         _ = config.tide
 
 
+def test_a_classifier_alone() -> None:
+    texts = ["the tide is high", "corn"]
+    with LLM(str(zoo.folder("bert-classes"))) as llm:
+        logits = zoo.reference("bert-classes", texts)
+        outputs = [output.outputs for output in llm.classify(texts, use_tqdm=False)]
+        assert outputs[0].num_classes == 3
+        powers = np.exp(logits)
+        np.testing.assert_allclose([one.probs for one in outputs], powers / powers.sum(1, keepdims=True), atol=1e-4)
+        raw = llm.encode(texts, PoolingParams(task="classify", softmax=False), use_tqdm=False)
+        np.testing.assert_allclose([one.outputs.data for one in raw], logits, atol=1e-4)
+        assert llm.encode("corn", use_tqdm=False)[0].outputs.data.tolist() == outputs[1].probs
+        with pytest.raises(InvalidRequestError, match="there is no model for embeddings"):
+            llm.embed("corn")
+        with pytest.raises(InvalidRequestError, match="there is no model for classes of tokens"):
+            llm.reward("corn")
+        with pytest.raises(InvalidRequestError, match="dimensions are of vectors"):
+            llm.classify("corn", pooling_params=PoolingParams(dimensions=2))
+
+
 def test_an_embedding_model_alone() -> None:
-    with LLM(str(zoo.folder("bert")), runner="pooling") as llm:
-        assert len(llm.embed(["the tide", "the corn"], use_tqdm=False)) == 2
+    with LLM(str(zoo.folder("bert")), pooler_config={"dimensions": 4}) as llm:
+        vectors = [output.outputs.embedding for output in llm.embed(["the tide", "the corn"], use_tqdm=False)]
+        assert [len(vector) for vector in vectors] == [4, 4]
+        [tokens] = llm.encode("the tide", pooling_task="token_embed", use_tqdm=False)
+        assert tokens.outputs.data.shape == (len(tokens.prompt_token_ids), 4)
+        np.testing.assert_allclose(np.linalg.norm(tokens.outputs.data, axis=1), 1, rtol=1e-5)
         with pytest.raises(InvalidRequestError, match="runner='pooling'"):
             generate(llm, "the tide")
 

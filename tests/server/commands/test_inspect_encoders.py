@@ -45,6 +45,8 @@ def test_it_says_what_is_served(inspect: Inspect, name: str) -> None:
     assert (found["max_length"], found["vocab_size"]) == (served.max_length, served.vocab_size)
     assert found["is_cross_encoder"] == served.is_cross_encoder
     assert tuple(found["labels"]) == served.labels
+    assert {*found["tasks"]} <= served.tasks
+    assert found["tasks"][0] == served.task
     if isinstance(served, Embedder):
         assert found["width"] == (None if found["in_graph"] else served.width)
         assert (found["prompts"], found["default_prompt_name"]) == (served.prompts, served.default_prompt_name)
@@ -57,11 +59,26 @@ def test_it_is_said_in_words(capsys: pytest.CaptureFixture[str]) -> None:
         "bert-dense": ("the graph must contain the whole model, because Tidewheel does not compute Dense",),
         "bert-cross": ("BertForSequenceClassification (cross-encoder)", "a score of a query and a document, through a"),
         "roberta-cross": ("a score of a query and a document\n",),
+        "bert-classes": ("(classifier)", "labels        calm, rough, stormy\n", "tasks         classify\n"),
     }
     for name, words in said.items():
         assert main(["inspect", str(encoder_zoo.folder(name))]) == 0
         printed = capsys.readouterr().out
         assert [word for word in words if word not in printed] == []
+
+
+def test_the_memory_of_safetensors_is_said(
+    inspect: Inspect, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = encoder_zoo.native_folder("distilbert")
+    found, served = inspect(folder), load_encoders([str(folder)], ["it"]).encoders["it"]
+    assert (found["dtype"], str(found["memory_bytes"])) == (served.info["dtype"], served.info["weight_bytes"])
+    assert {*found["tasks"]} == served.tasks
+    config = json.loads((folder / "config.json").read_text())
+    cut = encoder_zoo.changed_folder(folder, tmp_path / "cut", config={**config, "matryoshka_dimensions": [16, 8]})
+    assert inspect(cut)["matryoshka"] == [8, 16]
+    assert main(["inspect", str(cut)]) == 0
+    assert "vectors may be cut to 8, 16 numbers" in capsys.readouterr().out
 
 
 def test_a_refusal_is_that_of_serving(inspect: Inspect, tmp_path: Path) -> None:

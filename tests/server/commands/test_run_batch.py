@@ -66,6 +66,21 @@ def test_what_vllms_command_has_alone(tmp_path: Path, capsys: pytest.CaptureFixt
         assert "must be a file of this machine, not a URL" in capsys.readouterr().err
 
 
+def test_a_model_that_generates_nothing_answers_what_it_can(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        row("chat", "/v1/chat/completions", CHAT),
+        row("vector", "/v1/embeddings", {"input": "the tide"}),
+        row("rank", "/v1/rerank", {"query": "the tide", "documents": ["corn", "the tide"]}),
+    ]
+    source, target = written(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
+    assert main(["run-batch", "-i", str(source), "-o", str(target), str(zoo.folder("bert"))]) == 1
+    assert "3 requests answered, 1 of them with an error" in capsys.readouterr().err
+    found = answers(target)
+    assert found["chat"]["error"]["message"].startswith("this server has no chat model")
+    assert found["vector"]["response"]["body"]["model"] == zoo.folder("bert").name
+    assert [one["index"] for one in found["rank"]["response"]["body"]["results"]] == [1, 0]
+
+
 def test_answers_are_those_of_the_server_and_are_kept(
     tmp_path: Path, demo_server: ServerProcess, capsys: pytest.CaptureFixture[str]
 ) -> None:
