@@ -14,6 +14,7 @@ from ..files.folder import read_config, read_json, read_json_array, read_json_if
 from ..files.reading import is_there, require_file, require_no_special_files
 from ..files.wording import shown
 from ..models.overrides import overridden
+from ..weights.gguf.choosing import find_gguf
 from .classification import ClassActivation, activation_of, labels_of
 from .conversion import Conversion, conversion, pair_template
 from .detection import graph_in
@@ -84,10 +85,12 @@ class EncoderDescription:
 def describe_encoder(
     folder: Path, overrides: Mapping[str, Any] | None = None, convert: Convert = "auto"
 ) -> EncoderDescription:
-    """Read a model folder, whose config has `overrides` in place of its own fields.
+    """Read a model folder, whose config has `overrides` in place of its own fields, or a GGUF file.
 
     Raises ModelError, which names the file and what it should contain.
     """
+    if (file := gguf_in(folder)) is not None:
+        return _in_gguf(file)
     modules = _Modules(folder)
     graph = graph_in(folder)
     converted, model = _native_model(modules, graph, overrides, convert)
@@ -149,6 +152,36 @@ def describe_encoder(
         normalize=normalize,
         prompts=prompts,
         default_prompt_name=default,
+    )
+
+
+def gguf_in(path: Path) -> Path | None:
+    """The GGUF file that `path` is, or that lies in it alone: in a folder without a config.json."""
+    if path.is_file():
+        return path
+    return None if is_there(path / "config.json") or is_there(path / "modules.json") else find_gguf(path)
+
+
+def _in_gguf(path: Path) -> EncoderDescription:
+    from ..weights.gguf.source import GgufSource
+    from .gguf.models import encoder_in
+
+    found = encoder_in(GgufSource(path).file)
+    if not (found.pooling or found.labels):
+        logger.info("%s does not say how its vectors are pooled: they are the means of its tokens' vectors", path)
+    return EncoderDescription(
+        folder=path,
+        model=found.model,
+        graph=None,
+        tokenizer_folder=path,
+        task="classify" if found.labels else "embed",
+        max_length=found.max_length,
+        vocab_size=found.model.embedding.num_words,
+        pad_token_id=found.pad_token_id,
+        pooling=() if found.labels else found.pooling or ("mean",),
+        normalize=not found.labels,
+        labels=found.labels,
+        activation=None if not found.labels else "sigmoid" if len(found.labels) == 1 else "softmax",
     )
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ..errors import DeviceError, ModelError
 from ..files.folder import read_config
+from ..weights.gguf.reader import first_metadata
 from .classification import ClassActivation
 from .description import EncoderDescription, describe_encoder
 from .detection import graph_in
@@ -17,6 +18,7 @@ from .onnx_graph import import_onnxruntime
 from .tasks import Task
 from .tokenization import EncoderTokenizer
 
+CheckpointFormat = Literal["safetensors", "GGUF", "ONNX"]
 _WIDTHS = ("hidden_size", "dim", "d_model", "n_embd")  # what families call the size of a token's vector
 
 
@@ -24,7 +26,7 @@ _WIDTHS = ("hidden_size", "dim", "d_model", "n_embd")  # what families call the 
 class EncoderInspection:
     """All that is known of an encoder. If it is refused, fields that cannot be known are None or empty.
 
-    `bytes` is the size of the `files`: of the graph and its weights, or of safetensors if it `is_native`. Then `dtype`
+    `bytes` is the size of the `files`: of the graph and its weights, or of a checkpoint if it `is_native`. Then `dtype`
     is what its weights are kept in, and `memory_bytes` about what they take with the longest text. `tasks` are what
     requests can ask for, as far as that is known before a graph is opened. `width` is how many numbers a vector has, if
     the config says it, and `matryoshka` what it says of cut ones, as in EncoderDescription. A classifier has `labels`,
@@ -36,6 +38,7 @@ class EncoderInspection:
     model: str
     architecture: str | None
     is_native: bool
+    format: CheckpointFormat
     files: Sequence[str]
     bytes: int
     dtype: str | None
@@ -57,15 +60,20 @@ class EncoderInspection:
 
 
 def inspect_encoder(model: str, path: Path, *, whole: bool) -> EncoderInspection:
-    """Look at the encoder in a folder, which `model` names. If it is not `whole`, it has no tokenizer."""
+    """Look at the encoder in a folder or file, which `model` names. If it is not `whole`, it has no tokenizer."""
     refusal: str | None = None
     config: dict[str, Any] = {}
+    architecture: str | None = None
     description: EncoderDescription | None = None
     dtype: str | None = None
     memory_bytes: int | None = None
     try:
         description = describe_encoder(path)
-        config = read_config(description.tokenizer_folder)
+        if description.folder.is_file():
+            architecture = str(first_metadata(description.folder)["general.architecture"])
+        else:
+            config = read_config(description.tokenizer_folder)
+            architecture = _architecture(config)
         if whole:
             EncoderTokenizer.load(
                 description.tokenizer_folder, lower_case=description.lower_case, pairs=bool(description.labels)
@@ -78,15 +86,19 @@ def inspect_encoder(model: str, path: Path, *, whole: bool) -> EncoderInspection
         refusal = str(error) if Path(model).expanduser() == path else str(error).replace(str(path), model)
     is_native = description is not None and description.model is not None
     graph, files = graph_in(path), []
-    if description is not None and is_native:
-        files = sorted(description.folder.glob("*.safetensors"))
+    format: CheckpointFormat = "ONNX"
+    if description is not None and description.folder.is_file():
+        format, files = "GGUF", [description.folder]
+    elif description is not None and is_native:
+        format, files = "safetensors", sorted(description.folder.glob("*.safetensors"))
     elif graph is not None:
         files = sorted(file for file in graph.parent.glob(f"{graph.name}*") if file.is_file())
     return EncoderInspection(
         model=model,
-        architecture=_architecture(config),
+        architecture=architecture,
         is_native=is_native,
-        files=[str(file.relative_to(path)) for file in files],
+        format=format,
+        files=[str(file.relative_to(path)) if file != path else file.name for file in files],
         bytes=sum(file.stat().st_size for file in files),
         dtype=dtype,
         memory_bytes=memory_bytes,
@@ -122,5 +134,9 @@ def _architecture(config: Mapping[str, Any]) -> str | None:
 def _width(description: EncoderDescription, config: Mapping[str, Any]) -> int | None:
     if description.labels or description.foreign_modules or description.dense_folders:
         return None
+    if description.model is not None:
+        tower = description.model.tower
+        dense = [projection.outputs for name, projection in tower.projections if name.startswith("dense.")]
+        return [tower.hidden_size * len(description.pooling), *dense][-1]
     sizes = [config[name] for name in _WIDTHS if isinstance(config.get(name), int)]
     return sizes[0] * len(description.pooling) if sizes else None

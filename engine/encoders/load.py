@@ -48,11 +48,12 @@ def load_encoders(
     first: EncoderSettings | None = None,
     device: CpuDevice | None = None,
 ) -> EncoderEngine:
-    """Load encoders, each from a folder or a hub id, under `names` or their own. The engine is not started yet.
+    """Load encoders, each from a folder, a GGUF file or a hub id, under `names` or their own. The engine is not started
+    yet.
 
-    `dtype` is for safetensors; an ONNX graph has its own. What will be downloaded afterwards, `beside` them, must fit
-    on the disk, too. Each config has `overrides` in place of its own fields, and `convert` says what decoders are
-    served as. With settings of the `first`, it is the model that a command is for, and there is no chat model: the
+    `dtype` is for safetensors and GGUF; an ONNX graph has its own. What will be downloaded afterwards, `beside` them,
+    must fit on the disk, too. Each config has `overrides` in place of its own fields, and `convert` says what decoders
+    are served as. With settings of the `first`, it is the model that a command is for, and there is no chat model: the
     encoders' threads, for which None means all cores, have no lower priority. With a `device` (see `shared_device`)
     those that can use the chat model's threads later get as many. Raises DeviceError if a model needs onnxruntime and
     it is not there, and ModelError, which says what to change, if a model cannot be served.
@@ -60,7 +61,7 @@ def load_encoders(
     if not models:
         return EncoderEngine()
     others = EncoderSettings(dtype=dtype, convert=convert, hf_overrides=overrides)
-    encoders = [Download(model, is_encoder=True) for model in models if local_model(model) is None]
+    encoders = [Download(model, is_encoder=True) for model in models if local_model(model, ".gguf") is None]
     if missing := not_cached(encoders, download_dir):
         check_room([*missing, *not_cached(beside, download_dir)], download_dir)
     num_threads = threads or (1 if first is None else default_threads())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import threading
+from collections import Counter
 from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -27,7 +28,8 @@ from ..weights.checkpoint import open_checkpoint
 from ..weights.dtypes import DType
 from ..weights.finite import require_finite
 from ..weights.quantization import Quantization
-from ..weights.tensor import DenseTensor, to_float32
+from ..weights.stored import Stored
+from ..weights.tensor import BlockTensor, DenseTensor, to_float32
 from ..weights.tower import TowerWeights
 from .graph import LOGITS, TOKEN_OUTPUTS, EncoderGraph
 from .model import EncoderModel
@@ -37,7 +39,7 @@ from .tokenization import EncoderInput
 
 T = TypeVar("T")
 
-_OF_A_LAYER = re.compile(r"layers?\.(\d{1,9})\.")
+_OF_A_LAYER = re.compile(r"(?:layers?|blk)\.(\d{1,9})\.")
 # The activations of a Dense module, by the last part of their names in torch.
 _DENSE_ACTIVATIONS: Mapping[str, Literal["gelu", "relu", "silu", "tanh"] | None] = {
     "GELU": "gelu",
@@ -61,7 +63,7 @@ class NativeGraph(EncoderGraph):
         path: Path,
         model: EncoderModel,
         tower: TowerExecutor,
-        tables: Mapping[str, DenseTensor],
+        tables: Mapping[str, DenseTensor | BlockTensor],
         dense: Sequence[str | None],
         info: Mapping[str, str],
     ) -> None:
@@ -197,12 +199,13 @@ def load_native(
 ) -> NativeGraph:
     """The encoder whose safetensors lie in `folder`, with its Dense modules, for texts of at most `max_length` tokens.
 
-    It has as many `threads`, or as many as a chat model on the `device`. `auto` keeps the dtype of the checkpoint.
-    Raises ModelError and DeviceError for what cannot be loaded.
+    It has as many `threads`, or as many as a chat model on the `device`. `folder` may also be a GGUF file, whose Dense
+    modules the model has. `auto` keeps what the checkpoint has: its dtype, and blocks. Raises ModelError and
+    DeviceError for what cannot be loaded.
     """
-    checkpoint, tensors = open_checkpoint(folder), dict(model.tensors)
-    activations: list[str | None] = []
+    checkpoint, tensors = dict(_opened(folder)), dict(model.tensors)
     projections = list(model.tower.projections)
+    activations: list[str | None] = [None for name, _ in projections if name.startswith("dense.")]
     for index, own in enumerate(dense_folders):
         projection, activation = _dense(own / "config.json")
         for name, stored in open_checkpoint(own).items():
@@ -214,21 +217,21 @@ def load_native(
     spec = replace(model.tower, projections=tuple(projections))
     rows = tuple((name, (count, spec.hidden_size)) for name, count in model.embedding.tables.items())
     looked_up = TowerWeights(checkpoint, TowerSpec(spec.hidden_size, (), tables=rows), tensors)
-    tables: dict[str, DenseTensor] = {}
+    tables: dict[str, DenseTensor | BlockTensor] = {}
     for name in looked_up:
         table = looked_up[name]
-        assert isinstance(table, DenseTensor)
+        assert isinstance(table, DenseTensor | BlockTensor)
         require_finite([table], threads or 1)
         tables[name] = table
     weights = TowerWeights(checkpoint, spec, tensors)
     _refuse_unused(folder, checkpoint, weights.stored_names, len(spec.layers))
     quantization = Quantization("int8") if dtype == "int8" else None
     chosen: DType = device.default_dtype(weights.dtype) if dtype == "auto" else "bfloat16" if dtype == "int8" else dtype
-    options = TowerOptions(chosen, max_length, quantization, threads)
+    options = TowerOptions(chosen, max_length, quantization, threads, keeps_quantized=dtype == "auto")
     tower = device.load_tower(spec, weights, options)
-    kept_as = chosen if quantization is None else dtype
+    kept_as = _kept_as(weights, chosen) if dtype == "auto" else dtype
     info = {
-        "format": "safetensors",
+        "format": "GGUF" if folder.is_file() else "safetensors",
         "device": device.name,
         "isa": device.isa,
         "dtype": chosen,
@@ -239,18 +242,33 @@ def load_native(
     return NativeGraph(folder, model, tower, tables, activations, info)
 
 
-def planned_weights(folder: Path, model: EncoderModel, max_length: int) -> tuple[DType, int]:
+def planned_weights(folder: Path, model: EncoderModel, max_length: int) -> tuple[str, int]:
     """What the weights would be kept in, as `load_native` does it with the dtype auto, and about how many bytes they
     would take with a text of `max_length` tokens, without Dense modules. Raises ModelError.
     """
-    weights, device = TowerWeights(open_checkpoint(folder), model.tower, model.tensors), CpuDevice()
+    weights, device = TowerWeights(_opened(folder), model.tower, model.tensors), CpuDevice()
     dtype = device.default_dtype(weights.dtype)
-    return dtype, device.tower_bytes(model.tower, weights, TowerOptions(dtype, max_length))
+    return _kept_as(weights, dtype), device.tower_bytes(model.tower, weights, TowerOptions(dtype, max_length))
 
 
 def _num_parameters(spec: TowerSpec, model: EncoderModel) -> int:
     looked_up = sum(model.embedding.tables.values()) * spec.hidden_size
     return looked_up + sum(math.prod(shape) for shape in tower_shapes(spec).values())
+
+
+def _kept_as(weights: TowerWeights, dtype: DType) -> str:
+    """What most of its matrices are kept in if they stay as they are stored; `dtype` if that is floats."""
+    formats = [format for name in weights if (format := weights.stored_format(name)) is not None]
+    return Counter(format.kind for format in formats).most_common(1)[0][0] if formats else dtype
+
+
+def _opened(path: Path) -> Stored:
+    if not path.is_file():
+        return open_checkpoint(path)
+    from ..weights.gguf.checkpoint import checkpoint_of
+    from ..weights.gguf.source import GgufSource
+
+    return checkpoint_of(GgufSource(path).file)
 
 
 def _refuse_unused(folder: Path, checkpoint: Iterable[str], used: Collection[str], num_layers: int) -> None:

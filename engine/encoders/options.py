@@ -61,7 +61,7 @@ class EncoderOptions(Options):
     )
     models: Sequence[str] = option(
         (),
-        "embedding models and cross-encoders to serve too: folders or hub ids",
+        "embedding models and cross-encoders to serve too: folders, GGUF files or hub ids",
         flag="--embedding-model",
         metavar="MODEL",
     )
@@ -82,8 +82,8 @@ class EncoderOptions(Options):
     )
     dtype: EncoderDType = option(
         "auto",
-        "what embedding models in safetensors are kept in: auto keeps the checkpoint's own type; bfloat16 and int8 are "
-        "smaller and faster",
+        "what embedding models in safetensors and GGUF are kept in: auto keeps the checkpoint's own type; bfloat16 and "
+        "int8 are smaller and faster than float32",
         flag="--embedding-dtype",
         metavar="DTYPE",
     )

@@ -67,7 +67,11 @@ class EncoderTokenizer:
 
     @classmethod
     def load(cls, folder: Path, *, lower_case: bool = False, pairs: bool = False) -> EncoderTokenizer:
-        """A model folder's tokenizer, also for `pairs` of texts. Raises ModelError if there is none or it is broken."""
+        """A model folder's tokenizer, or a GGUF file's, also for `pairs` of texts. Raises ModelError if there is none
+        or it is broken.
+        """
+        if folder.is_file():
+            return cls._of_gguf(folder)
         path = folder / "tokenizer.json"
         if not path.exists():
             raise ModelError(
@@ -83,6 +87,16 @@ class EncoderTokenizer:
             end = tokenizer.token_to_id(eos) if eos is not None and config.get("add_eos_token") is True else None
             made = cls(tokenizer, lower_case=lower_case, has_type_ids=has_type_ids, end=end)
             made.encode("a", "a" if pairs else None)
+            return made
+
+    @classmethod
+    def _of_gguf(cls, path: Path) -> EncoderTokenizer:
+        from ..weights.gguf.source import GgufSource
+        from .gguf.tokenizer import tokenizer_in
+
+        with reading_tokenizer(path):
+            made = cls(tokenizer_in(GgufSource(path).file))
+            made.encode("a", "a")
             return made
 
     def encode(

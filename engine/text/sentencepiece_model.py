@@ -69,7 +69,7 @@ def read_sentencepiece_model(path: Path) -> SentencePieceModel:
     data = read_file(path, MAX_TOKENIZER_BYTES)
     try:
         model = _model(data)
-        _check(model)
+        check(model)
     except ValueError as error:  # also of texts that are not UTF-8
         raise ModelError(f"{path} is not a sentencepiece model: {error}") from error
     return model
@@ -181,7 +181,8 @@ def _varint(data: bytes, start: int, end: int) -> tuple[int, int]:
     raise _MalformedError("it ends within a number")
 
 
-def _check(model: SentencePieceModel) -> None:
+def check(model: SentencePieceModel) -> None:
+    """Raises ValueError for pieces that the library would not take, and for those that are too large."""
     pieces, kinds = model.pieces, model.kinds
     if not pieces:
         raise _MalformedError("it has no pieces")

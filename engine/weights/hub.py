@@ -98,10 +98,14 @@ def resolve_encoder(
     is_native: Callable[[Path], bool] | None = None,
 ) -> Path:
     """As `resolve`, for an encoder: its ONNX graph, or its safetensors, if it has any and `is_native` says of the
-    folder of its small files that these can be computed with.
+    folder of its small files that these can be computed with; or its GGUF file, if one is named or it has no other.
     """
-    if (local := local_model(model)) is not None:
+    if (local := local_model(model, ".gguf")) is not None:
         return local
+    repository, wanted = split_name(model)
+    names = None if wanted else repository_files(repository, revision, download_dir)
+    if names is None or _is_gguf_alone(names):
+        return _gguf(repository, revision, download_dir, wanted, names, with_mmproj=False)
     if is_native is not None and is_native(download(model, revision, download_dir, ["*.json"], _ENCODER_UNWANTED)):
         folder = download(model, revision, download_dir, _NATIVE_ENCODER_WANTED, _NATIVE_ENCODER_UNWANTED)
         if any(folder.rglob("*.safetensors")):
@@ -143,6 +147,8 @@ def wanted_files(
     from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]  # documented, but not listed
 
     repository, wanted = split_name(model)
+    if is_encoder and (wanted is not None or _is_gguf_alone(names)):
+        return _gguf_files(repository, names, wanted, with_mmproj=False)
     if _is_encoder(model, revision, names) if is_encoder is None else is_encoder:
         wanted_here, unwanted = _ENCODER_WANTED, _ENCODER_UNWANTED
         if any(name.endswith(".safetensors") and "/" not in name for name in names):  # as large as a graph, in any case
@@ -157,6 +163,12 @@ def wanted_files(
     if may_be_plain(names):
         return list(filter_repo_objects(names, allow_patterns=_WANTED + PYTORCH_FILES, ignore_patterns=_UNWANTED))
     return [*found, *_gguf_files(repository, names, None, with_mmproj=with_mmproj or is_encoder is None)]
+
+
+def _is_gguf_alone(names: Sequence[str]) -> bool:
+    """Whether a repository has weights as GGUF, and neither as safetensors nor in ONNX."""
+    kinds = {name.lower().rpartition(".")[2] for name in names}
+    return "gguf" in kinds and not kinds & {"onnx", "safetensors"}
 
 
 def _is_encoder(model: str, revision: str | None, names: Sequence[str]) -> bool:
@@ -346,7 +358,7 @@ def is_cached(
     try:
         folder = cached_folder(repository, revision, download_dir)
         names = files_in(folder)
-        if is_encoder:
+        if is_encoder and wanted is None and not _is_gguf_alone(names):
             return any(name.endswith((".onnx", ".safetensors")) for name in names)
         if wanted is not None or any(name.lower().endswith(".gguf") for name in names):
             return all((folder / name).exists() for name in choose_gguf(repository, names, wanted))

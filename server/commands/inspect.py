@@ -80,8 +80,7 @@ def render(found: Inspection | EncoderInspection) -> str:
 def _encoder(found: EncoderInspection) -> Iterator[tuple[str, str]]:
     yield "model", found.model
     named = found.files[0] if len(found.files) == 1 else f"{len(found.files)} files"
-    kind = "safetensors" if found.is_native else "ONNX"
-    yield "checkpoint", f"{kind}: {named}, {in_bytes(found.bytes)}"
+    yield "checkpoint", f"{found.format}: {named}, {in_bytes(found.bytes)}"
     kind = {None: "", True: " (cross-encoder)", False: " (embedding model)"}[found.is_cross_encoder]
     if found.labels and not found.is_cross_encoder:
         kind = " (classifier)"

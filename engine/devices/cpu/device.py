@@ -268,7 +268,7 @@ class CpuDevice(Device):
 
     def tower_bytes(self, spec: TowerSpec, weights: WeightSource, options: TowerOptions) -> int:
         """See Device. Some of it is only used while an image is encoded."""
-        return tower_bytes(spec, tower_formats(spec, options.dtype, options.quantization, weights), options)
+        return tower_bytes(spec, _tower_formats(spec, weights, options), options)
 
     def load_tower(
         self,
@@ -283,7 +283,7 @@ class CpuDevice(Device):
         Memory for a segment is reserved, and its pages appear with use.
         """
         assert beside is None or isinstance(beside, CpuExecutor)
-        formats = tower_formats(spec, options.dtype, options.quantization, weights if options.keeps_quantized else None)
+        formats = _tower_formats(spec, weights, options)
         groups = _groups(self._options, self._num_groups) if options.threads is None else own_threads(options.threads)
         threads = (self.isa, groups) if beside is None else beside.native
         try:
@@ -363,3 +363,8 @@ class CpuDevice(Device):
         # one more packing.
         facts = (_native.packed_version(), self.isa, repr(spec), repr(formats), weights.identity)
         return PackedCache(cache_dir, facts if stage is None else (*facts, repr(stage)))
+
+
+def _tower_formats(spec: TowerSpec, weights: WeightSource, options: TowerOptions) -> Formats:
+    stored = weights if options.keeps_quantized else None
+    return tower_formats(spec, options.dtype, options.quantization, stored)

@@ -32,10 +32,12 @@ _SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "sep
 def tokenizer_of(file: GgufFile) -> Tokenizer:
     """The tokenizer. Raises ModelError, naming the file, for a kind that is not supported or a broken one."""
     fields = Fields(file, "tokenizer.ggml.")
-    vocabulary = _Vocabulary(file, fields)
+    vocabulary = Vocabulary(file, fields)
     kind = fields.text("model")
     if kind == "gpt2":
-        backend: TokenizerBackend = _byte_level(file, fields, vocabulary)
+        made, begins = byte_level(file, fields, vocabulary)
+        with reading_tokenizer(file.path):
+            backend: TokenizerBackend = _finished(made, vocabulary, begins)
     elif kind == "llama":
         backend = _sentencepiece(file, fields, vocabulary)
     elif kind == "gemma4":
@@ -52,8 +54,11 @@ def tokenizer_of(file: GgufFile) -> Tokenizer:
     return Tokenizer(backend, names, _chat_template(file))
 
 
-class _Vocabulary:
-    """Tokens with their types, without the unused ones at the end that only fill up the embedding."""
+class Vocabulary:
+    """Tokens with their types, without the unused ones at the end that only fill up the embedding.
+
+    All methods raise ModelError, naming the file and the key.
+    """
 
     def __init__(self, file: GgufFile, fields: Fields) -> None:
         self._fields = fields
@@ -87,6 +92,7 @@ class _Vocabulary:
             )
 
     def of_type(self, *kinds: int) -> list[int]:
+        """The ids of the tokens of these types, ascending."""
         return np.flatnonzero(np.isin(self._kinds, kinds)).tolist()
 
     @functools.cached_property
@@ -98,6 +104,7 @@ class _Vocabulary:
         return ids
 
     def special(self, name: str) -> str | None:
+        """The token that has a part of its own, such as bos; None if the file names none."""
         key = f"{_SPECIAL[name]}_token_id"
         token_id = self._fields.optional_integer(key)
         if token_id is None:
@@ -112,7 +119,8 @@ class _Vocabulary:
         return bos, self.special("eos") if self._fields.flag("add_eos_token", False) else None
 
 
-def _byte_level(file: GgufFile, fields: Fields, vocabulary: _Vocabulary) -> TokenizersBackend:
+def byte_level(file: GgufFile, fields: Fields, vocabulary: Vocabulary) -> tuple[tokenizers.Tokenizer, bool]:
+    """A byte-level tokenizer without added tokens, and whether texts begin with bos where the file does not say."""
     pre = fields.optional_text("pre")
     if pre is None:
         raise ModelError(
@@ -132,10 +140,10 @@ def _byte_level(file: GgufFile, fields: Fields, vocabulary: _Vocabulary) -> Toke
         made.decoder = decoders.ByteLevel()
         if splitting.nfc:
             made.normalizer = normalizers.NFC()
-        return _finished(made, vocabulary, splitting.begins)
+        return made, splitting.begins
 
 
-def _merged_sentencepieces(file: GgufFile, fields: Fields, vocabulary: _Vocabulary) -> TokenizersBackend:
+def _merged_sentencepieces(file: GgufFile, fields: Fields, vocabulary: Vocabulary) -> TokenizersBackend:
     """Gemma 4's: pieces of SentencePiece that are merged by rank, not by score. What is not in them is bytes."""
     ids, merges = vocabulary.ids, _merges(fields)
     with reading_tokenizer(file.path):
@@ -153,7 +161,7 @@ def _merges(fields: Fields) -> list[tuple[str, str]]:
     return merges
 
 
-def _finished(made: tokenizers.Tokenizer, vocabulary: _Vocabulary, begins: bool) -> TokenizersBackend:
+def _finished(made: tokenizers.Tokenizer, vocabulary: Vocabulary, begins: bool) -> TokenizersBackend:
     """With the tokens that texts are cut at first, and those around every text, which may begin with bos."""
     for kind, special in (((_UNKNOWN, _CONTROL), True), ((_USER_DEFINED,), False)):
         texts = [vocabulary.tokens[token_id] for token_id in vocabulary.of_type(*kind)]
@@ -169,7 +177,7 @@ def _finished(made: tokenizers.Tokenizer, vocabulary: _Vocabulary, begins: bool)
     return TokenizersBackend(made)
 
 
-def _sentencepiece(file: GgufFile, fields: Fields, vocabulary: _Vocabulary) -> SentencePieceBackend:
+def _sentencepiece(file: GgufFile, fields: Fields, vocabulary: Vocabulary) -> SentencePieceBackend:
     structure = vocabulary.of_type(_UNKNOWN, _CONTROL)
     added = {str(i): {"content": vocabulary.tokens[i], "special": True} for i in structure if vocabulary.tokens[i]}
     config = {
@@ -180,7 +188,7 @@ def _sentencepiece(file: GgufFile, fields: Fields, vocabulary: _Vocabulary) -> S
     return SentencePieceBackend(file.path, config, _sentencepiece_model(fields, vocabulary))
 
 
-def _sentencepiece_model(fields: Fields, vocabulary: _Vocabulary) -> bytes:
+def _sentencepiece_model(fields: Fields, vocabulary: Vocabulary) -> bytes:
     """The vocabulary as sentencepiece's own file, whose pieces have the same types.
 
     The fields: https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.proto.

@@ -1,0 +1,1 @@
+"""Encoders in GGUF files: how they compute, and their tokenizers."""
