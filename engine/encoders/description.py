@@ -90,7 +90,7 @@ def describe_encoder(
     Raises ModelError, which names the file and what it should contain.
     """
     if (file := gguf_in(folder)) is not None:
-        return _in_gguf(file)
+        return _in_gguf(file, overrides, convert)
     modules = _Modules(folder)
     graph = graph_in(folder)
     converted, model = _native_model(modules, graph, overrides, convert)
@@ -162,11 +162,11 @@ def gguf_in(path: Path) -> Path | None:
     return None if is_there(path / "config.json") or is_there(path / "modules.json") else find_gguf(path)
 
 
-def _in_gguf(path: Path) -> EncoderDescription:
+def _in_gguf(path: Path, overrides: Mapping[str, Any] | None, convert: Convert) -> EncoderDescription:
     from ..weights.gguf.source import GgufSource
     from .gguf.models import encoder_in
 
-    found = encoder_in(GgufSource(path).file)
+    found = encoder_in(GgufSource(path).file, overrides, convert)
     if not (found.pooling or found.labels):
         logger.info("%s does not say how its vectors are pooled: they are the means of its tokens' vectors", path)
     return EncoderDescription(
@@ -178,10 +178,12 @@ def _in_gguf(path: Path) -> EncoderDescription:
         max_length=found.max_length,
         vocab_size=found.model.embedding.num_words,
         pad_token_id=found.pad_token_id,
+        architecture=found.architecture,
         pooling=() if found.labels else found.pooling or ("mean",),
         normalize=not found.labels,
         labels=found.labels,
         activation=None if not found.labels else "sigmoid" if len(found.labels) == 1 else "softmax",
+        pair_template=None if found.pair_texts is None else PairTemplate(*found.pair_texts),
     )
 
 

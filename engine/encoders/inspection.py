@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from ..errors import DeviceError, ModelError
 from ..files.folder import read_config
-from ..weights.gguf.reader import first_metadata
 from .classification import ClassActivation
 from .description import EncoderDescription, describe_encoder
 from .detection import graph_in
@@ -70,7 +69,7 @@ def inspect_encoder(model: str, path: Path, *, whole: bool) -> EncoderInspection
     try:
         description = describe_encoder(path)
         if description.folder.is_file():
-            architecture = str(first_metadata(description.folder)["general.architecture"])
+            architecture = description.architecture
         else:
             config = read_config(description.tokenizer_folder)
             architecture = _architecture(config)

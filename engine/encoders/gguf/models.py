@@ -5,23 +5,25 @@ The keys and names: https://github.com/ggml-org/llama.cpp/blob/master/gguf-py/gg
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...errors import ModelError
-from ...files.wording import shown
 from ...media.families.towers import fused_qkv
-from ...models.spec import AttentionSpec, MlpSpec, NormSpec, ProjectionSpec, TowerSpec, tower_shapes
+from ...models.overrides import overridden
+from ...models.spec import AttentionSpec, MlpSpec, ProjectionSpec, TowerSpec, tower_shapes
 from ...models.tensor_ref import TensorRef
 from ...weights.gguf.fields import Fields
 from ...weights.gguf.reader import GgufFile
 from ..families import encoder_model
 from ..families.parts import Layout
 from ..model import EncoderModel
+from ..options import Convert
+from .decoders import as_reranker, decoder_in, pair_texts_in
+from .norms import with_whole_norms
 
 Config = dict[str, Any]
 
@@ -62,51 +64,75 @@ _MODULES: dict[str, str | TensorRef] = {
 class GgufEncoder(NamedTuple):
     """An encoder, and what its file says of its inputs and outputs. A classifier has `labels`. Without them `pooling`
     is empty if the file does not say how one vector is made of those of the tokens. The Dense modules behind the
-    pooling are projections of the tower, `dense.0` and `dense.1`.
+    pooling are projections of the tower, `dense.0` and `dense.1`. `pair_texts` stand around the texts of a pair.
     """
 
+    architecture: str
     model: EncoderModel
     labels: tuple[str, ...]
     pooling: tuple[str, ...]
     max_length: int
     pad_token_id: int | None
+    pair_texts: tuple[str, str, str] | None = None
 
 
-def encoder_in(file: GgufFile) -> GgufEncoder:
-    """The encoder. Raises ModelError, naming the file and the key or the tensor, for what is not supported."""
+def encoder_in(file: GgufFile, overrides: Mapping[str, Any] | None = None, convert: Convert = "auto") -> GgufEncoder:
+    """The encoder, whose config has `overrides` in place of its own fields. A decoder is one if its file says how it
+    pools, or to `convert` it.
+
+    Raises ModelError, naming the file and the key or the tensor, for what is not supported.
+    """
     name = Fields(file).text("general.architecture")
-    if name not in ARCHITECTURES:
-        raise ModelError(
-            f"{file.path}: GGUF architecture {shown(name)} is no embedding model that is supported; these are "
-            f"{', '.join(ARCHITECTURES)}"
-        )
     fields = Fields(file, f"{name}.")
+    pooling = _pooling(file, fields)
+    if name not in ARCHITECTURES and pooling == () and convert != "embed":
+        raise ModelError(
+            f"{file.path} is no embedding model that is supported: these are of the GGUF architectures "
+            f"{', '.join(ARCHITECTURES)}, or have a pooling_type; embed with a chat model by converting it "
+            "(--convert embed)"
+        )
+    length = fields.integer("context_length")
+    if length > _MAX_LENGTH:
+        raise fields.error("context_length", f"at most {_MAX_LENGTH}")
+    labels, pair_texts = tuple[str, ...](), None
+    if name not in ARCHITECTURES:
+        model = decoder_in(file, fields, overrides)
+        if pooling is None:
+            model, labels, pair_texts = as_reranker(fields, model), ("LABEL_0",), pair_texts_in(file)
+        pooling = pooling or ("lasttoken",)
+    else:
+        model, labels = _encoder(file, fields, overrides, classifies=pooling is None)
+    return GgufEncoder(
+        name,
+        model,
+        labels,
+        () if labels else pooling or (),
+        min(length, model.max_length or length),
+        Fields(file, "tokenizer.ggml.").optional_integer("padding_token_id"),
+        pair_texts,
+    )
+
+
+def _encoder(
+    file: GgufFile, fields: Fields, overrides: Mapping[str, Any] | None, *, classifies: bool
+) -> tuple[EncoderModel, tuple[str, ...]]:
+    """The encoder of a file, and a classifier's labels."""
+    name = Fields(file).text("general.architecture")
     if fields.flag("attention.causal", False):
         raise fields.error("attention.causal", "false in an encoder")
-    pooling = _pooling(file, fields)
     config = _shared(file, fields)
     config |= ARCHITECTURES[name](file, fields, config)
-    labels = _labels(file, fields, config["hidden_size"]) if pooling is None else ()
+    labels = _labels(file, fields, config["hidden_size"]) if classifies else ()
     if labels:
         architecture = config["architectures"][0].removesuffix("Model")
         config |= {"architectures": [f"{architecture}ForSequenceClassification"], "id2label": dict(enumerate(labels))}
     try:
-        model = encoder_model(config)
+        model = encoder_model(overridden(config, overrides, None, None))
     except ModelError as error:
         raise ModelError(f"{file.path}, whose metadata was read as a config.json: {error}") from error
     if model is None:
         raise ModelError(f"{file.path}: classifiers of architecture {name} are not supported")
-    model = replace(model, tower=_with_dense(file, model.tower))
-    length = fields.integer("context_length")
-    if length > _MAX_LENGTH:
-        raise fields.error("context_length", f"at most {_MAX_LENGTH}")
-    return GgufEncoder(
-        _as_stored(file, model),
-        labels,
-        pooling or (),
-        min(length, model.max_length or length),
-        Fields(file, "tokenizer.ggml.").optional_integer("padding_token_id"),
-    )
+    return _as_stored(file, replace(model, tower=_with_dense(file, model.tower))), labels
 
 
 def _pooling(file: GgufFile, fields: Fields) -> tuple[str, ...] | None:
@@ -280,35 +306,15 @@ def _with_dense(file: GgufFile, tower: TowerSpec) -> TowerSpec:
 
 def _as_stored(file: GgufFile, model: EncoderModel) -> EncoderModel:
     """The same model with its tensors where the file has them."""
-    (attention, *_), tower = model.tower.layers[0], _without_offsets(model.tower)
+    attention, mlp = model.tower.layers[0][0].mixer, model.tower.layers[0][-1].mixer
     modules = dict(_MODULES)
     if "blk.0.attn_qkv.weight" in file.tensors:
-        assert isinstance(attention.mixer, AttentionSpec)
-        modules |= fused_qkv("attn_qkv", attention.mixer.q_size)
-    mlp = model.tower.layers[0][-1].mixer
+        assert isinstance(attention, AttentionSpec)
+        modules |= fused_qkv("attn_qkv", attention.q_size)
     if isinstance(mlp, MlpSpec) and mlp.gated and "blk.0.ffn_gate.weight" not in file.tensors:
         size = mlp.intermediate_size
         for kind in ("weight", "bias"):
             modules[f"gate.{kind}"] = TensorRef(f"ffn_up.{kind}", rows=(0, size))
             modules[f"up.{kind}"] = TensorRef(f"ffn_up.{kind}", rows=(size, 2 * size))
-    names = [*tower_shapes(tower), *model.embedding.tables]
-    norm = model.final_norm
-    return replace(
-        model,
-        tower=tower,
-        final_norm=norm and replace(norm, unit_offset=False),
-        tensors=Layout(modules, "blk.").places(names),
-    )
-
-
-def _without_offsets(spec: Any) -> Any:
-    """A spec whose norms hold their weights whole: files have 1 added to those that are above 1 in checkpoints."""
-    if isinstance(spec, tuple):
-        return tuple(map(_without_offsets, spec))
-    if isinstance(spec, NormSpec):
-        return replace(spec, unit_offset=False)
-    if not dataclasses.is_dataclass(spec) or isinstance(spec, type):
-        return spec
-    return replace(
-        spec, **{field.name: _without_offsets(getattr(spec, field.name)) for field in dataclasses.fields(spec)}
-    )
+    names = [*tower_shapes(model.tower), *model.embedding.tables]
+    return replace(with_whole_norms(model), tensors=Layout(modules, "blk.").places(names))

@@ -16,6 +16,7 @@ from ...text.tokenizer_backends import reading_tokenizer
 from ...weights.gguf.fields import Fields
 from ...weights.gguf.reader import GgufFile
 from ...weights.gguf.tokenizer import Vocabulary, byte_level
+from .models import ARCHITECTURES
 
 _SPACE = "\u2581"  # how sentencepiece writes a space; in files of WordPiece it is before words
 
@@ -78,8 +79,10 @@ def _unigram(file: GgufFile, fields: Fields, vocabulary: Vocabulary) -> tokenize
 
 
 def _bytes(file: GgufFile, fields: Fields, vocabulary: Vocabulary) -> tokenizers.Tokenizer:
-    """RoBERTa's, which has two separators in a pair, or ModernBERT's, which has one."""
-    made, _ = byte_level(file, fields, vocabulary)
+    """RoBERTa's, which has two separators in a pair, ModernBERT's, which has one, or a decoder's, which has none."""
+    made, begins = byte_level(file, fields, vocabulary)
+    if Fields(file).raw("general.architecture") not in ARCHITECTURES:
+        return _finished(made, vocabulary, vocabulary.around(begins), between=0)
     steps = [] if made.normalizer is None else [made.normalizer]
     lower = fields.flag("normalizer.lowercase", False)
     if lower:
@@ -114,7 +117,7 @@ def _merged(file: GgufFile, fields: Fields, vocabulary: Vocabulary) -> tokenizer
         )
     )
     made.normalizer = normalizers.Replace(" ", _SPACE)
-    return _finished(made, vocabulary, vocabulary.around(begins=True))
+    return _finished(made, vocabulary, vocabulary.around(begins=True), between=0)
 
 
 _KINDS: dict[str, Callable[[GgufFile, Fields, Vocabulary], tokenizers.Tokenizer]] = {

@@ -12,6 +12,7 @@ import encoder_zoo as zoo
 import gguf
 import gguf_encoders
 import gguf_files
+import models_zoo
 import numpy as np
 import pytest
 import tokenizers
@@ -198,10 +199,63 @@ def test_a_folder_with_one_file_is_served_and_a_chat_model_is_none(tmp_path: Pat
     gguf_files.finish(writer)
     assert not is_encoder(tmp_path / "other.gguf")
     file.unlink()
-    with pytest.raises(
-        ModelError, match="architecture 'llama' is no embedding model that is supported; these are bert"
-    ):
+    with pytest.raises(ModelError, match="is no embedding model that is supported"):
         load(tmp_path)
+
+
+def decoder_file(path: Path, name: str, change: Callable[[Any], None]) -> Path:
+    """A decoder of the zoo. `change` adds to what its writer has."""
+
+    class Writer(gguf.GGUFWriter):  # type: ignore[misc]
+        def write_header_to_file(self, *arguments: Any) -> None:
+            change(self)
+            super().write_header_to_file(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gguf, "GGUFWriter", Writer)
+        return gguf_files.zoo_file(path, name)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama", "gemma3"])
+def test_decoders_embed(name: str, tmp_path: Path) -> None:
+    """Their queries and keys lie in another order in files, or their norms have 1 added."""
+    file = decoder_file(tmp_path / "model.gguf", name, lambda w: w.add_pooling_type(gguf.PoolingType.LAST))
+    folder = models_zoo.folder(name, tokenizer=True)
+    (theirs,) = load_encoders([str(folder)], ["it"], convert="embed").encoders.values()
+    ours = load(file)
+    assert_same_bits(ours, theirs)
+    assert ours.task == "embed"
+    for text in TEXTS:
+        assert ours.tokenizer.encode(text).token_ids == theirs.tokenizer.encode(text).token_ids
+    plain = decoder_file(tmp_path / "plain.gguf", name, lambda w: None)
+    with pytest.raises(ModelError, match="embed with a chat model by converting it"):
+        load(plain)
+    (converted,) = load_encoders([str(plain)], ["it"], convert="embed").encoders.values()
+    assert_same_bits(converted, theirs)
+
+
+def test_a_reranker_answers_yes_or_no(tmp_path: Path) -> None:
+    """Qwen3-Reranker's: the rows of its two answers, and its template."""
+    random = np.random.default_rng(0)
+    model = models_zoo.model("qwen3")
+    answers = random.standard_normal((2, model.config.hidden_size)).astype(np.float32)
+
+    def change(writer: Any) -> None:
+        writer.add_pooling_type(gguf.PoolingType.RANK)
+        writer.add_classifier_output_labels(["yes", "no"])
+        writer.add_string("tokenizer.chat_template.rerank", "Q: {query} D: {document} A:")
+        writer.add_tensor("cls.output.weight", answers)
+
+    reranker = load(decoder_file(tmp_path / "model.gguf", "qwen3", change))
+    plan = reranker.plan_scores(["the tide"], ["turns", "grinds corn"])
+    scores = plan.scores(reranker.run(plan.task, plan.inputs))
+    (embedder,) = load_encoders([str(models_zoo.folder("qwen3"))], ["it"], convert="embed").encoders.values()
+    rows = np.stack(embedder.run("embed", plan.inputs)) @ answers.T
+    np.testing.assert_allclose(scores, np.exp(rows[:, 0]) / np.exp(rows).sum(1), atol=1e-5)
+    texts = ["Q: the tide D: turns", "Q: the tide D: grinds corn"]
+    ends = reranker.tokenizer.encode(" A:", add_special_tokens=False).token_ids
+    wanted = [[*reranker.tokenizer.encode(text).token_ids, *ends] for text in texts]
+    assert [list(item.token_ids) for item in plan.inputs] == wanted
 
 
 BAD: dict[str, tuple[Callable[[Any], None], str]] = {
