@@ -482,10 +482,12 @@ std::shared_ptr<const Adapter> pack_adapter(const Executor& executor, const std:
 
 using RowsOut = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Positions = std::optional<nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>>;
+using Seen = std::optional<Array1<int32_t>>;
 
 TowerPiece piece_of(size_t num_rows, const Array1<int32_t>& query_start, const Array1<int32_t>& lengths, int first,
-                    const Positions& positions) {
+                    const Positions& positions, const Seen& seen) {
   TowerPiece piece{{query_start.data(), query_start.size()}, {lengths.data(), lengths.size()}, first, {}};
+  if (seen) piece.seen = {seen->data(), seen->size()};
   if (positions) {
     if (positions->shape(1) != num_rows) throw std::invalid_argument("positions must have one entry for each row on each axis");
     piece.rope_positions = {positions->data(), positions->size()};
@@ -494,22 +496,22 @@ TowerPiece piece_of(size_t num_rows, const Array1<int32_t>& query_start, const A
 }
 
 void run_layers(Tower& tower, int layer, int end, RowsOut rows, Array1<int32_t> query_start, Array1<int32_t> lengths,
-                Positions positions) {
-  const TowerPiece piece = piece_of(rows.shape(0), query_start, lengths, 0, positions);
+                Positions positions, Seen seen) {
+  const TowerPiece piece = piece_of(rows.shape(0), query_start, lengths, 0, positions, seen);
   const nb::gil_scoped_release release;
   tower.run(layer, end, piece, {rows.data(), rows.size()});
 }
 
 void finish_layer(Tower& tower, int layer, RowsOut rows, Array1<int32_t> query_start, Array1<int32_t> lengths, int first,
-                  Positions positions) {
-  const TowerPiece piece = piece_of(rows.shape(0), query_start, lengths, first, positions);
+                  Positions positions, Seen seen) {
+  const TowerPiece piece = piece_of(rows.shape(0), query_start, lengths, first, positions, seen);
   const nb::gil_scoped_release release;
   tower.finish(layer, piece, {rows.data(), rows.size()});
 }
 
 void remember_layer(Tower& tower, int layer, Matrix rows, Array1<int32_t> query_start, Array1<int32_t> lengths, int first,
-                    Positions positions) {
-  const TowerPiece piece = piece_of(rows.shape(0), query_start, lengths, first, positions);
+                    Positions positions, Seen seen) {
+  const TowerPiece piece = piece_of(rows.shape(0), query_start, lengths, first, positions, seen);
   const nb::gil_scoped_release release;
   tower.remember(layer, piece, {rows.data(), rows.size()});
 }
@@ -640,9 +642,12 @@ NB_MODULE(_native, m) {
         const nb::gil_scoped_release release;
         self.project(name, {rows.data(), rows.size()}, {out.data(), out.size()});
       }, "name"_a, "rows"_a, "out"_a)
-      .def("remember", &remember_layer, "layer"_a, "rows"_a, "query_start"_a, "lengths"_a, "first"_a, "positions"_a.none())
-      .def("run", &run_layers, "layer"_a, "end"_a, "rows"_a, "query_start"_a, "lengths"_a, "positions"_a.none())
-      .def("finish", &finish_layer, "layer"_a, "rows"_a, "query_start"_a, "lengths"_a, "first"_a, "positions"_a.none())
+      .def("remember", &remember_layer, "layer"_a, "rows"_a, "query_start"_a, "lengths"_a, "first"_a, "positions"_a.none(),
+           "seen"_a.none() = nb::none())
+      .def("run", &run_layers, "layer"_a, "end"_a, "rows"_a, "query_start"_a, "lengths"_a, "positions"_a.none(),
+           "seen"_a.none() = nb::none())
+      .def("finish", &finish_layer, "layer"_a, "rows"_a, "query_start"_a, "lengths"_a, "first"_a, "positions"_a.none(),
+           "seen"_a.none() = nb::none())
       .def("release_scratch", &Tower::release_scratch, nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("isa", [](const Tower& self) { return self.kernels().name; })
       .def_prop_ro("num_blocks", &Tower::num_blocks)

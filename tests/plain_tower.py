@@ -72,9 +72,11 @@ class PlainTower(TowerExecutor):
         segments: NDArray[np.int32],
         positions: NDArray[np.int32] | None = None,
         *,
+        seen: NDArray[np.int32] | None = None,
         in_place: bool = False,
     ) -> Generator[None, None, Rows]:
         assert rows.dtype == np.float32
+        assert seen is None
         assert segments.dtype == np.int32
         assert (segments[0], segments[-1]) == (0, len(rows))
         assert positions is None or (positions.dtype == np.int32 and positions.shape[1] == len(rows))

@@ -449,6 +449,7 @@ class Tower:
         lengths: NDArray[np.int32],
         first: int,
         positions: NDArray[np.int32] | None,
+        seen: NDArray[np.int32] | None = None,
     ) -> None: ...
     def run(
         self,
@@ -458,6 +459,7 @@ class Tower:
         query_start: NDArray[np.int32],
         lengths: NDArray[np.int32],
         positions: NDArray[np.int32] | None,
+        seen: NDArray[np.int32] | None = None,
     ) -> None: ...
     def finish(
         self,
@@ -467,6 +469,7 @@ class Tower:
         lengths: NDArray[np.int32],
         first: int,
         positions: NDArray[np.int32] | None,
+        seen: NDArray[np.int32] | None = None,
     ) -> None: ...
     def release_scratch(self) -> None: ...
 

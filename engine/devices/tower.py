@@ -64,21 +64,28 @@ class TowerExecutor(ABC):
         segments: NDArray[np.int32],
         positions: NDArray[np.int32] | None = None,
         *,
+        seen: NDArray[np.int32] | None = None,
         in_place: bool = False,
     ) -> Generator[None, None, Rows]:
         """Layer `index` of `rows [N, hidden]`: as many rows. With `in_place` they may lie where `rows` do.
 
         Segment s owns rows `[segments[s], segments[s + 1])` and sees nothing else: `segments [S + 1]` begins with 0
-        and ends with N. `positions [A, N]` are those of each of rope's axes; without rope there are none. Raises
+        and ends with N. `positions [A, N]` are those of each of rope's axes; without rope there are none. Of the rows
+        of segment s, only the first `seen[s]` are seen, by themselves and by those behind them; None: all. Raises
         ValueError for arrays that do not fit, and for a segment of more than `max_rows`.
         """
 
     def layers(
-        self, rows: Rows, segments: NDArray[np.int32], positions: NDArray[np.int32] | None = None
+        self,
+        rows: Rows,
+        segments: NDArray[np.int32],
+        positions: NDArray[np.int32] | None = None,
+        *,
+        seen: NDArray[np.int32] | None = None,
     ) -> Generator[None, None, Rows]:
         """All layers, one after the other: see `layer`."""
         for index in range(len(self.spec.layers)):
-            rows = yield from self.layer(index, rows, segments, positions, in_place=index > 0)
+            rows = yield from self.layer(index, rows, segments, positions, seen=seen, in_place=index > 0)
         return rows
 
     @property
@@ -118,6 +125,17 @@ def check_segments(segments: NDArray[np.int32], num_rows: int, max_rows: int) ->
         raise ValueError("every segment must have a row")
     if lengths.max(initial=0) > max_rows:
         raise ValueError(f"a segment has {lengths.max()} rows, and there is room for {max_rows}")
+
+
+def check_seen(spec: TowerSpec, segments: NDArray[np.int32], seen: NDArray[np.int32] | None) -> None:
+    """Raises ValueError unless a row or more of each segment is seen, and each row sees one of them in any window."""
+    if seen is None:
+        return
+    lengths = np.diff(segments)
+    if seen.shape != lengths.shape or seen.min(initial=1) < 1 or (seen > lengths).any():
+        raise ValueError("of each segment, a row or more must be seen, and not more than it has")
+    if spec.reach is not None and (lengths - seen).max(initial=0) >= spec.reach:
+        raise ValueError("each row must see another in its window")
 
 
 def checked_positions(

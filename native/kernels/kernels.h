@@ -319,8 +319,8 @@ struct AttentionArgs {
   int prefix_end = 0;                  // with `tokens`
   float value_scale = 1;               // of the result: what v was divided by
   unsigned line_pairs = 0;             // 1: every second line of later blocks is prefetched, and the other one comes with it
-  // [num_tokens], without `tokens`: the end of what each token sees, after its own position and not before the last
-  // token's; null: its own position is the last one.
+  // [num_tokens], without `tokens`: the end of what each token sees, which does not descend; null: its own position is
+  // the last one.
   const int32_t* visible_until = nullptr;
   // [heads, distance_biases(bias_span)], or null: score += the one of key position - query position
   const float* distance_bias = nullptr;

@@ -110,6 +110,7 @@ size_t Tower::check(int layer, const TowerPiece& piece, size_t num_floats, bool 
   require(segments > 0 && piece.query_start.size() == segments + 1 && piece.query_start[0] == 0 &&
               piece.query_start[segments] == static_cast<int>(rows),
           "segments must begin with 0 and end with the number of rows");
+  require(piece.seen.empty() || piece.seen.size() == segments, "there must be a number of seen rows for each segment");
   require(piece.first >= 0 && (whole ? piece.first == 0 : segments == 1), "only a segment alone can be in several pieces");
   int64_t blocks = 0;
   for (size_t s = 0; s < segments; ++s) {
@@ -117,6 +118,9 @@ size_t Tower::check(int layer, const TowerPiece& piece, size_t num_floats, bool 
     require(count > 0 && piece.first + count <= length && (!whole || count == length) && length <= shape_.max_rows,
             "segments must have rows, in ascending order, and not more of them than there is room for");
     blocks += blocks_of(static_cast<int>(length));
+    const int64_t unseen = piece.seen.empty() ? 0 : length - piece.seen[s];
+    require(unseen >= 0 && unseen < length, "of each segment, a row or more must be seen, and not more than it has");
+    for (const int reach : reaches_) require(reach == 0 || unseen < reach, "each row must see another in its window");
   }
   require(blocks <= num_blocks_, "the segments take more blocks than there are");
   const size_t positions = piece.rope_positions.size(), axes = attention_.ropes.axes();
@@ -132,10 +136,11 @@ Step Tower::step_of(const TowerPiece& piece, size_t num_rows, int reach) {
   block_tables_.assign(segments * stride, 0);
   int block = 0;
   for (size_t s = 0; s < segments; ++s) {
+    const int seen = piece.seen.empty() ? piece.lengths[s] : piece.seen[s];
     for (int row = piece.query_start[s]; row < piece.query_start[s + 1]; ++row) {
       const int position = piece.first + row - piece.query_start[s];
       positions_[row] = position;
-      visible_until_[row] = reach && reach < piece.lengths[s] - position ? position + reach : piece.lengths[s];
+      visible_until_[row] = reach && reach < seen - position ? position + reach : seen;
     }
     for (int b = 0; b < blocks_of(piece.lengths[s]); ++b) block_tables_[s * stride + b] = block++;
   }

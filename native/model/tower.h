@@ -22,13 +22,14 @@ struct TowerShape {
   int piece_rows = 0;  // of a call
 };
 
-// Rows of a layer that are computed together. A segment's rows see nothing but their segment. Either all segments are whole,
-// or there is one, of which the piece has the rows from `first` on.
+// Rows of a layer that are computed together. A segment's rows see nothing but rows of their segment that are seen.
+// Either all segments are whole, or there is one, of which the piece has the rows from `first` on.
 struct TowerPiece {
   std::span<const int32_t> query_start;     // [S + 1]: the rows of each segment here
   std::span<const int32_t> lengths;         // [S]: of the whole segments
   int first = 0;
   std::span<const int32_t> rope_positions;  // [axes, rows]; empty without rope
+  std::span<const int32_t> seen = {};       // [S]: how many rows of each segment are seen, from its first on; empty: all
 };
 
 class Tower {

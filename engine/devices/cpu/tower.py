@@ -19,7 +19,7 @@ from ...weights.tensor import WeightSource, to_float32
 from ..cache_split import BLOCK_TOKENS
 from ..executor import Executor
 from ..load_plan import weight_bytes
-from ..tower import Rows, TowerExecutor, TowerOptions, check_segments, checked_positions, checked_rows
+from ..tower import Rows, TowerExecutor, TowerOptions, check_seen, check_segments, checked_positions, checked_rows
 from .executor import CpuExecutor
 from .formats import Formats
 from .lowering import lower_tower
@@ -94,6 +94,7 @@ class CpuTower(TowerExecutor):
         segments: NDArray[np.int32],
         positions: NDArray[np.int32] | None = None,
         *,
+        seen: NDArray[np.int32] | None = None,
         in_place: bool = False,
     ) -> Generator[None, None, Rows]:
         """See TowerExecutor. Segments are computed together as long as they fit a piece."""
@@ -104,6 +105,7 @@ class CpuTower(TowerExecutor):
         if not in_place:
             out = out.copy()
         check_segments(segments, len(out), self._max_rows)
+        check_seen(self.spec, segments, seen)
         positions = checked_positions(self.spec, index, positions, len(out))
         starts = np.asarray(segments, np.int32)
         first = 0
@@ -111,7 +113,9 @@ class CpuTower(TowerExecutor):
             last = self._last_of_piece(starts, first, native.num_blocks)
             begin, end = int(starts[first]), int(starts[last])
             if end - begin > self._run.rows(self.piece_s):
-                yield from self._in_turns(index, out[begin:end], _columns(positions, begin, end))
+                yield from self._in_turns(
+                    index, out[begin:end], _columns(positions, begin, end), _entries(seen, first, last)
+                )
             else:
                 with self._run.piece(end - begin):
                     native.run(
@@ -121,25 +125,32 @@ class CpuTower(TowerExecutor):
                         starts[first : last + 1] - starts[first],
                         np.diff(starts[first : last + 1]),
                         _columns(positions, begin, end),
+                        _entries(seen, first, last),
                     )
                 yield
             first = last
         return out
 
     def layers(
-        self, rows: Rows, segments: NDArray[np.int32], positions: NDArray[np.int32] | None = None
+        self,
+        rows: Rows,
+        segments: NDArray[np.int32],
+        positions: NDArray[np.int32] | None = None,
+        *,
+        seen: NDArray[np.int32] | None = None,
     ) -> Generator[None, None, Rows]:
         """See TowerExecutor. A few rows go through all layers in one piece."""
         native, count, starts = self.native, len(self.spec.layers), np.asarray(segments, np.int32)
         if not count or not 0 < len(rows) <= self._all.rows(self.piece_s) or _num_blocks(starts) > native.num_blocks:
-            return (yield from super().layers(rows, segments, positions))
+            return (yield from super().layers(rows, segments, positions, seen=seen))
         if self._is_between_turns:
             raise RuntimeError("another layer is under way")
         out = checked_rows(rows, self.spec.hidden_size).copy()
         check_segments(starts, len(out), self._max_rows)
+        check_seen(self.spec, starts, seen)
         positions = checked_positions(self.spec, None, positions, len(out))
         with self._all.piece(len(out)):
-            native.run(0, count, out, starts, np.diff(starts), positions)
+            native.run(0, count, out, starts, np.diff(starts), positions, _entries(seen, 0, len(starts) - 1))
         yield
         return out
 
@@ -186,7 +197,9 @@ class CpuTower(TowerExecutor):
             last += 1
         return last
 
-    def _in_turns(self, index: int, rows: Rows, positions: NDArray[np.int32] | None) -> Generator[None, None, None]:
+    def _in_turns(
+        self, index: int, rows: Rows, positions: NDArray[np.int32] | None, seen: NDArray[np.int32] | None
+    ) -> Generator[None, None, None]:
         """A segment that is longer than a piece, in place: first the queries, K and V of all rows, then the rest."""
         native, lengths = self.native, np.array([len(rows)], np.int32)
         self._is_between_turns = True
@@ -198,7 +211,7 @@ class CpuTower(TowerExecutor):
                     here, columns = np.array([0, end - begin], np.int32), _columns(positions, begin, end)
                     with pace.piece(end - begin):
                         compute = native.finish if remembered else native.remember
-                        compute(index, rows[begin:end], here, lengths, begin, columns)
+                        compute(index, rows[begin:end], here, lengths, begin, columns, seen)
                     yield
                     begin = end
         finally:
@@ -274,3 +287,7 @@ def _num_weights(spec: TowerSpec, index: int) -> int:
 
 def _columns(positions: NDArray[np.int32] | None, begin: int, end: int) -> NDArray[np.int32] | None:
     return None if positions is None else np.ascontiguousarray(positions[:, begin:end])
+
+
+def _entries(seen: NDArray[np.int32] | None, first: int, last: int) -> NDArray[np.int32] | None:
+    return None if seen is None else np.ascontiguousarray(seen[first:last], np.int32)

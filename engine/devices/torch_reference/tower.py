@@ -16,7 +16,7 @@ from ...errors import DeviceError
 from ...models.spec import AttentionSpec, MlpSpec, ParallelSpec, TowerSpec
 from ...weights.finite import read_finite
 from ...weights.tensor import WeightSource, to_float32
-from ..tower import Rows, TowerExecutor, TowerOptions, check_segments, checked_positions, checked_rows
+from ..tower import Rows, TowerExecutor, TowerOptions, check_seen, check_segments, checked_positions, checked_rows
 from .mixers import Parts, ResidualBlock, Tokens
 from .mixers.attention import rotate, temperature_at
 from .mixers.mlp import Mlp, activate
@@ -25,7 +25,7 @@ from .weights import DTYPES, Weights
 
 
 class _Attention:
-    """Softmax attention of all rows of a segment to all of them, to those before them, or to those that are near."""
+    """Softmax attention of a segment's rows to all of them, the first ones, those before them, or near ones."""
 
     def __init__(self, spec: AttentionSpec, layer: str, parts: Parts) -> None:
         self._spec, self._layer, self._weights, self._dtype = spec, layer, parts.weights, parts.cache_dtype
@@ -47,6 +47,9 @@ class _Attention:
         if spec.softcap is not None:
             scores = spec.softcap * torch.tanh(scores / spec.softcap)
         scores = self._by_distance(scores)
+        if tokens.visible_until is not None:
+            unseen = torch.arange(len(x)) >= tokens.visible_until[:, None]
+            scores = scores.masked_fill(unseen, -torch.inf)
         result = torch.einsum("hnm,mhd->nhd", scores.softmax(-1), v)
         return weights.linear(f"{self._layer}.o", result.reshape(len(x), -1))
 
@@ -131,22 +134,25 @@ class TorchTower(TowerExecutor):
         segments: NDArray[np.int32],
         positions: NDArray[np.int32] | None = None,
         *,
+        seen: NDArray[np.int32] | None = None,
         in_place: bool = False,
     ) -> Generator[None, None, Rows]:
         """See TowerExecutor."""
         self._loaded()
         rows = checked_rows(rows, self.spec.hidden_size)
         check_segments(segments, len(rows), self._max_rows)
+        check_seen(self.spec, segments, seen)
         turned_by = checked_positions(self.spec, index, positions, len(rows))
         if turned_by is None:
             turned_by = np.zeros((1, len(rows)), np.int32)
         out = np.empty_like(rows)
-        for begin, end in pairwise(segments.tolist()):
+        for segment, (begin, end) in enumerate(pairwise(segments.tolist())):
             places = torch.tensor(turned_by[:, begin:end])
+            until = None if seen is None else torch.full((end - begin,), int(seen[segment]))
             with torch.inference_mode():
                 x = torch.tensor(rows[begin:end])
                 for residual in self._layers[index]:
-                    x = residual(x, Tokens(places, places[0], None, {}, axis_positions=places))
+                    x = residual(x, Tokens(places, places[0], None, {}, axis_positions=places, visible_until=until))
                 out[begin:end] = x.numpy()
             yield
         return out

@@ -45,6 +45,13 @@ class TowerSpec:
     projections: tuple[tuple[str, ProjectionSpec], ...] = ()
     tables: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
+    @property
+    def reach(self) -> int | None:
+        """How far ahead and back a row of any layer sees, itself included; None: to both ends of its segment."""
+        mixers = [residual.mixer for layer in self.layers for residual in layer]
+        reaches = [mixer.sliding_window if mixer.two_way else 1 for mixer in mixers if isinstance(mixer, AttentionSpec)]
+        return min((reach for reach in reaches if reach is not None), default=None)
+
     def __post_init__(self) -> None:
         for layer in self.layers:
             for index, residual in enumerate(layer):

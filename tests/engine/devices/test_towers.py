@@ -248,6 +248,33 @@ def test_where_attention_is_causal_a_row_sees_itself_and_those_before_it() -> No
             assert np.flatnonzero((before != after).any(axis=1)).tolist() == [*range(30, last)]
 
 
+@pytest.mark.parametrize("name", ["windows, norms of sums", "biases by distance", "rope of one axis"])
+@pytest.mark.parametrize("device_id", CPU_IDS[:1])
+def test_rows_behind_those_that_are_seen_see_them_alone(
+    device_id: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths, seen = [64, 20, 1, 7], [60, 12, 1, 2]
+    long, most = [700], [694]
+    with loaded("torch", SPECS[name]) as (reference, _), loaded(device_id, SPECS[name]) as (ours, _):
+        for parts, first in ((lengths, seen), (long, most)):
+            x, where, of = made_rows(sum(parts)), places(sum(parts)), np.array(first, np.int32)
+            wanted = result(reference.layers(x, starts(parts), where, seen=of))
+            found = result(ours.layers(x, starts(parts), where, seen=of))
+            assert_near(found, wanted)
+            kept = np.concatenate([np.arange(count) < until for count, until in zip(parts, first, strict=True)])
+            alone = result(ours.layers(x[kept], starts(first), np.ascontiguousarray(where[:, kept])))
+            np.testing.assert_array_equal(found[kept], alone)
+            with monkeypatch.context() as patched:
+                small_pieces(patched, 40)
+                np.testing.assert_array_equal(result(ours.layers(x, starts(parts), where, seen=of)), found)
+        for wrong, said in (([5], "a row or more"), ([0, 3], "a row or more"), ([2, 6], "a row or more")):
+            with pytest.raises(ValueError, match=said):
+                result(ours.layer(0, made_rows(10), starts([5, 5]), places(10), seen=np.array(wrong, np.int32)))
+        if "windows" in name:
+            with pytest.raises(ValueError, match="another in its window"):
+                result(ours.layer(0, made_rows(10), starts([10]), places(10), seen=np.array([1], np.int32)))
+
+
 def small_pieces(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     """Make every piece have `rows`, as if more took too long."""
     pace = importlib.import_module("tidewheel.engine.devices.cpu.pace")

@@ -32,7 +32,14 @@ class Tower(TowerExecutor):
         return np.repeat(rows[:, :1], WIDTH, axis=1)
 
     def layer(
-        self, index: int, rows: Rows, segments: object, positions: object = None, *, in_place: bool = False
+        self,
+        index: int,
+        rows: Rows,
+        segments: object,
+        positions: object = None,
+        *,
+        seen: object = None,
+        in_place: bool = False,
     ) -> Generator[None, None, Rows]:
         raise NotImplementedError
 
