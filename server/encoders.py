@@ -11,7 +11,7 @@ from http import HTTPStatus
 from msgspec import Struct
 from starlette.requests import Request
 
-from tidewheel.engine.encoders.encoder import Embedder, Encoder
+from tidewheel.engine.encoders.encoder import Encoder
 from tidewheel.engine.encoders.engine import EncoderEngine, Results
 from tidewheel.engine.encoders.tasks import Task
 from tidewheel.engine.encoders.tokenization import EncoderInput
@@ -28,6 +28,8 @@ from .telemetry.encoder_metrics import EncoderMetrics
 from .telemetry.text_log import Shown, TextLog
 
 logger = logging.getLogger("tidewheel.requests")
+
+_ENDPOINTS: dict[Task, str] = {"embed": "/v1/embeddings", "classify": "/v1/classify"}
 
 
 class EncoderAnswer(Struct, frozen=True):
@@ -71,16 +73,28 @@ class ServedEncoders:
         self._texts = texts
         self._rate = EndRate()  # of inputs
 
-    def embedder(self, name: str | None) -> Embedder:
-        """The embedding model of a name, the first one for None. Raises ApiError (404, or 400 for another kind)."""
-        encoders = self._engine.encoders.values()
-        encoder = self._find(name, (one for one in encoders if isinstance(one, Embedder)))
-        if not isinstance(encoder, Embedder):
+    def doing(self, task: Task, name: str | None) -> Encoder:
+        """The model of a name, for None the first that does a task, best as its main one.
+
+        Raises ApiError: 404 if there is none, and 400 if the task is none of the model's.
+        """
+        encoders = (one for one in self._engine.encoders.values() if task in one.tasks)
+        encoder = self._find(name, sorted(encoders, key=lambda one: one.task != task))
+        if task not in encoder.tasks:
+            others = sorted(encoder.tasks)
+            used = (
+                "/v1/score or /v1/rerank"
+                if encoder.is_cross_encoder
+                else " or ".join({_ENDPOINTS.get(other, "/v1/pooling"): None for other in others})
+            )
             raise bad_request(
-                f"the model {encoder.name!r} scores pairs of texts and has no embeddings: use /v1/score or /v1/rerank",
-                "model",
+                f"the model {encoder.name!r} does not do {task}, but {', '.join(others)}: use it with {used}", "model"
             )
         return encoder
+
+    def any(self, name: str | None) -> Encoder:
+        """The model of a name, the first one for None. Raises ApiError (404)."""
+        return self._find(name, self._engine.encoders.values())
 
     def scorer(self, name: str | None) -> Encoder:
         """The model of a name, for None the first cross-encoder or else the first of all. Raises ApiError (404)."""
@@ -188,14 +202,17 @@ def truncation(encoder: Encoder, truncate_prompt_tokens: int | None) -> int | No
     return truncate_prompt_tokens
 
 
-def check_input(encoder: Encoder, item: EncoderInput, param: str) -> None:
-    """Raises ApiError or InvalidRequestError (400) for an input that the encoder cannot take."""
+def check_input(encoder: Encoder, item: EncoderInput, param: str, cut_by: str = "truncate_prompt_tokens: -1") -> None:
+    """Raises ApiError or InvalidRequestError (400) for an input that the encoder cannot take.
+
+    `cut_by` is what a request says to have it cut.
+    """
     if item.is_too_long or len(item) > encoder.max_length:
         beside = " with what it is scored against" if encoder.is_cross_encoder else ""
         counted = "far more" if item.is_too_long else len(item)  # such a text is not read to its end
         raise bad_request(
             f"{param} has {counted} tokens{beside}, and {encoder.name} takes {encoder.max_length}: shorten it, or "
-            "send truncate_prompt_tokens: -1 to have it cut",
+            f"send {cut_by} to have it cut",
             param,
             "context_length_exceeded",
         )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import ModelError
 from ..files.wording import shown
@@ -23,10 +24,8 @@ _PROBLEM_TYPES: Mapping[str, ClassActivation | None] = {
 _MAX_LABELS = 2**17  # more than any model has
 
 
-def activated(logits: Floats, activation: ClassActivation | None) -> Floats:
-    """Logits `[..., labels]` as probabilities; as they are without an `activation`. Computed in float64."""
-    if activation is None:
-        return logits
+def activated(logits: NDArray[np.floating[Any]], activation: ClassActivation) -> Floats:
+    """Logits `[..., labels]` as probabilities. Computed in float64."""
     exact = logits.astype(np.float64)
     with np.errstate(over="ignore"):
         if activation == "sigmoid":

@@ -14,7 +14,7 @@ from ..devices.executor import Executor
 from ..errors import InvalidRequestError, ModelError, quoted
 from ..files.wording import one_line
 from ..model_names import short_name
-from .classification import activated
+from .classification import ClassActivation, activated
 from .description import EncoderDescription
 from .graph import LOGITS, POOLED_OUTPUT, TOKEN_OUTPUTS, EncoderGraph
 from .pooling import Floats, cosines, normalized, pool
@@ -57,10 +57,12 @@ class Encoder(ABC):
     `name` is its name in the API, `source` the folder or hub id that it came from, which `is_named_by_source` tells to
     be what the name was made of. `info` is what people are told of it. `takes_batches` is False if the graph's results
     depend on the other inputs of a batch, and `pads` is True if it pads these to the longest one. `task` is its main
-    one of its `tasks`, and `widths` are the sizes of their rows. `labels` are a classifier's.
+    one of its `tasks`, and `widths` are the sizes of their rows. `labels` are a classifier's, and
+    `activation` makes probabilities of its logits.
     """
 
     labels: tuple[str, ...] = ()
+    activation: ClassActivation | None = None
 
     def __init__(
         self, name: str, source: str, description: EncoderDescription, tokenizer: EncoderTokenizer, graph: EncoderGraph
@@ -118,6 +120,10 @@ class Encoder(ABC):
         return self.tokenizer.encode(
             text, add_special_tokens=add_special_tokens, truncate_to=truncate_to, at_most=self.max_length
         )
+
+    def encode_pair(self, first: str, second: str, *, truncate_to: int | None = None) -> EncoderInput:
+        """The input for two texts that a classifier reads together."""
+        return self.tokenizer.encode(first, second, truncate_to=truncate_to, at_most=self.max_length)
 
     def check_task(
         self, task: Task, *, dimensions: int | None = None, use_activation: bool | None = None, param: str = "task"
@@ -401,23 +407,11 @@ class Classifier(Encoder):
         if self.width != len(self.labels):
             raise ModelError(f"{graph.path} gives {self.width} logits, and config.json names {len(self.labels)} labels")
 
-    def encode(
-        self,
-        text: str,
-        *,
-        pair: str | None = None,
-        prompt_name: str | None = None,
-        add_special_tokens: bool = True,
-        truncate_to: int | None = None,
-    ) -> EncoderInput:
-        """See Encoder. With a `pair`, for two texts that are read together."""
-        if pair is None:
-            return super().encode(
-                text, prompt_name=prompt_name, add_special_tokens=add_special_tokens, truncate_to=truncate_to
-            )
-        if self._template is not None:
-            return self._template.encode(self.tokenizer, text, pair, truncate_to=truncate_to, at_most=self.max_length)
-        return self.tokenizer.encode(text, pair, truncate_to=truncate_to, at_most=self.max_length)
+    def encode_pair(self, first: str, second: str, *, truncate_to: int | None = None) -> EncoderInput:
+        """See Encoder."""
+        if self._template is None:
+            return super().encode_pair(first, second, truncate_to=truncate_to)
+        return self._template.encode(self.tokenizer, first, second, truncate_to=truncate_to, at_most=self.max_length)
 
     def finished(
         self,
@@ -436,7 +430,7 @@ class Classifier(Encoder):
         `logits` are `[labels]` of one text, or `[N, labels]` of its tokens or of several texts.
         """
         rows: Floats = np.asarray(logits)
-        return rows if use_activation is False else activated(rows, self.activation)
+        return rows if use_activation is False or self.activation is None else activated(rows, self.activation)
 
     def plan_scores(
         self,
@@ -457,7 +451,7 @@ class Classifier(Encoder):
         times = len(documents) if len(queries) == 1 else 1
         if self._template is not None:
             pairs = zip([*queries] * times, documents, strict=True)
-            inputs = [self.encode(query, pair=document, truncate_to=truncate_to) for query, document in pairs]
+            inputs = [self.encode_pair(query, document, truncate_to=truncate_to) for query, document in pairs]
         else:
             firsts = [tokenizer.part(query, truncate_to, limit) for query in queries] * times
             inputs = [

@@ -116,6 +116,11 @@ class EncoderTokenizer:
         parts = [self.part(one, truncate_to, at_most) for one in (text, pair) if one is not None]
         return self.join(parts, add_special_tokens=add_special_tokens, truncate_to=truncate_to)
 
+    def cut(self, text: str, most: int) -> str:
+        """The beginning of a text, up to its last one of `most` tokens."""
+        encoding = encode_part(self._tokens, text, most, end=False)
+        return text if len(encoding) <= most else text[: encoding.offsets[most - 1][1]]
+
     def part(self, text: str, truncate_to: int | None, at_most: int | None) -> Part | None:
         """A part for `join`: the text's own tokens, as many as are useful. None if there are far too many."""
         if truncate_to is not None:

@@ -20,6 +20,8 @@ _KINDS = (
     ("messages", "/v1/chat/completions"),
     ("prompt", "/v1/completions"),
     ("text_1", "/v1/score"),
+    ("data_1", "/v1/score"),
+    ("queries", "/v1/score"),
     ("query", "/v1/rerank"),
     ("input", "/v1/embeddings"),
 )

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from starlette.routing import Route
 
+from .cohere import CohereEmbeddingsEndpoint
 from .embeddings import EmbeddingsEndpoint
 from .encoder_state import EncoderState
 from .ollama_embeddings import OllamaEmbeddings
+from .pooling import PoolingEndpoints
 from .scoring import ScoringEndpoints
+from .tei import TeiEndpoints
 
 
 def encoder_routes(state: EncoderState) -> list[Route]:
     """All of them."""
     return [
         *EmbeddingsEndpoint(state).routes(),
+        *PoolingEndpoints(state).routes(),
         *ScoringEndpoints(state).routes(),
+        *CohereEmbeddingsEndpoint(state).routes(),
+        *TeiEndpoints(state).routes(),
         *OllamaEmbeddings(state).routes(),
     ]

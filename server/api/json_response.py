@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from http import HTTPStatus
 from itertools import islice
 from typing import Any
@@ -23,7 +23,7 @@ HOLE: Any = msgspec.Raw(b"\0")  # JSON never has this byte
 """Stands in a payload for what `filled` puts there."""
 
 
-def json_response(payload: msgspec.Struct) -> Response:
+def json_response(payload: msgspec.Struct | Sequence[object]) -> Response:
     """`payload` with status 200."""
     return Response(encode_json(payload), media_type="application/json")
 

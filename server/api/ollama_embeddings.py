@@ -17,8 +17,9 @@ from ..protocol.embeddings import EmbeddingRequest
 from ..protocol.ollama import OllamaBody, OllamaEmbeddingsRequest, OllamaEmbedRequest
 from ..protocol.ollama_answers import OllamaEmbedAnswer, OllamaEmbeddingsAnswer, OllamaError
 from .body import whole_body
-from .embeddings import embed, numbers
+from .embeddings import embed
 from .encoder_state import EncoderState
+from .encoder_texts import EncoderTexts, numbers
 from .json_response import json_response
 
 
@@ -27,8 +28,7 @@ class OllamaEmbeddings:
 
     def __init__(self, state: EncoderState) -> None:
         self._models = state.models
-        self._encoders = state.encoders
-        self._worker = state.encoder
+        self._texts = EncoderTexts(state)
         self._decode_embed = BodyDecoder(OllamaEmbedRequest, notes=state.notes)
         self._decode_embeddings = BodyDecoder(OllamaEmbeddingsRequest, notes=state.notes)
 
@@ -52,16 +52,16 @@ class OllamaEmbeddings:
         body = self._decode_embed(raw)
         wanted = self._wanted(body, body.input, cuts=body.truncate is not False)
         wanted.dimensions, wanted.normalize = body.dimensions, True
-        model, answer = await embed(request, self._encoders, self._worker, wanted, len(raw))
+        model, answer = await embed(request, self._texts, wanted, len(raw), cut_by="truncate: true")
 
         def made() -> Response:
-            vectors = model.vectors(answer.results, dimensions=body.dimensions, normalize=True)
+            vectors = model.finished("embed", answer.results, dimensions=body.dimensions, use_activation=True)
             took = nanoseconds(time.perf_counter() - started)
             listed = [numbers(vector) for vector in vectors]
             tokens = answer.usage.prompt_tokens
             return json_response(OllamaEmbedAnswer(body.model or tagged(model.name), listed, took, 1, tokens))
 
-        return await self._worker.run(answer.nbytes, made)
+        return await self._texts.response(answer, made)
 
     @operation(
         "A text to a vector, in Ollama's older shapes",
@@ -75,8 +75,8 @@ class OllamaEmbeddings:
         body = self._decode_embeddings(raw)
         wanted = self._wanted(body, body.prompt, cuts=True)
         with renamed_fields({"input": "prompt"}):
-            model, answer = await embed(request, self._encoders, self._worker, wanted, len(raw))
-        return json_response(OllamaEmbeddingsAnswer(numbers(model.vectors(answer.results)[0])))
+            model, answer = await embed(request, self._texts, wanted, len(raw))
+        return json_response(OllamaEmbeddingsAnswer(numbers(model.finished("embed", answer.results)[0])))
 
     def _wanted(self, body: OllamaBody, texts: str | list[str], *, cuts: bool) -> EmbeddingRequest:
         given: list[str | int | list[int]] | str = texts if isinstance(texts, str) else [*texts]

@@ -55,9 +55,6 @@ OPTIONAL_TAGS = "x-optional-tags"
 _INSTEAD = {
     "additional_data": "send only the texts",
     "chat_template": "texts are embedded as they are; --embedding-model may name prompts for prompt_name",
-    "data_1": "send text_1 and text_2",
-    "data_2": "send text_1 and text_2",
-    "documents": "send text_1 and text_2, or use /v1/rerank",
     "ec_transfer_params": "encode and prefill on this server, which keeps no caches elsewhere",
     "early_stopping": "a beam search ends as soon as no beam can become better than those that have ended",
     "embed_dtype": "vectors are float32; encoding_format base64 is their bytes",
@@ -72,12 +69,11 @@ _INSTEAD = {
     "output_dtype": "vectors are float32; encoding_format base64 is their bytes",
     "prediction": "leave it out: --speculative-config drafts from the prompt for all requests",
     "prompt_embeds": "send text or token ids",
-    "queries": "send text_1 and text_2",
     "repetition_detection": "use frequency_penalty or repetition_penalty",
     "return_token_offsets": "use echo with logprobs, which has text_offset",
     "rank_fields": "send the documents' texts as strings",
     "stream_interval": "chunks are sent as soon as their tokens are generated; join chunks as you read them",
-    "task": "send prompt_name, the name of one of the model's own prompts",
+    "task": "send prompt_name, the name of one of the model's own prompts; /v1/pooling has tasks",
 }
 
 

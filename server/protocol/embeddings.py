@@ -20,42 +20,36 @@ class InputUsage(msgspec.Struct):
 
 
 class EncoderRequest(Body, kw_only=True):
-    """What every request to an encoder may say."""
+    """What every request to an encoder may say. `use_activation` false asks for vectors that are not normalized, and
+    for logits in place of probabilities.
+    """
 
     model: str | None = None
     truncate_prompt_tokens: int | None = None
+    use_activation: bool | None = None
     user: str | None = None
 
     additional_data: Unsupported = None
     mm_processor_kwargs: Unsupported = None
+    padding: Unsupported = None
     priority: Unsupported = None
     request_id: Unsupported = None
     truncation_side: Unsupported = None
-    use_activation: Unsupported = None
 
     def without_effect(self) -> dict[str, str]:
         return {} if self.user is None else {"user": "no answer depends on it"}
 
 
-class EmbeddingRequest(EncoderRequest, kw_only=True):
-    """Texts or token ids to embed. `prompt_name` is one of the model's own prompts, put before each text."""
+class TextsRequest(EncoderRequest, kw_only=True):
+    """Texts or token ids. `prompt_name` is one of the model's own prompts, put before each text."""
 
     input: str | list[str | int | list[int]]
-    encoding_format: Literal["float", "base64"] | None = None
-    dimensions: int | None = None
     add_special_tokens: bool | None = None
-    normalize: bool | None = None
     prompt_name: str | None = None
 
     cache_salt: Unsupported = None
     chat_template: Unsupported = None
-    embed_dtype: Unsupported = None
-    endianness: Unsupported = None
-    input_type: Unsupported = None
-    late_chunking: Unsupported = None
     messages: Unsupported = None
-    output_dtype: Unsupported = None
-    task: Unsupported = None
 
     def inputs(self) -> list[str] | list[list[int]]:
         """The inputs one by one, all as text or all as token ids. Raises ApiError (400) for a mixture or none."""
@@ -72,6 +66,32 @@ class EmbeddingRequest(EncoderRequest, kw_only=True):
         if len(self.input) > MAX_INPUTS:
             raise bad_request(f"input must have at most {MAX_INPUTS} entries, got {len(self.input)}", "input")
         return cast("list[str] | list[list[int]]", self.input)
+
+
+class VectorsRequest(TextsRequest, kw_only=True):
+    """How vectors are made. `normalize` is another name of `use_activation`."""
+
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    normalize: bool | None = None
+
+    embed_dtype: Unsupported = None
+    endianness: Unsupported = None
+
+    def activation(self) -> bool | None:
+        """Whether vectors are normalized; None is as the model says. Raises ApiError (400) for a contradiction."""
+        if None not in (self.normalize, self.use_activation) and self.normalize != self.use_activation:
+            raise bad_request("normalize and use_activation contradict each other: send one", "normalize")
+        return self.use_activation if self.normalize is None else self.normalize
+
+
+class EmbeddingRequest(VectorsRequest, kw_only=True):
+    """Texts or token ids to embed."""
+
+    input_type: Unsupported = None
+    late_chunking: Unsupported = None
+    output_dtype: Unsupported = None
+    task: Unsupported = None
 
 
 class Embedding(msgspec.Struct, kw_only=True):

@@ -16,28 +16,51 @@ T = TypeVar("T")
 
 class _PairsRequest(EncoderRequest, kw_only=True):
     activation: Unsupported = None
+    cache_salt: Unsupported = None
     softmax: Unsupported = None
 
 
 class ScoreRequest(_PairsRequest, kw_only=True):
-    """Texts to compare: one with one, one with many, or two lists of the same length in pairs."""
+    """Texts to compare: one with one, one with many, or two lists of the same length in pairs.
 
-    text_1: str | list[str]
-    text_2: str | list[str]
+    The two sides have the names of one pair: `queries` and `documents`, or as in other versions of vLLM.
+    """
 
-    data_1: Unsupported = None
-    data_2: Unsupported = None
-    documents: Unsupported = None
-    queries: Unsupported = None
+    queries: str | list[str] | None = None
+    documents: str | list[str] | None = None
+    items: str | list[str] | None = None
+    data_1: str | list[str] | None = None
+    data_2: str | list[str] | None = None
+    text_1: str | list[str] | None = None
+    text_2: str | list[str] | None = None
 
-    def texts(self) -> tuple[list[str], list[str]]:
-        """Both sides; the first may be a single text for all of the second. Raises ApiError (400) for other numbers."""
-        first, second = _listed(self.text_1, "text_1"), _listed(self.text_2, "text_2")
+    def texts(self) -> tuple[list[str], list[str], tuple[list[str], list[str]]]:
+        """Both sides; the first may be a single text for all of the second. And the texts' places in the body.
+
+        Raises ApiError (400) for other numbers, or other sides.
+        """
+        given = [name for name in _SIDES if getattr(self, name) is not None]
+        if len(given) < 2:
+            pair = next((pair for pair in _PAIRS if given and given[0] in pair), ("queries", "documents"))
+            missing = next(name for name in pair if name not in given)
+            raise bad_request(f"{missing} is required", missing, "missing_required_parameter")
+        if tuple(given) not in _PAIRS:
+            raise bad_request(
+                f"send two of {', '.join(' and '.join(pair) for pair in _PAIRS)}; got {', '.join(given)}", given[-1]
+            )
+        sides = [getattr(self, name) for name in given]
+        first, second = (_listed(side, name) for side, name in zip(sides, given, strict=True))
         if len(first) not in (1, len(second)):
             raise bad_request(
-                f"text_1 must have one text or as many as text_2, which has {len(second)}; got {len(first)}", "text_1"
+                f"{given[0]} must have one text or as many as {given[1]}, which has {len(second)}; got {len(first)}",
+                given[0],
             )
-        return first, second
+        names = [_places(side, name) for side, name in zip(sides, given, strict=True)]
+        return first, second, (names[0], names[1])
+
+
+_PAIRS = (("text_1", "text_2"), ("data_1", "data_2"), ("queries", "documents"), ("queries", "items"))
+_SIDES = ("text_1", "text_2", "data_1", "data_2", "queries", "documents", "items")
 
 
 class Document(msgspec.Struct, forbid_unknown_fields=True):
@@ -49,26 +72,39 @@ class Document(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class RerankRequest(_PairsRequest, kw_only=True):
-    """A query and the documents to put in order. `top_n` 0 is all of them."""
+    """A query and the documents to put in order, as vLLM, Jina and Cohere take them. `top_n` 0 is all of them.
+
+    Documents are cut to `max_tokens_per_doc` tokens, and with it also what the model cannot take.
+    """
 
     query: str
     documents: list[str | Document]
     top_n: int | None = None
     return_documents: bool | None = None
+    max_tokens_per_doc: int | None = None
 
     max_chunks_per_doc: Unsupported = None
-    max_tokens_per_doc: Unsupported = None
     rank_fields: Unsupported = None
+    relevant_spans: Unsupported = None
 
     def texts(self) -> list[str]:
         """The documents' texts. Raises ApiError (400) if there are none or too many."""
-        return [item if isinstance(item, str) else item.text for item in _limited(self.documents, "documents")]
+        return [item if isinstance(item, str) else item.text for item in limited(self.documents, "documents")]
 
     def limit(self) -> int:
         """How many results are wanted. Raises ApiError (400) for a number below 0."""
         if self.top_n is not None and self.top_n < 0:
             raise bad_request(f"top_n must be at least 0, got {self.top_n}", "top_n")
         return self.top_n or len(self.documents)
+
+    def cut(self) -> tuple[int | None, int | None]:
+        """To how many tokens documents are cut, and inputs. Raises ApiError (400) for a number below 1."""
+        most = self.max_tokens_per_doc
+        if most is None:
+            return None, self.truncate_prompt_tokens
+        if most < 1:
+            raise bad_request(f"max_tokens_per_doc must be at least 1, got {most}", "max_tokens_per_doc")
+        return most, -1 if self.truncate_prompt_tokens is None else self.truncate_prompt_tokens
 
 
 class Score(msgspec.Struct, kw_only=True):
@@ -114,12 +150,17 @@ class RerankList(msgspec.Struct, kw_only=True):
 
 
 def _listed(texts: str | list[str], param: str) -> list[str]:
-    return [texts] if isinstance(texts, str) else [*_limited(texts, param)]
+    return [texts] if isinstance(texts, str) else [*limited(texts, param)]
 
 
-def _limited(items: Sequence[T], param: str) -> Sequence[T]:
+def _places(texts: str | list[str], param: str) -> list[str]:
+    return [param] if isinstance(texts, str) else [f"{param}[{i}]" for i in range(len(texts))]
+
+
+def limited(items: Sequence[T], param: str, most: int = MAX_INPUTS) -> Sequence[T]:
+    """The items. Raises ApiError (400) if there are none, or too many."""
     if not items:
         raise bad_request(f"{param} is empty", param)
-    if len(items) > MAX_INPUTS:
-        raise bad_request(f"{param} must have at most {MAX_INPUTS} entries, got {len(items)}", param)
+    if len(items) > most:
+        raise bad_request(f"{param} must have at most {most} entries, got {len(items)}", param)
     return items

@@ -30,14 +30,17 @@ from tidewheel.server.chat.tools import TOOL_CALL_PARSERS
 from tidewheel.server.errors import ApiError
 from tidewheel.server.generation.structured_output import structured_output
 from tidewheel.server.protocol.chat import ChatCompletionRequest, Tool, ToolFunction
+from tidewheel.server.protocol.cohere import CohereEmbedRequest
 from tidewheel.server.protocol.completions import CompletionRequest
 from tidewheel.server.protocol.decode import BodyDecoder, ParameterNotes
 from tidewheel.server.protocol.embeddings import EmbeddingRequest
 from tidewheel.server.protocol.messages import CountTokensRequest, MessagesRequest
+from tidewheel.server.protocol.pooling import PoolingRequest
 from tidewheel.server.protocol.response_items import ItemReference
 from tidewheel.server.protocol.responses import ResponsesRequest
 from tidewheel.server.protocol.sampling import GenerationBody, sampling_params
 from tidewheel.server.protocol.scoring import RerankRequest, ScoreRequest
+from tidewheel.server.protocol.tei import TeiPredictRequest
 from tidewheel.server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
 from tidewheel.server.responses.offered_tools import OfferedTools
 from tidewheel.server.responses.translation import chat_request as from_responses
@@ -249,10 +252,20 @@ HARNESSES: dict[str, Harness] = {
     "tokenize": body(TokenizeRequest, understand_conversation, {"prompt": "a"}, {"messages": CHAT["messages"]}),
     "detokenize": body(DetokenizeRequest, lambda request: None, {"tokens": [1, 2]}),
     "embedding": body(EmbeddingRequest, lambda request: request.inputs(), {"input": ["a", "b"]}, {"input": [[1], [2]]}),
-    "score": body(ScoreRequest, lambda request: request.texts(), {"text_1": "a", "text_2": ["b", "c"]}),
+    "pooling": body(PoolingRequest, lambda request: request.inputs(), {"input": ["a", "b"], "task": "token_embed"}),
+    "cohere": body(CohereEmbedRequest, lambda request: request.wanted(), {"texts": ["a"], "max_tokens": 3}),
+    "predict": body(
+        TeiPredictRequest, lambda request: request.sequences(), {"inputs": [["a"], ["b", "c"]]}, {"inputs": ["a", "b"]}
+    ),
+    "score": body(
+        ScoreRequest,
+        lambda request: request.texts(),
+        {"text_1": "a", "text_2": ["b", "c"]},
+        {"queries": ["a"], "documents": "b"},
+    ),
     "rerank": body(
         RerankRequest,
-        lambda request: (request.texts(), request.limit()),
+        lambda request: (request.texts(), request.limit(), request.cut()),
         {"query": "a", "documents": ["b", {"text": "c"}], "top_n": 1},
     ),
     **{f"tools-{name}": tool_calls(name) for name in TOOL_CALL_PARSERS},

@@ -204,13 +204,13 @@ def test_cutting_a_pair_keeps_what_is_behind_the_document(tmp_path: Path) -> Non
     folder, _ = made(tmp_path / "qwen3-reranker-tiny", "qwen3", "AutoModelForCausalLM")
     encoder = load(folder)
     assert isinstance(encoder, Classifier)
-    whole, cut = (encoder.encode("wheel", pair="corn " * 20, truncate_to=size).token_ids for size in (None, 320))
+    whole, cut = (encoder.encode_pair("wheel", "corn " * 20, truncate_to=size).token_ids for size in (None, 320))
     assert len(whole) > len(cut) == 320
     end = encoder.tokenizer.encode(prompt("", "", "").partition("<Document>: ")[2], add_special_tokens=False).token_ids
     assert cut == [*whole[: 320 - len(end)], *end]
     with pytest.raises(InvalidRequestError, match="behind a document"):
-        encoder.encode("wheel", pair="corn", truncate_to=len(end))
-    assert encoder.encode("wheel", pair="corn " * 2000).is_too_long
+        encoder.encode_pair("wheel", "corn", truncate_to=len(end))
+    assert encoder.encode_pair("wheel", "corn " * 2000).is_too_long
 
 
 def test_texts_end_in_eos_where_the_tokenizer_is_told_so(tmp_path: Path) -> None:

@@ -90,6 +90,53 @@ def test_the_most_relevant_document_comes_first(server: RunningServer, path: str
     assert all("document" not in result for result in top)
 
 
+@pytest.mark.parametrize("names", [("queries", "documents"), ("queries", "items"), ("data_1", "data_2")])
+def test_the_sides_have_other_names_too(server: RunningServer, names: tuple[str, str]) -> None:
+    body = {"model": "rank", names[0]: QUERY, names[1]: DOCUMENTS}
+    np.testing.assert_allclose(
+        scores(server.post("/v1/score", body)), expected("rank", [QUERY], DOCUMENTS), **TOLERANCE
+    )
+    error = refusal(server.post("/v1/score", {**body, names[1]: ["a " * 200]}))
+    assert (error["param"], error["code"]) == (f"{names[1]}[0]", "context_length_exceeded")
+
+
+@pytest.mark.parametrize("path", ["/v1/score", "/v1/rerank"])
+def test_logits_are_given_where_they_are_asked_for(server: RunningServer, path: str) -> None:
+    sides = {"queries": QUERY, "documents": DOCUMENTS} if "score" in path else {"query": QUERY, "documents": DOCUMENTS}
+    answer = server.post(path, {"model": "rank", "use_activation": False, **sides}).json()
+    found = answer.get("data") or sorted(answer["results"], key=lambda result: result["index"])
+    logits = zoo.reference("bert-cross", [(QUERY, document) for document in DOCUMENTS])[:, 0]
+    np.testing.assert_allclose([one.get("score", one.get("relevance_score")) for one in found], logits, **TOLERANCE)
+
+
+def test_documents_are_cut_to_max_tokens_per_doc(server: RunningServer) -> None:
+    documents = ["the tide turns a wheel", "corn", " ".join(zoo.WORDS * 10)]
+    body = {"model": "rank", "query": QUERY, "documents": documents, "max_tokens_per_doc": 2}
+    answer = server.post("/v2/rerank", body).json()
+    cut = ["the tide", "corn", " ".join((zoo.WORDS * 10)[:2])]
+    wanted = expected("rank", [QUERY], cut)
+    for result in answer["results"]:
+        np.testing.assert_allclose(result["relevance_score"], wanted[result["index"]], **TOLERANCE)
+        assert result["document"]["text"] == documents[result["index"]]
+    many = server.post("/v2/rerank", {**body, "max_tokens_per_doc": 4096})
+    assert many.status_code == 200, "cut to what the model takes"
+
+
+def test_teis_rerank_is_told_by_its_texts(server: RunningServer) -> None:
+    body = {"model": "logits", "query": QUERY, "texts": DOCUMENTS}
+    logits = expected("logits", [QUERY], DOCUMENTS)
+    for more, wanted in (({"raw_scores": True}, logits), ({}, sigmoid(logits))):
+        ranks = server.post("/rerank", {**body, **more}).json()
+        assert [rank["index"] for rank in ranks] == np.argsort(-logits).tolist()
+        np.testing.assert_allclose([rank["score"] for rank in ranks], sorted(wanted, reverse=True), **TOLERANCE)
+        assert "text" not in ranks[0]
+    ranks = server.post("/rerank", {**body, "return_text": True, "truncate": True}).json()
+    assert ranks[0]["text"] == DOCUMENTS[ranks[0]["index"]]
+    error = refusal(server.post("/rerank", {**body, "texts": ["a", "a " * 200]}))
+    assert error["param"] == "texts[1]"
+    assert "truncate: true" in error["message"]
+
+
 def test_usage_counts_what_the_model_read(server: RunningServer) -> None:
     pair = len(zoo.tokenizer("bert-cross")([QUERY], [DOCUMENTS[0]])["input_ids"][0])
     body = {"text_1": QUERY, "text_2": DOCUMENTS[0]}
@@ -130,8 +177,11 @@ def test_long_texts_are_refused_or_cut(server: RunningServer) -> None:
         ("/v1/score", {"text_1": ["a", "b"]}, "text_1"),
         ("/v1/score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, "text_1"),
         ("/v1/score", {"text_1": 1}, "text_1"),
-        ("/v1/score", {"use_activation": False}, "use_activation"),
+        ("/v1/score", {"softmax": False}, "softmax"),
         ("/v1/score", {"queries": "a"}, "queries"),
+        ("/v1/score", {"text_1": None}, "text_1"),
+        ("/v1/score", {"text_1": None, "text_2": None}, "queries"),
+        ("/v1/score", {"text_2": None, "documents": "a"}, "documents"),
         ("/v1/score", {"truncate_prompt_tokens": 3}, "truncate_prompt_tokens"),
         ("/v1/rerank", {"documents": []}, "documents"),
         ("/v1/rerank", {"documents": ["a"] * 2049}, "documents"),
@@ -141,6 +191,8 @@ def test_long_texts_are_refused_or_cut(server: RunningServer) -> None:
         ("/v1/rerank", {"query": ["a"]}, "query"),
         ("/v1/rerank", {"top_n": -1}, "top_n"),
         ("/v1/rerank", {"max_chunks_per_doc": 2}, "max_chunks_per_doc"),
+        ("/v1/rerank", {"max_tokens_per_doc": 0}, "max_tokens_per_doc"),
+        ("/rerank", {"documents": None, "texts": []}, "texts"),
     ],
 )
 def test_errors_name_the_field(server: RunningServer, path: str, fields: dict[str, Any], param: str) -> None:

@@ -143,6 +143,7 @@ ENCODER_BODIES = [
     ("/v1/embeddings", {"model": "embed", "input": "corn"}, {"model": "embed", "input": TEXTS}),
     ("/v1/score", {"text_1": "corn", "text_2": "rain"}, {"text_1": "corn", "text_2": TEXTS}),
     ("/v1/rerank", {"query": "corn", "documents": ["rain"]}, {"query": "corn", "documents": TEXTS}),
+    ("/predict", {"inputs": "corn"}, {"inputs": [[text] for text in TEXTS]}),
 ]
 
 

@@ -30,14 +30,16 @@ from tidewheel.server.openapi.document import document
 EXAMPLES = [FEW := 4, pytest.param(250, marks=pytest.mark.sweep)]
 DOCUMENT = document(build_app(ScriptedEngine(), AppOptions()).routes, root_path="", open_paths=None)
 OPERATIONS = [(path, method) for path, methods in DOCUMENT["paths"].items() for method in methods]
-# Other names of what is tried already, and what only models for code do.
-ALIASES = {path for path in DOCUMENT["paths"] if f"/v1{path}" in DOCUMENT["paths"]} | {"/v2/rerank", "/invocations"}
-SKIPPED = ALIASES | {"/infill"}
+# Other names of what is tried already, and what only models for code, or with sparse vectors, do.
+ALIASES = {path for path in DOCUMENT["paths"] if f"/v1{path}" in DOCUMENT["paths"]} - {"/embed"}
+ALIASES |= {"/v1/embed", "/v2/rerank", "/invocations"}
+SKIPPED = ALIASES | {"/infill", "/embed_sparse"}
 TRIED = [case for case in OPERATIONS if case[0] not in SKIPPED]
 WITH_BODY = [(path, method) for path, method in TRIED if "requestBody" in DOCUMENT["paths"][path][method]]
 MODELS = {
     "/v1/embeddings": "embed", "/api/embed": "embed", "/api/embeddings": "embed",
-    "/v1/score": "rank", "/v1/rerank": "rank",
+    "/v1/score": "rank", "/v1/rerank": "rank", "/v1/classify": "rank", "/predict": "rank",
+    **dict.fromkeys(["/v1/pooling", "/v2/embed", "/embed", "/embed_all", "/similarity"], "embed"),
 }  # fmt: skip
 MOST = {
     "max_tokens": 4,
@@ -58,7 +60,10 @@ HELLO = [{"role": "user", "content": "Who are you?"}]
 
 def is_translated(case: tuple[str, str]) -> bool:
     """Whether its requests are read as another path's, which is tried as well."""
-    return case[0].startswith("/api/") or case[0].endswith(("/render", "/count_tokens", "/input_tokens"))
+    path = case[0]
+    return path.startswith(("/api/", "/embed")) or path.endswith(
+        ("/render", "/count_tokens", "/input_tokens", "/embed", "/predict", "/similarity")
+    )
 
 
 # `make test` tries what is translated by its extreme numbers alone.

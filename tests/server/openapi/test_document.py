@@ -21,6 +21,7 @@ from tidewheel.server.app import build_app
 from tidewheel.server.app_options import AppOptions
 from tidewheel.server.openapi.document import declared
 
+NOT_SERVED = {"/embed_sparse"}  # by these models
 PAGES = DOCS_PATHS | {route.path for route in web_routes()}
 
 
@@ -71,7 +72,7 @@ def test_examples_are_answered(server: RunningServer, api: Any) -> None:
             continue
         example = operation["requestBody"]["content"]["application/json"]["example"]
         response = server.http.request(method, path, json=example)
-        assert response.status_code == 200, (path, response.text)
+        assert response.status_code == (404 if path in NOT_SERVED else 200), (path, response.text)
 
 
 def test_refusals_are_described(server: RunningServer, api: Any) -> None:
