@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,7 @@ class Case:
     """An encoder to make: transformers' name of the family and its config's fields, and the folder's other files.
 
     `files` are JSON files by name, `outputs` the graph's; sentence_embedding is a Dense layer over the mean. The config
-    may name another `architecture` than that of the weights.
+    may name another `architecture` than that of the weights. A model `of` tokens or words is one with that head.
     """
 
     model_type: str
@@ -37,6 +37,7 @@ class Case:
     classifies: bool = False
     graph: str = "onnx/model.onnx"
     architecture: str = ""
+    of: Literal["text", "tokens", "words"] = "text"
 
 
 _SIZES = {
@@ -121,6 +122,33 @@ NATIVE: dict[str, Case] = {
     "llama-cross": Case("llama", {**_DECODER, "num_labels": 1}, classifies=True),
 }
 
+_SPLADE = {**modules("SpladePooling"), "1_SpladePooling/config.json": {"pooling_strategy": "max"}}
+_SUM = {"1_SpladePooling/config.json": {"pooling_strategy": "sum", "activation_function": "log1p_relu"}}
+_LABELS = {"num_labels": 3}
+
+# Models with a row of logits for each token, or with several labels of a text.
+HEADS: dict[str, Case] = {
+    "bert-tokens": Case("bert", {**_SIZES, **_LABELS}, of="tokens"),
+    "roberta-tokens": Case("roberta", {**_SIZES, **_LABELS}, of="tokens"),
+    "camembert-tokens": Case("camembert", {**_SIZES, **_LABELS}, of="tokens"),
+    "distilbert-tokens": Case("distilbert", {**_DISTIL, **_LABELS}, of="tokens"),
+    "mpnet-tokens": Case("mpnet", {**_SIZES, **_LABELS}, of="tokens"),
+    "gte-tokens": Case("gte", {**_SIZES, **_LABELS}, of="tokens"),
+    "modernbert-tokens": Case("modernbert", {**_MODERN, **_LABELS}, of="tokens"),
+    "bert-labels": Case("bert", {**_SIZES, **_LABELS, "problem_type": "multi_label_classification"}, classifies=True),
+    "xlm-roberta-labels": Case("xlm-roberta", {**_SIZES, **_LABELS}, classifies=True),
+    "camembert-labels": Case("camembert", {**_SIZES, **_LABELS}, classifies=True),
+    "distilbert-labels": Case("distilbert", {**_DISTIL, **_LABELS, "problem_type": "regression"}, classifies=True),
+    "mpnet-labels": Case("mpnet", {**_SIZES, **_LABELS}, classifies=True),
+    "gte-labels": Case("gte", {**_SIZES, **_LABELS}, classifies=True),
+    "modernbert-labels": Case("modernbert", {**_MODERN, **_LABELS}, classifies=True),
+    "bert-splade": Case("bert", _SIZES, _SPLADE, of="words"),
+    "distilbert-splade": Case("distilbert", _DISTIL, _SPLADE, of="words"),
+    "roberta-splade": Case("roberta", _SIZES, {**_SPLADE, **_SUM}, of="words"),
+    "mpnet-splade": Case("mpnet", _SIZES, _SPLADE, of="words"),
+    "modernbert-splade": Case("modernbert", _MODERN, {**_SPLADE, **_SUM}, of="words"),
+}
+
 CASES: dict[str, Case] = {
     # As all-MiniLM and bge have it.
     "bert": Case(
@@ -192,24 +220,26 @@ CASES: dict[str, Case] = {
     ),
 }
 
+_AUTO_MODELS = {"text": "AutoModel", "tokens": "AutoModelForTokenClassification", "words": "AutoModelForMaskedLM"}
 _root = Path(tempfile.mkdtemp(prefix="tidewheel-encoders-"))
 atexit.register(shutil.rmtree, _root, ignore_errors=True)
 
 
 def case_of(name: str) -> Case:
     """The case of that name."""
-    return CASES.get(name) or NATIVE[name]
+    return CASES.get(name) or NATIVE.get(name) or HEADS[name]
 
 
 @functools.cache
 def model(name: str) -> Any:
     """The transformers model of CASES[name], with weights large enough to tell texts apart."""
-    from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
+    import transformers
+    from transformers import AutoConfig, AutoModelForSequenceClassification
 
     case = case_of(name)
     known = {"vocab_size": tokenizer(name).vocab_size, "pad_token_id": tokenizer(name).pad_token_id}
     config = AutoConfig.for_model(case.model_type, **known, **case.config)
-    factory = AutoModelForSequenceClassification if case.classifies else AutoModel
+    factory = AutoModelForSequenceClassification if case.classifies else getattr(transformers, _AUTO_MODELS[case.of])
     made = factory.from_config(config, attn_implementation="eager").eval()
     fill(made)
     return made
@@ -235,7 +265,7 @@ def tokenizer(name: str) -> Any:
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    is_roberta = case_of(name).model_type in ("roberta", "xlm-roberta", "mpnet")
+    is_roberta = case_of(name).model_type in ("roberta", "xlm-roberta", "camembert", "mpnet")
     specials = ["<s>", "<pad>", "</s>", "<unk>"] if is_roberta else ["[PAD]", "[CLS]", "[SEP]", "[UNK]"]
     vocabulary = {token: i for i, token in enumerate(specials)}
     first, pad, last, unknown = specials if is_roberta else (specials[1], specials[0], *specials[2:])
@@ -273,7 +303,7 @@ def folder(name: str) -> Path:
 
 @functools.cache
 def native_folder(name: str) -> Path:
-    """The model folder of CASES[name] or NATIVE[name] with safetensors. Tests must not change it."""
+    """The model folder of a case with safetensors. Tests must not change it."""
     path = _root / f"{name}-native"
     _write_files(name, path)
     model(name).save_pretrained(_root / f"{name}-saved")

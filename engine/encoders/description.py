@@ -3,43 +3,39 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ..errors import ModelError
-from ..files.folder import read_config, read_json, read_json_array, read_json_if_there
+from ..files.folder import read_config, read_json_if_there
 from ..files.reading import is_there, require_file, require_no_special_files
 from ..files.wording import shown
 from ..models.overrides import overridden
 from ..weights.gguf.choosing import find_gguf
+from ..weights.pickles import PYTORCH, PYTORCH_INDEX
 from .classification import ClassActivation, activation_of, labels_of
+from .colbert import LateInteraction, pylate, stanford
 from .conversion import Conversion, conversion, pair_template
 from .detection import graph_in
-from .families import FAMILIES, encoder_model
-from .model import AnswerTokens, EncoderModel
+from .families import COLBERT, FAMILIES, encoder_model
+from .linears import TokenLayers, linear_file
+from .model import EncoderModel
+from .modules import Modules, SpladePooling, integer_of
 from .options import Convert
 from .pair_template import PairTemplate
-from .pooling import POOLING_MODES
 from .tasks import Task
 
 logger = logging.getLogger(__name__)
 
 _MAX_GRAPH_BYTES = 2**31 - 1  # protobuf's limit; larger models keep their weights in other files
-_MODE_FLAGS = {
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_max_tokens": "max",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
-    "pooling_mode_weightedmean_tokens": "weightedmean",
-    "pooling_mode_lasttoken": "lasttoken",
-}
 # Their positions start after the padding token's id, so the limit is smaller by that number.
 _POSITIONS_AFTER_PADDING = frozenset(
     "camembert data2vec-text longformer mpnet roberta roberta-prelayernorm xlm-roberta xlm-roberta-xl xmod".split()
 )
+_IN_GRAPHS: frozenset[Task] = frozenset({"embed", "classify"})  # these may run in ONNX Runtime
+_MOST_WORDS = 2**24  # float32 has room for their numbers
 _NO_LIMIT = 10**6  # tokenizers without a limit say 10**30
 
 
@@ -54,7 +50,8 @@ class EncoderDescription:
     finished embedding. `task` is the main one. A classifier has `labels`, and an `activation` unless it gives logits.
     It may read pairs of texts in a `pair_template`. `architecture` is the config's `model_type`. `dimensions` are those
     of a vector that requests get without asking for a number. `matryoshka` are the numbers that the model was trained
-    for; True: any, False: none but the whole, None: nothing is said, and any is taken.
+    for; True: any, False: none but the whole, None: nothing is said, and any is taken. `token_layers` make vectors and
+    weights of tokens, and `late_interaction` is how ColBERT takes its texts.
     """
 
     folder: Path
@@ -80,6 +77,8 @@ class EncoderDescription:
     labels: tuple[str, ...] = ()
     activation: ClassActivation | None = None
     pair_template: PairTemplate | None = None
+    token_layers: TokenLayers = field(default_factory=TokenLayers)
+    late_interaction: LateInteraction | None = None
 
 
 def describe_encoder(
@@ -91,14 +90,25 @@ def describe_encoder(
     """
     if (file := gguf_in(folder)) is not None:
         return _in_gguf(file, overrides, convert)
-    modules = _Modules(folder)
+    modules = Modules(folder)
+    settings_path = folder / "config_sentence_transformers.json"
+    settings = read_json_if_there(settings_path)
     graph = graph_in(folder)
-    converted, model = _native_model(modules, graph, overrides, convert)
-    config, classifies = converted.config, converted.classifies
+    task = _task_of(modules, _config(modules, overrides), settings)
+    token_layers = _token_layers(modules, task)
+    if task not in _IN_GRAPHS:
+        graph = None
+    converted, model = _native_model(modules, graph, overrides, convert, task, needed=bool(token_layers))
+    config = converted.config
+    task = "classify" if converted.classifies else task
+    interaction = None
+    if task == "token_embed":
+        interaction = pylate(settings_path, settings) if modules.token_dense else stanford(modules.transformer_folder)
     if model is not None:
         graph = None
+        _check_reach(model, interaction)
     elif graph is None:
-        raise _no_graph(folder, modules, config)
+        raise _no_graph(folder, modules, config, task)
     else:
         require_file(graph, _MAX_GRAPH_BYTES)
         require_no_special_files(graph.parent)  # the graph may name any file in its folder as its weights
@@ -109,16 +119,19 @@ def describe_encoder(
         "model": model,
         "graph": graph,
         "tokenizer_folder": modules.transformer_folder,
-        "task": "classify" if classifies else "embed",
-        "max_length": _max_length(modules, config, None if model is None else model.max_length),
-        "vocab_size": _integer(config, "vocab_size"),
-        "pad_token_id": _integer(config, "pad_token_id"),
+        "task": task,
+        "max_length": _max_length(
+            modules,
+            config,
+            None if model is None else model.max_length,
+            None if interaction is None else max(interaction.document_length, interaction.query_length),
+        ),
+        "vocab_size": integer_of(config, "vocab_size"),
+        "pad_token_id": integer_of(config, "pad_token_id"),
         "architecture": str(config.get("model_type") or ""),
         "lower_case": bool(modules.transformer_config.get("do_lower_case")),
     }
-    settings_path = folder / "config_sentence_transformers.json"
-    settings = read_json_if_there(settings_path)
-    if classifies:
+    if task in ("classify", "token_classify"):
         prompts, default = _prompts(settings_path, settings)
         instruction = None if default is None else prompts[default]
         template = pair_template(
@@ -130,6 +143,19 @@ def describe_encoder(
         labels = labels_of(path, config)
         activation = activation_of(path, config, settings_path, settings, num_labels=len(labels))
         return EncoderDescription(**shared, labels=labels, activation=activation, pair_template=template)
+    if interaction is not None:
+        prompts = {"query": interaction.query_prefix, "document": interaction.document_prefix}
+        return EncoderDescription(
+            **shared,
+            token_layers=token_layers,
+            late_interaction=interaction,
+            normalize=True,
+            prompts=prompts,
+            default_prompt_name="document",
+        )
+    prompts, default = _prompts(settings_path, settings)
+    if task == "sparse":
+        return EncoderDescription(**shared, prompts=prompts, default_prompt_name=default)
     model_type = settings.get("model_type", "SentenceTransformer")
     if model_type != "SentenceTransformer":
         raise ModelError(
@@ -141,9 +167,9 @@ def describe_encoder(
             pooling, normalize = (model.pooling,), True
         how = f"{pooling[0]}{', and normalized' * normalize}"
         logger.info("%s has no modules.json: a text's vector is pooled by %s", folder, how)
-    prompts, default = _prompts(settings_path, settings)
     return EncoderDescription(
         **shared,
+        token_layers=token_layers,
         matryoshka=_matryoshka(modules.transformer_folder / "config.json", config),
         pooling=pooling,
         pools_prompt=modules.pools_prompt,
@@ -190,32 +216,77 @@ def _in_gguf(path: Path, overrides: Mapping[str, Any] | None, convert: Convert) 
 def is_native(folder: Path, overrides: Mapping[str, Any] | None = None, convert: Convert = "auto") -> bool:
     """Whether the model whose small files are in this folder would run from safetensors, if it has any."""
     try:
-        modules = _Modules(folder)
+        modules = Modules(folder)
         converted = _converted(modules, overrides, convert)
-        return (converted.classifies or not modules.uncomputed) and _computed(converted) is not None
+        return (converted.classifies or not modules.uncomputed) and _computed(converted, "embed") is not None
     except ModelError:
         return False
 
 
 def has_weights(folder: Path) -> bool:
-    """Whether a folder has safetensors."""
+    """Whether a folder has safetensors, or tensors in PyTorch's files."""
+    return _has_safetensors(folder) or is_there(folder / PYTORCH) or is_there(folder / PYTORCH_INDEX)
+
+
+def _has_safetensors(folder: Path) -> bool:
     return folder.is_dir() and any(folder.glob("*.safetensors"))
 
 
+def _task_of(modules: Modules, config: Mapping[str, Any], settings: Mapping[str, Any]) -> Task:
+    """The main task. Modules take a model's rows of tokens, whatever its architecture's head is."""
+    architecture = str(config["architectures"][0])
+    if architecture.endswith("ForSequenceClassification"):
+        return "classify"
+    if architecture.endswith("ForTokenClassification") and not modules.listed:
+        return "token_classify"
+    if modules.splade is not None or settings.get("model_type") == "SparseEncoder":
+        return "sparse"
+    return "token_embed" if architecture == COLBERT or modules.token_dense else "embed"
+
+
+def _token_layers(modules: Modules, task: Task) -> TokenLayers:
+    folder = modules.transformer_folder
+    if task == "token_embed":
+        return TokenLayers(modules.token_dense, module=None if modules.token_dense else "linear")
+    if task == "embed":  # as BGE-M3 has them
+        vectors, weights = (linear_file(folder, f"{name}_linear") for name in ("colbert", "sparse"))
+        return TokenLayers(vectors_file=vectors, weights_file=weights)
+    return TokenLayers()
+
+
+def _check_reach(model: EncoderModel, interaction: LateInteraction | None) -> None:
+    """Raises ModelError if a mask that fills up a query could be too far away from all tokens of it."""
+    if interaction is None or not interaction.expands or interaction.attends or model.tower.reach is None:
+        return
+    if interaction.query_length > model.tower.reach:
+        raise ModelError(
+            f"queries of {interaction.query_length} tokens are longer than the model's attention reaches, "
+            f"{model.tower.reach} tokens: set query_length to that, or attend_to_expansion_tokens to true"
+        )
+
+
 def _native_model(
-    modules: _Modules, graph: Path | None, overrides: Mapping[str, Any] | None, convert: Convert
+    modules: Modules,
+    graph: Path | None,
+    overrides: Mapping[str, Any] | None,
+    convert: Convert,
+    task: Task,
+    *,
+    needed: bool,
 ) -> tuple[Conversion, EncoderModel | None]:
     """What the model is served as, and how our own kernels compute it; None if they cannot. If there is a graph, that
-    runs instead.
+    runs instead, and also in place of PyTorch's files unless the kernels are `needed`.
     """
-    as_it_is = Conversion(_config(modules, overrides))
-    if not has_weights(modules.transformer_folder):
+    as_it_is, folder = Conversion(_config(modules, overrides)), modules.transformer_folder
+    if not has_weights(folder) or (graph is not None and not needed and not _has_safetensors(folder)):
         return as_it_is, None
     try:
         converted = _converted(modules, overrides, convert)
-        model = _computed(converted)
-        if model is not None and modules.uncomputed and not converted.classifies:
+        model = _computed(converted, task)
+        if model is not None and modules.uncomputed and not converted.classifies and task != "token_classify":
             raise ModelError(f"modules.json has modules that are not supported: {', '.join(modules.uncomputed)}")
+        if model is not None and task == "sparse":
+            model = _sparse(model, str(converted.config["architectures"][0]), modules.splade or SpladePooling())
     except ModelError as error:
         if graph is None:
             raise
@@ -226,24 +297,41 @@ def _native_model(
     return converted, model
 
 
-def _config(modules: _Modules, overrides: Mapping[str, Any] | None) -> Mapping[str, Any]:
+def _config(modules: Modules, overrides: Mapping[str, Any] | None) -> Mapping[str, Any]:
     return overridden(read_config(modules.transformer_folder), overrides, None, None)
 
 
-def _converted(modules: _Modules, overrides: Mapping[str, Any] | None, convert: Convert) -> Conversion:
+def _converted(modules: Modules, overrides: Mapping[str, Any] | None, convert: Convert) -> Conversion:
     config = _config(modules, overrides)
     return conversion(modules.transformer_folder, config, convert, listed=modules.listed, answer=modules.answer)
 
 
-def _computed(converted: Conversion) -> EncoderModel | None:
-    return encoder_model(converted.config, converts=converted.converts, answer=converted.answer)
+def _computed(converted: Conversion, task: Task) -> EncoderModel | None:
+    return encoder_model(
+        converted.config,
+        converts=converted.converts,
+        answer=converted.answer,
+        predicts_words=task == "sparse",
+    )
 
 
-def _no_graph(folder: Path, modules: _Modules, config: Mapping[str, Any]) -> ModelError:
+def _sparse(model: EncoderModel, architecture: str, pooling: SpladePooling) -> EncoderModel:
+    if model.head is None or not model.head.num_labels <= _MOST_WORDS:
+        raise ModelError(
+            f"{shown(architecture)} does not predict words here, at most {_MOST_WORDS}, as a sparse encoder must: the "
+            "architectures for that end in ForMaskedLM"
+        )
+    return replace(model, head=replace(model.head, pooling=pooling.pooling, log_twice=pooling.log_twice))
+
+
+def _no_graph(folder: Path, modules: Modules, config: Mapping[str, Any], task: Task) -> ModelError:
+    known, name = ", ".join(sorted(FAMILIES)), shown(config["architectures"][0])
+    has_none = not has_weights(modules.transformer_folder)
+    if task not in _IN_GRAPHS:
+        why = "it has none" if has_none else f"{name} does not run from them (these do: {known})"
+        return ModelError(f"{folder} is a model for {task}, which needs safetensors: {why}")
     lacks = "no safetensors and no onnx/model.onnx"
-    if has_weights(modules.transformer_folder):
-        known = ", ".join(sorted(FAMILIES))
-        name = shown(config["architectures"][0])
+    if not has_none:
         lacks = f"no onnx/model.onnx, and {name} does not run from its safetensors (these do: {known})"
     return ModelError(
         f"{folder} has {lacks}: sentence-transformers writes one with "
@@ -251,97 +339,16 @@ def _no_graph(folder: Path, modules: _Modules, config: Mapping[str, Any]) -> Mod
     )
 
 
-class _Modules:
-    """The modules in `modules.json`: a transformer, and those that make one vector of its output.
-
-    `foreign` are those that only an ONNX graph computes, and `uncomputed` those of them that are no Dense modules
-    behind the pooling. The folders of these are in `dense`. `answer` is a reranker's. `listed`: there is such a file.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        path = folder / "modules.json"
-        self.transformer_folder = folder
-        self.pooling: tuple[str, ...] = ()
-        self.pools_prompt = True
-        self.normalize = False
-        self.answer: AnswerTokens | None = None
-        self.listed = is_there(path)
-        foreign: list[str] = []
-        uncomputed: list[str] = []
-        dense: list[Path] = []
-        is_pooled = False
-        for i, module in enumerate(read_json_array(path) if self.listed else []):
-            if not isinstance(module, dict) or not isinstance(module.get("type"), str):
-                raise ModelError(f"{path}: entry {i} does not name the module's type")
-            kind, place = module["type"].rpartition(".")[2], folder / str(module.get("path", ""))
-            if not os.path.isdir(place) and (i == 0 or kind == "Pooling"):
-                raise ModelError(f"{path}: entry {i} is in {shown(str(place))}, which is not a folder")
-            if i == 0 and kind != "Transformer":
-                raise ModelError(
-                    f"{path}: the first module is a {shown(kind)}; only models of a Transformer are served"
-                )
-            was_normalized, self.normalize = self.normalize, kind == "Normalize"
-            if i == 0:
-                self.transformer_folder = place
-            elif kind == "Pooling" and not self.pooling:
-                self._read_pooling(place / "config.json")
-                is_pooled = True
-            elif kind == "LogitScore":
-                self.answer = _answer_in(place / "config.json")
-            elif kind not in ("Normalize", "Dropout"):
-                foreign.append(kind)
-                if kind == "Dense" and is_pooled and not was_normalized:
-                    dense.append(place)
-                else:
-                    uncomputed.append(kind)
-        if not self.listed:
-            self.pooling = ("mean",)
-        elif not self.pooling:
-            foreign.append("no Pooling")
-            uncomputed.append("no Pooling")
-        self.foreign, self.uncomputed, self.dense = tuple(foreign), tuple(uncomputed), tuple(dense)
-        self.transformer_config = self._transformer_config()
-
-    @property
-    def template_variables(self) -> Mapping[str, Any]:
-        """What sentence-transformers gives the chat template beside messages."""
-        options = self.transformer_config.get("processing_kwargs")
-        given = options.get("chat_template") if isinstance(options, dict) else None
-        return given if isinstance(given, dict) else {}
-
-    def _transformer_config(self) -> dict[str, Any]:
-        """`sentence_bert_config.json`, which older versions named after the architecture."""
-        paths = sorted(self.transformer_folder.glob("sentence_*_config.json"))
-        return read_json(paths[0]) if paths else {}
-
-    def _read_pooling(self, path: Path) -> None:
-        config = read_json(path)
-        modes = config.get("pooling_mode") or [mode for flag, mode in _MODE_FLAGS.items() if config.get(flag)]
-        modes = modes if isinstance(modes, list) else [modes]
-        for mode in modes or ["mean"]:
-            if not isinstance(mode, str) or mode not in POOLING_MODES:
-                raise ModelError(
-                    f"{path}: pooling mode {shown(mode)} is not known; known are {', '.join(POOLING_MODES)}"
-                )
-        self.pooling = tuple(modes or ["mean"])
-        self.pools_prompt = config.get("include_prompt", True) is not False
-
-
-def _integer(config: Mapping[str, Any], name: str) -> int | None:
-    value = config.get(name)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
-
-
-def _max_length(modules: _Modules, config: Mapping[str, Any], longest: int | None) -> int:
-    """The longest input in tokens, by sentence-transformers' file or else by the tokenizer, within the positions, and
-    within `longest`.
+def _max_length(modules: Modules, config: Mapping[str, Any], longest: int | None, said: int | None) -> int:
+    """The longest input in tokens: as `said`, else by sentence-transformers' file or else by the tokenizer, within the
+    positions, and within `longest`.
     """
     folder = modules.transformer_folder
     tokenizer_config = read_json_if_there(folder / "tokenizer_config.json")
-    said = modules.transformer_config.get("max_seq_length") or tokenizer_config.get("model_max_length")
-    positions = _integer(config, "max_position_embeddings")
+    said = said or modules.transformer_config.get("max_seq_length") or tokenizer_config.get("model_max_length")
+    positions = integer_of(config, "max_position_embeddings")
     if positions and str(config.get("model_type")) in _POSITIONS_AFTER_PADDING:
-        positions -= (_integer(config, "pad_token_id") or 0) + 1
+        positions -= (integer_of(config, "pad_token_id") or 0) + 1
     limits = [
         int(limit) for limit in (said, positions, longest) if isinstance(limit, int | float) and 1 <= limit < _NO_LIMIT
     ]
@@ -350,15 +357,6 @@ def _max_length(modules: _Modules, config: Mapping[str, Any], longest: int | Non
             f"{folder} does not say how long an input may be: add max_seq_length to sentence_bert_config.json"
         )
     return min(limits)
-
-
-def _answer_in(path: Path) -> AnswerTokens:
-    """The tokens of a LogitScore module."""
-    config = read_json(path)
-    true, false = _integer(config, "true_token_id"), _integer(config, "false_token_id")
-    if true is None or (false is None and config.get("false_token_id") is not None):
-        raise ModelError(f"{path}: true_token_id must be a token's id, and false_token_id another one or null")
-    return AnswerTokens(true, false)
 
 
 def _matryoshka(path: Path, config: Mapping[str, Any]) -> tuple[int, ...] | bool | None:

@@ -16,14 +16,17 @@ from ..files.wording import one_line
 from ..model_names import short_name
 from .classification import ClassActivation, activated
 from .description import EncoderDescription
-from .graph import LOGITS, POOLED_OUTPUT, TOKEN_OUTPUTS, EncoderGraph
+from .graph import LOGITS, POOLED_OUTPUT, TOKEN_LOGITS, TOKEN_OUTPUTS, TOKEN_VECTORS, TOKEN_WEIGHTS, EncoderGraph
 from .pooling import Floats, cosines, normalized, pool
+from .sparse_vectors import strongest
+from .special_tokens import special_tokens
 from .tasks import OF_TOKENS, Task
 from .tokenization import EncoderInput, EncoderTokenizer
 
 logger = logging.getLogger(__name__)
 
 _QUERY_PROMPTS = ("query",)
+_UNWEIGHTED = ("bos_token", "cls_token", "eos_token", "pad_token", "sep_token", "unk_token")
 _DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 # The largest effect of rounding on a vector, as a share of its largest component, also with half precision inside.
 _ROUNDING = 2e-3
@@ -182,7 +185,7 @@ class Encoder(ABC):
     def result_numbers(self, task: Task, item: EncoderInput) -> int:
         """How many numbers the result of an input has at most."""
         if task == "sparse":
-            return 2 * self.vocab_size
+            return 2 * (len(item) if self._outputs[task] == TOKEN_WEIGHTS else self.vocab_size)
         return self.widths[task] * (len(item) if task in OF_TOKENS else 1)
 
     def check(self, item: EncoderInput, param: str) -> None:
@@ -221,7 +224,7 @@ class Encoder(ABC):
             if not all(np.isfinite(result).all() for result in results.values()):
                 raise ValueError("it gives values that are not finite (infinite or NaN)")
             alone, beside = results[self.task], self.run(self.task, [short, long])[0]
-            safe = bool(np.abs(alone - beside).max() <= _ROUNDING * np.abs(alone).max() + 1e-5)
+            safe = bool(np.abs(alone - beside).max(initial=0) <= _ROUNDING * np.abs(alone).max(initial=0) + 1e-5)
         except Exception as error:  # onnxruntime's exceptions have no common base class
             raise ModelError(f"{self._graph.path} does not run: {one_line(error)}") from error
         if not safe:
@@ -252,6 +255,10 @@ class Embedder(Encoder):
         self._normalizes = description.normalize
         self._dimensions = description.dimensions
         self._matryoshka = description.matryoshka
+        # Tokens that have no weight in sparse vectors, as BGE-M3's own code has it.
+        tokens = special_tokens(description.tokenizer_folder) if TOKEN_WEIGHTS in graph.outputs else {}
+        ids = [tokenizer.token_id(tokens[role]) for role in _UNWEIGHTED if role in tokens]
+        self._unweighted = [i for i in ids if i is not None]
         super().__init__(name, source, description, tokenizer, graph)
         self.info = {**self.info, "width": str(self._dimensions or self.width)}
         if description.is_pooled_as_asked and self._outputs["embed"] == POOLED_OUTPUT:
@@ -259,7 +266,7 @@ class Embedder(Encoder):
                 f"{graph.path} pools the tokens itself: leave pooling_type and use_activation out of --pooler-config"
             )
         try:
-            self.check_task("embed", dimensions=self._dimensions, use_activation=description.normalize)
+            self.check_task(self.task, dimensions=self._dimensions, use_activation=description.normalize)
         except InvalidRequestError as error:
             raise ModelError(f"--pooler-config: {error}") from error
 
@@ -295,7 +302,7 @@ class Embedder(Encoder):
         self, task: Task, *, dimensions: int | None = None, use_activation: bool | None = None, param: str = "task"
     ) -> None:
         """See Encoder. Also for too many dimensions, or if normalizing cannot be turned off."""
-        super().check_task(task, param=param)
+        super().check_task(task, dimensions=dimensions if task == "sparse" else None, param=param)
         width = self.widths[task]
         if dimensions is not None and not 1 <= dimensions <= width:
             raise InvalidRequestError(
@@ -331,6 +338,8 @@ class Embedder(Encoder):
         use_activation: bool | None = None,
     ) -> list[Floats]:
         """See Encoder."""
+        if task == "sparse":
+            return [*results]
         if task == "token_embed":
             return [self.vectors(rows, dimensions=dimensions, normalize=use_activation) for rows in results]
         return [*self.vectors(results, dimensions=dimensions, normalize=use_activation)]
@@ -355,12 +364,23 @@ class Embedder(Encoder):
         use_activation: bool | None = None,
     ) -> ScorePlan:
         """See Encoder. A score is the cosine of two vectors. Each text follows its prompt, if the model has one."""
+        return self._plan("embed", queries, documents, truncate_to, lambda q, d: cosines(np.stack(q), np.stack(d)))
+
+    def _plan(
+        self,
+        task: Task,
+        queries: Sequence[str],
+        documents: Sequence[str],
+        truncate_to: int | None,
+        scores: Callable[[Sequence[Floats], Sequence[Floats]], NDArray[np.float64]],
+    ) -> ScorePlan:
+        """A plan with `scores` of results of queries, or of one for all, and of documents, each behind its prompt."""
         query_prompt, document_prompt = self._prompt_among(_QUERY_PROMPTS), self._prompt_among(_DOCUMENT_PROMPTS)
         inputs = [self.encode(text, prompt_name=query_prompt, truncate_to=truncate_to) for text in queries]
         inputs += [self.encode(text, prompt_name=document_prompt, truncate_to=truncate_to) for text in documents]
         n = len(queries)
         sources = [*((0, i) for i in range(n)), *((1, i) for i in range(len(documents)))]
-        return ScorePlan("embed", inputs, sources, lambda rows: cosines(np.stack(rows[:n]), np.stack(rows[n:])))
+        return ScorePlan(task, inputs, sources, lambda results: scores(results[:n], results[n:]))
 
     def _prompt_among(self, names: Sequence[str]) -> str | None:
         return next((name for name in names if name in self.prompts), None)
@@ -369,7 +389,9 @@ class Embedder(Encoder):
         outputs = self._graph.outputs
         tokens = next((name for name in TOKEN_OUTPUTS if name in outputs), None)
         if tokens is not None and not description.foreign_modules:
-            return {"embed": tokens, "token_embed": tokens}
+            own = TOKEN_VECTORS if TOKEN_VECTORS in outputs else tokens
+            chosen: dict[Task, str] = {"embed": tokens, "token_embed": own}
+            return chosen | {"sparse": TOKEN_WEIGHTS} if TOKEN_WEIGHTS in outputs else chosen
         if POOLED_OUTPUT not in outputs:
             if description.foreign_modules:
                 raise ModelError(
@@ -385,6 +407,13 @@ class Embedder(Encoder):
         return found if tokens is None else {**found, "token_embed": tokens}
 
     def _results(self, task: Task, values: Sequence[Floats], inputs: Sequence[EncoderInput]) -> list[Floats]:
+        if task == "sparse":
+            return [
+                strongest(item.token_ids, weights[:, 0], self._unweighted)
+                for weights, item in zip(values, inputs, strict=True)
+            ]
+        if self._outputs[task] == TOKEN_VECTORS:  # of BGE-M3, without the first token
+            return [vectors[1:] for vectors in values]
         if task == "token_embed" or self._outputs[task] == POOLED_OUTPUT:
             return [*values]
         pooled = [pool(tokens, item.prompt_length, self._pooling) for tokens, item in zip(values, inputs, strict=True)]
@@ -466,9 +495,10 @@ class Classifier(Encoder):
         )
 
     def _choose_outputs(self, description: EncoderDescription) -> Mapping[Task, str]:
-        if LOGITS not in self._graph.outputs:
-            raise self._missing([LOGITS])
-        return {"classify": LOGITS}
+        wanted = TOKEN_LOGITS if self.task == "token_classify" else LOGITS
+        if wanted not in self._graph.outputs:
+            raise self._missing([wanted])
+        return {self.task: wanted}
 
     def _results(self, task: Task, values: Sequence[Floats], inputs: Sequence[EncoderInput]) -> list[Floats]:
         return [*values]

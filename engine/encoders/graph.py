@@ -13,13 +13,19 @@ from .tokenization import EncoderInput
 TOKEN_OUTPUTS = ("token_embeddings", "last_hidden_state")
 POOLED_OUTPUT = "sentence_embedding"
 LOGITS = "logits"
+TOKEN_LOGITS = "token_logits"
+TOKEN_VECTORS = "token_vectors"
+TOKEN_WEIGHTS = "token_weights"
+SPARSE = "sparse"
 
 
 class EncoderGraph(ABC):
     """From the token ids of texts to vectors. Used by one thread at a time, but `interrupt` may be called on any.
 
-    `path` is the file or folder that it comes from. `outputs` are those that it can be asked for: TOKEN_OUTPUTS are a
-    vector for each token, and all others one for each text. `pads`: the texts of a batch are padded to the longest one.
+    `path` is the file or folder that it comes from. `outputs` are those that it can be asked for. TOKEN_OUTPUTS are a
+    vector for each token, TOKEN_VECTORS what else the model makes of it, TOKEN_LOGITS the logits of labels for each
+    token, and TOKEN_WEIGHTS a number from 0 on. SPARSE are the weights above 0 of words. All others are one vector for
+    each text. `pads`: the texts of a batch are padded to the longest one.
     """
 
     path: Path
@@ -29,7 +35,9 @@ class EncoderGraph(ABC):
 
     @abstractmethod
     def run(self, output: str, inputs: Sequence[EncoderInput]) -> Sequence[Floats]:
-        """One of the outputs for each input: `[tokens, width]` for an output of tokens, else `[width]`."""
+        """One of the outputs for each input: `[tokens, width]` for an output of tokens, `[words, 2]` for SPARSE, with
+        words in ascending order and their weights, else `[width]`.
+        """
 
     def pieces(self, output: str, inputs: Sequence[EncoderInput]) -> Generator[None, None, Sequence[Floats]]:
         """`run`, but it yields after each piece of work, if there are several.

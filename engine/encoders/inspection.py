@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from ..errors import DeviceError, ModelError
 from ..files.folder import read_config
+from ..weights.pickles import PYTORCH_GLOB
 from .classification import ClassActivation
 from .description import EncoderDescription, describe_encoder
 from .detection import graph_in
@@ -17,7 +18,7 @@ from .onnx_graph import import_onnxruntime
 from .tasks import Task
 from .tokenization import EncoderTokenizer
 
-CheckpointFormat = Literal["safetensors", "GGUF", "ONNX"]
+CheckpointFormat = Literal["safetensors", "PyTorch", "GGUF", "ONNX"]
 _WIDTHS = ("hidden_size", "dim", "d_model", "n_embd")  # what families call the size of a token's vector
 
 
@@ -90,6 +91,8 @@ def inspect_encoder(model: str, path: Path, *, whole: bool) -> EncoderInspection
         format, files = "GGUF", [description.folder]
     elif description is not None and is_native:
         format, files = "safetensors", sorted(description.folder.glob("*.safetensors"))
+        if not files:
+            format, files = "PyTorch", sorted(description.folder.glob(PYTORCH_GLOB))
     elif graph is not None:
         files = sorted(file for file in graph.parent.glob(f"{graph.name}*") if file.is_file())
     return EncoderInspection(
@@ -122,7 +125,7 @@ def tasks_of(description: EncoderDescription) -> Sequence[Task]:
     """What requests can ask such an encoder for, the main task first."""
     if description.task != "embed" or description.model is None:
         return (description.task,)
-    return ("embed", "token_embed")
+    return ("embed", "token_embed", "sparse") if description.token_layers.weights_file else ("embed", "token_embed")
 
 
 def _architecture(config: Mapping[str, Any]) -> str | None:
@@ -131,7 +134,7 @@ def _architecture(config: Mapping[str, Any]) -> str | None:
 
 
 def _width(description: EncoderDescription, config: Mapping[str, Any]) -> int | None:
-    if description.labels or description.foreign_modules or description.dense_folders:
+    if not description.pooling or description.foreign_modules or description.dense_folders:
         return None
     if description.model is not None:
         tower = description.model.tower

@@ -137,9 +137,8 @@ def _load(
     tokenizer = EncoderTokenizer.load(
         description.tokenizer_folder, lower_case=description.lower_case, pairs=bool(description.labels)
     )
-    kind = Classifier if description.task == "classify" else Embedder
     graph, runs_in = _graph(description, padding_id(description, tokenizer), threads, settings.dtype, device)
-    encoder = kind(name, model, description, tokenizer, graph)
+    encoder = _kind(description)(name, model, description, tokenizer, graph)
     start_logger.info(
         "Loaded %s (%s, up to %d tokens, %s) in %.2f s",
         model,
@@ -151,10 +150,26 @@ def _load(
     return encoder
 
 
+def _kind(description: EncoderDescription) -> type[Encoder]:
+    if description.labels:
+        return Classifier
+    if description.task == "sparse":
+        from .sparse_encoder import SparseEncoder
+
+        return SparseEncoder
+    if description.late_interaction is not None:
+        from .multi_vector import MultiVectorEncoder
+
+        return MultiVectorEncoder
+    return Embedder
+
+
 def _what(encoder: Encoder) -> str:
     if encoder.is_cross_encoder:
         return "cross-encoder"
-    return f"{len(encoder.labels)} labels" if encoder.labels else f"embeddings of {encoder.width} numbers"
+    if encoder.labels:
+        return f"{len(encoder.labels)} labels"
+    return "sparse vectors" if encoder.task == "sparse" else f"embeddings of {encoder.width} numbers"
 
 
 def _as_asked(description: EncoderDescription, settings: EncoderSettings) -> EncoderDescription:
@@ -200,6 +215,7 @@ def _graph(
             description.max_length,
             description.dense_folders,
             device or CpuDevice(),
+            token_layers=description.token_layers,
             dtype=dtype,
             threads=None if device is not None else threads,
         )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from ..models.spec import Activation, NormSpec, TowerSpec
 from ..models.tensor_ref import TensorRef
+
+_WORDS = 1024  # of a projection: the logits of all tokens of a long text for all words would take gigabytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +37,34 @@ class EmbeddingSpec:
 
 @dataclass(frozen=True, slots=True)
 class HeadSpec:
-    """What classifies a text: `out(norm(act(dense(x))))`, where x is the first or last token's row, or the mean of all.
+    """What computes logits: `out(norm(act(dense(x))))`.
 
-    `dense` and `out` are the tower's projections `head.dense` and `head.out`, `norm` its tables `head.norm`. Without
-    an activation there is no `dense`. The last token is the last one that is not `padding_id`.
+    Of a `text` x is the first or last token's row, or the mean of all; the last token is the last one that is not
+    `padding_id`. Of `tokens` it is each row. Of `words` too, and there are as many logits as words: `log(1 +
+    relu(logit))`, `log_twice` with another log(1 + x) around it, is the weight of a word, of which the text has the
+    largest over its tokens, `max`, or the `sum` (SPLADE, arXiv 2109.10086).
+
+    `dense` is the tower's projection `head.dense`, `norm` its tables `head.norm`, and `out` is in `outs`. Without an
+    activation there is no `dense`.
     """
 
     num_labels: int
     activation: Activation | Literal["tanh"] | None
-    pooling: Literal["cls", "mean", "last"] = "cls"
+    pooling: Literal["cls", "mean", "last", "max", "sum"] = "cls"
     norm: NormSpec | None = None
     padding_id: int | None = None
+    of: Literal["text", "tokens", "words"] = "text"
+    out_bias: bool = True
+    log_twice: bool = False
+
+    @property
+    def outs(self) -> Iterator[tuple[str, int, int]]:
+        """The tower's projections that are `out`, by name, each with the first of its labels and their end."""
+        if self.of != "words":
+            yield "head.out", 0, self.num_labels
+            return
+        for begin in range(0, self.num_labels, _WORDS):
+            yield f"head.out.{begin // _WORDS}", begin, min(begin + _WORDS, self.num_labels)
 
 
 class AnswerTokens(NamedTuple):

@@ -10,7 +10,7 @@ from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,10 +19,8 @@ from ..devices.cpu.device import CpuDevice
 from ..devices.executor import Executor
 from ..devices.tower import Rows, TowerExecutor, TowerOptions
 from ..errors import DeviceError, ModelError
-from ..files.folder import read_json
 from ..media.processing import normalized
-from ..models.config import ConfigReader
-from ..models.spec import NormSpec, ProjectionSpec, TowerSpec, tower_shapes
+from ..models.spec import NormSpec, TowerSpec, tower_shapes
 from ..models.tensor_ref import TensorRef
 from ..weights.checkpoint import open_checkpoint
 from ..weights.dtypes import DType
@@ -31,8 +29,9 @@ from ..weights.quantization import Quantization
 from ..weights.stored import Stored
 from ..weights.tensor import BlockTensor, DenseTensor, to_float32
 from ..weights.tower import TowerWeights
-from .graph import LOGITS, TOKEN_OUTPUTS, EncoderGraph
-from .model import EncoderModel
+from .graph import LOGITS, SPARSE, TOKEN_LOGITS, TOKEN_OUTPUTS, TOKEN_VECTORS, TOKEN_WEIGHTS, EncoderGraph
+from .linears import TokenLayers, layers_beside
+from .model import EncoderModel, HeadSpec
 from .options import EncoderDType
 from .pooling import Floats, pool
 from .tokenization import EncoderInput
@@ -40,14 +39,6 @@ from .tokenization import EncoderInput
 T = TypeVar("T")
 
 _OF_A_LAYER = re.compile(r"(?:layers?|blk)\.(\d{1,9})\.")
-# The activations of a Dense module, by the last part of their names in torch.
-_DENSE_ACTIVATIONS: Mapping[str, Literal["gelu", "relu", "silu", "tanh"] | None] = {
-    "GELU": "gelu",
-    "Identity": None,
-    "ReLU": "relu",
-    "SiLU": "silu",
-    "Tanh": "tanh",
-}
 
 
 class NativeGraph(EncoderGraph):
@@ -64,15 +55,22 @@ class NativeGraph(EncoderGraph):
         model: EncoderModel,
         tower: TowerExecutor,
         tables: Mapping[str, DenseTensor | BlockTensor],
-        dense: Sequence[str | None],
+        activations: Mapping[str, str | None],
         info: Mapping[str, str],
     ) -> None:
-        """`info` is as in EncoderGraph. `dense` has an entry for each Dense module behind the
-        pooling, the tower's projections `dense.0` and so on: the activation that the projection itself does not have.
+        """`info` is as in EncoderGraph. `activations` are those that projections of layers beside the encoder need and
+        do not have: `dense.0` and so on are behind the pooling, `tokens.0` and so on make the vectors of tokens, and
+        `sparse` their weights.
         """
         self.path, self.info = path, info
-        self.outputs = (TOKEN_OUTPUTS[-1],) if model.head is None else (LOGITS,)
-        self._model, self._tower, self._tables, self._dense = model, tower, tables, dense
+        self._model, self._tower, self._tables, self._activations = model, tower, tables, activations
+        self._dense = [name for name in activations if name.startswith("dense.")]
+        self._of_tokens = [name for name in activations if name.startswith("tokens.")]
+        if model.head is not None:
+            self.outputs = ({"text": LOGITS, "tokens": TOKEN_LOGITS, "words": SPARSE}[model.head.of],)
+        else:
+            vectors, weights = bool(self._of_tokens), "sparse" in activations
+            self.outputs = (TOKEN_OUTPUTS[-1], *[TOKEN_VECTORS] * vectors, *[TOKEN_WEIGHTS] * weights)
         self._interrupted = threading.Event()
 
     def run(self, output: str, inputs: Sequence[EncoderInput]) -> Sequence[Floats]:
@@ -80,15 +78,28 @@ class NativeGraph(EncoderGraph):
         return self._finished(self.pieces(output, inputs))
 
     def pieces(self, output: str, inputs: Sequence[EncoderInput]) -> Generator[None, None, Sequence[Floats]]:
-        """See EncoderGraph. Only layers are cut; the rest is short."""
+        """See EncoderGraph. Only layers and logits of words are cut; the rest is short."""
         starts = np.zeros(len(inputs) + 1, np.int32)
         np.cumsum([len(item) for item in inputs], out=starts[1:])
         places = np.arange(starts[-1], dtype=np.int32) - np.repeat(starts[:-1], np.diff(starts))
         rows = self._embedded(inputs, starts, places)
-        rows = yield from self._tower.layers(rows, starts, places[None])
+        seen = None
+        if any(item.num_seen is not None for item in inputs):
+            seen = np.array([len(item) if item.num_seen is None else item.num_seen for item in inputs], np.int32)
+        rows = yield from self._tower.layers(rows, starts, places[None], seen=seen)
         rows = self._normalized("final_norm", self._model.final_norm, rows)
-        texts = [rows[start:stop] for start, stop in pairwise(starts.tolist())]
-        return texts if output != LOGITS else self._logits(texts, inputs)
+        if output == LOGITS:
+            return self._text_logits(_of_texts(rows, starts), inputs)
+        if output == SPARSE:
+            return (yield from self._words(self._before_out(rows), starts))
+        if output == TOKEN_LOGITS:
+            rows = self._projected("head.out", self._before_out(rows))
+        elif output == TOKEN_VECTORS:
+            for name in self._of_tokens:
+                rows = self._projected(name, rows, self._activations[name])
+        elif output == TOKEN_WEIGHTS:
+            rows = np.maximum(self._projected("sparse", rows), 0)
+        return _of_texts(rows, starts)
 
     def set_piece(self, seconds: float) -> None:
         """See EncoderGraph."""
@@ -105,8 +116,8 @@ class NativeGraph(EncoderGraph):
 
     def after_pooling(self, vectors: Floats) -> Floats:
         """The Dense modules, one after the other."""
-        for index, activation in enumerate(self._dense):
-            vectors = self._projected(f"dense.{index}", vectors, activation)
+        for name in self._dense:
+            vectors = self._projected(name, vectors, self._activations[name])
         return vectors
 
     def interrupt(self) -> None:
@@ -149,19 +160,41 @@ class NativeGraph(EncoderGraph):
         table = self._tables[name]
         return to_float32(replace(table, data=table.data[numbers]))
 
-    def _logits(self, texts: Sequence[Rows], inputs: Sequence[EncoderInput]) -> Sequence[Floats]:
-        head = self._model.head
-        assert head is not None
+    def _text_logits(self, texts: Sequence[Rows], inputs: Sequence[EncoderInput]) -> Sequence[Floats]:
+        head = self._head
         if head.pooling == "last":
             rows = np.stack([text[_last(item, head.padding_id)] for text, item in zip(texts, inputs, strict=True)])
         else:
             rows = np.stack([pool(text, 0, (head.pooling,)) for text in texts])
+        return list(self._projected("head.out", self._before_out(rows)))
+
+    def _words(self, rows: Rows, starts: NDArray[np.int32]) -> Generator[None, None, Sequence[Floats]]:
+        """The words of each text and their weights, `[k, 2]`. What is not finite is kept, for the caller to find."""
+        head, found = self._head, [[np.empty((0, 2), np.float32)] for _ in starts[1:]]
+        for name, begin, _ in head.outs:
+            logits = yield from self._tower.project(name, rows)
+            if head.pooling == "max":  # the weight rises with the logit, so only the largest needs one
+                weights = _weights_of(np.maximum.reduceat(logits, starts[:-1]), twice=head.log_twice)
+            else:
+                each = _of_texts(_weights_of(logits, twice=head.log_twice), starts)
+                weights = np.stack([text.sum(axis=0) for text in each])
+            for text, own in zip(found, weights, strict=True):
+                words = np.flatnonzero(~(own <= 0))
+                text.append(np.stack([(begin + words).astype(np.float32), own[words]], axis=1))
+        return [np.concatenate(parts) for parts in found]
+
+    @property
+    def _head(self) -> HeadSpec:
+        assert self._model.head is not None
+        return self._model.head
+
+    def _before_out(self, rows: Rows) -> Rows:
+        head = self._head
         if head.activation is not None:
             rows = self._projected("head.dense", rows, head.activation)
-        rows = self._normalized("head.norm", head.norm, rows)
-        return list(self._projected("head.out", rows, None))
+        return self._normalized("head.norm", head.norm, rows)
 
-    def _projected(self, name: str, rows: Rows, activation: str | None) -> Rows:
+    def _projected(self, name: str, rows: Rows, activation: str | None = None) -> Rows:
         rows = self._finished(self._tower.project(name, rows))
         return np.tanh(rows) if activation == "tanh" else rows
 
@@ -194,6 +227,7 @@ def load_native(
     dense_folders: Sequence[Path],
     device: CpuDevice,
     *,
+    token_layers: TokenLayers | None = None,
     dtype: EncoderDType,
     threads: int | None,
 ) -> NativeGraph:
@@ -204,16 +238,13 @@ def load_native(
     DeviceError for what cannot be loaded.
     """
     checkpoint, tensors = dict(_opened(folder)), dict(model.tensors)
+    linears = layers_beside(checkpoint, folder, model.tower.hidden_size, dense_folders, token_layers or TokenLayers())
     projections = list(model.tower.projections)
-    activations: list[str | None] = [None for name, _ in projections if name.startswith("dense.")]
-    for index, own in enumerate(dense_folders):
-        projection, activation = _dense(own / "config.json")
-        for name, stored in open_checkpoint(own).items():
-            checkpoint[f"dense.{index}.{name}"] = stored
-        for kind in ("weight", "bias"):
-            tensors[f"dense.{index}.{kind}"] = (TensorRef(f"dense.{index}.linear.{kind}"),)
-        projections.append((f"dense.{index}", projection))
-        activations.append(activation)
+    for name, linear in linears.items():
+        for kind, stored in linear.tensors.items():
+            checkpoint[f"{name}.{kind}"] = stored
+            tensors[f"{name}.{kind}"] = (TensorRef(f"{name}.{kind}"),)
+        projections.append((name, linear.spec))
     spec = replace(model.tower, projections=tuple(projections))
     rows = tuple((name, (count, spec.hidden_size)) for name, count in model.embedding.tables.items())
     looked_up = TowerWeights(checkpoint, TowerSpec(spec.hidden_size, (), tables=rows), tensors)
@@ -239,6 +270,10 @@ def load_native(
         "weight_bytes": str(device.tower_bytes(spec, weights, options)),
         "parameters": str(_num_parameters(spec, model)),
     }
+    activations: dict[str, str | None] = {
+        name: None for name, _ in model.tower.projections if name.startswith("dense.")
+    }
+    activations |= {name: linear.activation for name, linear in linears.items()}
     return NativeGraph(folder, model, tower, tables, activations, info)
 
 
@@ -286,17 +321,10 @@ def _last(item: EncoderInput, padding_id: int | None) -> int:
     return next((place for place in reversed(range(len(item))) if item.token_ids[place] != padding_id), 0)
 
 
-def _dense(path: Path) -> tuple[ProjectionSpec, str | None]:
-    """A Dense module, and the activation that its projection does not have. It is tanh where the config is silent."""
-    config = ConfigReader(read_json(path), str(path))
-    name = str(config.raw("activation_function") or "Tanh").rpartition(".")[2]
-    if name not in _DENSE_ACTIVATIONS:
-        raise config.error("activation_function", "one of torch's " + ", ".join(_DENSE_ACTIVATIONS))
-    activation = _DENSE_ACTIVATIONS[name]
-    spec = ProjectionSpec(
-        config.integer("in_features"),
-        config.integer("out_features"),
-        bias=config.flag("bias", True),
-        activation=None if activation == "tanh" else activation,
-    )
-    return spec, activation
+def _of_texts(rows: Rows, starts: NDArray[np.int32]) -> list[Rows]:
+    return [rows[start:stop] for start, stop in pairwise(starts.tolist())]
+
+
+def _weights_of(logits: Rows, *, twice: bool) -> Rows:
+    weights: Rows = np.log1p(np.maximum(logits, 0))
+    return np.log1p(weights) if twice else weights

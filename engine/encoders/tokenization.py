@@ -20,13 +20,16 @@ from ..text.tokenizer_backends import encoding_of, reading_tokenizer
 class EncoderInput(Struct, frozen=True):
     """One sequence. `type_ids` None means all 0. The first `prompt_length` tokens are not pooled.
 
-    If it `is_too_long` for its model, it has no tokens, because its text was not encoded.
+    Tokens see the first `num_seen` tokens, or all. Vectors of tokens are given of those that are `kept`, by their
+    places, or of all. If it `is_too_long` for its model, it has no tokens, because its text was not encoded.
     """
 
     token_ids: Sequence[int]
     type_ids: Sequence[int] | None = None
     prompt_length: int = 0
     is_too_long: bool = False
+    num_seen: int | None = None
+    kept: Sequence[int] | None = None
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -150,6 +153,11 @@ class EncoderTokenizer:
         encoding = self._tokenizer.post_process(encodings[0], second, add_special_tokens)
         ids, types = encoding.ids + end, encoding.type_ids + [0] * len(end)
         return EncoderInput(ids, types if self._has_type_ids else None)
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token; None if there is no such token."""
+        found: int | None = self._tokenizer.token_to_id(token)
+        return found
 
     def prompt_length(self, prompt: str) -> int:
         """How many tokens a prompt takes at the beginning of a text, including special ones."""

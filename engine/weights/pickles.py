@@ -14,6 +14,7 @@ _SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 _OF_TRAINING = ("training_args", "optimizer", "scheduler", "rng_state")  # may lie beside weights
 PYTORCH, PYTORCH_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 PYTORCH_FILES = [PYTORCH, "pytorch_model-*-of-*.bin"]
+PYTORCH_GLOB = "pytorch_model*.bin"
 _PYTORCH_FILE = re.compile(r"pytorch_model(-[0-9]+-of-[0-9]+)?\.bin")
 _CONVERTED = "model.safetensors"
 # From pickles, the arguments after the first, to safetensors, the first, where tensors cannot share memory.

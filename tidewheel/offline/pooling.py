@@ -116,7 +116,7 @@ class Pooler:
             raise InvalidRequestError(
                 f"data_1 must have one text, or as many as data_2, got {len(queries)} and {len(documents)}", "data_1"
             )
-        encoder = self._find(model, "scores", lambda one: one.is_cross_encoder or "embed" in one.tasks)
+        encoder = self._find(model, "scores", lambda one: one.is_cross_encoder or not one.labels)
         names = ("data_1", "data_2")
         with engine_errors():
             limit = truncation(encoder, truncate_prompt_tokens)

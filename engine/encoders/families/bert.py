@@ -4,13 +4,32 @@ from __future__ import annotations
 
 from ...models.config import ConfigReader
 from ..model import EmbeddingSpec, EncoderModel
-from .parts import BERT_LAYER, EMBEDDINGS, Layout, encoder, head, layer_norm, plain_mlp, post_norm_layer, two_way
+from .parts import (
+    BERT_LAYER,
+    EMBEDDINGS,
+    Layout,
+    encoder,
+    head,
+    head_modules,
+    layer_norm,
+    plain_mlp,
+    post_norm_layer,
+    two_way,
+)
 
-_MODULES = {**EMBEDDINGS, **BERT_LAYER, "head.dense": "pooler.dense", "head.out": "classifier"}
+_CLASSIFIER = {"head.dense": "pooler.dense", "head.out": "classifier"}
+_WORDS = {
+    "head.dense": "cls.predictions.transform.dense",
+    "head.norm": "cls.predictions.transform.LayerNorm",
+    "head.out": "cls.predictions.decoder",
+    "head.bias": "cls.predictions.bias",
+}
 
 
 def model(architecture: str, config: ConfigReader) -> EncoderModel:
-    """BERT; a classifier takes what its pooler makes of the first token."""
+    """BERT; a classifier takes what its pooler makes of the first token. ColBERT is BERT too, or another model."""
+    if not architecture.startswith("Bert"):
+        config.refuse("model_type", "bert")
     config.refuse("position_embedding_type", "absolute")
     config.refuse("is_decoder", False)
     norm = layer_norm(config)
@@ -21,10 +40,11 @@ def model(architecture: str, config: ConfigReader) -> EncoderModel:
         num_types=config.integer("type_vocab_size", 2),
         norm=norm,
     )
+    modules = head_modules(architecture, _CLASSIFIER, _CLASSIFIER, _WORDS)
     return encoder(
         config.integer("hidden_size"),
         (layer,) * config.num_layers("num_hidden_layers"),
         embedding,
-        [Layout(_MODULES, "encoder.layer.", ("", "bert."))],
-        head=head(architecture, config, "tanh"),
+        [Layout({**EMBEDDINGS, **BERT_LAYER, **modules}, "encoder.layer.", ("", "bert."))],
+        head=head(architecture, config, "tanh", words=(config.activation("hidden_act", "gelu"), norm)),
     )

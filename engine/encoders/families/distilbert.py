@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...models.config import ConfigReader
 from ..model import EmbeddingSpec, EncoderModel
-from .parts import EMBEDDINGS, Layout, encoder, head, layer_norm, plain_mlp, post_norm_layer, two_way
+from .parts import EMBEDDINGS, Layout, encoder, head, head_modules, layer_norm, plain_mlp, post_norm_layer, two_way
 
 _MODULES = {
     **EMBEDDINGS,
@@ -16,9 +16,9 @@ _MODULES = {
     "up": "ffn.lin1",
     "down": "ffn.lin2",
     "mlp_sum_norm": "output_layer_norm",
-    "head.dense": "pre_classifier",
-    "head.out": "classifier",
 }
+_CLASSIFIER = {"head.dense": "pre_classifier", "head.out": "classifier"}
+_WORDS = {"head.dense": "vocab_transform", "head.norm": "vocab_layer_norm", "head.out": "vocab_projector"}
 _FIELDS = {
     "hidden_size": "dim",
     "num_hidden_layers": "n_layers",
@@ -36,11 +36,12 @@ def model(architecture: str, config: ConfigReader) -> EncoderModel:
     embedding = EmbeddingSpec(
         config.integer("vocab_size"), num_positions=config.integer("max_position_embeddings", 512), norm=norm
     )
+    modules = head_modules(architecture, _CLASSIFIER, _CLASSIFIER, _WORDS)
     return encoder(
         config.integer("hidden_size"),
         (post_norm_layer(two_way(config, bias=True), plain_mlp(config), norm),)
         * config.num_layers("num_hidden_layers"),
         embedding,
-        [Layout(_MODULES, "transformer.layer.", ("", "distilbert."))],
-        head=head(architecture, config, "relu"),
+        [Layout({**_MODULES, **modules}, "transformer.layer.", ("", "distilbert."))],
+        head=head(architecture, config, "relu", words=(config.activation("hidden_act", "gelu"), norm)),
     )

@@ -10,7 +10,7 @@ from ...models.families.parts import layer_windows, rope_of_layer_type
 from ...models.spec import MlpSpec, NormSpec, ResidualBlockSpec
 from ...models.tensor_ref import TensorRef
 from ..model import EmbeddingSpec, EncoderModel
-from .parts import Layout, encoder, head, two_way
+from .parts import Layout, Modules, encoder, head, head_modules, two_way
 
 _MODULES = {
     "words": "embeddings.tok_embeddings.weight",
@@ -22,8 +22,9 @@ _MODULES = {
     "final_norm": "final_norm",
     "head.dense": "head.dense",
     "head.norm": "head.norm",
-    "head.out": "classifier",
 }
+_CLASSIFIER = {"head.out": "classifier"}
+_WORDS = {"head.out": "decoder"}
 
 
 def model(architecture: str, config: ConfigReader) -> EncoderModel:
@@ -55,18 +56,29 @@ def model(architecture: str, config: ConfigReader) -> EncoderModel:
     pooling = config.raw("classifier_pooling")
     if pooling not in (None, "cls", "mean"):
         raise config.error("classifier_pooling", "cls or mean")
+    modules: Modules = {**_MODULES, **fused_qkv("attn.Wqkv", attention.q_size), **inner}
+    activation = config.activation("classifier_activation", "gelu")
+    own = head(
+        architecture,
+        config,
+        activation,
+        "mean" if pooling == "mean" else "cls",
+        norm,
+        words=(activation, norm),
+        same=True,
+    )
+    if own is not None and own.of == "words":
+        own = replace(own, out_bias=config.flag("decoder_bias", True))
     return encoder(
         config.integer("hidden_size", 768),
         layers,
         EmbeddingSpec(config.integer("vocab_size"), norm=norm),
-        [Layout({**_MODULES, **fused_qkv("attn.Wqkv", attention.q_size), **inner}, "layers.", ("", "model."))],
-        head=head(
-            architecture,
-            config,
-            config.activation("classifier_activation", "gelu"),
-            "mean" if pooling == "mean" else "cls",
-            norm,
-        ),
+        [
+            Layout(
+                {**modules, **head_modules(architecture, _CLASSIFIER, _CLASSIFIER, _WORDS)}, "layers.", ("", "model.")
+            )
+        ],
+        head=own,
         head_bias=config.flag("classifier_bias", False),
         final_norm=norm,
         max_length=min(full.max_positions, near.max_positions),

@@ -9,7 +9,20 @@ from ...models.config import ConfigReader
 from ...models.spec.attention import bias_distances
 from ...models.tensor_ref import TensorRef
 from ..model import EmbeddingSpec, EncoderModel
-from .parts import CLASSIFIER, EMBEDDINGS, Layout, encoder, head, layer_norm, plain_mlp, post_norm_layer, two_way
+from .parts import (
+    CLASSIFIER,
+    EMBEDDINGS,
+    TOKEN_CLASSIFIER,
+    WORDS_HEAD,
+    Layout,
+    encoder,
+    head,
+    head_modules,
+    layer_norm,
+    plain_mlp,
+    post_norm_layer,
+    two_way,
+)
 
 _PADDING = 1  # whatever the config says
 _BUCKETS, _LONGEST = 32, 128
@@ -23,7 +36,7 @@ _MODULES = {
     "up": "intermediate.dense",
     "down": "output.dense",
     "mlp_sum_norm": "output.LayerNorm",
-    **CLASSIFIER,
+    "distance_bias": "",
 }
 
 
@@ -43,8 +56,14 @@ def model(architecture: str, config: ConfigReader) -> EncoderModel:
         config.integer("hidden_size"),
         (post_norm_layer(attention, plain_mlp(config), norm),) * count,
         embedding,
-        [Layout({**_MODULES, "distance_bias": ""}, "encoder.layer.", ("", "mpnet."))],
-        head=head(architecture, config, "tanh"),
+        [
+            Layout(
+                {**_MODULES, **head_modules(architecture, CLASSIFIER, TOKEN_CLASSIFIER, WORDS_HEAD)},
+                "encoder.layer.",
+                ("", "mpnet."),
+            )
+        ],
+        head=head(architecture, config, "tanh", words=("gelu", norm)),
     )
     buckets = tuple(map(_bucket, bias_distances(_LONGEST)))
     name = "encoder.relative_attention_bias.weight"

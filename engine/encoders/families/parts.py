@@ -53,8 +53,16 @@ GATED_LAYER: Modules = {
     "down": "mlp.down_proj",
     "mlp_sum_norm": "post_mlp_layernorm",
 }
-# RoBERTa's head, which MPNet has too.
+# RoBERTa's heads, which MPNet has too. `head.bias` is where the bias of `out` lies if it is not beside its matrix.
 CLASSIFIER: Modules = {"head.dense": "classifier.dense", "head.out": "classifier.out_proj"}
+TOKEN_CLASSIFIER: Modules = {"head.out": "classifier"}
+WORDS_HEAD: Modules = {
+    "head.dense": "lm_head.dense",
+    "head.norm": "lm_head.layer_norm",
+    "head.out": "lm_head.decoder",
+    "head.bias": "lm_head.bias",
+}
+_OF_TOKENS, _OF_WORDS = "ForTokenClassification", "ForMaskedLM"
 _OLD_NAMES = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
 
 
@@ -90,11 +98,29 @@ def head(
     activation: Activation | Literal["tanh"],
     pooling: Literal["cls", "mean"] = "cls",
     norm: NormSpec | None = None,
+    *,
+    words: tuple[Activation, NormSpec] | None = None,
+    same: bool = False,
 ) -> HeadSpec | None:
-    """The head of an architecture that classifies texts; None for any other."""
+    """The head of an architecture that classifies texts or tokens, or predicts words; None for any other.
+
+    The activation and what follows are those of texts. That of `words` has its own activation and norm. That of tokens
+    is a linear layer alone, unless it has the `same` parts.
+    """
+    if architecture.endswith(_OF_TOKENS):
+        return HeadSpec(num_labels(config), activation if same else None, norm=norm if same else None, of="tokens")
+    if architecture.endswith(_OF_WORDS) and words is not None:
+        return HeadSpec(config.integer("vocab_size"), words[0], "max", words[1], of="words")
     if not architecture.endswith("ForSequenceClassification"):
         return None
     return HeadSpec(num_labels(config), activation, pooling, norm)
+
+
+def head_modules(architecture: str, texts: Modules, tokens: Modules, words: Modules) -> Modules:
+    """The modules of the architecture's head: the one for texts, tokens or words."""
+    if architecture.endswith(_OF_TOKENS):
+        return tokens
+    return words if architecture.endswith(_OF_WORDS) else texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +151,8 @@ def encoder(
     max_length: int | None = None,
 ) -> EncoderModel:
     """An encoder whose weights lie in one of the layouts. Learned positions bound its length, too."""
+    if head is not None and head.of == "words":
+        layouts = [*chain.from_iterable(_with_words(layout, head) for layout in layouts)]
     norms = {"embedding_norm": embedding.norm, "final_norm": final_norm, "head.norm": head and head.norm}
     tower = TowerSpec(
         hidden_size,
@@ -148,11 +176,26 @@ def encoder(
 
 
 def _projections(head: HeadSpec, size: int, bias: bool) -> tuple[tuple[str, ProjectionSpec], ...]:
+    outs = tuple((name, ProjectionSpec(size, end - begin, bias=head.out_bias)) for name, begin, end in head.outs)
+    if head.activation is None:
+        return outs
     activation = None if head.activation == "tanh" else head.activation
-    return (
-        ("head.dense", ProjectionSpec(size, size, bias=bias, activation=activation)),
-        ("head.out", ProjectionSpec(size, head.num_labels, bias=True)),
-    )
+    return ("head.dense", ProjectionSpec(size, size, bias=bias, activation=activation)), *outs
+
+
+def _with_words(layout: Layout, head: HeadSpec) -> Iterator[Layout]:
+    """The layout with the matrix of words beside its bias, and with that of the embeddings, to which it is tied."""
+    modules = layout.modules
+    for weight, bias in (
+        (f"{modules['head.out']}.weight", f"{modules['head.out']}.bias"),
+        (modules["words"], modules.get("head.bias", f"{modules['head.out']}.bias")),
+    ):
+        parts = {
+            f"{name}.{kind}": TensorRef(str(ref), rows=(begin, end))
+            for name, begin, end in head.outs
+            for kind, ref in (("weight", weight), ("bias", bias))
+        }
+        yield replace(layout, modules={**modules, **parts})
 
 
 def _old_named(ref: TensorRef) -> Iterator[TensorRef]:

@@ -8,9 +8,12 @@ from .parts import (
     BERT_LAYER,
     CLASSIFIER,
     EMBEDDINGS,
+    TOKEN_CLASSIFIER,
+    WORDS_HEAD,
     Layout,
     encoder,
     head,
+    head_modules,
     layer_norm,
     plain_mlp,
     post_norm_layer,
@@ -35,11 +38,12 @@ def model(architecture: str, config: ConfigReader) -> EncoderModel:
         padding_id=padding,
         norm=norm,
     )
+    modules = head_modules(architecture, CLASSIFIER, TOKEN_CLASSIFIER, WORDS_HEAD)
     return encoder(
         config.integer("hidden_size"),
         (post_norm_layer(two_way(config, bias=True), plain_mlp(config), norm),)
         * config.num_layers("num_hidden_layers"),
         embedding,
-        [Layout({**EMBEDDINGS, **BERT_LAYER, **CLASSIFIER}, "encoder.layer.", ("", "roberta."))],
-        head=head(architecture, config, "tanh"),
+        [Layout({**EMBEDDINGS, **BERT_LAYER, **modules}, "encoder.layer.", ("", "roberta."))],
+        head=head(architecture, config, "tanh", words=("gelu", norm)),
     )

@@ -110,7 +110,11 @@ RANKER = {"architectures": ["BertForSequenceClassification"], "max_position_embe
         ({"config_sentence_transformers": {"prompts": []}, "config": BERT}, None),
         ({"config_sentence_transformers": {"prompts": [1]}}, "prompts must be an object"),
         ({"config_sentence_transformers": {"default_prompt_name": "query"}}, "default prompt 'query'"),
-        ({"config_sentence_transformers": {"model_type": "SparseEncoder"}}, "is a 'SparseEncoder'"),
+        ({"config_sentence_transformers": {"model_type": "MultiVectorEncoder"}}, "is a 'MultiVectorEncoder'"),
+        (
+            {"config_sentence_transformers": {"model_type": "SparseEncoder"}},
+            "a model for sparse, which needs safetensors",
+        ),
         ({"config": {**RANKER, "id2label": {"1": "a", "2": "b"}}}, "the keys of id2label must be"),
         (
             {"config": {**RANKER, "num_labels": 1, "sentence_transformers": {"activation_fn": "torch.nn.Tanh"}}},

@@ -1,0 +1,158 @@
+"""Heads give transformers' logits: several labels of a text, labels of tokens, and SPLADE's weights of words."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import encoder_zoo as zoo
+import numpy as np
+import pytest
+import torch
+from optional_packages import require_packages
+from samples import sample
+
+from tidewheel.engine.encoders import model as encoder_models
+from tidewheel.engine.encoders.description import describe_encoder
+from tidewheel.engine.encoders.encoder import Classifier
+from tidewheel.engine.encoders.load import load_encoders
+from tidewheel.engine.encoders.pooling import Floats
+from tidewheel.engine.encoders.sparse_encoder import SparseEncoder
+from tidewheel.engine.errors import InvalidRequestError, ModelError
+
+pytest.importorskip("tidewheel._native")
+require_packages("transformers")
+
+TEXTS = [*zoo.texts(5, seed=4, most=12), " ".join(zoo.WORDS)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def of(kind: str) -> list[str]:
+    return [name for name in zoo.HEADS if name.endswith(kind)]
+
+
+OFTEN = {"bert-tokens", "roberta-tokens", "modernbert-tokens", "bert-labels", "modernbert-labels"}
+OFTEN |= {"bert-splade", "modernbert-splade"}
+
+
+def load(folder: Path) -> Any:
+    return load_encoders([str(folder)], ["it"]).encoders["it"]
+
+
+def logits_of(name: str, text: str) -> torch.Tensor:
+    """Transformers' logits for one text."""
+    fields = zoo.tokenizer(name)(
+        text, return_tensors="pt", return_token_type_ids=zoo.case_of(name).model_type == "bert"
+    )
+    with torch.no_grad():
+        return zoo.model(name)(**fields)[0][0]
+
+
+def assert_same_alone(encoder: Any, inputs: list[Any], together: list[Floats]) -> None:
+    for item, result in zip(inputs, together, strict=True):
+        np.testing.assert_array_equal(encoder.run(encoder.task, [item])[0], result)
+
+
+@pytest.mark.parametrize("name", sample([*of("-tokens"), *of("-labels")], OFTEN.__contains__))
+def test_labels_are_transformers(name: str) -> None:
+    encoder = load(zoo.native_folder(name))
+    assert isinstance(encoder, Classifier)
+    assert encoder.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
+    assert encoder.tasks == {"token_classify" if name.endswith("-tokens") else "classify"}
+    inputs = [encoder.encode(text) for text in TEXTS]
+    results = encoder.run(encoder.task, inputs)
+    for text, logits in zip(TEXTS, results, strict=True):
+        np.testing.assert_allclose(logits, logits_of(name, text), atol=1e-4)
+    assert_same_alone(encoder, inputs, results)
+    with pytest.raises(InvalidRequestError, match="no score"):
+        encoder.plan_scores(["the tide"], ["a wheel"])
+
+
+def test_problem_types_choose_the_activation() -> None:
+    activations = {name: describe_encoder(zoo.native_folder(name)).activation for name in OFTEN if "-s" not in name}
+    assert activations.pop("bert-labels") == "sigmoid"
+    assert set(activations.values()) == {"softmax"}
+
+
+def splade(name: str, text: str) -> Floats:
+    """The formula of SPLADE's pooling, over all words."""
+    weights = torch.log1p(torch.relu(logits_of(name, text)))
+    config = zoo.case_of(name).files["1_SpladePooling/config.json"]
+    if config.get("activation_function") == "log1p_relu":
+        weights = torch.log1p(weights)
+    return (weights.sum(0) if config["pooling_strategy"] == "sum" else weights.max(0).values).numpy()
+
+
+@pytest.mark.parametrize("name", sample(of("-splade"), OFTEN.__contains__))
+def test_weights_of_words_are_splade_s(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoder_models, "_WORDS", 100)  # the last block is smaller
+    encoder = load(zoo.native_folder(name))
+    assert isinstance(encoder, SparseEncoder)
+    assert encoder.tasks == {"sparse"}
+    inputs = [encoder.encode(text) for text in TEXTS]
+    results = encoder.run("sparse", inputs)
+    for text, result in zip(TEXTS, results, strict=True):
+        dense = np.zeros(encoder.vocab_size, np.float32)
+        dense[result[:, 0].astype(int)] = result[:, 1]
+        np.testing.assert_allclose(dense, splade(name, text), atol=1e-4)
+        assert (np.diff(result[:, 0]) > 0).all()
+        assert (result[:, 1] > 0).all()
+    assert 10 < min(map(len, results)) < encoder.vocab_size
+    assert_same_alone(encoder, inputs, results)
+    plan = encoder.plan_scores(TEXTS[:1], TEXTS[1:3])
+    wanted = [splade(name, TEXTS[0]) @ splade(name, text) for text in TEXTS[1:3]]
+    np.testing.assert_allclose(plan.scores(encoder.run(plan.task, plan.inputs)), wanted, rtol=1e-5)
+
+
+def test_a_decoder_matrix_of_its_own_is_taken(tmp_path: Path) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    folder = zoo.changed_folder(zoo.native_folder("bert-splade"), tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    assert "cls.predictions.decoder.weight" not in tensors
+    tensors["cls.predictions.decoder.weight"] = np.zeros_like(tensors["bert.embeddings.word_embeddings.weight"])
+    tensors["cls.predictions.decoder.bias"] = np.full_like(tensors["cls.predictions.bias"], -1)
+    tensors["cls.predictions.decoder.bias"][7] = 2
+    save_file(tensors, folder / "model.safetensors")
+    encoder = load(folder)
+    np.testing.assert_allclose(encoder.run("sparse", [encoder.encode("corn")])[0], [[7, np.log(3)]], rtol=1e-6)
+
+
+def test_a_model_that_predicts_words_is_an_embedder_unless_its_folder_says_sparse(tmp_path: Path) -> None:
+    source = zoo.native_folder("bert-splade")
+    plain = describe_encoder(zoo.changed_folder(source, tmp_path / "plain", modules=None))
+    assert (plain.task, plain.pooling) == ("embed", ("mean",))
+    settings = {"model_type": "SparseEncoder"}
+    files = {"modules": None, "config_sentence_transformers": settings}
+    sparse = describe_encoder(zoo.changed_folder(source, tmp_path / "sparse", **files))
+    assert sparse.task == "sparse"
+    assert sparse.model is not None
+    assert sparse.model.head is not None
+    assert (sparse.model.head.pooling, sparse.model.head.log_twice) == ("max", False)
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "said"),
+    [
+        ("bert-splade", {"1_SpladePooling__config": {"pooling_strategy": "mean"}}, "must be max or sum, got 'mean'"),
+        (
+            "bert-splade",
+            {"1_SpladePooling__config": {"activation_function": "gelu"}},
+            "must be one of relu, log1p_relu",
+        ),
+        ("bert-splade", {"config": {"architectures": ["BertModel"]}}, "does not predict words here"),
+        ("bert-splade", {"config": {"architectures": ["XLNetModel"]}}, "a model for sparse, which needs safetensors"),
+        ("bert-tokens", {"config": {"architectures": ["XLNetForTokenClassification"]}}, "'XLNet.* does not run from"),
+    ],
+)
+def test_what_cannot_be_served_is_said(name: str, files: dict[str, Any], said: str, tmp_path: Path) -> None:
+    source = zoo.native_folder(name)
+    if "config" in files:
+        files = {"config": json.loads((source / "config.json").read_text()) | files["config"]}
+    with pytest.raises(ModelError, match=said):
+        describe_encoder(zoo.changed_folder(source, tmp_path / "model", **files))
