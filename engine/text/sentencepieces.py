@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
@@ -15,6 +15,9 @@ from .added_tokens import add_ends, add_tokens, listed_tokens, named_tokens, put
 from .piece_merges import MergedPieces
 from .sentencepiece_model import CONTROL, UNIGRAM, UNKNOWN, USER_DEFINED, SentencePieceModel, read_sentencepiece_model
 from .tokenizer_backends import SentencePieceBackend, TokenizerBackend, TokenizersBackend, reading_tokenizer
+
+PrefixScheme = Literal["first", "always"]
+"""Before a text, or also behind each added token in it."""
 
 _MODEL = "tokenizer.model"
 SENTENCEPIECE_MODELS = (_MODEL, "spiece.model", "sentencepiece.bpe.model", "spm.model")
@@ -80,6 +83,25 @@ def _merged(
     changes_ends = has_prefix or model.remove_extra_whitespaces
     if not pieces.is_exact or (changes_ends and (spaced or not contents.issuperset(user_defined))):
         return None
+    scheme: PrefixScheme = "first" if config.get("legacy") is False else "always"
+    made = merging(model, pieces, scheme if has_prefix else None)
+    steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    made.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if changes_ends else steps)
+    _add_structure(made, pieces.of_kind(CONTROL, UNKNOWN))
+    made.add_tokens([AddedToken(piece, special=False, normalized=True) for piece in user_defined])
+    add_tokens(made, path.parent, config)
+    # What a file says of a piece with spaces is about texts whose spaces are such characters already.
+    special = {token.content for token in added.values() if token.special}
+    made.add_tokens([AddedToken(piece, special=piece in special, normalized=True) for piece in spaced])
+    named = {"bos_token": model.control(model.bos_piece), "eos_token": model.control(model.eos_piece)}
+    add_ends(made, path.parent, config, named, begins=True)
+    return made
+
+
+def merging(model: SentencePieceModel, pieces: MergedPieces, prefix: PrefixScheme | None) -> tokenizers.Tokenizer:
+    """What splits texts into pieces whose merges are exact, without added tokens. `prefix` says where a space comes
+    before texts.
+    """
     made = tokenizers.Tokenizer(
         models.BPE(
             {name: i for i, name in enumerate(pieces.names)},
@@ -96,22 +118,11 @@ def _merged(
         made.normalizer = normalizers.Sequence([ends, normalizers.Replace(Regex(" {2,}"), " "), spaces])
     else:
         made.normalizer = spaces
-    if has_prefix:
+    if prefix is not None:
         # In two steps, because a Metaspace puts no space before a text that begins with one.
-        scheme = "first" if config.get("legacy") is False else "always"
-        prefix = pre_tokenizers.Metaspace(" ", prepend_scheme=scheme, split=False)
+        first = pre_tokenizers.Metaspace(" ", prepend_scheme=prefix, split=False)
         replaced = pre_tokenizers.Metaspace(_SPACE, prepend_scheme="never", split=False)
-        made.pre_tokenizer = pre_tokenizers.Sequence([prefix, replaced])
-    steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    made.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if changes_ends else steps)
-    _add_structure(made, pieces.of_kind(CONTROL, UNKNOWN))
-    made.add_tokens([AddedToken(piece, special=False, normalized=True) for piece in user_defined])
-    add_tokens(made, path.parent, config)
-    # What a file says of a piece with spaces is about texts whose spaces are such characters already.
-    special = {token.content for token in added.values() if token.special}
-    made.add_tokens([AddedToken(piece, special=piece in special, normalized=True) for piece in spaced])
-    named = {"bos_token": model.control(model.bos_piece), "eos_token": model.control(model.eos_piece)}
-    add_ends(made, path.parent, config, named, begins=True)
+        made.pre_tokenizer = pre_tokenizers.Sequence([first, replaced])
     return made
 
 

@@ -12,6 +12,7 @@ from ...errors import ModelError
 from ...files.wording import shown
 from ...text.piece_merges import MergedPieces
 from ...text.sentencepiece_model import BPE, BYTE, CONTROL, UNKNOWN, USER_DEFINED, SentencePieceModel, check
+from ...text.sentencepieces import merging
 from ...text.tokenizer_backends import reading_tokenizer
 from ...weights.gguf.fields import Fields
 from ...weights.gguf.reader import GgufFile
@@ -95,28 +96,22 @@ def _bytes(file: GgufFile, fields: Fields, vocabulary: Vocabulary) -> tokenizers
 
 
 def _merged(file: GgufFile, fields: Fields, vocabulary: Vocabulary) -> tokenizers.Tokenizer:
-    """Gemma's: pieces are merged by score. What is not in them is bytes."""
+    """Gemma's and Mistral's: pieces are merged by score. What is not in them is bytes."""
     model = SentencePieceModel(
         pieces=vocabulary.tokens,
         scores=vocabulary.scores,
         kinds=vocabulary.types,
         model_type=BPE,
         byte_fallback=bool(vocabulary.of_type(BYTE)),
+        remove_extra_whitespaces=fields.flag("remove_extra_whitespaces", False),
     )
     check(model)
+    has_prefix = fields.flag("add_space_prefix", True)
     pieces = MergedPieces(model, {})
-    if not pieces.is_exact or fields.flag("add_space_prefix", False) or fields.flag("remove_extra_whitespaces", False):
-        raise ModelError(f"{file.path}: this tokenizer of sentencepiece is not supported in an embedding model")
-    made = tokenizers.Tokenizer(
-        models.BPE(
-            {name: i for i, name in enumerate(pieces.names)},
-            pieces.merges,
-            unk_token=pieces.names[model.unknown],
-            fuse_unk=True,
-            byte_fallback=model.byte_fallback,
-        )
-    )
-    made.normalizer = normalizers.Replace(" ", _SPACE)
+    changes_ends = has_prefix or model.remove_extra_whitespaces
+    if not pieces.is_exact or (changes_ends and vocabulary.of_type(USER_DEFINED)):
+        raise ModelError(f"{file.path}: texts would be split into other pieces than by sentencepiece")
+    made = merging(model, pieces, "always" if has_prefix else None)
     return _finished(made, vocabulary, vocabulary.around(begins=True), between=0)
 
 

@@ -216,7 +216,7 @@ def decoder_file(path: Path, name: str, change: Callable[[Any], None]) -> Path:
         return gguf_files.zoo_file(path, name)
 
 
-@pytest.mark.parametrize("name", ["qwen3", "llama", "gemma3"])
+@pytest.mark.parametrize("name", ["qwen3", "llama", "gemma"])
 def test_decoders_embed(name: str, tmp_path: Path) -> None:
     """Their queries and keys lie in another order in files, or their norms have 1 added."""
     file = decoder_file(tmp_path / "model.gguf", name, lambda w: w.add_pooling_type(gguf.PoolingType.LAST))
@@ -249,7 +249,9 @@ def test_a_reranker_answers_yes_or_no(tmp_path: Path) -> None:
     reranker = load(decoder_file(tmp_path / "model.gguf", "qwen3", change))
     plan = reranker.plan_scores(["the tide"], ["turns", "grinds corn"])
     scores = plan.scores(reranker.run(plan.task, plan.inputs))
-    (embedder,) = load_encoders([str(models_zoo.folder("qwen3"))], ["it"], convert="embed").encoders.values()
+    (embedder,) = load_encoders(
+        [str(models_zoo.folder("qwen3", tokenizer=True))], ["it"], convert="embed"
+    ).encoders.values()
     rows = np.stack(embedder.run("embed", plan.inputs)) @ answers.T
     np.testing.assert_allclose(scores, np.exp(rows[:, 0]) / np.exp(rows).sum(1), atol=1e-5)
     texts = ["Q: the tide D: turns", "Q: the tide D: grinds corn"]
@@ -399,13 +401,15 @@ def test_words_are_lowered_where_an_older_file_has_no_capitals(tmp_path: Path) -
         assert found == (made.encode("tide").ids if lower else made.encode("TIDE").ids)
 
 
-def test_merged_pieces_are_sentencepieces(tmp_path: Path) -> None:
-    """As EmbeddingGemma has them."""
+@pytest.mark.parametrize("has_prefix", [False, True])
+def test_merged_pieces_are_sentencepieces(has_prefix: bool, tmp_path: Path) -> None:
+    """As EmbeddingGemma has them, and as Mistral, with a space before texts."""
+    own = [] if has_prefix else ["<tag>", "\u2581\u2581"]
     made = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(tiny_tokenizers.TEXT), model_writer=made, model_type="bpe", vocab_size=500,
         byte_fallback=True, normalization_rule_name="identity", remove_extra_whitespaces=False, minloglevel=2,
-        user_defined_symbols=["<tag>", "\u2581\u2581"], add_dummy_prefix=False,
+        user_defined_symbols=own, add_dummy_prefix=has_prefix,
     )  # fmt: skip
     theirs = sentencepiece.SentencePieceProcessor(model_proto=made.getvalue())
     count = theirs.GetPieceSize()
@@ -413,7 +417,7 @@ def test_merged_pieces_are_sentencepieces(tmp_path: Path) -> None:
         gguf.TokenType.UNKNOWN if theirs.IsUnknown(i) else gguf.TokenType.CONTROL if theirs.IsControl(i)
         else gguf.TokenType.BYTE if theirs.IsByte(i) else gguf.TokenType.NORMAL for i in range(count)
     ]  # fmt: skip
-    for piece in ("<tag>", "\u2581\u2581"):
+    for piece in own:
         kinds[theirs.PieceToId(piece)] = gguf.TokenType.USER_DEFINED
     writer = gguf.GGUFWriter(tmp_path / "model.gguf", "gemma-embedding")
     writer.add_tokenizer_model("llama")
@@ -424,7 +428,7 @@ def test_merged_pieces_are_sentencepieces(tmp_path: Path) -> None:
     writer.add_eos_token_id(theirs.eos_id())
     writer.add_add_bos_token(True)
     writer.add_add_eos_token(True)
-    writer.add_add_space_prefix(False)
+    writer.add_add_space_prefix(has_prefix)
     ours = EncoderTokenizer.load(gguf_files.finish(writer))
     for text in [*TEXTS, *tiny_tokenizers.TEXT[:5], "a <tag>b   c    d"]:
         ids = theirs.EncodeAsIds(text.replace("<unk>", "-"))

@@ -168,6 +168,9 @@ def test_of_an_encoder_the_graph_and_its_configs_are_downloaded(hub: str, tmp_pa
         assert resolve_encoder(str(tmp_path)) == tmp_path
         with pytest.raises(ModelError, match="own/none is neither a folder here nor a model"):
             resolve_encoder("own/none")
+        files = [resolve_encoder(model).name for model in ("own/gguf:Q8_0", "own/gguf", "own/alone")]
+        assert files == ["model-Q8_0.gguf", "model-Q4_K_M.gguf", "a-Q8_0.gguf"]
+    assert wanted_files("own/gguf:Q8_0", None, [*GGUF], is_encoder=True) == ["model-Q8_0.gguf"]
 
 
 def test_modules_lie_in_folders_of_their_own(hub: str, tmp_path: Path) -> None:
