@@ -17,9 +17,9 @@ from tidewheel.engine.encoders.tasks import Task
 from tidewheel.engine.encoders.tokenization import EncoderInput
 from tidewheel.engine.errors import quoted
 
+from .client_watch import client_watch
 from .errors import ApiError, ClientGone, bad_request
-from .generation.admission import EndRate, check_backlog, request_timeout
-from .generation.streaming import client_watch
+from .generation.backlog import EndRate, check_backlog, request_timeout
 from .http.clients import current_client
 from .http.limits import AdmissionLimits
 from .ids import new_id

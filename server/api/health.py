@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from http import HTTPStatus
+from typing import TYPE_CHECKING
 
 import msgspec
 from starlette.requests import Request
@@ -10,12 +11,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tidewheel import __version__
-from tidewheel.engine.core.engine import Engine
-from tidewheel.engine.encoders.engine import EncoderEngine
 
 from ..errors import ApiError
 from ..openapi.document import operation
 from .json_response import json_response
+
+if TYPE_CHECKING:
+    from tidewheel.engine.core.engine import Engine
+    from tidewheel.engine.encoders.engine import EncoderEngine
 
 
 class Health(msgspec.Struct):

@@ -12,8 +12,8 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from ..client_watch import client_watch
 from ..generation.frames import encode_json
-from ..generation.streaming import client_watch
 
 _LARGE = 2**18  # bytes; a larger answer is sent as it is written
 _TURN_S = 0.004  # of writing, before others have their turn

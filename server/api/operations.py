@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from starlette.requests import Request
@@ -11,14 +11,17 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tidewheel import __version__
-from tidewheel.engine.core.engine import Engine
-from tidewheel.engine.encoders.engine import EncoderEngine
 
-from ..chat.model_formats import ModelFormats
 from ..http.api_keys import current_tenant
 from ..http.rights import require_administrator
 from ..openapi.document import operation
 from .json_response import json_response
+
+if TYPE_CHECKING:
+    from tidewheel.engine.core.engine import Engine
+    from tidewheel.engine.encoders.engine import EncoderEngine
+
+    from ..chat.model_formats import ModelFormats
 
 
 class Load(msgspec.Struct):

@@ -15,8 +15,8 @@ from tidewheel.engine.media.decode_settings import LEAST_FPS, MAX_FRAMES, MOST_F
 from tidewheel.engine.media.media import Media, MediaFiles, Modality
 from tidewheel.engine.media.options import MediaOptions
 
+from ..client_watch import client_watch
 from ..errors import ApiError, ClientGone, bad_request
-from ..generation.streaming import client_watch
 from ..protocol.chat import ContentPart, ImageUrl, Message, check_parts
 from ..protocol.decode import ParameterNotes, unsupported
 from .image_placeholders import ReadImage, images_of

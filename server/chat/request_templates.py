@@ -22,7 +22,7 @@ from tidewheel.engine.errors import EngineDeadError
 
 from ..errors import ApiError, bad_request
 from ..fair_queue import Turns
-from ..generation.admission import EndRate, check_backlog, request_timeout
+from ..generation.backlog import EndRate, check_backlog, request_timeout
 from ..http.clients import current_client
 from ..http.limits import AdmissionLimits
 from .template_worker import COMMAND, MAX_CPU_S, MAX_TEXT, READY, REPLY, REQUEST, Outcome

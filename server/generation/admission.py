@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from http import HTTPStatus
 
 from msgspec import Struct
@@ -17,11 +16,10 @@ from ..errors import ApiError, bad_request
 from ..http.clients import current_client
 from ..http.limits import AdmissionLimits
 from ..telemetry.metrics import ServerMetrics
+from .backlog import EndRate, has_part, queue_full
 
 _FIRST_DRAFT = 256  # expected tokens of an answer before the first one has ended
 _LENGTH_WEIGHT = 0.05  # weight of the newest answer in the running mean of lengths
-_RATE_WINDOW_S = 30.0
-_LONGEST_RETRY_S = 60
 _MAX_MEDIA_BYTES = 2**30  # of the images of all requests together that have not ended
 
 
@@ -34,27 +32,6 @@ class Demand(Struct, frozen=True):
     blocks: int
     client: str = ""
     media_bytes: int = 0
-
-
-class EndRate:
-    """How many sequences end per second, averaged over about half a minute."""
-
-    def __init__(self) -> None:
-        self._rate = 0.0
-        self._at = time.monotonic()
-
-    def add(self, count: int) -> None:
-        """Note that `count` sequences have ended."""
-        self._rate = self._decayed() + count / _RATE_WINDOW_S
-        self._at = time.monotonic()
-
-    def retry_after_s(self, excess: int) -> int:
-        """Whole seconds until `excess` more will have ended at this rate."""
-        rate = self._decayed()
-        return min(max(math.ceil(excess / rate), 1), _LONGEST_RETRY_S) if rate > 0 else 1
-
-    def _decayed(self) -> float:
-        return self._rate * math.exp((self._at - time.monotonic()) / _RATE_WINDOW_S)
 
 
 class Admission:
@@ -110,11 +87,11 @@ class Admission:
                     f"{self.limits.max_queue} waiting (--max-queue); send fewer prompts at once, or a smaller n",
                     "n" if sampling.num_sequences > 1 else "prompt",
                 )
-            if excess > 0 and not _has_part(
+            if excess > 0 and not has_part(
                 self._sequences, demand.client, demand.sequences, waiting, self.limits.max_queue
             ):
                 self._metrics.rejected += 1
-                raise _queue_full(self.limits.max_queue, self._rate.retry_after_s(excess))
+                raise queue_full(self.limits.max_queue, self._rate.retry_after_s(excess))
         self._demand = total
         self._media_bytes += demand.media_bytes
         self._sequences[demand.client] = self._sequences.get(demand.client, 0) + demand.sequences
@@ -156,48 +133,10 @@ class Admission:
         return demand.sequences - min(demand.sequences, limits.max_num_seqs, int(limits.num_blocks / blocks_each))
 
 
-def check_backlog(
-    backlog: int, max_queue: int | None, rate: EndRate, *, held: Mapping[str, int] | None = None, count: int = 0
-) -> None:
-    """Raises ApiError (429) if too many wait in a queue other than the chat model's. None is no limit.
-
-    If it is known what each client has `held` of the queue, a request for `count` more is let in as by Admission.
-    """
-    if max_queue is None or backlog <= max_queue:
-        return
-    if held is None or not _has_part(held, current_client(), count, backlog, max_queue):
-        raise _queue_full(max_queue, rate.retry_after_s(backlog - max_queue))
-
-
-def _has_part(held: Mapping[str, int], client: str, count: int, waiting: int, max_queue: int) -> bool:
-    """Whether a full queue still takes `count` more of a client, so that one client cannot keep the others out."""
-    own = held.get(client, 0)
-    num_clients = len(held) + (not own)
-    return waiting <= 2 * max_queue and (own + count) * num_clients <= max_queue
-
-
-def request_timeout() -> ApiError:
-    """The error of a request that has taken longer than `--request-timeout`."""
-    return ApiError(
-        HTTPStatus.GATEWAY_TIMEOUT,
-        "the answer was not complete within this server's time limit (--request-timeout)",
-        code="request_timeout",
-    )
-
-
 def _too_many_images(retry_after_s: int) -> ApiError:
     return ApiError(
         HTTPStatus.TOO_MANY_REQUESTS,
         f"the server is busy: the images of other requests take {_MAX_MEDIA_BYTES >> 20} MiB already; try again later",
-        code="queue_full",
-        headers={"retry-after": str(retry_after_s)},
-    )
-
-
-def _queue_full(max_queue: int, retry_after_s: int) -> ApiError:
-    return ApiError(
-        HTTPStatus.TOO_MANY_REQUESTS,
-        f"the server is busy: {max_queue} requests wait already (--max-queue); try again later",
         code="queue_full",
         headers={"retry-after": str(retry_after_s)},
     )

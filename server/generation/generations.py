@@ -31,8 +31,9 @@ from ..telemetry.metrics import RequestTimer
 from ..telemetry.reports import Ended, RequestReports
 from ..telemetry.text_log import AnswerTexts, Shown, TextLog
 from ..telemetry.tracing import Tracer
-from .admission import Admission, Demand, request_timeout
+from .admission import Admission, Demand
 from .answer_size import bounded
+from .backlog import request_timeout
 from .token_constraints import Calls, Frame, token_constraints
 
 _OPERATIONS = {"cmpl": "text_completion"}  # OpenTelemetry's names for the kinds of answers

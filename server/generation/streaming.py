@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from http import HTTPStatus
 from typing import ClassVar, Generic, Protocol, TypeVar
 
@@ -20,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 from tidewheel.engine.core.stream import Sink
 from tidewheel.engine.outputs import RequestOutput
 
+from ..client_watch import client_watch
 from ..errors import ApiError, ClientGone, as_api_error
 from ..http.connections import DIRECT_WRITE
 from .frames import DONE
@@ -46,22 +46,6 @@ class Source(Protocol[T_co]):
     def abort(self) -> None: ...
 
     def close(self) -> None: ...
-
-
-@contextmanager
-def client_watch(receive: Receive, on_gone: Callable[[], None]) -> Iterator[None]:
-    """Calls `on_gone` if the client hangs up within the block. The body must have been read before."""
-
-    async def watch() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        on_gone()
-
-    watcher = asyncio.create_task(watch())
-    try:
-        yield
-    finally:
-        watcher.cancel()
 
 
 async def feed(receive: Receive, generation: Generation, push: Callable[[RequestOutput], None]) -> None:

@@ -12,15 +12,17 @@ import ssl
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from types import FrameType
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import uvicorn
 
-from tidewheel.engine.core.engine import Engine
-from tidewheel.engine.encoders.engine import EncoderEngine
 from tidewheel.engine.errors import TidewheelError
 
 from .acceptor import Acceptor
+
+if TYPE_CHECKING:
+    from tidewheel.engine.core.engine import Engine
+    from tidewheel.engine.encoders.engine import EncoderEngine
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last one from a terminal that is closed
 _ERROR_FRAMES_S = 5.0  # after the time-out, to send error events to clients of aborted answers
