@@ -6,20 +6,18 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
 from ..devices.cpu.device import CpuDevice, default_threads
-from ..errors import ModelError
 from ..files.reading import MAX_TOKENIZER_BYTES, is_there, require_file
-from ..loading.downloads import downloads_of
 from ..model_names import short_name
 from ..options import EngineOptions
 from ..start_log import start_logger
 from ..weights.hub import local_model, resolve_encoder
 from ..weights.hub_room import Download, check_room, not_cached
+from .as_asked import as_asked
 from .description import EncoderDescription, describe_encoder, is_native
 from .encoder import Classifier, Embedder, Encoder, padding_id
 from .engine import EncoderEngine
@@ -27,7 +25,6 @@ from .graph import EncoderGraph
 from .loop import lower_thread_priority
 from .onnx_graph import OnnxGraph, import_onnxruntime
 from .options import Convert, EncoderDType, EncoderOptions
-from .pooler_config import with_pooler_config
 from .settings import EncoderSettings, settings_of, without_effect
 from .sharing import shared_device
 from .tokenization import EncoderTokenizer
@@ -79,10 +76,13 @@ def load_encoders(
         )
 
 
-def load_encoders_beside(engine: EngineOptions, encoders: EncoderOptions) -> EncoderEngine:
-    """Load the encoders beside the MODEL of these options, which is not loaded yet. Raises as `load_encoders`.
+def load_encoders_beside(
+    engine: EngineOptions, encoders: EncoderOptions, downloads: Sequence[Download]
+) -> EncoderEngine:
+    """Load the encoders beside the MODEL of these options, which is loaded afterwards and needs `downloads`.
 
-    Those that will run between its steps are loaded so that they can. That they have no other threads is logged.
+    Those that will run between its steps are loaded so that they can. That they have no other threads is logged. Raises
+    as `load_encoders`.
     """
     device = shared_device(engine)
     if encoders.threads is not None and device is not None:
@@ -95,7 +95,7 @@ def load_encoders_beside(engine: EngineOptions, encoders: EncoderOptions) -> Enc
         threads=encoders.threads,
         dtype=encoders.dtype,
         download_dir=engine.download_dir,
-        beside=downloads_of(engine),
+        beside=downloads,
         device=device,
     )
 
@@ -131,7 +131,7 @@ def _load(
     folder = resolve_encoder(
         model, download_dir, revision=settings.revision, is_native=lambda path: _is_native(path, overrides, convert)
     )
-    description = _as_asked(describe_encoder(folder, overrides, convert), settings)
+    description = as_asked(describe_encoder(folder, overrides, convert), settings)
     if is_there(path := description.tokenizer_folder / "tokenizer.json"):
         require_file(path, MAX_TOKENIZER_BYTES)
     tokenizer = EncoderTokenizer.load(
@@ -170,25 +170,6 @@ def _what(encoder: Encoder) -> str:
     if encoder.labels:
         return f"{len(encoder.labels)} labels"
     return "sparse vectors" if encoder.task == "sparse" else f"embeddings of {encoder.width} numbers"
-
-
-def _as_asked(description: EncoderDescription, settings: EncoderSettings) -> EncoderDescription:
-    """The encoder as the settings change it. Raises ModelError for what it cannot be."""
-    if settings.pooler is not None:
-        description = with_pooler_config(description, settings.pooler)
-    if (longest := settings.max_length) is not None:
-        if longest > description.max_length:
-            raise ModelError(
-                f"--max-model-len {longest} is more than the {description.max_length} tokens that the model takes"
-            )
-        description = replace(description, max_length=longest)
-    wanted = {"embed": False, "classify": True}.get(settings.convert)
-    if wanted is not None and wanted != bool(description.labels):
-        found = "classifies" if description.labels else "gives embeddings"
-        raise ModelError(
-            f"--convert {settings.convert} does not fit {description.folder}, which {found}: leave --convert out"
-        )
-    return description
 
 
 def _is_native(folder: Path, overrides: Mapping[str, Any] | None, convert: Convert) -> bool:

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..errors import ModelError
 from ..files.wording import shown
 
-if TYPE_CHECKING:
-    from .classification import ClassActivation
-    from .description import EncoderDescription
-
-_POOLING = {"CLS": "cls", "LAST": "lasttoken", "MEAN": "mean"}
+POOLING: Mapping[str, str] = {"CLS": "cls", "LAST": "lasttoken", "MEAN": "mean"}
+"""Its pooling types, and what they are called here."""
 _NO_TOKENS = 'texts have one vector each: for one of each token, requests to /pooling have "task": "token_embed"'
 _NO_STEPS = (
     'scores are not picked at single tokens: requests to /pooling have "task": "token_classify", and their answers all '
@@ -29,7 +24,7 @@ _REFUSED = {
     "logit_mean": "logits are given as the model computes them",
     "logit_sigma": "logits are given as the model computes them",
 }
-_ACTIVATIONS = ("use_activation", "normalize", "softmax", "activation")
+ACTIVATIONS = ("use_activation", "normalize", "softmax", "activation")
 """The names that versions of vLLM have for it: the normalizing of embeddings, and what logits go through."""
 
 
@@ -44,44 +39,19 @@ def check_pooler_config(given: Mapping[str, Any]) -> str | None:
             kind = str(value).upper()
             if kind in ("ALL", "STEP"):
                 return f"must not have the {name} {kind}, because {_NO_TOKENS if kind == 'ALL' else _NO_STEPS}"
-            if kind not in _POOLING:
-                return f"must have a {name} of {', '.join(_POOLING)}"
+            if kind not in POOLING:
+                return f"must have a {name} of {', '.join(POOLING)}"
         elif name == "tok_pooling_type":
             if str(value).upper() != "ALL":
                 return f"must not have the tok_pooling_type {shown(value)}, because {_NO_STEPS}"
-        elif name in _ACTIVATIONS:
+        elif name in ACTIVATIONS:
             if not isinstance(value, bool):
                 return f"must have true or false as {name}"
         elif name == "dimensions":
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 return "must have at least 1 as dimensions"
         else:
-            known = ("pooling_type", *_ACTIVATIONS[:2], "dimensions")
+            known = ("pooling_type", *ACTIVATIONS[:2], "dimensions")
             return f"must have {', '.join(known)} only, not {shown(name)}"
-    said = {given[name] for name in _ACTIVATIONS if given.get(name) is not None}
-    return f"must not contradict itself: give one of {', '.join(_ACTIVATIONS)}" if len(said) > 1 else None
-
-
-def with_pooler_config(description: EncoderDescription, given: Mapping[str, Any]) -> EncoderDescription:
-    """The encoder with what a checked config says of it. Raises ModelError for what it cannot have."""
-    kind = given.get("pooling_type") or given.get("seq_pooling_type")
-    activates = next((given[name] for name in _ACTIVATIONS if given.get(name) is not None), None)
-    changes: dict[str, Any] = {}
-    if description.labels:
-        if kind is not None or given.get("dimensions") is not None:
-            raise ModelError(
-                f"{description.folder} is a classifier, whose head says what it reads: --pooler-config may have only "
-                "use_activation"
-            )
-        if activates is not None:
-            usual: ClassActivation = "sigmoid" if len(description.labels) == 1 else "softmax"
-            changes["activation"] = (description.activation or usual) if activates else None
-        return replace(description, **changes)
-    changes["is_pooled_as_asked"] = kind is not None or activates is not None
-    if kind is not None:
-        changes["pooling"] = (_POOLING[str(kind).upper()],)
-    if activates is not None:
-        changes["normalize"] = activates
-    if given.get("dimensions") is not None:
-        changes["dimensions"] = given["dimensions"]
-    return replace(description, **changes)
+    said = {given[name] for name in ACTIVATIONS if given.get(name) is not None}
+    return f"must not contradict itself: give one of {', '.join(ACTIVATIONS)}" if len(said) > 1 else None

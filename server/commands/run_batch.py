@@ -18,6 +18,7 @@ from tidewheel.engine.encoders.settings import pools
 from tidewheel.engine.errors import TidewheelError
 from tidewheel.engine.files.reading import require_file
 from tidewheel.engine.files.wording import reason
+from tidewheel.engine.loading.downloads import downloads_of
 from tidewheel.engine.loading.load import load_engine
 from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.progress import AnswerProgress
@@ -135,7 +136,7 @@ async def _answer(batch: _Batch, total: int, done: Collection[str]) -> int:
         app = build_encoder_app(load_model_alone(batch.engine, batch.encoders, batch.app.served_model_names), batch.app)
         concurrency = CONCURRENT_ROWS
     else:
-        encoders = load_encoders_beside(batch.engine, batch.encoders)
+        encoders = load_encoders_beside(batch.engine, batch.encoders, downloads_of(batch.engine))
         engine = load_engine(batch.engine)
         app = build_app(engine, batch.app, encoders, media=batch.engine.media)
         concurrency = _WAITING * engine.limits.max_num_seqs

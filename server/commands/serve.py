@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from tidewheel.engine.encoders.settings import pools
 from tidewheel.engine.errors import ModelError
+from tidewheel.engine.loading.downloads import downloads_of
 from tidewheel.engine.loading.load import EngineLoad, check_at_once
 from tidewheel.engine.machine.memory import release_free_memory, share_heaps
 from tidewheel.engine.model_names import short_name
@@ -150,4 +151,4 @@ def load_encoders_of(options: ServeOptions) -> EncoderEngine | None:
         return None
     from tidewheel.engine.encoders.load import load_encoders_beside
 
-    return load_encoders_beside(options.engine, options.encoders)
+    return load_encoders_beside(options.engine, options.encoders, downloads_of(options.engine))

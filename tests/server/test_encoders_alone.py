@@ -119,6 +119,15 @@ def test_options_of_the_command_are_the_encoder_s() -> None:
     assert alone(folder, dtype="bfloat16")["encoder"].info["weights"] == "bfloat16"  # type: ignore[attr-defined]
 
 
+def test_a_classifier_reads_what_its_head_says() -> None:
+    folder = zoo.native_folder("distilbert-cross")
+    plain = alone(folder, pooler_config={"pooling_type": "CLS"})
+    raw = alone(folder, pooler_config={"softmax": False})
+    np.testing.assert_allclose(plain["row"], 1 / (1 + np.exp(-raw["row"])), rtol=1e-6)  # type: ignore[operator,arg-type]
+    with pytest.raises(ModelError, match=r"whose head says what it reads \(CLS\)"):
+        alone(folder, pooler_config={"pooling_type": "MEAN"})
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

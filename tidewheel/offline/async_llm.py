@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from tidewheel.engine.core.stream import RequestStream
-from tidewheel.engine.errors import InvalidRequestError, TidewheelError
+from tidewheel.engine.errors import EngineDeadError, InvalidRequestError, TidewheelError
 
 from .chat_tokenizer import ChatTokenizer
 from .engine_args import EngineArgs
@@ -143,6 +143,8 @@ class AsyncLLM(NamesOfVllm):
         """Raises EngineDeadError if the engine has failed."""
         if self._model.engine is not None:
             self._model.generator.require_alive()
+        if (failure := self._model.encoders.failure) is not None:
+            raise EngineDeadError(f"the encoders have failed: {failure}")
 
     async def get_model_config(self) -> ModelConfig:
         """The same as `model_config`."""

@@ -15,6 +15,7 @@ from tidewheel.engine.core.engine import Engine
 from tidewheel.engine.encoders.load import load_encoders_beside, load_model_alone
 from tidewheel.engine.encoders.settings import pools
 from tidewheel.engine.errors import InvalidRequestError
+from tidewheel.engine.loading.downloads import downloads_of
 from tidewheel.engine.loading.load import check_at_once, load_engine
 from tidewheel.engine.models.overrides import overridden
 from tidewheel.engine.options import EngineOptions
@@ -86,7 +87,7 @@ class OfflineModel:
         if options.replicas.distributed_executor_backend != "ray":
             check_at_once(options.engine)
         # First, because a chat model's cache takes a share of the memory that is left.
-        self.encoders = load_encoders_beside(options.engine, options.encoders)
+        self.encoders = load_encoders_beside(options.engine, options.encoders, downloads_of(options.engine))
         self.pooler = Pooler(self.encoders)
         self.engine = engine = self._load(options.engine, options.replicas)
         self._name = options.engine.model
