@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,16 @@ from .text_threads import TextThreads
 if TYPE_CHECKING:
     from .api.batches import Batches
 
+logger = logging.getLogger(__name__)
+
+_OF_CHATS = (
+    "share_prefix_cache chat_template default_chat_template_kwargs trust_request_chat_template generation_config "
+    "override_generation_config default_sampling response_role return_tokens_as_token_ids enable_force_include_usage "
+    "enable_auto_tool_choice tool_call_parser reasoning_parser max_stored_responses shared_store "
+    "enable_tokenizer_info_endpoint otlp_traces_endpoint enable_log_outputs log_stats log_stats_interval"
+).split()
+"""Fields of AppOptions that only a chat model has a use for."""
+
 CONCURRENT_ROWS = 32
 """Requests of a batch that run at a time: the texts of a request run together anyway."""
 
@@ -51,6 +62,8 @@ def build_encoder_app(
     `build_app`. Raises TidewheelError for what cannot be found.
     """
     resources = resources or find_resources(options)
+    for flag in options.given_flags(_OF_CHATS):
+        logger.info("%s has no effect: it is for models that generate", flag)
     first = next(iter(engine.encoders))
     aliases = {name: first for name in options.served_model_names if name != first}
     metrics = EncoderMetrics(engine, options.metrics_prefix)

@@ -33,7 +33,11 @@ class ModelCards:
         self._encoder_names = {*by_name}
         self._cards = {
             name: ModelCard(
-                id=name, created=self._created, root=root_of(one.source, name), max_model_len=one.max_length
+                id=name,
+                created=self._created,
+                root=root_of(one.source, name),
+                max_model_len=one.max_length,
+                output_modalities=[_modality(one)],
             )
             for name, one in by_name.items()
         }
@@ -72,6 +76,12 @@ class ModelCards:
             param="model",
             code="model_not_found",
         )
+
+
+def _modality(encoder: Encoder) -> str:
+    if encoder.is_cross_encoder:
+        return "scores"
+    return "classes" if encoder.labels else "embeddings"
 
 
 def root_of(source: str, name: str) -> str:

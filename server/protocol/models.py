@@ -30,6 +30,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
 
     An adapter has a `parent`. `chat_sampling` are fields for the requests of clients that people write to, where these
     say nothing else: the model suggests no sampling. `input_modalities` has "image" if messages may have images.
+    `output_modalities` are "embeddings", "scores" or "classes" of a model that writes no text.
     """
 
     id: str
@@ -41,6 +42,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
     max_model_len: int
     chat_sampling: dict[str, float | int] | None = None
     input_modalities: list[str] = msgspec.field(default_factory=lambda: ["text"])
+    output_modalities: list[str] = msgspec.field(default_factory=lambda: ["text"])
     permission: list[ModelPermission] = []
 
     def __post_init__(self) -> None:

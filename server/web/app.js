@@ -191,7 +191,9 @@ function showState() {
 
 function showModel() {
   const { id, max_model_len: room } = models.current;
-  const where = `${id} answers here${room ? `, with ${count(room)} tokens of context` : ""}.`;
+  const where = models.writesText
+    ? `${id} answers here${room ? `, with ${count(room)} tokens of context` : ""}.`
+    : `${id} writes no text: programs ask it for embeddings, scores or classes.`;
   get("empty-note").textContent = `${where} What you write goes to this server and nowhere else.`;
   get("suggestions").replaceChildren(...(id === DEMO_MODEL ? DEMO_PROMPTS : []).map((text) =>
     h("li", {}, h("button", { type: "button", onclick: () => ask(() => chat.send(text)) }, text))));

@@ -6,6 +6,7 @@ import { h } from "./dom.js";
 /** Shows the response of /server_info as a description list. */
 export function showFacts(list, info) {
   const { engine = {} } = info;
+  const generates = "kv_cache_blocks" in info; // else it is for embeddings, scores or classes
   const tokens = info.kv_cache_blocks * info.kv_cache_block_size;
   const cached = engine.enable_prefix_caching === "True" ? ", prefix caching is on" : "";
   const facts = {
@@ -17,10 +18,10 @@ export function showFacts(list, info) {
     Stages: engine.stages,
     Replica: info.replica,
     Context: `${count(info.max_model_len)} tokens`,
-    "KV cache": [`${count(tokens)} tokens in ${engine.kv_cache_dtype}`, size(engine.kv_cache_bytes)].filter(Boolean)
+    "KV cache": generates && [`${count(tokens)} tokens in ${engine.kv_cache_dtype}`, size(engine.kv_cache_bytes)].filter(Boolean)
       .join(", ") + cached,
-    "Tool calls": info.tool_call_parser ?? "not read",
-    Reasoning: info.reasoning_parser ?? "not read",
+    "Tool calls": generates && (info.tool_call_parser ?? "not read"),
+    Reasoning: generates && (info.reasoning_parser ?? "not read"),
     Version: info.version,
   };
   const known = Object.entries(facts).filter(([, value]) => value);

@@ -27,6 +27,11 @@ export class Models {
     return this.current?.input_modalities?.includes("image") ?? false;
   }
 
+  /** Whether the selected model writes text. Others are for embeddings, scores or classes. */
+  get writesText() {
+    return this.current?.output_modalities?.includes("text") ?? true;
+  }
+
   /** The selected model, {id, max_model_len, input_modalities}; undefined until the server has listed its models. */
   get current() {
     return this.#models.find(({ id }) => id === this.#select.value);

@@ -35,6 +35,7 @@ def server(start_server: StartServer) -> RunningServer:
 def test_its_endpoints_work_under_all_its_names(server: RunningServer) -> None:
     listed = server.http.get("/v1/models").json()["data"]
     assert [card["id"] for card in listed] == ["embed", "rank", "alias"]
+    assert [card["output_modalities"] for card in listed] == [["embeddings"], ["scores"], ["embeddings"]]
     vectors = [
         server.post(EMBEDDINGS, {"input": "the tide", **model}).json()["data"]
         for model in ({}, {"model": "embed"}, {"model": "alias"})
@@ -178,7 +179,8 @@ def test_dimensions_that_the_model_was_not_trained_for() -> None:
 def test_the_command_finds_out_and_ends_well() -> None:
     """The real command: no runner is given, and SIGTERM ends it with nothing left."""
     process = ServerProcess(
-        str(zoo.native_folder("bert")), "--embedding-threads", "1", "--max-num-seqs", "4", "--threads-bind", one_core()
+        *(str(zoo.native_folder("bert")), "--embedding-threads", "1", "--max-num-seqs", "4"),
+        *("--tool-call-parser", "hermes", "--threads-bind", one_core()),
     )
     try:
         answer = httpx.post(process.url + EMBEDDINGS, content=json.dumps({"input": "a"}), trust_env=False,
@@ -189,4 +191,5 @@ def test_the_command_finds_out_and_ends_well() -> None:
     finally:
         process.stop()
     assert "--max-num-seqs has no effect: the model is an encoder" in process.log
+    assert "--tool-call-parser has no effect: it is for models that generate" in process.log
     assert "nanobind" not in process.log
