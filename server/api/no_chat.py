@@ -12,6 +12,7 @@ from starlette.routing import Route
 from tidewheel.engine.errors import quoted
 
 from ..errors import ApiError
+from ..protocol.models import ModelCard
 
 _PATHS: Mapping[str, str] = {
     "GET": "/v1/responses/{id} /v1/responses/{id}/input_items",
@@ -24,14 +25,21 @@ _PATHS: Mapping[str, str] = {
 """What only a chat model has, by method."""
 
 
-def no_chat_routes(name: str) -> list[Route]:
-    """These endpoints, on a server whose model is called `name`."""
+_USES = {
+    "embeddings": "/v1/embeddings, /v1/score or /v1/rerank",
+    "scores": "/v1/score or /v1/rerank",
+    "classes": "/v1/classify",
+}
+
+
+def no_chat_routes(model: ModelCard) -> list[Route]:
+    """These endpoints, on a server of this model."""
+    use = _USES[model.output_modalities[0]]
 
     async def refuse(request: Request) -> Response:
         raise ApiError(
             HTTPStatus.NOT_FOUND,
-            f"this server has no chat model, and {request.url.path} needs one: {quoted(name)} is for /v1/embeddings, "
-            "/v1/score or /v1/rerank",
+            f"this server has no chat model, and {request.url.path} needs one: {quoted(model.id)} is for {use}",
             code="no_chat_model",
         )
 

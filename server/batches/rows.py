@@ -21,8 +21,9 @@ from ..protocol.decode import unsupported
 from ..rests import Rests
 
 URLS = (
-    *("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/score", "/v1/rerank"),
-    *("/score", "/rerank", "/v2/rerank"),  # the same as above, by the names that clients know
+    *("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/score", "/v1/rerank", "/v1/classify"),
+    "/v1/pooling",
+    *("/score", "/rerank", "/v2/rerank", "/classify", "/pooling"),  # the same, by the names that clients know
 )
 MAX_LINE_BYTES = 256 * 2**20  # of a request, or of an answer
 _MAX_ID = 512  # characters
