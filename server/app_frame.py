@@ -47,7 +47,7 @@ def app_of(
     if options.docs:
         app.router.routes += docs_routes(
             app.routes,
-            _open_paths(options) if resources.keys else None,
+            _open_paths(options) - WEB_PATHS if resources.keys else None,  # a POST to the root needs a key
             refuses_unknown=options.unknown_parameters == "refuse",
         )
     app.router.middleware_stack = RoutesByPath(app.routes, app.router.middleware_stack)

@@ -15,11 +15,12 @@ from .tei import TeiEndpoints
 
 def encoder_routes(state: EncoderState) -> list[Route]:
     """All of them."""
+    scoring = ScoringEndpoints(state)
     return [
         *EmbeddingsEndpoint(state).routes(),
         *PoolingEndpoints(state).routes(),
-        *ScoringEndpoints(state).routes(),
+        *scoring.routes(),
         *CohereEmbeddingsEndpoint(state).routes(),
-        *TeiEndpoints(state).routes(),
+        *TeiEndpoints(state, scoring).routes(),
         *OllamaEmbeddings(state).routes(),
     ]

@@ -94,7 +94,7 @@ class ScoringEndpoints:
             is_teis = msgspec.json.decode(raw, type=_Shape).texts is not msgspec.UNSET
         except (msgspec.DecodeError, RecursionError):
             is_teis = False  # the decoder says what is wrong
-        return await (self._ranked_as_tei(request, raw) if is_teis else self._ranked(request, raw))
+        return await (self.ranked_as_tei(request, raw) if is_teis else self._ranked(request, raw))
 
     async def _ranked(self, request: Request, raw: bytearray) -> Response:
         body = self._decode_rerank(raw)
@@ -113,7 +113,8 @@ class ScoringEndpoints:
         shown = None if body.return_documents is False else documents
         return await self._worker.run(answer.nbytes, lambda: _ranking(model, plan, answer, top, shown))
 
-    async def _ranked_as_tei(self, request: Request, raw: bytearray) -> Response:
+    async def ranked_as_tei(self, request: Request, raw: bytearray) -> Response:
+        """The answer to a body in TEI's shape."""
         body = self._decode_tei(raw)
         model = self._encoders.scorer(body.model)
         texts, limit = body.limited(), truncation(model, body.cut())

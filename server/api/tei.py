@@ -1,10 +1,13 @@
-"""Text Embeddings Inference's `/embed`, `/embed_all`, `/embed_sparse`, `/predict` and `/similarity`.
+"""Text Embeddings Inference's `/`, `/embed`, `/embed_all`, `/embed_sparse`, `/predict` and `/similarity`.
 
 Its `/rerank` is beside the others, in scoring.py.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
@@ -26,6 +29,7 @@ from ..protocol.tei import (
     TeiEmbedRequest,
     TeiPrediction,
     TeiPredictRequest,
+    TeiRootRequest,
     TeiSimilarityOptions,
     TeiSimilarityRequest,
     TeiSparseValue,
@@ -35,6 +39,7 @@ from .body import whole_body
 from .encoder_state import EncoderState
 from .encoder_texts import EncoderTexts, numbers
 from .json_response import json_response
+from .scoring import ScoringEndpoints
 
 _CUT_BY = "truncate: true"
 
@@ -42,7 +47,8 @@ _CUT_BY = "truncate: true"
 class TeiEndpoints:
     """Without a `model`, which TEI does not have, the first model answers that can."""
 
-    def __init__(self, state: EncoderState) -> None:
+    def __init__(self, state: EncoderState, scoring: ScoringEndpoints) -> None:
+        self._scoring = scoring
         self._texts = EncoderTexts(state)
         self._worker = state.encoder
         self._decode_embed = BodyDecoder(TeiEmbedRequest, notes=state.notes)
@@ -53,6 +59,7 @@ class TeiEndpoints:
     def routes(self) -> list[Route]:
         """The endpoints."""
         return [
+            Route("/", self._root, methods=["POST"]),
             Route("/embed", self._embed, methods=["POST"]),
             Route("/embed_all", self._embed_all, methods=["POST"]),
             Route("/embed_sparse", self._embed_sparse, methods=["POST"]),
@@ -61,13 +68,34 @@ class TeiEndpoints:
         ]
 
     @operation(
+        "What /rerank, /similarity, /predict or /embed answers, by the body and the model, as at TEI's root",
+        TeiRootRequest,
+        list[Any],
+        example={"inputs": ["high tide", "low tide"]},
+    )
+    async def _root(self, request: Request) -> Response:
+        raw = await whole_body(request)
+        try:
+            given = msgspec.json.decode(raw, type=_Given)
+        except (msgspec.DecodeError, RecursionError):
+            given = _Given()  # the endpoint says what is wrong
+        if given.texts is not msgspec.UNSET:
+            return await self._scoring.ranked_as_tei(request, raw)
+        if bytes(given.inputs or b"")[:1] == b"{":
+            return await self._compared(request, raw)
+        classifies = self._texts.encoders.any(given.model).task == "classify"
+        return await (self._predicted(request, raw) if classifies else self._embedded(request, raw))
+
+    @operation(
         "Texts to vectors, in TEI's shapes",
         TeiEmbedRequest,
         list[list[float]],
         example={"inputs": ["high tide", "low tide"]},
     )
     async def _embed(self, request: Request) -> Response:
-        raw = await whole_body(request)
+        return await self._embedded(request, await whole_body(request))
+
+    async def _embedded(self, request: Request, raw: bytearray) -> Response:
         body = self._decode_embed(raw)
         return await self._vectors(
             request, "embed", body, len(raw), dimensions=body.dimensions, use_activation=body.normalize is not False
@@ -130,7 +158,9 @@ class TeiEndpoints:
         example={"inputs": "high tide"},
     )
     async def _predict(self, request: Request) -> Response:
-        raw = await whole_body(request)
+        return await self._predicted(request, await whole_body(request))
+
+    async def _predicted(self, request: Request, raw: bytearray) -> Response:
         body = self._decode_predict(raw)
         model = self._texts.encoders.doing("classify", body.model)
         sequences, is_list = body.sequences()
@@ -164,7 +194,9 @@ class TeiEndpoints:
         example={"inputs": {"source_sentence": "high tide", "sentences": ["low tide", "a boat"]}},
     )
     async def _similarity(self, request: Request) -> Response:
-        raw = await whole_body(request)
+        return await self._compared(request, await whole_body(request))
+
+    async def _compared(self, request: Request, raw: bytearray) -> Response:
         body = self._decode_similarity(raw)
         model = self._texts.encoders.doing("embed", body.model)
         options = body.parameters or TeiSimilarityOptions()
@@ -184,6 +216,12 @@ class TeiEndpoints:
             return json_response(cosines(rows[:1], rows[1:]).tolist())
 
         return await self._texts.response(answer, written)
+
+
+class _Given(msgspec.Struct):
+    inputs: msgspec.Raw = msgspec.Raw()
+    texts: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    model: str | None = None
 
 
 def _predictions(model: Encoder, logits: Floats, *, raw_scores: bool) -> list[TeiPrediction]:

@@ -19,7 +19,8 @@ METRICS_PATHS = frozenset({"/load", "/metrics"})
 class ApiKeyAuth:
     """Requires a key, as `x-api-key: KEY` or `Authorization: Bearer KEY`, on all paths except `open_paths`.
 
-    Sets `current_tenant` on every path: to the tenant of the first of these keys that is valid, or to STRANGER.
+    The root is the page's for those who read it, and an endpoint for a POST, which needs a key. Sets `current_tenant`
+    on every path: to the tenant of the first of these keys that is valid, or to STRANGER.
     """
 
     def __init__(self, app: ASGIApp, keys: ApiKeys, open_paths: Set[str]) -> None:
@@ -30,7 +31,8 @@ class ApiKeyAuth:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             tenant = self._tenant(scope)
-            if tenant is None and local_path(scope) not in self._open_paths:
+            path = local_path(scope)
+            if tenant is None and (path not in self._open_paths or (path == "/" and scope["method"] == "POST")):
                 error = ApiError(
                     HTTPStatus.UNAUTHORIZED,
                     "a valid API key is needed: send it as 'Authorization: Bearer <key>' or as 'x-api-key: <key>'",

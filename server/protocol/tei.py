@@ -127,3 +127,18 @@ class TeiSimilarityRequest(Body, kw_only=True):
     inputs: TeiSentences
     parameters: TeiSimilarityOptions | None = None
     model: str | None = None
+
+
+class TeiRootRequest(TeiOptions, kw_only=True):
+    """The body of /embed, /predict, /similarity or /rerank."""
+
+    inputs: str | list[str | int | list[str | int]] | TeiSentences | None = None
+    parameters: TeiSimilarityOptions | None = None
+    query: str | None = None
+    texts: list[str] | None = None
+    model: str | None = None
+    prompt_name: str | None = None
+    normalize: bool | None = None
+    dimensions: int | None = None
+    raw_scores: bool | None = None
+    return_text: bool | None = None

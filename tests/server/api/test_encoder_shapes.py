@@ -226,6 +226,34 @@ def test_the_hugging_face_client(server: RunningServer) -> None:
     np.testing.assert_allclose(near, wanted @ wanted[0], **TOLERANCE)
 
 
+def test_the_root_answers_by_body_and_model(server: RunningServer) -> None:
+    from huggingface_hub import InferenceClient
+
+    client = InferenceClient(server.url)  # as LangChain and Haystack ask TEI, too
+    wanted = zoo.reference("bert", TEXTS)
+    np.testing.assert_allclose(client.feature_extraction(TEXTS[0]), wanted[:1], **TOLERANCE)
+    np.testing.assert_allclose(client.sentence_similarity(TEXTS[0], TEXTS), wanted @ wanted[0], **TOLERANCE)
+    for path, body in (
+        ("/predict", {"inputs": [["corn"]], "model": "classes"}),
+        ("/predict", {"inputs": "corn", "model": "rank"}),
+        ("/rerank", {"query": "corn", "texts": TEXTS}),
+        ("/embed", {"inputs": [[5, 6]], "normalize": False, "model": "prompted"}),
+    ):
+        assert answered(server.post("/", body)) == answered(server.post(path, body))
+    assert refusal(server.post("/", {"inputs": []}))["param"] == "inputs"
+    assert refusal(server.post("/", {}))["param"] == "inputs"
+    assert server.http.get("/").headers["content-type"].startswith("text/html")
+
+
+def test_the_root_needs_a_key_for_more_than_its_page(start_server: StartServer) -> None:
+    locked = start_server(api_keys=["secret"], encoders=load_encoders([str(zoo.folder("bert"))], ["embed"]))
+    assert locked.http.get("/").status_code == 200
+    assert locked.post("/", {"inputs": "a"}).status_code == 401
+    assert locked.post("/", {"inputs": "a"}, headers={"x-api-key": "secret"}).status_code == 200
+    told = locked.http.get("/openapi.json").json()["paths"]
+    assert told["/"]["post"]["security"] == told["/embed"]["post"]["security"]
+
+
 ANY = st.recursive(
     st.none() | st.booleans() | st.integers(-5, 200) | st.floats() | st.text(max_size=20) | st.sampled_from(zoo.WORDS),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
@@ -234,6 +262,7 @@ ANY = st.recursive(
 FIELDS = {
     "/v1/pooling": "input",
     "/v1/classify": "input",
+    "/": "inputs",
     "/embed": "inputs",
     "/embed_all": "inputs",
     "/predict": "inputs",
