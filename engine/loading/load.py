@@ -296,9 +296,8 @@ class EngineLoad:
             self._executor = self._load_model()
             if (vision := self._model.vision) is not None:
                 model = self._model
-                self._tower = vision.load(
-                    model.device, model.dtype, model.quantization, self._executor, self._cancellation
-                )
+                beside = None if self._stages else self._executor  # stages are other processes
+                self._tower = vision.load(model.device, model.dtype, model.quantization, beside, self._cancellation)
             asked = self._options.speculative.speculation
             if isinstance(asked, Mtp | Eagle3):
                 self._drafter = _layer_drafter(asked, self._drafting_layer(self._executor), self._max_model_len)

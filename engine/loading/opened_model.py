@@ -347,7 +347,7 @@ def open_model(options: EngineOptions, source: ModelSource | None = None) -> Ope
         kv_bytes_per_token=device.kv_bytes_per_token(spec, kv_cache.dtype),
         kv_groups=device.kv_group_bytes(spec, kv_cache.dtype),
         description=description,
-        vision=require_towers(vision, spec, device, options),
+        vision=require_towers(vision, spec, device),
         contexts=contexts,
         tokenizer_mode=options.tokenizer_mode,
     )

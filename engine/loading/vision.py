@@ -60,15 +60,18 @@ class OpenedVision:
         device: Device,
         dtype: DType,
         quantization: Quantization | None,
-        beside: Executor,
+        beside: Executor | None,
         cancellation: Cancellation,
     ) -> TowerExecutor:
-        """Load the tower. Raises DeviceError, and LoadCancelledError soon after it was cancelled."""
+        """Load the tower, with threads of its own without an executor `beside` it.
+
+        Raises DeviceError, and LoadCancelledError soon after it was cancelled.
+        """
         options = self._options(dtype, quantization)
         return device.load_tower(self.vision.spec, self.weights, options, beside, cancellation)
 
     def _options(self, dtype: DType, quantization: Quantization | None) -> TowerOptions:
-        return TowerOptions(dtype, self.vision.max_rows, quantization)
+        return TowerOptions(dtype, self.vision.max_rows, quantization, threads=None)
 
     def loaded(self, tower: TowerExecutor, tokenizer: Tokenizer, options: EngineOptions) -> LoadedVision | None:
         """What an engine with that tower needs.
@@ -156,9 +159,7 @@ def _fields_of_tokens(vision: Vision, options: MediaOptions) -> Mapping[str, Any
         ) from error
 
 
-def require_towers(
-    vision: OpenedVision | None, spec: DecoderSpec, device: Device, options: EngineOptions
-) -> OpenedVision | None:
+def require_towers(vision: OpenedVision | None, spec: DecoderSpec, device: Device) -> OpenedVision | None:
     """The same where the device can run towers beside this decoder; else None, and a warning that says what would."""
     if vision is None:
         return None
@@ -168,8 +169,5 @@ def require_towers(
         return None
     if not device.capabilities.media:
         logger.warning("images are not taken, only text: the %s device has no towers; take --device cpu", device.name)
-        return None
-    if options.pipeline.stages > 1:
-        logger.warning("images are not taken, only text: leave out --pipeline-parallel-size for them")
         return None
     return vision

@@ -36,6 +36,7 @@ from tidewheel.engine.media.families.llava import LlavaVision
 from tidewheel.engine.media.media import Media, MediaFiles
 from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.outputs import FinishReason, RequestOutput
+from tidewheel.engine.pipeline_options import PipelineOptions
 from tidewheel.engine.sampling_params import SamplingParams
 
 NUM_TOKENS = 6
@@ -235,6 +236,19 @@ def test_nothing_beside_a_prompt_changes_its_bits(name: str) -> None:
     assert len({(*answer.token_ids, *answer.logprobs) for answer in [*whole, *cut]}) == 1
     assert whole[0].num_cached == 0
     assert whole[-1].num_cached > 0
+
+
+def test_stages_give_the_bits_of_one_process() -> None:
+    async def ask(engine: Engine) -> list[tuple[list[int], list[float]]]:
+        engine.start()
+        requests = [await asked(engine, text_with("qwen3-vl", count), PICTURES[:count]) for count in (2, 1, 0)]
+        found = await answers(engine, requests)
+        await engine.stop()
+        return [(answer.token_ids, answer.logprobs) for answer in found]
+
+    assert asyncio.run(ask(engine_of("qwen3-vl", pipeline=PipelineOptions(2)))) == asyncio.run(
+        ask(engine_of("qwen3-vl"))
+    )
 
 
 def test_the_same_words_with_another_picture_share_what_is_before_it() -> None:
