@@ -1,4 +1,4 @@
-"""The engine thread beside grammars that take long: what runs in its steps, and who gets their tokens."""
+"""The engine thread beside grammars and other work: what runs in its steps, and who gets their tokens."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import threading
 import time
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from itertools import pairwise
+from typing import TypeAlias
 
 import numpy as np
 import pytest
@@ -23,11 +25,13 @@ from tidewheel.engine.devices.batch import StepBatch, StepOutput, TokenMasks
 from tidewheel.engine.devices.limits import ExecutorLimits
 from tidewheel.engine.sampling_params import SamplingParams
 from tidewheel.engine.scheduling.scheduler import Scheduler
+from tidewheel.engine.scheduling.side_work import SideWork
 from tidewheel.engine.sequences.sequence import Sequence
 
 LIMITS = ExecutorLimits(16, 512, max_num_seqs=8, max_num_batched_tokens=1024)
 PLAIN, CONSTRAINED, PROMPTS = 0, (1, 2, 3), (4, 5, 6)
 PROMPT_LEN = 1000
+MAX_STEP_MS = 20.0
 
 
 class Clock:
@@ -83,6 +87,27 @@ class SlowMasks(MaskWriter):
         return masks
 
 
+class Texts(SideWork):
+    """Work that never ends. A piece takes as long as it should."""
+
+    def __init__(self, clock: Clock, executor: TimedExecutor) -> None:
+        self.clock, self.executor = clock, executor
+        self.used_s: dict[int, float] = {}  # by the number of steps before
+
+    @property
+    def is_waiting(self) -> bool:
+        return True
+
+    def run_piece(self, piece_s: float, *, nothing_runs: bool) -> bool:
+        self.clock.now_s += piece_s
+        steps = self.executor.num_steps
+        self.used_s[steps] = self.used_s.get(steps, 0.0) + piece_s
+        return True
+
+    def close(self, failure: BaseException | None = None) -> None:
+        return
+
+
 def sequence(key: int, prompt_len: int, max_tokens: int, *, constrained: bool = False) -> Sequence:
     sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
     wanted = TokenConstraints(allowed_token_ids=tuple(range(10, 90)))
@@ -98,20 +123,28 @@ def sequence(key: int, prompt_len: int, max_tokens: int, *, constrained: bool = 
     )
 
 
-def serve(monkeypatch: pytest.MonkeyPatch, longest_s: float) -> tuple[list[int], list[list[int]], dict[int, list[int]]]:
-    """Tokens that each step runs, sequences that each step has a token for, and the tokens of each."""
+Served: TypeAlias = tuple[list[int], list[list[int]], dict[int, list[int]]]
+
+
+def serve(monkeypatch: pytest.MonkeyPatch, longest_s: float, beside: list[float] | None = None) -> Served:
+    """Tokens that each step runs, sequences that each step has a token for, and the tokens of each.
+
+    With `beside` there is other work between steps, and the seconds between two steps' ends are put there.
+    """
     clock, ended = Clock(), threading.Event()
     monkeypatch.setattr(time, "perf_counter", clock)
     executor = TimedExecutor(clock)
-    scheduler = Scheduler(CostModel(max_step_ms=20.0), LIMITS)
+    scheduler = Scheduler(CostModel(MAX_STEP_MS), LIMITS)
     keys_of_steps: list[list[int]] = []
     tokens: dict[int, list[int]] = {}
+    ends_s: list[float] = []
     unfinished = {PLAIN, *CONSTRAINED, *PROMPTS}
 
     def deliver(outputs: EngineCoreOutputs) -> None:
         if outputs.failure is not None:
             ended.set()
         keys_of_steps.append(outputs.keys)
+        ends_s.append(clock.now_s)
         for key, token in zip(outputs.keys, outputs.token_ids, strict=True):
             tokens.setdefault(key, []).append(token)
         unfinished.difference_update(end.key for end in outputs.finished)
@@ -119,6 +152,9 @@ def serve(monkeypatch: pytest.MonkeyPatch, longest_s: float) -> tuple[list[int],
             ended.set()
 
     loop = executor.loop = EngineLoop(scheduler, executor, SlowMasks(clock, longest_s), deliver)
+    texts = Texts(clock, executor)
+    if beside is not None:
+        loop.add_side_work(texts)
     for key in (PLAIN, *CONSTRAINED):
         loop.add([sequence(key, 3, 200, constrained=key != PLAIN)])
     loop.start()
@@ -126,6 +162,9 @@ def serve(monkeypatch: pytest.MonkeyPatch, longest_s: float) -> tuple[list[int],
     loop.stop()
     assert loop.join(60)
     assert not unfinished
+    if beside is not None:
+        beside += [after - before for before, after in pairwise(ends_s)]
+        assert all(texts.used_s[step] >= 0.25 * MAX_STEP_MS / 1e3 for step in range(1, executor.num_steps))
     return executor.loads, keys_of_steps, tokens
 
 
@@ -135,6 +174,18 @@ def test_slow_grammars_change_neither_what_runs_in_a_step_nor_whose_step_it_is(m
     assert sum(load > 100 for load in loads) >= 10, "prompts are computed beside the streams, in chunks of some size"
     assert all({PLAIN, *CONSTRAINED} <= set(keys) for keys in keys_of_steps[:200]), "nobody is left out of a step"
     assert serve(monkeypatch, 0.3) == (loads, keys_of_steps, tokens)
+
+
+def test_work_beside_the_steps_goes_on_and_neither_delays_tokens_nor_changes_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its time comes off the time of prompts, so that all together stays within a step's."""
+    _, _, alone = serve(monkeypatch, 0.0)
+    between_s: list[float] = []
+    loads, _, tokens = serve(monkeypatch, 0.0, between_s)
+    assert tokens == alone
+    assert max(loads) > 50, "prompts are computed beside it"
+    assert sorted(between_s)[int(0.99 * len(between_s))] <= 1.01 * MAX_STEP_MS / 1e3
 
 
 @pytest.mark.parametrize("async_scheduling", [False, True])
