@@ -297,7 +297,7 @@ class EngineLoop:
             if scheduler.has_work and not self._in_flight:
                 if offload is None or (until := offload.waits_until) is None:
                     raise RuntimeError("no sequence can run although some are unfinished")
-                if self._side_work.is_waiting:
+                if scheduler.cost_model.spent_ms > 0:  # there was side work, and there may be more
                     return None
                 self.step_started = None
                 self._wake.wait(max(until - time.perf_counter(), 0.0))
