@@ -112,8 +112,8 @@ def resolve_encoder(
         if any(folder.rglob("*.safetensors")):
             return folder
         if any(is_there(folder / name) for name in _OF_BGE_M3):
-            wanted = _NATIVE_ENCODER_WANTED + PYTORCH_FILES
-            return download(model, revision, download_dir, wanted, _NATIVE_ENCODER_UNWANTED)
+            files = [*_NATIVE_ENCODER_WANTED, *PYTORCH_FILES]
+            return download(model, revision, download_dir, files, _NATIVE_ENCODER_UNWANTED)
     return download(model, revision, download_dir, _ENCODER_WANTED, _ENCODER_UNWANTED)
 
 
