@@ -455,13 +455,8 @@ std::optional<OwnMatrix> own_matrix(const Executor& executor, const std::optiona
   return OwnMatrix{array.data(), type};
 }
 
-std::shared_ptr<const Adapter> pack_adapter(const Executor& executor, const std::string& dtype,
-                                            const std::vector<Update>& given, const std::optional<Table>& embed,
-                                            const std::optional<Table>& head, float rope_factor) {
+AdapterContent content_of(const std::vector<Update>& given) {
   AdapterContent content;
-  content.rope_factor = rope_factor;
-  content.embed = own_matrix(executor, embed);
-  content.head = own_matrix(executor, head);
   for (const auto& [name, first, a, b, bias, scale, shift] : given) {
     const int rank = static_cast<int>(a.shape(0)), outputs = static_cast<int>(b.shape(0));
     if (b.shape(1) != a.shape(0) || (bias && bias->size() != b.shape(0)) || (shift && shift->size() != b.shape(0))) {
@@ -475,6 +470,16 @@ std::shared_ptr<const Adapter> pack_adapter(const Executor& executor, const std:
       content.updates.push_back(update);
     }
   }
+  return content;
+}
+
+std::shared_ptr<const Adapter> pack_adapter(const Executor& executor, const std::string& dtype,
+                                            const std::vector<Update>& given, const std::optional<Table>& embed,
+                                            const std::optional<Table>& head, float rope_factor) {
+  AdapterContent content = content_of(given);
+  content.rope_factor = rope_factor;
+  content.embed = own_matrix(executor, embed);
+  content.head = own_matrix(executor, head);
   const DType type = parse_dtype(dtype);
   nb::gil_scoped_release release;
   return executor.pack_adapter(type, std::move(content));
@@ -483,35 +488,37 @@ std::shared_ptr<const Adapter> pack_adapter(const Executor& executor, const std:
 using RowsOut = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Positions = std::optional<nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>>;
 using Seen = std::optional<Array1<int32_t>>;
+using Adapters = std::optional<Array1<int32_t>>;
 
 TowerPiece piece_of(size_t num_rows, const Array1<int32_t>& query_start, const Array1<int32_t>& lengths, int first,
-                    const Positions& positions, const Seen& seen) {
+                    const Positions& positions, const Seen& seen, const Adapters& adapters) {
   TowerPiece piece{{query_start.data(), query_start.size()}, {lengths.data(), lengths.size()}, first, {}};
   if (seen) piece.seen = {seen->data(), seen->size()};
   if (positions) {
     if (positions->shape(1) != num_rows) throw std::invalid_argument("positions must have one entry for each row on each axis");
     piece.rope_positions = {positions->data(), positions->size()};
   }
+  if (adapters) piece.adapters = {adapters->data(), adapters->size()};
   return piece;
 }
 
 void run_layers(Tower& tower, int layer, int end, RowsOut rows, Array1<int32_t> query_start, Array1<int32_t> lengths,
-                Positions positions, Seen seen) {
-  const TowerPiece piece = piece_of(rows.shape(0), query_start, lengths, 0, positions, seen);
+                Positions positions, Seen seen, Adapters adapters) {
+  const TowerPiece piece = piece_of(rows.shape(0), query_start, lengths, 0, positions, seen, adapters);
   const nb::gil_scoped_release release;
   tower.run(layer, end, piece, {rows.data(), rows.size()});
 }
 
 void finish_layer(Tower& tower, int layer, RowsOut rows, Array1<int32_t> query_start, Array1<int32_t> lengths, int first,
-                  Positions positions, Seen seen) {
-  const TowerPiece piece = piece_of(rows.shape(0), query_start, lengths, first, positions, seen);
+                  Positions positions, Seen seen, Adapters adapters) {
+  const TowerPiece piece = piece_of(rows.shape(0), query_start, lengths, first, positions, seen, adapters);
   const nb::gil_scoped_release release;
   tower.finish(layer, piece, {rows.data(), rows.size()});
 }
 
 void remember_layer(Tower& tower, int layer, Matrix rows, Array1<int32_t> query_start, Array1<int32_t> lengths, int first,
-                    Positions positions, Seen seen) {
-  const TowerPiece piece = piece_of(rows.shape(0), query_start, lengths, first, positions, seen);
+                    Positions positions, Seen seen, Adapters adapters) {
+  const TowerPiece piece = piece_of(rows.shape(0), query_start, lengths, first, positions, seen, adapters);
   const nb::gil_scoped_release release;
   tower.remember(layer, piece, {rows.data(), rows.size()});
 }
@@ -629,11 +636,12 @@ NB_MODULE(_native, m) {
   bind_packed_weights(tower);
   tower
       .def("__init__", [](Tower* self, const TowerPlan& plan, const std::string& isa, const std::string& cache_dtype,
-                          int max_rows, int piece_rows, const Executor* beside, const std::vector<std::vector<int>>& groups) {
-        new (self) Tower(plan, choose_kernels(isa), parse_cache_type(cache_dtype), {max_rows, piece_rows},
+                          int max_rows, int piece_rows, const Executor* beside, const std::vector<std::vector<int>>& groups,
+                          int max_lora_rank) {
+        new (self) Tower(plan, choose_kernels(isa), parse_cache_type(cache_dtype), {max_rows, piece_rows, max_lora_rank},
                          beside ? beside->pool() : std::make_shared<ThreadPool>(groups));
       }, "plan"_a, "isa"_a, "cache_dtype"_a, "max_rows"_a, "piece_rows"_a, "beside"_a.none(),
-           "groups"_a = std::vector<std::vector<int>>())
+           "groups"_a = std::vector<std::vector<int>>(), "max_lora_rank"_a = 0)
       .def("set_weights", &set_weights<Tower>, "tensors"_a, "matrices"_a = std::vector<const BlockSource*>())
       .def("stop_loading", &Tower::stop_loading)
       .def("use_threads_of", [](Tower& self, const Executor& executor) { return self.use_threads_of(executor.pool()); }, "executor"_a)
@@ -643,11 +651,18 @@ NB_MODULE(_native, m) {
         self.project(name, {rows.data(), rows.size()}, {out.data(), out.size()});
       }, "name"_a, "rows"_a, "out"_a)
       .def("remember", &remember_layer, "layer"_a, "rows"_a, "query_start"_a, "lengths"_a, "first"_a, "positions"_a.none(),
-           "seen"_a.none() = nb::none())
+           "seen"_a.none() = nb::none(), "adapters"_a.none() = nb::none())
       .def("run", &run_layers, "layer"_a, "end"_a, "rows"_a, "query_start"_a, "lengths"_a, "positions"_a.none(),
-           "seen"_a.none() = nb::none())
+           "seen"_a.none() = nb::none(), "adapters"_a.none() = nb::none())
       .def("finish", &finish_layer, "layer"_a, "rows"_a, "query_start"_a, "lengths"_a, "first"_a, "positions"_a.none(),
-           "seen"_a.none() = nb::none())
+           "seen"_a.none() = nb::none(), "adapters"_a.none() = nb::none())
+      .def("pack_adapter", [](const Tower& self, const std::string& dtype, const std::vector<Update>& updates) {
+        const AdapterContent content = content_of(updates);
+        const DType type = parse_dtype(dtype);
+        const nb::gil_scoped_release release;
+        return self.pack_adapter(type, content);
+      }, "dtype"_a, "updates"_a)
+      .def("set_adapter", &Tower::set_adapter, "number"_a, "adapter"_a.none(), nb::call_guard<nb::gil_scoped_release>())
       .def("release_scratch", &Tower::release_scratch, nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("isa", [](const Tower& self) { return self.kernels().name; })
       .def_prop_ro("num_blocks", &Tower::num_blocks)

@@ -170,6 +170,7 @@ void each_plan(auto&& visit) {
   visit("RopePlan", RopePlan());
   visit("TemperaturePlan", TemperaturePlan());
   visit("KvScales", KvScales());
+  visit("DisentangledPlan", DisentangledPlan());
   visit("AttentionPlan", AttentionPlan());
   visit("LatentAttentionPlan", LatentAttentionPlan());
   visit("MlpPlan", MlpPlan());

@@ -95,6 +95,12 @@ class KvScales(_Plan):
     k: float
     v: float
 
+class DisentangledPlan(_Plan):
+    num_rows: int
+    rows: Sequence[int]
+    content_to_position: bool
+    position_to_content: bool
+
 class AttentionPlan(_Plan):
     num_heads: int
     num_kv_heads: int
@@ -120,6 +126,7 @@ class AttentionPlan(_Plan):
     kv_scales: KvScales
     two_way: bool
     clipped: bool
+    disentangled: DisentangledPlan | None
 
 class LatentAttentionPlan(_Plan):
     num_heads: int
@@ -204,6 +211,7 @@ class ExpertsPlan(_Plan):
     input_norm: NormPlan | None
     router_norm: NormPlan | None
     router_input_scale: float
+    sum_bias: bool
 
 class ParallelPlan(_Plan):
     residuals: Sequence[ResidualBlockPlan]
@@ -428,6 +436,7 @@ class Tower:
         piece_rows: int,
         beside: Executor | None,
         groups: Sequence[Sequence[int]] = (),
+        max_lora_rank: int = 0,
     ) -> None: ...
     def set_weights(
         self,
@@ -450,6 +459,7 @@ class Tower:
         first: int,
         positions: NDArray[np.int32] | None,
         seen: NDArray[np.int32] | None = None,
+        adapters: NDArray[np.int32] | None = None,
     ) -> None: ...
     def run(
         self,
@@ -460,6 +470,7 @@ class Tower:
         lengths: NDArray[np.int32],
         positions: NDArray[np.int32] | None,
         seen: NDArray[np.int32] | None = None,
+        adapters: NDArray[np.int32] | None = None,
     ) -> None: ...
     def finish(
         self,
@@ -470,7 +481,24 @@ class Tower:
         first: int,
         positions: NDArray[np.int32] | None,
         seen: NDArray[np.int32] | None = None,
+        adapters: NDArray[np.int32] | None = None,
     ) -> None: ...
+    def pack_adapter(
+        self,
+        dtype: str,
+        updates: Sequence[
+            tuple[
+                str,
+                int,
+                NDArray[np.float32],
+                NDArray[np.float32],
+                NDArray[np.float32] | None,
+                float,
+                NDArray[np.float32] | None,
+            ]
+        ],
+    ) -> Adapter: ...
+    def set_adapter(self, number: int, adapter: Adapter | None) -> None: ...
     def release_scratch(self) -> None: ...
 
 def sample(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ..models.spec import AttentionSpec, LayerSpec, TowerSpec, mixers
 from ..weights.dtypes import DType
+from ..weights.lora import LoraAdapter
 from ..weights.quantization import Quantization
 from .executor import Executor
 
@@ -23,7 +24,8 @@ class TowerOptions:
     Without one, matrices that are quantized keep their format, unless `keeps_quantized` is False.
 
     `max_rows` is the most that a segment of a layer may have. Without an executor beside it, a tower has `threads` of
-    its own; None: as many as an executor would have. Raises ValueError if either is 0.
+    its own; None: as many as an executor would have. Segments may have one of the `adapters` of its matrices. Raises
+    ValueError if rows or threads are 0.
     """
 
     dtype: DType
@@ -31,6 +33,7 @@ class TowerOptions:
     quantization: Quantization | None = None
     threads: int | None = 1
     keeps_quantized: bool = True
+    adapters: Sequence[LoraAdapter] = ()
 
     def __post_init__(self) -> None:
         if self.max_rows < 1:
@@ -66,13 +69,15 @@ class TowerExecutor(ABC):
         *,
         seen: NDArray[np.int32] | None = None,
         in_place: bool = False,
+        adapters: NDArray[np.int32] | None = None,
     ) -> Generator[None, None, Rows]:
         """Layer `index` of `rows [N, hidden]`: as many rows. With `in_place` they may lie where `rows` do.
 
         Segment s owns rows `[segments[s], segments[s + 1])` and sees nothing else: `segments [S + 1]` begins with 0
         and ends with N. `positions [A, N]` are those of each of rope's axes; without rope there are none. Of the rows
-        of segment s, only the first `seen[s]` are seen, by themselves and by those behind them; None: all. Raises
-        ValueError for arrays that do not fit, and for a segment of more than `max_rows`.
+        of segment s, only the first `seen[s]` are seen, by themselves and by those behind them; None: all.
+        `adapters [S]` are the numbers of the segments' adapters; -1, or no array: none. Raises ValueError for arrays
+        that do not fit, and for a segment of more than `max_rows`.
         """
 
     def layers(
@@ -82,10 +87,13 @@ class TowerExecutor(ABC):
         positions: NDArray[np.int32] | None = None,
         *,
         seen: NDArray[np.int32] | None = None,
+        adapters: NDArray[np.int32] | None = None,
     ) -> Generator[None, None, Rows]:
         """All layers, one after the other: see `layer`."""
         for index in range(len(self.spec.layers)):
-            rows = yield from self.layer(index, rows, segments, positions, seen=seen, in_place=index > 0)
+            rows = yield from self.layer(
+                index, rows, segments, positions, seen=seen, in_place=index > 0, adapters=adapters
+            )
         return rows
 
     @property

@@ -35,7 +35,7 @@ _CHANNEL_SCALE_BYTES = 4
 _FLOAT_SCALE_BYTES = 4
 _SMALL_FLOAT_BITS: dict[SmallFloat, int] = {"e4m3": 8, "nvfp4": 4, "table4": 4}
 _EMBEDDINGS = ("embed.weight", "embed.per_layer", "head.weight")
-_BETWEEN_LATENTS = (".latent_k_up.weight", ".latent_v_up.weight")
+_WITHIN_ATTENTION = (".latent_k_up.weight", ".latent_v_up.weight", ".pos_k.weight", ".pos_q.weight")
 _ROUTERS = (".router.weight", ".shared_gate.weight")
 
 
@@ -157,8 +157,9 @@ def is_router(name: str) -> bool:
 
 def stays_in_floats(name: str) -> bool:
     """Whether no quantization changes the matrix of that name."""
-    # A table that is only looked up; or, of attention to latents, small matrices between queries, scores and values.
-    return is_router(name) or name == "embed.positions" or name.endswith(_BETWEEN_LATENTS)
+    # A table that is only looked up; or, of attention to latents or with positions, small matrices between queries,
+    # scores and values.
+    return is_router(name) or name == "embed.positions" or name.endswith(_WITHIN_ATTENTION)
 
 
 def stored_as_blocks(kind: BlockType) -> TensorFormat:

@@ -7,6 +7,7 @@
 
 #include "kernels/attention_fold.h"
 #include "kernels/attention_parts.h"
+#include "kernels/attention_positions.h"
 #include "kernels/table.h"
 
 namespace tidewheel::TW_ISA {
@@ -24,7 +25,7 @@ class KvSplit {
  public:
   KvSplit(const AttentionArgs& args, Scratch& scratch)
       : args_(args), rows_(args), products_(args, rows_, scratch), scale_(args.scale * kLoadedUnit<T>),
-        adjusts_(P::kAdjusts || args.softcap != 0 || args.alibi_slopes || args.distance_bias) {}
+        adjusts_(P::kAdjusts || args.softcap != 0 || args.alibi_slopes || args.distance_bias || args.position_scores.rows) {}
 
   void run(int split, Partial result) {
     result_ = result;
@@ -97,6 +98,10 @@ class KvSplit {
       const int span = args_.bias_span, distance = tile * kAttentionTile + t - rows_.position(row);
       const float* const biases = args_.distance_bias + size_t(rows_.head(row)) * distance_biases(span);
       x = fma(load(biases + std::clamp(distance, -span - kBiasPadding, span) + span + kBiasPadding), set1(1.0f / scale_), x);
+    }
+    if (args_.position_scores.rows) {
+      const int key = tile * kAttentionTile + t, query = rows_.position(row) - args_.first_position;
+      x = fma(position_scores(args_.position_scores, query, key, key - rows_.position(row)), set1(args_.scale / scale_), x);
     }
     return x;
   }

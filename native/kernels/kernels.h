@@ -290,6 +290,16 @@ struct PrefixResult {
 constexpr int kBiasPadding = 16, kMaxBiasSpan = 1 << 16;
 constexpr int distance_biases(int span) { return 2 * (span + kBiasPadding) + 1; }
 
+// What positions add to the scores of one head by what tokens contain: for each query and each key the product with each
+// row of a table, of which `rows` [distance_biases(span)] says which one counts at a distance.
+struct PositionScores {
+  const int32_t* rows = nullptr;      // null: nothing is added
+  int span = 0;
+  const float* of_queries = nullptr;  // [num_tokens, stride], or null
+  const float* of_keys = nullptr;     // [positions, stride], or null
+  size_t stride = 0;
+};
+
 // All query heads of one KV head for a few consecutive tokens of one sequence.
 //
 // Or, for `attention_split`, for tokens of several sequences that have the same K and V up to `prefix_end`, where a
@@ -325,6 +335,7 @@ struct AttentionArgs {
   // [heads, distance_biases(bias_span)], or null: score += the one of key position - query position
   const float* distance_bias = nullptr;
   int bias_span = 0;
+  PositionScores position_scores = {};  // without `tokens`
 
   // The end of what the last token sees, and the splits that these tokens see.
   int end() const { return visible_until ? visible_until[num_tokens - 1] : first_position + num_tokens; }

@@ -30,6 +30,8 @@ struct AttentionState {
   const bool is_tower = false;
   size_t query_bytes = 0;  // of a row, in the layer with the most; for towers
   Arena queries = {};      // [rows, query_bytes], for towers
+  size_t position_floats = 0;  // of a row, in the layer with the most; for towers
+  Arena positions = {};        // [rows and a block, position_floats]: see Disentangled
 
   // The divisors for a layer's K and V with this type of cache. Throws std::invalid_argument.
   KvScales scales(const KvScales& wanted) const {

@@ -55,6 +55,18 @@ struct KvScales {
   void visit_fields(auto&& field) { field("k", k), field("v", v); }
 };
 
+// Tables that queries and keys are multiplied with, which have a row for each distance: see DisentangledSpec in
+// engine/models/spec/attention.py.
+struct DisentangledPlan {
+  int num_rows = 0;       // of each head's tables
+  std::vector<int> rows;  // the row for each distance from -span to span
+  bool content_to_position = false, position_to_content = false;
+  void visit_fields(auto&& field) {
+    field("num_rows", num_rows), field("rows", rows), field("content_to_position", content_to_position),
+    field("position_to_content", position_to_content);
+  }
+};
+
 // Every kind of mixer has a `kKind`. The names of the norms of its residual block begin with it.
 struct AttentionPlan {
   static constexpr const char* kKind = "attention";
@@ -79,6 +91,7 @@ struct AttentionPlan {
   KvScales kv_scales = {};          // those of the layer whose K and V it reads
   bool two_way = false;             // tokens see up to Step::visible_until
   bool clipped = false;             // see ClippedLinear; only in towers
+  std::optional<DisentangledPlan> disentangled;  // only in towers
   // Python does not set these two: Eagle3 does.
   int input_size = 0;               // size of its input rows; 0: the hidden size
   bool skips_first = false;         // hide a sequence's first token; only for steps with one token each
@@ -92,7 +105,7 @@ struct AttentionPlan {
     field("output_gate", output_gate),
     field("query_temperature", query_temperature), field("v_norm", v_norm), field("values_from_keys", values_from_keys),
     field("shared_layer", shared_layer), field("kv_scales", kv_scales),
-    field("two_way", two_way), field("clipped", clipped);
+    field("two_way", two_way), field("clipped", clipped), field("disentangled", disentangled);
   }
   Heads heads() const { return {num_heads, num_kv_heads, head_dim}; }
   int q_size() const { return num_heads * head_dim; }
@@ -202,13 +215,14 @@ struct ExpertsPlan {
   // Experts read input_norm(x), and the router router_input_scale * router_norm(x).
   std::optional<NormPlan> input_norm = {}, router_norm = {};
   float router_input_scale = 1;
+  bool sum_bias = false;      // a bias is added to the sum of the experts' results
   void visit_fields(auto&& field) {
     field("num_experts", num_experts), field("experts_per_token", experts_per_token),
     field("intermediate_size", intermediate_size), field("activation", activation), field("bias", bias),
     field("swiglu_limit", swiglu_limit), field("weighs_input", weighs_input), field("router", router),
     field("shared_size", shared_size), field("shared_activation", shared_activation), field("shared_gate", shared_gate),
     field("gated", gated), field("unpacked", unpacked), field("input_norm", input_norm),
-    field("router_norm", router_norm), field("router_input_scale", router_input_scale);
+    field("router_norm", router_norm), field("router_input_scale", router_input_scale), field("sum_bias", sum_bias);
   }
 };
 

@@ -28,10 +28,13 @@ Tower::Tower(TowerPlan plan, const Kernels& kernels, CacheType cache_type, Tower
   const Ownership& ownership = pool_->ownership();
   weights_.place(ownership);
   gemms_.allocate(weights_.matrices());
+  adapters_.allocate(weights_.matrices(), 0, shape.max_lora_rank, pool_->size());
   workspace_.allocate(ownership);
   attention_.ropes.allocate(shape.piece_rows);
   attention_.caches.emplace_back(attention_.heads[0], cache_type, num_blocks_, ownership);
-  attention_.queries = Arena(size_t(std::max(shape.max_rows, shape.piece_rows)) * attention_.query_bytes);
+  const size_t most_rows = std::max(shape.max_rows, shape.piece_rows);
+  attention_.queries = Arena(most_rows * attention_.query_bytes);
+  attention_.positions = Arena((most_rows + kBlockTokens) * attention_.position_floats * sizeof(float));
   attention_.tasks = AttentionTasks(attention_.divided, attention_.windows, shape.piece_rows, shape.piece_rows, ownership);
 }
 
@@ -72,10 +75,10 @@ void Tower::add_part(const ResidualBlockPlan& residual, bool is_first) {
     require(attention->cache_group == 0 && attention->sliding_window >= 0 && attention->shared_layer < 0 && !attention->output_gate,
             "attention in a tower has neither another layer's K and V nor an output gate");
     reaches_.back() = attention->two_way ? attention->sliding_window : 1;
-  } else {
-    const MlpPlan* mlp = std::get_if<MlpPlan>(&residual.mixer);
-    require(mlp != nullptr, "a tower's layers have only attention and MLPs");
+  } else if (const MlpPlan* mlp = std::get_if<MlpPlan>(&residual.mixer)) {
     require(!mlp->clipped || residual.post_norm, kNoPostNorm);
+  } else {
+    require(std::holds_alternative<ExpertsPlan>(residual.mixer), "a tower's layers have only attention, MLPs and experts");
   }
 }
 
@@ -86,6 +89,7 @@ void Tower::project(const std::string& name, std::span<const float> rows, std::s
   const size_t inputs = projection.plan.inputs, outputs = projection.plan.outputs, count = rows.size() / inputs;
   require(count > 0 && count <= size_t(shape_.piece_rows) && rows.size() == count * inputs && out.size() == count * outputs,
           "a projection takes rows of its inputs, at most a piece of them, and gives as many rows of its outputs");
+  adapters_.begin({}, {}, {}, 1);
   float* const input = workspace_.rows(projection.input);
   float* const output = workspace_.rows(projection.output);
   const auto copy = [&](Worker& worker, const float* from, size_t from_stride, float* to, size_t to_stride, size_t size) {
@@ -123,6 +127,7 @@ size_t Tower::check(int layer, const TowerPiece& piece, size_t num_floats, bool 
     for (const int reach : reaches_) require(reach == 0 || unseen < reach, "each row must see another in its window");
   }
   require(blocks <= num_blocks_, "the segments take more blocks than there are");
+  require(piece.adapters.empty() || piece.adapters.size() == segments, "every segment needs the number of an adapter, or -1");
   const size_t positions = piece.rope_positions.size(), axes = attention_.ropes.axes();
   require(positions % rows == 0 && (positions == 0 || positions / rows >= axes), "rope needs positions on each of its axes, one for each row");
   return rows;
@@ -131,6 +136,7 @@ size_t Tower::check(int layer, const TowerPiece& piece, size_t num_floats, bool 
 Step Tower::step_of(const TowerPiece& piece, size_t num_rows, int reach) {
   const size_t segments = piece.lengths.size();
   const int stride = blocks_of(*std::max_element(piece.lengths.begin(), piece.lengths.end()));
+  adapters_.begin(piece.adapters, piece.query_start, {}, 1);
   token_ids_.assign(num_rows, 0);
   positions_.resize(num_rows), visible_until_.resize(num_rows);
   block_tables_.assign(segments * stride, 0);
@@ -202,11 +208,13 @@ void Tower::release_scratch() {
   workspace_.forget();
   gemms_.forget();
   attention_.queries.forget();
+  attention_.positions.forget();
   attention_.caches[0].forget();
 }
 
 size_t Tower::scratch_bytes() const {
-  return workspace_.bytes() + gemms_.bytes() + attention_.queries.bytes() + attention_.caches[0].bytes();
+  return workspace_.bytes() + gemms_.bytes() + attention_.queries.bytes() + attention_.positions.bytes() +
+         attention_.caches[0].bytes();
 }
 
 }  // namespace tidewheel

@@ -20,6 +20,7 @@ namespace tidewheel {
 struct TowerShape {
   int max_rows = 0;    // of a segment
   int piece_rows = 0;  // of a call
+  int max_lora_rank = 0;  // of adapters; 0: there are none
 };
 
 // Rows of a layer that are computed together. A segment's rows see nothing but rows of their segment that are seen.
@@ -30,6 +31,7 @@ struct TowerPiece {
   int first = 0;
   std::span<const int32_t> rope_positions;  // [axes, rows]; empty without rope
   std::span<const int32_t> seen = {};       // [S]: how many rows of each segment are seen, from its first on; empty: all
+  std::span<const int32_t> adapters = {};   // [S]: the numbers of the segments' adapters, -1: none; empty: none has one
 };
 
 class Tower {
@@ -53,6 +55,12 @@ class Tower {
   // where their group reads them.
   bool use_threads_of(std::shared_ptr<ThreadPool> pool);
   const Weights& weights() const { return weights_; }
+
+  // See Executor.
+  std::shared_ptr<const Adapter> pack_adapter(DType type, const AdapterContent& content) const {
+    return std::make_shared<const Adapter>(weights_, type, content, adapters_.values_limit());
+  }
+  void set_adapter(int number, std::shared_ptr<const Adapter> adapter) { adapters_.set(number, std::move(adapter)); }
 
   // All of these throw std::invalid_argument for arrays that do not fit, before anything is changed.
   //
@@ -101,7 +109,7 @@ class Tower {
   Weights weights_;
   std::atomic<bool> loading_stopped_ = false;
   Workspace workspace_;
-  StepAdapters adapters_;  // there are none
+  StepAdapters adapters_;
   InputCapture capture_;
   Gemms gemms_;
   AttentionState attention_;

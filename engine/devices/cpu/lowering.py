@@ -261,6 +261,14 @@ def _attention(attention: AttentionSpec, context: _LayerContext) -> _native.Atte
         kv_scales=_native.KvScales(k=scales.k, v=scales.v),
         two_way=attention.two_way,
         clipped=attention.clipped,
+        disentangled=None
+        if (positions := attention.disentangled) is None
+        else _native.DisentangledPlan(
+            num_rows=positions.num_rows,
+            rows=positions.rows,
+            content_to_position=positions.content_to_position,
+            position_to_content=positions.position_to_content,
+        ),
     )
 
 
@@ -386,6 +394,7 @@ def _experts(experts: ExpertsSpec, unpacked: bool) -> _native.ExpertsPlan:
         input_norm=_norm(experts.input_norm),
         router_norm=_norm(router.norm),
         router_input_scale=router.input_scale,
+        sum_bias=experts.sum_bias,
     )
 
 

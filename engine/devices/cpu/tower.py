@@ -53,7 +53,7 @@ class CpuTower(TowerExecutor):
         self._is_between_turns = False
         if alone:
             self.piece_s = _SECONDS_ALONE
-        most = _piece_rows(max_rows, alone=alone)
+        most = _piece_rows(spec, max_rows, alone=alone)
         self._projections = {
             name: (projection, Pace(most, 2 * projection.inputs * projection.outputs, threads))
             for name, projection in spec.projections
@@ -96,6 +96,7 @@ class CpuTower(TowerExecutor):
         *,
         seen: NDArray[np.int32] | None = None,
         in_place: bool = False,
+        adapters: NDArray[np.int32] | None = None,
     ) -> Generator[None, None, Rows]:
         """See TowerExecutor. Segments are computed together as long as they fit a piece."""
         native = self.native
@@ -112,9 +113,10 @@ class CpuTower(TowerExecutor):
         while first + 1 < len(starts):
             last = self._last_of_piece(starts, first, native.num_blocks)
             begin, end = int(starts[first]), int(starts[last])
+            own = _entries(adapters, first, last)
             if end - begin > self._run.rows(self.piece_s):
                 yield from self._in_turns(
-                    index, out[begin:end], _columns(positions, begin, end), _entries(seen, first, last)
+                    index, out[begin:end], _columns(positions, begin, end), _entries(seen, first, last), own
                 )
             else:
                 with self._run.piece(end - begin):
@@ -126,6 +128,7 @@ class CpuTower(TowerExecutor):
                         np.diff(starts[first : last + 1]),
                         _columns(positions, begin, end),
                         _entries(seen, first, last),
+                        own,
                     )
                 yield
             first = last
@@ -138,11 +141,12 @@ class CpuTower(TowerExecutor):
         positions: NDArray[np.int32] | None = None,
         *,
         seen: NDArray[np.int32] | None = None,
+        adapters: NDArray[np.int32] | None = None,
     ) -> Generator[None, None, Rows]:
         """See TowerExecutor. A few rows go through all layers in one piece."""
         native, count, starts = self.native, len(self.spec.layers), np.asarray(segments, np.int32)
         if not count or not 0 < len(rows) <= self._all.rows(self.piece_s) or _num_blocks(starts) > native.num_blocks:
-            return (yield from super().layers(rows, segments, positions, seen=seen))
+            return (yield from super().layers(rows, segments, positions, seen=seen, adapters=adapters))
         if self._is_between_turns:
             raise RuntimeError("another layer is under way")
         out = checked_rows(rows, self.spec.hidden_size).copy()
@@ -150,7 +154,7 @@ class CpuTower(TowerExecutor):
         check_seen(self.spec, starts, seen)
         positions = checked_positions(self.spec, None, positions, len(out))
         with self._all.piece(len(out)):
-            native.run(0, count, out, starts, np.diff(starts), positions, _entries(seen, 0, len(starts) - 1))
+            native.run(0, count, out, starts, np.diff(starts), positions, _entries(seen, 0, len(starts) - 1), adapters)
         yield
         return out
 
@@ -198,7 +202,12 @@ class CpuTower(TowerExecutor):
         return last
 
     def _in_turns(
-        self, index: int, rows: Rows, positions: NDArray[np.int32] | None, seen: NDArray[np.int32] | None
+        self,
+        index: int,
+        rows: Rows,
+        positions: NDArray[np.int32] | None,
+        seen: NDArray[np.int32] | None,
+        adapters: NDArray[np.int32] | None,
     ) -> Generator[None, None, None]:
         """A segment that is longer than a piece, in place: first the queries, K and V of all rows, then the rest."""
         native, lengths = self.native, np.array([len(rows)], np.int32)
@@ -211,7 +220,7 @@ class CpuTower(TowerExecutor):
                     here, columns = np.array([0, end - begin], np.int32), _columns(positions, begin, end)
                     with pace.piece(end - begin):
                         compute = native.finish if remembered else native.remember
-                        compute(index, rows[begin:end], here, lengths, begin, columns, seen)
+                        compute(index, rows[begin:end], here, lengths, begin, columns, seen, adapters)
                     yield
                     begin = end
         finally:
@@ -237,14 +246,18 @@ def load_tower(
     rows, alone = options.max_rows, isinstance(on, tuple)
     isa, beside, groups = (on[0], None, on[1]) if isinstance(on, tuple) else (on.isa, on, [])
     threads = sum(map(len, groups)) if beside is None else beside.num_threads
-    piece = _piece_rows(rows, alone=alone)
-    native = _native.Tower(lower_tower(spec, formats), isa, options.dtype, rows, piece, beside, groups)
+    piece = _piece_rows(spec, rows, alone=alone)
+    rank = max((update.rank for adapter in options.adapters for update in adapter.updates), default=0)
+    native = _native.Tower(lower_tower(spec, formats), isa, options.dtype, rows, piece, beside, groups, rank)
     tables = dict(spec.tables)
     with cancellation.calling(native.stop_loading):
         cached = cache is not None and cache.read(native)
         if not cached:
             set_weights(native, weights, formats, threads, cancellation, without=tables)
     native.check_complete()
+    for number, adapter in enumerate(options.adapters):
+        updates = [(f"{u.name}.weight", u.first_output, u.a, u.b, u.bias, u.scale, u.shift) for u in adapter.updates]
+        native.set_adapter(number, native.pack_adapter(options.dtype, updates))
     read = {}
     for name in tables:
         tensor = weights[name]
@@ -256,7 +269,7 @@ def load_tower(
 
 def tower_bytes(spec: TowerSpec, formats: Formats, options: TowerOptions) -> int:
     """About how many bytes a tower takes with a segment of `max_rows`, which its caller has twice in float32."""
-    kept = 0  # queries, K and V
+    kept = 0  # queries, K and V, and what positions add to their scores
     for layer in spec.layers:
         for mixer in mixers(layer):
             if isinstance(mixer, AttentionSpec):
@@ -264,17 +277,30 @@ def tower_bytes(spec: TowerSpec, formats: Formats, options: TowerOptions) -> int
                     mixer.num_kv_heads, mixer.head_dim, mixer.head_dim, False, options.dtype
                 )
                 a_row = block // BLOCK_TOKENS
-                kept = max(kept, a_row + a_row * mixer.num_heads // (2 * mixer.num_kv_heads))
+                queries = a_row * mixer.num_heads // (2 * mixer.num_kv_heads)
+                kept = max(kept, a_row + queries + _position_bytes(mixer))
     widths = [2 * (projection.inputs + projection.outputs) for _, projection in spec.projections]
     widths += [residual.mixer.activations + spec.hidden_size for layer in spec.layers for residual in layer]
-    piece = _piece_rows(options.max_rows) * max(widths, default=0) * _FLOAT_BYTES
+    piece = _piece_rows(spec, options.max_rows) * max(widths, default=0) * _FLOAT_BYTES
     image = options.max_rows * 2 * spec.hidden_size * _FLOAT_BYTES
     return weight_bytes(tower_shapes(spec), formats) + options.max_rows * kept + piece + image
 
 
-def _piece_rows(max_rows: int, *, alone: bool = False) -> int:
+def _piece_rows(spec: TowerSpec, max_rows: int, *, alone: bool = False) -> int:
     """At most a segment; alone, where many segments come at once, always as many."""
-    return _MOST_ROWS if alone else min(_MOST_ROWS, -(-max_rows // BLOCK_TOKENS) * BLOCK_TOKENS)
+    attentions = [residual.mixer for layer in spec.layers for residual in layer]
+    # With positions in its scores a row takes many times the memory.
+    wide = any(isinstance(mixer, AttentionSpec) and _position_bytes(mixer) for mixer in attentions)
+    most = _MOST_ROWS // 2 if wide else _MOST_ROWS
+    return most if alone else min(most, -(-max_rows // BLOCK_TOKENS) * BLOCK_TOKENS)
+
+
+def _position_bytes(attention: AttentionSpec) -> int:
+    """Of a row's products with the tables of disentangled attention."""
+    positions = attention.disentangled
+    if positions is None:
+        return 0
+    return attention.num_heads * positions.num_rows * len(positions.tables) * _FLOAT_BYTES
 
 
 def _num_blocks(starts: NDArray[np.int32]) -> int:
@@ -289,5 +315,5 @@ def _columns(positions: NDArray[np.int32] | None, begin: int, end: int) -> NDArr
     return None if positions is None else np.ascontiguousarray(positions[:, begin:end])
 
 
-def _entries(seen: NDArray[np.int32] | None, first: int, last: int) -> NDArray[np.int32] | None:
-    return None if seen is None else np.ascontiguousarray(seen[first:last], np.int32)
+def _entries(of_segments: NDArray[np.int32] | None, first: int, last: int) -> NDArray[np.int32] | None:
+    return None if of_segments is None else np.ascontiguousarray(of_segments[first:last], np.int32)

@@ -13,12 +13,13 @@ from torch import Tensor
 
 from ...cancellation import Cancellation
 from ...errors import DeviceError
-from ...models.spec import AttentionSpec, MlpSpec, ParallelSpec, TowerSpec
+from ...models.spec import AttentionSpec, DisentangledSpec, ExpertsSpec, MlpSpec, ParallelSpec, TowerSpec
 from ...weights.finite import read_finite
 from ...weights.tensor import WeightSource, to_float32
 from ..tower import Rows, TowerExecutor, TowerOptions, check_seen, check_segments, checked_positions, checked_rows
 from .mixers import Parts, ResidualBlock, Tokens
 from .mixers.attention import rotate, temperature_at
+from .mixers.experts import Experts
 from .mixers.mlp import Mlp, activate
 from .mixers.parallel import Parallel
 from .weights import DTYPES, Weights
@@ -43,7 +44,10 @@ class _Attention:
         q, k, v = (heads.to(self._dtype).float() for heads in (q, k, values))
         group = spec.num_heads // spec.num_kv_heads
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-        scores = torch.einsum("nhd,mhd->hnm", q, k) * spec.scale
+        scores = torch.einsum("nhd,mhd->hnm", q, k)
+        if spec.disentangled is not None:
+            scores = self._with_positions(spec.disentangled, scores, q, k)
+        scores = scores * spec.scale
         if spec.softcap is not None:
             scores = spec.softcap * torch.tanh(scores / spec.softcap)
         scores = self._by_distance(scores)
@@ -52,6 +56,17 @@ class _Attention:
             scores = scores.masked_fill(unseen, -torch.inf)
         result = torch.einsum("hnm,mhd->nhd", scores.softmax(-1), v)
         return weights.linear(f"{self._layer}.o", result.reshape(len(x), -1))
+
+    def _with_positions(self, spec: DisentangledSpec, scores: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        """The scores `[heads, n, n]`, with those of content and positions. `q` and `k [n, heads, D]`."""
+        places, span = torch.arange(len(q)), len(spec.rows) // 2
+        rows = torch.tensor(spec.rows)[(places - places[:, None]).clamp(-span, span) + span].expand(scores.shape)
+        for name, x, there in (("pos_k", q, rows), ("pos_q", k, rows.mT)):
+            if name in spec.tables:
+                table = self._weights[f"{self._layer}.{name}.weight"].view(scores.shape[0], spec.num_rows, -1)
+                products = torch.einsum("nhd,hrd->hnr", x, table).gather(2, there)
+                scores = scores + (products if name == "pos_k" else products.mT)
+        return scores
 
     def _by_distance(self, scores: Tensor) -> Tensor:
         """The scores `[heads, n, n]`, with what depends on how far a key is from its query."""
@@ -91,7 +106,12 @@ class _Attention:
         return self._weights.norm(name, self._spec.qk_norm, x.view(shape), each).view(x.shape)
 
 
-_KINDS: dict[str, Any] = {AttentionSpec.kind: _Attention, MlpSpec.kind: Mlp, ParallelSpec.kind: Parallel}
+_KINDS: dict[str, Any] = {
+    AttentionSpec.kind: _Attention,
+    ExpertsSpec.kind: Experts,
+    MlpSpec.kind: Mlp,
+    ParallelSpec.kind: Parallel,
+}
 
 
 class TorchTower(TowerExecutor):
@@ -100,6 +120,8 @@ class TorchTower(TowerExecutor):
     def __init__(
         self, spec: TowerSpec, weights: WeightSource, options: TowerOptions, cancellation: Cancellation
     ) -> None:
+        if options.adapters:
+            raise DeviceError("the torch device has no adapters of towers")
         self.spec, self._max_rows = spec, options.max_rows
         dtype = DTYPES[options.dtype]
         tables = dict(spec.tables)
@@ -136,6 +158,7 @@ class TorchTower(TowerExecutor):
         *,
         seen: NDArray[np.int32] | None = None,
         in_place: bool = False,
+        adapters: NDArray[np.int32] | None = None,
     ) -> Generator[None, None, Rows]:
         """See TowerExecutor."""
         self._loaded()

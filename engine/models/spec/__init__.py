@@ -6,7 +6,7 @@ tensors here. A layer is a tuple of residual blocks, each around a mixer; a kind
 """
 
 from .alt_up import AltUpSpec, StreamsSpec
-from .attention import AttentionSpec, KvShape, RopeSpec, TemperatureSpec
+from .attention import AttentionSpec, DisentangledSpec, KvShape, RopeSpec, TemperatureSpec
 from .decoder import DecoderSpec, EmbeddingSpec, HeadSpec, tensor_shapes
 from .delta_net import DeltaNetSpec
 from .eagle3 import Eagle3Spec
@@ -38,6 +38,7 @@ __all__ = [
     "AttentionSpec",
     "DecoderSpec",
     "DeltaNetSpec",
+    "DisentangledSpec",
     "Eagle3Spec",
     "EmbeddingSpec",
     "ExpertsSpec",

@@ -67,6 +67,34 @@ class KvShape:
         return self.num_heads * (self.key_dim + (0 if self.values_in_keys else self.value_dim))
 
 
+@dataclass(frozen=True, slots=True)
+class DisentangledSpec:
+    """Scores of what tokens contain with where others are (DeBERTa, https://arxiv.org/abs/2006.03654).
+
+    A head has two tables of `num_rows` rows, as wide as its queries and keys. The row r for a pair of tokens depends on
+    the key's position minus the query's: `rows` has it for each difference from -span to span, and beyond them the last
+    one counts. With `content_to_position`, `q . pos_k[r]` is added to `q . k`, and with `position_to_content`,
+    `k . pos_q[r]`. Raises ValueError for numbers that do not fit together.
+    """
+
+    num_rows: int
+    rows: tuple[int, ...]
+    content_to_position: bool = True
+    position_to_content: bool = True
+
+    def __post_init__(self) -> None:
+        if len(self.rows) % 2 == 0 or not 0 <= min(self.rows) <= max(self.rows) < self.num_rows:
+            raise ValueError("positions need one of the rows for each difference of a span")
+        if not self.tables:
+            raise ValueError("positions are met by queries, by keys or by both")
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The names of the tables of all heads."""
+        named = {"pos_k": self.content_to_position, "pos_q": self.position_to_content}
+        return tuple(name for name, is_there in named.items() if is_there)
+
+
 def bias_distances(span: int) -> list[int]:
     """The distances of a head's biases as devices have them: from -span to span, the first and last 16 times more."""
     return [min(max(distance, -span), span) for distance in range(-span - _PADDING, span + _PADDING + 1)]
@@ -83,7 +111,8 @@ class AttentionSpec:
     there is a cap (https://arxiv.org/abs/2408.00118), then `score - alibi_slopes[head] * abs(key position - query
     position)` if there are slopes, one a query head (https://arxiv.org/abs/2108.12409). With a `bias_span`, which only
     towers may have, a head has a learned bias for each difference of these positions from `-bias_span` to `bias_span`.
-    It is added to the score; beyond them the last one counts. With none of these a layer knows no positions (NoPE).
+    It is added to the score; beyond them the last one counts. `disentangled`, which only towers may have, adds to
+    `q.k`. With none of these a layer knows no positions (NoPE).
     `sinks`: each query head has a learned score that belongs to no token. It is a part of the softmax and has no value
     (https://arxiv.org/abs/2508.10925). With an `output_gate`, a head's result is multiplied by `sigmoid(q_gate x)`.
 
@@ -120,6 +149,7 @@ class AttentionSpec:
     two_way: bool = False
     clipped: bool = False
     bias_span: int | None = None
+    disentangled: DisentangledSpec | None = None
 
     def __post_init__(self) -> None:
         if self.kv_layer is not None and (self.v_norm is not None or self.values_from_keys):
@@ -136,6 +166,12 @@ class AttentionSpec:
             raise ValueError(f"{self.num_heads} query heads need as many ALiBi slopes, not {len(self.alibi_slopes)}")
         if self.bias_span is not None and self.bias_span < 1:
             raise ValueError("biases by distance need a span")
+        if self.disentangled and (
+            self.num_kv_heads != self.num_heads or self.rope or self.qk_norm or self.clipped or self.values_from_keys
+        ):
+            raise ValueError(
+                "disentangled attention has as many KV heads, and neither rope, norms of q and k nor bounds"
+            )
         if self.alibi_slopes is not None and self.rope is not None:
             raise ValueError("positions are given by rope or by ALiBi, not by both")
         if self.qk_norm_after_rope and (self.rope is None or self.qk_norm is None or self.qk_norm_over == "whole"):
@@ -174,8 +210,8 @@ class AttentionSpec:
         return sizes
 
     def shapes(self, hidden_size: int) -> Shapes:
-        """The weights: q, k, v, o and a gate, the norms of queries, keys and values, the sinks `[num_heads]`, and the
-        biases by distance, head by head, in one row.
+        """The weights: q, k, v, o and a gate, the norms of queries, keys and values, the sinks `[num_heads]`, the
+        biases by distance, head by head, in one row, and disentangled attention's tables, head by head.
         """
         shapes: Shapes = {}
         for name, size in self.projections.items():
@@ -192,6 +228,9 @@ class AttentionSpec:
             shapes["sinks"] = (self.num_heads,)
         if self.bias_span is not None:
             shapes["distance_bias"] = (self.num_heads * len(bias_distances(self.bias_span)),)
+        if self.disentangled is not None:
+            for name in self.disentangled.tables:
+                shapes |= under(name, linear(self.num_heads * self.disentangled.num_rows, self.head_dim, bias=False))
         if self.output_gate:
             shapes |= under("q_gate", linear(self.q_size, hidden_size, self.qkv_bias))
         return shapes

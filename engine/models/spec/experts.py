@@ -64,6 +64,8 @@ class RouterSpec:
 class ExpertsSpec:
     """The sum of `weight * expert(x)` over the chosen experts in ascending order, then of the `shared` expert's result.
 
+    With a `sum_bias`, which only towers may have, a bias is a part of the sum, whatever experts weigh.
+
     An expert is an MLP, `gated` or plain: `down(act(gate(x)) * up(x))` or `down(act(up(x)))`. With a `swiglu_limit` it
     is gpt-oss's: `down((clip(up(x)) + 1) * g * sigmoid(1.702 g))`, where g is `min(gate(x), limit)` and up is clipped
     to `[-limit, limit]` (https://arxiv.org/abs/2508.10925).
@@ -92,6 +94,7 @@ class ExpertsSpec:
     shared_gate: bool = False
     gated: bool = True
     input_norm: NormSpec | None = None
+    sum_bias: bool = False
 
     def __post_init__(self) -> None:
         router = self.router
@@ -133,6 +136,8 @@ class ExpertsSpec:
             shapes["router.expert_scales"] = (self.num_experts,)
         if self.input_norm:
             shapes |= under("experts_input_norm", self.input_norm.shapes(hidden_size))
+        if self.sum_bias:
+            shapes["experts.bias"] = (hidden_size,)
         if self.router.correction_bias:
             shapes["router.correction_bias"] = (self.num_experts,)
         expert = MlpSpec(self.intermediate_size, self.activation, self.gated, self.bias).shapes(hidden_size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .attention import AttentionSpec
+from .experts import ExpertsSpec
 from .mlp import Activation, MlpSpec
 from .norm import NormSpec
 from .residual_block import LayerSpec, ParallelSpec, ResidualBlockSpec
@@ -36,8 +37,8 @@ class TowerSpec:
     outside of them, by name, and `tables` small arrays that are added, joined or normalized with, by name and shape:
     position embeddings, class embeddings, weights of norms between layers.
 
-    A layer has at most one attention, as its first residual block or the first of several side by side, and MLPs.
-    Raises ValueError for any other, and for attention that has what only decoders have.
+    A layer has at most one attention, as its first residual block or the first of several side by side, and MLPs or
+    experts. Raises ValueError for any other, and for attention that has what only decoders have.
     """
 
     hidden_size: int
@@ -63,8 +64,10 @@ class TowerSpec:
 
 def _check(residual: ResidualBlockSpec, *, is_first: bool) -> None:
     mixer = residual.mixer
+    if isinstance(mixer, ExpertsSpec):
+        return
     if not isinstance(mixer, AttentionSpec | MlpSpec):
-        raise ValueError(f"a tower's layers have attention and MLPs, not {mixer.kind}")
+        raise ValueError(f"a tower's layers have attention, MLPs and experts, not {mixer.kind}")
     if mixer.clipped and residual.post_norm is None:
         raise ValueError("behind clipped matrices there must be a norm")
     if not isinstance(mixer, AttentionSpec):

@@ -62,6 +62,8 @@ Attention::Attention(const AttentionPlan& plan, const std::string& prefix, Conte
   if (plan.sinks) weights.add_vector(prefix + "sinks", sinks_, plan.num_heads);
   if (plan.bias_span) weights.add_vector(prefix + "distance_bias", distance_bias_, plan.num_heads * distance_biases(plan.bias_span));
 
+  if (plan.disentangled) disentangled_.emplace(plan, prefix, context);
+
   const size_t query_bytes = context.kernels.query_bytes[static_cast<int>(state.cache_type)];
   qkv_rows_ = context.workspace.add<float>(round_up(shares() ? q : std::max(all, q + 2 * kv), 16));
   query_rows_.stride = plan.num_heads * heads_.padded_dim() * query_bytes;
@@ -83,7 +85,7 @@ void Attention::add_clipped(const std::string& prefix, Context& context) {
 
 void Attention::run(Worker& worker, const Step& step, const Rows& input, const Output& output) const {
   const AttentionState& state = context_.attention;
-  if (!step.remembered) project(worker, input);
+  if (!step.remembered) project(worker, step, input);
   const auto shared = state.tasks.shared_tasks();
   if (!shared.empty() && !step.remembered) {
     const Range own = cache().heads(worker.group(), layer_);
@@ -105,7 +107,7 @@ void Attention::run(Worker& worker, const Step& step, const Rows& input, const O
   context_.profile.end(worker, Phase::kOut);
 }
 
-void Attention::project(Worker& worker, const Rows& input) const {
+void Attention::project(Worker& worker, const Step& step, const Rows& input) const {
   if (plan_.clipped) {
     const int q = plan_.q_size(), kv = plan_.kv_size();
     clipped_q_.run(worker, input, clipped_, {Epilogue::kStore, qkv(0), qkv_rows_.stride});
@@ -116,11 +118,12 @@ void Attention::project(Worker& worker, const Rows& input) const {
   }
   context_.profile.end(worker, Phase::kQkv);
   if (plan_.qk_norm && plan_.qk_norm_over == QkNormOver::kWhole) normalize_whole(worker, input.count);
+  if (disentangled_) disentangled_->compute(worker, step, {qkv(0), qkv_rows_.stride, input.count});
 }
 
 void Attention::remember(Worker& worker, const Step& step, const Rows& input) const {
   const AttentionState& state = context_.attention;
-  project(worker, input);
+  project(worker, step, input);
   const Range own = cache().heads(worker.group(), layer_);
   worker.share_in_group(own.size() && !shares() ? state.tasks.count() : 0, 1, [&](int64_t i, int64_t) {
     const AttentionTask& task = state.tasks.task(static_cast<int>(i));
@@ -187,7 +190,8 @@ AttentionArgs Attention::arguments(const Worker& worker, const Step& step, const
           block_table(step, task.sequence), context_.workspace.scratch(worker),
           qkv(task.token_begin), qkv_rows_.stride,  // its q, k and v are already stored
           {}, state.tasks.prefix_result(task, plan_.cache_group, plan_.sliding_window, heads_, kv_head),
-          nullptr, nullptr, 0, scales_.v, brings_line_pairs(), visible_until(step, task), distance_bias_, plan_.bias_span};
+          nullptr, nullptr, 0, scales_.v, brings_line_pairs(), visible_until(step, task), distance_bias_, plan_.bias_span,
+          disentangled_ ? disentangled_->scores(step, task, kv_head) : PositionScores{}};
 }
 
 void Attention::attend_to_prefixes(Worker& worker, const Step& step) const {

@@ -1,7 +1,10 @@
 // Attention over the paged KV cache.
 #pragma once
 
+#include <optional>
+
 #include "model/clipped_linear.h"
+#include "model/mixers/disentangled.h"
 #include "model/mixers/mixer.h"
 
 namespace tidewheel {
@@ -32,8 +35,8 @@ class Attention final : public Mixer {
     return plan_.two_way && !step.visible_until.empty() ? step.visible_until.data() + task.token_begin : nullptr;
   }
   void add_clipped(const std::string& prefix, Context& context);
-  // Computes q, k and v.
-  void project(Worker& worker, const Rows& input) const;
+  // Computes q, k and v, and what positions add to their scores.
+  void project(Worker& worker, const Step& step, const Rows& input) const;
   void normalize_whole(Worker& worker, int tokens) const;
   void gate(Worker& worker, int tokens) const;
   // Normalizes and rotates a token's q, k and v. Stores q as a query, and k and v in the cache.
@@ -54,6 +57,7 @@ class Attention final : public Mixer {
   Norm q_norm_, k_norm_, v_norm_;
   float* sinks_ = nullptr;
   float* distance_bias_ = nullptr;
+  std::optional<Disentangled> disentangled_;
   Buffer<float> qkv_rows_;   // [T, q k v gate]; later attention's result replaces q
   Buffer<char> query_rows_;  // [T, heads, padded_dim] queries; in a tower they lie elsewhere
 };

@@ -48,6 +48,7 @@ Experts::Experts(const ExpertsPlan& plan, const std::string& prefix, Context& co
   if (gated) weights.add_linear(prefix + "shared_gate", router_, 1, hidden, false, {experts + 1, 1, 0, experts});
   if (router.correction_bias) weights.add_vector(prefix + "router.correction_bias", correction_, experts);
   if (router.expert_scales) weights.add_vector(prefix + "router.expert_scales", scales_, experts);
+  if (plan.sum_bias) weights.add_vector(prefix + "experts.bias", sum_bias_, hidden);
   weights.add_norm(prefix + "router_norm", router_norm_, plan.router_norm, hidden);
   weights.add_norm(prefix + "experts_input_norm", input_norm_, plan.input_norm, hidden);
   require(!plan.input_norm || plan.router_norm, "experts with a norm of their own have a router with one");
@@ -151,7 +152,9 @@ void Experts::copy_inputs(Worker& worker, const Rows& input, const Output& outpu
       std::copy_n(input.x + row * input.stride, size, x);
       if (input.norm.kind != NormKind::kNone) context_.kernels.normalize(input.norm, x, size);
       if (input_norm_.kind != NormKind::kNone) context_.kernels.normalize(input_norm_, x, size);
-      if (output.epilogue == Epilogue::kStore) std::fill_n(output.y + row * output.stride, size, 0.0f);
+      float* y = output.y + row * output.stride;
+      if (output.epilogue == Epilogue::kStore) std::fill_n(y, size, 0.0f);
+      for (int i = 0; sum_bias_ && i < size; ++i) y[i] += output.scale * sum_bias_[i];
     }
   });
 }

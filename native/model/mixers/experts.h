@@ -81,6 +81,7 @@ class Experts final : public Mixer {
   const ExpertsPlan plan_;
   Linear router_;  // [experts], then the shared expert's gate
   float *correction_ = nullptr, *scales_ = nullptr;  // [experts], or null
+  float* sum_bias_ = nullptr;                         // [hidden], or null
   Norm input_norm_, router_norm_;
   std::deque<Expert> experts_;
   std::unique_ptr<Expert> shared_;

@@ -26,6 +26,8 @@ from tidewheel.engine.devices.tower import Rows, TowerExecutor, TowerOptions
 from tidewheel.engine.errors import DeviceError, ModelError
 from tidewheel.engine.models.spec import (
     AttentionSpec,
+    DisentangledSpec,
+    ExpertsSpec,
     LayerSpec,
     MlpSpec,
     NormSpec,
@@ -33,12 +35,14 @@ from tidewheel.engine.models.spec import (
     ProjectionSpec,
     ResidualBlockSpec,
     RopeSpec,
+    RouterSpec,
     ShortConvSpec,
     TemperatureSpec,
     TowerSpec,
     tower_shapes,
 )
 from tidewheel.engine.weights.dtypes import DType
+from tidewheel.engine.weights.lora import LoraAdapter, LowRankUpdate
 from tidewheel.engine.weights.quantization import Quantization, TensorFormat
 from tidewheel.engine.weights.quantizing import quantize
 from tidewheel.engine.weights.tensor import DenseTensor, WeightTensor
@@ -65,7 +69,7 @@ BESIDE = ResidualBlockSpec(
 )
 
 
-def tower(attention: AttentionSpec, mlp: MlpSpec, norm: NormSpec | None, **fields: Any) -> TowerSpec:
+def tower(attention: AttentionSpec, mlp: MlpSpec | ExpertsSpec, norm: NormSpec | None, **fields: Any) -> TowerSpec:
     """Two layers, what comes before and behind them, and two tables."""
     layer = (ResidualBlockSpec(attention, norm, **fields), ResidualBlockSpec(mlp, norm, **fields))
     return TowerSpec(
@@ -112,6 +116,21 @@ SPECS = {
     "ALiBi and biases in windows": tower(
         replace(SIGLIP, alibi_slopes=(0.5, 0.03), bias_span=3, sliding_window=130), GELU, LAYER_NORM
     ),
+    "content and positions": tower(
+        replace(SIGLIP, disentangled=DisentangledSpec(40, tuple(min(i, 39) for i in range(61)))), GELU, LAYER_NORM
+    ),
+    "content to positions": tower(
+        replace(SIGLIP, disentangled=DisentangledSpec(3, (2, 0, 1), position_to_content=False)), GELU, LAYER_NORM
+    ),
+    "positions to content": tower(
+        replace(SIGLIP, disentangled=DisentangledSpec(3, (0, 1, 1), content_to_position=False)), GELU, LAYER_NORM
+    ),
+    "experts with a bias of their sum": tower(
+        SIGLIP,
+        ExpertsSpec(5, 2, 48, "gelu", router=RouterSpec(normalize=False), gated=False, sum_bias=True),
+        None,
+        sum_norm=LAYER_NORM,
+    ),
     "causal, norms of heads": tower(AttentionSpec(4, 2, 64, 0.125, rope=ONE_AXIS, qk_norm=RMS), MLP, RMS),
     "causal in windows": replace(
         tower(WINDOWED, MLP, RMS), layers=((ResidualBlockSpec(WINDOWED, RMS), ResidualBlockSpec(MLP, RMS)), (BESIDE,))
@@ -121,6 +140,7 @@ OF_LEVELS = {
     "layer norm, MLP with biases",
     "rope by rows and columns, gated MLP",
     "ALiBi and biases in windows",
+    "content and positions",
     "causal in windows",
 }
 WINDOWS = [64, 64, 1, 17, 64, 3, 48, 16, 33]
@@ -301,6 +321,49 @@ def test_pieces_change_nothing(
     assert pieces[0] == 2 < pieces[1] < pieces[2] < pieces[3]
     for other in found[1:]:
         np.testing.assert_array_equal(other, found[0])
+
+
+class Adapted(TowerWeights):
+    """The weights with the updates of an adapter."""
+
+    def __init__(self, spec: TowerSpec, adapter: LoraAdapter) -> None:
+        super().__init__(spec)
+        self._updates = {f"{update.name}.weight": update for update in adapter.updates}
+
+    def __getitem__(self, name: str) -> DenseTensor:
+        tensor, update = super().__getitem__(name), self._updates.get(name)
+        return tensor if update is None else replace(tensor, data=tensor.data + update.scale * (update.b @ update.a))
+
+
+@pytest.mark.parametrize("device_id", CPU_IDS[:1])
+def test_adapters_and_positions_in_any_pieces(device_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, random = SPECS["content and positions"], np.random.default_rng(1)
+    adapter = LoraAdapter(
+        tuple(
+            LowRankUpdate(name, *(random.standard_normal(shape, np.float32) for shape in ((3, k), (n, 3))), scale=0.2)
+            for name, n, k in (("layers.0.q", 144, HIDDEN), ("layers.0.k", 144, HIDDEN), ("layers.1.down", HIDDEN, 152))
+        )
+    )
+    lengths, adapters = [40, 130, 7], np.array([0, -1, 0], np.int32)
+    x, bounds = made_rows(sum(lengths)), starts(lengths)
+    expected = []
+    for weights in (TowerWeights(spec), Adapted(spec, adapter)):
+        reference = make_device("torch").load_tower(spec, weights, TowerOptions("float32", 1024))
+        expected.append(result(reference.layers(x, bounds)))
+    wanted = np.concatenate([expected[a + 1][i:j] for a, i, j in zip(adapters, bounds, bounds[1:], strict=False)])
+    found = []
+    for rows in (1024, 33, 1):
+        with monkeypatch.context() as patched:
+            small_pieces(patched, rows)
+            options = TowerOptions("float32", 1024, adapters=[adapter])
+            ours = make_device(device_id).load_tower(spec, TowerWeights(spec), options)
+            found.append(result(ours.layers(x, bounds, adapters=adapters)))
+            assert_near(result(ours.layers(x, bounds)), expected[0])
+            with pytest.raises(ValueError, match="there is no adapter 1"):
+                result(ours.layers(x, bounds, adapters=np.array([0, 1, 0], np.int32)))
+            ours.close()
+        np.testing.assert_array_equal(found[-1], found[0])
+    assert_near(found[0], wanted)
 
 
 @pytest.mark.parametrize("device_id", CPU_IDS[:1])

@@ -13,11 +13,32 @@ namespace {
 
 constexpr float kScale = 0.3f;
 
+// What positions add to scores, the same for all heads.
+struct Positions {
+  int num_rows, span;
+  std::vector<int32_t> rows;
+  std::vector<float> of_queries, of_keys;  // [tokens, num_rows]
+
+  Positions(int tokens, Random& random, int num_rows, int span, bool with_keys)
+      : num_rows(num_rows), span(span), of_queries(random.normals(tokens * num_rows)),
+        of_keys(with_keys ? random.normals((tokens + kBlockTokens) * num_rows) : std::vector<float>()) {
+    for (int i = 0; i < distance_biases(span); ++i) rows.push_back(std::clamp(i - kBiasPadding, 0, 2 * span) * 7 % num_rows);
+  }
+  double score(int query, int key) const {
+    const int row = rows[std::clamp(key - query, -span, span) + span + kBiasPadding];
+    return double{of_queries[query * num_rows + row]} + (of_keys.empty() ? 0 : double{of_keys[key * num_rows + row]});
+  }
+  PositionScores scores(int first) const {
+    return {rows.data(), span, of_queries.data() + first * num_rows, of_keys.empty() ? nullptr : of_keys.data(), size_t(num_rows)};
+  }
+};
+
 struct Scoring {
   int window = 0;
   float softcap = 0;
   std::vector<float> slopes = {}, sinks = {};
   std::vector<int32_t> until = {};  // the end of what each token of the sequence sees; empty: its own is the last one
+  const Positions* positions = nullptr;
 };
 
 // In spans of tokens every token sees the others, as in an image.
@@ -91,6 +112,7 @@ class Attention {
       const size_t place = size_t(t) * kv_heads + kv_head;
       double score = 0;
       for (int d = 0; d < dim; ++d) score += q[d] * contents.k[place * dim + d];
+      if (scoring_.positions) score += scoring_.positions->score(token, t);
       score *= double{kScale};
       if (scoring_.softcap != 0) score = scoring_.softcap * std::tanh(score / scoring_.softcap);
       if (!scoring_.slopes.empty()) score -= scoring_.slopes[head] * std::abs(double(t - token));
@@ -154,7 +176,8 @@ class Attention {
                          scoring_.sinks.empty() ? nullptr : scoring_.sinks.data(),
                          sequence_.cache.data() + kv_head * heads.head_bytes(sequence_.type), heads.block_bytes(sequence_.type),
                          sequence_.table.data(), scratch_.data(), out.data(), stride(), {}, {}, nullptr, nullptr, 0,
-                         scale(sequence_.v_scale), 0, scoring_.until.empty() ? nullptr : scoring_.until.data() + first});
+                         scale(sequence_.v_scale), 0, scoring_.until.empty() ? nullptr : scoring_.until.data() + first, nullptr, 0,
+                         scoring_.positions ? scoring_.positions->scores(first) : PositionScores{}});
     }
     return out;
   }
@@ -199,10 +222,12 @@ TEST_CASE("attention agrees with its definition, for every level, type, grouping
         const std::vector<float> alibi = slopes(heads.num_heads), sinks = random.normals(heads.num_heads, 4.0f);
         // The spans cross the end of a tile, and of a KV split.
         const std::vector<int32_t> until = two_way_in(sequence.tokens, {{120, 140}, {505, 700}, {1094, 1099}});
+        const Positions near(sequence.tokens, random, 5, 3, false), far(sequence.tokens, random, 33, 300, true);
         for (const Scoring& scoring : {Scoring{}, Scoring{20}, Scoring{600}, Scoring{0, 5.0f}, Scoring{0, 0, alibi},
                                        Scoring{300, 2.0f, alibi}, Scoring{0, 0, {}, sinks}, Scoring{20, 0, {}, sinks},
                                        Scoring{0, 0, {}, {}, until}, Scoring{20, 0, {}, sinks, until},
-                                       Scoring{300, 2.0f, alibi, {}, until}}) {
+                                       Scoring{300, 2.0f, alibi, {}, until}, Scoring{0, 0, {}, {}, {}, &near},
+                                       Scoring{0, 0, {}, {}, until, &far}}) {
           CAPTURE(std::string(kernels->name));
           CAPTURE(std::string(name_of(type)));
           CAPTURE(heads.head_dim);
@@ -211,6 +236,7 @@ TEST_CASE("attention agrees with its definition, for every level, type, grouping
           CAPTURE(scoring.slopes.size());
           CAPTURE(scoring.sinks.size());
           CAPTURE(scoring.until.size());
+          CAPTURE(scoring.positions);
           Attention attention(sequence, scoring);
           for (const int first : {0, 126, 509, 1093}) {
             if (turn++ % kStride != 0) continue;
@@ -237,10 +263,12 @@ TEST_CASE("a token's attention is the same to the bit alone, in any run of token
     for (const CacheType type : kAllCacheTypes) {
       const Heads heads{6, 2, 40};
       const CachedSequence sequence = random_sequence(*kernels, type, heads, 1560, random);
+      const Positions positions(1560, random, 33, 300, true);
       const std::vector<Scoring> scorings = {
           {}, {520}, {0, 3.0f, slopes(6)}, {0, 0, {}, random.normals(6, 4.0f)},
           {20, 0, {}, {}, two_way_in(1560, {{3, 9}, {1020, 1050}, {1550, 1560}})},
-          {0, 0, {}, {}, two_way_in(1560, {{3, 9}, {1010, 1140}, {1550, 1560}})}};
+          {0, 0, {}, {}, two_way_in(1560, {{3, 9}, {1010, 1140}, {1550, 1560}})},
+          {0, 0, {}, {}, two_way_in(1560, {{0, 1560}}), &positions}};
       for (size_t i = 0; i < scorings.size(); ++i) {
         // An emulated processor is given one for each type.
         if (kStride != 1 && i != static_cast<size_t>(type) % scorings.size()) continue;

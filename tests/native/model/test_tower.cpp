@@ -202,7 +202,7 @@ TEST_CASE("neither pieces nor groups change a bit of a tower's layer") {
   }
 }
 
-TEST_CASE("a tower has attention that sees everything, and MLPs") {
+TEST_CASE("a tower has attention that sees everything, MLPs and experts") {
   const std::vector<std::vector<int>> groups = {{0}};
   const auto made = [&](TowerPlan plan) {
     for (const char* name : {"merge", "layers.0.up", "layers.0.down"}) plan.formats[std::string(name) + ".weight"] = {};
@@ -216,5 +216,5 @@ TEST_CASE("a tower has attention that sees everything, and MLPs") {
   CHECK_THROWS_WITH(made(plan), doctest::Contains("first part"));
   plan = tower_plan(true);
   plan.layers[0][0].mixer = ShortConvPlan{40, 3};
-  CHECK_THROWS_WITH(made(plan), doctest::Contains("only attention and MLPs"));
+  CHECK_THROWS_WITH(made(plan), doctest::Contains("only attention, MLPs and experts"));
 }

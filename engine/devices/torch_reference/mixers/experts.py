@@ -44,7 +44,7 @@ class Experts:
             if spec.shared_gate:
                 shared = self._exact(f"{self._layer}.shared_gate", x).sigmoid() * shared
             total = total + shared
-        return total
+        return total + self._weights[f"{self._layer}.experts.bias"] if spec.sum_bias else total
 
     def copy_blocks(self, source: Tensor, target: Tensor, window: int | None) -> None:
         """Nothing to copy."""
