@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-TYPED = ("bert", "gte", "nomic_bert")  # families with token types
+TYPED = ("bert", "deberta", "deberta-v2", "gte", "nomic_bert")  # families with token types
 WORDS = "the tide turns a wheel and grinds corn 潮車 Köln über naïve rain ! ? 12 3.5 x-ray".split()
 HIDDEN = 32
 
@@ -84,6 +84,16 @@ _MODERN = {
     "cls_token_id": None,
     "sep_token_id": None,
 }
+# As version 3 has it, with distances in few buckets.
+_DEBERTA = {
+    **_SIZES,
+    "relative_attention": True,
+    "position_biased_input": False,
+    "pos_att_type": ["p2c", "c2p"],
+    "position_buckets": 8,
+    "share_att_key": True,
+    "norm_rel_ebd": "layer_norm",
+}
 _MEAN = {**modules("Pooling", "Normalize"), **pooling(pooling_mode="mean")}
 _LAST = {**modules("Pooling", "Normalize"), **pooling(pooling_mode="lasttoken")}
 _DECODER = {**_SIZES, "num_key_value_heads": 1, "head_dim": 16}
@@ -111,6 +121,21 @@ NATIVE: dict[str, Case] = {
         classifies=True,
     ),
     "gemma": Case("gemma3_text", _GEMMA, _MEAN),
+    "deberta-3": Case("deberta-v2", _DEBERTA, _MEAN),
+    "deberta-3-cross": Case("deberta-v2", {**_DEBERTA, "num_labels": 1}, classifies=True),
+    "deberta-2": Case(
+        "deberta-v2",
+        {**_SIZES, "relative_attention": True, "max_relative_positions": 20, "pos_att_type": "c2p|p2c"}
+        | {"type_vocab_size": 2},
+        _MEAN,
+    ),
+    "deberta-2-p2c": Case(
+        "deberta-v2",
+        {**_DEBERTA, "pos_att_type": ["p2c"], "share_att_key": False, "norm_rel_ebd": "none"},
+        _MEAN,
+    ),
+    "deberta": Case("deberta", {**_DEBERTA, "max_relative_positions": 64}, _MEAN),
+    "deberta-cross": Case("deberta", {**_DEBERTA, "pos_att_type": ["c2p"], "num_labels": 1}, classifies=True),
     # As Qwen3-Embedding and E5-Mistral have it.
     "qwen3": Case(
         "qwen3",

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ..models.spec import Activation, NormSpec, TowerSpec
 from ..models.tensor_ref import TensorRef
+
+if TYPE_CHECKING:
+    from .made_weights import Made
 
 _WORDS = 1024  # of a projection: the logits of all tokens of a long text for all words would take gigabytes
 
@@ -80,9 +83,9 @@ class EncoderModel:
 
     The tower has the weights of `embedding.norm` and `final_norm` as the tables `embedding_norm` and `final_norm`.
     `tensors` has the keys of `tower_shapes(tower)` and of `embedding.tables`, each with the places where it may lie:
-    the first that is there counts. A text has at most `max_length` tokens; None: the config does not bound it. Where
-    no modules.json says what a text's vector is, it is the mean of its tokens' vectors, or what `pooling` says of them,
-    normalized.
+    the first that is there counts. Weights that are `made` of others have none: what those are made of has. A text has
+    at most `max_length` tokens; None: the config does not bound it. Where no modules.json says what a text's vector is,
+    it is the mean of its tokens' vectors, or what `pooling` says of them, normalized.
     """
 
     tower: TowerSpec
@@ -92,3 +95,4 @@ class EncoderModel:
     final_norm: NormSpec | None = None
     head: HeadSpec | None = None
     pooling: Literal["cls", "mean", "lasttoken"] | None = None
+    made: Mapping[str, Made] = field(default_factory=dict)

@@ -31,6 +31,7 @@ from ..weights.tensor import BlockTensor, DenseTensor, to_float32
 from ..weights.tower import TowerWeights
 from .graph import LOGITS, SPARSE, TOKEN_LOGITS, TOKEN_OUTPUTS, TOKEN_VECTORS, TOKEN_WEIGHTS, EncoderGraph
 from .linears import TokenLayers, layers_beside
+from .made_weights import Made, MadeWeights
 from .model import EncoderModel, HeadSpec
 from .options import EncoderDType
 from .pooling import Floats, pool
@@ -254,7 +255,7 @@ def load_native(
         assert isinstance(table, DenseTensor | BlockTensor)
         require_finite([table], threads or 1)
         tables[name] = table
-    weights = TowerWeights(checkpoint, spec, tensors)
+    weights = _weights(checkpoint, spec, tensors, model.made)
     _refuse_unused(folder, checkpoint, weights.stored_names, len(spec.layers))
     quantization = Quantization("int8") if dtype == "int8" else None
     chosen: DType = device.default_dtype(weights.dtype) if dtype == "auto" else "bfloat16" if dtype == "int8" else dtype
@@ -281,9 +282,18 @@ def planned_weights(folder: Path, model: EncoderModel, max_length: int) -> tuple
     """What the weights would be kept in, as `load_native` does it with the dtype auto, and about how many bytes they
     would take with a text of `max_length` tokens, without Dense modules. Raises ModelError.
     """
-    weights, device = TowerWeights(_opened(folder), model.tower, model.tensors), CpuDevice()
+    weights, device = _weights(_opened(folder), model.tower, model.tensors, model.made), CpuDevice()
     dtype = device.default_dtype(weights.dtype)
     return _kept_as(weights, dtype), device.tower_bytes(model.tower, weights, TowerOptions(dtype, max_length))
+
+
+def _weights(
+    checkpoint: Stored,
+    spec: TowerSpec,
+    tensors: Mapping[str, tuple[TensorRef, ...]],
+    made: Mapping[str, Made],
+) -> MadeWeights | TowerWeights:
+    return MadeWeights(checkpoint, spec, tensors, made) if made else TowerWeights(checkpoint, spec, tensors)
 
 
 def _num_parameters(spec: TowerSpec, model: EncoderModel) -> int:
@@ -291,7 +301,7 @@ def _num_parameters(spec: TowerSpec, model: EncoderModel) -> int:
     return looked_up + sum(math.prod(shape) for shape in tower_shapes(spec).values())
 
 
-def _kept_as(weights: TowerWeights, dtype: DType) -> str:
+def _kept_as(weights: MadeWeights | TowerWeights, dtype: DType) -> str:
     """What most of its matrices are kept in if they stay as they are stored; `dtype` if that is floats."""
     formats = [format for name in weights if (format := weights.stored_format(name)) is not None]
     return Counter(format.kind for format in formats).most_common(1)[0][0] if formats else dtype

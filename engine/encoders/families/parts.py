@@ -20,9 +20,9 @@ from ...models.spec import (
     ProjectionSpec,
     ResidualBlockSpec,
     TowerSpec,
-    tower_shapes,
 )
 from ...models.tensor_ref import TensorRef
+from ..made_weights import Made, stored_shapes
 from ..model import EmbeddingSpec, EncoderModel, HeadSpec
 
 Modules = Mapping[str, str | TensorRef]
@@ -149,8 +149,9 @@ def encoder(
     head_bias: bool = True,
     final_norm: NormSpec | None = None,
     max_length: int | None = None,
+    made: Mapping[str, Made] | None = None,
 ) -> EncoderModel:
-    """An encoder whose weights lie in one of the layouts. Learned positions bound its length, too."""
+    """An encoder whose weights lie in one of the layouts, or are made. Learned positions bound its length, too."""
     if head is not None and head.of == "words":
         layouts = [*chain.from_iterable(_with_words(layout, head) for layout in layouts)]
     norms = {"embedding_norm": embedding.norm, "final_norm": final_norm, "head.norm": head and head.norm}
@@ -162,7 +163,8 @@ def encoder(
     )
     if 0 < embedding.num_positions <= embedding.first_position:
         raise ModelError("config.json: max_position_embeddings must be larger than the first position")
-    names = [*tower_shapes(tower), *embedding.tables]
+    made = made or {}
+    names = [*stored_shapes(tower, made), *embedding.tables]
     places = [layout.places(names) for layout in layouts]
     lengths = [max_length, embedding.num_positions - embedding.first_position if embedding.num_positions else None]
     return EncoderModel(
@@ -172,6 +174,7 @@ def encoder(
         max_length=min((length for length in lengths if length is not None), default=None),
         final_norm=final_norm,
         head=head,
+        made=made,
     )
 
 

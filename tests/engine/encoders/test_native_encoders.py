@@ -23,7 +23,8 @@ from system_tools import say_skipped
 
 from tidewheel.engine.encoders.description import describe_encoder
 from tidewheel.engine.encoders.encoder import Classifier, Embedder, Encoder
-from tidewheel.engine.encoders.families import FAMILIES
+from tidewheel.engine.encoders.families import FAMILIES, encoder_model
+from tidewheel.engine.encoders.families.deberta import rows_of_distances
 from tidewheel.engine.encoders.load import load_encoders
 from tidewheel.engine.encoders.options import EncoderDType
 from tidewheel.engine.encoders.tokenization import EncoderInput
@@ -110,7 +111,9 @@ def test_every_architecture_is_tested() -> None:
     assert modules | {"jina_bert"} == {*FAMILIES.values(), "decoder"}
 
 
-@pytest.mark.parametrize("name", sample(["bert", "mpnet", "modernbert", "mistral"], {"modernbert"}.__contains__))
+@pytest.mark.parametrize(
+    "name", sample(["bert", "mpnet", "modernbert", "mistral", "deberta-3"], {"modernbert"}.__contains__)
+)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 def test_threads_and_batches_change_no_bit(name: str, dtype: EncoderDType) -> None:
     folder, texts = zoo.native_folder(name), texts_of(name) * 12
@@ -238,6 +241,36 @@ def test_ntk_scaling_of_gte(tmp_path: Path) -> None:
     np.testing.assert_allclose(
         rope.inv_freq, [(20000 * 8) ** (-2 * i / 16) / 8 ** (2 / 16) for i in range(8)], rtol=1e-6
     )
+
+
+@pytest.mark.parametrize(("span", "buckets"), [(512, 256), (96, 8), (20, 16), (300, None)])
+def test_buckets_of_deberta_are_transformers(span: int, buckets: int | None) -> None:
+    from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
+
+    before = torch.arange(span, -span - 1, -1)
+    if buckets is not None:
+        before = make_log_bucket_position(before, buckets, span).long()
+    count = buckets or span
+    wanted = (before + count).clamp(0, 2 * count - 1).tolist()
+    assert rows_of_distances(span, buckets) == tuple(wanted)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"conv_kernel_size": 3}, "conv_kernel_size = 3 is not supported"),
+        ({"embedding_size": 16}, "embedding_size = 16"),
+        ({"pos_att_type": ["c2p", "p2p"]}, "pos_att_type must be a list of c2p and p2c"),
+        ({"pos_att_type": 3}, "pos_att_type must be a list"),
+        ({"max_relative_positions": 1 << 20}, "max_relative_positions must be at most 65536"),
+        ({"position_buckets": 1 << 20}, "at most 65536, as position_buckets"),
+    ],
+)
+def test_deberta_that_is_not_computed(changed: dict[str, Any], said: str) -> None:
+    config = json.loads((zoo.native_folder("deberta-3") / "config.json").read_text())
+    with pytest.raises(ModelError, match=said):
+        encoder_model({**config, **changed})
+    assert encoder_model(config) is not None
 
 
 def jina_reference(tensors: Tensors, ids: list[int]) -> Floats:
