@@ -153,7 +153,8 @@ def describe_encoder(
             prompts=prompts,
             default_prompt_name="document",
         )
-    prompts, default = _prompts(settings_path, settings)
+    tasks = None if model is None else model.tasks
+    prompts, default = _prompts(settings_path, settings, None if tasks is None else tasks.prompts)
     if task == "sparse":
         return EncoderDescription(**shared, prompts=prompts, default_prompt_name=default)
     model_type = settings.get("model_type", "SentenceTransformer")
@@ -369,12 +370,14 @@ def _matryoshka(path: Path, config: Mapping[str, Any]) -> tuple[int, ...] | bool
     return tuple(sorted(sizes))
 
 
-def _prompts(path: Path, settings: Mapping[str, Any]) -> tuple[dict[str, str], str | None]:
-    """The prompts by name, and the default one's name."""
+def _prompts(
+    path: Path, settings: Mapping[str, Any], of_tasks: Mapping[str, str] | None = None
+) -> tuple[dict[str, str], str | None]:
+    """The prompts by name, also those `of_tasks` that config.json has, and the default one's name."""
     given = settings.get("prompts") or {}
     if not isinstance(given, dict):
         raise ModelError(f"{path}: prompts must be an object of texts by name")
-    prompts = {name: prompt for name, prompt in given.items() if isinstance(prompt, str)}
+    prompts = {**(of_tasks or {}), **{name: prompt for name, prompt in given.items() if isinstance(prompt, str)}}
     default = settings.get("default_prompt_name")
     if default is not None and not (isinstance(default, str) and default in prompts):
         raise ModelError(

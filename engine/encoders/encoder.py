@@ -25,9 +25,9 @@ from .tokenization import EncoderInput, EncoderTokenizer
 
 logger = logging.getLogger(__name__)
 
-_QUERY_PROMPTS = ("query",)
+_QUERY_PROMPTS = ("query", "retrieval.query")
 _UNWEIGHTED = ("bos_token", "cls_token", "eos_token", "pad_token", "sep_token", "unk_token")
-_DOCUMENT_PROMPTS = ("document", "passage", "corpus")
+_DOCUMENT_PROMPTS = ("document", "passage", "corpus", "retrieval.passage")
 # The largest effect of rounding on a vector, as a share of its largest component, also with half precision inside.
 _ROUNDING = 2e-3
 
@@ -127,6 +127,10 @@ class Encoder(ABC):
     def encode_pair(self, first: str, second: str, *, truncate_to: int | None = None) -> EncoderInput:
         """The input for two texts that a classifier reads together."""
         return self.tokenizer.encode(first, second, truncate_to=truncate_to, at_most=self.max_length)
+
+    def tokens(self, token_ids: Sequence[int], *, prompt_name: str | None = None) -> EncoderInput:
+        """The input of tokens. Raises InvalidRequestError if it is to have the adapter of a prompt that there is not."""
+        return EncoderInput(token_ids)
 
     def check_task(
         self, task: Task, *, dimensions: int | None = None, use_activation: bool | None = None, param: str = "task"
@@ -282,21 +286,19 @@ class Embedder(Encoder):
 
         Raises InvalidRequestError if the model has no such prompt.
         """
-        prompt = ""
-        name = self.default_prompt_name if prompt_name is None else prompt_name
-        if name is not None:
-            if name not in self.prompts:
-                known = ", ".join(self.prompts) or "none"
-                raise InvalidRequestError(f"{self.name} has no prompt {quoted(name)}; it has {known}", "prompt_name")
-            prompt = self.prompts[name]
+        name = self._prompt_name(prompt_name)
+        prompt = "" if name is None else self.prompts[name]
         item = self.tokenizer.encode(
             prompt + text, add_special_tokens=add_special_tokens, truncate_to=truncate_to, at_most=self.max_length
         )
         if item.is_too_long:
             return item
-        if prompt and not self._pools_prompt:
-            item = EncoderInput(item.token_ids, item.type_ids, self.tokenizer.prompt_length(prompt))
-        return item
+        skipped = self.tokenizer.prompt_length(prompt) if prompt and not self._pools_prompt else 0
+        return EncoderInput(item.token_ids, item.type_ids, skipped, adapter=self._adapter(name))
+
+    def tokens(self, token_ids: Sequence[int], *, prompt_name: str | None = None) -> EncoderInput:
+        """See Encoder. A prompt changes no tokens, but it may have an adapter."""
+        return EncoderInput(token_ids, adapter=self._adapter(self._prompt_name(prompt_name)))
 
     def check_task(
         self, task: Task, *, dimensions: int | None = None, use_activation: bool | None = None, param: str = "task"
@@ -381,6 +383,17 @@ class Embedder(Encoder):
         n = len(queries)
         sources = [*((0, i) for i in range(n)), *((1, i) for i in range(len(documents)))]
         return ScorePlan(task, inputs, sources, lambda results: scores(results[:n], results[n:]))
+
+    def _prompt_name(self, given: str | None) -> str | None:
+        name = self.default_prompt_name if given is None else given
+        if name is not None and name not in self.prompts:
+            known = ", ".join(self.prompts) or "none"
+            raise InvalidRequestError(f"{self.name} has no prompt {quoted(name)}; it has {known}", "prompt_name")
+        return name
+
+    def _adapter(self, prompt_name: str | None) -> int:
+        adapters = self._graph.adapters
+        return adapters.index(prompt_name) if prompt_name in adapters else -1
 
     def _prompt_among(self, names: Sequence[str]) -> str | None:
         return next((name for name in names if name in self.prompts), None)

@@ -25,12 +25,14 @@ class EncoderGraph(ABC):
     `path` is the file or folder that it comes from. `outputs` are those that it can be asked for. TOKEN_OUTPUTS are a
     vector for each token, TOKEN_VECTORS what else the model makes of it, TOKEN_LOGITS the logits of labels for each
     token, and TOKEN_WEIGHTS a number from 0 on. SPARSE are the weights above 0 of words. All others are one vector for
-    each text. `pads`: the texts of a batch are padded to the longest one.
+    each text. `pads`: the texts of a batch are padded to the longest one. `adapters` are the names of
+    those that an input may have, by their numbers.
     """
 
     path: Path
     outputs: tuple[str, ...]
     pads: bool
+    adapters: tuple[str, ...] = ()
     info: Mapping[str, str] = {}
 
     @abstractmethod

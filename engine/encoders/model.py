@@ -77,6 +77,21 @@ class AnswerTokens(NamedTuple):
     false: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class TasksSpec:
+    """Tasks with low-rank adapters, which requests choose by the names of their `prompts`. Without one there are none.
+
+    A task's adapter adds `scale * b (a x)` to products with the tower's `matrices`: those of one name follow each other
+    in one b. The model's tensors have NAME.lora_a and NAME.lora_b of each name, `[tasks, rank, inputs]` and `[tasks,
+    outputs, rank]`, and of each table of the embedding, `[tasks, rows, rank]` and `[tasks, rank, width]`.
+    """
+
+    prompts: Mapping[str, str]
+    rank: int
+    scale: float
+    matrices: Mapping[str, tuple[str, ...]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderModel:
     """An encoder: rows of tokens, the tower's layers, the norm behind them and, if it classifies, a head.
@@ -96,3 +111,4 @@ class EncoderModel:
     head: HeadSpec | None = None
     pooling: Literal["cls", "mean", "lasttoken"] | None = None
     made: Mapping[str, Made] = field(default_factory=dict)
+    tasks: TasksSpec | None = None

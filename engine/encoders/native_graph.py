@@ -35,6 +35,7 @@ from .made_weights import Made, MadeWeights
 from .model import EncoderModel, HeadSpec
 from .options import EncoderDType
 from .pooling import Floats, pool
+from .task_adapters import TaskAdapters
 from .tokenization import EncoderInput
 
 T = TypeVar("T")
@@ -58,6 +59,7 @@ class NativeGraph(EncoderGraph):
         tables: Mapping[str, DenseTensor | BlockTensor],
         activations: Mapping[str, str | None],
         info: Mapping[str, str],
+        adapters: TaskAdapters | None = None,
     ) -> None:
         """`info` is as in EncoderGraph. `activations` are those that projections of layers beside the encoder need and
         do not have: `dense.0` and so on are behind the pooling, `tokens.0` and so on make the vectors of tokens, and
@@ -73,6 +75,9 @@ class NativeGraph(EncoderGraph):
             vectors, weights = bool(self._of_tokens), "sparse" in activations
             self.outputs = (TOKEN_OUTPUTS[-1], *[TOKEN_VECTORS] * vectors, *[TOKEN_WEIGHTS] * weights)
         self._interrupted = threading.Event()
+        self._adapters = adapters
+        if model.tasks is not None:
+            self.adapters = tuple(model.tasks.prompts)
 
     def run(self, output: str, inputs: Sequence[EncoderInput]) -> Sequence[Floats]:
         """See EncoderGraph."""
@@ -83,11 +88,12 @@ class NativeGraph(EncoderGraph):
         starts = np.zeros(len(inputs) + 1, np.int32)
         np.cumsum([len(item) for item in inputs], out=starts[1:])
         places = np.arange(starts[-1], dtype=np.int32) - np.repeat(starts[:-1], np.diff(starts))
-        rows = self._embedded(inputs, starts, places)
-        seen = None
+        numbers = np.array([item.adapter for item in inputs], np.int32)
+        rows = self._embedded(inputs, starts, places, np.repeat(numbers, np.diff(starts)))
+        seen, adapters = None, numbers if numbers.max() >= 0 else None
         if any(item.num_seen is not None for item in inputs):
             seen = np.array([len(item) if item.num_seen is None else item.num_seen for item in inputs], np.int32)
-        rows = yield from self._tower.layers(rows, starts, places[None], seen=seen)
+        rows = yield from self._tower.layers(rows, starts, places[None], seen=seen, adapters=adapters)
         rows = self._normalized("final_norm", self._model.final_norm, rows)
         if output == LOGITS:
             return self._text_logits(_of_texts(rows, starts), inputs)
@@ -129,10 +135,18 @@ class NativeGraph(EncoderGraph):
         """See EncoderGraph."""
         self._tower.close()
 
-    def _embedded(self, inputs: Sequence[EncoderInput], starts: NDArray[np.int32], places: NDArray[np.int32]) -> Rows:
+    def _embedded(
+        self,
+        inputs: Sequence[EncoderInput],
+        starts: NDArray[np.int32],
+        places: NDArray[np.int32],
+        adapters: NDArray[np.int32],
+    ) -> Rows:
         embedding = self._model.embedding
         ids = np.concatenate([np.asarray(item.token_ids, np.int64) for item in inputs])
         rows = self._looked_up("words", ids)
+        if self._adapters is not None:
+            self._adapters.add("words", rows, ids, adapters)
         if embedding.scale != 1:
             rows *= np.float32(embedding.scale)
         if embedding.num_positions:
@@ -143,7 +157,10 @@ class NativeGraph(EncoderGraph):
                 places = np.where(counted, numbers - np.repeat(before, np.diff(starts)) - 1, -1)
             rows += self._looked_up("positions", places + embedding.first_position)
         if embedding.num_types:
-            rows += self._looked_up("types", self._types(inputs))
+            types = self._types(inputs)
+            rows += self._looked_up("types", types)
+            if self._adapters is not None:
+                self._adapters.add("types", rows, np.broadcast_to(types, ids.shape), adapters)
         return self._normalized("embedding_norm", embedding.norm, rows)
 
     def _types(self, inputs: Sequence[EncoderInput]) -> NDArray[np.int64]:
@@ -256,10 +273,15 @@ def load_native(
         require_finite([table], threads or 1)
         tables[name] = table
     weights = _weights(checkpoint, spec, tensors, model.made)
-    _refuse_unused(folder, checkpoint, weights.stored_names, len(spec.layers))
+    adapters = None if model.tasks is None else TaskAdapters(checkpoint, model, model.tasks, threads or 1)
+    used = weights.stored_names if adapters is None else weights.stored_names | adapters.stored_names
+    _refuse_unused(folder, checkpoint, used, len(spec.layers))
     quantization = Quantization("int8") if dtype == "int8" else None
     chosen: DType = device.default_dtype(weights.dtype) if dtype == "auto" else "bfloat16" if dtype == "int8" else dtype
-    options = TowerOptions(chosen, max_length, quantization, threads, keeps_quantized=dtype == "auto")
+    of_tower = () if adapters is None else tuple(adapters.of_tower())
+    options = TowerOptions(
+        chosen, max_length, quantization, threads, keeps_quantized=dtype == "auto", adapters=of_tower
+    )
     tower = device.load_tower(spec, weights, options)
     kept_as = _kept_as(weights, chosen) if dtype == "auto" else dtype
     info = {
@@ -275,7 +297,7 @@ def load_native(
         name: None for name, _ in model.tower.projections if name.startswith("dense.")
     }
     activations |= {name: linear.activation for name, linear in linears.items()}
-    return NativeGraph(folder, model, tower, tables, activations, info)
+    return NativeGraph(folder, model, tower, tables, activations, info, adapters)
 
 
 def planned_weights(folder: Path, model: EncoderModel, max_length: int) -> tuple[str, int]:

@@ -22,6 +22,7 @@ class EncoderInput(Struct, frozen=True):
 
     Tokens see the first `num_seen` tokens, or all. Vectors of tokens are given of those that are `kept`, by their
     places, or of all. If it `is_too_long` for its model, it has no tokens, because its text was not encoded.
+    `adapter` is the number of the graph's adapter for it; -1: none.
     """
 
     token_ids: Sequence[int]
@@ -30,6 +31,7 @@ class EncoderInput(Struct, frozen=True):
     is_too_long: bool = False
     num_seen: int | None = None
     kept: Sequence[int] | None = None
+    adapter: int = -1
 
     def __len__(self) -> int:
         return len(self.token_ids)

@@ -66,7 +66,7 @@ def _inputs(model: Encoder, body: TextsRequest, given: Sequence[str | list[int]]
                 truncate_to=truncate_to,
             )
         else:
-            encoded = EncoderInput(item[:truncate_to])
+            encoded = model.tokens(item[:truncate_to], prompt_name=body.prompt_name)
         check_input(model, encoded, "input" if len(given) == 1 else f"input[{i}]", cut_by)
         inputs.append(encoded)
     return inputs

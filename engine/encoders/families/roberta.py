@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...models.config import ConfigReader
 from ..model import EmbeddingSpec, EncoderModel
+from . import jina_v3
 from .parts import (
     BERT_LAYER,
     CLASSIFIER,
@@ -23,9 +24,11 @@ from .parts import (
 
 def model(architecture: str, config: ConfigReader) -> EncoderModel:
     """Any of them."""
+    if config.raw("position_embedding_type") == "rotary" and architecture == "XLMRobertaModel":
+        return jina_v3.model(architecture, config)
     config.refuse("position_embedding_type", "absolute")
     config.refuse("is_decoder", False)
-    config.refuse("lora_adaptations")  # Jina's XLM-R, which also has rope
+    config.refuse("lora_adaptations")
     norm = layer_norm(config, eps=1e-5)
     padding = config.raw("pad_token_id")
     if padding is None or isinstance(padding, bool) or not isinstance(padding, int) or padding < 0:
