@@ -15,7 +15,7 @@ from ..files.wording import shown
 from ..text.added_tokens import special_tokens, text_of
 from ..text.tokenizer import chat_templates
 from ..text.tokenizer_backends import reading_tokenizer
-from .families.decoder import decoder_of
+from .families.decoder import REWARDS, decoder_of
 from .model import AnswerTokens
 from .options import Convert
 from .pair_template import PairTemplate, has_pair_roles, qwen3_template, read_template
@@ -64,7 +64,12 @@ def conversion(
             return Conversion({**config, "id2label": {"0": "LABEL_0"}}, answer=answer)
     if convert == "embed":
         return Conversion({**config, "architectures": [decoder.architecture]}, converts=True)
-    if decoder.use == "classifies":
+    if (reward := REWARDS.get(name)) is not None:
+        # A reward has no bounds; the two labels of a step are probabilities.
+        labels = {str(index): f"LABEL_{index}" for index in range(reward.num_labels)}
+        kind = {"problem_type": "regression"} if reward.num_labels == 1 else {}
+        return Conversion({**kind, **config, "id2label": labels})
+    if decoder.use in ("classifies", "classifies tokens"):
         return Conversion(config)
     if convert == "classify":
         raise ModelError(

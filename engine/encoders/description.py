@@ -100,7 +100,7 @@ def describe_encoder(
         graph = None
     converted, model = _native_model(modules, graph, overrides, convert, task, needed=bool(token_layers))
     config = converted.config
-    task = "classify" if converted.classifies else task
+    task = "classify" if converted.classifies else _task_of(modules, config, settings)
     interaction = None
     if task == "token_embed":
         interaction = pylate(settings_path, settings) if modules.token_dense else stanford(modules.transformer_folder)
@@ -238,7 +238,7 @@ def _task_of(modules: Modules, config: Mapping[str, Any], settings: Mapping[str,
     architecture = str(config["architectures"][0])
     if architecture.endswith("ForSequenceClassification"):
         return "classify"
-    if architecture.endswith("ForTokenClassification") and not modules.listed:
+    if architecture.endswith(("ForTokenClassification", "RewardModel")) and not modules.listed:
         return "token_classify"
     if modules.splade is not None or settings.get("model_type") == "SparseEncoder":
         return "sparse"

@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Literal, NamedTuple
 
 from ...errors import ModelError
-from ...media.families.towers import norm_tables
+from ...media.families.towers import module_tensors, norm_tables
 from ...models import ModelDescription
 from ...models.config import ConfigReader
 from ...models.families import FAMILIES as DECODERS
@@ -19,7 +19,6 @@ from ...models.spec import (
     DecoderSpec,
     MlpSpec,
     ParallelSpec,
-    ProjectionSpec,
     ResidualBlockSpec,
     TowerSpec,
     mixers,
@@ -27,20 +26,35 @@ from ...models.spec import (
 )
 from ...models.tensor_ref import TensorRef
 from ..model import AnswerTokens, EmbeddingSpec, EncoderModel, HeadSpec
-from .parts import num_labels
+from .parts import head_projections, num_labels
 
-Use = Literal["generates", "bare", "classifies"]
+Use = Literal["generates", "bare", "classifies", "classifies tokens"]
 _GENERATES = ("ForCausalLM", "LMHeadModel")
 # What the names of a family's other architectures end in. The first that fits counts.
 _USES: Mapping[str, Use] = {
     **dict.fromkeys(_GENERATES, "generates"),
     "ForSequenceClassification": "classifies",
+    "ForTokenClassification": "classifies tokens",
     "Model": "bare",
 }
 _BIDIRECTIONAL = "Bidirectional"
 _POOLING: Mapping[str, Literal["cls", "mean", "last"]] = {"avg": "mean", "cls": "cls", "last": "last"}
 # Whose bare decoder or classifier has a name of its own.
 _TEXT_MODELS = {"Gemma3Text": "Gemma3"}
+
+
+class _Reward(NamedTuple):
+    num_labels: int
+    modules: Mapping[str, str]
+
+
+_TWO_LAYERS = {"head.dense": "score.0", "head.out": "score.2"}
+REWARDS: Mapping[str, _Reward] = {
+    "InternLM2ForRewardModel": _Reward(1, {"head.out": "v_head"}),
+    "Qwen2ForProcessRewardModel": _Reward(2, _TWO_LAYERS),
+    "Qwen2ForRewardModel": _Reward(1, _TWO_LAYERS),
+}
+"""The heads of reward models, which score each token, and how many labels they have, whatever their configs say."""
 
 
 class _Decoder(NamedTuple):
@@ -52,6 +66,8 @@ class _Decoder(NamedTuple):
 @lru_cache
 def decoder_of(architecture: str) -> _Decoder | None:
     """The decoder in an architecture: one that generates text, is bare, or classifies. None: there is none here."""
+    if architecture in REWARDS:
+        return _Decoder(f"{architecture.partition('For')[0]}ForCausalLM", "classifies tokens", False)
     for ending, use in _USES.items():
         if not architecture.endswith(ending):
             continue
@@ -79,18 +95,16 @@ def model(architecture: str, config: ConfigReader, answer: AnswerTokens | None =
     described = family_of(decoder.architecture).describe(decoder.architecture, own, None)
     spec = described.spec
     _refuse(architecture, spec)
-    head, places = None, tuple[TensorRef, ...]()
-    if answer is not None:
-        head, places = HeadSpec(1, None, "last"), _rows_of_head(described, answer)
-    elif decoder.use == "classifies":
-        padding = config.raw("pad_token_id")
-        head = HeadSpec(num_labels(config), None, pooling, padding_id=padding if isinstance(padding, int) else None)
-        places = (TensorRef("score.weight"),)
+    head = (
+        _head(architecture, decoder.use, config, pooling)
+        if answer is None
+        else HeadSpec(1, None, "last", out_bias=False)
+    )
     norms = {"embedding_norm": spec.embedding.norm, "final_norm": spec.final_norm}
     tower = TowerSpec(
         spec.hidden_size,
         tuple(tuple(_seeing(residual, two_way) for residual in layer) for layer in spec.layers),
-        () if head is None else (("head.out", ProjectionSpec(spec.hidden_size, head.num_labels)),),
+        () if head is None else head_projections(head, spec.hidden_size, bias=True),
         tuple(table for name, norm in norms.items() if norm for table in norm_tables(name, norm, spec.hidden_size)),
     )
     count, offset = spec.embedding.num_positions, spec.embedding.position_offset
@@ -101,15 +115,38 @@ def model(architecture: str, config: ConfigReader, answer: AnswerTokens | None =
         scale=spec.embedding.scale,
         norm=spec.embedding.norm,
     )
+    tensors = _tensors(described, [*tower_shapes(tower), *embedding.tables])
+    if answer is not None:
+        tensors["head.out.weight"] = _rows_of_head(described, answer)
+    elif head is not None:
+        modules = REWARDS[architecture].modules if architecture in REWARDS else {"head.out": "score"}
+        heads = [name for name in tower_shapes(tower) if name.startswith("head.")]
+        tensors |= {name: (ref,) for name, ref in module_tensors(heads, modules).items()}
     return EncoderModel(
         tower=tower,
         embedding=embedding,
-        tensors=_tensors(described, [*tower_shapes(tower), *embedding.tables]) | {"head.out.weight": places},
+        tensors=tensors,
         final_norm=spec.final_norm,
         max_length=spec.max_positions,
         head=head,
         pooling="lasttoken" if pooling == "last" else pooling,
     )
+
+
+def _head(
+    architecture: str, use: Use, config: ConfigReader, pooling: Literal["cls", "mean", "last"]
+) -> HeadSpec | None:
+    """The head of an architecture that classifies texts or tokens; None for any other."""
+    if (reward := REWARDS.get(architecture)) is not None:
+        has_dense = "head.dense" in reward.modules
+        return HeadSpec(reward.num_labels, "relu" if has_dense else None, of="tokens", out_bias=has_dense)
+    if use == "classifies tokens":
+        return HeadSpec(num_labels(config), None, of="tokens")
+    if use != "classifies":
+        return None
+    padding = config.raw("pad_token_id")
+    padding_id = padding if isinstance(padding, int) else None
+    return HeadSpec(num_labels(config), None, pooling, padding_id=padding_id, out_bias=False)
 
 
 def _pooling(config: ConfigReader) -> Literal["cls", "mean", "last"]:

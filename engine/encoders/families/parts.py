@@ -158,7 +158,7 @@ def encoder(
     tower = TowerSpec(
         hidden_size,
         tuple(layers),
-        () if head is None else _projections(head, hidden_size, head_bias),
+        () if head is None else head_projections(head, hidden_size, head_bias),
         tuple(chain.from_iterable(norm_tables(name, norm, hidden_size) for name, norm in norms.items() if norm)),
     )
     if 0 < embedding.num_positions <= embedding.first_position:
@@ -178,7 +178,8 @@ def encoder(
     )
 
 
-def _projections(head: HeadSpec, size: int, bias: bool) -> tuple[tuple[str, ProjectionSpec], ...]:
+def head_projections(head: HeadSpec, size: int, bias: bool) -> tuple[tuple[str, ProjectionSpec], ...]:
+    """The tower's projections that are a head's, of rows of `size`. Its dense layer may have a `bias`."""
     outs = tuple((name, ProjectionSpec(size, end - begin, bias=head.out_bias)) for name, begin, end in head.outs)
     if head.activation is None:
         return outs

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from optional_packages import require_packages
+from safetensors.torch import save_file
 
 from tidewheel.engine.encoders.description import describe_encoder
 from tidewheel.engine.encoders.detection import is_encoder
@@ -125,6 +126,34 @@ def test_a_classifier_reads_the_last_token_that_is_no_padding(tmp_path: Path) ->
         with torch.no_grad():
             wanted = model(torch.tensor([item.token_ids])).logits[0].numpy()
         np.testing.assert_allclose(logits, wanted, atol=1e-4)
+
+
+def test_a_classifier_of_tokens_has_a_head_with_a_bias(tmp_path: Path) -> None:
+    folder, model = made(tmp_path, "qwen2", "AutoModelForTokenClassification", num_labels=3)
+    encoder = load(folder)
+    item = encoder.tokenizer.encode("grinds corn")
+    with torch.no_grad():
+        wanted = model(torch.tensor([item.token_ids])).logits[0].numpy()
+    np.testing.assert_allclose(encoder.run("token_classify", [item])[0], wanted, atol=1e-4)
+
+
+@pytest.mark.parametrize(("architecture", "labels"), [("Qwen2ForRewardModel", 1), ("Qwen2ForProcessRewardModel", 2)])
+def test_a_reward_model_scores_each_token(architecture: str, labels: int, tmp_path: Path) -> None:
+    folder, model = made(tmp_path, "qwen2")
+    head = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.ReLU(), torch.nn.Linear(32, labels))
+    zoo.fill(head)
+    own = {f"model.{name}": weight for name, weight in model.state_dict().items()}
+    save_file(
+        own | {f"score.{name}": weight for name, weight in head.state_dict().items()}, folder / "model.safetensors"
+    )
+    edit(folder / "config.json", architectures=[architecture])
+    encoder = load(folder)
+    assert isinstance(encoder, Classifier)
+    assert encoder.activation == (None if labels == 1 else "softmax")
+    item = encoder.tokenizer.encode("grinds corn")
+    with torch.no_grad():
+        wanted = head(torch.tensor(hidden(model, [*item.token_ids]))).numpy()
+    np.testing.assert_allclose(encoder.run("token_classify", [item])[0], wanted, atol=1e-4)
 
 
 def test_a_classifier_can_embed(tmp_path: Path) -> None:
@@ -265,4 +294,5 @@ def test_architectures_are_found_by_their_names() -> None:
     assert decoder_of("GPT2ForSequenceClassification") == ("GPT2LMHeadModel", "classifies", False)
     assert decoder_of("LlamaBidirectionalForSequenceClassification") == ("LlamaForCausalLM", "classifies", True)
     assert decoder_of("Gemma3TextForSequenceClassification") == ("Gemma3ForCausalLM", "classifies", False)
+    assert decoder_of("InternLM2ForRewardModel") == ("InternLM2ForCausalLM", "classifies tokens", False)
     assert decoder_of("BertModel") is None
