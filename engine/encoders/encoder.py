@@ -129,7 +129,7 @@ class Encoder(ABC):
         return self.tokenizer.encode(first, second, truncate_to=truncate_to, at_most=self.max_length)
 
     def tokens(self, token_ids: Sequence[int], *, prompt_name: str | None = None) -> EncoderInput:
-        """The input of tokens. Raises InvalidRequestError if it is to have the adapter of a prompt that there is not."""
+        """The input of tokens, with the adapter of a prompt. Raises InvalidRequestError if there is no such prompt."""
         return EncoderInput(token_ids)
 
     def check_task(
