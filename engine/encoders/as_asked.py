@@ -49,6 +49,11 @@ def _pooled(description: EncoderDescription, given: Mapping[str, Any]) -> Encode
             usual: ClassActivation = "sigmoid" if len(description.labels) == 1 else "softmax"
             changes["activation"] = (description.activation or usual) if activates else None
         return replace(description, **changes)
+    if description.task != "embed" and (kind is not None or (activates is not None and description.task == "sparse")):
+        raise ModelError(
+            f"{description.folder} is a model for {description.task}, which has no pooling to choose: leave "
+            "pooling_type out of --pooler-config, and for sparse vectors use_activation"
+        )
     changes["is_pooled_as_asked"] = kind is not None or activates is not None
     if kind is not None:
         changes["pooling"] = (POOLING[str(kind).upper()],)

@@ -265,7 +265,7 @@ class Embedder(Encoder):
         self._unweighted = [i for i in ids if i is not None]
         super().__init__(name, source, description, tokenizer, graph)
         self.info = {**self.info, "width": str(self._dimensions or self.width)}
-        if description.is_pooled_as_asked and self._outputs["embed"] == POOLED_OUTPUT:
+        if description.is_pooled_as_asked and self._outputs.get("embed") == POOLED_OUTPUT:
             raise ModelError(
                 f"{graph.path} pools the tokens itself: leave pooling_type and use_activation out of --pooler-config"
             )

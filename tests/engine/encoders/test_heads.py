@@ -14,10 +14,12 @@ from optional_packages import require_packages
 from samples import sample
 
 from tidewheel.engine.encoders import model as encoder_models
+from tidewheel.engine.encoders.as_asked import as_asked
 from tidewheel.engine.encoders.description import describe_encoder
 from tidewheel.engine.encoders.encoder import Classifier
 from tidewheel.engine.encoders.load import load_encoders
 from tidewheel.engine.encoders.pooling import Floats
+from tidewheel.engine.encoders.settings import EncoderSettings
 from tidewheel.engine.encoders.sparse_encoder import SparseEncoder
 from tidewheel.engine.errors import InvalidRequestError, ModelError
 
@@ -134,6 +136,12 @@ def test_a_model_that_predicts_words_is_an_embedder_unless_its_folder_says_spars
     assert sparse.model is not None
     assert sparse.model.head is not None
     assert (sparse.model.head.pooling, sparse.model.head.log_twice) == ("max", False)
+
+
+@pytest.mark.parametrize("given", [{"pooling_type": "CLS"}, {"use_activation": False}])
+def test_the_pooling_of_a_sparse_encoder_cannot_be_chosen(given: dict[str, Any]) -> None:
+    with pytest.raises(ModelError, match="is a model for sparse, which has no pooling to choose"):
+        as_asked(describe_encoder(zoo.native_folder("bert-splade")), EncoderSettings(pooler=given))
 
 
 @pytest.mark.parametrize(
