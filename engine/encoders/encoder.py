@@ -12,14 +12,15 @@ from numpy.typing import NDArray
 
 from ..devices.executor import Executor
 from ..errors import InvalidRequestError, ModelError, quoted
+from ..files.folder import read_json_if_there
 from ..files.wording import one_line
 from ..model_names import short_name
+from ..text.added_tokens import special_tokens, text_of
 from .classification import ClassActivation, activated
 from .description import EncoderDescription
 from .graph import LOGITS, POOLED_OUTPUT, TOKEN_LOGITS, TOKEN_OUTPUTS, TOKEN_VECTORS, TOKEN_WEIGHTS, EncoderGraph
 from .pooling import Floats, cosines, normalized, pool
 from .sparse_vectors import strongest
-from .special_tokens import special_tokens
 from .tasks import OF_TOKENS, Task
 from .tokenization import EncoderInput, EncoderTokenizer
 
@@ -259,10 +260,12 @@ class Embedder(Encoder):
         self._normalizes = description.normalize
         self._dimensions = description.dimensions
         self._matryoshka = description.matryoshka
-        # Tokens that have no weight in sparse vectors, as BGE-M3's own code has it.
-        tokens = special_tokens(description.tokenizer_folder) if TOKEN_WEIGHTS in graph.outputs else {}
-        ids = [tokenizer.token_id(tokens[role]) for role in _UNWEIGHTED if role in tokens]
-        self._unweighted = [i for i in ids if i is not None]
+        self._unweighted: list[int] = []  # tokens without a weight in sparse vectors, as BGE-M3's own code has it
+        if TOKEN_WEIGHTS in graph.outputs:
+            folder = description.tokenizer_folder
+            named = special_tokens(folder, read_json_if_there(folder / "tokenizer_config.json"))
+            ids = [tokenizer.token_id(text_of(named.get(role))) for role in _UNWEIGHTED]
+            self._unweighted = [i for i in ids if i is not None]
         super().__init__(name, source, description, tokenizer, graph)
         self.info = {**self.info, "width": str(self._dimensions or self.width)}
         if description.is_pooled_as_asked and self._outputs.get("embed") == POOLED_OUTPUT:

@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ..errors import InvalidRequestError, ModelError, quoted
+from ..files.folder import read_json_if_there
 from ..files.wording import shown
+from ..text.added_tokens import special_tokens, text_of
 from .description import EncoderDescription
 from .encoder import Embedder, ScorePlan
 from .graph import TOKEN_VECTORS, EncoderGraph
 from .late_interaction import late_interaction_scores
 from .pooling import Floats, normalized
-from .special_tokens import special_tokens
 from .tasks import Task
 from .tokenization import EncoderInput, EncoderTokenizer
 
@@ -39,10 +40,11 @@ class MultiVectorEncoder(Embedder):
                 f"{source}: queries of {interaction.query_length} tokens are longer than the {description.max_length} "
                 "that the model takes"
             )
-        tokens = special_tokens(description.tokenizer_folder)
         self._mask: int | None = None
         if interaction.expands:
-            mask = tokens.get("mask_token", tokens.get("eos_token", ""))
+            folder = description.tokenizer_folder
+            named = special_tokens(folder, read_json_if_there(folder / "tokenizer_config.json"))
+            mask = text_of(named.get("mask_token")) or text_of(named.get("eos_token"))
             self._mask = _required(tokenizer, mask, f"{source}: the mask that queries are filled up with")
         # As in sentence-transformers, words that the tokenizer lacks skip nothing: they would all be unknown tokens.
         self._skipped = {tokenizer.token_id(word) for word in interaction.skiplist} - {None}
@@ -119,7 +121,7 @@ class MultiVectorEncoder(Embedder):
         ]
 
 
-def _required(tokenizer: EncoderTokenizer, token: str, what: str) -> int:
+def _required(tokenizer: EncoderTokenizer, token: str | None, what: str) -> int:
     found = tokenizer.token_id(token)
     if found is None:
         raise ModelError(f"{what} must be a token of tokenizer.json, and {shown(token)} is none")

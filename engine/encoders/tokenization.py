@@ -156,9 +156,9 @@ class EncoderTokenizer:
         ids, types = encoding.ids + end, encoding.type_ids + [0] * len(end)
         return EncoderInput(ids, types if self._has_type_ids else None)
 
-    def token_id(self, token: str) -> int | None:
+    def token_id(self, token: str | None) -> int | None:
         """The id of a token; None if there is no such token."""
-        found: int | None = self._tokenizer.token_to_id(token)
+        found: int | None = None if token is None else self._tokenizer.token_to_id(token)
         return found
 
     def prompt_length(self, prompt: str) -> int:
