@@ -118,6 +118,6 @@ def build_encoder_app(
         *health_routes(engine),
         *metrics_routes(metrics, named=[]),
         *encoder_operations_routes(engine, models.root, shown_options or {}),
-        *no_chat_routes(models.card(first)),
+        *no_chat_routes(engine.encoders[first]),
     ]
     return app_of(routes, options, resources, lifespan, max_values=MIN_VALUES)

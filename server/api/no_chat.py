@@ -9,10 +9,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from tidewheel.engine.encoders.encoder import Encoder
+from tidewheel.engine.encoders.tasks import Task
 from tidewheel.engine.errors import quoted
 
 from ..errors import ApiError
-from ..protocol.models import ModelCard
 
 _PATHS: Mapping[str, str] = {
     "GET": "/v1/responses/{id} /v1/responses/{id}/input_items",
@@ -25,21 +26,17 @@ _PATHS: Mapping[str, str] = {
 """What only a chat model has, by method."""
 
 
-_USES = {
-    "embeddings": "/v1/embeddings, /v1/score or /v1/rerank",
-    "scores": "/v1/score or /v1/rerank",
-    "classes": "/v1/classify",
-}
+_USES: Mapping[Task, str] = {"embed": "/v1/embeddings, /v1/score or /v1/rerank", "classify": "/v1/classify"}
 
 
-def no_chat_routes(model: ModelCard) -> list[Route]:
+def no_chat_routes(model: Encoder) -> list[Route]:
     """These endpoints, on a server of this model."""
-    use = _USES[model.output_modalities[0]]
+    use = "/v1/score or /v1/rerank" if model.is_cross_encoder else _USES.get(model.task, "/v1/pooling")
 
     async def refuse(request: Request) -> Response:
         raise ApiError(
             HTTPStatus.NOT_FOUND,
-            f"this server has no chat model, and {request.url.path} needs one: {quoted(model.id)} is for {use}",
+            f"this server has no chat model, and {request.url.path} needs one: {quoted(model.name)} is for {use}",
             code="no_chat_model",
         )
 

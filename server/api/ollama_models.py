@@ -145,7 +145,7 @@ class OllamaModelEndpoints:
         info = self._info(card)
         family, level = info.get("architecture", ""), info.get("quantization") or info.get("dtype", "")
         parameters = _in_short(int(info.get("parameters", 0)))
-        return OllamaDetails("", info.get("format", ""), family, [family] if family else [], parameters, level)
+        return OllamaDetails("", info.get("format", "").lower(), family, [family] if family else [], parameters, level)
 
     def _model_info(self, card: ModelCard) -> dict[str, str | int]:
         """Under the names that GGUF files have them."""
