@@ -210,8 +210,7 @@ class CpuTower(TowerExecutor):
         adapters: NDArray[np.int32] | None,
     ) -> Generator[None, None, None]:
         """A segment that is longer than a piece, in place: first the queries, K and V of all rows, then the rest."""
-        native, lengths = self.native, np.array([len(rows)], np.int32)
-        self._is_between_turns = True
+        native, lengths, is_kept = self.native, np.array([len(rows)], np.int32), False
         try:
             for pace, remembered in ((self._remember, False), (self._finish, True)):
                 begin = 0
@@ -221,10 +220,13 @@ class CpuTower(TowerExecutor):
                     with pace.piece(end - begin):
                         compute = native.finish if remembered else native.remember
                         compute(index, rows[begin:end], here, lengths, begin, columns, seen, adapters)
-                    yield
                     begin = end
+                    # Nothing of the segment is needed behind its last piece: before the next one, others may run.
+                    is_kept = self._is_between_turns = not remembered or end < len(rows)
+                    yield
         finally:
-            self._is_between_turns = False
+            if is_kept:
+                self._is_between_turns = False
 
 
 def load_tower(

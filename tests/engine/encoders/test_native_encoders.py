@@ -111,6 +111,25 @@ def test_every_architecture_is_tested() -> None:
     assert modules | {"jina_bert"} == {*FAMILIES.values(), "decoder"}
 
 
+def test_another_text_runs_between_the_pieces_of_long_ones() -> None:
+    encoder = embedder(zoo.native_folder("bert"))
+    long = [encoder.encode(" ".join(zoo.WORDS * 20), truncate_to=encoder.max_length)] * 3
+    short = [encoder.encode(zoo.WORDS[0])]
+    wanted, between = encoder.run("embed", long), encoder.run("embed", short)
+    encoder.set_piece(1e-9)
+    pieces, times = encoder.pieces("embed", long), 0
+    while True:
+        try:
+            next(pieces)
+        except StopIteration as end:
+            np.testing.assert_array_equal(end.value, wanted)
+            break
+        if not encoder.is_within_layer:
+            times += 1
+            np.testing.assert_array_equal(encoder.run("embed", short), between)
+    assert times == 3 * 2  # after each text in each of the layers
+
+
 @pytest.mark.parametrize(
     "name", sample(["bert", "mpnet", "modernbert", "mistral", "deberta-3"], {"modernbert"}.__contains__)
 )
