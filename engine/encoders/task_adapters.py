@@ -13,7 +13,7 @@ from ..models.spec import TowerSpec, tower_shapes
 from ..models.spec.shapes import Shapes
 from ..weights.finite import require_finite
 from ..weights.lora import LoraAdapter, LowRankUpdate
-from ..weights.stored import Checkpoint
+from ..weights.stored import Stored
 from ..weights.tensor import DenseTensor, to_float32
 from ..weights.tower import TowerWeights
 from .model import EncoderModel, TasksSpec
@@ -22,7 +22,7 @@ from .model import EncoderModel, TasksSpec
 class TaskAdapters:
     """Those of the tower's matrices, and of the tables of words and types, whose rows are looked up here."""
 
-    def __init__(self, checkpoint: Checkpoint, model: EncoderModel, tasks: TasksSpec, threads: int) -> None:
+    def __init__(self, checkpoint: Stored, model: EncoderModel, tasks: TasksSpec, threads: int) -> None:
         """Raises ModelError for tensors that are missing, do not fit or have values that are not finite."""
         self._tasks, self._scale = tasks, np.float32(tasks.scale)
         shapes = {**_of_matrices(tasks, model.tower), **_of_tables(tasks, model)}
