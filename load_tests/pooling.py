@@ -1,4 +1,4 @@
-"""Compares embedding models from safetensors with the same weights in ONNX Runtime, in turn, with medians.
+"""Compares embedding models with the same weights in ONNX Runtime and llama.cpp, in turn, with medians.
 
 python load_tests/pooling.py FOLDER-OR-SHAPE
 """
@@ -6,18 +6,27 @@ python load_tests/pooling.py FOLDER-OR-SHAPE
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
+import shutil
+import subprocess
+import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from time import perf_counter
 from typing import Any, NamedTuple
 
+import httpx
 import numpy as np
 from numpy.typing import NDArray
+from process_tree import memory_mib
 
+from tidewheel.engine.devices.cpu.device import CpuDevice
+from tidewheel.engine.encoders.batching import MAX_BATCH_TOKENS
 from tidewheel.engine.encoders.description import describe_encoder
 from tidewheel.engine.encoders.native_graph import load_native
 from tidewheel.engine.encoders.options import EncoderDType
@@ -25,26 +34,39 @@ from tidewheel.engine.encoders.pooling import pool
 from tidewheel.engine.encoders.tokenization import EncoderInput
 
 Rows = NDArray[np.float32]
+Texts = Sequence[Sequence[int]]
 
+_RUNNERS = Path(__file__).parent / "peer_runners"
 # Random weights of these sizes take as long as trained ones: hidden size, layers, heads, intermediate size.
 _SHAPES = {"minilm": (384, 6, 12, 1536), "bge-base": (768, 12, 12, 3072), "bge-large": (1024, 24, 16, 4096)}
 _FIRST_WORD = 1000  # of BERT's vocabulary; lower ids are special tokens and letters
+_MAX_TOKENS = 512
 _SEED = 5
+_PADDED_TEXTS = 32  # in a batch of ONNX Runtime; as sentence-transformers has it
+_CLIENTS = 64
+_START_S = 120
+_GGUF_TYPES: dict[str, str] = {"float32": "F32", "bfloat16": "BF16", "int8": "Q8_0"}
 
 
-class Work(NamedTuple):
-    """As many texts as that, of that many tokens each."""
+class Run(NamedTuple):
+    """What embeds texts: their vectors, and how many seconds that took."""
 
-    texts: int
-    tokens: int
-
-    def inputs(self) -> list[EncoderInput]:
-        """Texts of random words."""
-        ids = np.random.default_rng(_SEED).integers(_FIRST_WORD, 30000, (self.texts, self.tokens))
-        return [EncoderInput(row) for row in ids.tolist()]
+    name: str
+    embed: Callable[[Texts], tuple[Rows, float]]
 
 
-_WORKS = (Work(1, 12), Work(1, 128), Work(32, 32), Work(32, 128), Work(8, 512))
+def works() -> Iterator[tuple[str, Texts]]:
+    """What is measured: names, and texts of random words as token ids."""
+    for texts, tokens in ((1, 12), (1, 128)):
+        yield f"{texts} x {tokens}", _texts([tokens] * texts)
+    for texts in (32, 256):
+        lengths = np.random.default_rng(_SEED).integers(32, _MAX_TOKENS + 1, texts)
+        yield f"{texts} x 32-{_MAX_TOKENS}", _texts(lengths.tolist())
+
+
+def _texts(lengths: Sequence[int]) -> Texts:
+    words = np.random.default_rng(_SEED)
+    return [words.integers(_FIRST_WORD, 30000, length).tolist() for length in lengths]
 
 
 def made_model(shape: str, folder: Path) -> Path:
@@ -56,13 +78,12 @@ def made_model(shape: str, folder: Path) -> Path:
         hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads, intermediate_size=inner
     )
     BertModel(config, add_pooling_layer=False).save_pretrained(folder)
-    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 512}))
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": _MAX_TOKENS}))
     return folder
 
 
-def onnx_runtime(folder: Path, graph: Path, threads: int) -> Callable[[Sequence[EncoderInput]], Rows]:
-    """The means of the tokens' vectors by ONNX Runtime, with the settings that it has by itself."""
-    import onnxruntime
+def exported(folder: Path, graph: Path) -> Path:
+    """The weights as an ONNX graph, by torch."""
     import torch
     from transformers import AutoModel
 
@@ -83,32 +104,95 @@ def onnx_runtime(folder: Path, graph: Path, threads: int) -> Callable[[Sequence[
         Graph().eval(), (ones, ones), str(graph), input_names=names, output_names=["last_hidden_state"],
         dynamic_axes=axes, dynamo=False,
     )  # fmt: skip
+    return graph
+
+
+def in_int8(graph: Path) -> Path:
+    """The graph with matrices in int8, whose inputs are rounded as they come, by ONNX Runtime's own tool."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    made = graph.with_name("int8.onnx")
+    quantize_dynamic(graph, made, weight_type=QuantType.QInt8)
+    return made
+
+
+def onnx_runtime(name: str, graph: Path, threads: int) -> Run:
+    """The means of the tokens' vectors by ONNX Runtime, with the settings that it has by itself."""
+    import onnxruntime
+
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     session = onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
 
-    def run(inputs: Sequence[EncoderInput]) -> Rows:
-        ids = np.array([item.token_ids for item in inputs], np.int64)
-        (rows,) = session.run(None, {"input_ids": ids, "attention_mask": np.ones_like(ids)})
-        means: Rows = rows.mean(1)
-        return means
+    def embed(texts: Texts) -> tuple[Rows, float]:
+        vectors, started = [np.empty(0, np.float32)] * len(texts), perf_counter()
+        order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
+        for start in range(0, len(order), _PADDED_TEXTS):
+            batch = order[start : start + _PADDED_TEXTS]
+            ids = np.zeros((len(batch), len(texts[batch[0]])), np.int64)
+            mask = np.zeros_like(ids)
+            for row, index in enumerate(batch):
+                ids[row, : len(texts[index])], mask[row, : len(texts[index])] = texts[index], 1
+            (rows,) = session.run(None, {"input_ids": ids, "attention_mask": mask})
+            for row, index in enumerate(batch):
+                vectors[index] = rows[row, : len(texts[index])].mean(0)
+        return np.stack(vectors), perf_counter() - started
 
-    return run
+    return Run(name, embed)
 
 
-def native(folder: Path, dtype: EncoderDType, threads: int) -> Callable[[Sequence[EncoderInput]], Rows]:
+@contextmanager
+def llama_cpp(python: Path, file: Path, threads: int) -> Iterator[Run]:
+    """The same by llama.cpp, in an interpreter of its own."""
+    command = [str(python), str(_RUNNERS / "embed_llama_cpp_python.py"), str(file), str(threads)]
+    with subprocess.Popen(command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def embed(texts: Texts) -> tuple[Rows, float]:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            print(json.dumps(texts), file=process.stdin, flush=True)
+            seconds, vectors = json.loads(process.stdout.readline())
+            return np.array(vectors, np.float32), seconds
+
+        yield Run(f"llama.cpp {file.stem}", embed)
+        process.stdin.close()
+
+
+def gguf_file(folder: Path, sources: Path, kind: str, made: Path) -> Path:
+    """The weights as GGUF, by the converter of llama.cpp's sources."""
+    file = made / f"{kind}.gguf"
+    script = _RUNNERS / "make_vision_gguf.py"
+    subprocess.run([sys.executable, str(script), str(sources), str(folder), str(file)], check=True, capture_output=True)
+    return file
+
+
+def native(folder: Path, dtype: EncoderDType, threads: int) -> Run:
     """The same by our own kernels."""
     description = describe_encoder(folder)
     assert description.model is not None
-    graph = load_native(folder, description.model, 512, (), dtype=dtype, threads=threads)
-    return lambda inputs: np.stack([pool(rows, 0, ("mean",)) for rows in graph.run(graph.outputs[0], inputs)])
+    graph = load_native(folder, description.model, _MAX_TOKENS, (), CpuDevice(), dtype=dtype, threads=threads)
+
+    def embed(texts: Texts) -> tuple[Rows, float]:
+        vectors, started = [np.empty(0, np.float32)] * len(texts), perf_counter()
+        for batch in _batches(texts):
+            found = graph.run(graph.outputs[0], [EncoderInput(texts[index]) for index in batch])
+            for index, rows in zip(batch, found, strict=True):
+                vectors[index] = pool(rows, 0, ("mean",))
+        return np.stack(vectors), perf_counter() - started
+
+    return Run(f"tidewheel {dtype}", embed)
 
 
-def seconds(run: Callable[[Sequence[EncoderInput]], Rows], inputs: Sequence[EncoderInput]) -> float:
-    """How long one batch takes."""
-    start = perf_counter()
-    run(inputs)
-    return perf_counter() - start
+def _batches(texts: Texts) -> Iterator[list[int]]:
+    batch: list[int] = []
+    for index in sorted(range(len(texts)), key=lambda i: len(texts[i])):
+        if batch and sum(len(texts[i]) for i in (*batch, index)) > MAX_BATCH_TOKENS:
+            yield batch
+            batch = []
+        batch.append(index)
+    yield batch
 
 
 def largest_distance(ours: Rows, theirs: Rows) -> float:
@@ -117,42 +201,110 @@ def largest_distance(ours: Rows, theirs: Rows) -> float:
     return float((1 - (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)).max())
 
 
+def compare(runs: Sequence[Run], rounds: int) -> None:
+    """Measure all in turn, after one run of each, and print medians as multiples of the first one's speed."""
+    for name, texts in works():
+        expected, _ = runs[0].embed(texts)
+        distances = [largest_distance(run.embed(texts)[0], expected) for run in runs]
+        times: list[list[float]] = [[] for _ in runs]
+        for _ in range(rounds):
+            for run, taken in zip(runs, times, strict=True):
+                taken.append(run.embed(texts)[1])
+        tokens = sum(map(len, texts))
+        for run, taken, distance in zip(runs, times, distances, strict=True):
+            middle = median(taken)
+            print(
+                f"{name:12} {run.name:20} {1000 * middle:9.2f} ms ({1000 * min(taken):.2f} to {1000 * max(taken):.2f}) "
+                f"{tokens / middle:9.0f} tokens/s {median(times[0]) / middle:6.2f} x  cosine distance {distance:.1e}",
+                flush=True,
+            )
+
+
+@contextmanager
+def serving(folder: Path, dtype: str, threads: int) -> Iterator[tuple[str, int]]:
+    """A server with the model alone: its address, and its process."""
+    command = [
+        str(Path(sys.executable).with_name("tidewheel")), "serve", str(folder), "--runner", "pooling",
+        "--embedding-dtype", dtype, "--embedding-threads", str(threads), "--port", "0", "--disable-log-requests",
+    ]  # fmt: skip
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            address = next(line.split(" on ")[-1].strip() for line in process.stderr if "Serving" in line)
+            yield address, process.pid
+        finally:
+            process.terminate()
+
+
+async def closed_loop(address: str, clients: int, texts: Texts) -> tuple[list[float], float]:
+    """How long each text took, one a request, and how long all of them, with as many clients at a time."""
+    waiting = list(reversed(texts))
+    taken: list[float] = []
+    limits = httpx.Limits(max_connections=clients)
+    async with httpx.AsyncClient(base_url=address, timeout=_START_S, limits=limits) as client:
+
+        async def ask() -> None:
+            while waiting:
+                body = {"input": waiting.pop(), "encoding_format": "base64"}
+                started = perf_counter()
+                (await client.post("/v1/embeddings", json=body)).raise_for_status()
+                taken.append(perf_counter() - started)
+
+        started = perf_counter()
+        await asyncio.gather(*(ask() for _ in range(clients)))
+        return taken, perf_counter() - started
+
+
+def over_http(folder: Path, dtype: str, threads: int) -> None:
+    """Print what a server takes for short texts one by one, and for many clients."""
+    weights = sum(file.stat().st_size for file in folder.glob("*.safetensors")) / 2**20
+    with serving(folder, dtype, threads) as (address, process):
+        short = _texts([12] * 200)
+        asyncio.run(closed_loop(address, 1, short))
+        alone, _ = asyncio.run(closed_loop(address, 1, short))
+        lengths = np.random.default_rng(_SEED).integers(32, _MAX_TOKENS + 1, 1024).tolist()
+        taken, seconds = asyncio.run(closed_loop(address, _CLIENTS, _texts(lengths)))
+        memory = memory_mib(process)
+    print(
+        f"HTTP, {dtype}: a text of 12 tokens in {1000 * median(alone):.2f} ms; {_CLIENTS} clients: "
+        f"{sum(lengths) / seconds:.0f} tokens/s, p50 {1000 * median(taken):.0f} ms, "
+        f"p99 {1000 * quantiles(taken, n=100)[-1]:.0f} ms; {memory:.0f} MiB, the file has {weights:.0f}"
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print a line for each kind of work and each type."""
+    """Print a line for each kind of work and each engine."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help=f"a folder with safetensors, or {', '.join(_SHAPES)} with random weights")
+    parser.add_argument("--tokenizer", type=Path, help="a folder with BERT's tokenizer, for shapes with random weights")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16", "int8"])
-    parser.add_argument("--rounds", type=int, default=15, help="how often each is measured, in turn")
+    parser.add_argument("--dtypes", nargs="+", default=list(_GGUF_TYPES), choices=list(_GGUF_TYPES))
+    parser.add_argument("--rounds", type=int, default=7, help="how often each is measured, in turn")
+    parser.add_argument("--llama-cpp-python", type=Path, metavar="VENV", help="environment that has llama-cpp-python")
+    parser.add_argument("--llama-cpp-sources", type=Path, metavar="FOLDER", help="whose converter writes GGUF files")
+    parser.add_argument("--http", action="store_true", help="measure a server, too")
     options = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory() as made:
-        folder = made_model(options.model, Path(made)) if options.model in _SHAPES else Path(options.model)
-        theirs = onnx_runtime(folder, Path(made) / "model.onnx", options.threads)
-        ours: dict[str, Callable[[Sequence[EncoderInput]], Rows]] = {
-            dtype: native(folder, dtype, options.threads) for dtype in options.dtypes
-        }
-        for work in _WORKS:
-            report(work, theirs, ours, options.rounds)
-
-
-def report(work: Work, theirs: Callable[..., Rows], ours: dict[str, Callable[..., Rows]], rounds: int) -> None:
-    """Measure all in turn, after one run of each, and print medians."""
-    inputs = work.inputs()
-    runs: dict[str, Any] = {"onnxruntime float32": theirs, **ours}
-    expected = theirs(inputs)
-    distances = {name: largest_distance(run(inputs), expected) for name, run in ours.items()}
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(rounds):
-        for name, run in runs.items():
-            times[name].append(seconds(run, inputs))
-    base = median(times["onnxruntime float32"])
-    for name in runs:
-        taken = median(times[name])
-        speed = work.texts * work.tokens / taken
-        line = f"{work.texts:3} x {work.tokens:3} tokens  {name:20} {1000 * taken:8.2f} ms  {speed:8.0f} tokens/s"
-        if name in distances:
-            line += f"  {base / taken:5.2f} x  cosine distance {distances[name]:.1e}"
-        print(line, flush=True)
+    if options.llama_cpp_python is not None and options.llama_cpp_sources is None:
+        parser.error("--llama-cpp-python needs --llama-cpp-sources, whose converter writes its files")
+    with tempfile.TemporaryDirectory() as made, ExitStack() as stack:
+        folder = Path(options.model)
+        if options.model in _SHAPES:
+            folder = made_model(options.model, Path(made) / options.model)
+            for file in options.tokenizer.glob("*token*.json") if options.tokenizer else ():
+                shutil.copy(file, folder)
+        graph = exported(folder, Path(made) / "model.onnx")
+        runs = [onnx_runtime("onnxruntime float32", graph, options.threads)]
+        if "int8" in options.dtypes:
+            runs.append(onnx_runtime("onnxruntime int8", in_int8(graph), options.threads))
+        for dtype in options.dtypes:
+            if options.llama_cpp_python is not None:
+                file = gguf_file(folder, options.llama_cpp_sources, _GGUF_TYPES[dtype], Path(made))
+                python = options.llama_cpp_python / "bin/python"
+                runs.append(stack.enter_context(llama_cpp(python, file, options.threads)))
+            runs.append(native(folder, dtype, options.threads))
+        compare(runs, options.rounds)
+        for dtype in options.dtypes if options.http else ():
+            over_http(folder, dtype, options.threads)
 
 
 if __name__ == "__main__":
