@@ -15,6 +15,7 @@ from ..files.wording import shown
 from ..text.added_tokens import special_tokens, text_of
 from ..text.tokenizer import chat_templates
 from ..text.tokenizer_backends import reading_tokenizer
+from .families import FAMILIES
 from .families.decoder import REWARDS, decoder_of
 from .model import AnswerTokens
 from .options import Convert
@@ -54,7 +55,7 @@ def conversion(
     """
     name = str(config["architectures"][0])
     decoder = decoder_of(name)
-    if decoder is None:
+    if decoder is None or name in FAMILIES:
         return Conversion(config)
     if convert in ("auto", "classify"):
         if answer is None:

@@ -280,6 +280,11 @@ def test_what_cannot_be_served_is_refused_by_its_name(tmp_path: Path) -> None:
     refused("token 1000000")
 
 
+def test_a_family_of_encoders_needs_no_conversion() -> None:
+    folder = zoo.native_folder("gemma")
+    assert describe_encoder(folder, convert="embed") == describe_encoder(folder)
+
+
 def test_a_folder_says_whether_it_is_an_encoder(tmp_path: Path) -> None:
     folder, _ = made(tmp_path, "qwen2")
     assert is_encoder(folder)
