@@ -20,7 +20,7 @@ from tidewheel.engine.encoders.families.decoder import decoder_of
 from tidewheel.engine.encoders.load import load_encoders
 from tidewheel.engine.encoders.options import Convert
 from tidewheel.engine.encoders.pair_template import PairTemplate, read_template
-from tidewheel.engine.encoders.tokenization import EncoderInput
+from tidewheel.engine.encoders.tokenization import EncoderInput, EncoderTokenizer
 from tidewheel.engine.errors import InvalidRequestError, ModelError
 
 pytest.importorskip("tidewheel._native")
@@ -186,7 +186,7 @@ TEMPLATE = (
 def test_a_reranker_scores_by_its_answer(tied: bool, tmp_path: Path) -> None:
     folder, model = made(tmp_path, "qwen3", "AutoModelForCausalLM", tie_word_embeddings=tied)
     query, documents = "what turns the wheel", ["the tide", "corn is ground by it", ""]
-    backend = load(folder, "embed").tokenizer
+    backend = EncoderTokenizer.load(folder)
 
     def wanted(instruction: str) -> list[float]:
         logits = []
@@ -244,9 +244,9 @@ def test_cutting_a_pair_keeps_what_is_behind_the_document(tmp_path: Path) -> Non
 
 def test_texts_end_in_eos_where_the_tokenizer_is_told_so(tmp_path: Path) -> None:
     folder, _ = made(tmp_path, "qwen2")
-    plain = load(folder).tokenizer.encode("corn")
+    plain = EncoderTokenizer.load(folder).encode("corn")
     edit(folder / "tokenizer_config.json", add_eos_token=True)
-    tokenizer = load(folder).tokenizer
+    tokenizer = EncoderTokenizer.load(folder)
     assert tokenizer.encode("corn").token_ids == [*plain.token_ids, TOKENS.index("<|im_end|>")]
     assert tokenizer.encode("corn", truncate_to=3).token_ids == [*plain.token_ids[:2], TOKENS.index("<|im_end|>")]
     assert tokenizer.encode("corn", add_special_tokens=False).token_ids == plain.token_ids
