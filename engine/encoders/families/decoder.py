@@ -17,6 +17,7 @@ from ...models.families import family_of
 from ...models.spec import (
     AttentionSpec,
     DecoderSpec,
+    ExpertsSpec,
     MlpSpec,
     ParallelSpec,
     ResidualBlockSpec,
@@ -193,7 +194,7 @@ def _refuse(architecture: str, spec: DecoderSpec) -> None:
     elif spec.embedding.size != spec.hidden_size:
         lacks = "embeddings that are narrower than its layers"
     for mixer in chain.from_iterable(map(mixers, spec.layers)):
-        if not isinstance(mixer, AttentionSpec | MlpSpec):
+        if not isinstance(mixer, AttentionSpec | MlpSpec | ExpertsSpec):
             lacks = lacks or f"layers of the kind {mixer.kind}"
         elif isinstance(mixer, AttentionSpec) and (mixer.kv_layer is not None or mixer.output_gate or mixer.sinks):
             lacks = lacks or "attention with an output gate, with sinks, or with another layer's K and V"
