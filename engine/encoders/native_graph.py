@@ -25,6 +25,7 @@ from ..models.tensor_ref import TensorRef
 from ..weights.checkpoint import open_checkpoint
 from ..weights.dtypes import DType
 from ..weights.finite import require_finite
+from ..weights.mapped import leave_mapped
 from ..weights.quantization import Quantization
 from ..weights.stored import Stored
 from ..weights.tensor import BlockTensor, DenseTensor, to_float32
@@ -271,6 +272,7 @@ def load_native(
         table = looked_up[name]
         assert isinstance(table, DenseTensor | BlockTensor)
         require_finite([table], threads or 1)
+        leave_mapped(table.data)  # few rows are ever used
         tables[name] = table
     weights = _weights(checkpoint, spec, tensors, model.made)
     adapters = None if model.tasks is None else TaskAdapters(checkpoint, model, model.tasks, threads or 1)
