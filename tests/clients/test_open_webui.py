@@ -1,4 +1,4 @@
-"""Open WebUI's requests, without Open WebUI: models, chats with tools, titles, suggestions, tags, and embeddings.
+"""Open WebUI's requests, without Open WebUI: models, chats with tools, titles, suggestions, tags, embeddings, rankings.
 
 They are made to the OpenAI API and to the Ollama API. The texts are our own.
 """
@@ -119,5 +119,9 @@ def test_embeddings_of_files(scripted: RunningServer) -> None:
     batch = post(scripted, "/api/embed", input=texts, model="embed:latest", truncate=True).json()["embeddings"]
     assert [item["index"] for item in data] == [0, 1]
     assert [item["embedding"] for item in data] == [pytest.approx(one, abs=1e-5) for one in batch]
+    body = {"model": "embed", "query": texts[0], "documents": texts, "top_n": len(texts)}
+    ranked = post(scripted, "/v1/rerank", **body).json()["results"]
+    assert [result["index"] for result in ranked] == [0, 1]
+    assert all(isinstance(result["relevance_score"], float) for result in ranked)
     one = post(scripted, "/api/embeddings", model="embed", prompt=texts[0]).json()["embedding"]
     assert len(one) == len(batch[0])

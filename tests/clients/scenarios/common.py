@@ -13,6 +13,8 @@ MODEL = "tidewheel-demo"
 QUESTION = "What is the weather in Paris?"
 INVENT = "Invent a wheel."
 HELLO = "Who are you?"
+QUERY = "what turns the wheel"
+DOCUMENTS = ["corn", "the tide turns a wheel", "rain and rain"]
 
 
 class Wheel(BaseModel):
@@ -42,4 +44,5 @@ WEATHER_TOOL = {
 def main(scenario: Callable[[str], dict[str, Any]]) -> None:
     """Runs a scenario against the server of a URL."""
     results = scenario(sys.argv[1])
-    print(json.dumps({**results, "structured": results["structured"].model_dump()}))
+    shown = {name: one.model_dump() if isinstance(one, BaseModel) else one for name, one in results.items()}
+    print(json.dumps(shown))

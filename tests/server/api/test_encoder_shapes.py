@@ -167,8 +167,24 @@ def test_tei_embeds(server: RunningServer) -> None:
     np.testing.assert_allclose(answered(server.post("/embed", prompted)), query, **TOLERANCE)
     cut = answered(server.post("/embed", {"inputs": LONG, "truncate": True}))
     np.testing.assert_allclose(cut, zoo.reference("bert", [LONG], max_length=64), **TOLERANCE)
+
+
+def test_sparse_vectors(start_server: StartServer, server: RunningServer) -> None:
+    pytest.importorskip("tidewheel._native")
     response = server.post("/embed_sparse", {"inputs": "corn"})
     assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
+    encoders = load_encoders([str(zoo.native_folder("bert-splade"))], ["words"])
+    (encoder,) = encoders.encoders.values()
+    wanted = encoder.run("sparse", [encoder.encode(text) for text in TEXTS])
+    sparse = start_server(encoders=encoders)
+    found = answered(sparse.post("/embed_sparse", {"inputs": TEXTS}))
+    for values, rows in zip(found, wanted, strict=True):
+        assert [(one["index"], np.float32(one["value"])) for one in values] == [(int(i), w) for i, w in rows]
+    data = answered(sparse.post("/v1/pooling", {"input": TEXTS}))["data"]
+    np.testing.assert_array_equal(np.array(data[0]["data"], np.float32), wanted[0])
+    best = answered(sparse.post("/v1/rerank", {"query": TEXTS[1], "documents": TEXTS}))["results"][0]
+    assert best["relevance_score"] >= float((wanted[1][:, 1] ** 2).sum()) * 0.999
+    assert refusal(sparse.post("/embed", {"inputs": "corn", "model": "words"}))["param"] == "model"
 
 
 def test_tei_predicts_one_text_a_pair_or_many(server: RunningServer) -> None:
@@ -229,7 +245,7 @@ def test_the_hugging_face_client(server: RunningServer) -> None:
 def test_the_root_answers_by_body_and_model(server: RunningServer) -> None:
     from huggingface_hub import InferenceClient
 
-    client = InferenceClient(server.url)  # as LangChain and Haystack ask TEI, too
+    client = InferenceClient(server.url)
     wanted = zoo.reference("bert", TEXTS)
     np.testing.assert_allclose(client.feature_extraction(TEXTS[0]), wanted[:1], **TOLERANCE)
     np.testing.assert_allclose(client.sentence_similarity(TEXTS[0], TEXTS), wanted @ wanted[0], **TOLERANCE)
