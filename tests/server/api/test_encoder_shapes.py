@@ -17,6 +17,8 @@ from server.conftest import RunningServer, StartServer
 
 from tidewheel.engine.encoders.load import load_encoders
 
+pytest.importorskip("tidewheel._native")
+
 TEXTS = ["the tide turns a wheel", "corn", "rain and rain"]
 LONG = " ".join(zoo.WORDS * 20)
 TOLERANCE = {"rtol": 1e-4, "atol": 2e-5}
@@ -26,7 +28,8 @@ LABELS = ["calm", "rough", "stormy"]
 @pytest.fixture(scope="module")
 def server(start_server: StartServer) -> RunningServer:
     models = {"embed": "bert", "prompted": "bert-prompts", "classes": "bert-classes", "rank": "bert-cross"}
-    return start_server(encoders=load_encoders([str(zoo.folder(name)) for name in models.values()], list(models)))
+    folders = [str(zoo.native_folder(name)) for name in models.values()]
+    return start_server(encoders=load_encoders(folders, list(models)))
 
 
 def answered(response: httpx.Response) -> Any:
@@ -170,7 +173,6 @@ def test_tei_embeds(server: RunningServer) -> None:
 
 
 def test_sparse_vectors(start_server: StartServer, server: RunningServer) -> None:
-    pytest.importorskip("tidewheel._native")
     response = server.post("/embed_sparse", {"inputs": "corn"})
     assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
     encoders = load_encoders([str(zoo.native_folder("bert-splade"))], ["words"])
@@ -262,7 +264,7 @@ def test_the_root_answers_by_body_and_model(server: RunningServer) -> None:
 
 
 def test_the_root_needs_a_key_for_more_than_its_page(start_server: StartServer) -> None:
-    locked = start_server(api_keys=["secret"], encoders=load_encoders([str(zoo.folder("bert"))], ["embed"]))
+    locked = start_server(api_keys=["secret"], encoders=load_encoders([str(zoo.native_folder("bert"))], ["embed"]))
     assert locked.http.get("/").status_code == 200
     assert locked.post("/", {"inputs": "a"}).status_code == 401
     assert locked.post("/", {"inputs": "a"}, headers={"x-api-key": "secret"}).status_code == 200
