@@ -28,7 +28,9 @@ EMBEDDINGS = "/v1/embeddings"
 
 @pytest.fixture(scope="module")
 def server(start_server: StartServer) -> RunningServer:
-    encoders = load_encoders([str(zoo.folder("bert")), str(zoo.folder("bert-cross"))], ["embed", "rank"])
+    encoders = load_encoders(
+        [str(zoo.native_folder("bert")), str(zoo.native_folder("distilbert-cross"))], ["embed", "rank"]
+    )
     return start_server(encoders=encoders, chat=False, served_model_names=["embed", "alias"])
 
 
@@ -49,7 +51,7 @@ def test_its_endpoints_work_under_all_its_names(server: RunningServer) -> None:
 
 
 def test_any_name_is_answered_if_names_are_not_checked(start_server: StartServer) -> None:
-    encoders = load_encoders([str(zoo.folder("bert"))], ["embed"])
+    encoders = load_encoders([str(zoo.native_folder("bert"))], ["embed"])
     server = start_server(encoders=encoders, chat=False, skip_model_name_validation=True)
     assert server.post(EMBEDDINGS, {"input": "a", "model": "other"}).json()["model"] == "embed"
 
@@ -68,7 +70,7 @@ def test_what_generates_says_that_there_is_no_chat_model(server: RunningServer) 
 
 
 def test_it_has_every_path_that_a_chat_model_s_server_has() -> None:
-    encoders = load_encoders([str(zoo.folder("bert"))], ["embed"])
+    encoders = load_encoders([str(zoo.native_folder("bert"))], ["embed"])
     alone, beside = (
         {(route.path, *sorted(route.methods or ())) for route in app.routes if isinstance(route, Route)}
         for app in (build_encoder_app(encoders, AppOptions()), build_app(ScriptedEngine(), AppOptions(), encoders))
@@ -79,7 +81,11 @@ def test_it_has_every_path_that_a_chat_model_s_server_has() -> None:
 def test_ollama_s_clients_see_what_it_is(server: RunningServer) -> None:
     tags = server.http.get("/api/tags").json()["models"]
     assert tags[0]["name"] == "embed:latest"
-    assert (tags[0]["details"]["format"], tags[0]["details"]["family"], tags[0]["size"] > 0) == ("onnx", "bert", True)
+    assert (tags[0]["details"]["format"], tags[0]["details"]["family"], tags[0]["size"] > 0) == (
+        "safetensors",
+        "bert",
+        True,
+    )
     shown = server.post("/api/show", {}).json()
     assert shown["capabilities"] == ["embedding"]
     width = len(server.post(EMBEDDINGS, {"input": "a"}).json()["data"][0]["embedding"])
@@ -143,6 +149,7 @@ def test_what_an_encoder_cannot_be(options: dict[str, object], said: str) -> Non
         alone(zoo.native_folder("bert"), **options)
 
 
+@pytest.mark.sweep
 def test_a_graph_that_pools_cannot_pool_in_another_way() -> None:
     with pytest.raises(ModelError, match="pools the tokens itself: leave pooling_type and use_activation out"):
         alone(zoo.folder("bert-dense"), pooler_config={"pooling_type": "CLS"})

@@ -152,7 +152,7 @@ def gated_encoders(monkeypatch: pytest.MonkeyPatch) -> tuple[EncoderEngine, thre
     folders = [str(encoder_zoo.folder(name)) for name in ("bert", "bert-cross")]
     encoders, opened = load_encoders(folders, ["embed", "rank"]), threading.Event()
     for encoder in encoders.encoders.values():
-        monkeypatch.setattr(encoder, "run", lambda *asked, run=encoder.run: opened.wait() and run(*asked))
+        monkeypatch.setattr(encoder, "pieces", lambda *asked, pieces=encoder.pieces: opened.wait() and pieces(*asked))
     return encoders, opened
 
 
