@@ -663,6 +663,14 @@ NB_MODULE(_native, m) {
         return self.pack_adapter(type, content);
       }, "dtype"_a, "updates"_a)
       .def("set_adapter", &Tower::set_adapter, "number"_a, "adapter"_a.none(), nb::call_guard<nb::gil_scoped_release>())
+      .def("remember_keys", [](Tower& self, const std::string& name, Matrix rows, int length, int first) {
+        const nb::gil_scoped_release release;
+        self.remember_keys(name, length, first, {rows.data(), rows.size()});
+      }, "name"_a, "rows"_a, "length"_a, "first"_a)
+      .def("attend", [](Tower& self, const std::string& name, Matrix rows, int length, RowsOut out) {
+        const nb::gil_scoped_release release;
+        self.attend(name, length, {rows.data(), rows.size()}, {out.data(), out.size()});
+      }, "name"_a, "rows"_a, "length"_a, "out"_a)
       .def("release_scratch", &Tower::release_scratch, nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("isa", [](const Tower& self) { return self.kernels().name; })
       .def_prop_ro("num_blocks", &Tower::num_blocks)

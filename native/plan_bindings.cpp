@@ -192,6 +192,7 @@ void each_plan(auto&& visit) {
   visit("Eagle3Plan", Eagle3Plan());
   visit("DecoderPlan", DecoderPlan());
   visit("ProjectionPlan", ProjectionPlan());
+  visit("CrossAttentionPlan", CrossAttentionPlan());
   visit("TowerPlan", TowerPlan());
 }
 

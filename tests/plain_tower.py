@@ -94,6 +94,17 @@ class PlainTower(TowerExecutor):
             x = x + residual.scale * out
         return _numpy(x)
 
+    def attend(self, name: str, queries: Rows, keys: Rows, values: Rows) -> Generator[None, None, Rows]:
+        spec = dict(self.spec.cross_attentions)[name]
+        assert {rows.shape[1] for rows in (queries, keys, values)} == {spec.width}
+        yield
+        q, k, v = (
+            torch.from_numpy(np.ascontiguousarray(rows)).reshape(len(rows), -1, spec.head_dim).transpose(0, 1)
+            for rows in (queries, keys, values)
+        )
+        scores = torch.softmax(q @ k.transpose(1, 2) * spec.scale, -1)
+        return _numpy((scores @ v).transpose(0, 1).reshape(len(queries), -1))
+
     def table(self, name: str) -> Rows:
         assert name in dict(self.spec.tables)
         self.used.add(name)

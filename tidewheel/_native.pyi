@@ -314,10 +314,16 @@ class ProjectionPlan(_Plan):
     activates: bool
     activation: Literal["silu", "gelu", "gelu_tanh", "gelu_quick", "relu", "relu2"]
 
+class CrossAttentionPlan(_Plan):
+    num_heads: int
+    head_dim: int
+    scale: float
+
 class TowerPlan(_Plan):
     hidden_size: int
     layers: Sequence[Sequence[ResidualBlockPlan]]
     projections: Mapping[str, ProjectionPlan]
+    cross_attentions: Mapping[str, CrossAttentionPlan]
     formats: Mapping[str, WeightFormat]
     input_orders: Mapping[str, Sequence[int]]
 
@@ -499,6 +505,8 @@ class Tower:
         ],
     ) -> Adapter: ...
     def set_adapter(self, number: int, adapter: Adapter | None) -> None: ...
+    def remember_keys(self, name: str, rows: NDArray[np.float32], length: int, first: int) -> None: ...
+    def attend(self, name: str, rows: NDArray[np.float32], length: int, out: NDArray[np.float32]) -> None: ...
     def release_scratch(self) -> None: ...
 
 def sample(

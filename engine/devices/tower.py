@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..models.spec import AttentionSpec, LayerSpec, TowerSpec, mixers
+from ..models.spec import AttentionSpec, CrossAttentionSpec, LayerSpec, TowerSpec, mixers
 from ..weights.dtypes import DType
 from ..weights.lora import LoraAdapter
 from ..weights.quantization import Quantization
@@ -45,10 +45,10 @@ class TowerOptions:
 class TowerExecutor(ABC):
     """A tower's weights on a device, beside the model's executor and on its threads, which is idle meanwhile.
 
-    `project`, `layer` and `layers` are generators: they yield after pieces of about `piece_s` seconds of work, so that
-    the caller may do something else in between, and run other rows unless the tower `is_within_layer`. The caller may
-    change `piece_s` between any two pieces. Whatever the pieces, the bits of the results are the same, and those of a
-    segment depend on that segment alone. Everything is called on the engine thread. A tower on threads of its own is
+    `project`, `layer`, `layers` and `attend` are generators: they yield after pieces of about `piece_s` seconds, so
+    that the caller may do something else in between, and run other rows unless the tower `is_within_layer`. The caller
+    may change `piece_s` between any two pieces. Whatever the pieces, the bits of the results are the same, and those of
+    a segment depend on that segment alone. Everything is called on the engine thread. A tower on threads of its own is
     called by one thread at a time.
     """
 
@@ -98,7 +98,7 @@ class TowerExecutor(ABC):
 
     @property
     def is_within_layer(self) -> bool:
-        """Whether a layer is under way that keeps a segment on the device, so that no other rows can be computed."""
+        """Whether a layer or cross attention is under way that keeps rows on the device: no others can be computed."""
         return False
 
     def share_threads(self, beside: Executor) -> bool:
@@ -107,6 +107,13 @@ class TowerExecutor(ABC):
         Both must be idle.
         """
         return False
+
+    @abstractmethod
+    def attend(self, name: str, queries: Rows, keys: Rows, values: Rows) -> Generator[None, None, Rows]:
+        """The cross attention `name`, head by head: `[Q, W]` of `queries [Q, W]`, `keys [K, W]` and `values [K, W]`.
+
+        W is the width of all heads. Raises ValueError for other shapes, and for more than `max_rows` keys.
+        """
 
     @abstractmethod
     def table(self, name: str) -> Rows:
@@ -122,6 +129,22 @@ def checked_rows(rows: Rows, width: int) -> Rows:
     if rows.ndim != 2 or rows.shape[1] != width:
         raise ValueError(f"rows must have the shape [N, {width}], not {list(rows.shape)}")
     return np.ascontiguousarray(rows, np.float32)
+
+
+def checked_attention(
+    spec: TowerSpec, name: str, rows: tuple[Rows, Rows, Rows], max_rows: int
+) -> tuple[CrossAttentionSpec, Rows, Rows, Rows]:
+    """The cross attention of that name, and queries, keys and values as `checked_rows` gives them.
+
+    Raises ValueError for a name that is not the spec's, and for no keys, too many, or not as many values.
+    """
+    attention = dict(spec.cross_attentions).get(name)
+    if attention is None:
+        raise ValueError(f"the tower has no cross attention {name}")
+    queries, keys, values = (checked_rows(one, attention.width) for one in rows)
+    if not 0 < len(keys) <= max_rows or len(values) != len(keys):
+        raise ValueError(f"there must be 1 to {max_rows} keys and as many values, not {len(keys)} and {len(values)}")
+    return attention, queries, keys, values
 
 
 def check_segments(segments: NDArray[np.int32], num_rows: int, max_rows: int) -> None:

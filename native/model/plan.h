@@ -92,7 +92,8 @@ struct AttentionPlan {
   bool two_way = false;             // tokens see up to Step::visible_until
   bool clipped = false;             // see ClippedLinear; only in towers
   std::optional<DisentangledPlan> disentangled;  // only in towers
-  // Python does not set these two: Eagle3 does.
+  // Python does not set these three: Tower does, and Eagle3.
+  bool projected = false;           // its rows are q, k and v, and its result is stored as it is; only in towers
   int input_size = 0;               // size of its input rows; 0: the hidden size
   bool skips_first = false;         // hide a sequence's first token; only for steps with one token each
 

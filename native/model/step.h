@@ -39,6 +39,8 @@ struct Step {
   std::span<const int32_t> visible_until = {};
   // For towers. `remembered`: the K, V and queries of these tokens have been stored by Mixer::remember.
   bool remembered = false;
+  // `only_queries`: these tokens' K and V are not stored, and they see those that have been stored.
+  bool only_queries = false;
   int first_query = 0;                            // the number of the first token among the queries that are kept
   std::span<float> rows = {};                     // [T, row_floats], between pipeline stages; empty for a whole model
 };

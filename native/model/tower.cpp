@@ -24,6 +24,7 @@ Tower::Tower(TowerPlan plan, const Kernels& kernels, CacheType cache_type, Tower
   // Projections and layers never run together, so they use the same memory.
   for (const auto& [name, projection] : plan_.projections) add_projection(name, projection);
   for (size_t i = 0; i < plan_.layers.size(); ++i) add_layer(plan_.layers[i], "layers." + std::to_string(i) + ".");
+  for (const auto& [name, attention] : plan_.cross_attentions) add_cross_attention(name, attention);
 
   const Ownership& ownership = pool_->ownership();
   weights_.place(ownership);
@@ -80,6 +81,45 @@ void Tower::add_part(const ResidualBlockPlan& residual, bool is_first) {
   } else {
     require(std::holds_alternative<ExpertsPlan>(residual.mixer), "a tower's layers have only attention, MLPs and experts");
   }
+}
+
+void Tower::add_cross_attention(const std::string& name, const CrossAttentionPlan& plan) {
+  AttentionPlan attention;
+  attention.num_heads = attention.num_kv_heads = plan.num_heads, attention.head_dim = plan.head_dim;
+  attention.scale = plan.scale, attention.two_way = attention.projected = true;
+  const Workspace::Turn turn(workspace_);
+  cross_attentions_[name] = {attention.q_size(), std::make_unique<Attention>(attention, name + ".", context_)};
+}
+
+std::pair<const Tower::CrossAttention&, int> Tower::cross_attention(const std::string& name, int length, size_t num_floats) const {
+  const auto found = cross_attentions_.find(name);
+  if (found == cross_attentions_.end()) fail("the tower has no cross attention " + name);
+  const size_t width = 3 * size_t(found->second.width), rows = num_floats / width;
+  require(length > 0 && length <= shape_.max_rows && rows > 0 && rows <= size_t(shape_.piece_rows) && rows * width == num_floats,
+          "cross attention takes rows of q, k and v, at most a piece of them, and keys for which there is room");
+  return {found->second, static_cast<int>(rows)};
+}
+
+void Tower::remember_keys(const std::string& name, int length, int first, std::span<const float> rows) {
+  const auto [cross, count] = cross_attention(name, length, rows.size());
+  require(first >= 0 && first <= length - count, "the rows of a piece must be among all rows");
+  const int32_t query_start[] = {0, count}, lengths[] = {length};
+  const Step step = step_of({query_start, lengths, first, {}}, count, 0);
+  pool_->run([&](Worker& worker) {
+    cross.attention->remember(worker, step, {rows.data(), 3 * size_t(cross.width), count});
+  });
+}
+
+void Tower::attend(const std::string& name, int length, std::span<const float> rows, std::span<float> out) {
+  const auto [cross, count] = cross_attention(name, length, rows.size());
+  require(out.size() == size_t(count) * cross.width, "attention gives as many rows as there are queries");
+  const int32_t query_start[] = {0, count}, lengths[] = {length};
+  Step step = step_of({query_start, lengths, 0, {}}, count, 0);
+  step.only_queries = true;
+  pool_->run([&](Worker& worker) {
+    cross.attention->run(worker, step, {rows.data(), 3 * size_t(cross.width), count},
+                         {Epilogue::kStore, out.data(), size_t(cross.width)});
+  });
 }
 
 void Tower::project(const std::string& name, std::span<const float> rows, std::span<float> out) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "model/context.h"
+#include "model/mixers/attention.h"
 #include "model/residual_block.h"
 #include "model/step.h"
 #include "model/tower_plan.h"
@@ -73,6 +74,12 @@ class Tower {
   void remember(int layer, const TowerPiece& piece, std::span<const float> rows);
   void finish(int layer, const TowerPiece& piece, std::span<float> rows);
 
+  // Cross attention of rows [T, q k v], each as wide as the heads together. First all keys and values are remembered,
+  // piece by piece: of `length` rows those from `first` on. Then other rows' q attend to them: `out` is [T, q]. Between
+  // the two, nothing else may run.
+  void remember_keys(const std::string& name, int length, int first, std::span<const float> rows);
+  void attend(const std::string& name, int length, std::span<const float> rows, std::span<float> out);
+
   // Gives memory that only these calls need back to the system, until the next one.
   void release_scratch();
 
@@ -95,6 +102,7 @@ class Tower {
   void add_layer(const std::vector<ResidualBlockPlan>& layer, const std::string& prefix);
   // Looks at a residual block of the last layer, which may be the first of it, or beside others.
   void add_part(const ResidualBlockPlan& residual, bool is_first);
+  void add_cross_attention(const std::string& name, const CrossAttentionPlan& plan);
   size_t check(int layer, const TowerPiece& piece, size_t num_floats, bool whole) const;
   // The piece as a step of layers with this reach, whose arrays are members.
   Step step_of(const TowerPiece& piece, size_t num_rows, int reach);
@@ -117,7 +125,16 @@ class Tower {
   Profile profile_;
   Context context_;
 
+  struct CrossAttention {
+    int width;  // of all heads
+    std::unique_ptr<const Attention> attention;
+  };
+
+  // The cross attention, and how many rows there are.
+  std::pair<const CrossAttention&, int> cross_attention(const std::string& name, int length, size_t num_floats) const;
+
   std::map<std::string, Projection> projections_;
+  std::map<std::string, CrossAttention> cross_attentions_;
   std::vector<std::deque<ResidualBlock>> layers_;
   std::vector<int> reaches_;  // of each layer: a row sees itself and what is less far ahead; 0: to its segment's end
 

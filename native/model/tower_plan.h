@@ -23,15 +23,23 @@ struct ProjectionPlan {
   }
 };
 
+// Attention of some rows to others, which has no weights.
+struct CrossAttentionPlan {
+  int num_heads = 0, head_dim = 0;
+  float scale = 0;
+  void visit_fields(auto&& field) { field("num_heads", num_heads), field("head_dim", head_dim), field("scale", scale); }
+};
+
 struct TowerPlan {
   int hidden_size = 0;
   std::vector<std::vector<ResidualBlockPlan>> layers;
   std::map<std::string, ProjectionPlan> projections;
+  std::map<std::string, CrossAttentionPlan> cross_attentions;
   std::map<std::string, WeightFormat> formats;  // how to store each matrix, by the name of its tensor
   InputOrders input_orders;                     // for matrices whose inputs are not in the model's order
   void visit_fields(auto&& field) {
     field("hidden_size", hidden_size), field("layers", layers), field("projections", projections),
-    field("formats", formats), field("input_orders", input_orders);
+    field("cross_attentions", cross_attentions), field("formats", formats), field("input_orders", input_orders);
   }
 };
 

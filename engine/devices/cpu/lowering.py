@@ -108,6 +108,10 @@ def lower_tower(spec: TowerSpec, formats: Formats) -> _native.TowerPlan:
             )
             for name, projection in spec.projections
         },
+        cross_attentions={
+            name: _native.CrossAttentionPlan(num_heads=one.num_heads, head_dim=one.head_dim, scale=one.scale)
+            for name, one in spec.cross_attentions
+        },
         formats=plan_formats(formats, tower_shapes(spec)),
         input_orders=input_orders(formats),
     )

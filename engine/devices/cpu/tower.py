@@ -19,7 +19,16 @@ from ...weights.tensor import WeightSource, to_float32
 from ..cache_split import BLOCK_TOKENS
 from ..executor import Executor
 from ..load_plan import weight_bytes
-from ..tower import Rows, TowerExecutor, TowerOptions, check_seen, check_segments, checked_positions, checked_rows
+from ..tower import (
+    Rows,
+    TowerExecutor,
+    TowerOptions,
+    check_seen,
+    check_segments,
+    checked_attention,
+    checked_positions,
+    checked_rows,
+)
 from .executor import CpuExecutor
 from .formats import Formats
 from .lowering import lower_tower
@@ -62,6 +71,10 @@ class CpuTower(TowerExecutor):
         largest = max(operations, default=0)
         self._run, self._remember, self._finish = (Pace(most, largest, threads) for _ in range(3))
         self._all = Pace(most, sum(operations), threads)
+        self._paces = {
+            name: (Pace(most, 4 * attention.width, threads), Pace(most, 4 * attention.width * max_rows, threads))
+            for name, attention in spec.cross_attentions
+        }
 
     @property
     def native(self) -> _native.Tower:
@@ -170,6 +183,40 @@ class CpuTower(TowerExecutor):
         beside.close_with(self)
         return True
 
+    def attend(self, name: str, queries: Rows, keys: Rows, values: Rows) -> Generator[None, None, Rows]:
+        """See TowerExecutor. All keys and values come first, then the queries, some of either at a time."""
+        native = self.native
+        if self._is_between_turns:
+            raise RuntimeError("another layer is under way")
+        rows = queries, keys, values
+        attention, queries, keys, values = checked_attention(self.spec, name, rows, self._max_rows)
+        width, count = attention.width, len(keys)
+        of_keys, of_queries = self._paces[name]
+        out = np.empty_like(queries)
+        self._is_between_turns = True
+        try:
+            begin = 0
+            while begin < count:
+                end = begin + of_keys.next_piece(count - begin, self.piece_s)
+                piece = np.zeros((end - begin, 3 * width), np.float32)
+                piece[:, width : 2 * width], piece[:, 2 * width :] = keys[begin:end], values[begin:end]
+                with of_keys.piece(end - begin):
+                    native.remember_keys(name, piece, count, begin)
+                yield
+                begin = end
+            begin = 0
+            while begin < len(queries):
+                end = begin + of_queries.next_piece(len(queries) - begin, self.piece_s)
+                piece = np.zeros((end - begin, 3 * width), np.float32)
+                piece[:, :width] = queries[begin:end]
+                with of_queries.piece(end - begin):
+                    native.attend(name, piece, count, out[begin:end])
+                yield
+                begin = end
+        finally:
+            self._is_between_turns = False
+        return out
+
     def table(self, name: str) -> Rows:
         """See TowerExecutor. Raises ValueError for a name that is not the spec's."""
         if name not in self._tables:
@@ -272,17 +319,17 @@ def load_tower(
 def tower_bytes(spec: TowerSpec, formats: Formats, options: TowerOptions) -> int:
     """About how many bytes a tower takes with a segment of `max_rows`, which its caller has twice in float32."""
     kept = 0  # queries, K and V, and what positions add to their scores
-    for layer in spec.layers:
-        for mixer in mixers(layer):
-            if isinstance(mixer, AttentionSpec):
-                block = _native.kv_bytes_per_block(
-                    mixer.num_kv_heads, mixer.head_dim, mixer.head_dim, False, options.dtype
-                )
-                a_row = block // BLOCK_TOKENS
-                queries = a_row * mixer.num_heads // (2 * mixer.num_kv_heads)
-                kept = max(kept, a_row + queries + _position_bytes(mixer))
+    all_mixers = [mixer for layer in spec.layers for mixer in mixers(layer)]
+    attentions = [mixer for mixer in all_mixers if isinstance(mixer, AttentionSpec)]
+    heads = [(one.num_heads, one.num_kv_heads, one.head_dim, _position_bytes(one)) for one in attentions]
+    heads += [(one.num_heads, one.num_heads, one.head_dim, 0) for _, one in spec.cross_attentions]
+    for num_heads, num_kv_heads, head_dim, of_positions in heads:
+        block = _native.kv_bytes_per_block(num_kv_heads, head_dim, head_dim, False, options.dtype)
+        a_row = block // BLOCK_TOKENS
+        kept = max(kept, a_row + a_row * num_heads // (2 * num_kv_heads) + of_positions)
     widths = [2 * (projection.inputs + projection.outputs) for _, projection in spec.projections]
     widths += [residual.mixer.activations + spec.hidden_size for layer in spec.layers for residual in layer]
+    widths += [2 * 3 * attention.width for _, attention in spec.cross_attentions]
     piece = _piece_rows(spec, options.max_rows) * max(widths, default=0) * _FLOAT_BYTES
     image = options.max_rows * 2 * spec.hidden_size * _FLOAT_BYTES
     return weight_bytes(tower_shapes(spec), formats) + options.max_rows * kept + piece + image

@@ -16,7 +16,16 @@ from ...errors import DeviceError
 from ...models.spec import AttentionSpec, DisentangledSpec, ExpertsSpec, MlpSpec, ParallelSpec, TowerSpec
 from ...weights.finite import read_finite
 from ...weights.tensor import WeightSource, to_float32
-from ..tower import Rows, TowerExecutor, TowerOptions, check_seen, check_segments, checked_positions, checked_rows
+from ..tower import (
+    Rows,
+    TowerExecutor,
+    TowerOptions,
+    check_seen,
+    check_segments,
+    checked_attention,
+    checked_positions,
+    checked_rows,
+)
 from .mixers import Parts, ResidualBlock, Tokens
 from .mixers.attention import rotate, temperature_at
 from .mixers.experts import Experts
@@ -123,7 +132,7 @@ class TorchTower(TowerExecutor):
         if options.adapters:
             raise DeviceError("the torch device has no adapters of towers")
         self.spec, self._max_rows = spec, options.max_rows
-        dtype = DTYPES[options.dtype]
+        self._dtype = dtype = DTYPES[options.dtype]
         tables = dict(spec.tables)
         tensors = dict(read_finite(weights, cancellation))
         self._tables = {name: to_float32(tensors.pop(name)) for name in tables}
@@ -179,6 +188,18 @@ class TorchTower(TowerExecutor):
                 out[begin:end] = x.numpy()
             yield
         return out
+
+    def attend(self, name: str, queries: Rows, keys: Rows, values: Rows) -> Generator[None, None, Rows]:
+        """See TowerExecutor."""
+        self._loaded()
+        attention, *rows = checked_attention(self.spec, name, (queries, keys, values), self._max_rows)
+        with torch.inference_mode():
+            q, k, v = (torch.tensor(one).view(len(one), -1, attention.head_dim) for one in rows)
+            q, k, v = (heads.to(self._dtype).float() for heads in (q, k, v))
+            scores = torch.einsum("nhd,mhd->hnm", q, k) * attention.scale
+            result = torch.einsum("hnm,mhd->nhd", scores.softmax(-1), v)
+        yield
+        return result.reshape(len(q), -1).numpy()
 
     def table(self, name: str) -> Rows:
         """See TowerExecutor. Raises ValueError for a name that is not the spec's."""

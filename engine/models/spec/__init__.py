@@ -30,12 +30,13 @@ from .stages import (
     stage_row_floats,
     stage_tensors,
 )
-from .tower import ProjectionSpec, TowerSpec, tower_shapes
+from .tower import CrossAttentionSpec, ProjectionSpec, TowerSpec, tower_shapes
 
 __all__ = [
     "Activation",
     "AltUpSpec",
     "AttentionSpec",
+    "CrossAttentionSpec",
     "DecoderSpec",
     "DeltaNetSpec",
     "DisentangledSpec",

@@ -29,13 +29,28 @@ class ProjectionSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class CrossAttentionSpec:
+    """Softmax attention of some rows to others, head by head. It has no weights: projections are around it."""
+
+    num_heads: int
+    head_dim: int
+    scale: float
+
+    @property
+    def width(self) -> int:
+        """Of a row of queries, keys or values: all heads together."""
+        return self.num_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
 class TowerSpec:
     """The parts of a tower. What puts them in an order is its family's `Vision`.
 
     `layers` compute rows of `hidden_size`. Where attention is `two_way`, each row sees all rows of its segment, or
     those less than a `sliding_window` away, otherwise only itself and those before it. `projections` are linear layers
     outside of them, by name, and `tables` small arrays that are added, joined or normalized with, by name and shape:
-    position embeddings, class embeddings, weights of norms between layers.
+    position embeddings, class embeddings, weights of norms between layers. `cross_attentions` let rows of one kind see
+    rows of another, as a resampler's learned queries see the rows behind the layers.
 
     A layer has at most one attention, as its first residual block or the first of several side by side, and MLPs or
     experts. Raises ValueError for any other, and for attention that has what only decoders have.
@@ -45,6 +60,7 @@ class TowerSpec:
     layers: tuple[LayerSpec, ...]
     projections: tuple[tuple[str, ProjectionSpec], ...] = ()
     tables: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    cross_attentions: tuple[tuple[str, CrossAttentionSpec], ...] = ()
 
     @property
     def reach(self) -> int | None:

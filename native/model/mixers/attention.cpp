@@ -13,6 +13,12 @@ float scale_at(const TemperaturePlan& temperature, int position) {
   return static_cast<float>(1 + double{temperature.beta} * std::log1p(static_cast<double>(steps)));
 }
 
+void copy(Worker& worker, const Rows& rows, int size, float* to, size_t stride) {
+  worker.share(rows.count, 4, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) std::copy_n(rows.x + row * rows.stride, size, to + row * stride);
+  });
+}
+
 }  // namespace
 
 Attention::Attention(const AttentionPlan& plan, const std::string& prefix, Context& context)
@@ -47,7 +53,9 @@ Attention::Attention(const AttentionPlan& plan, const std::string& prefix, Conte
   const int q = plan.q_size(), kv = plan.kv_size(), hidden = plan.input_size ? plan.input_size : context.hidden_size;
   require(!plan.output_gate || (!shares() && !plan.values_from_keys), "an output gate is behind projections of q, k and v");
   const int all = shares() ? q : plan.values_from_keys ? q + kv : q + 2 * kv + (plan.output_gate ? q : 0);
-  if (plan.clipped) {
+  if (plan.projected) {
+    require(state.is_tower, "only in a tower, rows may be q, k and v");
+  } else if (plan.clipped) {
     add_clipped(prefix, context);
   } else {
     weights.add_linear(prefix + "q", qkv_, q, hidden, plan.qkv_bias, {all, q, 0, 0});
@@ -99,7 +107,9 @@ void Attention::run(Worker& worker, const Step& step, const Rows& input, const O
   if (plan_.output_gate) gate(worker, input.count);
   context_.profile.end(worker, Phase::kAttention);
   const Rows results{qkv(0), qkv_rows_.stride, input.count};
-  if (plan_.clipped) {
+  if (plan_.projected) {
+    copy(worker, results, plan_.q_size(), output.y, output.stride);
+  } else if (plan_.clipped) {
     clipped_out_.run(worker, results, clipped_, output);
   } else {
     context_.gemms.run(worker, out_, results, output);
@@ -108,7 +118,9 @@ void Attention::run(Worker& worker, const Step& step, const Rows& input, const O
 }
 
 void Attention::project(Worker& worker, const Step& step, const Rows& input) const {
-  if (plan_.clipped) {
+  if (plan_.projected) {
+    copy(worker, input, plan_.q_size() + 2 * plan_.kv_size(), qkv(0), qkv_rows_.stride);
+  } else if (plan_.clipped) {
     const int q = plan_.q_size(), kv = plan_.kv_size();
     clipped_q_.run(worker, input, clipped_, {Epilogue::kStore, qkv(0), qkv_rows_.stride});
     clipped_k_.run(worker, input, clipped_, {Epilogue::kStore, qkv(0) + q, qkv_rows_.stride});
@@ -157,7 +169,6 @@ void Attention::gate(Worker& worker, int tokens) const {
 void Attention::store(const Worker& worker, const Step& step, const AttentionTask& task, int token, Range kv_heads) const {
   const AttentionState& state = context_.attention;
   const int position = step.positions[token];
-  const int block = block_table(step, task.sequence)[position / kBlockTokens];
   StoreQkvArgs args{};
   args.heads = heads_;
   args.kv_begin = kv_heads.begin, args.kv_end = kv_heads.end;
@@ -175,7 +186,10 @@ void Attention::store(const Worker& worker, const Step& step, const AttentionTas
     args.interleaved = plan_.rope->interleaved;
   }
   args.q = queries(step, token);
-  args.cache_heads = shares() ? nullptr : cache().head(worker.group(), layer_, block, kv_heads.begin);
+  if (!shares() && !step.only_queries) {
+    const int block = block_table(step, task.sequence)[position / kBlockTokens];
+    args.cache_heads = cache().head(worker.group(), layer_, block, kv_heads.begin);
+  }
   args.slot = position % kBlockTokens;
   context_.kernels.store_qkv(state.cache_type, args);
 }

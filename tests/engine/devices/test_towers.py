@@ -26,6 +26,7 @@ from tidewheel.engine.devices.tower import Rows, TowerExecutor, TowerOptions
 from tidewheel.engine.errors import DeviceError, ModelError
 from tidewheel.engine.models.spec import (
     AttentionSpec,
+    CrossAttentionSpec,
     DisentangledSpec,
     ExpertsSpec,
     LayerSpec,
@@ -81,6 +82,7 @@ def tower(attention: AttentionSpec, mlp: MlpSpec | ExpertsSpec, norm: NormSpec |
             ("merger.down", ProjectionSpec(150, 64, bias=True, norm=RMS)),
         ),
         (("positions", (6, 5, HIDDEN)), ("class", (HIDDEN,))),
+        (("resampler", CrossAttentionSpec(3, 40, 0.2)),),
     )
 
 
@@ -240,6 +242,73 @@ def test_projections_compute_what_the_reference_computes(device_id: str, name: s
             expected = result(reference.project(projection, rows))
             assert_near(result(ours.project(projection, rows)), expected)
             assert expected.shape == (70, spec.outputs)
+
+
+# Queries and keys; of the latter fewer than queries, too, and more than a KV split.
+ATTENDING = [(37, 300), (40, 2), (1, 700), (150, 150)]
+
+
+def attended(tower: TowerExecutor, queries: int, keys: int) -> Rows:
+    rows = (made_rows(queries, 120), made_rows(keys + 1000, 120)[:keys], made_rows(keys, 120))
+    return result(tower.attend("resampler", *rows))
+
+
+@pytest.mark.parametrize("device_id", CPU_IDS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_see_other_rows_as_in_the_reference(device_id: str, dtype: DType) -> None:
+    spec = SPECS["layer norm, MLP with biases"]
+    with loaded("torch", spec, dtype) as (reference, _), loaded(device_id, spec, dtype) as (ours, _):
+        for queries, keys in ATTENDING:
+            found, expected = attended(ours, queries, keys), attended(reference, queries, keys)
+            assert found.shape == (queries, 120)
+            far = 1e-4 if dtype == "float32" else 0.02
+            np.testing.assert_allclose(found, expected, atol=far * float(np.abs(expected).max()), rtol=0)
+
+
+def test_each_query_sees_all_keys_head_by_head() -> None:
+    with loaded("torch", SPECS["layer norm, MLP with biases"]) as (reference, _):
+        q, k, v = made_rows(4, 120), made_rows(9, 120), made_rows(9, 120)
+        found = result(reference.attend("resampler", q, k, v))
+        for head in range(3):
+            part = slice(40 * head, 40 * head + 40)
+            weights = np.exp(0.2 * q[:, part] @ k[:, part].T)
+            expected = weights / weights.sum(-1, keepdims=True) @ v[:, part]
+            np.testing.assert_allclose(found[:, part], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("device_id", CPU_IDS)
+def test_neither_pieces_nor_other_queries_change_what_a_query_sees(
+    device_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, found, pieces = SPECS["layer norm, MLP with biases"], [], []
+    q, k, v = made_rows(70, 120), made_rows(600, 120), made_rows(601, 120)[:600]
+    for rows in (1024, 33, 7):
+        with monkeypatch.context() as patched:
+            small_pieces(patched, rows)
+            with loaded(device_id, spec) as (ours, _):
+                layers(ours, [50])  # whose keys lie where these will
+                together, count = finished(ours.attend("resampler", q, k, v))
+                alone = result(ours.attend("resampler", q[41:42], k, v))
+                found.append(np.append(together, alone))
+                pieces.append(count)
+                np.testing.assert_array_equal(alone[0], together[41])
+    assert pieces[0] == 2 < pieces[1] < pieces[2]
+    for other in found[1:]:
+        np.testing.assert_array_equal(other, found[0])
+
+
+@pytest.mark.parametrize("device_id", ["torch", *CPU_IDS[:1]])
+def test_attention_that_does_not_fit_is_refused(device_id: str) -> None:
+    with loaded(device_id, SPECS["layer norm, MLP with biases"], max_rows=64) as (tower, _):
+        for name, sizes, says in (
+            ("other", [(2, 120)] * 3, "no cross attention other"),
+            ("resampler", [(2, 120), (2, 119), (2, 120)], r"\[N, 120\]"),
+            ("resampler", [(2, 120), (0, 120), (0, 120)], "1 to 64 keys"),
+            ("resampler", [(2, 120), (65, 120), (65, 120)], "1 to 64 keys"),
+            ("resampler", [(2, 120), (5, 120), (4, 120)], "not 5 and 4"),
+        ):
+            with pytest.raises(ValueError, match=says):
+                result(tower.attend(name, *(np.zeros(size, np.float32) for size in sizes)))
 
 
 @pytest.mark.parametrize("name", [name for name in SPECS if "windows" not in name and "causal" not in name])

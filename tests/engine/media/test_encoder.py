@@ -43,6 +43,9 @@ class Tower(TowerExecutor):
     ) -> Generator[None, None, Rows]:
         raise NotImplementedError
 
+    def attend(self, name: str, queries: Rows, keys: Rows, values: Rows) -> Generator[None, None, Rows]:
+        raise NotImplementedError
+
     def table(self, name: str) -> Rows:
         raise KeyError(name)
 

@@ -27,6 +27,7 @@ TowerPlan tower_plan(bool with_mlp) {
   plan.layers = {{{attention, norm, {}, {}}}};
   if (with_mlp) plan.layers[0].push_back({MlpPlan{56, Activation::kGeluQuick, false, true}, norm, {}, {}});
   plan.projections = {{"merge", {kInputs, kOutputs, true, norm, true, Activation::kGeluQuick}}};
+  plan.cross_attentions = {{"resampler", {2, 20, 0.25f}}};
   return plan;
 }
 
@@ -199,6 +200,50 @@ TEST_CASE("neither pieces nor groups change a bit of a tower's layer") {
       CHECK(shared.run(few, places(100), 128) == whole);
       CHECK(shared.run(rows, places(longest), 128) == in_pieces);
     }
+  }
+}
+
+TEST_CASE("queries see all keys, in pieces of any size") {
+  static constexpr int kQueries = 50, kKeys = 37, kWidth = 40;
+  Random random;
+  const std::vector<float> q = random.normals(kQueries * 3 * kWidth), kv = random.normals(kKeys * 3 * kWidth);
+  for (const Kernels* kernels : tested_kernels()) {
+    CAPTURE(kernels->name);
+    SmallTower small(*kernels, false, DType::kFloat32, {{0}, {0, 1}});
+    const auto attended = [&](int keys_at_once, int queries_at_once) {
+      std::vector<float> out(kQueries * kWidth);
+      const auto part = [](const std::vector<float>& rows, int first, int count) {
+        return std::span(rows).subspan(first * 3 * kWidth, count * 3 * kWidth);
+      };
+      for (int i = 0; i < kKeys; i += keys_at_once) {
+        small.tower->remember_keys("resampler", kKeys, i, part(kv, i, std::min(keys_at_once, kKeys - i)));
+      }
+      for (int i = 0; i < kQueries; i += queries_at_once) {
+        const int count = std::min(queries_at_once, kQueries - i);
+        small.tower->attend("resampler", kKeys, part(q, i, count), std::span(out).subspan(i * kWidth, count * kWidth));
+      }
+      return out;
+    };
+    const std::vector<float> whole = attended(kKeys, kQueries);
+    CHECK(attended(5, 1) == whole);
+    for (int query = 0; query < kQueries; ++query) {
+      for (int head = 0; head < 2; ++head) {
+        std::vector<double> expected(20);
+        double total = 0;
+        for (int key = 0; key < kKeys; ++key) {
+          double score = 0;
+          for (int i = 0; i < 20; ++i) score += double{q[query * 120 + head * 20 + i]} * kv[key * 120 + 40 + head * 20 + i];
+          const double weight = std::exp(score * 0.25);
+          total += weight;
+          for (int i = 0; i < 20; ++i) expected[i] += weight * kv[key * 120 + 80 + head * 20 + i];
+        }
+        for (int i = 0; i < 20; ++i) CHECK(whole[query * kWidth + head * 20 + i] == doctest::Approx(expected[i] / total).epsilon(1e-4));
+      }
+    }
+    CHECK_THROWS_WITH(small.tower->attend("other", 1, q, {}), doctest::Contains("no cross attention"));
+    CHECK_THROWS_WITH(small.tower->remember_keys("resampler", 641, 0, kv), doctest::Contains("there is room"));
+    CHECK_THROWS_WITH(small.tower->remember_keys("resampler", kKeys, 1, kv), doctest::Contains("among all rows"));
+    CHECK_THROWS_WITH(small.tower->attend("resampler", kKeys, q, {}), doctest::Contains("as many rows"));
   }
 }
 
