@@ -39,6 +39,7 @@ TYPES = {
     "internvl": "internvl",
     "kimi-vl": "kimivl",
     "llama4": "llama4",
+    "minicpm-v2.6": "resampler",
 }
 """The cases of the zoo that there are files of, and the types of their projectors."""
 
@@ -89,7 +90,7 @@ _TOP = {
     "mm.soft_emb_norm": r"mm_soft_emb_norm",
 }
 _PROJECTOR = re.compile(r".*(?:projector|mlp_AR)\.(linear_[12]|norm|layer_norm|pre_norm)\.(weight|bias)")
-_OF_TEXT = ("lm_head.", "model.text_model.", "model.layers.", "model.embed_tokens.", "model.norm.", "mtp.")
+_OF_TEXT = ("lm_head.", "model.text_model.", "model.layers.", "model.embed_tokens.", "model.norm.", "mtp.", "llm.")
 _LLAVA_LIKE = {
     "mlp": {"linear_1": "mm.0", "linear_2": "mm.2"},
     "pixtral": {"linear_1": "mm.1", "linear_2": "mm.2", "norm": "mm.input_norm"},
@@ -201,14 +202,22 @@ def _write_fields(writer: Any, name: str, made: VisionModel) -> None:
     for key, number in numbers.items():
         writer.add_uint32(f"clip.vision.{key}", number)
     writer.add_float32("clip.vision.attention.layer_norm_epsilon", _eps(vision))
-    writer.add_array("clip.vision.image_mean", [float(value) for value in settings.get("image_mean", (0.5,) * 3)])
-    writer.add_array("clip.vision.image_std", [float(value) for value in settings.get("image_std", (0.5,) * 3)])
+    writer.add_array(
+        "clip.vision.image_mean",
+        [float(value) for value in settings.get("image_mean", settings.get("norm_mean", (0.5,) * 3))],
+    )
+    writer.add_array(
+        "clip.vision.image_std",
+        [float(value) for value in settings.get("image_std", settings.get("norm_std", (0.5,) * 3))],
+    )
     if "deepstack_visual_indexes" in vision and name == "qwen3-vl":
         taken = vision["deepstack_visual_indexes"]
         writer.add_array("clip.vision.is_deepstack_layers", [layer in taken for layer in range(depth)])
     if "image_grid_pinpoints" in made.config:
         edges = [edge for size in made.config["image_grid_pinpoints"] for edge in size]
         writer.add_array("clip.vision.image_grid_pinpoints", edges)
+    if kind == "resampler":
+        writer.add_int32("clip.minicpmv_version", 3)
     act = "gelu" if kind in ("kimivl", "llama4") else vision.get("hidden_act", "quick_gelu")
     if act == "silu":
         writer.add_bool("clip.use_silu", True)
@@ -258,6 +267,9 @@ def _of_layer(kind: str, vision: dict[str, Any], found: re.Match[str], data: Arr
 
 
 def _outside(kind: str, original: str, data: Array, vision: dict[str, Any]) -> Iterator[tuple[str, Array]]:
+    if kind == "resampler" and original.startswith("resampler."):
+        yield from _of_resampler(original, data)
+        return
     projector = _PROJECTOR.fullmatch(original)
     if projector is not None:
         yield f"{_LLAVA_LIKE[kind][projector[1]]}.{projector[2]}", data
@@ -281,3 +293,14 @@ def _outside(kind: str, original: str, data: Array, vision: dict[str, Any]) -> I
         yield f"{stored}.weight", data + 1
     else:
         yield f"{stored}{end}", data
+
+
+def _of_resampler(original: str, data: Array) -> Iterator[tuple[str, Array]]:
+    if original == "resampler.proj":
+        yield "resampler.proj.weight", data.T
+        yield "resampler.pos_embed_k", np.zeros((4, data.shape[0]), np.float32)
+    elif "in_proj" in original:
+        for part, one in zip("qkv", np.split(data, 3), strict=True):
+            yield original.replace("in_proj_", f"{part}."), one
+    else:
+        yield original.replace("_proj", ""), data

@@ -422,6 +422,104 @@ class _PhiModel:
         ]
 
 
+_QUERIES = 5
+
+
+def _as_resampled(made: VisionModel) -> VisionModel:
+    """MiniCPM-V 2.6, which is not in transformers: SigLIP and Qwen 2 of LLaVA, with a resampler between them."""
+    generator = torch.Generator().manual_seed(2)
+    width = made.config["text_config"]["hidden_size"]
+    shapes: dict[str, tuple[int, ...]] = {
+        "query": (_QUERIES, width),
+        "proj": (width, width),
+        "kv_proj.weight": (width, 24),
+    }
+    shapes |= {"attn.in_proj_weight": (3 * width, width), "attn.out_proj.weight": (width, width)}
+    shapes |= {"attn.in_proj_bias": (3 * width,), "attn.out_proj.bias": (width,)}
+    shapes |= {f"ln_{name}.{kind}": (width,) for name in ("q", "kv", "post") for kind in ("weight", "bias")}
+    between = {name: torch.randn(shape, generator=generator) * 0.1 for name, shape in shapes.items()}
+    for name in between:
+        between[name] += float(name.startswith("ln_") and name.endswith("weight"))
+    reference = _ResampledModel(made.model, between)
+    stored = {f"llm.model.{name}": tensor for name, tensor in made.model.model.language_model.state_dict().items()}
+    stored |= {f"vpm.{name}": tensor for name, tensor in reference.tower.state_dict().items()}
+    stored |= {f"resampler.{name}": tensor for name, tensor in between.items()}
+    stored["llm.lm_head.weight"] = made.model.lm_head.weight.detach()
+    config = {
+        **{name: value for name, value in made.config["text_config"].items() if name != "layer_types"},
+        "architectures": ["MiniCPMV"],
+        "model_type": "minicpmv",
+        "version": 2.6,
+        "query_num": _QUERIES,
+        "vision_config": {**made.config["vision_config"], "model_type": "siglip"},
+    }
+    arrays = {name: np.ascontiguousarray(tensor.detach().numpy()) for name, tensor in stored.items()}
+    return made._replace(model=reference, config=config, stored=arrays)
+
+
+class _ResampledModel:
+    """Its forward pass, by the published formulas, around SigLIP and a language model of transformers."""
+
+    def __init__(self, llava: Any, between: dict[str, torch.Tensor]) -> None:
+        tower = llava.model.vision_tower
+        self._llava, self._between = llava, between
+        self.tower = getattr(tower, "vision_model", tower)
+        width = len(between["query"][0])
+        self._attention = torch.nn.MultiheadAttention(width, width // 128)
+        of_attention = {name[5:]: tensor for name, tensor in between.items() if name.startswith("attn.")}
+        self._attention.load_state_dict(of_attention)
+
+    def __call__(self, input_ids: torch.Tensor, **given: Any) -> Any:
+        inner = self._llava.model
+        embeddings = inner.language_model.embed_tokens(input_ids)
+        embeddings[0, input_ids[0] == self._llava.config.image_token_index] = self._features(**given)
+        states = inner.language_model(inputs_embeds=embeddings, use_cache=False).last_hidden_state
+        return SimpleNamespace(logits=self._llava.lm_head(states))
+
+    def get_image_features(self, **given: Any) -> Any:
+        return SimpleNamespace(pooler_output=self._features(**given))
+
+    def _features(self, pixel_values: torch.Tensor, target_sizes: torch.Tensor, **ignored: Any) -> torch.Tensor:
+        found, start = [], 0
+        for rows, columns in target_sizes.tolist():
+            stop = start + rows * columns * 4
+            patches = pixel_values[0, :, :, start:stop].unflatten(-1, (rows, columns, 4)).permute(0, 2, 1, 3, 4)
+            found.append(
+                self._resampled(self._seen(patches.reshape(1, 3, rows * 4, columns * 4), rows, columns), rows, columns)
+            )
+            start = stop
+        return torch.cat(found)
+
+    def _seen(self, image: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+        """The tower's rows of one tile."""
+        embeddings = self.tower.embeddings
+        side = 9
+        bounds = torch.arange(1 / side, 1.0, 1 / side)
+        down, across = (
+            torch.bucketize(torch.arange(0, 1 - 1e-6, (1 / torch.tensor(count)).item()), bounds, right=True)
+            for count in (rows, columns)
+        )
+        states = embeddings.patch_embedding(image).flatten(2).transpose(1, 2)
+        states = states + embeddings.position_embedding.weight[(down[:, None] * side + across).flatten()]
+        states = self.tower.encoder(inputs_embeds=states).last_hidden_state
+        return self.tower.post_layernorm(states)[0]
+
+    def _resampled(self, states: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+        of, width = self._between, len(self._between["query"][0])
+
+        def norm(name: str, x: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.layer_norm(x, (width,), of[f"ln_{name}.weight"], of[f"ln_{name}.bias"], 1e-6)
+
+        def waves(place: int) -> list[float]:
+            turns = [place / 10000 ** (4 * i / width) for i in range(width // 4)]
+            return [*map(math.sin, turns), *map(math.cos, turns)]
+
+        places = torch.tensor([waves(column) + waves(row) for row in range(rows) for column in range(columns)])
+        values = norm("kv", states @ of["kv_proj.weight"].T)
+        seen = self._attention(norm("q", of["query"]), values + places, values)[0]
+        return norm("post", seen) @ of["proj"]
+
+
 _MINICPM = VisionCase(
     "MiniCPMV4_6ForConditionalGeneration",
     "MiniCPMV4_6Config",
@@ -723,6 +821,27 @@ CASES: dict[str, VisionCase] = {
         ),
         "here: <|image|>",
     ),
+    "minicpm-v2.6": _llava(
+        tower={"model_type": "siglip_vision_model", "vision_use_head": False, "image_size": 36},
+        vision_feature_select_strategy="full",
+        vision_feature_layer=-1,
+    )._replace(
+        text={**_TEXT, "model_type": "qwen2", "hidden_size": 256},
+        image_processor="",
+        settings={
+            "scale_resolution": 32,
+            "patch_size": 4,
+            "max_slice_nums": 4,
+            "image_feature_size": _QUERIES,
+            "norm_mean": [0.5, 0.5, 0.4],
+            "norm_std": [0.5, 0.4, 0.5],
+            "use_image_id": True,
+        },
+        processor="MiniCPMVProcessor",
+        tokens=("<unk>", "<image>", "</image>", "<slice>", "</slice>", "<image_id>", "</image_id>"),
+        prompt="see (<image>./</image>)what",
+        published=_as_resampled,
+    ),
     "phi3-vision": _llava()._replace(
         text={**_TEXT, "model_type": "phi3", "hidden_act": "silu"},
         image_processor="",
@@ -801,7 +920,7 @@ def vision_model(case: VisionCase, folder: Path) -> VisionModel:
         settings = json.loads((folder / "preprocessor_config.json").read_text("utf-8"))
     else:
         make: dict[str, Any] = {"Lfm2VlProcessor": _Lfm2Processor, "Kimi_K25Processor": _KimiProcessor}
-        make["Phi3VProcessor"] = _PhiProcessor
+        make |= {"Phi3VProcessor": _PhiProcessor, "MiniCPMVProcessor": _ResampledProcessor}
         image_processor, settings = make.get(case.processor, TorchvisionProcessor)(case), dict(case.settings)
     written = json.loads((folder / "config.json").read_text("utf-8"))
     made = VisionModel(model, image_processor, written, settings, load_file(folder / "model.safetensors"))
@@ -902,6 +1021,55 @@ class _Lfm2Processor:
         }
 
 
+class _ResampledProcessor:
+    """That of MiniCPM-V 2.6, which is not in transformers."""
+
+    def __init__(self, case: VisionCase) -> None:
+        self._settings = case.settings
+
+    def __call__(self, images: list[Image], **ignored: Any) -> dict[str, Any]:
+        tiles = [tile for image in images for tile in self._tiles(Pillow.fromarray(image))]
+        mean, std = (torch.tensor(self._settings[f"norm_{of}"])[:, None, None] for of in ("mean", "std"))
+        values = [
+            torch.from_numpy(np.array(tile)).permute(2, 0, 1).float().div(255).sub(mean).div(std) for tile in tiles
+        ]
+        patches = [one.unflatten(1, (-1, 4)).permute(0, 2, 1, 3).reshape(3, 4, -1) for one in values]
+        sizes = [[one.shape[1] // 4, one.shape[2] // 4] for one in values]
+        grid = self.grid(images[0].shape[1], images[0].shape[0])
+        return {"pixel_values": torch.cat(patches, -1)[None], "target_sizes": torch.tensor(sizes), "grid": grid}
+
+    def _tiles(self, image: Any) -> list[Any]:
+        grid = self.grid(image.width, image.height)
+        tiles = [image.resize(self._size(image.width, image.height), Pillow.Resampling.BICUBIC)]
+        if grid is not None:
+            refined = [
+                max(round(side / count) * count, count) / count for side, count in zip(image.size, grid, strict=True)
+            ]
+            width, height = self._size(*refined)
+            whole = image.resize((width * grid[0], height * grid[1]), Pillow.Resampling.BICUBIC)
+            corners = [(left, top) for top in range(0, whole.height, height) for left in range(0, whole.width, width)]
+            tiles += [whole.crop((left, top, left + width, top + height)) for left, top in corners]
+        return tiles
+
+    def grid(self, width: int, height: int) -> tuple[int, int] | None:
+        """Columns and rows of slices."""
+        most, wanted = self._settings["max_slice_nums"], math.ceil(width * height / 32**2)
+        wanted = min(wanted, most)
+        if wanted <= 1:
+            return None
+        counts = [count for count in (wanted - 1, wanted, wanted + 1) if 1 < count <= most]
+        grids = [
+            (columns, count // columns) for count in counts for columns in range(1, count + 1) if count % columns == 0
+        ]
+        return min(grids, key=lambda grid: abs(math.log(width / height) - math.log(grid[0] / grid[1])))
+
+    def _size(self, width: float, height: float) -> tuple[int, int]:
+        ratio = width / height
+        height = int(32 / math.sqrt(ratio))
+        width = int(height * ratio)
+        return max(round(width / 4) * 4, 4), max(round(height / 4) * 4, 4)
+
+
 class _PhiProcessor:
     """That of Phi-3.5-vision, which is not in transformers, for tiles of 32 pixels."""
 
@@ -1000,7 +1168,11 @@ def tokenizer_of(case: VisionCase) -> tokenizers.Tokenizer:
 
 def expanded(case: VisionCase, inputs: Mapping[str, Any]) -> str:
     """What transformers' processor puts in the place of the image, with a token for each embedding."""
-    if case.processor == "Phi3VProcessor":  # which is not there
+    if case.processor == "MiniCPMVProcessor":  # which is not there, as the next one
+        row, columns = "<slice>" + "<unk>" * _QUERIES + "</slice>", inputs["grid"][0] if inputs["grid"] else 0
+        rows = [row * columns] * (inputs["grid"][1] if inputs["grid"] else 0)
+        return "<image>" + "<unk>" * _QUERIES + "</image>" + "\n".join(rows)
+    if case.processor == "Phi3VProcessor":
         height, width = (side // 32 for side in inputs["image_sizes"][0])
         return "<|image|>" * ((height * width + 1) * 16 + 1 + (height + 1) * 4) + "<s>"
     processor = processor_of(case)

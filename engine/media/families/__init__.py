@@ -54,6 +54,8 @@ FAMILIES: Mapping[str, str] = {
     "LlavaForConditionalGeneration": "llava",
     "LlavaNextForConditionalGeneration": "llava_next",
     "LlavaOnevisionForConditionalGeneration": "llava_next",
+    "MiniCPMO": "minicpmv_resampler",
+    "MiniCPMV": "minicpmv_resampler",
     "MiniCPMV4_6ForConditionalGeneration": "minicpmv",
     "MiniCPMV4_7ForConditionalGeneration": "minicpmv4_7",
     "Mistral3ForConditionalGeneration": "pixtral",

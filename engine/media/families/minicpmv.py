@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Generator, Hashable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Generator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -12,31 +11,9 @@ from ...devices.tower import Rows, TowerExecutor
 from ...models.config import ConfigReader
 from ...models.spec import NormSpec, ProjectionSpec, TowerSpec, tower_shapes
 from ..media import Media
-from ..processing import (
-    MAX_PATCHES,
-    Image,
-    Indices,
-    Patches,
-    block_places,
-    cut,
-    joined_blocks,
-    nearest_below,
-    require_ratio,
-    resize,
-)
-from ..vision import Expansion, Vision
-from .settings import (
-    BICUBIC,
-    HALF,
-    ProcessorSettings,
-    decoder_size,
-    part_of,
-    require_entries,
-    require_patches,
-    rows_of_blocks,
-    side,
-    square,
-)
+from ..processing import Indices, block_places, joined_blocks, nearest_below
+from .settings import HALF, ProcessorSettings, decoder_size, part_of, require_entries, square
+from .slices import Grid, SlicedVision, Slices
 from .towers import (
     MODULES,
     conv,
@@ -50,20 +27,8 @@ from .towers import (
     table_normalized,
 )
 
-_MAX_SLICES = 256
 _MERGE = 2  # patches along a side of what either step merges
 _EPS = 1e-6  # of the norm before the connector
-
-Grid = tuple[int, int]  # rows and columns
-
-
-class Slices(NamedTuple):
-    """Rows and columns of slices, 0 and 0 without any, and of the patches of the overview and of the last tile."""
-
-    rows: int
-    columns: int
-    overview: Grid
-    last: Grid
 
 
 def vision(architecture: str, config: Mapping[str, Any], processor: Mapping[str, Any]) -> MiniCpmVision:
@@ -71,11 +36,8 @@ def vision(architecture: str, config: Mapping[str, Any], processor: Mapping[str,
     return MiniCpmVision(architecture, config, processor)
 
 
-class MiniCpmVision(Vision):
-    """A small image keeps its ratio. Of a large one there is an overview, and slices of it in full detail, row by row.
-
-    Blocks of patches become one within the tower, unless four times as many tokens are wanted, and again behind it.
-    """
+class MiniCpmVision(SlicedVision):
+    """Blocks of patches become one within the tower, unless four times as many tokens are wanted, and again behind."""
 
     placeholder = "<|image_pad|>"
     slot = "<|image_pad|>"
@@ -83,8 +45,6 @@ class MiniCpmVision(Vision):
     def __init__(self, architecture: str, config: Mapping[str, Any], processor: Mapping[str, Any]) -> None:
         tower, settings, whole = part_of(config, "vision_config"), ProcessorSettings(processor), ConfigReader(config)
         hidden, patch = tower.integer("hidden_size", 768), square(tower, "patch_size", 16)
-        if settings.integer("patch_size", 14) != patch:
-            raise settings.error("patch_size", f"{patch}, as the vision_config of config.json has it")
         whole.refuse("merge_kernel_size", [_MERGE, _MERGE])
         tower.refuse("window_kernel_size", [_MERGE, _MERGE])
         whole.refuse("merger_times", 1)
@@ -98,18 +58,8 @@ class MiniCpmVision(Vision):
         if type(inserted) is not int or not 0 <= inserted < depth:
             raise whole.error("insert_layer_id", f"a number of a layer, below {depth}")
         self._merged_after = inserted if mode == "16x" else None
-        self._merge = _MERGE * (_MERGE if mode == "16x" else 1)
-        self._block = patch * self._merge
-        self._slice = side(settings, "scale_resolution", 448)
-        most = settings.integer("max_slice_nums", 9)
-        if most > _MAX_SLICES:
-            raise settings.error("max_slice_nums", f"at most {_MAX_SLICES}")
-        self._most = most if settings.flag("slice_mode", True) else 1
-        self.max_rows = rows_of_blocks(math.ceil(self._slice / self._block) ** 2, self._merge)
-        require_patches((self._most + 1) * (self._slice // patch) ** 2, "an image of max_slice_nums slices")
-        self._resample = settings.resample(BICUBIC)
-        self._patches = Patches(settings.pixels(HALF, HALF), patch)
-        self.numbering = "<image_id>{}</image_id>" if settings.flag("use_image_id", True) else ""
+        merge = _MERGE * (_MERGE if mode == "16x" else 1)
+        super().__init__(settings, settings.pixels(HALF, HALF), patch, merge, numbers=True)
         self._side = square(tower, "image_size", 224) // patch  # of the table of positions
         require_entries(tower, "image_size", self._side)
         layer = plain_layer(tower, "gelu_pytorch_tanh", 1e-6)
@@ -157,54 +107,6 @@ class MiniCpmVision(Vision):
             **in_places(tensors, ("model.", ""), ("vision_tower.",)),
             **in_places(module_tensors(connector, of_connector), ("model.", ""), ("merger.",)),
         }
-        self.settings = (
-            *("minicpm-v", self._block, self._slice, self._most, self._merge),
-            *(self._resample, self._patches.pixels),
-        )
-
-    def process(self, image: Image) -> tuple[tuple[Image, ...], Hashable]:
-        require_ratio(image)
-        height, width = image.shape[:2]
-        rows, columns = self._slicing(height, width)
-        tiles: tuple[Image, ...] = (resize(image, *self._size(height, width), self._resample),)
-        if rows:
-            high, wide = self._size(_multiple(height, rows) / rows, _multiple(width, columns) / columns)
-            tiles += cut(resize(image, high * rows, wide * columns, self._resample), rows, columns)
-        grids = [self._patches.grid(tile) for tile in tiles]
-        if max(map(math.prod, grids)) > self.max_rows or sum(map(math.prod, grids)) > MAX_PATCHES:
-            raise ValueError(f"an image of {width} x {height} pixels is too narrow for this model")
-        return tiles, Slices(rows, columns, grids[0], grids[-1])
-
-    def _slicing(self, height: int, width: int) -> Grid:
-        """Rows and columns of slices: about as many as it takes, of those whose ratio is nearest to the image's."""
-        wanted = min(math.ceil(height * width / self._slice**2), self._most)
-        best, least = (0, 0), math.inf
-        for count in range(wanted - 1, wanted + 2) if wanted > 1 else ():
-            for rows in range(1, count + 1) if 1 < count <= self._most else ():
-                if count % rows == 0:
-                    error = abs(math.log(width / height) - math.log(count // rows / rows))
-                    if error < least or (error == least and rows > best[0]):
-                        best, least = (rows, count // rows), error
-        return best
-
-    def _size(self, height: float, width: float) -> Grid:
-        """The size with about the area of a slice, its sides multiples of a block, half to even."""
-        ratio = width / height
-        height = int(self._slice / math.sqrt(ratio))
-        return _multiple(height, self._block), _multiple(int(height * ratio), self._block)
-
-    def num_tokens(self, layout: Hashable) -> int:
-        return sum(self._counts(layout))
-
-    def _counts(self, layout: Hashable) -> tuple[int, ...]:
-        assert isinstance(layout, Slices)
-        grids = (layout.overview, *[layout.last] * (layout.rows * layout.columns))
-        return tuple(rows * columns // self._merge**2 for rows, columns in grids)
-
-    def expansion(self, layout: Hashable) -> Expansion:
-        assert isinstance(layout, Slices)
-        row = f"<slice>{self.slot}</slice>" * layout.columns
-        return Expansion(f"<image>{self.slot}</image>" + "\n".join([row] * layout.rows), self._counts(layout))
 
     def encode(self, media: Media, tower: TowerExecutor) -> Generator[None, None, Rows]:
         layout = media.layout
@@ -261,7 +163,3 @@ def _mean(parts: Rows) -> Rows:
         total = total + parts[:, i]
     result: Rows = total / np.float32(parts.shape[1])
     return result
-
-
-def _multiple(length: float, of: int) -> int:
-    return max(round(length / of) * of, of)

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from ...models.config import ConfigReader
 from ..media import MediaSpan
-from .minicpmv import Grid, MiniCpmVision, Slices
+from .minicpmv import MiniCpmVision
+from .slices import Grid, Slices
 
 _MARKERS = ("image_start_id", "image_end_id", "slice_start_id", "slice_end_id", "newline_id")
 

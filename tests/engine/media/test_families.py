@@ -45,7 +45,7 @@ from tidewheel.engine.models.text_part import WRAPPERS
 
 IN_TRANSFORMERS = [name for name, case in CASES.items() if case.published is None]
 NARROW = ("mistral3", "pixtral", "llava-next", "llava-onevision", "granite-vision", "lfm2-vl")
-NARROW += ("minicpm-v4.6", "minicpm-v4.7", "phi3-vision")
+NARROW += ("minicpm-v2.6", "minicpm-v4.6", "minicpm-v4.7", "phi3-vision")
 _GRANITE = {"model_type": "granite", "hidden_size": 32}
 GRIDS = ("qwen", "glm", "paddle")  # whose images have rows and columns in the decoder
 SIZES = ((1, 1), (3, 9), (32, 32), (33, 31), (64, 64), (97, 61), (100, 300), (31, 200), (7, 8), (512, 100), (90, 91))
@@ -129,7 +129,8 @@ def test_embeddings_are_those_of_transformers(name: str) -> None:
         expected = features(CASES[name], made(name), processed(CASES[name], made(name), image))
         media = media_of(vision, image)
         ours = run(vision.encode(media, tower))
-        assert ours.shape == expected.shape == (media.num_tokens, (1 + vision.num_deepstack) * 32), title
+        width = CASES[name].text.get("hidden_size")
+        assert ours.shape == expected.shape == (media.num_tokens, (1 + vision.num_deepstack) * width), title
         assert ours.dtype == np.float32
         assert np.abs(ours - expected).max() <= 1e-4 * max(1, np.abs(expected).max()), title
     assert not tower.unused()
@@ -411,6 +412,12 @@ def test_weights_are_found_by_other_names(name: str) -> None:
         ("kimi-vl", {"init_pos_emb_width": 8}, {}, "init_pos_emb_width"),
         ("kimi-vl", {}, {"in_token_limit": 10**6}, "patches"),
         ("kimi-vl", {}, {"pad_input": False}, "pad_input"),
+        ("minicpm-v2.6", {"version": "2.5"}, {}, "version"),
+        ("minicpm-v2.6", {"query_num": 2**20}, {}, "query_num"),
+        ("minicpm-v2.6", {"hidden_size": 200}, {}, "hidden_size"),
+        ("minicpm-v2.6", {"image_size": 2**13}, {}, "image_size"),
+        ("minicpm-v2.6", {}, {"image_feature_size": 64}, "image_feature_size"),
+        ("minicpm-v2.6", {}, {"patch_size": 14}, "patch_size"),
         ("phi3-vision", {"embd_layer": {"use_hd_transform": False}}, {}, "use_hd_transform"),
         ("phi3-vision", {"img_processor": {"patch_size": 13}}, {}, "patch_size"),
         ("phi3-vision", {}, {"num_img_tokens": 144}, "num_img_tokens"),
@@ -481,7 +488,7 @@ def test_internvl_as_published_has_settings_of_its_own() -> None:
         assert vision_of(config, fewer).process(image)[1] == 1  # type: ignore[union-attr]
 
 
-NARROW_FOR = ("qwen2-vl", "llava", "mistral3", "llava-next", "lfm2-vl", "minicpm-v4.6", "phi3-vision")
+NARROW_FOR = ("qwen2-vl", "llava", "mistral3", "llava-next", "lfm2-vl", "minicpm-v2.6", "phi3-vision")
 
 
 @pytest.mark.parametrize("name", NARROW_FOR)

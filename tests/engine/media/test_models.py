@@ -77,9 +77,9 @@ def slot_of(case: VisionCase) -> int | None:
 _folders = TemporaryDirectory()
 # Whose images become one array.
 _PADDED = ("llava-next", "llava-onevision", "granite-vision", "granite-docling", "pixtral", "mistral3")
-_PADDED += ("minicpm-v4.6", "minicpm-v4.7")
+_PADDED += ("minicpm-v2.6", "minicpm-v4.6", "minicpm-v4.7")
 _SLOTS = {"<|image|>", "<image>", "[IMG]", "<|image_pad|>", "<image_soft_token>", "<IMG_CONTEXT>", "<|media_pad|>"}
-_SLOTS |= {"<|patch|>", "<|IMAGE_PLACEHOLDER|>"}
+_SLOTS |= {"<|patch|>", "<|IMAGE_PLACEHOLDER|>", "<unk>"}
 
 
 @pytest.fixture(autouse=True)

@@ -24,8 +24,8 @@ class ClipFile:
 
     def __init__(self, file: GgufFile) -> None:
         self.path, self.tensors = file.path, file.tensors
-        self.fields, self._clip = Fields(file, "clip.vision."), Fields(file, "clip.")
-        if not self._clip.flag("has_vision_encoder", PATCHES in file.tensors):
+        self.fields, self.top = Fields(file, "clip.vision."), Fields(file, "clip.")
+        if not self.top.flag("has_vision_encoder", PATCHES in file.tensors):
             raise ModelError(f"{file.path} has no vision tower, which images need")
         self.hidden = self.rows(PATCHES)
         self.patch, self.side = self.fields.integer("patch_size"), self.fields.integer("image_size")
@@ -41,8 +41,8 @@ class ClipFile:
     def projector_type(self) -> str:
         """What connects the tower. The first files, for LLaVA, do not say it."""
         keys = ("vision.projector_type", "projector_type")
-        said = next((kind for key in keys if (kind := self._clip.optional_text(key))), None)
-        return said or ("mlp" if self._clip.flag("has_llava_projector", False) else self._clip.text(keys[1]))
+        said = next((kind for key in keys if (kind := self.top.optional_text(key))), None)
+        return said or ("mlp" if self.top.flag("has_llava_projector", False) else self.top.text(keys[1]))
 
     def tensor(self, name: str) -> GgufTensor:
         """A tensor that must be there."""
@@ -59,9 +59,9 @@ class ClipFile:
 
     def activation(self, gelu: str = "gelu") -> str:
         """The activation of the tower's MLPs. `gelu` says which one files of this kind mean by that."""
-        if self._clip.flag("use_silu", False):
+        if self.top.flag("use_silu", False):
             return "silu"
-        return gelu if self._clip.flag("use_gelu", False) else "quick_gelu"
+        return gelu if self.top.flag("use_gelu", False) else "quick_gelu"
 
     def numbers(self, key: str) -> list[Any] | None:
         """An array of the metadata, of numbers or of bools; None if there is none."""

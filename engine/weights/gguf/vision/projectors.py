@@ -17,6 +17,8 @@ _MOST_TOKENS = 4096  # of an image, as in llama.cpp: files of Qwen's do not say 
 _NEWLINES = ("v.image_newline", "model.image_newline")
 _SIGLIP_GELU = "gelu_pytorch_tanh"
 _POSITIONS = "v.position_embd.weight"
+# As converters count MiniCPM-V and MiniCPM-o, whose images are alike. 1 and 2 are older ones with other slices.
+_MINICPM_VERSIONS = {3: "2.6", 4: "2.6", 5: "4.0", 6: "4.0", 100045: "4.5"}
 
 
 class Projector(NamedTuple):
@@ -300,6 +302,36 @@ def _lfm2(clip: ClipFile) -> Projector:
     )
 
 
+def _resampler(clip: ClipFile) -> Projector:
+    """MiniCPM-V before 4.6. The image_size of its files is not that of the table of positions."""
+    version = _MINICPM_VERSIONS.get(clip.top.integer("minicpmv_version", 2))
+    if version is None:
+        raise clip.top.error("minicpmv_version", f"one of {', '.join(map(str, _MINICPM_VERSIONS))}")
+    queries = clip.rows("resampler.query")
+    side = math.isqrt(clip.rows(_POSITIONS)) * clip.patch
+    return Projector(
+        {
+            "architectures": ["MiniCPMV"],
+            "version": version,
+            "query_num": queries,
+            "vision_config": {**clip.tower(_SIGLIP_GELU), "image_size": side},
+        },
+        clip.processor(patch_size=clip.patch, image_feature_size=queries, use_image_id=True),
+        {
+            "learned": "resampler.query",
+            "query_norm": "resampler.ln_q",
+            "kv": "resampler.kv",
+            "kv_norm": "resampler.ln_kv",
+            "queries": "resampler.attn.q",
+            "keys": "resampler.attn.k",
+            "values": "resampler.attn.v",
+            "attended": "resampler.attn.out",
+            "connector.norm": "resampler.ln_post",
+            "connector": "resampler.proj",
+        },
+    )
+
+
 PROJECTORS: Mapping[str, Callable[[ClipFile], Projector]] = {
     "gemma3": _gemma3,
     "gemma4v": _gemma4,
@@ -315,4 +347,5 @@ PROJECTORS: Mapping[str, Callable[[ClipFile], Projector]] = {
     "qwen2.5vl_merger": _qwen25,
     "qwen2vl_merger": _qwen2,
     "qwen3vl_merger": _qwen3,
+    "resampler": _resampler,
 }

@@ -55,8 +55,8 @@ _OUTSIDE = {
     "post_norm": "v.post_ln",
 }
 # Of a file's tensors, those that no tower here needs: layers behind the last whose features are taken and their norm,
-# what marks the end of a row, which the language model has as a token, and parts for sound.
-_UNUSED = re.compile(r"v\.post_ln\.(weight|bias)|v\.token_embd\.img_break|(a|mm\.a)\..*")
+# what marks the end of a row, which the language model has as a token, sines that are computed, and parts for sound.
+_UNUSED = re.compile(r"v\.post_ln\.(weight|bias)|v\.token_embd\.img_break|resampler\.pos_embed(_k)?|(a|mm\.a)\..*")
 _STORED_LAYER = re.compile(r"v\.blk\.(\d{1,6})\..+")
 
 
@@ -166,8 +166,10 @@ class GgufTowerWeights:
             module, _, kind = name.rpartition(".")
             place = names.get(name) or f"{names[module]}.{kind}"
             own = self._in_checkpoint[name][0]
-            # Tables are joined as in checkpoints.
-            return place if isinstance(place, TensorRef) else TensorRef(place, index=own.index, rows=own.rows)
+            if isinstance(place, TensorRef):
+                return place
+            # Several tables lie in one tensor as in checkpoints.
+            return TensorRef(place) if own.index is None else TensorRef(place, index=own.index, rows=own.rows)
         layer, module, kind = found.groups()
         stored, fused = f"{self._module(layer, module)}.{kind}", f"v.blk.{layer}.attn_qkv.{kind}"
         order = self._in_checkpoint[name][0].permute  # rows are in the order that checkpoints have

@@ -54,6 +54,7 @@ UNSAID = {
     "gemma4-e2b": ("max_soft_tokens",),
     "kimi-vl": ("in_token_limit",),
     "llama4": ("max_patches",),
+    "minicpm-v2.6": ("scale_resolution", "max_slice_nums"),
 }
 # All of these, as an option.
 SAID = {"gemma4": {"max_soft_tokens": 70}}
@@ -82,9 +83,9 @@ def checkpoint_vision(name: str) -> Vision:
     return vision
 
 
-def file_vision(path: Path, settings: dict[str, Any] | None = None) -> tuple[Vision, WeightSource]:
+def file_vision(path: Path, settings: dict[str, Any] | None = None, width: int = 32) -> tuple[Vision, WeightSource]:
     tower = GgufTower(read_gguf(path))
-    config = {"hidden_size": 32, "rms_norm_eps": 1e-5}
+    config = {"hidden_size": width, "rms_norm_eps": 1e-5}
     vision = vision_of(tower.vision_config(config), {**tower.processor(), **(settings or {})})
     assert vision is not None
     return vision, tower.tower_weights(vision.spec, vision.tensors)
@@ -111,7 +112,7 @@ def test_all_types_are_tested() -> None:
 def test_a_file_is_the_tower_of_its_checkpoint(name: str, tmp_path: Path) -> None:
     path = write_mmproj(tmp_path / "mmproj.gguf", name, made(name))
     said = {key: made(name).settings[key] for key in UNSAID.get(name, ())}
-    (vision, weights), checkpoint = file_vision(path, said), checkpoint_vision(name)
+    (vision, weights), checkpoint = file_vision(path, said, CASES[name].text["hidden_size"]), checkpoint_vision(name)
     assert vision.spec == checkpoint.spec
     assert vision.num_deepstack == checkpoint.num_deepstack
     assert (vision.placeholder, vision.slot) == (checkpoint.placeholder, checkpoint.slot)
@@ -377,6 +378,8 @@ def test_a_broken_file_leaves_the_text_unless_it_was_named(
         ("gemma4-e2b", without("v.blk.2.attn_out.output_min"), "has no tensor v.blk.2.attn_out.output_min"),
         ("kimi-vl", with_tensor("v.position_embd.weight", 80, 32), "v.position_embd.weight has shape"),
         ("llama4", with_tensor("v.patch_embd.weight", 32, 40), "v.patch_embd.weight has shape"),
+        ("minicpm-v2.6", with_field("minicpmv_version", 2), "minicpmv_version must be one of 3"),
+        ("minicpm-v2.6", without("resampler.attn.k.bias"), "has no tensor resampler.attn.k.bias"),
     ],
 )
 def test_what_only_some_files_have_is_checked(
@@ -384,7 +387,7 @@ def test_what_only_some_files_have_is_checked(
 ) -> None:
     path = write_mmproj(tmp_path / "mmproj.gguf", name, made(name), change=change)
     with pytest.raises(ModelError, match=says):
-        file_vision(path, {key: made(name).settings[key] for key in UNSAID[name]})
+        file_vision(path, {key: made(name).settings[key] for key in UNSAID[name]}, CASES[name].text["hidden_size"])
 
 
 def test_a_tokenizer_without_the_token_for_images_leaves_the_text(
