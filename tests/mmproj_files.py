@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import gguf
@@ -129,12 +129,149 @@ def write_tower(
         writer.add_tensor(stored, written, raw_dtype=kind)
 
 
+def as_ollama(name: str, made: VisionModel) -> Change:
+    """What makes a language model's file one of Ollama's, which has the tower too."""
+    vision, kind = made.config["vision_config"], _OLLAMA[name]
+
+    def change(writer: Any) -> None:
+        kept = writer.kv_data[0]
+        own = kept["general.architecture"].value
+        for key in [key for key in kept if key.startswith(f"{own}.")]:
+            kept[f"{kind.architecture}{key.removeprefix(own)}"] = kept.pop(key)
+        kept["general.architecture"].value = kind.architecture
+        for field, value in kind.fields(vision).items():
+            writer.add_key_value(f"{kind.architecture}.{field}", *value)
+        for missing in kind.without:
+            kept.pop(f"{kind.architecture}.{missing}", None)
+        if name == "qwen2.5-vl":
+            kept["qwen25vl.rope.mrope_section"] = kept.pop("qwen25vl.rope.dimension_sections")
+        for original, data in made.stored.items():
+            if original.startswith(kind.parts):
+                for stored, tensor in _of_ollama(kind, original, data):
+                    writer.add_tensor(stored, np.ascontiguousarray(tensor))
+
+    return change
+
+
+def _of_ollama(kind: _Ollama, original: str, data: Array) -> Iterator[tuple[str, Array]]:
+    renamed = re.sub("|".join(map(re.escape, kind.names)), lambda found: kind.names[found[0]], original)
+    if "patch_embed.proj" in renamed:
+        for frame in range(2):
+            yield renamed.replace("patch_embed.proj", f"patch_embd_{frame}"), data[:, :, frame]
+    elif "attn.qkv" in renamed:
+        for part, one in zip("qkv", np.split(data, 3), strict=True):
+            yield renamed.replace("attn.qkv", f"attn_{part}"), one
+    else:
+        yield renamed, data + 1 if renamed == "mm.mm_soft_emb_norm.weight" else data
+
+
+class _Ollama(NamedTuple):
+    """What its converter does with an architecture: names in the order in which they are replaced."""
+
+    architecture: str
+    parts: tuple[str, ...]
+    names: dict[str, str]
+    fields: Callable[[dict[str, Any]], dict[str, tuple[Any, Any]]]
+    without: tuple[str, ...] = ()
+
+
+def _numbers(vision: dict[str, Any], **keys: str) -> dict[str, tuple[Any, Any]]:
+    return {f"vision.{key.replace('__', '.')}": (vision[name], gguf.GGUFValueType.UINT32) for key, name in keys.items()}
+
+
+_ATTENTION = {f"{part}_proj": f"attn_{part}" for part in "qkv"}
+_OLLAMA = {
+    "gemma3": _Ollama(
+        "gemma3",
+        ("vision_tower.", "multi_modal_projector."),
+        {
+            "vision_tower.embeddings": "v",
+            "vision_tower": "v",
+            "encoder.layers": "blk",
+            **{f"self_attn.{name}": new for name, new in _ATTENTION.items()},
+            "self_attn.out_proj": "attn_output",
+            "input_projection_weight": "input_projection.weight",
+            "multi_modal_projector": "mm",
+        },
+        lambda vision: {
+            **_numbers(
+                vision,
+                block_count="num_hidden_layers",
+                embedding_length="hidden_size",
+                feed_forward_length="intermediate_size",
+                image_size="image_size",
+                patch_size="patch_size",
+                attention__head_count="num_attention_heads",
+            ),
+            "vision.attention.layer_norm_epsilon": (1e-6, gguf.GGUFValueType.FLOAT32),
+            "mm.tokens_per_image": (16, gguf.GGUFValueType.UINT32),
+        },
+        ("attention.layer_norm_rms_epsilon",),
+    ),
+    "mistral3": _Ollama(
+        "mistral3",
+        ("vision_tower.", "multi_modal_projector."),
+        {
+            "transformer.layers": "blk",
+            "vision_tower": "v",
+            "ln_pre": "encoder_norm",
+            **{f"attention.{name}": new for name, new in _ATTENTION.items()},
+            "attention.o_proj": "attn_output",
+            "attention_norm": "attn_norm",
+            "feed_forward.gate_proj": "ffn_gate",
+            "feed_forward.down_proj": "ffn_down",
+            "feed_forward.up_proj": "ffn_up",
+            "multi_modal_projector": "mm",
+        },
+        lambda vision: {
+            **_numbers(
+                vision,
+                block_count="num_hidden_layers",
+                embedding_length="hidden_size",
+                feed_forward_length="intermediate_size",
+                image_size="image_size",
+                patch_size="patch_size",
+                attention__head_count="num_attention_heads",
+            ),
+            "spatial_merge_size": (2, gguf.GGUFValueType.UINT32),
+        },
+    ),
+    "qwen2.5-vl": _Ollama(
+        "qwen25vl",
+        ("visual.",),
+        {
+            "mlp.down_proj": "ffn_down",
+            "mlp.gate_proj": "ffn_gate",
+            "mlp.up_proj": "ffn_up",
+            "visual": "v",
+            "blocks": "blk",
+            "attn.proj": "attn_out",
+            "norm1": "ln1",
+            "norm2": "ln2",
+        },
+        lambda vision: {
+            **_numbers(
+                vision,
+                block_count="depth",
+                embedding_length="hidden_size",
+                attention__head_count="num_heads",
+                patch_size="patch_size",
+                spatial_merge_size="spatial_merge_size",
+                window_size="window_size",
+                temporal_patch_size="temporal_patch_size",
+            ),
+            "vision.attention.layer_norm_epsilon": (1e-6, gguf.GGUFValueType.FLOAT32),
+        },
+    ),
+}
+
+
 def write_text(
     path: Path, name: str, made: VisionModel, tokenizer: tokenizers.Tokenizer, change: Change = lambda writer: None
 ) -> Path:
     """The language model of a case."""
     text = made.model.config.text_config
-    kind = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3"}
+    kind = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3", "mistral": "llama"}
     fields = {**text.to_dict(), "model_type": kind.get(text.model_type, text.model_type)}
     sections = (fields.get("rope_parameters") or {}).pop("mrope_section", None)
     config = transformers.AutoConfig.for_model(**fields)

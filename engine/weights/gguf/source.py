@@ -19,6 +19,7 @@ from .choosing import find_mmproj
 from .fields import Fields
 from .file_types import file_type_of
 from .generation import generation_of
+from .ollama import in_llama_cpp_words
 from .reader import MAX_TENSORS, GgufFile, GgufTensor, read_gguf
 from .vision.clip_file import PATCHES
 from .vision.tower import GgufTower
@@ -50,8 +51,8 @@ class GgufSource:
 
     @functools.cached_property
     def file(self) -> GgufFile:
-        """The file as it is, with the tensors of all its parts."""
-        return _with_splits(read_gguf(self._path))
+        """The file with the tensors of all its parts. One of Ollama's has the names of llama.cpp's."""
+        return in_llama_cpp_words(_with_splits(read_gguf(self._path)))
 
     @functools.cached_property
     def config(self) -> dict[str, Any]:

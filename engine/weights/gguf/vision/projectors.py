@@ -264,7 +264,8 @@ def _pixtral(clip: ClipFile) -> Projector:
         "multimodal_projector_bias": "mm.1.bias" in clip.tensors,
     }
     names = {"merge": "mm.1", "connector": "mm.2", "blocks": "mm.patch_merger", "merge_norm": "mm.input_norm"}
-    return Projector(config, clip.processor(size={"longest_edge": clip.side}), names, rotated_pairs=True)
+    rotated = not clip.fields.flag("has_halved_heads", False)  # which Ollama's files have
+    return Projector(config, clip.processor(size={"longest_edge": clip.side}), names, rotated_pairs=rotated)
 
 
 def _internvl(clip: ClipFile) -> Projector:

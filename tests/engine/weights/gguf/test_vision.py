@@ -8,6 +8,7 @@ import io
 import json
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,7 +23,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("tidewheel._native")
 
 from fake_hub import fake_hub, with_hub
-from mmproj_files import TYPES, write_mmproj, write_text, write_tower
+from mmproj_files import TYPES, as_ollama, write_mmproj, write_text, write_tower
 from PIL import Image
 from plain_tower import tower_weights
 from vision_zoo import CASES, VisionCase, VisionModel, photo, tokenizer_of, vision_model
@@ -41,6 +42,7 @@ from tidewheel.engine.media.vision import Vision
 from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.sampling_params import SamplingParams
 from tidewheel.engine.weights.gguf.choosing import choose_mmproj, find_mmproj
+from tidewheel.engine.weights.gguf.ollama import in_llama_cpp_words
 from tidewheel.engine.weights.gguf.reader import read_gguf
 from tidewheel.engine.weights.gguf.vision.projectors import PROJECTORS
 from tidewheel.engine.weights.gguf.vision.tower import GgufTower
@@ -57,7 +59,10 @@ UNSAID = {
     "minicpm-v2.6": ("scale_resolution", "max_slice_nums"),
 }
 # All of these, as an option.
-SAID = {"gemma4": {"max_soft_tokens": 70}}
+SAID = {
+    "gemma4": {"max_soft_tokens": 70},
+    "qwen2.5-vl": {"size": {"shortest_edge": 16 * 16, "longest_edge": 48 * 40}},
+}
 SIZES = [(61, 97), (120, 37)]
 
 
@@ -69,6 +74,8 @@ def case_of(name: str) -> VisionCase:
     layers = {"layer_types": ["sliding_attention", "full_attention"]}
     fields = {"gemma3": {**layers, "query_pre_attn_scalar": 16}}
     text = {**case.text, **fields.get(name, {})}
+    if name == "mistral3":
+        case = case._replace(vision={**case.vision, "hidden_act": "silu"})  # as files of Ollama take it to be
     return case._replace(text={**text, "vocab_size": tokenizer_of(case).get_vocab_size() + 1})
 
 
@@ -311,6 +318,64 @@ def test_one_file_may_have_both(tmp_path: Path) -> None:
     write_text(path, name, made(name), tokenizer, lambda writer: write_tower(writer, name, made(name)))
     assert opened(path).vision.vision.spec == checkpoint_vision(name).spec
     assert opened(path, language_model_only=True).vision is None
+
+
+@functools.cache
+def written_as_ollama(name: str) -> Path:
+    path = Path(FOLDERS.name) / f"{name}-ollama.gguf"
+
+    def change(writer: Any) -> None:
+        as_ollama(name, made(name))(writer)
+        if name == "qwen2.5-vl":
+            writer.add_array("qwen25vl.vision.fullatt_block_indexes", [1])
+
+    return write_text(path, name, made(name), tokenizer_of(case_of(name)), change)
+
+
+@pytest.mark.parametrize("name", ["gemma3", "mistral3", "qwen2.5-vl"])
+def test_files_of_ollama_have_the_tower_of_the_checkpoint(name: str) -> None:
+    model = opened(written_as_ollama(name))
+    assert model.vision is not None
+    assert model.vision.vision.spec == checkpoint_vision(name).spec
+    expected = expected_weights(name)
+    assert {*model.vision.weights} == {*expected}
+    for key, values in expected.items():
+        np.testing.assert_allclose(to_float32(model.vision.weights[key]), values, rtol=1e-6, atol=2e-7, err_msg=key)
+
+
+@pytest.mark.parametrize("name", ["gemma3", "qwen2.5-vl"])
+def test_files_of_ollama_go_on_as_the_checkpoint(name: str) -> None:
+    (tokens, logprobs), expected = (
+        asyncio.run(answered(model, name)) for model in (written_as_ollama(name), folder_of(name))
+    )
+    assert tokens == expected[0]
+    assert logprobs == pytest.approx(expected[1], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "says"),
+    [
+        ("qwen2.5-vl", "qwen25vl.vision.fullatt_block_indexes", np.array([1, 2]), "each n-th layer"),
+        ("qwen2.5-vl", "qwen25vl.vision.fullatt_block_indexes", np.array([-1]), "each n-th layer"),
+        ("qwen2.5-vl", "qwen25vl.vision.block_count", 2**30, "at most"),
+        ("gemma3", "gemma3.vision.patch_size", 0, "an integer of at least 1"),
+        ("gemma3", "gemma3.mm.tokens_per_image", "x", "an integer"),
+    ],
+)
+def test_broken_metadata_of_ollama_is_refused(name: str, key: str, value: Any, says: str) -> None:
+    file = read_gguf(written_as_ollama(name))
+    with pytest.raises(ModelError, match=f"{key} must be .*{says}"):
+        in_llama_cpp_words(replace(file, metadata={**file.metadata, key: value}))
+    assert in_llama_cpp_words(replace(file, tensors={})).tensors == {}
+
+
+def test_large_gemmas_of_ollama_turn_slower() -> None:
+    file = read_gguf(written_as_ollama("gemma3"))
+    assert "gemma3.rope.scaling.factor" not in in_llama_cpp_words(file).metadata
+    large = replace(file, metadata={**file.metadata, "gemma3.block_count": 34})
+    assert in_llama_cpp_words(large).metadata["gemma3.rope.scaling.factor"] == 8
+    plain = read_gguf(written_text("gemma3"))
+    assert in_llama_cpp_words(plain) is plain
 
 
 def without(name: str) -> Callable[[Any], None]:
