@@ -28,9 +28,9 @@ from ..media.encoder import MediaEncoder
 from ..media.prompt_media import PromptMedia
 from ..options import DEFAULT_MAX_LOGPROBS, logprobs_limit
 from ..scheduling.scheduler import Scheduler
-from ..scheduling.side_work import SideWork
 from ..sequences.beam_search import BeamSearch
 from ..sequences.sequence import Sequence
+from ..side_work import SideWork
 from ..speculation.drafter import BatchDrafter, Drafter
 from ..speculation.drafts import DraftStats
 from ..text.tokenizer import Tokenizer

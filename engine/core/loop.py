@@ -28,9 +28,9 @@ from ..outputs import FinishReason
 from ..scheduling.async_scheduling import drop_ended
 from ..scheduling.batch_builder import BatchBuilders
 from ..scheduling.scheduler import Scheduler
-from ..scheduling.side_work import SideWork, SideWorkTurns
 from ..scheduling.step import Finished, Step
 from ..sequences.sequence import Sequence
+from ..side_work import SideWork, SideWorkTurns
 from .engine_core_outputs import EngineCoreOutputs, outputs_of
 
 logger = logging.getLogger(__name__)

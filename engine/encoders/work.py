@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import TidewheelError
-from ..scheduling.side_work import SideWork
+from ..side_work import SideWork
 from .batching import SHORT_TOKENS, BatchQueue, Item, Job
 from .encoder import Encoder
 from .pooling import Floats

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Struct
 
 from ..devices.tower import Rows, TowerExecutor
-from ..scheduling.side_work import SideWork
+from ..side_work import SideWork
 from .media import Media
 from .prompt_media import PromptMedia
 from .vision import Vision

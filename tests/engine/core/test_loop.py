@@ -25,8 +25,8 @@ from tidewheel.engine.devices.batch import StepBatch, StepOutput, TokenMasks
 from tidewheel.engine.devices.limits import ExecutorLimits
 from tidewheel.engine.sampling_params import SamplingParams
 from tidewheel.engine.scheduling.scheduler import Scheduler
-from tidewheel.engine.scheduling.side_work import SideWork
 from tidewheel.engine.sequences.sequence import Sequence
+from tidewheel.engine.side_work import SideWork
 
 LIMITS = ExecutorLimits(16, 512, max_num_seqs=8, max_num_batched_tokens=1024)
 PLAIN, CONSTRAINED, PROMPTS = 0, (1, 2, 3), (4, 5, 6)

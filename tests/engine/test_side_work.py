@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tidewheel.engine.scheduling.side_work import SideWork, SideWorkTurns
+from tidewheel.engine.side_work import SideWork, SideWorkTurns
 
 STEP_MS = 80.0
 
