@@ -30,11 +30,11 @@ _PREFIXES = ("distilbert.", "roberta.", "bert.", "model.")
 _LEFT_OUT = ("pooler.", "embeddings.position_ids")
 _POOLING = {"mean": gguf.PoolingType.MEAN, "cls": gguf.PoolingType.CLS}
 _SIZES: dict[str, tuple[str, ...]] = {
-    "add_context_length": ("max_position_embeddings",),
-    "add_embedding_length": ("hidden_size", "dim"),
-    "add_block_count": ("num_hidden_layers", "n_layers"),
-    "add_head_count": ("num_attention_heads", "n_heads"),
-    "add_feed_forward_length": ("intermediate_size", "hidden_dim"),
+    "add_context_length": ("max_position_embeddings", "max_trained_positions"),
+    "add_embedding_length": ("hidden_size", "dim", "n_embd"),
+    "add_block_count": ("num_hidden_layers", "n_layers", "n_layer"),
+    "add_head_count": ("num_attention_heads", "n_heads", "n_head"),
+    "add_feed_forward_length": ("intermediate_size", "hidden_dim", "n_inner"),
 }
 
 
@@ -48,7 +48,7 @@ def write(
 ) -> Path:
     """The model of a folder in one file. `change` may add to what its writer has, and take away."""
     config = json.loads((folder / "config.json").read_text())
-    arch = _ARCHITECTURES[config["model_type"]]
+    arch = _architecture(config)
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
     _write_config(writer, folder, config)
     names = gguf.get_tensor_name_map(arch, 8)
@@ -63,34 +63,47 @@ def write(
     return finish(writer)
 
 
+def _architecture(config: dict[str, Any]) -> Any:
+    if config.get("num_experts"):
+        return gguf.MODEL_ARCH.NOMIC_BERT_MOE
+    if config.get("position_embedding_type") == "rotary":
+        return gguf.MODEL_ARCH.JINA_BERT_V3
+    return _ARCHITECTURES[config["model_type"]]
+
+
 def _tensors(folder: Path, config: dict[str, Any]) -> Tensors:
-    offset = config["pad_token_id"] + 1 if config["model_type"] in ("roberta", "xlm-roberta") else 0
+    kind = config.get("model_type")
+    offset = config["pad_token_id"] + 1 if kind in ("roberta", "xlm-roberta") else 0
     for name, data in load_file(folder / "model.safetensors").items():
         for prefix in _PREFIXES:
             name = name.removeprefix(prefix)
-        if name.startswith(_LEFT_OUT):
+        if name.startswith(_LEFT_OUT) or name.endswith("experts.bias"):
             continue
+        if "experts.mlp.w" in name:
+            data = data.reshape(config["num_experts"], config["n_inner"], config["n_embd"])
+            data, name = data.swapaxes(1, 2) if name.endswith("w2") else data, f"{name}.weight"
         if name == "embeddings.position_embeddings.weight":
             data = data[offset:]
         if name.startswith("classifier.") and name.count(".") == 1:
             name = name.replace("classifier", "classifier.out_proj")
-        if config["model_type"] == "gemma3_text" and name.endswith("norm.weight"):
+        if kind == "gemma3_text" and name.endswith("norm.weight"):
             data = data + 1
-        yield name if config["model_type"] != "gemma3_text" else f"model.{name}", data
+        yield name if kind != "gemma3_text" else f"model.{name}", data
     for index in (2, 3):
         if (dense := folder / f"{index}_Dense" / "model.safetensors").exists():
             yield f"dense_{index}.weight", load_file(dense)["linear.weight"]
 
 
 def _write_config(writer: Any, folder: Path, config: dict[str, Any]) -> None:
+    kind = config.get("model_type")
     for method, fields in _SIZES.items():
         size = next(config[field] for field in fields if field in config)
-        if method == "add_context_length" and config["model_type"] in ("roberta", "xlm-roberta"):
+        if method == "add_context_length" and kind in ("roberta", "xlm-roberta"):
             size -= config["pad_token_id"] + 1
         getattr(writer, method)(size)
     writer.add_causal_attention(False)
-    if "layer_norm_eps" in config or config["model_type"] == "distilbert":
-        writer.add_layer_norm_eps(config.get("layer_norm_eps", 1e-12))
+    if "norm_eps" not in config and "rms_norm_eps" not in config:
+        writer.add_layer_norm_eps(config.get("layer_norm_eps", config.get("layer_norm_epsilon", 1e-12)))
     rope = config.get("rope_parameters") or {}
     if base := rope.get("full_attention", rope).get("rope_theta"):
         writer.add_rope_freq_base(base)
@@ -98,12 +111,18 @@ def _write_config(writer: Any, folder: Path, config: dict[str, Any]) -> None:
         writer.add_rope_freq_base_swa(local["rope_theta"])
         full = config["layer_types"].index("full_attention")
         writer.add_sliding_window_pattern(3 if full == 0 else full + 1)
-    if config["model_type"] == "modernbert":
+    if base := config.get("rotary_emb_base"):
+        writer.add_rope_freq_base(base)
+    if config.get("num_experts"):
+        writer.add_expert_count(config["num_experts"])
+        writer.add_expert_used_count(config["moe_top_k"])
+        writer.add_moe_every_n_layers(config["moe_every_n_layers"])
+    if kind == "modernbert":
         writer.add_layer_norm_eps(config["norm_eps"])
         writer.add_sliding_window(config["local_attention"])
         writer.add_uint32("modern-bert.classifier.pooling_type", _POOLING[config["classifier_pooling"]].value)
         writer.add_string("modern-bert.hidden_activation", config["hidden_activation"])
-    if config["model_type"] == "gemma3_text":
+    if kind == "gemma3_text":
         writer.add_sliding_window(config["sliding_window"])
         writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
         writer.add_key_length(config["head_dim"])

@@ -14,7 +14,7 @@ import numpy as np
 from ...errors import ModelError
 from ...media.families.towers import fused_qkv
 from ...models.overrides import overridden
-from ...models.spec import AttentionSpec, MlpSpec, ProjectionSpec, TowerSpec, tower_shapes
+from ...models.spec import AttentionSpec, ExpertsSpec, LayerSpec, MlpSpec, ProjectionSpec, TowerSpec, tower_shapes
 from ...models.tensor_ref import TensorRef
 from ...weights.gguf.fields import Fields
 from ...weights.gguf.reader import GgufFile
@@ -31,6 +31,7 @@ _POOLING = {1: "mean", 2: "cls", 3: "lasttoken"}
 _NONE, _RANK = 0, 4  # the other values of pooling_type: no pooling, and a classifier
 _WORDS, _OUT, _HEAD = "token_embd.weight", "cls.output.weight", "cls.weight"
 _MAX_LENGTH = 10**6
+_PADDING = 1  # positions in a config count from behind this id; in a file they do not
 _DISTILBERT_EPS = 1e-12
 _MODULES: dict[str, str | TensorRef] = {
     "words": _WORDS,
@@ -53,6 +54,8 @@ _MODULES: dict[str, str | TensorRef] = {
     "mlp_norm": "ffn_norm",
     "mlp_post_norm": "post_ffw_norm",
     "mlp_sum_norm": "layer_output_norm",
+    "router": "ffn_gate_inp",
+    "experts_sum_norm": "layer_output_norm",
     "head.dense": "cls",
     "head.norm": "cls.norm",
     "head.out": "cls.output",
@@ -215,6 +218,29 @@ def _nomic_bert(file: GgufFile, fields: Fields, config: Config) -> Config:
     }
 
 
+def _nomic_bert_moe(file: GgufFile, fields: Fields, config: Config) -> Config:
+    """Version 2, in the words of its own code. Files lack the bias of the experts' sum."""
+    _no_scaling(fields)
+    return {
+        "architectures": ["NomicBertModel"],
+        "n_embd": config["hidden_size"],
+        "n_layer": config["num_hidden_layers"],
+        "n_head": config["num_attention_heads"],
+        "n_inner": config["intermediate_size"],
+        "layer_norm_epsilon": _layer_norm(fields),
+        "rotary_emb_base": _number(fields, "rope.freq_base"),
+        "max_trained_positions": config["max_position_embeddings"],
+        "type_vocab_size": _table(file, "token_types.weight", config["hidden_size"]),
+        "activation_function": "gelu",
+        "qkv_proj_bias": True,
+        "mlp_fc1_bias": True,
+        "mlp_fc2_bias": True,
+        "moe_every_n_layers": fields.integer("moe_every_n_layers"),
+        "num_experts": fields.integer("expert_count"),
+        "moe_top_k": fields.integer("expert_used_count"),
+    }
+
+
 def _jina_bert(file: GgufFile, fields: Fields, config: Config) -> Config:
     return {
         "architectures": ["JinaBertModel"],
@@ -222,6 +248,20 @@ def _jina_bert(file: GgufFile, fields: Fields, config: Config) -> Config:
         "type_vocab_size": _table(file, "token_types.weight", config["hidden_size"]),
         "position_embedding_type": "alibi",
         "feed_forward_type": "geglu",
+    }
+
+
+def _jina_v3(file: GgufFile, fields: Fields, config: Config) -> Config:
+    """jina-embeddings-v3 without its adapters, which are files of their own."""
+    _no_scaling(fields)
+    return {
+        "architectures": ["XLMRobertaModel"],
+        "position_embedding_type": "rotary",
+        "layer_norm_eps": _layer_norm(fields),
+        "type_vocab_size": _table(file, "token_types.weight", config["hidden_size"]),
+        "rotary_emb_base": _number(fields, "rope.freq_base"),
+        "pad_token_id": _PADDING,
+        "max_position_embeddings": config["max_position_embeddings"] + _PADDING + 1,
     }
 
 
@@ -268,7 +308,9 @@ def _gemma(file: GgufFile, fields: Fields, config: Config) -> Config:
 ARCHITECTURES: dict[str, Callable[[GgufFile, Fields, Config], Config]] = {
     "bert": _bert,
     "nomic-bert": _nomic_bert,
+    "nomic-bert-moe": _nomic_bert_moe,
     "jina-bert-v2": _jina_bert,
+    "jina-bert-v3": _jina_v3,
     "modern-bert": _modern_bert,
     "gemma-embedding": _gemma,
 }
@@ -316,5 +358,18 @@ def _as_stored(file: GgufFile, model: EncoderModel) -> EncoderModel:
         for kind in ("weight", "bias"):
             modules[f"gate.{kind}"] = TensorRef(f"ffn_up.{kind}", rows=(0, size))
             modules[f"up.{kind}"] = TensorRef(f"ffn_up.{kind}", rows=(size, 2 * size))
+    model = replace(model, tower=replace(model.tower, layers=tuple(map(_without_sum_bias, model.tower.layers))))
+    experts = [block.mixer for layer in model.tower.layers for block in layer if isinstance(block.mixer, ExpertsSpec)]
+    for number in range(experts[0].num_experts if experts else 0):
+        for part, rows in (("up", experts[0].intermediate_size), ("down", model.tower.hidden_size)):
+            place = TensorRef(f"ffn_{part}_exps.weight", rows=(number * rows, (number + 1) * rows))
+            modules[f"experts.{number}.{part}.weight"] = place
     names = [*tower_shapes(model.tower), *model.embedding.tables]
     return replace(with_whole_norms(model), tensors=Layout(modules, "blk.").places(names))
+
+
+def _without_sum_bias(layer: LayerSpec) -> LayerSpec:
+    return tuple(
+        replace(block, mixer=replace(block.mixer, sum_bias=False)) if isinstance(block.mixer, ExpertsSpec) else block
+        for block in layer
+    )

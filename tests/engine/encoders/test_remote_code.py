@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import encoder_zoo as zoo
+import gguf
+import gguf_encoders
+import gguf_files
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -241,6 +244,24 @@ def test_tasks_of_jina(tmp_path: Path) -> None:
     assert [item.adapter for item in plan.inputs] == [0, 1]
 
 
+def test_gguf_files_of_nomic_with_experts(tmp_path: Path) -> None:
+    """They lack the bias of the experts' sum. Matrices of a stack may be in blocks."""
+    tensors = {name: tensor * (not name.endswith("experts.bias")) for name, tensor in nomic().items()}
+    theirs = embedder(folder(tmp_path / "model", NOMIC, tensors))
+    ours = embedder(gguf_encoders.write(tmp_path / "model", tmp_path / "model.gguf"))
+    inputs = [theirs.encode(text) for text in texts()]
+    wanted = theirs.run("embed", inputs)
+    np.testing.assert_array_equal(ours.run("embed", inputs), wanted)
+
+    def blocks(name: str, data: Floats) -> tuple[NDArray[Any], Any]:
+        quantize = gguf_files.quantized(gguf.GGMLQuantizationType.Q8_0) if data.shape[-1] == 32 else None
+        return (quantize or gguf_files.as_float32)(name, data)
+
+    quantized = embedder(gguf_encoders.write(tmp_path / "model", tmp_path / "blocks.gguf", blocks))
+    found = np.stack(quantized.run("embed", inputs))
+    assert 0 < np.abs(found - wanted).max() < 0.1 * np.abs(wanted).max()
+
+
 def test_jina_without_tasks(tmp_path: Path) -> None:
     """As its models for several vectors are: the same code, without adapters."""
     tensors = {name: tensor for name, tensor in jina().items() if LORA not in name}
@@ -253,6 +274,8 @@ def test_jina_without_tasks(tmp_path: Path) -> None:
         encoder.run("embed", inputs), [plain(read, item.token_ids, "mixer", 2e4, lambda _: False) for item in inputs]
     )
     assert inputs[0].adapter == EncoderInput(()).adapter
+    file = embedder(gguf_encoders.write(tmp_path / "model", tmp_path / "model.gguf"))
+    np.testing.assert_array_equal(file.run("embed", inputs), encoder.run("embed", inputs))
 
 
 @pytest.mark.parametrize(
