@@ -19,8 +19,8 @@ struct Positions {
   std::vector<int32_t> rows;
   std::vector<float> of_queries, of_keys;  // [tokens, num_rows]
 
-  Positions(int tokens, Random& random, int num_rows, int span, bool with_keys)
-      : num_rows(num_rows), span(span), of_queries(random.normals(tokens * num_rows)),
+  Positions(int tokens, Random& random, int count, int reach, bool with_keys)
+      : num_rows(count), span(reach), of_queries(random.normals(tokens * num_rows)),
         of_keys(with_keys ? random.normals((tokens + kBlockTokens) * num_rows) : std::vector<float>()) {
     for (int i = 0; i < distance_biases(span); ++i) rows.push_back(std::clamp(i - kBiasPadding, 0, 2 * span) * 7 % num_rows);
   }
