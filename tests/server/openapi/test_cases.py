@@ -61,8 +61,10 @@ HELLO = [{"role": "user", "content": "Who are you?"}]
 def is_translated(case: tuple[str, str]) -> bool:
     """Whether its requests are read as another path's, which is tried as well."""
     path = case[0]
-    return path.startswith(("/api/", "/embed")) or path.endswith(
-        ("/render", "/count_tokens", "/input_tokens", "/embed", "/predict", "/similarity")
+    return (
+        path == "/"
+        or path.startswith(("/api/", "/embed"))
+        or path.endswith(("/render", "/count_tokens", "/input_tokens", "/embed", "/predict", "/similarity"))
     )
 
 
