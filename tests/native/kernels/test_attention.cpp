@@ -112,7 +112,8 @@ class Attention {
       const size_t place = size_t(t) * kv_heads + kv_head;
       double score = 0;
       for (int d = 0; d < dim; ++d) score += q[d] * contents.k[place * dim + d];
-      if (scoring_.positions) score += scoring_.positions->score(token, t);
+      // They are added to products with K as it is cached.
+      if (scoring_.positions) score += scoring_.positions->score(token, t) * double{scale(sequence_.k_scale)};
       score *= double{kScale};
       if (scoring_.softcap != 0) score = scoring_.softcap * std::tanh(score / scoring_.softcap);
       if (!scoring_.slopes.empty()) score -= scoring_.slopes[head] * std::abs(double(t - token));

@@ -247,15 +247,15 @@ TEST_CASE("queries see all keys, in pieces of any size") {
   }
 }
 
-TEST_CASE("a tower has attention that sees everything, MLPs and experts") {
+TEST_CASE("a tower has attention, MLPs and experts") {
   const std::vector<std::vector<int>> groups = {{0}};
   const auto made = [&](TowerPlan plan) {
     for (const char* name : {"merge", "layers.0.up", "layers.0.down"}) plan.formats[std::string(name) + ".weight"] = {};
     Tower(plan, choose_kernels("auto"), CacheType::kFloat32, {16, 16}, std::make_shared<ThreadPool>(groups));
   };
   TowerPlan plan = tower_plan(true);
-  std::get<AttentionPlan>(plan.layers[0][0].mixer).two_way = false;
-  CHECK_THROWS_WITH(made(plan), doctest::Contains("two-way"));
+  std::get<AttentionPlan>(plan.layers[0][0].mixer).output_gate = true;
+  CHECK_THROWS_WITH(made(plan), doctest::Contains("nor an output gate"));
   plan = tower_plan(true);
   std::swap(plan.layers[0][0], plan.layers[0][1]);
   CHECK_THROWS_WITH(made(plan), doctest::Contains("first part"));
