@@ -74,9 +74,11 @@ class PlainTower(TowerExecutor):
         *,
         seen: NDArray[np.int32] | None = None,
         in_place: bool = False,
+        adapters: NDArray[np.int32] | None = None,
     ) -> Generator[None, None, Rows]:
         assert rows.dtype == np.float32
         assert seen is None
+        assert adapters is None
         assert segments.dtype == np.int32
         assert (segments[0], segments[-1]) == (0, len(rows))
         assert positions is None or (positions.dtype == np.int32 and positions.shape[1] == len(rows))
