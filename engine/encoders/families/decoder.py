@@ -9,11 +9,11 @@ from itertools import chain
 from typing import Literal, NamedTuple
 
 from ...errors import ModelError
-from ...media.families.towers import module_tensors, norm_tables
 from ...models import ModelDescription
 from ...models.config import ConfigReader
 from ...models.families import FAMILIES as DECODERS
 from ...models.families import family_of
+from ...models.module_tensors import module_tensors, norm_tables
 from ...models.spec import (
     AttentionSpec,
     DecoderSpec,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...errors import ModelError
-from ...media.families.towers import norm_tables
 from ...models.config import ConfigReader
 from ...models.families import gemma3
+from ...models.module_tensors import norm_tables
 from ...models.spec import AttentionSpec, LayerSpec, TowerSpec, tower_shapes
 from ..model import EmbeddingSpec, EncoderModel
 

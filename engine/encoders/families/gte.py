@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...media.families.towers import fused_qkv
 from ...models.config import ConfigReader
+from ...models.module_tensors import fused_qkv
 from ...models.rope import rope_from_config
 from ...models.spec import MlpSpec, RopeSpec
 from ...models.tensor_ref import TensorRef

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ...media.families.towers import fused_qkv
 from ...models.config import ConfigReader
+from ...models.module_tensors import fused_qkv
 from ...models.rope import rope_from_config
 from ...models.tensor_ref import TensorRef
 from ..model import EmbeddingSpec, EncoderModel, TasksSpec

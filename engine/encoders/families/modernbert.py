@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...media.families.towers import fused_qkv
 from ...models.config import ConfigReader
 from ...models.families.parts import layer_windows, rope_of_layer_type
+from ...models.module_tensors import fused_qkv
 from ...models.spec import MlpSpec, NormSpec, ResidualBlockSpec
 from ...models.tensor_ref import TensorRef
 from ..model import EmbeddingSpec, EncoderModel

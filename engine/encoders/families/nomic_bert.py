@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...media.families.towers import fused_qkv
 from ...models.config import ConfigReader
 from ...models.families.expert_parts import expert_count, experts_per_token
+from ...models.module_tensors import fused_qkv
 from ...models.rope import rope_from_config
 from ...models.spec import ExpertsSpec, MlpSpec, ResidualBlockSpec, RouterSpec
 from ...models.tensor_ref import TensorRef

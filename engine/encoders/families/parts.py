@@ -8,9 +8,9 @@ from itertools import chain
 from typing import Literal
 
 from ...errors import ModelError
-from ...media.families.towers import in_places, module_tensors, norm_tables
 from ...models.config import ConfigReader
 from ...models.families.parts import attention
+from ...models.module_tensors import in_places, module_tensors, norm_tables
 from ...models.spec import (
     Activation,
     AttentionSpec,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...errors import ModelError
-from ...media.families.towers import fused_qkv
+from ...models.module_tensors import fused_qkv
 from ...models.overrides import overridden
 from ...models.spec import AttentionSpec, ExpertsSpec, LayerSpec, MlpSpec, ProjectionSpec, TowerSpec, tower_shapes
 from ...models.tensor_ref import TensorRef

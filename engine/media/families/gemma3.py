@@ -8,24 +8,14 @@ from typing import Any
 
 from ...devices.tower import Rows, TowerExecutor
 from ...models.config import ConfigReader
+from ...models.module_tensors import in_places, module_tensors, norm_tables
 from ...models.spec import NormSpec, ProjectionSpec, TowerSpec, tower_shapes
 from ...models.tensor_ref import TensorRef
 from ..media import Media
 from ..processing import Image, Patches, block_means, resize
 from ..vision import Expansion, Vision
 from .settings import BILINEAR, HALF, ProcessorSettings, decoder_size, part_of, require_patches, require_size, square
-from .towers import (
-    MODULES,
-    conv,
-    embedded,
-    even_segments,
-    in_places,
-    layers_run,
-    module_tensors,
-    norm_tables,
-    plain_layer,
-    table_normalized,
-)
+from .towers import MODULES, conv, embedded, even_segments, plain_layer, table_normalized
 
 
 def vision(architecture: str, config: Mapping[str, Any], processor: Mapping[str, Any]) -> Gemma3Vision:
@@ -103,7 +93,7 @@ class Gemma3Vision(Vision):
     def encode(self, media: Media, tower: TowerExecutor) -> Generator[None, None, Rows]:
         positions = tower.table("positions")
         rows = yield from embedded(tower, self._patches, media.tiles, lambda start, stop: positions[start:stop])
-        rows = yield from layers_run(tower, rows, even_segments(1, len(rows)))
+        rows = yield from tower.layers(rows, even_segments(1, len(rows)))
         rows = yield from table_normalized(tower, "post_norm", rows, self._norm)
         means = block_means(rows, (self._grid, self._grid), self._block)
         return (yield from tower.project("connector", means))

@@ -10,12 +10,13 @@ import numpy as np
 
 from ...devices.tower import Rows, TowerExecutor
 from ...errors import ModelError
+from ...models.module_tensors import in_places, module_tensors
 from ...models.spec import AttentionSpec, MlpSpec, NormSpec, ProjectionSpec, ResidualBlockSpec, TowerSpec, tower_shapes
 from ...models.tensor_ref import TensorRef
 from ..media import Media
 from ..processing import Patches, Pixels, block_means, block_places
 from .gemma4_images import ONE, ZERO, Gemma4Images, blocks_of, require_sides
-from .towers import axial_rope, embedded, even_segments, in_places, layers_run, module_tensors
+from .towers import axial_rope, embedded, even_segments
 
 _MAX_WIDTH = 2**16  # of all heads together, whose order is a list
 
@@ -113,7 +114,7 @@ class Gemma4Vision(Gemma4Images):
             media.tiles,
             lambda start, stop: by_column[columns_of[start:stop]] + by_row[rows_of[start:stop]],
         )
-        rows = yield from layers_run(tower, rows, even_segments(1, len(rows)), np.stack([columns_of, rows_of]))
+        rows = yield from tower.layers(rows, even_segments(1, len(rows)), np.stack([columns_of, rows_of]))
         rows = block_means(rows, grid, self.merge) * np.float32(self.spec.hidden_size**0.5)
         if self._standardizes:
             rows = (rows - tower.table("std_bias")) * tower.table("std_scale")

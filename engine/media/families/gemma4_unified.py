@@ -6,12 +6,13 @@ from collections.abc import Generator, Mapping
 from typing import Any
 
 from ...devices.tower import Rows, TowerExecutor
+from ...models.module_tensors import in_places, module_tensors, norm_tables
 from ...models.spec import NormSpec, ProjectionSpec, TowerSpec, tower_shapes
 from ...models.tensor_ref import TensorRef
 from ..media import Media
 from ..processing import Patches, block_places
 from .gemma4_images import ONE, ZERO, Gemma4Images, blocks_of, require_sides
-from .towers import embedded, in_pieces, in_places, module_tensors, norm_tables, table_normalized
+from .towers import embedded, in_pieces, table_normalized
 
 _NORM = NormSpec("layer", 1e-5, bias=True)
 

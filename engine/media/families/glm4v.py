@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...devices.tower import Rows, TowerExecutor
+from ...models.module_tensors import norm_tables
 from ...models.spec import AttentionSpec, MlpSpec, NormSpec, ProjectionSpec, ResidualBlockSpec, TowerSpec
 from ...models.tensor_ref import TensorRef
 from ..media import Media
@@ -16,7 +17,7 @@ from ..processing import bicubic, gelu
 from ..vision import Marks
 from .qwen_vl import GATED_MLP, Bounds, Grid, QwenVision, at_least_a_block, each_image, grid_of
 from .settings import head_dim_of, output_size, require_entries, square
-from .towers import axial_rope, in_pieces, layers_run, norm_tables, table_normalized
+from .towers import axial_rope, in_pieces, table_normalized
 
 _MERGER_NORM = NormSpec("layer", 1e-5, bias=True)
 
@@ -98,7 +99,7 @@ class Glm4vVision(QwenVision):
     def through(
         self, rows: Rows, positions: NDArray[np.int32], grid: Grid, tower: TowerExecutor
     ) -> Generator[None, None, Rows]:
-        rows = yield from layers_run(tower, rows, each_image(rows, grid), positions)
+        rows = yield from tower.layers(rows, each_image(rows, grid), positions)
         rows = yield from table_normalized(tower, "post_norm", rows, self._norm)
         # A block is joined channel by channel, each with its patches side by side.
         blocks = rows.reshape(-1, self.merge**2, rows.shape[1]).transpose(0, 2, 1)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...devices.tower import Rows, TowerExecutor
+from ...models.module_tensors import in_places, module_tensors, norm_tables
 from ...models.spec import NormSpec, ProjectionSpec, TowerSpec, tower_shapes
 from ..media import Media
 from ..processing import Floats, Image, Patches, arrangements, cut, gelu, joined_blocks, nearest_arrangement, resize
@@ -25,18 +26,7 @@ from .settings import (
     require_size,
     square,
 )
-from .towers import (
-    MODULES,
-    conv,
-    embedded,
-    even_segments,
-    in_pieces,
-    in_places,
-    module_tensors,
-    norm_tables,
-    plain_layer,
-    table_normalized,
-)
+from .towers import MODULES, conv, embedded, even_segments, in_pieces, plain_layer, table_normalized
 
 _MOST_ALONG_A_SIDE = 16  # tiles, for which the tokenizer has names
 _MAX_TILES = 256

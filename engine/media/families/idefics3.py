@@ -11,23 +11,13 @@ import numpy as np
 from ...devices.tower import Rows, TowerExecutor
 from ...errors import ModelError
 from ...models.config import ConfigReader
+from ...models.module_tensors import in_places, module_tensors, norm_tables
 from ...models.spec import NormSpec, ProjectionSpec, TowerSpec, tower_shapes
 from ..media import Media
 from ..processing import Image, Patches, cut, joined_blocks, nearest, resize
 from ..vision import Expansion, Vision
 from .settings import HALF, LANCZOS, ProcessorSettings, decoder_size, part_of, require_patches, square
-from .towers import (
-    MODULES,
-    conv,
-    embedded,
-    even_segments,
-    in_places,
-    layers_run,
-    module_tensors,
-    norm_tables,
-    plain_layer,
-    table_normalized,
-)
+from .towers import MODULES, conv, embedded, even_segments, plain_layer, table_normalized
 
 _MAX_EDGE = 4096  # pixels
 _AROUND, _GLOBAL = "<fake_token_around_image>", "<global-img>"
@@ -141,7 +131,7 @@ class Idefics3Vision(Vision):
         rows = yield from embedded(
             tower, self._patches, media.tiles, lambda start, stop: positions[np.arange(start, stop) % per_tile]
         )
-        rows = yield from layers_run(tower, rows, even_segments(len(media.tiles), per_tile))
+        rows = yield from tower.layers(rows, even_segments(len(media.tiles), per_tile))
         rows = yield from table_normalized(tower, "post_norm", rows, self._norm)
         # Tiles lie below each other, so their blocks are those of one tall image.
         joined = joined_blocks(rows, (len(media.tiles) * self._grid, self._grid), self._scale)

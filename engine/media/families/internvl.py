@@ -25,7 +25,7 @@ from .settings import (
     require_size,
     square,
 )
-from .towers import conv, embedded_behind_class, even_segments, layers_run, without_class
+from .towers import conv, embedded_behind_class, even_segments, without_class
 
 MAX_TILES = 256
 
@@ -142,7 +142,7 @@ class InternVision(Vision):
     def encode(self, media: Media, tower: TowerExecutor) -> Generator[None, None, Rows]:
         tiles = len(media.tiles)
         rows = yield from embedded_behind_class(tower, self._patches, media.tiles)
-        rows = yield from layers_run(tower, rows, even_segments(tiles, self._grid**2 + 1))
+        rows = yield from tower.layers(rows, even_segments(tiles, self._grid**2 + 1))
         # Tiles lie below each other, so their blocks are those of one tall image.
         joined = joined_blocks(without_class(rows, tiles), (tiles * self._grid, self._grid), self._merge)
         rows = yield from tower.project("merge", joined)

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...models.config import ConfigReader
+from ...models.module_tensors import fused_qkv, in_places, module_tensors
 from ...models.spec import tower_shapes
 from ...models.tensor_ref import TensorRef
 from .internvl import MAX_TILES, InternVision
 from .settings import BICUBIC, IMAGENET_MEAN, IMAGENET_STD, part_of, side, square
-from .towers import conv, fused_qkv, in_places, module_tensors
+from .towers import conv
 
 _CUTTING = ("dynamic_image_size", "use_thumbnail", "min_dynamic_patch", "max_dynamic_patch")
 # What its vision_config means where it leaves out a field.

@@ -10,6 +10,7 @@ import numpy as np
 
 from ...devices.tower import Rows, TowerExecutor
 from ...models.config import ConfigReader
+from ...models.module_tensors import in_places, module_tensors, norm_tables
 from ...models.spec import AttentionSpec, MlpSpec, NormSpec, ProjectionSpec, ResidualBlockSpec, TowerSpec, tower_shapes
 from ...models.tensor_ref import TensorRef
 from ..media import Media
@@ -27,18 +28,7 @@ from .settings import (
     require_patches,
     square,
 )
-from .towers import (
-    axial_rope,
-    conv,
-    embedded,
-    even_segments,
-    in_pieces,
-    in_places,
-    layers_run,
-    module_tensors,
-    norm_tables,
-    table_normalized,
-)
+from .towers import axial_rope, conv, embedded, even_segments, in_pieces, table_normalized
 
 _NORM = NormSpec("layer", 1e-5, bias=True)
 _MAX_SIDE = 511  # patches
@@ -158,7 +148,7 @@ class KimiVision(Vision):
 
         rows = yield from embedded(tower, self._patches, media.tiles)
         rows = yield from in_pieces(rows, placed)
-        rows = yield from layers_run(tower, rows, even_segments(1, len(rows)), np.stack(places))
+        rows = yield from tower.layers(rows, even_segments(1, len(rows)), np.stack(places))
         rows = yield from table_normalized(tower, "post_norm", rows, _NORM)
         rows = yield from table_normalized(tower, "merge_norm", rows, _NORM)
         rows = yield from tower.project("merge", joined_blocks(rows, grid, self._merge))

@@ -13,6 +13,7 @@ import numpy as np
 
 from ...devices.tower import Rows, TowerExecutor
 from ...models.config import ConfigReader
+from ...models.module_tensors import norm_tables
 from ...models.spec import NormSpec, ProjectionSpec, TowerSpec
 from ..media import Media
 from ..processing import Image, Patches, antialiased, arrangements, cut, joined_blocks, nearest_arrangement, resize
@@ -30,7 +31,7 @@ from .settings import (
     side,
     square,
 )
-from .towers import MODULES, embedded, layers_run, norm_tables, plain_layer, table_normalized
+from .towers import MODULES, embedded, plain_layer, table_normalized
 
 _MAX_TILES = 256
 _MAX_FACTOR = 16
@@ -178,7 +179,7 @@ class Lfm2Vision(Vision):
         rows = yield from embedded(tower, self._patches, media.tiles)
         rows += np.concatenate([positions[grid] for grid in grids])
         bounds = np.cumsum([0, *(height * width for height, width in grids)]).astype(np.int32)
-        rows = yield from layers_run(tower, rows, bounds)
+        rows = yield from tower.layers(rows, bounds)
         rows = yield from table_normalized(tower, "post_norm", rows, self._norm)
         for grid, start, stop in zip(grids, bounds[:-1], bounds[1:], strict=True):
             embeddings.append(joined_blocks(rows[start:stop], grid, self._merge))

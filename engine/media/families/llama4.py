@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ...devices.tower import Rows, TowerExecutor
+from ...models.module_tensors import in_places, module_tensors, norm_tables
 from ...models.spec import AttentionSpec, MlpSpec, NormSpec, ProjectionSpec, ResidualBlockSpec, TowerSpec, tower_shapes
 from ..media import Media
 from ..processing import Image, Patches, arrangements, block_places, cut, joined_blocks, padded_behind, resize
@@ -28,17 +29,7 @@ from .settings import (
     require_size,
     square,
 )
-from .towers import (
-    axial_rope,
-    embedded_behind_class,
-    even_segments,
-    in_places,
-    layers_run,
-    module_tensors,
-    norm_tables,
-    table_normalized,
-    without_class,
-)
+from .towers import axial_rope, embedded_behind_class, even_segments, table_normalized, without_class
 
 _MAX_TILES = 256
 _NORM = NormSpec("layer", 1e-5, bias=True)  # of all of them; configs say other numbers, which are not used
@@ -190,7 +181,7 @@ class Llama4Vision(Vision):
         places = np.stack([np.append(of_axis + 1, 0) for of_axis in (columns_of, rows_of)]).astype(np.int32)
         rows = yield from embedded_behind_class(tower, self._patches, media.tiles, last=True)
         rows = yield from table_normalized(tower, "pre_norm", rows, _NORM)
-        rows = yield from layers_run(tower, rows, even_segments(tiles, self.max_rows), np.tile(places, tiles))
+        rows = yield from tower.layers(rows, even_segments(tiles, self.max_rows), np.tile(places, tiles))
         rows = yield from table_normalized(tower, "post_norm", rows, _NORM)
         # Tiles lie below each other, so their blocks are those of one tall image.
         patches = without_class(rows, tiles, last=True)

@@ -7,9 +7,9 @@ from types import MappingProxyType
 
 from ...errors import ModelError
 from ...models.config import ConfigReader
+from ...models.module_tensors import in_places, module_tensors
 from ...models.spec import ProjectionSpec, TowerSpec, tower_shapes
 from ...models.tensor_ref import TensorRef
-from .towers import in_places, module_tensors
 
 Names = Mapping[str, str | TensorRef]
 

@@ -9,23 +9,13 @@ import numpy as np
 
 from ...devices.tower import Rows, TowerExecutor
 from ...models.config import ConfigReader
+from ...models.module_tensors import in_places, module_tensors, norm_tables
 from ...models.spec import NormSpec, ProjectionSpec, TowerSpec, tower_shapes
 from ..media import Media
 from ..processing import Indices, block_places, joined_blocks, nearest_below
 from .settings import HALF, ProcessorSettings, decoder_size, part_of, require_entries, square
 from .slices import Grid, SlicedVision, Slices
-from .towers import (
-    MODULES,
-    conv,
-    embedded,
-    even_segments,
-    in_pieces,
-    in_places,
-    module_tensors,
-    norm_tables,
-    plain_layer,
-    table_normalized,
-)
+from .towers import MODULES, conv, embedded, even_segments, in_pieces, plain_layer, table_normalized
 
 _MERGE = 2  # patches along a side of what either step merges
 _EPS = 1e-6  # of the norm before the connector

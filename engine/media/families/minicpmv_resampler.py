@@ -14,24 +14,14 @@ import numpy as np
 
 from ...devices.tower import Rows, TowerExecutor
 from ...models.config import ConfigReader
+from ...models.module_tensors import in_places, module_tensors, norm_tables
 from ...models.spec import CrossAttentionSpec, NormSpec, ProjectionSpec, TowerSpec, tower_shapes
 from ...models.tensor_ref import TensorRef
 from ..media import Media
 from ..processing import Floats, block_places, nearest_below
 from .settings import HALF, ProcessorSettings, decoder_size, part_of, require_entries, square
 from .slices import Grid, SlicedVision
-from .towers import (
-    MODULES,
-    conv,
-    embedded,
-    in_pieces,
-    in_places,
-    layers_run,
-    module_tensors,
-    norm_tables,
-    plain_layer,
-    table_normalized,
-)
+from .towers import MODULES, conv, embedded, in_pieces, plain_layer, table_normalized
 
 _VERSIONS = ("2.6", "4.0", "4.5")
 _HEAD_DIM = 128
@@ -128,7 +118,7 @@ class ResampledVision(SlicedVision):
             down, across = (nearest_below(self._side, _fractions(count)) for count in grid)
             patches = yield from embedded(tower, self._patches, (tile,))
             pieces.append(patches + table[(down[:, None] * self._side + across).reshape(-1)])
-        rows = yield from layers_run(tower, np.concatenate(pieces), bounds)
+        rows = yield from tower.layers(np.concatenate(pieces), bounds)
         rows = yield from table_normalized(tower, "post_norm", rows, self._norm)
         rows = yield from tower.project("kv", rows)
         rows = yield from table_normalized(tower, "kv_norm", rows, _NORM)

@@ -10,22 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...devices.tower import Rows, TowerExecutor
+from ...models.module_tensors import in_places, module_tensors, norm_tables
 from ...models.spec import AttentionSpec, NormSpec, ProjectionSpec, TowerSpec, tower_shapes
 from ..media import Media
 from ..processing import bilinear
 from .qwen_vl import Grid, QwenVision, each_image, grid_of
 from .settings import require_entries, square
-from .towers import (
-    MODULES,
-    axial_rope,
-    conv,
-    in_places,
-    layers_run,
-    module_tensors,
-    norm_tables,
-    plain_layer,
-    table_normalized,
-)
+from .towers import MODULES, axial_rope, conv, plain_layer, table_normalized
 
 _MERGER_NORM = NormSpec("layer", 1e-5, bias=True)
 
@@ -94,7 +85,7 @@ class PaddleOcrVision(QwenVision):
     def through(
         self, rows: Rows, positions: NDArray[np.int32], grid: Grid, tower: TowerExecutor
     ) -> Generator[None, None, Rows]:
-        rows = yield from layers_run(tower, rows, each_image(rows, grid), positions)
+        rows = yield from tower.layers(rows, each_image(rows, grid), positions)
         rows = yield from table_normalized(tower, "post_norm", rows, self._norm)
         return (yield from self.merged(rows, _MERGER_NORM, tower))
 

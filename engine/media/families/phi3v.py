@@ -14,6 +14,7 @@ import numpy as np
 
 from ...devices.tower import Rows, TowerExecutor
 from ...models.config import ConfigReader
+from ...models.module_tensors import in_places, module_tensors
 from ...models.spec import ProjectionSpec, TowerSpec, tower_shapes
 from ...models.tensor_ref import TensorRef
 from ..media import Media
@@ -21,7 +22,6 @@ from ..processing import Floats, Image, Patches, cut, joined_blocks, resize, res
 from ..vision import Expansion, Vision
 from .settings import BILINEAR, CLIP_MEAN, CLIP_STD, ProcessorSettings, part_of, require_patches
 from .tile_tower import TileTower
-from .towers import in_places, module_tensors
 
 _MAX_TILES = 256
 _MERGE = 2

@@ -10,6 +10,7 @@ import numpy as np
 
 from ...devices.tower import Rows, TowerExecutor
 from ...models.config import ConfigReader
+from ...models.module_tensors import norm_tables
 from ...models.spec import AttentionSpec, MlpSpec, NormSpec, ProjectionSpec, ResidualBlockSpec, TowerSpec
 from ...models.text_part import text_part
 from ..media import Media
@@ -27,7 +28,7 @@ from .settings import (
     require_patches,
     square,
 )
-from .towers import axial_rope, conv, embedded, even_segments, norm_tables, table_normalized
+from .towers import axial_rope, conv, embedded, even_segments, table_normalized
 
 _NORM = NormSpec("rms", 1e-5)
 _MAX_MERGE = 16

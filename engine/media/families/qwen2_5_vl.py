@@ -9,11 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...devices.tower import Rows, TowerExecutor
+from ...models.module_tensors import norm_tables
 from ...models.spec import AttentionSpec, MlpSpec, NormSpec, ProjectionSpec, ResidualBlockSpec, TowerSpec
 from ..vision import Marks
 from .qwen_vl import EPS, GATED_MLP, MERGER, VIDEO_PAD, Clip, Grid, QwenVision, each_image, require_indices
 from .settings import head_dim_of, output_size
-from .towers import axial_rope, norm_tables
+from .towers import axial_rope
 
 _NORM = NormSpec("rms", EPS)
 _MOST_PER_SECOND = 20  # so that no video's positions are too large

@@ -9,11 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...devices.tower import Rows, TowerExecutor
+from ...models.module_tensors import norm_tables
 from ...models.spec import AttentionSpec, MlpSpec, NormSpec, ProjectionSpec, ResidualBlockSpec, TowerSpec
 from ..vision import Marks
 from .qwen_vl import EPS, MERGER, VIDEO_PAD, Grid, QwenVision, each_image
 from .settings import head_dim_of, output_size
-from .towers import axial_rope, layers_run, norm_tables
+from .towers import axial_rope
 
 _NORM = NormSpec("layer", EPS, bias=True)
 
@@ -48,5 +49,5 @@ class Qwen2Vision(QwenVision):
     def through(
         self, rows: Rows, positions: NDArray[np.int32], grid: Grid, tower: TowerExecutor
     ) -> Generator[None, None, Rows]:
-        rows = yield from layers_run(tower, rows, each_image(rows, grid), positions)
+        rows = yield from tower.layers(rows, each_image(rows, grid), positions)
         return (yield from self.merged(rows, _NORM, tower))

@@ -10,13 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...devices.tower import Rows, TowerExecutor
+from ...models.module_tensors import norm_tables
 from ...models.spec import AttentionSpec, MlpSpec, NormSpec, ProjectionSpec, ResidualBlockSpec, TowerSpec
 from ..media import Media
 from ..processing import bilinear
 from ..vision import Marks
 from .qwen_vl import EPS, VIDEO_PAD, Bounds, Grid, QwenVision, each_image, grid_of, require_indices
 from .settings import head_dim_of, output_size, require_entries
-from .towers import axial_rope, norm_tables
+from .towers import axial_rope
 
 _NORM = NormSpec("layer", EPS, bias=True)
 _MAX_DEEPSTACK = 16

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ...devices.tower import Rows, TowerExecutor
 from ...errors import ModelError
 from ...models.config import ConfigReader
+from ...models.module_tensors import fused_qkv, in_places, module_tensors
 from ...models.spec import NormSpec, ProjectionSpec, tower_shapes
 from ...models.tensor_ref import TensorRef
 from ..frames import Frames
@@ -32,7 +33,7 @@ from .settings import (
     rows_of_blocks,
     square,
 )
-from .towers import conv, embedded, even_segments, fused_qkv, in_places, module_tensors, table_normalized
+from .towers import conv, embedded, even_segments, table_normalized
 
 EPS = 1e-6  # of all norms; configs do not say it
 _LEAST_FACTOR = 4  # pixels

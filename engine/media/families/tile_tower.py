@@ -8,6 +8,7 @@ import numpy as np
 
 from ...devices.tower import Rows, TowerExecutor
 from ...models.config import ConfigReader
+from ...models.module_tensors import norm_tables
 from ...models.spec import NormSpec, ProjectionSpec
 from ...models.tensor_ref import TensorRef
 from ..processing import Image, Patches, Pixels
@@ -19,7 +20,6 @@ from .towers import (
     embedded,
     embedded_behind_class,
     even_segments,
-    norm_tables,
     plain_layer,
     table_normalized,
     without_class,

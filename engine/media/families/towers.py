@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import replace
-from itertools import product
+from collections.abc import Callable, Generator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +15,6 @@ from ..processing import Image, Patches, normalized
 from .settings import head_dim_of
 
 _PIECE = 256  # rows at a time, of work that takes a millisecond or two
-Tensors = dict[str, TensorRef]
 # Where a tower of transformers has the weights of its layers, as CLIP and SigLIP name them.
 MODULES = {
     "q": "self_attn.q_proj",
@@ -61,45 +58,6 @@ def axial_rope(config: ConfigReader, head_dim: int, *, alternating: bool = False
         table = np.tile(theta ** -(np.arange(0, pairs, 2, dtype=np.float64) / pairs), 2)
     axes = (0,) * (pairs // 2) + (1,) * (pairs // 2)
     return RopeSpec(tuple(table.astype(np.float32).tolist()), axes=axes)
-
-
-def module_tensors(shapes: Iterable[str], modules: Mapping[str, str | TensorRef], layers: str = "") -> Tensors:
-    """Where the weights called `shapes` lie, by the modules' names.
-
-    Those of a layer have names within it; `layers` and the number of the layer come before these. Without a module a
-    whole name counts.
-    """
-    tensors = {}
-    for name in shapes:
-        before, rest = "", name
-        if name.startswith("layers."):
-            _, number, rest = name.split(".", 2)
-            before = f"{layers}{number}."
-        ref = modules.get(rest)
-        suffix = ""
-        if ref is None:
-            module, _, kind = rest.rpartition(".")
-            ref, suffix = modules[module], f".{kind}"
-        ref = ref if isinstance(ref, TensorRef) else TensorRef(ref)
-        tensors[name] = _named(ref, before, suffix)
-    return tensors
-
-
-def in_places(tensors: Mapping[str, TensorRef], *prefixes: Sequence[str]) -> dict[str, tuple[TensorRef, ...]]:
-    """The same tensors with each combination of the prefixes before their names."""
-    befores = ["".join(parts) for parts in product(*prefixes)]
-    return {name: tuple(_named(ref, before) for before in befores) for name, ref in tensors.items()}
-
-
-def _named(ref: TensorRef, before: str, after: str = "") -> TensorRef:
-    factors = f"{before}{ref.scaled_by}" if ref.scaled_by else ""
-    stack = tuple(_named(part, before, after) for part in ref.stack)
-    return replace(ref, name=f"{before}{ref.name}{after}", scaled_by=factors, stack=stack)
-
-
-def fused_qkv(name: str, size: int) -> dict[str, TensorRef]:
-    """q, k and v out of one module that has them one after the other, each of `size` rows."""
-    return {module: TensorRef(name, rows=(i * size, (i + 1) * size)) for i, module in enumerate(("q", "k", "v"))}
 
 
 def conv(name: str) -> dict[str, TensorRef | str]:
@@ -173,15 +131,3 @@ def table_normalized(tower: TowerExecutor, name: str, rows: Rows, norm: NormSpec
     """Rows normalized with the tables `name`.weight and, if it has one, `name`.bias."""
     weight, bias = tower.table(f"{name}.weight"), tower.table(f"{name}.bias") if norm.bias else None
     return (yield from in_pieces(rows, lambda _, piece: normalized(piece, norm.eps, weight, bias)))
-
-
-def norm_tables(name: str, norm: NormSpec, size: int) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """The tables of a norm between layers."""
-    return tuple((f"{name}.{kind}", shape) for kind, shape in norm.shapes(size).items())
-
-
-def layers_run(
-    tower: TowerExecutor, rows: Rows, segments: NDArray[np.int32], positions: NDArray[np.int32] | None = None
-) -> Generator[None, None, Rows]:
-    """All layers of a tower, one after the other."""
-    return (yield from tower.layers(rows, segments, positions))
