@@ -146,14 +146,7 @@ def _counting(tower: TowerExecutor) -> Any:
             return (yield from tower.project(name, rows))
 
         def layer(
-            self,
-            index: int,
-            rows: Any,
-            segments: Any,
-            positions: Any = None,
-            *,
-            seen: Any = None,
-            in_place: bool = False,
+            self, index: int, rows: Any, segments: Any, positions: Any = None, **options: Any
         ) -> Generator[None, None, Any]:
             lengths = [int(length) for length in segments[1:] - segments[:-1]]
             for residual in self.spec.layers[index]:
@@ -162,7 +155,11 @@ def _counting(tower: TowerExecutor) -> Any:
                 if isinstance(mixer := residual.mixer, AttentionSpec):
                     width = mixer.num_heads * mixer.head_dim
                     self.operations += 4 * width * sum(length**2 for length in lengths)
-            return (yield from tower.layer(index, rows, segments, positions, seen=seen, in_place=in_place))
+            return (yield from tower.layer(index, rows, segments, positions, **options))
+
+        def attend(self, name: str, queries: Any, keys: Any, values: Any) -> Generator[None, None, Any]:
+            self.operations += 4 * len(queries) * len(keys) * queries.shape[1]
+            return (yield from tower.attend(name, queries, keys, values))
 
         def table(self, name: str) -> Any:
             return tower.table(name)
