@@ -105,9 +105,9 @@ def _load_server(
     tls: Callable[[], ssl.SSLContext] | None,
 ) -> tuple[Server, EncoderEngine | None]:
     """The server, and the embedding models in it. What loading took, such as a mapped file, is freed with its frame."""
+    check_at_once(options.engine, host)
     if pools(options.engine, options.encoders):
         return _load_encoder_server(options, resources, tls)
-    check_at_once(options.engine, host)
     with without_collections():
         # Before the chat model, which takes its KV cache's share of the memory that is left.
         encoders = load_encoders_of(options)

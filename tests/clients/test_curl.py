@@ -43,7 +43,7 @@ def is_whole(command: str) -> bool:
 
 PAGES = sorted(page for page in (ROOT / "README.md", *(ROOT / "docs").glob("**/*.md")) if any(commands_of(page)))
 # These need more than the built-in model: marks of a hole, adapters, and models for embeddings and rankings.
-ON_ANOTHER_MODEL = {"clients.md", "lora.md", "models.md"}
+ON_ANOTHER_MODEL = {"clients.md", "lora.md", "models.md", "pooling.md"}
 
 
 @pytest.fixture(scope="module")

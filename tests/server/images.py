@@ -49,7 +49,7 @@ class CountingVision:
     A video has a slot for each frame, behind its time.
     """
 
-    numbering = ""
+    numbering = numbered = ""
 
     def __init__(self, marks: Mapping[Modality, Marks], tiles: int) -> None:
         self.marks, self._tiles = marks, tiles

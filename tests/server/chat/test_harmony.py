@@ -418,7 +418,7 @@ def test_structured_chats_offline(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = ScriptedEngine(template=TEMPLATE, specials=TAGS)
     monkeypatch.setattr("tidewheel.offline.model.load_engine", lambda options: engine)
     params = SamplingParams(max_tokens=200, structured_outputs=StructuredOutputsParams(json=SCHEMA))
-    with LLM("scripted") as llm:
+    with LLM("scripted", runner="generate") as llm:
         (answer,) = llm.chat(say(f"{THINK}Hm.{NEXT}{FINAL}{ARGUMENTS}"), params, use_tqdm=False)  # type: ignore[arg-type]
         assert answer.outputs[0].text == f"analysisHm.assistantfinal{ARGUMENTS}"
         (answer,) = llm.generate(f"SAY({ARGUMENTS})YAS", params, use_tqdm=False)

@@ -394,7 +394,6 @@ def test_what_the_disk_has_no_room_for_is_not_downloaded(shell: Shell) -> None:
         assert re.search(f": {names}: {needed}{advice}", ran.err)
     assert {*shell.hub.sent} <= {"config.json"}  # which says whether it is an encoder
     blobs = cache / "models--own--huge" / "blobs"
-    blobs.mkdir(parents=True)
     (blobs / b"model.safetensors".hex()).write_bytes(shell.hub.repositories["own/huge"]["model.safetensors"])
     assert shell("pull own/huge")[0].code == 0  # the weights are there already
     assert "model.safetensors" not in shell.hub.sent
