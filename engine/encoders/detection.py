@@ -8,7 +8,6 @@ from ..errors import ModelError
 from ..files.folder import read_json_if_there
 from ..files.reading import is_there
 from ..weights.gguf.choosing import find_gguf, is_gguf
-from ..weights.gguf.reader import first_metadata
 from ..weights.hub import download, local_model, split_name
 from .families import FAMILIES
 
@@ -67,6 +66,8 @@ def _is_encoder_folder(path: Path) -> bool:
 
 
 def _is_encoder_gguf(path: Path) -> bool:
+    from ..weights.gguf.reader import first_metadata  # which other models need not wait for
+
     metadata = first_metadata(path)
     architecture = metadata.get("general.architecture")
     return architecture in _GGUF_ENCODERS or bool(metadata.get(f"{architecture}.pooling_type"))

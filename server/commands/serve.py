@@ -19,6 +19,7 @@ from tidewheel.engine.loading.load import EngineLoad, check_at_once
 from tidewheel.engine.machine.memory import release_free_memory, share_heaps
 from tidewheel.engine.model_names import short_name
 from tidewheel.engine.start_log import start_logger
+from tidewheel.engine.weights.hub import local_model
 
 from ..app_resources import find_resources
 from ..garbage import without_collections
@@ -105,9 +106,11 @@ def _load_server(
     tls: Callable[[], ssl.SSLContext] | None,
 ) -> tuple[Server, EncoderEngine | None]:
     """The server, and the embedding models in it. What loading took, such as a mapped file, is freed with its frame."""
-    check_at_once(options.engine, host)
+    if local_model(options.engine.model, ".gguf") is None:  # before the hub is asked what the model is for
+        check_at_once(options.engine, host)
     if pools(options.engine, options.encoders):
         return _load_encoder_server(options, resources, tls)
+    check_at_once(options.engine, host)
     with without_collections():
         # Before the chat model, which takes its KV cache's share of the memory that is left.
         encoders = load_encoders_of(options)

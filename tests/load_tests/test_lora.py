@@ -12,6 +12,7 @@ from tidewheel.server.options.model import DEMO_MODEL
 
 # The model is loaded for each format and number of adapters. With few tokens, a stream may end on a busy machine before
 # the other has begun, and nothing is measured.
+@pytest.mark.sweep
 def test_a_model_is_measured_with_adapters(capsys: pytest.CaptureFixture[str]) -> None:
     measured = ["--adapters", "2", "--rank", "4", "--streams", "2", "--tokens", "200", "--rounds", "1", "--turns", "1"]
     assert lora.main([str(DEMO_MODEL), *measured, "--tidewheel-formats", "float32,int8"]) == 0

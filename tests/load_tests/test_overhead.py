@@ -12,6 +12,7 @@ SHORT = "--streams 2 --prompt-tokens 4 --tokens 240 --rounds 1".split()
 
 
 # Two processes load the model.
+@pytest.mark.sweep
 def test_the_same_streams_with_and_without_a_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "overhead.json"
     assert overhead.main([*SHORT, "--json", str(target), "--", "--max-model-len", "256"]) == 0

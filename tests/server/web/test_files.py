@@ -84,7 +84,10 @@ def test_the_page_needs_no_key_where_the_api_does(start_server: StartServer) -> 
 def test_the_page_can_be_switched_off(start_server: StartServer) -> None:
     server = start_server(web_ui=False)
     # Embedding models take what is posted to the root.
-    assert {address: server.http.get(address).status_code for address in FILES} == {**dict.fromkeys(FILES, 404), "/": 405}
+    assert {address: server.http.get(address).status_code for address in FILES} == {
+        **dict.fromkeys(FILES, 404),
+        "/": 405,
+    }
     assert server.http.get("/v1/models").status_code == 200
     closed = start_server(web_ui=False, api_keys=["secret"])
     assert {closed.http.get(address).status_code for address in FILES} == {401}

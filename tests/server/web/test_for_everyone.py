@@ -125,6 +125,7 @@ def test_a_screen_reader_hears_the_answer_a_block_at_a_time(start_server: StartS
 
 
 # A page for touch is a new one, which takes the browser a second.
+@pytest.mark.sweep
 def test_nothing_is_wider_than_a_phone(server: RunningServer, open_page: OpenPage) -> None:
     page = open_page(server.url, **PHONE)
     assert no_sideways_scroll(page)

@@ -129,6 +129,7 @@ def test_the_built_in_model_says_what_was_pasted(demo_server: ServerProcess, ope
     expect(last_answer(page)).to_have_text("I see a red circle.")
 
 
+@pytest.mark.sweep
 def test_a_large_image_is_shrunk(sighted: RunningServer, open_page: OpenPage) -> None:
     page = open_page(sighted.url, **ROOM)
     expect(page.get_by_role("button", name="Add images or text files")).to_be_visible()
