@@ -97,8 +97,8 @@ class ServedEncoders:
         return self._find(name, self._engine.encoders.values())
 
     def scorer(self, name: str | None) -> Encoder:
-        """The model of a name, for None the first cross-encoder or else the first of all. Raises ApiError (404)."""
-        encoders = self._engine.encoders.values()
+        """The model of a name, for None the first cross-encoder or else the first embedder. Raises ApiError (404)."""
+        encoders = (one for one in self._engine.encoders.values() if one.is_cross_encoder or not one.labels)
         return self._find(name, sorted(encoders, key=lambda one: not one.is_cross_encoder))
 
     def info(self, name: str) -> Mapping[str, str]:

@@ -172,6 +172,17 @@ def test_tei_embeds(server: RunningServer) -> None:
     np.testing.assert_allclose(cut, zoo.reference("bert", [LONG], max_length=64), **TOLERANCE)
 
 
+def test_a_classifier_of_several_labels_scores_no_pairs(start_server: StartServer) -> None:
+    folders = [str(zoo.native_folder(name)) for name in ("bert-classes", "bert")]
+    pairs = {"queries": "tide", "documents": ["tide", "corn"]}
+    both = start_server(encoders=load_encoders(folders, ["classes", "embed"]), chat=False)
+    answer = answered(both.post("/v1/score", pairs))
+    assert (answer["model"], answer["data"][0]["score"]) == ("embed", pytest.approx(1))
+    assert answered(both.post("/v1/rerank", {"query": "tide", "documents": ["tide"]}))["model"] == "embed"
+    alone = start_server(encoders=load_encoders(folders[:1], ["classes"]), chat=False)
+    assert alone.post("/v1/score", pairs).status_code == 404
+
+
 def test_sparse_vectors(start_server: StartServer, server: RunningServer) -> None:
     response = server.post("/embed_sparse", {"inputs": "corn"})
     assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
