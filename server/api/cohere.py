@@ -76,7 +76,8 @@ class CohereEmbeddingsEndpoint:
             wanted.truncate_prompt_tokens = -1
         with renamed_fields(_NAMES):
             model, answer = await embed(request, self._texts, wanted, len(raw), cut_by="truncate: END")
-        types = body.embedding_types or (["float"] if version == "2" else [])
+        asked: list[CohereType] = body.embedding_types or (["float"] if version == "2" else [])
+        types = [*dict.fromkeys(asked)]
         width = body.output_dimension or model.widths["embed"]
         if width % 8 and {"binary", "ubinary"} & {*types}:
             raise bad_request(

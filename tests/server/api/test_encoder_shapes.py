@@ -16,6 +16,7 @@ from server.api.test_long_inputs import heard
 from server.conftest import RunningServer, StartServer
 
 from tidewheel.engine.encoders.load import load_encoders
+from tidewheel.server.api.encoder_texts import numbers
 
 pytest.importorskip("tidewheel._native")
 
@@ -243,6 +244,14 @@ def test_cohere_embeds(server: RunningServer, version: str) -> None:
     (cut,) = answered(server.post(f"/v{version}/embed", plain))["embeddings"]["float"]
     (whole,) = zoo.reference("bert", [LONG], max_length=64)
     np.testing.assert_allclose(cut, whole[:8] / np.linalg.norm(whole[:8]), **TOLERANCE)
+
+
+def test_a_type_is_written_once(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[int] = []
+    monkeypatch.setattr("tidewheel.server.api.cohere.numbers", lambda vector: written.append(1) or numbers(vector))
+    body = {"model": "embed", "texts": TEXTS, "embedding_types": ["float"] * 100}
+    assert set(answered(server.post("/v2/embed", body))["embeddings"]) == {"float"}
+    assert len(written) == len(TEXTS)
 
 
 def test_the_hugging_face_client(server: RunningServer) -> None:
