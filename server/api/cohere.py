@@ -74,16 +74,16 @@ class CohereEmbeddingsEndpoint:
         wanted.prompt_name = _prompt_name(chosen, body.input_type)
         if (body.max_tokens or 0) > chosen.max_length:
             wanted.truncate_prompt_tokens = -1
-        with renamed_fields(_NAMES):
-            model, answer = await embed(request, self._texts, wanted, len(raw), cut_by="truncate: END")
         asked: list[CohereType] = body.embedding_types or (["float"] if version == "2" else [])
         types = [*dict.fromkeys(asked)]
-        width = body.output_dimension or model.widths["embed"]
+        width = body.output_dimension or int(chosen.info["width"])
         if width % 8 and {"binary", "ubinary"} & {*types}:
             raise bad_request(
                 f"embedding_types: bits need a number of dimensions that 8 divides, and the vectors have {width}",
                 "embedding_types",
             )
+        with renamed_fields(_NAMES):
+            model, answer = await embed(request, self._texts, wanted, len(raw), cut_by="truncate: END")
         return await self._texts.response(answer, lambda: _response(model, body, types, version, answer))
 
 

@@ -135,6 +135,19 @@ def test_a_classifier_reads_what_its_head_says() -> None:
         alone(folder, pooler_config={"pooling_type": "MEAN"})
 
 
+def test_bits_need_eight_dimensions_before_anything_is_computed(start_server: StartServer) -> None:
+    options = EncoderOptions(threads=1, pooler_config={"dimensions": 12})
+    encoders = load_model_alone(EngineOptions(model=str(zoo.native_folder("bert"))), options, ["it"])
+    server = start_server(encoders=encoders, chat=False)
+    body = {"texts": ["the tide"], "embedding_types": ["ubinary"]}
+    refused = server.post("/v2/embed", body)
+    assert refused.status_code == 400
+    assert "the vectors have 12" in refused.json()["error"]["message"]
+    assert encoders.stats()["it"].batches_total == 0
+    bits = server.post("/v2/embed", {**body, "output_dimension": 8}).json()["embeddings"]["ubinary"]
+    assert [len(row) for row in bits] == [1]
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
