@@ -32,13 +32,20 @@ class EncoderSettings(Struct, frozen=True, kw_only=True):
 
 
 def pools(engine: EngineOptions, encoders: EncoderOptions) -> bool:
-    """Whether MODEL is an encoder, which is served without a chat model. Raises ModelError if it is not there."""
+    """Whether MODEL is an encoder, which is served without a chat model.
+
+    Raises ModelError if it is not there, and OptionError for a --pooler-config of one that generates.
+    """
     runner = encoders.meant_runner
     if runner != "auto" or engine.load_format == "dummy":
-        return runner == "pooling"
-    from .detection import is_pooling_model
+        found = runner == "pooling"
+    else:
+        from .detection import is_pooling_model
 
-    return is_pooling_model(engine.model, engine.revision, engine.download_dir)
+        found = is_pooling_model(engine.model, engine.revision, engine.download_dir)
+    if encoders.pooler_config is not None and not found:
+        raise OptionError("--pooler-config needs a MODEL that pools: add --runner pooling, or leave it out")
+    return found
 
 
 def settings_of(engine: EngineOptions, encoders: EncoderOptions) -> EncoderSettings:

@@ -15,13 +15,16 @@ from server.conftest import RefusedStart, RunningServer, ServerProcess, StartSer
 from server.scripted_engine import ScriptedEngine
 from starlette.routing import Route
 
+from tidewheel.engine.declaring.option import OptionError
 from tidewheel.engine.encoders.load import load_encoders, load_model_alone
 from tidewheel.engine.encoders.options import EncoderOptions
+from tidewheel.engine.encoders.settings import pools
 from tidewheel.engine.errors import InvalidRequestError, ModelError
 from tidewheel.engine.options import EngineOptions
 from tidewheel.server.app import build_app
 from tidewheel.server.app_options import AppOptions
 from tidewheel.server.encoder_app import build_encoder_app
+from tidewheel.server.options.model import DEMO_MODEL
 
 EMBEDDINGS = "/v1/embeddings"
 
@@ -178,6 +181,13 @@ def test_what_only_a_chat_model_has_is_refused(refused_start: RefusedStart) -> N
         "--device cuda runs no encoders: leave it out, and they run on the processor",
     ):
         assert sentence in said
+
+
+def test_a_pooler_config_needs_a_model_that_pools() -> None:
+    given = EncoderOptions(pooler_config={"pooling_type": "CLS"})
+    assert pools(EngineOptions(model=str(zoo.native_folder("bert"))), given)
+    with pytest.raises(OptionError, match="--pooler-config needs a MODEL that pools: add --runner pooling, or leave"):
+        pools(EngineOptions(model=str(DEMO_MODEL)), given)
 
 
 def test_dimensions_that_the_model_was_not_trained_for() -> None:
