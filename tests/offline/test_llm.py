@@ -283,6 +283,9 @@ def test_vectors_as_arrays(llm: LLM) -> None:
     ids = llm.embed("the tide", use_tqdm=False)[0].prompt_token_ids
     prompts: list[Any] = ["the tide", ids, {"prompt": "the tide"}, {"prompt_token_ids": ids}]
     [expected, *_] = llm.embed(prompts, dimensions=4, normalize=True, use_tqdm=False)
+    [first] = llm.encode("the tide", use_tqdm=False)  # by the first model, although there is a cross-encoder
+    [same] = llm.embed("the tide", use_tqdm=False)
+    assert first.outputs.data.tolist() == same.outputs.embedding
     params = PoolingParams(dimensions=4, use_activation=True, task="embed")
     for output in llm.encode(prompts, params, use_tqdm=False):
         assert (output.outputs.data.shape, output.finished) == ((4,), True)

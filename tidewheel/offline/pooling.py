@@ -82,7 +82,12 @@ class Pooler:
         become probabilities; None: as the model does it.
         """
         what = "this" if pooling_task is None else _WHAT[pooling_task]
-        encoder = self._find(model, what, lambda one: pooling_task is None or pooling_task in one.tasks)
+        encoder = self._find(
+            model,
+            what,
+            lambda one: pooling_task is None or pooling_task in one.tasks,
+            lambda one: pooling_task in (None, one.task),
+        )
         task = pooling_task or encoder.task
         encoder.check_task(task, dimensions=dimensions, use_activation=use_activation)
         with engine_errors():
@@ -116,7 +121,9 @@ class Pooler:
             raise InvalidRequestError(
                 f"data_1 must have one text, or as many as data_2, got {len(queries)} and {len(documents)}", "data_1"
             )
-        encoder = self._find(model, "scores", lambda one: one.is_cross_encoder or not one.labels)
+        encoder = self._find(
+            model, "scores", lambda one: one.is_cross_encoder or not one.labels, lambda one: one.is_cross_encoder
+        )
         names = ("data_1", "data_2")
         with engine_errors():
             limit = truncation(encoder, truncate_prompt_tokens)
@@ -157,11 +164,13 @@ class Pooler:
                 future.cancel()
         return [result for future in futures for result in future.result()]
 
-    def _find(self, name: str | None, what: str, fits: Callable[[Encoder], bool]) -> Encoder:
-        """The encoder of a name, or else a fitting one: the first cross-encoder for scores, or the first of all."""
+    def _find(
+        self, name: str | None, what: str, fits: Callable[[Encoder], bool], is_best: Callable[[Encoder], bool]
+    ) -> Encoder:
+        """The encoder of a name if it fits. Without a name the first of the best, or else the first that fits."""
         encoders = self._engine.encoders
         named = [one for one in encoders.values() if name in (None, one.name)]
-        if fitting := sorted(filter(fits, named), key=lambda one: not one.is_cross_encoder):
+        if fitting := sorted(filter(fits, named), key=lambda one: not is_best(one)):
             return fitting[0]
         loaded = f"; there are {', '.join(encoders)}" if encoders else ""
         raise InvalidRequestError(
