@@ -86,6 +86,13 @@ def test_many_at_once(run: Any) -> None:
         assert len(vectors) == 2
         [array] = [output async for output in llm.encode("the tide", PoolingParams(normalize=True), "mine")]
         assert (array.request_id, array.outputs.data.tolist()) == ("mine", vectors[0].outputs.embedding)
+        [bare] = await llm.embed(["the tide"], use_activation=False)
+        [same] = await llm.embed(["the tide"], normalize=False)
+        assert bare.outputs.embedding == same.outputs.embedding != vectors[0].outputs.embedding
+        with pytest.raises(InvalidRequestError, match="use_activation contradicts normalize"):
+            await llm.embed(["the tide"], use_activation=False, normalize=True)
+        with pytest.raises(InvalidRequestError, match="the task embed, and this call is for classify"):
+            await llm.classify(["the tide"], pooling_params=PoolingParams(task="embed"))
         await llm.check_health()
         assert (await llm.get_tokenizer()).decode([5]) == llm.get_tokenizer().decode([5])
         await llm.reset_prefix_cache()

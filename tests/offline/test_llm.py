@@ -292,6 +292,13 @@ def test_vectors_as_arrays(llm: LLM) -> None:
         assert output.outputs.data.tolist() == expected.outputs.embedding
     [output] = llm.embed("the tide", pooling_params=params, dimensions=3, use_tqdm=False)
     assert output.outputs.hidden_size == 3
+    other = "pooling_params have the task embed, and this call is for "
+    with pytest.raises(InvalidRequestError, match=other + "classify: leave it out, or use encode"):
+        llm.classify("the tide", pooling_params=params)
+    with pytest.raises(InvalidRequestError, match=other + "token_classify"):
+        llm.reward("the tide", pooling_params=params)
+    with pytest.raises(InvalidRequestError, match="the task classify, and this call is for embed"):
+        llm.embed("the tide", pooling_params=PoolingParams(task="classify"))
     with pytest.raises(InvalidRequestError, match="one PoolingParams for all prompts"):
         llm.encode(prompts, [params], use_tqdm=False)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequestError, match="there is no model for classes of tokens"):

@@ -108,15 +108,16 @@ class AsyncLLM(NamesOfVllm):
         """The vectors of texts. `options` are as in LLM.embed."""
         self._start()
         options = without_vllms(options)
-        options["use_activation"] = options.pop("normalize", None)
-        wanted = pooling_options(options.pop("pooling_params", None), **options)
+        names = ("normalize", "use_activation")
+        of_call = PoolingParams(**{name: options.pop(name, None) for name in names}, task="embed").given()
+        wanted = pooling_options(options.pop("pooling_params", None), **options, **of_call)
         return await self._model.pooler.embed(prompts, lambda count: None, **wanted)
 
     async def classify(self, prompts: Sequence[Text], **options: Any) -> list[ClassificationRequestOutput]:
         """The probabilities of texts' labels. `options` are as in LLM.classify."""
         self._start()
         options = without_vllms(options)
-        wanted = pooling_options(options.pop("pooling_params", None), **options)
+        wanted = pooling_options(options.pop("pooling_params", None), **options, pooling_task="classify")
         return await self._model.pooler.classify(prompts, lambda count: None, **wanted)
 
     async def encode(

@@ -195,6 +195,7 @@ class LLM(NamesOfVllm):
             dimensions=dimensions,
             use_activation=normalize,
             model=model,
+            pooling_task="embed",
         )
         texts = _listed(prompts)
         with progress(len(texts), "text", use_tqdm) as done:
@@ -235,7 +236,9 @@ class LLM(NamesOfVllm):
     ) -> list[ClassificationRequestOutput]:
         """The probabilities of texts' labels. The arguments are as in `encode`. Raises InvalidRequestError."""
         take_none_but_vllms("LLM.classify", of_vllm)
-        options = pooling_options(pooling_params, truncate_prompt_tokens=truncate_prompt_tokens, model=model)
+        options = pooling_options(
+            pooling_params, truncate_prompt_tokens=truncate_prompt_tokens, model=model, pooling_task="classify"
+        )
         texts = _listed(prompts)
         with progress(len(texts), "text", use_tqdm) as done:
             return self._running.run(self._model.pooler.classify(texts, done, **options))

@@ -48,7 +48,7 @@ class Pooler:
     async def embed(
         self, texts: Sequence[Text], done: Callable[[int], object], **options: Any
     ) -> list[EmbeddingRequestOutput]:
-        """As `encode`, with vectors that are lists."""
+        """As `encode` with the task embed, with vectors that are lists."""
         return [
             EmbeddingRequestOutput(one.request_id, EmbeddingOutput(one.outputs.data.tolist()), one.prompt_token_ids)
             for one in await self.encode(texts, done, **{**options, "pooling_task": "embed"})
@@ -57,7 +57,7 @@ class Pooler:
     async def classify(
         self, texts: Sequence[Text], done: Callable[[int], object], **options: Any
     ) -> list[ClassificationRequestOutput]:
-        """As `encode`, with probabilities that are lists."""
+        """As `encode` with the task classify, with probabilities that are lists."""
         return [
             ClassificationRequestOutput(
                 one.request_id, ClassificationOutput(one.outputs.data.tolist()), one.prompt_token_ids

@@ -85,10 +85,19 @@ class PoolingParams:
 
 
 def pooling_options(params: PoolingParams | None, **given: Any) -> dict[str, Any]:
-    """The options of a call, which go before those of its parameters. Raises InvalidRequestError."""
+    """The options of a call, which go before those of its parameters.
+
+    Raises InvalidRequestError, also if the parameters are for another task than the call.
+    """
     if not isinstance(params, PoolingParams | None):
         raise InvalidRequestError(
             f"pooling_params must be one PoolingParams for all prompts, got {type(params).__name__}", "pooling_params"
         )
     of_params = {} if params is None else params.given()
+    task, of_call = of_params.get("pooling_task"), given.get("pooling_task")
+    if None not in (task, of_call) and task != of_call:
+        raise InvalidRequestError(
+            f"pooling_params have the task {task}, and this call is for {of_call}: leave it out, or use encode",
+            "pooling_params",
+        )
     return {**of_params, **{name: value for name, value in given.items() if value is not None}}
