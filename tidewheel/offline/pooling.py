@@ -95,7 +95,9 @@ class Pooler:
 
             def encode(given: Text) -> EncoderInput:
                 text = from_dict(given)[0] if isinstance(given, Mapping) else given
-                return encoder.encode(text, truncate_to=limit) if isinstance(text, str) else EncoderInput(text[:limit])
+                if isinstance(text, str):
+                    return encoder.encode(text, truncate_to=limit)
+                return encoder.tokens(text[:limit])
 
             inputs = await self._checked(encoder, texts, encode)
         if not inputs:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from optional_packages import require_packages
 from safetensors.numpy import save_file
 
+from tidewheel import LLM
 from tidewheel.engine.encoders.encoder import Embedder
 from tidewheel.engine.encoders.load import load_encoders
 from tidewheel.engine.encoders.tokenization import EncoderInput
@@ -303,3 +304,13 @@ def test_adapters_with_values_that_are_not_finite(tmp_path: Path) -> None:
     tensors[f"roberta.encoder.layers.1.mlp.fc2.{LORA}B"][2, 3] = np.inf
     with pytest.raises(ModelError, match="not finite"):
         embedder(folder(tmp_path / "matrix", JINA, tensors))
+
+
+def test_token_ids_have_the_default_task_s_adapter(tmp_path: Path) -> None:
+    plain_folder = folder(tmp_path / "plain", JINA, jina())
+    settings = {"prompts": TASKS, "default_prompt_name": "text-matching"}
+    changed = zoo.changed_folder(plain_folder, tmp_path / "model", config_sentence_transformers=settings)
+    with LLM(str(changed)) as llm:
+        [text] = llm.embed("the tide", use_tqdm=False)
+        [ids] = llm.embed([text.prompt_token_ids], use_tqdm=False)
+    assert ids.outputs.embedding == text.outputs.embedding
