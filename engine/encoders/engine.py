@@ -125,6 +125,11 @@ class EncoderEngine:
             encoder.close()
 
     @property
+    def is_alive(self) -> bool:
+        """Whether the encoders' own thread runs."""
+        return self._encoder_loop.is_alive
+
+    @property
     def backlog(self) -> int:
         """How many inputs were submitted and not computed yet."""
         return sum(self.backlogs().values())

@@ -27,6 +27,11 @@ class EncoderLoop:
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tidewheel-encoders", daemon=True)
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()

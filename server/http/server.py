@@ -121,10 +121,10 @@ class Server(uvicorn.Server):
         If an engine thread is still running, in a step or after a second Ctrl-C, the process exits here. Otherwise the
         interpreter would shut down under the thread.
         """
-        engine = self.engine
-        if engine is not None and engine.is_alive:
+        if any(engine.is_alive for engine in self._engines):
+            has_stalled = self.engine is not None and self.engine.stats().stalled_steps_total > 0
             logging.shutdown()
-            os._exit(_INTERRUPTED if self.force_exit else int(engine.stats().stalled_steps_total > 0))
+            os._exit(_INTERRUPTED if self.force_exit else int(has_stalled))
         if self.failure is not None:
             raise TidewheelError(f"the engine has failed: {self.failure}")
         return 0

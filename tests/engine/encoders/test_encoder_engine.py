@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 import encoder_zoo as zoo
 import numpy as np
 import pytest
+import uvicorn
 
 from tidewheel.engine.encoders.encoder import Embedder
 from tidewheel.engine.encoders.engine import EncoderEngine
@@ -20,6 +21,7 @@ from tidewheel.engine.encoders.pooling import Floats
 from tidewheel.engine.encoders.tasks import Task
 from tidewheel.engine.encoders.tokenization import EncoderInput
 from tidewheel.engine.errors import EngineDeadError, TidewheelError
+from tidewheel.server.http.server import Server
 
 BROKEN, NOT_FINITE, FATAL = 11, 12, 13
 
@@ -155,6 +157,25 @@ def test_where_nothing_runs_nothing_is_given_up(caplog: pytest.LogCaptureFixture
 
     run(test)
     assert not caplog.records
+
+
+@pytest.mark.parametrize("forced", [False, True])
+def test_a_server_does_not_end_under_the_thread(forced: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def leave(code: int) -> None:
+        raise SystemExit(code)
+
+    async def test() -> None:
+        async with running() as (engine, _):
+            server = Server(uvicorn.Config("none", log_config=None), None, engine, 0)
+            server.force_exit = forced
+            with pytest.raises(SystemExit) as left:
+                server.end()
+            assert left.value.code == (130 if forced else 0)
+        assert server.end() == 0
+
+    monkeypatch.setattr("os._exit", leave)
+    monkeypatch.setattr("logging.shutdown", lambda: None)
+    run(test)
 
 
 def test_stopping_interrupts_a_batch() -> None:
