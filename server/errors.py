@@ -158,8 +158,7 @@ _ON_REQUEST = {
 _ELSEWHERE = {
     "/audio/": "this server reads and writes no sound; send the transcript of a speech server",
     "/images/": "this server writes text only; chat completions may have images for models that see them",
-    "/moderations": "this server has no moderation or classification models; ask a chat model, or use "
-    "--embedding-model with a cross-encoder",
+    "/moderations": "use /v1/classify with a classifier, or ask a chat model",
     "/assistants": "use /v1/responses",
     "/responses/compact": 'conversations are not compacted: ask for "truncation": "auto", or leave items out',
     "/threads": "use /v1/responses",
