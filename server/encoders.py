@@ -82,13 +82,10 @@ class ServedEncoders:
         encoder = self._find(name, sorted(encoders, key=lambda one: one.task != task))
         if task not in encoder.tasks:
             others = sorted(encoder.tasks)
-            used = (
-                "/v1/score or /v1/rerank"
-                if encoder.is_cross_encoder
-                else " or ".join({_ENDPOINTS.get(other, "/v1/pooling"): None for other in others})
-            )
             raise bad_request(
-                f"the model {encoder.name!r} does not do {task}, but {', '.join(others)}: use it with {used}", "model"
+                f"the model {encoder.name!r} does not do {task}, but {', '.join(others)}: use it with "
+                f"{endpoints_for(encoder)}",
+                "model",
             )
         return encoder
 
@@ -187,6 +184,13 @@ class ServedEncoders:
         encoders = self._engine.encoders
         paths = (one for one in encoders.values() if one.source == name and one.is_named_by_source)
         return encoders.get(self._aliases.get(name, name)) or next(paths, None)
+
+
+def endpoints_for(encoder: Encoder) -> str:
+    """The endpoints that an encoder is for, in words."""
+    if encoder.is_cross_encoder:
+        return "/v1/score or /v1/rerank"
+    return " or ".join({_ENDPOINTS.get(task, "/v1/pooling"): None for task in sorted(encoder.tasks)})
 
 
 def truncation(encoder: Encoder, truncate_prompt_tokens: int | None) -> int | None:

@@ -10,14 +10,15 @@ from ..files.wording import shown
 POOLING: Mapping[str, str] = {"CLS": "cls", "LAST": "lasttoken", "MEAN": "mean"}
 """Its pooling types, and what they are called here."""
 _NO_TOKENS = 'texts have one vector each: for one of each token, requests to /pooling have "task": "token_embed"'
-_NO_STEPS = (
+NO_STEPS = (
     'scores are not picked at single tokens: requests to /pooling have "task": "token_classify", and their answers all '
     "tokens"
 )
+"""What to do instead of having scores of some tokens, which vLLM's reward models of steps have."""
 _NO_PIECES = "texts are not split: send their parts"
 _REFUSED = {
-    "step_tag_id": _NO_STEPS,
-    "returned_token_ids": _NO_STEPS,
+    "step_tag_id": NO_STEPS,
+    "returned_token_ids": NO_STEPS,
     "enable_chunked_processing": _NO_PIECES,
     "max_embed_len": _NO_PIECES,
     "logit_bias": "logits are given as the model computes them",
@@ -38,12 +39,12 @@ def check_pooler_config(given: Mapping[str, Any]) -> str | None:
         if name in ("pooling_type", "seq_pooling_type"):
             kind = str(value).upper()
             if kind in ("ALL", "STEP"):
-                return f"must not have the {name} {kind}, because {_NO_TOKENS if kind == 'ALL' else _NO_STEPS}"
+                return f"must not have the {name} {kind}, because {_NO_TOKENS if kind == 'ALL' else NO_STEPS}"
             if kind not in POOLING:
                 return f"must have a {name} of {', '.join(POOLING)}"
         elif name == "tok_pooling_type":
             if str(value).upper() != "ALL":
-                return f"must not have the tok_pooling_type {shown(value)}, because {_NO_STEPS}"
+                return f"must not have the tok_pooling_type {shown(value)}, because {NO_STEPS}"
         elif name in ACTIVATIONS:
             if not isinstance(value, bool):
                 return f"must have true or false as {name}"

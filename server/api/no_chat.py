@@ -10,9 +10,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tidewheel.engine.encoders.encoder import Encoder
-from tidewheel.engine.encoders.tasks import Task
 from tidewheel.engine.errors import quoted
 
+from ..encoders import endpoints_for
 from ..errors import ApiError
 
 _PATHS: Mapping[str, str] = {
@@ -26,17 +26,14 @@ _PATHS: Mapping[str, str] = {
 """What only a chat model has, by method."""
 
 
-_USES: Mapping[Task, str] = {"embed": "/v1/embeddings, /v1/score or /v1/rerank", "classify": "/v1/classify"}
-
-
 def no_chat_routes(model: Encoder) -> list[Route]:
     """These endpoints, on a server of this model."""
-    use = "/v1/score or /v1/rerank" if model.is_cross_encoder else _USES.get(model.task, "/v1/pooling")
 
     async def refuse(request: Request) -> Response:
         raise ApiError(
             HTTPStatus.NOT_FOUND,
-            f"this server has no chat model, and {request.url.path} needs one: {quoted(model.name)} is for {use}",
+            f"this server has no chat model, and {request.url.path} needs one: {quoted(model.name)} is for "
+            f"{endpoints_for(model)}",
             code="no_chat_model",
         )
 

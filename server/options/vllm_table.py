@@ -6,6 +6,8 @@ A flag is written `--flag` if it is a switch, `--flag=` if it takes a value, `--
 
 from __future__ import annotations
 
+from tidewheel.engine.encoders.pooler_config import NO_STEPS
+
 WORKS = {
     "": "--allow-credentials --allowed-headers --allowed-methods --allowed-origins --api-key --chat-template "
     "--config "
@@ -281,8 +283,7 @@ REFUSED = {
         )
     ),
     "--pooler-config has a field for it": "--pooling-type= --pooling-norm --pooling-softmax",
-    'scores are not picked at single tokens: requests to /pooling have "task": "token_classify", and their answers all '
-    "tokens": "--pooling-step-tag-id= --pooling-returned-token-ids=*",
+    NO_STEPS: "--pooling-step-tag-id= --pooling-returned-token-ids=*",
     "reward models need no conversion: leave it out": "--convert=reward",
     "--speculative-config names a draft model": "--runner=draft",
     "plug-ins are not run: requests are texts or token ids": "--io-processor-plugin=",
