@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median, quantiles
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any, NamedTuple
 
 import httpx
@@ -38,13 +39,16 @@ Texts = Sequence[Sequence[int]]
 
 _RUNNERS = Path(__file__).parent / "peer_runners"
 # Random weights of these sizes take as long as trained ones: hidden size, layers, heads, intermediate size.
-_SHAPES = {"minilm": (384, 6, 12, 1536), "bge-base": (768, 12, 12, 3072), "bge-large": (1024, 24, 16, 4096)}
+_BERTS = {"minilm": (384, 6, 12, 1536), "bge-base": (768, 12, 12, 3072), "bge-large": (1024, 24, 16, 4096)}
+_QWEN3 = "qwen3-embedding-0.6b"
+_SHAPES = (*_BERTS, _QWEN3)
 _FIRST_WORD = 1000  # of BERT's vocabulary; lower ids are special tokens and letters
 _MAX_TOKENS = 512
 _SEED = 5
 _PADDED_TEXTS = 32  # in a batch of ONNX Runtime; as sentence-transformers has it
 _CLIENTS = 64
 _START_S = 120
+_REQUEST_S = 120
 _GGUF_TYPES: dict[str, str] = {"float32": "F32", "bfloat16": "BF16", "int8": "Q8_0"}
 
 
@@ -55,11 +59,11 @@ class Run(NamedTuple):
     embed: Callable[[Texts], tuple[Rows, float]]
 
 
-def works() -> Iterator[tuple[str, Texts]]:
-    """What is measured: names, and texts of random words as token ids."""
+def works(most_texts: int) -> Iterator[tuple[str, Texts]]:
+    """What is measured, with at most as many texts: names, and texts of random words as token ids."""
     for texts, tokens in ((1, 12), (1, 128)):
         yield f"{texts} x {tokens}", _texts([tokens] * texts)
-    for texts in (32, 256):
+    for texts in (count for count in (32, 256) if count <= most_texts):
         lengths = np.random.default_rng(_SEED).integers(32, _MAX_TOKENS + 1, texts)
         yield f"{texts} x 32-{_MAX_TOKENS}", _texts(lengths.tolist())
 
@@ -70,14 +74,24 @@ def _texts(lengths: Sequence[int]) -> Texts:
 
 
 def made_model(shape: str, folder: Path) -> Path:
-    """A BERT of that shape with random weights."""
-    from transformers import BertConfig, BertModel
+    """A model of that shape with random weights."""
+    if shape == _QWEN3:
+        from transformers import Qwen3Config, Qwen3Model
 
-    hidden, layers, heads, inner = _SHAPES[shape]
-    config = BertConfig(
-        hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads, intermediate_size=inner
-    )
-    BertModel(config, add_pooling_layer=False).save_pretrained(folder)
+        Qwen3Model(
+            Qwen3Config(
+                vocab_size=151_669, hidden_size=1024, num_hidden_layers=28, num_attention_heads=16,
+                num_key_value_heads=8, head_dim=128, intermediate_size=3072, dtype="float32",
+            )
+        ).save_pretrained(folder)  # fmt: skip
+    else:
+        from transformers import BertConfig, BertModel
+
+        hidden, layers, heads, inner = _BERTS[shape]
+        config = BertConfig(
+            hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads, intermediate_size=inner
+        )
+        BertModel(config, add_pooling_layer=False).save_pretrained(folder)
     (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": _MAX_TOKENS}))
     return folder
 
@@ -170,7 +184,7 @@ def gguf_file(folder: Path, sources: Path, kind: str, made: Path) -> Path:
 
 def native(folder: Path, dtype: EncoderDType, threads: int) -> Run:
     """The same by our own kernels."""
-    description = describe_encoder(folder)
+    description = describe_encoder(folder, convert="embed")
     assert description.model is not None
     graph = load_native(folder, description.model, _MAX_TOKENS, (), CpuDevice(), dtype=dtype, threads=threads)
 
@@ -201,9 +215,9 @@ def largest_distance(ours: Rows, theirs: Rows) -> float:
     return float((1 - (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)).max())
 
 
-def compare(runs: Sequence[Run], rounds: int) -> None:
+def compare(runs: Sequence[Run], rounds: int, most_texts: int) -> None:
     """Measure all in turn, after one run of each, and print medians as multiples of the first one's speed."""
-    for name, texts in works():
+    for name, texts in works(most_texts):
         expected, _ = runs[0].embed(texts)
         distances = [largest_distance(run.embed(texts)[0], expected) for run in runs]
         times: list[list[float]] = [[] for _ in runs]
@@ -222,18 +236,33 @@ def compare(runs: Sequence[Run], rounds: int) -> None:
 
 @contextmanager
 def serving(folder: Path, dtype: str, threads: int) -> Iterator[tuple[str, int]]:
-    """A server with the model alone: its address, and its process."""
+    """A server with the model alone: its address, and its process. If it does not start, this program ends."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
     command = [
         str(Path(sys.executable).with_name("tidewheel")), "serve", str(folder), "--runner", "pooling",
-        "--embedding-dtype", dtype, "--embedding-threads", str(threads), "--port", "0", "--disable-log-requests",
+        "--embedding-dtype", dtype, "--embedding-threads", str(threads), "--port", port, "--disable-log-requests",
+        "--log-level", "error",
     ]  # fmt: skip
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command) as process:
         try:
-            assert process.stderr is not None
-            address = next(line.split(" on ")[-1].strip() for line in process.stderr if "Serving" in line)
-            yield address, process.pid
+            _await_health(f"http://127.0.0.1:{port}", process)
+            yield f"http://127.0.0.1:{port}", process.pid
         finally:
             process.terminate()
+
+
+def _await_health(address: str, process: subprocess.Popen[bytes]) -> None:
+    deadline = perf_counter() + _START_S
+    while True:
+        try:
+            httpx.get(f"{address}/health").raise_for_status()
+            return
+        except httpx.HTTPError as error:
+            if process.poll() is not None or perf_counter() > deadline:
+                raise SystemExit(f"the server does not start: {error}") from error  # it has said why
+            sleep(0.05)
 
 
 async def closed_loop(address: str, clients: int, texts: Texts) -> tuple[list[float], float]:
@@ -241,7 +270,7 @@ async def closed_loop(address: str, clients: int, texts: Texts) -> tuple[list[fl
     waiting = list(reversed(texts))
     taken: list[float] = []
     limits = httpx.Limits(max_connections=clients)
-    async with httpx.AsyncClient(base_url=address, timeout=_START_S, limits=limits) as client:
+    async with httpx.AsyncClient(base_url=address, timeout=_REQUEST_S, limits=limits) as client:
 
         async def ask() -> None:
             while waiting:
@@ -279,6 +308,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--tokenizer", type=Path, help="a folder with BERT's tokenizer, for shapes with random weights")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--dtypes", nargs="+", default=list(_GGUF_TYPES), choices=list(_GGUF_TYPES))
+    parser.add_argument("--most-texts", type=int, default=256, help="32: leave out 256 texts, which take long")
     parser.add_argument("--rounds", type=int, default=7, help="how often each is measured, in turn")
     parser.add_argument("--llama-cpp-python", type=Path, metavar="VENV", help="environment that has llama-cpp-python")
     parser.add_argument("--llama-cpp-sources", type=Path, metavar="FOLDER", help="whose converter writes GGUF files")
@@ -302,7 +332,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 python = options.llama_cpp_python / "bin/python"
                 runs.append(stack.enter_context(llama_cpp(python, file, options.threads)))
             runs.append(native(folder, dtype, options.threads))
-        compare(runs, options.rounds)
+        compare(runs, options.rounds, options.most_texts)
         for dtype in options.dtypes if options.http else ():
             over_http(folder, dtype, options.threads)
 
