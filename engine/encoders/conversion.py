@@ -25,13 +25,6 @@ _QWEN3_RERANKER = "qwen3-reranker"
 _QWEN3_TOKENS = ("no", "yes")
 
 
-def says_it_encodes(config: Mapping[str, Any], *, listed: bool) -> bool:
-    """Whether a decoder's config says that it is an encoder, or a modules.json beside it, if it is `listed` in one."""
-    architectures = config.get("architectures")
-    decoder = decoder_of(str(architectures[0])) if isinstance(architectures, list) and architectures else None
-    return decoder is not None and (decoder.use != "generates" or listed or bool(config.get("classifier_from_token")))
-
-
 class Conversion(Struct, frozen=True):
     """A config as its model is served: a decoder that `converts`, or a reranker whose scores are its `answer`."""
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import ModelError
 from ..files.folder import read_json_if_there
 from ..files.reading import is_there
 from ..weights.gguf.choosing import find_gguf, is_gguf
-from ..weights.hub import download, local_model, split_name
+from ..weights.hub import download, local_model, repository_files, split_name
 from .families import FAMILIES
 
 GRAPHS = ("onnx/model.onnx", "model.onnx")
@@ -23,21 +24,33 @@ _SMALL_FILES = ["config.json", "modules.json"]
 def is_pooling_model(model: str, revision: str | None = None, download_dir: str | Path | None = None) -> bool:
     """Whether a folder, a GGUF file or a hub id is for embeddings, classes or scores, and generates no text.
 
-    Of a hub id, two small files are looked at; a GGUF file of the hub counts as one that generates. Raises ModelError
-    for a model that is not there.
+    Of a hub id, two small files and the names of the others are looked at, whatever is in the cache; a GGUF file of the
+    hub counts as one that generates. Raises ModelError for a model that is not there.
     """
     local = local_model(model, ".gguf")
     if local is not None:
         return is_encoder(local)
     repository, wanted = split_name(model)
-    return wanted is None and is_encoder(download(repository, revision, download_dir, _SMALL_FILES, []))
+    if wanted is not None:
+        return False
+    folder = download(repository, revision, download_dir, _SMALL_FILES, [])
+
+    def has_graph() -> bool:
+        return not {*GRAPHS}.isdisjoint(repository_files(repository, revision, download_dir))
+
+    try:
+        return _has_small_file(folder) and _is_encoder_folder(folder, has_graph)
+    except (ModelError, OSError):
+        return False
 
 
 def is_encoder(path: Path) -> bool:
     """The same of a folder or a GGUF file. What cannot be read counts as one that generates."""
     try:
         if path.is_dir():
-            return _is_encoder_folder(path)
+            if not _has_small_file(path) and (gguf := find_gguf(path)) is not None:
+                return _is_encoder_gguf(gguf)
+            return _is_encoder_folder(path, lambda: graph_in(path) is not None)
         return is_gguf(path) and _is_encoder_gguf(path)
     except (ModelError, OSError):
         return False
@@ -48,21 +61,25 @@ def graph_in(folder: Path) -> Path | None:
     return next((path for name in GRAPHS if is_there(path := folder / name)), None)
 
 
-def _is_encoder_folder(path: Path) -> bool:
+def _has_small_file(folder: Path) -> bool:
+    return any(is_there(folder / name) for name in _SMALL_FILES)
+
+
+def _is_encoder_folder(path: Path, has_graph: Callable[[], bool]) -> bool:
     config = read_json_if_there(path / "config.json")
     names = config.get("architectures")
     architecture = str(names[0]) if isinstance(names, list) and names else ""
     listed = is_there(path / "modules.json")
     if architecture in FAMILIES or architecture.endswith(_CLASSIFIES) or listed or config.get("classifier_from_token"):
         return True
-    if architecture and not any(task in architecture for task in _GENERATES):
-        from .conversion import says_it_encodes  # which models that generate need not wait for
+    if any(task in architecture for task in _GENERATES):
+        return False
+    if architecture:
+        from .families.decoder import decoder_of  # which models that generate need not wait for
 
-        if says_it_encodes(config, listed=listed):
+        if decoder_of(architecture) is not None:
             return True
-    if not config and (gguf := find_gguf(path)) is not None:
-        return _is_encoder_gguf(gguf)
-    return graph_in(path) is not None and not any(task in architecture for task in _GENERATES)
+    return has_graph()
 
 
 def _is_encoder_gguf(path: Path) -> bool:
@@ -70,4 +87,7 @@ def _is_encoder_gguf(path: Path) -> bool:
 
     metadata = first_metadata(path)
     architecture = metadata.get("general.architecture")
-    return architecture in _GGUF_ENCODERS or bool(metadata.get(f"{architecture}.pooling_type"))
+    if not isinstance(architecture, str):
+        return False
+    pooling = metadata.get(f"{architecture}.pooling_type")
+    return architecture in _GGUF_ENCODERS or (isinstance(pooling, int) and pooling != 0)

@@ -141,6 +141,6 @@ def _splade_pooling(path: Path) -> SpladePooling:
     pooling, activation = config.get("pooling_strategy", "max"), config.get("activation_function", "relu")
     if pooling not in ("max", "sum"):
         raise ModelError(f"{path}: pooling_strategy must be max or sum, got {shown(pooling)}")
-    if activation not in _TWICE:
+    if not isinstance(activation, str) or activation not in _TWICE:
         raise ModelError(f"{path}: activation_function must be one of {', '.join(_TWICE)}, got {shown(activation)}")
     return SpladePooling(pooling, _TWICE[activation])

@@ -87,7 +87,11 @@ def _tables(config: ConfigReader) -> tuple[str, ...]:
     """Of the terms beside that of two contents: their tables."""
     types = config.raw("pos_att_type") or []
     names = [name.strip() for name in types.lower().split("|")] if isinstance(types, str) else types
-    if not isinstance(names, list) or any(name not in _TERMS for name in names) or len(set(names)) < len(names):
+    if (
+        not isinstance(names, list)
+        or not all(isinstance(name, str) and name in _TERMS for name in names)
+        or (len(set(names)) < len(names))
+    ):
         raise config.error("pos_att_type", "a list of " + " and ".join(_TERMS))
     return tuple(_TERMS[name] for name in names)
 

@@ -154,9 +154,10 @@ def _pooling(config: ConfigReader) -> Literal["cls", "mean", "last"]:
     """What NVIDIA's models say of themselves."""
     config.refuse("temperature", 1)
     name = config.raw("pooling")
-    if name is not None and name not in _POOLING:
+    name = "avg" if name is None else name
+    if not isinstance(name, str) or name not in _POOLING:
         raise config.error("pooling", "one of " + ", ".join(_POOLING))
-    return _POOLING["avg" if name is None else name]
+    return _POOLING[name]
 
 
 def _rows_of_head(described: ModelDescription, answer: AnswerTokens) -> tuple[TensorRef, ...]:

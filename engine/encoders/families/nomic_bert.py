@@ -82,11 +82,11 @@ def _from_own(config: ConfigReader) -> ConfigReader:
         config.refuse(name, False)
     config.refuse("rotary_emb_fraction", 1)
     activation = config.raw("activation_function")
+    if not isinstance(activation, str) or activation not in (*_GATED, *_PLAIN):
+        raise config.error("activation_function", " or ".join((*_GATED, *_PLAIN)))
     if activation in _GATED:
         for name in ("mlp_fc1_bias", "mlp_fc2_bias"):
             config.refuse(name, False)
-    elif activation not in _PLAIN:
-        raise config.error("activation_function", " or ".join((*_GATED, *_PLAIN)))
     config.refuse("mlp_fc2_bias", config.flag("mlp_fc1_bias", False))
     return config.with_fields(
         **{name: config.raw(own) for name, own in _OWN_FIELDS.items()},

@@ -269,6 +269,7 @@ def test_what_cannot_be_served_is_refused_by_its_name(tmp_path: Path) -> None:
     refused("quantization_config", quantization_config={"quant_method": "awq"})
     refused("is_causal", is_causal="maybe")
     refused("pooling must be", architectures=["LlamaBidirectionalModel"], pooling="max")
+    refused("pooling must be", architectures=["LlamaBidirectionalModel"], pooling=["avg"])
     refused("with sinks", architectures=["GptOssModel"], num_local_experts=2, num_experts_per_tok=1)
     edit(folder / "1_LogitScore" / "config.json", true_token_id=10**6, false_token_id=None)
     (folder / "modules.json").write_text(json.dumps(zoo.modules("LogitScore")["modules.json"]))

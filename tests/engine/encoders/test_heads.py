@@ -153,6 +153,7 @@ def test_the_pooling_of_a_sparse_encoder_cannot_be_chosen(given: dict[str, Any])
             {"1_SpladePooling__config": {"activation_function": "gelu"}},
             "must be one of relu, log1p_relu",
         ),
+        ("bert-splade", {"1_SpladePooling__config": {"activation_function": []}}, "must be one of relu, log1p_relu"),
         ("bert-splade", {"config": {"architectures": ["BertModel"]}}, "does not predict words here"),
         ("bert-splade", {"config": {"architectures": ["XLNetModel"]}}, "a model for sparse, which needs safetensors"),
         ("bert-tokens", {"config": {"architectures": ["XLNetForTokenClassification"]}}, "'XLNet.* does not run from"),

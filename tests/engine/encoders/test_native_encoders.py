@@ -281,6 +281,7 @@ def test_buckets_of_deberta_are_transformers(span: int, buckets: int | None) -> 
         ({"embedding_size": 16}, "embedding_size = 16"),
         ({"pos_att_type": ["c2p", "p2p"]}, "pos_att_type must be a list of c2p and p2c"),
         ({"pos_att_type": 3}, "pos_att_type must be a list"),
+        ({"pos_att_type": [["c2p"]]}, "pos_att_type must be a list"),
         ({"max_relative_positions": 1 << 20}, "max_relative_positions must be at most 65536"),
         ({"position_buckets": 1 << 20}, "at most 65536, as position_buckets"),
     ],

@@ -214,6 +214,7 @@ def test_nomic_with_experts(tmp_path: Path) -> None:
         ({"moe_normalize_expert_weights": True}, "moe_normalize_expert_weights"),
         ({"mlp_fc2_bias": False}, "mlp_fc2_bias"),
         ({"activation_function": "tanh"}, "activation_function must be"),
+        ({"activation_function": ["gelu"]}, "activation_function must be"),
     ],
 )
 def test_experts_that_are_not_computed(changed: dict[str, Any], said: str, tmp_path: Path) -> None:
