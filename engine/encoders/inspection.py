@@ -7,14 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from ..declaring.option import OptionError
 from ..errors import DeviceError, ModelError
 from ..files.folder import read_config
+from ..options import EngineOptions
 from ..weights.pickles import PYTORCH_GLOB
+from .as_asked import as_asked
 from .classification import ClassActivation
 from .description import EncoderDescription, describe_encoder
 from .detection import graph_in
 from .native_graph import planned_weights
 from .onnx_graph import import_onnxruntime
+from .options import EncoderOptions
+from .settings import settings_of
 from .tasks import Task
 from .tokenization import EncoderTokenizer
 
@@ -59,8 +64,11 @@ class EncoderInspection:
     refusal: str | None
 
 
-def inspect_encoder(model: str, path: Path, *, whole: bool) -> EncoderInspection:
-    """Look at the encoder in a folder or file, which `model` names. If it is not `whole`, it has no tokenizer."""
+def inspect_encoder(options: EngineOptions, path: Path, *, whole: bool) -> EncoderInspection:
+    """Look at the encoder in a folder or file, as the options that name it would serve it. If it is not `whole`, it has
+    no tokenizer.
+    """
+    model = options.model
     refusal: str | None = None
     config: dict[str, Any] = {}
     architecture: str | None = None
@@ -69,6 +77,8 @@ def inspect_encoder(model: str, path: Path, *, whole: bool) -> EncoderInspection
     memory_bytes: int | None = None
     try:
         description = describe_encoder(path)
+        settings = settings_of(options, EncoderOptions())
+        description = as_asked(description, settings)
         if description.folder.is_file():
             architecture = description.architecture
         else:
@@ -81,8 +91,10 @@ def inspect_encoder(model: str, path: Path, *, whole: bool) -> EncoderInspection
         if description.graph is not None:
             import_onnxruntime()
         if description.model is not None:
-            dtype, memory_bytes = planned_weights(description.folder, description.model, description.max_length)
-    except (ModelError, DeviceError) as error:
+            dtype, memory_bytes = planned_weights(
+                description.folder, description.model, description.max_length, settings.dtype
+            )
+    except (ModelError, DeviceError, OptionError) as error:
         refusal = str(error) if Path(model).expanduser() == path else str(error).replace(str(path), model)
     is_native = description is not None and description.model is not None
     graph, files = graph_in(path), []

@@ -278,20 +278,15 @@ def load_native(
     adapters = None if model.tasks is None else TaskAdapters(checkpoint, model, model.tasks, threads or 1)
     used = weights.stored_names if adapters is None else weights.stored_names | adapters.stored_names
     _refuse_unused(folder, checkpoint, used, len(spec.layers))
-    quantization = Quantization("int8") if dtype == "int8" else None
-    chosen: DType = device.default_dtype(weights.dtype) if dtype == "auto" else "bfloat16" if dtype == "int8" else dtype
     of_tower = () if adapters is None else tuple(adapters.of_tower())
-    options = TowerOptions(
-        chosen, max_length, quantization, threads, keeps_quantized=dtype == "auto", adapters=of_tower
-    )
+    options = replace(_options(device, weights, max_length, dtype), threads=threads, adapters=of_tower)
     tower = device.load_tower(spec, weights, options)
-    kept_as = _kept_as(weights, chosen) if dtype == "auto" else dtype
     info = {
         "format": "GGUF" if folder.is_file() else "safetensors",
         "device": device.name,
         "isa": device.isa,
-        "dtype": chosen,
-        "weights": kept_as,
+        "dtype": options.dtype,
+        "weights": _kept_as(weights, options, dtype),
         "weight_bytes": str(device.tower_bytes(spec, weights, options)),
         "parameters": str(_num_parameters(spec, model)),
     }
@@ -302,13 +297,21 @@ def load_native(
     return NativeGraph(folder, model, tower, tables, activations, info, adapters)
 
 
-def planned_weights(folder: Path, model: EncoderModel, max_length: int) -> tuple[str, int]:
-    """What the weights would be kept in, as `load_native` does it with the dtype auto, and about how many bytes they
-    would take with a text of `max_length` tokens, without Dense modules. Raises ModelError.
+def planned_weights(folder: Path, model: EncoderModel, max_length: int, dtype: EncoderDType) -> tuple[str, int]:
+    """What the weights would be kept in, as `load_native` does it, and about how many bytes they would take with a text
+    of `max_length` tokens, without Dense modules. Raises ModelError.
     """
     weights, device = _weights(_opened(folder), model.tower, model.tensors, model.made), CpuDevice()
-    dtype = device.default_dtype(weights.dtype)
-    return _kept_as(weights, dtype), device.tower_bytes(model.tower, weights, TowerOptions(dtype, max_length))
+    options = _options(device, weights, max_length, dtype)
+    return _kept_as(weights, options, dtype), device.tower_bytes(model.tower, weights, options)
+
+
+def _options(
+    device: CpuDevice, weights: MadeWeights | TowerWeights, max_length: int, dtype: EncoderDType
+) -> TowerOptions:
+    quantization = Quantization("int8") if dtype == "int8" else None
+    chosen: DType = device.default_dtype(weights.dtype) if dtype == "auto" else "bfloat16" if dtype == "int8" else dtype
+    return TowerOptions(chosen, max_length, quantization, keeps_quantized=dtype == "auto")
 
 
 def _weights(
@@ -325,10 +328,12 @@ def _num_parameters(spec: TowerSpec, model: EncoderModel) -> int:
     return looked_up + sum(math.prod(shape) for shape in tower_shapes(spec).values())
 
 
-def _kept_as(weights: MadeWeights | TowerWeights, dtype: DType) -> str:
-    """What most of its matrices are kept in if they stay as they are stored; `dtype` if that is floats."""
+def _kept_as(weights: MadeWeights | TowerWeights, options: TowerOptions, dtype: EncoderDType) -> str:
+    """What most of its matrices are kept in, as they are stored or as they are asked for."""
+    if dtype != "auto":
+        return dtype
     formats = [format for name in weights if (format := weights.stored_format(name)) is not None]
-    return Counter(format.kind for format in formats).most_common(1)[0][0] if formats else dtype
+    return Counter(format.kind for format in formats).most_common(1)[0][0] if formats else options.dtype
 
 
 def _opened(path: Path) -> Stored:

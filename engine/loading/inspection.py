@@ -166,7 +166,7 @@ def inspect_model(options: EngineOptions) -> Inspection | EncoderInspection:
     """
     with _headers(options) as (path, whole):
         if is_encoder(path):
-            return inspect_encoder(options.model, path, whole=whole)
+            return inspect_encoder(options, path, whole=whole)
         try:
             return _Look(options, path, whole).inspection()
         except (ModelError, DeviceError) as error:

@@ -35,8 +35,8 @@ _UNWANTED = ["*/*", "consolidated*.safetensors"]
 _ENCODER_WANTED = ["*.json", "onnx/model.onnx*", "model.onnx*"]
 _ENCODER_UNWANTED = ["openvino/*"]
 _MODULES = "modules.json"
-_OF_BGE_M3 = ["sparse_linear.pt", "colbert_linear.pt"]  # its other weights are PyTorch's files too
-_NATIVE_ENCODER_WANTED = ["*.json", "*.jinja", "*.safetensors", "artifact.metadata", *_OF_BGE_M3]
+OF_BGE_M3 = ["sparse_linear.pt", "colbert_linear.pt"]  # its other weights are PyTorch's files too
+_NATIVE_ENCODER_WANTED = ["*.json", "*.jinja", "*.safetensors", "artifact.metadata", *OF_BGE_M3]
 _NATIVE_ENCODER_UNWANTED = [*_ENCODER_UNWANTED, "onnx/*", "consolidated*.safetensors"]
 
 
@@ -111,7 +111,7 @@ def resolve_encoder(
         folder = download(model, revision, download_dir, _NATIVE_ENCODER_WANTED, _NATIVE_ENCODER_UNWANTED)
         if any(folder.rglob("*.safetensors")):
             return folder
-        if any(is_there(folder / name) for name in _OF_BGE_M3):
+        if any(is_there(folder / name) for name in OF_BGE_M3):
             files = [*_NATIVE_ENCODER_WANTED, *PYTORCH_FILES]
             return download(model, revision, download_dir, files, _NATIVE_ENCODER_UNWANTED)
     return download(model, revision, download_dir, _ENCODER_WANTED, _ENCODER_UNWANTED)
@@ -157,7 +157,7 @@ def wanted_files(
         wanted_here, unwanted = _ENCODER_WANTED, _ENCODER_UNWANTED
         if any(name.endswith(".safetensors") and "/" not in name for name in names):  # as large as a graph, in any case
             wanted_here, unwanted = _NATIVE_ENCODER_WANTED, _NATIVE_ENCODER_UNWANTED
-        elif any(name in names for name in _OF_BGE_M3):
+        elif any(name in names for name in OF_BGE_M3):
             wanted_here, unwanted = _NATIVE_ENCODER_WANTED + PYTORCH_FILES, _NATIVE_ENCODER_UNWANTED
         return list(filter_repo_objects(names, allow_patterns=wanted_here, ignore_patterns=unwanted))
     if wanted is not None:

@@ -16,18 +16,22 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ModelError
-from ..files.reading import MAX_JSON_BYTES
+from ..files.folder import read_json_if_there
+from ..files.reading import MAX_JSON_BYTES, MAX_TOKENIZER_BYTES
 from .gguf.choosing import choose_gguf, choose_mmproj
 from .gguf.config import CONFIG_TENSORS
 from .gguf.reader import GgufFile, read_gguf
-from .hub import hub_errors, refuse_pickles, repository_info, split_name
+from .hub import OF_BGE_M3, hub_errors, refuse_pickles, repository_info, split_name
 from .hub_client import longest_wait_s
 from .pickles import may_be_plain
 from .quantized import SETTINGS_FILES
 
 _CONFIGS = ("config.json", "model.safetensors.index.json", *SETTINGS_FILES)
 _GRAPHS = ("onnx/model.onnx", "model.onnx")
-_WORDS_OF_ENCODERS = ("config.json", "modules.json", "config_sentence_transformers.json", "tokenizer_config.json")
+_WORDS_OF_ENCODERS = (
+    "config.json", "modules.json", "config_sentence_transformers.json", "tokenizer_config.json",
+    "special_tokens_map.json", "chat_template.jinja", "artifact.metadata",
+)  # fmt: skip
 _REQUESTS_AT_A_TIME = 8
 _FIRST_BYTES = 100_000  # nearly all headers of safetensors files are shorter
 _MAX_HEADER_BYTES = 100_000_000  # the safetensors library takes no longer one
@@ -97,10 +101,7 @@ def _fetch(repository: _Repository, wanted: str | None, folder: Path, *, with_mm
         if wanted is None:
             refuse_pickles(repository.name, repository.revision, repository.files)
             if may_be_plain(repository.files):
-                raise NoHeadersError(
-                    f"{repository.name} has its weights in PyTorch's files, which can only be inspected after the "
-                    f"download: tidewheel pull {repository.name}"
-                )
+                raise _no_headers(repository)
         parts = choose_gguf(repository.name, repository.files, wanted)
         for part in parts:
             _gguf(repository, part, folder / Path(part).name)
@@ -108,21 +109,39 @@ def _fetch(repository: _Repository, wanted: str | None, folder: Path, *, with_mm
             with suppress(ModelError):  # what reads it says what is wrong
                 _gguf(repository, mmproj, folder / Path(mmproj).name)
         return folder / Path(parts[0]).name
+    layers = [name for name in OF_BGE_M3 if name in repository.files]
+    if layers and not weights:
+        raise _no_headers(repository)
     may_be_encoder = bool(graphs) or "modules.json" in repository.files
     for name in repository.files:
-        if name in _CONFIGS or (may_be_encoder and _is_of_an_encoder(name)):
-            content, size = repository.read(name, 0, MAX_JSON_BYTES)
-            if size > len(content):
-                raise ModelError(f"{repository.name}: {name} has {size} bytes, more than a file of its kind may have")
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_bytes(content)
-    for name in graphs:
+        if name in (*_CONFIGS, *_WORDS_OF_ENCODERS) or (may_be_encoder and _is_of_an_encoder(name)):
+            _whole(repository, name, folder, MAX_JSON_BYTES)
+    for config in [*folder.rglob("config.json")]:
+        tokenizer = (config.parent / "tokenizer.json").relative_to(folder).as_posix()
+        if tokenizer in repository.files and read_json_if_there(config).get("classifier_from_token"):
+            _whole(repository, tokenizer, folder, MAX_TOKENIZER_BYTES)  # the tokens have their ids there
+    for name in (*graphs, *layers):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         _Sparse(repository, name, folder / name).begin(1)
     with ThreadPoolExecutor(_REQUESTS_AT_A_TIME) as pool:
         for made in [pool.submit(_safetensors, repository, name, folder / name) for name in weights]:
             made.result()
     return folder
+
+
+def _no_headers(repository: _Repository) -> NoHeadersError:
+    return NoHeadersError(
+        f"{repository.name} has its weights in PyTorch's files, which can only be inspected after the download: "
+        f"tidewheel pull {repository.name}"
+    )
+
+
+def _whole(repository: _Repository, name: str, folder: Path, most_bytes: int) -> None:
+    content, size = repository.read(name, 0, most_bytes)
+    if size > len(content):
+        raise ModelError(f"{repository.name}: {name} has {size} bytes, more than a file of its kind may have")
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_bytes(content)
 
 
 def _is_checkpoint(name: str) -> bool:

@@ -29,6 +29,7 @@ from tidewheel.engine.encoders.load import load_encoders
 from tidewheel.engine.encoders.options import EncoderDType
 from tidewheel.engine.encoders.tokenization import EncoderInput, EncoderTokenizer
 from tidewheel.engine.errors import ModelError
+from tidewheel.engine.options import EngineOptions
 from tidewheel.engine.text.sentencepiece_model import read_sentencepiece_model
 
 pytest.importorskip("tidewheel._native")
@@ -90,7 +91,7 @@ def test_bits_and_tokens_are_the_folders(name: str, architecture: str, tmp_path:
             wanted = theirs.tokenizer.encode(text, pair, truncate_to=limit)
             assert ours.tokenizer.encode(text, pair, truncate_to=limit).token_ids == wanted.token_ids
     assert is_encoder(file)
-    found = inspect_encoder("it", file, whole=True)
+    found = inspect_encoder(EngineOptions("it"), file, whole=True)
     assert (found.refusal, found.format, found.architecture) == (None, "GGUF", architecture)
     assert (found.files, found.bytes) == (["model.gguf"], file.stat().st_size)
     if isinstance(ours, Embedder):

@@ -23,6 +23,7 @@ from tidewheel.engine.encoders.multi_vector import MultiVectorEncoder
 from tidewheel.engine.encoders.pooling import Floats
 from tidewheel.engine.encoders.tokenization import EncoderInput
 from tidewheel.engine.errors import InvalidRequestError, ModelError
+from tidewheel.engine.options import EngineOptions
 
 pytest.importorskip("tidewheel._native")
 require_packages("transformers")
@@ -227,7 +228,7 @@ def test_bge_m3_gives_three_kinds_of_vectors(suffix: str, tmp_path: Path) -> Non
 
 def test_pytorch_s_files_are_inspected(tmp_path: Path) -> None:
     folder = bge_m3(tmp_path / "model", suffix="pt")
-    found = inspect_encoder("own/model", folder, whole=True)
+    found = inspect_encoder(EngineOptions("own/model"), folder, whole=True)
     assert (found.refusal, found.files) == (None, ["pytorch_model.bin"])
     assert found.bytes == (folder / "pytorch_model.bin").stat().st_size
 

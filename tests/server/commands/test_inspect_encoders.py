@@ -10,11 +10,13 @@ from typing import Any
 
 import encoder_zoo
 import pytest
+from fake_hub import fake_hub, with_hub
 from optional_packages import require_packages
 from samples import sample
 
 from tidewheel.engine.encoders.encoder import Embedder
 from tidewheel.engine.encoders.load import load_encoders
+from tidewheel.engine.encoders.settings import EncoderSettings
 from tidewheel.server.commands.cli import main
 
 pytest.importorskip("onnxruntime")
@@ -25,8 +27,8 @@ Inspect = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def inspect(capsys: pytest.CaptureFixture[str]) -> Inspect:
-    def run(model: Path, code: int = 0) -> dict[str, Any]:
-        assert main(["inspect", str(model), "--json"]) == code
+    def run(model: Path | str, *options: str, code: int = 0) -> dict[str, Any]:
+        assert main(["inspect", str(model), "--json", *options]) == code
         found: dict[str, Any] = json.loads(capsys.readouterr().out)
         return found
 
@@ -74,11 +76,37 @@ def test_the_memory_of_safetensors_is_said(
     found, served = inspect(folder), load_encoders([str(folder)], ["it"]).encoders["it"]
     assert (found["dtype"], str(found["memory_bytes"])) == (served.info["dtype"], served.info["weight_bytes"])
     assert {*found["tasks"]} == served.tasks
+    small = inspect(folder, "--quantization", "int8", "--max-model-len", "16")
+    settings = EncoderSettings(dtype="int8", max_length=16)
+    served = load_encoders([str(folder)], ["it"], first=settings).encoders["it"]
+    assert (small["dtype"], str(small["memory_bytes"])) == ("int8", served.info["weight_bytes"])
+    assert small["max_length"] == served.max_length == 16
+    assert "--quantization int4 is for models" in inspect(folder, "--quantization", "int4", code=1)["refusal"]
     config = json.loads((folder / "config.json").read_text())
     cut = encoder_zoo.changed_folder(folder, tmp_path / "cut", config={**config, "matryoshka_dimensions": [16, 8]})
     assert inspect(cut)["matryoshka"] == [8, 16]
     assert main(["inspect", str(cut)]) == 0
     assert "vectors may be cut to 8, 16 numbers" in capsys.readouterr().out
+
+
+def test_of_a_hub_all_small_files_are_read(
+    inspect: Inspect, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = encoder_zoo.changed_folder(
+        encoder_zoo.native_folder("distilbert"), tmp_path / "short", tokenizer_config={"model_max_length": 24}
+    )
+    files = {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != "modules.json"
+    }
+    of_bge = {"config.json": files["config.json"], "onnx/model.onnx": b"graph", "sparse_linear.pt": b""}
+    with fake_hub({"own/model": files, "own/bge": of_bge}) as hub, with_hub(hub.endpoint, tmp_path / "cache"):
+        assert inspect("own/model")["max_length"] == 24
+        assert hub.sent["tokenizer_config.json"]
+        assert "tokenizer.json" not in hub.sent
+        assert main(["inspect", "own/bge"]) != 0
+        assert "PyTorch's files, which can only be inspected after" in capsys.readouterr().err
 
 
 def test_a_refusal_is_that_of_serving(inspect: Inspect, tmp_path: Path) -> None:
