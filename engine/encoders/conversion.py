@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from ..errors import ModelError
 from ..files.folder import read_json_if_there
+from ..files.reading import MAX_TOKENIZER_BYTES, require_file
 from ..files.wording import shown
 from ..text.added_tokens import special_tokens, text_of
 from ..text.tokenizer import chat_templates
@@ -116,6 +117,7 @@ def _answer(folder: Path, config: Mapping[str, Any], *, is_reranker: bool) -> An
             f"{folder}: classifier_from_token must be two tokens, the false answer and the true one, got {shown(named)}"
         )
     path = folder / "tokenizer.json"
+    require_file(path, MAX_TOKENIZER_BYTES)
     with reading_tokenizer(path):
         vocabulary = tokenizers.Tokenizer.from_file(str(path))
     false, true = map(vocabulary.token_to_id, named)

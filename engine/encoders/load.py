@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from ..devices.cpu.device import CpuDevice, default_threads
-from ..files.reading import MAX_TOKENIZER_BYTES, is_there, require_file
 from ..model_names import short_name
 from ..options import EngineOptions
 from ..start_log import start_logger
@@ -132,8 +131,6 @@ def _load(
         model, download_dir, revision=settings.revision, is_native=lambda path: _is_native(path, overrides, convert)
     )
     description = as_asked(describe_encoder(folder, overrides, convert), settings)
-    if is_there(path := description.tokenizer_folder / "tokenizer.json"):
-        require_file(path, MAX_TOKENIZER_BYTES)
     tokenizer = EncoderTokenizer.load(
         description.tokenizer_folder, lower_case=description.lower_case, pairs=bool(description.labels)
     )

@@ -75,9 +75,9 @@ def read_template(source: str, variables: Mapping[str, Any], instruction: str | 
             if text is not None
         ]
         text = _rendered(source, {**variables, "messages": messages})
-        parts = re.split("|".join(marks), text)
-        if len(parts) == 3 and text.index(marks[0]) < text.index(marks[1]) and parts[2]:
-            return PairTemplate(*parts)
+        parts = re.split(f"({'|'.join(marks)})", text)
+        if parts[1::2] == [*marks] and parts[-1]:
+            return PairTemplate(*parts[::2])
     raise ModelError(f"the chat template cannot be used for reranking: {complaint}")
 
 

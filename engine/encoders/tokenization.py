@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from ..errors import InvalidRequestError, ModelError
 from ..files.folder import read_json_if_there
+from ..files.reading import MAX_TOKENIZER_BYTES, is_there, require_file
 from ..text.added_tokens import special_tokens, text_of
 from ..text.long_texts import MARGIN, encode_at_most, encode_part
 from ..text.tokenizer_backends import encoding_of, reading_tokenizer
@@ -78,11 +79,12 @@ class EncoderTokenizer:
         if folder.is_file():
             return cls._of_gguf(folder)
         path = folder / "tokenizer.json"
-        if not path.exists():
+        if not is_there(path):
             raise ModelError(
                 f"{folder} has no tokenizer.json: transformers writes one with "
                 "AutoTokenizer.from_pretrained(MODEL).save_pretrained(FOLDER)"
             )
+        require_file(path, MAX_TOKENIZER_BYTES)
         config = read_json_if_there(folder / "tokenizer_config.json")
         names = config.get("model_input_names")
         has_type_ids = not isinstance(names, list) or "token_type_ids" in names

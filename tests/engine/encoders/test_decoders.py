@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -223,8 +224,10 @@ def test_a_reranker_scores_by_its_answer(tied: bool, tmp_path: Path) -> None:
 def test_a_template_must_write_a_query_and_then_a_document() -> None:
     contents = "{{ messages[0].content[0].text }} or {{ messages[1].content[0].text }}{{ eos_token }}"
     assert read_template(contents, {"eos_token": "!"}, None) == PairTemplate("", " or ", "!")
-    with pytest.raises(ModelError, match="once each and in this order"):
-        read_template("{% for m in messages | reverse %}{{ m.content }}{% endfor %}", {}, None)
+    twice = "{{ messages[0].content }}{{ messages[0].content }}!"
+    for wrong in ("{% for m in messages | reverse %}{{ m.content }}{% endfor %}!", twice, "neither"):
+        with pytest.raises(ModelError, match="once each and in this order"):
+            read_template(wrong, {}, None)
     with pytest.raises(ModelError, match="only pairs"):
         read_template("{{ raise_exception('only pairs') }}", {}, "Find corn")
 
@@ -274,6 +277,12 @@ def test_what_cannot_be_served_is_refused_by_its_name(tmp_path: Path) -> None:
     edit(folder / "1_LogitScore" / "config.json", true_token_id=10**6, false_token_id=None)
     (folder / "modules.json").write_text(json.dumps(zoo.modules("LogitScore")["modules.json"]))
     refused("token 1000000")
+    (folder / "modules.json").unlink()
+    (folder / "tokenizer.json").unlink()
+    os.mkfifo(folder / "tokenizer.json")
+    refused("is a named pipe", classifier_from_token=["yes", "no"])
+    with pytest.raises(ModelError, match="is a named pipe"):
+        EncoderTokenizer.load(folder)
 
 
 def test_a_family_of_encoders_needs_no_conversion() -> None:
