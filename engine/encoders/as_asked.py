@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -12,9 +13,17 @@ from .description import EncoderDescription
 from .pooler_config import ACTIVATIONS, POOLING
 from .settings import EncoderSettings
 
+logger = logging.getLogger(__name__)
+
 
 def as_asked(description: EncoderDescription, settings: EncoderSettings) -> EncoderDescription:
     """The encoder as the settings change it. Raises ModelError for what it cannot be."""
+    if description.graph is not None and settings.dtype != "auto":
+        if settings.is_main:
+            raise ModelError(
+                f"{description.graph} has a type of its own: leave --dtype, --quantization and --embedding-dtype out"
+            )
+        logger.info("--embedding-dtype has no effect on %s, which has a type of its own", description.graph)
     if settings.pooler is not None:
         description = _pooled(description, settings.pooler)
     if (longest := settings.max_length) is not None:
@@ -39,10 +48,11 @@ def _pooled(description: EncoderDescription, given: Mapping[str, Any]) -> Encode
     changes: dict[str, Any] = {}
     if description.labels:
         head = None if description.model is None else description.model.head
-        reads = None if head is None else head.pooling.upper()
+        reads = head.pooling.upper() if head is not None and head.of == "text" else None
         if given.get("dimensions") is not None or (kind is not None and str(kind).upper() != reads):
+            said = "each token" if description.task == "token_classify" else reads
             raise ModelError(
-                f"{description.folder} is a classifier, whose head says what it reads{f' ({reads})' if reads else ''}: "
+                f"{description.folder} is a classifier, whose head says what it reads{f' ({said})' if said else ''}: "
                 "leave pooling_type and dimensions out of --pooler-config"
             )
         if activates is not None:

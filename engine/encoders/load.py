@@ -10,6 +10,7 @@ from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
+from ..declaring.option import OptionError
 from ..devices.cpu.device import CpuDevice, default_threads
 from ..model_names import short_name
 from ..options import EngineOptions
@@ -102,14 +103,20 @@ def load_encoders_beside(
 def load_model_alone(engine: EngineOptions, encoders: EncoderOptions, names: Sequence[str] = ()) -> EncoderEngine:
     """Load the MODEL of a command as an encoder, and the other encoders. `names` are those of MODEL, the first first.
 
-    Raises as `load_encoders`, and OptionError for options that an encoder cannot have.
+    Raises as `load_encoders`, and OptionError for options that an encoder cannot have, or if two have the same name.
     """
     settings = settings_of(engine, encoders)
+    own, others = names or [short_name(engine.model)], encoders.names or [*map(short_name, encoders.models)]
+    if (clash := next((name for name in others if name in own), None)) is not None:
+        raise OptionError(
+            f"MODEL and one of --embedding-model are both named {clash}: give them other names with "
+            "--served-embedding-model-name"
+        )
     for note in without_effect(engine):
         logger.info("%s", note)
     return load_encoders(
         (engine.model, *encoders.models),
-        ([*names, short_name(engine.model)][0], *(encoders.names or map(short_name, encoders.models))),
+        (own[0], *others),
         threads=encoders.threads,
         dtype=encoders.dtype,
         download_dir=engine.download_dir,

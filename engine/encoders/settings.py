@@ -21,8 +21,12 @@ _CHANGING = (
 
 
 class EncoderSettings(Struct, frozen=True, kw_only=True):
-    """How to load an encoder. `max_length` is in tokens; None: as the model says. `pooler` is a --pooler-config."""
+    """How to load an encoder. `max_length` is in tokens; None: as the model says. `pooler` is a --pooler-config.
 
+    `is_main`: it is the MODEL of a command, so what it cannot be is refused. Of others that is logged.
+    """
+
+    is_main: bool = False
     revision: str | None = None
     dtype: EncoderDType = "auto"
     convert: Convert = "auto"
@@ -54,6 +58,7 @@ def settings_of(engine: EngineOptions, encoders: EncoderOptions) -> EncoderSetti
         raise OptionError(*refused)
     dtype: EncoderDType = encoders.dtype if engine.dtype == "auto" else engine.dtype
     return EncoderSettings(
+        is_main=True,
         revision=engine.revision,
         dtype="int8" if engine.quantization == "int8" else dtype,
         convert=encoders.meant_convert,
@@ -86,5 +91,7 @@ def _refused(engine: EngineOptions) -> Iterator[str]:
         yield f"--device {engine.device} runs no encoders: leave it out, and they run on the processor"
     if engine.quantization not in (None, "int8"):
         yield f"--quantization {engine.quantization} is for models that generate: encoders have int8"
-    if engine.load_format not in ("auto", "safetensors", "gguf"):
+    if engine.quantization == "int8" and engine.dtype not in ("auto", "bfloat16"):
+        yield f"--quantization int8 keeps the rest in bfloat16: leave --dtype {engine.dtype} out"
+    if engine.load_format != "auto":
         yield f"--load-format {engine.load_format} is for models that generate: leave it out"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import signal
 from pathlib import Path
 
@@ -136,6 +137,9 @@ def test_a_classifier_reads_what_its_head_says() -> None:
     np.testing.assert_allclose(plain["row"], 1 / (1 + np.exp(-raw["row"])), rtol=1e-6)  # type: ignore[operator,arg-type]
     with pytest.raises(ModelError, match=r"whose head says what it reads \(CLS\)"):
         alone(folder, pooler_config={"pooling_type": "MEAN"})
+    for kind in ("CLS", "MEAN"):
+        with pytest.raises(ModelError, match=r"whose head says what it reads \(each token\)"):
+            alone(zoo.native_folder("bert-tokens"), pooler_config={"pooling_type": kind})
 
 
 def test_bits_need_eight_dimensions_before_anything_is_computed(start_server: StartServer) -> None:
@@ -163,6 +167,34 @@ def test_bits_need_eight_dimensions_before_anything_is_computed(start_server: St
 def test_what_an_encoder_cannot_be(options: dict[str, object], said: str) -> None:
     with pytest.raises(ModelError, match=said):
         alone(zoo.native_folder("bert"), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"load_format": "safetensors"}, "--load-format safetensors is for models that generate: leave it out"),
+        ({"quantization": "int8", "dtype": "float32"}, "keeps the rest in bfloat16: leave --dtype float32 out"),
+    ],
+    ids=str,
+)
+def test_options_without_effect_are_refused(options: dict[str, object], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        alone(zoo.native_folder("bert"), **options)
+
+
+def test_a_graph_has_a_type_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ModelError, match="has a type of its own: leave --dtype, --quantization and --embedding-dtype"):
+        alone(zoo.folder("bert"), dtype="bfloat16")
+    with caplog.at_level(logging.INFO):
+        load_encoders([str(zoo.folder("bert"))], dtype="int8").close()
+    assert "--embedding-dtype has no effect on" in caplog.text
+
+
+@pytest.mark.parametrize("names", [["it"], ["first", "it"]])
+def test_two_encoders_of_one_name_are_refused(names: list[str]) -> None:
+    folder = str(zoo.native_folder("bert"))
+    with pytest.raises(OptionError, match=r"are both named it: .*--served-embedding-model-name"):
+        load_model_alone(EngineOptions(folder), EncoderOptions(models=[folder], names=["it"]), names)
 
 
 @pytest.mark.sweep
