@@ -369,7 +369,10 @@ class Embedder(Encoder):
         use_activation: bool | None = None,
     ) -> ScorePlan:
         """See Encoder. A score is the cosine of two vectors. Each text follows its prompt, if the model has one."""
-        return self._plan("embed", queries, documents, truncate_to, lambda q, d: cosines(np.stack(q), np.stack(d)))
+        size = self._dimensions
+        return self._plan(
+            "embed", queries, documents, truncate_to, lambda q, d: cosines(np.stack(q)[:, :size], np.stack(d)[:, :size])
+        )
 
     def _plan(
         self,

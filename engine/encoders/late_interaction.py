@@ -13,7 +13,12 @@ _QUERY_TOKENS_AT_ONCE = 64  # what is held of a long query and a long document: 
 
 
 def max_sim(query: Floats, document: Floats) -> float:
-    """The sum of each query token's largest product with a token of the document. Shapes [Q, width], [D, width]."""
+    """The sum of each query token's largest product with a token of the document. Shapes [Q, width], [D, width].
+
+    A document of which all tokens are skipped has 0.
+    """
+    if not len(document):
+        return 0.0
     total = 0.0
     for start in range(0, len(query), _QUERY_TOKENS_AT_ONCE):
         # A matmul would wake the threads of numpy's BLAS.

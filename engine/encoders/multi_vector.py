@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import mul
 
 import numpy as np
 
@@ -17,6 +18,8 @@ from .late_interaction import late_interaction_scores
 from .pooling import Floats, normalized
 from .tasks import Task
 from .tokenization import EncoderInput, EncoderTokenizer
+
+_MOST_PRODUCTS = 2**26  # of two tokens' vectors, in a request: some seconds on a core
 
 
 class MultiVectorEncoder(Embedder):
@@ -65,12 +68,12 @@ class MultiVectorEncoder(Embedder):
                 f"{self.name} has no prompt {quoted(str(role))}; it has {', '.join(self._markers)}", "prompt_name"
             )
         marker = self._markers[role]
-        room = 0 if marker is None else 1
         item = self.tokenizer.encode(
             text,
             add_special_tokens=add_special_tokens,
-            truncate_to=None if truncate_to is None else truncate_to - room,
+            truncate_to=truncate_to,
             at_most=self.max_length,
+            room=0 if marker is None else 1,
         )
         if item.is_too_long:
             return item
@@ -93,13 +96,27 @@ class MultiVectorEncoder(Embedder):
         use_activation: bool | None = None,
     ) -> ScorePlan:
         """See Encoder. A score is the sum over the query's tokens of the largest cosine with one of the document's."""
-        return self._plan(
+
+        def cut(rows: Sequence[Floats]) -> list[Floats]:
+            return [normalized(vectors[:, : self._dimensions]) for vectors in rows]
+
+        plan = self._plan(
             "token_embed",
             queries,
             documents,
             truncate_to,
-            lambda q, d: late_interaction_scores([*map(normalized, q)], [*map(normalized, d)]),
+            lambda q, d: late_interaction_scores(cut(q), cut(d)),
         )
+        lengths = [len(item) for item in plan.inputs]
+        of_queries, of_documents = lengths[: len(queries)], lengths[len(queries) :]
+        paired = of_queries * len(of_documents) if len(of_queries) == 1 else of_queries
+        if sum(map(mul, paired, of_documents)) > _MOST_PRODUCTS:
+            raise InvalidRequestError(
+                f"the queries and documents have too many tokens to compare each with each, more than {_MOST_PRODUCTS} "
+                "pairs of them: send fewer or shorter documents in a request",
+                "documents",
+            )
+        return plan
 
     def _filled_up(self, ids: list[int], types: list[int] | None) -> EncoderInput:
         count = self._interaction.query_length - len(ids)

@@ -114,14 +114,16 @@ class EncoderTokenizer:
         add_special_tokens: bool = True,
         truncate_to: int | None = None,
         at_most: int | None = None,
+        room: int = 0,
     ) -> EncoderInput:
         """A text, or two texts in one sequence.
 
-        `truncate_to` cuts tokens at the end, of the longer text first. Without it, a text that is far longer than
-        `at_most` tokens is not encoded. Raises InvalidRequestError if `truncate_to` leaves no room for text.
+        `truncate_to` cuts tokens at the end, of the longer text first, and leaves `room` for as many special tokens
+        that the caller adds. Without it, a text that is far longer than `at_most` tokens is not encoded. Raises
+        InvalidRequestError if `truncate_to` leaves no room for text.
         """
         parts = [self.part(one, truncate_to, at_most) for one in (text, pair) if one is not None]
-        return self.join(parts, add_special_tokens=add_special_tokens, truncate_to=truncate_to)
+        return self.join(parts, add_special_tokens=add_special_tokens, truncate_to=truncate_to, room=room)
 
     def cut(self, text: str, most: int) -> str:
         """The beginning of a text, up to its last one of `most` tokens."""
@@ -140,7 +142,12 @@ class EncoderTokenizer:
         return None if found is None or len(found) > most + MARGIN else Part(found, len(found))
 
     def join(
-        self, parts: Sequence[Part | None], *, add_special_tokens: bool = True, truncate_to: int | None = None
+        self,
+        parts: Sequence[Part | None],
+        *,
+        add_special_tokens: bool = True,
+        truncate_to: int | None = None,
+        room: int = 0,
     ) -> EncoderInput:
         """The input of one or two parts, as `encode` makes it. Parts may be reused."""
         given = [part for part in parts if part is not None]
@@ -148,7 +155,7 @@ class EncoderTokenizer:
             return EncoderInput((), is_too_long=True)
         encodings = [part.encoding for part in given]
         end = self._end if add_special_tokens else []
-        special = len(end)
+        special = len(end) + room
         if add_special_tokens:
             special += self._tokenizer.num_special_tokens_to_add(len(parts) > 1)
         if truncate_to is not None and sum(part.num_tokens for part in given) + special > truncate_to:

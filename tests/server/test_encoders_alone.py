@@ -17,6 +17,7 @@ from server.scripted_engine import ScriptedEngine
 from starlette.routing import Route
 
 from tidewheel.engine.declaring.option import OptionError
+from tidewheel.engine.encoders.encoder import Encoder
 from tidewheel.engine.encoders.load import load_encoders, load_model_alone
 from tidewheel.engine.encoders.options import EncoderOptions
 from tidewheel.engine.encoders.settings import pools
@@ -125,6 +126,11 @@ def test_options_of_the_command_are_the_encoder_s() -> None:
     assert cut["row"].shape == (4,)  # type: ignore[attr-defined]
     assert not np.allclose(cut["row"], plain["row"][:4])  # type: ignore[index,arg-type]
     assert not np.isclose(np.linalg.norm(cut["row"]), 1)  # type: ignore[arg-type]
+    encoder: Encoder = cut["encoder"]  # type: ignore[assignment]
+    plan = encoder.plan_scores(["the tide is high"], ["a wheel"])
+    rows = np.stack(encoder.run(plan.task, plan.inputs))[:, :4]
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    np.testing.assert_allclose(plan.scores(encoder.run(plan.task, plan.inputs)), [rows[0] @ rows[1]], rtol=1e-5)
     assert alone(folder, max_model_len=12)["encoder"].max_length == 12  # type: ignore[attr-defined]
     assert alone(folder, quantization="int8")["encoder"].info["weights"] == "int8"  # type: ignore[attr-defined]
     assert alone(folder, dtype="bfloat16")["encoder"].info["weights"] == "bfloat16"  # type: ignore[attr-defined]

@@ -18,3 +18,8 @@ def test_each_query_token_counts_its_best_document_token(tokens: int) -> None:
     pairs = late_interaction_scores([query, documents[2], documents[1]], documents)
     assert pairs[0] == late_interaction_scores([query], documents[:1])[0]
     assert pairs[1] != wanted[1]
+
+
+def test_a_document_without_tokens_answers_nothing() -> None:
+    query, document = np.ones((3, 8), np.float32), np.ones((2, 8), np.float32)
+    assert late_interaction_scores([query], [document[:0], document]).tolist() == [0, 24]

@@ -21,6 +21,7 @@ from tidewheel.engine.encoders.inspection import inspect_encoder
 from tidewheel.engine.encoders.load import load_encoders
 from tidewheel.engine.encoders.multi_vector import MultiVectorEncoder
 from tidewheel.engine.encoders.pooling import Floats
+from tidewheel.engine.encoders.settings import EncoderSettings
 from tidewheel.engine.encoders.tokenization import EncoderInput
 from tidewheel.engine.errors import InvalidRequestError, ModelError
 from tidewheel.engine.options import EngineOptions
@@ -168,6 +169,26 @@ def test_pylate_s_colbert(expands: bool, tmp_path: Path) -> None:
     assert len(encoder.encode("corn " * 50, truncate_to=20, prompt_name="query")) == 20
     with pytest.raises(InvalidRequestError, match="it has query, document"):
         encoder.encode("corn", prompt_name="passage")
+    with pytest.raises(InvalidRequestError, match="beside 3 special tokens, got 3"):
+        encoder.encode("corn", truncate_to=3)
+
+
+def test_colbert_s_scores_are_of_as_many_dimensions_as_asked_and_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, settings = stanford(tmp_path / "model"), EncoderSettings(pooler={"dimensions": 4})
+    encoder: Any = load_encoders([str(folder)], ["it"], first=settings).encoders["it"]
+    plan = encoder.plan_scores(QUERIES[:1], DOCUMENTS)
+    results = encoder.run(plan.task, plan.inputs)
+    query, *documents = (encoder.vectors(rows) for rows in results)
+    assert query.shape[1] == 4
+    scores = [(query @ document.T).max(1).sum() for document in documents]
+    np.testing.assert_allclose(plan.scores(results), scores, rtol=1e-5)
+    lengths = [len(item) for item in plan.inputs]
+    monkeypatch.setattr("tidewheel.engine.encoders.multi_vector._MOST_PRODUCTS", lengths[0] * sum(lengths[1:]))
+    encoder.plan_scores(QUERIES[:1], DOCUMENTS)
+    with pytest.raises(InvalidRequestError, match="too many tokens to compare each with each"):
+        encoder.plan_scores(QUERIES[:1], [*DOCUMENTS[:2], DOCUMENTS[2] + " rain"])
 
 
 @pytest.mark.parametrize(
