@@ -134,13 +134,17 @@ class BatchQueue:
         return []
 
     def next_short(self, without: Encoder | None) -> list[Item]:
-        """Take what is left of the first job of few tokens that is not for the encoder `without`, if there is one."""
-        for jobs in self._turns.values():
+        """Take what is left of the first job of few tokens that is not for the encoder `without`, if there is one.
+
+        It was its client's turn.
+        """
+        for client, jobs in self._turns.items():
             for job, own in jobs:
                 if job.num_tokens <= SHORT_TOKENS and job.encoder is not without:
                     while own and own[-1].taken:
                         own.pop()
                     if own:
+                        self._turns[client] = self._turns.pop(client)  # behind all others
                         return self._around(own[-1], SHORT_TOKENS)
         return []
 

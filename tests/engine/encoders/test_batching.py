@@ -126,6 +126,17 @@ def test_a_client_does_not_wait_for_the_jobs_of_another() -> None:
     assert {item.job for item in left} == set(flood[40:])
 
 
+def test_clients_take_turns_in_going_between_pieces() -> None:
+    encoder, queue = FakeEncoder(takes_batches=False), BatchQueue()
+    flood = [job(encoder, [20], "a") for _ in range(3)]
+    small = job(encoder, [20], "b")
+    for one in (*flood, small):
+        queue.add(one)
+    taken = [item.job for _ in range(2) for item in queue.next_short(None)]
+    assert taken == [flood[0], small]
+    assert {item.job for batch in drain(queue) for item in batch} == set(flood[1:])
+
+
 def test_a_removed_client_loses_its_place() -> None:
     encoder, queue = FakeEncoder(), BatchQueue()
     one, other = job(encoder, [500], "a"), job(encoder, [20], "b")
