@@ -31,6 +31,7 @@ _UNWEIGHTED = ("bos_token", "cls_token", "eos_token", "pad_token", "sep_token", 
 _DOCUMENT_PROMPTS = ("document", "passage", "corpus", "retrieval.passage")
 # The largest effect of rounding on a vector, as a share of its largest component, also with half precision inside.
 _ROUNDING = 2e-3
+_MOST_QUERY_CHARACTERS = 2**24  # of a request, as often as a cross-encoder reads them
 
 MAX_RESULT_BYTES = 32 * 2**20
 """Of one request. 2048 vectors of 4096 numbers, or of the tokens of one text: 8192 of 1024."""
@@ -183,8 +184,8 @@ class Encoder(ABC):
         size = sum(self.result_numbers(task, item) for item in inputs) * np.dtype(np.float32).itemsize
         if size > MAX_RESULT_BYTES:
             raise InvalidRequestError(
-                f"the answer would have {size // 2**20} MiB of numbers, and at most {MAX_RESULT_BYTES // 2**20} MiB "
-                "are given at once: send fewer or shorter texts in a request"
+                f"the numbers of the texts would take {size // 2**20} MiB while they are computed, and those of a "
+                f"request may take at most {MAX_RESULT_BYTES // 2**20} MiB: send fewer or shorter texts in a request"
             )
 
     def result_numbers(self, task: Task, item: EncoderInput) -> int:
@@ -488,7 +489,9 @@ class Classifier(Encoder):
         truncate_to: int | None = None,
         use_activation: bool | None = None,
     ) -> ScorePlan:
-        """See Encoder. A score is the logit, or its sigmoid if the model says so."""
+        """See Encoder. A score is the logit, or its sigmoid if the model says so. Also for a query that is too long to
+        be read once with each document.
+        """
         if not self.is_cross_encoder:
             raise InvalidRequestError(
                 f"{self.name} tells {len(self.labels)} labels apart and gives pairs of texts no score: classify texts "
@@ -497,6 +500,8 @@ class Classifier(Encoder):
             )
         tokenizer, limit = self.tokenizer, self.max_length
         times = len(documents) if len(queries) == 1 else 1
+        if times * sum(map(len, queries)) > _MOST_QUERY_CHARACTERS:
+            raise InvalidRequestError("the query is too long for so many documents: send fewer in a request", "query")
         if self._template is not None:
             pairs = zip([*queries] * times, documents, strict=True)
             inputs = [self.encode_pair(query, document, truncate_to=truncate_to) for query, document in pairs]

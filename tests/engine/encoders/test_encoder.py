@@ -61,6 +61,13 @@ def test_scores_are_transformers(name: str) -> None:
     np.testing.assert_allclose(scores[:1], wanted[:1], **TOLERANCE)
 
 
+def test_a_query_is_not_read_too_often() -> None:
+    encoder = load("bert-cross")
+    with pytest.raises(InvalidRequestError, match="too long for so many documents"):
+        encoder.plan_scores(["the " * 2100], ["tide"] * 2048)
+    assert len(encoder.plan_scores(["the " * 2000], ["tide"] * 3, truncate_to=9).inputs) == 3
+
+
 def test_several_labels_are_told_apart() -> None:
     encoder, texts = load("bert-classes"), zoo.texts(6, most=8)
     assert isinstance(encoder, Classifier)
