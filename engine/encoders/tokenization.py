@@ -127,7 +127,7 @@ class EncoderTokenizer:
 
     def cut(self, text: str, most: int) -> str:
         """The beginning of a text, up to its last one of `most` tokens."""
-        encoding = encode_part(self._tokens, text, most, end=False)
+        encoding = encode_part(self._with_offsets, text, most, end=False)
         return text if len(encoding) <= most else text[: encoding.offsets[most - 1][1]]
 
     def part(self, text: str, truncate_to: int | None, at_most: int | None) -> Part | None:
@@ -174,6 +174,9 @@ class EncoderTokenizer:
         """How many tokens a prompt takes at the beginning of a text, including special ones."""
         ids = self._tokenizer.encode(prompt).ids
         return len(ids) - (1 if ids and ids[-1] in self._special else 0)
+
+    def _with_offsets(self, text: str) -> tokenizers.Encoding:
+        return self._tokenizer.encode_batch([text], add_special_tokens=False)[0]
 
     def _tokens(self, text: str) -> tokenizers.Encoding:
         return encoding_of(self._tokenizer, text, add_special_tokens=False)

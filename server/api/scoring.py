@@ -104,7 +104,10 @@ class ScoringEndpoints:
         limit = truncation(model, cut)
 
         def planned() -> ScorePlan:
-            read = documents if most is None else [model.tokenizer.cut(text, most) for text in documents]
+            read = documents
+            if most is not None:
+                kept = min(most, model.max_length + 1)  # what is longer is refused as before
+                read = [model.tokenizer.cut(text, kept) for text in documents]
             plan = model.plan_scores([body.query], read, truncate_to=limit, use_activation=body.use_activation)
             return checked(model, plan, _places("documents", documents))
 

@@ -52,6 +52,13 @@ def test_no_room_for_text_is_refused() -> None:
         tokenizer.encode("the tide", "turns", truncate_to=3)
 
 
+@pytest.mark.parametrize("words", [2000, 20_000])
+def test_a_long_text_is_cut_behind_a_token(words: int) -> None:
+    text = "the tide turns " * (words // 3)
+    assert load("bert").cut(text, 4) == "the tide turns the"
+    assert load("bert").cut(text[:18], 5) == text[:18]
+
+
 def test_a_tokenizer_may_say_that_it_gives_no_type_ids(tmp_path: Path) -> None:
     assert load("bert").encode("the", "tide").type_ids == [0, 0, 0, 1, 1]
     names = {"model_input_names": ["input_ids", "attention_mask"]}
