@@ -10,10 +10,8 @@ import tokenizers
 from msgspec import Struct
 
 from ..errors import ModelError
-from ..files.folder import read_json_if_there
 from ..files.reading import MAX_TOKENIZER_BYTES, require_file
 from ..files.wording import shown
-from ..text.added_tokens import special_tokens, text_of
 from ..text.tokenizer import chat_templates
 from ..text.tokenizer_backends import reading_tokenizer
 from .families import FAMILIES
@@ -21,6 +19,7 @@ from .families.decoder import REWARDS, decoder_of
 from .model import AnswerTokens
 from .options import Convert
 from .pair_template import PairTemplate, has_pair_roles, qwen3_template, read_template
+from .tokenization import special_texts
 
 _QWEN3_RERANKER = "qwen3-reranker"
 _QWEN3_TOKENS = ("no", "yes")
@@ -91,10 +90,8 @@ def pair_template(
         return None
     for template in chat_templates(folder):
         if has_pair_roles(template):
-            named = special_tokens(folder, read_json_if_there(folder / "tokenizer_config.json"))
-            tokens = {name: text_of(token) for name, token in named.items() if name.endswith("_token")}
             try:
-                return read_template(template, {**tokens, **variables}, instruction)
+                return read_template(template, {**special_texts(folder), **variables}, instruction)
             except ModelError as error:
                 raise ModelError(f"{folder}: {error}") from error
     if _is_named_reranker(folder, config) or config.get("is_original_qwen3_reranker"):

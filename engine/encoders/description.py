@@ -43,7 +43,7 @@ _NO_LIMIT = 10**6  # tokenizers without a limit say 10**30
 class EncoderDescription:
     """An encoder's files, its limits in tokens, and how its output becomes an answer.
 
-    Either there is a `model`, whose safetensors lie in `folder`, or a `graph` in ONNX. `pooling` are the modes of an
+    Either there is a `model`, whose checkpoint lies in `folder`, or a `graph` in ONNX. `pooling` are the modes of an
     embedding model, and `dense_folders` those of its Dense modules behind the pooling, which a `model` needs.
     `is_pooled_as_asked`: the pooling or the normalizing is not that of its files, but was asked for.
     `foreign_modules` are its modules that Tidewheel cannot compute. If there are any, the graph must output the
@@ -215,7 +215,7 @@ def _in_gguf(path: Path, overrides: Mapping[str, Any] | None, convert: Convert) 
 
 
 def is_native(folder: Path, overrides: Mapping[str, Any] | None = None, convert: Convert = "auto") -> bool:
-    """Whether the model whose small files are in this folder would run from safetensors, if it has any."""
+    """Whether the model whose small files are in this folder would run from its weights, if it has any."""
     try:
         modules = Modules(folder)
         converted = _converted(modules, overrides, convert)

@@ -12,17 +12,15 @@ from numpy.typing import NDArray
 
 from ..devices.executor import Executor
 from ..errors import InvalidRequestError, ModelError, quoted
-from ..files.folder import read_json_if_there
 from ..files.wording import one_line
 from ..model_names import short_name
-from ..text.added_tokens import special_tokens, text_of
 from .classification import ClassActivation, activated
 from .description import EncoderDescription
 from .graph import LOGITS, POOLED_OUTPUT, TOKEN_LOGITS, TOKEN_OUTPUTS, TOKEN_VECTORS, TOKEN_WEIGHTS, EncoderGraph
 from .pooling import Floats, cosines, normalized, pool
 from .sparse_vectors import strongest
 from .tasks import OF_TOKENS, Task
-from .tokenization import EncoderInput, EncoderTokenizer
+from .tokenization import EncoderInput, EncoderTokenizer, special_texts
 
 logger = logging.getLogger(__name__)
 
@@ -263,9 +261,8 @@ class Embedder(Encoder):
         self._matryoshka = description.matryoshka
         self._unweighted: list[int] = []  # tokens without a weight in sparse vectors, as BGE-M3's own code has it
         if TOKEN_WEIGHTS in graph.outputs:
-            folder = description.tokenizer_folder
-            named = special_tokens(folder, read_json_if_there(folder / "tokenizer_config.json"))
-            ids = [tokenizer.token_id(text_of(named.get(role))) for role in _UNWEIGHTED]
+            named = special_texts(description.tokenizer_folder)
+            ids = [tokenizer.token_id(named.get(role)) for role in _UNWEIGHTED]
             self._unweighted = [i for i in ids if i is not None]
         super().__init__(name, source, description, tokenizer, graph)
         self.info = {**self.info, "width": str(self._dimensions or self.width)}

@@ -40,24 +40,21 @@ def load_encoders(
     dtype: EncoderDType = EncoderOptions.dtype,
     download_dir: str | Path | None = None,
     beside: Sequence[Download] = (),
-    overrides: Mapping[str, Any] | None = None,
-    convert: Convert = "auto",
     first: EncoderSettings | None = None,
     device: CpuDevice | None = None,
 ) -> EncoderEngine:
     """Load encoders, each from a folder, a GGUF file or a hub id, under `names` or their own. The engine is not started
     yet.
 
-    `dtype` is for safetensors and GGUF; an ONNX graph has its own. What will be downloaded afterwards, `beside` them,
-    must fit on the disk, too. Each config has `overrides` in place of its own fields, and `convert` says what decoders
-    are served as. With settings of the `first`, it is the model that a command is for, and there is no chat model: the
-    encoders' threads, for which None means all cores, have no lower priority. With a `device` (see `shared_device`)
-    those that can use the chat model's threads later get as many. Raises DeviceError if a model needs onnxruntime and
-    it is not there, and ModelError, which says what to change, if a model cannot be served.
+    `dtype` is that of checkpoints; an ONNX graph has its own. What will be downloaded afterwards, `beside` them, must
+    fit on the disk, too. With settings of the `first`, it is the model that a command is for, and there is no chat
+    model: the encoders' threads, for which None means all cores, have no lower priority. With a `device` (see
+    `shared_device`) those that can use the chat model's threads later get as many. Raises DeviceError if a model needs
+    onnxruntime and it is not there, and ModelError, which says what to change, if a model cannot be served.
     """
     if not models:
         return EncoderEngine()
-    others = EncoderSettings(dtype=dtype, convert=convert, hf_overrides=overrides)
+    others = EncoderSettings(dtype=dtype)
     encoders = [Download(model, is_encoder=True) for model in models if local_model(model, ".gguf") is None]
     if missing := not_cached(encoders, download_dir):
         check_room([*missing, *not_cached(beside, download_dir)], download_dir)
@@ -173,7 +170,7 @@ def _what(encoder: Encoder) -> str:
         return "cross-encoder"
     if encoder.labels:
         return f"{len(encoder.labels)} labels"
-    return "sparse vectors" if encoder.task == "sparse" else f"embeddings of {encoder.width} numbers"
+    return "sparse vectors" if encoder.task == "sparse" else f"embeddings of {encoder.info['width']} numbers"
 
 
 def _is_native(folder: Path, overrides: Mapping[str, Any] | None, convert: Convert) -> bool:

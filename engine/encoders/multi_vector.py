@@ -8,16 +8,14 @@ from operator import mul
 import numpy as np
 
 from ..errors import InvalidRequestError, ModelError, quoted
-from ..files.folder import read_json_if_there
 from ..files.wording import shown
-from ..text.added_tokens import special_tokens, text_of
 from .description import EncoderDescription
 from .encoder import Embedder, ScorePlan
 from .graph import TOKEN_VECTORS, EncoderGraph
 from .late_interaction import late_interaction_scores
 from .pooling import Floats, normalized
 from .tasks import Task
-from .tokenization import EncoderInput, EncoderTokenizer
+from .tokenization import EncoderInput, EncoderTokenizer, special_texts
 
 _MOST_PRODUCTS = 2**26  # of two tokens' vectors, in a request: some seconds on a core
 
@@ -45,9 +43,8 @@ class MultiVectorEncoder(Embedder):
             )
         self._mask: int | None = None
         if interaction.expands:
-            folder = description.tokenizer_folder
-            named = special_tokens(folder, read_json_if_there(folder / "tokenizer_config.json"))
-            mask = text_of(named.get("mask_token")) or text_of(named.get("eos_token"))
+            named = special_texts(description.tokenizer_folder)
+            mask = named.get("mask_token") or named.get("eos_token")
             self._mask = _required(tokenizer, mask, f"{source}: the mask that queries are filled up with")
         # As in sentence-transformers, words that the tokenizer lacks skip nothing: they would all be unknown tokens.
         self._skipped = {tokenizer.token_id(word) for word in interaction.skiplist} - {None}

@@ -1,4 +1,4 @@
-"""NativeGraph: an encoder from safetensors, computed by our own kernels on the CPU."""
+"""NativeGraph: an encoder from a checkpoint, computed by our own kernels on the CPU."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ def load_native(
     dtype: EncoderDType,
     threads: int | None,
 ) -> NativeGraph:
-    """The encoder whose safetensors lie in `folder`, with its Dense modules, for texts of at most `max_length` tokens.
+    """The encoder whose checkpoint lies in `folder`, with its Dense modules, for texts of at most `max_length` tokens.
 
     It has as many `threads`, or as many as a chat model on the `device`. `folder` may also be a GGUF file, whose Dense
     modules the model has. `auto` keeps what the checkpoint has: its dtype, and blocks. Raises ModelError and

@@ -47,7 +47,7 @@ class EncoderOptions(Options):
     convert: Convert = option(
         "auto",
         "what a MODEL that generates is made into: embed gives embeddings, classify classes; auto does what its files "
-        "say",
+        "say, and none takes only what is an encoder already",
         choices=get_args(Convert),
     )
     task: str = option("auto", "vLLM's older name for --runner and --convert together", choices=tuple(_TASKS))

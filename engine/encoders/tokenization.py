@@ -182,6 +182,12 @@ class EncoderTokenizer:
         return encoding_of(self._tokenizer, text, add_special_tokens=False)
 
 
+def special_texts(folder: Path) -> dict[str, str | None]:
+    """What a model folder's files call its special tokens: `bos_token` and the others, and their texts."""
+    named = special_tokens(folder, read_json_if_there(folder / "tokenizer_config.json"))
+    return {name: text_of(token) for name, token in named.items() if name.endswith("_token")}
+
+
 def _cut(parts: Sequence[Part], truncate_to: int, special: int) -> list[tokenizers.Encoding]:
     room = truncate_to - special
     if room < 1:

@@ -21,6 +21,7 @@ from tidewheel.engine.encoders.families.decoder import decoder_of
 from tidewheel.engine.encoders.load import load_encoders
 from tidewheel.engine.encoders.options import Convert
 from tidewheel.engine.encoders.pair_template import PairTemplate, read_template
+from tidewheel.engine.encoders.settings import EncoderSettings
 from tidewheel.engine.encoders.tokenization import EncoderInput, EncoderTokenizer
 from tidewheel.engine.errors import InvalidRequestError, ModelError
 
@@ -72,7 +73,8 @@ def edit(path: Path, **fields: Any) -> None:
 
 
 def load(folder: Path, convert: Convert = "auto", **overrides: Any) -> Encoder:
-    return load_encoders([str(folder)], ["it"], convert=convert, overrides=overrides).encoders["it"]
+    settings = EncoderSettings(convert=convert, hf_overrides=overrides)
+    return load_encoders([str(folder)], ["it"], first=settings).encoders["it"]
 
 
 def hidden(model: Any, ids: list[int]) -> Any:

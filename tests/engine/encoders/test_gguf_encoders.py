@@ -27,6 +27,7 @@ from tidewheel.engine.encoders.encoder import Embedder, Encoder
 from tidewheel.engine.encoders.inspection import inspect_encoder
 from tidewheel.engine.encoders.load import load_encoders
 from tidewheel.engine.encoders.options import EncoderDType
+from tidewheel.engine.encoders.settings import EncoderSettings
 from tidewheel.engine.encoders.tokenization import EncoderInput, EncoderTokenizer
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.options import EngineOptions
@@ -222,7 +223,7 @@ def test_decoders_embed(name: str, tmp_path: Path) -> None:
     """Their queries and keys lie in another order in files, or their norms have 1 added."""
     file = decoder_file(tmp_path / "model.gguf", name, lambda w: w.add_pooling_type(gguf.PoolingType.LAST))
     folder = models_zoo.folder(name, tokenizer=True)
-    (theirs,) = load_encoders([str(folder)], ["it"], convert="embed").encoders.values()
+    (theirs,) = load_encoders([str(folder)], ["it"], first=EncoderSettings(convert="embed")).encoders.values()
     ours = load(file)
     assert_same_bits(ours, theirs)
     assert ours.task == "embed"
@@ -231,7 +232,7 @@ def test_decoders_embed(name: str, tmp_path: Path) -> None:
     plain = decoder_file(tmp_path / "plain.gguf", name, lambda w: None)
     with pytest.raises(ModelError, match="embed with a chat model by converting it"):
         load(plain)
-    (converted,) = load_encoders([str(plain)], ["it"], convert="embed").encoders.values()
+    (converted,) = load_encoders([str(plain)], ["it"], first=EncoderSettings(convert="embed")).encoders.values()
     assert_same_bits(converted, theirs)
 
 
@@ -251,7 +252,7 @@ def test_a_reranker_answers_yes_or_no(tmp_path: Path) -> None:
     plan = reranker.plan_scores(["the tide"], ["turns", "grinds corn"])
     scores = plan.scores(reranker.run(plan.task, plan.inputs))
     (embedder,) = load_encoders(
-        [str(models_zoo.folder("qwen3", tokenizer=True))], ["it"], convert="embed"
+        [str(models_zoo.folder("qwen3", tokenizer=True))], ["it"], first=EncoderSettings(convert="embed")
     ).encoders.values()
     rows = np.stack(embedder.run("embed", plan.inputs)) @ answers.T
     np.testing.assert_allclose(scores, np.exp(rows[:, 0]) / np.exp(rows).sum(1), atol=1e-5)
