@@ -81,9 +81,14 @@ class KvSplit {
     for (; v < end; v += kFew) products_.template score_vectors<ROWS, kFew>(row, v);
   }
 
-  // Adjusts one row's scores before `scale` is applied: softcap, positions, and what the products adjust.
+  // Adjusts one row's scores before `scale` is applied: what the products adjust, softcap, and positions. What positions
+  // add by what tokens contain is a part of the product, so it comes before the softcap.
   F adjusted(F x, int row, int tile, int t) const {
     x = products_.adjusted(x, row, t);
+    if (args_.position_scores.rows) {
+      const int key = tile * kAttentionTile + t, query = rows_.position(row) - args_.first_position;
+      x = fma(position_scores(args_.position_scores, query, key, key - rows_.position(row)), set1(args_.scale / scale_), x);
+    }
     if (args_.softcap != 0) {
       const float limit = args_.softcap / scale_;
       x = mul(set1(limit), tanh(mul(x, set1(1.0f / limit))));
@@ -98,10 +103,6 @@ class KvSplit {
       const int span = args_.bias_span, distance = tile * kAttentionTile + t - rows_.position(row);
       const float* const biases = args_.distance_bias + size_t(rows_.head(row)) * distance_biases(span);
       x = fma(load(biases + std::clamp(distance, -span - kBiasPadding, span) + span + kBiasPadding), set1(1.0f / scale_), x);
-    }
-    if (args_.position_scores.rows) {
-      const int key = tile * kAttentionTile + t, query = rows_.position(row) - args_.first_position;
-      x = fma(position_scores(args_.position_scores, query, key, key - rows_.position(row)), set1(args_.scale / scale_), x);
     }
     return x;
   }

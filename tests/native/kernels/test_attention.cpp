@@ -228,7 +228,7 @@ TEST_CASE("attention agrees with its definition, for every level, type, grouping
                                        Scoring{300, 2.0f, alibi}, Scoring{0, 0, {}, sinks}, Scoring{20, 0, {}, sinks},
                                        Scoring{0, 0, {}, {}, until}, Scoring{20, 0, {}, sinks, until},
                                        Scoring{300, 2.0f, alibi, {}, until}, Scoring{0, 0, {}, {}, {}, &near},
-                                       Scoring{0, 0, {}, {}, until, &far}}) {
+                                       Scoring{0, 0, {}, {}, until, &far}, Scoring{0, 2.0f, {}, {}, until, &far}}) {
           CAPTURE(std::string(kernels->name));
           CAPTURE(std::string(name_of(type)));
           CAPTURE(heads.head_dim);
