@@ -166,11 +166,11 @@ class AttentionSpec:
             raise ValueError(f"{self.num_heads} query heads need as many ALiBi slopes, not {len(self.alibi_slopes)}")
         if self.bias_span is not None and self.bias_span < 1:
             raise ValueError("biases by distance need a span")
-        if self.disentangled and (
-            self.num_kv_heads != self.num_heads or self.rope or self.qk_norm or self.clipped or self.values_from_keys
-        ):
+        changed = self.rope or self.qk_norm or self.clipped or self.values_from_keys or self.query_temperature
+        if self.disentangled and (self.num_kv_heads != self.num_heads or changed):
             raise ValueError(
-                "disentangled attention has as many KV heads, and neither rope, norms of q and k nor bounds"
+                "disentangled attention has as many KV heads, and neither rope, norms, bounds nor a temperature of q "
+                "and k"
             )
         if self.alibi_slopes is not None and self.rope is not None:
             raise ValueError("positions are given by rope or by ALiBi, not by both")

@@ -10,6 +10,7 @@ from .alt_up import AltUpSpec, StreamsSpec
 from .attention import AttentionSpec, KvShape
 from .delta_net import DeltaNetSpec
 from .eagle3 import Eagle3Spec
+from .experts import ExpertsSpec
 from .latent_attention import LatentAttentionSpec
 from .layers import mixers
 from .mamba2 import Mamba2Spec
@@ -17,7 +18,7 @@ from .mlp import MlpSpec
 from .mtp import MtpSpec
 from .norm import NormSpec
 from .per_layer import PerLayerEmbeddingSpec, PerLayerSpec
-from .residual_block import LayerSpec
+from .residual_block import LayerSpec, MixerSpec
 from .shapes import Shapes, linear, under
 from .short_conv import ShortConvSpec
 
@@ -66,7 +67,7 @@ class DecoderSpec:
     With `streams` a token has several rows between embedding and head, which AltUpSpecs compute with. An `mtp` layer
     or an `eagle3` layer drafts tokens; no other layer reads what it gives.
 
-    Raises ValueError for layers that read what no earlier layer has.
+    Raises ValueError for layers that read what no earlier layer has, and for those that only towers may have.
     """
 
     family: str
@@ -89,8 +90,8 @@ class DecoderSpec:
                     raise ValueError(
                         f"layer {index} needs {mixer.streams} streams, which the embedding does not produce"
                     )
-                if isinstance(mixer, AttentionSpec | MlpSpec) and mixer.clipped:
-                    raise ValueError(f"layer {index} is clipped, which only those of towers are")
+                if _is_for_towers(mixer):
+                    raise ValueError(f"layer {index} has bounds, biases or positions that only those of towers have")
                 if isinstance(mixer, AttentionSpec) and mixer.kv_layer is not None:
                     self._require_kv(index, mixer, mixer.kv_layer)
                 if isinstance(mixer, PerLayerSpec) and (
@@ -148,6 +149,14 @@ class DecoderSpec:
         found = {shape.window for shape in self.caches()} or {None}
         widths = sorted((window for window in found if window is not None), reverse=True)
         return [None, *widths] if None in found else [*widths]
+
+
+def _is_for_towers(mixer: MixerSpec) -> bool:
+    if isinstance(mixer, ExpertsSpec):
+        return mixer.sum_bias
+    if isinstance(mixer, AttentionSpec) and (mixer.bias_span is not None or mixer.disentangled is not None):
+        return True
+    return isinstance(mixer, AttentionSpec | MlpSpec) and mixer.clipped
 
 
 def tensor_shapes(spec: DecoderSpec) -> Shapes:

@@ -12,8 +12,9 @@ Disentangled::Disentangled(const AttentionPlan& plan, const std::string& prefix,
   require(*std::min_element(plan_.rows.begin(), plan_.rows.end()) >= 0 &&
               *std::max_element(plan_.rows.begin(), plan_.rows.end()) < plan_.num_rows,
           "positions have no such row");
-  require(context.attention.is_tower && plan.num_kv_heads == heads_ && !plan.rope && !plan.qk_norm && !plan.clipped,
-          "only in a tower positions are met by content, with as many KV heads, and neither rope, norms nor bounds of q and k");
+  require(context.attention.is_tower && plan.num_kv_heads == heads_ && !plan.rope && !plan.qk_norm && !plan.clipped &&
+              !plan.query_temperature,
+          "only in a tower positions are met by content, with as many KV heads, and neither rope, norms, bounds nor a temperature of q and k");
   for (int distance = -span - kBiasPadding; distance <= span + kBiasPadding; ++distance) {
     rows_.push_back(plan_.rows[std::clamp(distance, -span, span) + span]);
   }

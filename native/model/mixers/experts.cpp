@@ -41,6 +41,7 @@ Experts::Experts(const ExpertsPlan& plan, const std::string& prefix, Context& co
           "experts must be in groups of equal size, of which some are kept");
   require(plan.experts_per_token <= plan.num_experts / router.num_groups * router.kept_groups,
           "a token cannot have more experts than can be chosen");
+  require(!plan.sum_bias || context.attention.is_tower, "only in a tower a bias is added to the sum of experts' results");
   const int hidden = context.hidden_size, experts = plan.num_experts, most = plan.experts_per_token;
   const bool gated = plan.shared_size > 0 && plan.shared_gate;
   Weights& weights = context.weights;

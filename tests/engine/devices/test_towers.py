@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engine.devices.made_models import MLP, PLAIN, RandomWeights, decoder, load
+from engine.devices.made_models import MLP, PLAIN, RandomWeights, decoder, decoder_of, load
 from harness import Harness, device_ids, make_device, over_devices
 from numpy.typing import NDArray
 
@@ -30,6 +30,7 @@ from tidewheel.engine.models.spec import (
     DisentangledSpec,
     ExpertsSpec,
     LayerSpec,
+    MixerSpec,
     MlpSpec,
     NormSpec,
     ParallelSpec,
@@ -744,3 +745,22 @@ def test_a_larger_segment_takes_more_memory(device_id: str) -> None:
 def test_a_tower_has_no_other_layers(layer: LayerSpec, match: str) -> None:
     with pytest.raises(ValueError, match=match):
         TowerSpec(HIDDEN, (layer,))
+
+
+@pytest.mark.parametrize(
+    "mixer",
+    [
+        replace(SIGLIP, two_way=False, bias_span=3),
+        replace(SIGLIP, two_way=False, disentangled=DisentangledSpec(3, (2, 0, 1))),
+        ExpertsSpec(5, 2, 48, sum_bias=True),
+        replace(MLP, clipped=True),
+    ],
+)
+def test_a_decoder_has_nothing_that_only_towers_have(mixer: MixerSpec) -> None:
+    with pytest.raises(ValueError, match="layer 0 has bounds, biases or positions"):
+        decoder_of((ResidualBlockSpec(mixer),))
+
+
+def test_positions_are_met_by_queries_without_a_temperature() -> None:
+    with pytest.raises(ValueError, match="nor a temperature"):
+        replace(SIGLIP, disentangled=DisentangledSpec(3, (2, 0, 1)), query_temperature=TemperatureSpec(0.1, 8))
