@@ -159,14 +159,14 @@ def check_segments(segments: NDArray[np.int32], num_rows: int, max_rows: int) ->
 
 
 def check_seen(spec: TowerSpec, segments: NDArray[np.int32], seen: NDArray[np.int32] | None) -> None:
-    """Raises ValueError unless a row or more of each segment is seen, and each row sees one of them in any window."""
+    """Raises ValueError unless a row or more of each segment is seen, and those that are not are within each reach."""
     if seen is None:
         return
     lengths = np.diff(segments)
     if seen.shape != lengths.shape or seen.min(initial=1) < 1 or (seen > lengths).any():
         raise ValueError("of each segment, a row or more must be seen, and not more than it has")
     if spec.reach is not None and (lengths - seen).max(initial=0) >= spec.reach:
-        raise ValueError("each row must see another in its window")
+        raise ValueError(f"no more rows of a segment may be unseen than a row sees ahead, {spec.reach - 1}")
 
 
 def checked_positions(

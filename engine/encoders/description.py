@@ -256,9 +256,14 @@ def _token_layers(modules: Modules, task: Task) -> TokenLayers:
 
 
 def _check_reach(model: EncoderModel, interaction: LateInteraction | None) -> None:
-    """Raises ModelError if a mask that fills up a query could be too far away from all tokens of it."""
+    """Raises ModelError if masks that fill up a query could lie beyond what the model's attention reaches."""
     if interaction is None or not interaction.expands or interaction.attends or model.tower.reach is None:
         return
+    if model.tower.reach == 1:
+        raise ModelError(
+            "the model's attention is causal, so all tokens of a query must be attended to, also those that fill it "
+            "up: set attend_to_expansion_tokens to true"
+        )
     if interaction.query_length > model.tower.reach:
         raise ModelError(
             f"queries of {interaction.query_length} tokens are longer than the model's attention reaches, "

@@ -164,7 +164,7 @@ size_t Tower::check(int layer, const TowerPiece& piece, size_t num_floats, bool 
     blocks += blocks_of(static_cast<int>(length));
     const int64_t unseen = piece.seen.empty() ? 0 : length - piece.seen[s];
     require(unseen >= 0 && unseen < length, "of each segment, a row or more must be seen, and not more than it has");
-    for (const int reach : reaches_) require(reach == 0 || unseen < reach, "each row must see another in its window");
+    for (const int reach : reaches_) require(reach == 0 || unseen < reach, "no more rows of a segment may be unseen than a row sees ahead");
   }
   require(blocks <= num_blocks_, "the segments take more blocks than there are");
   require(piece.adapters.empty() || piece.adapters.size() == segments, "every segment needs the number of an adapter, or -1");

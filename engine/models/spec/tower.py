@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from .attention import AttentionSpec
 from .experts import ExpertsSpec
+from .layers import mixers
 from .mlp import Activation, MlpSpec
 from .norm import NormSpec
 from .residual_block import LayerSpec, ParallelSpec, ResidualBlockSpec
@@ -64,9 +65,9 @@ class TowerSpec:
 
     @property
     def reach(self) -> int | None:
-        """How far ahead and back a row of any layer sees, itself included; None: to both ends of its segment."""
-        mixers = [residual.mixer for layer in self.layers for residual in layer]
-        reaches = [mixer.sliding_window if mixer.two_way else 1 for mixer in mixers if isinstance(mixer, AttentionSpec)]
+        """How far ahead a row of any layer sees, itself included: 1 if one is causal; None: to its segment's end."""
+        attentions = [mixer for layer in self.layers for mixer in mixers(layer) if isinstance(mixer, AttentionSpec)]
+        reaches = [attention.sliding_window if attention.two_way else 1 for attention in attentions]
         return min((reach for reach in reaches if reach is not None), default=None)
 
     def __post_init__(self) -> None:

@@ -69,6 +69,9 @@ WINDOWED = AttentionSpec(4, 1, 64, 0.125, rope=ONE_AXIS, sliding_window=130, que
 BESIDE = ResidualBlockSpec(
     ParallelSpec((ResidualBlockSpec(replace(QWEN, two_way=False)), ResidualBlockSpec(GELU, RMS))), RMS
 )
+WINDOWED_BESIDE = ResidualBlockSpec(
+    ParallelSpec((ResidualBlockSpec(replace(QWEN, sliding_window=9)), ResidualBlockSpec(GELU, RMS))), RMS
+)
 
 
 def tower(attention: AttentionSpec, mlp: MlpSpec | ExpertsSpec, norm: NormSpec | None, **fields: Any) -> TowerSpec:
@@ -114,6 +117,7 @@ SPECS = {
     "windows, norms of sums": tower(
         replace(QWEN, sliding_window=9), replace(MLP, down_bias=True), None, sum_norm=LAYER_NORM
     ),
+    "windows beside MLPs": replace(tower(QWEN, GELU, RMS), layers=((WINDOWED_BESIDE,),) * 2),
     "ALiBi": tower(replace(SIGLIP, alibi_slopes=(0.5, 0.03)), GELU, LAYER_NORM),
     "biases by distance": tower(replace(SIGLIP, bias_span=30), GELU, LAYER_NORM),
     "ALiBi and biases in windows": tower(
@@ -338,7 +342,9 @@ def test_where_attention_is_causal_a_row_sees_itself_and_those_before_it() -> No
             assert np.flatnonzero((before != after).any(axis=1)).tolist() == [*range(30, last)]
 
 
-@pytest.mark.parametrize("name", ["windows, norms of sums", "biases by distance", "rope of one axis"])
+@pytest.mark.parametrize(
+    "name", ["windows, norms of sums", "windows beside MLPs", "biases by distance", "rope of one axis"]
+)
 @pytest.mark.parametrize("device_id", CPU_IDS[:1])
 def test_rows_behind_those_that_are_seen_see_them_alone(
     device_id: str, name: str, monkeypatch: pytest.MonkeyPatch
@@ -361,8 +367,22 @@ def test_rows_behind_those_that_are_seen_see_them_alone(
             with pytest.raises(ValueError, match=said):
                 result(ours.layer(0, made_rows(10), starts([5, 5]), places(10), seen=np.array(wrong, np.int32)))
         if "windows" in name:
-            with pytest.raises(ValueError, match="another in its window"):
-                result(ours.layer(0, made_rows(10), starts([10]), places(10), seen=np.array([1], np.int32)))
+            assert_refuses_unseen(ours, 10, seen=1, ahead=8)
+
+
+def assert_refuses_unseen(tower: TowerExecutor, rows: int, seen: int, ahead: int) -> None:
+    with pytest.raises(ValueError, match=f"than a row sees ahead, {ahead}"):
+        result(tower.layer(0, made_rows(rows), starts([rows]), places(rows), seen=np.array([seen], np.int32)))
+
+
+def test_where_attention_is_causal_all_rows_are_seen() -> None:
+    for name in ("causal, norms of heads", "causal in windows"):
+        with loaded(CPU_IDS[0], SPECS[name]) as (ours, _):
+            assert_refuses_unseen(ours, 10, seen=9, ahead=0)
+            native: Any = ours
+            native, of = native.native, np.array([9], np.int32)
+            with pytest.raises(ValueError, match="than a row sees ahead"):
+                native.run(0, 1, made_rows(10), starts([10]), np.array([10], np.int32), places(10), of, None)
 
 
 def small_pieces(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:

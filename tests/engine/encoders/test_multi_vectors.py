@@ -7,7 +7,8 @@ import pickle
 import shutil
 import string
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import encoder_zoo as zoo
 import numpy as np
@@ -16,7 +17,7 @@ import torch
 from optional_packages import require_packages
 from safetensors.numpy import load_file, save_file
 
-from tidewheel.engine.encoders.description import describe_encoder
+from tidewheel.engine.encoders.description import _check_reach, describe_encoder
 from tidewheel.engine.encoders.inspection import inspect_encoder
 from tidewheel.engine.encoders.load import load_encoders
 from tidewheel.engine.encoders.multi_vector import MultiVectorEncoder
@@ -205,6 +206,14 @@ def test_colbert_s_scores_are_of_as_many_dimensions_as_asked_and_bounded(
 def test_what_colbert_cannot_have_is_said(settings: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=said):
         load(pylate("modernbert", tmp_path / "model", settings))
+
+
+def test_masks_of_causal_models_must_be_attended_to() -> None:
+    causal: Any = SimpleNamespace(tower=SimpleNamespace(reach=1))
+    attended, unseen = (SimpleNamespace(expands=True, attends=attends, query_length=5) for attends in (True, False))
+    _check_reach(causal, cast(Any, attended))
+    with pytest.raises(ModelError, match=r"attention is causal, .*: set attend_to_expansion_tokens to true"):
+        _check_reach(causal, cast(Any, unseen))
 
 
 def bge_m3(target: Path, *, suffix: str) -> Path:
