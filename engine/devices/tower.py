@@ -24,8 +24,8 @@ class TowerOptions:
     Without one, matrices that are quantized keep their format, unless `keeps_quantized` is False.
 
     `max_rows` is the most that a segment of a layer may have. Without an executor beside it, a tower has `threads` of
-    its own; None: as many as an executor would have. Segments may have one of the `adapters` of its matrices. Raises
-    ValueError if rows or threads are 0.
+    its own; None: as many as an executor would have. Segments may have one of the `adapters`, which are of matrices of
+    its layers. Raises ValueError if rows or threads are 0.
     """
 
     dtype: DType
@@ -167,6 +167,12 @@ def check_seen(spec: TowerSpec, segments: NDArray[np.int32], seen: NDArray[np.in
         raise ValueError("of each segment, a row or more must be seen, and not more than it has")
     if spec.reach is not None and (lengths - seen).max(initial=0) >= spec.reach:
         raise ValueError(f"no more rows of a segment may be unseen than a row sees ahead, {spec.reach - 1}")
+
+
+def check_adapters(segments: NDArray[np.int32], adapters: NDArray[np.int32] | None) -> None:
+    """Raises ValueError unless every segment has the number of an adapter, or -1."""
+    if adapters is not None and adapters.shape != (len(segments) - 1,):
+        raise ValueError(f"adapters must have the shape [{len(segments) - 1}], not {list(adapters.shape)}")
 
 
 def checked_positions(

@@ -24,6 +24,7 @@ from ..tower import (
     TowerExecutor,
     TowerOptions,
     check_seen,
+    check_adapters,
     check_segments,
     checked_attention,
     checked_positions,
@@ -121,6 +122,7 @@ class CpuTower(TowerExecutor):
         check_segments(segments, len(out), self._max_rows)
         check_seen(self.spec, segments, seen)
         positions = checked_positions(self.spec, index, positions, len(out))
+        check_adapters(segments, adapters)
         starts = np.asarray(segments, np.int32)
         first = 0
         while first + 1 < len(starts):
@@ -166,8 +168,10 @@ class CpuTower(TowerExecutor):
         check_segments(starts, len(out), self._max_rows)
         check_seen(self.spec, starts, seen)
         positions = checked_positions(self.spec, None, positions, len(out))
+        check_adapters(starts, adapters)
         with self._all.piece(len(out)):
-            native.run(0, count, out, starts, np.diff(starts), positions, _entries(seen, 0, len(starts) - 1), adapters)
+        of_segments = [_entries(entries, 0, len(starts) - 1) for entries in (seen, adapters)]
+            native.run(0, count, out, starts, np.diff(starts), positions, *of_segments)
         yield
         return out
 
@@ -293,6 +297,10 @@ def load_tower(
     Raises ValueError for what the kernels cannot compute, and what `set_weights` raises.
     """
     rows, alone = options.max_rows, isinstance(on, tuple)
+    for adapter in options.adapters:
+        for update in adapter.updates:
+            if not update.name.startswith("layers.") or update.name.endswith((".pos_k", ".pos_q")):
+                raise ValueError(f"a tower has no adapters of {update.name}, only of what its layers' rows go through")
     isa, beside, groups = (on[0], None, on[1]) if isinstance(on, tuple) else (on.isa, on, [])
     threads = sum(map(len, groups)) if beside is None else beside.num_threads
     piece = _piece_rows(spec, rows, alone=alone)

@@ -20,6 +20,7 @@ from ..tower import (
     Rows,
     TowerExecutor,
     TowerOptions,
+    check_adapters,
     check_seen,
     check_segments,
     checked_attention,
@@ -174,6 +175,9 @@ class TorchTower(TowerExecutor):
         rows = checked_rows(rows, self.spec.hidden_size)
         check_segments(segments, len(rows), self._max_rows)
         check_seen(self.spec, segments, seen)
+        check_adapters(segments, adapters)
+        if adapters is not None and (adapters >= 0).any():
+            raise ValueError(f"there is no adapter {adapters.max()}: the torch device has none of towers")
         turned_by = checked_positions(self.spec, index, positions, len(rows))
         if turned_by is None:
             turned_by = np.zeros((1, len(rows)), np.int32)

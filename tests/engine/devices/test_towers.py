@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -451,9 +451,35 @@ def test_adapters_and_positions_in_any_pieces(device_id: str, monkeypatch: pytes
             assert_near(result(ours.layers(x, bounds)), expected[0])
             with pytest.raises(ValueError, match="there is no adapter 1"):
                 result(ours.layers(x, bounds, adapters=np.array([0, 1, 0], np.int32)))
+            with pytest.raises(ValueError, match=r"adapters must have the shape \[3\], not \[2\]"):
+                result(ours.layers(x, bounds, adapters=adapters[:2]))
+            # Few rows, which go through all layers at once where pieces are large.
+            few, wide = starts([9, 9]), np.array([0, -1], np.int64)
+            short = [
+                result(ours.layers(x[:18], few, adapters=cast(Any, chosen))) for chosen in (wide, wide.astype(np.int32))
+            ]
+            np.testing.assert_array_equal(*short)
             ours.close()
         np.testing.assert_array_equal(found[-1], found[0])
     assert_near(found[0], wanted)
+
+
+@pytest.mark.parametrize("name", ["patches", "layers.0.pos_k", "layers.1.pos_q"])
+def test_only_what_the_rows_of_layers_go_through_has_adapters(name: str) -> None:
+    spec, zeros = SPECS["content and positions"], np.zeros((1, 1), np.float32)
+    adapter = LoraAdapter((LowRankUpdate(name, zeros, zeros, 1.0),))
+    with pytest.raises(DeviceError, match=f"no adapters of {name}"):
+        make_device(CPU_IDS[0]).load_tower(spec, TowerWeights(spec), TowerOptions("float32", 1024, adapters=[adapter]))
+
+
+def test_the_reference_has_no_adapters() -> None:
+    with loaded("torch", SPECS["content and positions"]) as (reference, _):
+        x, none = made_rows(6), np.array([-1, -1], np.int32)
+        np.testing.assert_array_equal(
+            result(reference.layers(x, starts([2, 4]), adapters=none)), result(reference.layers(x, starts([2, 4])))
+        )
+        with pytest.raises(ValueError, match="there is no adapter 0"):
+            result(reference.layers(x, starts([2, 4]), adapters=np.array([-1, 0], np.int32)))
 
 
 @pytest.mark.parametrize("device_id", CPU_IDS[:1])
