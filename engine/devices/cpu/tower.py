@@ -13,6 +13,7 @@ from tidewheel import _native
 from ...cancellation import Cancellation
 from ...errors import DeviceError
 from ...models.spec import AttentionSpec, TowerSpec, mixers, tower_shapes
+from ...weights.dtypes import STORAGE
 from ...weights.finite import require_finite
 from ...weights.packed_cache import BackgroundWrite, PackedCache
 from ...weights.tensor import WeightSource, to_float32
@@ -23,8 +24,8 @@ from ..tower import (
     Rows,
     TowerExecutor,
     TowerOptions,
-    check_seen,
     check_adapters,
+    check_seen,
     check_segments,
     checked_attention,
     checked_positions,
@@ -121,8 +122,8 @@ class CpuTower(TowerExecutor):
             out = out.copy()
         check_segments(segments, len(out), self._max_rows)
         check_seen(self.spec, segments, seen)
-        positions = checked_positions(self.spec, index, positions, len(out))
         check_adapters(segments, adapters)
+        positions = checked_positions(self.spec, index, positions, len(out))
         starts = np.asarray(segments, np.int32)
         first = 0
         while first + 1 < len(starts):
@@ -167,10 +168,10 @@ class CpuTower(TowerExecutor):
         out = checked_rows(rows, self.spec.hidden_size).copy()
         check_segments(starts, len(out), self._max_rows)
         check_seen(self.spec, starts, seen)
-        positions = checked_positions(self.spec, None, positions, len(out))
         check_adapters(starts, adapters)
-        with self._all.piece(len(out)):
+        positions = checked_positions(self.spec, None, positions, len(out))
         of_segments = [_entries(entries, 0, len(starts) - 1) for entries in (seen, adapters)]
+        with self._all.piece(len(out)):
             native.run(0, count, out, starts, np.diff(starts), positions, *of_segments)
         yield
         return out
@@ -296,11 +297,11 @@ def load_tower(
 
     Raises ValueError for what the kernels cannot compute, and what `set_weights` raises.
     """
-    rows, alone = options.max_rows, isinstance(on, tuple)
     for adapter in options.adapters:
         for update in adapter.updates:
             if not update.name.startswith("layers.") or update.name.endswith((".pos_k", ".pos_q")):
                 raise ValueError(f"a tower has no adapters of {update.name}, only of what its layers' rows go through")
+    rows, alone = options.max_rows, isinstance(on, tuple)
     isa, beside, groups = (on[0], None, on[1]) if isinstance(on, tuple) else (on.isa, on, [])
     threads = sum(map(len, groups)) if beside is None else beside.num_threads
     piece = _piece_rows(spec, rows, alone=alone)
@@ -326,28 +327,33 @@ def load_tower(
 
 def tower_bytes(spec: TowerSpec, formats: Formats, options: TowerOptions) -> int:
     """About how many bytes a tower takes with a segment of `max_rows`, which its caller has twice in float32."""
-    kept = 0  # queries, K and V, and what positions add to their scores
+    kept = 0  # queries, K and V
     all_mixers = [mixer for layer in spec.layers for mixer in mixers(layer)]
     attentions = [mixer for mixer in all_mixers if isinstance(mixer, AttentionSpec)]
-    heads = [(one.num_heads, one.num_kv_heads, one.head_dim, _position_bytes(one)) for one in attentions]
-    heads += [(one.num_heads, one.num_heads, one.head_dim, 0) for _, one in spec.cross_attentions]
-    for num_heads, num_kv_heads, head_dim, of_positions in heads:
+    heads = [(one.num_heads, one.num_kv_heads, one.head_dim) for one in attentions]
+    heads += [(one.num_heads, one.num_heads, one.head_dim) for _, one in spec.cross_attentions]
+    for num_heads, num_kv_heads, head_dim in heads:
         block = _native.kv_bytes_per_block(num_kv_heads, head_dim, head_dim, False, options.dtype)
         a_row = block // BLOCK_TOKENS
-        kept = max(kept, a_row + a_row * num_heads // (2 * num_kv_heads) + of_positions)
+        kept = max(kept, a_row + a_row * num_heads // (2 * num_kv_heads))
     widths = [2 * (projection.inputs + projection.outputs) for _, projection in spec.projections]
     widths += [residual.mixer.activations + spec.hidden_size for layer in spec.layers for residual in layer]
     widths += [2 * 3 * attention.width for _, attention in spec.cross_attentions]
     piece = _piece_rows(spec, options.max_rows) * max(widths, default=0) * _FLOAT_BYTES
     image = options.max_rows * 2 * spec.hidden_size * _FLOAT_BYTES
-    return weight_bytes(tower_shapes(spec), formats) + options.max_rows * kept + piece + image
+    # What positions add to scores: of a segment, or of a piece of many, and of the keys of a block behind it.
+    most_rows = max(options.max_rows, _piece_rows(spec, options.max_rows, alone=True)) + BLOCK_TOKENS
+    positions = most_rows * max(map(_position_bytes, attentions), default=0)
+    updates = [update for adapter in options.adapters for update in adapter.updates]
+    adapters = STORAGE[options.dtype].itemsize * sum(update.a.size + update.b.size for update in updates)
+    return weight_bytes(tower_shapes(spec), formats) + options.max_rows * kept + positions + piece + image + adapters
 
 
 def _piece_rows(spec: TowerSpec, max_rows: int, *, alone: bool = False) -> int:
     """At most a segment; alone, where many segments come at once, always as many."""
-    attentions = [residual.mixer for layer in spec.layers for residual in layer]
+    all_mixers = [mixer for layer in spec.layers for mixer in mixers(layer)]
     # With positions in its scores a row takes many times the memory.
-    wide = any(isinstance(mixer, AttentionSpec) and _position_bytes(mixer) for mixer in attentions)
+    wide = any(isinstance(mixer, AttentionSpec) and _position_bytes(mixer) for mixer in all_mixers)
     most = _MOST_ROWS // 2 if wide else _MOST_ROWS
     return most if alone else min(most, -(-max_rows // BLOCK_TOKENS) * BLOCK_TOKENS)
 

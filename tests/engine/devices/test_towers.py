@@ -779,6 +779,21 @@ def test_a_larger_segment_takes_more_memory(device_id: str) -> None:
         TowerOptions("float32", 0)
 
 
+def test_positions_and_adapters_take_memory() -> None:
+    device, spec = make_device(CPU_IDS[0]), SPECS["content and positions"]
+    x, y = np.zeros((40, HIDDEN), np.float32), np.zeros((144, 40), np.float32)
+    adapter = LoraAdapter((LowRankUpdate("layers.0.q", x, y, 1.0),))
+
+    def memory(spec: TowerSpec, *adapters: LoraAdapter) -> int:
+        return device.tower_bytes(spec, TowerWeights(spec), TowerOptions("float32", 64, adapters=adapters))
+
+    assert memory(spec, adapter) - memory(spec) == x.nbytes + y.nbytes
+    # A piece of many segments has 512 rows, and there is a block behind it: two tables of 40 rows for two heads.
+    tables = 4 * 4 * 40 * 72 * 2
+    plain = SPECS["layer norm, MLP with biases"]
+    assert memory(spec) - memory(plain) - tables == pytest.approx((512 + 16) * 2 * 2 * 40 * 4, rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("layer", "match"),
     [
