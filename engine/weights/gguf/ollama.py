@@ -123,7 +123,12 @@ def _qwen25vl(file: GgufFile) -> Metadata:
     if depth > MAX_LAYERS:
         raise fields.error("vision.block_count", f"at most {MAX_LAYERS}")
     whole = fields.raw(key)
-    layers = whole.tolist() if isinstance(whole, np.ndarray) else [7, 15, 23, 31]
+    if whole is None:
+        layers = [7, 15, 23, 31]
+    elif isinstance(whole, np.ndarray) and whole.dtype.kind in "iu" and len(whole) <= MAX_LAYERS:
+        layers = whole.tolist()
+    else:
+        raise fields.error(key, f"an array of at most {MAX_LAYERS} integers")
     every = int(layers[0]) + 1 if layers else 0
     if every < 1 or layers != [*range(every - 1, depth, every)]:
         raise fields.error(key, "each n-th layer, with the same n")

@@ -357,6 +357,10 @@ def test_files_of_ollama_go_on_as_the_checkpoint(name: str) -> None:
     [
         ("qwen2.5-vl", "qwen25vl.vision.fullatt_block_indexes", np.array([1, 2]), "each n-th layer"),
         ("qwen2.5-vl", "qwen25vl.vision.fullatt_block_indexes", np.array([-1]), "each n-th layer"),
+        ("qwen2.5-vl", "qwen25vl.vision.fullatt_block_indexes", np.arange(10_001), "at most 10000 integers"),
+        ("qwen2.5-vl", "qwen25vl.vision.fullatt_block_indexes", np.array([1.0]), "integers"),
+        ("qwen2.5-vl", "qwen25vl.vision.fullatt_block_indexes", 1, "integers"),
+        ("qwen2.5-vl", "qwen25vl.vision.fullatt_block_indexes", "1", "integers"),
         ("qwen2.5-vl", "qwen25vl.vision.block_count", 2**30, "at most"),
         ("gemma3", "gemma3.vision.patch_size", 0, "an integer of at least 1"),
         ("gemma3", "gemma3.mm.tokens_per_image", "x", "an integer"),
