@@ -167,14 +167,18 @@ class GgufFile:
 
 def read_gguf(path: Path) -> GgufFile:
     """Opens a file. Raises ModelError, naming the file, if it is not GGUF, is truncated or contradicts itself."""
+    content, status = _mapped(path)
+    return _parsed(path, content, (str(path.resolve()), status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+
+
+def _mapped(path: Path) -> tuple[bytes | mmap.mmap, os.stat_result]:
     require_file(path)
     try:
         with path.open("rb") as opened:
             status = os.fstat(opened.fileno())
-            content = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) if status.st_size else b""
+            return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) if status.st_size else b"", status
     except (OSError, ValueError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from error
-    return _parsed(path, content, (str(path.resolve()), status.st_size, status.st_mtime_ns, status.st_ctime_ns))
 
 
 def raw_metadata(path: Path) -> dict[str, bytes]:
@@ -192,17 +196,13 @@ def raw_metadata(path: Path) -> dict[str, bytes]:
 
 
 def first_metadata(path: Path) -> Metadata:
-    """The metadata before the tokenizer's, which take nearly all of the time. Raises as `read_gguf`."""
-    require_file(path)
-    with path.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        cursor, metadata = _Cursor(path, content, _MAX_METADATA_BYTES), Metadata()
-        _, num_keys = _header(cursor, MAX_TENSORS)
-        for _ in range(num_keys):
-            key = cursor.text("a key", _MAX_NAME)
-            if key.startswith("tokenizer."):
-                break
-            metadata[key] = _value(cursor, cursor.u32("a key's type"), key)
-        return metadata
+    """The metadata before the first key of the tokenizer, whose keys take nearly all of the time.
+
+    Keys behind that are left out. Raises ModelError as `read_gguf`, for what is read alone.
+    """
+    cursor = _Cursor(path, _mapped(path)[0], _MAX_METADATA_BYTES)
+    _, num_keys = _header(cursor, MAX_TENSORS)
+    return _metadata(cursor, num_keys, before="tokenizer.")
 
 
 def read_gguf_copy(path: Path) -> GgufFile:
@@ -298,10 +298,12 @@ def _header(cursor: _Cursor, max_tensors: int) -> tuple[int, int]:
     return num_tensors, num_keys
 
 
-def _metadata(cursor: _Cursor, count: int) -> Metadata:
+def _metadata(cursor: _Cursor, count: int, before: str | None = None) -> Metadata:
     metadata: Metadata = {}
     for _ in range(count):
         key = cursor.text("a key", _MAX_NAME)
+        if before is not None and key.startswith(before):
+            break
         if key in metadata:
             raise cursor.error(f"key {shown(key)} occurs twice")
         metadata[key] = _value(cursor, cursor.u32("a key's type"), key)

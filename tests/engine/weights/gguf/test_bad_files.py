@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.weights import open_source
 from tidewheel.engine.weights.gguf import source as source_module
-from tidewheel.engine.weights.gguf.reader import read_gguf
+from tidewheel.engine.weights.gguf.reader import first_metadata, read_gguf
 
 SEEDS = GGUF["gguf"].seeds
 U32, U64 = struct.Struct("<I"), struct.Struct("<Q")
@@ -91,6 +91,16 @@ def test_a_lie_is_named(name: str, tmp_path: Path) -> None:
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
+
+
+def test_only_the_keys_before_the_tokenizer_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "some.gguf"
+    for content in (BAD["twice"][0], b"", file((key("k", 99, b""),))):
+        path.write_bytes(content)
+        with pytest.raises(ModelError, match=r"some\.gguf"):
+            first_metadata(path)
+    path.write_bytes(file((key("k", 0, b"\1"), key("tokenizer.x", 99, b""), key("l", 0, b"\2"))))
+    assert first_metadata(path) == {"k": 1}
 
 
 def part(number: int, count: int, *tensors: bytes, total: int = 2) -> bytes:
