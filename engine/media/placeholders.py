@@ -51,6 +51,8 @@ def expand(vision: Vision, text: str, media: Sequence[Media], param: str) -> Exp
         if len(found) > len(given):
             raise _marker_in_text(marks.placeholder, param)
         if len(found) < len(given):
+            if vision.numbered and modality == "image":
+                _require_next(text, vision.numbered, len(found), len(given), param)
             raise InvalidRequestError(
                 f"{param} has {len(given)} {modality}s, of which the model's chat template shows {len(found)}: it may "
                 "take them only in messages of users",
@@ -109,6 +111,16 @@ def _numbered_places(text: str, numbered: str, count: int) -> list[tuple[int, in
         end = at + len(mark)
         found.append((at, end))
     return found
+
+
+def _require_next(text: str, numbered: str, found: int, count: int, param: str) -> None:
+    """Raises InvalidRequestError, naming the mark that must follow `found` others, if any of the `count` is there."""
+    if any(numbered.format(number) in text for number in range(1, count + 1)):
+        raise InvalidRequestError(
+            f"{param} has {count} images, but only {found} of their marks in the order of the numbers: "
+            f"{quoted(numbered.format(found + 1))} must come next",
+            param,
+        )
 
 
 def _marker_in_text(marker: str, param: str) -> InvalidRequestError:

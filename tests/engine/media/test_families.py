@@ -260,8 +260,28 @@ def test_images_of_a_prompt_may_have_numbers_in_it() -> None:
     assert expanded.text == f"a{texts[0]}b{texts[1]}c<|image_3|>"
     assert [slot.media for slot in expanded.slots] == [first, second]
     assert expand(vision, "a<|image|>b<|image_1|>", [first], "prompt").text == f"a{texts[0]}b<|image_1|>"
-    with pytest.raises(InvalidRequestError, match="shows 1"):
-        expand(vision, "a<|image_2|>b<|image_1|>c", [first, second], "prompt")
+    for text, found, missing in (("a<|image_2|>b<|image_1|>c", 1, 2), ("a<|image_2|>b", 0, 1), ("a<|image_1|>b", 1, 2)):
+        says = rf"2 images, but only {found} of their marks .* '<\|image_{missing}\|>' must come next"
+        with pytest.raises(InvalidRequestError, match=says):
+            expand(vision, text, [first, second], "prompt")
+    with pytest.raises(InvalidRequestError, match="shows 0"):
+        expand(vision, "a", [first, second], "prompt")
+
+
+def test_numbers_of_a_resized_image_do_not_depend_on_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    pixels, image = seen_by("phi3-vision")._patches.pixels, photo(300, 50)  # type: ignore[attr-defined]
+    (whole,) = resized_bicubic(pixels, image, 32, 40)
+    for most, count in ((8 * image.shape[1], 4), (1, 32)):
+        monkeypatch.setattr("tidewheel.engine.media.processing._PIXELS", most)
+        pieces = [*resized_bicubic(pixels, image, 32, 40)]
+        assert len(pieces) == count
+        np.testing.assert_array_equal(np.concatenate(pieces), whole)
+
+
+def test_numbers_are_cut_as_levels_are() -> None:
+    pixels, image = seen_by("phi3-vision")._patches.pixels, photo(35, 34)  # type: ignore[attr-defined]
+    (ours,) = _Numbers(pixels, 4).pieces([pixels.of(image)])
+    np.testing.assert_array_equal(ours, np.concatenate([*Patches(pixels, 4).pieces([image])]))
 
 
 def test_minicpm_merges_patches_once_if_it_should() -> None:
