@@ -18,7 +18,7 @@ MAX_PATCHES = 2**16  # of an image
 MAX_RATIO = 200  # of the sides, where one side decides the size of the other
 _MAX_PIXELS = 2**27  # of an image on its way
 _PIECE = 512  # rows at a time
-_FEW_ROWS = 16
+_PIXELS = 2**14  # at a time
 
 
 def resize(image: Image, height: int, width: int, resample: int) -> Image:
@@ -265,8 +265,9 @@ def resized_bicubic(pixels: Pixels, image: Image, height: int, width: int) -> It
     By the same kernel, which sees four pixels along a side of an image that shrinks, too.
     """
     columns = _cubic_taps(np.arange(width, dtype=np.int32), image.shape[1], width)
-    for start in range(0, height, _FEW_ROWS):
-        index = np.arange(start, min(start + _FEW_ROWS, height), dtype=np.int32)
+    step = max(_PIXELS // max(image.shape[1], width), 1)
+    for start in range(0, height, step):
+        index = np.arange(start, min(start + step, height), dtype=np.int32)
         rows = np.zeros((len(index), image.shape[1], 3), np.float32)
         for row, weight in _cubic_taps(index, image.shape[0], height):
             rows += pixels.of(image[row]) * weight[:, None, None]

@@ -144,34 +144,38 @@ class Phi3Vision(Vision):
     def encode(self, media: Media, tower: TowerExecutor) -> Generator[None, None, Rows]:
         rows, columns = _tiles(media.layout)
         features = yield from self._tower.features(tower, media.tiles)
-        image = np.concatenate(
-            [np.concatenate(media.tiles[row * columns : (row + 1) * columns], axis=1) for row in range(rows)]
-        )
+        side = self._side
+        image = np.empty((rows * side, columns * side, 3), np.uint8)
+        for row in range(rows):
+            tiles = media.tiles[row * columns : (row + 1) * columns]
+            np.concatenate(tiles, axis=1, out=image[row * side : (row + 1) * side])
+            yield
         numbers = []
-        for piece in resized_bicubic(self._patches.pixels, image, self._side, self._side):
+        for piece in resized_bicubic(self._patches.pixels, image, side, side):
             numbers.append(piece)
             yield
         ready = _Numbers(self._patches.pixels, self._patches.size)
         whole = yield from self._tower.features(tower, [np.concatenate(numbers)], ready)
-        joined = np.concatenate(
-            [
-                self._with_newlines(features, rows, columns, tower),
-                tower.table("separator")[None],
-                self._with_newlines(whole, 1, 1, tower),
-            ]
-        )
+        joined = np.empty((self.num_tokens(media.layout), self._tower.width * _MERGE**2), np.float32)
+        behind = len(joined) - self._blocks * (self._blocks + 1)  # of the tiles and the separator
+        joined[behind - 1] = tower.table("separator")
+        yield from self._join(joined[: behind - 1], features, rows, columns, tower)
+        yield from self._join(joined[behind:], whole, 1, 1, tower)
         merged = yield from tower.project("merge", joined)
         return (yield from tower.project("connector", merged))
 
-    def _with_newlines(self, features: Rows, rows: int, columns: int, tower: TowerExecutor) -> Rows:
-        """The features of tiles, joined in blocks, with the same row behind each row of blocks."""
+    def _join(
+        self, out: Rows, features: Rows, rows: int, columns: int, tower: TowerExecutor
+    ) -> Generator[None, None, None]:
+        """Write the features of tiles, joined in blocks, with the same row behind each row of blocks."""
         side, grid = self._blocks, self._tower.grid
-        # Tiles lie below each other, so their blocks are those of one tall image.
-        blocks = joined_blocks(features, (rows * columns * grid, grid), _MERGE)
-        plane = blocks.reshape(rows, columns, side, side, -1).transpose(0, 2, 1, 3, 4)
-        plane = plane.reshape(rows * side, columns * side, -1)
-        newlines = np.broadcast_to(tower.table("newline"), (rows * side, 1, plane.shape[2]))
-        return np.concatenate([plane, newlines], axis=1).reshape(-1, plane.shape[2])
+        plane = out.reshape(rows, side, columns * side + 1, -1)
+        plane[:, :, -1] = tower.table("newline")
+        for tile in range(rows * columns):
+            row, column = divmod(tile, columns)
+            blocks = joined_blocks(features[tile * grid**2 : (tile + 1) * grid**2], (grid, grid), _MERGE)
+            plane[row, :, column * side : (column + 1) * side] = blocks.reshape(side, side, -1)
+            yield
 
 
 @dataclass(frozen=True)
@@ -181,7 +185,8 @@ class _Numbers(Patches):
     def pieces(self, images: Sequence[Image], together: int = 1) -> Iterator[Floats]:
         for image in images:
             rows, columns = self.grid(image)
-            blocks = image.reshape(rows, self.size, columns, self.size, 3).transpose(0, 2, 4, 1, 3)
+            used = image[: rows * self.size, : columns * self.size]
+            blocks = used.reshape(rows, self.size, columns, self.size, 3).transpose(0, 2, 4, 1, 3)
             yield np.ascontiguousarray(blocks, np.float32).reshape(rows * columns, self.inputs)
 
 

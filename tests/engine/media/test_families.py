@@ -34,9 +34,18 @@ from vision_zoo import (
 
 from tidewheel.engine.errors import InvalidRequestError, ModelError
 from tidewheel.engine.media.families import FAMILIES, vision_of
+from tidewheel.engine.media.families.phi3v import _Numbers
 from tidewheel.engine.media.media import Media
 from tidewheel.engine.media.placeholders import expand, spread
-from tidewheel.engine.media.processing import block_places, centre_crop, gelu, nearest, normalized
+from tidewheel.engine.media.processing import (
+    Patches,
+    block_places,
+    centre_crop,
+    gelu,
+    nearest,
+    normalized,
+    resized_bicubic,
+)
 from tidewheel.engine.media.prompt_media import PromptMedia
 from tidewheel.engine.media.vision import Vision
 from tidewheel.engine.models.families import FAMILIES as FAMILIES_OF_TEXT
