@@ -29,7 +29,8 @@ _UNWEIGHTED = ("bos_token", "cls_token", "eos_token", "pad_token", "sep_token", 
 _DOCUMENT_PROMPTS = ("document", "passage", "corpus", "retrieval.passage")
 # The largest effect of rounding on a vector, as a share of its largest component, also with half precision inside.
 _ROUNDING = 2e-3
-_MOST_QUERY_CHARACTERS = 2**24  # of a request, as often as a cross-encoder reads them
+_MOST_QUERY_CHARACTERS = 2**24  # of a request, as often as a template is filled with them
+_MOST_QUERY_TOKENS = 2**22  # the same of a cross-encoder, which has a copy of them for each document
 
 MAX_RESULT_BYTES = 32 * 2**20
 """Of one request. 2048 vectors of 4096 numbers, or of the tokens of one text: 8192 of 1024."""
@@ -497,13 +498,14 @@ class Classifier(Encoder):
             )
         tokenizer, limit = self.tokenizer, self.max_length
         times = len(documents) if len(queries) == 1 else 1
-        if times * sum(map(len, queries)) > _MOST_QUERY_CHARACTERS:
-            raise InvalidRequestError("the query is too long for so many documents: send fewer in a request", "query")
         if self._template is not None:
+            _check_queries(times * sum(map(len, queries)), _MOST_QUERY_CHARACTERS)
             pairs = zip([*queries] * times, documents, strict=True)
             inputs = [self.encode_pair(query, document, truncate_to=truncate_to) for query, document in pairs]
         else:
-            firsts = [tokenizer.part(query, truncate_to, limit) for query in queries] * times
+            firsts = [tokenizer.part(query, truncate_to, limit) for query in queries]
+            _check_queries(times * sum(len(part.encoding) for part in firsts if part is not None), _MOST_QUERY_TOKENS)
+            firsts *= times
             inputs = [
                 tokenizer.join([first, tokenizer.part(document, truncate_to, limit)], truncate_to=truncate_to)
                 for first, document in zip(firsts, documents, strict=True)
@@ -523,3 +525,8 @@ class Classifier(Encoder):
 
     def _results(self, task: Task, values: Sequence[Floats], inputs: Sequence[EncoderInput]) -> list[Floats]:
         return [*values]
+
+
+def _check_queries(size: int, most: int) -> None:
+    if size > most:
+        raise InvalidRequestError("the query is too long for so many documents: send fewer in a request", "query")

@@ -245,6 +245,8 @@ def test_cutting_a_pair_keeps_what_is_behind_the_document(tmp_path: Path) -> Non
     with pytest.raises(InvalidRequestError, match="behind a document"):
         encoder.encode_pair("wheel", "corn", truncate_to=len(end))
     assert encoder.encode_pair("wheel", "corn " * 2000).is_too_long
+    with pytest.raises(InvalidRequestError, match="too long for so many documents"):
+        encoder.plan_scores(["wheel " * 1400], ["corn"] * 2048)
 
 
 def test_texts_end_in_eos_where_the_tokenizer_is_told_so(tmp_path: Path) -> None:

@@ -61,11 +61,14 @@ def test_scores_are_transformers(name: str) -> None:
     np.testing.assert_allclose(scores[:1], wanted[:1], **TOLERANCE)
 
 
-def test_a_query_is_not_read_too_often() -> None:
+def test_a_query_is_not_copied_too_often(monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = load("bert-cross")
+    monkeypatch.setattr("tidewheel.engine.encoders.encoder._MOST_QUERY_TOKENS", 30)
+    query, documents = "the the the the the", ["tide"] * 7
+    assert len(encoder.plan_scores([query], documents[:6]).inputs) == 6
     with pytest.raises(InvalidRequestError, match="too long for so many documents"):
-        encoder.plan_scores(["the " * 2100], ["tide"] * 2048)
-    assert len(encoder.plan_scores(["the " * 2000], ["tide"] * 3, truncate_to=9).inputs) == 3
+        encoder.plan_scores([query], documents)
+    assert len(encoder.plan_scores([query], documents, truncate_to=4).inputs) == 7
 
 
 def test_several_labels_are_told_apart() -> None:
