@@ -33,7 +33,7 @@ from tidewheel.server.http.connections import Connection
 
 AT_A_TIME = 48
 READ_TIMEOUT_S = WRITE_TIMEOUT_S = 5
-FEW = 40
+FEW = 20
 
 # Of an engine whose KV cache holds 512 tokens, for requests of up to 150 tokens; 32 of them run at a time.
 CRAMPED = {"load_format": "dummy", "max_model_len": 512, "max_num_seqs": 32, "kv_cache_space": 512 * 512 / 2**30}

@@ -499,7 +499,7 @@ def test_threads_change_nothing(device_id: str, lengths: Sequence[int], monkeypa
         np.testing.assert_array_equal(other, found[0])
 
 
-@pytest.mark.parametrize("device_id", device_ids()[:2])
+@pytest.mark.parametrize("device_id", [device_ids()[0], pytest.param(device_ids()[1], marks=pytest.mark.sweep)])
 def test_a_tower_may_be_alone_and_run_all_layers_at_once(device_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("windows, norms of sums", "ALiBi and biases in windows", "causal in windows"):
         spec = SPECS[name]
