@@ -291,7 +291,8 @@ def over_http(folder: Path, dtype: str, threads: int) -> None:
         short = _texts([12] * 200)
         asyncio.run(closed_loop(address, 1, short))
         alone, _ = asyncio.run(closed_loop(address, 1, short))
-        lengths = np.random.default_rng(_SEED).integers(32, _MAX_TOKENS + 1, 1024).tolist()
+        most = min(_MAX_TOKENS, describe_encoder(folder).max_length)
+        lengths = np.random.default_rng(_SEED).integers(32, most + 1, 1024).tolist()
         taken, seconds = asyncio.run(closed_loop(address, _CLIENTS, _texts(lengths)))
         memory = memory_mib(process)
     print(

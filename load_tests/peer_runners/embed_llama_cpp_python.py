@@ -25,6 +25,8 @@ class LlamaCpp:
         import llama_cpp as llama
 
         self._llama = llama
+        self._quiet = llama.llama_log_callback(lambda *_: None)  # it must live as long as the library may call it
+        llama.llama_log_set(self._quiet, None)
         llama.llama_backend_init()
         self._model = llama.llama_model_load_from_file(file.encode(), llama.llama_model_default_params())
         if not self._model:
