@@ -160,7 +160,8 @@ def describe_encoder(
     model_type = settings.get("model_type", "SentenceTransformer")
     if model_type != "SentenceTransformer":
         raise ModelError(
-            f"{settings_path}: the model is a {shown(model_type)}; of these only sequence classifiers are served"
+            f"{settings_path}: the model is a {shown(model_type)}, which is not served; embedding models, sequence "
+            "classifiers, SPLADE models and ColBERT models of PyLate are"
         )
     pooling, normalize = modules.pooling, modules.normalize
     if not modules.listed:
