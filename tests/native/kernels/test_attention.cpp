@@ -209,12 +209,14 @@ constexpr Heads kSmallerValues[] = {{6, 2, 40, 24}, {8, 1, 80, 56, 24}, {4, 2, 3
 
 TEST_CASE("attention agrees with its definition, for every level, type, grouping, window, cap, slope and sink") {
   Random random;
-  int turn = 0;
+  int turn = 0, shape = 0;
   for (const Kernels* kernels : tested_kernels()) {
     for (const CacheType type : kAllCacheTypes) {
       for (const Heads heads : {Heads{6, 2, 16}, Heads{2, 2, 40}, Heads{8, 1, 80}, kSmallerValues[0], kSmallerValues[1],
                                 kSmallerValues[2]}) {
         if (!caches(type, heads)) continue;
+        // An emulated processor is given one or two for each type, another one each time.
+        if (shape++ % kStride != 0) continue;
         const CachedSequence sequence = random_sequence(*kernels, type, heads, 1099, random);
         const Attention::Contents contents(sequence);
         // K, V and queries are taken as they are cached: what is left is the rounding of the weights, to bfloat16
@@ -240,7 +242,7 @@ TEST_CASE("attention agrees with its definition, for every level, type, grouping
           CAPTURE(scoring.positions);
           Attention attention(sequence, scoring);
           for (const int first : {0, 126, 509, 1093}) {
-            if (turn++ % kStride != 0) continue;
+            if (turn++ % (kStride == 1 ? 1 : 3) != 0) continue;
             const int count = 6;
             const auto values = attention.at_once(first, count);
             for (const int t : {0, 3, 5}) {
@@ -278,7 +280,7 @@ TEST_CASE("a token's attention is the same to the bit alone, in any run of token
         CAPTURE(std::string(name_of(type)));
         CAPTURE(scoring.window);
         Attention attention(sequence, scoring);
-        for (const int first : kStride == 1 ? std::vector{0, 1020, 1544} : std::vector{0, 1020}) {
+        for (const int first : kStride == 1 ? std::vector{0, 1020, 1544} : std::vector{1020}) {
           const int count = 16;
           const auto together = attention.at_once(first, count);
           CHECK(attention.in_splits(first, count) == together);
@@ -306,6 +308,7 @@ TEST_CASE("tokens that see up to themselves get the bits of tokens without limit
       CAPTURE(std::string(name_of(type)));
       const CachedSequence sequence = random_sequence(*kernels, type, heads, 1040, random);
       for (const int window : {0, 20}) {
+        if (kStride != 1 && (window == 0) != (static_cast<int>(type) % 2 == 0)) continue;
         const Scoring causal{window}, limited{window, 0, {}, {}, two_way_in(1040, {})};
         const Scoring two_way{window, 0, {}, {}, two_way_in(1040, {{1016, 1032}})};
         Attention a(sequence, causal), b(sequence, limited), c(sequence, two_way);

@@ -190,6 +190,7 @@ TEST_CASE("neither pieces nor groups change a bit of a tower's layer") {
   const std::vector<float> rows = random.normals(longest * kHidden);
   for (const Kernels* kernels : tested_kernels()) {
     for (const DType type : {DType::kFloat32, DType::kBFloat16}) {
+      if (kStride != 1 && type != DType::kBFloat16) continue;
       CAPTURE(kernels->name);
       SmallTower small(*kernels, true, type);
       const std::vector<float> few(rows.begin(), rows.begin() + 100 * kHidden);
