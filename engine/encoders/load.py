@@ -18,8 +18,10 @@ from ..start_log import start_logger
 from ..weights.hub import local_model, resolve_encoder
 from ..weights.hub_room import Download, check_room, not_cached
 from .as_asked import as_asked
+from .classifier import Classifier
 from .description import EncoderDescription, describe_encoder, is_native
-from .encoder import Classifier, Embedder, Encoder, padding_id
+from .embedder import Embedder
+from .encoder import Encoder, padding_id
 from .engine import EncoderEngine
 from .graph import EncoderGraph
 from .loop import lower_thread_priority

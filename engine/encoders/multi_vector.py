@@ -10,7 +10,8 @@ import numpy as np
 from ..errors import InvalidRequestError, ModelError, quoted
 from ..files.wording import shown
 from .description import EncoderDescription
-from .encoder import Embedder, ScorePlan
+from .embedder import Embedder
+from .encoder import ScorePlan
 from .graph import TOKEN_VECTORS, EncoderGraph
 from .late_interaction import late_interaction_scores
 from .pooling import Floats, normalized

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from .description import EncoderDescription
-from .encoder import Embedder, ScorePlan
+from .embedder import Embedder
+from .encoder import ScorePlan
 from .graph import SPARSE
 from .pooling import Floats
 from .sparse_vectors import products

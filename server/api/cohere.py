@@ -9,7 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from tidewheel.engine.encoders.encoder import Embedder, Encoder
+from tidewheel.engine.encoders.embedder import Embedder
+from tidewheel.engine.encoders.encoder import Encoder
 from tidewheel.engine.encoders.pooling import Floats
 
 from ..chat.field_names import renamed_fields

@@ -14,9 +14,11 @@ import torch
 from optional_packages import require_packages
 from safetensors.torch import save_file
 
+from tidewheel.engine.encoders.classifier import Classifier
 from tidewheel.engine.encoders.description import describe_encoder
 from tidewheel.engine.encoders.detection import is_encoder
-from tidewheel.engine.encoders.encoder import Classifier, Embedder, Encoder
+from tidewheel.engine.encoders.embedder import Embedder
+from tidewheel.engine.encoders.encoder import Encoder
 from tidewheel.engine.encoders.families.decoder import decoder_of
 from tidewheel.engine.encoders.load import load_encoders
 from tidewheel.engine.encoders.options import Convert

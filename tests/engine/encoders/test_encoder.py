@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidewheel.engine.encoders.encoder import MAX_RESULT_BYTES, Classifier, Embedder, Encoder
+from tidewheel.engine.encoders.classifier import Classifier
+from tidewheel.engine.encoders.embedder import Embedder
+from tidewheel.engine.encoders.encoder import MAX_RESULT_BYTES, Encoder
 from tidewheel.engine.encoders.load import load_encoders
 from tidewheel.engine.encoders.tokenization import EncoderInput
 from tidewheel.engine.errors import InvalidRequestError, ModelError
@@ -63,7 +65,7 @@ def test_scores_are_transformers(name: str) -> None:
 
 def test_a_query_is_not_copied_too_often(monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = load("bert-cross")
-    monkeypatch.setattr("tidewheel.engine.encoders.encoder._MOST_QUERY_TOKENS", 30)
+    monkeypatch.setattr("tidewheel.engine.encoders.classifier._MOST_QUERY_TOKENS", 30)
     query, documents = "the the the the the", ["tide"] * 7
     assert len(encoder.plan_scores([query], documents[:6]).inputs) == 6
     with pytest.raises(InvalidRequestError, match="too long for so many documents"):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import uvicorn
 
-from tidewheel.engine.encoders.encoder import Embedder
+from tidewheel.engine.encoders.embedder import Embedder
 from tidewheel.engine.encoders.engine import EncoderEngine
 from tidewheel.engine.encoders.load import load_encoders
 from tidewheel.engine.encoders.pooling import Floats

@@ -23,7 +23,8 @@ from tokenizers import models, normalizers, pre_tokenizers, processors, trainers
 
 from engine import tiny_tokenizers
 from tidewheel.engine.encoders.detection import is_encoder
-from tidewheel.engine.encoders.encoder import Embedder, Encoder
+from tidewheel.engine.encoders.embedder import Embedder
+from tidewheel.engine.encoders.encoder import Encoder
 from tidewheel.engine.encoders.inspection import inspect_encoder
 from tidewheel.engine.encoders.load import load_encoders
 from tidewheel.engine.encoders.options import EncoderDType

@@ -15,8 +15,8 @@ from samples import sample
 
 from tidewheel.engine.encoders import model as encoder_models
 from tidewheel.engine.encoders.as_asked import as_asked
+from tidewheel.engine.encoders.classifier import Classifier
 from tidewheel.engine.encoders.description import describe_encoder
-from tidewheel.engine.encoders.encoder import Classifier
 from tidewheel.engine.encoders.load import load_encoders
 from tidewheel.engine.encoders.pooling import Floats
 from tidewheel.engine.encoders.settings import EncoderSettings

@@ -21,8 +21,10 @@ from safetensors.numpy import load_file, save_file
 from samples import sample
 from system_tools import say_skipped
 
+from tidewheel.engine.encoders.classifier import Classifier
 from tidewheel.engine.encoders.description import describe_encoder
-from tidewheel.engine.encoders.encoder import Classifier, Embedder, Encoder
+from tidewheel.engine.encoders.embedder import Embedder
+from tidewheel.engine.encoders.encoder import Encoder
 from tidewheel.engine.encoders.families import FAMILIES, encoder_model
 from tidewheel.engine.encoders.families.deberta import rows_of_distances
 from tidewheel.engine.encoders.load import load_encoders

@@ -17,7 +17,7 @@ from optional_packages import require_packages
 from safetensors.numpy import save_file
 
 from tidewheel import LLM
-from tidewheel.engine.encoders.encoder import Embedder
+from tidewheel.engine.encoders.embedder import Embedder
 from tidewheel.engine.encoders.load import load_encoders
 from tidewheel.engine.encoders.tokenization import EncoderInput
 from tidewheel.engine.errors import InvalidRequestError, ModelError

@@ -14,7 +14,7 @@ from fake_hub import fake_hub, with_hub
 from optional_packages import require_packages
 from samples import sample
 
-from tidewheel.engine.encoders.encoder import Embedder
+from tidewheel.engine.encoders.embedder import Embedder
 from tidewheel.engine.encoders.load import load_encoders
 from tidewheel.engine.encoders.settings import EncoderSettings
 from tidewheel.server.commands.cli import main
