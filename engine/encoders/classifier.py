@@ -11,12 +11,10 @@ from .classification import activated
 from .description import EncoderDescription
 from .encoder import Encoder, ScorePlan
 from .graph import LOGITS, TOKEN_LOGITS, EncoderGraph
+from .pair_reader import PairReader
 from .pooling import Floats
 from .tasks import Task
-from .tokenization import EncoderInput, EncoderTokenizer
-
-_MOST_QUERY_CHARACTERS = 2**24  # of a request, as often as a template is filled with them
-_MOST_QUERY_TOKENS = 2**22  # the same of a cross-encoder, which has a copy of them for each document
+from .tokenization import MOST_QUERY_TOKENS, EncoderInput, EncoderTokenizer, check_query_size
 
 
 class Classifier(Encoder):
@@ -30,16 +28,17 @@ class Classifier(Encoder):
     ) -> None:
         self.labels = description.labels
         self.activation = description.activation
-        self._template = description.pair_template
+        template = description.pair_template
+        self._pairs = None if template is None else PairReader(template, tokenizer)
         super().__init__(name, source, description, tokenizer, graph)
         if self.width != len(self.labels):
             raise ModelError(f"{graph.path} gives {self.width} logits, and config.json names {len(self.labels)} labels")
 
     def encode_pair(self, first: str, second: str, *, truncate_to: int | None = None) -> EncoderInput:
         """See Encoder."""
-        if self._template is None:
+        if self._pairs is None:
             return super().encode_pair(first, second, truncate_to=truncate_to)
-        return self._template.encode(self.tokenizer, first, second, truncate_to=truncate_to, at_most=self.max_length)
+        return self._pairs.encode([first], [second], truncate_to=truncate_to, at_most=self.max_length)[0]
 
     def finished(
         self,
@@ -78,18 +77,15 @@ class Classifier(Encoder):
                 "model",
             )
         tokenizer, limit = self.tokenizer, self.max_length
-        times = len(documents) if len(queries) == 1 else 1
-        if self._template is not None:
-            _check_queries(times * sum(map(len, queries)), _MOST_QUERY_CHARACTERS)
-            pairs = zip([*queries] * times, documents, strict=True)
-            inputs = [self.encode_pair(query, document, truncate_to=truncate_to) for query, document in pairs]
+        if self._pairs is not None:
+            inputs = self._pairs.encode(queries, documents, truncate_to=truncate_to, at_most=limit)
         else:
+            times = len(documents) if len(queries) == 1 else 1
             firsts = [tokenizer.part(query, truncate_to, limit) for query in queries]
-            _check_queries(times * sum(len(part.encoding) for part in firsts if part is not None), _MOST_QUERY_TOKENS)
-            firsts *= times
+            check_query_size(times * sum(len(part.encoding) for part in firsts if part is not None), MOST_QUERY_TOKENS)
             inputs = [
                 tokenizer.join([first, tokenizer.part(document, truncate_to, limit)], truncate_to=truncate_to)
-                for first, document in zip(firsts, documents, strict=True)
+                for first, document in zip(firsts * times, documents, strict=True)
             ]
         return ScorePlan(
             "classify",
@@ -106,8 +102,3 @@ class Classifier(Encoder):
 
     def _results(self, task: Task, values: Sequence[Floats], inputs: Sequence[EncoderInput]) -> list[Floats]:
         return [*values]
-
-
-def _check_queries(size: int, most: int) -> None:
-    if size > most:
-        raise InvalidRequestError("the query is too long for so many documents: send fewer in a request", "query")

@@ -12,8 +12,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from ..errors import InvalidRequestError, ModelError
-from .tokenization import EncoderInput, EncoderTokenizer
+from ..errors import ModelError
 
 _JUDGE = "Judge whether the Document meets the requirements based on the Query and the Instruct provided."
 _COMMAND = "import sys; sys.path[:] = sys.argv[1:]; from tidewheel.engine.encoders.template_process import main; main()"
@@ -28,31 +27,6 @@ class PairTemplate(Struct, frozen=True):
     before: str
     between: str
     after: str
-
-    def encode(
-        self,
-        tokenizer: EncoderTokenizer,
-        query: str,
-        document: str,
-        *,
-        truncate_to: int | None = None,
-        at_most: int | None = None,
-    ) -> EncoderInput:
-        """The input of a pair. `truncate_to` cuts the document, then the query, and never what is behind them.
-
-        Raises InvalidRequestError if it leaves no room.
-        """
-        end = tokenizer.encode(self.after, add_special_tokens=False).token_ids
-        room = None if truncate_to is None else truncate_to - len(end)
-        if room is not None and room < 1:
-            raise InvalidRequestError(
-                f"truncate_prompt_tokens must be more than the {len(end)} tokens behind a document, got {truncate_to}",
-                "truncate_prompt_tokens",
-            )
-        part = tokenizer.part(f"{self.before}{query}{self.between}{document}", room, at_most)
-        if part is None:
-            return EncoderInput((), is_too_long=True)
-        return EncoderInput([*part.encoding.ids, *end])
 
 
 def has_pair_roles(template: str) -> bool:

@@ -17,6 +17,9 @@ from ..text.added_tokens import special_tokens, text_of
 from ..text.long_texts import MARGIN, encode_at_most, encode_part
 from ..text.tokenizer_backends import encoding_of, reading_tokenizer
 
+MOST_QUERY_TOKENS = 2**22
+"""Of a request that scores documents, of which each has a copy of its query's tokens."""
+
 
 class EncoderInput(Struct, frozen=True):
     """One sequence. `type_ids` None means all 0. The first `prompt_length` tokens are not pooled.
@@ -180,6 +183,12 @@ class EncoderTokenizer:
 
     def _tokens(self, text: str) -> tokenizers.Encoding:
         return encoding_of(self._tokenizer, text, add_special_tokens=False)
+
+
+def check_query_size(size: int, most: int) -> None:
+    """Raises InvalidRequestError if queries are too large, as often as they are copied."""
+    if size > most:
+        raise InvalidRequestError("the query is too long for so many documents: send fewer in a request", "query")
 
 
 def special_texts(folder: Path) -> dict[str, str | None]:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import encoder_zoo as zoo
 import numpy as np
 import pytest
+import tokenizers
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from optional_packages import require_packages
 from safetensors.torch import save_file
 
@@ -22,10 +26,12 @@ from tidewheel.engine.encoders.encoder import Encoder
 from tidewheel.engine.encoders.families.decoder import decoder_of
 from tidewheel.engine.encoders.load import load_encoders
 from tidewheel.engine.encoders.options import Convert
-from tidewheel.engine.encoders.pair_template import PairTemplate, read_template
+from tidewheel.engine.encoders.pair_reader import PairReader
+from tidewheel.engine.encoders.pair_template import PairTemplate, qwen3_template, read_template
 from tidewheel.engine.encoders.settings import EncoderSettings
 from tidewheel.engine.encoders.tokenization import EncoderInput, EncoderTokenizer
 from tidewheel.engine.errors import InvalidRequestError, ModelError
+from tidewheel.server.options.model import DEMO_MODEL
 
 pytest.importorskip("tidewheel._native")
 require_packages("transformers")
@@ -236,7 +242,7 @@ def test_a_template_must_write_a_query_and_then_a_document() -> None:
         read_template("{{ raise_exception('only pairs') }}", {}, "Find corn")
 
 
-def test_cutting_a_pair_keeps_what_is_behind_the_document(tmp_path: Path) -> None:
+def test_cutting_a_pair_keeps_what_is_behind_the_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, _ = made(tmp_path / "qwen3-reranker-tiny", "qwen3", "AutoModelForCausalLM")
     encoder = load(folder)
     assert isinstance(encoder, Classifier)
@@ -247,8 +253,49 @@ def test_cutting_a_pair_keeps_what_is_behind_the_document(tmp_path: Path) -> Non
     with pytest.raises(InvalidRequestError, match="behind a document"):
         encoder.encode_pair("wheel", "corn", truncate_to=len(end))
     assert encoder.encode_pair("wheel", "corn " * 2000).is_too_long
+    monkeypatch.setattr("tidewheel.engine.encoders.pair_reader.MOST_QUERY_TOKENS", 2000)
+    assert len(encoder.plan_scores(["wheel"], ["corn"] * 3).inputs) == 3
     with pytest.raises(InvalidRequestError, match="too long for so many documents"):
-        encoder.plan_scores(["wheel " * 1400], ["corn"] * 2048)
+        encoder.plan_scores(["wheel " * 100], ["corn"] * 3)
+
+
+def whole(tokenizer: EncoderTokenizer, query: str, document: str) -> list[int]:
+    start, _, end = prompt(query, document, "I").rpartition("<|im_end|>\n<|im_start|>assistant")
+    parts = (start, "<|im_end|>\n<|im_start|>assistant" + end)
+    return [i for part in parts for i in tokenizer.encode(part, add_special_tokens=False).token_ids]
+
+
+NEAR_A_CUT = st.text(st.sampled_from("aB \n\r\t.:<>'7\u4e16\u0301\U0001f30a"), max_size=8)
+
+
+@settings(deadline=None, max_examples=50)
+@given(NEAR_A_CUT, st.lists(NEAR_A_CUT, min_size=1, max_size=3))
+def test_a_query_that_is_read_once_has_the_tokens_of_the_whole_text(query: str, documents: list[str]) -> None:
+    tokenizer = demo_tokenizer()
+    inputs = PairReader(qwen3_template("I"), tokenizer).encode([query], documents)
+    assert [item.token_ids for item in inputs] == [whole(tokenizer, query, document) for document in documents]
+
+
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_a_query_is_read_once_where_no_token_reaches_over(is_cut: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer, documents = demo_tokenizer(), ["corn", "tide", "wheel"]
+    if not is_cut:  # one that puts a space before each text
+        inner = tokenizers.Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
+        inner.normalizer = tokenizers.normalizers.Prepend(" ")
+        tokenizer = EncoderTokenizer(inner)
+    reader, read = PairReader(qwen3_template("I"), tokenizer), list[str]()
+    part = tokenizer.part
+    monkeypatch.setattr(tokenizer, "part", lambda text, *rest: read.append(text) or part(text, *rest))
+    inputs = reader.encode(["what turns it"], documents)
+    assert sum("what turns it" in text for text in read) == (1 if is_cut else 3)
+    assert [item.token_ids for item in inputs] == [
+        whole(tokenizer, "what turns it", document) for document in documents
+    ]
+
+
+@cache
+def demo_tokenizer() -> EncoderTokenizer:
+    return EncoderTokenizer.load(DEMO_MODEL)
 
 
 def test_texts_end_in_eos_where_the_tokenizer_is_told_so(tmp_path: Path) -> None:

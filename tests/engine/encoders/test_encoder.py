@@ -65,7 +65,7 @@ def test_scores_are_transformers(name: str) -> None:
 
 def test_a_query_is_not_copied_too_often(monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = load("bert-cross")
-    monkeypatch.setattr("tidewheel.engine.encoders.classifier._MOST_QUERY_TOKENS", 30)
+    monkeypatch.setattr("tidewheel.engine.encoders.classifier.MOST_QUERY_TOKENS", 30)
     query, documents = "the the the the the", ["tide"] * 7
     assert len(encoder.plan_scores([query], documents[:6]).inputs) == 6
     with pytest.raises(InvalidRequestError, match="too long for so many documents"):
