@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ..errors import ModelError
 from ..files.folder import read_json_if_there
 from ..files.reading import is_there
 from ..weights.gguf.choosing import find_gguf, is_gguf
-from ..weights.hub import download, local_model, repository_files, split_name
+from ..weights.hub import download, gguf_metadata, local_model, repository_files, split_name
 from .families import FAMILIES
 
 GRAPHS = ("onnx/model.onnx", "model.onnx")
@@ -24,22 +24,23 @@ _SMALL_FILES = ["config.json", "modules.json"]
 def is_pooling_model(model: str, revision: str | None = None, download_dir: str | Path | None = None) -> bool:
     """Whether a folder, a GGUF file or a hub id is for embeddings, classes or scores, and generates no text.
 
-    Of a hub id, two small files and the names of the others are looked at, whatever is in the cache; a GGUF file of the
-    hub counts as one that generates. Raises ModelError for a model that is not there.
+    Of a hub id, two small files and the names of the others are looked at, and of a GGUF file its beginning. Raises
+    ModelError for a model that is not there.
     """
     local = local_model(model, ".gguf")
     if local is not None:
         return is_encoder(local)
     repository, wanted = split_name(model)
-    if wanted is not None:
-        return False
-    folder = download(repository, revision, download_dir, _SMALL_FILES, [])
+    folder = None if wanted else download(repository, revision, download_dir, _SMALL_FILES, [])
 
     def has_graph() -> bool:
         return not {*GRAPHS}.isdisjoint(repository_files(repository, revision, download_dir))
 
     try:
-        return _has_small_file(folder) and _is_encoder_folder(folder, has_graph)
+        if folder is not None and _has_small_file(folder):
+            return _is_encoder_folder(folder, has_graph)
+        found = gguf_metadata(model, revision, download_dir)
+        return found is not None and _pools(found)
     except (ModelError, OSError):
         return False
 
@@ -85,7 +86,10 @@ def _is_encoder_folder(path: Path, has_graph: Callable[[], bool]) -> bool:
 def _is_encoder_gguf(path: Path) -> bool:
     from ..weights.gguf.reader import first_metadata  # which other models need not wait for
 
-    metadata = first_metadata(path)
+    return _pools(first_metadata(path))
+
+
+def _pools(metadata: Mapping[str, object]) -> bool:
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str):
         return False

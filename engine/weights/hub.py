@@ -8,7 +8,7 @@ import logging
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -16,11 +16,13 @@ from ..errors import ModelError
 from ..files.reading import is_there
 from ..files.wording import one_line, shown
 from .gguf.choosing import choose_gguf, choose_gguf_in, choose_mmproj, is_gguf
-from .hub_client import longest_wait_s, prepare_client
+from .hub_client import longest_wait_s, prepare_client, read_beginning
 from .pickles import PYTORCH_FILES, PYTORCH_INDEX, may_be_plain, pickles_in, refused_repository
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
+
+    from .gguf.reader import Metadata
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +37,7 @@ _UNWANTED = ["*/*", "consolidated*.safetensors"]
 _ENCODER_WANTED = ["*.json", "onnx/model.onnx*", "model.onnx*"]
 _ENCODER_UNWANTED = ["openvino/*"]
 _MODULES = "modules.json"
+_BEGINNING_BYTES = 2**18  # of a GGUF file: its own keys lie before those of the tokenizer, and take a few thousand
 OF_BGE_M3 = ["sparse_linear.pt", "colbert_linear.pt"]  # its other weights are PyTorch's files too
 _NATIVE_ENCODER_WANTED = ["*.json", "*.jinja", "*.safetensors", "artifact.metadata", *OF_BGE_M3]
 _NATIVE_ENCODER_UNWANTED = [*_ENCODER_UNWANTED, "onnx/*", "consolidated*.safetensors"]
@@ -286,6 +289,30 @@ def cached_folder(repository: str, revision: str | None, download_dir: str | Pat
 def files_in(folder: Path) -> list[str]:
     """The names of the files in a folder of the cache, as the repository has them."""
     return [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+
+
+def gguf_metadata(model: str, revision: str | None = None, download_dir: str | Path | None = None) -> Metadata | None:
+    """What the metadata of the GGUF file of a hub id begins with: see `first_metadata`. None: it has other files.
+
+    Of a file that is not in the cache, only the beginning is read. Raises ModelError.
+    """
+    from huggingface_hub import hf_hub_url
+
+    from .gguf.reader import first_metadata, first_metadata_in
+
+    repository, wanted = split_name(model)
+    with suppress(ModelError):
+        folder = cached_folder(repository, revision, download_dir)
+        names = files_in(folder)
+        if wanted is not None or _is_gguf_alone(names):
+            return first_metadata(folder / choose_gguf(repository, names, wanted)[0])
+    names = repository_files(repository, revision, download_dir)
+    if wanted is None and not _is_gguf_alone(names):
+        return None
+    name = choose_gguf(repository, names, wanted)[0]
+    with hub_errors(repository, revision):
+        content = read_beginning(hf_hub_url(repository, name, revision=revision), _BEGINNING_BYTES)
+    return first_metadata_in(content, Path(name))
 
 
 def _gguf(

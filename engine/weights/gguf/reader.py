@@ -200,7 +200,12 @@ def first_metadata(path: Path) -> Metadata:
 
     Keys behind that are left out. Raises ModelError as `read_gguf`, for what is read alone.
     """
-    cursor = _Cursor(path, _mapped(path)[0], _MAX_METADATA_BYTES)
+    return first_metadata_in(_mapped(path)[0], path)
+
+
+def first_metadata_in(content: bytes | mmap.mmap, path: Path) -> Metadata:
+    """The same of what a file begins with."""
+    cursor = _Cursor(path, content, _MAX_METADATA_BYTES)
     _, num_keys = _header(cursor, MAX_TENSORS)
     return _metadata(cursor, num_keys, before="tokenizer.")
 

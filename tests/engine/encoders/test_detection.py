@@ -12,6 +12,7 @@ from fake_hub import COMMITS, fake_hub, with_hub
 
 from tidewheel.engine.encoders.detection import is_pooling_model
 from tidewheel.engine.errors import ModelError
+from tidewheel.engine.weights.hub import resolve
 
 
 @pytest.mark.parametrize(
@@ -71,24 +72,44 @@ def test_a_folder_that_is_not_there() -> None:
         is_pooling_model("/no/such/folder")
 
 
+def gguf_bytes(path: Path, architecture: str, pooling: int | None = None) -> bytes:
+    """A GGUF file, with as many bytes behind its own keys as those of a large tokenizer."""
+    writer = gguf.GGUFWriter(path, architecture)
+    if pooling is not None:
+        writer.add_uint32(f"{architecture}.pooling_type", pooling)
+    writer.add_token_list(["tide"] * 2**17)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return path.read_bytes()
+
+
 def test_a_hub_id_whatever_the_cache_holds_of_it(tmp_path: Path) -> None:
-    config = b'{"architectures": ["ImaginaryModel"]}'
-    repositories = {
-        "own/graph": {"config.json": config, "onnx/model.onnx": b""},
-        "own/plain": {"config.json": config},
-        "own/gguf": {"a-Q8_0.gguf": b""},
-    }
+    config, encoder = b'{"architectures": ["ImaginaryModel"]}', gguf_bytes(tmp_path / "made", "bert")
+    repositories = {"own/graph": {"config.json": config, "onnx/model.onnx": b""}, "own/plain": {"config.json": config}}
     with fake_hub(repositories) as hub, with_hub(hub.endpoint, tmp_path):
         for _ in range(2):
             assert is_pooling_model("own/graph")
             assert not is_pooling_model("own/graph:Q8_0")
             assert not is_pooling_model("own/plain")
-            assert not is_pooling_model("own/gguf")
-            for name in ("plain", "gguf"):  # of another use of it
-                snapshot = tmp_path / f"hub/models--own--{name}/snapshots/{COMMITS['main']}"
-                snapshot.mkdir(parents=True, exist_ok=True)
-                writer = gguf.GGUFWriter(snapshot / "model.onnx", "bert")
-                writer.write_header_to_file()
-                writer.write_kv_data_to_file()
-                writer.close()
-                (snapshot / "b.gguf").write_bytes((snapshot / "model.onnx").read_bytes())
+            snapshot = tmp_path / f"hub/models--own--plain/snapshots/{COMMITS['main']}"
+            snapshot.mkdir(parents=True, exist_ok=True)
+            for name in ("model.onnx", "b.gguf"):  # of another use of it
+                (snapshot / name).write_bytes(encoder)
+
+
+def test_a_gguf_file_of_the_hub_by_its_beginning(tmp_path: Path) -> None:
+    files = {
+        "embed-Q8_0.gguf": gguf_bytes(tmp_path / "embed", "qwen3", 3),
+        "chat-Q4_K_M.gguf": gguf_bytes(tmp_path / "chat", "qwen3"),
+        "empty-Q2_K.gguf": b"",
+    }
+    repositories = {"own/both": files, "own/bert": {"x-F16.gguf": gguf_bytes(tmp_path / "bert", "bert")}}
+    with fake_hub(repositories) as hub, with_hub(hub.endpoint, tmp_path):
+        assert is_pooling_model("own/both:Q8_0")
+        assert is_pooling_model("own/bert")
+        assert not any(is_pooling_model(f"own/both{which}") for which in ("", ":Q4_K_M", ":Q2_K", ":Q6_K"))
+        assert hub.sent["embed-Q8_0.gguf"] == 2**18 < len(files["embed-Q8_0.gguf"])
+        resolve("own/both:Q8_0")
+    with with_hub("http://127.0.0.1:9", tmp_path, offline=True):  # from the cache
+        assert is_pooling_model("own/both:Q8_0")
