@@ -1,12 +1,10 @@
-"""The application: an engine and its options as an ASGI app, without globals, so that a process may hold several."""
+"""What a chat model answers: an engine and its options as routes. No globals: a process may hold several."""
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from starlette.applications import Starlette
 
@@ -35,7 +33,6 @@ from .api.render import RenderEndpoints
 from .api.responses import ResponsesEndpoints
 from .api.stored_responses import StoredResponsesEndpoints
 from .api.tokenize import TokenizeEndpoints
-from .app_frame import app_of
 from .app_options import AppOptions
 from .app_resources import AppResources, find_resources
 from .chat.image_placeholders import ImagePlaceholders
@@ -47,12 +44,13 @@ from .chat.request_templates import RequestTemplates
 from .completions.path import CompletionPath
 from .default_sampling import sampling_defaults_of
 from .encoders import ServedEncoders
-from .garbage import collect_seldom
 from .generation.admission import Admission
 from .generation.generations import Generations
 from .generation.logprobs import LogprobsFormatter
 from .generation.prompt_encoding import PromptEncoder
 from .http.json_limits import values_limit
+from .model_app import ModelApp, app_of_model
+from .model_engines import ModelEngines
 from .protocol.decode import ParameterNotes
 from .protocol.rules import RequestRules
 from .responses.store import Responses, ResponseStore
@@ -63,11 +61,6 @@ from .telemetry.encoder_metrics import EncoderMetrics
 from .telemetry.metrics import ServerMetrics
 from .telemetry.reports import RequestReports
 from .telemetry.text_log import TextLog
-from .telemetry.throughput import log_throughput
-
-if TYPE_CHECKING:
-    from .api.batches import Batches
-    from .stores.base import SharedStore
 
 
 def build_app(
@@ -80,17 +73,49 @@ def build_app(
     media: MediaOptions | None = None,
     shown_options: Mapping[str, Any] | None = None,
 ) -> Starlette:
-    """The ASGI application. Its lifespan starts and stops the engines.
+    """The application of a server with this model alone. Its lifespan starts and stops the engines.
 
-    `media` says which images requests may have, where the model sees any.
-
-    `resources` are what the options name, and `read_template` is their `template_of`, if these were read before.
-    `shown_options` are for `/server_info`. Raises ModelError for an unusable template, or if two models have the same
-    name, and TidewheelError for what cannot be found.
+    The rest is as for `chat_model_app`, and `resources` are what the options name, if they were read before.
     """
     resources = resources or find_resources(options)
+    engines = chat_engines(engine, encoder_engine or EncoderEngine(), options)
+    responses = responses_of(options, resources)
+    model = chat_model_app(
+        engine,
+        options,
+        engines.encoders,
+        responses,
+        resources=resources,
+        read_template=read_template,
+        media=media,
+        shown_options=shown_options,
+    )
+    return app_of_model(model, engines, options, resources, responses)
+
+
+def chat_engines(engine: Engine, encoder_engine: EncoderEngine, options: AppOptions) -> ModelEngines:
+    """The engines of a chat model, with what is logged of them."""
+    return ModelEngines(engine, encoder_engine, options.log_stats_interval if options.log_stats else None)
+
+
+def chat_model_app(
+    engine: Engine,
+    options: AppOptions,
+    encoder_engine: EncoderEngine,
+    responses: Responses,
+    *,
+    resources: AppResources,
+    read_template: ModelTemplate | None = None,
+    media: MediaOptions | None = None,
+    shown_options: Mapping[str, Any] | None = None,
+) -> ModelApp:
+    """What a chat model answers, and the encoders beside it.
+
+    `media` says which images requests may have, where the model sees any. `read_template` is the `template_of` the
+    model, if it was read before. `responses` are where responses are kept, and `shown_options` are for `/server_info`.
+    Raises ModelError for an unusable template, or if two models have the same name.
+    """
     media = media or MediaOptions()
-    encoder_engine = encoder_engine or EncoderEngine()
     tokenizer = engine.tokenizer
     loras = engine.loras
     shared_adapters: SharedAdapters | None = None
@@ -163,7 +188,6 @@ def build_app(
         tokens_as_ids=options.return_tokens_as_token_ids,
         include_usage=options.enable_force_include_usage,
     )
-    store = _responses(options.max_stored_responses, resources.shared_store)
     notes = ParameterNotes(options.unknown_parameters)
     images = request_images(engine, media, notes)
     state = AppState(
@@ -182,53 +206,17 @@ def build_app(
         fingerprint=fingerprint,
         notes=notes,
     )
-    batches: Batches | None = None
-    if options.batch_dir is not None:
-        from .api.batches import Batches  # which few servers need
 
-        batches = Batches(
-            options.batch_dir,
-            engine.limits.max_num_seqs,
-            values_limit(engine.max_model_len),
-            notes,
-            resources.keys.tenant_of,
-        )
-
-    @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        encoder_engine.run_beside(engine)
-        engine.start()
-        encoder_engine.start()
-        if batches is not None:
-            batches.start(app)
-        throughput = (
-            asyncio.create_task(log_throughput(engine, options.log_stats_interval)) if options.log_stats else None
-        )
-        collections = asyncio.create_task(collect_seldom())
-        try:
-            yield
-        finally:
-            collections.cancel()
-            if throughput is not None:
-                throughput.cancel()
-            if batches is not None:
-                await batches.stop()
-            await encoder_engine.stop()
-            await engine.stop()
-            await store.close()
-            encoder.close()
-            images.close()
-            if request_templates is not None:
-                request_templates.close()
-            if resources.shared_store is not None:
-                await resources.shared_store.close()
-            if tracer is not None:
-                await asyncio.to_thread(tracer.close)
+    def close() -> None:
+        encoder.close()
+        images.close()
+        if request_templates is not None:
+            request_templates.close()
 
     routes = [
         *ChatEndpoint(state, role=options.response_role).routes(),
-        *ResponsesEndpoints(state, store).routes(),
-        *StoredResponsesEndpoints(store).routes(),
+        *ResponsesEndpoints(state, responses).routes(),
+        *StoredResponsesEndpoints(responses).routes(),
         *MessagesEndpoints(state).routes(),
         *CompletionsEndpoint(state).routes(),
         *OllamaEndpoints(state).routes(),
@@ -241,28 +229,33 @@ def build_app(
         *InfillEndpoint(state).routes(),
         *TokenizeEndpoints(state, shows_tokenizer=options.enable_tokenizer_info_endpoint).routes(),
         *encoder_routes(state),
-        *(() if batches is None else batches.routes),
-        *health_routes(engine, encoder_engine),
-        *metrics_routes(metrics, encoder_metrics, named=[adapter_metrics]),
-        *operations_routes(engine, models.root, formats, shown_options or {}),
     ]
-    return app_of(
-        routes,
-        options,
-        resources,
-        lifespan,
+    return ModelApp(
+        models=models,
+        routes=routes,
+        status_routes=[
+            *health_routes(engine, encoder_engine),
+            *metrics_routes(metrics, encoder_metrics, named=[adapter_metrics]),
+            *operations_routes(engine, models.root, formats, shown_options or {}),
+        ],
+        collectors=[metrics, encoder_metrics],
+        named_collectors=[adapter_metrics],
+        notes=notes,
         max_values=values_limit(engine.max_model_len),
         has_images=engine.media is not None,
+        batch_rows=engine.limits.max_num_seqs,
+        close=close,
     )
 
 
-def _responses(most: int, shared: SharedStore | None) -> Responses:
+def responses_of(options: AppOptions, resources: AppResources) -> Responses:
     """Where responses are kept."""
-    if shared is None or not most:
+    most = options.max_stored_responses
+    if resources.shared_store is None or not most:
         return ResponseStore(most)
     from .responses.shared import SharedResponses
 
-    return SharedResponses(shared, most)
+    return SharedResponses(resources.shared_store, most)
 
 
 def template_of(tokenizer: Tokenizer, options: AppOptions, resources: AppResources) -> ModelTemplate:

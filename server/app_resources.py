@@ -42,6 +42,15 @@ class AppResources:
     tracer: Tracer | None = None
     shared_store: SharedStore | None = None
 
+    async def close(self) -> None:
+        """Close the store and the tracer."""
+        if self.shared_store is not None:
+            await self.shared_store.close()
+        if self.tracer is not None:
+            import asyncio  # a start uses this module before it loads a model
+
+            await asyncio.to_thread(self.tracer.close)
+
 
 def find_resources(options: AppOptions) -> AppResources:
     """Read and import what the options name. Raises TidewheelError, saying which option cannot be used."""

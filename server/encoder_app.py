@@ -1,12 +1,10 @@
-"""The application of a server that has encoders and no chat model."""
+"""What encoders without a chat model answer."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from starlette.applications import Starlette
 
@@ -20,20 +18,17 @@ from .api.models import models_routes
 from .api.no_chat import no_chat_routes
 from .api.ollama_models import OllamaModelEndpoints
 from .api.operations import encoder_operations_routes
-from .app_frame import app_of
 from .app_options import AppOptions
 from .app_resources import AppResources, find_resources
 from .encoders import ServedEncoders
-from .garbage import collect_seldom
 from .http.json_limits import MIN_VALUES
+from .model_app import ModelApp, app_of_model
 from .model_cards import ModelCards
+from .model_engines import ModelEngines
 from .protocol.decode import ParameterNotes
 from .telemetry.encoder_metrics import EncoderMetrics
 from .telemetry.text_log import TextLog
 from .text_threads import TextThreads
-
-if TYPE_CHECKING:
-    from .api.batches import Batches
 
 logger = logging.getLogger(__name__)
 
@@ -56,12 +51,22 @@ def build_encoder_app(
     resources: AppResources | None = None,
     shown_options: Mapping[str, Any] | None = None,
 ) -> Starlette:
-    """The ASGI application. Its lifespan starts and stops the engine.
+    """The application of a server with these encoders alone. Its lifespan starts and stops the engine.
 
-    The first encoder has all names of --served-model-name, if there are any. `resources` and `shown_options` are as in
-    `build_app`. Raises TidewheelError for what cannot be found.
+    The rest is as for `encoder_model_app`. Raises TidewheelError for what cannot be found.
     """
     resources = resources or find_resources(options)
+    model = encoder_model_app(engine, options, shown_options=shown_options)
+    return app_of_model(model, ModelEngines(None, engine), options, resources)
+
+
+def encoder_model_app(
+    engine: EncoderEngine, options: AppOptions, *, shown_options: Mapping[str, Any] | None = None
+) -> ModelApp:
+    """What encoders answer. `shown_options` are for `/server_info`.
+
+    The first encoder has all names of --served-model-name, if there are any.
+    """
     for flag in options.given_flags(_OF_CHATS):
         logger.info("%s has no effect: it is for models that generate", flag)
     first = next(iter(engine.encoders))
@@ -85,39 +90,18 @@ def build_encoder_app(
         encoder=threads,
         notes=notes,
     )
-    batches: Batches | None = None
-    if options.batch_dir is not None:
-        from .api.batches import Batches  # which few servers need
-
-        batches = Batches(options.batch_dir, CONCURRENT_ROWS, MIN_VALUES, notes, resources.keys.tenant_of)
-
-    @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        engine.start()
-        if batches is not None:
-            batches.start(app)
-        collections = asyncio.create_task(collect_seldom())
-        try:
-            yield
-        finally:
-            collections.cancel()
-            if batches is not None:
-                await batches.stop()
-            await engine.stop()
-            threads.close()
-            if resources.shared_store is not None:
-                await resources.shared_store.close()
-            if resources.tracer is not None:
-                await asyncio.to_thread(resources.tracer.close)
-
-    routes = [
-        *encoder_routes(state),
-        *OllamaModelEndpoints(state).routes(),
-        *models_routes(models),
-        *(() if batches is None else batches.routes),
-        *health_routes(engine),
-        *metrics_routes(metrics, named=[]),
-        *encoder_operations_routes(engine, models.root, shown_options or {}),
-        *no_chat_routes(engine.encoders[first]),
-    ]
-    return app_of(routes, options, resources, lifespan, max_values=MIN_VALUES)
+    return ModelApp(
+        models=models,
+        routes=[*encoder_routes(state), *OllamaModelEndpoints(state).routes(), *models_routes(models)],
+        status_routes=[
+            *health_routes(engine),
+            *metrics_routes(metrics, named=[]),
+            *encoder_operations_routes(engine, models.root, shown_options or {}),
+            *no_chat_routes(engine.encoders[first]),
+        ],
+        collectors=[metrics],
+        notes=notes,
+        max_values=MIN_VALUES,
+        batch_rows=CONCURRENT_ROWS,
+        close=threads.close,
+    )

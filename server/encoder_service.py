@@ -11,6 +11,7 @@ from .app_resources import AppResources
 from .encoder_app import build_encoder_app
 from .http.event_loop import choose_loop
 from .http.server import Server
+from .model_engines import ModelEngines
 from .options.serve import ServeOptions
 from .server_of import server_of
 
@@ -25,4 +26,4 @@ def build_encoder_server(
     loop = choose_loop()
     encoders = load()
     app = build_encoder_app(encoders, options.app, resources=resources, shown_options=options.shown)
-    return server_of(app, None, encoders, loop, options, resources, tls), encoders
+    return server_of(app, ModelEngines(None, encoders), loop, options, resources, tls), encoders

@@ -4,33 +4,28 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import uvicorn
 from starlette.applications import Starlette
 
 from .app_resources import AppResources
 from .http.connections import connection_class
-from .http.server import Server
+from .http.server import Engines, Server
 from .options.serve import ServeOptions
-
-if TYPE_CHECKING:
-    from tidewheel.engine.core.engine import Engine
-    from tidewheel.engine.encoders.engine import EncoderEngine
 
 _BACKLOG = 2048
 
 
 def server_of(
     app: Starlette,
-    engine: Engine | None,
-    encoder_engine: EncoderEngine,
+    engines: Engines,
     loop: Literal["uvloop", "asyncio"],
     options: ServeOptions,
     resources: AppResources,
     tls: Callable[[], ssl.SSLContext] | None,
 ) -> Server:
-    """The server of an application that these engines answer for. Without a chat model `engine` is None."""
+    """The server of an application that these engines answer for."""
     config = uvicorn.Config(
         app,
         loop=loop,
@@ -45,4 +40,4 @@ def server_of(
         server_header=False,
     )
     config.load()
-    return Server(config, engine, encoder_engine, options.http.shutdown_timeout, tls)
+    return Server(config, engines, options.http.shutdown_timeout, tls)

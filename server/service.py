@@ -15,6 +15,7 @@ from .app import build_app, template_of
 from .app_resources import AppResources
 from .http.event_loop import choose_loop
 from .http.server import Server
+from .model_engines import ModelEngines
 from .options.serve import ServeOptions
 from .server_of import server_of
 
@@ -47,9 +48,12 @@ def build_server(
     options: ServeOptions,
     resources: AppResources,
     tls: Callable[[], ssl.SSLContext] | None,
-) -> Server:
-    """The server of a model, when it is loaded. Raises TidewheelError if it cannot be served as the options say."""
+) -> tuple[Server, Engine]:
+    """The server of a model, when it is loaded, and its engine.
+
+    Raises TidewheelError if it cannot be served as the options say.
+    """
     encoder_engine = encoder_engine or EncoderEngine()
     loop = choose_loop()
     engine, app = build_engine_and_app(load, encoder_engine, options, resources)
-    return server_of(app, engine, encoder_engine, loop, options, resources, tls)
+    return server_of(app, ModelEngines(engine, encoder_engine), loop, options, resources, tls), engine

@@ -30,6 +30,7 @@ from ..telemetry.logs import configure_logging, on_terminal
 if TYPE_CHECKING:
     import ssl
 
+    from tidewheel.engine.core.engine import Engine
     from tidewheel.engine.encoders.engine import EncoderEngine
     from tidewheel.engine.pipeline.stages import StageHost
 
@@ -82,9 +83,9 @@ def _serve(options: ServeOptions, host: StageHost | None, *, shows_banner: bool)
     tls = _tls(options.http)
     # Before the model is loaded, so that a taken port is known at once. No request is accepted until there is a model.
     with open_listener(options.http.host, options.http.port, options.http.uds) as listener:
-        server, encoders = _load_server(options, host, resources, tls)
+        server, engine, encoders = _load_server(options, host, resources, tls)
         release_free_memory()  # what loading took
-        engine, others = server.engine, list(encoders.encoders.values()) if encoders else []
+        others = list(encoders.encoders.values()) if encoders else []
         # The model that the command is for.
         info, length = (others[0].info, others[0].max_length) if engine is None else (engine.info, engine.max_model_len)
         own = options.app.served_model_names or [short_name(options.engine.model)]
@@ -104,12 +105,16 @@ def _load_server(
     host: StageHost | None,
     resources: AppResources,
     tls: Callable[[], ssl.SSLContext] | None,
-) -> tuple[Server, EncoderEngine | None]:
-    """The server, and the embedding models in it. What loading took, such as a mapped file, is freed with its frame."""
+) -> tuple[Server, Engine | None, EncoderEngine | None]:
+    """The server, and the chat model and the embedding models in it.
+
+    What loading took, such as a mapped file, is freed with its frame.
+    """
     if local_model(options.engine.model, ".gguf") is None:  # before the hub is asked what the model is for
         check_at_once(options.engine, host)
     if pools(options.engine, options.encoders):
-        return _load_encoder_server(options, resources, tls)
+        server, alone = _load_encoder_server(options, resources, tls)
+        return server, None, alone
     check_at_once(options.engine, host)
     with without_collections():
         # Before the chat model, which takes its KV cache's share of the memory that is left.
@@ -117,7 +122,7 @@ def _load_server(
         with EngineLoad(options.engine) if host is None else EngineLoad(options.engine, host) as load:
             from ..service import build_server
 
-            return build_server(load, encoders, options, resources, tls), encoders
+            return *build_server(load, encoders, options, resources, tls), encoders
 
 
 def _load_encoder_server(

@@ -9,10 +9,10 @@ import os
 import signal
 import socket
 import ssl
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, cast
+from typing import Protocol, cast
 
 import uvicorn
 
@@ -20,15 +20,33 @@ from tidewheel.engine.errors import TidewheelError
 
 from .acceptor import Acceptor
 
-if TYPE_CHECKING:
-    from tidewheel.engine.core.engine import Engine
-    from tidewheel.engine.encoders.engine import EncoderEngine
-
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last one from a terminal that is closed
 _ERROR_FRAMES_S = 5.0  # after the time-out, to send error events to clients of aborted answers
 _ABORT_S = 1.0  # for handlers to notice that their connections were aborted
 _WARM_UP_TICK = 5  # ticks of uvicorn, 0.1 s each: clients that waited for the start are answered first
 _INTERRUPTED = 130  # the exit code of a program that Ctrl-C has ended
+
+
+class Engines(Protocol):
+    """What computes the answers, as a server needs to know it."""
+
+    @property
+    def failure(self) -> BaseException | None:
+        """An error after which the server cannot go on."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether an engine's thread runs."""
+
+    @property
+    def has_stalled(self) -> bool:
+        """Whether a step took longer than --step-timeout."""
+
+    def warm_up(self) -> None:
+        """Prepare for what requests may ask for, unless some are there."""
+
+    async def drain(self, timeout_s: float, /) -> None:
+        """Refuse new requests and wait for those that run; after `timeout_s` abort the rest."""
 
 
 class Server(uvicorn.Server):
@@ -41,18 +59,14 @@ class Server(uvicorn.Server):
     def __init__(
         self,
         config: uvicorn.Config,
-        engine: Engine | None,
-        encoder_engine: EncoderEngine,
+        engines: Engines,
         shutdown_timeout_s: float,
         tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
-        """`engine` is the chat model's, if there is one. `tls` gives the context of each new connection."""
+        """`tls` gives the context of each new connection."""
         super().__init__(config)
         self._tls = tls
-        self.engine = engine
-        self._engines: Sequence[Engine | EncoderEngine] = (
-            [encoder_engine] if engine is None else [engine, encoder_engine]
-        )
+        self._engines = engines
         self._shutdown_timeout_s = shutdown_timeout_s
         self._acceptors: list[Acceptor] = []
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -62,11 +76,11 @@ class Server(uvicorn.Server):
     @property
     def failure(self) -> BaseException | None:
         """The error that has ended an engine, if one has."""
-        return next((engine.failure for engine in self._engines if engine.failure is not None), None)
+        return self._engines.failure
 
     async def on_tick(self, counter: int) -> bool:
-        if counter >= _WARM_UP_TICK and self.engine is not None:
-            self.engine.warm_up()
+        if counter >= _WARM_UP_TICK:
+            self._engines.warm_up()
         return await super().on_tick(counter) or self.failure is not None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -93,10 +107,10 @@ class Server(uvicorn.Server):
 
     async def _end_answers(self, timeout_s: float) -> None:
         """Drain the engines. Soon after, drop clients that have not read the end of their answer."""
-        drains = [asyncio.create_task(engine.drain(self._shutdown_timeout_s)) for engine in self._engines]
+        drains = [asyncio.create_task(self._engines.drain(self._shutdown_timeout_s))]
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._hurry.wait(), timeout_s)
-            drains += [asyncio.create_task(engine.drain(0)) for engine in self._engines]
+            drains.append(asyncio.create_task(self._engines.drain(0)))
         await asyncio.sleep(_ERROR_FRAMES_S)
         for drain in drains:
             drain.cancel()
@@ -121,8 +135,8 @@ class Server(uvicorn.Server):
         If an engine thread is still running, in a step or after a second Ctrl-C, the process exits here. Otherwise the
         interpreter would shut down under the thread.
         """
-        if any(engine.is_alive for engine in self._engines):
-            has_stalled = self.engine is not None and self.engine.stats().stalled_steps_total > 0
+        if self._engines.is_alive:
+            has_stalled = self._engines.has_stalled
             logging.shutdown()
             os._exit(_INTERRUPTED if self.force_exit else int(has_stalled))
         if self.failure is not None:

@@ -22,6 +22,7 @@ from tidewheel.engine.encoders.tasks import Task
 from tidewheel.engine.encoders.tokenization import EncoderInput
 from tidewheel.engine.errors import EngineDeadError, TidewheelError
 from tidewheel.server.http.server import Server
+from tidewheel.server.model_engines import ModelEngines
 
 BROKEN, NOT_FINITE, FATAL = 11, 12, 13
 
@@ -166,7 +167,7 @@ def test_a_server_does_not_end_under_the_thread(forced: bool, monkeypatch: pytes
 
     async def test() -> None:
         async with running() as (engine, _):
-            server = Server(uvicorn.Config("none", log_config=None), None, engine, 0)
+            server = Server(uvicorn.Config("none", log_config=None), ModelEngines(None, engine), 0)
             server.force_exit = forced
             with pytest.raises(SystemExit) as left:
                 server.end()
