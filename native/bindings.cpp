@@ -562,6 +562,12 @@ NB_MODULE(_native, m) {
 
   nb::class_<Adapter>(m, "Adapter").def_prop_ro("num_bytes", &Adapter::bytes);
 
+  nb::class_<ThreadPool>(m, "ThreadPool")
+      .def(nb::init<const std::vector<std::vector<int>>&>(), "groups"_a)
+      .def_prop_ro("cpus", &ThreadPool::cpus)
+      .def("yield_core", &ThreadPool::yield_core)
+      .def("reclaim_core", &ThreadPool::reclaim_core);
+
   nb::class_<Executor> executor(m, "Executor");
   bind_packed_weights(executor);
   executor
@@ -605,8 +611,8 @@ NB_MODULE(_native, m) {
            "rope_factor"_a = 1.0f)
       .def("set_adapter", &Executor::set_adapter, "number"_a, "adapter"_a.none(), nb::call_guard<nb::gil_scoped_release>())
       .def("pin_caller", &Executor::pin_caller)
-      .def("yield_core", &Executor::yield_core)
-      .def("reclaim_core", &Executor::reclaim_core)
+      .def_prop_ro("threads", &Executor::pool)
+      .def("use_threads", &Executor::use_threads, "threads"_a)
       .def("matrix_ids", [](const Executor& self, const std::vector<std::string>& names) {
         std::vector<int> ids;
         for (const std::string& name : names) ids.push_back(self.matrix_of(name).id);
@@ -644,7 +650,7 @@ NB_MODULE(_native, m) {
            "groups"_a = std::vector<std::vector<int>>(), "max_lora_rank"_a = 0)
       .def("set_weights", &set_weights<Tower>, "tensors"_a, "matrices"_a = std::vector<const BlockSource*>())
       .def("stop_loading", &Tower::stop_loading)
-      .def("use_threads_of", [](Tower& self, const Executor& executor) { return self.use_threads_of(executor.pool()); }, "executor"_a)
+      .def("use_threads", &Tower::use_threads, "threads"_a)
       .def("check_complete", &Tower::check_complete)
       .def("project", [](Tower& self, const std::string& name, Matrix rows, RowsOut out) {
         const nb::gil_scoped_release release;

@@ -91,6 +91,16 @@ class Device(ABC):
         Raises DeviceError, naming what is not supported, and LoadCancelledError soon after it was cancelled.
         """
 
+    def thread_groups(self) -> list[list[int]] | None:
+        """The processors that its executors compute on with threads of this process, by group; None: with none that
+        executors could share. Raises DeviceError for what cannot be used.
+        """
+        return None
+
+    def start_threads(self, groups: Sequence[Sequence[int]]) -> object:
+        """Threads on these processors, which executors can be given: see `Executor.use_threads`."""
+        raise NotImplementedError
+
     def max_draft_tokens(self, spec: DecoderSpec) -> int:
         """How many draft tokens of a sequence a step of a recurrent model may have: the state can go back behind them.
 

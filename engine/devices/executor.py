@@ -99,6 +99,13 @@ class Executor(ABC):
         Steps may have been started that are never waited for.
         """
 
+    def use_threads(self, threads: object) -> bool:
+        """Compute with these threads from now on, and let what is beside it do so; whether that can be.
+
+        They are what `Device.threads` gives, and must be as many in as many groups. It must be idle.
+        """
+        return False
+
     def pin_caller(self) -> None:
         """Give the calling thread the processor from which steps, and what is beside them, are run."""
         return

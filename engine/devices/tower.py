@@ -108,6 +108,10 @@ class TowerExecutor(ABC):
         """
         return False
 
+    def use_threads(self, threads: object) -> bool:
+        """Compute with these threads from now on: see Executor."""
+        return False
+
     @abstractmethod
     def attend(self, name: str, queries: Rows, keys: Rows, values: Rows) -> Generator[None, None, Rows]:
         """The cross attention `name`, head by head: `[Q, W]` of `queries [Q, W]`, `keys [K, W]` and `values [K, W]`.

@@ -172,6 +172,10 @@ class Encoder(ABC):
         """Compute on the threads of a chat model from now on, while it is idle; whether that can be."""
         return self._graph.share_threads(beside)
 
+    def use_threads(self, threads: object) -> bool:
+        """Compute with these threads from now on, which others use in turns; whether that can be."""
+        return self._graph.use_threads(threads)
+
     def check_size(self, task: Task, inputs: Sequence[EncoderInput]) -> None:
         """Raises InvalidRequestError if the results of a request's inputs would take too much memory."""
         size = sum(self.result_numbers(task, item) for item in inputs) * np.dtype(np.float32).itemsize

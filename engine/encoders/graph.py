@@ -62,6 +62,10 @@ class EncoderGraph(ABC):
         """Compute on the threads of a chat model, which is idle meanwhile; whether that can be."""
         return False
 
+    def use_threads(self, threads: object) -> bool:
+        """Compute with these threads from now on: see Executor."""
+        return False
+
     def after_pooling(self, vectors: Floats) -> Floats:
         """What the model's modules behind the pooling make of pooled vectors `[N, width]`."""
         return vectors

@@ -122,6 +122,10 @@ class NativeGraph(EncoderGraph):
         """See EncoderGraph."""
         return self._tower.share_threads(beside)
 
+    def use_threads(self, threads: object) -> bool:
+        """See EncoderGraph."""
+        return self._tower.use_threads(threads)
+
     def after_pooling(self, vectors: Floats) -> Floats:
         """The Dense modules, one after the other."""
         for name in self._dense:

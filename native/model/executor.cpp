@@ -80,6 +80,12 @@ Executor::Executor(DecoderPlan plan, const Kernels& kernels, CacheType cache_typ
   attention_.tasks = AttentionTasks(attention_.divided, attention_.windows, shape_.max_num_batched_tokens, shape_.max_num_seqs, ownership);
 }
 
+bool Executor::use_threads(std::shared_ptr<ThreadPool> pool) {
+  if (pool->ownership() != pool_->ownership()) return false;
+  pool_ = std::move(pool);
+  return true;
+}
+
 void Executor::make_draft_head(const Buffer<float>& fused) {
   const EmbeddingPlan& embedding = plan_.embedding;
   require(!projects() && !streams_ && !embedding.per_layer && !embedding.norm && !embedding.num_positions,

@@ -101,11 +101,11 @@ class Executor {
   size_t weight_bytes() const { return weights_.packed().bytes(); }
   size_t cache_bytes() const;
   const std::shared_ptr<ThreadPool>& pool() const { return pool_; }
+  // Uses the threads of another pool from now on, between two steps. False if it has others than as many in each group:
+  // the weights lie where their group reads them.
+  bool use_threads(std::shared_ptr<ThreadPool> pool);
   int num_threads() const { return pool_->size(); }
   void pin_caller() const { pool_->pin_caller(); }
-  // See ThreadPool.
-  void yield_core() { pool_->yield_core(); }
-  void reclaim_core() { pool_->reclaim_core(); }
   const Kernels& kernels() const { return kernels_; }
 
  private:
@@ -144,7 +144,7 @@ class Executor {
   const DecoderPlan plan_;
   const Kernels& kernels_;
   const ExecutorShape shape_;
-  const std::shared_ptr<ThreadPool> pool_;
+  std::shared_ptr<ThreadPool> pool_;
   Weights weights_;
   std::atomic<bool> loading_stopped_ = false;
   // Its rows are tokens, or rows that want logits: at most max_num_seqs of these at a time. A step that wants more

@@ -39,7 +39,7 @@ Tower::Tower(TowerPlan plan, const Kernels& kernels, CacheType cache_type, Tower
   attention_.tasks = AttentionTasks(attention_.divided, attention_.windows, shape.piece_rows, shape.piece_rows, ownership);
 }
 
-bool Tower::use_threads_of(std::shared_ptr<ThreadPool> pool) {
+bool Tower::use_threads(std::shared_ptr<ThreadPool> pool) {
   if (pool->ownership() != pool_->ownership()) return false;
   pool_ = std::move(pool);
   return true;

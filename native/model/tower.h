@@ -52,9 +52,8 @@ class Tower {
     return weights_.read_packed(file, offset, checksum, *pool_, loading_stopped_);
   }
   void stop_loading() { loading_stopped_ = true; }
-  // Uses the threads of another pool from now on. False if it has others than as many in each group: the weights lie
-  // where their group reads them.
-  bool use_threads_of(std::shared_ptr<ThreadPool> pool);
+  // See Executor.
+  bool use_threads(std::shared_ptr<ThreadPool> pool);
   const Weights& weights() const { return weights_; }
 
   // See Executor.

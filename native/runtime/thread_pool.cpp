@@ -141,6 +141,12 @@ ThreadPool::~ThreadPool() {
   for (std::thread& thread : threads_) thread.join();
 }
 
+std::vector<std::vector<int>> ThreadPool::cpus() const {
+  std::vector<std::vector<int>> groups(groups_.size());
+  for (const Place& place : places_) groups[place.group].push_back(place.cpu);
+  return groups;
+}
+
 void ThreadPool::run(const std::function<void(Worker&)>& job) {
   for (WorkerGroup& group : groups_) {
     for (auto& counter : group.counters) counter.next.store(0, std::memory_order_relaxed);

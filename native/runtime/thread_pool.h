@@ -139,6 +139,8 @@ class ThreadPool {
 
   int size() const { return static_cast<int>(places_.size()); }
   const Ownership& ownership() const { return ownership_; }
+  // The processor of each worker, by group.
+  std::vector<std::vector<int>> cpus() const;
 
   // Run `job` on every worker and wait for all. Not reentrant; `job` must not throw. A yielded worker joins late or not
   // at all. It takes no part in the calls of `share...` before it joins.

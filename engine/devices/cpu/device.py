@@ -191,6 +191,14 @@ class CpuDevice(Device):
             max_draft_tokens=self.max_draft_tokens(spec),
         )
 
+    def thread_groups(self) -> list[list[int]]:
+        """See Device."""
+        return _groups(self._options, self._num_groups)
+
+    def start_threads(self, groups: Sequence[Sequence[int]]) -> _native.ThreadPool:
+        """See Device."""
+        return _native.ThreadPool(groups)
+
     def kv_version(self) -> str:
         """The instruction set level, and a digest of the native library: any change to it may change bits."""
         library = Path(_native.__file__).read_bytes()

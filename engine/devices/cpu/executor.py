@@ -27,6 +27,8 @@ _YIELD_TOKENS = 8
 class _Beside(Protocol):
     """What uses the threads of another executor: a draft model or a tower."""
 
+    def use_threads(self, threads: object) -> bool: ...
+
     def release_scratch(self) -> None: ...
 
     def close(self) -> None: ...
@@ -182,6 +184,14 @@ class CpuExecutor(Executor):
         """Free an adapter."""
         self.native.set_adapter(number, None)
 
+    def use_threads(self, threads: object) -> bool:
+        """See Executor."""
+        if not isinstance(threads, _native.ThreadPool) or not self.native.use_threads(threads):
+            return False
+        for beside in self._beside:
+            beside.use_threads(threads)
+        return True
+
     def pin_caller(self) -> None:
         """See Executor. It is worker 0's. The main thread is left as it is."""
         # It is the program's own, and what it starts would inherit its place.
@@ -195,13 +205,9 @@ class CpuExecutor(Executor):
         """Leave the last worker's processor to the thread that passes many tokens on, until it is done."""
         if not self._yields_cores or num_tokens < _YIELD_TOKENS:
             return None
-        self.native.yield_core()
-        return self._reclaim_core
-
-    def _reclaim_core(self) -> None:
-        native = self._native
-        if native is not None:
-            native.reclaim_core()
+        threads = self.native.threads  # other executors may have them too, so they get it back even after `close`
+        threads.yield_core()
+        return threads.reclaim_core
 
     def close_with(self, beside: _Beside) -> None:
         """Close a draft model or a tower with this one."""

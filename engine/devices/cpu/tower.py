@@ -183,10 +183,14 @@ class CpuTower(TowerExecutor):
 
     def share_threads(self, beside: Executor) -> bool:
         """See TowerExecutor. The executor must have as many threads in as many groups."""
-        if not isinstance(beside, CpuExecutor) or not self.native.use_threads_of(beside.native):
+        if not isinstance(beside, CpuExecutor) or not self.native.use_threads(beside.native.threads):
             return False
         beside.close_with(self)
         return True
+
+    def use_threads(self, threads: object) -> bool:
+        """See TowerExecutor."""
+        return isinstance(threads, _native.ThreadPool) and self.native.use_threads(threads)
 
     def attend(self, name: str, queries: Rows, keys: Rows, values: Rows) -> Generator[None, None, Rows]:
         """See TowerExecutor. All keys and values come first, then the queries, some of either at a time."""

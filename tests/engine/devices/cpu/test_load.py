@@ -147,7 +147,7 @@ def test_a_weight_of_another_shape_is_named_before_anything_is_packed(folder: Pa
 def test_a_core_is_lent_where_none_is_free(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     for name in ("yield_core", "reclaim_core"):
-        monkeypatch.setattr(_native.Executor, name, lambda native, name=name: calls.append(name))
+        monkeypatch.setattr(_native.ThreadPool, name, lambda threads, name=name: calls.append(name))
     cpus = [str(processor["cpu"]) for processor in _native.topology()["processors"]]
     for bound in {cpus[0], ",".join(cpus)}:
         device = CpuDevice(CpuOptions(threads_bind=bound))
@@ -160,4 +160,4 @@ def test_a_core_is_lent_where_none_is_free(folder: Path, monkeypatch: pytest.Mon
             assert late is not None
             late()  # the last tokens of a server that ends
         executor.close()
-    assert calls == ["yield_core", "reclaim_core", "yield_core"]
+    assert calls == ["yield_core", "reclaim_core"] * 2  # other models may have the same threads
