@@ -18,6 +18,7 @@ _FIRST_CHUNK = 64
 _SMALLEST_CHUNK = 16
 _MAX_SLOWNESS = 1.5  # so that one stalled step does not take much from the prompts of the next
 _MIN_PREFILL_SHARE = 1.25  # of a step whose decodes alone take longer than they should
+_MIN_PROMPTS_SHARE = 0.25  # of the longest step, where others wait for the cores that have used up all of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +73,15 @@ class CostModel:
     and at most doubles from what has been seen to fit. Shared machines become slower for a few steps, which no fit
     learns in time. So after a step that took longer than expected, the next ones get less to do at once.
 
-    `spent_ms` of the next step's time are gone before it begins: something else has computed.
+    `spent_ms` of the next step's time are gone before it begins: something else has computed. While it `shares_cores`
+    with other models, steps without decodes are limited as well: streams of the others wait for them.
     """
 
     def __init__(self, max_step_ms: float) -> None:
         self.max_step_ms = max_step_ms
         self.last_ms = 0.0
         self.spent_ms = 0.0
+        self.shares_cores = False
         self._decode = Fit(len(_DECODE_UNITS), _DECODE_FORGET)
         self._prefill = Fit(len(_PREFILL_UNITS), _PREFILL_FORGET)
         self._proven_chunk = _FIRST_CHUNK
@@ -137,7 +140,10 @@ class CostModel:
         many sequences decode.
         """
         left_ms = max(self.max_step_ms - self.spent_ms, 0.0)
-        return max(left_ms / self._slowness, _MIN_PREFILL_SHARE * self._decode_ms(decodes))
+        least_ms = _MIN_PREFILL_SHARE * self._decode_ms(decodes)
+        if self.shares_cores and not decodes.num_decodes:
+            least_ms = _MIN_PROMPTS_SHARE * self.max_step_ms
+        return max(left_ms / self._slowness, least_ms)
 
     def chunk_tokens(self, load: StepLoad, context: int, limit_ms: float, *, scored: bool = False) -> int:
         """How many tokens of a prompt with `context` computed ones fit beside `load` in `limit_ms`.

@@ -45,6 +45,7 @@ from .watchdog import StepWatchdog
 if TYPE_CHECKING:
     from ..cache.tiers.folder import BlockFolder
     from ..cache.tiers.offload import OffloadStats
+    from ..hosting.turns import Turn
     from ..media.loaded import LoadedVision
     from ..pipeline.stage_times import PipelineStats
 
@@ -104,6 +105,7 @@ class Engine:
         vision: LoadedVision | None = None,
         info: Mapping[str, str] | None = None,
         seed: int | None = None,
+        turn: Turn | None = None,
     ) -> None:
         """`max_model_len` is lowered to what the executor's KV cache can hold. `info` says how the model was loaded.
 
@@ -115,7 +117,8 @@ class Engine:
         tokens while at most `max_drafted` sequences decode: this makes steps fewer and changes no token. While others
         run, prompts wait `scheduler_delay_factor` times as long as the last step that began a prompt took. Stacks are
         written to stderr when a step takes longer than `step_timeout_s`. With a `seed`, the n-th request without its
-        own seed gets the same seed in every engine.
+        own seed gets the same seed in every engine. Where other models compute on the same cores, each step waits for
+        its `turn`.
         """
         limits = executor.limits
         self.model_name = model_name
@@ -149,7 +152,7 @@ class Engine:
         if vision is not None:
             self._encoder = MediaEncoder(vision.vision, vision.tower, vision.max_bytes)
         self._engine_loop = EngineLoop(
-            self._scheduler, executor, MaskWriter(vocab_size), self._streams.deliver, self._encoder
+            self._scheduler, executor, MaskWriter(vocab_size), self._streams.deliver, self._encoder, turn
         )
         self._offload = None
         if kv_folder is not None:

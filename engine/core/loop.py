@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from msgspec import Struct
@@ -32,6 +32,9 @@ from ..scheduling.step import Finished, Step
 from ..sequences.sequence import Sequence
 from ..side_work import SideWork, SideWorkTurns
 from .engine_core_outputs import EngineCoreOutputs, outputs_of
+
+if TYPE_CHECKING:
+    from ..hosting.turns import Turn
 
 logger = logging.getLogger(__name__)
 
@@ -68,9 +71,11 @@ class EngineLoop:
         masks: MaskWriter,
         deliver: Callable[[EngineCoreOutputs], None],
         encoder: MediaEncoder[list[Sequence]] | None = None,
+        turn: Turn | None = None,
     ) -> None:
         """`deliver` is called on the engine thread, at most once a step and once for the messages before it.
         Requests with media wait in the `encoder` before they are scheduled.
+        Where others compute on the same cores, a step waits for its `turn`.
 
         `step_started` is when the step that runs began (`time.perf_counter`), None between steps.
         """
@@ -93,6 +98,8 @@ class EngineLoop:
         self._inbox: deque[Message] = deque()
         self._wake = threading.Event()
         self._rests = False
+        self._has_worked_beside = False
+        self._turn = turn
         self._thread = threading.Thread(target=self._run, name="tidewheel-engine", daemon=True)
 
     @property
@@ -150,8 +157,9 @@ class EngineLoop:
         try:
             self._executor.pin_caller()
             while self._take_messages():
+                waited_s = self._take_turn()
                 try:
-                    self._step()
+                    self._step(waited_s)
                 except DeviceError as failure:
                     if not self._executor.can_restart:
                         raise
@@ -165,15 +173,17 @@ class EngineLoop:
             self.step_started = None
             self._masks.close()
             if self._scheduler.offload is not None:
-                self._scheduler.offload.close(saving=ended_by is None)
+                self._scheduler.offload.close(saving=ended_by is None, turn=self._turn)
             self._side_work.close(ended_by)
             self._executor.close()
+            self._give_turn_back()
 
     def _take_messages(self) -> bool:
         """Act on all messages, waiting for some if there is nothing to run; False when told to stop."""
         scheduler = self._scheduler
         has_work = scheduler.has_work or self._side_work.is_waiting
-        if not has_work and not (scheduler.offload is not None and scheduler.offload.save_idle()):
+        if not has_work and not self._save_idle():
+            self._give_turn_back()
             self._wait_for_work()
         self._wake.clear()  # before the inbox is read: a message that comes later wakes again
         if not self._inbox:
@@ -200,6 +210,25 @@ class EngineLoop:
         if finished:
             self._deliver(EngineCoreOutputs(finished=finished))
         return running
+
+    def _take_turn(self) -> float:
+        """Wait until nobody else computes on the same cores. Returns the seconds in which others have."""
+        if self._turn is None:
+            return 0.0
+        waited_s = self._turn.take()
+        self._scheduler.cost_model.shares_cores = waited_s > 0 or self._turn.is_wanted
+        return waited_s
+
+    def _give_turn_back(self) -> None:
+        if self._turn is not None:
+            self._turn.give_back()
+
+    def _save_idle(self) -> bool:
+        offload = self._scheduler.offload
+        if offload is None or not offload.has_idle:
+            return False
+        self._take_turn()
+        return offload.save_idle()
 
     def _wait_for_work(self) -> None:
         """Wait for a message. After a while without one, memory that only steps need goes back to the system."""
@@ -235,11 +264,12 @@ class EngineLoop:
         with contextlib.suppress(LoadCancelledError):  # the message to stop is there
             self._executor.restart(failure)
 
-    def _step(self) -> None:
+    def _step(self, waited_s: float) -> None:
+        """Run a step, for which others let this thread wait so long."""
         self._executor.check()
         self._rests = False
         self.step_started = time.perf_counter()
-        self._work_beside()
+        self._work_beside(waited_s)
         if not (self._scheduler.has_work or self._in_flight):
             return
         if self._scheduler.max_in_flight > 1:
@@ -254,10 +284,11 @@ class EngineLoop:
             self._overlapped.pending.wait()
             self._overlapped = None
 
-    def _work_beside(self) -> None:
+    def _work_beside(self, waited_s: float) -> None:
         """Do side work for a while, and let the requests run that have the embeddings of all their media."""
         spent_s = self._side_work.run(nothing_runs=not self._scheduler.has_work)
-        self._scheduler.cost_model.spent_ms = spent_s * 1e3
+        self._has_worked_beside = spent_s > 0
+        self._scheduler.cost_model.spent_ms = (waited_s + spent_s) * 1e3
         for encoded in () if self._encoder is None else self._encoder.take_encoded():
             if encoded.error is None:
                 self._scheduler.add(encoded.prompt)
@@ -297,9 +328,10 @@ class EngineLoop:
             if scheduler.has_work and not self._in_flight:
                 if offload is None or (until := offload.waits_until) is None:
                     raise RuntimeError("no sequence can run although some are unfinished")
-                if scheduler.cost_model.spent_ms > 0:  # there was side work, and there may be more
+                if self._has_worked_beside:  # and there may be more to do
                     return None
                 self.step_started = None
+                self._give_turn_back()
                 self._wake.wait(max(until - time.perf_counter(), 0.0))
             return None
         masks: TokenMasks | None = None

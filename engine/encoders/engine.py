@@ -23,6 +23,7 @@ from .work import EncoderWork
 
 if TYPE_CHECKING:
     from ..core.engine import Engine
+    from ..hosting.turns import Turn
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ class EncoderEngine:
         self._encoder_loop = EncoderLoop(self._alone, has_priority=has_priority)
         self._beside = EncoderWork((), self._post)
         self._call_beside: Callable[[Callable[[], None]], None] | None = None
+        self._loop_in_turns: EncoderLoop | None = None
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._futures: dict[Job, asyncio.Future[Results]] = {}
         self._idle = asyncio.Event()
@@ -64,19 +66,31 @@ class EncoderEngine:
         sharing = [encoder for encoder in self.encoders.values() if engine.lend_threads(encoder.share_threads)]
         if not sharing:
             return
-        self._beside = EncoderWork(sharing, self._post)
-        for encoder in sharing:
-            del self._alone.counts[encoder]
+        self._beside = self._taken(sharing)
         self._call_beside = engine.call
         engine.add_side_work(self._beside)
         names = ", ".join(encoder.name for encoder in sharing)
         start_logger.info("Between the steps of the chat model, on its threads, run: %s", names)
+
+    def run_in_turns(self, threads: object, turn: Turn) -> None:
+        """Let encoders compute with these threads where they can, in turns with models that use them too.
+
+        It has not been started.
+        """
+        sharing = [encoder for encoder in self.encoders.values() if encoder.use_threads(threads)]
+        if not sharing:
+            return
+        self._beside = self._taken(sharing)
+        self._loop_in_turns = EncoderLoop(self._beside, has_priority=True, turn=turn)
+        self._call_beside = self._loop_in_turns.call
 
     def start(self) -> None:
         """Start the thread, if there are encoders for it. Results are delivered on the running event loop."""
         self._event_loop = asyncio.get_running_loop()
         if self._alone.counts:
             self._encoder_loop.start()
+        if self._loop_in_turns is not None:
+            self._loop_in_turns.start()
 
     def submit(
         self, encoder: Encoder, task: Task, inputs: Sequence[EncoderInput], client: str = ""
@@ -119,15 +133,16 @@ class EncoderEngine:
         """End the thread and free the weights, where no event loop runs any more because the program ends."""
         if self._call_beside is not None:
             self._call_beside(self._beside.close)
-        self._encoder_loop.stop()
-        self._encoder_loop.join()
+        for loop in self._own_loops:
+            loop.stop()
+            loop.join()
         for encoder in self.encoders.values():
             encoder.close()
 
     @property
     def is_alive(self) -> bool:
-        """Whether the encoders' own thread runs."""
-        return self._encoder_loop.is_alive
+        """Whether a thread of the encoders' own runs."""
+        return any(loop.is_alive for loop in self._own_loops)
 
     @property
     def backlog(self) -> int:
@@ -145,6 +160,16 @@ class EncoderEngine:
     def stats(self) -> Mapping[str, EncoderStats]:
         """Figures for metrics, by the encoders' names. May be called from any thread."""
         return {name: self._stats(encoder) for name, encoder in self.encoders.items()}
+
+    @property
+    def _own_loops(self) -> list[EncoderLoop]:
+        return [loop for loop in (self._encoder_loop, self._loop_in_turns) if loop is not None]
+
+    def _taken(self, sharing: Sequence[Encoder]) -> EncoderWork:
+        """The work of these encoders, which the low thread does not do then."""
+        for encoder in sharing:
+            del self._alone.counts[encoder]
+        return EncoderWork(sharing, self._post)
 
     def _stats(self, encoder: Encoder) -> EncoderStats:
         work, _ = self._runner(encoder)

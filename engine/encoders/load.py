@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, repeat
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..declaring.option import OptionError
 from ..devices.cpu.device import CpuDevice, default_threads
+from ..machine.priority import lower_thread_priority
 from ..model_names import short_name
 from ..options import EngineOptions
 from ..start_log import start_logger
@@ -24,12 +25,14 @@ from .embedder import Embedder
 from .encoder import Encoder, padding_id
 from .engine import EncoderEngine
 from .graph import EncoderGraph
-from .loop import lower_thread_priority
 from .onnx_graph import OnnxGraph, import_onnxruntime
 from .options import Convert, EncoderDType, EncoderOptions
 from .settings import EncoderSettings, settings_of, without_effect
 from .sharing import shared_device
 from .tokenization import EncoderTokenizer
+
+if TYPE_CHECKING:
+    from ..hosting.cores import SharedCores
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +47,7 @@ def load_encoders(
     beside: Sequence[Download] = (),
     first: EncoderSettings | None = None,
     device: CpuDevice | None = None,
+    cores: SharedCores | None = None,
 ) -> EncoderEngine:
     """Load encoders, each from a folder, a GGUF file or a hub id, under `names` or their own. The engine is not started
     yet.
@@ -53,6 +57,9 @@ def load_encoders(
     model: the encoders' threads, for which None means all cores, have no lower priority. With a `device` (see
     `shared_device`) those that can use the chat model's threads later get as many. Raises DeviceError if a model needs
     onnxruntime and it is not there, and ModelError, which says what to change, if a model cannot be served.
+
+    With `cores`, which other models have as well, they are loaded in the background, and those that can compute on the
+    `device`'s cores in turns with the other models.
     """
     if not models:
         return EncoderEngine()
@@ -61,18 +68,22 @@ def load_encoders(
     if missing := not_cached(encoders, download_dir):
         check_room([*missing, *not_cached(beside, download_dir)], download_dir)
     num_threads = threads or (1 if first is None else default_threads())
-    lowered = lower_thread_priority if first is None else None
+    lowered = lower_thread_priority if first is None or cores is not None else None
+    threads_in_turns = None if cores is None or device is None else cores.threads_of(device)
     # The threads that a graph computes with are started here and inherit this one's priority.
     with ThreadPoolExecutor(1, initializer=lowered) as loader:
-        return EncoderEngine(
+        engine = EncoderEngine(
             [
                 loader.submit(_load, model, name, num_threads, settings, download_dir, device).result()
                 for model, name, settings in zip(
                     models, names or map(short_name, models), chain([first or others], repeat(others)), strict=False
                 )
             ],
-            has_priority=first is not None,
+            has_priority=lowered is None,
         )
+    if cores is not None and threads_in_turns is not None:
+        engine.run_in_turns(threads_in_turns, cores.turns.join())
+    return engine
 
 
 def load_encoders_beside(
@@ -99,8 +110,11 @@ def load_encoders_beside(
     )
 
 
-def load_model_alone(engine: EngineOptions, encoders: EncoderOptions, names: Sequence[str] = ()) -> EncoderEngine:
+def load_model_alone(
+    engine: EngineOptions, encoders: EncoderOptions, names: Sequence[str] = (), *, cores: SharedCores | None = None
+) -> EncoderEngine:
     """Load the MODEL of a command as an encoder, and the other encoders. `names` are those of MODEL, the first first.
+    Other models that are served by this process have the same `cores`.
 
     Raises as `load_encoders`, and OptionError for options that an encoder cannot have, or if two have the same name.
     """
@@ -120,6 +134,8 @@ def load_model_alone(engine: EngineOptions, encoders: EncoderOptions, names: Seq
         dtype=encoders.dtype,
         download_dir=engine.download_dir,
         first=settings,
+        device=None if cores is None else shared_device(engine) or CpuDevice(),
+        cores=cores,
     )
 
 

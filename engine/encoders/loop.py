@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import logging
-import os
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
+from ..machine.priority import lower_thread_priority
 from .work import EncoderWork
+
+if TYPE_CHECKING:
+    from ..hosting.turns import Turn
 
 logger = logging.getLogger(__name__)
 
-_NICE = 10  # gets about a tenth of a core that the chat model also wants, or a whole core that is free
 _PIECE_S = 0.04  # a short text waits for so long, about
+_SHARED_PIECE_S = 0.01  # the same where streams of other models wait
 
 
 class EncoderLoop:
     """Runs encoders that cannot compute between the steps of a chat model. Other threads only leave messages."""
 
-    def __init__(self, work: EncoderWork, *, has_priority: bool = False) -> None:
-        """Unless it `has_priority`, the thread gives way to a chat model's."""
-        self._work, self._has_priority = work, has_priority
+    def __init__(self, work: EncoderWork, *, has_priority: bool = False, turn: Turn | None = None) -> None:
+        """Unless it `has_priority`, the thread gives way to a chat model's. With a `turn`, it waits for that."""
+        self._work, self._has_priority, self._turn = work, has_priority, turn
         self._inbox: deque[Callable[[], None] | None] = deque()
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tidewheel-encoders", daemon=True)
@@ -61,16 +64,28 @@ class EncoderLoop:
             if not self._has_priority:
                 lower_thread_priority()
             while self._take_messages():
-                self._work.run_piece(_PIECE_S, nothing_runs=True)
+                self._run_piece()
         except BaseException as failure:  # after any error, no request may be left waiting
             logger.exception("The encoders have failed")
             ended_by = failure
         finally:
             self._work.close(ended_by)
+            self._give_turn_back()
+
+    def _run_piece(self) -> None:
+        piece_s = _PIECE_S
+        if self._turn is not None and (self._turn.take() > 0 or self._turn.is_wanted):
+            piece_s = _SHARED_PIECE_S
+        self._work.run_piece(piece_s, nothing_runs=True)
+
+    def _give_turn_back(self) -> None:
+        if self._turn is not None:
+            self._turn.give_back()
 
     def _take_messages(self) -> bool:
         """Handle all messages, and wait for one if there is nothing to run. False when told to stop."""
         if not self._work.is_waiting:
+            self._give_turn_back()
             self._wake.wait()
         self._wake.clear()  # before the inbox is read: a message that comes later wakes again
         while self._inbox:
@@ -79,12 +94,3 @@ class EncoderLoop:
                 return False
             message()
         return True
-
-
-def lower_thread_priority() -> None:
-    """Give the calling thread, and threads that it starts, a lower priority than the chat model's, if possible."""
-    if sys.platform == "linux":  # elsewhere it would be the whole process
-        try:
-            os.nice(_NICE)
-        except OSError as error:  # a sandbox may forbid it
-            logger.warning("The encoders' threads keep their priority and may slow the chat model: %s", error)

@@ -19,7 +19,8 @@ from ..devices import check_options
 from ..devices.cache_split import BLOCK_TOKENS, GroupBytes, keeps_kv
 from ..devices.executor import Executor
 from ..devices.limits import ExecutorLimits
-from ..errors import ModelError
+from ..errors import DeviceError, ModelError
+from ..machine.priority import lower_thread_priority
 from ..models.generation import sampling_defaults
 from ..models.overrides import overridden
 from ..models.spec import StageSpec, tensor_shapes
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from ..core.engine import Engine
     from ..devices.executor import DraftExecutor
     from ..devices.tower import TowerExecutor
+    from ..hosting.cores import SharedCores
     from ..media.loaded import LoadedVision
     from ..pipeline.executor import PipelineExecutor
     from ..pipeline.stages import StageHost
@@ -56,8 +58,13 @@ class EngineLoad:
     up and what there is of it is freed.
     """
 
-    def __init__(self, options: EngineOptions, host: StageHost | None = None) -> None:
+    def __init__(
+        self, options: EngineOptions, host: StageHost | None = None, *, cores: SharedCores | None = None
+    ) -> None:
         """Find the model, whose stages run on other machines with a `host`.
+
+        With `cores`, which other models of this process have as well, it is loaded in the background with threads of
+        its own, and computes with theirs once it is loaded.
 
         Raises ModelError and DeviceError, saying what to change.
         """
@@ -87,6 +94,8 @@ class EngineLoad:
         self._drafter: Drafter | BatchDrafter | None = None
         self._failure: BaseException | None = None
         self._finished = False
+        self._cores = cores
+        self._threads = None if cores is None or self._stages else cores.threads_of(model.device)
         self._thread = threading.Thread(target=self._load, name="weights")
 
     def _open_kv_folder(self) -> BlockFolder | None:
@@ -199,6 +208,7 @@ class EngineLoad:
             kv_folder=self._kv_folder,
             vision=self._loaded_vision(tokenizer),
             seed=options.seed,
+            turn=None if self._cores is None or self._threads is None else self._cores.turns.join(),
             info={
                 "device": model.device.name,
                 "isa": model.device.isa or "",
@@ -291,6 +301,8 @@ class EngineLoad:
 
     def _load(self) -> None:
         try:
+            if self._cores is not None:
+                lower_thread_priority()
             if self._kv_folder is not None:
                 self._kv_folder.scan()
             self._executor = self._load_model()
@@ -305,6 +317,8 @@ class EngineLoad:
                 self._drafter = self._load_draft(self._draft, self._executor)
             with WarmUpProgress() as progress:
                 self._executor.warm_up(progress.report)
+            if self._threads is not None and not self._executor.use_threads(self._threads):
+                raise DeviceError(f"the {self._model.device.name} device cannot compute with another model's threads")
         except BaseException as error:  # it is raised again in the thread that waits
             self._failure = error
 

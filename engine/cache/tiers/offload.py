@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec import Struct
@@ -21,6 +22,9 @@ from ...devices.executor import Executor
 from ..identity import Digest
 from ..manager import CachedSequence, CacheManager, Prefix
 from .disk import DiskTier, Reading, TierStats
+
+if TYPE_CHECKING:
+    from ...hosting.turns import Turn
 
 _STEP_SHARE = 0.1  # of the longest step, for copies before it
 _BATCH_BYTES = 8 << 20  # copied without looking at the clock
@@ -131,6 +135,11 @@ class Offload:
         while time.perf_counter() < until and self.save_idle():
             pass
 
+    @property
+    def has_idle(self) -> bool:
+        """Whether there are blocks that no sequence holds, and that may not be saved yet."""
+        return bool(self._watch.idle)
+
     def save_idle(self) -> bool:
         """Save some blocks that no sequence holds; whether there are more that can be saved now."""
         idle = self._watch.idle
@@ -161,13 +170,21 @@ class Offload:
         """Figures for metrics; may be called from any thread."""
         return OffloadStats(self._tier.stats(), self._tokens_missed, self._tokens_found)
 
-    def close(self, *, saving: bool) -> None:
-        """Save what is left, if that is wanted, in a bounded time, and leave the folder to others."""
+    def close(self, *, saving: bool, turn: Turn | None = None) -> None:
+        """Save what is left, if that is wanted, in a bounded time, and leave the folder to others.
+
+        Blocks are copied on cores for which it has to wait its `turn`.
+        """
         deadline = time.perf_counter() + _LONGEST_SAVING_S
         for key in list(self._restoring):
             self._stop(key)
         while saving and self._watch.idle and (left_s := deadline - time.perf_counter()) > 0:
-            if not self.save_idle() and self._watch.idle and not self._tier.wait_for_room(left_s):
+            if turn is not None:
+                turn.take()
+            has_room = self.save_idle()
+            if turn is not None:
+                turn.give_back()
+            if not has_room and self._watch.idle and not self._tier.wait_for_room(left_s):
                 break
         self._tier.drop(len(self._watch.idle))
         self._tier.close(max(deadline - time.perf_counter(), 0.0))

@@ -1,0 +1,31 @@
+"""SharedCores: the machine's cores, on which all models of one process compute in turns."""
+
+from __future__ import annotations
+
+import threading
+
+from ..devices.base import Device
+from .turns import Turns
+
+
+class SharedCores:
+    """What the models of one process have in common: their turns, and the threads that they compute with."""
+
+    def __init__(self) -> None:
+        self.turns = Turns()
+        self._lock = threading.Lock()
+        self._threads: dict[tuple[tuple[int, ...], ...], object] = {}
+
+    def threads_of(self, device: Device) -> object | None:
+        """The threads with which a model on this device computes once it is loaded; None: it has no use for any.
+
+        Models on the same cores have the same. They get the priority of the thread that asks for them first.
+        """
+        groups = device.thread_groups()
+        if groups is None:
+            return None
+        key = tuple(map(tuple, groups))
+        with self._lock:
+            if key not in self._threads:
+                self._threads[key] = device.start_threads(groups)
+            return self._threads[key]

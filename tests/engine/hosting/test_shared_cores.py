@@ -1,0 +1,154 @@
+"""Several models on the same cores: each gives what it gives alone, and all have the same threads."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import encoder_zoo as zoo
+import numpy as np
+import pytest
+from optional_packages import require_packages
+from waiting import wait_until
+
+from tidewheel.engine.core.engine import Engine
+from tidewheel.engine.core.request import Request
+from tidewheel.engine.devices.cpu.executor import CpuExecutor
+from tidewheel.engine.encoders.load import load_encoders, load_model_alone
+from tidewheel.engine.encoders.options import EncoderOptions
+from tidewheel.engine.encoders.tokenization import EncoderInput
+from tidewheel.engine.hosting.cores import SharedCores
+from tidewheel.engine.loading.load import EngineLoad, load_engine
+from tidewheel.engine.options import EngineOptions
+from tidewheel.engine.sampling_params import SamplingParams
+from tidewheel.engine.speculation.options import SpeculativeOptions
+
+pytest.importorskip("tidewheel._native")
+require_packages("transformers")
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 320,
+    "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
+    "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory: pytest.TempPathFactory) -> EngineOptions:
+    folder = tmp_path_factory.mktemp("chat")
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    return EngineOptions(str(folder), device="cpu", load_format="dummy", skip_tokenizer_init=True, kv_cache_space=0.01)
+
+
+def loaded(options: EngineOptions, cores: SharedCores) -> Engine:
+    with EngineLoad(options, cores=cores) as load:
+        return load.engine()
+
+
+async def answer(engine: Engine, num_prompt: int, num_tokens: int) -> list[int]:
+    sampling = SamplingParams(max_tokens=num_tokens, temperature=0.8, seed=num_prompt, ignore_eos=True)
+    stream = engine.submit(Request("r", tuple(3 + i % 300 for i in range(num_prompt)), sampling))
+    return [token async for output in stream for token in output.token_ids]
+
+
+async def answers(engine: Engine) -> list[list[int]]:
+    return list(await asyncio.gather(*(answer(engine, 40 + 311 * i, 60) for i in range(4))))
+
+
+def test_tokens_and_vectors_are_the_same_with_other_models_steps_between(options: EngineOptions) -> None:
+    """One model ends while the others compute."""
+    folder = zoo.native_folder("bert")
+    texts = [EncoderInput([5 + (7 * i + j) % 60 for j in range(30)]) for i in range(40)]
+    wanted = load_encoders([str(folder)], ["0"]).encoders["0"].run("embed", texts)
+    models = [options, replace(options, seed=1), replace(options, quantization="int8")]
+
+    async def main() -> None:
+        alone = []
+        for model in models:
+            engine = load_engine(model)
+            engine.start()
+            alone.append(await answers(engine))
+            await engine.stop()
+        cores = SharedCores()
+        engines = [loaded(model, cores) for model in models]
+        encoders = load_model_alone(EngineOptions(str(folder)), EncoderOptions(), ["it"], cores=cores)
+        (encoder,) = encoders.encoders.values()
+        for started in (*engines, encoders):
+            started.start()
+        passing = loaded(replace(options, seed=2), cores)
+        passing.start()
+        cut = asyncio.create_task(answers(passing))
+        try:
+            together = asyncio.gather(*map(answers, engines))
+            for _ in range(3):
+                np.testing.assert_array_equal(await encoders.submit(encoder, "embed", texts), wanted)
+            await passing.stop()
+            assert list(await together) == alone
+        finally:
+            await encoders.stop()
+            for engine in engines:
+                await engine.stop()
+            await cut
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def threads() -> tuple[int, set[int]]:
+    """How many this process has, and their priorities."""
+    tasks = [int(task.name) for task in Path("/proc/self/task").iterdir()]
+    return len(tasks), {os.getpriority(os.PRIO_PROCESS, task) for task in tasks}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc has the threads")
+def test_a_model_loads_in_the_background_and_then_has_no_threads_of_its_own(
+    options: EngineOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cores, lowest = SharedCores(), []
+    config = {"method": "draft_model", "model": options.model, "num_speculative_tokens": 2}
+    drafted = replace(options, speculative=SpeculativeOptions(speculative_config=config))
+    engines = [loaded(options, cores)]
+    normal = os.getpriority(os.PRIO_PROCESS, 0)
+    wait_until(lambda: threads()[1] == {normal})
+    num_threads, _ = threads()
+
+    def warm_up(self: CpuExecutor, progress: Callable[[int, int], None]) -> None:
+        lowest.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+
+    monkeypatch.setattr(CpuExecutor, "warm_up", warm_up)
+    try:
+        engines += [loaded(replace(options, seed=1), cores), loaded(drafted, cores)]
+        encoders = load_model_alone(
+            EngineOptions(str(zoo.native_folder("bert"))), EncoderOptions(), ["it"], cores=cores
+        )
+        encoders.close()
+        assert min(lowest) == min(normal + 10, 19)
+        wait_until(lambda: threads() == (num_threads, {normal}))
+    finally:
+        for engine in engines:
+            engine.close()
+
+
+def test_a_core_that_was_lent_comes_back_when_its_model_is_unloaded(options: EngineOptions) -> None:
+    cores = SharedCores()
+    engines = [loaded(replace(options, seed=seed), cores) for seed in range(2)]
+    lent = []
+
+    async def main() -> None:
+        for engine in engines:
+            engine.start()
+        engines[0].lend_threads(lambda executor: bool(lent.append(executor.yield_core(100))))
+        await engines[0].stop()
+        for passed_on in lent:
+            if passed_on is not None:
+                passed_on()
+        assert len(await answer(engines[1], 100, 20)) == 20
+        await engines[1].stop()
+
+    asyncio.run(asyncio.wait_for(main(), 60))

@@ -1,0 +1,122 @@
+"""Turns: threads have the cores one at a time, and each as long as the others."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+
+from tidewheel.engine.hosting.turns import Turn, Turns
+
+
+class Clock:
+    """Time that passes only when the test says so."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Worker:
+    """A thread whose steps take so long, one after the other. It begins at a time, and ends with its steps."""
+
+    def __init__(self, clock: Clock, turns: Turns, steps_s: Sequence[float]) -> None:
+        self.clock, self.steps_s = clock, steps_s
+        self.turn = turns.join()
+        self.ran: list[tuple[float, float, float]] = []  # of each step: its begin, its end, how long others were said
+        self.thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        for step_s in self.steps_s:
+            waited_s = self.turn.take()
+            began = self.clock.now_s
+            self.clock.now_s += step_s
+            self.ran.append((began, self.clock.now_s, waited_s))
+        self.turn.give_back()
+
+    def used_s(self, until: float) -> float:
+        return sum(end - begin for begin, end, _ in self.ran if end <= until)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def turns(clock: Clock) -> Turns:
+    return Turns(clock)
+
+
+def run(turns: Turns, *workers: Worker, gate: Turn | None = None) -> None:
+    """Let all of them begin at the same time, and end."""
+    gate = gate or turns.join()
+    gate.take()
+    for number, worker in enumerate(workers, 1):
+        worker.thread.start()
+        while turns.num_waiting < number:
+            pass
+    gate.give_back()
+    for worker in workers:
+        worker.thread.join(60)
+        assert not worker.thread.is_alive()
+
+
+def test_each_has_the_same_time_whatever_a_step_takes(clock: Clock, turns: Turns) -> None:
+    short, long = Worker(clock, turns, [0.01] * 900), Worker(clock, turns, [0.03] * 300)
+    run(turns, short, long)
+    for until in (1.0, 5.0, 10.0):
+        assert short.used_s(until) == pytest.approx(long.used_s(until), abs=0.04)
+    steps = sorted(short.ran + long.ran)
+    assert all(end <= following for (_, end, _), (following, _, _) in pairwise(steps)), "one at a time"
+
+
+def test_it_says_how_long_others_had_the_cores(clock: Clock, turns: Turns) -> None:
+    one, other = Worker(clock, turns, [0.02] * 50), Worker(clock, turns, [0.02] * 50)
+    run(turns, one, other)
+    for worker in (one, other):
+        for (_, ended, _), (began, _, waited_s) in pairwise(worker.ran):
+            assert waited_s == pytest.approx(began - ended)
+    assert sum(waited_s for _, _, waited_s in one.ran) == pytest.approx(1.0, abs=0.05)
+
+
+def test_who_had_nothing_to_do_does_not_make_up_for_it(clock: Clock, turns: Turns) -> None:
+    idle = turns.join()
+    idle.take()
+    idle.give_back()
+    early = Worker(clock, turns, [0.02] * 100)
+    run(turns, early)
+    late = Worker(clock, turns, [0.02] * 100)
+    again = Worker(clock, turns, [0.02] * 100)
+    again.turn = early.turn
+    start = clock.now_s
+    run(turns, late, again, gate=idle)
+    assert late.used_s(start + 1.0) == pytest.approx(again.used_s(start + 1.0), abs=0.03)
+
+
+def test_one_long_step_is_not_made_up_for_at_once(clock: Clock, turns: Turns) -> None:
+    long, other = Worker(clock, turns, [5.0] + [0.01] * 50), Worker(clock, turns, [0.01] * 100)
+    run(turns, long, other)
+    assert max(waited_s for _, _, waited_s in long.ran) <= 0.12
+
+
+def test_cores_that_were_given_back_are_free(clock: Clock, turns: Turns) -> None:
+    one, other = turns.join(), turns.join()
+    assert one.take() == 0
+    one.give_back()
+    one.give_back()
+    assert other.take() == 0
+    assert not other.is_wanted
+    one.give_back()  # which has nothing to give back
+    thread = threading.Thread(target=one.take)
+    thread.start()
+    while not other.is_wanted:
+        pass
+    assert thread.is_alive()
+    other.give_back()
+    thread.join(60)
+    assert not thread.is_alive()
