@@ -60,6 +60,8 @@ def run(arguments: Sequence[str]) -> int:
     share_heaps()
     for note in (*options.notes, *options.app.without_effect()):
         logger.info("%s", note)
+    if options.hosts:
+        raise ModelError("several models are not served yet: name one model, without options for several")
     if on_ray and pools(options.engine, options.encoders):
         raise ModelError(
             f"{options.engine.model} is an encoder, and replicas and stages on Ray are for models that generate: start "

@@ -27,8 +27,11 @@ class ConfigFileOptions(Options):
     )
 
 
-def read_config_file(path: str) -> list[str]:
-    """The options of a file as a command line. Raises OptionError, saying what is wrong with the file."""
+def read_config_file(path: str) -> tuple[list[str], object]:
+    """The options of a file as a command line, and its `models`, None if it has none (see `model_sections`).
+
+    Raises OptionError, saying what is wrong with the file.
+    """
     import yaml  # which few starts need
 
     try:
@@ -38,12 +41,12 @@ def read_config_file(path: str) -> list[str]:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise OptionError(f"--config: {path} is not valid YAML: {_fault(error)}") from error
     if options is None:
-        return []
+        return [], None
     if not isinstance(options, Mapping) or not all(isinstance(key, str) for key in options):
         raise OptionError(f"--config: {path} must have one option a line, such as max-model-len: 4096")
     if "config" in options:
         raise OptionError(f"--config: {path} names another file with config; give all options in one")
-    return as_command_line(options)
+    return as_command_line({key: value for key, value in options.items() if key != "models"}), options.get("models")
 
 
 def _fault(error: Exception) -> str:

@@ -36,10 +36,16 @@ _REMARKS = {
     "model": " [the embedded demo model]",
     "quantization": f" [no; {DEMO_QUANTIZATION} for the embedded demo model, unless --dtype is given]",
 }
+_SEVERAL = "; several times for several models, each as NAME=MODEL" + _REMARKS["model"]
 
 
-def model_parser(prog: str, description: str, usage: str = "[MODEL] [options]") -> OptionParser:
-    """A parser for a command that runs a model: it knows MODEL and the engine's options."""
+def model_parser(
+    prog: str, description: str, usage: str = "[MODEL] [options]", *, takes_several: bool = False
+) -> OptionParser:
+    """A parser for a command that runs a model: it knows MODEL and the engine's options.
+
+    With `takes_several` it has a list of models, one for each --model.
+    """
     parser = OptionParser(
         prog=prog,
         usage=f"{prog} {usage}",
@@ -52,7 +58,9 @@ def model_parser(prog: str, description: str, usage: str = "[MODEL] [options]") 
     parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="same as --model")
     group = parser.add_argument_group("model")
     for option in MODEL_OPTIONS:
-        add_option(group, option, _REMARKS.get(option.name, ""))
+        several = takes_several and option.name == "model"
+        remark = _SEVERAL if several else _REMARKS.get(option.name, "")
+        add_option(group, option, remark, action="append" if several else "store")
     return parser
 
 

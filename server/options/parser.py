@@ -119,8 +119,11 @@ class OptionParser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {self._found}\n")
 
 
-def add_option(group: argparse._ArgumentGroup, option: Option, remark: str = "") -> None:
-    """Give a parser's group a declared option; `remark` follows its help. What is not given is not in the namespace."""
+def add_option(group: argparse._ArgumentGroup, option: Option, remark: str = "", *, action: str = "store") -> None:
+    """Give a parser's group a declared option; `remark` follows its help. What is not given is not in the namespace.
+
+    `action` is argparse's, for an option with one value.
+    """
     declared, default = option.declaration, option.default
     help_text = declared.help + remark
     if option.takes_several and default:
@@ -132,8 +135,8 @@ def add_option(group: argparse._ArgumentGroup, option: Option, remark: str = "")
     flags = [option.flag, *declared.flag_aliases]
     shared: dict[str, Any] = {"dest": option.name, "default": argparse.SUPPRESS, "help": help_text.replace("%", "%%")}
     if option.is_switch:
-        action: Any = argparse.BooleanOptionalAction if option.given_default else "store_true"
-        group.add_argument(*flags, action=action, **shared)
+        switch_action: Any = argparse.BooleanOptionalAction if option.given_default else "store_true"
+        group.add_argument(*flags, action=switch_action, **shared)
         if not option.given_default:  # as all of vLLM's switches
             off = {**shared, "help": argparse.SUPPRESS}
             opposites = (flag.replace("--", "--no-", 1) for flag in flags if not flag.startswith("--no-"))
@@ -141,8 +144,9 @@ def add_option(group: argparse._ArgumentGroup, option: Option, remark: str = "")
         return
     shared |= {"type": argument_type(option.read), "choices": declared.choices, "metavar": declared.metavar}
     if option.takes_several:
-        shared |= {"nargs": "+", "action": "extend"}
-    group.add_argument(*flags, **shared)
+        shared |= {"nargs": "+"}
+        action = "extend"
+    group.add_argument(*flags, action=action, **shared)
 
 
 def in_order_of_help(owners: Iterable[type[Options]], runs: Sequence[str]) -> list[Option]:

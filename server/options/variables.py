@@ -17,7 +17,6 @@ KNOWN = {
     "TIDEWHEEL_ISA": "the level of the kernels",
     "TIDEWHEEL_CPUS": "docker-compose.yml",
     "TIDEWHEEL_IMAGE": "docker-compose.yml",
-    "TIDEWHEEL_MEMORY": "docker-compose.yml",
     "TIDEWHEEL_PUBLISH": "docker-compose.yml",
     "TIDEWHEEL_FUZZ_EXAMPLES": "the tests",
     "TIDEWHEEL_SKIPPED": "the tests",

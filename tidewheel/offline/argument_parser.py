@@ -56,9 +56,12 @@ class FlexibleArgumentParser(argparse.ArgumentParser):
         if found.config is None:
             return rest
         try:
-            of_file = [*self._known(read_config_file(found.config))]
+            options, models = read_config_file(found.config)
         except OptionError as error:
             self.error(str(error))
+        if models is not None:
+            self.error(f"--config: {found.config} has models:, which only tidewheel serve takes; name one with model:")
+        of_file = [*self._known(options)]
         said = {self._destination(argument) for argument in rest if is_flag(argument)}
         for name, arguments in groupby(of_file, lambda argument: argument.partition("=")[0]):
             if self._destination(name) not in said:

@@ -82,7 +82,7 @@ def choose_gguf(repository: str, names: Iterable[str], wanted: str | None = None
     if not found and wanted is not None:  # Unsloth's dynamic ones, beside which there is seldom a plain one
         found = [model for model in models if _fits(model, f"UD-{wanted}")]
     if len(found) == 1:
-        return _parts(repository, models[found[0]])
+        return all_parts(repository, models[found[0]])
     if not found:
         raise ModelError(f"{repository} has no GGUF model {shown(wanted)}; it has {_listed(models)}")
     raise ModelError(
@@ -108,8 +108,7 @@ def choose_mmproj(names: Iterable[str], model: str) -> str | None:
     own, bits = _own_name(model), _bits(model)
 
     def rank(path: PurePosixPath) -> tuple[int, bool, int, str]:
-        name = _own_name(path.name)
-        is_named = bool(name) and (name in own or own in name)
+        is_named = _is_named_for(_own_name(path.name), own)
         return around.index(path.parent), not is_named, abs(_bits(path.name) - bits), path.name
 
     return str(min(found, key=rank)) if found else None
@@ -123,6 +122,20 @@ def find_mmproj(model: Path) -> Path | None:
     names = [path.relative_to(snapshot).as_posix() for folder in folders for path in folder.glob("*.*")]
     chosen = choose_mmproj(names, model.relative_to(snapshot).as_posix())
     return None if chosen is None else snapshot / chosen
+
+
+def without_own_mmproj(names: Iterable[str], models: Iterable[str]) -> set[str]:
+    """Those of the models for which none of the projectors among these names of files is named; none without any."""
+    projectors = [_own_name(name) for name in names if _is_mmproj(PurePosixPath(name))]
+    if not projectors:
+        return set()
+    own = {model: _own_name(model) for model in models}
+    return {model for model, name in own.items() if not any(_is_named_for(one, name) for one in projectors)}
+
+
+def _is_named_for(projector: str, model: str) -> bool:
+    """By the names in their files."""
+    return bool(projector) and (projector in model or model in projector)
 
 
 def _is_mmproj(path: PurePath) -> bool:
@@ -171,7 +184,8 @@ def _fits(model: str, wanted: str) -> bool:
     return _label(model) == wanted.upper()
 
 
-def _parts(repository: str, names: list[str]) -> list[str]:
+def all_parts(repository: str, names: list[str]) -> list[str]:
+    """The files of one model, the first part first. Raises ModelError if one is missing."""
     split = _SPLIT.fullmatch(names[0][: -len(".gguf")])
     if split is not None and len(names) != int(split[3]):
         raise ModelError(f"{repository} has {len(names)} of the {int(split[3])} parts of {names[0]}")

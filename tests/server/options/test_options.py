@@ -24,6 +24,7 @@ from tidewheel.server.commands.cli import main
 from tidewheel.server.http.limits import AdmissionLimits, ConnectionLimits
 from tidewheel.server.http.options import HttpOptions
 from tidewheel.server.options.config_file import ConfigFileOptions
+from tidewheel.server.options.hosting import HostingOptions
 from tidewheel.server.options.replicas import ReplicaOptions
 from tidewheel.server.options.serve import ServeOptions, parse_options
 from tidewheel.server.telemetry.logs import LogOptions
@@ -43,6 +44,7 @@ OWNERS: tuple[type[Options], ...] = (
     ConnectionLimits,
     LogOptions,
     ReplicaOptions,
+    HostingOptions,
 )
 
 
