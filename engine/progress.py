@@ -6,8 +6,10 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TextIO
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -18,10 +20,29 @@ logger = logging.getLogger(__name__)
 BYTES = {"unit": "B", "unit_scale": True, "unit_divisor": 1024}
 """tqdm's options for a bar that counts bytes."""
 
+Report: TypeAlias = Callable[[int, int], None]
+"""Is told the bytes that are here, and those that are known to come in all. Any thread may call it."""
+
 _GIB = 2**30
 _QUIET_S = 2.0  # what is there sooner needs no progress
 _LOG_EVERY_S = 10.0
 _DOWNLOAD_BAR = {"desc": "Downloading", **BYTES}
+
+
+_watch: ContextVar[Callable[[], Report] | None] = ContextVar("watch", default=None)
+
+
+@contextmanager
+def watched_downloads(watch: Callable[[], Report]) -> Iterator[None]:
+    """Within, in this thread, `watch` is called for each download that begins. What it returns is told the progress.
+
+    Nothing is shown on a terminal.
+    """
+    before = _watch.set(watch)
+    try:
+        yield
+    finally:
+        _watch.reset(before)
 
 
 class Progress:
@@ -69,7 +90,9 @@ class DownloadProgress(Progress):
     ) -> None:
         """Without `bar` there are lines in the log alone."""
         super().__init__(stderr, clock)
-        self._terminal = self._terminal and bar
+        watch = _watch.get()
+        self._tell = None if watch is None else watch()
+        self._terminal = self._terminal and bar and watch is None
         self._model = model
         self._lock = threading.Lock()
         self._done = 0
@@ -82,6 +105,8 @@ class DownloadProgress(Progress):
 
     def report(self, done: int, whole: int) -> None:
         """`done` bytes are here, of the `whole` that are known to come."""
+        if self._tell is not None:
+            self._tell(done, whole)
         with self._lock:
             self._done = done
             shown = self.show(done, whole, _DOWNLOAD_BAR)

@@ -38,13 +38,14 @@ def not_cached(downloads: Sequence[Download], download_dir: str | Path | None = 
     return [d for d in downloads if not is_cached(d.model, d.revision, download_dir, is_encoder=d.is_encoder)]
 
 
-def check_room(downloads: Sequence[Download], download_dir: str | Path | None = None) -> None:
+def check_room(downloads: Sequence[Download], download_dir: str | Path | None = None) -> int:
     """Raise ModelError if the files that are not in the cache yet take more than its disk has free.
 
-    What is the matter with a repository is raised, too. A hub that cannot be asked leaves it to the download to say so.
+    Returns their bytes, as far as these are known. What is the matter with a repository is raised, too. A hub that
+    cannot be asked leaves it to the download to say so.
     """
     if not downloads:
-        return
+        return 0
     from huggingface_hub import constants
 
     cache = Path(download_dir or constants.HF_HUB_CACHE).expanduser()
@@ -54,7 +55,9 @@ def check_room(downloads: Sequence[Download], download_dir: str | Path | None = 
             missing.update(_missing(download, cache))
         except UnreachableError as error:
             logger.debug("the free disk space cannot be checked before %s is downloaded: %s", download.model, error)
-    _require(", ".join(dict.fromkeys(download.model for download in downloads)), sum(missing.values()), cache)
+    needed = sum(missing.values())
+    _require(", ".join(dict.fromkeys(download.model for download in downloads)), needed, cache)
+    return needed
 
 
 def check_room_for(repository: str, files: Sequence[RepoSibling], download_dir: str | Path | None) -> None:

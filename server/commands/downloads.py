@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
+import signal
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
+from types import FrameType
 from typing import Any
 
 from tidewheel.engine.declaring.mistakes import Mistakes
@@ -17,14 +22,18 @@ from tidewheel.engine.encoders.description import is_native
 from tidewheel.engine.errors import ModelError
 from tidewheel.engine.files.wording import in_bytes
 from tidewheel.engine.options import EngineOptions
+from tidewheel.engine.progress import Report, watched_downloads
 from tidewheel.engine.weights.hub import download_model, local_model
 from tidewheel.engine.weights.hub_cache import CachedModel, cached_models, remove_model, size_of
 from tidewheel.engine.weights.hub_room import Download, check_room
 
 from ..options.parser import OptionParser, add_option, read_given
-from .sizes import in_words_ago
+from .sizes import in_words_ago, table
 
 _HUB_OPTIONS = [option for option in options_of(EngineOptions) if option.field in ("revision", "download_dir")]
+_TELL_EVERY_S = 0.1
+# As the hub's client names what it is writing. Older versions go on with what is there, and have no number in the name.
+_OF_THIS_PROCESS = re.compile(r"\.[0-9a-f]{8}\.incomplete$")
 _ID = "a hub id, such as owner/name, or owner/name:Q4_K_M for one of a repository's GGUF models"
 
 
@@ -32,16 +41,19 @@ def pull(arguments: Sequence[str]) -> int:
     """The `pull` command. Raises ModelError if the model cannot be had."""
     parser = _parser("pull", "Download a model from the Hugging Face Hub, or update it.", "revision")
     parser.add_argument("id", metavar="ID", help=_ID)
+    parser.add_argument("--json", action="store_true", help="print the progress, and then the path, as lines of JSON")
     given = _given(parser, arguments)
     model = given["id"]
     if local_model(model, ".gguf") is not None:
         raise ModelError(f"{model} is here already: pull takes a hub id, such as owner/name")
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    logging.getLogger("tidewheel").setLevel(logging.INFO)
+    logging.getLogger("tidewheel").setLevel(logging.WARNING if given["json"] else logging.INFO)
     revision, folder = given.get("revision"), given.get("download_dir")
-    check_room([Download(model, revision, is_encoder=None)], folder)
-    path = download_model(model, revision, folder, is_native=is_native)
-    print(path)
+    with _tidy_end():
+        progress = _JsonProgress(check_room([Download(model, revision, is_encoder=None)], folder))
+        with watched_downloads(progress.begin) if given["json"] else nullcontext():
+            path = download_model(model, revision, folder, is_native=is_native)
+    print(json.dumps({"path": str(path)}) if given["json"] else path)
     return 0
 
 
@@ -78,6 +90,60 @@ def remove(arguments: Sequence[str]) -> int:
     return 0
 
 
+class _JsonProgress:
+    """Several downloads of one model as one progress, in lines of JSON. Neither of its numbers ever shrinks.
+
+    `total` is what is known to come, in bytes.
+    """
+
+    def __init__(self, total: int) -> None:
+        self._lock = threading.Lock()
+        self._parts: list[tuple[int, int]] = []
+        self._completed, self._total = 0, total
+        self._told_at = -_TELL_EVERY_S
+
+    def begin(self) -> Report:
+        """One more download; see `watched_downloads`."""
+        part = len(self._parts)
+        self._parts.append((0, 0))
+
+        def report(done: int, whole: int) -> None:
+            with self._lock:
+                self._parts[part] = done, whole
+                self._tell()
+
+        return report
+
+    def _tell(self) -> None:
+        done, whole = (sum(numbers) for numbers in zip(*self._parts, strict=True))
+        before = self._completed, self._total
+        self._total = max(self._total, whole)
+        self._completed = max(self._completed, min(done, self._total))
+        now, is_whole = time.monotonic(), self._completed == self._total
+        if before != (self._completed, self._total) and (is_whole or now - self._told_at >= _TELL_EVERY_S):
+            self._told_at = now
+            print(json.dumps({"completed": self._completed, "total": self._total}), flush=True)
+
+
+@contextmanager
+def _tidy_end() -> Iterator[None]:
+    """On SIGTERM, deletes the files that are being downloaded and that no later download would go on with."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        for descriptor in os.listdir("/proc/self/fd"):
+            with suppress(OSError):
+                path = os.readlink(f"/proc/self/fd/{descriptor}")
+                if _OF_THIS_PROCESS.search(path):
+                    os.unlink(path)
+        os._exit(128 + number)  # the client's threads would go on for as long as what they wait for
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _parser(command: str, description: str, *options: str) -> OptionParser:
     parser = OptionParser(prog=f"tidewheel {command}", description=description, allow_abbrev=False)
     group = parser.add_argument_group("hub")
@@ -108,11 +174,17 @@ def _agreed(sizes: dict[str, int]) -> bool:
 
 
 def _table(models: Sequence[CachedModel], now: float) -> str:
-    rows: list[tuple[Any, ...]] = [("NAME", "SIZE", "MODIFIED", "REVISION")]
-    for model in models:
-        revisions = ", ".join(commit[:12] for commit in model.revisions)
-        rows.append((model.name, in_bytes(model.bytes), in_words_ago(now - model.modified), revisions))
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    return "\n".join(
-        "  ".join((*(f"{value:{width}}" for value, width in zip(row[:3], widths, strict=True)), row[3])) for row in rows
+    return table(
+        [
+            ("NAME", "SIZE", "MODIFIED", "REVISION"),
+            *(
+                (
+                    model.name,
+                    in_bytes(model.bytes),
+                    in_words_ago(now - model.modified),
+                    ", ".join(commit[:12] for commit in model.revisions),
+                )
+                for model in models
+            ),
+        ]
     )

@@ -261,6 +261,20 @@ def test_a_model_is_pulled_listed_and_removed(shell: Shell) -> None:
     assert (missing.code, "own/model is not in the cache" in missing.err) == (1, True)
 
 
+def test_the_progress_for_programs_only_grows(shell: Shell) -> None:
+    pulled, again, missing = shell("pull own/gguf:Q8_0 --json", "pull own/gguf:Q8_0 --json", "pull own/none --json")
+    *progress, last = map(json.loads, pulled.out.splitlines())
+    size = len(shell.hub.repositories["own/gguf"]["model-Q8_0.gguf"])
+    assert progress
+    assert [one["completed"] for one in progress] == sorted(one["completed"] for one in progress)
+    assert progress[-1] == {"completed": size, "total": size}
+    assert last == {"path": str(Path(last["path"]).parent / "model-Q8_0.gguf")}
+    assert Path(last["path"]).stat().st_size == size
+    assert [json.loads(line) for line in again.out.splitlines()] == [last]
+    assert (pulled.err, missing.out, missing.code) == ("", "", 1)
+    assert missing.err.startswith("tidewheel pull: own/none is neither")
+
+
 def test_what_cannot_be_pulled_is_refused(shell: Shell) -> None:
     folder = shell.home / "elsewhere"
     pickled, none, here, encoder, there = shell(
