@@ -203,6 +203,7 @@ struct StepReader {
     const auto media = read.get_matrix<float>("media_rows");
     step.media_rows = media.values, step.media_width = media.columns;
     step.media_index = read.get_optional<int32_t>("media_index");
+    step.media_layers = read.get_optional<int32_t>("media_layers");
     step.visible_until = read.get_optional<int32_t>("visible_until");
     step.logits_rows = read.get<int32_t>("logits_rows");
     step.block_tables.push_back(read_tables(batch.attr("block_tables"), step.context_len.size()));

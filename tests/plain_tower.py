@@ -93,7 +93,7 @@ class PlainTower(TowerExecutor):
                 assert isinstance(residual.mixer, MlpSpec)
                 out = self._mlp(prefix, residual.mixer, inner)
             out = self._norm(f"{prefix}{residual.mixer.kind}_post_norm", residual.post_norm, out)
-            x = x + residual.scale * out
+            x = self._norm(f"{prefix}{residual.mixer.kind}_sum_norm", residual.sum_norm, x + residual.scale * out)
         return _numpy(x)
 
     def attend(self, name: str, queries: Rows, keys: Rows, values: Rows) -> Generator[None, None, Rows]:

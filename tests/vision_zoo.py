@@ -169,6 +169,7 @@ def _next(
         "vision_feature_select_strategy": strategy,
         "vision_aspect_ratio": others.get("vision_aspect_ratio"),
         "num_image_tokens": 64,
+        "downsample_rate": others.get("downsample_rate"),
     }
     return VisionCase(
         f"{name}ForConditionalGeneration",
@@ -582,6 +583,20 @@ CASES: dict[str, VisionCase] = {
         vision_feature_layer=[-3, -2, -1],
         vision_feature_select_strategy="full",
     ),
+    "granite4-vision": _next(
+        "Granite4Vision",
+        {**_SIGLIP, "hidden_size": 128, "num_attention_heads": 4, "model_type": "siglip_vision_model"}
+        | {"vision_use_head": False},
+        {"size": {"height": 32, "width": 32}, "crop_size": {"height": 32, "width": 32}},
+        {**_GRANITE, "num_hidden_layers": 6},
+        [[32, 32], [32, 64], [64, 32], [64, 96]],
+        vision_feature_select_strategy="full",
+        downsample_rate="2/4",
+        deepstack_layer_map=[[-1, 3], [1, 0], [2, 2]],
+        spatial_target_layers=[1, 5, 4, 6],
+        qformer_config={"model_type": "blip_2_qformer", "num_hidden_layers": 1, "intermediate_size": 40}
+        | {"cross_attention_frequency": 1, "use_qformer_text_input": False},
+    )._replace(image_processor="LlavaNextImageProcessorPil"),
     "granite-docling": VisionCase(
         "GraniteDoclingForConditionalGeneration",
         "GraniteDoclingConfig",
@@ -1144,13 +1159,15 @@ def features(case: VisionCase, made: VisionModel, inputs: Mapping[str, Any]) -> 
         given["image_sizes"] = inputs["image_sizes"]
     with torch.no_grad():
         outputs = made.model.get_image_features(**given, return_dict=True)
-        embeddings = outputs.pooler_output
+        embeddings, deepstack = outputs.pooler_output, getattr(outputs, "deepstack_features", None) or []
+        if case.model == "Granite4VisionForConditionalGeneration":  # which adds all of it, by the layers' numbers
+            embeddings, *deepstack = [layer for _, layer in sorted(deepstack, key=lambda one: one[0])]
         if case.processor == "Llama4Processor":
             embeddings = made.model.multi_modal_projector(outputs.last_hidden_state)
     if not isinstance(embeddings, torch.Tensor):
         embeddings = torch.cat(list(embeddings))
     embeddings = embeddings.reshape(-1, embeddings.shape[-1])
-    deepstack = [torch.cat(list(layer)) for layer in getattr(outputs, "deepstack_features", None) or []]
+    deepstack = [torch.cat(list(layer)) for layer in deepstack]
     result: NDArray[np.float32] = torch.cat([embeddings, *deepstack], -1).float().numpy()
     return result
 

@@ -139,8 +139,8 @@ class StepBatch:
     is not sampled yet, so `token_ids` has no meaning.
 
     Rows of `media_rows` take the place of embeddings, unscaled: token t has row `media_index[t]`, or none if that is
-    -1. A row begins with the embedding; what is added to the token's row after the first layers follows, one hidden
-    size for each. `rope_positions` are the positions on rope's axes if they differ from `positions` for any token.
+    -1. A row begins with the embedding; what is added to the token's row after each of `media_layers` follows, one
+    hidden size for each. `rope_positions` are the positions on rope's axes if any token's differ from its `positions`.
     In layers that are `two_way`, token t sees the positions below `visible_until[t]`, which is above its own, does not
     descend within a sequence, and is at most the sequence's `context_len`.
     """
@@ -159,6 +159,7 @@ class StepBatch:
     adapters: NDArray[np.int32] | None = None  # [S]; numbers of LoRA adapters, -1: none; None: no sequence has one
     media_rows: NDArray[np.float32] | None = None  # [M, (1 + layers) * hidden]
     media_index: NDArray[np.int32] | None = None  # [T], with media_rows
+    media_layers: NDArray[np.int32] | None = None  # [layers], numbers of layers; None: none
     rope_positions: NDArray[np.int32] | None = None  # [axes, T]
     visible_until: NDArray[np.int32] | None = None  # [T]; None: all tokens see what is up to themselves
 

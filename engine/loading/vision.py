@@ -167,6 +167,13 @@ def require_towers(vision: OpenedVision | None, spec: DecoderSpec, device: Devic
     if vision.vision.positions([]) is not None and not all(rope.axes for rope in ropes):
         logger.warning("images are not taken, only text: the model's rope has no sections for the positions of images")
         return None
+    if max(vision.vision.added_after, default=0) >= len(spec.layers):
+        logger.warning(
+            "images are not taken, only text: config.json adds features of images after layer %d, and the model has %d",
+            max(vision.vision.added_after),
+            len(spec.layers),
+        )
+        return None
     if not device.capabilities.media:
         logger.warning("images are not taken, only text: the %s device has no towers; take --device cpu", device.name)
         return None

@@ -145,7 +145,7 @@ class MediaEncoder(SideWork, Generic[T]):
         self._current = None
         self.encoded_total += 1
         if self._vision.embedding_multiplier != 1:
-            embeddings = rows[:, : rows.shape[1] // (1 + self._vision.num_deepstack)]
+            embeddings = rows[:, : rows.shape[1] // (1 + len(self._vision.added_after))]
             embeddings *= np.float32(self._vision.embedding_multiplier)
         rows.flags.writeable = False
         entry.media.embeddings[media.digest] = rows

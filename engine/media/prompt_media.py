@@ -17,12 +17,14 @@ class PromptMedia:
 
     All choices of a request share it. `rope [3, prompt_len]` are the positions of the prompt's tokens by time, height
     and width, None if they are counted as text is; behind the prompt, a token's are its own position plus `delta`.
-    `embeddings` are by digest. `two_way`: tokens of a span see all of it, so a step runs it as a whole.
+    `embeddings` are by digest. `two_way`: tokens of a span see all of it, so a step runs it as a whole. `added_after`
+    is as in Vision.
     """
 
     def __init__(self, spans: Sequence[MediaSpan], token_ids: NDArray[np.int32], vision: Vision) -> None:
         self.spans = tuple(spans)
         self.two_way = vision.two_way
+        self.added_after = vision.added_after
         self.embeddings: dict[bytes, Rows] = {}
         self.rope = vision.prompt_positions(self.spans, token_ids)
         self.delta = 0 if self.rope is None else int(self.rope.max()) + 1 - len(token_ids)

@@ -42,7 +42,7 @@ class Vision(ABC):
     and `slot` the token that embeddings take the place of. With `two_way`, tokens of an image see all of that image.
     `numbering` is written before an image's expansion, with its number in the prompt, from 0, in place of {}. A prompt
     without placeholders may have `numbered` instead, with the images' numbers from 1, in their order.
-    `num_deepstack`: after each of that many first layers of the decoder something is added to an image's rows.
+    `added_after`: the layers of the decoder after which something is added to an image's rows.
     The decoder multiplies embeddings by `embedding_multiplier`, those of images too. With `places_tokens_around`, the
     token before a slot has a position of its own, and so may some behind it.
     `settings` names everything that the pixels depend on, and `max_rows` is the most that a segment of a layer has.
@@ -58,7 +58,7 @@ class Vision(ABC):
     numbering: str = ""
     numbered: str = ""
     two_way: bool = False
-    num_deepstack: int = 0
+    added_after: tuple[int, ...] = ()
     embedding_multiplier: float = 1.0
     places_tokens_around: bool = False
     settings: Hashable
@@ -98,9 +98,9 @@ class Vision(ABC):
 
     @abstractmethod
     def encode(self, media: Media, tower: TowerExecutor) -> Generator[None, None, Rows]:
-        """The image's embeddings `[num_tokens, (1 + num_deepstack) * hidden]`, piece by piece: see TowerExecutor.
+        """The image's embeddings `[num_tokens, (1 + layers) * hidden]`, piece by piece: see TowerExecutor.
 
-        `hidden` is the decoder's. What is added after its layers comes behind the embedding, layer by layer.
+        `hidden` is the decoder's. What is added after its layers comes behind the embedding, as `added_after` has them.
         """
 
     def positions(self, layouts: Sequence[Hashable]) -> list[NDArray[np.int32]] | None:

@@ -55,6 +55,7 @@ _BATCH = (
     "adapters",
     "media_rows",
     "media_index",
+    "media_layers",
     "rope_positions",
     "visible_until",
 )

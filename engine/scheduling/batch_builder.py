@@ -97,7 +97,7 @@ class BatchBuilder:
             sampling = _sampling(rows, positions[logits_rows[: rows.num_sampled]] + 1)
         sampling.masks = masks
         first_tables, *window_tables = self._block_tables(sequences)
-        media_rows, media_index = media_of(rows)
+        media = media_of(rows)
         return StepBatch(
             token_ids=token_ids,
             positions=positions,
@@ -110,8 +110,7 @@ class BatchBuilder:
             state_slots=self._state_slots(sequences),
             num_draft_tokens=self._num_draft_tokens(rows),
             adapters=self._adapters(sequences),
-            media_rows=media_rows,
-            media_index=media_index,
+            **({} if media is None else media._asdict()),
             rope_positions=rope_positions(rows, positions),
             visible_until=visible_until(rows, positions),
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,8 +11,16 @@ from ..devices.tower import Rows
 from .rows import StepRows
 
 
-def media_of(rows: StepRows) -> tuple[Rows | None, NDArray[np.int32] | None]:
-    """The rows `[M, width]` of the media in a step's chunks, and which is each token's `[T]`; see StepBatch."""
+class StepMedia(NamedTuple):
+    """What media put in place of a step's tokens: see StepBatch, whose fields these are."""
+
+    media_rows: Rows
+    media_index: NDArray[np.int32]
+    media_layers: NDArray[np.int32] | None
+
+
+def media_of(rows: StepRows) -> StepMedia | None:
+    """The media in a step's chunks; None if there are none."""
     found = [
         (chunk.tokens.start + place.start, part)
         for chunk in rows.chunks
@@ -18,13 +28,15 @@ def media_of(rows: StepRows) -> tuple[Rows | None, NDArray[np.int32] | None]:
         for place, part in chunk.sequence.media.within(chunk.start, chunk.end)
     ]
     if not found:
-        return None, None
+        return None
     index = np.full(rows.num_tokens, -1, np.int32)
     count = 0
     for first, part in found:
         index[first : first + len(part)] = np.arange(count, count + len(part))
         count += len(part)
-    return np.concatenate([part for _, part in found]), index
+    # All media are of one model, whose Vision says it.
+    layers = next(chunk.sequence.media.added_after for chunk in rows.chunks if chunk.sequence.media is not None)
+    return StepMedia(np.concatenate([part for _, part in found]), index, np.array(layers, np.int32) if layers else None)
 
 
 def rope_positions(

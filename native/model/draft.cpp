@@ -155,7 +155,7 @@ class OneEach {
     step.token_ids = token_ids_, step.positions = positions_, step.query_start = query_start_;
     step.context_len = context_len_, step.logits_rows = last_, step.adapters = adapters_;
     step.rope_positions = rope_positions_, step.visible_until = {};
-    step.media_rows = {}, step.media_width = 0, step.media_index = {};
+    step.media_rows = {}, step.media_width = 0, step.media_index = {}, step.media_layers = {};
     step.block_tables[0] = {tables_.data(), static_cast<int64_t>(stride_)};
     return step;
   }

@@ -154,10 +154,12 @@ void Executor::check(const Step& step, bool with_states) const {
 }
 
 void Executor::check_media(const Step& step) const {
-  if (step.media_width == 0 && step.media_index.empty()) return;
+  if (step.media_width == 0 && step.media_index.empty() && step.media_layers.empty()) return;
   const size_t size = plan_.hidden_size, width = step.media_width;
-  require(width > 0 && width % size == 0 && width / size <= plan_.layers.size() + 1 && step.media_rows.size() % width == 0,
-          "a row of media has a hidden size for the embedding, and for each of the first layers whose output it changes");
+  require(width == size * (step.media_layers.size() + 1) && step.media_rows.size() % width == 0,
+          "a row of media has a hidden size for the embedding, and for each of media_layers, whose output it changes");
+  const auto is_layer = [&](int32_t layer) { return layer >= 0 && layer < static_cast<int>(plan_.layers.size()); };
+  require(std::ranges::all_of(step.media_layers, is_layer), "media_layers must be numbers of layers");
   require(!streams_ || width == size, "a layer over several streams cannot have a row of media added");
   require(step.media_index.size() == step.token_ids.size(), "media_index must have one entry for each of token_ids");
   const int rows = static_cast<int>(step.media_rows.size() / width);
@@ -219,7 +221,6 @@ void Executor::forward(Worker& worker, const Step& step) {
     take_rows(worker, step);
   }
   profile_.end(worker, Phase::kEmbed);
-  const size_t media_parts = step.media_width / plan_.hidden_size;
   size_t i = 0;
   for (size_t layer = 0; layer < plan_.layers.size(); ++layer) {
     const size_t end = i + plan_.layers[layer].size();
@@ -228,7 +229,9 @@ void Executor::forward(Worker& worker, const Step& step) {
       if (draft_head_) draft_head_->watch(worker, step, static_cast<int>(i), hidden());
       residuals_[i].run(worker, step, hidden(), hidden());
     }
-    if (is_own && layer + 1 < media_parts) take_media(worker, step, layer + 1);
+    for (size_t part = 0; is_own && part < step.media_layers.size(); ++part) {
+      if (step.media_layers[part] == static_cast<int>(layer)) take_media(worker, step, part + 1);
+    }
   }
   if (draft_head_) {
     draft_head_->watch(worker, step, static_cast<int>(residuals_.size()), hidden());

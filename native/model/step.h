@@ -28,11 +28,11 @@ struct Step {
   Sampling sampling;
   float* out_logits = nullptr;                    // [R, vocab] if wanted
   std::span<const int32_t> num_draft_tokens = {};      // [S], drafts among each one's last tokens; empty: none
-  // [M, media_width]: what tokens have in place of an embedding, and what is added to their rows after the first layers,
-  // a hidden size for each. `media_index` [T] are their numbers, -1: none; empty: no token has one.
+  // [M, media_width]: what tokens have in place of an embedding, and what is added to their rows after each of
+  // `media_layers`, a hidden size for each. `media_index` [T] are their numbers, -1: none; empty: no token has one.
   std::span<const float> media_rows = {};
   size_t media_width = 0;
-  std::span<const int32_t> media_index = {};
+  std::span<const int32_t> media_index = {}, media_layers = {};
   // [axes, T]: the tokens' positions on rope's axes; empty: on each of them they are `positions`.
   std::span<const int32_t> rope_positions = {};
   // [T]: the end of the positions that a token sees in layers that are two-way; empty: its own is the last one.

@@ -53,7 +53,7 @@ class TorchDecoder:
         state_slots: NDArray[np.int32] | None = None,
         adapters: NDArray[np.int32] | None = None,
         *,
-        media: tuple[NDArray[np.int32], NDArray[np.float32]] | None = None,
+        media: tuple[NDArray[np.int32], NDArray[np.float32], Sequence[int]] | None = None,
         rope_positions: NDArray[np.int32] | None = None,
         visible_until: NDArray[np.int32] | None = None,
     ) -> NDArray[np.float32]:
@@ -61,18 +61,19 @@ class TorchDecoder:
 
         `token_ids [T]`, `positions [T]`, and for each cache group `block_tables [T, max_blocks]` with each token's own
         row. `state_slots [T]` are the slots of recurrent state, if the model has any, and `adapters [T]` the numbers of
-        adapters, -1 for none. `media` are places `[N]` in T and their rows `[N, (1 + layers) * hidden]`. The rest is as
-        in StepBatch: `rope_positions [axes, T]`, `visible_until [T]`. What a token sees must be in the cache or in the
-        call.
+        adapters, -1 for none. `media` are places `[N]` in T, their rows `[N, (1 + layers) * hidden]`, and the numbers
+        of these layers. The rest is as in StepBatch: `rope_positions [axes, T]`, `visible_until [T]`. What a token sees
+        must be in the cache or in the call.
         """
         self.loras.of_tokens = None if adapters is None else _indices(adapters)
         tables = map(_indices, block_tables)
         ids, places = _indices(token_ids), _indices(positions)
         x = self._embed(ids, places)
-        added: Sequence[Tensor] = ()
+        added: list[tuple[int, Tensor]] = []
         if media is not None:
             in_place, parts = _indices(media[0]), torch.from_numpy(media[1])
-            x[in_place], *added = torch.split(parts, self._spec.hidden_size, dim=1)
+            x[in_place], *others = torch.split(parts, self._spec.hidden_size, dim=1)
+            added = [*zip(media[2], others, strict=True)]
             ids[in_place] = 0
         tokens = Tokens(
             places,
@@ -88,8 +89,9 @@ class TorchDecoder:
         for index, layer in enumerate(self._layers):
             for residual in layer:
                 x = residual(x, tokens)
-            if index < len(added):
-                x[in_place] += added[index]
+            for after, part in added:
+                if after == index:
+                    x[in_place] += part
         rows = _indices(logits_rows)
         x = x[rows]
         if self.loras.of_tokens is not None:

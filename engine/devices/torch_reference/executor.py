@@ -111,10 +111,11 @@ class TorchExecutor(Executor):
         return self._decoder
 
 
-def _media(batch: StepBatch, start: int, stop: int) -> tuple[NDArray[np.int32], NDArray[np.float32]] | None:
-    """Which of the tokens `[start, stop)` have rows of media, and these rows."""
+def _media(batch: StepBatch, start: int, stop: int) -> tuple[NDArray[np.int32], NDArray[np.float32], list[int]] | None:
+    """Which of the tokens `[start, stop)` have rows of media, these rows, and the layers that they add to."""
     if batch.media_rows is None or batch.media_index is None:
         return None
     index = batch.media_index[start:stop]
     places = np.flatnonzero(index >= 0)
-    return (places.astype(np.int32), batch.media_rows[index[places]]) if places.size else None
+    layers = [] if batch.media_layers is None else batch.media_layers.tolist()
+    return (places.astype(np.int32), batch.media_rows[index[places]], layers) if places.size else None

@@ -32,7 +32,7 @@ def vision_of(config: Mapping[str, Any], processor: Mapping[str, Any]) -> Vision
         return None
     family = cast(_Family, import_module(f".{FAMILIES[name]}", __package__))
     vision = family.vision(name, config, processor)
-    vision.embedding_multiplier = embedding_multiplier(config)
+    vision.embedding_multiplier = embedding_multiplier(name, config)
     return vision
 
 
@@ -44,6 +44,7 @@ FAMILIES: Mapping[str, str] = {
     "Glm46VForConditionalGeneration": "glm4v",
     "Glm4vForConditionalGeneration": "glm4v",
     "Glm4vMoeForConditionalGeneration": "glm4v",
+    "Granite4VisionForConditionalGeneration": "granite4_vision",
     "GraniteDoclingForConditionalGeneration": "granite_docling",
     "Idefics3ForConditionalGeneration": "idefics3",
     "InternVLChatModel": "internvl_chat",

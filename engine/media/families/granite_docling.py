@@ -80,7 +80,7 @@ class GraniteDoclingVision(Vision):
         self._patches = Patches(settings.pixels(CLIP_MEAN, CLIP_STD), patch)
         depth = tower.with_defaults(num_hidden_layers=12).num_layers("num_hidden_layers")
         self._taken = require_indices(tower, "deepstack_visual_indexes", (3, 7, 10), depth)
-        self.num_deepstack = len(self._taken)
+        self.added_after = tuple(range(len(self._taken)))
         self._post_norm = NormSpec("layer", tower.number("layer_norm_eps", 1e-6), bias=True)
         layer = plain_layer(tower, "gelu_pytorch_tanh", 1e-6)
         joined = hidden * self._scale**2
@@ -89,7 +89,7 @@ class GraniteDoclingVision(Vision):
             ("merge", ProjectionSpec(joined, outputs)),
             ("connector", ProjectionSpec(outputs, outputs)),
         ]
-        for i in range(self.num_deepstack):
+        for i in range(len(self._taken)):
             projections += [
                 (f"merge.{i}", ProjectionSpec(joined, outputs, bias=True, norm=_NORM, activation="gelu")),
                 (f"connector.{i}", ProjectionSpec(outputs, outputs, bias=True)),
@@ -117,7 +117,7 @@ class GraniteDoclingVision(Vision):
             "merge": "connector.coarse.projection",
             "connector": "connector.mlp_fc2",
         }
-        for i in range(self.num_deepstack):
+        for i in range(len(self._taken)):
             merger = f"connector.coarse.deepstack_mergers.{i}"
             names |= {f"merge.{i}.norm": f"{merger}.layer_norm", f"merge.{i}": f"{merger}.linear_1"}
             names[f"connector.{i}"] = f"{merger}.linear_2"

@@ -1,50 +1,20 @@
-"""LLaVA-NeXT (https://llava-vl.github.io/blog/2024-01-30-llava-next) and LLaVA-OneVision (https://arxiv.org/abs/2408.03326).
-
-The whole image comes first, then tiles of it in one of several listed sizes, padded around. Features of the padding
-are left out, and a learned row stands behind each row of the others.
-"""
+"""LLaVA-NeXT (https://llava-vl.github.io/blog/2024-01-30-llava-next) and LLaVA-OneVision (https://arxiv.org/abs/2408.03326)."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Generator, Hashable, Mapping
-from typing import Any, NamedTuple
-
-import numpy as np
+from collections.abc import Generator, Mapping
+from typing import Any
 
 from ...devices.tower import Rows, TowerExecutor
 from ...models.config import ConfigReader
 from ...models.spec import TowerSpec
 from ..media import Media
-from ..processing import Image, cut, resize, resized_bilinear
-from ..vision import Expansion, Vision
+from .any_resolution import NEXT_SIZES, AnyResolutionVision
 from .llava_parts import PROJECTOR, projector, tensors_of
-from .settings import (
-    BICUBIC,
-    CLIP_MEAN,
-    CLIP_STD,
-    ProcessorSettings,
-    decoder_size,
-    part_of,
-    require_patches,
-    side,
-    square,
-)
+from .settings import CLIP_MEAN, CLIP_STD, ProcessorSettings, decoder_size, part_of
 from .tile_tower import TileTower
 
-_NEXT_SIZES = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
 _ONEVISION_SIZES = tuple((384 * rows, 384 * columns) for rows in range(1, 7) for columns in range(1, 7))
-_MAX_SIZES = 1024
-_SHRINKS_FROM = 1.1
-
-
-class AnyResolution(NamedTuple):
-    """Rows and columns of tiles, and how many rows and columns of their features, at either side, are of padding."""
-
-    rows: int
-    columns: int
-    rows_of_padding: int
-    columns_of_padding: int
 
 
 def vision(architecture: str, config: Mapping[str, Any], processor: Mapping[str, Any]) -> LlavaNextVision:
@@ -52,31 +22,23 @@ def vision(architecture: str, config: Mapping[str, Any], processor: Mapping[str,
     return LlavaNextVision(architecture, config, processor)
 
 
-class LlavaNextVision(Vision):
-    """An image as a square, and as tiles of the listed size that keeps most of its pixels and wastes least."""
-
-    placeholder = "<image>"
-    slot = "<image>"
+class LlavaNextVision(AnyResolutionVision):
+    """Each feature becomes a row of the decoder. OneVision shrinks those of many tiles."""
 
     def __init__(self, architecture: str, config: Mapping[str, Any], processor: Mapping[str, Any]) -> None:
         settings, whole = ProcessorSettings(processor), ConfigReader(config)
         onevision = architecture == "LlavaOnevisionForConditionalGeneration"
         pixels = settings.pixels(CLIP_MEAN, CLIP_STD)
         layer, strategy = (-1, "full") if onevision else (-2, "default")
-        tower = part_of(config, "vision_config")
-        self._tower = TileTower(tower, whole, pixels, layer, strategy)
-        self._patches, self._side = self._tower.patches, self._tower.side
-        if self._tower.tokens != self._tower.grid**2:
-            raise whole.error("vision_feature_select_strategy", "default with a tower of CLIP")
-        self._read_side(settings, 384 if onevision else 224)
-        self._sizes = self._listed(settings, _ONEVISION_SIZES if onevision else _NEXT_SIZES)
-        if self._listed(whole, _ONEVISION_SIZES if onevision else _NEXT_SIZES) != self._sizes:
-            raise settings.error("image_grid_pinpoints", "those of config.json")
-        most = max(rows * columns for rows, columns in self._sizes) // self._side**2
-        require_patches((most + 1) * self._tower.grid**2, "an image of image_grid_pinpoints")
-        self.max_rows = self._tower.grid**2 + 1
-        self._resample = settings.resample(BICUBIC)
-        self._most = self._most_tiles(whole) if onevision else None
+        super().__init__(
+            settings,
+            whole,
+            pixels,
+            TileTower(part_of(config, "vision_config"), whole, pixels, layer, strategy),
+            sizes=_ONEVISION_SIZES if onevision else NEXT_SIZES,
+            tile=384 if onevision else 224,
+            most=_most_tiles(whole) if onevision else None,
+        )
         outputs = decoder_size(architecture, config)
         self.spec = TowerSpec(
             self._tower.hidden,
@@ -92,106 +54,18 @@ class LlavaNextVision(Vision):
             PROJECTOR,
             {"newline": "image_newline"},
         )
-        self.settings = ("llava-next", self._side, self._sizes, self._resample, self._most, pixels)
-
-    def _read_side(self, settings: ProcessorSettings, default: int) -> None:
-        """Check that tiles are as large as the tower takes them, whichever way that is said."""
-        size = settings.part("size")
-        sides = [side(size, name) for name in ("height", "width", "shortest_edge") if size.raw(name) is not None]
-        if settings.raw("crop_size") is not None and settings.flag("do_center_crop", default == 224):
-            sides.append(square(settings, "crop_size"))
-        if {*(sides or [default])} != {self._side}:
-            raise settings.error("size", f"{self._side}, the image_size of vision_config in config.json")
-
-    def _listed(self, config: ConfigReader, default: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
-        value = config.raw("image_grid_pinpoints")
-        if value is None:
-            return default
-        if (
-            not isinstance(value, list | tuple)
-            or not 0 < len(value) <= _MAX_SIZES
-            or not all(isinstance(size, list | tuple) and len(size) == 2 for size in value)
-            or not all(type(edge) is int and edge > 0 and edge % self._side == 0 for size in value for edge in size)
-        ):
-            raise config.error("image_grid_pinpoints", f"a list of heights and widths, multiples of {self._side}")
-        return tuple((size[0], size[1]) for size in value)
-
-    def _most_tiles(self, config: ConfigReader) -> int:
-        """How many tiles' features are kept: those of more are shrunk."""
-        value = config.raw("vision_aspect_ratio") or "anyres_max_9"
-        number = str(value).removeprefix("anyres_max_")
-        if not number.isdecimal() or not 0 < len(number) <= 3 or not int(number):
-            raise config.error("vision_aspect_ratio", "anyres_max_ and a number below 1000")
-        return int(number)
-
-    def process(self, image: Image) -> tuple[tuple[Image, ...], Hashable]:
-        height, width = image.shape[:2]
-        full_height, full_width = self._best(height, width)
-        wide, high = full_width / width, full_height / height
-        if wide < high:
-            inner = min(math.ceil(height * wide), full_height), full_width
-        else:
-            inner = full_height, min(math.ceil(width * high), full_width)
-        padded = np.zeros((full_height, full_width, 3), np.uint8)
-        top, left = (full_height - inner[0]) // 2, (full_width - inner[1]) // 2
-        padded[top : top + inner[0], left : left + inner[1]] = resize(image, *inner, self._resample)
-        rows, columns = full_height // self._side, full_width // self._side
-        whole = resize(image, self._side, self._side, self._resample)
-        return (whole, *cut(padded, rows, columns)), self._layout(height, width, rows, columns)
-
-    def _best(self, height: int, width: int) -> tuple[int, int]:
-        """The listed size that keeps most of the image's pixels, of several the one that wastes least."""
-
-        def kept(size: tuple[int, int]) -> tuple[int, int]:
-            scale = min(size[1] / width, size[0] / height)
-            pixels = min(int(width * scale) * int(height * scale), width * height)
-            return pixels, pixels - size[0] * size[1]
-
-        best = max(self._sizes, key=kept)
-        if not kept(best)[0]:
-            raise ValueError(f"an image of {width} x {height} pixels is too narrow: nothing of it is left in any tile")
-        return best
-
-    def _layout(self, height: int, width: int, rows: int, columns: int) -> AnyResolution:
-        grid = self._tower.grid
-        high, wide = rows * grid, columns * grid
-        if width / height > wide / high:
-            return AnyResolution(rows, columns, (high - int(round(height * (wide / width), 7))) // 2, 0)
-        return AnyResolution(rows, columns, 0, (wide - int(round(width * (high / height), 7))) // 2)
-
-    def _grid(self, layout: Hashable) -> tuple[int, int]:
-        """Rows and columns of the features of the tiles, as they are in the end."""
-        assert isinstance(layout, AnyResolution)
-        grid = self._tower.grid
-        rows = layout.rows * grid - 2 * layout.rows_of_padding
-        columns = layout.columns * grid - 2 * layout.columns_of_padding
-        if self._most is not None:
-            ratio = math.sqrt(rows * columns / (self._most * grid**2))
-            if ratio > _SHRINKS_FROM:
-                return int(rows // ratio), int(columns // ratio)
-        return rows, columns
-
-    def num_tokens(self, layout: Hashable) -> int:
-        rows, columns = self._grid(layout)
-        return self._tower.tokens + rows * (columns + 1)
-
-    def expansion(self, layout: Hashable) -> Expansion:
-        return Expansion(self.slot, (self.num_tokens(layout),))
 
     def encode(self, media: Media, tower: TowerExecutor) -> Generator[None, None, Rows]:
-        layout = media.layout
-        assert isinstance(layout, AnyResolution)
         features = yield from self._tower.features(tower, media.tiles)
         features = yield from tower.project("merge", features)
         features = yield from tower.project("connector", features)
-        count, grid, width = self._tower.tokens, self._tower.grid, features.shape[1]
-        whole, tiles = features[:count], features[count:]
-        tiles = tiles.reshape(layout.rows, layout.columns, grid, grid, width).transpose(0, 2, 1, 3, 4)
-        plane = tiles.reshape(layout.rows * grid, layout.columns * grid, width)
-        top, left = layout.rows_of_padding, layout.columns_of_padding
-        plane = plane[top : len(plane) - top, left : plane.shape[1] - left]
-        rows, columns = self._grid(layout)
-        if (rows, columns) != plane.shape[:2]:
-            plane = resized_bilinear(plane, rows, columns)
-        newlines = np.broadcast_to(tower.table("newline"), (rows, 1, width))
-        return np.concatenate([whole, np.concatenate([plane, newlines], axis=1).reshape(-1, width)])
+        return self._packed(media, features, tower.table("newline"))
+
+
+def _most_tiles(config: ConfigReader) -> int:
+    """How many tiles' features are kept: those of more are shrunk."""
+    value = config.raw("vision_aspect_ratio") or "anyres_max_9"
+    number = str(value).removeprefix("anyres_max_")
+    if not number.isdecimal() or not 0 < len(number) <= 3 or not int(number):
+        raise config.error("vision_aspect_ratio", "anyres_max_ and a number below 1000")
+    return int(number)

@@ -52,7 +52,7 @@ class Qwen3Vision(QwenVision):
             self._taken = require_indices(tower, "deepstack_visual_indexes", (8, 16, 24), depth)
         if len(self._taken) > _MAX_DEEPSTACK:
             raise tower.error("deepstack_visual_indexes", f"at most {_MAX_DEEPSTACK} layers")
-        self.num_deepstack = len(self._taken)
+        self.added_after = tuple(range(len(self._taken)))
         entries = tower.integer("num_position_embeddings", 2304)
         self._side = math.isqrt(entries)
         if self._side**2 != entries:
@@ -62,7 +62,7 @@ class Qwen3Vision(QwenVision):
         joined = hidden * self.merge**2
         stacked = tuple(
             projection
-            for i in range(self.num_deepstack)
+            for i in range(len(self._taken))
             for projection in (
                 (f"merge_{i}", ProjectionSpec(joined, joined, bias=True, norm=_NORM, activation="gelu")),
                 (f"connector_{i}", ProjectionSpec(joined, outputs, bias=True)),
@@ -83,7 +83,7 @@ class Qwen3Vision(QwenVision):
             "merge": "merger.linear_fc1",
             "connector": "merger.linear_fc2",
         }
-        for i in range(self.num_deepstack):
+        for i in range(len(self._taken)):
             merger = f"deepstack_merger_list.{i}"
             names |= {
                 f"merge_{i}.norm": f"{merger}.norm",

@@ -129,12 +129,17 @@ def output_size(tower: ConfigReader, name: str, decoder_size: int, default: int)
     return size
 
 
-def embedding_multiplier(config: Mapping[str, Any]) -> float:
-    """What the language model multiplies all embeddings by that it is given: Granite's is not 1."""
+def embedding_multiplier(architecture: str, config: Mapping[str, Any]) -> float:
+    """What the language model multiplies all embeddings by that it is given: Granite's is not 1.
+
+    Granite 4 Vision is given none for an image: what its first layer sees is added after that.
+    """
+    if architecture == "Granite4VisionForConditionalGeneration":
+        return 1.0
     text = config.get("text_config")
     kind = text.get("model_type") if isinstance(text, Mapping) else None
-    architecture, defaults = TEXT_MODELS.get(str(kind), ("", {}))
-    if not isinstance(text, Mapping) or architecture != "GraniteForCausalLM":
+    name, defaults = TEXT_MODELS.get(str(kind), ("", {}))
+    if not isinstance(text, Mapping) or name != "GraniteForCausalLM":
         return 1.0
     return ConfigReader({**defaults, **text}, "config.json: text_config").number("embedding_multiplier", 1.0)
 

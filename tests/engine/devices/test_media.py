@@ -62,13 +62,14 @@ class Prompt:
     token_ids: NDArray[np.int32]
     visible_until: NDArray[np.int32]
     rope_positions: NDArray[np.int32]  # [3, N]
-    media_rows: NDArray[np.float32]  # [M, parts * HIDDEN]
+    media_rows: NDArray[np.float32]  # [M, (1 + layers) * HIDDEN]
+    media_layers: NDArray[np.int32]
     media_index: NDArray[np.int32]
     cuts: list[int]
 
 
-def prompt(seed: int, length: int, images: Sequence[tuple[int, int, int]], parts: int = 1) -> Prompt:
-    """`images` are (first token, rows, columns) of their grids."""
+def prompt(seed: int, length: int, images: Sequence[tuple[int, int, int]], layers: Sequence[int] = ()) -> Prompt:
+    """`images` are (first token, rows, columns) of their grids, whose rows add something after these layers."""
     random = np.random.default_rng(seed)
     until = np.arange(1, length + 1, dtype=np.int32)
     axes = np.zeros((3, length), np.int32)
@@ -91,7 +92,8 @@ def prompt(seed: int, length: int, images: Sequence[tuple[int, int, int]], parts
         random.integers(0, VOCAB_SIZE, length).astype(np.int32),
         until,
         axes,
-        random.standard_normal((count, parts * HIDDEN)).astype(np.float32),
+        random.standard_normal((count, (1 + len(layers)) * HIDDEN)).astype(np.float32),
+        np.array(layers, np.int32),
         index,
         sorted(cuts),
     )
@@ -145,6 +147,7 @@ class Steps:
             sampling=SamplingBatch.greedy(positions + 1),
             media_rows=np.ascontiguousarray(np.concatenate(rows)),
             media_index=np.concatenate(index).astype(np.int32),
+            media_layers=parts[0][0].media_layers,
             rope_positions=np.ascontiguousarray(np.concatenate([p.rope_positions[:, part] for p, part in parts], 1)),
             visible_until=np.concatenate([p.visible_until[part] for p, part in parts]),
         )
@@ -168,7 +171,7 @@ def at_once(executor: Executor, prompt: Prompt, **changed: object) -> NDArray[np
 # Images of 12 and of 20 tokens; the second one lies across the end of a block.
 IMAGES = ((3, 3, 4), (25, 5, 4))
 PICTURE = prompt(6, 60, IMAGES)
-DEEP = prompt(7, 60, IMAGES, parts=3)
+DEEP = prompt(7, 60, IMAGES, layers=(1, 0))
 PER_LAYER = PerLayerEmbeddingSpec(VOCAB_SIZE, 16, scale=2.0, projection_scale=0.5, sum_scale=0.7, norm=NORM)
 PROJECTED = EmbeddingSpec(40, 2048, 2, scale=0.5, norm=NORM)
 CASES: dict[str, tuple[DecoderSpec, Prompt]] = {
@@ -260,12 +263,11 @@ def test_company_chunks_and_threads_change_no_bit(kv_cache_dtype: KvCacheDType) 
     by_axes = replace(TWO_WAY, rope=BY_AXES)
     spec = decoder(by_axes, replace(by_axes, sliding_window=300), replace(by_axes, two_way=False))
     prompts = [
-        prompt(1, 700, ((100, 16, 16), (400, 15, 17)), parts=3),
-        prompt(2, 1050, ((0, 4, 7), (505, 5, 4), (1004, 4, 7)), parts=3),
-        prompt(3, 40, ((30, 2, 5),), parts=3),
-        text(4, 530),
+        prompt(1, 700, ((100, 16, 16), (400, 15, 17)), (0, 1)),
+        prompt(2, 1050, ((0, 4, 7), (505, 5, 4), (1004, 4, 7)), (0, 1)),
+        prompt(3, 40, ((30, 2, 5),), (0, 1)),
+        prompt(4, 530, (), (0, 1)),
     ]
-    prompts[3].media_rows = np.empty((0, 3 * HIDDEN), np.float32)
     one, *others = (load("cpu", spec, "bfloat16", kv_cache_dtype, place) for place in threads())
     alone = [at_once(one, each) for each in prompts]
     for seed, executor in enumerate((one, *others)):
@@ -306,7 +308,7 @@ def test_text_gets_the_bits_that_it_gets_without_all_of_this(device_id: str) -> 
     tokens = text(8, length)
     expected = Harness(plain).logits(tokens.token_ids.tolist())
     np.testing.assert_array_equal(Harness(able).logits(tokens.token_ids.tolist()), expected)
-    nothing = {"media_rows": None, "media_index": None}
+    nothing = {"media_rows": None, "media_index": None, "media_layers": None}
     np.testing.assert_array_equal(at_once(able, tokens, **nothing), expected)
 
 
@@ -366,6 +368,16 @@ BAD: list[tuple[dict[str, object], str]] = [
     ({"media_rows": np.zeros((32, 65), np.float32)}, "a row of media has"),
     ({"media_rows": np.zeros((32, 4 * HIDDEN), np.float32)}, "a row of media has"),
     ({"media_rows": np.zeros((32, HIDDEN), np.float64)}, "two-dimensional array of its type"),
+    ({"media_layers": np.array([0], np.int32)}, "a row of media has"),
+    (
+        {"media_rows": np.zeros((32, 2 * HIDDEN), np.float32), "media_layers": np.array([2], np.int32)},
+        "numbers of layers",
+    ),
+    (
+        {"media_rows": np.zeros((32, 2 * HIDDEN), np.float32), "media_layers": np.array([-1], np.int32)},
+        "numbers of layers",
+    ),
+    ({"media_rows": None, "media_index": None, "media_layers": np.array([0], np.int32)}, "a row of media has"),
     ({"media_index": None}, "media_index must have one entry"),
     ({"media_rows": np.zeros((0, HIDDEN), np.float32), "media_index": None}, "media_index must have one entry"),
     ({"media_index": np.full(60, 32, np.int32)}, "media_index must lie within"),
@@ -430,6 +442,6 @@ def test_other_devices_refuse_media_by_name_and_take_text() -> None:
             batch = Steps(executor, [prompt(1, 12, ((2, 2, 2),))]).batch({0: 12})
             fields = ("media_rows", "rope_positions", "visible_until")
             for field in fields:
-                others = dict.fromkeys({*fields, "media_index"} - {field})
+                others = dict.fromkeys({*fields, "media_index", "media_layers"} - {field})
                 with pytest.raises(DeviceError, match=f"the {name} device takes no media"):
                     executor.start(replace(batch, **others))  # type: ignore[arg-type]

@@ -116,6 +116,7 @@ def test_tokens_see_their_image_and_turn_by_its_rows_and_columns() -> None:
         sampling=SamplingBatch.greedy(range(1, 10)),
         media_rows=media,
         media_index=index,
+        media_layers=np.array([0], np.int32),
         rope_positions=turned_by,
         visible_until=until,
     )

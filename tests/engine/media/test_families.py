@@ -53,7 +53,7 @@ from tidewheel.engine.models.spec import AttentionSpec
 from tidewheel.engine.models.text_part import WRAPPERS
 
 IN_TRANSFORMERS = [name for name, case in CASES.items() if case.published is None]
-NARROW = ("mistral3", "pixtral", "llava-next", "llava-onevision", "granite-vision", "lfm2-vl")
+NARROW = ("granite4-vision", "mistral3", "pixtral", "llava-next", "llava-onevision", "granite-vision", "lfm2-vl")
 NARROW += ("minicpm-v2.6", "minicpm-v4.6", "minicpm-v4.7", "phi3-vision")
 _GRANITE = {"model_type": "granite", "hidden_size": 32}
 GRIDS = ("qwen", "glm", "paddle")  # whose images have rows and columns in the decoder
@@ -139,7 +139,7 @@ def test_embeddings_are_those_of_transformers(name: str) -> None:
         media = media_of(vision, image)
         ours = run(vision.encode(media, tower))
         width = CASES[name].text.get("hidden_size")
-        assert ours.shape == expected.shape == (media.num_tokens, (1 + vision.num_deepstack) * width), title
+        assert ours.shape == expected.shape == (media.num_tokens, (1 + len(vision.added_after)) * width), title
         assert ours.dtype == np.float32
         assert np.abs(ours - expected).max() <= 1e-4 * max(1, np.abs(expected).max()), title
     assert not tower.unused()
@@ -316,8 +316,9 @@ def test_only_some_see_both_ways_or_have_positions_of_their_own(name: str) -> No
     vision = seen_by(name)
     assert vision.two_way == (name in ("gemma3", "gemma4", "gemma4-unified"))
     assert (vision.positions([]) is None) == (not name.startswith((*GRIDS, "minicpm-v4.7")))
-    assert vision.num_deepstack == (2 if name in ("qwen3-vl", "granite-docling") else 0)
-    assert vision.embedding_multiplier == (3 if name.startswith("granite") else 1)
+    early = {"qwen3-vl": (0, 1), "granite-docling": (0, 1), "granite4-vision": (0, 1, 2, 3, 4, 5)}
+    assert vision.added_after == early.get(name, ())
+    assert vision.embedding_multiplier == (3 if name.startswith("granite-") else 1)
     hash(vision.settings)
     copy = pickle.loads(pickle.dumps(vision))  # for the process that decodes images
     assert copy.settings == vision.settings
@@ -396,6 +397,12 @@ def test_weights_are_found_by_other_names(name: str) -> None:
         ("lfm2-vl", {}, {"tile_size": 36}, "tile_size"),
         ("lfm2-vl", {}, {"max_image_tokens": 10**6}, "patches"),
         ("lfm2-vl", {"num_patches": 35}, {}, "num_patches"),
+        ("granite4-vision", {"downsample_rate": "3/8"}, {}, "downsample_rate"),
+        ("granite4-vision", {"downsample_rate": "6/12"}, {}, "downsample_rate"),
+        ("granite4-vision", {"deepstack_layer_map": [[9, 0]]}, {}, "deepstack_layer_map"),
+        ("granite4-vision", {"deepstack_layer_map": [[1, 4]]}, {}, "different layers"),
+        ("granite4-vision", {"spatial_target_layers": [1, 2, 3]}, {}, "spatial_target_layers"),
+        ("granite4-vision", {"qformer_config": {"num_hidden_layers": 17}}, {}, "num_hidden_layers"),
         ("gemma3", {}, {"do_pan_and_scan": True}, "do_pan_and_scan"),
         ("gemma3", {"mm_tokens_per_image": 9}, {}, "mm_tokens_per_image"),
         ("gemma3", {}, {"size": {"height": 99, "width": 32}}, "height"),

@@ -76,7 +76,15 @@ def slot_of(case: VisionCase) -> int | None:
 
 _folders = TemporaryDirectory()
 # Whose images become one array.
-_PADDED = ("llava-next", "llava-onevision", "granite-vision", "granite-docling", "pixtral", "mistral3")
+_PADDED = (
+    "granite4-vision",
+    "llava-next",
+    "llava-onevision",
+    "granite-vision",
+    "granite-docling",
+    "pixtral",
+    "mistral3",
+)
 _PADDED += ("minicpm-v2.6", "minicpm-v4.6", "minicpm-v4.7")
 _SLOTS = {"<|image|>", "<image>", "[IMG]", "<|image_pad|>", "<image_soft_token>", "<IMG_CONTEXT>", "<|media_pad|>"}
 _SLOTS |= {"<|patch|>", "<|IMAGE_PLACEHOLDER|>", "<unk>"}
@@ -236,6 +244,19 @@ def test_nothing_beside_a_prompt_changes_its_bits(name: str) -> None:
     assert len({(*answer.token_ids, *answer.logprobs) for answer in [*whole, *cut]}) == 1
     assert whole[0].num_cached == 0
     assert whole[-1].num_cached > 0
+
+
+def test_features_for_layers_that_a_model_has_not_are_not_computed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made, folder = model("granite4-vision").made, model("granite4-vision").folder
+    for file in folder.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").write_text(json.dumps({**made.config, "spatial_target_layers": [1, 5, 4, 7]}))
+    engine = load_engine(EngineOptions(str(tmp_path), dtype="float32", max_model_len=2000))
+    assert engine.media is None
+    assert "after layer 6, and the model has 6" in caplog.text
 
 
 def test_stages_give_the_bits_of_one_process() -> None:

@@ -57,7 +57,7 @@ def test_pixels_and_embeddings_are_those_of_transformers(name: str) -> None:
         assert np.abs(patches - inputs["pixel_values_videos"].numpy()).max() <= 1e-5, title
         wanted = features(made(name), inputs)
         ours = run(vision.encode(media, tower))
-        assert ours.shape == wanted.shape == (media.num_tokens, (1 + vision.num_deepstack) * 32), title
+        assert ours.shape == wanted.shape == (media.num_tokens, (1 + len(vision.added_after)) * 32), title
         assert np.abs(ours - wanted).max() <= 1e-4 * max(1, np.abs(wanted).max()), title
 
 

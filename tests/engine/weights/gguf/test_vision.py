@@ -121,7 +121,7 @@ def test_a_file_is_the_tower_of_its_checkpoint(name: str, tmp_path: Path) -> Non
     said = {key: made(name).settings[key] for key in UNSAID.get(name, ())}
     (vision, weights), checkpoint = file_vision(path, said, CASES[name].text["hidden_size"]), checkpoint_vision(name)
     assert vision.spec == checkpoint.spec
-    assert vision.num_deepstack == checkpoint.num_deepstack
+    assert vision.added_after == checkpoint.added_after
     assert (vision.placeholder, vision.slot) == (checkpoint.placeholder, checkpoint.slot)
     if name != "gemma4":  # whose language model says it
         assert vision.two_way == checkpoint.two_way
